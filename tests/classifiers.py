@@ -1,4 +1,4 @@
-"""Both classifiers behind one blocking interface, and a server with scripted responses."""
+"""Clients of both kinds behind one blocking interface, and a server with scripted responses."""
 
 import asyncio
 import json
@@ -15,43 +15,43 @@ from nereid.assets import COFFEE
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
 
+CLASSIFIERS = (Classifier, AsyncClassifier)
 WAYS = [(way, protocol) for way in ("sync", "async") for protocol in ("http", "grpc")]
 
 
 class Blocking:
-    """An `AsyncClassifier` with the interface of a `Classifier`."""
+    """A client of asyncio, such as `AsyncClassifier`, with the interface of the blocking one."""
 
-    def __init__(self, url: str, *args: Any, **options: Any) -> None:
+    def __init__(self, client: Any) -> None:
         self._runner = asyncio.Runner()
-        self._classifier = AsyncClassifier(url, *args, **options)
+        self._client = client
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
             async def run() -> Any:
-                return await getattr(self._classifier, name)(*args, **options)
+                return await getattr(self._client, name)(*args, **options)
 
             return self._runner.run(run())
 
-        return call
+        def stream(*args: Any, **options: Any) -> Iterator[Any]:
+            outcomes = getattr(self._client, name)(*args, **options)
 
-    def classify_many(self, *args: Any, **options: Any) -> Iterator[Any]:
-        """Return the outcomes one by one."""
-        outcomes = self._classifier.classify_many(*args, **options)
+            async def run() -> Any:
+                return await anext(outcomes, None)
 
-        async def run() -> Any:
-            return await anext(outcomes, None)
+            return iter(lambda: self._runner.run(run()), None)
 
-        return iter(lambda: self._runner.run(run()), None)
+        return stream if name.endswith("_many") else call
 
 
 @contextmanager
-def opened(way: str, url: str, *args: Any, **options: Any) -> Iterator[Any]:
-    """Yield a classifier; `way` is `sync` or `async`."""
+def opened(way: str, url: str, *args: Any, kinds: Any = CLASSIFIERS, **options: Any) -> Iterator[Any]:
+    """Yield a client, by default a classifier; `way` is `sync` or `async`."""
     if way == "sync":
-        with Classifier(url, *args, **options) as classifier:
-            yield classifier
+        with kinds[0](url, *args, **options) as client:
+            yield client
         return
-    blocking = Blocking(url, *args, **options)
+    blocking = Blocking(kinds[1](url, *args, **options))
     try:
         yield blocking
     finally:

@@ -141,12 +141,24 @@ def moved(objects: Objects = KNOWN, right: float = 4.0) -> Objects:
     )
 
 
-def add_detector(folder: Path, name: str = "cars") -> Path:
-    """Add a detector of the head `yolov8` to a new repository in a folder; return the repository."""
+def add_detector(
+    folder: Path,
+    name: str = "cars",
+    network: TestDetector | None = None,
+    head: str = "",
+    instances: int | None = None,
+) -> Path:
+    """Add a detector, by default of the head `yolov8`, to the repository `models` in a folder."""
     (folder / "labels.txt").write_text("\n".join(CLASSES) + "\n")
-    onnx.save(TestDetector("yolov8").build(), folder / f"{name}.onnx")
+    onnx.save((network or TestDetector("yolov8")).build(), folder / f"{name}.onnx")
     request = AddRequest(
-        folder / f"{name}.onnx", name, {"preset": "yolo"}, folder / "labels.txt", task="detect"
+        folder / f"{name}.onnx",
+        name,
+        {"preset": "yolo"},
+        folder / "labels.txt",
+        task="detect",
+        head=head,
+        instances=instances,
     )
     add(repository := folder / "models", request, None)
     return repository

@@ -1,7 +1,6 @@
-"""Detectors on the real server: known boxes bit for bit, in both forms and over both protocols."""
+"""The next version of a detector on the real server, in both forms."""
 
 import io
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from PIL import Image
-from tritonclient.utils import InferenceServerException
 
 from nereid.errors import OperationFailed
 from nereid.publish.add import AddRequest, add
@@ -18,7 +16,7 @@ from nereid.publish.examination.examine import Gates
 from nereid.publish.publisher import publish, retire, rollback
 from nereid.publish.remove import remove
 from nereid.repository.check import check
-from tests.detectors import CLASSES, HEADS, KNOWN, SIDE, TestDetector, moved
+from tests.detectors import KNOWN, SIDE, TestDetector, add_detector, moved
 from tests.publishing import record_of
 from tests.routes import serve_routes
 
@@ -40,32 +38,6 @@ def picture(width: int, height: int, orientation: int = 1, kind: str = "PNG") ->
         return file.getvalue()
 
 
-# With the scale from the network's pixels to those of the upright picture; margins are 0 or exact.
-PICTURES = {
-    "same size": (picture(SIDE, SIDE), lambda box: box),
-    "half size": (picture(2 * SIDE, 2 * SIDE), lambda box: box * 2),
-    "wide": (picture(2 * SIDE, SIDE), lambda box: (box - [0, 16, 0, 16]) * 2),
-    "turned JPEG": (picture(SIDE, 2 * SIDE, 6, "JPEG"), lambda box: (box - [0, 16, 0, 16]) * 2),
-    "turned TIFF": (
-        picture(SIDE, 2 * SIDE, 6, "TIFF"),
-        lambda box: (box - [0, 16, 0, 16]) * 2,
-    ),
-}
-
-
-def expected(objects, place, size_wh) -> dict[str, np.ndarray]:
-    """Return the tensors of a response, by a plain computation."""
-    width, height = size_wh
-    boxes = np.array([place(np.array(box)) for box, _, _ in objects], np.float32).reshape(-1, 4)
-    boxes = np.clip(boxes, 0, np.array([width, height, width, height], np.float32))
-    labels = np.array([CLASSES[index].encode() for _, _, index in objects], object)
-    return {
-        "box": boxes[None],
-        "score": np.array([[score for _, score, _ in objects]], np.float32),
-        "label": labels[None],
-    }
-
-
 def detect(client, protocol: str, model: str, *images: bytes, headers=None):
     """Send one request with some images; return the tensors of the response."""
     tensor = CLIENTS[protocol].InferInput("image", [len(images), 1], "BYTES")
@@ -74,38 +46,10 @@ def detect(client, protocol: str, model: str, *images: bytes, headers=None):
     return {name: result.as_numpy(name) for name in (*OUTPUTS, "variant", "version")}
 
 
-def same(found, wanted) -> None:
-    """Check that tensors are equal to the last bit."""
-    for name, array in wanted.items():
-        assert found[name].tolist() == array.tolist(), name
-
-
-def upright_size(name: str) -> tuple[int, int]:
-    """Return width and height of a picture as people see it."""
-    with Image.open(io.BytesIO(PICTURES[name][0])) as image:
-        width, height = image.size
-        return (2 * SIDE, SIDE) if "turned" in name else (width, height)
-
-
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """A repository with a detector of each head."""
-    folder = tmp_path_factory.mktemp("detectors")
-    (folder / "labels.txt").write_text("\n".join(CLASSES) + "\n")
-    for head in HEADS:
-        onnx.save(TestDetector(head, batch=1 if head == "detr" else None).build(), folder / f"{head}.onnx")
-        request = AddRequest(
-            folder / f"{head}.onnx",
-            head,
-            {"preset": "yolo"},
-            folder / "labels.txt",
-            task="detect",
-            # The others are found by their names and shapes.
-            head=head if head in ("yolox", "detr", "detr_sigmoid") else "",
-            instances=1,
-        )
-        add(folder / "models", request, None)
-    return folder / "models"
+    """A repository with a detector."""
+    return add_detector(tmp_path_factory.mktemp("detectors"))
 
 
 @pytest.fixture(scope="module", params=FORMS, ids=FORMS.values())
@@ -118,80 +62,6 @@ def site(request, repository, tmp_path_factory):
             tritonclient.grpc.InferenceServerClient(record.url("grpc")) as by_grpc,
         ):
             yield record, {"http": by_http, "grpc": by_grpc}
-
-
-@pytest.mark.parametrize("protocol", CLIENTS)
-@pytest.mark.parametrize("head", HEADS)
-def test_known_boxes_are_found(site, head, protocol):
-    """Every head, form and protocol gives the known objects of every picture, bit for bit."""
-    _, clients = site
-    for name, (encoded, place) in PICTURES.items():
-        wanted = expected(KNOWN, place, upright_size(name))
-
-        found = detect(clients[protocol], protocol, head, encoded)
-
-        same(found, wanted)
-        assert (found["variant"].item(), found["version"].item()) == (b"v1", b"1")
-
-
-def test_both_forms_return_the_same_bits(repository, tmp_path):
-    """Heads with logarithms and exponentials give equal bits from the ensemble and from one process."""
-    found = []
-    for number, flags in enumerate(FORMS):
-        with serve_routes(repository, tmp_path / str(number), *flags.split()) as running:
-            record = record_of(running.server)
-            with tritonclient.grpc.InferenceServerClient(record.url("grpc")) as client:
-                found.append(
-                    {
-                        (head, name): {k: v.tolist() for k, v in detect(client, "grpc", head, each).items()}
-                        for head in HEADS
-                        for name, (each, _) in PICTURES.items()
-                    }
-                )
-
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("protocol", CLIENTS)
-def test_bad_requests_are_refused(site, protocol):
-    """Two images, no image and a damaged image have their own messages, and the next request is answered."""
-    _, clients = site
-    good = PICTURES["same size"][0]
-    for images, message in (
-        ([good, good], "invalid request: expected one image per request, got 2"),
-        ([b""], "invalid image: expected the bytes of an image file"),
-        ([b"no image"], "invalid image: expected an image file"),
-        ([good[:-200]], "invalid image: "),
-    ):
-        with pytest.raises(InferenceServerException, match=message):
-            detect(clients[protocol], protocol, "yolov8", *images)
-
-    assert detect(clients[protocol], protocol, "yolov8", good)["score"].shape == (1, 2)
-
-
-def test_requests_share_batches(site):
-    """Requests that arrive together each get their own objects, and a bad one among them fails alone."""
-    _, clients = site
-    images = [PICTURES["same size"][0], PICTURES["half size"][0], b"no image"] * 8
-
-    def send(encoded: bytes):
-        try:
-            return detect(clients["grpc"], "grpc", "nms", encoded)["box"].tolist()
-        except InferenceServerException as error:
-            return str(error)
-
-    with ThreadPoolExecutor(len(images)) as pool:
-        found = list(pool.map(send, images))
-
-    boxes = np.array([box for box, _, _ in KNOWN])
-    assert found[0::3] == [[boxes.tolist()]] * 8
-    assert found[1::3] == [[(boxes * 2).tolist()]] * 8
-    assert all("invalid image: expected an image file" in each for each in found[2::3])
-    counts = clients["grpc"].get_inference_statistics(as_json=True)["model_stats"]
-    loaded = {each["name"] for each in counts if each.get("batch_stats")}
-    name = "nms_network" if "nms_network" in loaded else "nms_v1"
-    (stats,) = [each for each in counts if each["name"] == name]
-    assert max(int(each["batch_size"]) for each in stats["batch_stats"]) > 1
 
 
 def test_next_version_is_published_split_and_taken_back(site, tmp_path):
@@ -220,7 +90,7 @@ def test_next_version_is_published_split_and_taken_back(site, tmp_path):
     assert (done.version, done.pinned) == (2, (f"{name}_v2",))
     # The smaller box moves by a quarter of its width: its IoU is 0.6.
     assert done.report.difference == pytest.approx(0.4)
-    image = PICTURES["same size"][0]
+    image = picture(SIDE, SIDE)
     for variant, version, objects in (("v1", b"1", KNOWN), ("v2", b"2", moved())):
         found = detect(clients["grpc"], "grpc", name, image, headers={"x-variant": variant})
         assert found["box"][0].tolist() == [list(box) for box, _, _ in objects]

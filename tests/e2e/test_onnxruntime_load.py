@@ -1,129 +1,42 @@
-"""Loading ONNX models into the real server: refusals in NVIDIA's words, and configs that are completed."""
+"""Loading ONNX models into the real server: refusals in NVIDIA's words, and configs that are completed.
+
+Each part that can refuse or complete a config has one case; tests/unit/test_signature.py and
+tests/unit/test_session_options.py have all.
+"""
 
 import re
-import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from tritonclient.grpc import InferenceServerClient, model_config_pb2
+from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
-from nereid.server.embedded_server import EmbeddedServer
 from tests.networks import (
     DATATYPES,
     ONE_INSTANCE,
     Dims,
+    assert_same,
     connect,
     identity,
+    infer,
     network,
     serve,
     store,
     tensor,
     value,
 )
+from tests.routes import wait_until
+from tests.tables import cases
 
-# Most of a load is waiting.
-LOADS_AT_A_TIME = 6
-# A watchdog: another thread than the one that gets the response reads the log.
-LOG_S = 30
 HAS_GPU = Path("/proc/driver/nvidia/version").exists()
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A model to load, and the expected result."""
-
-    description: str
-    model: onnx.ModelProto
-    config: str | None
-    expected: Any = None
-
-    def __str__(self) -> str:
-        return self.description
-
-    @property
-    def name(self) -> str:
-        """The model's name, made of the description."""
-        return re.sub(r"\W+", "_", self.description)
-
-
-@dataclass(frozen=True, slots=True)
-class Loader:
-    """A running server with an open client, its log so far, and the loads in progress."""
-
-    server: EmbeddedServer
-    client: InferenceServerClient
-    lines: list[str]
-    loads: dict[str, Future[None]]
-
-    def load(self, name: str) -> model_config_pb2.ModelConfig:
-        """Wait for the load of a model, starting it if necessary; return the server's config of it."""
-        self.loads[name].result() if name in self.loads else self.client.load_model(name)
-        return self.client.get_model_config(name).config
-
-    def refusal(self, name: str) -> str:
-        """Load a model that cannot be loaded, and return the client's error message."""
-        with pytest.raises(InferenceServerException) as refused:
-            self.load(name)
-        return refused.value.message()
-
-    def logged_reason(self, name: str) -> str:
-        """Return the first line of the reason in the server's log."""
-        found = self.await_line(rf"failed to load '{name}' version 1: (.*?)(\\n|\"?$)")
-        return found[1].replace('\\"', '"')
-
-    def await_line(self, pattern: str) -> re.Match[str]:
-        """Return the match in the first line of the log that has one."""
-        deadline = time.monotonic() + LOG_S
-        while True:
-            for line in list(self.lines):
-                if found := re.search(pattern, line):
-                    return found
-            assert time.monotonic() < deadline, f"no {pattern!r} in:\n" + "\n".join(self.lines[-30:])
-            time.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def loader(request, tmp_path_factory):
-    """A running server that loads the cases of all selected tests in the background."""
-    lines: list[str] = []
-    repository = tmp_path_factory.mktemp("models")
-    calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    cases = [call["case"] for call in calls if isinstance(call.get("case"), Case)]
-    with (
-        serve(repository, tmp_path_factory.mktemp("run"), log=lines.append) as server,
-        connect(server) as client,
-        ThreadPoolExecutor(LOADS_AT_A_TIME) as pool,
-    ):
-        for case in cases:
-            store(repository, case.name, case.model, case.config and ONE_INSTANCE + case.config)
-        loads = {case.name: pool.submit(client.load_model, case.name) for case in cases}
-        yield Loader(server, client, lines, loads)
-
-
-@pytest.fixture
-def repository(loader):
-    """The folder of the models to load."""
-    return loader.server.options.repository
-
-
-def pair(datatype: str, dims: Dims, more: str = "") -> str:
+def pair(datatype: str, dims: Dims) -> str:
     """Declare an input `x` and an output `y` alike."""
-    return tensor("input", "x", datatype, dims, more) + tensor("output", "y", datatype, dims, more)
-
-
-def total(inputs: dict[str, Dims], output: Dims) -> onnx.ModelProto:
-    """Build a network that sums FP32 inputs of the given shapes to `y`."""
-    return network(
-        [helper.make_node("Sum", list(inputs), ["y"])],
-        [value(name, "FP32", shape) for name, shape in inputs.items()],
-        [value("y", "FP32", output)],
-    )
+    return tensor("input", "x", datatype, dims) + tensor("output", "y", datatype, dims)
 
 
 def listing() -> onnx.ModelProto:
@@ -135,220 +48,145 @@ def listing() -> onnx.ModelProto:
     )
 
 
-def parameter(key: str, text: str) -> str:
-    """Give a config a parameter."""
-    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
+def with_bias() -> onnx.ModelProto:
+    """Build y = x + bias, where only `x` has a batch dimension."""
+    return network(
+        [helper.make_node("Sum", ["x", "bias"], ["y"])],
+        [value("x", "FP32", ["batch", 4]), value("bias", "FP32", [4])],
+        [value("y", "FP32", ["batch", 4])],
+    )
 
 
-def accelerator(kind: str, name: str, parameters: str = "") -> str:
-    """Request an execution accelerator for CPU or GPU instances."""
-    entry = f'{kind}_execution_accelerator {{ name: "{name}" {parameters} }}'
-    return f"optimization {{ execution_accelerators {{ {entry} }} }}\n"
+def parameters(**given: str) -> str:
+    """Give a config parameters."""
+    rows = (f'{{ key: "{key}" value {{ string_value: "{text}" }} }}' for key, text in given.items())
+    return "".join(f"parameters {row}\n" for row in rows)
 
 
-def sequence(part: str) -> str:
-    """Give a config a sequence batcher."""
-    return f"max_batch_size: 2\nsequence_batching {{ {part} }}\n"
-
-
-def start(values: str) -> str:
-    """Name the input that marks the start of a sequence."""
-    return f'control_input {{ name: "start" control {{ kind: CONTROL_SEQUENCE_START {values} }} }}'
-
-
-STATE = 'state { input_name: "state" output_name: "y" data_type: TYPE_FP32 dims: [ 4 ] }'
 ROWS = identity("FP32", ["batch", 4])
 BATCHED = "max_batch_size: 4\n" + pair("FP32", [4])
-WITH_BIAS = total({"x": ["batch", 4], "bias": [4]}, ["batch", 4])
-
-UNABLE = "unable to load model '{name}', "
-OTHER_ROWS = (
-    "model '{name}', tensor '%s': the model expects %d dimensions (shape %s) but the model configuration "
-    "specifies %d dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit "
-    "tensor shape, making complete shape %s)"
+EVERY = network(
+    [helper.make_node("Identity", [word], [f"of_{word}"]) for word in DATATYPES],
+    [value(word, word, ["batch", 2]) for word in DATATYPES],
+    [value(f"of_{word}", word, ["batch", 2]) for word in DATATYPES],
 )
-NO_TENSOR = "Unsupported ONNX Type 'ONNX_TYPE_SEQUENCE' for I/O 'y', expected 'ONNX_TYPE_TENSOR'."
-AUTOFILL_FAILED = (
-    "autofill failed for model '{name}': model does not support batching while non-zero max_batch_size is "
-    "specified"
+GPU_ONLY = 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }\n'
+LENIENT = parameters(
+    intra_op_thread_count="1abc",
+    execution_mode="1",
+    enable_mem_arena="ON",
+    cudnn_conv_algo_search="9",
+    no="x",
 )
-NO_MODE = "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 ."
-
-# One case per place that refuses a config; tests/unit/test_signature.py and test_session_options.py have all.
-REFUSED = [
-    # NVIDIA's backend prints the datatype of the wire behind TYPE_.
-    Case(
-        "datatype of a string",
-        identity("STRING", ["batch", 4]),
-        BATCHED,
-        UNABLE + "configuration expects datatype TYPE_FP32 for input 'x', model provides TYPE_BYTES",
-    ),
-    Case(
-        "reshape counts, not dims",
-        identity("FP32", ["batch", 6]),
-        "max_batch_size: 4\n" + pair("FP32", [6], "reshape { shape: [ 2, 3 ] }"),
-        OTHER_ROWS % ("x", 2, "[-1,6]", 3, "[-1,2,3]"),
-    ),
-    Case(
-        "ragged input that is not a vector",
-        ROWS,
-        BATCHED.replace("[4]", "[4] allow_ragged_batch: true", 1),
-        UNABLE
-        + "configuration expects model provides input with shape [-1]  for ragged input 'x', "
-        + "model provides [-1,4]",
-    ),
-    Case("no tensor and no config", listing(), None, NO_TENSOR),
-    Case(
-        "batch size for a network with one input that cannot",
-        WITH_BIAS,
-        "max_batch_size: 4\n" + tensor("output", "y", "FP32", [4]),
-        AUTOFILL_FAILED,
-    ),
-    Case(
-        "datatype of a sequence control",
-        total({"x": ["batch", 4], "start": ["batch", 1]}, ["batch", 4]),
-        sequence(start("int32_false_true: [ 0, 1 ]")) + pair("FP32", [4]),
-        UNABLE
-        + "sequence control 'start', the model expects data-type FLOAT but the model configuration specifies "
-        + "data-type TYPE_INT32",
-    ),
-    Case("execution mode", ROWS, BATCHED + parameter("execution_mode", "2"), NO_MODE),
-    Case(
-        "unknown accelerator",
-        ROWS,
-        BATCHED + accelerator("cpu", "warp"),
-        "unknown Execution Accelerator 'warp' is requested",
-    ),
-]
-
-ACCEPTED = [
-    Case(
-        "lenient parameters",
-        ROWS,
-        BATCHED
-        + parameter("intra_op_thread_count", "1abc")
-        + parameter("inter_op_thread_count", "0")
-        + parameter("execution_mode", "1")
-        + parameter("enable_mem_arena", "ON")
-        + parameter("enable_mem_pattern", "False")
-        + parameter("memory.enable_memory_arena_shrinkage", "cpu:0"),
-    ),
-    Case(
-        "parameters that are not read",
-        ROWS,
-        BATCHED
-        + parameter("cudnn_conv_algo_search", "9")
-        + parameter("arena_extend_strategy", "9")
-        + parameter("no_such_parameter", "abc"),
-    ),
-    Case(
-        "TensorRT for GPU instances only",
-        ROWS,
-        BATCHED + accelerator("gpu", "tensorrt", 'parameters { key: "no_such_key" value: "1" }'),
-    ),
-    Case(
-        "input fixed where the model is not",
-        identity("FP32", ["batch", None]),
-        "max_batch_size: 4\n" + tensor("input", "x", "FP32", [7]) + tensor("output", "y", "FP32", [-1]),
-    ),
-]
 
 
-@pytest.mark.parametrize("case", REFUSED, ids=str)
-def test_bad_config_is_refused_in_the_words_of_nvidia(loader, case):
-    """The client gets the official text, and the log has it as the first line of the reason."""
-    message = case.expected.format(name=case.name)
-
-    refusal, reason = loader.refusal(case.name), loader.logged_reason(case.name)
-
-    assert message in refusal
-    assert reason.endswith(message)
+@pytest.fixture(scope="module")
+def log() -> list[str]:
+    """The lines of the server's log so far."""
+    return []
 
 
-@pytest.mark.parametrize("case", ACCEPTED, ids=str)
-def test_lenience_is_that_of_nvidia(loader, case):
-    """A value that NVIDIA's backend reads leniently, or ignores on a CPU, does not fail a load."""
-    loader.load(case.name)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, log):
+    """A running server of no model."""
+    with serve(tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("run"), log=log.append) as running:
+        yield running
 
-    assert loader.client.is_model_ready(case.name)
+
+def load(server, name: str, model: onnx.ModelProto, config: str | None) -> model_config_pb2.ModelConfig:
+    """Store a model and load it; return the server's config of it."""
+    store(server.options.repository, name, model, config and ONE_INSTANCE + config)
+    with connect(server) as client:
+        client.load_model(name)
+        return client.get_model_config(name).config
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(
-            "operators from a library that was not allowed",
+def check_refused(server, log: list[str], name: str, message: str) -> None:
+    """Load a stored model; client and log must have the reason, in the log as its first line."""
+    with connect(server) as client, pytest.raises(InferenceServerException) as refused:
+        client.load_model(name)
+
+    pattern = rf"failed to load '{name}' version 1: (.*?)(\\n|\"?$)"
+    assert message in refused.value.message()
+    found = wait_until(lambda: [each[1] for line in [*log] if (each := re.search(pattern, line))], "the log")
+    assert message in found[0].replace('\\"', '"')
+
+
+@cases(
+    ("model", "config", "message"),
+    {
+        # NVIDIA's backend prints the datatype of the wire behind TYPE_.
+        "datatype": (
+            identity("STRING", ["batch", 4]),
+            BATCHED,
+            "unable to load model 'datatype', configuration expects datatype TYPE_FP32 for input 'x', model "
+            "provides TYPE_BYTES",
+        ),
+        "listing": (
+            listing(),
+            None,
+            "Unsupported ONNX Type 'ONNX_TYPE_SEQUENCE' for I/O 'y', expected 'ONNX_TYPE_TENSOR'.",
+        ),
+        "unbatched": (
+            with_bias(),
+            "max_batch_size: 4\n" + tensor("output", "y", "FP32", [4]),
+            "autofill failed for model 'unbatched': model does not support batching while non-zero "
+            "max_batch_size is specified",
+        ),
+        "mode": (
             ROWS,
-            BATCHED + 'model_operations { op_library_filename: [ "libsecret_ops.so" ] }\n',
-            ["libsecret_ops.so", "allowed-op-libraries"],
+            BATCHED + parameters(execution_mode="2"),
+            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2",
         ),
-        Case(
-            "implicit state",
-            total({"x": ["batch", 4], "state": ["batch", 4]}, ["batch", 4]),
-            sequence(STATE) + pair("FP32", [4]),
-            ["implicit state"],
-        ),
-    ],
-    ids=str,
+    },
 )
-def test_unsupported_setting_is_refused_by_name(loader, case):
-    """If only NVIDIA's backend supports a setting, the reason names the setting."""
-    refusal, reason = loader.refusal(case.name), loader.logged_reason(case.name)
+def test_bad_config_is_refused_in_the_words_of_nvidia(server, log, request, model, config, message):
+    """The client gets the official text, and the log has it as the first line of the reason."""
+    name = request.node.callspec.id
+    store(server.options.repository, name, model, config and ONE_INSTANCE + config)
 
-    assert [word for word in case.expected if word not in refusal or word not in reason] == []
-
-
-@pytest.mark.parametrize(
-    ("config", "is_folder"), [("", False), (BATCHED, True)], ids=["file, to be filled in", "folder, complete"]
-)
-def test_missing_network_is_named_by_its_path(loader, repository, config, is_folder):
-    """Without the file, or without `model.onnx` in a folder of that name, the message has the whole path."""
-    name = f"missing_{is_folder}_{bool(config)}"
-    path = store(repository, name, ROWS, ONE_INSTANCE + 'backend: "onnxruntime"\n' + config)
-    path.unlink()
-    if is_folder:
-        path.mkdir()
-        path /= "model.onnx"
-    message = f"unable to find '{path}' for model instance '{name}'"
-
-    refusal, reason = loader.refusal(name), loader.logged_reason(name)
-
-    assert message in refusal
-    assert reason.endswith(message)
+    check_refused(server, log, name, message)
 
 
-def test_damaged_file_is_refused(loader, repository):
-    """ONNX Runtime's own words say why, behind its number for a file it cannot parse."""
-    path = store(repository, "broken", ROWS, ONE_INSTANCE + BATCHED)
-    path.write_bytes(b"no protobuf")
-    message = f"onnx runtime error 7: Load model from {path} failed"
+def test_lenience_is_that_of_nvidia(server):
+    """A value that NVIDIA's backend reads leniently, or ignores on a CPU, does not fail a load."""
+    assert load(server, "lenient", ROWS, BATCHED + LENIENT + GPU_ONLY).name == "lenient"
 
-    refusal, reason = loader.refusal("broken"), loader.logged_reason("broken")
 
-    assert (message in refusal, message in reason) == (True, True)
+def test_network_that_cannot_be_read_is_named_by_its_path(server, log):
+    """`model.onnx` is a folder without the file, or damaged, which ONNX Runtime says in its own words."""
+    config = ONE_INSTANCE + 'backend: "onnxruntime"\n' + BATCHED
+    missing, broken = (store(server.options.repository, name, ROWS, config) for name in ("missing", "broken"))
+    broken.write_bytes(b"no protobuf")
+    missing.unlink()
+    missing.mkdir()
+
+    check_refused(server, log, "broken", f"onnx runtime error 7: Load model from {broken} failed")
+    check_refused(
+        server, log, "missing", f"unable to find '{missing / 'model.onnx'}' for model instance 'missing'"
+    )
 
 
 @pytest.mark.skipif(HAS_GPU, reason="this machine has a GPU")
-def test_gpu_instance_without_a_gpu_is_refused(loader, repository):
+def test_gpu_instance_without_a_gpu_is_refused(server):
     """The core refuses the config before any backend sees it."""
-    store(repository, "on_gpu", ROWS, "instance_group { kind: KIND_GPU count: 1 }\n" + BATCHED)
+    store(server.options.repository, "on_gpu", ROWS, "instance_group { kind: KIND_GPU count: 1 }\n" + BATCHED)
 
-    assert "has kind KIND_GPU but no GPUs are available" in loader.refusal("on_gpu")
-
-
-Tensors = dict[str, tuple[str, list[int], list[int] | None]]
+    with connect(server) as client, pytest.raises(InferenceServerException, match="no GPUs are available"):
+        client.load_model("on_gpu")
 
 
-def describe(config: model_config_pb2.ModelConfig, side: str) -> Tensors:
-    """Return the inputs or outputs of a config: datatype, dims, and what they are reshaped to, if at all."""
-    return {
-        each.name: (
+def describe(config: model_config_pb2.ModelConfig) -> list[tuple[str, str, list[int], list[int] | None]]:
+    """Return name, datatype, dims and reshape of each tensor of a config."""
+    return [
+        (
+            each.name,
             model_config_pb2.DataType.Name(each.data_type),
             list(each.dims),
             list(each.reshape.shape) if each.HasField("reshape") else None,
         )
-        for each in getattr(config, side)
-    }
+        for each in (*config.input, *config.output)
+    ]
 
 
 def batching(config: model_config_pb2.ModelConfig) -> tuple[int, list[int] | None]:
@@ -357,121 +195,64 @@ def batching(config: model_config_pb2.ModelConfig) -> tuple[int, list[int] | Non
     return config.max_batch_size, batcher and list(batcher.preferred_batch_size)
 
 
-X = {"x": ("TYPE_FP32", [4], None)}
-Y = {"y": ("TYPE_FP32", [4], None)}
-COMPLETED = [
-    Case("no config", ROWS, None, ((4, [4]), X, Y)),
-    Case("batches of one", ROWS, "max_batch_size: 1\n", ((1, None), X, Y)),
-    Case(
-        "own batcher",
-        ROWS,
-        "max_batch_size: 8\ndynamic_batching { preferred_batch_size: [ 2 ] }\n",
-        ((8, [2]), X, Y),
-    ),
-    Case("sequences", ROWS, "max_batch_size: 8\nsequence_batching {}\n", ((8, None), X, Y)),
-    Case(
-        "no batch dimension",
-        identity("INT64", [2, None]),
-        "",
-        ((0, None), {"x": ("TYPE_INT64", [2, -1], None)}, {"y": ("TYPE_INT64", [2, -1], None)}),
-    ),
-    Case(
-        "no batch dimension in one input",
-        WITH_BIAS,
-        "",
-        (
+COMPLETE = [(name, "TYPE_FP32", [4], None) for name in "xy"]
+
+
+@cases(
+    ("model", "config", "batches", "tensors"),
+    {
+        "no_config": (ROWS, None, (4, [4]), COMPLETE),
+        "no_batches": (
+            with_bias(),
+            "",
             (0, None),
-            {"x": ("TYPE_FP32", [-1, 4], None), "bias": ("TYPE_FP32", [4], None)},
-            {"y": ("TYPE_FP32", [-1, 4], None)},
+            [
+                ("bias", "TYPE_FP32", [4], None),
+                ("x", "TYPE_FP32", [-1, 4], None),
+                ("y", "TYPE_FP32", [-1, 4], None),
+            ],
         ),
-    ),
-    Case(
-        "nothing but a batch dimension",
-        identity("STRING", ["batch"]),
-        "",
-        ((4, [4]), {"x": ("TYPE_STRING", [1], [])}, {"y": ("TYPE_STRING", [1], [])}),
-    ),
-    Case(
-        "inputs given",
-        identity("FP32", ["batch", None]),
-        tensor("input", "x", "FP32", [7]),
-        ((4, [4]), {"x": ("TYPE_FP32", [7], None)}, {"y": ("TYPE_FP32", [-1], None)}),
-    ),
-    Case(
-        "outputs given",
-        identity("FP32", ["batch", 4]),
-        tensor("output", "y", "FP32", [2, 2], "reshape { shape: [ 4 ] }"),
-        ((4, [4]), X, {"y": ("TYPE_FP32", [2, 2], [4])}),
-    ),
-    Case(
-        "every datatype",
-        network(
-            [helper.make_node("Identity", [word], [f"of_{word}"]) for word in DATATYPES],
-            [value(word, word, ["batch", 2]) for word in DATATYPES],
-            [value(f"of_{word}", word, ["batch", 2]) for word in DATATYPES],
-        ),
-        "",
-        (
+        "only_batches": (
+            identity("STRING", ["batch"]),
+            "",
             (4, [4]),
-            {word: (f"TYPE_{word}", [2], None) for word in DATATYPES},
-            {f"of_{word}": (f"TYPE_{word}", [2], None) for word in DATATYPES},
+            [(name, "TYPE_STRING", [1], []) for name in "xy"],
         ),
-    ),
-]
-
-
-@pytest.mark.parametrize("case", COMPLETED, ids=str)
-def test_config_is_completed_from_the_network(loader, case):
-    """Batch size, batcher and each side that the config leaves out come from the file; no side is changed."""
-    config = loader.load(case.name)
-
-    assert (batching(config), describe(config, "input"), describe(config, "output")) == case.expected
-
-
-@pytest.mark.parametrize(
-    ("alone", "level", "message"),
-    [
-        (
-            Case("warned", ROWS, ""),
-            "W",
-            "autofilled max_batch_size to 4 for model 'warned' since batching is supporrted but no "
-            "max_batch_size is specified in model configuration. Must specify max_batch_size to utilize "
-            "autofill with a larger max batch size",
+        "every_datatype": (
+            EVERY,
+            "",
+            (4, [4]),
+            [(f"{of}{word}", f"TYPE_{word}", [2], None) for of in ("", "of_") for word in sorted(DATATYPES)],
         ),
-        (
-            Case("complete", ROWS, BATCHED),
-            "I",
-            "skipping model configuration auto-complete for 'complete': inputs and outputs already specified",
-        ),
-    ],
-    ids=["small default", "nothing to fill in"],
+    },
 )
-def test_completion_is_logged_in_the_words_of_nvidia(loader, repository, alone, level, message):
-    """The small default is a warning in the log; a complete config is an info line."""
-    store(repository, alone.name, alone.model, alone.config and ONE_INSTANCE + alone.config)
-    # Triton writes a line's level and its text apart: another load's line may come between the two.
-    wait(loader.loads.values())
-    loader.load(alone.name)
+def test_config_is_completed_from_the_network(server, log, request, model, config, batches, tensors):
+    """Batch size, batcher and tensors come from the file; the small batch size is a warning in the log."""
+    name = request.node.callspec.id
+    found = load(server, name, model, config)
 
-    assert loader.await_line(f".*{re.escape(message)}")[0].startswith(level)
+    assert (batching(found), describe(found)) == (batches, tensors)
+    if batches[0]:
+        message = f"autofilled max_batch_size to 4 for model '{name}' since batching is supporrted but no "
+        message += "max_batch_size is specified in model configuration. Must specify max_batch_size to "
+        message += "utilize autofill with a larger max batch size"
+        warnings = wait_until(lambda: [line for line in [*log] if message in line], "the warning")
+        assert warnings[0].startswith("W")
 
 
-@pytest.mark.parametrize(
-    ("default", "expected", "dims"),
-    [(0, (0, None), [-1, 4]), (16, (16, [16]), [4])],
-    ids=["never", "sixteen"],
-)
 @pytest.mark.slow
-def test_default_batch_size_is_taken_from_the_command_line(tmp_path, default, expected, dims):
-    """`--backend-config=onnxruntime,default-max-batch-size=N` replaces the 4; 0 turns batching off."""
+def test_flags_of_the_server_are_obeyed(tmp_path):
+    """The default batch size replaces the 4; a server without metrics still answers."""
     for folder in ("models", "run"):
         (tmp_path / folder).mkdir()
     store(tmp_path / "models", "rows", ROWS, ONE_INSTANCE)
     store(tmp_path / "models", "sized", ROWS, ONE_INSTANCE + "max_batch_size: 2\n")
-    flag = f"--backend-config=onnxruntime,default-max-batch-size={default}"
+    flags = "--backend-config=onnxruntime,default-max-batch-size=16", "--allow-metrics=false"
+    inputs = {"x": np.ones((16, 4), np.float32)}
 
-    with serve(tmp_path / "models", tmp_path / "run", flag) as server, connect(server) as client:
+    with serve(tmp_path / "models", tmp_path / "run", *flags) as server, connect(server) as client:
         rows, sized = (client.get_model_config(name).config for name in ("rows", "sized"))
+        assert_same(infer(server, "rows", inputs), {"y": inputs["x"]})
 
-    assert (batching(rows), batching(sized)) == (expected, (2, [2]))
-    assert describe(rows, "input") == {"x": ("TYPE_FP32", dims, None)}
+    assert (batching(rows), batching(sized)) == ((16, [16]), (2, [2]))
+    assert describe(rows) == COMPLETE

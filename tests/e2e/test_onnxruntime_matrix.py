@@ -1,16 +1,25 @@
-"""Every kind of ONNX file through the real server: the answer is the one plain ONNX Runtime gives."""
+"""Every kind of ONNX file through the real server: the answer is the one plain ONNX Runtime gives.
+
+Also what the backend adds: shared weights, runs at load, metrics, and requests whose clients disconnect.
+"""
 
 import itertools
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import grpc
 import numpy as np
 import onnx
 import pytest
+import tritonclient.grpc
 from onnx import helper
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from nereid import metrics_page
+from nereid.inference import shared_weights
+from tests.e2e.conftest import group_members, url
 from tests.networks import (
     DATATYPES,
     ONE_INSTANCE,
@@ -39,30 +48,44 @@ PROTOCOLS = ["http", "grpc"]
 EACH_ALONE = ("--exit-on-error=false", "--strict-readiness=false")
 # A watchdog: a batch of the preferred size runs immediately, a smaller one would wait this long.
 TOGETHER = "dynamic_batching {{ preferred_batch_size: [ {0} ] max_queue_delay_microseconds: 20000000 }}\n"
+INSTANCES, PROCESSES = 4, 6
+# The backend hands its metrics on twice a second; a watchdog is ten times that and more.
+LAG_S = 30
+NAMED = ["zeta", "alpha", "mid", "beta"]
+
+
+def made(kind: str, name: str, datatype: str) -> str:
+    """Declare an input that the backend makes from the batch's ragged input `x`."""
+    return (
+        f'batch_input {{ kind: BATCH_{kind} target_name: "{name}" data_type: TYPE_{datatype} '
+        'source_input: "x" }\n'
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model that copies, doubles and transposes its inputs; its outputs are in the opposite order."""
+    """A model with an input of each datatype; it copies, doubles or transposes them, outputs in reverse.
+
+    The four cases have every datatype in every combination of batched and dynamic, with three operators.
+    """
 
     batched: bool
     dynamic: bool
-    datatypes: tuple[str, ...]
 
     def __str__(self) -> str:
-        words = ["batched" if self.batched else "whole", "dynamic" if self.dynamic else "static"]
-        return "_".join([*words, *self.datatypes]).lower()
+        return f"{'batched' if self.batched else 'whole'}_{'dynamic' if self.dynamic else 'static'}"
 
     def store(self, repository: Path) -> None:
         """Write the model's folder."""
         nodes, inputs, outputs, config = [], [], [], []
-        for index, datatype in enumerate(self.datatypes):
+        shift = 2 * self.batched + self.dynamic
+        for index, datatype in enumerate(DATATYPES):
             rows, columns = self.dims(index)
             operator, shape = [
                 ({"op_type": "Identity"}, (rows, columns)),
                 ({"op_type": "Concat", "axis": -1}, (rows, None if self.dynamic else 2 * columns)),
                 ({"op_type": "Transpose", "perm": [0, 2, 1] if self.batched else [1, 0]}, (columns, rows)),
-            ][index % 3]
+            ][(index + shift) % 3]
             x, y = datatype.lower(), f"of_{datatype.lower()}"
             sources = [x, x] if operator["op_type"] == "Concat" else [x]
             batch = ("batch",) if self.batched else ()
@@ -80,44 +103,23 @@ class Case:
         return (f"rows_{index}", f"columns_{index}") if self.dynamic else (2, 3 + index)
 
     def requests(self, rng: np.random.Generator) -> list[Arrays]:
-        """Draw requests that differ in batch size and in those dims that may vary."""
-        batches = [(1,), (3,)] if self.batched else [()]
-        shapes = [(1, 4), (3, 2)] if self.dynamic else [None]
-        return [self.draw(batch, shape, rng) for batch in batches for shape in shapes]
+        """Draw requests that differ in batch size and in those dims that may vary, also without elements.
 
-    def empty(self, rng: np.random.Generator) -> Arrays:
-        """Draw a request without any element; not the batch dimension, which would crash this Triton."""
-        return self.draw((2,) if self.batched else (), (3, 0), rng)
+        The batch dimension is never 0, which would crash this Triton.
+        """
+        batches = [(1,), (3,)] if self.batched else [()]
+        shapes = [(1, 4), (3, 2), (3, 0)] if self.dynamic else [None]
+        return [self.draw(batch, shape, rng) for batch in batches for shape in shapes]
 
     def draw(self, batch: Dims, shape: Dims | None, rng: np.random.Generator) -> Arrays:
         """Draw a request of one shape, or of the inputs' own."""
         return {
             datatype.lower(): sample(datatype, (*batch, *(shape or self.dims(index))), rng)
-            for index, datatype in enumerate(self.datatypes)
+            for index, datatype in enumerate(DATATYPES)
         }
 
 
-def covering() -> list[Case]:
-    """List cases that have every datatype once batched and once not, and one to four tensors."""
-    cases = []
-    for batched, order in ((False, DATATYPES), (True, reversed(DATATYPES))):
-        words = iter(order)
-        for dynamic, counts in ((False, (1, 2, 3)), (True, (1, 2, 4))):
-            cases += [Case(batched, dynamic, tuple(itertools.islice(words, count))) for count in counts]
-    return cases
-
-
-def every() -> list[Case]:
-    """List the whole product: batched or not × static or dynamic × one to three tensors × datatypes."""
-    words = (*DATATYPES, *DATATYPES)
-    return [
-        Case(batched, dynamic, words[start : start + count])
-        for batched, dynamic, count in itertools.product((False, True), (False, True), (1, 2, 3))
-        for start in range(0, len(DATATYPES), count)
-    ]
-
-
-COVERING = covering()
+CASES = [Case(*flags) for flags in itertools.product((False, True), (False, True))]
 
 
 def optional() -> onnx.ModelProto:
@@ -133,14 +135,16 @@ def optional() -> onnx.ModelProto:
     )
 
 
-def weighted() -> onnx.ModelProto:
-    """Build y = x * weights, batched."""
-    return network(
-        [helper.make_node("Mul", ["x", "weights"], ["y"])],
-        [value("x", "FP32", ["batch", 4])],
-        [value("y", "FP32", ["batch", 4])],
-        [constant("weights", np.float32([0.1, 0.2, 0.3, 0.4]))],
-    )
+def mixing() -> onnx.ModelProto:
+    """Build y = relu(x A) B, whose weights are worth a page."""
+    rng = np.random.default_rng(0)
+    weights = [constant(name, rng.standard_normal((64, 64)).astype(np.float32)) for name in "AB"]
+    nodes = [
+        helper.make_node("MatMul", ["x", "A"], ["hidden"]),
+        helper.make_node("Relu", ["hidden"], ["positive"]),
+        helper.make_node("MatMul", ["positive", "B"], ["y"]),
+    ]
+    return network(nodes, [value("x", "FP32", ["batch", 64])], [value("y", "FP32", ["batch", 64])], weights)
 
 
 def lookup() -> onnx.ModelProto:
@@ -153,51 +157,8 @@ def lookup() -> onnx.ModelProto:
     )
 
 
-def counted() -> onnx.ModelProto:
-    """Build a network that takes every kind of count of its ragged input `x`, and uses them to sum its parts.
-
-    `widest` is the only one whose shape, not its value, is the information.
-    """
-    node = helper.make_node
-    return network(
-        [
-            node("CumSum", ["x", "zero"], ["sums"]),
-            node("Concat", ["nothing", "sums"], ["prefixes"], axis=0),
-            node("Slice", ["bounds", "zero_1", "minus_1", "zero_1"], ["start"]),
-            node("Gather", ["prefixes", "start"], ["before"]),
-            node("Gather", ["prefixes", "end"], ["until"]),
-            node("Sub", ["until", "before"], ["sum"]),
-            node("Identity", ["count"], ["its_count"]),
-            node("Identity", ["end"], ["its_end"]),
-            node("Shape", ["widest"], ["width"]),
-            node("Shape", ["count"], ["requests"]),
-            node("Expand", ["width", "requests"], ["its_width"]),
-        ],
-        [
-            value("x", "FP32", [None]),
-            value("count", "FP32", [None]),
-            value("end", "INT32", [None]),
-            value("bounds", "INT32", [None]),
-            value("widest", "FP32", [None]),
-        ],
-        [
-            value("sum", "FP32", [None]),
-            value("its_count", "FP32", [None]),
-            value("start", "INT32", [None]),
-            value("its_end", "INT32", [None]),
-            value("its_width", "INT64", [None]),
-        ],
-        [
-            constant("zero", np.int64(0)),
-            constant("zero_1", np.int64([0])),
-            constant("minus_1", np.int64([-1])),
-            constant("nothing", np.float32([0])),
-        ],
-    )
-
-
-def shaped() -> onnx.ModelProto:
-    """Build a network that takes the shape of each item of its ragged input `x`, and negates `x`."""
+def ragged() -> onnx.ModelProto:
+    """Build a network that negates its ragged input `x`, and returns the shapes of its items."""
     return network(
         [
             helper.make_node("Neg", ["x"], ["negative"]),
@@ -223,11 +184,31 @@ def started() -> onnx.ModelProto:
     )
 
 
-def batch_input(kind: str, name: str, datatype: str) -> str:
-    """Declare an input that the backend makes from the batch's ragged input `x`."""
-    return (
-        f'batch_input {{ kind: BATCH_{kind} target_name: "{name}" data_type: TYPE_{datatype} '
-        'source_input: "x" }\n'
+def slow() -> onnx.ModelProto:
+    """Build y = x after `rounds` multiplications of a large matrix, to keep an instance busy."""
+    node = helper.make_node
+    body = helper.make_graph(
+        [node("MatMul", ["state", "large"], ["next"]), node("Identity", ["go"], ["still"])],
+        "body",
+        [value("i", "INT64", []), value("go", "BOOL", []), value("state", "FP32", [512, 512])],
+        [value("still", "BOOL", []), value("next", "FP32", [512, 512])],
+    )
+    return network(
+        [
+            node("Squeeze", ["rounds"], ["count"]),
+            node("Loop", ["count", "true", "large"], ["end"], body=body),
+            node("ReduceMax", ["end"], ["most"], keepdims=0),
+            node("Mul", ["most", "zero"], ["nothing"]),
+            node("Cast", ["nothing"], ["whole"], to=7),
+            node("Add", ["rounds", "whole"], ["y"]),
+        ],
+        [value("rounds", "INT64", [1])],
+        [value("y", "INT64", [1])],
+        [
+            constant("large", np.eye(512, dtype=np.float32)),
+            constant("true", np.bool_(True)),
+            constant("zero", np.float32(0)),
+        ],
     )
 
 
@@ -236,51 +217,40 @@ def pair(datatype: str, dims: Dims, more: str = "") -> str:
     return tensor("input", "x", datatype, dims, more) + tensor("output", "y", datatype, dims, more)
 
 
-SCALAR = "reshape { shape: [ ] }"
-RAGGED = "allow_ragged_batch: true"
-WEIGHTED = ONE_INSTANCE + "max_batch_size: 8\n" + pair("FP32", [4])
+def parameter(key: str, text: str) -> str:
+    """Give a config a parameter."""
+    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
+
+
+def instances(count: int) -> str:
+    """Give a model processes of its own."""
+    return f"instance_group {{ kind: KIND_CPU count: {count} }}\n"
+
+
+ROWS = "max_batch_size: 8\n" + pair("FP32", [64])
 OPTIONAL = [
-    ONE_INSTANCE,
     tensor("input", "x", "FP32", [-1]),
     tensor("input", "scale", "FP32", [1], "optional: true"),
     tensor("output", "y", "FP32", [-1]),
 ]
 LOOKUP = [
-    ONE_INSTANCE,
     "max_batch_size: 4\n",
     TOGETHER.format(4),
     tensor("input", "row", "INT64", [1]),
     tensor("output", "y", "FP32", [1]),
 ]
-COUNTED = [
-    ONE_INSTANCE,
+RAGGED = [
     "max_batch_size: 3\n",
     TOGETHER.format(3),
-    tensor("input", "x", "FP32", [-1], RAGGED),
-    batch_input("ELEMENT_COUNT", "count", "FP32"),
-    batch_input("ACCUMULATED_ELEMENT_COUNT", "end", "INT32"),
-    batch_input("ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", "bounds", "INT32"),
-    batch_input("MAX_ELEMENT_COUNT_AS_SHAPE", "widest", "FP32"),
-    tensor("output", "sum", "FP32", [1], SCALAR),
-    tensor("output", "its_count", "FP32", [1], SCALAR),
-    tensor("output", "start", "INT32", [1], SCALAR),
-    tensor("output", "its_end", "INT32", [1], SCALAR),
-    tensor("output", "its_width", "INT64", [1], SCALAR),
-]
-SHAPED = [
-    ONE_INSTANCE,
-    "max_batch_size: 3\n",
-    TOGETHER.format(3),
-    tensor("input", "x", "FP32", [-1, -1], RAGGED),
-    batch_input("ITEM_SHAPE", "shape", "INT32"),
-    batch_input("ITEM_SHAPE_FLATTEN", "flat", "FP32"),
+    tensor("input", "x", "FP32", [-1, -1], "allow_ragged_batch: true"),
+    made("ITEM_SHAPE", "shape", "INT32"),
+    made("ITEM_SHAPE_FLATTEN", "flat", "FP32"),
     tensor("output", "negative", "FP32", [-1, -1]),
     tensor("output", "its_shape", "INT32", [2]),
     tensor("output", "its_flat", "FP32", [2]),
     'batch_output { target_name: "negative" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "x" }\n',
 ]
 STARTED = [
-    ONE_INSTANCE,
     "max_batch_size: 2\n",
     "sequence_batching { control_input {\n",
     '  name: "start" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] }\n',
@@ -291,40 +261,43 @@ STARTED = [
 
 def store_special(repository: Path) -> None:
     """Write the models that are one of a kind."""
-    column = ONE_INSTANCE + "max_batch_size: 4\n" + pair("INT32", [1], SCALAR)
-    named = WEIGHTED + 'backend: "onnxruntime" default_model_filename: "net.onnx"\n'
-    bin_file = "weights.bin"
-    store(repository, "scalar", identity("FP64", []), ONE_INSTANCE + pair("FP64", [1]))
-    store(repository, "column", identity("INT32", ["batch"]), column)
-    store(repository, "optional", optional(), "".join(OPTIONAL))
-    store(repository, "external", weighted(), WEIGHTED, weights=bin_file)
-    store(repository, "folder", weighted(), WEIGHTED, filename="model.onnx/model.onnx", weights=bin_file)
-    store(repository, "named", weighted(), named, filename="net.onnx")
-    store(repository, "plain", weighted(), config=None)
-    store(repository, "sizes", weighted(), WEIGHTED + TOGETHER.format(8))
-    store(repository, "lookup", lookup(), "".join(LOOKUP))
-    store(repository, "counted", counted(), "".join(COUNTED))
-    store(repository, "shaped", shaped(), "".join(SHAPED))
-    store(repository, "started", started(), "".join(STARTED))
+    copies = network(
+        [helper.make_node("Identity", ["x"], [name]) for name in NAMED],
+        [value("x", "FP32", [1])],
+        [value(name, "FP32", [1]) for name in NAMED],
+    )
+    slow_io = tensor("input", "rounds", "INT64", [1]) + tensor("output", "y", "INT64", [1])
+    for name, model, config in (
+        ("scalar", identity("FP64", []), pair("FP64", [1])),
+        ("column", identity("INT32", ["batch"]), "max_batch_size: 4\n" + pair("INT32", [1], "reshape { }")),
+        ("optional", optional(), "".join(OPTIONAL)),
+        ("sizes", identity("FP32", ["N", 64]), ROWS + TOGETHER.format(8)),
+        ("lookup", lookup(), "".join(LOOKUP)),
+        ("ragged", ragged(), "".join(RAGGED)),
+        ("started", started(), "".join(STARTED)),
+        ("text", identity("STRING", [2]), pair("STRING", [2])),
+        ("slow", slow(), slow_io),
+        ("warm", identity("FP32", ["N", 64]), ROWS + parameter("nereid.warm_batch_sizes", "1,2,8")),
+        ("brief", mixing(), ROWS),
+    ):
+        store(repository, name, model, ONE_INSTANCE + config)
+    named = ONE_INSTANCE + ROWS + 'backend: "onnxruntime" default_model_filename: "net.onnx"\n'
+    folder = {"filename": "model.onnx/model.onnx", "weights": "weights.bin"}
+    store(repository, "folder", mixing(), ONE_INSTANCE + ROWS, **folder)
+    store(repository, "named", mixing(), named, filename="net.onnx")
+    store(repository, "plain", mixing(), config=None)
+    shares = parameter("nereid.shared_weights", "true")
+    store(repository, "shared", mixing(), ROWS + shares + instances(INSTANCES))
+    store(repository, "ordered", copies, 'backend: "onnxruntime"\n' + instances(PROCESSES))
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A running server of the covering cases and of the models that are one of a kind."""
+    """A running server of the cases and of the models that are one of a kind."""
     repository = tmp_path_factory.mktemp("models")
-    for case in COVERING:
+    for case in CASES:
         case.store(repository)
     store_special(repository)
-    with serve(repository, tmp_path_factory.mktemp("run"), *EACH_ALONE) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def full_server(tmp_path_factory):
-    """A running server of the whole product."""
-    repository = tmp_path_factory.mktemp("all_models")
-    for case in every():
-        case.store(repository)
     with serve(repository, tmp_path_factory.mktemp("run"), *EACH_ALONE) as running:
         yield running
 
@@ -335,9 +308,9 @@ def rng():
     return np.random.default_rng(24)
 
 
-def onnx_file(server, model: str) -> Path:
-    """Return the path of a model's network."""
-    return server.options.repository / model / "1" / "model.onnx"
+def plain_run(server, model: str, inputs: Arrays, filename: str = "model.onnx") -> Arrays:
+    """Run a model's network in this process with plain ONNX Runtime."""
+    return run(server.options.repository / model / "1" / filename, inputs)
 
 
 def executions(server, model: str) -> int:
@@ -346,44 +319,42 @@ def executions(server, model: str) -> int:
         return client.get_inference_statistics(model).model_stats[0].execution_count
 
 
+def metric(server, name: str, **labels: str) -> float:
+    """Return the sum of a metric's samples with these labels."""
+    samples = metrics_page.parse(metrics_page.fetch(url(server, "metrics"), LAG_S))
+    found = (each for each in samples if each.name == name and labels.items() <= each.labels.items())
+    return sum(each.value for each in found)
+
+
+def await_metric(server, name: str, expected: float, **labels: str) -> None:
+    """Wait until a metric has the expected value, and fail with what it has if it never does."""
+    pause = threading.Event()
+    for _ in range(LAG_S * 10):
+        if metric(server, name, **labels) == expected:
+            return
+        pause.wait(0.1)
+    assert metric(server, name, **labels) == expected
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("case", COVERING, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_answers_are_those_of_onnx_runtime(server, case, protocol, rng):
-    """Every datatype, batched or not, with static and dynamic dims, comes back bit for bit."""
+    """Every datatype, batched or not, with static and dynamic dims, also empty, comes back bit for bit."""
     for inputs in case.requests(rng):
-        assert_same(infer(server, str(case), inputs, protocol), run(onnx_file(server, str(case)), inputs))
+        assert_same(infer(server, str(case), inputs, protocol), plain_run(server, str(case), inputs))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", every(), ids=str)
-def test_every_combination_is_answered_as_by_onnx_runtime(full_server, case, rng):
-    """The same for the whole product, not only for a covering part of it."""
-    for inputs, protocol in zip(case.requests(rng), itertools.cycle(PROTOCOLS), strict=False):
-        expected = run(onnx_file(full_server, str(case)), inputs)
-        assert_same(infer(full_server, str(case), inputs, protocol), expected)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("case", [case for case in COVERING if case.dynamic], ids=str)
-def test_empty_tensors_stay_empty(server, case, protocol, rng):
-    """Without an element in any tensor, the answer still has the right shapes."""
-    inputs = case.empty(rng)
-
-    assert_same(infer(server, str(case), inputs, protocol), run(onnx_file(server, str(case)), inputs))
-
-
-def test_scalar_is_answered_in_the_config_dims(server):
-    """An ONNX scalar takes one number, and its answer has the shape [1] that the config gives."""
-    inputs = {"x": np.float64([2.5])}
-
-    assert_same(infer(server, "scalar", inputs), {"y": inputs["x"]})
-
-
-def test_column_is_reshaped_to_a_vector(server):
-    """With dims [1] and an empty reshape, [N, 1] goes in and out of a network that takes [N]."""
-    inputs = {"x": np.int32([[1], [2], [3]])}
-
-    assert_same(infer(server, "column", inputs), {"y": inputs["x"]})
+@cases(
+    ("model", "inputs"),
+    {
+        # The dims of the config, [1], are those of the answer.
+        "scalar": ("scalar", {"x": np.float64([2.5])}),
+        "reshaped to a vector": ("column", {"x": np.int32([[1], [2], [3]])}),
+    },
+)
+def test_config_dims_are_those_of_the_answer(server, model, inputs):
+    """An ONNX scalar takes one number; with dims [1] and an empty reshape, [N, 1] goes in and out."""
+    assert_same(infer(server, model, inputs), {"y": inputs["x"]})
 
 
 @pytest.mark.parametrize("scale", [None, 3], ids=["left out", "given"])
@@ -391,36 +362,44 @@ def test_optional_input_overrides_the_initializer(server, scale):
     """An input that the network has a value for may be left out."""
     inputs = {"x": np.float32([1, 2])} | ({"scale": np.float32([scale])} if scale else {})
 
-    assert_same(infer(server, "optional", inputs), run(onnx_file(server, "optional"), inputs))
+    assert_same(infer(server, "optional", inputs), plain_run(server, "optional", inputs))
 
 
 @cases(
     ("model", "filename"),
     {
-        "weights in a file of their own": ("external", "model.onnx"),
-        "model.onnx is a folder": ("folder", "model.onnx/model.onnx"),
+        "model.onnx is a folder with a file of weights": ("folder", "model.onnx/model.onnx"),
         "default_model_filename": ("named", "net.onnx"),
         "no config": ("plain", "model.onnx"),
     },
 )
 def test_network_is_found_however_it_is_stored(server, model, filename, rng):
     """The file may have another name, lie in a folder, keep its weights outside, or have no config."""
-    inputs = {"x": sample("FP32", (2, 4), rng)}
+    inputs = {"x": rng.standard_normal((2, 64)).astype(np.float32)}
 
-    assert_same(infer(server, model, inputs), run(onnx_file(server, model).parent / filename, inputs))
+    assert_same(infer(server, model, inputs), plain_run(server, model, inputs, filename))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_only_requested_outputs_are_returned(server, protocol, rng):
     """A client that names outputs gets those and no others."""
-    case = next(case for case in COVERING if len(case.datatypes) == 3)
-    wanted = [f"of_{datatype.lower()}" for datatype in case.datatypes[:2]]
+    case, wanted = CASES[0], ["of_string", "of_bool"]
     inputs = case.requests(rng)[0]
-    expected = run(onnx_file(server, str(case)), inputs)
+    expected = plain_run(server, str(case), inputs)
 
     answer = infer(server, str(case), inputs, protocol, outputs=wanted)
 
     assert_same(answer, {name: expected[name] for name in wanted})
+
+
+def test_outputs_come_in_the_order_of_their_names(server):
+    """Clients may read outputs by their place; the order is the same in every process."""
+    inputs = {"x": np.ones(1, np.float32)}
+
+    answers = infer_together(server, "ordered", [inputs] * 8 * PROCESSES)
+
+    assert {tuple(answer) for answer in answers} == {tuple(sorted(NAMED))}
+    assert list(infer(server, "ordered", inputs, outputs=NAMED)) == sorted(NAMED)
 
 
 def test_one_bad_request_in_a_batch_fails_alone(server):
@@ -440,52 +419,30 @@ def test_one_bad_request_in_a_batch_fails_alone(server):
 
 def test_requests_of_different_sizes_share_a_batch(server, rng):
     """Requests of 1, 2, 3 and 2 rows run once, together, and each gets its own rows."""
-    requests = [{"x": sample("FP32", (size, 4), rng)} for size in (1, 2, 3, 2)]
+    requests = [{"x": sample("FP32", (size, 64), rng)} for size in (1, 2, 3, 2)]
     before = executions(server, "sizes")
 
     outcomes = infer_together(server, "sizes", requests)
 
     for outcome, inputs in zip(outcomes, requests, strict=True):
-        assert_same(outcome, run(onnx_file(server, "sizes"), inputs))
+        assert_same(outcome, {"y": inputs["x"]})
     assert executions(server, "sizes") - before == 1
 
 
-def test_batch_inputs_count_the_elements_of_each_request(server):
-    """Ragged requests are joined end to end; each sees its count, its bounds, the widest, and its sum."""
-    requests = [{"x": np.float32([row])} for row in ([1, 2, 4], [8], [16, 32])]
-    before = executions(server, "counted")
-
-    outcomes = infer_together(server, "counted", requests)
-
-    for outcome, inputs in zip(outcomes, requests, strict=True):
-        start, size = outcome["start"], inputs["x"].size
-        expected = {
-            "sum": np.float32([[inputs["x"].sum()]]),
-            "its_count": np.float32([[size]]),
-            "start": start,
-            "its_end": start + np.int32(size),
-            "its_width": np.int64([[3]]),
-        }
-        assert_same(outcome, expected)
-    bounds = sorted((outcome["start"].item(), outcome["its_end"].item()) for outcome in outcomes)
-    assert [start for start, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
-    assert executions(server, "counted") - before == 1
-
-
-def test_batch_inputs_give_the_shape_of_each_item(server):
+def test_ragged_requests_share_a_batch(server):
     """A request of two items has two rows of shapes, and its part of a joined output in its own shape."""
     requests = [
         {"x": np.arange(6, dtype=np.float32).reshape(2, 3, 1)},
         {"x": np.arange(4, dtype=np.float32).reshape(1, 2, 2)},
     ]
-    before = executions(server, "shaped")
+    before = executions(server, "ragged")
 
-    outcomes = infer_together(server, "shaped", requests)
+    outcomes = infer_together(server, "ragged", requests)
 
     for outcome, inputs, shapes in zip(outcomes, requests, [[[3, 1], [3, 1]], [[2, 2]]], strict=True):
         expected = {"negative": -inputs["x"], "its_shape": np.int32(shapes), "its_flat": np.float32(shapes)}
         assert_same(outcome, expected)
-    assert executions(server, "shaped") - before == 1
+    assert executions(server, "ragged") - before == 1
 
 
 def test_sequence_control_is_an_input(server):
@@ -499,40 +456,112 @@ def test_sequence_control_is_an_input(server):
     assert_same(second, {"y": np.float32([[5]])})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("wire", "words"),
-    [
-        (b"\1\0\0\0a", ["expected 2 string elements for inference input 'string'", "got 1"]),
-        (
-            b"\0\0\0\0" * 3,
-            ["unexpected number of string elements 3 for inference input 'string'", "expecting 2"],
-        ),
-        (
-            b"\0\0\0\0\5\0\0\0ab",
-            [
-                "incomplete string data for inference input 'string'",
-                "expecting string of length 5 but only 2 bytes available",
-            ],
-        ),
-    ],
-    ids=["too few", "too many", "cut off"],
+    {
+        "too few": (b"\1\0\0\0a", "expected 2 string elements for inference input 'x'"),
+        "too many": (b"\0\0\0\0" * 3, "unexpected number of string elements 3 for inference input 'x'"),
+        "cut off": (b"\0\0\0\0\5\0\0\0ab", "expecting string of length 5 but only 2 bytes available"),
+    },
 )
 def test_malformed_strings_are_refused(server, wire, words):
     """BYTES that do not hold as many strings as the shape says are the caller's fault."""
-    case = next(case for case in COVERING if case.datatypes[-1] == "STRING" and case.dynamic)
-    shapes = [(0, 0)] * (len(case.datatypes) - 1) + [(1, 2)]
-    request = service_pb2.ModelInferRequest(model_name=str(case))
-    for datatype, shape in zip(case.datatypes, shapes, strict=True):
-        name, word = datatype.lower(), "BYTES" if datatype == "STRING" else datatype
-        request.inputs.add(name=name, datatype=word, shape=shape)
-        request.raw_input_contents.append(wire if datatype == "STRING" else b"")
-    options = server.options
+    request = service_pb2.ModelInferRequest(model_name="text", raw_input_contents=[wire])
+    request.inputs.add(name="x", datatype="BYTES", shape=[2])
 
     with (
-        grpc.insecure_channel(f"{options.host}:{options.ports.grpc}") as channel,
+        grpc.insecure_channel(url(server, "grpc")) as channel,
         pytest.raises(grpc.RpcError) as refused,
     ):
         service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
 
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert [word for word in words if word not in refused.value.details()] == []
+    assert words in refused.value.details()
+
+
+def test_model_runs_each_batch_size_before_it_is_ready(server):
+    """The runs at load count apart from those of requests."""
+    await_metric(server, "nereid_onnxruntime_warm_up_runs_total", 3, model="warm")
+    x = np.ones((2, 64), np.float32)
+
+    assert_same(infer(server, "warm", {"x": x}), {"y": x})
+    await_metric(server, "nereid_onnxruntime_batch_size_count", 1, model="warm")
+    assert metric(server, "nereid_onnxruntime_warm_up_runs_total", model="warm") == 3
+
+
+def test_all_instances_map_the_same_file(server):
+    """Instances that start together write one file and map it; a later load does not write it again."""
+    rng = np.random.default_rng(1)
+    requests = [{"x": rng.standard_normal((rows, 64)).astype(np.float32)} for rows in (1, 2, 8, 3) * 4]
+    place = shared_weights.folder_of(server.options.repository / "shared", 1)
+
+    answers = infer_together(server, "shared", requests)
+
+    for inputs, answer in zip(requests, answers, strict=True):
+        assert_same(answer, plain_run(server, "shared", inputs))
+    maps = [Path(f"/proc/{pid}/maps").read_text().splitlines() for pid in group_members(server.pid)]
+    names = [{line.split()[-1] for line in lines if str(place) in line} for lines in maps]
+    mapped = [each for each in names if each]
+    assert len(mapped) == INSTANCES
+    assert len(set.union(*mapped)) == 1
+    (file,) = place.glob("*/*.bin")
+    written = file.stat().st_ctime_ns
+    with connect(server) as client:
+        client.unload_model("shared")
+        client.load_model("shared")
+    assert file.stat().st_ctime_ns == written
+
+
+def test_runs_and_refusals_are_counted(server):
+    """Runs, their rows, instances with their provider, and refusals by reason are on the metrics page."""
+    infer(server, "text", {"x": np.array([b"some", b"text"], object)})
+
+    with pytest.raises(tritonclient.grpc.InferenceServerException) as refusal:
+        infer(server, "text", {"x": np.array([b"text", b"\xff"], object)})
+
+    assert "input 'x': expected UTF-8" in refusal.value.message()
+    assert refusal.value.status() == "StatusCode.INVALID_ARGUMENT"
+    for name, labels in (
+        ("rejected_total", {"reason": "invalid_arg"}),
+        ("run_seconds_count", {}),
+        ("batch_size_sum", {}),
+        ("sessions_total", {}),
+        ("instances", {"provider": "CPUExecutionProvider"}),
+    ):
+        await_metric(server, f"nereid_onnxruntime_{name}", 1, model="text", **labels)
+
+
+def test_unloaded_model_leaves_the_metrics_page(server):
+    """The metrics of an unloaded model disappear from the page."""
+    await_metric(server, "nereid_onnxruntime_instances", 1, model="brief")
+
+    with connect(server) as client:
+        client.unload_model("brief")
+
+    await_metric(server, "nereid_onnxruntime_instances", 0, model="brief")
+
+
+def test_cancelled_request_does_not_run(server):
+    """A request whose client cancels it while it waits for a busy instance is not computed."""
+    runs, waiting = "nereid_onnxruntime_run_seconds_count", "nv_inference_pending_request_count"
+    rounds = tritonclient.grpc.InferInput("rounds", [1], "INT64")
+    rounds.set_data_from_numpy(np.int64([600]))
+    answers: SimpleQueue[Exception | tritonclient.grpc.InferResult] = SimpleQueue()
+
+    def keep(result, error):
+        answers.put(error or result)
+
+    with connect(server) as client:
+        for _ in range(2):  # after the first, the backend knows that runs of this model are long
+            client.async_infer("slow", [rounds], keep)
+        assert not isinstance(answers.get(timeout=LAG_S), Exception)
+        await_metric(server, waiting, 0, model="slow")
+        leaving = client.async_infer("slow", [rounds], keep)
+        await_metric(server, waiting, 1, model="slow")
+        leaving.cancel()
+        outcomes = [answers.get(timeout=LAG_S) for _ in range(2)]
+
+    assert [isinstance(outcome, Exception) for outcome in outcomes].count(True) == 1
+    await_metric(server, runs, 2, model="slow")
+    await_metric(server, "nereid_onnxruntime_rejected_total", 1, model="slow", reason="cancelled")
+    assert metric(server, runs, model="slow") == 2

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from PIL import Image
 
-from nereid.assets import CHELSEA, COFFEE, REPOSITORY
+from nereid.assets import CHELSEA, COFFEE, REPOSITORY, TEXT_REPOSITORY
 from nereid.cli.route_commands.gateway_route import RepositoryModels
 from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import KeyRing
@@ -32,9 +32,14 @@ from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
+from tests.detectors import CLASSES, KNOWN, SIDE, add_detector
 from tests.e2e.conftest import url
+from tests.labels import BLANK, LABEL, WORDS
+from tests.pictures import save
+from tests.tasks import PHOTO, store_tasks
 from tests.webpage import CONTRASTS, DESK, PHONE, VIOLATIONS, WATCHDOG_S, listening, running_browser, upload
 
+pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: extra dev")
 pytestmark = pytest.mark.slow
 
@@ -42,6 +47,12 @@ MAX_PICTURE_BYTES, MAX_PHONE_PX = 280_000, 1_180
 # The route reports its counts every half second.
 METRICS_MS = 3_000
 MAX_PAGE_BYTES = 80_000
+FILE = {"name": "label.png", "mimeType": "image/png"}
+# A box of the overlay and the picture, in pixels of the page.
+PLACES = """() => [".boxes img", ".boxes polygon"].map((each) => {
+  const {x, y, width, height} = document.querySelector(each).getBoundingClientRect();
+  return [x, y, width, height];
+})"""
 TRAFFIC = """async (secret) => {
   const body = await (await fetch("samples/coffee.jpg")).blob();
   const headers = {Authorization: `Bearer ${secret}`, "Content-Type": body.type};
@@ -67,6 +78,14 @@ class Gateway:
         return {variant["name"]: variant["weight"] for variant in variants}
 
 
+class Listed(RepositoryModels):
+    """The models of a repository that come first, and no others."""
+
+    def names(self) -> list[str]:
+        """Return these models."""
+        return [*self._first]
+
+
 @dataclass(slots=True)
 class Seen:
     """The activity of a page: requested URLs, console messages, and violations of its policy."""
@@ -84,31 +103,35 @@ class Seen:
 def gateways(tmp_path_factory):
     """Gateways of one server, by name.
 
-    `keyed` requires keys; `open` has none; `plain` has no route either; `several` offers two models.
+    `keyed` requires keys; `open` has none; `plain` has no route either; `several` offers two models. `tasks`
+    offers all tasks, `text` only reading.
     """
     base = tmp_path_factory.mktemp("page")
-    repository = shutil.copytree(
-        REPOSITORY, base / "repository", ignore=shutil.ignore_patterns("*.history.jsonl")
-    )
+    repository = store_tasks(base)
+    add_detector(base)
     key_file = base / "keys.json"
     secrets = store_keys(key_file)
     options = ServerOptions(repository, "cpu", ports=Ports(*free_ports(3)))
     with EmbeddedServer(options, base, os.environ) as server, ExitStack() as stack:
         record = ServerRecord(server.pid, options.host, options.ports, str(repository), "cpu", "")
-        models = RepositoryModels(repository, lambda: record)
-        several = RepositoryModels(repository, lambda: record, ["classify", "classify_v2"])
         settings = Settings(url=url(server, "http"))
-        apps = {
-            "keyed": create_app(
-                create_gateway(replace(settings, keys_needed=True), KeyRing(key_file), models)
-            ),
-            "open": create_app(create_gateway(settings, KeyRing(), models)),
-            "plain": create_app(create_gateway(settings, KeyRing(), FixedModels(("classify",)))),
-            "several": create_app(create_gateway(settings, KeyRing(), several)),
-        }
+
+        def gateway(models, settings=settings, ring=None) -> Gateway:
+            app = create_app(create_gateway(settings, ring or KeyRing(), models))
+            origin = stack.enter_context(listening(app))
+            return Gateway(origin, repository / "classify.route.json", secrets)
+
+        def models(*names: str, folder=repository) -> RepositoryModels:
+            kind = Listed if names else RepositoryModels
+            return kind(folder, lambda: record, names)
+
         yield {
-            name: Gateway(stack.enter_context(listening(app)), repository / "classify.route.json", secrets)
-            for name, app in apps.items()
+            "keyed": gateway(models("classify"), replace(settings, keys_needed=True), KeyRing(key_file)),
+            "open": gateway(models("classify")),
+            "plain": gateway(FixedModels(("classify",))),
+            "several": gateway(models("classify", "classify_v2")),
+            "tasks": gateway(models()),
+            "text": gateway(models(folder=TEXT_REPOSITORY), replace(settings, model="read_text")),
         }
 
 
@@ -171,6 +194,13 @@ def classify_coffee(page) -> None:
     expect_verdict(page, "espresso")
 
 
+def read_label(page, image: bytes = LABEL) -> None:
+    """Choose the tab, upload the label, and wait for its lines."""
+    page.get_by_role("tab", name="Read text").click()
+    upload(page, {**FILE, "buffer": image})
+    sync_api.expect(page.locator("#verdict")).to_have_text("3 lines")
+
+
 def compare(page) -> None:
     """Classify with every variant, and wait for the comparison."""
     page.get_by_role("button", name="Classify with every variant").click()
@@ -222,8 +252,9 @@ def test_page_is_small(root):
 
 
 def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
-    """The page shows an uploaded photo with five classes, variant, reason and timings."""
+    """The page shows the photo with five classes, variant, reason, timings and the network's input."""
     page = visit("open").page
+    sync_api.expect(page.locator("#served")).to_have_text("classify")
 
     upload(page, COFFEE)
 
@@ -244,6 +275,24 @@ def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
     assert "receive" in stages
     assert "inference" in stages
     assert page.locator("#thumbnail").evaluate("image => image.naturalWidth") == 600
+    assert not page.locator("#model").is_visible()
+    assert page.get_by_label("Classes shown").input_value() == "5"
+    badges = page.locator("#variants .badge")
+    sync_api.expect(badges.first).to_be_visible()
+    assert {*badges.all_inner_texts()} <= {"answers", "no requests yet"}
+    sync_api.expect(page.locator("#seen")).to_be_visible()
+    size = page.locator("#seen-image").evaluate("image => [image.naturalWidth, image.naturalHeight]")
+    assert size == [224, 224]
+
+
+def test_gateway_without_a_repository_shows_less(visit):
+    """Without a route there is no comparison, with a reason, and no picture of the network's input."""
+    page = visit("plain").page
+    classify_coffee(page)
+
+    assert page.locator("#compare-all").is_disabled()
+    sync_api.expect(page.locator("#compare-why")).to_contain_text("Not available: ")
+    assert not page.locator("#seen").is_visible()
 
 
 def test_sample_is_picked_with_the_keyboard_alone(visit):
@@ -313,12 +362,15 @@ def test_file_is_dropped_anywhere(visit):
 
 
 def test_text_file_is_refused_with_the_expected_format(visit, tmp_path):
-    """The page shows the gateway's error: code, message and request id."""
+    """The page shows the gateway's error: code, message and request id. A file name with HTML is text."""
     page = visit("open").page
-    classify_coffee(page)
-    (tmp_path / "notes.txt").write_text("this is not an image")
+    name = "<img src=x onerror=document.title='taken'>.jpg"
+    upload(page, {"name": name, "mimeType": "image/jpeg", "buffer": COFFEE.read_bytes()})
+    expect_verdict(page, "espresso")
+    assert page.locator("#drop-label").inner_text() == name
+    assert (page.title(), page.locator("#drop-label img").count()) == ("Nereid", 0)
 
-    upload(page, tmp_path / "notes.txt")
+    upload(page, {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"this is not an image"})
 
     error = page.locator("#error")
     sync_api.expect(error.locator(".code-name")).to_have_text("invalid_image")
@@ -326,18 +378,6 @@ def test_text_file_is_refused_with_the_expected_format(visit, tmp_path):
     sync_api.expect(error).to_contain_text("request")
     assert error.get_attribute("role") == "alert"
     assert page.locator("#answer").inner_text() == ""
-
-
-def test_file_name_is_text(visit):
-    """A file name with HTML is shown as text."""
-    page = visit("open").page
-    name = "<img src=x onerror=document.title='taken'>.jpg"
-
-    upload(page, {"name": name, "mimeType": "image/jpeg", "buffer": COFFEE.read_bytes()})
-
-    expect_verdict(page, "espresso")
-    assert page.locator("#drop-label").inner_text() == name
-    assert (page.title(), page.locator("#drop-label img").count()) == ("Nereid", 0)
 
 
 def test_new_image_cancels_the_previous_request(visit):
@@ -355,9 +395,12 @@ def test_new_image_cancels_the_previous_request(visit):
     assert failed == ["net::ERR_ABORTED"]
 
 
-def test_comparison_uses_every_variant(visit):
-    """Each variant classifies three times in its own column, and the page shows their agreement."""
-    seen = visit("open")
+def test_comparison_uses_every_variant(visit, gateways):
+    """Each variant classifies three times in its own column; the live panel has their rates and breakers.
+
+    All requests go to the gateway, the policy blocks nothing, and the console stays empty.
+    """
+    seen, origin = visit("keyed", key="route"), gateways["keyed"].origin
     page = seen.page
     upload(page, COFFEE)
 
@@ -376,23 +419,6 @@ def test_comparison_uses_every_variant(visit):
         page.locator("#compare-unit").inner_text()
         == "Small figures: difference from v1 in percentage points."
     )
-
-
-def test_comparison_without_a_route_has_a_reason(visit):
-    """Without a route the button is disabled, and the page shows the reason."""
-    page = visit("plain").page
-    classify_coffee(page)
-
-    assert page.locator("#compare-all").is_disabled()
-    sync_api.expect(page.locator("#compare-why")).to_contain_text("Not available: ")
-
-
-def test_live_panel_shows_traffic_and_breakers(visit):
-    """The panel shows rates, latencies and breakers of the variants within seconds."""
-    page = visit("open").page
-    upload(page, COFFEE)
-    page.get_by_role("button", name="Classify with every variant").click()
-
     sync_api.expect(page.locator("#connection")).to_have_text("live")
     for name in ("v1", "v2"):
         row = page.locator("#variants tr").filter(has_text=name)
@@ -400,63 +426,60 @@ def test_live_panel_shows_traffic_and_breakers(visit):
         sync_api.expect(row.locator("td").last).not_to_have_text("–")
     sync_api.expect(page.locator("#outcomes")).to_contain_text("ok ")
     assert page.locator("#charts svg[role=img]").count() == 2
+    page.locator("#charts svg").first.hover()
+    page.wait_for_timeout(1000)
+    assert "default-src 'none'" in page.request.get(origin).headers["content-security-policy"]
+    assert [each for each in seen.requests if not each.startswith((f"{origin}/", f"blob:{origin}/"))] == []
+    assert len(seen.requests) > 15
+    assert (seen.violations(), seen.console) == ([], [])
 
 
-def test_lost_connection_is_shown_and_restored(visit):
-    """The panel reports a lost connection, polls less often, and recovers without a reload."""
-    page = visit("open").page
-    sync_api.expect(page.locator("#connection")).to_have_text("live")
+def test_page_polls_only_if_it_is_seen_and_connected(visit):
+    """A hidden page sends no requests, a visible one resumes; a lost connection is shown, and restored."""
+    seen = visit("open")
+    page, connection = seen.page, seen.page.locator("#connection")
+    hide = "value => { Object.defineProperty(document, 'hidden', {value, configurable: true}); "
+    hide += "document.dispatchEvent(new Event('visibilitychange')); }"
+    sync_api.expect(connection).to_have_text("live")
 
+    page.evaluate(hide, True)
+    sync_api.expect(connection).to_have_text("paused")
+    page.wait_for_timeout(300)
+    before = len(seen.requests)
+    page.wait_for_timeout(1200)
+
+    assert len(seen.requests) == before
+    page.evaluate(hide, False)
+    sync_api.expect(connection).to_have_text("live")
     page.context.set_offline(True)
-    sync_api.expect(page.locator("#connection")).to_contain_text("no connection, next try in 2 s")
+    sync_api.expect(connection).to_contain_text("no connection, next try in 2 s")
     upload(page, COFFEE)
     sync_api.expect(page.locator("#error .code-name")).to_have_text("no_connection")
     page.context.set_offline(False)
-
-    sync_api.expect(page.locator("#connection")).to_have_text("live")
-
-
-def test_hidden_page_sends_no_requests(visit):
-    """A hidden page sends no requests; a visible page resumes immediately."""
-    seen = visit("open")
-    hide = "value => { Object.defineProperty(document, 'hidden', {value, configurable: true}); "
-    hide += "document.dispatchEvent(new Event('visibilitychange')); }"
-    sync_api.expect(seen.page.locator("#connection")).to_have_text("live")
-
-    seen.page.evaluate(hide, True)
-    sync_api.expect(seen.page.locator("#connection")).to_have_text("paused")
-    seen.page.wait_for_timeout(300)
-    before = len(seen.requests)
-    seen.page.wait_for_timeout(1200)
-
-    assert len(seen.requests) == before
-    seen.page.evaluate(hide, False)
-    sync_api.expect(seen.page.locator("#connection")).to_have_text("live")
+    sync_api.expect(connection).to_have_text("live")
 
 
-def test_page_without_a_key_does_not_poll(visit):
-    """Without a key the page does not poll a gateway that requires keys; an unknown key is not stored."""
-    seen = visit("keyed")
+def test_key_stays_in_its_tab(visit, gateways):
+    """Without a key the page does not poll; a key is only in the tab's storage, and goes at signing out.
+
+    The request that was rejected for its key is repeated, and an unknown key is not stored.
+    """
+    seen, secret = visit("keyed"), gateways["keyed"].secrets["route"]
     page = seen.page
     sync_api.expect(page.locator("#connection")).to_have_text("key needed")
     assert not any("/v1/live" in address or "/v1/route" in address for address in seen.requests)
-
     upload(page, COFFEE)
     sync_api.expect(page.locator("#error .code-name")).to_have_text("unauthenticated")
     page.get_by_text("Key", exact=True).click()
     page.get_by_label("API key").fill("nereid_of-somebody-else")
     page.get_by_role("button", name="Sign in").click()
-
     sync_api.expect(page.locator("#access-message")).to_have_text("Unknown key.")
     assert page.evaluate("sessionStorage.length") == 0
+    page.get_by_label("API key").fill(secret)
+    page.get_by_role("button", name="Sign in").click()
 
-
-def test_key_stays_in_its_tab(visit, gateways):
-    """The key is only in the tab's storage, and is removed after signing out."""
-    page = visit("keyed", key="route").page
-    secret = gateways["keyed"].secrets["route"]
-    classify_coffee(page)
-
+    expect_verdict(page, "espresso")
+    sync_api.expect(page.locator("#error")).to_be_empty()
     assert page.evaluate("Object.values(sessionStorage)") == [secret]
     assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
     assert secret not in page.content()
@@ -469,8 +492,16 @@ def test_key_stays_in_its_tab(visit, gateways):
 
 
 def test_weights_are_changed_on_the_server(visit, gateways):
-    """Applied weights are in the route file, are served, and are shown on the page."""
+    """Applied weights are in the route file, are served, and are shown; invalid ones are not sent."""
     page = visit("keyed", key="route").page
+    for invalid, message in (
+        (("0", "0"), "At least one weight must be above 0."),
+        (("-1", "2"), "A weight must be a number of at least 0."),
+    ):
+        for variant, text in zip(("v1", "v2"), invalid, strict=True):
+            weight(page, variant).fill(text)
+        expect_message(page, message)
+        assert page.get_by_role("button", name="Apply").is_disabled()
     weight(page, "v1").fill("30")
     weight(page, "v2").fill("70")
     sync_api.expect(page.locator("#weights output")).to_have_text(["30.0\u00a0%", "70.0\u00a0%"])
@@ -482,25 +513,6 @@ def test_weights_are_changed_on_the_server(visit, gateways):
     row = page.locator("#variants tr").filter(has_text="v2")
     sync_api.expect(row.locator(".share")).to_contain_text("70.0\u00a0%")
     sync_api.expect(page.get_by_role("button", name="Apply")).to_be_disabled()
-
-
-@pytest.mark.parametrize(
-    ("v1", "v2", "message"),
-    [
-        ("0", "0", "At least one weight must be above 0."),
-        ("-1", "2", "A weight must be a number of at least 0."),
-    ],
-    ids=["all zero", "negative"],
-)
-def test_invalid_weights_are_not_sent(visit, v1, v2, message):
-    """The page shows the error without a request."""
-    page = visit("keyed", key="route").page
-
-    weight(page, "v1").fill(v1)
-    weight(page, "v2").fill(v2)
-
-    expect_message(page, message)
-    assert page.get_by_role("button", name="Apply").is_disabled()
 
 
 def test_rollout_is_started_paused_and_aborted(visit, gateways):
@@ -519,7 +531,7 @@ def test_rollout_is_started_paused_and_aborted(visit, gateways):
     sync_api.expect(message).to_contain_text("no controller runs")
     # This controller finds no server, so it waits.
     with service.in_background(repository, lambda: None, print):
-        assert orders.wait_controlled(find_route(repository))
+        assert orders.wait_controlled(find_route(repository, "classify"))
         page.get_by_role("button", name="Start a rollout of v2").click()
         sync_api.expect(text).to_contain_text("step 1 %: waiting: see nereid rollout status")
         page.get_by_role("button", name="Pause").click()
@@ -605,24 +617,6 @@ def test_command_line_sends_the_same_request(visit, gateways, tmp_path):
     assert len(answer["predictions"]) == 3
 
 
-def test_page_sends_requests_to_its_own_origin_only(visit, gateways):
-    """All requests go to the gateway, the policy blocks nothing, and the console stays empty."""
-    seen = visit("keyed", key="route")
-    page = seen.page
-    policy = page.request.get(gateways["keyed"].origin).headers["content-security-policy"]
-    page.locator(".sample").first.click()
-    expect_verdict(page, "espresso")
-    compare(page)
-    page.locator("#charts svg").first.hover()
-    page.wait_for_timeout(1000)
-
-    own = (f"{gateways['keyed'].origin}/", f"blob:{gateways['keyed'].origin}/")
-    assert [address for address in seen.requests if not address.startswith(own)] == []
-    assert len(seen.requests) > 15
-    assert "default-src 'none'" in policy
-    assert (seen.violations(), seen.console) == ([], [])
-
-
 def test_tab_reaches_every_control_in_visual_order(visit):
     """The keyboard reaches every control from top to bottom."""
     page = visit("keyed", key="route").page
@@ -660,38 +654,39 @@ def test_tab_reaches_every_control_in_visual_order(visit):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable(visit, scheme, tmp_path):
-    """Every text, also of results and errors, has a contrast of at least 4.5:1 to its background."""
-    page = visit("keyed", key="infer", color_scheme=scheme).page
+def test_page_is_readable_and_fits_a_phone(visit, scheme):
+    """Every text has a contrast of at least 4.5:1, and nothing needs sideways scrolling at 360 px.
+
+    The page is empty, or has results and a comparison, an error, and lines of text.
+    """
+    page = visit("keyed", viewport=PHONE, key="route", color_scheme=scheme).page
+    width = "document.documentElement.scrollWidth"
+    widths = [page.evaluate(width)]
     classify_coffee(page)
     compare(page)
     page.locator("#access-name").click()
-    texts = page.evaluate(CONTRASTS)
-    (tmp_path / "notes.txt").write_text("this is not an image")
-    upload(page, tmp_path / "notes.txt")
+    texts, widths = page.evaluate(CONTRASTS), [*widths, page.evaluate(width)]
+    table = page.locator(".scroll").evaluate("each => each.scrollWidth <= each.clientWidth")
+    page.keyboard.press("Escape")
+    upload(page, {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"this is not an image"})
     sync_api.expect(page.locator("#error .code-name")).to_be_visible()
     texts += page.evaluate(CONTRASTS)
+    other = visit("tasks", viewport=PHONE, color_scheme=scheme).page
+    read_label(other)
+    other.locator(".found li").first.focus()
+    texts, widths = texts + other.evaluate(CONTRASTS), [*widths, other.evaluate(width)]
 
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == {"light": "rgb(242, 245, 247)", "dark": "rgb(11, 18, 23)"}[scheme]
-    assert len(texts) > 100
+    assert len(texts) > 130
     assert [(text, round(contrast, 2)) for text, contrast in texts if contrast < 4.5] == []
+    assert (widths, table) == ([PHONE["width"]] * 3, True)
 
 
-def test_phone_needs_no_sideways_scrolling(visit, gateways):
-    """At 360 px the page fits the width: empty, signed in, with a result and a comparison."""
-    page = visit("keyed", viewport=PHONE).page
-    width = "document.documentElement.scrollWidth"
-    widths = [page.evaluate(width)]
-    sign_in(page, gateways["keyed"].secrets["route"])
-    classify_coffee(page)
-    compare(page)
-    page.locator("#access-name").click()
-    widths.append(page.evaluate(width))
-
-    assert widths == [PHONE["width"]] * 2
-    table = page.locator(".scroll")
-    assert table.evaluate("each => each.scrollWidth <= each.clientWidth")
+def smaller(shown: bytes) -> Image.Image:
+    """Return a screenshot with six bits a colour: no visible difference, and a quarter smaller."""
+    picture = Image.open(io.BytesIO(shown)).convert("RGB")
+    return picture.point(lambda value: (value >> 2) * 255 // 63).convert("RGB")
 
 
 def test_pictures_are_small(visit, gateways, tmp_path):
@@ -719,18 +714,22 @@ def test_pictures_are_small(visit, gateways, tmp_path):
         sync_api.expect(page.locator("#compare-unit")).not_to_be_empty()
         page.mouse.move(0, 0)
         page.wait_for_timeout(3000 * is_kept)
-        picture = Image.open(io.BytesIO(page.screenshot(full_page=True, animations="disabled"))).convert(
-            "RGB"
-        )
-        # Six bits a colour: no visible difference, and a quarter smaller.
-        picture = picture.point(lambda value: (value >> 2) * 255 // 63)
-        picture = picture.convert("RGB")
+        picture = smaller(page.screenshot(full_page=True, animations="disabled"))
         if name == "phone":
             picture = picture.crop((0, 0, PHONE["width"], MAX_PHONE_PX))
         picture.save(folder / f"page-{name}.png", optimize=True)
+    page = visit("tasks").page
+    page.get_by_role("tab", name="Read text").click()
+    page.get_by_role("button", name="parcel label").click()
+    sync_api.expect(page.locator("#verdict")).to_contain_text("lines")
+    page.locator("#again").click()
+    expect_busy(page, "false")
+    page.locator(".found li").nth(1).hover()
+    shown = page.locator("#classify").screenshot(animations="disabled")
+    smaller(shown).save(folder / "page-read.png", optimize=True)
 
     sizes = {path.name: path.stat().st_size for path in folder.glob("page-*.png")}
-    assert {*sizes} == {f"page-{name}.png" for name in looks}
+    assert {*sizes} == {f"page-{name}.png" for name in (*looks, "read")}
     assert max(sizes.values()) < MAX_PICTURE_BYTES
 
 
@@ -751,50 +750,135 @@ def test_another_model_is_chosen(visit):
     sync_api.expect(page.locator("#answer .source")).to_contain_text("selected by weight")
 
 
-def test_one_model_needs_no_choice(visit):
-    """The field appears only where it has a use."""
-    page = visit("open").page
-    sync_api.expect(page.locator("#served")).to_have_text("classify")
-
-    assert not page.locator("#model").is_visible()
-
-
-def test_picture_shows_the_input_of_the_network(visit):
-    """The picture has the network's size; without the repository there is none."""
-    page, plain = visit("open").page, visit("plain").page
-
-    classify_coffee(page)
-    classify_coffee(plain)
-
-    sync_api.expect(page.locator("#seen")).to_be_visible()
-    assert page.locator("#seen-image").evaluate("image => [image.naturalWidth, image.naturalHeight]") == [
-        224,
-        224,
-    ]
-    assert not plain.locator("#seen").is_visible()
+def turned() -> bytes:
+    """Return the label as a file that its EXIF data turn by a quarter, clockwise."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return save(Image.open(io.BytesIO(LABEL)).rotate(90, expand=True), "JPEG", exif=exif, quality=95)
 
 
-def test_request_rejected_for_its_key_is_repeated_after_signing_in(visit, gateways):
-    """The old error goes away with its cause."""
-    page = visit("keyed").page
+@pytest.mark.parametrize("image", [LABEL, turned()], ids=["upright", "turned"])
+def test_lines_are_shown_with_their_boxes(visit, image):
+    """The list has the text in reading order; the first box lies over the first words of the picture."""
+    seen = visit("tasks")
+    page = seen.page
+
+    read_label(page, image)
+
+    items = page.locator(".found li")
+    assert [items.nth(place).locator("span").first.inner_text() for place in range(3)] == WORDS
+    sync_api.expect(page.locator(".boxes polygon")).to_have_count(3)
+    (left, top, width, height), (x, y, box_width, box_height) = page.evaluate(PLACES)
+    assert width / height == pytest.approx(900 / 500, rel=0.01)
+    assert (x - left) / width * 900 == pytest.approx(60, abs=15)
+    assert 20 < (y - top) / height * 500 < 70
+    assert 300 < box_width / width * 900 < 600
+    assert 30 < box_height / height * 500 < 100
+    sync_api.expect(page.locator("#answer .source")).to_contain_text("v1 answered, selected by weight")
+    assert "/v1/models/read_text/read" in page.locator("#curl").inner_text()
+    assert seen.violations() == []
+    upload(page, {**FILE, "buffer": BLANK})
+    sync_api.expect(page.locator("#verdict")).to_have_text("No line found.")
+    sync_api.expect(page.locator(".boxes polygon")).to_have_count(0)
+
+
+def test_entry_and_box_highlight_each_other(visit):
+    """The pointer on one lights both; so does the keyboard, with one stop for each group."""
+    page = visit("tasks").page
+    read_label(page)
+    items, boxes = page.locator(".found li"), page.locator(".boxes polygon")
+
+    items.nth(1).hover()
+    lit = "(elements) => elements.map((each) => each.classList.contains('lit'))"
+    assert boxes.evaluate_all(lit) == items.evaluate_all(lit) == [False, True, False]
+    boxes.nth(2).hover()
+    assert boxes.evaluate_all(lit) == items.evaluate_all(lit) == [False, False, True]
+    page.mouse.move(0, 0)
+    assert True not in items.evaluate_all(lit)
+
+    items.first.focus()
+    page.keyboard.press("ArrowDown")
+    assert boxes.evaluate_all(lit) == [False, True, False]
+    assert items.nth(1).get_attribute("aria-selected") == "true"
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == f"Line: {WORDS[0]}"
+    page.keyboard.press("End")
+    assert items.evaluate_all(lit) == [False, False, True]
+
+
+def test_fields_highlight_their_boxes(visit):
+    """The tab for waybills lists fields with their checksum; a missing field lights no box."""
+    page = visit("tasks").page
+    page.get_by_role("tab", name="Read a waybill").click()
+
+    upload(page, {**FILE, "buffer": LABEL})
+
+    sync_api.expect(page.locator("#verdict")).to_contain_text("fields found")
+    fields = page.get_by_role("listbox", name="Fields").get_by_role("option")
+    number = fields.filter(has_text="tracking_number")
+    sync_api.expect(number.locator("strong")).to_have_text(WORDS[1])
+    sync_api.expect(number.locator(".badge")).to_have_text("checksum right")
+    number.hover()
+    assert number.evaluate("each => each.classList.contains('lit')")
+    lit = page.locator(".boxes polygon.lit")
+    assert lit.get_attribute("aria-label") == f"tracking_number: {WORDS[1]}"
+    missing = fields.filter(has_text="not found")
+    assert missing.count() > 0
+    missing.first.hover()
+    assert page.locator(".boxes polygon.lit").count() == 0
+
+
+def test_another_tab_repeats_the_image(visit):
+    """The same image is classified and read; each tab has its own options."""
+    page = visit("tasks").page
     upload(page, COFFEE)
-    sync_api.expect(page.locator("#error .code-name")).to_have_text("unauthenticated")
+    sync_api.expect(page.locator("#verdict strong")).to_have_text("espresso")
 
-    sign_in(page, gateways["keyed"].secrets["infer"])
+    page.get_by_role("tab", name="Read text").press("ArrowLeft")
+    page.get_by_role("tab", name="Read text").click()
 
-    expect_verdict(page, "espresso")
-    sync_api.expect(page.locator("#error")).to_be_empty()
+    sync_api.expect(page.locator(".boxes img")).to_be_visible()
+    sync_api.expect(page.locator("#again")).to_have_text("Read again")
+    assert not page.locator("#compare").is_visible()
+    assert not page.get_by_label("Classes shown").is_visible()
+    assert not page.locator("#seen").is_visible()
+    sync_api.expect(page.locator("#served")).to_contain_text("read_text")
+    page.get_by_role("tab", name="Classify").click()
+    sync_api.expect(page.locator("#verdict strong")).to_have_text("espresso")
+    assert page.locator("#compare").is_visible()
 
 
-def test_words_are_those_of_people(visit):
-    """The state of a variant is not called by the state of a switch."""
-    page = visit("open").page
-    classify_coffee(page)
+def test_objects_are_shown_with_their_boxes(visit):
+    """The list has the labels, best first; boxes have the place of the known ones."""
+    page = visit("tasks").page
+    page.get_by_role("tab", name="Find objects").click()
 
-    assert page.get_by_label("Classes shown").input_value() == "5"
-    badges = page.locator("#variants .badge")
-    sync_api.expect(badges.first).to_be_visible()
-    assert {*badges.all_inner_texts()} <= {"answers", "no requests yet"}
+    upload(page, {"name": "noise.png", "mimeType": "image/png", "buffer": PHOTO})
+
+    sync_api.expect(page.locator("#verdict")).to_have_text(f"{len(KNOWN)} objects")
+    labels = page.locator(".found li span:first-child").all_inner_texts()
+    assert labels == [CLASSES[index] for _, _, index in KNOWN]
+    (left, top, width, height), (x, y, box_width, box_height) = page.evaluate(PLACES)
+    scale = width / (2 * SIDE)
+    assert height == pytest.approx(width, abs=1)
+    found = (x - left, y - top, x - left + box_width, y - top + box_height)
+    # The outline of a box adds a pixel on each side.
+    assert [each / scale for each in found] == pytest.approx(
+        [2 * side for side in KNOWN[0][0]], abs=3 / scale
+    )
+
+
+def test_tabs_are_those_of_the_models(visit):
+    """A server of text models has a tab for text and one for waybills; the sample suits both."""
+    page = visit("text").page
+    sync_api.expect(page.locator("#classify-title")).to_have_text("Read text")
+
+    page.get_by_role("button", name="parcel label").click()
+
+    sync_api.expect(page.locator("#verdict")).to_contain_text("lines")
+    assert page.locator(".sample").count() == 1
+    assert page.locator("#tasks button").all_inner_texts() == ["Read text", "Read a waybill"]
+    sync_api.expect(page.locator("#connection")).to_have_text("live")
 
 
 def test_page_says_that_the_server_is_down(browser, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,8 @@ import psutil
 import pytest
 
 from loadtest.servers import served
-from nereid import metrics_page
-from nereid.assets import COFFEE, REPOSITORY
+from nereid import Detector, metrics_page
+from nereid.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
 from nereid.client.classifier import Classifier
 from nereid.repository import check
 from nereid.server.control import Control
@@ -25,7 +26,9 @@ from nereid.tune.report import Report
 from nereid.tune.search import FIRST_S, NotMeasured, Search
 from nereid.tune.trial import TrialServer, copy_repository
 from nereid.tune.tuning import TuneOptions, write
+from tests.detectors import add_detector
 from tests.routes import wait_until
+from tests.supervised import serving
 
 VARIANTS = ("classify_v1", "classify_v2")
 NETWORK = "efficientnet_lite0"
@@ -34,13 +37,27 @@ CALLERS = 8
 WAITING = {DELAY: 400_000, PREFERRED: 16, MAX_BATCH_SIZE: 16}
 # Longer than the interval at which stubs publish their metrics.
 METRICS_S = 1.5
-ABOUT = ["when, where, how much"]
+CHANGED = (("instances", 1), (DELAY, 500))
 
 
 @pytest.fixture
 def models(tmp_path):
     """A repository like ours."""
     return copy_repository(REPOSITORY, tmp_path / "models")
+
+
+@pytest.fixture
+def cars(tmp_path):
+    """A repository with a detector."""
+    return add_detector(tmp_path)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A repository with a reader."""
+    pytest.importorskip("cv2", reason="opencv is not installed: extra text")
+    waybills = shutil.ignore_patterns("read_waybill*")
+    return shutil.copytree(TEXT_REPOSITORY, tmp_path / "texts", ignore=waybills)
 
 
 def read_json(url: str, path: str) -> dict:
@@ -50,7 +67,10 @@ def read_json(url: str, path: str) -> dict:
 
 
 def assert_served_as_fused(repository, folder, instances: int) -> None:
-    """Serve profile `tuned`: both variants are fused, classify_v1 in `instances`, and the route responds."""
+    """Serve profile `tuned`: both variants are fused, classify_v1 in `instances`, and the route responds.
+
+    The other model has its config of `cpu`, since a server has one profile.
+    """
     with served(folder, os.environ, "tuned", repository) as server:
         url = f"127.0.0.1:{server.options.ports.http}"
         found = {model: read_json(url, f"/v2/models/{model}/config") for model in VARIANTS}
@@ -60,16 +80,6 @@ def assert_served_as_fused(repository, folder, instances: int) -> None:
     assert {model: config["backend"] for model, config in found.items()} == dict.fromkeys(VARIANTS, "fused")
     assert found["classify_v1"]["instance_group"][0]["count"] == instances
     assert answer.labels[0].name == "espresso"
-
-
-@pytest.mark.slow
-def test_profile_is_served_fused(models, tmp_path):
-    """In the profile, the other model has its config of `cpu`, since a server has one profile."""
-    tuned = profiles.tunable(models, "classify_v1", "cpu")
-
-    profiles.write(models, tuned, {"instances": 3}, "nereid tune", ABOUT)
-
-    assert_served_as_fused(models, tmp_path, instances=3)
 
 
 @contextmanager
@@ -120,6 +130,41 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
         if sample.name == "nereid_onnxruntime_batch_size_bucket" and sample.labels["model"] == "classify_v1"
     }
     assert runs["2"] < runs["4"] == runs["+Inf"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("repository", "model", "profile"),
+    [
+        ("cars", "cars_v1", "cpu"),
+        ("cars", "cars_boxes", "ensemble"),
+        ("texts", "read_text_v1", "cpu"),
+        ("texts", "text_detect", "ensemble"),
+    ],
+)
+def test_settings_of_detectors_and_readers_are_measured(request, repository, model, profile, tmp_path):
+    """Their requests have one image; every kind of model answers all, also with other settings."""
+    found = request.getfixturevalue(repository)
+    with trial(found, model, profile, tmp_path, (1, 4)) as trying:
+        measured = [trying.measure(candidate, 0.2) for candidate in ((), CHANGED)]
+
+    loads = [load for each in measured for load in each.values()]
+    assert [(load.answered > 0, load.failed) for load in loads] == [(True, 0)] * 4
+
+
+@pytest.mark.slow
+def test_tuned_detector_is_served(cars, tmp_path):
+    """A detector with the written profile has the settings, and finds the same objects."""
+    profiles.write(cars, profiles.tunable(cars, "cars_boxes", "ensemble"), dict(CHANGED), "nereid tune", ())
+
+    with (
+        serving(cars, tmp_path / "run", "--profile", "tuned") as running,
+        Detector(f"127.0.0.1:{running.ports['http']}", "http", "cars") as detector,
+    ):
+        found = detector.detect(COFFEE)
+        stubs = running.stubs("cars_boxes")
+
+    assert ([each.label for each in found.objects], len(stubs)) == (["dog", "cat"], 1)
 
 
 class Breaking(TrialServer):

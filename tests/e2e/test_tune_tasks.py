@@ -1,4 +1,4 @@
-"""`nereid tune` and `nereid watch` for detectors and readers, whose requests have exactly one image."""
+"""`nereid watch` for detectors and readers."""
 
 import os
 import shutil
@@ -11,8 +11,6 @@ import pytest
 
 from nereid import Detector, Reader
 from nereid.assets import COFFEE, TEXT_REPOSITORY
-from nereid.tune import profiles
-from nereid.tune.trial import TrialServer
 from tests.detectors import KNOWN, TestDetector, add_detector, moved
 from tests.labels import LABEL, WORDS
 from tests.recognisers import retrained
@@ -22,7 +20,6 @@ from tests.watches import watching
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 pytestmark = pytest.mark.slow
 
-CHANGED = (("instances", 1), ("max_queue_delay_microseconds", 500))
 PROFILES = ("cpu", "ensemble")
 
 
@@ -37,52 +34,6 @@ def texts(tmp_path) -> Path:
     """A repository with a reader."""
     waybills = shutil.ignore_patterns("read_waybill*")
     return Path(shutil.copytree(TEXT_REPOSITORY, tmp_path / "texts", ignore=waybills))
-
-
-@pytest.fixture
-def repository(request) -> Path:
-    """One of both repositories."""
-    return Path(request.getfixturevalue(request.param))
-
-
-@pytest.mark.parametrize(
-    ("repository", "model", "profile"),
-    [
-        ("cars", "cars_v1", "cpu"),
-        ("cars", "cars_boxes", "ensemble"),
-        ("texts", "read_text_v1", "cpu"),
-        ("texts", "read_text_v1", "ensemble"),
-        ("texts", "text_detect", "ensemble"),
-    ],
-    indirect=["repository"],
-)
-def test_settings_of_detectors_and_readers_are_measured(repository, model, profile, tmp_path):
-    """Every model that can be named answers all requests of a measurement, also with other settings."""
-    tuned = profiles.tunable(repository, model, profile)
-    (tmp_path / "trial").mkdir()
-
-    with TrialServer(repository, tuned, (), (1, 4), tmp_path / "trial", os.environ) as trial:
-        found = [trial.measure(candidate, 0.2) for candidate in ((), CHANGED)]
-
-    loads = [load for each in found for load in each.values()]
-    assert [(load.answered > 0, load.failed) for load in loads] == [(True, 0)] * 4
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_tuned_detector_is_served(cars, profile, tmp_path):
-    """A detector with the written profile has the settings, and finds the same objects."""
-    model = {"cpu": "cars_v1", "ensemble": "cars_boxes"}[profile]
-    profiles.write(cars, profiles.tunable(cars, model, profile), dict(CHANGED), "nereid tune", ())
-
-    with (
-        serving(cars, tmp_path / "run", "--profile", "tuned") as served,
-        Detector(f"127.0.0.1:{served.ports['http']}", "http", "cars") as detector,
-    ):
-        found = detector.detect(COFFEE)
-        stubs = served.stubs(model)
-
-    assert [each.label for each in found.objects] == ["dog", "cat"]
-    assert len(stubs) == 1
 
 
 @contextmanager

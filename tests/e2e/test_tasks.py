@@ -1,0 +1,570 @@
+"""All tasks on one real server: answers in both forms, bad input, clients, commands and the gateway."""
+
+import base64
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+from tritonclient.utils import InferenceServerException
+
+from nereid import Classifier, Detector, Reader, RequestRefused, metrics_page
+from nereid.assets import COFFEE, PARCEL_LABEL, REPOSITORY, TEXT_REPOSITORY
+from nereid.contract import DEADLINE_PARAMETER
+from nereid.server.command_line import ServerOptions
+from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.ports import Ports, free_ports
+from nereid.server.supervision.process_usage import memory_bytes
+from nereid.triton import stub_processes
+from tests.classifiers import opened
+from tests.detectors import CLASSES, HEADS, KNOWN, SIDE
+from tests.e2e.conftest import url
+from tests.labels import BLANK, LABEL, WORDS
+from tests.networks import CLIENTS, Arrays, connect, infer
+from tests.pairwise import pairwise
+from tests.pictures import save
+from tests.proof import REQUESTS
+from tests.readers import LINES, encoded, page, reader
+from tests.routes import wait_until
+from tests.supervised import running_gateway
+from tests.tables import cases
+from tests.tasks import DETECT, READ, TASKS, store_tasks
+
+pytest.importorskip("cv2", reason="opencv is not installed: extra text")
+pytestmark = pytest.mark.slow
+
+NEREID, WATCHDOG_S = str(Path(sys.executable).with_name("nereid")), 180
+PROTOCOLS, FORMS = ("http", "grpc"), ("cpu", "ensemble")
+PARCEL = PARCEL_LABEL.read_bytes()
+TRANSPORTS = pairwise(
+    {"task": TASKS, "way": ("sync", "async"), "protocol": PROTOCOLS, "memory": (None, "system")}
+)
+# For what does not depend on the form.
+fused = pytest.mark.parametrize("server", ["cpu"], indirect=True)
+of_each_task = pytest.mark.parametrize("task", TASKS[1:], ids=str)  # test_bad_input.py has the classifiers
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def server(request, tmp_path_factory) -> Iterator[EmbeddedServer]:
+    """A running server of all tasks: pinned models in one process each, or models of every network."""
+    # The classifiers are tested in both forms by test_classify.py.
+    sources = (REPOSITORY, TEXT_REPOSITORY) if request.param == "cpu" else (TEXT_REPOSITORY,)
+    repository = store_tasks(tmp_path_factory.mktemp("tasks"), *HEADS, sources=sources)
+    options = ServerOptions(repository, request.param, ports=Ports(*free_ports(3)), allow_shm=True)
+    with EmbeddedServer(options, tmp_path_factory.mktemp("run"), os.environ) as running:
+        yield running
+
+
+def ask(server: EmbeddedServer, model: str, *images: bytes, protocol: str = "grpc", **options: Any) -> Arrays:
+    """Send one request with some images to a model; returns its outputs."""
+    tensor = np.array([[image] for image in images], object)
+    return infer(server, model, {"image": tensor}, protocol, **options)
+
+
+def refusal(server: EmbeddedServer, model: str, *images: bytes, **options: Any) -> str:
+    """Send a request that must fail; return the message."""
+    with pytest.raises(InferenceServerException) as raised:
+        ask(server, model, *images, **options)
+    return str(raised.value.message())
+
+
+def texts(outputs: Arrays) -> list[str]:
+    """Return the lines without their spaces, which the network sometimes leaves out."""
+    return [text.decode().replace(" ", "") for text in outputs["text"][0]]
+
+
+def picture(width: int, height: int, orientation: int = 1, kind: str = "PNG") -> bytes:
+    """Return a picture of noise as a file."""
+    pixels = np.random.default_rng(5).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return save(Image.fromarray(pixels), kind, exif=exif)
+
+
+# With the scale from the network's pixels to those of the upright picture; margins are 0 or exact.
+PICTURES = {
+    "same size": (picture(SIDE, SIDE), lambda box: box),
+    "half size": (picture(2 * SIDE, 2 * SIDE), lambda box: box * 2),
+    "wide": (picture(2 * SIDE, SIDE), lambda box: (box - [0, 16, 0, 16]) * 2),
+    "turned JPEG": (picture(SIDE, 2 * SIDE, 6, "JPEG"), lambda box: (box - [0, 16, 0, 16]) * 2),
+    "turned TIFF": (picture(SIDE, 2 * SIDE, 6, "TIFF"), lambda box: (box - [0, 16, 0, 16]) * 2),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_known_boxes_are_found(server, head):
+    """Every head, form and protocol gives the known objects of every picture, bit for bit."""
+    for name, (image, place) in PICTURES.items():
+        with Image.open(io.BytesIO(image)) as opened_image:
+            width, height = (2 * SIDE, SIDE) if "turned" in name else opened_image.size
+        boxes = np.array([place(np.array(box)) for box, _, _ in KNOWN], np.float32)
+        boxes = np.clip(boxes, 0, np.array([width, height, width, height], np.float32))
+        for protocol in PROTOCOLS:
+            found = ask(server, head, image, protocol=protocol)
+
+            assert found["box"].tolist() == [boxes.tolist()], (name, protocol)
+            assert found["score"].tolist() == [[score for _, score, _ in KNOWN]]
+            assert found["label"].tolist() == [[CLASSES[index].encode() for _, _, index in KNOWN]]
+            assert (found["variant"].item(), found["version"].item()) == (b"v1", b"1")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_lines_are_read(server, protocol):
+    """The route passes on text, confidence and boxes, and the variant."""
+    found = ask(server, "read_text", encoded(page()), protocol=protocol)
+
+    assert texts(found) == [line.replace(" ", "") for line in LINES]
+    assert (found["confidence"].dtype, found["box"].shape) == (np.float32, (1, 3, 4, 2))
+    assert found["variant"].item() == b"v1"
+
+
+@cases(
+    "image",
+    {
+        "label": PARCEL,
+        "side": encoded(page().rotate(90, expand=True)),
+        "head": encoded(page().rotate(180)),
+        "mirrored": encoded(page().transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
+        "blurred": encoded(page().filter(ImageFilter.GaussianBlur(2)), "JPEG", quality=20),
+        "empty": encoded(Image.new("RGB", (640, 480), "white")),
+        "pixel": encoded(Image.new("RGB", (1, 1))),
+    },
+)
+def test_both_forms_read_as_the_library(server, image):
+    """Equal text and boxes; the networks run in equal batches, so that even the confidences are equal."""
+    (expected,) = reader().read([image])
+    found = ask(server, "read_text", image)
+
+    assert isinstance(expected, list)
+    assert [text.decode() for text in found["text"][0]] == [line.text for line in expected]
+    for place, line in enumerate(expected):
+        np.testing.assert_allclose(found["box"][0][place], line.box, atol=1e-3)
+        assert found["confidence"][0][place] == pytest.approx(line.confidence, abs=1e-5)
+
+
+def bomb() -> bytes:
+    """Return the header of a PNG of 20,000 x 20,000 pixels."""
+    body = b"IHDR" + (20_000).to_bytes(4) * 2 + b"\x08\x02\x00\x00\x00"
+    header = (13).to_bytes(4) + body + zlib.crc32(body).to_bytes(4)
+    return b"\x89PNG\r\n\x1a\n" + header + bytes(4) + b"IDAT" + zlib.crc32(b"IDAT").to_bytes(4)
+
+
+@of_each_task
+def test_bad_requests_are_refused(server, task):
+    """The message names what was expected, over each protocol, and the next request is answered."""
+    for images, message in (
+        ([b""], "invalid image: expected the bytes of an image file"),
+        ([b"no image"], "invalid image: expected an image file"),
+        ([task.image[:-200]], "invalid image: "),
+        ([PARCEL[:3000]], "invalid image: "),
+        ([bomb()], "invalid image: expected at most 64000000 pixels"),
+        ([task.image] * 2, "invalid request: expected one image per request, got 2"),
+    ):
+        for protocol in PROTOCOLS:
+            assert message in refusal(server, task.model, *images, protocol=protocol)
+    assert "one image per request" in refusal(server, f"{task.model}_v1", task.image, task.image)
+    assert ask(server, task.model, task.image)["variant"].item() == b"v1"
+
+
+@fused
+@of_each_task
+def test_expired_request_is_refused(server, task):
+    """Its client no longer waits."""
+    late = {DEADLINE_PARAMETER: 1}
+    assert "deadline exceeded: " in refusal(server, f"{task.model}_v1", task.image, parameters=late)
+
+
+@of_each_task
+def test_bad_images_do_not_harm_the_requests_of_their_batch(server, task):
+    """Requests that arrive together share batches; each good one gets its own answer."""
+    if task is READ:
+        good = [encoded(page((f"LINE {number:03}", "RB123456785GB"))) for number in range(6)]
+    else:
+        good = [PICTURES[name][0] for name in ("same size", "half size", "wide")] * 4
+    images = [*good[:2], b"no image", *good[2:4], LABEL[:3000], *good[4:]]
+
+    def outcome(image: bytes) -> Any:
+        try:
+            found = ask(server, task.model, image)
+            return texts(found) if task is READ else found["box"].tolist()
+        except InferenceServerException as error:
+            return str(error.message())
+
+    alone = [outcome(image) for image in good]
+    with ThreadPoolExecutor(len(images)) as pool:
+        outcomes = [*pool.map(outcome, images)]
+
+    bad = [outcomes.pop(place) for place in (5, 2)]
+    assert outcomes == alone
+    assert len({str(each) for each in alone}) == (6 if task is READ else 3)
+    assert all("invalid image: " in each for each in bad)
+    if task is DETECT:
+        with connect(server) as client:
+            stats = client.get_inference_statistics(as_json=True)["model_stats"]
+        names = {"yolov8_network", "yolov8_v1"}
+        sizes = [each.get("batch_stats", []) for each in stats if each["name"] in names]
+        assert max(int(each["batch_size"]) for group in sizes for each in group) > 1
+
+
+@fused
+def test_waybill_has_its_fields(server):
+    """The lines come as from the reader without fields, and each field is one JSON object."""
+    lines, waybill = (ask(server, model, PARCEL) for model in ("read_text", "read_waybill"))
+
+    fields = {each["name"]: each for each in map(json.loads, waybill["field"][0])}
+    tracking = fields["tracking_number"]
+    assert waybill["text"].tolist() == lines["text"].tolist()
+    assert (tracking["value"], tracking["valid"]) == ("RB123456785GB", True)
+    assert np.array(tracking["box"]).shape == (4, 2)
+    assert {"name", "value", "confidence", "box", "valid", "corrected"} == tracking.keys()
+
+
+@fused
+def test_field_that_is_not_found_is_not_an_error(server):
+    """Its value is null, and the required one is counted."""
+    found = ask(server, "read_waybill", BLANK)
+
+    def missing() -> dict[str, float]:
+        samples = metrics_page.parse(metrics_page.fetch(url(server, "metrics"), WATCHDOG_S))
+        name = "nereid_reader_missing_fields_total"
+        return Counter({each.labels["field"]: each.value for each in samples if each.name == name})
+
+    assert found["text"].shape == (1, 0)
+    assert {json.loads(each)["value"] for each in found["field"][0]} == {None}
+    wait_until(lambda: missing()["tracking_number"] >= 1, "the count of the required field")
+    assert missing().keys() == {"tracking_number"}
+
+
+@fused
+@pytest.mark.parametrize("row", TRANSPORTS, ids=lambda row: "-".join(map(str, row.values())))
+def test_clients_return_the_same_over_every_transport(server, row):
+    """The known answer with variant, version and id; in a stream, a bad image fails alone."""
+    task, way, protocol, memory = row.values()
+    address = url(server, protocol)
+    with opened(way, address, protocol, task.model, kinds=task.kinds, shared_memory=memory) as client:
+        one = getattr(client, task.name)(task.image, variant="v1", request_id="mine")
+        images = [task.image, b"bad", task.image, BLANK]
+        good, bad, again, blank = getattr(client, f"{task.name}_many")(images, route_key="alice")
+        for options, message in ({"variant": "v9"}, "unknown x-variant 'v9'"), ({"version": "9"}, "9"):
+            with pytest.raises(RequestRefused, match=message):
+                getattr(client, task.name)(task.image, **options)
+
+    for result in (one, good, again):
+        task.check(result)
+    assert (one.model, one.version, one.variant, one.reason) == (task.model, "1", "v1", "variant")
+    assert (one.request_id, good.reason) == ("mine", "route-key")
+    assert (type(bad), str(bad).startswith("invalid image: ")) == (RequestRefused, True)
+    assert task is not READ or blank.lines == ()
+
+
+@fused
+def test_models_of_other_tasks_are_refused(server):
+    """The message has the outputs of the model, or the name that is not there; commands print it."""
+    address = url(server, "grpc")
+    for kind, method, model, message in (
+        (Reader, "read", "yolov8", "no output 'text'"),
+        (Detector, "detect", "read_text", "model 'read_text' has no output 'score', 'label'"),
+        (Classifier, "classify", "read_text", "no output 'scores'"),
+        (Reader, "read", "nothing", "'nothing'"),
+    ):
+        with kind(address, model=model) as client, pytest.raises(RequestRefused, match=message):
+            getattr(client, method)(LABEL)
+
+    done = command(server, "detect", COFFEE, "--model", "read_text")
+
+    assert (done.returncode, "no output 'score', 'label'" in done.stderr) == (1, True)
+
+
+def command(server: EmbeddedServer, *words: object) -> "subprocess.CompletedProcess[str]":
+    """Run a command on a server."""
+    line = [NEREID, str(words[0]), "--url", url(server, "grpc"), *map(str, words[1:])]
+    return subprocess.run(line, capture_output=True, text=True, timeout=WATCHDOG_S)
+
+
+@fused
+@of_each_task
+def test_command_prints_and_draws(server, task, tmp_path):
+    """Table, JSON and CSV have the known answer; a bad image fails alone; each good one is drawn."""
+    folder, drawn = tmp_path / "images", tmp_path / "drawn"
+    folder.mkdir()
+    (folder / "good.png").write_bytes(task.image)
+    words = task.name, folder, "--model", task.model
+
+    table = command(server, *words, "--draw", drawn)
+    (folder / "bad.png").write_bytes(b"bad")
+    done = command(server, *words, "--json")
+    bad, good = json.loads(done.stdout)
+    empty, *rows = csv.DictReader(io.StringIO(command(server, *words, "--csv").stdout))
+
+    task.check(good)
+    assert bad["error"].startswith("invalid image: ")
+    work = {"read": "read", "detect": "searched"}[task.name]
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, f"error: 1 of 2 images could not be {work}")
+    assert Path(empty["image"]).name == "bad.png"
+    if task is READ:
+        assert [row["text"] for row in rows] == WORDS
+        corners = [point for point in good["lines"][0]["box"] for point in point]
+        assert [float(each) for each in rows[0]["box"].split()] == pytest.approx(corners, rel=1e-4)
+    else:
+        sides = ("left", "top", "right", "bottom")
+        numbers = [
+            {**row, "score": float(row["score"]), "box": [float(row[each]) for each in sides]} for row in rows
+        ]
+        task.check({"objects": numbers})
+    assert (table.returncode, table.stderr, "variant v1 by weight" in table.stdout) == (0, "", True)
+    assert all(word in table.stdout for word in (WORDS if task is READ else ("dog", "cat")))
+    with Image.open(drawn / "good.png.png") as marked, Image.open(io.BytesIO(task.image)) as plain:
+        assert (marked.size, marked.tobytes() == plain.tobytes()) == (plain.size, False)
+
+
+@fused
+def test_command_prints_fields(server, tmp_path):
+    """The table and CSV have the fields, too; a blank image fails nothing, and one file takes no drawings."""
+    (tmp_path / "label.png").write_bytes(LABEL)
+    (tmp_path / "blank.png").write_bytes(BLANK)
+    words = "read", tmp_path, "--model", "read_waybill"
+
+    done = command(server, *words)
+    rows = csv.DictReader(io.StringIO(command(server, *words, "--csv").stdout))
+    wrong = command(server, *words, "--draw", tmp_path / "blank.png")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    line = next(line for line in done.stdout.splitlines() if "tracking_number" in line and WORDS[1] in line)
+    assert "yes" in line
+    assert all(words in done.stdout for words in ("not found", "no text"))
+    fields = [row for row in rows if row["entry"] == "field" and "label" in row["image"]]
+    found = {row["name"]: (row["text"], row["valid"]) for row in fields}
+    assert found["tracking_number"] == (WORDS[1], "yes")
+    assert (wrong.returncode, "expected a folder for several images" in wrong.stderr) == (2, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A running gateway: its ports by protocol."""
+
+    ports: dict[str, int]
+
+    def send(self, path: str, body: bytes | None = None, kind: str = "image/png") -> Any:
+        """Send a request; return its status, media type and body."""
+        address = f"http://127.0.0.1:{self.ports['http']}{path}"
+        request = urllib.request.Request(address, body, {"Content-Type": kind})
+        try:
+            with urllib.request.urlopen(request, timeout=WATCHDOG_S) as answer:
+                return answer.status, answer.headers["content-type"], answer.read()
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, refused.headers["content-type"], refused.read()
+
+    def json(self, path: str, body: bytes | None = None, **options: str) -> tuple[int, Any]:
+        """Send a request; return its status and its JSON."""
+        status, _, text = self.send(path, body, **options)
+        return status, json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def gateway(server, tmp_path_factory) -> Iterator[Gateway]:
+    """A gateway of models without a classifier, that knows only the address of their server."""
+    models = "read_text", "read_text_v1", "read_waybill", "yolov8"
+    words = "--url", url(server, "http"), *(word for name in models for word in ("--model", name))
+    log = tmp_path_factory.mktemp("gateway") / "log"
+    with running_gateway(log, *words, "--grpc-port", "0") as ports:
+        yield Gateway(ports)
+    assert "Traceback" not in log.read_text()
+
+
+@fused
+@of_each_task
+def test_gateway_answers_every_kind_of_body(gateway, task):
+    """A raw image, a form and JSON have the known answer and the route's variant, and are counted."""
+    boundary = b"--x\r\nContent-Disposition: form-data; name=file; filename=a.png\r\n\r\n"
+    form, named = boundary + task.image + b"\r\n--x--\r\n", f"/v1/models/{task.model}/{task.name}"
+    document = json.dumps({"image": base64.b64encode(task.image).decode()}).encode()
+
+    answers = [
+        gateway.json(f"/v1/{task.name}", task.image),
+        gateway.json(f"/v1/{task.name}", form, kind="multipart/form-data; boundary=x"),
+        gateway.json(f"{named}?route_key=alice", document, kind="application/json"),
+    ]
+
+    for status, answer in answers:
+        assert status == 200
+        task.check(answer)
+        assert (answer["model"], answer["variant"], answer["version"]) == (task.model, "v1", "1")
+        assert answer["timings_ms"]["inference"] > 0
+    assert [answer["reason"] for _, answer in answers] == ["weight", "weight", "route-key"]
+    labels = f'endpoint="/v1/{task.name}",model="{task.model}",outcome="ok",variant="v1"'
+    assert f"nereid_gateway_images_total{{{labels}}}" in gateway.send("/metrics")[2].decode()
+    # The live view has whole seconds.
+    wait_until(lambda: gateway.json("/v1/live")[1]["outcomes"], "the live view")
+
+
+@fused
+def test_gateway_reads_fields_and_old_encodings(gateway):
+    """The reader of documents is found; GBK has the same JSON, and the media type says so."""
+    status, answer = gateway.json("/v1/waybill", LABEL)
+    kind, body = gateway.send("/v1/waybill?encoding=gbk", LABEL)[1:]
+    lines = gateway.json("/v1/models/read_waybill/read", LABEL)[1]
+
+    fields = {field["name"]: field for field in answer["fields"]}
+    number = fields["tracking_number"]
+    assert (status, answer["model"]) == (200, "read_waybill")
+    assert (number["value"], number["valid"], number["corrected"]) == (WORDS[1], True, [])
+    assert np.allclose(number["box"], answer["lines"][1]["box"], atol=0.1)
+    assert kind == "application/json; charset=gbk"
+    assert json.loads(body.decode("gbk"))["fields"] == answer["fields"]
+    READ.check(lines)
+    assert gateway.json("/v1/models/read_text_v1/read", LABEL)[1]["variant"] == ""
+    assert gateway.json("/v1/read", BLANK)[1]["lines"] == []
+
+
+@fused
+@cases(
+    ("path", "status", "code", "words"),
+    {
+        "variant": ("/v1/read?variant=v9", 400, "invalid_request", "expected one of v1"),
+        "encoding": ("/v1/read?encoding=latin-1", 400, "invalid_request", "must be one of utf-8, gbk"),
+        "parameter": ("/v1/read?top_k=3", 400, "invalid_request", "unknown query parameter 'top_k'"),
+        "model": ("/v1/models/nothing/read", 404, "not_found", "read_text, read_text_v1"),
+        "no model": ("/predict", 404, "not_found", "no model classifies images here"),
+        "reader": ("/v1/models/read_text/predict", 400, "invalid_request", "POST /v1/models/read_text/read"),
+        "detector": ("/v1/models/yolov8/read", 400, "invalid_request", "POST /v1/models/yolov8/detect"),
+    },
+)
+def test_gateway_names_the_reason_of_errors(gateway, path, status, code, words):
+    """Each bad request has a code and a message; another task names the endpoint that fits."""
+    found, answer = gateway.json(path, LABEL)
+
+    assert (found, answer["error"]["code"]) == (status, code)
+    assert words in answer["error"]["message"]
+
+
+@fused
+@of_each_task
+@cases(
+    ("body", "words"),
+    {"no image": (b"no image", "expected an image file"), "empty": (b"", "empty"), "cut": (LABEL[:2000], "")},
+)
+def test_gateway_refuses_bad_images(gateway, task, body, words):
+    """The message is that of the server."""
+    status, answer = gateway.json(f"/v1/{task.name}", body)
+
+    assert (status, answer["error"]["code"], words in answer["error"]["message"]) == (
+        400,
+        "invalid_image",
+        True,
+    )
+
+
+@fused
+def test_gateway_lists_models_with_their_task(gateway):
+    """The page shows a tab for each task; readiness reads an image."""
+    status, listed = gateway.json("/v1/models")
+
+    assert status == 200
+    assert {each["name"]: each["task"] for each in listed} == {
+        "read_text": "read",
+        "read_text_v1": "read",
+        "read_waybill": "waybill",
+        "yolov8": "detect",
+    }
+    assert gateway.json("/readyz") == (200, {"ready": True, "reason": ""})
+
+
+@fused
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_outputs_of_any_length_cross_the_v2_protocol(gateway, protocol):
+    """NVIDIA's own client gets three lines, none, and an error of one image per request.
+
+    Triton would end if it sorted texts, or the confidences of an image without text.
+    """
+    client = CLIENTS[protocol]
+
+    def tensor(*images: bytes) -> Any:
+        made = client.InferInput("image", [len(images), 1], "BYTES")
+        made.set_data_from_numpy(np.array([[each] for each in images], dtype=object))
+        return made
+
+    with client.InferenceServerClient(f"127.0.0.1:{gateway.ports[protocol]}") as connection:
+        found, blank = (connection.infer("read_text", [tensor(each)]) for each in (LABEL, BLANK))
+        with pytest.raises(InferenceServerException, match="one image per request"):
+            connection.infer("read_text", [tensor(LABEL, LABEL)])
+        for model, name, reason in (
+            ("read_text", "text", "needs numbers, got BYTES"),
+            ("read_text", "confidence", "needs a fixed length"),
+            ("read_text", "box", "needs a fixed length"),
+            ("yolov8", "score", "needs a fixed length"),
+        ):
+            outputs = [client.InferRequestedOutput(name, class_count=2)]
+            with pytest.raises(InferenceServerException, match=f"classification {reason}"):
+                connection.infer(model, [tensor(BLANK)], outputs=outputs)
+
+    words = [each if isinstance(each, str) else each.decode() for each in found.as_numpy("text")[0]]
+    assert words == WORDS
+    assert (found.as_numpy("box").shape, found.as_numpy("confidence").shape) == ((1, 3, 4, 2), (1, 3))
+    shapes = [blank.as_numpy(name).shape for name in ("text", "confidence", "box")]
+    assert shapes == [(1, 0), (1, 0), (1, 0, 4, 2)]
+    assert gateway.json("/v1/read", BLANK)[0] == 200
+
+
+@fused
+def test_schemathesis_finds_no_fault(gateway, tmp_path):
+    """Requests generated from the OpenAPI document get only described responses, and no 5xx."""
+    address = f"http://127.0.0.1:{gateway.ports['http']}/openapi.json"
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,"
+    checks += "response_schema_conformance"
+    words = [sys.executable, "-m", "schemathesis.cli", "run", address, "--checks", checks]
+    words += ["-H", "X-Request-Timeout-Ms: 30000", "--seed", "1"]
+    words += ["--max-examples", str(max(10, REQUESTS // 100)), "--phases", "examples,coverage,fuzzing"]
+    words += ["--include-path-regex", "read|waybill|detect|models"]
+
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@fused
+def test_memory_stays_bounded(server):
+    """Large, empty, noisy and crowded images leave no memory behind, and do not end the process."""
+    noise = np.random.default_rng(5).integers(0, 2, (1500, 1500), np.uint8) * 255
+    dots = np.full((2000, 2000), 255, np.uint8)
+    dots[::12, ::12] = dots[1::12, ::12] = 0
+    images = [
+        encoded(Image.new("RGB", (7900, 7900), "white")),
+        encoded(Image.new("RGB", (16_384, 1), "white")),
+        encoded(Image.fromarray(noise)),
+        encoded(Image.fromarray(dots)),
+        encoded(page(["x1 y2 z3 " * 20] * 60, 12, 1400)),
+    ]
+
+    def readers() -> set[int]:
+        stubs = stub_processes.find(server.pid, server.options.repository)
+        return {stub.process.pid for stub in stubs if stub.model == "read_text_v1"}
+
+    def used() -> int:
+        return sum(map(memory_bytes, stubs))
+
+    stubs = readers()
+    for image in [*images, *images]:  # each instance gets some of them
+        ask(server, "read_text_v1", image)
+    before = used()
+    for image in images:
+        ask(server, "read_text_v1", image)
+
+    assert used() - before < len(stubs) * 200 * 2**20
+    # The activations of an image of 4 megapixels, which ONNX Runtime keeps for the next one.
+    assert used() < len(stubs) * 2000 * 2**20
+    assert readers() == stubs

@@ -1,0 +1,92 @@
+"""The three tasks for tests: a repository that has all, and for each its clients, an image and the answer."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from nereid import AsyncClassifier, AsyncDetector, AsyncReader, Classifier, Detector, Reader
+from nereid.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
+from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
+from tests.labels import LABEL, WORDS
+from tests.pictures import noise, save
+
+# Twice the side of the network's input, so every box has twice the size.
+PHOTO = save(Image.fromarray(noise(2 * SIDE, 2 * SIDE)))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task, and a request with a known answer.
+
+    Args:
+        name: the method of the clients, the command and the gateway's endpoint.
+        model: its route in the repository of `store_tasks`.
+        kinds: the blocking client and that of asyncio.
+        image: an image file.
+        check: fails unless a result, or its JSON, is right.
+    """
+
+    name: str
+    model: str
+    kinds: tuple[Any, Any]
+    image: bytes
+    check: Callable[[Any], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def field(result: Any, name: str) -> Any:
+    """Return a field of a result or of its JSON."""
+    return result[name] if isinstance(result, dict) else getattr(result, name)
+
+
+def check_classes(result: Any) -> None:
+    """The photo is of an espresso."""
+    best = field(result, "labels")[0]
+    assert (field(best, "name"), field(best, "score") >= 0.9) == ("espresso", True)
+
+
+def check_objects(result: Any) -> None:
+    """The known objects were found, best first, in pixels of the photo."""
+    found = field(result, "objects")
+    assert [field(each, "label") for each in found] == [CLASSES[index] for _, _, index in KNOWN]
+    numbers = [[field(each, "score"), *field(each, "box")] for each in found]
+    wanted = [[score, *(2 * side for side in box)] for box, score, _ in KNOWN]
+    assert numbers == [pytest.approx(each, abs=1e-4) for each in wanted]
+
+
+def check_lines(result: Any) -> None:
+    """The lines of the label were read, each in its place."""
+    found = field(result, "lines")
+    assert [field(line, "text") for line in found] == WORDS
+    for place, line in enumerate(found):
+        assert 0.8 < field(line, "confidence") <= 1
+        (left, top), _, (right, bottom), _ = field(line, "box")
+        assert 40 < left < 70
+        assert 30 + 140 * place < top < bottom < 130 + 140 * place
+        assert 300 < right < 600
+
+
+CLASSIFY = Task("classify", "classify", (Classifier, AsyncClassifier), COFFEE.read_bytes(), check_classes)
+DETECT = Task("detect", "yolov8", (Detector, AsyncDetector), PHOTO, check_objects)
+READ = Task("read", "read_text", (Reader, AsyncReader), LABEL, check_lines)
+TASKS = (CLASSIFY, DETECT, READ)
+
+
+def store_tasks(folder: Path, *heads: str, sources: Sequence[Path] = (REPOSITORY, TEXT_REPOSITORY)) -> Path:
+    """Write a repository with our models and a detector of each of the heads; return it."""
+    histories = shutil.ignore_patterns("*.history.jsonl")
+    for source in sources:
+        shutil.copytree(source, folder / "models", ignore=histories, dirs_exist_ok=True)
+    for head in heads:
+        network = TestDetector(head, batch=1 if head == "detr" else None)
+        # The others are found by their names and shapes.
+        is_named = head in ("yolox", "detr", "detr_sigmoid")
+        add_detector(folder, head, network, head if is_named else "", instances=1)
+    return folder / "models"
