@@ -8,8 +8,6 @@ BIN := .venv/bin
 RUNTIME := $(if $(wildcard /proc/driver/nvidia/version),gpu,cpu)
 # Number of requests that each long test sends; `make proof` sends the full number.
 SLOW_REQUESTS ?= 1000
-# The test of users' networks takes each n-th cell of its matrix; `make proof` takes all.
-CELL_STEP ?= 13
 # Duration of `make soak`, and length of `make chaos`.
 MINUTES ?= 20
 ROUNDS ?= 200
@@ -76,16 +74,16 @@ containers: .venv/.testing  ## run docker-compose.yml in a container engine of i
 	$(BIN)/pytest -m nightly -rs tests/e2e/test_containers.py
 
 test-slow: .venv/.testing  ## run the long tests, with SLOW_REQUESTS (1000) requests each
-	SLOW_REQUESTS=$(SLOW_REQUESTS) CELL_STEP=$(CELL_STEP) $(PYTEST) --durations 25 -m 'slow and not nightly'
+	SLOW_REQUESTS=$(SLOW_REQUESTS) $(PYTEST) --durations 25 -m 'slow and not nightly'
 
 nightly: .venv/.testing  ## run what takes minutes and changes rarely; NIGHTLY_PART=1 to 4 runs a quarter of it
-	SLOW_REQUESTS=$(SLOW_REQUESTS) CELL_STEP=$(CELL_STEP) $(PYTEST) --durations 25 -m nightly
+	SLOW_REQUESTS=$(SLOW_REQUESTS) $(PYTEST) --durations 25 -m nightly
 
 load: .venv/.testing  ## run the load test: a closed and an open loop, compared with thresholds.toml
 	$(BIN)/python -m loadtest.load $(LOAD)
 
 proof: .venv/.testing  ## run bench, and the long tests with 20000 requests each
-	@$(EACH) bench test-slow nightly SLOW_REQUESTS=20000 CELL_STEP=1
+	@$(EACH) bench test-slow nightly SLOW_REQUESTS=20000
 
 bench: .venv/.testing  ## measure everything, and write the records in loadtest/results
 	@$(EACH) $(RECORDS)
