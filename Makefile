@@ -161,7 +161,7 @@ profile: .venv/.testing  ## write flame graphs of gateway, route and model under
 pictures: .venv/.testing  ## draw docs/top.svg: nereid top, and a server and a gateway under load
 	$(BIN)/python -m loadtest.top_picture
 
-docs: .venv/.testing  ## write docs/commands.md, docs/metrics.md and docs/benchmarks.md from the help, the code and the records
+docs: .venv/.testing  ## write docs/metrics.md, docs/benchmarks.md and the JSON Schemas from the code and the records
 	$(BIN)/python -m tools.commands_page
 	$(BIN)/python -m tools.metrics_page
 	$(BIN)/python -m loadtest.bench.page
