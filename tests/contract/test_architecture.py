@@ -13,7 +13,6 @@ ROOMS = ("nereid", "python_backend", "loadtest", "tools", "tests")
 
 
 def page() -> str:
-    """Return the page."""
     return (ROOT / "docs" / "architecture.md").read_text()
 
 
@@ -61,7 +60,6 @@ def _exported(body: list[ast.stmt]) -> set[str]:
 
 
 def test_every_named_module_and_function_exists():
-    """Each path and each dotted name in backticks is in the code."""
     spans = re.findall(r"`([^`\n]+)`", page())
     rooms = "|".join(ROOMS)
     paths = [span for span in spans if re.fullmatch(rf"(?:{rooms})/[\w./]*", span)]
@@ -74,7 +72,6 @@ def test_every_named_module_and_function_exists():
 
 @pytest.mark.parametrize("walk", WALKS)
 def test_each_walk_names_its_code(walk):
-    """A walk is checked only if it names code: at least six places."""
     _, _, rest = page().partition(f"\n## {walk}\n")
     section = rest.partition("\n## ")[0]
 
@@ -93,5 +90,4 @@ def test_each_walk_names_its_code(walk):
     ],
 )
 def test_planted_names_are_found(dotted, is_missing):
-    """The check finds a module, a class or a method that does not exist."""
     assert (missing_name(dotted) is not None) == is_missing

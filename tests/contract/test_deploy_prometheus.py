@@ -106,13 +106,11 @@ def copied(tmp_path):
 @needs_promtool
 @pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
 def test_configuration_is_accepted(copied, name):
-    """The configuration is valid with all files that it names."""
     promtool("check", "config", "--lint-fatal", str(copied / name))
 
 
 @needs_promtool
 def test_rules_compute_the_expected_numbers():
-    """The rules compute the expected numbers from the series in `rules_test.yml`."""
     promtool("test", "rules", str(PROMETHEUS / "rules_test.yml"))
 
 
@@ -127,7 +125,6 @@ def test_queries_parse(tmp_path):
 
 
 def test_every_rule_is_tested():
-    """A rule that is added is added to `rules_test.yml`."""
     tests = read("prometheus/rules_test.yml")["tests"]
     tested = {
         name for test in tests for case in test["promql_expr_test"] for name in metrics_of(case["expr"])
@@ -174,7 +171,6 @@ def test_selected_outcomes_and_operations_exist(query):
 
 
 def test_errors_are_what_is_the_servers_fault():
-    """Neither faults of the caller nor rejected load count as errors; each has its own outcome."""
     routes = (
         "job_route_variant:nereid_route_errors_per_requests:ratio_rate1m",
         "job_route:nereid_route_requests_failed:rate5m",
@@ -191,7 +187,6 @@ def test_errors_are_what_is_the_servers_fault():
 
 
 def test_every_rule_is_used():
-    """A rule that no query uses is removed."""
     asked = set().union(*(metrics_of(query.expression) for query in ALL))
 
     assert set(rules()) <= asked
@@ -205,7 +200,6 @@ def without_spaces(expression: str, *words: str) -> str:
 
 
 def test_one_queue_time_everywhere():
-    """The autoscalers and the dashboard use the recorded queue time."""
     recorded = rules()[LONGEST].replace(MEAN, rules()[MEAN])
     asked = [query for query in scaling() if "queue" in query.expression]
 
@@ -222,7 +216,6 @@ def jobs(name: str) -> dict[str, dict[str, Any]]:
 
 
 def test_servers_of_compose_are_found_by_their_common_name():
-    """Each server is scraped directly, not through the proxy, with its gateway and its supervisor."""
     ports = {
         name: job["dns_sd_configs"][0].pop("port")
         for name, job in jobs("prometheus").items()
@@ -234,7 +227,6 @@ def test_servers_of_compose_are_found_by_their_common_name():
 
 
 def test_gateway_is_scraped_with_the_key_that_compose_mounts():
-    """Only this key may read the gateway's metrics; `init` makes it."""
     with_key = {
         name: job["authorization"] for name, job in jobs("prometheus").items() if "authorization" in job
     }
@@ -245,7 +237,6 @@ def test_gateway_is_scraped_with_the_key_that_compose_mounts():
 
 
 def test_compose_mounts_what_is_named():
-    """Compose mounts the configuration, the rules, the dashboards and the data source."""
     (provider,) = read("grafana/provisioning/dashboards/nereid.yml")["providers"]
     (source,) = read("grafana/provisioning/datasources/prometheus.yml")["datasources"]
     mounts = {
@@ -260,7 +251,6 @@ def test_compose_mounts_what_is_named():
 
 
 def test_local_differs_only_in_its_targets():
-    """Names and intervals are those of Compose; the ports are the defaults."""
     here, there = read("prometheus/local.yml"), read("prometheus/prometheus.yml")
     ports = {"server": METRICS_PORT, "gateway": GATEWAY_PORT, "supervisor": 8003}
 
@@ -274,7 +264,6 @@ def test_local_differs_only_in_its_targets():
 
 
 def test_dashboards_query_the_provisioned_source():
-    """All panels have the `uid` of the source, whose interval is Prometheus' scrape interval."""
     (source,) = read("grafana/provisioning/datasources/prometheus.yml")["datasources"]
     interval = read("prometheus/prometheus.yml")["global"]["scrape_interval"]
 
@@ -285,7 +274,6 @@ def test_dashboards_query_the_provisioned_source():
 
 
 def test_panels_are_distinct_and_do_not_overlap():
-    """Each panel has its own id, title, description, unit and place; each query has a letter and a legend."""
     found, headings, taken = list(panels()), list(rows()), set()
 
     for key in ("id", "title", "description"):
@@ -312,7 +300,6 @@ def test_panels_are_distinct_and_do_not_overlap():
 
 
 def test_dashboards_need_no_rewriting():
-    """Their schema is that of Compose's Grafana, and every variable is defined."""
     assert DASHBOARDS
     for path in DASHBOARDS:
         board = json.loads(path.read_text())
@@ -322,7 +309,6 @@ def test_dashboards_need_no_rewriting():
 
 
 def test_legends_use_labels_that_are_left():
-    """A legend has no label that its aggregation drops."""
     recorded = {
         name: {*name.partition(":")[0].replace("gpu_uuid", "gpu-uuid").split("_")} for name in rules()
     }

@@ -25,7 +25,6 @@ def expect_none(offenders: list[str]) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_sentences_are_short(page):
-    """A sentence of a page has at most 25 words."""
     found = [
         f"{page}:{line}: {prose.words(sentence)} words: {sentence}"
         for line, text in prose.paragraphs(prose.page_text(PAGES[page]))
@@ -38,7 +37,6 @@ def test_sentences_are_short(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_use_plain_words(page):
-    """A page has none of the banned phrases, in headings and tables neither."""
     text = prose.page_text(PAGES[page])
     found = [(line, problem) for line, each in prose.passages(text) for problem in prose.banned(each)]
     found += [(line, problem) for line, each in prose.paragraphs(text) for problem in prose.clauses(each)]
@@ -48,7 +46,6 @@ def test_pages_use_plain_words(page):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_source_uses_plain_words(source):
-    """Docstrings, help texts, messages and the texts of the gateway's page have no banned phrase."""
     found = [
         f"{source}:{line}: {problem}"
         for line, text in prose.source_texts(SOURCES[source])
@@ -60,7 +57,6 @@ def test_source_uses_plain_words(source):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
-    """Every relative link has its file, and every anchor its heading."""
     broken = []
     for link in prose.links(prose.page_text(PAGES[page])):
         path, _, anchor = link.partition("#")
@@ -85,7 +81,6 @@ def test_links_lead_somewhere(page):
     ],
 )
 def test_banned_phrases_are_found(text, found):
-    """The check finds each planted phrase, and lets plain English pass."""
     assert len(prose.banned(text) + prose.clauses(text)) == found
 
 
@@ -103,7 +98,6 @@ def test_banned_phrases_are_found(text, found):
     ],
 )
 def test_banned_phrases_of_a_page_are_found(tmp_path, text):
-    """The check reads strings, elements, attributes and comments, also across lines."""
     (source := tmp_path / "page.js").write_text(f'const a = "plain";\n{text}\n')
 
     found = [
@@ -113,7 +107,6 @@ def test_banned_phrases_of_a_page_are_found(tmp_path, text):
 
 
 def test_sentences_end_where_a_reader_stops():
-    """Code spans count as one word; abbreviations in the middle of a sentence do not end it."""
     (paragraph,) = prose.paragraphs(
         "Run `nereid serve -- --log` (e.g. in a shell). It\nprints 2 lines.\n\n| a |\n|---|\n"
     )
@@ -123,7 +116,6 @@ def test_sentences_end_where_a_reader_stops():
 
 
 def test_anchors_are_those_of_the_headings():
-    """An anchor keeps letters, digits and hyphens; a repeated heading gets a number."""
     assert prose.headings("# The `x` page\n## A/B: 2\n## Rules\n## Rules\n") == {
         "the-x-page",
         "ab-2",

@@ -122,13 +122,11 @@ def edit(path: str, old: str, new: str) -> Fault:
 
 
 def write(path: str, content: str | bytes) -> Fault:
-    """Put a file into the repository."""
     data = content.encode() if isinstance(content, str) else content
     return lambda repository: (repository / path).write_bytes(data)
 
 
 def remove(path: str) -> Fault:
-    """Remove a file from the repository."""
     return lambda repository: (repository / path).unlink()
 
 
@@ -170,7 +168,6 @@ def link_labels(repository: Path) -> None:
 
 
 def test_good_repository_has_no_findings(repository):
-    """Every kind of model passes; models of other backends are not checked."""
     assert findings(repository) == []
     assert count(repository, check(repository)) == "5 models, 6 versions: 0 notes, 0 failures"
     assert {each.model for each in check(repository)} == {"net", "pre", "whole", "route", "foreign"}
@@ -187,7 +184,6 @@ def test_parameter_that_no_backend_reads_is_noted(repository):
 
 
 def test_own_repository_has_no_failure():
-    """The shipped repository has no failure and no note."""
     assert findings(REPOSITORY, "fail") == []
 
 
@@ -363,7 +359,6 @@ FAULTS = {
 
 @cases(("fault", "reason"), FAULTS)
 def test_fault_is_found(repository, fault, reason):
-    """Each fault fails, with a message that names the model, the file and what is wrong."""
     fault(repository)
 
     failures = findings(repository, "fail")
@@ -372,7 +367,6 @@ def test_fault_is_found(repository, fault, reason):
 
 
 def test_empty_folder_and_unpublished_version_are_noted(repository):
-    """Neither stops a server, so neither fails."""
     (repository / "pre" / "1" / ".gitkeep").unlink()
     (repository / "net" / "1" / "SHA256SUMS").unlink()
 
@@ -394,7 +388,6 @@ def test_hidden_folder_is_noted(repository):
 
 
 def test_config_that_leaves_the_rest_to_triton_passes(repository):
-    """A config without tensors, or none at all, is completed from the network."""
     (repository / "net" / "config.pbtxt").write_text('backend: "onnxruntime" max_batch_size: 8')
     store(repository, "bare", classifier(), config=None)
 
@@ -415,7 +408,6 @@ def test_custom_operators_are_noted(repository):
 
 
 def test_command_prints_counts_and_the_first_failure(repository):
-    """Exit code 1, the counts on stdout, the first reason on the last line of stderr."""
     good = CliRunner().invoke(app, ["check", str(repository)])
     (repository / "route.json").unlink()
     bad = CliRunner().invoke(app, ["check"], env={"NEREID_REPOSITORY": str(repository), "COLUMNS": "200"})
@@ -426,7 +418,6 @@ def test_command_prints_counts_and_the_first_failure(repository):
 
 
 def test_command_gives_everything_as_json(repository):
-    """With --json, checks that passed are listed, too."""
     result = CliRunner().invoke(app, ["check", str(repository), "--json"])
 
     findings = json.loads(result.stdout)
@@ -435,7 +426,6 @@ def test_command_gives_everything_as_json(repository):
 
 
 def test_missing_repository_is_wrong_usage(tmp_path):
-    """A typing error is not an empty repository."""
     result = CliRunner().invoke(app, ["check", str(tmp_path / "nowhere")])
 
     assert (result.exit_code, result.stderr) == (
@@ -466,7 +456,6 @@ WARM_UP = (
     ids=["batch", "input", "good", "space"],
 )
 def test_config_that_hurts_the_server_is_found_before_a_start(tmp_path, model, config, expected):
-    """Warm-ups that do not fit, and names that a stub's command line cannot carry."""
     tensors = "".join(
         f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [ 4 ] }} '
         for kind, name in (("input", "x"), ("output", "y"))

@@ -17,7 +17,6 @@ REASONS = st.dictionaries(st.integers(0, 15), st.text(), min_size=1)
     reasons=REASONS, more=st.integers(0, 4), prefix=st.sampled_from(["", "in ensemble 'x', invalid image: "])
 )
 def test_bad_images_are_read_as_they_were_written(reasons, more, prefix):
-    """A list either returns in full, or is empty because a reason looks like another entry."""
     count = max(reasons) + 1 + more
 
     found = contract.read_bad_images(prefix + contract.format_bad_images(reasons, count), count)
@@ -43,7 +42,6 @@ def test_list_that_does_not_fit_is_empty(text, count):
 
 
 def test_other_text_has_no_list():
-    """Most errors concern the request as a whole."""
     assert contract.read_bad_images("invalid image: expected an image file", 2) is None
 
 

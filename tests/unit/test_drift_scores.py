@@ -34,7 +34,6 @@ def shares(histogram: list[int]) -> list[float]:
 
 
 def entropy(values: list[float]) -> float:
-    """Return the entropy in bits."""
     return -sum(value * math.log2(value) for value in values)
 
 
@@ -55,7 +54,6 @@ def test_distances_are_those_of_the_definitions(pair):
 
 @given(histograms)
 def test_distances_are_symmetric_and_bounded(pair):
-    """Both are 0 for equal histograms; Jensen-Shannon is at most 1."""
     found, other, same = distance(*pair), distance(*pair[::-1]), distance(pair[0], pair[0])
 
     assert (found.psi, found.js) == pytest.approx((other.psi, other.js), abs=1e-9)
@@ -66,7 +64,6 @@ def test_distances_are_symmetric_and_bounded(pair):
 
 @given(counts, st.booleans())
 def test_groups_have_every_bucket_once(histogram, is_ordered):
-    """No image is lost, and each group has enough images, if there is more than one."""
     groups = joined(histogram, is_ordered)
 
     assert sorted(place for group in groups for place in group) == list(range(len(histogram)))
@@ -105,7 +102,6 @@ def test_chance_rarely_exceeds_a_limit(size, images, buckets):
 
 
 def test_limit_is_smaller_for_more_images():
-    """More images show smaller differences; a limit does not flicker."""
     reference = (50, 100, 100, 50)
     found = [limit(reference, images, 1e-5) for images in (200, 1_000, 10_000)]
 
@@ -115,7 +111,6 @@ def test_limit_is_smaller_for_more_images():
 
 
 def test_single_group_never_drifts():
-    """A signal with one value in the reference cannot be compared, and is never over its limit."""
     most = limit((300,), 200, 1e-5)
 
     assert distance([300], [200]).psi <= most.psi

@@ -68,7 +68,6 @@ def test_each_object_has_its_difference(found_objects, before, after, changes):
 
 
 def test_photo_without_an_object_is_noted(found_objects):
-    """Such a photo compares nothing; one with objects has no note."""
     (note,) = found_objects.notes(None, [PHOTO], [outputs((LEFT, 0.2, 0))])
 
     assert note == "no object is found in photo; fix: --images with photos of your objects"
@@ -76,7 +75,6 @@ def test_photo_without_an_object_is_noted(found_objects):
 
 
 def test_survey_shows_the_best_objects(found_objects):
-    """Of many objects the best are shown, with names and boxes."""
     many = [((x, y, x + 4, y + 4), 1 - (x + 8 * y) / 1000, 2) for y in (0.0, 8.0) for x in range(0, 64, 8)]
 
     survey = found_objects.first_run(None, [PHOTO, PHOTO], [outputs(*KNOWN), outputs(*many)], True)
@@ -88,6 +86,5 @@ def test_survey_shows_the_best_objects(found_objects):
 
 
 def test_outputs_that_cannot_be_read_are_a_rejection(found_objects):
-    """The message names the photo."""
     with pytest.raises(Rejected, match=r"photo: .*expected shape \[7, 84\]"):
         found_objects.first_run(None, [PHOTO], [{"output0": np.zeros((1, 7, 80), np.float32)}], True)

@@ -7,7 +7,6 @@ from nereid import metrics_page
 
 
 def load(answered: float, p50_ms: float | None = 10.0) -> dict:
-    """Return a row of the open loop."""
     row = {"offered": 100, "load": 2.0, "answered": answered, "refused": 0, "lost": 0}
     return row | {"p50_ms": p50_ms, "p99_ms": p50_ms}
 
@@ -18,18 +17,15 @@ def load(answered: float, p50_ms: float | None = 10.0) -> dict:
     ids=["some", "none at last", "none at all"],
 )
 def test_goodput_at_the_highest_load_is_compared(loads, share):
-    """The result is the goodput at the highest load as a share of the best; all cases miss."""
     assert gateway.kept(loads) == share
     assert gateway.missed([], loads)
 
 
 def test_row_without_responses_has_no_latency():
-    """The latency cells are empty."""
     assert gateway.load_cells(load(0, None)) == ["100", "2.0", "0", "0", "0", "", ""]
 
 
 def test_lost_requests_miss_the_target():
-    """A request without a response is neither answered nor refused."""
     assert gateway.missed([], [load(80), load(80) | {"lost": 2}]) == [
         "2 requests neither answered nor refused"
     ]
@@ -37,7 +33,6 @@ def test_lost_requests_miss_the_target():
 
 @pytest.mark.parametrize(("compared", "is_missed"), [(0.89, True), (0.9, False)])
 def test_route_is_judged_by_its_share_of_the_throughput(compared, is_missed):
-    """A share below the target misses it; a p50 has no target."""
     row = {"profile": "cpu", "path": route.ROUTE, "unit": route.RATE, "compared": compared}
 
     assert bool(route.missed([row])) is is_missed
@@ -45,7 +40,6 @@ def test_route_is_judged_by_its_share_of_the_throughput(compared, is_missed):
 
 
 def test_missing_count_of_the_shadow_is_an_error(monkeypatch):
-    """Without shadow requests the share cannot be computed."""
     monkeypatch.setattr(metrics_page, "fetch", lambda *address, timeout_s: "")
 
     with pytest.raises(SystemExit, match="the shadow was not measured"):

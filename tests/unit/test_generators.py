@@ -35,7 +35,6 @@ Requests/sec:    194.66
 
 
 def test_reports_are_read():
-    """Rates are in images per second and latencies in milliseconds, for each tool's own units."""
     assert perf_analyzer.parse(REPORT) == Load(167.75, 177.116, 251.97, 269.116)
     assert wrk.parse(PRINTED) == Load(194.66, 0.9, 57.63, 1200.0, answered=195)
 
@@ -53,7 +52,6 @@ def test_reports_are_read():
     ],
 )
 def test_invalid_reports_end_the_measurement(parse, text, message):
-    """A report without a valid rate ends the measurement, with the tool's output."""
     with pytest.raises(SystemExit, match=message):
         parse(text)
 
@@ -68,7 +66,6 @@ def late():
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            """Respond late."""
             self.rfile.read(int(self.headers["Content-Length"]))
             time.sleep(2.2)
             self.send_response(200)
@@ -96,7 +93,6 @@ def test_slow_responses_are_not_failures(tmp_path, late):
 
 
 def test_an_image_is_sent_with_its_length(tmp_path):
-    """An element of a BYTES tensor: four bytes of length, little-endian, then the file."""
     perf_analyzer.write_input(tmp_path / "input.json", b"photo")
 
     (request,) = json.loads((tmp_path / "input.json").read_text())["data"]
@@ -119,7 +115,6 @@ def binary(folder: Path, lines: str) -> perf_analyzer.Analyzer:
     ],
 )
 def test_missing_library_is_named(tmp_path, library, fix):
-    """The loader's message becomes a command that installs the library."""
     message = (
         f"perf_analyzer: error while loading shared libraries: {library}: cannot open shared object file"
     )
@@ -147,7 +142,6 @@ def test_binary_that_does_not_run_is_reported(tmp_path, lines, message):
 
 
 def test_failed_run_ends_the_measurement(tmp_path):
-    """The message has the exit status and the output."""
     analyzer = binary(tmp_path / "tool", "echo no such model; exit 99")
     target = perf_analyzer.Target("grpc", 1, "none", tmp_path / "input.json")
 
@@ -169,7 +163,6 @@ def test_windows_without_a_response_become_longer(tmp_path):
 
 
 def test_analyzer_is_downloaded_once_and_completely(tmp_path, monkeypatch):
-    """Both wheels are unpacked; a failed download leaves no folder that looks complete."""
     fetched: list[str] = []
 
     def download(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:

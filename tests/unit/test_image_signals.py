@@ -57,7 +57,6 @@ def expected(pixels: np.ndarray) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_signals_are_those_of_the_pixels(name):
-    """Layout, datatype, order of colours and normalisation change nothing."""
     transform = TRANSFORMS[name]
     pixels = noise(transform.height_px, transform.width_px)
 
@@ -68,7 +67,6 @@ def test_signals_are_those_of_the_pixels(name):
 
 @pytest.mark.parametrize(("level", "warmth"), [(0, 0.5), (255, 0.5), (128, 0.5)])
 def test_plain_image_has_no_contrast(level, warmth):
-    """A grey image is neutral, also a black one."""
     transform = TRANSFORMS["nchw"]
     pixels = np.full((224, 224, 3), level, np.uint8)
 
@@ -84,7 +82,6 @@ def test_plain_image_has_no_contrast(level, warmth):
     ids=["stored", "turned by its EXIF tag"],
 )
 def test_size_is_that_of_the_upright_image(options, aspect):
-    """Aspect and megapixels are those of the file's header, not of the network's input."""
     exif = Image.Exif()
     exif[0x0112] = options.get("orientation", 1)
     encoded = save(Image.fromarray(noise(300, 600)), "JPEG", exif=exif.tobytes())
@@ -98,7 +95,6 @@ def test_size_is_that_of_the_upright_image(options, aspect):
 
 
 def test_probes_and_bad_images_do_not_count():
-    """The image of a health check is left out, and so is a file that is not an image."""
     received: list = []
     preprocessor = CpuPreprocessor(TRANSFORMS["nchw"], Limits(), 4, 2, received.append)
     photo = CHELSEA.read_bytes()
@@ -110,8 +106,6 @@ def test_probes_and_bad_images_do_not_count():
 
 
 def test_failure_harms_no_image():
-    """A sink that fails leaves the image good."""
-
     def fail(signals: object) -> None:
         raise RuntimeError("planted")
 
@@ -133,7 +127,6 @@ def test_failure_harms_no_image():
     ids=["dark", "blurred", "flat"],
 )
 def test_signals_move_the_right_way(change, signal, is_more):
-    """A degraded photo has less of its signal than the photo."""
     transform = TRANSFORMS["nchw"]
     found = []
     for picture in (Image.open(CHELSEA).convert("RGB"), change(Image.open(CHELSEA).convert("RGB"))):

@@ -52,7 +52,6 @@ def weighted(**external: str | int) -> onnx.ModelProto:
 
 
 def test_signature_is_the_one_that_onnx_runtime_sees(tmp_path):
-    """Names, elements, shapes and weights are equal; a dim without a value is -1."""
     model = network(
         [
             helper.make_node("Mul", ["x", "factor"], ["y"]),
@@ -87,7 +86,6 @@ def test_signature_is_the_one_that_onnx_runtime_sees(tmp_path):
     ids=["image", "string", "scalar"],
 )
 def test_tensor_is_written_in_tritons_words(tensor, text):
-    """Messages name datatypes as the protocol does."""
     assert describe(tensor) == text
 
 
@@ -148,7 +146,6 @@ NO_PLACE = "external tensor 'w' has no location of its values"
     },
 )
 def test_file_that_is_not_a_network_is_rejected(tmp_path, content, reason):
-    """Each kind of wrong or damaged file has its own message."""
     if content is not None:
         (tmp_path / "model.onnx").write_bytes(content)
 
@@ -170,7 +167,6 @@ def link_folder_out(folder: Path) -> None:
 
 
 def write(size: int):
-    """Write `w.bin` with a number of bytes."""
     return lambda folder: (folder / "w.bin").write_bytes(bytes(size))
 
 
@@ -196,7 +192,6 @@ MISPLACED = {
 
 @cases(("external", "prepare", "reason"), MISPLACED)
 def test_external_data_is_next_to_the_network_and_complete(tmp_path, external, prepare, reason):
-    """Nothing outside the version folder is ever read, and nothing is missing at load."""
     path = save(tmp_path / "1", weighted(**external))
     prepare(path.parent)
 
@@ -205,7 +200,6 @@ def test_external_data_is_next_to_the_network_and_complete(tmp_path, external, p
 
 
 def test_external_data_is_counted_once(tmp_path):
-    """A file may hold several tensors; a link within the folder, and a linked folder itself, are allowed."""
     path = save(tmp_path / "real", weighted(location="w.bin", offset=16, length=48))
     (path.parent / "values").write_bytes(bytes(64))
     (path.parent / "w.bin").symlink_to("values")
@@ -230,7 +224,6 @@ def test_external_data_is_counted_once(tmp_path):
     },
 )
 def test_server_that_cannot_open_it_is_named(tmp_path, opset, ir_version, reason):
-    """A network that one server opens and the other does not is rejected; the limits are allowed."""
     model = weighted()
     model.opset_import[0].version, model.ir_version = opset, ir_version
     file = read(save(tmp_path, model))
@@ -254,7 +247,6 @@ def opens(opset: int, ir_version: int) -> bool:
 
 
 def test_table_is_right_for_the_installed_runtime():
-    """ONNX Runtime opens the newest opset and IR version that the table has for it, and no newer ones."""
     embedded, container = supported_runtimes()
 
     assert onnxruntime.__version__.split(".")[1] in embedded.name
@@ -264,7 +256,6 @@ def test_table_is_right_for_the_installed_runtime():
 
 
 def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
-    """Other operators are named; those of Microsoft, and functions in the file itself, are not."""
     node = [
         helper.make_node("Wave", ["x"], ["a"], domain="com.example"),
         helper.make_node("Gelu", ["a"], ["b"], domain="com.microsoft"),
@@ -282,7 +273,6 @@ def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
 
 
 def test_operator_that_does_not_exist_is_refused(tmp_path):
-    """ONNX's checker finds unknown operators; the message is on one line."""
     model = weighted()
     model.graph.node[0].op_type = "Adds"
 
@@ -293,7 +283,6 @@ def test_operator_that_does_not_exist_is_refused(tmp_path):
 
 
 def test_softmax_makes_probabilities_of_logits(tmp_path):
-    """The appended operator returns exp(x) / sum(exp(x)) of the former output, under a new name."""
     path, x = save(tmp_path, weighted()), {"x": np.ones((2, 12), np.float32)}
     logits = run(path, x)["y"]
 
@@ -304,13 +293,11 @@ def test_softmax_makes_probabilities_of_logits(tmp_path):
 
 
 def test_folder_in_the_place_of_the_file_is_named(tmp_path):
-    """The message has the system's reason."""
     with pytest.raises(InvalidOnnx, match="Is a directory"):
         read(tmp_path)
 
 
 def test_subgraphs_belong_to_the_network():
-    """Constants and operators in the branch of an If are found like those outside."""
     branch = helper.make_graph(
         [
             helper.make_node("Constant", [], ["inner"], value=constant("hidden", WEIGHTS)),

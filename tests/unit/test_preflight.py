@@ -19,7 +19,6 @@ def test_this_machine_passes_preflight():
     ],
 )
 def test_preflight_says_what_to_install(tmp_path, python, message):
-    """A Python without a stub, or without its shared library, is reported with the command to install it."""
     found = [f"{each}; fix: {fix}" for each, fix in preflight.missing(python, (tmp_path,))]
 
     assert any(each.startswith(message) for each in found)

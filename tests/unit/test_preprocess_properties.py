@@ -74,7 +74,6 @@ def apply(transform, encoded):
 @BOUNDED
 @given(st.sampled_from(FILES), SIZES, st.integers(1, 8), transforms(), st.integers(0, 2**32 - 1))
 def test_any_image_gives_levels(kind, size_wh, orientation, transform, seed):
-    """Noise of every mode, format, size and orientation becomes finite levels of 0..255."""
     image_format, mode = kind
     noise = np.random.default_rng(seed).integers(0, 256, (*size_wh[::-1], 4), dtype=np.uint8)
     if mode == "I;16":
@@ -99,7 +98,6 @@ def test_any_image_gives_levels(kind, size_wh, orientation, transform, seed):
     st.integers(0, 255),
 )
 def test_constant_image_stays_constant(kind, size_wh, orientation, transform, level):
-    """An image of one grey stays that grey in every pixel, if the padding has the same grey."""
     image_format, mode = kind
     image = Image.new("RGB", size_wh, (level,) * 3).convert(mode, dither=Image.Dither.NONE)
     colour = image.crop((0, 0, 1, 1)).convert("RGB").getpixel((0, 0))

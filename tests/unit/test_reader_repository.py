@@ -37,7 +37,6 @@ def repository(tmp_path) -> Path:
 
 
 def edit(repository: Path, name: str, before: str, after: str) -> None:
-    """Change a config."""
     path = repository / name
     text = path.read_text()
     assert before in text
@@ -50,17 +49,14 @@ def failures(repository: Path) -> str:
 
 
 def test_default_repository_has_no_failures(repository):
-    """All profiles can be served."""
     assert failures(repository) == ""
 
 
 def edited(name: str, before: str, after: str) -> Callable[[Path], None]:
-    """Return a change of a config."""
     return lambda repository: edit(repository, name, before, after)
 
 
 def remove_network(repository: Path) -> None:
-    """Delete the network that finds text."""
     shutil.rmtree(repository / "text_detect")
 
 
@@ -70,7 +66,6 @@ def remove_fields(repository: Path) -> None:
 
 
 def damage_fields(repository: Path) -> None:
-    """Write an invalid file of fields."""
     (repository / "read_waybill_v1" / "waybill.json").write_text('{"fields": []}')
 
 
@@ -125,14 +120,12 @@ FAILURES = {
 
 @cases(("damage", "reason"), FAILURES)
 def test_check_finds_what_prevents_a_load(repository, damage, reason):
-    """Each difference is a failure that says what was expected."""
     damage(repository)
 
     assert reason in failures(repository)
 
 
 def test_recogniser_without_characters_is_found(repository):
-    """The reader could not turn its outputs into text."""
     other = repository / "text_direction" / "1" / "model.onnx"
     shutil.copy2(other, repository / "text_recognise" / "1" / "model.onnx")
 
@@ -141,7 +134,6 @@ def test_recogniser_without_characters_is_found(repository):
 
 @pytest.mark.parametrize("profile", ["", "cpu"])
 def test_reader_pins_its_recogniser(repository, profile):
-    """The network that `nereid publish` replaces is one of three."""
     found = {pin.model: pin for pin in pins(repository, readable_configs(repository, profile))}
 
     assert found["read_text_v1"] == PIN
@@ -172,7 +164,6 @@ def test_networks_are_models_unless_the_config_says_otherwise(repository):
 
 
 def test_readers_share_the_cores(repository):
-    """Their instances are fitted to the machine, as those of other backends."""
     roomy, small = (fitted(repository, "cpu", Machine(4, gigabytes * 10**9)) for gigabytes in (64, 4))
     assert roomy.counts == {"read_text_v1": 4, "read_waybill_v1": 4}
     # A process takes 680 MB, and half of the memory is for all of them.
@@ -180,7 +171,6 @@ def test_readers_share_the_cores(repository):
 
 
 def test_copy_for_a_new_recogniser_pins_only_that(repository):
-    """The networks for detection and direction stay, in every profile."""
     write_like(repository / "read_text_v1", PIN, 2, repository / "read_text_v2")
 
     for profile in ("", "cpu"):
@@ -189,7 +179,6 @@ def test_copy_for_a_new_recogniser_pins_only_that(repository):
 
 
 def test_copy_for_a_waybill_keeps_its_fields(repository):
-    """The file is in the model's folder, which is copied."""
     pin = Pin("read_waybill_v1", "text_recognise", 1, "", 0)
     write_like(repository / "read_waybill_v1", pin, 2, repository / "read_waybill_v2")
 

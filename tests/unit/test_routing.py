@@ -56,7 +56,6 @@ def table(*variants: Variant) -> Table:
 
 
 def raised(variant: Variant, weight: float) -> Variant:
-    """Return the variant with another weight."""
     return msgspec.structs.replace(variant, weight=weight)
 
 
@@ -77,7 +76,6 @@ def raised(variant: Variant, weight: float) -> Variant:
     },
 )
 def test_precedence(parameters, expected):
-    """Forced variant, forced version, sticky key, chance: the first that is given decides."""
     assert choose(table(V1, V2), parameters, unit=0.0) == expected
 
 
@@ -96,7 +94,6 @@ def test_precedence(parameters, expected):
     ids=str,
 )
 def test_header_rules(parameters, name, reason):
-    """The first variant all of whose headers have one of their values; before keys, after force."""
     second = msgspec.structs.replace(V2, headers={"x-route-group": ("beta", "staff")})
     third = msgspec.structs.replace(V3, headers={"x-route-region": ("eu",), "x-route-tier": ("1",)})
 
@@ -114,7 +111,6 @@ def test_header_rules(parameters, name, reason):
     ids=["variant", "version"],
 )
 def test_unknown_name_is_rejected(parameters, message):
-    """An unknown forced variant or version is never silently replaced."""
     with pytest.raises(InvalidRequest) as error:
         choose(table(V1, V2), parameters, unit=0.0)
 
@@ -122,7 +118,6 @@ def test_unknown_name_is_rejected(parameters, message):
 
 
 def test_version_selects_its_first_variant():
-    """Two variants may run the same network; its version selects the first."""
     same = replace(table(V1, V2), network_versions={"v1": "7", "v2": "7"})
 
     assert choose(same, {"x-model-version": "7"}, 0.99).variant is V1
@@ -132,12 +127,10 @@ def test_version_selects_its_first_variant():
     ("unit", "name"), [(0.0, "v1"), (0.899, "v1"), (0.901, "v2"), (0.999999999, "v2")], ids=str
 )
 def test_chance_follows_the_weights(unit, name):
-    """Weights 90 and 10 split the unit interval at 0.9."""
     assert choose(table(V1, V2), {}, unit).variant.name == name
 
 
 def test_weight_zero_is_never_chosen():
-    """A variant without weight is never chosen by chance or key, at either end of the list."""
     variants = table(raised(V1, 0), V2, raised(V3, 0))
 
     # 1.0 stands for the rest that rounding may leave beyond the last weight.
@@ -162,7 +155,6 @@ def test_keys_share_by_weight(drawn):
 @unhurried
 @given(drawn=st.lists(weights, min_size=2, max_size=5), index=st.integers(0, 4), factor=st.floats(1.1, 50))
 def test_raising_a_weight_only_adds_callers_to_it(drawn, index, factor):
-    """No caller is moved between variants that the change did not touch, with 2 to 5 variants."""
     variants = [Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)]
     after = list(variants)
     touched = after[index % len(after)]
@@ -176,7 +168,6 @@ def test_raising_a_weight_only_adds_callers_to_it(drawn, index, factor):
 @unhurried
 @given(drawn=st.lists(weights, min_size=3, max_size=5), key=st.text(max_size=30))
 def test_removing_a_variant_moves_only_its_callers(drawn, key):
-    """Callers of the other variants keep theirs."""
     variants = [Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)]
     before = assign(route(*variants), key)
 
@@ -187,7 +178,6 @@ def test_removing_a_variant_moves_only_its_callers(drawn, key):
 
 
 def test_salt_shuffles():
-    """Assignments with different salts are independent."""
     first, second = route(V1, raised(V2, 90)), Route((V1, raised(V2, 90)), "v1", Salts("other", "b"))
 
     pairs = Counter((assign(first, key).name, assign(second, key).name) for key in CALLERS)
@@ -227,7 +217,6 @@ def test_shadow_gets_its_share(percent):
 
 
 def test_raising_a_percentage_only_adds_keys():
-    """Every key that is mirrored at 30 % is mirrored at 60 %."""
     more = msgspec.structs.replace(SHADOW, percent=60)
 
     before = {key for key in CALLERS if is_mirrored(SHADOW, "b", key, 0.5)}
@@ -236,7 +225,6 @@ def test_raising_a_percentage_only_adds_keys():
 
 
 def test_route_survives_its_own_text():
-    """A written route reads back equal; defaults are not written."""
     full = route(V1, V2, shadows=(SHADOW,), max_in_flight=7, generation=3)
 
     assert parse_route(format_route(full)) == full
@@ -244,7 +232,6 @@ def test_route_survives_its_own_text():
 
 
 def changed(**fields) -> bytes:
-    """Write a route with other fields."""
     return json.dumps(ROUTE | fields).encode()
 
 
@@ -321,7 +308,6 @@ SHADOWS = [{"name": "dark", "model": "m", "version": 1, "percent": 5}]
     ids=lambda value: repr(value)[:60],
 )
 def test_wrong_route_is_rejected(text, message):
-    """An invalid route is rejected with the expected and the given value."""
     with pytest.raises(InvalidConfig) as error:
         parse_route(text)
 
@@ -329,7 +315,6 @@ def test_wrong_route_is_rejected(text, message):
 
 
 def test_published_schema_is_the_one_in_use(root):
-    """docs/route.schema.json is the schema that the router checks (`make docs`)."""
     schema = json.loads((root / "docs" / "route.schema.json").read_text())
 
     assert schema == json.loads(json.dumps(json_schema()))
@@ -359,7 +344,6 @@ def test_published_schema_agrees_with_the_router(text, is_valid):
 
 
 def test_every_field_of_the_schema_is_described():
-    """An editor shows the description of every field."""
     for name, definition in json_schema()["$defs"].items():
         for field, about in definition["properties"].items():
             referenced = "$ref" in str(about)

@@ -21,7 +21,6 @@ CALL = (
 
 @pytest.mark.parametrize("kind", [CUDARuntimeError, CUDADriverError])
 def test_broken_device_of_cupy_is_recognised(kind):
-    """CuPy copies inputs and outputs, starts kernels, and waits for the device."""
     lost = run_failure(kind(700, "an illegal memory access"))
     other = run_failure(kind(1, "invalid argument"))
 
@@ -130,7 +129,6 @@ def test_failed_allocation_in_python_is_a_lack_of_memory():
     ],
 )
 def test_broken_device_is_recognised(text):
-    """The error is that of an unreachable model, with ONNX Runtime's text behind it."""
     failure = run_failure(RuntimeError(text))
 
     assert type(failure) is DeviceFailed
@@ -164,5 +162,4 @@ def test_broken_device_is_recognised(text):
     ],
 )
 def test_other_failures_stay_those_of_the_run(text):
-    """A failure of the network or of its input neither halves a batch nor replaces an instance."""
     assert type(run_failure(RuntimeError(text))) is RuntimeFailed

@@ -18,7 +18,6 @@ print(json.dumps(server_command_line()))
 
 
 def test_stub_reads_the_words_its_parent_was_started_with():
-    """Empty words, blanks, and letters of any alphabet are read like the parent received them."""
     words = ["--backend-config", "", "onnxruntime,a=b c", "--id=naïve"]
     child = CHILD.format(path=sys.path)
 
@@ -47,7 +46,6 @@ def test_stub_reads_the_words_its_parent_was_started_with():
     },
 )
 def test_values_of_a_flag_keep_their_order(words, values):
-    """`--flag=VALUE` and `--flag VALUE` are the same, and come back in the order of the command line."""
     assert flag_values(words, "--flag") == values
 
 
@@ -92,5 +90,4 @@ def test_values_of_a_flag_keep_their_order(words, values):
     },
 )
 def test_settings_are_those_of_one_backend(words, settings):
-    """A backend's own setting wins over that of all backends, and a later one over an earlier."""
     assert backend_settings(["tritonserver", *words], "onnxruntime") == settings

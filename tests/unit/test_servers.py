@@ -19,7 +19,6 @@ def test_server_that_does_not_start_is_reported_with_its_log(tmp_path):
 
 
 def test_gateway_that_does_not_start_is_reported():
-    """Its reason is already on stderr."""
     with pytest.raises(SystemExit, match=r"nereid gateway did not start$"), servers.gateway(-1):
         pass
 

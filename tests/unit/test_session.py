@@ -39,7 +39,6 @@ onnxruntime.InferenceSession(sys.argv[1])
 
 
 def test_onnx_runtime_reports_no_usage(tmp_path):
-    """ONNX Runtime writes no usage data to the user's cache."""
     onnx.save(double(), tmp_path / "model.onnx")
     (home := tmp_path / "home").mkdir()
     kept = {name: value for name, value in os.environ.items() if name not in TELEMETRY}
@@ -87,7 +86,6 @@ def stored(repository: Path, model: ModelProto, text: str = "", **options) -> Mo
 
 
 def parameter(key: str, text: str) -> str:
-    """Write one parameter as pbtxt."""
     return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}'
 
 
@@ -104,19 +102,16 @@ def bounded(rows: int) -> str:
 
 
 def texts(*values: str | bytes) -> np.ndarray:
-    """Build object[N, 1]."""
     return np.array(values, object).reshape(-1, 1)
 
 
 def failure(outcome) -> tuple[type, str]:
-    """Return class and message of an outcome."""
     return type(outcome), str(outcome)
 
 
 @pytest.mark.parametrize("run_batch_size", [0, 1, 2, 3, 8])
 @pytest.mark.parametrize("sizes", [[], [0], [1], [5], [1, 1, 1], [2, 3, 1], [8]], ids=str)
 def test_every_request_gets_its_own_rows(open_model, run_batch_size, sizes):
-    """Each request gets the result that it would get alone, joined and split in any way."""
     session = open_model(double(), bounded(run_batch_size))
     requests = [{"x": np.random.default_rng(i).random((n, 3), np.float32)} for i, n in enumerate(sizes)]
 
@@ -146,7 +141,6 @@ def test_every_request_gets_its_own_rows(open_model, run_batch_size, sizes):
     },
 )
 def test_runs_are_bounded_and_reported(open_model, run_batch_size, sizes, runs):
-    """Requests are joined while they fit, longer ones are split; each run reports its rows and seconds."""
     heard = []
     session = open_model(
         double(),
@@ -162,7 +156,6 @@ def test_runs_are_bounded_and_reported(open_model, run_batch_size, sizes, runs):
 
 @pytest.mark.parametrize("run_batch_size", [0, 1, 2], ids=["joined", "alone", "in pairs"])
 def test_each_request_gets_its_requested_outputs(open_model, run_batch_size):
-    """Requests for both outputs, for one and for none each get exactly theirs."""
     session = open_model(double(), bounded(run_batch_size))
     x = np.array([[1, 2, 3]], np.float32)
     wanted = [["sums"], ["sums", "y"], [], ["y"]]
@@ -177,7 +170,6 @@ def test_each_request_gets_its_requested_outputs(open_model, run_batch_size):
 
 @pytest.mark.parametrize("run_batch_size", [0, 1, 2], ids=["joined", "alone", "in pairs"])
 def test_failure_hits_only_the_request_at_fault(open_model, run_batch_size):
-    """A joined run that fails is repeated request by request, so the others get their answers."""
     session = open_model(
         pick(),
         BATCHES
@@ -208,7 +200,6 @@ def test_failed_run_is_not_reported(open_model):
 
 
 def test_wrong_datatype_is_onnx_runtimes_refusal(open_model):
-    """A datatype that only the network refuses has NVIDIA's message, on one line."""
     session = open_model(double(), bounded(0))
 
     (outcome,) = session.run_requests([{"x": np.zeros((1, 3))}], [["y"]])
@@ -221,7 +212,6 @@ def test_wrong_datatype_is_onnx_runtimes_refusal(open_model):
 
 
 def test_too_many_rows_are_refused(open_model):
-    """More rows than max_batch_size fail every request of the batch, before anything runs."""
     heard = []
     session = open_model(
         double(), bounded(0), events=SessionEvents(ran=lambda seconds, rows: heard.append(rows))
@@ -235,7 +225,6 @@ def test_too_many_rows_are_refused(open_model):
 
 
 def test_requests_without_batches_run_one_by_one(open_model):
-    """Without a batch dimension, each request is one run and is reported as one row."""
     heard = []
     config = tensor("input", "x", "INT64", [-1]) + tensor("output", "y", "INT64", [-1])
     session = open_model(
@@ -280,7 +269,6 @@ def test_scalars_have_the_dims_of_the_config(open_model, datatype, x, y):
 
 @pytest.mark.parametrize("run_batch_size", [0, 1])
 def test_strings_are_decoded_and_kept_whole(open_model, run_batch_size):
-    """Bytes become ONNX Runtime's strings; NULs, in the middle or at the end, and all letters stay."""
     config = (
         BATCHES
         + tensor("input", "x", "STRING", [1])
@@ -297,7 +285,6 @@ def test_strings_are_decoded_and_kept_whole(open_model, run_batch_size):
 
 
 def test_invalid_utf_8_fails_alone(open_model):
-    """The message has the tensor and the byte, and the other request is served."""
     config = BATCHES + tensor("input", "x", "STRING", [1]) + tensor("output", "y", "STRING", [1])
     session = open_model(identity("STRING", ["N", 1]), config)
 
@@ -352,7 +339,6 @@ def open_ragged(open_model):
     ids=["joined", "apart", "longer than a run"],
 )
 def test_ragged_requests_are_joined_flat_and_never_divided(open_ragged, run_batch_size, requests, answers):
-    """Requests of any length run together as far as they may, and none is cut in two."""
     session = open_ragged(run_batch_size)
     arrays = [{"x": np.array(x, np.float32)} for x in requests]
 
@@ -363,7 +349,6 @@ def test_ragged_requests_are_joined_flat_and_never_divided(open_ragged, run_batc
 
 
 def test_ragged_run_reports_the_rows_of_its_requests(open_ragged):
-    """Two requests of one row each are a batch of two, however many numbers they hold."""
     heard = []
     session = open_ragged(0, events=SessionEvents(ran=lambda seconds, rows: heard.append(rows)))
 
@@ -373,7 +358,6 @@ def test_ragged_run_reports_the_rows_of_its_requests(open_ragged):
 
 
 def test_batch_whose_output_cannot_be_split_is_run_one_by_one(open_model):
-    """If an output cannot be split between two requests, each is run alone."""
     model = network(
         [node("Compress", ["x", "first"], ["y"], axis=0)],
         [value("x", "FP32", ["N", 3])],
@@ -391,7 +375,6 @@ def test_batch_whose_output_cannot_be_split_is_run_one_by_one(open_model):
 
 @pytest.mark.parametrize("given", [{}, {"scale": np.array([3], np.float32)}], ids=["default", "given"])
 def test_optional_input_replaces_a_weight(open_model, given):
-    """A weight that the file lets be overridden is taken from the request that has it."""
     model = network(
         [node("Mul", ["x", "scale"], ["y"])],
         [value("x", "FP32", [2]), value("scale", "FP32", [1])],
@@ -411,7 +394,6 @@ def test_optional_input_replaces_a_weight(open_model, given):
 
 
 def test_run_splits_and_joins_one_batch(open_model):
-    """The result has one array per name, in the order of the names."""
     session = open_model(double(), bounded(2))
     x = np.arange(15, dtype=np.float32).reshape(5, 3)
 
@@ -421,12 +403,10 @@ def test_run_splits_and_joins_one_batch(open_model):
 
 
 def test_session_on_the_cpu_takes_its_inputs_there(open_model):
-    """Without a CUDA provider no tensor is left on a GPU."""
     assert not open_model(double(), bounded(0)).is_on_gpu
 
 
 def test_session_describes_itself(open_model):
-    """The line for the log has the version, the provider and the threads."""
     session = open_model(double(), BATCHES + X + Y + parameter("intra_op_thread_count", "3"))
 
     version = onnxruntime.__version__
@@ -458,7 +438,6 @@ def test_session_describes_itself(open_model):
     },
 )
 def test_config_that_does_not_fit_fails_the_load(open_model, text, message):
-    """Tensors, parameters and batch inputs are checked before the first request."""
     with pytest.raises(InvalidConfig) as raised:
         open_model(double(), text)
 
@@ -467,7 +446,6 @@ def test_config_that_does_not_fit_fails_the_load(open_model, text, message):
 
 @pytest.mark.parametrize(("content", "code"), [(b"no protobuf", 7), (b"", 2)], ids=["damaged", "empty"])
 def test_damaged_file_fails_the_load(tmp_path, content, code):
-    """The message is ONNX Runtime's, on one line of a log: line breaks and runs of blanks become a blank."""
     config = stored(tmp_path / "two\n  lines", double(), BATCHES + X + Y)
     network_file.path_of(config).write_bytes(content)
 
@@ -495,7 +473,6 @@ def test_gpu_that_triton_chose_is_replaced_by_the_cpu(tmp_path, without_cuda):
 
 @pytest.mark.parametrize("profile", ["", "gpu"], ids=["plain config", "profile"])
 def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profile):
-    """KIND_GPU without a GPU fails the load, in the file of the profile as in the plain one."""
     plain = BATCHES if profile else BATCHES.replace("KIND_CPU", "KIND_GPU")
     config = replace(stored(tmp_path, double(), plain + X + Y), kind="GPU")
     (config.folder / "configs").mkdir()
@@ -517,7 +494,6 @@ def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profi
     },
 )
 def test_model_file_is_found(tmp_path, filename, stored_as, version):
-    """The file is `default_model_filename` or `model.onnx` of the version; a directory holds `model.onnx`."""
     text = BATCHES + X + Y + (f'default_model_filename: "{filename}"' if filename else "")
     config = stored(tmp_path, double(), text, version=version, filename=stored_as)
 
@@ -525,7 +501,6 @@ def test_model_file_is_found(tmp_path, filename, stored_as, version):
 
 
 def test_directory_form_opens_with_its_weights(tmp_path):
-    """ONNX Runtime finds the weights in the model's folder."""
     config = stored(
         tmp_path,
         pick(),
@@ -549,7 +524,6 @@ def test_directory_form_opens_with_its_weights(tmp_path):
     },
 )
 def test_missing_file_fails_the_load(tmp_path, filename, kind, expected):
-    """The message has the path of the missing file and the model."""
     (tmp_path / "m" / "1" / "folder").mkdir(parents=True)
     document = {"name": "m", "default_model_filename": filename}
 
@@ -560,7 +534,6 @@ def test_missing_file_fails_the_load(tmp_path, filename, kind, expected):
 
 
 def test_files_by_compute_capability_are_for_gpus_only(tmp_path):
-    """On a CPU the plain file is used, even if the config names others."""
     config = stored(
         tmp_path, double(), 'cc_model_filenames { key: "9.0" value: "hopper.onnx" }' + BATCHES + X + Y
     )
@@ -579,7 +552,6 @@ def completed(
 
 
 def test_complete_config_is_left_alone(tmp_path):
-    """With an input and an output nothing is filled in and no file is opened, which is noted."""
     document = {"name": "m", "input": [{"name": "a"}], "output": [{"name": "b"}], "max_batch_size": 0}
 
     assert completed(tmp_path / "nowhere" / "1", document.copy()) == (
@@ -590,7 +562,6 @@ def test_complete_config_is_left_alone(tmp_path):
 
 
 def test_empty_config_is_filled_in_from_the_file(tmp_path):
-    """The tensors come from the file, the batch size is the server's default, with a warning."""
     path = store(tmp_path, "m", double(), config=None)
     document = {"name": "m", "max_batch_size": 0, "input": [], "output": []}
 
@@ -603,7 +574,6 @@ def test_empty_config_is_filled_in_from_the_file(tmp_path):
 
 
 def test_completed_config_opens(tmp_path):
-    """A completed config is valid."""
     path = store(tmp_path, "m", identity("FP32", ["N"]), config=None)
     document, _, _ = completed(path.parent, {"name": "m", "max_batch_size": 2})
 
@@ -635,7 +605,6 @@ def test_completed_config_opens(tmp_path):
     ids=["no file", "no batches", "wrong parameter"],
 )
 def test_config_that_cannot_be_completed_is_refused(tmp_path, document, message):
-    """The load fails with the same message as without completion."""
     store(tmp_path, "m", identity("FP32", [2, 3]), config=None, filename="fixed.onnx")
     path = store(tmp_path, "m", double(), config=None)
 
@@ -646,7 +615,6 @@ def test_config_that_cannot_be_completed_is_refused(tmp_path, document, message)
 
 
 def test_completion_uses_the_gpu_that_the_config_names(tmp_path, without_cuda):
-    """If one instance group is on a GPU, the config is completed on a GPU, or the load fails."""
     path = store(
         tmp_path, "m", double(), "instance_group { kind: KIND_CPU } instance_group { kind: KIND_GPU }"
     )
@@ -663,7 +631,6 @@ def test_completion_uses_the_gpu_that_the_config_names(tmp_path, without_cuda):
 
 
 def test_request_whose_parts_cannot_be_joined_fails_alone(open_model):
-    """If the runs of a split request have outputs of different widths, only that request fails."""
     model = network(
         [
             node("Gather", ["x", "zero"], ["first"]),
@@ -700,7 +667,6 @@ def test_scalar_of_a_batching_model_fails_the_load(open_model):
 
 
 def test_network_that_cannot_be_recorded_runs_without_cuda_graphs(tmp_path, monkeypatch):
-    """ONNX Runtime refuses to record a network with nodes on the CPU; the reason is in the log."""
     refusal = "onnx runtime error 1: This session cannot use the graph capture feature as requested"
     open_real = network_file.open_configured
 

@@ -99,7 +99,6 @@ def test_first_instance_writes_and_all_open_the_copy(path, opened):
 
 @pytest.mark.parametrize("version", [1, 2], ids=["FP32", "INT8"])
 def test_real_network_answers_as_before(tmp_path, version):
-    """The networks of the repository give exactly the same scores."""
     folder = shutil.copytree(REPOSITORY / "efficientnet_lite0", tmp_path / "efficientnet_lite0")
     config = ModelConfig.from_file(folder, version)
     shared = replace(config, parameters={**config.parameters, SHARED_WEIGHTS: "true"})
@@ -122,7 +121,6 @@ def _score(config: ModelConfig) -> np.ndarray:
 
 
 def test_instances_that_start_together_share_one_copy(tmp_path):
-    """A second instance waits while the first one writes."""
     folder = shutil.copytree(REPOSITORY / "efficientnet_lite0", tmp_path / "efficientnet_lite0")
     config = ModelConfig.from_file(folder, 1)
     shared = replace(config, parameters={**config.parameters, SHARED_WEIGHTS: "true"})
@@ -137,7 +135,6 @@ def test_instances_that_start_together_share_one_copy(tmp_path):
 
 
 def test_changed_weights_get_a_copy_of_their_own(path, opened):
-    """The name of the copy depends on the external data, too."""
     opened()
     data = path.with_name("data.bin")
     data.write_bytes(bytes(len(data.read_bytes())))
@@ -157,7 +154,6 @@ def test_changed_weights_get_a_copy_of_their_own(path, opened):
     },
 )
 def test_other_session_gets_a_copy_of_its_own(path, opened, changes):
-    """The name of the copy depends on the options and on the name of the opened file."""
     shutil.copy(path, path.with_name("other.onnx"))
     opened()
 
@@ -167,7 +163,6 @@ def test_other_session_gets_a_copy_of_its_own(path, opened, changes):
 
 
 def test_half_written_copy_is_replaced(path, opened):
-    """The leftovers of a process that died while writing are removed, and the copy is written again."""
     opened()
     (copy,) = copies(path)
     copy.rename(f"{copy}.partial")
@@ -179,7 +174,6 @@ def test_half_written_copy_is_replaced(path, opened):
 
 
 def test_old_copies_are_removed(path, opened):
-    """A copy that no instance has opened for a month goes when another one is written."""
     opened()
     (old,) = copies(path)
     opened(extras=("session.disable_prepacking=1",))
@@ -196,7 +190,6 @@ def test_old_copies_are_removed(path, opened):
 
 @pytest.mark.parametrize("text", [None, "true"], ids=["default", "required"])
 def test_instance_that_cannot_share_has_its_own_weights(path, text):
-    """The instances of a server try to share; the reason is in the log, unless the config requires it."""
     place(path).parent.mkdir(parents=True)
     place(path).write_text("a file where a folder should be")
     backend = BackendSettings(shares_weights=True)
@@ -215,7 +208,6 @@ def test_instance_that_cannot_share_has_its_own_weights(path, text):
 
 
 def test_folder_that_cannot_be_written_fails_the_load(path, opened):
-    """The message has the parameter, the folder and the reason."""
     place(path).parent.mkdir(parents=True)
     place(path).write_text("a file where a folder should be")
 

@@ -56,13 +56,11 @@ def signature(inputs=None, outputs=None, initializers=None) -> Signature:
 
 
 def control(name: str = "START", data_type: str = "", **values) -> dict:
-    """Write a `sequence_batching` with one control input."""
     given = {"data_type": data_type} if data_type else {key: ["0", "1"] for key in values}
     return {"control_input": [{"name": name, "control": [{"kind": "CONTROL_SEQUENCE_START", **given}]}]}
 
 
 def session(model: ModelProto) -> onnxruntime.InferenceSession:
-    """Open a network."""
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
@@ -92,7 +90,6 @@ def raw(nodes, inputs, outputs, domains=()) -> ModelProto:
     ],
 )
 def test_every_datatype_is_read(datatype, element):
-    """Each of Triton's thirteen datatypes is recognised in a file, with the dims that vary as -1."""
     found = Signature.of(session(identity(datatype, ["N", 3, None])))
 
     expected = NetworkTensor(element, (-1, 3, -1))
@@ -169,7 +166,6 @@ def test_datatype_that_triton_lacks_is_named_as_nvidia_does():
     },
 )
 def test_other_than_a_tensor_is_refused(model, kind, name):
-    """A request has tensors only, so a network with other inputs or outputs cannot be served."""
     with pytest.raises(InvalidConfig) as raised:
         Signature.of(session(model))
 
@@ -195,7 +191,6 @@ def test_other_than_a_tensor_is_refused(model, kind, name):
     },
 )
 def test_completion_is_needed_for_missing_tensors_only(document, expected):
-    """One input, or batch input, and one output are enough to leave a config alone, batch size included."""
     assert needs_completion(document) is expected
 
 
@@ -287,7 +282,6 @@ DYNAMIC = {"max_batch_size": 2, "dynamic_batching": {}}
     },
 )
 def test_missing_fields_are_filled_in(given, network_signature, default, added, warnings):
-    """The config gets exactly these fields, and a warning only where a batch size was chosen for it."""
     document = {"name": "m", "max_batch_size": 0, **deepcopy(given)}
     heard: list[str] = []
 
@@ -308,7 +302,6 @@ def test_missing_fields_are_filled_in(given, network_signature, default, added, 
     },
 )
 def test_batches_without_a_batch_dimension_are_refused(network_signature):
-    """Batching needs a first dimension that varies in every input and every output."""
     document = {"name": "m", "max_batch_size": 2}
 
     with pytest.raises(InvalidConfig) as raised:
@@ -383,7 +376,6 @@ def test_batches_without_a_batch_dimension_are_refused(network_signature):
     },
 )
 def test_fitting_config_passes(model, network_signature):
-    """A config that NVIDIA's backend loads is loaded."""
     validate(model, network_signature)
 
 
@@ -574,7 +566,6 @@ def fixed_rows(name: str, shape: str) -> str:
     },
 )
 def test_unfitting_config_is_refused(model, network_signature, message):
-    """The message is exactly that of NVIDIA's backend."""
     with pytest.raises(InvalidConfig) as raised:
         validate(model, network_signature)
 
@@ -582,7 +573,6 @@ def test_unfitting_config_is_refused(model, network_signature, message):
 
 
 def test_sequence_controls_have_the_datatype_of_their_values():
-    """A boolean control has that of its pair of values, another the one it names; each is one number."""
     batching = {
         "control_input": [
             *control("a", int32_false_true=1)["control_input"],
@@ -601,12 +591,10 @@ def test_sequence_controls_have_the_datatype_of_their_values():
 
 
 def test_config_without_sequences_has_no_controls():
-    """Most models have neither sequences nor inputs made from the batch."""
     assert (sequence_controls(config()), batch_targets(config())) == ([], [])
 
 
 def test_batch_targets_are_all_that_are_made_from_the_batch():
-    """One batch_input may make several inputs of the network."""
     batch_input = [{**COUNT, "target_name": ["a", "b"]}, {**COUNT, "target_name": ["c"]}]
 
     assert batch_targets(config(batch_input=batch_input)) == ["a", "b", "c"]

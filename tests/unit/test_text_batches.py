@@ -14,7 +14,6 @@ from tests.readers import RECOGNISER
 
 
 def test_batches_have_every_line_once_and_little_padding():
-    """Lines of similar width share a batch, whose width is a multiple of 8."""
     widths = np.random.default_rng(1).integers(20, 900, 200).tolist()
 
     found = [*batches(widths, 2000)]
@@ -29,17 +28,14 @@ def test_batches_have_every_line_once_and_little_padding():
 
 
 def test_no_lines_have_no_batches():
-    """An image without text costs no run of the recogniser."""
     assert [*batches([])] == []
 
 
 def test_long_line_has_a_batch_of_its_own():
-    """The limit on a batch never leaves a line out."""
     assert [*batches([3200, 3200], 1000)] == [([0], 3200), ([1], 3200)]
 
 
 def test_stacked_lines_are_normalised_planes():
-    """BGR planes of -1 to 1, with zeros at the right of a shorter line."""
     line = np.zeros((48, 10, 3), np.uint8)
     line[..., 0] = 255
 
@@ -52,7 +48,6 @@ def test_stacked_lines_are_normalised_planes():
 
 
 def test_detector_and_lines_are_normalised_equally():
-    """Both inputs have the same layout."""
     pixels = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
     # OpenCV multiplies after it subtracts: the last bit of a float32 may differ.
     np.testing.assert_allclose(normalised(pixels), stacked([pixels], 64), atol=2e-7)
@@ -78,7 +73,6 @@ def test_detector_sees_multiples_of_32(size, expected):
     "shape", [(20, 1000, 3), (1000, 20, 3), (480, 640, 3)], ids=["wide", "tall", "usual"]
 )
 def test_positions_in_the_detectors_input_are_those_of_the_pixels(shape):
-    """The corners of the image inside its margin are found again."""
     height, width = shape[:2]
     prepared = DetectorInput(np.zeros(shape, np.uint8))
 
@@ -92,7 +86,6 @@ def test_positions_in_the_detectors_input_are_those_of_the_pixels(shape):
 
 
 def test_direction_is_asked_in_bounded_batches():
-    """Long lines are squeezed to the network's width."""
     seen = []
 
     def network(tensor: np.ndarray) -> np.ndarray:
@@ -119,7 +112,6 @@ def test_repeated_classes_and_blanks_are_left_out():
 
 
 def test_metadata_is_that_of_the_file(tmp_path):
-    """The reader of protobuf skips the network, whatever its fields are."""
     path = tmp_path / "net.onnx"
     model = helper.make_model(
         helper.make_graph([], "g", [], [], [helper.make_tensor("w", TensorProto.FLOAT, [300], [0.5] * 300)])
@@ -132,7 +124,6 @@ def test_metadata_is_that_of_the_file(tmp_path):
 
 
 def test_default_recogniser_has_its_characters():
-    """As many as its published output had classes."""
     assert len(Characters.from_file(RECOGNISER)) == 18710
 
 
@@ -142,7 +133,6 @@ def test_default_recogniser_has_its_characters():
     ids=["empty", "cut", "group", "text", "endless number"],
 )
 def test_file_without_characters_is_refused(tmp_path, content):
-    """The message names the file."""
     path = tmp_path / "net.onnx"
     path.write_bytes(content)
 

@@ -41,7 +41,6 @@ def test_region_gets_a_box_that_is_larger_by_the_learned_distance():
     ids=["no text", "one pixel"],
 )
 def test_nothing_and_specks_get_no_box(regions):
-    """A map without text is not an error."""
     assert find_boxes(probabilities(*regions)).shape == (0, 4, 2)
 
 
@@ -51,7 +50,6 @@ def test_unsure_region_gets_no_box():
 
 
 def test_region_inside_of_a_frame_is_found():
-    """A frame is one region: its hole does not count."""
     found = probabilities((20, 20, 380, 280))
     found[40:260, 40:360] = 0
     found[140:160, 150:250] = 0.95
@@ -61,7 +59,6 @@ def test_region_inside_of_a_frame_is_found():
 
 
 def test_boxes_are_bounded(monkeypatch):
-    """The largest regions are measured, and the surest ones are returned."""
     monkeypatch.setattr(finder, "MAX_LINES", 5)
     monkeypatch.setattr(finder, "MAX_REGIONS", 20)
     found = probabilities(*((x, y, x + 12, y + 6) for x in range(10, 380, 30) for y in range(10, 290, 20)))
@@ -75,7 +72,6 @@ def test_boxes_are_bounded(monkeypatch):
 
 
 def test_corners_are_clockwise_from_the_top_left():
-    """Any order of the corners becomes the same one."""
     expected = box(10, 20, 90, 50)
     assert (clockwise(expected[[2, 0, 3, 1]][None])[0] == expected).all()
 
@@ -96,12 +92,10 @@ def test_tall_box_runs_along_its_text():
     ids=["line", "hair", "point"],
 )
 def test_crop_has_the_height_of_the_network(corners, width):
-    """Its width keeps the ratio, within limits."""
     assert cut(np.zeros((300, 400, 3), np.uint8), corners).shape == (LINE_HEIGHT_PX, width, 3)
 
 
 def test_crop_is_rectified():
-    """A slanted box becomes an upright line: its left half is black, its right half is white."""
     pixels = np.zeros((300, 400, 3), np.uint8)
     corners = np.array([[50, 100], [250, 160], [241, 190], [41, 130]], np.float32)
     middle = (corners[0] + corners[1]) / 2, (corners[2] + corners[3]) / 2
@@ -116,7 +110,6 @@ def test_crop_is_rectified():
 
 @pytest.mark.parametrize("quarters", range(4))
 def test_reading_order_follows_the_text(quarters):
-    """Rows from top to bottom, and from left to right within a row, whichever way the page lies."""
     rows = [box(10, 10, 90, 30), box(120, 13, 200, 33), box(10, 50, 90, 70), box(130, 47, 200, 67)]
     width, height = 300, 200
     page = np.stack(rows)
@@ -131,7 +124,6 @@ def test_reading_order_follows_the_text(quarters):
 
 
 def test_slanted_rows_stay_together():
-    """The rows of a page that is slightly turned are those along its text."""
     angle = np.deg2rad(8)
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]], np.float32)
     rows = np.stack([box(10, 10, 90, 30), box(400, 10, 480, 30), box(10, 50, 90, 70)]) @ turn
@@ -140,7 +132,6 @@ def test_slanted_rows_stay_together():
 
 
 def test_no_lines_have_an_empty_order():
-    """An image without text has no order and no turn."""
     assert reading_order(np.zeros((0, 4, 2))).shape == (0,)
     assert page_turn(np.zeros((0, 4, 2))) == 0
 
@@ -153,7 +144,6 @@ def test_page_without_a_main_direction_is_not_turned():
 
 @pytest.mark.parametrize("quarters", range(4))
 def test_positions_before_a_turn_are_those_of_the_pixels(quarters):
-    """A white pixel is found again."""
     pixels = np.zeros((30, 50, 3), np.uint8)
     pixels[7, 12] = 255
 

@@ -48,5 +48,4 @@ def test_model_that_returns_rows_takes_one_image(tmp_path, config, expected):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_default_models_take_one_image_if_they_read(repository, name, expected):
-    """Readers take one image per request, classifiers and networks take batches."""
     assert takes_one(ModelConfig.from_file(repository / name, 1)) == expected
