@@ -138,18 +138,6 @@ def test_one_of_several_outputs_can_be_chosen(repository, tmp_path):
     assert [tensor.name for tensor in config.outputs] == ["probabilities"]
 
 
-def test_labels_of_another_number_are_refused(repository, file, tmp_path):
-    (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
-
-    with pytest.raises(
-        OperationFailed,
-        match=r"labels.txt: expected 5 labels for the classes of output 'probabilities', got 4",
-    ):
-        add(repository, request(file, labels=tmp_path / "labels.txt"), None)
-
-    assert contents(repository) == {}
-
-
 def test_labels_lose_their_byte_order_mark(repository, file, tmp_path):
     """Editors on Windows write one, which would become part of the first label."""
     (tmp_path / "labels.txt").write_text("ä\nb\nc\nd\ne\n", encoding="utf-8-sig")

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 from PIL import Image
 
-from nereid.assets import COFFEE, PARCEL_LABEL, STATE, TEXT_REPOSITORY
+from nereid.assets import PARCEL_LABEL, STATE, TEXT_REPOSITORY
 from nereid.cli.models.add import screen
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
@@ -178,15 +178,6 @@ def test_networks_that_find_text_keep_their_names(repository, tiny, name, folder
         add(repository, AddRequest(tiny, name, task="read"), None)
 
 
-def test_model_that_is_not_written_may_exist(repository, tiny):
-    """A reader has no preprocess model of its own."""
-    (repository / "own_preprocess").mkdir(parents=True)
-
-    add(repository, request(tiny), None)
-
-    assert models(repository) == {*FINDERS, "own_preprocess", "own_network", "own_v1", "own"}
-
-
 def test_images_keep_their_lines(repository, bright, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -209,12 +200,6 @@ def test_images_have_the_limits_of_the_reader(texts, file):
 
     with pytest.raises(OperationFailed, match=r"parcel_label.jpg': .* expected at most 100 pixels a side"):
         publish(texts, "read_text", file, None, ANY_SPEED)
-
-
-def test_image_without_a_word_is_noted(repository, tiny):
-    done = add(repository, request(tiny, images=(COFFEE,)), None)
-
-    assert done.report.notes == ("no text is read in coffee.jpg; fix: --images with text as you read it",)
 
 
 def test_characters_that_are_not_utf8_are_refused(repository, file, tmp_path):
@@ -381,13 +366,6 @@ def test_only_reader_is_replaced_and_removed(repository, tiny):
     assert failures(repository) == []
     assert remove(repository, "own", None) == (*FINDERS, "own_network", "own_v1", "own")
     assert models(repository) == set()
-
-
-def test_classifier_is_not_taken_for_a_recogniser(repository, tmp_path):
-    onnx.save(classifier(), tmp_path / "own.onnx")
-
-    with pytest.raises(WrongUsage, match=r"expected one input for lines of text, .* got 'images' FLOAT"):
-        add(repository, request(tmp_path / "own.onnx"), None)
 
 
 def test_metadata_alone_do_not_make_a_recogniser(repository, tmp_path):

@@ -68,13 +68,6 @@ def test_memory_does_not_grow():
     assert after - before < 4096
 
 
-def test_long_names_are_left_out():
-    memory = AnswerMemory()
-    memory.remember("id", "m" * 200, "v", 1, "label")
-
-    assert memory.rate("id", 1) is None
-
-
 FORKED = """
 import os, time
 from nereid.gateway.workers.answer_memory import AnswerMemory

@@ -20,8 +20,6 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
-from nereid.cli.image_commands.outcomes import printing
-from nereid.cli.image_commands.views import CLASSES
 from nereid.cli.image_files import collect
 from nereid.client import retry
 from nereid.client.async_classifier import AsyncClassifier
@@ -36,7 +34,7 @@ from nereid.client.classifier_errors import (
     Unreachable,
     from_triton,
 )
-from nereid.client.prediction import PREDICTIONS, Label, Prediction, Timings, label
+from nereid.client.prediction import PREDICTIONS, Label, label
 from nereid.client.retry import Attempts, Budget
 from nereid.server.ports import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
@@ -639,15 +637,6 @@ def test_silent_addresses_share_the_time(monkeypatch):
 
     for each in (full, *kept):
         each.close()
-
-
-def test_labels_are_not_markup(capsys):
-    labels = (Label(1, "a [red]b", 0.5),)
-
-    with printing("table", CLASSES) as write:
-        write("cup.jpg", Prediction(labels, "m", "1", "", "", "id", Timings(1.0, 1.0)))
-
-    assert "a [red]b" in capsys.readouterr().out
 
 
 def test_threads_leave_nothing_open():

@@ -180,12 +180,6 @@ def test_demo_fails_if_the_protocols_disagree():
         demo.add_rows(table, "1", prediction("cat"), prediction("dog"))
 
 
-def test_help_is_wrapped_by_the_terminal():
-    text = run("watch", "-h", COLUMNS="200").stdout
-
-    assert "Published files move to DIR/published." in text
-
-
 def test_init_copies_the_default_models_and_nothing_else(tmp_path, monkeypatch):
     source = shutil.copytree(assets.REPOSITORY, tmp_path / "source")
     (source / "classify_v1" / "configs" / "tuned.pbtxt").touch()

@@ -245,14 +245,6 @@ def leave_only_the_copy(repository) -> None:
     remove(repository, "classify_v1", None)
 
 
-def test_retirement_names_the_fallback(repository):
-    add_cpu_fallback(repository, "", None)
-    leave_only_the_copy(repository)
-
-    with pytest.raises(WrongUsage, match=r"'v1_cpu' of route 'classify': it is a fallback .* fix: remove it"):
-        retire(repository, "classify", 1, None)
-
-
 def test_route_is_removed_with_its_copy(repository):
     add_cpu_fallback(repository, "", None)
 

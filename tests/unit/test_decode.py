@@ -327,37 +327,6 @@ def test_garbage_exif_is_ignored(encode, gradient, image_format, garbage):
     np.testing.assert_allclose(image.pixels(1, WHITE, Buffers()).astype(int), pixels, atol=LOSSY_LEVELS)
 
 
-@pytest.mark.parametrize("shrink", [2, 4, 8])
-@pytest.mark.parametrize(("height", "width"), [(64, 96), (75, 61)], ids=["whole blocks", "cut blocks"])
-def test_scaled_decode_gives_box_averages(encode, gradient, shrink, height, width):
-    """A pixel is the average of shrink × shrink; at the edge, of the picture as the encoder continued it."""
-    encoded = encode(gradient(height, width), "JPEG", quality=95, subsampling=0)
-    full = decode(encoded).astype(float)
-
-    scaled = decode(encoded, shrink)
-
-    rows, columns = -(-height // shrink), -(-width // shrink)
-    margins = ((0, rows * shrink - height), (0, columns * shrink - width), (0, 0))
-    averages = np.pad(full, margins, mode="edge").reshape(rows, shrink, columns, shrink, 3).mean((1, 3))
-    assert scaled.shape == (rows, columns, 3)
-    np.testing.assert_allclose(scaled, averages, atol=3)
-
-
-@pytest.mark.parametrize("shrink", [2, 4, 8])
-def test_scaled_decode_of_a_photo_gives_box_averages(shrink):
-    """On a real photo the low frequencies that the decoder keeps are its averages to within two levels."""
-    encoded = COFFEE.read_bytes()
-    full = decode(encoded).astype(float)
-    height, width = (side // shrink * shrink for side in full.shape[:2])
-
-    scaled = decode(encoded, shrink)[: height // shrink, : width // shrink]
-
-    averages = (
-        full[:height, :width].reshape(height // shrink, shrink, width // shrink, shrink, 3).mean((1, 3))
-    )
-    assert np.abs(scaled - averages).mean() < 2
-
-
 @cases(
     ("encoded", "message"),
     {
@@ -407,13 +376,6 @@ def test_image_at_the_limits_is_decoded(encode, gradient):
     encoded = encode(gradient(60, 100))
 
     assert decode(encoded, limits=Limits(len(encoded), 6_000, 100)).shape == (60, 100, 3)
-
-
-@pytest.mark.parametrize("name", ["max_image_bytes", "max_image_pixels", "max_image_side_px"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_limit_must_be_positive(name, value):
-    with pytest.raises(ValueError, match=f"^{name}: expected a positive number, got {value}$"):
-        Limits(**{name: value})
 
 
 def _lying(image_format):
@@ -549,17 +511,6 @@ def test_pixels_of_the_next_image_take_the_memory_of_the_last(encode, gradient):
     arrays = [image.pixels(1, WHITE, buffers) for image in images]
 
     assert all(np.shares_memory(first, second) for first, second in pairwise(arrays))
-
-
-def test_buffer_is_given_out_again():
-    buffers = Buffers()
-
-    first, second = buffers.take("a", (4, 5)), buffers.take("a", (3,), np.uint8)
-
-    assert (first.shape, first.dtype) == ((4, 5), np.float32)
-    assert (second.shape, second.dtype) == ((3,), np.uint8)
-    assert np.shares_memory(first, second)
-    assert not np.shares_memory(first, buffers.take("b", (4, 5)))
 
 
 @pytest.mark.parametrize(("extra", "is_kept"), [(0, True), (1, False)], ids=["at the limit", "above it"])

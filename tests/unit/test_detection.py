@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from nereid.contract import MAX_OBJECTS
 from nereid.detection import detector as detectors
 from nereid.detection.detector import Detector, Objects
-from nereid.detection.head import Head, UnknownHead, find_head
-from nereid.detection.layouts import LAYOUTS, STRIDES_PX, Frame, Output
+from nereid.detection.head import UnknownHead, find_head
+from nereid.detection.layouts import STRIDES_PX, Frame, Output
 from nereid.detection.matching import Pair, match
 from nereid.detection.suppression import suppress
 from nereid.imaging.decode import Limits
 from nereid.imaging.transform import Transform
 from nereid.serving_errors import InferenceFailed
-from nereid.tasks.detection_outputs import iou
 from tests.detectors import CELLS, CLASSES, FRAME, HEADS, KNOWN, SIDE, TestDetector
 from tests.tables import cases
 
@@ -356,10 +355,6 @@ def test_suppression_equals_the_plain_reference(boxes, iou, limit, data):
     assert suppress(boxes, classes, iou, limit).tolist() == kept[:limit]
 
 
-def test_overlap_of_boxes_without_area():
-    assert iou(np.zeros((1, 4)), np.zeros((2, 4))).tolist() == [[0, 0]]
-
-
 def objects(*found) -> Objects:
     return Objects(
         np.array([box for box, _, _ in found], np.float32).reshape(-1, 4),
@@ -398,8 +393,3 @@ def test_objects_of_two_detectors_are_matched(one, other, pairs):
     assert [each.places for each in found] == [places for places, _ in pairs]
     assert [each.difference for each in found] == pytest.approx([difference for _, difference in pairs])
     assert all(isinstance(each, Pair) for each in found)
-
-
-def test_every_head_of_the_tests_is_a_layout():
-    assert set(HEADS) == set(LAYOUTS)
-    assert Head("nms", (matrix(3, 6),), FRAME).classes == 0

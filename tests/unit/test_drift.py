@@ -2,8 +2,6 @@
 
 import datetime
 import json
-from collections import Counter
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,7 +12,7 @@ from nereid.drift import series
 from nereid.drift.baseline import Measured, from_traffic
 from nereid.drift.comparison import Target, VariantDrift, compare, why_not
 from nereid.drift.drift_metrics import metrics
-from nereid.drift.drift_report import accuracy, agreement, wilson
+from nereid.drift.drift_report import agreement, wilson
 from nereid.drift.monitor import RouteDrift, State
 from nereid.drift.recording import History, Slot
 from nereid.errors import OperationFailed
@@ -325,14 +323,3 @@ def test_shadows_agree_over_time():
 def test_interval_is_that_of_wilson(correct, answers, interval):
     assert wilson(correct, answers) == pytest.approx(interval, abs=5e-5)
     assert wilson(0, 0) == (0.0, 1.0)
-
-
-def test_accuracy_counts_feedback_by_variant():
-    found = accuracy(Counter({("v1", "correct"): 3, ("v1", "wrong"): 1, ("v2", "wrong"): 2}))
-
-    assert [(each.variant, each.answers, each.correct) for each in found] == [("v1", 4, 3), ("v2", 2, 0)]
-
-
-def test_path_is_next_to_the_route_file():
-    """Triton ignores files in the repository's folder."""
-    assert path_of(Path("models"), "classify") == Path("models/classify.reference.json")

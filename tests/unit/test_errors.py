@@ -46,15 +46,6 @@ def test_first_prefix_wins():
     assert type(restored) is errors.InvalidRequest
 
 
-@pytest.mark.parametrize(
-    ("error", "outcome"),
-    [(errors.InvalidImage("x"), "invalid_image"), (errors.DeadlineExceeded("x"), "deadline_exceeded")],
-    ids=str,
-)
-def test_outcome_is_the_class_as_a_label(error, outcome):
-    assert error.outcome == outcome
-
-
 def test_any_exception_becomes_a_serving_error():
     ours = errors.InvalidImage("b")
 

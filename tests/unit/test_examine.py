@@ -443,12 +443,6 @@ def test_memory_is_needed_for_all_instances():
         check_headroom(100 * 2**20, 3, 240 * 2**20)
 
 
-def test_request_survives_json(make_request, preprocess):
-    question = make_request(classifier(), preprocess=preprocess, images=(COFFEE,), labels=None)
-
-    assert ExaminationRequest.from_json(question.to_json()) == question
-
-
 def test_process_returns_a_report_and_its_progress(make_request):
     lines: list[str] = []
 
@@ -464,11 +458,6 @@ def test_unexpected_error_is_a_rejection(make_request):
 
     with pytest.raises(Rejected, match=r"^the examination failed unexpectedly: KeyError: 'name'$"):
         examine(question)
-
-
-def test_rejection_comes_from_the_process(make_request):
-    with pytest.raises(Rejected, match=r"^unexpected input 'mask' FP32 \[-1,4\]$"):
-        examine(make_request(masked()))
 
 
 def parents() -> dict[int, int]:

@@ -275,13 +275,6 @@ def test_answer_is_the_last_rung():
     assert world.send().outcome == ("v3", "13", "retry")
 
 
-def test_answer_replaces_an_unreachable_default():
-    world = answering(replace(ROUTE, variants=(V1,)))
-    world.fail("m1", dead("m1_0_0"))
-
-    assert world.send().outcome == ANSWERED
-
-
 @cases(
     ("changes", "message"),
     {

@@ -28,12 +28,6 @@ def test_published_schema_is_the_one_in_use(root):
     Draft202012Validator(schema).validate(json.loads(WAYBILL.read_text()))
 
 
-def test_default_file_is_read():
-    read = read_specification(WAYBILL)
-
-    assert [each.name for each in read.fields if each.required] == ["tracking_number"]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

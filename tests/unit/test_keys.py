@@ -56,16 +56,6 @@ def test_ring_takes_changes_of_its_file(nereid, path):
     assert "No such file" in ring.failure
 
 
-def test_list_shows_no_secret(nereid):
-    secret = nereid("add", "alice", "--scope", "infer", "--rate", "2.5").stdout.strip()
-
-    shown = nereid("list").stdout
-
-    assert "alice" in shown
-    assert "2.5" in shown
-    assert secret[10:20] not in shown
-
-
 @pytest.mark.parametrize(
     ("words", "status", "text"),
     [

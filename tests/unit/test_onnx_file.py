@@ -13,14 +13,11 @@ from nereid.inference.signature import NetworkTensor, Signature
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import (
     InvalidOnnx,
-    append_softmax,
     check_external_data,
-    check_with_onnx,
-    describe,
     read,
 )
 from nereid.repository.onnx_runtimes import CAPABILITIES, Runtime, check_runtimes, supported_runtimes
-from tests.networks import OPSET, constant, identity, network, run, value
+from tests.networks import OPSET, constant, identity, network, value
 from tests.tables import cases
 
 WEIGHTS = np.arange(12, dtype=np.float32)
@@ -74,19 +71,6 @@ def test_signature_is_the_one_that_onnx_runtime_sees(tmp_path):
     assert file.signature == Signature.of(onnxruntime.InferenceSession(path))
     assert file.signature.initializers == {"factor": NetworkTensor("float16", (1,))}
     assert (file.opset, file.ir_version, file.custom_domains, file.external) == (OPSET, 8, (), ())
-
-
-@pytest.mark.parametrize(
-    ("tensor", "text"),
-    [
-        (NetworkTensor("float", (-1, 3, 224, 224)), "FP32 [-1,3,224,224]"),
-        (NetworkTensor("string", (1,)), "BYTES [1]"),
-        (NetworkTensor("int64", ()), "INT64 []"),
-    ],
-    ids=["image", "string", "scalar"],
-)
-def test_tensor_is_written_in_tritons_words(tensor, text):
-    assert describe(tensor) == text
 
 
 def garbled(model: onnx.ModelProto, name: str) -> bytes:
@@ -270,31 +254,6 @@ def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
     )
 
     assert read(save(tmp_path, model)).custom_domains == ("com.example",)
-
-
-def test_operator_that_does_not_exist_is_refused(tmp_path):
-    model = weighted()
-    model.graph.node[0].op_type = "Adds"
-
-    with pytest.raises(
-        InvalidOnnx, match=r"^the ONNX checker refuses 'model.onnx': No Op registered for Adds.*$"
-    ):
-        check_with_onnx(save(tmp_path, model))
-
-
-def test_softmax_makes_probabilities_of_logits(tmp_path):
-    path, x = save(tmp_path, weighted()), {"x": np.ones((2, 12), np.float32)}
-    logits = run(path, x)["y"]
-
-    name = append_softmax(path)
-
-    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(run(path, x)[name], expected, rtol=1e-6)
-
-
-def test_folder_in_the_place_of_the_file_is_named(tmp_path):
-    with pytest.raises(InvalidOnnx, match="Is a directory"):
-        read(tmp_path)
 
 
 def test_subgraphs_belong_to_the_network():

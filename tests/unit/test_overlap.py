@@ -371,9 +371,3 @@ class NewestFirst(Slots):
 def test_model_notices_a_faulty_scheduler(faulty):
     with pytest.raises((AssertionError, ValueError, KeyError)):
         drive_often(faulty)
-
-
-@pytest.mark.parametrize("event", [Decoded(0, 1), Computed(0), Answered(0)], ids=str)
-def test_impossible_event_is_refused(event):
-    with pytest.raises(ValueError, match="expected slot 0"):
-        Slots(1).step(event)

@@ -197,12 +197,6 @@ def test_empty_batch_is_empty(pipeline, requests):
     assert pipeline.run(requests).tensor.shape == (0, 3, 224, 224)
 
 
-def test_batch_buffer_is_reused(pipeline):
-    first, second = pipeline.run([[A]]).tensor, pipeline.run([[B], [A]]).tensor
-
-    assert first.ctypes.data == second.ctypes.data
-
-
 def build(root, folder, old, new):
     """Build the pipeline of the repository's model with a part of its config replaced."""
     text = (root / "model_repository" / "imagenet_preprocess" / "config.pbtxt").read_text()

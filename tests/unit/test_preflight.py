@@ -5,11 +5,6 @@ import pytest
 from nereid.server import preflight
 
 
-def test_this_machine_passes_preflight():
-    """The interpreter that runs the tests is one the server can embed."""
-    assert preflight.missing(preflight.PYTHON, preflight.library_folders()) == []
-
-
 @pytest.mark.parametrize(
     ("python", "message"),
     [

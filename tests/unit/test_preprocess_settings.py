@@ -191,13 +191,6 @@ def test_preset_for_uint8_is_not_normalised(tmp_path, preset):
     assert (transform.datatype, transform.mean, transform.std) == ("UINT8", (0.0,) * 3, (1.0,) * 3)
 
 
-@pytest.mark.parametrize("name", ["FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"])
-def test_tritons_own_parameters_pass(tmp_path, name):
-    parameters = {"resize": "exact"}
-
-    assert settings(tmp_path, parameters | {name: "no"}) == settings(tmp_path, parameters)
-
-
 EXACT = {"resize": "exact"}
 SHORTER = {"resize_shorter_px": "256"}
 MEAN, STD, PAD = {"mean": "1, 2, 3"}, {"std": "1, 2, 3"}, {"pad_color": "0, 0, 0"}

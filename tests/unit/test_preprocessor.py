@@ -15,7 +15,7 @@ from PIL import Image
 from nereid.assets import CHELSEA, COFFEE
 from nereid.imaging.decode import Limits, open_image
 from nereid.imaging.preprocessor import CpuPreprocessor
-from nereid.imaging.transform import DATATYPES, Transform
+from nereid.imaging.transform import Transform
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.serving_errors import InferenceFailed, InvalidImage
 from tests.conftest import ROOT
@@ -23,14 +23,6 @@ from tests.conftest import ROOT
 NCHW = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
 NHWC = Transform(160, 96, "UINT8", "NHWC", resize="letterbox")
 A, B, BAD = COFFEE.read_bytes(), CHELSEA.read_bytes(), b"not an image"
-
-
-@pytest.mark.parametrize("transform", [NCHW, NHWC], ids=["nchw", "nhwc"])
-def test_tensor_is_that_of_a_full_batch(transform):
-    tensor = CpuPreprocessor(transform, Limits(), 5).tensor
-
-    assert (tensor.shape, tensor.dtype) == ((5, *transform.shape), DATATYPES[transform.datatype])
-    assert tensor.flags.c_contiguous
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -130,12 +122,6 @@ def test_pixels_in_work_are_bounded():
     assert counts[0] <= 2
     assert counts[1] <= 4
     assert counts[2] > 4
-
-
-def test_limits_are_those_given():
-    (error,) = CpuPreprocessor(NCHW, Limits(max_image_side_px=100), 1).prepare([A])
-
-    assert str(error).startswith("invalid image: expected at most 100 pixels a side, got ")
 
 
 def peak_bytes(preprocessor, images, runs=20):

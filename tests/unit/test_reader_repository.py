@@ -69,7 +69,6 @@ def damage_fields(repository: Path) -> None:
     (repository / "read_waybill_v1" / "waybill.json").write_text('{"fields": []}')
 
 
-VERSION = '"network_version" value {{ string_value: "{}" }}'
 RECOGNISER_OUTPUT = 'output { name: "probability" data_type: TYPE_FP32 dims: [ -1 ] }\n'
 FAILURES = {
     "version": (

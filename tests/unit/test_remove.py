@@ -59,13 +59,6 @@ def test_unreadable_config_of_another_model_does_not_keep_a_model(repository, fi
     assert remove(repository, "torn", None) == ("torn",)
 
 
-def test_name_can_be_added_again(repository, file):
-    add(repository, request(file), None)
-    remove(repository, "small", None)
-
-    assert add(repository, request(file), None).version == 1
-
-
 def test_model_that_another_one_needs_stays(repository):
     before = contents(repository)
 

@@ -59,13 +59,6 @@ def test_model_without_a_config_is_a_model(make):
     assert configs(repository) == {"a": {"name": "a"}, "bare": {}}
 
 
-def test_broken_config_is_named(make):
-    repository = make(good='name: "good"', bad="what: 1")
-
-    with pytest.raises(InvalidConfig, match=rf"{repository}/bad/config\.pbtxt': 1:1 : .*what"):
-        configs(repository)
-
-
 STEPS = {"pre": "", "net": ""}
 
 
@@ -98,15 +91,6 @@ STEPS = {"pre": "", "net": ""}
 )
 def test_hidden_models_are_steps_of_replaced_ensembles(make, files, hidden):
     assert hidden_models(make(**files), "cpu") == hidden
-
-
-@pytest.mark.parametrize(
-    ("profile", "hidden"),
-    [("cpu", {"efficientnet_lite0", "imagenet_preprocess"}), ("ensemble", set()), ("", set())],
-    ids=["cpu", "ensemble", "none"],
-)
-def test_hidden_models_of_this_repository(root, profile, hidden):
-    assert hidden_models(root / "model_repository", profile) == hidden
 
 
 @cases(

@@ -226,14 +226,6 @@ def test_route_is_read_before_its_models_are_ready(config, ready):
     assert watch.table.network_versions == {"v1": "1", "v2": "2"}
 
 
-def test_wrong_file_fails_the_load(config):
-    """The first table has no predecessor that could stay."""
-    path_of(config).write_text("{}")
-
-    with pytest.raises(InvalidConfig, match="missing required field `variants`"):
-        RouteWatch(config, lambda model, version: True)
-
-
 def test_readiness_covers_variants_and_shadows(config):
     shadow = {"name": "dark", "model": "net", "version": 2, "percent": 1}
     checked = []

@@ -19,7 +19,7 @@ from nereid.inference.network_file import complete_config
 from nereid.inference.session import Session
 from nereid.inference.session_events import SessionEvents
 from nereid.inference.session_options import CUDA_GRAPHS, BackendSettings
-from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidRequest, RuntimeFailed
+from nereid.serving_errors import InferenceFailed, InvalidConfig, RuntimeFailed
 from tests.networks import assert_same, constant, identity, network, store, tensor, value
 from tests.tables import cases
 
@@ -199,31 +199,6 @@ def test_failed_run_is_not_reported(open_model):
     assert heard == [2]
 
 
-def test_wrong_datatype_is_onnx_runtimes_refusal(open_model):
-    session = open_model(double(), bounded(0))
-
-    (outcome,) = session.run_requests([{"x": np.zeros((1, 3))}], [["y"]])
-
-    assert type(outcome) is RuntimeFailed
-    assert str(outcome).startswith(
-        "onnx runtime error 2: Unexpected input data type. Actual: (tensor(double))"
-    )
-    assert "\n" not in str(outcome)
-
-
-def test_too_many_rows_are_refused(open_model):
-    heard = []
-    session = open_model(
-        double(), bounded(0), events=SessionEvents(ran=lambda seconds, rows: heard.append(rows))
-    )
-    requests = [{"x": np.zeros((n, 3), np.float32)} for n in (4, 5)]
-
-    outcomes = session.run_requests(requests, [["y"]] * 2)
-
-    expected = (RuntimeFailed, "batch size 9 for 'm', max allowed is 8")
-    assert (list(map(failure, outcomes)), heard) == ([expected] * 2, [])
-
-
 def test_requests_without_batches_run_one_by_one(open_model):
     heard = []
     config = tensor("input", "x", "INT64", [-1]) + tensor("output", "y", "INT64", [-1])
@@ -237,34 +212,6 @@ def test_requests_without_batches_run_one_by_one(open_model):
     for request, answer in zip(requests, answers, strict=True):
         assert_same(answer, {"y": request["x"]})
     assert heard == [1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("datatype", "x", "y"),
-    [
-        ("FP32", np.array([5], np.float32), np.array([[5]], np.float32)),
-        ("STRING", np.array([b"five"], object), np.array([["five"]], object)),
-    ],
-    ids=["number", "string"],
-)
-def test_scalars_have_the_dims_of_the_config(open_model, datatype, x, y):
-    """Triton has no scalars: a request holds [1], the network gets rank 0; outputs have the config's dims."""
-    model = network(
-        [node("Identity", ["x"], ["y"]), node("Shape", ["x"], ["dims"]), node("Size", ["dims"], ["rank"])],
-        [value("x", datatype, [])],
-        [value("y", datatype, []), value("rank", "INT64", [])],
-    )
-    # Without optimizations, or ONNX Runtime would compute the rank when it opens the file.
-    config = (
-        tensor("input", "x", datatype, [1])
-        + tensor("output", "y", datatype, [1, 1])
-        + tensor("output", "rank", "INT64", [1])
-        + "optimization { graph { level: 2 } }"
-    )
-
-    (answer,) = open_model(model, config).run_requests([{"x": x}], [["y", "rank"]])
-
-    assert_same(answer, {"y": y, "rank": np.array([0])})
 
 
 @pytest.mark.parametrize("run_batch_size", [0, 1])
@@ -282,21 +229,6 @@ def test_strings_are_decoded_and_kept_whole(open_model, run_batch_size):
 
     assert_same(first, {"y": texts("", "a\0b", "\0")})
     assert_same(last, {"y": texts("naïve 日本", "ends in \0")})
-
-
-def test_invalid_utf_8_fails_alone(open_model):
-    config = BATCHES + tensor("input", "x", "STRING", [1]) + tensor("output", "y", "STRING", [1])
-    session = open_model(identity("STRING", ["N", 1]), config)
-
-    bad, good = session.run_requests([{"x": texts(b"ok", b"\xff")}, {"x": texts(b"ok")}], [["y"]] * 2)
-
-    assert failure(bad) == (
-        InvalidRequest,
-        "invalid request: input 'x': expected UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: "
-        "invalid start byte",
-    )
-    assert bad.code == "INVALID_ARG"
-    assert_same(good, {"y": texts("ok")})
 
 
 @pytest.fixture
@@ -373,26 +305,6 @@ def test_batch_whose_output_cannot_be_split_is_run_one_by_one(open_model):
         assert_same(answer, {"y": request["x"]})
 
 
-@pytest.mark.parametrize("given", [{}, {"scale": np.array([3], np.float32)}], ids=["default", "given"])
-def test_optional_input_replaces_a_weight(open_model, given):
-    model = network(
-        [node("Mul", ["x", "scale"], ["y"])],
-        [value("x", "FP32", [2]), value("scale", "FP32", [1])],
-        [value("y", "FP32", [2])],
-        [constant("scale", np.array([10], np.float32))],
-    )
-    config = (
-        tensor("input", "x", "FP32", [2])
-        + tensor("input", "scale", "FP32", [1], "optional: true")
-        + tensor("output", "y", "FP32", [2])
-    )
-    session = open_model(model, config)
-
-    (answer,) = session.run_requests([{"x": np.array([1, 2], np.float32), **given}], [["y"]])
-
-    assert_same(answer, {"y": np.array([3, 6] if given else [10, 20], np.float32)})
-
-
 def test_run_splits_and_joins_one_batch(open_model):
     session = open_model(double(), bounded(2))
     x = np.arange(15, dtype=np.float32).reshape(5, 3)
@@ -400,61 +312,6 @@ def test_run_splits_and_joins_one_batch(open_model):
     sums, y = session.run({"x": x}, ["sums", "y"])
 
     assert_same({"y": y, "sums": sums}, {"y": 2 * x, "sums": x.sum(1, keepdims=True)})
-
-
-def test_session_on_the_cpu_takes_its_inputs_there(open_model):
-    assert not open_model(double(), bounded(0)).is_on_gpu
-
-
-def test_session_describes_itself(open_model):
-    session = open_model(double(), BATCHES + X + Y + parameter("intra_op_thread_count", "3"))
-
-    version = onnxruntime.__version__
-    assert str(session) == f"ONNX Runtime {version}, CPUExecutionProvider, 3 thread(s) per instance"
-
-
-@cases(
-    ("text", "message"),
-    {
-        "input": (
-            BATCHES + tensor("input", "z", "FP32", [3]) + Y,
-            "unexpected inference input 'z', allowed inputs are: x",
-        ),
-        "output": (
-            BATCHES + X + tensor("output", "z", "FP32", [3]),
-            "unexpected inference output 'z', allowed outputs are: sums, y",
-        ),
-        "parameter": (
-            BATCHES + X + Y + parameter("execution_mode", "x"),
-            "failed to convert 'x' to integral number",
-        ),
-        "batch input": (
-            BATCHES + X + Y + made_from_x("BATCH_ITEM_SHAPE", "INT64"),
-            "model 'm', batch input 'n': expected a kind of BATCH_ELEMENT_COUNT, "
-            "BATCH_ACCUMULATED_ELEMENT_COUNT, BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO, "
-            "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, BATCH_ITEM_SHAPE, BATCH_ITEM_SHAPE_FLATTEN and a datatype of "
-            "TYPE_INT32, TYPE_FP32, got BATCH_ITEM_SHAPE and TYPE_INT64",
-        ),
-    },
-)
-def test_config_that_does_not_fit_fails_the_load(open_model, text, message):
-    with pytest.raises(InvalidConfig) as raised:
-        open_model(double(), text)
-
-    assert str(raised.value) == message
-
-
-@pytest.mark.parametrize(("content", "code"), [(b"no protobuf", 7), (b"", 2)], ids=["damaged", "empty"])
-def test_damaged_file_fails_the_load(tmp_path, content, code):
-    config = stored(tmp_path / "two\n  lines", double(), BATCHES + X + Y)
-    network_file.path_of(config).write_bytes(content)
-
-    with pytest.raises(InvalidConfig) as raised:
-        Session.from_config(config)
-
-    path = tmp_path / "two lines" / "m" / "1" / "model.onnx"
-    assert str(raised.value).startswith(f"onnx runtime error {code}: Load model from {path} failed:")
-    assert "\n" not in str(raised.value)
 
 
 @pytest.fixture
@@ -500,39 +357,6 @@ def test_model_file_is_found(tmp_path, filename, stored_as, version):
     assert network_file.path_of(config) == tmp_path / "m" / str(version) / stored_as
 
 
-def test_directory_form_opens_with_its_weights(tmp_path):
-    config = stored(
-        tmp_path,
-        pick(),
-        BATCHES + tensor("input", "x", "INT64", [1]) + tensor("output", "y", "FP32", [1]),
-        filename="model.onnx/model.onnx",
-        weights="weights.bin",
-    )
-
-    (answer,) = Session.from_config(config).run_requests([{"x": np.array([[2]])}], [["y"]])
-
-    assert_same(answer, {"y": np.array([[30]], np.float32)})
-
-
-@cases(
-    ("filename", "kind", "expected"),
-    {
-        "default": ("", "CPU", "1/model.onnx"),
-        "filename": ("net.onnx", "CPU", "1/net.onnx"),
-        "gpu without files by capability": ("model.onnx", "GPU", "1/model.onnx"),
-        "empty directory": ("folder", "CPU", "1/folder/model.onnx"),
-    },
-)
-def test_missing_file_fails_the_load(tmp_path, filename, kind, expected):
-    (tmp_path / "m" / "1" / "folder").mkdir(parents=True)
-    document = {"name": "m", "default_model_filename": filename}
-
-    with pytest.raises(InvalidConfig) as raised:
-        network_file.path_of(ModelConfig.from_document(document, tmp_path / "m", 1, kind))
-
-    assert str(raised.value) == f"unable to find '{tmp_path}/m/{expected}' for model instance 'm'"
-
-
 def test_files_by_compute_capability_are_for_gpus_only(tmp_path):
     config = stored(
         tmp_path, double(), 'cc_model_filenames { key: "9.0" value: "hopper.onnx" }' + BATCHES + X + Y
@@ -571,17 +395,6 @@ def test_empty_config_is_filled_in_from_the_file(tmp_path):
     assert document["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}]
     assert [each["name"] for each in document["output"]] == ["sums", "y"]
     assert warning.startswith("autofilled max_batch_size to 3 for model 'm'")
-
-
-def test_completed_config_opens(tmp_path):
-    path = store(tmp_path, "m", identity("FP32", ["N"]), config=None)
-    document, _, _ = completed(path.parent, {"name": "m", "max_batch_size": 2})
-
-    session = Session.from_config(ModelConfig.from_document(document, tmp_path / "m", 1))
-
-    x = np.array([1, 2], np.float32)
-    (answer,) = session.run_requests([{"x": x}], [["y"]])
-    assert_same(answer, {"y": x})
 
 
 @pytest.mark.parametrize(
@@ -650,20 +463,6 @@ def test_request_whose_parts_cannot_be_joined_fails_alone(open_model):
 
     assert isinstance(bad, InferenceFailed)
     assert_same(good, {"y": np.array([[2]], np.float32)})
-
-
-def test_scalar_of_a_batching_model_fails_the_load(open_model):
-    """One number cannot be different in every row of a batch."""
-    model = network(
-        [node("Mul", ["x", "k"], ["y"])],
-        [value("x", "FP32", ["N", 3]), value("k", "FP32", [])],
-        [value("y", "FP32", ["N", 3])],
-    )
-
-    with pytest.raises(
-        InvalidConfig, match=r"tensor 'k': for the model to support batching .* model is \[\]$"
-    ):
-        open_model(model, BATCHES + X + Y + tensor("input", "k", "FP32", [1]))
 
 
 def test_network_that_cannot_be_recorded_runs_without_cuda_graphs(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from nereid.client.retry import Attempts, Budget
 from nereid.client.sans_io import Rpc
 from nereid.client.shared_memory import Regions
 from nereid.client.shared_regions import is_stale, remove_stale
-from tests.classifiers import PREDICTION, WAYS, Script, error, opened, serving
+from tests.classifiers import PREDICTION, WAYS, Script, opened, serving
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 PHOTO = COFFEE.read_bytes()
@@ -89,20 +89,6 @@ def test_close_waits_for_a_server_that_reads(way):
 
     assert {*sent(script, "unregister")} == {region}
     assert not files()
-
-
-@both_ways
-def test_region_is_used_again_after_an_error_response(way):
-    """The response proves that the server has finished."""
-    script = Script(PREDICTION, error("inference failed: why", 500), PREDICTION)
-    with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
-        classifier.classify(PHOTO)
-        with pytest.raises(ServerFailed):
-            classifier.classify(PHOTO)
-        classifier.classify(PHOTO)
-
-    assert len(sent(script, "register")) == 1
-    assert sent(script, "unregister") == sent(script, "register")
 
 
 def test_retired_region_is_removed_after_its_release():
@@ -295,14 +281,6 @@ def test_region_is_used_again_after_an_answer_of_tritons_own(regions, verb, erro
     (first,) = files()
 
     assert (classify(regions, triton) == first) == is_same
-
-
-@both_ways
-def test_region_that_was_swept_away_is_registered_again(way):
-    """The server has not seen the request, so it is repeated."""
-    script = Script(error("Unable to find shared memory region: 'x'", 404), PREDICTION)
-    with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
-        assert classifier.classify(PHOTO).timings.attempts == 2
 
 
 def test_close_leaves_the_region_of_a_request(regions):

@@ -1,6 +1,5 @@
 """Weights in a file that all instances map: written once and atomically, and named by content."""
 
-import multiprocessing
 import os
 import shutil
 import time
@@ -109,31 +108,6 @@ def test_real_network_answers_as_before(tmp_path, version):
     np.testing.assert_array_equal(actual, expected)
 
 
-def _wait_for_all(barrier) -> None:
-    """Start the work of all processes at the same time."""
-    barrier.wait()
-
-
-def _score(config: ModelConfig) -> np.ndarray:
-    """Run the network of the repository as one instance of it."""
-    inputs = {"input": np.ones((1, 3, 224, 224), np.float32)}
-    return Session.from_config(config).run(inputs, ["scores"])[0]
-
-
-def test_instances_that_start_together_share_one_copy(tmp_path):
-    folder = shutil.copytree(REPOSITORY / "efficientnet_lite0", tmp_path / "efficientnet_lite0")
-    config = ModelConfig.from_file(folder, 1)
-    shared = replace(config, parameters={**config.parameters, SHARED_WEIGHTS: "true"})
-    context = multiprocessing.get_context("spawn")
-    count = 4
-
-    with context.Pool(count, _wait_for_all, [context.Barrier(count)]) as pool:
-        answers = pool.map(_score, [shared] * count, chunksize=1)
-
-    np.testing.assert_array_equal(answers, [_score(config)] * count)
-    assert len(copies(folder / "1" / "model.onnx")) == 1
-
-
 def test_changed_weights_get_a_copy_of_their_own(path, opened):
     opened()
     data = path.with_name("data.bin")
@@ -205,16 +179,6 @@ def test_instance_that_cannot_share_has_its_own_weights(path, text):
 
     assert session.run({"x": np.ones((1, 64), np.float32)}, ["y"])[0].shape == (1, 64)
     assert f"each with its own weights: {SHARED_WEIGHTS}: {reason}" in str(session)
-
-
-def test_folder_that_cannot_be_written_fails_the_load(path, opened):
-    place(path).parent.mkdir(parents=True)
-    place(path).write_text("a file where a folder should be")
-
-    with pytest.raises(
-        InvalidConfig, match=r"nereid.shared_weights: expected a writable folder '.*': .*Errno"
-    ):
-        opened()
 
 
 def test_weights_on_a_gpu_are_refused(opened):

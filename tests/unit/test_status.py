@@ -1,7 +1,6 @@
 """`nereid status` without a server, and its lines; tests/e2e/test_your_model.py has it with a server."""
 
 import json
-import os
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +11,6 @@ from nereid.cli.observe_commands import status as command
 from nereid.observe.status import ModelStatus, ServerStatus, Status
 from nereid.server import run_dir
 from nereid.server.run_dir import GatewayRecord
-from nereid.server.supervision.process_usage import memory_bytes
 from nereid.units import format_duration
 
 
@@ -29,11 +27,6 @@ from nereid.units import format_duration
 )
 def test_durations_have_two_units_at_most(seconds, text):
     assert format_duration(seconds) == text
-
-
-def test_memory_of_a_process():
-    assert memory_bytes(os.getpid()) > 10 * 2**20
-    assert memory_bytes(2**30) == 0
 
 
 def test_without_a_server_the_models_are_shown_and_the_command_fails(tmp_path):

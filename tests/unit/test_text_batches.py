@@ -7,10 +7,9 @@ from onnx import TensorProto, helper
 
 from nereid.serving_errors import InvalidConfig
 from nereid.text.characters import Characters, read_metadata
-from nereid.text.detector_input import DetectorInput, network_size, normalised
+from nereid.text.detector_input import DetectorInput, network_size
 from nereid.text.direction import upside_down
 from nereid.text.lines_batch import MAX_PADDING, batches, stacked
-from tests.readers import RECOGNISER
 
 
 def test_batches_have_every_line_once_and_little_padding():
@@ -27,10 +26,6 @@ def test_batches_have_every_line_once_and_little_padding():
     assert len(found) < 120
 
 
-def test_no_lines_have_no_batches():
-    assert [*batches([])] == []
-
-
 def test_long_line_has_a_batch_of_its_own():
     assert [*batches([3200, 3200], 1000)] == [([0], 3200), ([1], 3200)]
 
@@ -45,12 +40,6 @@ def test_stacked_lines_are_normalised_planes():
     assert (tensor[0, 2, :, :10] == 1).all()
     assert (tensor[0, :2, :, :10] == -1).all()
     assert (tensor[..., 10:] == 0).all()
-
-
-def test_detector_and_lines_are_normalised_equally():
-    pixels = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
-    # OpenCV multiplies after it subtracts: the last bit of a float32 may differ.
-    np.testing.assert_allclose(normalised(pixels), stacked([pixels], 64), atol=2e-7)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +110,6 @@ def test_metadata_is_that_of_the_file(tmp_path):
 
     assert read_metadata(path) == {"character": "a\nß\n中\n", "x": ""}
     assert len(Characters.from_file(path)) == 5
-
-
-def test_default_recogniser_has_its_characters():
-    assert len(Characters.from_file(RECOGNISER)) == 18710
 
 
 @pytest.mark.parametrize(

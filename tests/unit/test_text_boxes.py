@@ -6,9 +6,9 @@ import pytest
 
 from nereid.contract import MAX_LINES
 from nereid.text import boxes as finder
-from nereid.text.boxes import clockwise, find_boxes
+from nereid.text.boxes import find_boxes
 from nereid.text.crops import LINE_HEIGHT_PX, MAX_LINE_WIDTH_PX, along_text, cut
-from nereid.text.page_turn import page_turn, positions_before, turned
+from nereid.text.page_turn import page_turn, positions_before
 from nereid.text.reading_order import reading_order
 
 
@@ -71,11 +71,6 @@ def test_boxes_are_bounded(monkeypatch):
     assert MAX_LINES == 1000
 
 
-def test_corners_are_clockwise_from_the_top_left():
-    expected = box(10, 20, 90, 50)
-    assert (clockwise(expected[[2, 0, 3, 1]][None])[0] == expected).all()
-
-
 def test_tall_box_runs_along_its_text():
     """Its first side goes down at its right: the text is turned clockwise, if it is not upside down."""
     tall, wide = box(10, 10, 30, 90), box(10, 10, 90, 30)
@@ -131,22 +126,7 @@ def test_slanted_rows_stay_together():
     assert reading_order(rows[::-1]).tolist() == [2, 1, 0]
 
 
-def test_no_lines_have_an_empty_order():
-    assert reading_order(np.zeros((0, 4, 2))).shape == (0,)
-    assert page_turn(np.zeros((0, 4, 2))) == 0
-
-
 def test_page_without_a_main_direction_is_not_turned():
     """Half of the text upright and half of it downwards: nothing says which one is right."""
     upright, down = box(10, 10, 110, 30), along_text(box(200, 10, 220, 110)[None])[0]
     assert page_turn(np.stack([upright, down])) == 0
-
-
-@pytest.mark.parametrize("quarters", range(4))
-def test_positions_before_a_turn_are_those_of_the_pixels(quarters):
-    pixels = np.zeros((30, 50, 3), np.uint8)
-    pixels[7, 12] = 255
-
-    y, x, _ = np.argwhere(turned(pixels, quarters))[0]
-
-    assert positions_before(np.array([x, y]), (50, 30), quarters).tolist() == [12, 7]

@@ -162,12 +162,6 @@ def test_large_image_is_read_from_fewer_pixels():
     assert found[2].box.max() > 1100
 
 
-def test_strip_is_read():
-    line = page(("ONE LINE 42",), 40).crop((20, 15, 330, 70))
-    (found,) = reader().read([encoded(line)])
-    assert texts(found) == ["ONELINE42"]
-
-
 def test_bad_images_fail_alone():
     refused = InvalidRequest("expected one image per request, got 2")
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from nereid.assets import REPOSITORY
 from nereid.cli.main import app
-from nereid.cli.observe_commands.top_view import MODELS, ROUTES, view
+from nereid.cli.observe_commands.top_view import view
 from nereid.observe import top_values
-from nereid.observe.machine import MachineReading, read_machine
+from nereid.observe.machine import MachineReading
 from nereid.observe.metric_growth import MetricsPage
 from nereid.observe.top import measure
 from nereid.observe.top_reading import GatewayReading, Reading
@@ -198,14 +198,6 @@ def test_gpus_are_those_of_triton():
     ]
 
 
-def test_the_machine_itself_can_be_read():
-    found = read_machine(2**30)
-
-    assert found.cores
-    assert all(0 <= busy <= total for busy, total in found.cores.values())
-    assert 0 < found.available_bytes < found.memory_bytes
-
-
 def gateway(read_s: float, predicted: int, shed: int, trouble: str = "") -> GatewayReading:
     """Return a reading of a gateway that also answers health checks."""
     text = f"""nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="ok"}} {predicted}
@@ -311,14 +303,6 @@ def test_every_key_of_the_json_is_documented():
 
     assert named == keys(Top)
     json.dumps(asdict(full()))
-
-
-def test_the_picture_shows_the_present_columns():
-    text = (ROOT / "docs" / "top.svg").read_text().replace("&#160;", " ")
-    headings = {column.heading for column in (*ROUTES, *MODELS)} - {"agree"}
-
-    assert {heading for heading in headings if heading not in text} == set()
-    assert re.findall(r"url\((?!#)|href=|@import", text) == []
 
 
 def test_without_a_server_the_command_fails(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nereid.tracing import collector, record_file, request_lines
 from nereid.tracing.collector import HOLD_S, MAX_KEPT_PER_S, MAX_TRACES, Traces
-from nereid.tracing.context import TraceContext, begin, new_trace, parse
+from nereid.tracing.context import TraceContext, begin, parse
 from nereid.tracing.record_file import RecordFile, read
 from nereid.tracing.records import CALLER, MAX_WAITING, SERVER, Sampling, Tracer, harmless
 from tests.routes import wait_until
@@ -42,14 +42,6 @@ def test_context_survives_its_header(trace, span, is_sampled):
 )
 def test_valid_headers_are_accepted(header, is_valid):
     assert (parse(header) is not None) == is_valid
-
-
-def test_child_is_another_span_of_the_trace():
-    parent = new_trace(is_sampled=True)
-    child = parent.child()
-
-    assert (child.trace_id, child.is_sampled) == (parent.trace_id, True)
-    assert child.span_id != parent.span_id
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])

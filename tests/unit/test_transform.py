@@ -300,13 +300,6 @@ def test_plans_of_many_sizes_take_little_memory(side_px, max_shrink):
     assert kept_bytes < 64 * 2**20
 
 
-def test_plan_of_a_size_is_made_once():
-    """The plan of a size is cached, because a camera's images all have one size."""
-    first, second = (make_plan(replace(SHORTER), (1_234, 567), 1, 8) for _ in range(2))
-
-    assert first is second
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

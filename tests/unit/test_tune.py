@@ -120,22 +120,6 @@ def test_deadline_is_held(until_s):
     assert report(searching, found).reason()
 
 
-def test_slower_measurements_become_fewer():
-    @dataclass
-    class Slowing(Machine):
-        """A machine that gets slower."""
-
-        def measure(self, candidate, seconds):
-            self.now_s += 0.5 * len(self.measured)
-            return super().measure(candidate, seconds)
-
-    machine = Slowing()
-
-    search(machine, until_s=60.0)
-
-    assert machine.now_s <= 60.0 + 0.5
-
-
 def test_gain_within_the_noise_keeps_the_default():
     twin = [{1: load(100 + stray)} for stray in (-3, 2, 4, -2, 3)]
     default, best = [{1: load(100)}] * 5, [{1: load(101)}] * 5
@@ -364,9 +348,3 @@ def test_sample_is_balanced_and_seeded():
     for name, values in GRID.items():
         assert {dict(each)[name] for each in drawn} == {*values}
     assert len(space.sample(POINTS, GRID, 99, 0, without=POINTS[0])) == len(POINTS) - 1
-
-
-def test_median_is_taken_of_each_number():
-    samples = [{1: load(rate, p99)} for rate, p99 in ((1, 9), (2, 7), (3, 8))]
-
-    assert median(samples) == {1: load(2, 8)}

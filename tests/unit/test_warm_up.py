@@ -13,8 +13,6 @@ from nereid.serving_errors import InvalidConfig
 from tests.faulty_networks import FRAGILE_IO, fragile
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 
-X, Y = tensor("input", "x", "FP32", [3]), tensor("output", "y", "FP32", [3])
-
 
 def warming(sizes: str) -> str:
     """Return the parameter as a config has it."""
