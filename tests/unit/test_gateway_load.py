@@ -3,7 +3,6 @@
 import pytest
 
 from loadtest import gateway, route
-from nereid import metrics_page
 
 
 def load(answered: float, p50_ms: float | None = 10.0) -> dict:
@@ -21,10 +20,6 @@ def test_goodput_at_the_highest_load_is_compared(loads, share):
     assert gateway.missed([], loads)
 
 
-def test_row_without_responses_has_no_latency():
-    assert gateway.load_cells(load(0, None)) == ["100", "2.0", "0", "0", "0", "", ""]
-
-
 def test_lost_requests_miss_the_target():
     assert gateway.missed([], [load(80), load(80) | {"lost": 2}]) == [
         "2 requests neither answered nor refused"
@@ -37,10 +32,3 @@ def test_route_is_judged_by_its_share_of_the_throughput(compared, is_missed):
 
     assert bool(route.missed([row])) is is_missed
     assert route.missed([row | {"unit": route.P50, "compared": -0.2}]) == []
-
-
-def test_missing_count_of_the_shadow_is_an_error(monkeypatch):
-    monkeypatch.setattr(metrics_page, "fetch", lambda *address, timeout_s: "")
-
-    with pytest.raises(SystemExit, match="the shadow was not measured"):
-        route.shed_share(1)

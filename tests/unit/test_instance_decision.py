@@ -76,17 +76,6 @@ def test_recorded_full_processor_gets_no_instance():
     assert decider.blocked.startswith("its processes wait for a core ")
 
 
-def test_reasons_are_plain_words():
-    decider, times = InstanceDecider(BOUNDS), [each * 0.2 for each in range(30)]
-
-    more = [decider.look(replace(WAITING, at_s=at_s)) for at_s in times][ADD_SAMPLES - 1]
-    decider.changed(0.0)
-    fewer = [decider.look(replace(IDLE, at_s=COOL_S + at_s, busy=0.25)) for at_s in times]
-
-    assert more.reason == "3.0 requests waited for 0.8 s"
-    assert next(filter(None, fewer)).reason == "0.2 of 2 instances were busy for 3 s"
-
-
 def test_short_waits_change_nothing():
     driver = Driver()
 

@@ -16,7 +16,7 @@ from nereid.publish.intake.precision import CHANGE, convert
 from nereid.publish.publisher import publish
 from tests.detectors import add_detector
 from tests.networks import constant, identity, network, store, value
-from tests.publishing import NET, contents, store_published
+from tests.publishing import contents
 
 NETWORK = "efficientnet_lite0"
 ANY_SPEED = Gates(max_slowdown=100)
@@ -159,13 +159,3 @@ def test_detector_is_converted_and_described(tmp_path):
     found = description.read(repository / done.model / "2")
     assert found is not None
     assert found.changes[-1] == CHANGE
-
-
-@pytest.mark.slow
-def test_version_is_not_converted_by_default(tmp_path):
-    store_published(tmp_path / "models")
-    path = tmp_path / "models" / NET / "1" / "model.onnx"
-
-    publish(tmp_path / "models", NET, path, None, ANY_SPEED)
-
-    assert (tmp_path / "models" / NET / "2" / "model.onnx").read_bytes() == path.read_bytes()

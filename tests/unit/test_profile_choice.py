@@ -8,7 +8,7 @@ import pytest
 
 from nereid.assets import REPOSITORY
 from nereid.server.command_line import ServerOptions, command, environment
-from nereid.server.gpu.cuda_packages import Installed, Package, driver_problem
+from nereid.server.gpu.cuda_packages import Package, driver_problem
 from nereid.server.gpu.profile_choice import Choice, check_named_gpus, choose
 from nereid.server.installation import find_installation
 from tests import gpu_outputs as recorded
@@ -168,10 +168,3 @@ def test_choice_without_a_gpu_loads_nothing():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert done.stdout.split("\n")[0] == "cpu []"
-
-
-def test_present_packages_are_found_without_an_import():
-    found = Installed.present()
-
-    assert found.runtimes
-    assert "cupy" not in sys.modules
