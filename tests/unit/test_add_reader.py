@@ -158,11 +158,7 @@ def test_request_that_does_not_fit_is_refused(repository, file, monkeypatch, mor
     ("name", "folder", "message"),
     {
         "name of a finder": ("text_detect", "", "'text_detect' is a model that finds text .*; fix: "),
-        "other model": (
-            "own",
-            "text_detect",
-            "'text_detect' that does not find text: 'detect', inputs .* fix: ",
-        ),
+        "other model": ("own", "text_detect", "'text_detect' that does not find text: "),
         "no model": ("own", "text_direction", "'text_direction' that does not find text: unable to .* fix: "),
     },
 )

@@ -174,10 +174,7 @@ def test_fallbacks_are_set_by_name(nereid, repository):
         "both": (["v2", "--cpu"], "expected either names of variants, or --cpu"),
         "offline": (["--cpu", "--offline"], "--cpu needs no --offline"),
         "default": (["v1", "--offline"], "fallbacks[0] must be one of v2, got 'v1'"),
-        "twice": (
-            ["v2", "v2", "--offline"],
-            "fallbacks[1] must be left out: no other variant is left, got 'v2'",
-        ),
+        "twice": (["v2", "v2", "--offline"], "no other variant is left, got 'v2'"),
     },
 )
 def test_wrong_fallbacks_are_exit_code_2(nereid, words, message):
@@ -207,21 +204,15 @@ def test_second_copy_is_refused(repository):
 @cases(
     ("change", "message"),
     {
-        "retire": (
-            lambda at: retire(at, "classify", 1, None),
-            "cannot retire version 1 .* variant 'v1.*'",
-        ),
-        "remove": (
-            lambda at: remove(at, COPY, None),
-            f"cannot remove '{COPY}': route 'classify' sends requests to '{COPY}'",
-        ),
+        "retire": (lambda at: retire(at, "classify", 1, None), "cannot retire version 1 "),
+        "remove": (lambda at: remove(at, COPY, None), f"cannot remove '{COPY}': route "),
         "network": (
             lambda at: remove(at, "efficientnet_lite0", None),
-            "cannot remove 'efficientnet_lite0': model '.*' runs 'efficientnet_lite0'",
+            "cannot remove 'efficientnet_lite0': model ",
         ),
         "preprocess": (
             lambda at: remove(at, "imagenet_preprocess", None),
-            "cannot remove 'imagenet_preprocess': model '.*' runs 'imagenet_preprocess'",
+            "cannot remove 'imagenet_preprocess': model ",
         ),
     },
 )

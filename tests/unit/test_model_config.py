@@ -264,12 +264,7 @@ def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, exp
             {"height_px": 4},
             "unknown parameter 'height_px': expected one of is_fast, mean, name",
         ),
-        "rejected by a group": (
-            Outer,
-            {"height_px": "-1"},
-            {},
-            "height_px must not be negative, got -1",
-        ),
+        "rejected by a group": (Outer, {"height_px": "-1"}, {}, "height_px must not be negative, got -1"),
         "fixed one rejected": (Outer, {}, {"height_px": -2}, "height_px must not be negative, got -2"),
     },
 )

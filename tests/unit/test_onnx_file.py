@@ -112,17 +112,11 @@ NO_PLACE = "external tensor 'w' has no location of its values"
         "picture": (b"\x89PNG\r\n\x1a\n" + bytes(64), "expected an ONNX network, got a truncated or other"),
         "truncated": (weighted().SerializeToString()[:-20], "truncated"),
         "cut-at-a-field": (onnx.ModelProto(ir_version=8).SerializeToString(), "no IR version, opset or op"),
-        "element-type-of-weights": (
-            typed(weight_element=126),
-            "'w' of the network has an unknown element type, 126",
-        ),
+        "element-type-of-weights": (typed(weight_element=126), "'w' .* unknown element type, 126"),
         "element-type": (typed(99), "'x' of the network has an unknown element type, 99"),
         "input-name": (garbled(weighted(), "x"), r"is damaged: expected a name in UTF-8, got b'\\xff'"),
         "dim-name": (garbled(weighted(), "N"), "is damaged: expected a name in UTF-8"),
-        "name-of-external": (
-            garbled(weighted(location="w.bin"), "w"),
-            "is damaged: expected a name in UTF-8",
-        ),
+        "name-of-external": (garbled(weighted(location="w.bin"), "w"), "is damaged: expected a name"),
         "sequence": (sequence(), "'y' of the network: expected a tensor, got sequence"),
         "no-location": (external(length=48), NO_PLACE),
         "offset-text": (external(location="w", offset="x"), NO_PLACE),
@@ -195,11 +189,7 @@ def test_external_data_is_counted_once(tmp_path):
 @cases(
     ("opset", "ir_version", "reason"),
     {
-        "opset-for-one": (
-            22,
-            8,
-            "expected opset at most 21 for there, got 22; fix: export it with opset 21$",
-        ),
+        "opset-for-one": (22, 8, "opset at most 21 for there, got 22; fix: export it with opset 21$"),
         "opset-for-both": (27, 8, "expected opset at most 26 for here, at most 21 for there, got 27"),
         "ir": (21, 11, "expected IR version at most 10 for there, got 11; fix: .* with IR version 10"),
         "both-too-new": (22, 11, "expected opset .*, got 22; .*; expected IR version .*, got 11; "),

@@ -226,11 +226,7 @@ SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
 @cases(
     ("old", "new", "message"),
     {
-        "dims": (
-            "[ 3, 224, 224 ]",
-            "[ 3, 299, 299 ]",
-            "resize_shorter_px: expected at least the output's 299 x 299, got 256",
-        ),
+        "dims": ("[ 3, 224, 224 ]", "[ 3, 299, 299 ]", "expected at least the output's 299 x 299, got 256"),
         "no batches": ("max_batch_size: 8", "max_batch_size: 0", "max_batch_size: expected 1 or more, got 0"),
         "input's type": ("TYPE_STRING", "TYPE_UINT8", ONE_INPUT + "'image' TYPE_UINT8 [1]"),
         "input's name": ('name: "image"', 'name: "picture"', ONE_INPUT + "'picture' TYPE_STRING [1]"),

@@ -106,7 +106,7 @@ BARE = TestRecogniser(characters=())
         "empty line in the file": (
             TestRecogniser(characters=("a", "b", "", "d", "e")),
             (),
-            "line of the file's metadata 'character', got an empty line 3",
+            "metadata 'character', got an empty line 3",
         ),
         "blank": (BARE, ("<blank>", *CHARACTERS), "line 1 of --labels, got '<blank>'; fix: remove that line"),
     },
@@ -159,11 +159,7 @@ def test_labels_replace_metadata_that_does_not_fit():
     {
         "space": (TestRecogniser(), (), []),
         "space with a line": (BARE, (*CHARACTERS, " "), []),
-        "no space": (
-            BARE,
-            (*CHARACTERS, "d"),
-            ["the 7 classes are the blank and 6 characters, without a"],
-        ),
+        "no space": (BARE, (*CHARACTERS, "d"), ["the 7 classes are the blank and 6 characters, without a"]),
     },
 )
 def test_notes_about_characters(recogniser, given, notes):
