@@ -78,22 +78,6 @@ def test_compose_needs_nothing_prepared(tmp_path):
     assert (done.returncode, sorted(done.stdout.split())) == (0, sorted(SERVICES)), done.stderr
 
 
-def test_services_have_their_profiles():
-    profiles = {name: each["profiles"] for name, each in SERVICES.items() if "profiles" in each}
-
-    assert profiles == {
-        "triton-cpu": ["cpu"],
-        "triton-gpu": ["gpu"],
-        "publisher": ["cpu"],
-        "publisher-gpu": ["gpu"],
-        "locust": ["load"],
-        "server-a": ["scale"],
-        "server-b": ["scale"],
-        "proxy": ["scale"],
-    }
-    assert {name for each in profiles.values() for name in each} == {*PROFILES}
-
-
 def test_every_image_is_pinned():
     tags = {name: each["image"].rpartition(":")[2] for name, each in SERVICES.items()}
     for dockerfile in DOCKERFILES:

@@ -23,11 +23,11 @@ def expect_none(offenders: list[str]) -> None:
         pytest.fail("\n".join(offenders), pytrace=False)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_sentences_are_short(page):
+def test_sentences_are_short():
     found = [
         f"{page}:{line}: {prose.words(sentence)} words: {sentence}"
-        for line, text in prose.paragraphs(prose.page_text(PAGES[page]))
+        for page, path in PAGES.items()
+        for line, text in prose.paragraphs(prose.page_text(path))
         for sentence in prose.sentences(text)
         if prose.words(sentence) > MAX_WORDS
     ]
@@ -35,36 +35,41 @@ def test_sentences_are_short(page):
     expect_none(found)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_pages_use_plain_words(page):
-    text = prose.page_text(PAGES[page])
-    found = [(line, problem) for line, each in prose.passages(text) for problem in prose.banned(each)]
-    found += [(line, problem) for line, each in prose.paragraphs(text) for problem in prose.clauses(each)]
+def test_pages_use_plain_words():
+    found = []
+    for page, path in PAGES.items():
+        text = prose.page_text(path)
+        found += [
+            f"{page}:{line}: {each}" for line, part in prose.passages(text) for each in prose.banned(part)
+        ]
+        found += [
+            f"{page}:{line}: {each}" for line, part in prose.paragraphs(text) for each in prose.clauses(part)
+        ]
 
-    expect_none([f"{page}:{line}: {problem}" for line, problem in found])
+    expect_none(found)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_source_uses_plain_words(source):
+def test_sources_use_plain_words():
     found = [
         f"{source}:{line}: {problem}"
-        for line, text in prose.source_texts(SOURCES[source])
+        for source, path in SOURCES.items()
+        for line, text in prose.source_texts(path)
         for problem in prose.banned(text) + prose.clauses(text)
     ]
 
     expect_none(found)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
+def test_links_lead_somewhere():
     broken = []
-    for link in prose.links(prose.page_text(PAGES[page])):
-        path, _, anchor = link.partition("#")
-        target = PAGES[page].parent / path if path else PAGES[page]
-        if re.match(r"[a-z]+:", link):
-            continue
-        if not target.exists() or (anchor and anchor not in prose.headings(target.read_text())):
-            broken.append(f"{page}: {link}")
+    for page, source in PAGES.items():
+        for link in prose.links(prose.page_text(source)):
+            path, _, anchor = link.partition("#")
+            target = source.parent / path if path else source
+            if re.match(r"[a-z]+:", link):
+                continue
+            if not target.exists() or (anchor and anchor not in prose.headings(target.read_text())):
+                broken.append(f"{page}: {link}")
 
     expect_none(broken)
 

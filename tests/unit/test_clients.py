@@ -87,11 +87,7 @@ def test_label_is_read_from_tritons_form(entry, expected):
         ("StatusCode.RESOURCE_EXHAUSTED", "SERVER: Received message larger than max", RequestRefused),
         ("StatusCode.UNKNOWN", "Received http2 header with status: 413", RequestRefused),
         ("StatusCode.RESOURCE_EXHAUSTED", "too many", Overloaded),
-        (
-            "StatusCode.UNKNOWN",
-            "Stream removed (Data frame with END_STREAM flag received)",
-            Unreachable,
-        ),
+        ("StatusCode.UNKNOWN", "Stream removed (Data frame with END_STREAM flag received)", Unreachable),
         ("StatusCode.DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", TimedOut),
     ],
 )
@@ -473,10 +469,7 @@ def predictions(count: int) -> bytes:
         ([predictions(4)], ["n0", "n1", "n2", "n3"]),
         ([refusal(0, 2, count=4), predictions(2)], [f"{BAD}why 0", "n0", f"{BAD}why 2", "n1"]),
         ([refusal(0, 1, 2, 3, count=4)], [f"{BAD}why {index}" for index in range(4)]),
-        (
-            [error("batch-size must be <= 3"), predictions(3), predictions(1)],
-            ["n0", "n1", "n2", "n0"],
-        ),
+        ([error("batch-size must be <= 3"), predictions(3), predictions(1)], ["n0", "n1", "n2", "n0"]),
         ([refusal(9, count=4), *[predictions(1)] * 4], ["n0", "n0", "n0", "n0"]),
         ([error("invalid request: no such variant")], ["invalid request: no such variant"] * 4),
     ],

@@ -49,10 +49,7 @@ def outputs(*objects) -> dict[str, np.ndarray]:
         "another class": (
             [(LEFT, 0.5, 0)],
             [(LEFT, 0.5, 1)],
-            [
-                (0.5, "'cat' 0.50 at 8, 8, 24, 24", "none"),
-                (0.5, "none", "'dog' 0.50 at 8, 8, 24, 24"),
-            ],
+            [(0.5, "'cat' 0.50 at 8, 8, 24, 24", "none"), (0.5, "none", "'dog' 0.50 at 8, 8, 24, 24")],
         ),
     },
 )

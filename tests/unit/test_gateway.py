@@ -646,9 +646,7 @@ def test_work_of_an_image_is_known_from_its_head(image, expected):
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"),
-    [((), 200), ([(b"x-request-timeout-ms", b"0")], 400)],
-    ids=["answered", "rejected"],
+    ("headers", "status"), [((), 200), ([(b"x-request-timeout-ms", b"0")], 400)], ids=["answered", "rejected"]
 )
 @asynchronous
 async def test_request_leaves_no_reference_cycle(headers, status):

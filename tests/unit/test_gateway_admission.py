@@ -4,12 +4,7 @@ import asyncio
 
 import pytest
 
-from nereid.gateway.admission.admission import (
-    MAX_LARGE_WAITING,
-    MAX_WAITING_PER_SLOT,
-    Admission,
-    Slot,
-)
+from nereid.gateway.admission.admission import MAX_LARGE_WAITING, MAX_WAITING_PER_SLOT, Admission, Slot
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.failures import Failure
 from tests.gateways import asynchronous, key

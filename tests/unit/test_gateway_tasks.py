@@ -32,12 +32,7 @@ OUTPUTS: dict[str, Collection[str]] = {
     "read_waybill": ["text", "confidence", "box", "field"],
     "cars": ["box", "score", "label"],
 }
-RESULTS = {
-    "classify": PREDICTION,
-    "read_text": READING,
-    "read_waybill": WAYBILL_READING,
-    "cars": DETECTION,
-}
+RESULTS = {"classify": PREDICTION, "read_text": READING, "read_waybill": WAYBILL_READING, "cars": DETECTION}
 LINE_ANSWERS = [{"text": "快递 A", "confidence": 0.5, "box": CORNERS}]
 
 

@@ -66,9 +66,7 @@ def test_signals_are_those_of_the_pixels(name):
 
 
 @pytest.mark.parametrize(
-    ("options", "aspect"),
-    [({}, 2.0), ({"orientation": 6}, 0.5)],
-    ids=["stored", "turned by its EXIF tag"],
+    ("options", "aspect"), [({}, 2.0), ({"orientation": 6}, 0.5)], ids=["stored", "turned by its EXIF tag"]
 )
 def test_size_is_that_of_the_upright_image(options, aspect):
     exif = Image.Exif()

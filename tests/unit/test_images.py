@@ -53,22 +53,8 @@ def of_mode(mode: str) -> Image.Image:
     return Image.fromarray(noise(7, 13, 3)).convert(mode)
 
 
-MODES = [
-    "1",
-    "L",
-    "P",
-    "RGB",
-    "LA",
-    "RGBA",
-    "CMYK",
-    "I;16",
-    "YCbCr",
-    "HSV",
-    "P transparent",
-    "RGB transparent",
-    "I;16 transparent",
-]
-MODES += ["La", "RGBa", "RGBX"]
+MODES = ["1", "L", "P", "RGB", "LA", "RGBA", "CMYK", "I;16", "YCbCr", "HSV"]
+MODES += [*("P transparent", "RGB transparent", "I;16 transparent"), "La", "RGBa", "RGBX"]
 
 
 def expected(image: Image.Image) -> np.ndarray:

@@ -14,13 +14,7 @@ from nereid.imaging.decode import Limits
 from nereid.imaging.pipeline import Pipeline
 from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.transform import Transform
-from nereid.serving_errors import (
-    DeadlineExceeded,
-    DeviceFailed,
-    InferenceFailed,
-    InvalidConfig,
-    InvalidImage,
-)
+from nereid.serving_errors import DeadlineExceeded, DeviceFailed, InferenceFailed, InvalidConfig, InvalidImage
 from tests.faulty_networks import CUDARuntimeError
 from tests.tables import cases
 

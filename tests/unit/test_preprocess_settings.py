@@ -213,10 +213,7 @@ MISTAKES = [
     ),
     (EXACT | PAD, "pad_color contradicts resize = exact: expected letterbox"),
     (PAD | {"preset": "imagenet"}, "pad_color contradicts resize = shorter_side: "),
-    (
-        {"preset": "letterbox", "pad_color": "0, 256, 0"},
-        "pad_color: expected 0..255",
-    ),
+    ({"preset": "letterbox", "pad_color": "0, 256, 0"}, "pad_color: expected 0..255"),
     ({"preset": "letterbox"} | SHORTER, "= 256 contradicts resize = letterbox"),
     (EXACT | {"antialias": "false", "decode_margin": "2"}, "contradicts antialias = false"),
     (EXACT | {"mean": "1e39, 0, 0"}, "expected pixels within FP32"),

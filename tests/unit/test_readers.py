@@ -153,10 +153,7 @@ def test_asynchronous_clients_return_the_same():
             found = [each.objects[0].label async for each in detector.detect_many([PHOTO])]
             return (await reader.read(PHOTO)).lines, (await detector.detect(PHOTO)).objects, many, found
 
-    with (
-        serving(scripted(READ, reading("A"))) as url,
-        serving(scripted(DETECT, detection("cat"))) as other,
-    ):
+    with serving(scripted(READ, reading("A"))) as url, serving(scripted(DETECT, detection("cat"))) as other:
         lines, objects, many, found = asyncio.run(run(url, other))
 
     assert (lines[0].text, objects[0].label, many, found) == ("A", "cat", ["A"] * 3, ["cat"])

@@ -59,20 +59,8 @@ def test_values_of_a_flag_keep_their_order(words, values):
             ["--backend-config=onnxruntime,a=1", "--backend-config=onnxruntime,b=2"],
             {"a": "1", "b": "2"},
         ),
-        "last joined wins": (
-            ["--backend-config=onnxruntime,a=1", "--backend-config=onnxruntime,a=2"],
-            {"a": "2"},
-        ),
-        "last apart wins": (
-            ["--backend-config", "onnxruntime,a=1", "--backend-config", "onnxruntime,a=2"],
-            {"a": "2"},
-        ),
-        "apart after joined wins": (
+        "last wins": (
             ["--backend-config=onnxruntime,a=1", "--backend-config", "onnxruntime,a=2"],
-            {"a": "2"},
-        ),
-        "joined after apart wins": (
-            ["--backend-config", "onnxruntime,a=1", "--backend-config=onnxruntime,a=2"],
             {"a": "2"},
         ),
         "other backends": (["--backend-config=python,a=1", "--backend-config=onnxruntime2,a=2"], {}),

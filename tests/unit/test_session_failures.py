@@ -90,8 +90,7 @@ def test_broken_device_fails_every_later_run(tmp_path):
     store(tmp_path, "fragile", fragile(), FRAGILE_IO + ONE_INSTANCE)
     reasons = []
     session = Session.from_config(
-        ModelConfig.from_file(tmp_path / "fragile", 1),
-        events=SessionEvents(device_failed=reasons.append),
+        ModelConfig.from_file(tmp_path / "fragile", 1), events=SessionEvents(device_failed=reasons.append)
     )
 
     first, second = (

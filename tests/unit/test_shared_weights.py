@@ -16,13 +16,7 @@ from nereid.assets import REPOSITORY
 from nereid.config.model_config import ModelConfig
 from nereid.inference import shared_weights
 from nereid.inference.session import Session
-from nereid.inference.session_options import (
-    CPU,
-    CUDA,
-    SHARED_WEIGHTS,
-    BackendSettings,
-    session_settings,
-)
+from nereid.inference.session_options import CPU, CUDA, SHARED_WEIGHTS, BackendSettings, session_settings
 from nereid.serving_errors import InvalidConfig
 from tests.networks import constant, network, store, tensor, value
 from tests.tables import cases

@@ -39,8 +39,7 @@ def test_unchanged_versions_are_served(repository):
 
 
 @pytest.mark.parametrize(
-    ("profile", "models"),
-    [("cpu", {"classify_v1"}), ("ensemble", {"classify_v1", "classify_v2", NETWORK})],
+    ("profile", "models"), [("cpu", {"classify_v1"}), ("ensemble", {"classify_v1", "classify_v2", NETWORK})]
 )
 @pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "changed"])
 def test_models_that_run_a_damaged_version_are_not_served(repository, profile, models, is_missing):

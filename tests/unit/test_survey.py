@@ -59,8 +59,7 @@ def fixed_to_one() -> onnx.ModelProto:
 
 
 @cases(
-    ("model", "can_batch"),
-    {"inner": (fixed_to_one(), False), "outer": (UserNetwork(batch=1).build(), True)},
+    ("model", "can_batch"), {"inner": (fixed_to_one(), False), "outer": (UserNetwork(batch=1).build(), True)}
 )
 def test_batches_are_tried(tmp_path, model, can_batch):
     onnx.save(model, tmp_path / "network.onnx")

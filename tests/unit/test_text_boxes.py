@@ -35,11 +35,7 @@ def test_region_gets_a_box_that_is_larger_by_the_learned_distance():
     np.testing.assert_allclose(found, expected, atol=0.01)  # OpenCV computes with float32
 
 
-@pytest.mark.parametrize(
-    "regions",
-    [(), ((100, 100, 101, 101),)],
-    ids=["no text", "one pixel"],
-)
+@pytest.mark.parametrize("regions", [(), ((100, 100, 101, 101),)], ids=["no text", "one pixel"])
 def test_nothing_and_specks_get_no_box(regions):
     assert find_boxes(probabilities(*regions)).shape == (0, 4, 2)
 

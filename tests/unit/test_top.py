@@ -209,10 +209,7 @@ nereid_gateway_limit 24"""
 
 
 def test_gateway_counts_requests_of_models():
-    before, after = (
-        reading(10, gateways=[gateway(10, 100, 0)]),
-        reading(12, gateways=[gateway(12, 140, 6)]),
-    )
+    before, after = (reading(10, gateways=[gateway(10, 100, 0)]), reading(12, gateways=[gateway(12, 140, 6)]))
 
     (found,) = measure(before, after).gateways
 

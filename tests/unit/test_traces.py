@@ -143,10 +143,7 @@ def test_steps_of_an_ensemble_are_added():
         "rejected by the gateway": ([GATEWAY | {"error": "overloaded"}], ["gateway /predict"]),
         "without a gateway": ([ROUTE, MODEL], ["route r"]),
         "model without a route": ([MODEL | {"parent": ""}], ["m"]),
-        "model of a shadow": (
-            [record("shadow", "shadow s", "s", "", 0, 9), MODEL | {"parent": "s"}],
-            [],
-        ),
+        "model of a shadow": ([record("shadow", "shadow s", "s", "", 0, 9), MODEL | {"parent": "s"}], []),
         "records lost": ([GATEWAY], ["gateway /predict"]),
     },
 )

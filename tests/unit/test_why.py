@@ -154,10 +154,7 @@ def test_throttling_is_that_of_the_own_group(tmp_path, membership, folder):
     assert (without, groups.throttling()) == ((0, 0), (9, 40))
 
 
-@cases(
-    ("text", "seconds"),
-    {"seconds": ("30s", 30), "minutes": ("5m", 300), "hours": ("2h", 7200)},
-)
+@cases(("text", "seconds"), {"seconds": ("30s", 30), "minutes": ("5m", 300), "hours": ("2h", 7200)})
 def test_durations(text, seconds):
     assert parse_duration(text) == seconds
 
