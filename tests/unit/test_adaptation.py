@@ -90,12 +90,6 @@ def test_changes_are_reported():
     ]
 
 
-def test_fixed_batch_is_reported():
-    _, changes = adapt(UserNetwork(batch=1, tail=2).build(), Choices())
-
-    assert changes == ["the batch of 1 is declared as variable"]
-
-
 def two_outputs() -> onnx.ModelProto:
     """Build a network that returns its input and the double of it."""
     return network(
@@ -165,10 +159,6 @@ def test_new_stamps_are_lowered_if_nothing_changes():
     assert len(changes) == 2
     pixels = pixels_for(form)
     np.testing.assert_allclose(run(model, "output", pixels), form.logits(pixels), rtol=1e-4, atol=1e-5)
-
-
-def test_fitting_stamps_stay():
-    assert fit_runtimes(UserNetwork().build(), supported_runtimes()) == []
 
 
 def test_new_operators_keep_their_opset():

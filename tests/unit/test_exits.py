@@ -36,12 +36,6 @@ def test_end_of_a_process_ends_the_wait(exits, process):
     assert process.wait() != 0
 
 
-def test_wait_ends_without_an_event(exits, process):
-    exits.wait({process.pid}, 0.05)
-
-    assert process.poll() is None
-
-
 def test_process_that_is_gone_ends_the_wait(exits, process):
     process.kill()
     process.wait()

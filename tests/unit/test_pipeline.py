@@ -199,12 +199,6 @@ def build(root, folder, old, new):
     return Pipeline.from_config(ModelConfig.from_file(folder, 1))
 
 
-def test_repository_model_describes_this_pipeline(root, alone):
-    config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
-
-    np.testing.assert_array_equal(Pipeline.from_config(config).run([[A]]).tensor[0], alone[A])
-
-
 def test_batch_size_of_another_model_may_be_given(root):
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
 

@@ -9,7 +9,7 @@ from onnx import helper
 from nereid.errors import WrongUsage
 from nereid.publish.intake.dictionary import CURRENT, LABELS
 from nereid.publish.intake.recogniser import adapt, adapt_file, characters_of
-from nereid.text.characters import KEY, Characters, split_characters
+from nereid.text.characters import Characters, split_characters
 from tests.networks import value
 from tests.recognisers import CHARACTERS, TestRecogniser
 from tests.tables import cases
@@ -141,17 +141,6 @@ def test_several_outputs_need_a_choice():
 )
 def test_lines_of_a_dictionary(text, found):
     assert split_characters(text) == found
-
-
-def test_labels_replace_metadata_that_does_not_fit():
-    """An exporter may have written the characters of another network."""
-    model = TestRecogniser(characters=("a",)).build()
-
-    changes = adapt(model, characters=CHARACTERS).changes
-
-    assert characters_of(model) == CHARACTERS
-    assert [each.key for each in model.metadata_props] == [KEY]
-    assert "5 characters are written to the metadata 'character'" in changes
 
 
 @cases(

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from nereid.processes import available_cores
-from nereid.repository.fitting import Machine, fitted
 from nereid.repository.layout import Threads, configs, describe_threads, hidden_models, thread_budget
 from nereid.serving_errors import InvalidConfig
 from tests.tables import cases
@@ -127,20 +126,6 @@ def test_model_without_a_config_counts(make):
     (repository / "bare" / "1" / "model.onnx").touch()
 
     assert thread_budget(repository, "cpu") == [Threads("bare", 2, max(1, available_cores() // 2))]
-
-
-@pytest.mark.parametrize(
-    ("profile", "budget"),
-    [
-        ("cpu", [Threads("classify_v1", 3, 1), Threads("classify_v2", 3, 1)]),
-        ("ensemble", [Threads("efficientnet_lite0", 6, 1)]),
-    ],
-)
-def test_budget_of_this_repository(root, profile, budget):
-    repository = root / "model_repository"
-    chosen = fitted(repository, profile, Machine(cores=3, memory_bytes=10**12))
-
-    assert thread_budget(repository, profile, chosen.counts) == budget
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from onnx import helper
 
 from nereid import files
-from nereid.assets import REPOSITORY
 from nereid.config.model_config import ModelConfig
 from nereid.inference import shared_weights
 from nereid.inference.session import Session
@@ -88,18 +87,6 @@ def test_first_instance_writes_and_all_open_the_copy(path, opened):
     assert opened.paths == [path, copy / "model.onnx", copy / "model.onnx"]
     np.testing.assert_array_equal(answers, [expected, expected])
     assert (copy / "weights.bin").stat().st_size >= 64 * 64 * 4
-
-
-@pytest.mark.parametrize("version", [1, 2], ids=["FP32", "INT8"])
-def test_real_network_answers_as_before(tmp_path, version):
-    folder = shutil.copytree(REPOSITORY / "efficientnet_lite0", tmp_path / "efficientnet_lite0")
-    config = ModelConfig.from_file(folder, version)
-    shared = replace(config, parameters={**config.parameters, SHARED_WEIGHTS: "true"})
-    inputs = {"input": np.random.default_rng(0).standard_normal((1, 3, 224, 224), np.float32)}
-
-    (expected,), (actual,) = (Session.from_config(c).run(inputs, ["scores"]) for c in (config, shared))
-
-    np.testing.assert_array_equal(actual, expected)
 
 
 def test_changed_weights_get_a_copy_of_their_own(path, opened):

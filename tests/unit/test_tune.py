@@ -5,9 +5,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from rich.console import Console
 
-from nereid.cli.models.tuning_run import show
 from nereid.repository.pbtxt import parse
 from nereid.tune import space
 from nereid.tune.load_generator import Load
@@ -283,15 +281,9 @@ def test_front_has_the_points_that_none_beats():
     assert front(seen) == [(b, 8), (c, 1), (a, 1)]
 
 
-def test_table_marks_default_and_chosen():
+def test_report_marks_default_and_chosen():
     result = report(*search(Machine()))
 
-    console = Console(width=100, record=True, file=None, quiet=False, force_terminal=False)
-    with console.capture() as shown:
-        show(result, console)
-
-    assert "default" in shown.get()
-    assert "chosen" in shown.get()
     document = json.loads(json.dumps(result.document()))
     assert document["chosen"] == {"instances": 3, "delay": 0}
     assert (document["gain"], document["rounds"]) == (pytest.approx(0.25), 9)

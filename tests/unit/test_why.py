@@ -1,9 +1,5 @@
 """Explanations of slow and failed requests, from made-up lines and counts of the kernel."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,11 +8,9 @@ from nereid.control_groups import ControlGroups
 from nereid.observe import contention
 from nereid.observe.contention import Contention, Counts, ProcessCounts
 from nereid.observe.why import MEANINGS, explain
-from nereid.server.supervision.process_usage import tree
 from nereid.tracing.request_lines import STAGES
 from nereid.triton.stub_processes import Process
 from nereid.units import parse_duration
-from tests.routes import wait_until
 from tests.tables import cases
 
 CALM = Contention(2, 1.0, 0.1, 0.1, 0, 0, 0.0)
@@ -123,20 +117,6 @@ def test_rates_between_two_moments():
     found = contention.between(counts(before, 100.0, 0, 0, 0.0), counts(after, 103.0, 10, 20, 2.0))
 
     assert found == Contention(2, 1.0, 0.5, pytest.approx(0.5), 100.0, 5.0, 0.5)
-
-
-def test_own_work_is_seen():
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
-        wait_until(lambda: tree({child.pid})[0].cpu_s > 0.05, "the child's start")
-        before = contention.read(os.getpid(), [])
-        wait_until(lambda: tree({child.pid})[0].cpu_s > 0.5, "some work")
-        after = contention.read(os.getpid(), [])
-        child.kill()
-
-    found = contention.between(before, after)
-    assert {each.pid for each in after.processes} >= {os.getpid(), child.pid}
-    assert found.own_cores > 0
-    assert after.busy_s - before.busy_s > 0.2
 
 
 @pytest.mark.parametrize(
