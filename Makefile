@@ -115,7 +115,7 @@ chaos: .venv/.testing  ## let ROUNDS (200) faults happen to a server under load;
 soak: .venv/.testing  ## run the soak test for MINUTES (20); RECORD=soak writes the record
 	$(BIN)/python -m loadtest.torture --minutes $(MINUTES) $(if $(RECORD),--record $(RECORD))
 
-docs: .venv/.testing  ## write docs/commands.md, docs/metrics.md and docs/benchmarks.md from the help, the code and the records
+docs: .venv/.testing  ## write docs/metrics.md, docs/benchmarks.md and the JSON Schemas from the code and the records
 	$(BIN)/python -m tools.commands_page
 	$(BIN)/python -m tools.metrics_page
 	$(BIN)/python -m loadtest.bench.page

@@ -1,4 +1,4 @@
-"""Generator of docs/commands.md and of the JSON Schemas of files, run by `make docs`."""
+"""The help of all commands for the site, and the JSON Schemas of files, which `make docs` writes."""
 
 import json
 from typing import Any
@@ -12,19 +12,12 @@ from nereid.rollout import plan
 from nereid.routing import assignment
 from nereid.text.fields import specification
 
-TARGET = CHECKOUT / "docs" / "commands.md"
-HEAD = """# Commands
-
-`make docs` writes this page from the help of each command.
-
-Exit codes of every command: 0 for success, 1 for a failure, 2 for wrong usage. If a command fails, the last
-line on stderr begins with `error:` and has the reason.
-"""
+DOCS = CHECKOUT / "docs"
 
 
 def render() -> str:
-    """Return the page: one section per command, including the commands of groups."""
-    return HEAD + "".join(_section(name) for name in commands(typer.main.get_command(app)))
+    """Return the help of every command, including those of groups, as sections of docs/commands.md."""
+    return "".join(_section(name) for name in commands(typer.main.get_command(app)))
 
 
 def commands(group: Any, before: str = "") -> dict[str, Any]:
@@ -45,7 +38,5 @@ def _section(command: str) -> str:
 
 
 if __name__ == "__main__":
-    TARGET.parent.mkdir(exist_ok=True)
-    TARGET.write_text(render())
     for name, module in (("route", assignment), ("rollout", plan), ("fields", specification)):
-        (TARGET.parent / f"{name}.schema.json").write_text(json.dumps(module.json_schema(), indent=2) + "\n")
+        (DOCS / f"{name}.schema.json").write_text(json.dumps(module.json_schema(), indent=2) + "\n")

@@ -38,7 +38,6 @@ def test_every_prefix_of_the_server_is_known(raised):
 
 @pytest.mark.parametrize(("text", "raised"), errors._TRITON_TEXTS)
 def test_every_text_of_triton_is_known(text, raised):
-    """Clients recognize the same texts of Triton as the route."""
     assert type(from_triton(InferenceServerException(f"[x] {text} for 'y'", "500"))) is EXPECTED[raised]
 
 
@@ -50,7 +49,6 @@ def test_only_what_the_server_has_not_seen_is_repeated():
 
 
 def test_page_has_every_error_and_whether_it_is_repeated(root):
-    """The table has the party at fault and the retry of each class."""
     table = re.findall(
         r"^\| `(\w+)` \| the (\w+): .* \| (yes|no)", (root / "docs/clients.md").read_text(), re.M
     )

@@ -67,13 +67,11 @@ def expected_alerts() -> list[tuple[str, list[dict[str, str]]]]:
 
 
 def bare(expression: str) -> str:
-    """Return an expression without spaces."""
     return re.sub(r"\s+", "", expression)
 
 
 @pytest.mark.skipif(not PROMTOOL, reason="promtool is not installed; fix: apt-get install prometheus")
 def test_alerts_fire_and_stay_silent_as_expected():
-    """The alerts fire in the cases of `alerts_test.yml`, with these texts, and in no other."""
     done = subprocess.run(
         [str(PROMTOOL), "test", "rules", str(PROMETHEUS / "alerts_test.yml")], capture_output=True, text=True
     )
@@ -82,7 +80,6 @@ def test_alerts_fire_and_stay_silent_as_expected():
 
 
 def test_every_alert_is_tested_to_fire_and_to_stay_silent():
-    """Each alert, and each window of one, fires in a case; each alert is silent in another."""
     fired = {(name, labels.get("window")) for name, found in expected_alerts() for labels in found}
 
     assert fired == {(each["alert"], each["labels"].get("window")) for each in alerts()}
@@ -93,7 +90,6 @@ def test_every_alert_is_tested_to_fire_and_to_stay_silent():
     "alert", alerts(), ids=lambda each: f"{each['alert']}{each['labels'].get('window', '')}"
 )
 def test_every_alert_has_severity_texts_and_runbook(alert):
-    """Both texts are plain sentences; the address is that of the section in the runbook."""
     texts = alert["annotations"]
 
     assert alert["labels"]["severity"] in ("page", "ticket")
@@ -104,13 +100,11 @@ def test_every_alert_has_severity_texts_and_runbook(alert):
 
 
 def test_every_alert_has_a_section_in_the_runbook():
-    """The runbook has one section per alert, in their order, and none without an alert."""
     assert [*sections()] == [*dict.fromkeys(each["alert"] for each in alerts())]
 
 
 @pytest.mark.parametrize("name", sections())
 def test_sections_have_meaning_commands_and_fix(name):
-    """A section explains the alert, has three commands, and a fix."""
     before, commands, after = re.split(r"^```\n", sections()[name], flags=re.M)
 
     assert before.startswith("\n**Meaning.** ")
@@ -121,7 +115,6 @@ def test_sections_have_meaning_commands_and_fix(name):
 
 @pytest.mark.parametrize(("name", "about"), OBJECTIVES.items(), ids=OBJECTIVES)
 def test_burn_rates_are_those_of_the_workbook(name, about):
-    """Each objective has all four windows, and needs a minimum of bad requests."""
     level, bad, requests, allowed = about
 
     def share(window: str) -> str:
@@ -156,7 +149,6 @@ def test_sums_of_objectives_are_a_minute_apart():
 
 
 def test_gpu_metrics_are_tritons():
-    """Rules, alerts and panels use the names on a page of Triton, and its label."""
     queries = [*rules().values(), *(each.expression for each in [*alerting(), *shown()])]
     used = {name for query in queries for name in re.findall(r"\bnv_(?:gpu|energy)\w+", query)}
 
@@ -167,7 +159,6 @@ def test_gpu_metrics_are_tritons():
 @needs_amtool
 @pytest.mark.parametrize("has_webhook", [False, True], ids=["log", "webhook"])
 def test_alertmanager_accepts_its_configuration(tmp_path, has_webhook):
-    """The configuration is valid as it is, and with the lines for a webhook that a comment has."""
     text = ALERTMANAGER.read_text()
     if has_webhook:
         text = re.sub(r"^  # (- name: webhook|  webhook_configs)", r"  \1", text, flags=re.M)
@@ -185,7 +176,6 @@ def test_alertmanager_accepts_its_configuration(tmp_path, has_webhook):
 
 
 def test_alerts_are_grouped_by_name_and_route():
-    """Pages come sooner and more often than tickets; no alert falls through."""
     route = yaml.safe_load(ALERTMANAGER.read_text())["route"]
 
     assert (route["receiver"], route["group_by"]) == ("log", ["alertname", "route"])
@@ -195,7 +185,6 @@ def test_alerts_are_grouped_by_name_and_route():
 
 
 def test_dead_server_silences_its_followers():
-    """The sources are pages of dead servers, which nothing silences; every other page follows."""
     dead, same = yaml.safe_load(ALERTMANAGER.read_text())["inhibit_rules"]
 
     (names,) = re.findall(r'alertname=~"([^"]+)"', dead["source_matchers"][1])
@@ -210,7 +199,6 @@ def test_dead_server_silences_its_followers():
 
 
 def test_compose_runs_alertmanager_on_loopback():
-    """Prometheus sends alerts to the service; its page is on loopback, and it has its configuration."""
     about = SERVICES["alertmanager"]
     (target,) = read("prometheus/prometheus.yml")["alerting"]["alertmanagers"][0]["static_configs"][0][
         "targets"

@@ -43,7 +43,6 @@ SLIM_EXTRAS = "embedded,cpu,gateway,traces"
 
 
 def seconds(duration: str) -> float:
-    """Read a duration of Compose's, in seconds."""
     assert duration.endswith("s")
     return float(duration.removesuffix("s"))
 
@@ -55,7 +54,6 @@ def check_schema(path: Path) -> int:
 
 
 def test_compose_file_follows_its_schema(tmp_path):
-    """The published schema accepts the file, and rejects a misspelt key."""
     wrong = tmp_path / "docker-compose.yml"
     wrong.write_text(COMPOSE.read_text().replace("stop_grace_period", "stop_grace"))
 
@@ -66,7 +64,6 @@ def test_compose_file_follows_its_schema(tmp_path):
     not shutil.which("docker-compose"), reason="needs docker-compose; fix: apt-get install docker-compose"
 )
 def test_compose_needs_nothing_prepared(tmp_path):
-    """Compose accepts the file with all profiles, without a variable or a prepared file."""
     profiles = [word for name in PROFILES for word in ("--profile", name)]
     (nothing_set := tmp_path / "env").touch()
 
@@ -81,25 +78,7 @@ def test_compose_needs_nothing_prepared(tmp_path):
     assert (done.returncode, sorted(done.stdout.split())) == (0, sorted(SERVICES)), done.stderr
 
 
-def test_services_have_their_profiles():
-    """Services start only with their profile."""
-    profiles = {name: each["profiles"] for name, each in SERVICES.items() if "profiles" in each}
-
-    assert profiles == {
-        "triton-cpu": ["cpu"],
-        "triton-gpu": ["gpu"],
-        "publisher": ["cpu"],
-        "publisher-gpu": ["gpu"],
-        "locust": ["load"],
-        "server-a": ["scale"],
-        "server-b": ["scale"],
-        "proxy": ["scale"],
-    }
-    assert {name for each in profiles.values() for name in each} == {*PROFILES}
-
-
 def test_every_image_is_pinned():
-    """Each has a tag with a number in it; ours have this project's version."""
     tags = {name: each["image"].rpartition(":")[2] for name, each in SERVICES.items()}
     for dockerfile in DOCKERFILES:
         defaults = dict(each.split("=", 1) for each in instructions(dockerfile, "ARG") if "=" in each)
@@ -118,7 +97,6 @@ def test_every_image_is_pinned():
 
 @pytest.mark.parametrize("service", SERVERS)
 def test_servers_are_guarded_and_supervised(service):
-    """Each runs `nereid serve` beyond loopback with the keys of `init`, and serves the shared models."""
     words = command_line(service)
 
     entrypoint = [] if service in SLIM_SERVERS else ["/opt/nvidia/nvidia_entrypoint.sh", "nereid"]
@@ -129,7 +107,6 @@ def test_servers_are_guarded_and_supervised(service):
 
 
 def test_nvidias_image_keeps_buffers():
-    """A raw `tritonserver` in the image has the environment that `nereid serve` sets."""
     wanted = {**KEEP_BUFFERS, "ORT_DISABLE_TELEMETRY": "1"}
 
     in_image = dict(each.split("=", 1) for line in instructions(NVIDIAS, "ENV") for each in line.split())
@@ -138,7 +115,6 @@ def test_nvidias_image_keeps_buffers():
 
 @pytest.mark.parametrize(("service", "package"), [("triton-cpu", "cpu"), ("triton-gpu", "gpu13")])
 def test_no_server_brings_another_triton(service, package):
-    """The extras bring no second Triton."""
     extras = SERVICES[service]["build"]["args"]["EXTRAS"]
 
     assert f"ARG EXTRAS={SLIM_EXTRAS}" in (ROOT / SLIM).read_text()
@@ -146,7 +122,6 @@ def test_no_server_brings_another_triton(service, package):
 
 
 def test_only_gateways_and_proxy_are_published_beyond_loopback():
-    """Their ports are those of the gateway; all other ports are on 127.0.0.1."""
     beyond = {
         name
         for name, each in SERVICES.items()
@@ -187,7 +162,6 @@ def test_server_is_one_name_for_all_profiles():
 
 
 def test_publisher_finds_the_server():
-    """It shares repository and run directory with the server, and reads the webhook's secret."""
     publisher, server = SERVICES["publisher"], SERVICES["triton-cpu"]
     shared = {"data:/data", "run:/run/nereid"}
 
@@ -201,13 +175,11 @@ def test_publisher_finds_the_server():
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_service_has_a_limit_of_memory(service):
-    """None can take all memory of the machine; a server may not take all process ids."""
     assert re.fullmatch(r"\d+[mg]b?", SERVICES[service]["mem_limit"])
     assert service not in SERVERS or SERVICES[service]["pids_limit"] > 0
 
 
 def test_proxy_has_the_addresses_of_the_servers():
-    """Compose sets only variables that the proxy's configuration reads; both servers are the same."""
     told = SERVICES["proxy"]["environment"]
 
     assert {*told} <= {*re.findall(r"^\s*presetenv (\w+)", PROXY_CONFIG.read_text(), re.M)}
@@ -218,7 +190,6 @@ def test_proxy_has_the_addresses_of_the_servers():
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_service_is_hardened(service):
-    """Each service has no root, no capabilities, a read-only file system, bounded logs and time to stop."""
     about = SERVICES[service]
 
     assert about["user"].split(":")[0] not in ("0", "root")
@@ -235,14 +206,12 @@ def test_every_service_is_hardened(service):
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_only_init_may_change_the_keys(service):
-    """Every other service reads them."""
     keys = [volume for volume in SERVICES[service].get("volumes", ()) if volume.startswith("keys:")]
 
     assert all(volume.endswith(":ro") for volume in keys) or service == "init"
 
 
 def test_requests_have_time_to_end():
-    """Compose waits longer for a service to stop than the service waits for its requests."""
     for service in SERVERS:
         (drain_s,) = re.findall(r"--drain-s=(\d+)", " ".join(command_line(service)))
         assert seconds(SERVICES[service]["stop_grace_period"]) > int(drain_s) + STOP_TIMEOUT_S
@@ -253,7 +222,6 @@ def test_requests_have_time_to_end():
 
 
 def test_servers_of_the_slim_image_run_its_command():
-    """Compose adds the repository and the traces."""
     (command,) = instructions(SLIM, "CMD")
     ours, after, traces = command_line("server-a"), "--", "--trace-config="
 
@@ -263,7 +231,6 @@ def test_servers_of_the_slim_image_run_its_command():
 
 
 def test_health_of_a_server_is_a_correct_response():
-    """The supervisor of each server classifies a photo; all services that stay have checks."""
     check = ["python3", "/workspace/deploy/healthcheck.py", "--page", "http://127.0.0.1:8003/readyz"]
     for service in SERVERS:
         assert SERVICES[service]["healthcheck"]["test"] == ["CMD", *check]
@@ -276,7 +243,6 @@ def test_health_of_a_server_is_a_correct_response():
 
 
 def test_mounted_files_exist():
-    """Every mounted file is in the checkout."""
     sources = [volume.split(":")[0] for each in SERVICES.values() for volume in each.get("volumes", ())]
     ours = [source for source in sources if source.startswith("./")]
 
@@ -299,7 +265,6 @@ def is_ignored(path: str) -> bool:
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES)
 def test_what_is_copied_exists(dockerfile):
-    """Every source of a COPY is in the checkout, and .dockerignore lets it through."""
     sources = [source for source, _ in copies(dockerfile)]
 
     assert sources
@@ -308,7 +273,6 @@ def test_what_is_copied_exists(dockerfile):
 
 
 def test_nothing_else_gets_into_an_image():
-    """The build context has no secrets, no history, and only files that a Dockerfile copies."""
     everything = {source for dockerfile in DOCKERFILES for source, _ in copies(dockerfile)}
     allowed = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(), re.M)
 
@@ -325,7 +289,6 @@ def test_nothing_else_gets_into_an_image():
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES)
 def test_images_are_installed_by_the_tested_script_and_run_without_root(dockerfile):
-    """deploy/install.sh installs everything; the last user is not root."""
     runs = instructions(dockerfile, "RUN")
 
     halves = [run.split()[-1] for run in runs if "deploy/install.sh " in run]
@@ -336,7 +299,6 @@ def test_images_are_installed_by_the_tested_script_and_run_without_root(dockerfi
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES)
 def test_dockerfiles_pass_their_linter(dockerfile):
-    """Hadolint reports nothing."""
     program = str(Path(sys.executable).with_name("hadolint"))
 
     done = subprocess.run([program, dockerfile], cwd=ROOT, capture_output=True, text=True, timeout=WATCHDOG_S)
@@ -355,7 +317,6 @@ def test_dockerfiles_pass_their_linter(dockerfile):
     ids=["nothing", "place", "backends", "embedded"],
 )
 def test_install_script_says_what_is_wrong(arguments, code, reason, tmp_path):
-    """A wrong call installs nothing and says why."""
     (tmp_path / "python").mkdir()
     arguments = [each.format(backends=tmp_path) for each in arguments]
 
@@ -368,7 +329,6 @@ def test_install_script_says_what_is_wrong(arguments, code, reason, tmp_path):
 
 @pytest.mark.parametrize("service", [name for name, each in SERVICES.items() if "build" in each])
 def test_every_installed_version_is_pinned(service):
-    """A later build installs the same packages."""
     extras = SERVICES[service]["build"].get("args", {}).get("EXTRAS", SLIM_EXTRAS).split(",")
     pins = {line.partition("==")[0] for line in (ROOT / "deploy/constraints.txt").read_text().splitlines()}
     optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -428,7 +388,6 @@ def test_servers_of_the_slim_image_may_run_what_they_write(service):
 
 
 def test_every_variable_is_explained():
-    """.env has what docker-compose.yml reads, no other, each with a comment and the same default."""
     read = dict(re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", COMPOSE.read_text()))
     explained = {}
     for block in SETTINGS.read_text().strip().split("\n\n"):

@@ -57,7 +57,6 @@ def flags(words: list[str]) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("overlay", KINDS)
 def test_overlay_is_rendered(overlay):
-    """Kustomize renders exactly the expected objects, in one namespace."""
     objects = rendered(overlay)
 
     assert sorted(each["kind"] for each in objects) == KINDS[overlay]
@@ -67,14 +66,12 @@ def test_overlay_is_rendered(overlay):
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("overlay", KINDS)
 def test_objects_fit_the_schemas(overlay, release):
-    """No field is unknown, missing or of another type."""
     for each in rendered(overlay):
         if each["kind"] not in UNKNOWN:
             kubernetes_validate.validate(each, release, strict=True)
 
 
 def test_objects_without_a_schema_are_listed_as_untried():
-    """The page lists them as not yet exercised."""
     page = (ROOT / "docs" / "operations.md").read_text()
 
     untried = page.partition("Not yet exercised")[2]
@@ -83,7 +80,6 @@ def test_objects_without_a_schema_are_listed_as_untried():
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_server_is_that_of_compose(overlay):
-    """The words are the same, except for the folder of the models, the drain time and the traces."""
     words, _, _ = "\n".join(command_line("triton-cpu")).partition("\n--\n")
     _, *compose = words.splitlines()
     server = container(overlay, "server")
@@ -115,7 +111,6 @@ def test_kserve_runs_the_command_of_the_slim_image():
 
 @pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
 def test_images_are_those_of_compose(overlay):
-    """Names and tags are the same in both, and every tag is a version."""
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     known = {each["image"] for each in compose["services"].values()} | FOREIGN
 
@@ -126,7 +121,6 @@ def test_images_are_those_of_compose(overlay):
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_probes_are_those_of_the_supervisor(overlay):
-    """A pod is started and ready if each of its models has classified a photo."""
     server = container(overlay, "server")
     pages = {"startupProbe": "/readyz", "readinessProbe": "/readyz", "livenessProbe": "/livez"}
 
@@ -137,7 +131,6 @@ def test_probes_are_those_of_the_supervisor(overlay):
 
 
 def test_probes_of_kserve_are_those_of_the_supervisor():
-    """Ready means that every model classified a photo recently."""
     (server,) = containers("kserve")
 
     for name, page in (("readinessProbe", "readyz"), ("livenessProbe", "livez")):
@@ -153,7 +146,6 @@ def check_photo_is_asked(probe: dict[str, Any], *words: str) -> None:
 
 
 def test_what_pods_run_is_in_the_image():
-    """The Dockerfiles copy the script and the models to where probes and init containers look for them."""
     script = Path(HEALTH_CHECK[1]).relative_to("/workspace")
 
     assert f"{script.parent}/" in {target for source, target in copies(SLIM) if source == str(script)}
@@ -163,7 +155,6 @@ def test_what_pods_run_is_in_the_image():
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_a_pod_ends_without_losing_requests(overlay):
-    """It serves until it is out of rotation, then finishes its requests, in less than its grace period."""
     (drain_s,) = flags(container(overlay, "server")["args"])["--drain-s"]
 
     assert int(drain_s) + STOP_TIMEOUT_S < pod(overlay)["terminationGracePeriodSeconds"]
@@ -171,7 +162,6 @@ def test_a_pod_ends_without_losing_requests(overlay):
 
 @pytest.mark.parametrize("overlay", [*PROFILES, "kserve"])
 def test_containers_may_do_little(overlay):
-    """Containers have no root, no capabilities, no privilege escalation and a read-only file system."""
     for each in containers(overlay):
         context = each["securityContext"]
         assert context["capabilities"] == {"drop": ["ALL"]}
@@ -182,7 +172,6 @@ def test_containers_may_do_little(overlay):
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_pods_may_do_little(overlay):
-    """Pods have no root and no cluster token; servers cannot write to models and routes."""
     spec = pod(overlay)
 
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -195,7 +184,6 @@ def test_pods_may_do_little(overlay):
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_only_the_gateway_is_published(overlay):
-    """The service has the gateway's ports; the policy limits callers and allows no outgoing traffic."""
     policy, service = find(overlay, "NetworkPolicy")["spec"], find(overlay, "Service")["spec"]
 
     ports = {each["name"]: each["containerPort"] for each in container(overlay, "server")["ports"]}
@@ -210,7 +198,6 @@ def test_only_the_gateway_is_published(overlay):
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_selectors_select_the_same_pods(overlay):
-    """Service, policy, budget and autoscaler select the pods of the deployment."""
     deployment = find(overlay, "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
 
@@ -230,7 +217,6 @@ def test_selectors_select_the_same_pods(overlay):
 
 @pytest.mark.parametrize("overlay", PROFILES)
 def test_route_is_the_repositorys(overlay):
-    """The pods serve the repository's route file, under a constant name to which the link leads."""
     config = find(overlay, "ConfigMap")
     init = container(overlay, "models")
     (volume,) = (each for each in pod(overlay)["volumes"] if each["name"] == "routes")
@@ -244,7 +230,6 @@ def test_route_is_the_repositorys(overlay):
 
 
 def test_autoscalers_use_the_same_queries():
-    """HPA and KEDA have the same queries, thresholds, bounds and behaviour."""
     adapter = yaml.safe_load((FOLDER / "scaling" / "hpa" / "prometheus-adapter-values.yaml").read_text())
     hpa = find("overlays/cpu", "HorizontalPodAutoscaler")["spec"]
     keda = find("scaling/keda", "ScaledObject")["spec"]
@@ -267,12 +252,10 @@ def test_autoscalers_use_the_same_queries():
 
 
 def threshold(target: dict[str, Any]) -> Any:
-    """Return what a metric is compared with."""
     return target.get("value") or target.get("averageValue")
 
 
 def test_kserve_serves_what_the_runtime_knows():
-    """Service and runtime refer to each other; the canary has a part of the traffic, in serverless mode."""
     runtime, service = find("kserve", "ServingRuntime"), find("kserve", "InferenceService")
 
     predictor = service["spec"]["predictor"]
@@ -287,7 +270,6 @@ def test_kserve_serves_what_the_runtime_knows():
 
 
 def test_every_file_is_used():
-    """Every file is named by a kustomization."""
     named = {
         (kustomization.parent / name).resolve()
         for kustomization in FOLDER.rglob("kustomization.yaml")
@@ -303,7 +285,6 @@ def test_every_file_is_used():
 
 
 def files_of(kustomization: dict[str, Any]) -> list[str]:
-    """Return the files that a kustomization names."""
     generated = chain.from_iterable(each["files"] for each in kustomization.get("configMapGenerator", ()))
     patches = (each["path"] for each in kustomization.get("patchesJson6902", ()))
     return [*kustomization.get("resources", ()), *generated, *patches]

@@ -30,27 +30,32 @@ from nereid.server.supervision.process_usage import PREFIX as PROCESS_PREFIX
 from nereid.triton.metrics import IMAGE_METRICS, ROUTE_METRICS, ROUTE_QUALITY_METRICS
 from tests import prose
 from tests.conftest import ROOT
-from tools import commands_page as docs
-from tools import metrics_page
+from tools import commands_page, metrics_page
 
 GROUP = typer.main.get_command(app)
-COMMANDS = docs.commands(GROUP)
+COMMANDS = commands_page.commands(GROUP)
 ROOT_OPTIONS = {option for parameter in GROUP.params for option in parameter.opts} | {"--help"}
 PAGES = {str(path.relative_to(ROOT)): path for path in prose.pages(ROOT)}
 
 
-def test_commands_page_is_the_command_lines_own_help():
-    """`make docs` has been run since the last change of a command."""
-    assert docs.TARGET.read_text() == docs.render()
+def test_commands_page_lists_every_command():
+    assert re.findall("^\\| `nereid (.*?)` \\|", (ROOT / "docs" / "commands.md").read_text(), re.M) == [
+        *COMMANDS
+    ]
+
+
+def test_site_has_the_help_of_every_command():
+    sections = dict(re.findall(r"^## nereid (.+?)\n(.+?)(?=^## |\Z)", commands_page.render(), re.M | re.S))
+
+    assert [*sections] == [*COMMANDS]
+    assert [name for name, text in sections.items() if f"Usage: nereid {name} " not in text] == []
 
 
 def test_metrics_page_is_what_the_code_exports():
-    """`make docs` has been run since the last change of a metric."""
     assert metrics_page.TARGET.read_text() == metrics_page.render()
 
 
 def test_metrics_have_a_unit_and_known_labels():
-    """A duration, a size and a counter have a unit; labels of one metric are distinct."""
     for family in metrics_page.families():
         assert family.unit or family.kind != "counter", family.name
         assert ("seconds" in family.name) == (family.unit == "seconds"), family.name
@@ -59,7 +64,6 @@ def test_metrics_have_a_unit_and_known_labels():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_and_option_has_help(name):
-    """Every command and option has a help text."""
     command = COMMANDS[name]
 
     assert command.help
@@ -89,7 +93,6 @@ def shown_text(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_shell_lines_name_real_commands(root, page):
-    """Every `nereid`, `make` and `python -m` in a page is a real command, target or module."""
     text = shown_text(page)
     targets = re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), re.MULTILINE)
 
@@ -116,26 +119,22 @@ def test_shell_lines_name_real_commands(root, page):
     ],
 )
 def test_unknown_words_are_found(line, unknown):
-    """The check finds a planted command, subcommand or option that does not exist."""
     assert unknown_words(line) == unknown
 
 
 def test_measured_numbers_are_the_recorded_ones():
-    """Page, plot and README are what the generator gives for the committed records."""
     for path, text in benchmarks.pages().items():
         assert path.read_text() == text, f"{path.name}; fix: make docs"
         assert path.suffix != ".svg" or len(text) < 60_000
 
 
 def test_every_record_is_on_a_page(root):
-    """Each record is linked from the page that has its numbers."""
     for path in (root / "loadtest" / "results").glob("*.json"):
         name = "benchmarks.md" if path.stem == benchmarks.NAME else benchmarks.ELSEWHERE[path.stem]
         assert f"results/{path.name})" in (root / "docs" / name).read_text(), path.name
 
 
 def test_recorded_benchmark_can_be_repeated(root):
-    """`make bench` runs the benchmark with the options that the record names, and the benchmark has them."""
     recorded = json.loads((root / "loadtest" / "results" / "bench.json").read_text())
     options = recorded["command"].removeprefix("python -m loadtest.bench ")
 
@@ -155,7 +154,6 @@ def test_recorded_benchmark_can_be_repeated(root):
     ids=lambda value: str(getattr(value, "__name__", value)).removeprefix("loadtest."),
 )
 def test_page_has_the_recorded_numbers(root, module, page):
-    """The table of a page is that of the last recorded run, with machine, date and command."""
     name = module.__name__.rpartition(".")[2]
     recorded = json.loads((root / "loadtest" / "results" / f"{name}.json").read_text())
     text = (root / "docs" / page).read_text()
@@ -175,7 +173,6 @@ def test_page_has_the_recorded_numbers(root, module, page):
     ],
 )
 def test_page_has_the_record_of_torture(root, name, part, module, page):
-    """The page has the table of the record, with machine, date and command."""
     recorded = json.loads((root / "loadtest" / "results" / f"{name}.json").read_text())
     text = " ".join((root / "docs" / page).read_text().split())
 
@@ -185,7 +182,6 @@ def test_page_has_the_record_of_torture(root, name, part, module, page):
 
 
 def test_page_has_the_claims_about_the_gpu():
-    """`make docs` has been run since the last change of a claim or the record; each section has a row."""
     text = gpu_claims.PAGE.read_text()
 
     assert gpu_claims.render(text, json.loads(gpu_claims.RECORD.read_text())) == text
@@ -194,14 +190,12 @@ def test_page_has_the_claims_about_the_gpu():
 
 
 def test_pages_claim_nothing_about_a_gpu_that_has_not_run(root):
-    """A page that says that something has not run on a GPU links to the claims."""
     pages = [path for path in (root / "docs").glob("*.md") if "run on a GPU" in path.read_text()]
 
     assert [path.name for path in pages if "gpu.md" not in path.read_text() and path.name != "gpu.md"] == []
 
 
 def test_page_has_the_recorded_attack(root):
-    """The page has what the steady client saw, and how many random requests there were."""
     recorded = json.loads((root / "loadtest" / "results" / "attack.json").read_text())
     text = (root / "docs" / "security.md").read_text()
 
@@ -214,7 +208,6 @@ def test_page_has_the_recorded_attack(root):
 
 
 def test_every_field_of_a_route_is_documented(root):
-    """Each field that a route file may have is named on its page, and its example is a route."""
     text = (root / "docs" / "routing.md").read_text()
 
     for definition in json_schema()["$defs"].values():
@@ -226,7 +219,6 @@ def test_every_field_of_a_route_is_documented(root):
 
 
 def test_every_metric_of_a_route_is_documented(root):
-    """The page's table of metrics has exactly those that the router counts, and their kinds."""
     text = (root / "docs" / "routing.md").read_text().split("## Metrics")[1]
     table = re.findall(r"^\| (`[a-z_`, ]+`) \|.*\| (counter|gauge|histogram)", text, re.M)
     named = {name: kind.upper() for cell, kind in table for name in re.findall(r"`(\w+)`", cell)}
@@ -235,7 +227,6 @@ def test_every_metric_of_a_route_is_documented(root):
 
 
 def test_every_metric_of_drift_is_documented(root):
-    """The page has every signal, every histogram and every gauge."""
     text = (root / "docs" / "drift.md").read_text()
     gauges = set(re.findall(r"^\| `(\w+)` \| ", text.split("## Metrics of the monitor")[1], re.M))
     signals = set(re.findall(r"^\| `(\w+)` \| (?:responses|images) \|", text, re.M))
@@ -251,7 +242,6 @@ def test_every_metric_of_drift_is_documented(root):
 
 
 def test_every_metric_of_the_supervisor_is_documented(root):
-    """The page's table of metrics has exactly those of the health port, and their kinds."""
     text = (root / "docs" / "supervision.md").read_text().split("## Health port")[1]
     table = re.findall(r"^\| `(\w+)` \|.*\| (counter|gauge)", text, re.M)
 
@@ -260,7 +250,6 @@ def test_every_metric_of_the_supervisor_is_documented(root):
 
 
 def test_every_preprocessing_parameter_is_documented(root):
-    """Each parameter that a config may give has a row, and each preset, too."""
     text = (root / "docs" / "preprocess.md").read_text()
     named = {
         name
@@ -273,7 +262,6 @@ def test_every_preprocessing_parameter_is_documented(root):
 
 
 def test_each_covered_attack_has_a_test(root):
-    """The page names files of tests that exist."""
     page = (root / "docs" / "security.md").read_text()
     covered = page.partition("## Attacks that are covered")[2].partition("\n## ")[0]
     rows = [line for line in covered.splitlines() if line.startswith("| ")][1:]
@@ -285,19 +273,16 @@ def test_each_covered_attack_has_a_test(root):
 
 
 def test_readme_is_short(root):
-    """The front door is read to its end: under 150 lines."""
     assert len((root / "README.md").read_text().splitlines()) < 150
 
 
 def test_changelog_has_this_version(root):
-    """A release without a changelog entry does not exist."""
     version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
 
     assert f"## [{version}]" in (root / "CHANGELOG.md").read_text()
 
 
 def test_every_page_is_in_the_index_and_on_the_site(root):
-    """A reader finds each page from docs/README.md, and in the navigation of the site."""
     pages = {path.name for path in (root / "docs").glob("*.md")} - {"README.md"}
 
     assert pages <= set(re.findall(r"\]\(([\w-]+\.md)\)", (root / "docs" / "README.md").read_text()))

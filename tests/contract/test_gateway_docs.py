@@ -13,7 +13,6 @@ from nereid.gateway.settings import Settings
 
 @pytest.fixture(scope="module")
 def text(root):
-    """The text of the page."""
     return (root / "docs" / "gateway.md").read_text()
 
 
@@ -24,19 +23,16 @@ def named(section: str) -> set[str]:
 
 
 def section(text: str, title: str) -> str:
-    """Return the section with a title."""
     return text.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
 def test_every_operation_is_documented(text):
-    """The table has every operation with its method."""
     operations = {f"{each.method} {each.path}" for each in OPERATIONS}
 
     assert operations <= named(section(text, "Operations"))
 
 
 def test_every_error_is_documented(text):
-    """The table has every error code with its status."""
     rows = re.findall(r"^\| ([\d, ]+) \| (.*?) \|", section(text, "Errors"), re.M)
     found = {code: statuses for statuses, cell in rows for code in re.findall(r"`(\w+)`", cell)}
 
@@ -45,12 +41,10 @@ def test_every_error_is_documented(text):
 
 
 def test_every_setting_is_documented(text):
-    """The table has every setting and no other."""
     assert named(section(text, "Settings")) - {"classify"} == {each.name for each in fields(Settings)}
 
 
 def test_every_metric_is_documented(text):
-    """The table has every metric with its type."""
     table = re.findall(r"^\| `(\w+)` \| (\w+)", section(text, "Metrics"), re.M)
     metrics = Metrics(lambda: 0, lambda: 0, lambda: 0).registry.collect()
 

@@ -44,7 +44,6 @@ def test_every_network_and_preprocessing_has_a_config_for_the_gpu():
 
 @pytest.mark.parametrize("relative", CONFIGS)
 def test_only_batches_instances_and_options_differ_from_the_plain_config(relative):
-    """Clients and other models see the same tensors and versions in every profile."""
     path = ROOT / relative
     differing = {"max_batch_size", "instance_group", "dynamic_batching", "parameters", "optimization"}
     gpu, plain = (
@@ -102,7 +101,6 @@ def test_one_process_has_the_steps_of_the_ensemble():
 
 
 def test_preprocessing_has_a_limit_of_memory():
-    """The limit holds the tensor of the largest batch several times."""
     (relative,) = (each for each in CONFIGS if each not in NETWORKS)
     found = config(relative)
     settings = PreprocessSettings.from_config(found)

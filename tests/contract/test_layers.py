@@ -26,7 +26,6 @@ def imported_modules(source: Path) -> set[str]:
 
 
 def test_adapters_import_only_the_library(root):
-    """Triton's adapters import neither the server, nor the client, nor the command line."""
     adapters = sorted((root / "python_backend").glob("*/model.py"))
     assert adapters
 
@@ -36,7 +35,6 @@ def test_adapters_import_only_the_library(root):
 
 
 def test_adapters_first_let_go_of_what_they_inherit(root):
-    """Every adapter closes the connections that its stub inherits; see `nereid.triton.inherited_sockets`."""
     adapters = sorted((root / "python_backend").glob("*/model.py"))
     assert adapters
 
@@ -73,14 +71,12 @@ def product_modules(root: Path) -> list[Path]:
 
 
 def test_folders_are_small(root):
-    """A reader sees a whole folder at a glance."""
     counts = Counter(path.parent.relative_to(root).as_posix() for path in product_modules(root))
 
     assert {folder: count for folder, count in counts.items() if count > MAX_MODULES} == {}
 
 
 def test_modules_are_short(root):
-    """A module is read in one sitting."""
     lengths = {
         path.relative_to(root).as_posix(): len(path.read_text().splitlines())
         for path in (root / "nereid").rglob("*.py")
@@ -95,7 +91,6 @@ def first_statement(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stm
 
 
 def test_functions_are_short(root):
-    """The body of a function has at most 50 lines, without its parameters and its docstring."""
     long = {
         f"{path.relative_to(root)}:{node.lineno} {node.name}": node.end_lineno
         - first_statement(node).lineno
@@ -109,7 +104,6 @@ def test_functions_are_short(root):
 
 
 def test_file_names_mean_one_thing(root):
-    """A module name occurs once in the package; only a command has the name of the module that it runs."""
     rooms: dict[str, list[str]] = {}
     for path in product_modules(root):
         rooms.setdefault(path.name, []).append(path.parent.relative_to(root / "nereid").as_posix())

@@ -40,7 +40,6 @@ def made(root, tmp_path):
 
 
 def test_a_missed_target_keeps_no_record_from_being_made(root, made):
-    """Each command that records runs once, in the written order."""
     written = re.findall(r"^\t\$\(BIN\)/(.* --record \w+)$", (root / "Makefile").read_text(), re.M)
 
     assert made("bench") == written
@@ -48,7 +47,6 @@ def test_a_missed_target_keeps_no_record_from_being_made(root, made):
 
 
 def test_the_long_tests_run_after_a_missed_target(made):
-    """`make proof` runs all three targets."""
     calls = made("proof")
 
     assert [call.split()[0] for call in calls[-3:]] == ["python", "pytest", "pytest"]
@@ -66,5 +64,4 @@ def test_the_long_tests_run_after_a_missed_target(made):
     ids=["defaults", "chosen"],
 )
 def test_bundle_is_built_for_the_target_with_the_python_that_is_here(made, variables, options):
-    """`PYTHON` names the Python of the target; no environment is made with it."""
     assert made("offline", *variables) == [f"python -m tools.offline_bundle {options}"]

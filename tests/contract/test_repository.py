@@ -44,7 +44,6 @@ def tensors(entries) -> list[tuple[str, str, tuple[int, ...]]]:
 
 @pytest.mark.parametrize("relative", CONFIGS)
 def test_tensors_are_those_of_the_contract(relative):
-    """Clients depend on these names, datatypes and shapes, in every profile."""
     config = read(relative)
 
     assert (tensors(config.input), tensors(config.output)) == TENSORS[config.name]
@@ -54,7 +53,6 @@ def test_tensors_are_those_of_the_contract(relative):
 
 @pytest.mark.parametrize("relative", CONFIGS)
 def test_versions_are_pinned_and_present(relative):
-    """Every version is served and kept by git; every step is pinned."""
     config = read(relative)
     document = read_pbtxt(REPOSITORY / relative)
 
@@ -69,7 +67,6 @@ def test_versions_are_pinned_and_present(relative):
 
 @pytest.mark.parametrize("model", ["classify_v1", "classify_v2"])
 def test_ensemble_tensors_line_up(model):
-    """Each step takes what the one before gives, with the same datatype and shape."""
     steps = read(f"{model}/config.pbtxt").ensemble_scheduling.step
 
     for before, after in pairwise(steps):
@@ -80,7 +77,6 @@ def test_ensemble_tensors_line_up(model):
 
 @pytest.mark.parametrize("model", ["classify_v1", "classify_v2"])
 def test_fused_profile_names_the_ensembles_steps(model):
-    """Profile `cpu` runs the same models in the same versions as the ensemble."""
     steps = read(f"{model}/config.pbtxt").ensemble_scheduling.step
     fused = {key: value.string_value for key, value in read(f"{model}/configs/cpu.pbtxt").parameters.items()}
 
@@ -105,7 +101,6 @@ def test_labels_are_the_same_real_file_everywhere(model):
 
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_network_is_what_its_card_and_config_say(version):
-    """Opset, IR, tensors, dynamic batch, and the SHA-256 that the model card promises."""
     path = REPOSITORY / "efficientnet_lite0" / version / "model.onnx"
     model = onnx.load(path)
 
@@ -121,21 +116,18 @@ def test_network_is_what_its_card_and_config_say(version):
 
 
 def test_every_model_has_a_row_in_the_contract():
-    """A model that is added must be added to the table above, and to docs/contract.md."""
     assert sorted(TENSORS) == MODELS
     page = (ROOT / "docs" / "contract.md").read_text()
     assert [model for model in MODELS if f"`{model}`" not in page] == []
 
 
 def test_library_reads_every_config():
-    """The library parses every config that Triton parses."""
     for model in MODELS:
         assert LibraryConfig.from_file(REPOSITORY / model, 1).name == model
 
 
 @pytest.mark.parametrize("model", [m for m in MODELS if read(f"{m}/config.pbtxt").backend == "ab_router"])
 def test_route_names_what_is_there(model):
-    """The committed route is valid, and its variants have different networks."""
     config = LibraryConfig.from_file(REPOSITORY / model, 1)
 
     table = read_table(config, path_of(config).read_bytes())

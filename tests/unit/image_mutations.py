@@ -11,7 +11,6 @@ SIZES = (0, 1, 2, 7, 63, 65, 255, 256, 4_000, 8_000, 16_384, 16_385, 32_767, 65_
 
 
 def save(image, image_format, **options):
-    """Encode a Pillow image."""
     target = io.BytesIO()
     image.save(target, image_format, **options)
     return target.getvalue()
@@ -56,7 +55,6 @@ def good_files(image=None):
 
 
 def flip_bits(file, random, _files):
-    """Flip one to twenty bits anywhere."""
     for place in random.integers(0, len(file), random.integers(1, 21)):
         file[place] ^= 1 << random.integers(0, 8)
     return file
@@ -70,7 +68,6 @@ def flip_header_bits(file, random, _files):
 
 
 def truncate(file, random, _files):
-    """Cut the end off."""
     return file[: random.integers(0, len(file))]
 
 
@@ -81,7 +78,6 @@ def splice(file, random, files):
 
 
 def blank(file, random, _files):
-    """Overwrite a part with one value."""
     start = random.integers(0, len(file))
     end = min(len(file), start + random.integers(1, 200))
     file[start:end] = bytes([random.choice([0x00, 0xFF, 0x55])]) * (end - start)

@@ -16,7 +16,6 @@ class Models:
         self.answered: set[str] = set()
 
     def answer(self, *names: str, failures: int = 0) -> None:
-        """Answer one request each, or fail some."""
         for name in names:
             before = self.counts[name]
             self.counts[name] = Counts(before.succeeded + (not failures), before.failed + failures)
@@ -43,14 +42,12 @@ def idle():
 
 
 def test_models_that_never_answered_are_probed_together():
-    """A model that was loaded later has no counts yet."""
     models = Models("a", "b", "c")
 
     assert models.look() == {"a", "b", "c"}
 
 
 def test_idle_models_are_probed_in_turn(idle):
-    """Each is probed again soon after its time, and they are not probed together."""
     probes: dict[str, list[float]] = {name: [] for name in idle.counts}
     for _ in range(30):
         due = idle.look()
@@ -101,7 +98,6 @@ def test_failed_probe_is_repeated_until_one_succeeds(idle):
 
 
 def test_loaded_model_counts_from_zero(idle):
-    """Triton forgets the counts of a model that it loads again."""
     idle.answer(*["a"] * 5)
     idle.look()
     idle.counts["a"] = Counts(1)
@@ -111,7 +107,6 @@ def test_loaded_model_counts_from_zero(idle):
 
 
 def test_unanswered_probe_does_not_keep_others_waiting(idle):
-    """A probe may take longer than the pause between two looks."""
     probed = set()
     for _ in range(8):
         probed |= idle.look()
@@ -120,7 +115,6 @@ def test_unanswered_probe_does_not_keep_others_waiting(idle):
 
 
 def test_end_of_a_probe_of_an_unloaded_model_is_ignored(idle):
-    """The model may go while its probe is under way."""
     idle.probe("a", is_success=False)
     del idle.counts["a"]
     idle.look()
@@ -130,8 +124,6 @@ def test_end_of_a_probe_of_an_unloaded_model_is_ignored(idle):
 
 
 def test_counts_are_those_of_all_versions():
-    """Triton has one entry for each ready version of a model."""
-
     def entry(name, version, succeeded, failed):
         outcomes = {"success": {"count": succeeded}, "fail": {"count": failed}}
         return {"name": name, "version": version, "inference_stats": outcomes}

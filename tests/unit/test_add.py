@@ -39,7 +39,6 @@ def request(file, **more) -> AddRequest:
 
 
 def test_added_model_has_all_its_parts(repository, file, tmp_path):
-    """Route, pinned model, preprocessing and network fit each other in every profile, and have checksums."""
     labels = tmp_path / "labels.txt"
     labels.write_text("a\nb\nc\nd\ne\n")
 
@@ -78,7 +77,6 @@ def test_added_model_has_all_its_parts(repository, file, tmp_path):
     },
 )
 def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, size, dims, layout):
-    """Datatype, layout and size of the preprocessing's output are those of the network's input."""
     onnx.save(classifier(datatype, shape), tmp_path / "new.onnx")
 
     add(repository, request(tmp_path / "new.onnx", size_px=size), None)
@@ -94,7 +92,6 @@ def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, 
 
 
 def test_logits_are_noted_without_a_softmax(repository, file):
-    """Logits give a note, unless a softmax is appended."""
     noted = add(repository, request(file, activation="none"), None)
     assert "add --activation softmax" in noted.report.notes[0]
     assert add(repository, request(file, name="other"), None).report.notes == ()
@@ -111,11 +108,7 @@ ONE_OUTPUT = "expected one output with scores, got: {}; fix: name one with --out
         "preset": ({}, {"preset": "vgg"}, r"invalid preset: expected one of imagenet, .*, got 'vgg'"),
         "profile": ({}, {"profiles": ("tpu",)}, r"invalid profile: expected one of cpu, gpu, got 'tpu'"),
         "size": ({}, {"size_px": 64}, r"input 'images': expected 32 x 32 pixels, got --size 64"),
-        "no-size": (
-            {"shape": ["N", 3, "H", "W"]},
-            {},
-            r"input 'images' has no fixed size, FP32 \[-1,3,-1,-1\]; fix: .* --size",
-        ),
+        "no-size": ({"shape": ["N", 3, "H", "W"]}, {}, r"\'images\' has no fixed size, .* --size"),
         "channels": ({"shape": ["N", 4, SIDE, SIDE]}, {}, NOT_AN_INPUT + r"FP32 \[-1,4,32,32\]"),
         "datatype": ({"datatype": "INT64"}, {}, NOT_AN_INPUT + r"INT64 \[-1,3,32,32\]"),
         "outputs": ({"outputs": ("a", "b")}, {}, ONE_OUTPUT.format("a, b")),
@@ -124,7 +117,6 @@ ONE_OUTPUT = "expected one output with scores, got: {}; fix: name one with --out
     },
 )
 def test_request_that_does_not_fit_is_wrong_usage(repository, tmp_path, changes, more, message):
-    """The message has the expected and the given value, and the repository is unchanged."""
     onnx.save(classifier(**changes), tmp_path / "new.onnx")
 
     with pytest.raises(WrongUsage, match=message):
@@ -134,26 +126,12 @@ def test_request_that_does_not_fit_is_wrong_usage(repository, tmp_path, changes,
 
 
 def test_one_of_several_outputs_can_be_chosen(repository, tmp_path):
-    """The other outputs of the network are not served."""
     onnx.save(classifier(outputs=("a", "b")), tmp_path / "new.onnx")
 
     add(repository, request(tmp_path / "new.onnx", output="b"), None)
 
     config = ModelConfig.from_file(repository / "small_network", 1)
     assert [tensor.name for tensor in config.outputs] == ["probabilities"]
-
-
-def test_labels_of_another_number_are_refused(repository, file, tmp_path):
-    """Four labels for five classes are an error, and no file stays."""
-    (tmp_path / "labels.txt").write_text("a\nb\nc\nd\n")
-
-    with pytest.raises(
-        OperationFailed,
-        match=r"labels.txt: expected 5 labels for the classes of output 'probabilities', got 4",
-    ):
-        add(repository, request(file, labels=tmp_path / "labels.txt"), None)
-
-    assert contents(repository) == {}
 
 
 def test_labels_lose_their_byte_order_mark(repository, file, tmp_path):
@@ -167,7 +145,6 @@ def test_labels_lose_their_byte_order_mark(repository, file, tmp_path):
 
 
 def test_name_that_is_taken_is_refused(repository, file):
-    """The existing model stays, and the message names both alternatives."""
     add(repository, request(file), None)
     before = contents(repository)
 
@@ -181,7 +158,6 @@ def test_name_that_is_taken_is_refused(repository, file):
 
 
 def test_route_file_that_is_there_is_kept(repository, file):
-    """A route file without its model is not overwritten."""
     repository.mkdir()
     (repository / "small.route.json").write_text("mine")
 
@@ -192,7 +168,6 @@ def test_route_file_that_is_there_is_kept(repository, file):
 
 
 def test_names_of_tensors_may_have_any_characters(repository, tmp_path):
-    """Quotes and backslashes of the network's names do not break the configs."""
     model = classifier(outputs=['a"b\\c'])
     model.graph.input[0].name = model.graph.node[0].input[0] = 'é"\n\\'
     onnx.save(model, tmp_path / "new.onnx")
@@ -205,7 +180,6 @@ def test_names_of_tensors_may_have_any_characters(repository, tmp_path):
 
 
 def test_only_the_wanted_hardware_gets_configs(repository, file):
-    """`--profile cpu` writes nothing for a GPU, and the other way round."""
     add(repository, request(file, profiles=("cpu",)), None)
     add(repository, request(file, name="other", profiles=("gpu",)), None)
 
@@ -238,7 +212,6 @@ def test_batches_are_small_on_a_cpu_and_any_on_a_gpu(repository, file):
 
 
 def test_external_data_comes_along(repository, tmp_path):
-    """Weights in a file of their own are copied, and listed in the checksums."""
     model = classifier()
     (weights,) = model.graph.initializer
     weights.CopyFrom(numpy_helper.from_array(np.ones((3, CLASSES), np.float32), "weights"))
@@ -259,7 +232,6 @@ def test_external_data_comes_along(repository, tmp_path):
 
 
 def test_preview_shows_what_the_network_sees(repository, file, tmp_path):
-    """The picture is there before the question; the proposal has the range of the numbers."""
     shown, proposals = tmp_path / "seen.png", []
 
     with pytest.raises(OperationFailed, match="'small' was not added"):
@@ -275,7 +247,6 @@ def test_preview_shows_what_the_network_sees(repository, file, tmp_path):
 
 
 def test_given_resize_replaces_that_of_the_metadata(repository, file):
-    """The rest of timm's preprocessing stays."""
     numbers = {"input_size": [3, SIDE, SIDE], "mean": [0.5] * 3, "std": [0.25] * 3, "crop_pct": 0.9}
     (file.parent / "config.json").write_text(json.dumps({"pretrained_cfg": numbers}))
 

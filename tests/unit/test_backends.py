@@ -15,7 +15,6 @@ from nereid.server.installation import (
 
 
 def test_backends_are_the_wheels_and_ours(tmp_path):
-    """It has our adapters, and the wheel's own backend with the stub of this Python."""
     backends = assemble_backends(find_installation({}), tmp_path / "backends")
 
     found = {str(path.relative_to(backends)) for path in backends.rglob("*") if path.is_file()}
@@ -30,7 +29,6 @@ def test_backends_are_the_wheels_and_ours(tmp_path):
 
 
 def test_backends_of_an_installed_triton_come_first(tmp_path):
-    """It keeps its own backends, such as NVIDIA's for ONNX, and gets our adapters for the others."""
     root = tmp_path / "tritonserver"
     for name in (
         "bin/tritonserver",
@@ -55,7 +53,6 @@ def test_backends_of_an_installed_triton_come_first(tmp_path):
 
 
 def test_missing_part_of_an_installed_triton_is_named(tmp_path):
-    """A wrong folder is an error that names the variable."""
     with pytest.raises(ServerError, match=f"^{FOLDER} is '{tmp_path}', which has no bin/tritonserver$"):
         find_installation({FOLDER: str(tmp_path)})
 

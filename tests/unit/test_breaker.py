@@ -40,7 +40,6 @@ def opened() -> Breaker:
     },
 )
 def test_opens_on_ratio_with_a_minimum(outcomes, state):
-    """Half of at least five requests of the last second must fail."""
     breaker = Breaker(SETTINGS)
 
     feed(breaker, outcomes)
@@ -70,7 +69,6 @@ def test_slow_traffic_is_judged_by_its_last_requests():
 
 
 def test_open_lets_nothing_through_until_its_time():
-    """After open_s, exactly one request passes as the trial."""
     breaker = opened()
 
     assert [breaker.allows(at) for at in (0.05, 2.0, 5.03)] == [False] * 3
@@ -84,7 +82,6 @@ def test_open_lets_nothing_through_until_its_time():
     ids=["good", "bad", "neither"],
 )
 def test_trial_decides(outcome, state, allows_next):
-    """A success closes the breaker, a failure opens it again, and no verdict allows another trial."""
     breaker = opened()
     assert breaker.allows(6.0)
 
@@ -95,7 +92,6 @@ def test_trial_decides(outcome, state, allows_next):
 
 
 def test_requests_from_before_do_not_decide_a_trial():
-    """Requests in flight when the breaker opened do not count."""
     breaker = opened()
     breaker.allows(6.0)
 
@@ -106,7 +102,6 @@ def test_requests_from_before_do_not_decide_a_trial():
 
 
 def test_closed_again_starts_afresh():
-    """The failures from before are forgotten: four more do not open it."""
     breaker = opened()
     breaker.allows(6.0)
     breaker.record(GOOD, 6.1, is_trial=True)
@@ -117,7 +112,6 @@ def test_closed_again_starts_afresh():
 
 
 def test_trip_opens_immediately():
-    """An unreachable variant opens the breaker without statistics, also during a trial."""
     breaker = Breaker(SETTINGS)
     feed(breaker, [GOOD] * 100)
 
@@ -129,7 +123,6 @@ def test_trip_opens_immediately():
 
 
 def test_every_change_is_reported():
-    """The callback receives each change of state, in order."""
     states: list[State] = []
     breaker = Breaker(SETTINGS, states.append)
 
@@ -143,14 +136,12 @@ def test_every_change_is_reported():
 
 
 def test_budget_allows_few_retries():
-    """Of ten tokens more than half must be left: four in a row, then none."""
     budget = RetryBudget()
 
     assert [budget.may_retry() for _ in range(6)] == [True] * 4 + [False] * 2
 
 
 def test_successes_earn_retries():
-    """Ten successes earn one retry; the budget keeps ten tokens at most."""
     budget = RetryBudget()
     for _ in range(1000):
         budget.succeeded()

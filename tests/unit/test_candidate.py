@@ -32,7 +32,6 @@ def save(path: Path, location: str) -> Path:
 
 
 def files(folder: Path) -> set[str]:
-    """Return the files below a folder."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
@@ -55,7 +54,6 @@ def files(folder: Path) -> set[str]:
     ],
 )
 def test_external_data_must_not_have_names_of_other_files(tmp_path, location, filename, message):
-    """Nothing of a version is overwritten, hidden, or breaks the list of checksums; nothing is copied."""
     source = save(tmp_path / "new.onnx", location)
 
     with pytest.raises(OperationFailed, match=message):

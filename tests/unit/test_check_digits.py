@@ -50,13 +50,11 @@ REJECTED = [
 
 @pytest.mark.parametrize(("name", "number"), PUBLISHED)
 def test_published_number_holds(name, number):
-    """A number that its issuer or a reference publishes is accepted."""
     assert CHECKSUMS[name].holds(number)
 
 
 @pytest.mark.parametrize(("name", "number"), REJECTED)
 def test_wrong_number_is_rejected(name, number):
-    """A number with a wrong digit, letter, length or country is rejected."""
     assert not CHECKSUMS[name].holds(number)
 
 
@@ -64,7 +62,6 @@ def test_wrong_number_is_rejected(name, number):
     ("name", "number"), [each for each in PUBLISHED if each[0] in {"gs1", "luhn", "mod_37_36"}]
 )
 def test_every_other_last_character_is_rejected(name, number):
-    """Exactly one check character fits."""
     alphabet = ALPHANUMERIC if name == "mod_37_36" else ALPHANUMERIC[:10]
 
     assert [each for each in alphabet if CHECKSUMS[name].holds(number[:-1] + each)] == [number[-1]]
@@ -72,7 +69,6 @@ def test_every_other_last_character_is_rejected(name, number):
 
 @given(st.sampled_from(sorted(CHECKSUMS)), st.text(max_size=40))
 def test_any_text_is_judged(name, text):
-    """No text raises: it holds or it does not."""
     assert CHECKSUMS[name].holds(text) in {True, False}
 
 
@@ -87,6 +83,5 @@ def test_gs1_sees_each_single_wrong_digit(published, data):
 
 
 def test_countries_are_those_of_iso_3166():
-    """249 codes are assigned."""
     assert len(COUNTRIES) == 249
     assert all(len(each) == 2 and each.isupper() for each in COUNTRIES)

@@ -20,8 +20,6 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
-from nereid.cli.image_commands.outcomes import printing
-from nereid.cli.image_commands.views import CLASSES
 from nereid.cli.image_files import collect
 from nereid.client import retry
 from nereid.client.async_classifier import AsyncClassifier
@@ -36,7 +34,7 @@ from nereid.client.classifier_errors import (
     Unreachable,
     from_triton,
 )
-from nereid.client.prediction import PREDICTIONS, Label, Prediction, Timings, label
+from nereid.client.prediction import PREDICTIONS, Label, label
 from nereid.client.retry import Attempts, Budget
 from nereid.server.ports import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
@@ -54,7 +52,6 @@ MANY = 400
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    """A tenth of the pauses between attempts."""
     monkeypatch.setattr(retry, "FIRST_PAUSE_S", retry.FIRST_PAUSE_S / 10)
 
 
@@ -68,7 +65,6 @@ def short_pauses(monkeypatch):
     ids=["plain", "colon in the name", "no labels"],
 )
 def test_label_is_read_from_tritons_form(entry, expected):
-    """Triton's classification extension returns SCORE:INDEX:NAME."""
     assert label(entry) == expected
 
 
@@ -91,16 +87,11 @@ def test_label_is_read_from_tritons_form(entry, expected):
         ("StatusCode.RESOURCE_EXHAUSTED", "SERVER: Received message larger than max", RequestRefused),
         ("StatusCode.UNKNOWN", "Received http2 header with status: 413", RequestRefused),
         ("StatusCode.RESOURCE_EXHAUSTED", "too many", Overloaded),
-        (
-            "StatusCode.UNKNOWN",
-            "Stream removed (Data frame with END_STREAM flag received)",
-            Unreachable,
-        ),
+        ("StatusCode.UNKNOWN", "Stream removed (Data frame with END_STREAM flag received)", Unreachable),
         ("StatusCode.DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", TimedOut),
     ],
 )
 def test_exception_has_the_party_at_fault(status, text, kind):
-    """The same fault is the same class over both protocols, with the server's message."""
     got = from_triton(InferenceServerException(text, status))
 
     assert (type(got), str(got)) == (kind, text)
@@ -108,7 +99,6 @@ def test_exception_has_the_party_at_fault(status, text, kind):
 
 @all_ways
 def test_unreachable_server_is_the_networks_fault(way, protocol):
-    """A closed port is an error of the documented kind, over both protocols."""
     (port,) = free_ports(1)
 
     with opened(way, f"127.0.0.1:{port}", protocol) as classifier, pytest.raises(Unreachable) as caught:
@@ -174,7 +164,6 @@ def test_server_without_a_response_is_given_up(way, protocol, server):
     ids=["closed", "garbage", "html", "a proxy's html", "other json", "half an answer"],
 )
 def test_response_of_another_peer_is_the_networks_fault(way, broken):
-    """A peer other than Triton, or a connection that closes early, is an error of the documented kind."""
     script = Script(broken)
     script.hangs_up = True
     with serving(script) as url, opened(way, url, "http") as classifier:
@@ -190,7 +179,6 @@ def test_response_of_another_peer_is_the_networks_fault(way, broken):
     ids=["none", "one", "three"],
 )
 def test_request_outlives_broken_connections(way, steps, attempts):
-    """A closed connection is safe to repeat; the prediction has the number of attempts."""
     with serving(Script(*steps)) as url, opened(way, url, "http") as classifier:
         answer = classifier.classify(PHOTO)
 
@@ -211,7 +199,6 @@ def test_request_outlives_broken_connections(way, steps, attempts):
     ids=["cut", "unavailable", "overloaded", "timeout", "failed", "refused"],
 )
 def test_only_safe_requests_are_repeated(way, step, kind, count):
-    """A request that the server has not seen is sent at most four times, any other once."""
     script = Script(step)
     with serving(script) as url, opened(way, url, "http") as classifier, pytest.raises(kind):
         classifier.classify(PHOTO)
@@ -221,7 +208,6 @@ def test_only_safe_requests_are_repeated(way, step, kind, count):
 
 @both_ways
 def test_budget_ends_repeating(way):
-    """While most requests fail, none is repeated: 40 requests are at most 47 attempts, not 160."""
     script = Script(None)
     with serving(script) as url, opened(way, url, "http", concurrency=1) as classifier:
         outcomes = list(classifier.classify_many([PHOTO] * 40))
@@ -275,7 +261,6 @@ def test_answers_pay_for_repetition():
 
 @both_ways
 def test_all_requests_in_flight_may_be_lost_together(way):
-    """A dying server closes the connections of 16 requests together: each is sent again."""
     many = 16
     together = threading.Barrier(many, timeout=WATCHDOG_S)
     script = Script(*[together] * many, PREDICTION)
@@ -297,7 +282,6 @@ def test_pauses_double():
 
 
 def test_pause_beyond_the_deadline_is_not_made():
-    """The error is raised immediately: no time is left for another attempt."""
     assert Attempts(Budget(), timeout_s=1e-9).pause_s(Unreachable("why")) is None
 
 
@@ -352,7 +336,6 @@ HEAD, _, BODY = PREDICTION.partition(b"\r\n\r\n")
     ids=["close", "no length"],
 )
 def test_answer_that_ends_with_its_connection_is_read(way, head):
-    """Proxies send such responses; the body arrives later than the head."""
     script = Script(head + b"\r\n\r\n" + BODY)
     script.hangs_up, script.gap_s = True, 0.02
     with serving(script) as url, opened(way, url, "http") as classifier:
@@ -360,7 +343,6 @@ def test_answer_that_ends_with_its_connection_is_read(way, head):
 
 
 def test_response_to_another_request_is_rejected():
-    """A mixed-up connection never yields the prediction of another image."""
     script = Script(prediction_response("0.95:967:espresso", id="another"), PREDICTION)
     with serving(script) as url, Classifier(url, "http") as classifier:
         assert classifier.classify(PHOTO).timings.attempts == 2
@@ -394,7 +376,6 @@ def test_fork_has_connections_of_its_own():
 
 
 def test_error_does_not_wait_for_requests_in_flight():
-    """Ctrl-C ends a classifier immediately, also with a silent server; later requests fail."""
     script, ended = Script("silence"), threading.Event()
 
     def source() -> Iterator[bytes]:
@@ -441,7 +422,6 @@ def test_connection_that_the_server_closed_is_not_used():
     ids=["top_k", "timeout_s", "letters", "line break", "request id", "number", "injected", "framing"],
 )
 def test_wrong_argument_never_reaches_the_server(way, options, message):
-    """An invalid option is the caller's ValueError, for one image and for many."""
     with opened(way, "127.0.0.1:1") as classifier:
         with pytest.raises(ValueError, match=message):
             classifier.classify(PHOTO, **options)
@@ -464,7 +444,6 @@ def test_wrong_argument_never_reaches_the_server(way, options, message):
     ids=["scheme", "no port", "port", "user", "bare IPv6", "protocol", "concurrency"],
 )
 def test_invalid_argument_is_refused(way, arguments, message):
-    """An invalid classifier fails when it is created."""
     with pytest.raises(ValueError, match=message), opened(way, **({"url": "localhost:1"} | arguments)):
         pass
 
@@ -490,17 +469,13 @@ def predictions(count: int) -> bytes:
         ([predictions(4)], ["n0", "n1", "n2", "n3"]),
         ([refusal(0, 2, count=4), predictions(2)], [f"{BAD}why 0", "n0", f"{BAD}why 2", "n1"]),
         ([refusal(0, 1, 2, 3, count=4)], [f"{BAD}why {index}" for index in range(4)]),
-        (
-            [error("batch-size must be <= 3"), predictions(3), predictions(1)],
-            ["n0", "n1", "n2", "n0"],
-        ),
+        ([error("batch-size must be <= 3"), predictions(3), predictions(1)], ["n0", "n1", "n2", "n0"]),
         ([refusal(9, count=4), *[predictions(1)] * 4], ["n0", "n0", "n0", "n0"]),
         ([error("invalid request: no such variant")], ["invalid request: no such variant"] * 4),
     ],
     ids=["good", "two bad", "all bad", "batch too large", "malformed", "refused"],
 )
 def test_bad_images_of_a_request_fail_alone(way, steps, expected):
-    """Named images get their reasons with the server's prefix; the rest is sent again, or one by one."""
     script = Script(*steps)
     with serving(script) as url, opened(way, url, "http") as classifier:
         outcomes = list(classifier.classify_many([PHOTO] * 4, batch_size=4))
@@ -511,7 +486,6 @@ def test_bad_images_of_a_request_fail_alone(way, steps, expected):
 
 
 def test_outputs_of_a_route_are_requested():
-    """A classifier requests the scores and the outputs of the route, and no others."""
     outputs = [{"name": name} for name in ("version", "other", "scores", "route_reason", "variant")]
 
     assert PREDICTIONS.wanted_outputs({"name": "classify", "outputs": outputs}) == [
@@ -534,7 +508,6 @@ def test_outputs_of_a_route_are_requested():
     ids=["shape", "label", "length", "version"],
 )
 def test_malformed_answer_is_an_outcome(way, answer):
-    """A malformed response is the fault of the network, and later images get their predictions."""
     script = Script(*[answer] * 4, PREDICTION)
     with serving(script) as url, opened(way, url, "http", concurrency=1) as classifier:
         outcomes = list(classifier.classify_many([PHOTO] * 6))
@@ -546,8 +519,6 @@ def test_malformed_answer_is_an_outcome(way, answer):
 @both_ways
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_outcomes_come_before_the_sources_error(way, batch_size):
-    """Images before the error of their source get outcomes, then the error is raised."""
-
     def source() -> Iterator[bytes]:
         yield from [PHOTO] * 3
         raise RuntimeError("camera gone")
@@ -561,7 +532,6 @@ def test_outcomes_come_before_the_sources_error(way, batch_size):
 
 @both_ways
 def test_unreadable_image_is_an_outcome(way, tmp_path):
-    """A missing file, or an argument of another type, fails alone, also within one batch."""
     images = [PHOTO, tmp_path / "missing.jpg", PHOTO, 5]
     with serving(Script(predictions(2))) as url, opened(way, url, "http") as classifier:
         outcomes = list(classifier.classify_many(images, batch_size=4))
@@ -572,7 +542,6 @@ def test_unreadable_image_is_an_outcome(way, tmp_path):
 
 
 def test_images_are_read_little_ahead():
-    """An endless iterator is read only as far as the connections need."""
     taken = itertools.count()
     with serving(Script(PREDICTION)) as url, Classifier(url, "http", concurrency=2) as classifier:
         outcomes = classifier.classify_many(PHOTO for _ in taken)
@@ -583,7 +552,6 @@ def test_images_are_read_little_ahead():
 
 
 def test_outcomes_do_not_wait_for_a_slow_source():
-    """An outcome is returned before an asynchronous source yields its next image."""
     received = asyncio.Event()
 
     async def source():
@@ -605,8 +573,6 @@ def test_outcomes_do_not_wait_for_a_slow_source():
 
 @pytest.mark.parametrize("end", ["close", "timeout"])
 def test_outcomes_may_be_left_early(end):
-    """An early end waits neither for the source nor for requests in flight."""
-
     async def leave(url: str) -> None:
         async with AsyncClassifier(url, "http", concurrency=1) as classifier:
             outcomes = classifier.classify_many(itertools.repeat(PHOTO))
@@ -623,14 +589,12 @@ def test_outcomes_may_be_left_early(end):
 
 
 def test_images_are_not_read_after_the_caller_leaves():
-    """Images that wait for a thread when the caller leaves are not sent."""
     gate, late = threading.Event(), io.BytesIO(PHOTO)
 
     class Slow(io.BytesIO):
         """A file whose read waits for the gate."""
 
         def read(self, *args: int) -> bytes:
-            """Wait, and read."""
             gate.wait(20)
             return super().read(*args)
 
@@ -645,7 +609,6 @@ def test_images_are_not_read_after_the_caller_leaves():
 
 
 def test_ipv6_address_has_brackets():
-    """As in a URL; the address family differs from the first one tried."""
     with serving(Script(PREDICTION), "::1") as url, Classifier(url, "http") as classifier:
         assert classifier.classify(PHOTO).labels
 
@@ -669,18 +632,7 @@ def test_silent_addresses_share_the_time(monkeypatch):
         each.close()
 
 
-def test_labels_are_not_markup(capsys):
-    """A label is printed as it is."""
-    labels = (Label(1, "a [red]b", 0.5),)
-
-    with printing("table", CLASSES) as write:
-        write("cup.jpg", Prediction(labels, "m", "1", "", "", "id", Timings(1.0, 1.0)))
-
-    assert "a [red]b" in capsys.readouterr().out
-
-
 def test_threads_leave_nothing_open():
-    """Threads share connections: requests from many new threads leave no more files open."""
     script = Script(PREDICTION)
     with serving(script) as url, Classifier(url, "http") as classifier:
         before = threads_fds(classifier, 2)
@@ -699,7 +651,6 @@ def threads_fds(classifier: Classifier, count: int) -> int:
 
 
 def test_folders_are_searched_for_images(tmp_path):
-    """A folder stands for the images in it, sorted; a file stands for itself, whatever its name."""
     (tmp_path / "sub").mkdir()
     for name in ("b.JPG", "a.png", "sub/c.webp", "notes.txt"):
         (tmp_path / name).touch()
@@ -715,7 +666,6 @@ def test_folders_are_searched_for_images(tmp_path):
 
 
 def test_missing_or_empty_path_is_named(tmp_path):
-    """Nothing to classify is an error, not an empty success."""
     with pytest.raises(ValueError, match="nope' does not exist"):
         collect([tmp_path / "nope"])
     with pytest.raises(ValueError, match="has no image"):

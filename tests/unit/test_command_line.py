@@ -25,7 +25,6 @@ GROUPS = ["route", "key"]
 
 
 def run(*words: str, **environment: str):
-    """Run `nereid WORDS` in this process."""
     return CliRunner().invoke(app, list(words), env=environment)
 
 
@@ -33,7 +32,6 @@ def run(*words: str, **environment: str):
     "words", [[], *[[name] for name in GROUPS]], ids=lambda words: " ".join(words) or "bare"
 )
 def test_without_a_command_the_help_is_shown(words):
-    """The bare name prints the list of commands and succeeds."""
     done = run(*words)
 
     assert (done.exit_code, done.stderr) == (0, "")
@@ -42,12 +40,10 @@ def test_without_a_command_the_help_is_shown(words):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_short_help_option_works_everywhere(name):
-    """`-h` and `--help` print the same text."""
     assert run(*name.split(), "-h").stdout == run(*name.split(), "--help").stdout != ""
 
 
 def test_version_is_that_of_the_distribution():
-    """`nereid --version` names the installed release."""
     from importlib.metadata import version
 
     assert run("--version").stdout == f"nereid {version('nereid-serving')}\n"
@@ -81,7 +77,6 @@ def test_version_is_that_of_the_distribution():
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )
 def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status):
-    """Only the last line on stderr begins with `error:`."""
     own = tmp_path / "own"
     assert run("init", str(own)).exit_code == 0
     environment = {
@@ -129,7 +124,6 @@ def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status)
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_wrong_usage_is_exit_code_2(words, message):
-    """The last line names the wrong option or value."""
     done = run(*words, NEREID_REPOSITORY=str(assets.REPOSITORY))
 
     last = done.stderr.splitlines()[-1]
@@ -153,12 +147,10 @@ def test_wrong_usage_is_exit_code_2(words, message):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_error_class_decides_the_exit_code(error, code, text):
-    """Only wrong usage is 2; a system error names its file."""
     assert (exit_code(error), reason(error)) == (code, text) or text in reason(error)
 
 
 def test_reason_comes_after_its_details(capsys):
-    """An error of several lines ends with its first line, which is the reason."""
     with pytest.raises(SystemExit):
         end(OperationFailed("no\ndetail"))
 
@@ -177,8 +169,6 @@ def test_closed_pipe_is_not_a_traceback(words):
 
 
 def test_demo_fails_if_the_protocols_disagree():
-    """Different classes over HTTP and gRPC end the demo with an error."""
-
     def prediction(label: str) -> Prediction:
         return Prediction((Label(1, label, 0.9),), "classify", "1", "v1", "hash", "", Timings(0.5, 2.0))
 
@@ -190,15 +180,7 @@ def test_demo_fails_if_the_protocols_disagree():
         demo.add_rows(table, "1", prediction("cat"), prediction("dog"))
 
 
-def test_help_is_wrapped_by_the_terminal():
-    """Help text wraps at the width of the terminal, not at the line breaks of the source."""
-    text = run("watch", "-h", COLUMNS="200").stdout
-
-    assert "Published files move to DIR/published." in text
-
-
 def test_init_copies_the_default_models_and_nothing_else(tmp_path, monkeypatch):
-    """The new repository passes its own check; state and tuned configs of the source are not copied."""
     source = shutil.copytree(assets.REPOSITORY, tmp_path / "source")
     (source / "classify_v1" / "configs" / "tuned.pbtxt").touch()
     (source / "classify.route.history.jsonl").touch()
@@ -215,7 +197,6 @@ def test_init_copies_the_default_models_and_nothing_else(tmp_path, monkeypatch):
 
 
 def test_init_leaves_a_used_folder_alone(tmp_path):
-    """Existing files are not overwritten."""
     (tmp_path / "mine.txt").write_text("mine")
 
     done = run("init", str(tmp_path))
@@ -237,14 +218,12 @@ def test_packaged_models_cannot_be_changed(tmp_path, monkeypatch):
 
 
 def test_default_repository_has_no_warnings():
-    """The shipped models cause neither notes nor failures."""
     findings = json.loads(run("check", "--json").stdout)
 
     assert {finding["verdict"] for finding in findings} == {"ok"}
 
 
 def test_doctor_gives_its_findings_as_json(tmp_path):
-    """Each finding has a verdict and a fix, for scripts."""
     findings = json.loads(run("doctor", "--json", XDG_RUNTIME_DIR=str(tmp_path)).stdout)
 
     assert {"Python", "Triton", "/dev/shm"} <= {finding["what"] for finding in findings}
@@ -252,7 +231,6 @@ def test_doctor_gives_its_findings_as_json(tmp_path):
 
 
 def test_keys_are_listed_as_json_without_their_secrets(tmp_path):
-    """The list has names, scopes and quotas, but not the secret."""
     secret = run(
         "key", "add", "alice", "--scope", "infer", "--rate", "5", XDG_CONFIG_HOME=str(tmp_path)
     ).stdout
@@ -265,7 +243,6 @@ def test_keys_are_listed_as_json_without_their_secrets(tmp_path):
 
 
 def test_tables_are_not_cut_in_a_pipe(tmp_path):
-    """A script that reads the table gets every character."""
     name = "a-very-long-name-of-an-owner-" + "x" * 30
     run("key", "add", name, "--scope", "admin", XDG_CONFIG_HOME=str(tmp_path))
 
@@ -291,7 +268,6 @@ def test_tables_are_not_cut_in_a_pipe(tmp_path):
     ids=["models", "profiles", "variants", "presets"],
 )
 def test_completion_knows_the_names_of_the_repository(complete, expected):
-    """The shell completes the names of the repository, from their first letters."""
     context = typer.main.get_command(app).make_context("nereid", ["check"])
 
     assert expected <= set(complete(context, ""))
@@ -299,7 +275,6 @@ def test_completion_knows_the_names_of_the_repository(complete, expected):
 
 
 def test_completion_never_fails(tmp_path):
-    """A broken repository offers no names, and shows no traceback in the shell."""
     (tmp_path / "classify.route.json").write_text("not JSON")
     context = typer.main.get_command(app).make_context("nereid", ["check"])
     context.params = {"repository": tmp_path}

@@ -51,7 +51,6 @@ def test_default_models_are_complete(profile):
     },
 )
 def test_config_is_complete(tmp_path: Path, config, code, expected):
-    """Name, backend, inputs and outputs are there, and no code of the model adds others."""
     version = tmp_path / "one" / "1"
     version.mkdir(parents=True)
     if config is not None:

@@ -15,7 +15,6 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def groups(folder: Path, membership: str, files: dict[str, str]) -> ControlGroups:
-    """Write the files of control groups."""
     for name, text in files.items():
         path = folder / "groups" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +34,6 @@ def groups(folder: Path, membership: str, files: dict[str, str]) -> ControlGroup
     },
 )
 def test_quota_limits_the_cores(tmp_path, content, expected):
-    """A container's quota counts like cores, rounded up."""
     assert available_cores(groups(tmp_path, "0::/\n", {"cpu.max": content})) == min(CORES, expected)
 
 
@@ -60,7 +58,6 @@ def test_quota_limits_the_cores(tmp_path, content, expected):
     },
 )
 def test_quota_of_each_enclosing_group_counts(tmp_path, membership, files, expected):
-    """The smallest quota counts, from this process's own group to the root."""
     assert groups(tmp_path, membership, files).cores() == expected
 
 
@@ -83,7 +80,6 @@ def test_quota_of_each_enclosing_group_counts(tmp_path, membership, files, expec
     },
 )
 def test_memory_is_what_the_groups_leave(tmp_path, membership, files, left):
-    """The machine's available memory, or less if a control group has a limit."""
     (tmp_path / "meminfo").write_text(MEMINFO)
 
     assert available_bytes(tmp_path / "meminfo", groups(tmp_path, membership, files)) == left
@@ -98,7 +94,6 @@ def test_memory_is_what_the_groups_leave(tmp_path, membership, files, left):
     ids=["version 2", "version 1"],
 )
 def test_kills_for_lack_of_memory_are_described(tmp_path, membership, name, text):
-    """Only those since the last call, with the limit."""
     folder = Path(name).parent
     limits = {f"{folder}/memory.max": "350000000", f"{folder}/memory.current": "1"}
     if "oom_control" in name:
@@ -116,7 +111,6 @@ def test_kills_for_lack_of_memory_are_described(tmp_path, membership, name, text
 
 
 def test_kills_are_unknown_without_control_groups(tmp_path):
-    """There is nothing to report."""
     assert MemoryKills(ControlGroups(tmp_path, tmp_path / "none")).new() == ""
     (tmp_path / "memory.events").write_text("low 0\noom 1\n")
     (tmp_path / "membership").write_text("0::/\n")

@@ -13,12 +13,10 @@ from nereid.serving_errors import DeadlineExceeded, InvalidRequest
     "parameters", [{}, {"other": 1}, deadline.within(86_400)], ids=["none", "other", "left"]
 )
 def test_request_with_time_left_passes(parameters):
-    """A request passes without a deadline, or before it."""
     deadline.check(parameters)
 
 
 def test_deadline_is_the_timeout_from_now():
-    """The parameter is now plus the timeout, by the clock that all processes share."""
     before = time.monotonic_ns()
     (at,) = deadline.within(1.5).values()
 
@@ -26,7 +24,6 @@ def test_deadline_is_the_timeout_from_now():
 
 
 def test_late_request_is_rejected():
-    """A request past its deadline is rejected."""
     late = deadline.within(-1e-9)
 
     with pytest.raises(DeadlineExceeded, match="expired while queued"):
@@ -35,6 +32,5 @@ def test_late_request_is_rejected():
 
 @pytest.mark.parametrize("value", ["1", 1.5, True])
 def test_invalid_deadline_is_rejected(value):
-    """Clients may send the parameter, too; only integers are valid."""
     with pytest.raises(InvalidRequest, match=f"must be an integer, got {value!r}"):
         deadline.check({DEADLINE_PARAMETER: value})

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from nereid.contract import MAX_OBJECTS
 from nereid.detection import detector as detectors
 from nereid.detection.detector import Detector, Objects
-from nereid.detection.head import Head, UnknownHead, find_head
-from nereid.detection.layouts import LAYOUTS, STRIDES_PX, Frame, Output
+from nereid.detection.head import UnknownHead, find_head
+from nereid.detection.layouts import STRIDES_PX, Frame, Output
 from nereid.detection.matching import Pair, match
 from nereid.detection.suppression import suppress
 from nereid.imaging.decode import Limits
 from nereid.imaging.transform import Transform
 from nereid.serving_errors import InferenceFailed
-from nereid.tasks.detection_outputs import iou
 from tests.detectors import CELLS, CLASSES, FRAME, HEADS, KNOWN, SIDE, TestDetector
 from tests.tables import cases
 
@@ -26,7 +25,6 @@ SAME = Transform(SIDE, SIDE, resize="exact")
 
 
 def outputs_of(head: str) -> list[Output]:
-    """Return the outputs of a test detector."""
     return [
         Output(name, "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32", rows.shape)
         for name, rows in TestDetector(head).outputs().items()
@@ -34,14 +32,12 @@ def outputs_of(head: str) -> list[Output]:
 
 
 def detector_of(head: str, **more) -> Detector:
-    """Return the detector of a test network."""
     return Detector(
         find_head(outputs_of(head), FRAME, head), more.pop("transform", SAME), Limits(), CLASSES, **more
     )
 
 
 def rows_of(detector: Detector, arrays) -> list[np.ndarray]:
-    """Return arrays by role."""
     return [arrays[each.name] for each in detector.head.outputs]
 
 
@@ -86,7 +82,6 @@ def plain_candidates(head: str, arrays: list, threshold: float) -> list[tuple]:
 
 
 def plain_iou(one, other) -> float:
-    """Return intersection over union."""
     width = min(one[2], other[2]) - max(one[0], other[0])
     height = min(one[3], other[3]) - max(one[1], other[1])
     common = max(width, 0) * max(height, 0)
@@ -149,7 +144,6 @@ def network_outputs(draw, head: str):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_objects_equal_the_plain_reference(head, data):
-    """Boxes, scores, classes and their order are those of the plain reference, bit for bit."""
     arrays = data.draw(network_outputs(head))
     size_wh = data.draw(st.tuples(st.integers(1, 300), st.integers(1, 300)))
     threshold, iou = (
@@ -169,7 +163,6 @@ def test_objects_equal_the_plain_reference(head, data):
 
 @pytest.mark.parametrize("head", HEADS)
 def test_known_objects_of_every_head(head):
-    """The detectors of the e2e tests return what they were built with."""
     detector = detector_of(head)
     found = detector.find((SIDE, SIDE), rows_of(detector, TestDetector(head).outputs()))
 
@@ -205,7 +198,6 @@ def test_known_objects_of_every_head(head):
     },
 )
 def test_forms_of_suppressed_outputs(form, arrays):
-    """Each form with NMS inside is recognised; rows beyond the number may hold anything."""
     outputs = [
         Output(name, "TYPE_INT64" if name in ("labels", "num") else "TYPE_FP32", dims)
         for name, dims in form.items()
@@ -220,7 +212,6 @@ def test_forms_of_suppressed_outputs(form, arrays):
 
 
 def matrix(*dims: int, name: str = "output0") -> Output:
-    """Return an output of FP32."""
     return Output(name, "TYPE_FP32", dims)
 
 
@@ -238,23 +229,18 @@ def matrix(*dims: int, name: str = "output0") -> Output:
     },
 )
 def test_certain_heads_are_found(outputs, labels, name):
-    """Names and shapes of real exports decide the head of a network for 640 x 640 pixels."""
     assert find_head(outputs, Frame(640, 640), labels=labels).name == name
 
 
 @cases(
     ("outputs", "name", "message"),
     {
-        "yolox or decoded": (
-            [matrix(8400, 85)],
-            "",
-            r"uncertain layout of 'output0' FP32 \[N, 8400, 85\]; .*yolox: ",
-        ),
+        "yolox or decoded": ([matrix(8400, 85)], "", r"uncertain layout of .*yolox: "),
         "variable anchors": ([matrix(-1, 85)], "", "uncertain layout .*; fix: --head with one of yolov5: "),
         "detr without labels": (
             [matrix(100, 92, name="logits"), matrix(100, 4, name="boxes")],
             "",
-            "fix: --head with one of detr: .*; detr_sigmoid: ",
+            "fix: --head with one of detr: ",
         ),
         "scores": ([matrix(1000)], "", r"expected the outputs of a detector, got .* known: yolov5: \[N,anch"),
         "none": ([], "", "got none"),
@@ -264,7 +250,6 @@ def test_certain_heads_are_found(outputs, labels, name):
     },
 )
 def test_uncertain_or_wrong_heads_are_refused(outputs, name, message):
-    """The message has the outputs, and the layouts that are possible."""
     with pytest.raises(UnknownHead, match=message):
         find_head(outputs, Frame(640, 640), name)
 
@@ -272,7 +257,6 @@ def test_uncertain_or_wrong_heads_are_refused(outputs, name, message):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("head", HEADS)
 def test_numbers_that_are_not_finite_are_errors(head, bad):
-    """NaN and infinity are counted in the message."""
     detector, arrays = detector_of(head), dict(TestDetector(head).outputs())
     name = next(each for each, rows in arrays.items() if rows.dtype == np.float32)
     arrays[name] = arrays[name].copy()
@@ -285,7 +269,6 @@ def test_numbers_that_are_not_finite_are_errors(head, bad):
 
 
 def test_output_of_another_shape_is_an_error():
-    """A network whose output changes its shape cannot be read."""
     detector = detector_of("yolov8")
 
     with pytest.raises(InferenceFailed, match=r"expected shape \[7, 84\] per image, got \[7, 80\]"):
@@ -304,7 +287,6 @@ TRANSFORMS = {
 @settings(max_examples=60, deadline=None)
 @given(size_wh=st.tuples(st.integers(1, 400), st.integers(1, 400)), place=st.tuples(*[st.floats(0, 1)] * 2))
 def test_the_way_back_undoes_the_resize(transform, size_wh, place):
-    """A point of the image that the network sees comes back to where it was."""
     rows, columns = transform.place(size_wh)
     there = [
         placed.at - placed.span.offset + part * size / placed.span.scale
@@ -318,7 +300,6 @@ def test_the_way_back_undoes_the_resize(transform, size_wh, place):
 
 
 def test_boxes_in_the_margin_are_left_out():
-    """A box in the letterbox's border has no area in the image; a box across its edge is clipped."""
     objects = (((0.0, 0.0, 64.0, 16.0), 0.9, 0), ((8.0, 8.0, 24.0, 24.0), 0.5, 1))
     arrays = TestDetector("yolov8", objects).outputs()
     detector = detector_of("yolov8", transform=TRANSFORMS["letterbox"])
@@ -329,7 +310,6 @@ def test_boxes_in_the_margin_are_left_out():
 
 
 def test_numbers_of_candidates_and_objects_are_bounded(monkeypatch):
-    """Of more candidates than MAX_CANDIDATES, and more objects than MAX_OBJECTS, the best remain."""
     rows = np.zeros((400, 6), np.float32)
     places = np.arange(400)
     rows[:, 0], rows[:, 1] = places % 60, places // 60
@@ -359,7 +339,6 @@ boxes = st.lists(st.tuples(*[st.integers(0, 12)] * 4), max_size=25).map(
     boxes=boxes, iou=st.sampled_from([0.0, 0.25, 0.45, 0.5, 1.0]), limit=st.integers(1, 10), data=st.data()
 )
 def test_suppression_equals_the_plain_reference(boxes, iou, limit, data):
-    """A box stays if no better box of its class that stays overlaps more than the threshold."""
     classes = np.array(
         data.draw(st.lists(st.integers(0, 2), min_size=len(boxes), max_size=len(boxes))), np.int64
     )
@@ -372,13 +351,7 @@ def test_suppression_equals_the_plain_reference(boxes, iou, limit, data):
     assert suppress(boxes, classes, iou, limit).tolist() == kept[:limit]
 
 
-def test_overlap_of_boxes_without_area():
-    """Empty boxes overlap nothing, not even themselves."""
-    assert iou(np.zeros((1, 4)), np.zeros((2, 4))).tolist() == [[0, 0]]
-
-
 def objects(*found) -> Objects:
-    """Return objects of (box, score, class)."""
     return Objects(
         np.array([box for box, _, _ in found], np.float32).reshape(-1, 4),
         np.array([score for _, score, _ in found], np.float32),
@@ -411,15 +384,8 @@ BOX, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (50, 50, 60, 60)
     },
 )
 def test_objects_of_two_detectors_are_matched(one, other, pairs):
-    """Objects of one class with overlapping boxes are pairs, the others miss their partner."""
     found = match(objects(*one), objects(*other))
 
     assert [each.places for each in found] == [places for places, _ in pairs]
     assert [each.difference for each in found] == pytest.approx([difference for _, difference in pairs])
     assert all(isinstance(each, Pair) for each in found)
-
-
-def test_every_head_of_the_tests_is_a_layout():
-    """No layout is without a test."""
-    assert set(HEADS) == set(LAYOUTS)
-    assert Head("nms", (matrix(3, 6),), FRAME).classes == 0

@@ -17,7 +17,6 @@ from nereid.server.run_dir import ServerRecord
 
 @pytest.mark.parametrize("is_ours", [True, False], ids=["this repository", "another"])
 def test_port_of_the_repositorys_own_server_is_not_a_problem(tmp_path, is_ours):
-    """The server of this repository is named, and its ports are not reported as taken by a stranger."""
     environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
     grpc = free_ports(1)[0]  # nothing listens there
     record = ServerRecord(7, "127.0.0.1", Ports(8000, grpc, 8002), str(REPOSITORY), "cpu", "")
@@ -38,7 +37,6 @@ def test_port_of_the_repositorys_own_server_is_not_a_problem(tmp_path, is_ours):
 
 
 def test_missing_part_is_a_failure_with_its_fix(tmp_path, monkeypatch):
-    """The state and the fix are separate fields, for `--json` and for the table."""
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: (name != "pytriton" and find_spec(name)) or None

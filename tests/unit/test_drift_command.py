@@ -14,8 +14,6 @@ NUMBERS = {"psi": 0.5, "js": 0.25}
 
 @pytest.fixture
 def nereid(tmp_path):
-    """Run `nereid drift WORDS`."""
-
     def run(*words: str):
         return CliRunner().invoke(app, ["drift", *words], env={"XDG_RUNTIME_DIR": str(tmp_path)})
 
@@ -34,7 +32,6 @@ def nereid(tmp_path):
     ],
 )
 def test_errors_name_the_fix(nereid, words, status, message):
-    """Wrong usage is 2; without a server the code is 1."""
     done = nereid(*words)
 
     assert done.exit_code == status
@@ -42,7 +39,6 @@ def test_errors_name_the_fix(nereid, words, status, message):
 
 
 def test_table_has_everything_that_is_known(capsys):
-    """Signals, shadows and feedback have a table each; a variant that is not compared has its reason."""
     signals = (SignalDrift("warmth", 300, "drift", NUMBERS, NUMBERS), SignalDrift("class", 9, "too few"))
     variants = (
         VariantDrift("v1", "net", 2, 300, 5.0, 7200.0, "", signals),

@@ -42,7 +42,6 @@ class World:
         )
 
     def find(self) -> Server | None:
-        """Return the server, if it runs."""
         ports = Ports(1, 2, self.port)
         record = ServerRecord(self.pid, "127.0.0.1", ports, str(self.repository), "ensemble", "")
         return Server(record, self.run_dir) if self.is_running else None
@@ -78,7 +77,6 @@ class World:
 
 @pytest.fixture
 def world(tmp_path):
-    """Serve a metrics page."""
     worlds: list[World] = []
     with health.serve(lambda path: worlds[0].page(path), "127.0.0.1", 0, "metrics") as port:
         worlds.append(World(tmp_path, port))
@@ -86,7 +84,6 @@ def world(tmp_path):
 
 
 def test_growth_is_compared_with_the_reference(world):
-    """The first page is the base; the same distribution is fine, another one is logged once."""
     world.store_reference(100, 100, 100)
     world.look(1000, 0, 0)
 
@@ -100,7 +97,6 @@ def test_growth_is_compared_with_the_reference(world):
 
 
 def test_window_forgets_old_images(world):
-    """After an hour without traffic there is nothing to compare, and the log says so."""
     world.store_reference(100, 100, 100)
     world.look()
     world.look(1000, 0, 0)
@@ -114,7 +110,6 @@ def test_window_forgets_old_images(world):
 
 
 def test_restarted_server_counts_from_zero(world):
-    """The counts of a new server are all new, even if they are larger than those of the old one."""
     world.look(10)
     world.look(10)
     world.counts = dict.fromkeys(BOUNDS, 0)
@@ -138,7 +133,6 @@ def test_route_without_a_reference_is_recorded(world):
 
 
 def test_invalid_files_are_named(world):
-    """A damaged reference, or a damaged route, is shown with the fix."""
     path_of(world.repository, "r").write_text("{")
     reference = world.look().routes[0].variants[0].problem
     (world.repository / "r.route.json").write_text("{")
@@ -164,7 +158,6 @@ def test_look_is_due_once_a_minute_and_after_a_new_reference(world):
 
 
 def test_trouble_is_logged_once(world):
-    """A page that does not respond ends nothing, and fills no log."""
     world.look()
     world.port = 1
     for _ in range(3):
@@ -179,7 +172,6 @@ def test_trouble_is_logged_once(world):
 
 
 def test_commands_read_the_state(world):
-    """The report has the state of the last look; a route that is not known yet is an error."""
     with pytest.raises(OperationFailed, match="has not looked yet"):
         report(world.run_dir, "r", [])
     world.look()

@@ -18,7 +18,6 @@ CASES = [
 @pytest.mark.parametrize("error", CASES, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("words", ["", "in ensemble 'classify_v1', "], ids=["plain", "through an ensemble"])
 def test_error_survives_as_text(error, words):
-    """An error that BLS or an ensemble reduced to its text comes back with its class and message."""
     restored = errors.from_message(words + str(error))
 
     assert (type(restored), str(restored), restored.code) == (type(error), str(error), error.code)
@@ -37,7 +36,6 @@ def test_error_survives_as_text(error, words):
     ids=lambda value: str(value)[:30],
 )
 def test_tritons_own_texts_are_known(text, expected):
-    """Triton's own texts get their class; any other text is a failure of the server."""
     assert type(errors.from_message(text)) is expected
 
 
@@ -48,18 +46,7 @@ def test_first_prefix_wins():
     assert type(restored) is errors.InvalidRequest
 
 
-@pytest.mark.parametrize(
-    ("error", "outcome"),
-    [(errors.InvalidImage("x"), "invalid_image"), (errors.DeadlineExceeded("x"), "deadline_exceeded")],
-    ids=str,
-)
-def test_outcome_is_the_class_as_a_label(error, outcome):
-    """The label in metrics is the prefix without its punctuation."""
-    assert error.outcome == outcome
-
-
 def test_any_exception_becomes_a_serving_error():
-    """Our errors stay; any other is a failure of the server with the class of the exception."""
     ours = errors.InvalidImage("b")
 
     assert errors.from_exception(ours) is ours

@@ -115,7 +115,6 @@ def make_request(tmp_path):
 
 
 def examined(request: ExaminationRequest) -> Report:
-    """Examine a network in this process."""
     return examiner.examine(request, lambda line: None)
 
 
@@ -128,7 +127,6 @@ def preprocess(tmp_path) -> Path:
 
 
 def stamped(opset: int) -> onnx.ModelProto:
-    """Build a network that declares this opset."""
     model = classifier()
     model.opset_import[0].version = opset
     return model
@@ -154,7 +152,6 @@ def external(location: str) -> onnx.ModelProto:
 
 
 def spoiled(matrix: np.ndarray, *places: tuple[int, int]) -> np.ndarray:
-    """Return weights with NaN in these places."""
     matrix = matrix.copy()
     for place in places:
         matrix[place] = np.nan
@@ -196,13 +193,11 @@ def large() -> onnx.ModelProto:
 
 
 def crop(size: int) -> onnx.ModelProto:
-    """Build a network of another image size."""
     matrix = np.zeros((3 * size * size, 4), np.float32)
     return classifier(matrix, inputs=[("x", "FP32", ["N", 3, size, size])])
 
 
 def half() -> onnx.ModelProto:
-    """Build a network that takes half precision."""
     matrix = weights().astype(np.float16)
     return classifier(matrix, inputs=[("x", "FP16", INPUT[2])], outputs=[("scores", "FP16", ["N", 4])])
 
@@ -214,7 +209,6 @@ def masked() -> onnx.ModelProto:
 
 
 def two_answers() -> onnx.ModelProto:
-    """Build a network with a second output."""
     more = [
         helper.make_node("Identity", ["sound"], ["scores"]),
         helper.make_node("Identity", ["logits"], ["raw"]),
@@ -225,11 +219,7 @@ def two_answers() -> onnx.ModelProto:
 BAD = {
     "zero-bytes": (b"", {}, r"is empty \(0 bytes\)"),
     "external-missing": (external("w.bin"), {}, "which is missing"),
-    "opset": (
-        stamped(opset=27),
-        {},
-        "opset at most .* the embedded server .* the container 26.08 .*, got 27",
-    ),
+    "opset": (stamped(opset=27), {}, "opset at most .* the container 26.08 .*, got 27"),
     "checker": (backwards(), {}, "the ONNX checker refuses 'model.onnx': .* topologically sorted"),
     "no-labels": (classifier(), {"labels": Path("/none")}, "cannot read label file '/none': .*No such file"),
     "nan": (classifier(spoiled(weights(), (1, 1), (5, 0))), {}, "'w': expected numbers, got NaN in 2 of 768"),
@@ -238,35 +228,27 @@ BAD = {
     "input-name": (
         classifier(inputs=[("image", "FP32", INPUT[2])]),
         {},
-        r"input 'x': expected FP32 \[-1,3,8,8\], got none; unexpected input 'image' FP32 \[-1,3,8,8\]$",
+        r"\'x\': expected .*, got none; unexpected input \'image\'",
     ),
     "output-name": (
         classifier(outputs=[("probabilities", "FP32", ["N", 4])], name="probabilities"),
         {},
-        r"output 'scores': expected FP32 \[-1,4\], got none; unexpected output 'probabilities' FP32 ",
+        r"\'scores\': expected .*, got none; unexpected output \'probabilities\'",
     ),
     "extra-input": (masked(), {}, r"^unexpected input 'mask' FP32 \[-1,4\]$"),
     "extra-output": (two_answers(), {}, r"^unexpected output 'raw' FP32 \[-1,4\]$"),
-    "config": (
-        crop(9),
-        {"current": None},
-        r"the model expects 4 dimensions \(shape \[-1,3,9,9\]\) but the model configuration specifies",
-    ),
+    "config": (crop(9), {"current": None}, r"the model expects 4 dimensions .* but the model configuration"),
     "config-of-batches": (
         classifier(inputs=[("x", "FP32", [1, 3, 8, 8])]),
         {"current": None, "document": {"name": "net", "max_batch_size": 8}},
-        "model does not support batching while non-zero max_batch_size is specified",
+        "does not support batching while non-zero",
     ),
-    "labels": (
-        classifier(),
-        {"document": config()},
-        "labels.txt: expected 4 labels for the classes of output 'scores', got 3",
-    ),
+    "labels": (classifier(), {"document": config()}, "expected 4 labels for .* 'scores', got 3"),
     "not-finite": (not_finite(), {}, "'scores' on random input 1: expected finite .* in 4 of 4 values"),
     "other-answers": (
         classifier(weights(seed=1)),
         {},
-        r"'scores' on random input 3: .* at most 0.01 .*\(top class \d before, \d now\); fix: .*--accept",
+        r"\'scores\' on random input 3: .* at most 0.01 .*; fix: .*--accept",
     ),
     "slower": (slow(), {"max_slowdown": 1.5}, "too slow: expected at most 1.5 times .* ms for one row, got "),
     "larger": (large(), {}, "too much memory: expected at most 1.5 times .* MB and 64 MB more, got "),
@@ -275,7 +257,6 @@ BAD = {
 
 @cases(("candidate", "changes", "reason"), BAD)
 def test_bad_network_is_rejected_with_its_reason(make_request, request, candidate, changes, reason):
-    """Each kind of bad network fails at its own step, with its own message."""
     question = make_request(candidate, **changes)
     if request.node.callspec.id == "labels":
         question.labels.write_text("a\nb\nc")
@@ -286,7 +267,6 @@ def test_bad_network_is_rejected_with_its_reason(make_request, request, candidat
 
 @pytest.mark.parametrize("size", [768, 767], ids=["nan", "short"])
 def test_external_weights_are_checked(make_request, size):
-    """NaN in another file is found; so is a file without the length that its dims need."""
     question = make_request(external("w.bin"))
     values = spoiled(weights(), (191, 2)).ravel()[:size]
     (question.candidate / "w.bin").write_bytes(values.tobytes())
@@ -331,7 +311,6 @@ def test_nameless_constants_are_each_checked(make_request):
 
 
 def test_accepted_difference_is_noted(make_request):
-    """Another network with `is_change_accepted` passes, and the report has the difference of its outputs."""
     report = examined(make_request(classifier(weights(seed=1)), is_change_accepted=True))
 
     assert report.difference > 0.01
@@ -339,7 +318,6 @@ def test_accepted_difference_is_noted(make_request):
 
 
 def test_first_version_is_compared_with_nothing(make_request):
-    """Without a current version the network is opened, run and measured, but has no ratios."""
     report = examined(make_request(classifier(), current=None))
 
     assert (report.slowdown, report.memory_ratio, report.difference) == (None, None, None)
@@ -348,7 +326,6 @@ def test_first_version_is_compared_with_nothing(make_request):
 
 
 def test_scores_that_are_not_probabilities_are_noted(make_request):
-    """Logits are served unchanged; the note has the command that appends a softmax."""
     more = [helper.make_node("Mul", ["sound", "three"], ["scores"])]
     model = classifier(more=more, initializers=[constant("three", np.float32([3]))])
 
@@ -368,13 +345,11 @@ def test_instances_on_a_gpu_are_noted(make_request):
 
 
 def test_config_without_tensors_is_completed(make_request):
-    """A config without tensors is completed from the network."""
     assert examined(make_request(classifier(), document={"name": "net"}, labels=None)).difference == 0
 
 
 @pytest.mark.parametrize("datatype", sorted(set(DATATYPES) - {"FP32"}))
 def test_every_datatype_gets_inputs(make_request, datatype):
-    """Without images any network is run on random inputs, free dims included."""
     model = network(
         [helper.make_node("Identity", ["x"], ["y"])],
         [value("x", datatype, ["N", 2, None])],
@@ -386,7 +361,6 @@ def test_every_datatype_gets_inputs(make_request, datatype):
 
 
 def test_outputs_are_compared_on_the_golden_images(make_request, preprocess):
-    """With a preprocess model, the message names the image with the largest difference."""
     question = make_request(
         classifier(weights(seed=1)), preprocess=preprocess, images=(CHELSEA, COFFEE), tolerance=0.001
     )
@@ -396,7 +370,6 @@ def test_outputs_are_compared_on_the_golden_images(make_request, preprocess):
 
 
 def test_preprocess_of_other_tensors_is_refused(make_request, preprocess):
-    """A preprocessing whose output does not fit the network is refused."""
     file = preprocess / "config.pbtxt"
     file.write_text(file.read_text().replace("[ 3, 8, 8 ]", "[ 3, 9, 9 ]"))
     question = make_request(classifier(), preprocess=preprocess, images=(COFFEE,))
@@ -408,7 +381,6 @@ def test_preprocess_of_other_tensors_is_refused(make_request, preprocess):
 
 
 def test_broken_golden_image_is_named(make_request, preprocess, tmp_path):
-    """A broken golden image is named in the message."""
     (tmp_path / "broken.jpg").write_bytes(b"nothing")
     question = make_request(classifier(), preprocess=preprocess, images=(tmp_path / "broken.jpg",))
 
@@ -434,7 +406,6 @@ WORDS = np.array([b"cat", b"dog"], object)
     },
 )
 def test_difference_is_relative_to_the_largest_value(before, after, expected):
-    """The difference is relative to the largest former value; words are equal or infinitely different."""
     assert difference(np.array(before), np.array(after)) == expected
 
 
@@ -444,12 +415,10 @@ def test_difference_is_relative_to_the_largest_value(before, after, expected):
     ids=["slower", "within", "within-noise", "beyond-noise"],
 )
 def test_slower_is_a_ratio_beyond_noise(after_ms, before_ms, expected):
-    """A difference of microseconds does not reject a network."""
     assert is_slower(after_ms, before_ms, 1.5) is expected
 
 
 def test_memory_is_a_ratio_and_64_mb():
-    """Small networks may double; a large one may not."""
     assert check_memory(60 * 2**20, 2**20, 1.5) == 60
     assert check_memory(2**20, 0, 1.5) is None
     with pytest.raises(Rejected, match=r"at most 1\.5 times .* 500 MB and 64 MB more, got 1,000 MB"):
@@ -457,21 +426,12 @@ def test_memory_is_a_ratio_and_64_mb():
 
 
 def test_memory_is_needed_for_all_instances():
-    """A network that fits into the memory once, but not for all instances, is rejected."""
     check_headroom(100 * 2**20, 2, 240 * 2**20)
     with pytest.raises(Rejected, match=r"360 MB \(3 instances of 100 MB, and 20% more\), got 240 MB"):
         check_headroom(100 * 2**20, 3, 240 * 2**20)
 
 
-def test_request_survives_json(make_request, preprocess):
-    """The request reaches the process unchanged."""
-    question = make_request(classifier(), preprocess=preprocess, images=(COFFEE,), labels=None)
-
-    assert ExaminationRequest.from_json(question.to_json()) == question
-
-
 def test_process_returns_a_report_and_its_progress(make_request):
-    """The real process returns the report, and its steps in order."""
     lines: list[str] = []
 
     report = examine(make_request(classifier()), progress=lines.append)
@@ -486,12 +446,6 @@ def test_unexpected_error_is_a_rejection(make_request):
 
     with pytest.raises(Rejected, match=r"^the examination failed unexpectedly: KeyError: 'name'$"):
         examine(question)
-
-
-def test_rejection_comes_from_the_process(make_request):
-    """The reason is the same as in this process, on one line."""
-    with pytest.raises(Rejected, match=r"^unexpected input 'mask' FP32 \[-1,4\]$"):
-        examine(make_request(masked()))
 
 
 def parents() -> dict[int, int]:
@@ -511,7 +465,6 @@ def children(process: int) -> set[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL], ids=lambda number: number.name)
 def test_crash_of_the_process_is_a_rejection(make_request, number):
-    """A network that crashes the examiner is rejected, with the signal and the step."""
     before = children(os.getpid())
 
     def kill(line: str) -> None:
@@ -534,7 +487,6 @@ def fifo(make_request: Callable[..., ExaminationRequest]) -> Path:
 
 @pytest.mark.parametrize(("timeout_s", "expected"), [(2, "2"), (None, "3.5")], ids=["given", "by size"])
 def test_examination_that_hangs_is_ended(make_request, monkeypatch, timeout_s, expected):
-    """After its time the process is gone, and the message names the step."""
     monkeypatch.setattr(examination, "TIMEOUT_S", 2.5)
     monkeypatch.setattr(examination, "BYTES_PER_S", 2**20)
     request = make_request(classifier(), labels=fifo(make_request))
@@ -549,7 +501,6 @@ def test_examination_that_hangs_is_ended(make_request, monkeypatch, timeout_s, e
 
 
 def test_interrupted_command_ends_its_examiner(make_request):
-    """Ctrl-C during an examination that hangs ends both."""
     before = children(os.getpid())
 
     def interrupt(line: str) -> None:
@@ -565,7 +516,6 @@ def test_interrupted_command_ends_its_examiner(make_request):
 
 
 def test_killed_command_ends_its_examiner(make_request, tmp_path):
-    """The examiner ends when its command is killed."""
     question = make_request(classifier(), labels=fifo(make_request))
     (tmp_path / "question").write_bytes(question.to_json())
     program = (
@@ -587,7 +537,6 @@ def test_killed_command_ends_its_examiner(make_request, tmp_path):
 
 
 def test_failure_of_the_examiner_is_not_a_rejection(make_request, tmp_path, monkeypatch):
-    """A process that fails before it reads the request rejects nothing; the message has its last line."""
     (tmp_path / "msgspec").mkdir()
     (tmp_path / "msgspec" / "__init__.py").write_text("raise RuntimeError('broken')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -601,7 +550,6 @@ def test_failure_of_the_examiner_is_not_a_rejection(make_request, tmp_path, monk
 
 
 def test_missing_package_is_named_with_its_installation(make_request, tmp_path, monkeypatch):
-    """Without `onnx` the command fails with the extra to install, and nothing is rejected."""
     (tmp_path / "onnx").mkdir()
     (tmp_path / "onnx" / "__init__.py").write_text("raise ImportError('not here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

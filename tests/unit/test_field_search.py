@@ -63,13 +63,11 @@ def tracking(*lines):
     ids=lambda value: repr(value)[:40],
 )
 def test_number_is_found(lines, value):
-    """A number is found in its printed forms: grouped, split over boxes, full-width, under its label."""
     assert tracking(*lines).value == value
 
 
 @pytest.mark.parametrize("degrees", [-90, -10, 3, 10, 90, 180])
 def test_turned_page_is_read_alike(degrees):
-    """The direction of the text does not matter: boxes turn with it."""
     lines = [
         line("TRK#"),
         line("7905 3531", left=60),
@@ -81,26 +79,22 @@ def test_turned_page_is_read_alike(degrees):
 
 
 def test_number_near_its_label_wins():
-    """Of two numbers of one format, the one at the label is the field, wherever it is."""
     lines = [line("SF1111111111111"), line("运单号", top=100), line("SF2222222222222", top=130)]
 
     assert tracking(*lines).value == "SF2222222222222"
 
 
 def test_number_with_a_valid_checksum_wins():
-    """A label does not make a wrong number right."""
     found = tracking(line("TRACKING # 1Z999AA10123456785"), line(S10, top=300))
 
     assert (found.value, found.valid) == (S10, True)
 
 
 def test_weak_format_needs_its_label():
-    """Twelve digits alone are not a tracking number."""
     assert tracking(line(FEDEX)) == Field("tracking_number")
 
 
 def test_part_of_a_number_is_not_a_number():
-    """A part whose checksum holds by chance is neither taken from a longer number, nor from a misread one."""
     assert CHECKSUMS["fedex_12"].holds("123456789012")
 
     assert tracking(line("运单号:SF 1234 5678 9012 3")).value == "SF1234567890123"
@@ -110,7 +104,6 @@ def test_part_of_a_number_is_not_a_number():
 
 
 def test_wrong_number_is_shown_as_such():
-    """A number whose checksum does not hold is returned as it was read, and is not valid."""
     found = tracking(line("1Z999AA10123456785"))
 
     assert (found.value, found.valid, found.corrected) == ("1Z999AA10123456785", False, ())
@@ -126,7 +119,6 @@ def test_wrong_number_is_shown_as_such():
     ],
 )
 def test_look_alikes_are_corrected(text, value, corrected):
-    """A letter at the place of a digit becomes it if the checksum holds then, and the answer names it."""
     found = tracking(line(text))
 
     assert (found.value, found.valid) == (value, True)
@@ -143,7 +135,6 @@ def test_look_alikes_are_corrected(text, value, corrected):
     ],
 )
 def test_nothing_is_corrected_without_proof(text):
-    """A correction that the checksum does not prove is not made."""
     found = tracking(line(text))
 
     assert found.valid is not True
@@ -151,7 +142,6 @@ def test_nothing_is_corrected_without_proof(text):
 
 
 def test_two_corrections_that_fit_prove_nothing():
-    """If two values are equally near, neither is valid."""
     numbers = [f"1Z{letters}1234567890123" for letters in ("OO", "QD")]
     check = next(digit for digit in "0123456789" if CHECKSUMS["ups_1z"].holds(numbers[0] + digit))
     assert CHECKSUMS["ups_1z"].holds(numbers[1] + check)
@@ -164,7 +154,6 @@ def test_two_corrections_that_fit_prove_nothing():
 
 
 def test_sides_have_their_own_numbers():
-    """Sender and recipient each get the postcode and the phone of their block."""
     lines = [
         line("寄件人：李雷 13800138000"),
         line("北京市朝阳区 100020", top=30),
@@ -179,14 +168,12 @@ def test_sides_have_their_own_numbers():
 
 
 def test_weight_and_date_are_found():
-    """Values with separators keep them."""
     found = {each.name: each.value for each in find_fields([line("重量: 2.5 kg 日期 2026-11-25")], WAYBILL)}
 
     assert (found["weight"], found["date"]) == ("2.5 kg", "2026-11-25")
 
 
 def test_box_is_that_of_the_value():
-    """The box has the value without the label, over all boxes that it is split into."""
     found = tracking(line("TRK# 7905", confidence=0.8), line("3531 2317", left=100))
 
     np.testing.assert_allclose(found.box, [[50, 0], [190, 0], [190, 20], [50, 20]], atol=0.01)
@@ -194,7 +181,6 @@ def test_box_is_that_of_the_value():
 
 
 def test_document_is_json():
-    """A field is a JSON object with the keys of the contract."""
     found = tracking(line("RBI23456785GB"))
 
     assert json.loads(json.dumps(found.document())) == {
@@ -216,7 +202,6 @@ def test_document_is_json():
 
 
 def test_missing_required_fields_are_named():
-    """A required field is missing if it was not found, or if its checksum does not hold."""
     for lines, missing in (
         ([], ["tracking_number"]),
         ([line("1Z999AA10123456785")], ["tracking_number"]),
@@ -226,14 +211,12 @@ def test_missing_required_fields_are_named():
 
 
 def test_candidates_are_ranked():
-    """Further candidates follow the best one."""
     found = find_candidates([line(S10, top=200), line("TRACKING NO " + UPS)], WAYBILL)
 
     assert [each.reading.value for each in found["tracking_number"]] == [UPS, S10]
 
 
 def test_group_of_a_pattern_is_the_value():
-    """A pattern that is searched may name the part that is the value."""
     form = {"pattern": r"PIN ?(?P<value>\d{4})", "joined": False}
     rules = parse_specification(json.dumps({"fields": [{"name": "pin", "formats": [form]}]}).encode())
 
@@ -253,7 +236,6 @@ def test_group_of_a_pattern_is_the_value():
     )
 )
 def test_any_lines_are_answered(lines):
-    """No text and no box raises; the answer is one JSON object for each field."""
     made = [
         Line(text, confidence, np.array(box, np.float32).reshape(4, 2)) for text, box, confidence in lines
     ]
@@ -267,7 +249,6 @@ def test_any_lines_are_answered(lines):
 
 @given(st.text(alphabet="0123456789OISBZGQlo", min_size=1, max_size=20))
 def test_a_valid_reading_holds(text):
-    """A valid reading has a checksum that holds, and each correction is where it says."""
     read = read_number(text, WAYBILL.fields[0].formats)
 
     if read and read[0].valid:
@@ -278,7 +259,6 @@ def test_a_valid_reading_holds(text):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["words", "digits"])
 def test_ten_thousand_lines_are_bounded(kind):
-    """Only the first `MAX_LINES` lines count, and each field has a bounded number of candidates."""
     draw = random.Random(1)
     alphabet = "0123456789OISBZ lAZ- ：收件人运单号tracking"
     texts = {

@@ -15,7 +15,6 @@ WATCHDOG_S = 60
 
 
 def test_reader_never_sees_half_a_file(tmp_path):
-    """While two contents replace each other, a reader gets one or the other."""
     path, contents = tmp_path / "route.json", [b"a" * 100_000, b"b" * 70_000]
     files.replace(path, contents[0])
     stop, seen = threading.Event(), set()
@@ -36,7 +35,6 @@ def test_reader_never_sees_half_a_file(tmp_path):
 
 
 def test_link_and_mode_stay(tmp_path):
-    """The target of a link is replaced, and its readers may still read it; a new file is readable by all."""
     (tmp_path / "real").mkdir()
     real, link = tmp_path / "real" / "route.json", tmp_path / "route.json"
     real.write_text("old")
@@ -51,7 +49,6 @@ def test_link_and_mode_stay(tmp_path):
 
 
 def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
-    """A full disk keeps the old file and leaves no temporary file, and the error names the file."""
     path = tmp_path / "route.json"
     path.write_text("old")
     monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "disk full")))
@@ -64,7 +61,6 @@ def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_file_folder_and_moved_tree_reach_the_disk_in_order(tmp_path, monkeypatch):
-    """Content is written out before the rename, and the folders' entries after it."""
     (tmp_path / "old" / "model").mkdir(parents=True)
     (tmp_path / "old" / "model" / "weights").write_text("w")
     synced: list[tuple[str, bool]] = []

@@ -18,19 +18,16 @@ ROUTE = "classify.route.json"
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch, tmp_path):
-    """A machine without NVIDIA's driver."""
     monkeypatch.setattr(fitting, "DRIVER", tmp_path / "none")
 
 
 @pytest.fixture
 def repository(tmp_path):
-    """A copy of the default repository."""
     ignored = shutil.ignore_patterns("*.onnx", ".*.nereid")
     return shutil.copytree(REPOSITORY, tmp_path / "models", ignore=ignored)
 
 
 def weigh(repository, *weights: float) -> None:
-    """Give the default route's variants these weights."""
     path = repository / ROUTE
     document = json.loads(path.read_text())
     for variant, weight in zip(document["variants"], weights, strict=True):
@@ -70,7 +67,6 @@ def test_steps_of_ensembles_get_what_all_their_callers_need(repository):
 
 
 def test_models_without_a_common_caller_share_the_cores():
-    """Twenty models on 16 cores get few instances each, and never none."""
     documents = {f"net_{number}": {"backend": "onnxruntime"} for number in range(20)}
     wanted = fitting.demands(documents, {})
 
@@ -79,7 +75,6 @@ def test_models_without_a_common_caller_share_the_cores():
 
 
 def test_shadow_needs_its_part(repository):
-    """A model that gets a tenth of the requests as copies needs instances for a tenth."""
     route = json.loads((repository / ROUTE).read_text())
     route["variants"] = route["variants"][:1]
     route["default"] = route["variants"][0]["name"]
@@ -92,7 +87,6 @@ def test_shadow_needs_its_part(repository):
 
 
 def test_memory_limits_the_instances():
-    """Instances of all models share a part of the available memory; one each is the least."""
     wanted = {"a": 0.75, "b": 0.25}
     roomy, tight = (Machine(16, int(count * INSTANCE_BYTES / MEMORY_PART)) for count in (24, 6))
 
@@ -139,7 +133,6 @@ def test_only_an_open_choice_is_fitted(repository, monkeypatch, tmp_path, group,
 
 
 def test_instances_with_bounds_are_not_fitted(repository):
-    """The load decides while the server runs."""
     path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
     bounds = 'parameters { key: "nereid.instances" value { string_value: "1-4" } }\n'
     path.write_text(path.read_text() + bounds)

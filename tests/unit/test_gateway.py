@@ -71,7 +71,6 @@ def code(answer) -> tuple[int, str]:
     ids=["image", "no type", "octets", "curl", "form", "json"],
 )
 def test_image_is_forwarded_unchanged(body):
-    """Every kind of body sends the same bytes to the server and returns its result."""
     upstream = Upstream()
 
     answer = send(gateway(upstream), "POST", "/predict?top_k=2", **body)
@@ -120,7 +119,6 @@ def test_image_is_forwarded_unchanged(body):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_request_is_rejected_with_its_code(request_, expected):
-    """An invalid request never reaches the server."""
     upstream = Upstream()
 
     answer = send(gateway(upstream), "POST", "/predict", **request_)
@@ -130,8 +128,6 @@ def test_bad_request_is_rejected_with_its_code(request_, expected):
 
 
 def test_chunked_body_is_cut_at_the_limit():
-    """A body of undeclared length is counted, and its bytes are released."""
-
     async def chunks():
         for _ in range(100):
             yield bytes(100)
@@ -157,7 +153,6 @@ def test_chunked_body_is_cut_at_the_limit():
     ids=["image", "request", "model", "overloaded", "late", "unavailable", "unreachable", "failed"],
 )
 def test_failure_has_its_status_and_hides_internals(error, expected, message):
-    """Only messages about the request are passed on; 429 and 503 have `Retry-After`."""
     answer = send(gateway(Upstream(error)), "POST", "/predict", content=IMAGE)
 
     status, found = code(answer)
@@ -168,7 +163,6 @@ def test_failure_has_its_status_and_hides_internals(error, expected, message):
 
 
 def test_fault_of_the_gateway_is_a_json_response(caplog):
-    """An unexpected exception becomes a 500 in the same form, and is logged."""
     answer = send(gateway(Upstream(KeyError("oops"))), "POST", "/predict", content=IMAGE)
 
     assert code(answer) == (500, "inference_failed")
@@ -177,7 +171,6 @@ def test_fault_of_the_gateway_is_a_json_response(caplog):
 
 
 def test_batch_fails_image_by_image():
-    """Each image has its own outcome, under its id or position."""
     body = {"images": [{"id": "a", **JSON_IMAGE}, {"image": ""}, {"id": 7, **JSON_IMAGE}], "variant": "v1"}
     upstream = Upstream()
 
@@ -193,7 +186,6 @@ def test_batch_fails_image_by_image():
 
 
 def test_only_headers_of_the_route_are_forwarded():
-    """Rule headers and a caller's `traceparent` are forwarded; secrets are not."""
     upstream = Upstream()
     trace = f"{'a' * 32}-{'b' * 16}"
     headers = {
@@ -220,7 +212,6 @@ def test_only_headers_of_the_route_are_forwarded():
 
 @pytest.mark.parametrize("given", ["x" * 129, "ä", ""])
 def test_bad_ids_are_replaced(given):
-    """An unprintable or long id and an invalid trace are replaced."""
     headers = {"x-request-id": given.encode(), "traceparent": f"00-{'0' * 32}-{'b' * 16}-01"}
 
     answer = send(gateway(Upstream()), "GET", "/healthz", headers=headers)
@@ -240,7 +231,6 @@ def test_bad_ids_are_replaced(given):
     ],
 )
 def test_key_grants_its_scopes(secret, expected):
-    """Both headers are accepted; health checks need no key."""
     made = gateway(Upstream(), Settings(keys_needed=True), keys=RING, route=Control())
 
     for headers in ({"authorization": f"Bearer {secret}"}, {"x-api-key": f"{secret}"}):
@@ -252,7 +242,6 @@ def test_key_grants_its_scopes(secret, expected):
 
 
 def test_gateway_without_keys_stays_on_loopback():
-    """Listening beyond loopback requires keys; the error has the command."""
     with pytest.raises(ValueError, match=re.escape(EXPOSED_WITHOUT_KEYS)):
         create_gateway(Settings(host="0.0.0.0"), KeyRing(), Source())
 
@@ -268,14 +257,12 @@ def test_gateway_without_keys_stays_on_loopback():
     ids=str,
 )
 def test_invalid_settings_are_rejected(wrong):
-    """The constructor rejects an invalid setting."""
     with pytest.raises(ValueError, match=next(iter(wrong)).partition("_")[0].replace("cors", "CORS")):
         Settings(**wrong)
 
 
 @pytest.mark.parametrize("secret", [None, "infer", "route", "wrong"])
 def test_on_loopback_a_key_only_adds_permissions(secret):
-    """Everybody may classify and read on loopback; an unknown key is rejected."""
     made = gateway(Upstream(), keys=RING, route=Control())
     headers = {"x-api-key": secret} if secret else {}
 
@@ -302,7 +289,6 @@ def test_on_loopback_a_key_only_adds_permissions(secret):
     ids=["good", "old generation", "failed", "unknown variant", "not a number", "wrong key"],
 )
 def test_weights_are_changed_with_the_scope_route(body, secret, status):
-    """A change requires the scope `route`, even without other keys, and a controlled route."""
     headers = {"x-api-key": secret}
     made = gateway(Upstream(), keys=RING, route=Control())
 
@@ -335,7 +321,6 @@ def test_rollouts_are_ordered_with_the_scope_route(body, secret, status):
 
 
 def test_foreign_hosts_and_origins_are_rejected():
-    """A foreign host is rejected on loopback; a foreign origin is, unless the settings allow it."""
     plain = gateway(Upstream())
     cors = gateway(Upstream(), Settings(cors_origins=("https://photos.example",)))
     photos = {"origin": "https://photos.example"}
@@ -373,12 +358,10 @@ def test_foreign_hosts_and_origins_are_rejected():
     ],
 )
 def test_unknown_path_is_a_json_error(method, path, expected):
-    """Every error has the same form, and no path leaves its folder."""
     assert code(send(gateway(Upstream()), method, path)) == expected
 
 
 def test_page_samples_and_docs_are_served():
-    """Local files are served with a policy that allows no other source."""
     made = gateway(Upstream())
 
     for path in (
@@ -402,7 +385,6 @@ def test_page_samples_and_docs_are_served():
 
 
 def test_openapi_has_every_operation_and_no_other():
-    """Document and routes have the same operations; every schema is used and every reference resolves."""
     made = gateway(Upstream())
     document = send(made, "GET", "/openapi.json").json()
     described = {(method.upper(), path) for path, each in document["paths"].items() for method in each}
@@ -418,7 +400,6 @@ def test_openapi_has_every_operation_and_no_other():
 
 
 def test_metrics_have_no_labels_from_callers():
-    """Names sent by callers never become labels."""
     made = gateway(Upstream())
     send(made, "POST", "/predict", content=IMAGE, headers={"x-variant": "made-up"})
     send(gateway(Upstream()), "GET", "/made-up-path")
@@ -440,7 +421,6 @@ def test_metrics_have_no_labels_from_callers():
 
 
 def test_log_has_a_line_per_request(caplog):
-    """Each request is one JSON object in the log, without the secret."""
     caplog.set_level(logging.INFO, "nereid.gateway")
     headers = {"x-api-key": "infer"}
 
@@ -456,7 +436,6 @@ def test_log_has_a_line_per_request(caplog):
 
 
 def test_live_state_covers_the_last_minute():
-    """The state has rates, shares and quantiles by variant; older entries are dropped."""
     now = [1000.0]
     live = Live(lambda: now[0])
     for index in range(100):
@@ -493,7 +472,6 @@ def test_live_state_covers_the_last_minute():
     ids=["PNG", "JPEG", "GIF", "BMP", "TIFF", "VP8", "VP8L", "VP8X"],
 )
 def test_size_is_read_from_the_head(encode, gradient, mark, image_format, options):
-    """The size is that of Pillow; TIFF and truncated files are left to the server."""
     encoded = encode(gradient(30, 70), image_format, **options)
 
     assert mark in encoded[:16]
@@ -513,7 +491,6 @@ OLD_BMP = b"BM" + bytes(12) + (12).to_bytes(4, "little") + (64).to_bytes(2, "lit
     ids=["rare subsampling", "more than a megabyte", "OS/2 header"],
 )
 def test_unusual_head_is_read_or_left_to_the_server(head, expected):
-    """A size that the head does not have is unknown; an OS/2 bitmap has 16 bits per side."""
     assert size_wh(head) == expected
 
 
@@ -527,7 +504,6 @@ async def until(is_true):
 @pytest.mark.parametrize("is_complete", [True, False], ids=["while waiting", "while sending"])
 @asynchronous
 async def test_disconnect_cancels_the_request(is_complete):
-    """After a disconnect the request is cancelled, and the slot is free."""
     upstream = Upstream()
     made = gateway(upstream)
 
@@ -551,7 +527,6 @@ async def test_disconnect_cancels_the_request(is_complete):
 
 @asynchronous
 async def test_late_body_is_rejected():
-    """The timeout includes the upload; a slow upload does not occupy a slot."""
     caller = Caller(gateway(Upstream()), is_complete=False, headers=[(b"x-request-timeout-ms", b"30")])
 
     await caller.start()
@@ -564,7 +539,6 @@ async def test_late_body_is_rejected():
 
 @asynchronous
 async def test_overload_is_reported_before_the_body_is_read():
-    """With a full queue the body is not read, and the response has `Retry-After`."""
     upstream = Upstream()
     made = gateway(upstream, Settings())
 
@@ -588,7 +562,6 @@ async def test_overload_is_reported_before_the_body_is_read():
 
 @asynchronous
 async def test_declared_length_is_rejected_unread():
-    """A declared length above the limit is rejected before the body is read."""
     rejected = Caller(gateway(Upstream()), headers=[(b"content-length", b"1001")])
 
     await rejected.start()
@@ -599,7 +572,6 @@ async def test_declared_length_is_rejected_unread():
 
 @asynchronous
 async def test_readiness_probes_once_for_all():
-    """Fifty concurrent callers share one inference."""
     upstream = Upstream()
     made = gateway(upstream)
 
@@ -628,7 +600,6 @@ def test_readiness_has_a_reason(error, status, reason):
 
 
 def test_rate_is_limited_by_key():
-    """A key over its quota is rejected; another key is not."""
     made = gateway(Upstream(), Settings(rate_per_s=0.01, burst=1), keys=RING)
 
     def status(secret: str) -> int:
@@ -638,7 +609,6 @@ def test_rate_is_limited_by_key():
 
 
 def picture(size_wh: tuple[int, int], image_format: str) -> bytes:
-    """Return a black picture as a file."""
     with io.BytesIO() as file:
         Image.new("L" if image_format == "GIF" else "RGB", size_wh).save(file, image_format)
         return file.getvalue()
@@ -672,14 +642,11 @@ def test_large_image_takes_more_of_the_quota():
     ids=["photo", "jpeg", "png", "webp", "gif", "bmp", "tiff", "unknown size", "no image", "too large"],
 )
 def test_work_of_an_image_is_known_from_its_head(image, expected):
-    """It follows the number of pixels and the format; an unknown size counts as a large one."""
     assert image_size.work(image, 64_000_000) == expected
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"),
-    [((), 200), ([(b"x-request-timeout-ms", b"0")], 400)],
-    ids=["answered", "rejected"],
+    ("headers", "status"), [((), 200), ([(b"x-request-timeout-ms", b"0")], 400)], ids=["answered", "rejected"]
 )
 @asynchronous
 async def test_request_leaves_no_reference_cycle(headers, status):
@@ -704,7 +671,6 @@ async def test_request_leaves_no_reference_cycle(headers, status):
 
 
 def test_paths_name_a_model():
-    """Each model has its own connection and live numbers; requests without a name go to the default one."""
     upstreams = {name: Upstream(replace(PREDICTION, model=name)) for name in ("classify", "dogs")}
     made = build(SMALL, NO_KEYS, Models("classify", Source(Control()), lambda name, kind: upstreams[name]))
 
@@ -732,7 +698,6 @@ def test_paths_name_a_model():
     "name", ["cats", "a" * 5000, "..", "dogs%2fclassify", "%00"], ids=lambda name: name[:9]
 )
 def test_unknown_model_is_named_with_those_that_exist(name):
-    """Nothing is sent to the server, and no connection is opened for the name."""
     connected = []
     made = build(
         SMALL, NO_KEYS, Models("classify", Source(), lambda name, kind: connected.append(name) or Upstream())
@@ -760,7 +725,6 @@ def test_unknown_model_is_named_with_those_that_exist(name):
     ids=["default", "named", "unknown preprocessing", "unknown model", "no image", "empty"],
 )
 def test_preview_shows_what_the_network_sees(path, body, expected):
-    """A picture, or an error with its reason; the network does not run."""
     upstream = Upstream()
 
     answer = send(gateway(upstream), "POST", path, content=body)

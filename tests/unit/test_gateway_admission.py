@@ -4,12 +4,7 @@ import asyncio
 
 import pytest
 
-from nereid.gateway.admission.admission import (
-    MAX_LARGE_WAITING,
-    MAX_WAITING_PER_SLOT,
-    Admission,
-    Slot,
-)
+from nereid.gateway.admission.admission import MAX_LARGE_WAITING, MAX_WAITING_PER_SLOT, Admission, Slot
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.failures import Failure
 from tests.gateways import asynchronous, key
@@ -22,13 +17,11 @@ class Clock:
         self.now_s = 100.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now_s
 
 
 @pytest.fixture
 def clock():
-    """A clock at a fixed time."""
     return Clock()
 
 
@@ -41,7 +34,6 @@ def learn(admission: Admission, clock: Clock, rtt_s: float, count: int = 40) -> 
 
 
 def take(admission: Admission) -> Slot:
-    """Take a free slot."""
     return asyncio.run(admission.take(9))
 
 
@@ -56,7 +48,6 @@ async def admitted(admission: Admission, count: int) -> tuple[int, int, float]:
 
 @asynchronous
 async def test_requests_in_flight_are_limited(clock):
-    """Further requests wait in order, up to a bound; a slot released twice counts once."""
     admission, came = Admission(64, clock), []
     limit = admission.limit
     slots = [await admission.take(9) for _ in range(limit)]
@@ -91,7 +82,6 @@ async def test_requests_in_flight_are_limited(clock):
 
 @asynchronous
 async def test_waiting_ends_at_the_deadline(clock):
-    """A request that gives up frees its place, even if a slot was assigned in the same moment."""
     admission = Admission(1, clock)
     slot = await admission.take(9)
     with pytest.raises(Failure, match=r"no slot became free within 0.01 s") as late:
@@ -119,7 +109,6 @@ def test_request_with_too_little_time_is_rejected(clock):
 
 
 def test_retry_after_is_the_estimated_time_of_the_queue(clock):
-    """A full limit and a queue of the same length take two round trips."""
     admission = Admission(64, clock)
     learn(admission, clock, 2.0)
     limit = admission.limit
@@ -131,7 +120,6 @@ def test_retry_after_is_the_estimated_time_of_the_queue(clock):
 
 
 def test_burst_after_a_pause_is_admitted(clock):
-    """A pause with little load does not lower the limit."""
     admission = Admission(64, clock)
     learn(admission, clock, 0.01)
     clock.now_s += 60
@@ -153,7 +141,6 @@ def test_slot_of_a_cancelled_request_has_the_rest_of_its_time(clock):
 
 
 def test_quota_allows_a_burst_and_then_its_rate(clock):
-    """Three images pass immediately, then one each half second; the error has the wait."""
     quotas = Quotas(2.0, 3, clock=clock)
     alice = key("alice", "infer")
 
@@ -170,7 +157,6 @@ def test_quota_allows_a_burst_and_then_its_rate(clock):
 
 
 def test_images_of_a_batch_are_taken_as_debt(clock):
-    """A batch passes as a whole, and later requests wait until the debt is paid."""
     quotas = Quotas(None, 1, clock=clock)
     alice = key("alice", rate_per_s=1.0)
 
@@ -186,7 +172,6 @@ def test_images_of_a_batch_are_taken_as_debt(clock):
 
 @asynchronous
 async def test_keys_take_turns(clock):
-    """One key's queue does not delay the first request of another; each key's own requests stay in order."""
     admission, came = Admission(1, clock), []
 
     async def wait(owner: str, number: int) -> None:
@@ -208,7 +193,6 @@ async def test_keys_take_turns(clock):
 
 @asynchronous
 async def test_full_queue_of_a_key_is_full_for_that_key_only(clock):
-    """Another key is admitted to the queue, and its wait is estimated from its own place."""
     admission = Admission(64, clock)
     learn_slots = [await admission.take(9) for _ in range(admission.limit)]
     tasks = [
@@ -230,7 +214,6 @@ async def test_full_queue_of_a_key_is_full_for_that_key_only(clock):
 
 @asynchronous
 async def test_large_images_go_one_at_a_time(clock):
-    """They take turns by key, few of a key may wait, and small images pass them."""
     admission = Admission(64, clock)
     first = await admission.take(9, "a", is_large=True)
     others = [asyncio.create_task(admission.take(9, "a", is_large=True)) for _ in range(MAX_LARGE_WAITING)]
@@ -256,7 +239,6 @@ async def test_large_images_go_one_at_a_time(clock):
 
 @asynchronous
 async def test_large_image_that_gives_up_frees_its_turn(clock):
-    """At the deadline and at a cancellation, in the queue of large images and in the other one."""
     admission = Admission(1, clock)
     small = await admission.take(9)
     with pytest.raises(Failure, match=r"no slot became free within 0.01 s"):

@@ -37,7 +37,6 @@ class Chooser(Upstream):
 
 
 def batch(*images: str) -> dict:
-    """Return the body of a batch."""
     return {"images": [{"image": base64.b64encode(each.encode()).decode()} for each in images]}
 
 
@@ -58,7 +57,6 @@ def count(made, name: str) -> float:
     ids=["bad image", "load", "server away", "defect of the gateway"],
 )
 def test_image_fails_alone(error, code, caplog):
-    """One failed image does not affect the others; a fault is logged and becomes the outcome."""
     made = gateway(Chooser(bad=error))
 
     answer = send(made, "POST", "/v1/classify", json=batch("a", "bad", "c"))
@@ -79,7 +77,6 @@ def test_image_fails_alone(error, code, caplog):
     [(errors.Overloaded("full"), "overloaded"), (errors.Unreachable("away"), "unreachable")],
 )
 def test_batch_fails_as_a_whole_if_the_server_fails_every_image(error, code):
-    """Overload is 429 and a fault is 503, with `Retry-After`, as for one image."""
     answer = send(gateway(Upstream(error)), "POST", "/v1/classify", json=batch("a", "b"))
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (STATUS[code], code)
@@ -87,7 +84,6 @@ def test_batch_fails_as_a_whole_if_the_server_fails_every_image(error, code):
 
 
 def test_batch_leaves_half_of_the_slots():
-    """A batch uses at most half of the slots."""
     upstream = Chooser()
     made = gateway(upstream, Settings(max_in_flight=8, max_images=16))
 
@@ -98,7 +94,6 @@ def test_batch_leaves_half_of_the_slots():
 
 
 def test_batch_counts_every_image_in_the_quota():
-    """A batch of four with a quota of two passes, and the next request is rejected."""
     made = gateway(Upstream(), Settings(rate_per_s=0.01, burst=2), keys=RING)
     headers = {"x-api-key": "infer"}
 
@@ -107,7 +102,6 @@ def test_batch_counts_every_image_in_the_quota():
 
 
 def test_batch_of_large_images_is_answered():
-    """More of them than a key may have in the queue."""
     with io.BytesIO() as file:
         Image.new("RGB", (4000, 3000)).save(file, "PNG")
         image = base64.b64encode(file.getvalue()).decode()
@@ -119,7 +113,6 @@ def test_batch_of_large_images_is_answered():
 
 
 def test_overload_of_the_server_lowers_the_limit():
-    """A rejection by the server lowers the limit of the gateway."""
     made = gateway(Upstream(errors.Overloaded("full")))
     before = made.admission.limit
 
@@ -152,7 +145,6 @@ async def test_cancelled_request_keeps_its_slot_for_a_while():
 
 @asynchronous
 async def test_changed_weights_are_shown_immediately():
-    """The cached route is read again after a change."""
     reads = []
 
     control = Control()
@@ -168,7 +160,6 @@ async def test_changed_weights_are_shown_immediately():
 
 @asynchronous
 async def test_readiness_is_probed_again_after_two_seconds():
-    """A result is cached for two seconds."""
     now = [0.0]
     upstream = Upstream()
     readiness = Readiness(upstream.infer, lambda: now[0])

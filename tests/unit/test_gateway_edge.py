@@ -27,25 +27,20 @@ class Wire(asyncio.Transport):
         self.closed = asyncio.Event()
 
     def set_protocol(self, protocol) -> None:
-        """Set the protocol of the connection."""
         self._protocol = protocol
 
     def get_protocol(self):
-        """Return the protocol of the connection."""
         return self._protocol
 
     def write(self, data: bytes) -> None:
-        """Record bytes for the client."""
         self.written += data
 
     def close(self) -> None:
-        """Close the connection, and notify the protocol."""
         if not self.closed.is_set():
             self.closed.set()
             asyncio.get_running_loop().call_soon(self.get_protocol().connection_lost, None)
 
     def is_closing(self) -> bool:
-        """Return whether the connection is closed."""
         return self.closed.is_set()
 
     def pause_reading(self) -> None:
@@ -55,7 +50,6 @@ class Wire(asyncio.Transport):
         """Do nothing; the test delivers every byte."""
 
     async def status(self) -> bytes:
-        """Wait for the status of the response."""
         while not self.written:
             await asyncio.sleep(0)
         return self.written[9:12]
@@ -82,7 +76,6 @@ def connect(settings: Settings = SMALL) -> tuple[BoundedProtocol, Wire]:
 )
 @asynchronous
 async def test_head_is_bounded(sent):
-    """An endless head is rejected with 431 before it uses memory and time."""
     protocol, wire = connect()
     for each in sent:
         protocol.data_received(each.replace(b"\0", b"a"))
@@ -95,7 +88,6 @@ async def test_head_is_bounded(sent):
 
 @asynchronous
 async def test_late_head_ends_the_connection(monkeypatch):
-    """The head of each request must arrive in time; nothing is said to a client that has sent nothing."""
     monkeypatch.setattr(bounded_protocol, "HEAD_S", 0.2)
     (first, slow), (second, repeated), (_, silent) = connect(), connect(), connect()
     good = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -114,7 +106,6 @@ async def test_late_head_ends_the_connection(monkeypatch):
 
 @asynchronous
 async def test_head_in_time_is_answered_late(monkeypatch):
-    """The time of a head does not limit its body and its response, nor those of the request before."""
     monkeypatch.setattr(bounded_protocol, "HEAD_S", 0.1)
     protocol, wire = connect(Settings())
     protocol.data_received(POST + b"content-length: 4\r\n\r\n")
@@ -126,7 +117,6 @@ async def test_head_in_time_is_answered_late(monkeypatch):
 
 @asynchronous
 async def test_trailers_are_bounded_and_bodies_are_not():
-    """Trailers have the limit of heads; a body may exceed it, in pieces of any size."""
     protocol, trailing = connect()
     protocol.data_received(CHUNKED + b"1\r\na\r\n0\r\nx-a: ")
     for _ in range(3):
@@ -141,7 +131,6 @@ async def test_trailers_are_bounded_and_bodies_are_not():
 
 @asynchronous
 async def test_rejected_body_is_read_for_a_limited_time(monkeypatch):
-    """After an early rejection, a client that completes its body in time may reuse the connection."""
     monkeypatch.setattr(bounded_protocol, "LINGER_S", 0.5)
     head = POST + b"x-api-key: wrong\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"
     (endless, cut), (ending, kept) = connect(), connect()
@@ -213,7 +202,6 @@ PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\
     ],
 )
 def test_form_is_read_or_rejected(body, expected):
-    """A part has the exact bytes between its head and the next boundary."""
     if isinstance(expected, str):
         with pytest.raises(Failure, match=expected):
             read_form(body, b"b", 2)
@@ -254,14 +242,12 @@ def test_repeated_header_is_rejected(name, status):
 
 
 def test_long_header_is_not_echoed():
-    """An error message has only the beginning of a long value."""
     headers = {"x-request-timeout-ms": "1" * 20_000}
 
     assert len(send(gateway(Upstream()), "POST", "/predict", headers=headers).text) < 400
 
 
 def test_one_key_uses_at_most_its_share():
-    """A key at its share is rejected, others are not; released bytes are available again."""
     first, second = key("first"), key("second")
     buffers = UploadBuffers(100, 50)
     buffers.take(first, 30)
@@ -281,7 +267,6 @@ def test_one_key_uses_at_most_its_share():
 
 
 def test_buffered_bodies_count_in_the_limit():
-    """A body is rejected while other requests use the buffer, and accepted after them."""
     upstream = Upstream()
     made = gateway(upstream, Settings(max_body_bytes=1000, max_buffered_bytes=2000))
 

@@ -51,7 +51,6 @@ class Server:
 
     @property
     def limit(self) -> float:
-        """The mean limit over the responses."""
         return sum(self.limits) / len(self.limits)
 
     def _answer(self, done: list[float]) -> None:
@@ -64,14 +63,12 @@ class Server:
             self.limits.append(self.concurrency_limit.limit)
 
     def _dispatch(self) -> None:
-        """Assign waiting requests to idle instances."""
         while self.waiting and self.idle:
             taken, self.waiting = self.waiting[: self.batch], self.waiting[self.batch :]
             self.idle -= 1
             self._push(self.now_s + self.service(len(taken), self.chance), taken)
 
     def _push(self, at_s: float, done: list[float]) -> None:
-        """Schedule an event."""
         heapq.heappush(self.events, (at_s, self.chance.getrandbits(60), done))
 
 
@@ -93,7 +90,6 @@ def test_limit_finds_the_knee_and_stays_there(instances):
 
 
 def test_batches_raise_the_limit():
-    """A server with cheap batches of eight gets enough requests to fill them."""
     server = Server(lambda size, chance: 0.008 + 0.001 * size, 2, rate_per_s=3000, batch=8)
 
     server.run(10)
@@ -103,7 +99,6 @@ def test_batches_raise_the_limit():
 
 
 def test_limit_falls_when_the_server_slows_and_recovers():
-    """The limit falls with a slow server, and returns with the old speed."""
     server = Server(about(0.01), 4, rate_per_s=1200)
     before = server.run(15).limit
 
@@ -116,7 +111,6 @@ def test_limit_falls_when_the_server_slows_and_recovers():
 
 
 def test_limit_recovers_for_a_permanently_slow_server():
-    """A new probe measures the slower base, so that all instances stay busy."""
     server = Server(about(0.01), 16, rate_per_s=4000)
     server.run(10)
 
@@ -127,21 +121,18 @@ def test_limit_recovers_for_a_permanently_slow_server():
 
 
 def test_limit_does_not_grow_without_need():
-    """With little load the limit keeps its initial value."""
     server = Server(about(0.01), 4, rate_per_s=20)
 
     assert max(server.run(60).limits) == INITIAL_LIMIT
 
 
 def test_different_images_do_not_lower_the_limit():
-    """A mix of small and large images is not mistaken for a queue."""
     server = Server(lambda size, chance: chance.choice([0.003, 0.06]), 4, rate_per_s=400)
 
     assert server.run(60).answered / 60 > 0.94 * 4 / 0.0315
 
 
 def test_rejections_by_the_server_lower_the_limit():
-    """Repeated rejections lower the limit to its minimum."""
     concurrency_limit = ConcurrencyLimit(MAX_LIMIT, 0.0)
 
     for _ in range(20):

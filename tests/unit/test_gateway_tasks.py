@@ -32,12 +32,7 @@ OUTPUTS: dict[str, Collection[str]] = {
     "read_waybill": ["text", "confidence", "box", "field"],
     "cars": ["box", "score", "label"],
 }
-RESULTS = {
-    "classify": PREDICTION,
-    "read_text": READING,
-    "read_waybill": WAYBILL_READING,
-    "cars": DETECTION,
-}
+RESULTS = {"classify": PREDICTION, "read_text": READING, "read_waybill": WAYBILL_READING, "cars": DETECTION}
 LINE_ANSWERS = [{"text": "快递 A", "confidence": 0.5, "box": CORNERS}]
 
 
@@ -49,7 +44,6 @@ class Several(Source):
         self._names, self.looked_up = list(names), list[str]()
 
     def names(self) -> list[str]:
-        """Return the names."""
         return self._names
 
     def outputs(self, name: str) -> list[str]:
@@ -80,12 +74,10 @@ def gateway(*names: str, **results: Any) -> Any:
     ids=["classifier", "reader", "waybill", "detector", "other", "none"],
 )
 def test_outputs_are_the_task(outputs, expected):
-    """A reader of documents has its own task, though it has all outputs of a reader."""
     assert task_of(outputs) is expected
 
 
 def test_every_task_has_its_answer():
-    """Each endpoint finds the first model of its task, whatever the default is."""
     made = gateway(*RESULTS)
 
     read, waybill, detect = (
@@ -113,7 +105,6 @@ def test_every_task_has_its_answer():
 
 
 def test_reader_of_documents_reads_lines_too():
-    """Without a plain reader, `/v1/read` uses it; by name it works in any case."""
     made = gateway("classify", "read_waybill")
 
     for path in ("/v1/read", "/v1/models/read_waybill/read"):
@@ -134,7 +125,6 @@ def test_reader_of_documents_reads_lines_too():
     ],
 )
 def test_other_task_names_what_fits(path, status, message):
-    """Nothing is sent to a model that cannot do it."""
     answer = send(gateway("classify", "read_text"), "POST", path, content=IMAGE)
 
     error = answer.json()["error"]
@@ -142,7 +132,6 @@ def test_other_task_names_what_fits(path, status, message):
 
 
 def test_gbk_is_for_old_consumers():
-    """The same JSON in GBK, and the media type has the charset."""
     made = gateway("read_text")
 
     answer = send(made, "POST", "/v1/read?encoding=GBK", content=IMAGE)
@@ -154,7 +143,6 @@ def test_gbk_is_for_old_consumers():
 
 @pytest.mark.parametrize("path", ["/v1/read", "/v1/waybill"])
 def test_text_that_gbk_lacks_is_an_error(path):
-    """The message has the character; the image counts as read."""
     lines = (TextLine("café ☕", 0.5, BOX),)
     result = replace(WAYBILL_READING, lines=lines)
     made = gateway("read_waybill", read_waybill=result)
@@ -170,7 +158,6 @@ def test_text_that_gbk_lacks_is_an_error(path):
 
 
 def test_models_have_their_task():
-    """The list of models is what the page makes its tabs of; an unknown task is empty."""
     made = gateway(*RESULTS, "odd")
 
     found = {each["name"]: each["task"] for each in send(made, "GET", "/v1/models").json()}
@@ -180,7 +167,6 @@ def test_models_have_their_task():
 
 
 def test_outputs_are_found_once():
-    """Later requests do not wait for them."""
     source = Several(["read_text"])
     made = build(SMALL, NO_KEYS, Models("read_text", source, lambda name, kind: Upstream(READING)))
 
@@ -192,7 +178,6 @@ def test_outputs_are_found_once():
 
 @asynchronous
 async def test_unknown_outputs_leave_the_choice_to_the_server():
-    """While the server does not respond, each endpoint sends to the model that it would use."""
     source, kinds = Several(["odd"]), list[str]()
 
     def connect(name: str, kind: Any) -> Upstream:
@@ -213,7 +198,6 @@ async def test_unknown_outputs_leave_the_choice_to_the_server():
     [("read_text", READING, True), ("cars", DETECTION, True), ("cars", RequestRefused("gone"), False)],
 )
 def test_readiness_is_that_of_the_task(name, result, is_ready):
-    """The probe is an image for the model's own task."""
     made = gateway(name, **{name: result})
 
     answer = send(made, "GET", "/readyz")

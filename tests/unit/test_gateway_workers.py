@@ -74,7 +74,6 @@ print(sum(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids), tak
 
 
 def test_processes_share_the_tokens_of_a_key():
-    """Together they get as many as one would, and each key has its own."""
     burst = 400
 
     done = subprocess.run(
@@ -85,7 +84,6 @@ def test_processes_share_the_tokens_of_a_key():
 
 
 def test_table_of_buckets_never_fills_up(monkeypatch):
-    """If there are more keys than entries, the one that was used least recently starts anew."""
     monkeypatch.setattr(token_buckets, "SLOTS", 4)
     buckets, names = TokenBuckets(), ["", *(f"{number:08x}" for number in range(4))]
     for at_s, name in enumerate(names):
@@ -107,7 +105,6 @@ def state(folder, number: int) -> SharedState:
 
 
 def test_worker_sees_recent_reports_of_the_others(tmp_path):
-    """Its own report and that of a dead worker do not count."""
     now = time.monotonic()
     live = Live()
     for number, at_s in enumerate((now, now, now - MAX_AGE_S)):
@@ -118,7 +115,6 @@ def test_worker_sees_recent_reports_of_the_others(tmp_path):
 
 
 def test_last_minute_of_all_workers_adds_up(tmp_path):
-    """A second that two workers have is counted whole, and the quantiles are those of all images."""
     now = [1000.0]
     ours, theirs = Live(lambda: now[0]), Live(lambda: now[0])
     for live, seconds, variant in ((ours, 0.01, "v1"), (theirs, 0.1, "v1"), (theirs, 0.1, "v2")):
@@ -140,7 +136,6 @@ def test_last_minute_of_all_workers_adds_up(tmp_path):
 
 @pytest.mark.parametrize(("count", "buffered"), [(1, 2**29), (3, 2**29 // 3), (64, 32 * 2**20)])
 def test_memory_for_bodies_is_divided(tmp_path, count, buffered):
-    """Together the workers take as much as one gateway, and each can take the largest body."""
     own = SharedState(0, count, tmp_path, TokenBuckets()).settings(Settings())
 
     assert own == replace(Settings(), max_buffered_bytes=max(buffered, own.max_body_bytes))
@@ -182,7 +177,6 @@ def started(process: subprocess.Popen) -> dict[int, int]:
 
 
 def test_ended_worker_starts_again_and_a_signal_ends_all(pool):
-    """The log names the worker and the pause; after SIGTERM no process is left, and the status is 0."""
     pids = started(pool)
 
     os.kill(pids[1], signal.SIGKILL)
@@ -199,7 +193,6 @@ def test_ended_worker_starts_again_and_a_signal_ends_all(pool):
 
 
 def test_gateway_without_any_worker_ends(pool):
-    """The program that watches it must notice."""
     pids = started(pool)
     os.kill(pool.pid, signal.SIGSTOP)  # both are dead when it looks again
     for pid in pids.values():
@@ -213,7 +206,6 @@ def test_gateway_without_any_worker_ends(pool):
 
 
 def test_workers_end_with_a_killed_parent(pool):
-    """No worker keeps the ports of a gateway that was killed."""
     started(pool)
 
     pool.kill()
@@ -224,7 +216,6 @@ def test_workers_end_with_a_killed_parent(pool):
 
 @pytest.mark.parametrize("pool", ["broken"], indirect=True)
 def test_worker_that_cannot_start_ends_the_gateway(pool):
-    """Its reason is on stderr, and no other worker is left."""
     out, errors = pool.communicate(timeout=WATCHDOG_S)
 
     assert pool.returncode == 1

@@ -23,13 +23,11 @@ class Clock:
         self.now_s = 1000.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now_s
 
 
 @pytest.fixture
 def clock():
-    """A clock that stands still."""
     return Clock()
 
 
@@ -45,20 +43,17 @@ def health(clock):
 
 
 def body(health: Health, path: str) -> tuple[int, dict]:
-    """Return a page's status and its JSON."""
     status, content_type, text = pages.page(health, path)
     assert content_type == "application/json"
     return int(status), json.loads(text)
 
 
 def test_ready_when_every_model_has_responded(health):
-    """All probes succeeded: 200."""
     assert body(health, "/readyz") == (200, {"ready": True})
     assert body(health, "/livez") == (200, {"live": True})
 
 
 def test_page_agrees_with_its_status(clock):
-    """The state is read once per page, since it may change in between."""
     times = iter([0.0, 0.0, 0.0, pages.ALIVE_S - 1, pages.ALIVE_S + 1])
     health = Health(lambda: next(times), lambda: 1.5e9)
     health.enter(pages.RUNNING)
@@ -67,7 +62,6 @@ def test_page_agrees_with_its_status(clock):
 
 
 def fail_probe(health: Health) -> None:
-    """Let a probe of one model fail."""
     health.probed("eyes", DEAD, 1000.0)
 
 
@@ -96,7 +90,6 @@ PROCESS = {"eyes": "the process of 'eyes_0_0' is dead"}
     },
 )
 def test_failure_is_named_until_it_is_over(health, fail, reasons, recover):
-    """A failed probe, a dead process or Triton itself make the server not ready, each with its reason."""
     fail(health)
     failed = body(health, "/readyz")
     recover(health)
@@ -115,7 +108,6 @@ def test_outcome_of_an_older_probe_is_ignored(health, clock):
 
 
 def test_old_responses_do_not_count(health, clock):
-    """Probes that never end make the server not ready; without observations it is not live."""
     clock.now_s += pages.FRESH_S + 1
     status, reasons = body(health, "/readyz")
     assert (status, set(reasons["models"])) == (503, {"eyes", "route"})
@@ -135,7 +127,6 @@ def test_restarting_server_is_live_and_not_ready(health, clock):
 
 
 def test_nothing_follows_stopping(health):
-    """A stopping server never becomes ready again."""
     health.enter(pages.STOPPING)
     health.enter(pages.RUNNING)
 
@@ -143,7 +134,6 @@ def test_nothing_follows_stopping(health):
 
 
 def test_metrics_count_repairs_and_restarts(health):
-    """Every metric has its kind, and labels are escaped for Prometheus."""
     health.repaired("eyes", "pid")
     health.repaired('a"b\\', "probe")
     health.repair_failed("eyes")
@@ -166,7 +156,6 @@ def test_metrics_count_repairs_and_restarts(health):
 
 
 def test_metrics_have_the_present_instances(health):
-    """Changes are counted by direction; a server that has ended has no instances."""
     health.instances_seen({"eyes": 3})
     health.instances_changed("eyes", "up", is_refused=False)
     health.instances_changed("eyes", "down", is_refused=True)
@@ -186,7 +175,6 @@ def test_metrics_have_the_present_instances(health):
 
 
 def test_every_metric_exists_from_the_start():
-    """A dashboard finds each name before the first event."""
     page = Health().metrics()
 
     for name, (kind, _) in pages.METRICS.items():
@@ -208,7 +196,6 @@ def test_every_metric_exists_from_the_start():
     ],
 )
 def test_health_port_responds(health, method, path, status):
-    """Three pages, for GET only."""
     with pages.serve(partial(pages.page, health), "127.0.0.1", 0, "health") as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request(method, path)
@@ -220,7 +207,6 @@ def test_health_port_responds(health, method, path, status):
 
 
 def test_taken_port_is_an_error(health):
-    """The message names the port and the option."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -47,7 +47,6 @@ def served(use: Callable[[HttpConnections], Awaitable[T]], *pieces: bytes, stays
 
 
 async def send(connections: HttpConnections) -> HttpResponse:
-    """Send a request."""
     async with connections.taken() as connection:
         return await connection.send([GET])
 
@@ -63,7 +62,6 @@ async def send(connections: HttpConnections) -> HttpResponse:
     ],
 )
 def test_body_is_complete(pieces, body):
-    """With a length, in chunks, or until the end of the connection."""
     answer = served(send, *pieces, stays=False)
 
     assert (answer.status, answer.body) == (200, body)
@@ -78,7 +76,6 @@ def test_body_is_complete(pieces, body):
     ],
 )
 def test_broken_response_is_an_error(piece, error):
-    """If the connection ends early, or the bytes are not HTTP."""
     with pytest.raises(error):
         served(send, piece, stays=False)
 
@@ -98,8 +95,6 @@ def test_unwanted_response_is_nobodys(pieces):
 
 
 def test_cancelled_request_leaves_its_response_to_nobody():
-    """The next request has a connection of its own."""
-
     async def twice(connections: HttpConnections) -> HttpResponse:
         """Return the response to the request after a cancelled one."""
         with pytest.raises(TimeoutError):

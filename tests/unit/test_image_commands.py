@@ -35,7 +35,6 @@ NOTHING = Detection((), *SOURCE)
 
 
 def printed(capsys: Any, form: Any, view: View, *results: Any) -> str:
-    """Return what a format prints of results."""
     with printing(form, view) as write:
         for result in results:
             write("a.jpg", result)
@@ -51,7 +50,6 @@ def rows(text: str) -> list[dict[str, str]]:
 
 
 def test_fields_are_shown_with_their_verdict(capsys):
-    """A missing field says so; a checksum is right or wrong, and its corrections have their places."""
     text = printed(capsys, "table", TEXTS, READING)
 
     assert "a.jpg: variant v1 by weight, model version 1, 3.0 ms" in text
@@ -63,7 +61,6 @@ def test_fields_are_shown_with_their_verdict(capsys):
 
 
 def test_csv_has_lines_and_fields(capsys):
-    """Each entry is a row; an image without any has one row with empty cells."""
     line, number, weight, code, empty = rows(printed(capsys, "csv", TEXTS, READING, EMPTY))
 
     flat = "10 20 50 20 50 40 10 40"
@@ -75,7 +72,6 @@ def test_csv_has_lines_and_fields(capsys):
 
 
 def test_objects_are_shown(capsys):
-    """A table and CSV have the sides; nothing found says so."""
     text = printed(capsys, "table", OBJECTS, DETECTION, NOTHING)
     (row, empty) = rows(printed(capsys, "csv", OBJECTS, DETECTION, NOTHING))
 
@@ -94,7 +90,6 @@ def test_objects_are_shown(capsys):
 
 @pytest.mark.parametrize("view", [TEXTS, OBJECTS], ids=["texts", "objects"])
 def test_error_fills_one_row(capsys, view):
-    """The reason is in the last column."""
     (row,) = csv.DictReader(io.StringIO(printed(capsys, "csv", view, RequestRefused("why"))))
 
     assert {name: value for name, value in row.items() if value} == {"image": "a.jpg", "error": "why"}
@@ -110,7 +105,6 @@ def test_field_is_drawn_instead_of_its_line():
 
 
 def test_marks_are_drawn_inside_of_the_image():
-    """A box at the edge and outside keeps its text visible; other pixels stay."""
     picture = Image.new("RGB", (200, 100), "white")
     outside = ((-20.0, -30.0), (300.0, -30.0), (300.0, 5.0), (-20.0, 5.0))
 
@@ -123,14 +117,12 @@ def test_marks_are_drawn_inside_of_the_image():
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 2000)], ids=["one pixel", "narrow"])
 def test_tiny_images_are_drawn(size):
-    """No size of an image makes drawing fail."""
     picture = Image.new("RGB", size, "white")
 
     draw_marks(picture, [(BOX, "text"), (((0.0, 0.0),) * 4, "")])
 
 
 def test_images_of_one_name_have_their_own_drawings(tmp_path):
-    """Files of several folders do not overwrite each other."""
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         Image.new("RGB", (60, 60)).save(tmp_path / folder / "x.jpg")
@@ -143,7 +135,6 @@ def test_images_of_one_name_have_their_own_drawings(tmp_path):
 
 
 def test_image_that_is_gone_is_a_failure(tmp_path, capsys):
-    """The result is printed, the reason goes to stderr, and the image counts as failed."""
     drawings = Drawings(tmp_path / "out", 2)
     outcomes = Outcomes(lambda images: [READING], lambda name, outcome: None, TEXTS, drawings)
 
@@ -165,7 +156,6 @@ def test_image_that_is_gone_is_a_failure(tmp_path, capsys):
     ids=["nothing", "formats", "endless", "missing", "no image", "url"],
 )
 def test_wrong_usage_is_named(command, words, message, root, monkeypatch):
-    """Each command says what it expected."""
     monkeypatch.chdir(root)
 
     done = CliRunner().invoke(app, [command, *words])
@@ -182,7 +172,6 @@ output { name: "box" data_type: TYPE_FP32 dims: [ -1, 4, 2 ] }
 
 
 def test_model_is_chosen_by_its_outputs(tmp_path):
-    """A reader is never taken for a classifier; a gateway starts with the first task that has models."""
     for name in ("pages", "labels"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.pbtxt").write_text(READER)

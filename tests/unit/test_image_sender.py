@@ -71,7 +71,6 @@ class Sender:
         self.images = ImageSender("http", self.regions, clock=lambda: self.now_s)
 
     def send(self, triton: Triton) -> str:
-        """Send an image; return its way."""
         steps = self.images.infer([PHOTO], Attempts(Budget(), 5), lambda tensor: Rpc("infer", 5, (tensor,)))
         transport.run(triton, steps)
         return triton.ways[-1]
@@ -79,7 +78,6 @@ class Sender:
 
 @pytest.fixture
 def sender(monkeypatch):
-    """A sender that is closed afterwards."""
     made = Sender(monkeypatch)
     yield made
     made.regions.close()
@@ -97,7 +95,6 @@ def sender(monkeypatch):
     ids=["not allowed", "not registered", "another folder", "gateway", "several servers"],
 )
 def test_refused_image_is_sent_as_bytes(sender, folder, caplog, refusals, reason):
-    """The request is answered, the reason is there, one warning is logged, and no file stays."""
     triton = Triton(**refusals)
 
     ways = [sender.send(triton) for _ in range(3)]
@@ -110,7 +107,6 @@ def test_refused_image_is_sent_as_bytes(sender, folder, caplog, refusals, reason
 
 
 def test_decision_stays_for_a_while(sender):
-    """The server is not asked with each request; when it allows shared memory, that is used again."""
     refusing, allowing = Triton(register=NO_FILE), Triton()
     sender.send(refusing)
     calls = len(refusing.calls)
@@ -128,7 +124,6 @@ def test_decision_stays_for_a_while(sender):
 
 
 def test_warning_is_repeated_only_after_a_success(sender, caplog):
-    """A server that refuses for days logs one line."""
     for triton in (Triton(register=NO_FILE), Triton(register=NO_FILE), Triton(), Triton(infer=NO_FILE)):
         sender.send(triton)
         sender.now_s += image_sender.RETRY_S
@@ -148,7 +143,6 @@ def test_new_connection_tries_shared_memory_again(sender):
     "failure", [TimedOut("late"), Unreachable("gone"), Unavailable("not loaded"), Overloaded("busy")], ids=str
 )
 def test_server_that_is_not_there_has_refused_nothing(sender, failure):
-    """The error reaches the retries of the client, and shared memory is tried again with the next request."""
     with pytest.raises(type(failure)):
         sender.send(Triton(register=failure))
 
@@ -184,7 +178,6 @@ def test_broken_connection_of_a_client_ends_its_decision():
 
 
 def test_error_of_an_image_is_not_a_refusal():
-    """A bad image is refused in shared memory, too, and is not sent twice."""
     script = Script(error("invalid image: why"), PREDICTION)
     with serving(script) as url, opened("sync", url, "http", shared_memory="system") as classifier:
         with pytest.raises(RequestRefused, match="invalid image"):
@@ -194,7 +187,6 @@ def test_error_of_an_image_is_not_a_refusal():
 
 
 def test_threads_warn_together_once(sender, caplog):
-    """Requests in flight are refused together."""
     triton = Triton(register=NO_FILE)
 
     with ThreadPoolExecutor(8) as pool:
@@ -206,8 +198,6 @@ def test_threads_warn_together_once(sender, caplog):
 
 
 def test_full_gpu_is_a_refusal(monkeypatch, folder):
-    """The file that marks the region is removed, and CUDA's reason is in the error."""
-
     class Failure(Exception):
         """The exception of tritonclient's module."""
 
@@ -218,7 +208,6 @@ def test_full_gpu_is_a_refusal(monkeypatch, folder):
 
         @staticmethod
         def create_shared_memory_region(name: str, byte_size: int, device: int) -> None:
-            """Fail as CUDA does."""
             raise Failure("unable to create cuda shared memory handle")
 
     monkeypatch.setattr(shared_regions, "cuda_library", Library)

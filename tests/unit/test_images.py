@@ -53,22 +53,8 @@ def of_mode(mode: str) -> Image.Image:
     return Image.fromarray(noise(7, 13, 3)).convert(mode)
 
 
-MODES = [
-    "1",
-    "L",
-    "P",
-    "RGB",
-    "LA",
-    "RGBA",
-    "CMYK",
-    "I;16",
-    "YCbCr",
-    "HSV",
-    "P transparent",
-    "RGB transparent",
-    "I;16 transparent",
-]
-MODES += ["La", "RGBa", "RGBX"]
+MODES = ["1", "L", "P", "RGB", "LA", "RGBA", "CMYK", "I;16", "YCbCr", "HSV"]
+MODES += [*("P transparent", "RGB transparent", "I;16 transparent"), "La", "RGBa", "RGBX"]
 
 
 def expected(image: Image.Image) -> np.ndarray:
@@ -88,7 +74,6 @@ def expected(image: Image.Image) -> np.ndarray:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("limit", [MAX_IMAGE_BYTES, 0], ids=["small", "large"])
 def test_pixels_arrive_as_they_are(monkeypatch, mode, limit):
-    """No bit is lost in any mode, in the fast format and in the compressed one."""
     monkeypatch.setattr(images, "MAX_IMAGE_BYTES", limit)
     image = of_mode(mode)
 
@@ -98,7 +83,6 @@ def test_pixels_arrive_as_they_are(monkeypatch, mode, limit):
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (5, 7, 3), (1, 9, 3)], ids=str)
 @pytest.mark.parametrize("order", ["C", "F", "view"])
 def test_arrays_arrive_as_they_are(shape, order):
-    """Grey and RGB, wherever the pixels lie in memory."""
     pixels = noise(*shape)
     given = pixels[::-1, ::-1] if order == "view" else np.asarray(pixels, order=order)
 
@@ -109,7 +93,6 @@ def test_arrays_arrive_as_they_are(shape, order):
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 @pytest.mark.parametrize("orientation", UPRIGHT)
 def test_orientation_is_applied_once(mode, orientation):
-    """The client rotates a turned photo, and the server does not rotate it again."""
     stored, file = Image.fromarray(noise(4, 6, 3)).convert(mode), io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -123,7 +106,6 @@ def test_orientation_is_applied_once(mode, orientation):
 
 
 def test_large_pictures_keep_the_servers_limit():
-    """Pixels that exceed the limit of a file are compressed."""
     flat = np.zeros((4000, 4000, 3), np.uint8)
 
     assert len(encode(flat)) < MAX_IMAGE_BYTES < flat.nbytes
@@ -142,7 +124,6 @@ def test_damaged_picture_is_the_callers_fault():
 
 
 def test_files_stay_as_they_are():
-    """The bytes of a file are sent unchanged, in any form of argument."""
     file = COFFEE.read_bytes()
     forms = [file, bytearray(file), memoryview(file), COFFEE, str(COFFEE), io.BytesIO(file)]
 
@@ -163,6 +144,5 @@ def test_files_stay_as_they_are():
     ids=["number", "text file", "floats", "four channels", "empty", "mode", "missing"],
 )
 def test_invalid_image_is_named(image, error, message):
-    """The message has the expected form and the given one."""
     with pytest.raises(error, match=message):
         encode(image)

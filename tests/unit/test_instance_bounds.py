@@ -20,7 +20,6 @@ def document(bounds: str | None = "1-4", idle_s: str = "", **more) -> dict:
 
 
 def test_bounds_and_idle_time_are_read():
-    """The idle time has a default; a config without bounds has none, with or without an idle time."""
     assert read_bounds(document("1-4")) == InstanceBounds(1, 4, 30.0)
     assert read_bounds(document(" 2-2 ", "1.5")) == InstanceBounds(2, 2, 1.5)
     assert read_bounds(document(None, "1.5")) is None
@@ -43,7 +42,6 @@ def test_bounds_and_idle_time_are_read():
     },
 )
 def test_invalid_bounds_are_named(config, message):
-    """The message has the parameter, the expected value and the one that came."""
     with pytest.raises(InvalidConfig) as caught:
         read_bounds(config)
 
@@ -65,7 +63,6 @@ def test_chosen_number_is_within_the_bounds(wanted, count):
 
 
 def test_number_without_a_group_has_a_group():
-    """A config may leave the kind to Triton."""
     config = {"parameters": document()["parameters"]}
 
     assert with_chosen(config, InstanceBounds(1, 4), 2)["instance_group"] == [{"count": 2}]
@@ -73,7 +70,6 @@ def test_number_without_a_group_has_a_group():
 
 @pytest.mark.parametrize("text", ["", "1-4", "x of 1-4"])
 def test_parameter_of_the_repository_is_no_choice(text):
-    """Only a server writes a number in front of the bounds."""
     assert chosen(text) is None
 
 

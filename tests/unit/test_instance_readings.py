@@ -26,7 +26,6 @@ nv_gpu_memory_used_bytes{gpu_uuid="GPU-2"} 70000
 
 
 def test_page_has_counters_by_version_and_the_fullest_gpu():
-    """Missing samples are 0; the values of the GPUs are the worst of each kind."""
     found = read_page(PAGE)
 
     assert found.models == {"eyes": {"1": Counters(7, 124, 62, 25.003), "2": Counters(0, 8, 0, 0)}}
@@ -70,7 +69,6 @@ class Proc:
 
 
 def test_wait_for_a_core_is_the_mean_of_the_processes(tmp_path):
-    """Threads of a process are added; a process counts from its second reading, until it ends."""
     proc, cpu = Proc(tmp_path), CpuWait(tmp_path)
     proc.wait(10, 1.0, 1.0)
     proc.wait(20, 5.0)

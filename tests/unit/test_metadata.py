@@ -57,7 +57,6 @@ def found(tmp_path):
     },
 )
 def test_labels_are_found(found, properties, files, origin):
-    """The names come in the order of their indices, with their origin."""
     metadata = found(properties, files)
 
     assert (metadata.labels, metadata.labels_from) == (tuple(NAMES), origin)
@@ -79,7 +78,6 @@ def test_labels_are_found(found, properties, files, origin):
     },
 )
 def test_unknown_metadata_is_skipped(found, properties, files):
-    """Metadata that does not say what the classes are is not guessed from, and never run."""
     metadata = found(properties, files)
 
     assert (metadata.labels, dict(metadata.parameters)) == ((), {})

@@ -26,7 +26,6 @@ def observed_up_to(value: float, bounds: list[int], counts: list[int]) -> float:
 
 @given(COUNTS, st.floats(0, 1), st.data())
 def test_quantile_has_its_share_of_evenly_spread_observations(counts, share, data):
-    """Counted without cumulative sums, the wanted share of the observations is at or below the quantile."""
     widths = data.draw(st.lists(st.integers(1, 100), min_size=len(counts), max_size=len(counts)))
     bounds = list(accumulate(widths))
     cumulative = dict(zip(map(float, bounds), accumulate(counts), strict=True))
@@ -56,7 +55,6 @@ def test_quantile_has_its_share_of_evenly_spread_observations(counts, share, dat
     ids=["no bucket", "no observation", "first bucket", "empty first", "all", "beyond the last bound"],
 )
 def test_edges_of_the_interpolation(share, buckets, expected):
-    """Without observations there is no quantile; beyond the last finite bound it is this bound."""
     assert interpolate(share, buckets) == expected
 
 
@@ -73,7 +71,6 @@ def test_edges_of_the_interpolation(share, buckets, expected):
     ids=["nothing", "series ended", "first event", "growth", "reset", "one of two reset"],
 )
 def test_growth_of_a_counter(before, after, total):
-    """A new series counts from 0, a reset one from its reset, each series on its own."""
     assert grown(before, after).total("c") == total
     assert grown(before, after).rate("c") == total / 2
 
@@ -84,7 +81,6 @@ def test_after_a_restart_all_counts_are_new():
 
 
 def test_series_are_selected_by_their_labels():
-    """Given labels must be equal, and excluded ones must not."""
     growth = grown("", 'c{a="x",b="1"} 1\nc{a="x",b="2"} 2\nc{a="y",b="1"} 4')
 
     assert growth.total("c", {"a": "x"}) == 3
@@ -103,7 +99,6 @@ def histogram(labels: str, *cumulative: int) -> str:
 
 
 def test_quantile_is_of_the_growth_alone():
-    """Observations before the first page do not count, and histograms with these labels are added."""
     before = histogram('a="x"', 1000, 1000, 1000) + "\n" + histogram('a="y"', 0, 0, 0)
     after = histogram('a="x"', 1000, 1002, 1002) + "\n" + histogram('a="y"', 0, 2, 2)
 

@@ -58,7 +58,6 @@ def test_triton_arguments_and_file_give_the_same_config(tmp_path):
 
 
 def test_config_has_everything_of_the_model(tmp_path):
-    """Every field comes from the document, but for the folder, the version and the instance."""
     document = {
         "name": "m",
         "max_batch_size": 8,
@@ -83,7 +82,6 @@ def test_config_has_everything_of_the_model(tmp_path):
 
 
 def test_config_without_anything_is_named_by_its_folder(tmp_path):
-    """A model may have no config, so every field has a default."""
     assert ModelConfig.from_document({}, tmp_path / "net", 1) == ModelConfig(
         "net", 1, tmp_path / "net", (), (), 0, {}, {}, "CPU", 0, True
     )
@@ -130,7 +128,6 @@ def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
     },
 )
 def test_instances_that_share_the_cores(tmp_path, backend, groups, expected):
-    """Groups add up, those on a GPU do not count, and without a count Triton's default holds."""
     given = {"backend": backend, "instance_group": groups}
     document = {name: entry for name, entry in given.items() if entry is not None}
 
@@ -179,7 +176,6 @@ def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
     },
 )
 def test_settings_take_their_types_from_the_dataclass(tmp_path, parameters, expected):
-    """Every parameter gets the type of its field; Triton's own parameters are ignored."""
     assert config(tmp_path, **parameters).settings(Settings) == expected
 
 
@@ -229,7 +225,6 @@ class Outer:
     },
 )
 def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, expected):
-    """The fields of nested dataclasses are parameters like all others, except those that are fixed."""
     assert config(tmp_path, **parameters).settings(Outer, **fixed) == expected
 
 
@@ -269,17 +264,11 @@ def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, exp
             {"height_px": 4},
             "unknown parameter 'height_px': expected one of is_fast, mean, name",
         ),
-        "rejected by a group": (
-            Outer,
-            {"height_px": "-1"},
-            {},
-            "height_px must not be negative, got -1",
-        ),
+        "rejected by a group": (Outer, {"height_px": "-1"}, {}, "height_px must not be negative, got -1"),
         "fixed one rejected": (Outer, {}, {"height_px": -2}, "height_px must not be negative, got -2"),
     },
 )
 def test_wrong_parameter_is_named(tmp_path, schema, parameters, fixed, message):
-    """A wrong parameter, also of a group, fails the load with its name, the expected and the given value."""
     with pytest.raises(InvalidConfig) as raised:
         config(tmp_path, **parameters).settings(schema, **fixed)
 
@@ -307,7 +296,6 @@ def args(tmp_path):
 
 
 def test_gpu_instance_needs_a_backend_that_uses_gpus(args, tmp_path):
-    """Such a backend gets the GPU's number, and whether it is the first instance; another one fails."""
     assert ModelConfig.from_args(args, may_use_gpu=True) == ModelConfig(
         "m", 1, tmp_path / "m", (), (), 0, {}, {"name": "m"}, "GPU", 1, False
     )
@@ -320,7 +308,6 @@ def test_gpu_instance_needs_a_backend_that_uses_gpus(args, tmp_path):
     ("name", "expected"), [("m_0_0", True), ("m_0_1", False), ("m_0_10", False), ("m_1_0", False)]
 )
 def test_first_instance_is_that_of_the_first_group(args, name, expected):
-    """The first instance of the first group logs the lines that appear once per model."""
     groups = [{"name": "m_0", "count": 11}, {"name": "m_1", "count": 1}]
     document = json.loads(args["model_config"]) | {"instance_group": groups}
     given = args | {"model_config": json.dumps(document), "model_instance_name": name}
@@ -345,7 +332,6 @@ def test_first_instance_is_that_of_the_first_group(args, name, expected):
     },
 )
 def test_network_version_is_that_of_the_step_with_the_scores(tmp_path, text, found):
-    """The pinned ensemble names the network that returns the scores; version -1 is an error."""
     (tmp_path / "e" / "1").mkdir(parents=True)
     (tmp_path / "e" / "config.pbtxt").write_text(f'name: "e" ensemble_scheduling {{ step {text} }}')
 
@@ -358,7 +344,6 @@ def test_network_version_is_that_of_the_step_with_the_scores(tmp_path, text, fou
 
 @pytest.mark.parametrize("text", [None, 'backend: "onnxruntime"'], ids=["no config", "a network"])
 def test_model_that_is_not_an_ensemble_is_the_network(tmp_path, text):
-    """A variant may be a network itself: then its version is the model's own."""
     (tmp_path / "net" / "3").mkdir(parents=True)
     if text:
         (tmp_path / "net" / "config.pbtxt").write_text(text)
@@ -377,7 +362,6 @@ def test_model_that_is_not_an_ensemble_is_the_network(tmp_path, text):
     },
 )
 def test_file_that_is_not_a_config_is_named(tmp_path, content, message):
-    """The message has the path, and the line of the mistake."""
     path = tmp_path / "config.pbtxt"
     if content:
         path.write_bytes(content)
@@ -422,7 +406,6 @@ def test_booleans_are_tritons_six_words(text, expected):
 
 
 def test_fused_model_may_replace_parameters_of_its_parts():
-    """A given value replaces the siblings' parameter; a missing one keeps it."""
     names = FusedSettings("p", 1, "n", 1, intra_op_thread_count=2, run_batch_size=4)
 
     assert names.of_preprocess == {}
@@ -430,7 +413,6 @@ def test_fused_model_may_replace_parameters_of_its_parts():
 
 
 def test_replaced_parameters_leave_the_others():
-    """A config with other values is a new one."""
     config = ModelConfig.from_document({"parameters": {"a": {"string_value": "1"}}}, Path("m"), 1)
 
     assert config.replacing({"b": "2"}).parameters == {"a": "1", "b": "2"}

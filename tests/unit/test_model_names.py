@@ -22,7 +22,6 @@ NETWORK = PINNED.replace('"image"', '"pixels"')
 
 
 def repository(folder, **configs):
-    """Write a config for each model."""
     for name, config in configs.items():
         (folder / name).mkdir()
         (folder / name / "config.pbtxt").write_text(config)
@@ -44,7 +43,6 @@ def repository(folder, **configs):
     ids=["classify", "named", "only route", "pinned", "no route", "unknown", "several", "none"],
 )
 def test_default_model(tmp_path, configs, name, expected):
-    """`classify` comes first, then the only model that classifies; otherwise the names are listed."""
     folder = repository(tmp_path, **configs)
     try:
         found = find_model(folder, name, CLASSIFIERS)
@@ -55,7 +53,6 @@ def test_default_model(tmp_path, configs, name, expected):
 
 
 def test_gateway_offers_routes_and_the_default_model(tmp_path):
-    """Routes that appear later are offered, too; only a route can be changed."""
     folder = repository(tmp_path, dogs=ROUTE, dogs_v1=PINNED)
     models = RepositoryModels(folder, lambda: None, ["dogs_v1"])
 
@@ -66,7 +63,6 @@ def test_gateway_offers_routes_and_the_default_model(tmp_path):
 
 
 def test_preview_is_that_of_the_preprocessing():
-    """A route shows the input of its default variant; a network alone has no preprocessing."""
     models, photo = RepositoryModels(REPOSITORY, lambda: None), COFFEE.read_bytes()
 
     found = models.preview("classify", photo)

@@ -15,7 +15,6 @@ DIVIDED = nvidia_smi.parse_devices(recorded.MIG_LIST)
 
 
 def test_gpus_are_read():
-    """Numbers are numbers, and a value that the GPU does not report is None."""
     table = recorded.GPU + recorded.DESKTOP_GPU + "WARNING: infoROM is corrupted at gpu 0000:AF:00.0\n"
 
     first, second = nvidia_smi.parse_gpus(table)
@@ -26,7 +25,6 @@ def test_gpus_are_read():
 
 
 def test_devices_are_read_with_the_parts_of_a_divided_gpu():
-    """A part has no index, and belongs to the GPU above it."""
     assert DEVICES[1] == Device("1", "NVIDIA A100-SXM4-80GB", recorded.SECOND)
     assert DIVIDED[1] == Device("", "MIG 1g.10gb Device 0", recorded.PART)
     assert [each.uuid for each in nvidia_smi.parts_of(recorded.DIVIDED, DIVIDED)] == [
@@ -37,7 +35,6 @@ def test_devices_are_read_with_the_parts_of_a_divided_gpu():
 
 
 def test_processes_are_read():
-    """Names may contain commas, and a container may hide the memory."""
     assert nvidia_smi.parse_processes(recorded.PROCESSES) == [
         GpuProcess(recorded.A100, 4194301, "/usr/local/bin/python3.10", 79872),
         GpuProcess(recorded.A100, 4194302, "a, b", None),
@@ -51,12 +48,10 @@ def test_processes_are_read():
     ids=["old", "new", "none"],
 )
 def test_cuda_of_the_driver_is_read(text, release):
-    """The head of nvidia-smi's output, of older and of newer drivers."""
     assert nvidia_smi.parse_cuda_version(text) == release
 
 
 def test_only_slow_clocks_are_reported():
-    """An idle GPU is not a slow one."""
     assert nvidia_smi.parse_slowdowns(recorded.CLOCKS) == []
     assert nvidia_smi.parse_slowdowns(recorded.HOT.replace("Throttle", "Event")) == ["HW Thermal Slowdown"]
 
@@ -146,7 +141,6 @@ def test_visible_gpus_are_those_of_cuda(value, uuids):
     ids=["index", "order", "UUID", "part", "beside a divided one"],
 )
 def test_gpus_are_selected(words, devices, uuids):
-    """Indexes are those of nvidia-smi, and the order stays."""
     assert [each.uuid for each in selection.parse(words, devices)] == uuids
 
 

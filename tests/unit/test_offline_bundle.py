@@ -19,32 +19,27 @@ KNOWN = frozenset({"cpu", "gpu", "gpu13", "load"})
     ("text", "size"), [("60M", 60 * MIB), ("1024K", MIB), ("2G", 2048 * MIB), (str(MIB), MIB)]
 )
 def test_sizes_have_binary_units(text, size):
-    """K, M and G are powers of 1024, as for split(1)."""
     assert offline_bundle.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "60MB", "-1M", "0", "1023K", "1.5G", "٣M"])
 def test_invalid_sizes_are_rejected(text):
-    """A size that is not one, or too small for a useful part, names the expected form."""
     with pytest.raises(WrongUsage, match=r"expected at least 1M, got .*; fix: make offline PART="):
         offline_bundle.parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["3.12", "python3.12", "/usr/bin/python3.12"])
 def test_python_is_a_version_or_an_interpreter(text):
-    """`PYTHON` of the Makefile may be either."""
     assert offline_bundle.parse_python(text) == "3.12"
 
 
 @pytest.mark.parametrize("text", ["3.10", "3.13", "3", "python"])
 def test_unsupported_pythons_are_rejected(text):
-    """The error for an unsupported version names the supported ones."""
     with pytest.raises(WrongUsage, match=r"expected 3\.11 or 3\.12, got"):
         offline_bundle.parse_python(text)
 
 
 def test_extras_are_the_projects_own():
-    """Spaces and repetitions do no harm; no extras are the Python clients alone."""
     assert offline_bundle.parse_extras("cpu, load,cpu,", KNOWN) == ("cpu", "load")
     assert offline_bundle.parse_extras("", KNOWN) == ()
 
@@ -57,7 +52,6 @@ def test_impossible_extras_are_rejected(text, reason):
 
 
 def test_target_needs_what_its_own_markers_select(tmp_path):
-    """Extras of requirements, versions and markers count as on the target, not as here."""
     requirements = [
         'Requires-Dist: Old_Only; python_version < "3.12"',
         'Requires-Dist: new-only>=2; python_version >= "3.12"',
@@ -92,12 +86,10 @@ def test_target_needs_what_its_own_markers_select(tmp_path):
     ],
 )
 def test_oldest_glibc_of_a_wheel_is_in_its_tags(tmp_path, tag, glibc):
-    """A wheel with several tags supports the oldest of them."""
     assert read_wheel(write_wheel(tmp_path, "leaf", "1.0", tag=tag)).glibc == glibc
 
 
 def test_name_of_a_bundle_has_the_newest_glibc_that_is_needed(tmp_path):
-    """The installer compares the target with the most demanding wheel."""
     own = read_wheel(write_wheel(tmp_path, "nereid-serving", "0.1.0"))
     native = [
         read_wheel(
@@ -141,7 +133,6 @@ def collect(index, folder, passes, lacking=""):
 
 
 def test_wheels_are_those_of_the_target(index, tmp_path):
-    """A second pass adds what pip's own Python does not need; what the target does not need is left out."""
     passes = []
 
     found = collect(index, tmp_path, passes)
@@ -151,7 +142,6 @@ def test_wheels_are_those_of_the_target(index, tmp_path):
 
 
 def test_incomplete_bundle_is_an_error(index, tmp_path):
-    """A requirement that pip never delivers ends the build, and is named."""
     with pytest.raises(OperationFailed, match="expected wheels for new-only, got none"):
         collect(index, tmp_path, passes := [], lacking="new-only")
 
@@ -169,13 +159,11 @@ def wheels(tmp_path):
 
 
 def write(wheels, folder, part_bytes=MIB):
-    """Write a bundle of the wheels."""
     folder.mkdir(exist_ok=True)
     return offline_bundle.write_bundle("nereid-offline-x", wheels, "top==1.0\n", folder, part_bytes)
 
 
 def test_parts_are_an_archive_in_pieces(wheels, tmp_path):
-    """Every part but the last is full; joined they are an archive of all files."""
     parts = write(wheels, tmp_path / "bundle")
 
     sizes = [part.stat().st_size for part in parts]
@@ -189,7 +177,6 @@ def test_parts_are_an_archive_in_pieces(wheels, tmp_path):
 
 
 def test_sums_are_those_of_sha256sum(wheels, tmp_path):
-    """`sha256sum --check` reads the file; the installer lies next to it."""
     parts = write(wheels, tmp_path / "bundle")
 
     expected = [f"{hashlib.sha256(part.read_bytes()).hexdigest()}  {part.name}" for part in parts]
@@ -198,14 +185,12 @@ def test_sums_are_those_of_sha256sum(wheels, tmp_path):
 
 
 def test_same_wheels_give_the_same_bundle(wheels, tmp_path):
-    """Times, owners and the order of the files do not change the sums."""
     first, second = write(wheels, tmp_path / "first"), write(wheels[::-1], tmp_path / "second")
 
     assert [part.read_bytes() for part in first] == [part.read_bytes() for part in second]
 
 
 def test_new_bundle_replaces_the_old_one(wheels, tmp_path):
-    """Parts of an earlier bundle do not stay next to the new ones; other files do."""
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "notes.txt").touch()
     write(wheels, tmp_path / "bundle")

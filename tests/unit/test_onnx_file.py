@@ -11,16 +11,9 @@ from onnx import helper
 
 from nereid.inference.signature import NetworkTensor, Signature
 from nereid.repository import onnx_graph
-from nereid.repository.onnx_file import (
-    InvalidOnnx,
-    append_softmax,
-    check_external_data,
-    check_with_onnx,
-    describe,
-    read,
-)
+from nereid.repository.onnx_file import InvalidOnnx, check_external_data, read
 from nereid.repository.onnx_runtimes import CAPABILITIES, Runtime, check_runtimes, supported_runtimes
-from tests.networks import OPSET, constant, identity, network, run, value
+from tests.networks import OPSET, constant, identity, network, value
 from tests.tables import cases
 
 WEIGHTS = np.arange(12, dtype=np.float32)
@@ -52,7 +45,6 @@ def weighted(**external: str | int) -> onnx.ModelProto:
 
 
 def test_signature_is_the_one_that_onnx_runtime_sees(tmp_path):
-    """Names, elements, shapes and weights are equal; a dim without a value is -1."""
     model = network(
         [
             helper.make_node("Mul", ["x", "factor"], ["y"]),
@@ -75,20 +67,6 @@ def test_signature_is_the_one_that_onnx_runtime_sees(tmp_path):
     assert file.signature == Signature.of(onnxruntime.InferenceSession(path))
     assert file.signature.initializers == {"factor": NetworkTensor("float16", (1,))}
     assert (file.opset, file.ir_version, file.custom_domains, file.external) == (OPSET, 8, (), ())
-
-
-@pytest.mark.parametrize(
-    ("tensor", "text"),
-    [
-        (NetworkTensor("float", (-1, 3, 224, 224)), "FP32 [-1,3,224,224]"),
-        (NetworkTensor("string", (1,)), "BYTES [1]"),
-        (NetworkTensor("int64", ()), "INT64 []"),
-    ],
-    ids=["image", "string", "scalar"],
-)
-def test_tensor_is_written_in_tritons_words(tensor, text):
-    """Messages name datatypes as the protocol does."""
-    assert describe(tensor) == text
 
 
 def garbled(model: onnx.ModelProto, name: str) -> bytes:
@@ -130,17 +108,11 @@ NO_PLACE = "external tensor 'w' has no location of its values"
         "picture": (b"\x89PNG\r\n\x1a\n" + bytes(64), "expected an ONNX network, got a truncated or other"),
         "truncated": (weighted().SerializeToString()[:-20], "truncated"),
         "cut-at-a-field": (onnx.ModelProto(ir_version=8).SerializeToString(), "no IR version, opset or op"),
-        "element-type-of-weights": (
-            typed(weight_element=126),
-            "'w' of the network has an unknown element type, 126",
-        ),
+        "element-type-of-weights": (typed(weight_element=126), "'w' .* unknown element type, 126"),
         "element-type": (typed(99), "'x' of the network has an unknown element type, 99"),
         "input-name": (garbled(weighted(), "x"), r"is damaged: expected a name in UTF-8, got b'\\xff'"),
         "dim-name": (garbled(weighted(), "N"), "is damaged: expected a name in UTF-8"),
-        "name-of-external": (
-            garbled(weighted(location="w.bin"), "w"),
-            "is damaged: expected a name in UTF-8",
-        ),
+        "name-of-external": (garbled(weighted(location="w.bin"), "w"), "is damaged: expected a name"),
         "sequence": (sequence(), "'y' of the network: expected a tensor, got sequence"),
         "no-location": (external(length=48), NO_PLACE),
         "offset-text": (external(location="w", offset="x"), NO_PLACE),
@@ -148,7 +120,6 @@ NO_PLACE = "external tensor 'w' has no location of its values"
     },
 )
 def test_file_that_is_not_a_network_is_rejected(tmp_path, content, reason):
-    """Each kind of wrong or damaged file has its own message."""
     if content is not None:
         (tmp_path / "model.onnx").write_bytes(content)
 
@@ -170,7 +141,6 @@ def link_folder_out(folder: Path) -> None:
 
 
 def write(size: int):
-    """Write `w.bin` with a number of bytes."""
     return lambda folder: (folder / "w.bin").write_bytes(bytes(size))
 
 
@@ -196,7 +166,6 @@ MISPLACED = {
 
 @cases(("external", "prepare", "reason"), MISPLACED)
 def test_external_data_is_next_to_the_network_and_complete(tmp_path, external, prepare, reason):
-    """Nothing outside the version folder is ever read, and nothing is missing at load."""
     path = save(tmp_path / "1", weighted(**external))
     prepare(path.parent)
 
@@ -205,7 +174,6 @@ def test_external_data_is_next_to_the_network_and_complete(tmp_path, external, p
 
 
 def test_external_data_is_counted_once(tmp_path):
-    """A file may hold several tensors; a link within the folder, and a linked folder itself, are allowed."""
     path = save(tmp_path / "real", weighted(location="w.bin", offset=16, length=48))
     (path.parent / "values").write_bytes(bytes(64))
     (path.parent / "w.bin").symlink_to("values")
@@ -217,11 +185,7 @@ def test_external_data_is_counted_once(tmp_path):
 @cases(
     ("opset", "ir_version", "reason"),
     {
-        "opset-for-one": (
-            22,
-            8,
-            "expected opset at most 21 for there, got 22; fix: export it with opset 21$",
-        ),
+        "opset-for-one": (22, 8, "opset at most 21 for there, got 22; fix: export it with opset 21$"),
         "opset-for-both": (27, 8, "expected opset at most 26 for here, at most 21 for there, got 27"),
         "ir": (21, 11, "expected IR version at most 10 for there, got 11; fix: .* with IR version 10"),
         "both-too-new": (22, 11, "expected opset .*, got 22; .*; expected IR version .*, got 11; "),
@@ -230,7 +194,6 @@ def test_external_data_is_counted_once(tmp_path):
     },
 )
 def test_server_that_cannot_open_it_is_named(tmp_path, opset, ir_version, reason):
-    """A network that one server opens and the other does not is rejected; the limits are allowed."""
     model = weighted()
     model.opset_import[0].version, model.ir_version = opset, ir_version
     file = read(save(tmp_path, model))
@@ -254,7 +217,6 @@ def opens(opset: int, ir_version: int) -> bool:
 
 
 def test_table_is_right_for_the_installed_runtime():
-    """ONNX Runtime opens the newest opset and IR version that the table has for it, and no newer ones."""
     embedded, container = supported_runtimes()
 
     assert onnxruntime.__version__.split(".")[1] in embedded.name
@@ -264,7 +226,6 @@ def test_table_is_right_for_the_installed_runtime():
 
 
 def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
-    """Other operators are named; those of Microsoft, and functions in the file itself, are not."""
     node = [
         helper.make_node("Wave", ["x"], ["a"], domain="com.example"),
         helper.make_node("Gelu", ["a"], ["b"], domain="com.microsoft"),
@@ -281,36 +242,7 @@ def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
     assert read(save(tmp_path, model)).custom_domains == ("com.example",)
 
 
-def test_operator_that_does_not_exist_is_refused(tmp_path):
-    """ONNX's checker finds unknown operators; the message is on one line."""
-    model = weighted()
-    model.graph.node[0].op_type = "Adds"
-
-    with pytest.raises(
-        InvalidOnnx, match=r"^the ONNX checker refuses 'model.onnx': No Op registered for Adds.*$"
-    ):
-        check_with_onnx(save(tmp_path, model))
-
-
-def test_softmax_makes_probabilities_of_logits(tmp_path):
-    """The appended operator returns exp(x) / sum(exp(x)) of the former output, under a new name."""
-    path, x = save(tmp_path, weighted()), {"x": np.ones((2, 12), np.float32)}
-    logits = run(path, x)["y"]
-
-    name = append_softmax(path)
-
-    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(run(path, x)[name], expected, rtol=1e-6)
-
-
-def test_folder_in_the_place_of_the_file_is_named(tmp_path):
-    """The message has the system's reason."""
-    with pytest.raises(InvalidOnnx, match="Is a directory"):
-        read(tmp_path)
-
-
 def test_subgraphs_belong_to_the_network():
-    """Constants and operators in the branch of an If are found like those outside."""
     branch = helper.make_graph(
         [
             helper.make_node("Constant", [], ["inner"], value=constant("hidden", WEIGHTS)),

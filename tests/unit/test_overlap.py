@@ -30,13 +30,11 @@ class Cuda:
         self.get_elapsed_time = lambda begin, end: 0.0
 
     def Stream(self, non_blocking: bool):
-        """Return a new stream."""
         stream = Stream(self)
         self.streams.append(stream)
         return stream
 
     def Event(self, **options):
-        """Return a new event."""
         return Event(self)
 
     def run_until(self, is_over) -> None:
@@ -54,7 +52,6 @@ class Stream:
         self.cuda, self.work = cuda, deque()
 
     def add(self, work, is_ready=lambda: True) -> None:
-        """Enqueue work."""
         with self.cuda.lock:
             self.work.append((is_ready, work))
 
@@ -111,11 +108,9 @@ class Doubler:
         self.outputs, self.hosts = np.full((2, SLOTS, ROWS), -3)
 
     def enqueue(self, slot, rows):
-        """Enqueue a run."""
         self.stream.add(lambda: np.multiply(self.tensors[slot], 2, out=self.outputs[slot]))
 
     def fetch(self, slot, rows, stream):
-        """Enqueue the copy to the host."""
         stream.add(lambda: np.copyto(self.hosts[slot], self.outputs[slot]))
         return {"y": self.hosts[slot, :rows]}
 
@@ -127,11 +122,9 @@ class Batch:
         self.images, self.answers, self._answered, self.errors = images, [], answered, ()
 
     def prepared(self, errors, times):
-        """Take the errors."""
         self.errors = errors
 
     def answer(self, outputs, stages):
-        """Store the results."""
         self.answers.append(
             {name: array.tolist() for name, array in outputs.items()}
             if isinstance(outputs, dict)
@@ -141,7 +134,6 @@ class Batch:
 
 
 def pipeline(seed: int, lanes=Lanes) -> Overlap:
-    """Return a pipeline on the twin."""
     cuda = Cuda(seed)
     decoder = Decoder(cuda)
     network = Doubler(cuda, decoder.tensors)
@@ -181,7 +173,6 @@ def check(jobs: list[Batch], answered: list[Batch]) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_batch_has_its_own_results(seed):
-    """In any order of the device's work that the events allow, each batch is answered once, in order."""
     check(*run(seed))
 
 
@@ -195,7 +186,6 @@ class WithoutPrepared(Lanes):
     """The network does not wait for the kernel."""
 
     def compute(self, slot, rows):
-        """Compute without the event."""
         self._network.enqueue(slot, rows)
         self._computed[slot].record(self._computing)
         self._copying.wait_event(self._computed[slot])
@@ -207,7 +197,6 @@ class WithoutComputed(Lanes):
     """The copy does not wait for the network."""
 
     def compute(self, slot, rows):
-        """Compute without the event."""
         self._computing.wait_event(self._prepared[slot])
         self._network.enqueue(slot, rows)
         self._outputs[slot] = self._network.fetch(slot, rows, self._copying)
@@ -218,19 +207,16 @@ class WithoutWaiting(Lanes):
     """The responses do not wait for the copies."""
 
     def wait(self, slot):
-        """Return what is there."""
         return self._outputs[slot], None
 
 
 @pytest.mark.parametrize("faulty", [WithoutPrepared, WithoutComputed, WithoutWaiting])
 def test_twin_notices_a_dropped_event(faulty):
-    """Without one of its events, the pipeline has wrong results on the twin."""
     with pytest.raises(AssertionError):
         check_seeds(faulty)
 
 
 def test_broken_device_fails_this_batch_and_all_later_ones():
-    """The device's failure is reported once; earlier batches keep their results."""
     cuda, reasons, answered = Cuda(0), [], []
     decoder = Decoder(cuda)
     network = Doubler(cuda, decoder.tensors)
@@ -250,7 +236,6 @@ class Rows:
     """The step after the network: each request gets its rows."""
 
     def finish(self, batch, images, outputs):
-        """Return the outcomes."""
         return [
             {"y": outputs["y"][rows].tolist()} if isinstance(rows, slice) else rows for rows in batch.outcomes
         ]
@@ -267,7 +252,6 @@ def run_alone(requests, seed: int = 0):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_each_request_of_a_batch_gets_its_rows(seed):
-    """A request with a bad image, or one that was refused before, fails alone."""
     refused, bad = InvalidRequest("two images"), InvalidImage("bad")
 
     outcomes, ran = run_alone([[b"1", b"2"], refused, [BAD], [b"3"]], seed)
@@ -281,7 +265,6 @@ def test_each_request_of_a_batch_gets_its_rows(seed):
     "requests", [[[BAD], [BAD]], [InvalidRequest("no")], []], ids=["bad", "refused", "none"]
 )
 def test_batch_without_good_images_is_not_computed(requests):
-    """Only errors: the network does not run."""
     outcomes, ran = run_alone(requests)
 
     assert [isinstance(each, ServingError) for each in outcomes] == [True] * len(requests)
@@ -289,14 +272,12 @@ def test_batch_without_good_images_is_not_computed(requests):
 
 
 def test_broken_device_fails_requests_that_have_no_error_of_their_own():
-    """The error of the device is that of each request whose images were accepted."""
     outcomes, _ = run_alone([[b"1"], InvalidRequest("no"), [BREAKS]])
 
     assert [type(each) for each in outcomes] == [DeviceFailed, InvalidRequest, DeviceFailed]
 
 
 def test_overlap_is_never_ignored():
-    """A model that cannot have it is refused with what it needs, and the way out."""
     config = ModelConfig.from_document({"name": "m"}, Path("m"), 1)
 
     check_overlap(config, is_bound=True)
@@ -307,8 +288,6 @@ def test_overlap_is_never_ignored():
 
 
 def test_failure_to_open_is_raised():
-    """A pipeline whose device cannot be opened raises the error."""
-
     def fail() -> Lanes:
         raise ValueError("no graph")
 
@@ -352,7 +331,6 @@ def drive(slots: Slots, choices: list[int]) -> None:
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 4))
 def test_slots_are_used_by_one_batch_at_a_time(choices, count):
-    """Whatever finishes next, the scheduler keeps its promises."""
     drive(Slots(count), choices)
 
 
@@ -367,7 +345,6 @@ class FreedEarly(Slots):
     """Frees a slot when its network is enqueued."""
 
     def step(self, event):
-        """Answer and free in one step."""
         if isinstance(event, Answered):
             return []
         commands = super().step(event)
@@ -378,7 +355,6 @@ class AnsweredTwice(Slots):
     """Sends the responses of the first slot twice."""
 
     def step(self, event):
-        """Repeat a command."""
         return [each for each in super().step(event) for _ in range(1 + (each == Answer(0)))]
 
 
@@ -386,7 +362,6 @@ class NewestFirst(Slots):
     """Decodes the newest batch first."""
 
     def step(self, event):
-        """Reverse what waits."""
         if isinstance(event, Answered):
             self._waiting.reverse()
         return super().step(event)
@@ -394,13 +369,5 @@ class NewestFirst(Slots):
 
 @pytest.mark.parametrize("faulty", [FreedEarly, AnsweredTwice, NewestFirst])
 def test_model_notices_a_faulty_scheduler(faulty):
-    """A slot that is used too early, responses sent twice, and a lost order are found."""
     with pytest.raises((AssertionError, ValueError, KeyError)):
         drive_often(faulty)
-
-
-@pytest.mark.parametrize("event", [Decoded(0, 1), Computed(0), Answered(0)], ids=str)
-def test_impossible_event_is_refused(event):
-    """An event of a free slot is a defect of the caller."""
-    with pytest.raises(ValueError, match="expected slot 0"):
-        Slots(1).step(event)

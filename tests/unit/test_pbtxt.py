@@ -25,14 +25,12 @@ dynamic_batching {}
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_unchanged_text_stays(path):
-    """A config without changes keeps every character."""
     text = path.read_text()
 
     assert rewrite(text, parse(text)) == text
 
 
 def test_only_what_changes_is_written_anew():
-    """Comments stay in their places; a parameter goes with its line, and new fields come last."""
     wanted = parse(TEXT)
     wanted.max_batch_size = 16
     wanted.instance_group[0].count = 3
@@ -61,7 +59,6 @@ def test_only_what_changes_is_written_anew():
     ids=["list-and-entry", "joined-strings"],
 )
 def test_unusual_layout_is_written_anew(text):
-    """A text that cannot be changed entry by entry is written anew."""
     wanted = parse(text)
     wanted.max_batch_size = 16
     del wanted.instance_group[1:]
@@ -70,7 +67,6 @@ def test_unusual_layout_is_written_anew(text):
 
 
 def test_text_that_is_not_a_config_is_an_error():
-    """The message has line and column."""
     with pytest.raises(OperationFailed, match="cannot read the config: 1:1 : "):
         rewrite("what: 1", parse(""))
 
@@ -95,12 +91,10 @@ POLICY = "version_policy { specific { versions: [ 1, 3 ] } }"
     },
 )
 def test_only_the_policy_changes_with_the_versions(text, expected):
-    """The served versions are replaced wherever and however they are written."""
     assert with_versions(text, [3, 1]) == expected
 
 
 def test_change_of_versions_never_removes_a_comment():
-    """A layout that cannot be changed entry by entry is an error with the line to write."""
     with pytest.raises(OperationFailed, match=r"fix: write version_policy .*\[ 1, 2 \]") as refused:
         with_versions('# why\nname: "a" "b" max_batch_size: 8', [1, 2])
 

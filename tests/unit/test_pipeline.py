@@ -14,13 +14,7 @@ from nereid.imaging.decode import Limits
 from nereid.imaging.pipeline import Pipeline
 from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.transform import Transform
-from nereid.serving_errors import (
-    DeadlineExceeded,
-    DeviceFailed,
-    InferenceFailed,
-    InvalidConfig,
-    InvalidImage,
-)
+from nereid.serving_errors import DeadlineExceeded, DeviceFailed, InferenceFailed, InvalidConfig, InvalidImage
 from tests.faulty_networks import CUDARuntimeError
 from tests.tables import cases
 
@@ -39,13 +33,11 @@ class Numbers:
         self.errors = errors or {}
 
     def prepare(self, images):
-        """Write the numbers."""
         for row, image in zip(self.tensor, images, strict=False):
             row[:] = -1 if image in self.errors else int(image)
         return [self.errors.get(image) for image in images]
 
     def move(self, source, target):
-        """Copy rows."""
         self.tensor[target] = self.tensor[source].copy()
 
 
@@ -57,7 +49,6 @@ class Broken(Numbers):
         self.error = error
 
     def prepare(self, images):
-        """Fail."""
         raise self.error
 
 
@@ -69,12 +60,10 @@ def pipeline() -> Pipeline:
 
 @pytest.fixture
 def alone(pipeline):
-    """The tensors of single images."""
     return {image: pipeline.run([[image]]).tensor[0].copy() for image in (A, B)}
 
 
 def test_rows_follow_the_requests(pipeline, alone):
-    """Several requests of several images fill one contiguous tensor, in order."""
     batch = pipeline.run([[A], [B, A]])
 
     assert batch.outcomes == [slice(0, 1), slice(1, 3)]
@@ -89,7 +78,6 @@ def test_rows_follow_the_requests(pipeline, alone):
     ids=["refused already", "bad image"],
 )
 def test_failed_request_leaves_the_others_alone(pipeline, alone, place, request_, kind):
-    """A request that fails has no row, and the rows of the others are right and without a gap."""
     requests = [[A], [B]]
     requests.insert(place, request_)
 
@@ -118,7 +106,6 @@ def test_failed_request_leaves_the_others_alone(pipeline, alone, place, request_
     },
 )
 def test_rows_are_closed_up(requests, bad, rows, expected):
-    """Good requests' rows move up over those of bad ones, whole and in order."""
     errors = {number: InvalidImage("bad") for number in bad}
 
     batch = Pipeline(Numbers(7, errors)).run([list(request) for request in requests])
@@ -151,7 +138,6 @@ def test_rows_are_closed_up(requests, bad, rows, expected):
     },
 )
 def test_failed_request_lists_its_bad_images(requests, expected):
-    """The error has the index of each bad image in its request, and is ours if one of the causes is."""
     errors = {"a": InvalidImage("a"), "b": InvalidImage("b"), "x": InferenceFailed("x")}
 
     outcomes = Pipeline(Numbers(8, errors)).run([list(request) for request in requests]).outcomes
@@ -161,7 +147,6 @@ def test_failed_request_lists_its_bad_images(requests, expected):
 
 
 def test_failing_device_fails_every_request():
-    """If the device fails, every request gets the error."""
     batch = Pipeline(Broken(3, MemoryError("device is full"))).run([["0"], ["1", "2"]])
 
     assert [type(outcome) for outcome in batch.outcomes] == [InferenceFailed] * 2
@@ -182,7 +167,6 @@ def test_lost_device_fails_every_request_as_unreachable(pipeline):
 
 
 def test_device_may_fail_while_rows_move():
-    """The requests before have their rows; the others get the error."""
     numbers = Numbers(4, {"bad": InvalidImage("bad")})
 
     def move(source, target):
@@ -197,7 +181,6 @@ def test_device_may_fail_while_rows_move():
 
 
 def test_error_of_a_call_does_not_mean_a_lost_device():
-    """The device works: an argument was wrong."""
     error = CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument")
 
     assert [type(each) for each in Pipeline(Broken(3, error)).run([["0"]]).outcomes] == [InferenceFailed]
@@ -205,15 +188,7 @@ def test_error_of_a_call_does_not_mean_a_lost_device():
 
 @pytest.mark.parametrize("requests", [[], [[BAD]], [[]]], ids=["no request", "only a bad one", "no image"])
 def test_empty_batch_is_empty(pipeline, requests):
-    """Without a good image the tensor has no rows."""
     assert pipeline.run(requests).tensor.shape == (0, 3, 224, 224)
-
-
-def test_batch_buffer_is_reused(pipeline):
-    """No batch allocates a tensor: each is a view of the same memory."""
-    first, second = pipeline.run([[A]]).tensor, pipeline.run([[B], [A]]).tensor
-
-    assert first.ctypes.data == second.ctypes.data
 
 
 def build(root, folder, old, new):
@@ -224,15 +199,7 @@ def build(root, folder, old, new):
     return Pipeline.from_config(ModelConfig.from_file(folder, 1))
 
 
-def test_repository_model_describes_this_pipeline(root, alone):
-    """The model in the repository gives the same tensor as the parameters it is documented with."""
-    config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
-
-    np.testing.assert_array_equal(Pipeline.from_config(config).run([[A]]).tensor[0], alone[A])
-
-
 def test_batch_size_of_another_model_may_be_given(root):
-    """A model that runs the pipeline sets its own batch size."""
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
 
     batch = Pipeline.from_config(config, max_batch_size=2, instances=1).run([[A], [B]])
@@ -247,11 +214,7 @@ SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
 @cases(
     ("old", "new", "message"),
     {
-        "dims": (
-            "[ 3, 224, 224 ]",
-            "[ 3, 299, 299 ]",
-            "resize_shorter_px: expected at least the output's 299 x 299, got 256",
-        ),
+        "dims": ("[ 3, 224, 224 ]", "[ 3, 299, 299 ]", "expected at least the output's 299 x 299, got 256"),
         "no batches": ("max_batch_size: 8", "max_batch_size: 0", "max_batch_size: expected 1 or more, got 0"),
         "input's type": ("TYPE_STRING", "TYPE_UINT8", ONE_INPUT + "'image' TYPE_UINT8 [1]"),
         "input's name": ('name: "image"', 'name: "picture"', ONE_INPUT + "'picture' TYPE_STRING [1]"),
@@ -264,7 +227,6 @@ SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
     },
 )
 def test_unsuitable_config_fails_the_load(root, tmp_path, old, new, message):
-    """The message has the model and the mistake."""
     with pytest.raises(InvalidConfig, match=f"^model 'imagenet_preprocess'.*{re.escape(message)}"):
         build(root, tmp_path, old, new)
 
@@ -273,7 +235,6 @@ def test_unsuitable_config_fails_the_load(root, tmp_path, old, new, message):
     ("kind", "parameter"), [("CPU", "gpu_memory_limit_bytes"), ("GPU", "decode_threads")], ids=["cpu", "gpu"]
 )
 def test_parameter_of_the_other_device_fails_the_load(root, kind, parameter):
-    """A parameter without effect is refused, and the message names the instance's device."""
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
     config = replace(config, kind=kind, parameters={**config.parameters, parameter: "7"})
 
@@ -293,7 +254,6 @@ def test_more_images_than_rows_are_refused(pipeline):
 
 
 def test_gpu_without_its_packages_fails_the_load(root, monkeypatch):
-    """The message has the missing package and the extra that installs it."""
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.delitem(sys.modules, "nereid.imaging.gpu_preprocessor", raising=False)
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)

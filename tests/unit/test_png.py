@@ -16,7 +16,6 @@ PICTURE = ("16462646", "77777777", "56565656", "77777777", "36463646", "77777777
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
-    """Return a chunk."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 

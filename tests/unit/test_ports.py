@@ -14,7 +14,6 @@ from nereid.server.ports import Ports, check_ports, free_ports
 
 
 def test_taken_port_is_named_with_its_option():
-    """The message has the port, its use, and the option that chooses another."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -16,14 +16,13 @@ from nereid.publish.intake.precision import CHANGE, convert
 from nereid.publish.publisher import publish
 from tests.detectors import add_detector
 from tests.networks import constant, identity, network, store, value
-from tests.publishing import NET, contents, store_published
+from tests.publishing import contents
 
 NETWORK = "efficientnet_lite0"
 ANY_SPEED = Gates(max_slowdown=100)
 
 
 def mixing(factor: float = 1.0) -> onnx.ModelProto:
-    """Build y = x W, float32[N, 64]."""
     weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32) * np.float32(factor)
     node = onnx.helper.make_node("MatMul", ["x", "W"], ["y"])
     return network(
@@ -32,7 +31,6 @@ def mixing(factor: float = 1.0) -> onnx.ModelProto:
 
 
 def test_weights_are_fp16_and_tensors_fp32(tmp_path):
-    """Clients see the same network; its weights take half of the space."""
     path = store(tmp_path, "m", mixing(), None)
     before, x = path.stat().st_size, np.eye(64, dtype=np.float32)
     (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
@@ -79,7 +77,6 @@ def test_external_data_becomes_part_of_the_file(tmp_path):
     ],
 )
 def test_other_networks_are_refused_with_the_reason(tmp_path, make, reason):
-    """The message has the file, what was expected, and the way without the conversion."""
     make(tmp_path)
 
     with pytest.raises(OperationFailed, match=f"^'model.onnx' cannot be converted to FP16: {reason}; fix: "):
@@ -94,7 +91,6 @@ def converted(folder: Path) -> Path:
 
 
 def test_network_that_fp16_changes_is_rejected(tmp_path):
-    """The examination compares the outputs with the present version, and nothing is published."""
     repository = tmp_path / "models"
     shutil.copytree(REPOSITORY, repository)
     before = contents(repository)
@@ -125,7 +121,6 @@ def scale_beyond_fp16(model: onnx.ModelProto) -> None:
 
 
 def test_fp16_becomes_a_version_with_its_own_variant(tmp_path):
-    """It passes the gates against the FP32 version, which stays."""
     repository = tmp_path / "models"
     shutil.copytree(REPOSITORY, repository)
     source = repository / NETWORK / "1" / "model.onnx"
@@ -144,7 +139,6 @@ def test_fp16_becomes_a_version_with_its_own_variant(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["text_detect", "text_direction", "text_recognise"])
 def test_networks_of_the_readers_are_converted(tmp_path, name):
-    """Detection, direction and recognition of text pass the comparison with the present version."""
     repository = tmp_path / "models"
     shutil.copytree(TEXT_REPOSITORY, repository)
     source = repository / name / "1" / "model.onnx"
@@ -157,7 +151,6 @@ def test_networks_of_the_readers_are_converted(tmp_path, name):
 
 @pytest.mark.slow
 def test_detector_is_converted_and_described(tmp_path):
-    """The boxes of both versions agree, and the description of the version has the conversion."""
     repository = add_detector(tmp_path)
 
     done = publish(repository, "cars", tmp_path / "cars.onnx", None, ANY_SPEED, precision="fp16")
@@ -166,14 +159,3 @@ def test_detector_is_converted_and_described(tmp_path):
     found = description.read(repository / done.model / "2")
     assert found is not None
     assert found.changes[-1] == CHANGE
-
-
-@pytest.mark.slow
-def test_version_is_not_converted_by_default(tmp_path):
-    """Without the option, the file is published as it is."""
-    store_published(tmp_path / "models")
-    path = tmp_path / "models" / NET / "1" / "model.onnx"
-
-    publish(tmp_path / "models", NET, path, None, ANY_SPEED)
-
-    assert (tmp_path / "models" / NET / "2" / "model.onnx").read_bytes() == path.read_bytes()

@@ -65,14 +65,12 @@ def settings(folder, parameters, **output):
     ids=[*PRESETS, "none"],
 )
 def test_preset_stands_for_its_numbers(tmp_path, parameters, expected):
-    """A preset sets the numbers of its source; all other fields have their defaults."""
     assert settings(tmp_path, parameters) == PreprocessSettings(
         expected, Limits(), Resources(), _given(parameters)
     )
 
 
 def _given(parameters):
-    """Return the expected shorthands."""
     scale = float(PRESETS.get(parameters.get("preset", ""), {}).get("scale", 0))
     return Shorthand(parameters.get("preset", ""), scale)
 
@@ -141,12 +139,10 @@ def test_preset_is_the_published_one_in_levels(tmp_path, preset, mean, std):
     },
 )
 def test_given_parameter_replaces_the_presets(tmp_path, parameters, expected):
-    """A given parameter replaces the preset's, and those of the preset that would contradict it."""
     assert settings(tmp_path, parameters).transform == expected
 
 
 def test_every_parameter_is_read(tmp_path):
-    """A config can set every field of the transform, the limits and the resources."""
     read = settings(
         tmp_path,
         {
@@ -190,18 +186,9 @@ def test_every_parameter_is_read(tmp_path):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_preset_for_uint8_is_not_normalised(tmp_path, preset):
-    """An output of TYPE_UINT8 uses only the geometry of a preset."""
     transform = settings(tmp_path, {"preset": preset}, data_type="TYPE_UINT8").transform
 
     assert (transform.datatype, transform.mean, transform.std) == ("UINT8", (0.0,) * 3, (1.0,) * 3)
-
-
-@pytest.mark.parametrize("name", ["FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"])
-def test_tritons_own_parameters_pass(tmp_path, name):
-    """Triton's own parameters are ignored by the backend."""
-    parameters = {"resize": "exact"}
-
-    assert settings(tmp_path, parameters | {name: "no"}) == settings(tmp_path, parameters)
 
 
 EXACT = {"resize": "exact"}
@@ -226,10 +213,7 @@ MISTAKES = [
     ),
     (EXACT | PAD, "pad_color contradicts resize = exact: expected letterbox"),
     (PAD | {"preset": "imagenet"}, "pad_color contradicts resize = shorter_side: "),
-    (
-        {"preset": "letterbox", "pad_color": "0, 256, 0"},
-        "pad_color: expected 0..255",
-    ),
+    ({"preset": "letterbox", "pad_color": "0, 256, 0"}, "pad_color: expected 0..255"),
     ({"preset": "letterbox"} | SHORTER, "= 256 contradicts resize = letterbox"),
     (EXACT | {"antialias": "false", "decode_margin": "2"}, "contradicts antialias = false"),
     (EXACT | {"mean": "1e39, 0, 0"}, "expected pixels within FP32"),
@@ -264,14 +248,12 @@ UINT8, FP16 = {"data_type": "TYPE_UINT8"}, {"data_type": "TYPE_FP16"}
     ids=str,
 )
 def test_mistake_fails_the_load(tmp_path, parameters, output, message):
-    """The message has the model, the parameter or output, the expected value and the given one."""
     with pytest.raises(InvalidConfig, match=f"^model 'm'.*{re.escape(message)}"):
         settings(tmp_path, parameters, **output)
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_there_is_one_output(tmp_path, count):
-    """A preprocess model makes one tensor."""
     built = config(tmp_path, EXACT)
     document = dict(built.document) | {"output": [OUTPUT] * count}
 

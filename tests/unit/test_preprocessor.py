@@ -15,7 +15,7 @@ from PIL import Image
 from nereid.assets import CHELSEA, COFFEE
 from nereid.imaging.decode import Limits, open_image
 from nereid.imaging.preprocessor import CpuPreprocessor
-from nereid.imaging.transform import DATATYPES, Transform
+from nereid.imaging.transform import Transform
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.serving_errors import InferenceFailed, InvalidImage
 from tests.conftest import ROOT
@@ -25,18 +25,8 @@ NHWC = Transform(160, 96, "UINT8", "NHWC", resize="letterbox")
 A, B, BAD = COFFEE.read_bytes(), CHELSEA.read_bytes(), b"not an image"
 
 
-@pytest.mark.parametrize("transform", [NCHW, NHWC], ids=["nchw", "nhwc"])
-def test_tensor_is_that_of_a_full_batch(transform):
-    """It is allocated once, contiguous, with a row per image."""
-    tensor = CpuPreprocessor(transform, Limits(), 5).tensor
-
-    assert (tensor.shape, tensor.dtype) == ((5, *transform.shape), DATATYPES[transform.datatype])
-    assert tensor.flags.c_contiguous
-
-
 @pytest.mark.parametrize("threads", [1, 4])
 def test_image_i_is_in_row_i(threads):
-    """A bad image has an error and does not move the other rows."""
     preprocessor = CpuPreprocessor(NCHW, Limits(), 4, threads)
     alone = []
     for image in (A, B):
@@ -51,13 +41,11 @@ def test_image_i_is_in_row_i(threads):
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_no_images_give_no_errors(threads):
-    """An empty batch needs no work."""
     assert CpuPreprocessor(NCHW, Limits(), 4, threads).prepare([]) == []
 
 
 @pytest.mark.parametrize("transform", [NCHW, NHWC], ids=["nchw", "nhwc"])
 def test_threads_change_nothing(encode, gradient, transform):
-    """One thread and four give the same bits, for images of every size next to each other."""
     images = [encode(gradient(20 + 37 * i, 300 - 17 * i), "JPEG" if i % 2 else "PNG") for i in range(12)]
     images += [A, B] * 2
     one, four = (CpuPreprocessor(transform, Limits(), 16, threads) for threads in (1, 4))
@@ -76,12 +64,10 @@ class Meeting:
         self.both = threading.Barrier(2, timeout=60)
 
     def __call__(self, image, out, buffers, decoded):
-        """Wait."""
         self.both.wait()
 
 
 def test_threads_work_side_by_side():
-    """Two images of a batch are prepared at the same time."""
     assert CpuPreprocessor(Meeting(), Limits(), 2, threads=2).prepare([A, B]) == [None, None]
 
 
@@ -91,14 +77,12 @@ class Fragile:
     shape, datatype = (1,), "FP32"
 
     def __call__(self, image, out, buffers, decoded):
-        """Fail for one of them."""
         if image.encoded == B:
             raise ZeroDivisionError("nothing to divide")
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_unexpected_error_is_that_of_one_image(threads):
-    """An unexpected exception fails one image, with its type and text, not the batch."""
     first, second = CpuPreprocessor(Fragile(), Limits(), 2, threads).prepare([A, B])
 
     assert first is None
@@ -140,13 +124,6 @@ def test_pixels_in_work_are_bounded():
     assert counts[2] > 4
 
 
-def test_limits_are_those_given():
-    """Each preprocessor refuses by its own limits."""
-    (error,) = CpuPreprocessor(NCHW, Limits(max_image_side_px=100), 1).prepare([A])
-
-    assert str(error).startswith("invalid image: expected at most 100 pixels a side, got ")
-
-
 def peak_bytes(preprocessor, images, runs=20):
     """Return the peak of additional memory during runs after a warm-up."""
     for _ in range(3):
@@ -165,7 +142,6 @@ class Wasteful(CpuPreprocessor):
     """Preprocessor that allocates its tensor for each batch, which the test must detect."""
 
     def prepare(self, images):
-        """Allocate, then do the same."""
         self.tensor = np.empty_like(self.tensor)
         return super().prepare(images)
 

@@ -19,7 +19,6 @@ NORMALISED = {"mean": (127.0, 110.0, 90.0), "std": (128.0, 60.0, 50.0)}
 
 
 def encoded(pixels) -> bytes:
-    """Return a PNG file."""
     with io.BytesIO() as file:
         Image.fromarray(pixels).save(file, "PNG")
         return file.getvalue()
@@ -57,6 +56,5 @@ def limits(color_order: str) -> tuple:
 
 
 def test_bad_image_is_named():
-    """The message has the name of the file."""
     with pytest.raises(InvalidImage, match=r"bad\.jpg: expected an image file"):
         preview(settings(), {"good.png": encoded(PIXELS), "bad.jpg": b"text"})

@@ -54,7 +54,6 @@ def proc(tmp_path):
 
 
 def test_processes_have_the_name_of_their_part(proc):
-    """Each process of the server is found with its CPU time and memory; other processes are not."""
     found = {
         each.process.pid: (each.name, each.version, each.cpu_s * TICKS_PER_S, each.memory_bytes // 1024)
         for each in read(SUPERVISOR, REPOSITORY, proc.folder)
@@ -71,14 +70,12 @@ def test_processes_have_the_name_of_their_part(proc):
 
 
 def test_a_gateway_of_its_own_has_its_workers(proc):
-    """The descendants of a process count with it; a process that has ended has no use."""
     assert [each.process.pid for each in read_tree(GATEWAY, "gateway", proc.folder)] == [GATEWAY, WORKER]
     assert read_tree(GATEWAY + 1000, "gateway", proc.folder) == []
     assert (parent_of(WORKER, proc.folder), parent_of(1000, proc.folder)) == (GATEWAY, 0)
 
 
 def test_this_process_has_a_time_and_memory():
-    """The real files of the kernel have the expected form."""
     (own,) = (each for each in read_tree(os.getpid(), "tests") if each.process.pid == os.getpid())
     times = os.times()
 
@@ -88,7 +85,6 @@ def test_this_process_has_a_time_and_memory():
 
 
 def usage(pid: int, name: str, cpu_s: float, memory: int = 1) -> Usage:
-    """Return the use of a process."""
     return Usage(Process(pid, pid), name, 1, cpu_s, memory)
 
 
@@ -104,7 +100,6 @@ def pages_of(*looks: list[Usage]) -> list[dict[tuple[str, str], float]]:
 
 
 def test_processes_of_one_name_are_added():
-    """Two instances of a model are one series."""
     (page,) = pages_of([usage(1, "dogs", 2.5, 30), usage(2, "dogs", 1.0, 20), usage(3, "cats", 4.0, 10)])
 
     assert page == {
@@ -116,7 +111,6 @@ def test_processes_of_one_name_are_added():
 
 
 def test_cpu_time_never_falls():
-    """A replaced process keeps its time in the sum, and the new one adds its own."""
     pages = pages_of(
         [usage(1, "dogs", 5.0), usage(2, "dogs", 3.0)],
         [usage(1, "dogs", 6.0), usage(7, "dogs", 0.5)],
@@ -129,7 +123,6 @@ def test_cpu_time_never_falls():
 
 
 def test_a_reused_pid_is_another_process():
-    """The start of a process belongs to its identity."""
     first, second = Usage(Process(1, 10), "dogs", 1, 5.0, 1), Usage(Process(1, 20), "dogs", 1, 1.0, 1)
 
     assert [page["cpu_seconds_total", "dogs"] for page in pages_of([first], [second])] == [5.0, 6.0]

@@ -26,7 +26,6 @@ def handlers():
 
 
 def test_signals_call_their_actions_in_order():
-    """The first signals call their actions in order; further ones have the last handler."""
     seen = []
     with handlers():
         on_signals(
@@ -39,7 +38,6 @@ def test_signals_call_their_actions_in_order():
 
 
 def test_stop_flag_leaves_the_second_signal_to_the_kernel():
-    """The first signal sets the flag; after it both have their default again."""
     with handlers():
         stop = StopFlag()
         before = stop.is_set()
@@ -49,7 +47,6 @@ def test_stop_flag_leaves_the_second_signal_to_the_kernel():
 
 
 def test_sigterm_closes_contexts():
-    """The exit status is a shell's; a second SIGTERM changes nothing, and the old handler comes back."""
     before = signal.getsignal(signal.SIGTERM)
     closed = []
 
@@ -68,7 +65,6 @@ def test_sigterm_closes_contexts():
 
 
 def test_child_ends_with_its_parent():
-    """A killed parent takes its child along."""
     program = (
         "import subprocess, time; from nereid.processes import end_with_parent;"
         "child = subprocess.Popen(['sleep', '600'], preexec_fn=end_with_parent(), stdout=subprocess.DEVNULL);"
@@ -107,7 +103,6 @@ def test_child_of_a_dead_parent_ends_itself():
     ids=["fails immediately", "fails before it is calm", "was calm once", "first time"],
 )
 def test_waits_grow_until_a_calm_time(ran_s, expected):
-    """Each failure waits longer, up to the last delay; after a calm time the first delay returns."""
     back_off = BackOff([0.2, 1, 4], calm_s=60)
 
     assert [back_off.next_s(each) for each in ran_s] == expected

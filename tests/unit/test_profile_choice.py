@@ -8,7 +8,7 @@ import pytest
 
 from nereid.assets import REPOSITORY
 from nereid.server.command_line import ServerOptions, command, environment
-from nereid.server.gpu.cuda_packages import Installed, Package, driver_problem
+from nereid.server.gpu.cuda_packages import Package, driver_problem
 from nereid.server.gpu.profile_choice import Choice, check_named_gpus, choose
 from nereid.server.installation import find_installation
 from tests import gpu_outputs as recorded
@@ -25,7 +25,6 @@ def chosen(
 
 
 def test_gpu_with_its_packages_is_selected(tmp_path):
-    """The line has the GPU, and what uses it."""
     expected = Choice("gpu", "NVIDIA A100-SXM4-80GB, CUDA provider, CuPy 13.6.0")
 
     assert chosen(tmp_path) == expected
@@ -33,7 +32,6 @@ def test_gpu_with_its_packages_is_selected(tmp_path):
 
 
 def test_part_of_a_divided_gpu_is_selected(tmp_path):
-    """CUDA_VISIBLE_DEVICES may name a part."""
     outputs = {**recorded.GOOD, recorded.LISTED: recorded.MIG_LIST, recorded.QUERY: recorded.DIVIDED_GPU}
 
     choice = chosen(tmp_path, outputs, CUDA_VISIBLE_DEVICES=recorded.PART)
@@ -82,7 +80,6 @@ def test_part_of_a_divided_gpu_is_selected(tmp_path):
     ids=["CuPy", "codec", "CPU package", "nothing", "both", "two CuPys", "CUDA 13", "old driver", "old GPU"],
 )
 def test_unusable_gpu_has_a_reason_and_a_fix(tmp_path, installed, outputs, reason, fix):
-    """The server runs on the CPU, and the log says what is missing."""
     choice = chosen(tmp_path, {**recorded.GOOD, **outputs}, installed)
 
     assert choice.profile == "cpu"
@@ -92,7 +89,6 @@ def test_unusable_gpu_has_a_reason_and_a_fix(tmp_path, installed, outputs, reaso
 
 
 def test_gpu_that_cuda_hides_is_not_selected(tmp_path):
-    """An empty CUDA_VISIBLE_DEVICES turns the GPU off."""
     choice = chosen(tmp_path, CUDA_VISIBLE_DEVICES="")
 
     assert (choice.profile, choice.reason) == (
@@ -102,7 +98,6 @@ def test_gpu_that_cuda_hides_is_not_selected(tmp_path):
 
 
 def test_driver_that_does_not_respond_is_a_reason(tmp_path):
-    """The text of nvidia-smi is in the log."""
     choice = chosen(tmp_path, {recorded.QUERY: recorded.NO_DRIVER}, status=9)
 
     assert choice.profile == "cpu"
@@ -110,7 +105,6 @@ def test_driver_that_does_not_respond_is_a_reason(tmp_path):
 
 
 def test_repository_without_configs_for_a_gpu_runs_on_the_cpu(tmp_path):
-    """A model of the user may have none."""
     (tmp_path / "models" / "mine").mkdir(parents=True)
     choice = chosen(tmp_path, repository=tmp_path / "models")
 
@@ -144,7 +138,6 @@ def test_server_gets_the_named_gpus_and_their_pools(tmp_path):
 
 
 def test_named_gpus_need_a_profile_that_uses_them(tmp_path):
-    """The reason why `auto` does not use a GPU is in the error."""
     variables = recorded.install_smi(tmp_path, recorded.GOOD)
     choice = choose(REPOSITORY, variables, tmp_path / "dev", lambda: recorded.NOTHING)
 
@@ -175,11 +168,3 @@ def test_choice_without_a_gpu_loads_nothing():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert done.stdout.split("\n")[0] == "cpu []"
-
-
-def test_present_packages_are_found_without_an_import():
-    """This machine has ONNX Runtime for the CPU."""
-    found = Installed.present()
-
-    assert found.runtimes
-    assert "cupy" not in sys.modules

@@ -21,12 +21,10 @@ ABOUT = ["2026-11-22 10:00 UTC, a processor, 2 cores.", "+10 %."]
 
 @pytest.fixture
 def models(tmp_path):
-    """A copy of the default repository."""
     return copy_repository(ROOT / "model_repository", tmp_path / "models")
 
 
 def test_every_model_of_the_base_is_in_the_profile(models):
-    """The tuned model has new settings, and every other model of the profile a copy with a header."""
     before = (models / "classify_v2" / "config.pbtxt").stat().st_mtime_ns
     os.utime(models / "classify_v2" / "config.pbtxt", ns=(before - 10, before - 10))
 
@@ -46,7 +44,6 @@ def test_every_model_of_the_base_is_in_the_profile(models):
 
 
 def test_checked_repository_with_the_profile_is_fine(models):
-    """`nereid check` checks every profile, and accepts the written one."""
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune", ABOUT)
 
     findings = check.check(models)
@@ -57,7 +54,6 @@ def test_checked_repository_with_the_profile_is_fine(models):
 
 
 def test_tuning_continues_from_the_profile(models):
-    """With `--profile tuned`, earlier tuned settings stay, and the header is replaced."""
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
 
     done = write(models, tunable(models, "classify_v2", "tuned"), {"instances": 1}, "nereid tune b", ABOUT)
@@ -72,7 +68,6 @@ def test_tuning_continues_from_the_profile(models):
 
 @pytest.mark.parametrize("after_head", ["\n\n", "\n"], ids=["as-written", "blank-line-deleted"])
 def test_only_the_header_is_replaced(models, after_head):
-    """With or without the blank line after the header, no entry of the config is lost."""
     tuned = models / "classify_v1" / "configs" / "tuned.pbtxt"
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
     before = parse(tuned.read_text())
@@ -85,7 +80,6 @@ def test_only_the_header_is_replaced(models, after_head):
 
 
 def test_replaced_settings_are_reported(models):
-    """Tuned configs of other models that copies would replace are reported."""
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
 
     assert overwritten(models, tunable(models, "classify_v2", "cpu")) == ["classify_v1"]
@@ -94,7 +88,6 @@ def test_replaced_settings_are_reported(models):
 
 
 def test_model_outside_the_profile_is_tuned_from_its_plain_config(models):
-    """Its config is written in addition to the copies; a note reports that profile `cpu` does not load it."""
     network = tunable(models, "efficientnet_lite0", "cpu")
 
     done = write(models, network, {"intra_op_thread_count": 2}, "nereid tune", ABOUT)
@@ -107,7 +100,6 @@ def test_model_outside_the_profile_is_tuned_from_its_plain_config(models):
 
 
 def test_profile_of_a_user_is_not_replaced(models):
-    """A config without our first line is rejected before the search."""
     path = models / "imagenet_preprocess" / "configs" / "tuned.pbtxt"
     path.write_text("# mine\n")
 
@@ -116,7 +108,6 @@ def test_profile_of_a_user_is_not_replaced(models):
 
 
 def test_version_published_later_can_be_tuned(models):
-    """The profile that a publication copied belongs to `nereid tune`."""
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune", ABOUT)
     (pin,) = (
         each for each in repository.pins(models, repository.configs(models)) if each.model == "classify_v1"
@@ -131,7 +122,6 @@ def test_version_published_later_can_be_tuned(models):
 
 
 def test_copies_of_another_profile_do_not_stay(models):
-    """A profile based on `cpu` has no copies of an earlier one based on `gpu`."""
     write(models, tunable(models, "efficientnet_lite0", "gpu"), {"instances": 2}, "nereid tune", ABOUT)
 
     write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune", ABOUT)
@@ -141,11 +131,9 @@ def test_copies_of_another_profile_do_not_stay(models):
 
 
 def test_failed_write_leaves_no_file(models, monkeypatch):
-    """After an error on a full disk, the profile has no complete and no partial file."""
     written = Path.write_text
 
     def full(path, *args):
-        """Fail for the second file."""
         if path.parent.parent.name == "classify_v2":
             raise OSError(28, "No space left on device")
         return written(path, *args)
@@ -160,7 +148,6 @@ def test_failed_write_leaves_no_file(models, monkeypatch):
 
 
 def test_links_of_the_copy_have_the_same_targets(tmp_path):
-    """Relative links to weights elsewhere work in the copy, too."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "model.onnx").write_bytes(b"weights")
     folder = tmp_path / "models" / "net" / "1"
@@ -201,7 +188,6 @@ def test_changed_config_is_not_overwritten(models):
     ids=["no-group", "gpu", "rows", "batcher", "no-preference", "new-batcher", "parameters", "taken-away"],
 )
 def test_setting_is_read_as_it_was_written(text, settings):
-    """A written setting is read back, whatever the config had before."""
     config = parse(with_settings(text, settings))
 
     assert {name: value_of(config, name) for name in settings} == settings
@@ -210,7 +196,6 @@ def test_setting_is_read_as_it_was_written(text, settings):
 
 
 def test_copy_does_not_change_the_repository(tmp_path):
-    """The copy has its own configs and routes, and links to the weights."""
     source = tmp_path / "models"
     (source / "net" / "1").mkdir(parents=True)
     (source / "net" / "config.pbtxt").write_text("before")

@@ -21,7 +21,6 @@ LABELS = {"variant": "v1", "version": "2"}
 
 
 def output_signals(scores: np.ndarray) -> Signals | None:
-    """Return the signals of a classifier's response."""
     return ClassificationOutputs().signals({SCORES: scores})
 
 
@@ -37,7 +36,6 @@ def expected(row: np.ndarray) -> tuple[float, float, int]:
 
 
 def probabilities(seed: int, shape: tuple[int, int]) -> np.ndarray:
-    """Return random rows that sum to one."""
     drawn = np.random.default_rng(seed).random(shape) ** 30
     return (drawn / drawn.sum(1, keepdims=True)).astype(np.float32)
 
@@ -55,7 +53,6 @@ def probabilities(seed: int, shape: tuple[int, int]) -> np.ndarray:
     ids=["one of 1000", "batch", "certain", "uniform", "logits", "large logits"],
 )
 def test_signals_are_those_of_the_formulas(scores):
-    """Probabilities are used as they are, and other numbers are logits."""
     found = output_signals(scores)
 
     rows = [expected(row) for row in scores]
@@ -70,7 +67,6 @@ def test_signals_are_those_of_the_formulas(scores):
     )
 )
 def test_signals_are_in_range_for_any_scores(scores):
-    """Confidence and entropy lie in 0..1, and fit the formulas."""
     found = output_signals(scores)
 
     for confidence, entropy, row in zip(found.confidence, found.entropy, scores, strict=True):
@@ -93,7 +89,6 @@ def test_signals_are_in_range_for_any_scores(scores):
     ids=["one class", "boxes", "float64", "text", "nan", "infinite", "empty"],
 )
 def test_other_outputs_have_no_signals(scores):
-    """An output that is not a finite score per class is not measured."""
     assert output_signals(scores) is None
 
 
@@ -104,11 +99,9 @@ class Sink:
         self.added: list[tuple[str, float, dict[str, str]]] = []
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
-        """Keep one change."""
         self.added.append((name, value, labels))
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
-        """Fail: there is no gauge."""
         pytest.fail(name)
 
 
@@ -126,7 +119,6 @@ class Response:
 
 
 def observed(scores: object, classes: frozenset[int] | None = None) -> list:
-    """Return what one response adds."""
     quality = RouteQuality(sink := Sink(), ClassificationOutputs())
     quality.use(classes)
     quality.observe(Response(scores), None, LABELS)
@@ -134,7 +126,6 @@ def observed(scores: object, classes: frozenset[int] | None = None) -> list:
 
 
 def test_each_task_reports_its_own_signals():
-    """A reader has no classes: its lines are counted, and their mean confidence is measured."""
     quality = RouteQuality(sink := Sink(), ReadingOutputs())
     quality.use(frozenset({1}))
 
@@ -156,7 +147,6 @@ def test_classes_outside_of_the_reference_are_other():
 
 
 def test_best_class_of_the_first_image_is_returned():
-    """The trace of a request gets the name of its best class; without names, the index."""
     scores = np.array([[0.1, 0.7, 0.2], [1, 0, 0]], np.float32)
     response = Response(scores)
 
@@ -171,5 +161,4 @@ def test_best_class_of_the_first_image_is_returned():
 
 @pytest.mark.parametrize("scores", [RuntimeError("planted"), None, np.zeros((0, 5), np.float32)])
 def test_failure_harms_no_request(scores):
-    """A response that cannot be measured adds nothing and raises nothing."""
     assert observed(scores) == []

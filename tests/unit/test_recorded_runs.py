@@ -28,12 +28,10 @@ def session():
 
 
 def rows(count: int, first: float = 0) -> np.ndarray:
-    """Return float32[count, 3] with different numbers."""
     return np.arange(count * 3, dtype=np.float32).reshape(count, 3) + np.float32(first)
 
 
 def test_results_are_those_of_each_request(session):
-    """Every size has right results, also if sizes alternate; no run changes the results of an earlier one."""
     run = RecordedRuns(np, "cpu", 0)
     inputs = [rows(count, first) for first, count in enumerate([2, 1, 2, 4, 1, 2])]
 
@@ -52,12 +50,10 @@ class Counting:
         self.shapes = []
 
     def zeros(self, shape, dtype):
-        """Allocate the buffer of an input."""
         self.shapes.append(shape)
         return np.zeros(shape, dtype)
 
     def empty_like(self, array):
-        """Allocate the buffer of an output."""
         self.shapes.append(array.shape)
         return np.empty_like(array)
 
@@ -76,7 +72,6 @@ def test_each_batch_size_allocates_once(session):
 
 
 def test_rows_are_filled_up_to_the_next_size(session):
-    """Sizes between the given ones share the buffers of the next one; larger ones have their own."""
     counting = Counting()
     run = RecordedRuns(counting, "cpu", 0, sizes=[4, 1])
 
@@ -105,7 +100,6 @@ def test_output_without_a_row_for_each_input_is_refused(session):
 
 
 def test_other_outputs_are_another_recording(session):
-    """A request that wants one output gets exactly that one."""
     run = RecordedRuns(np, "cpu", 0)
 
     (both, one) = (run(session, {"x": rows(2)}, names, OPTIONS) for names in (["y", "total"], ["total"]))
@@ -115,7 +109,6 @@ def test_other_outputs_are_another_recording(session):
 
 
 def test_number_of_recordings_is_limited(session):
-    """Beyond the limit, sizes run without buffers of their own, with the same results."""
     counting = Counting()
     run = RecordedRuns(counting, "cpu", 0, max_recorded=2)
 
@@ -127,7 +120,6 @@ def test_number_of_recordings_is_limited(session):
 
 
 def test_parts_of_a_larger_array_are_copied(session):
-    """An input need not be contiguous, such as rows of a tensor with more columns."""
     run = RecordedRuns(np, "cpu", 0)
     wide = np.arange(24, dtype=np.float32).reshape(4, 6)
 

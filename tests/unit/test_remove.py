@@ -31,18 +31,15 @@ def repository(tmp_path):
 
 @pytest.fixture
 def file(tmp_path):
-    """A network of a user."""
     onnx.save(classifier(), tmp_path / "new.onnx")
     return tmp_path / "new.onnx"
 
 
 def request(file, **more) -> AddRequest:
-    """Return the request to add `small`."""
     return AddRequest(file, "small", {"preset": "imagenet"}, **more)
 
 
 def test_removal_undoes_the_addition(repository, file):
-    """All models behind the name go, of every version, and no other file changes."""
     before = contents(repository)
     add(repository, request(file), None)
     publish(repository, "small", file, None, OTHER_ANSWERS)
@@ -54,7 +51,6 @@ def test_removal_undoes_the_addition(repository, file):
 
 
 def test_unreadable_config_of_another_model_does_not_keep_a_model(repository, file):
-    """A server serves the others, so they can also be removed; and so can the broken model."""
     add(repository, request(file), None)
     (repository / "torn" / "1").mkdir(parents=True)
     (repository / "torn" / "config.pbtxt").write_text('backend "')
@@ -63,16 +59,7 @@ def test_unreadable_config_of_another_model_does_not_keep_a_model(repository, fi
     assert remove(repository, "torn", None) == ("torn",)
 
 
-def test_name_can_be_added_again(repository, file):
-    """After a removal, the same name starts with version 1."""
-    add(repository, request(file), None)
-    remove(repository, "small", None)
-
-    assert add(repository, request(file), None).version == 1
-
-
 def test_model_that_another_one_needs_stays(repository):
-    """The message names the model or the route that needs it, and nothing changes."""
     before = contents(repository)
 
     with pytest.raises(WrongUsage, match=f"cannot remove '{NET}': .* fix: remove or change that first"):
@@ -82,7 +69,6 @@ def test_model_that_another_one_needs_stays(repository):
 
 
 def test_pinned_model_of_another_route_stays(repository, file):
-    """A route whose variant is behind another route, too, is not removed."""
     add(repository, request(file), None)
     write_route(repository, variant("v1", "net_v1", 1), variant("other", "small_v1", 0))
 
@@ -91,13 +77,11 @@ def test_pinned_model_of_another_route_stays(repository, file):
 
 
 def test_unknown_name_lists_the_known_ones(repository):
-    """Nothing is removed, and the message has the names."""
     with pytest.raises(WrongUsage, match=r"has no model 'nobody', it has: net, .*"):
         remove(repository, "nobody", None)
 
 
 def test_replacement(repository, file, tmp_path):
-    """With `is_replacing` the old models go, but only after the new network was accepted."""
     add(repository, request(file), None)
     publish(repository, "small", file, None, OTHER_ANSWERS)
     before = contents(repository)
@@ -119,7 +103,6 @@ def test_replacement(repository, file, tmp_path):
 
 
 def test_killed_removal_is_finished(repository, file, tmp_path):
-    """A removal that was interrupted in the middle is completed by the next command."""
     before = contents(repository)
     add(repository, request(file), None)
 

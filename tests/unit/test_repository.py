@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from nereid.processes import available_cores
-from nereid.repository.fitting import Machine, fitted
 from nereid.repository.layout import Threads, configs, describe_threads, hidden_models, thread_budget
 from nereid.serving_errors import InvalidConfig
 from tests.tables import cases
@@ -22,7 +21,6 @@ FUSED = (
 
 
 def ensemble(*models: str) -> str:
-    """Write an ensemble of these steps."""
     steps = " ".join(f'step {{ model_name: "{model}" }}' for model in models)
     return f'platform: "ensemble" ensemble_scheduling {{ {steps} }}'
 
@@ -46,7 +44,6 @@ def make(tmp_path):
 
 
 def test_profile_replaces_the_plain_config(make):
-    """A model with a file for the profile is served from it, every other from its plain one."""
     repository = make(a='name: "a"', b='name: "b"', b__cpu='name: "b" max_batch_size: 4')
 
     assert configs(repository, "cpu") == {"a": {"name": "a"}, "b": {"name": "b", "max_batch_size": 4}}
@@ -54,20 +51,11 @@ def test_profile_replaces_the_plain_config(make):
 
 
 def test_model_without_a_config_is_a_model(make):
-    """A folder without a config is a model that Triton completes; files are not models."""
     repository = make(a='name: "a"')
     (repository / "bare" / "1").mkdir(parents=True)
     (repository / "README.md").touch()
 
     assert configs(repository) == {"a": {"name": "a"}, "bare": {}}
-
-
-def test_broken_config_is_named(make):
-    """The message has the path and the place of the mistake."""
-    repository = make(good='name: "good"', bad="what: 1")
-
-    with pytest.raises(InvalidConfig, match=rf"{repository}/bad/config\.pbtxt': 1:1 : .*what"):
-        configs(repository)
 
 
 STEPS = {"pre": "", "net": ""}
@@ -101,18 +89,7 @@ STEPS = {"pre": "", "net": ""}
     },
 )
 def test_hidden_models_are_steps_of_replaced_ensembles(make, files, hidden):
-    """A model is hidden if only replaced ensembles have it as a step."""
     assert hidden_models(make(**files), "cpu") == hidden
-
-
-@pytest.mark.parametrize(
-    ("profile", "hidden"),
-    [("cpu", {"efficientnet_lite0", "imagenet_preprocess"}), ("ensemble", set()), ("", set())],
-    ids=["cpu", "ensemble", "none"],
-)
-def test_hidden_models_of_this_repository(root, profile, hidden):
-    """Profile `cpu` runs both steps inside another model; the ensemble needs them."""
-    assert hidden_models(root / "model_repository", profile) == hidden
 
 
 @cases(
@@ -139,7 +116,6 @@ def test_hidden_models_of_this_repository(root, profile, hidden):
     },
 )
 def test_budget_counts_every_model_that_runs_a_network(make, files, budget):
-    """A fused model runs its network with its own instances and the network's threads."""
     assert thread_budget(make(**files), "cpu") == budget
 
 
@@ -153,21 +129,6 @@ def test_model_without_a_config_counts(make):
 
 
 @pytest.mark.parametrize(
-    ("profile", "budget"),
-    [
-        ("cpu", [Threads("classify_v1", 3, 1), Threads("classify_v2", 3, 1)]),
-        ("ensemble", [Threads("efficientnet_lite0", 6, 1)]),
-    ],
-)
-def test_budget_of_this_repository(root, profile, budget):
-    """One thread per instance, whichever model runs the network."""
-    repository = root / "model_repository"
-    chosen = fitted(repository, profile, Machine(cores=3, memory_bytes=10**12))
-
-    assert thread_budget(repository, profile, chosen.counts) == budget
-
-
-@pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
         ('"net"', '"../net"', "model 'a' names '../net', which is not a folder of the repository"),
@@ -176,7 +137,6 @@ def test_budget_of_this_repository(root, profile, budget):
     ids=["network", "version"],
 )
 def test_fused_model_without_its_network_is_refused(make, right, wrong, message):
-    """The threads of a model that cannot be loaded are unknown."""
     repository = make(a=FUSED.replace(right, wrong), net=NETWORK)
 
     with pytest.raises(InvalidConfig) as raised:
@@ -187,7 +147,6 @@ def test_fused_model_without_its_network_is_refused(make, right, wrong, message)
 
 @pytest.mark.parametrize("left_out", ["preprocess", "preprocess_version", "network", "network_version"])
 def test_fused_model_without_a_parameter_is_refused(make, left_out):
-    """A config that the server cannot load is an error here, too."""
     # Every backend ignores this parameter of Triton's.
     repository = make(a=FUSED.replace(f'"{left_out}"', '"EXECUTION_ENV_PATH"'), net=NETWORK)
 
@@ -223,5 +182,4 @@ SLOW = ": instances of one model slow each other down"
     },
 )
 def test_line_about_threads_has_every_model(budget, text, fits):
-    """Only a model that alone has more threads than cores is a warning; the shipped variants share them."""
     assert describe_threads(budget) == (text, fits)

@@ -31,7 +31,6 @@ def reference(tensor):
 
 @pytest.mark.parametrize("memory", ["sent", "shared"])
 def test_request_is_that_of_tritonclient(memory):
-    """The JSON has the same content, and the images follow it in the same bytes."""
     theirs = tritonclient.http.InferInput("image", [len(FILES), 1], "BYTES")
     if memory == "sent":
         ours = image_tensor("http", FILES)

@@ -26,7 +26,6 @@ PINNED = f"ensemble_scheduling {{ step {{ {STEP} }} }}"
 
 
 def write(route: dict) -> bytes:
-    """Write a route as JSON."""
     return json.dumps(route).encode()
 
 
@@ -52,12 +51,10 @@ def ready() -> set[tuple[str, int]]:
 
 @pytest.fixture
 def watch(config, ready) -> RouteWatch:
-    """A watch of the route."""
     return RouteWatch(config, lambda model, version: (model, version) in ready)
 
 
 def test_table_knows_the_networks_behind_the_variants(config):
-    """The table has the version of each network, for an ensemble that of the network it pins."""
     table = read_table(config, write(ROUTE))
 
     assert table.network_versions == {"v1": "1", "v2": "2"}
@@ -76,7 +73,6 @@ def test_table_knows_the_networks_behind_the_variants(config):
     },
 )
 def test_models_of_a_route_must_exist(config, change, message):
-    """A model or version that is not in the repository is rejected by name."""
     route = ROUTE | {"variants": [ROUTE["variants"][0] | change]}
 
     with pytest.raises(InvalidConfig, match=message):
@@ -103,7 +99,6 @@ NET = X + ' output { name: "scores" data_type: TYPE_FP32 dims: [ %s ] }'
     },
 )
 def test_variants_tensors_must_be_those_of_the_route(tmp_path, text, message):
-    """A model with other inputs or outputs is rejected, and the message names the tensor."""
     for folder in ("r/1", "net/1"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "net" / "config.pbtxt").write_text(text)
@@ -135,21 +130,18 @@ def test_file_in_a_models_folder_is_rejected(config, name):
 
 @pytest.mark.parametrize("name", ["r.route.json", "../routes/r.json", "/routes/r.json"])
 def test_file_may_be_next_to_the_models_or_elsewhere(config, name):
-    """Relative to the repository, or absolute."""
     outside = ModelConfig.from_document({"parameters": {"route": {"string_value": name}}}, config.folder, 1)
 
     assert path_of(outside) == config.folder.parent / name
 
 
 def test_unchanged_file_is_nothing_new(watch):
-    """A file that is only touched is the same route."""
     os.utime(watch.path)
 
     assert watch.poll() is None
 
 
 def test_changed_file_is_returned_once(watch):
-    """The new table is returned, and then it is the one in use."""
     files.replace(watch.path, write(ROUTE | {"generation": 1}))
 
     assert watch.poll().route.generation == watch.table.route.generation == 1
@@ -170,7 +162,6 @@ def test_changed_file_is_returned_once(watch):
     },
 )
 def test_wrong_file_changes_nothing_and_is_reported_once(watch, text, message):
-    """The old table stays, the reason is raised once, and a valid file is used again."""
     before = watch.table
     watch.path.write_bytes(text) if text is not None else watch.path.unlink()
 
@@ -206,7 +197,6 @@ def test_only_small_regular_files_are_read(watch, kind):
 
 
 def test_each_fault_is_reported_again(watch):
-    """A fault that returns after a valid file is reported again."""
     good = watch.path.read_bytes()
     for _ in range(2):
         watch.path.write_bytes(b"[")
@@ -236,16 +226,7 @@ def test_route_is_read_before_its_models_are_ready(config, ready):
     assert watch.table.network_versions == {"v1": "1", "v2": "2"}
 
 
-def test_wrong_file_fails_the_load(config):
-    """The first table has no predecessor that could stay."""
-    path_of(config).write_text("{}")
-
-    with pytest.raises(InvalidConfig, match="missing required field `variants`"):
-        RouteWatch(config, lambda model, version: True)
-
-
 def test_readiness_covers_variants_and_shadows(config):
-    """Every version that the route names is checked."""
     shadow = {"name": "dark", "model": "net", "version": 2, "percent": 1}
     checked = []
     table = read_table(config, write(ROUTE | {"shadows": [shadow]}))

@@ -56,7 +56,6 @@ def table(*variants: Variant) -> Table:
 
 
 def raised(variant: Variant, weight: float) -> Variant:
-    """Return the variant with another weight."""
     return msgspec.structs.replace(variant, weight=weight)
 
 
@@ -77,7 +76,6 @@ def raised(variant: Variant, weight: float) -> Variant:
     },
 )
 def test_precedence(parameters, expected):
-    """Forced variant, forced version, sticky key, chance: the first that is given decides."""
     assert choose(table(V1, V2), parameters, unit=0.0) == expected
 
 
@@ -96,7 +94,6 @@ def test_precedence(parameters, expected):
     ids=str,
 )
 def test_header_rules(parameters, name, reason):
-    """The first variant all of whose headers have one of their values; before keys, after force."""
     second = msgspec.structs.replace(V2, headers={"x-route-group": ("beta", "staff")})
     third = msgspec.structs.replace(V3, headers={"x-route-region": ("eu",), "x-route-tier": ("1",)})
 
@@ -114,7 +111,6 @@ def test_header_rules(parameters, name, reason):
     ids=["variant", "version"],
 )
 def test_unknown_name_is_rejected(parameters, message):
-    """An unknown forced variant or version is never silently replaced."""
     with pytest.raises(InvalidRequest) as error:
         choose(table(V1, V2), parameters, unit=0.0)
 
@@ -122,7 +118,6 @@ def test_unknown_name_is_rejected(parameters, message):
 
 
 def test_version_selects_its_first_variant():
-    """Two variants may run the same network; its version selects the first."""
     same = replace(table(V1, V2), network_versions={"v1": "7", "v2": "7"})
 
     assert choose(same, {"x-model-version": "7"}, 0.99).variant is V1
@@ -132,12 +127,10 @@ def test_version_selects_its_first_variant():
     ("unit", "name"), [(0.0, "v1"), (0.899, "v1"), (0.901, "v2"), (0.999999999, "v2")], ids=str
 )
 def test_chance_follows_the_weights(unit, name):
-    """Weights 90 and 10 split the unit interval at 0.9."""
     assert choose(table(V1, V2), {}, unit).variant.name == name
 
 
 def test_weight_zero_is_never_chosen():
-    """A variant without weight is never chosen by chance or key, at either end of the list."""
     variants = table(raised(V1, 0), V2, raised(V3, 0))
 
     # 1.0 stands for the rest that rounding may leave beyond the last weight.
@@ -162,7 +155,6 @@ def test_keys_share_by_weight(drawn):
 @unhurried
 @given(drawn=st.lists(weights, min_size=2, max_size=5), index=st.integers(0, 4), factor=st.floats(1.1, 50))
 def test_raising_a_weight_only_adds_callers_to_it(drawn, index, factor):
-    """No caller is moved between variants that the change did not touch, with 2 to 5 variants."""
     variants = [Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)]
     after = list(variants)
     touched = after[index % len(after)]
@@ -176,7 +168,6 @@ def test_raising_a_weight_only_adds_callers_to_it(drawn, index, factor):
 @unhurried
 @given(drawn=st.lists(weights, min_size=3, max_size=5), key=st.text(max_size=30))
 def test_removing_a_variant_moves_only_its_callers(drawn, key):
-    """Callers of the other variants keep theirs."""
     variants = [Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)]
     before = assign(route(*variants), key)
 
@@ -187,7 +178,6 @@ def test_removing_a_variant_moves_only_its_callers(drawn, key):
 
 
 def test_salt_shuffles():
-    """Assignments with different salts are independent."""
     first, second = route(V1, raised(V2, 90)), Route((V1, raised(V2, 90)), "v1", Salts("other", "b"))
 
     pairs = Counter((assign(first, key).name, assign(second, key).name) for key in CALLERS)
@@ -227,7 +217,6 @@ def test_shadow_gets_its_share(percent):
 
 
 def test_raising_a_percentage_only_adds_keys():
-    """Every key that is mirrored at 30 % is mirrored at 60 %."""
     more = msgspec.structs.replace(SHADOW, percent=60)
 
     before = {key for key in CALLERS if is_mirrored(SHADOW, "b", key, 0.5)}
@@ -236,7 +225,6 @@ def test_raising_a_percentage_only_adds_keys():
 
 
 def test_route_survives_its_own_text():
-    """A written route reads back equal; defaults are not written."""
     full = route(V1, V2, shadows=(SHADOW,), max_in_flight=7, generation=3)
 
     assert parse_route(format_route(full)) == full
@@ -244,7 +232,6 @@ def test_route_survives_its_own_text():
 
 
 def changed(**fields) -> bytes:
-    """Write a route with other fields."""
     return json.dumps(ROUTE | fields).encode()
 
 
@@ -260,9 +247,7 @@ SHADOWS = [{"name": "dark", "model": "m", "version": 1, "percent": 5}]
     ("text", "message"),
     [
         (b'{"variants": [', "Input data was truncated"),
-        (b"", "Input data was truncated"),
         (b"\xff", "JSON is malformed: invalid character (byte 0)"),
-        (b"[]", "Expected `object`, got `array`"),
         (b"{}", "Object missing required field `variants`"),
         (changed(variants=[]), "Expected `array` of length >= 1 - at `$.variants`, got []"),
         (changed(variants=[1]), "Expected `object`, got `int` - at `$.variants[0]`"),
@@ -272,13 +257,9 @@ SHADOWS = [{"name": "dark", "model": "m", "version": 1, "percent": 5}]
         ),
         (changed(default="v9"), "default must be one of v1, got 'v9'"),
         (changed(salts={"variants": "", "shadows": "b"}), "Expected `str` matching regex"),
-        (changed(salts={"variants": "ü", "shadows": "b"}), "Expected `str` matching regex"),
-        (changed(salts={"variants": "s" * 65, "shadows": "b"}), "Expected `str` matching regex"),
         (changed(salts={"variants": "a"}), "Object missing required field `shadows` - at `$.salts`"),
-        (changed(max_in_flight=0), "Expected `int` >= 1 - at `$.max_in_flight`, got 0"),
         (changed(max_in_flight=65), "Expected `int` <= 64 - at `$.max_in_flight`, got 65"),
         (changed(shadow_max_in_flight=-1), "Expected `int` >= 0 - at `$.shadow_max_in_flight`, got -1"),
-        (changed(generation=-1), "Expected `int` >= 0 - at `$.generation`, got -1"),
         (changed(breaker={"error_ratio": 0}), "Expected `float` > 0.0 - at `$.breaker.error_ratio`, got 0"),
         (
             changed(breaker={"ratio": 1}),
@@ -296,18 +277,14 @@ SHADOWS = [{"name": "dark", "model": "m", "version": 1, "percent": 5}]
         (changed(generation=10**30), "Expected `int` <= 9007199254740992 - at `$.generation`, got 1000"),
         (variant(weight=0), "one weight must be positive, got 0 for all"),
         (variant(weight=-1), "Expected `int` >= 0 - at `$.variants[0].weight`, got -1"),
-        (variant(weight=-0.5), "Expected `float` >= 0.0 - at `$.variants[0].weight`, got -0.5"),
         (variant(weight="half"), "Expected `int | float`, got `str` - at `$.variants[0].weight`"),
         (variant(weight=float("nan")), "JSON is malformed: invalid character"),
-        (variant(weight=True), "Expected `int | float`, got `bool` - at `$.variants[0].weight`"),
         (
             variant(weight=0).replace(b'"weight": 0', b'"weight": 1e999'),
             "Number out of range - at `$.variants[0]",
         ),
         (variant(version=0), "Expected `int` >= 1 - at `$.variants[0].version`, got 0"),
-        (variant(model=5), "Expected `str`, got `int` - at `$.variants[0].model`"),
         (variant(model=""), "Expected `str` of length >= 1 - at `$.variants[0].model`"),
-        (variant(name="v" * 65), "Expected `str` matching regex"),
         (variant(name="v 1"), "Expected `str` matching regex"),
         (variant(name="v1\n"), "Expected `str` matching regex"),
         (
@@ -321,7 +298,6 @@ SHADOWS = [{"name": "dark", "model": "m", "version": 1, "percent": 5}]
     ids=lambda value: repr(value)[:60],
 )
 def test_wrong_route_is_rejected(text, message):
-    """An invalid route is rejected with the expected and the given value."""
     with pytest.raises(InvalidConfig) as error:
         parse_route(text)
 
@@ -329,7 +305,6 @@ def test_wrong_route_is_rejected(text, message):
 
 
 def test_published_schema_is_the_one_in_use(root):
-    """docs/route.schema.json is the schema that the router checks (`make docs`)."""
     schema = json.loads((root / "docs" / "route.schema.json").read_text())
 
     assert schema == json.loads(json.dumps(json_schema()))
@@ -359,7 +334,6 @@ def test_published_schema_agrees_with_the_router(text, is_valid):
 
 
 def test_every_field_of_the_schema_is_described():
-    """An editor shows the description of every field."""
     for name, definition in json_schema()["$defs"].items():
         for field, about in definition["properties"].items():
             referenced = "$ref" in str(about)

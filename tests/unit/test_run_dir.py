@@ -18,17 +18,14 @@ from nereid.server.run_dir import ServerRecord
 
 @pytest.fixture
 def base(tmp_path):
-    """This user's folder for run directories."""
     return run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
 def record(repository, token: str = "secret") -> ServerRecord:
-    """Describe a server of `repository`."""
     return ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "cpu", token)
 
 
 def test_server_is_found_by_its_repository(base, tmp_path):
-    """A record written for one repository is found from it, and not from another."""
     ours, other = tmp_path / "ours", tmp_path / "other"
     written = record(ours)
 
@@ -41,7 +38,6 @@ def test_server_is_found_by_its_repository(base, tmp_path):
 
 
 def test_newest_of_two_servers_is_found(base, tmp_path):
-    """Two servers may serve one repository; neither disturbs the other's directory."""
     with run_dir.occupy(base, tmp_path) as older, run_dir.occupy(base, tmp_path) as newer:
         run_dir.write(older, record(tmp_path, "older"))
         os.utime(older / "server.json", (1, 1))
@@ -54,7 +50,6 @@ def test_newest_of_two_servers_is_found(base, tmp_path):
     "content", [b"", b"{", b"[]", b"\xff\xfe", b"{}"], ids=["empty", "cut off", "list", "no text", "fields"]
 )
 def test_damaged_record_is_named(base, tmp_path, content):
-    """The error has the path of the file, and what to do; a gateway's record is checked, too."""
     with run_dir.occupy(base, tmp_path) as folder:
         run_dir.write(folder, record(tmp_path))
         (folder / "server.json").write_bytes(content)
@@ -68,7 +63,6 @@ def test_damaged_record_is_named(base, tmp_path, content):
 
 
 def test_server_without_a_supervisor_is_an_orphan(base, tmp_path):
-    """Only a living process counts that works in a run directory which nobody holds."""
     with run_dir.occupy(base, tmp_path) as folder:
         left = folder.with_name("left")
         left.mkdir()
@@ -88,13 +82,11 @@ def test_server_without_a_supervisor_is_an_orphan(base, tmp_path):
 
 
 def test_looking_for_a_server_creates_nothing(base, tmp_path):
-    """A search creates no folder."""
     assert run_dir.find(base, tmp_path) is None
     assert not base.exists()
 
 
 def test_token_is_readable_by_its_owner_only(base, tmp_path):
-    """Neither the folder nor the file with the token is open to others."""
     with run_dir.occupy(base, tmp_path) as folder:
         run_dir.write(folder, record(tmp_path))
         modes = [stat.S_IMODE(path.stat().st_mode) for path in (base, folder, folder / "server.json")]
@@ -103,7 +95,6 @@ def test_token_is_readable_by_its_owner_only(base, tmp_path):
 
 
 def test_directory_of_a_killed_server_is_neither_found_nor_kept(base, tmp_path):
-    """A record whose server was killed is ignored, and its folder removed by the next server."""
     with run_dir.occupy(base, tmp_path) as folder:
         run_dir.write(folder, record(tmp_path))
         left_over = shutil.copytree(folder, folder.with_name("left-over"))
@@ -121,7 +112,6 @@ def test_unusable_runtime_folder_is_not_used(tmp_path):
 
 
 def test_folder_open_to_others_is_rejected(base, tmp_path):
-    """Others could put a backend into such a folder, so it is neither used nor read."""
     with run_dir.occupy(base, tmp_path) as folder:
         run_dir.write(folder, record(tmp_path))
         base.chmod(0o755)

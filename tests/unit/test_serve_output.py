@@ -12,12 +12,10 @@ from nereid.server.serve import announcement, ready_line
 
 
 def record(host: str = "127.0.0.1", health_port: int = 0) -> ServerRecord:
-    """Describe a running server."""
     return ServerRecord(1, host, Ports(1, 2, 3), "/r", "cpu", "secret", health_port)
 
 
 def test_programs_get_the_ports_as_json():
-    """The line has the health port only if it is served, and never the token."""
     ports = {"http": 1, "grpc": 2, "metrics": 3}
 
     assert json.loads(ready_line(record(), {})) == ports
@@ -28,7 +26,6 @@ def test_programs_get_the_ports_as_json():
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_persons_get_addresses_and_a_request_to_try(host):
-    """A server that listens on all addresses is shown with one that works."""
     line = announcement(ServerOptions(REPOSITORY, "cpu"), record(host, health_port=4))
 
     assert line == (
@@ -38,14 +35,12 @@ def test_persons_get_addresses_and_a_request_to_try(host):
 
 
 def test_persons_read_which_models_are_not_served():
-    """The sentence names the models that could not be loaded, and suggests none of them."""
     line = announcement(ServerOptions(REPOSITORY, "cpu"), record(), {"classify": "reason", "dogs": "reason"})
 
     assert "; not served: classify, dogs; try: curl -i http://127.0.0.1:1/v2/models/classify_v1;" in line
 
 
 def test_repository_without_image_models_has_a_request_to_try(tmp_path):
-    """Without image models, the request reads the server's readiness."""
     line = announcement(ServerOptions(tmp_path), record())
 
     assert "curl -i http://127.0.0.1:1/v2/health/ready;" in line

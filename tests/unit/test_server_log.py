@@ -37,7 +37,6 @@ def read(*lines: str) -> tuple[ServerLog, list[str]]:
 
 
 def test_cuda_noise_is_folded_into_one_line():
-    """A machine without a GPU gets one line about it; other lines are passed on unchanged."""
     _, shown = read(NOISE[0], LOADING, *NOISE[1:])
 
     assert shown == [
@@ -47,14 +46,12 @@ def test_cuda_noise_is_folded_into_one_line():
 
 
 def test_reason_is_the_failed_models_own():
-    """The model that failed is named with its reason, without the traceback and without its dependents."""
     log, _ = read(*NOISE, NO_FILE, DEPENDS, END)
 
     assert str(log.failure()) == "model 'net': unable to find '/r/net/1/model.onnx' for model instance 'net'"
 
 
 def test_reason_names_the_field_of_a_broken_config():
-    """A config that does not parse is explained with file, line and field."""
     log, _ = read(PARSE, POLL, END)
 
     assert str(log.failure()) == (
@@ -64,7 +61,6 @@ def test_reason_names_the_field_of_a_broken_config():
 
 
 def test_reason_without_a_failed_model_is_tritons_error():
-    """Failures that are not a model's have Triton's words."""
     log, _ = read(LOADING, 'E1121 10:00:00.1 1 main.cc:1] "failed to start HTTP service: Unavailable"', END)
 
     assert str(log.failure()) == (
@@ -89,7 +85,6 @@ def test_each_failure_is_logged_once():
 
 
 def test_last_error_has_the_reasons_of_models_that_were_never_loaded():
-    """Triton writes one line for each model; an ensemble does not repeat the reason of its step."""
     last = [
         "error: creating server: Invalid argument - load failed for model 'e': ensemble 'e' depends on 'net' "
         "which has no loaded version. Model 'net' loading failed with error: version 1 is at UNAVAILABLE "
@@ -110,7 +105,6 @@ def test_last_error_has_the_reasons_of_models_that_were_never_loaded():
 
 
 def test_silent_end_has_the_last_lines():
-    """A server that just ends leaves its last lines as a note."""
     log, _ = read(LOADING)
 
     assert str(log.failure()) == "tritonserver ended without an error message"

@@ -12,7 +12,6 @@ from nereid.server.run_dir import ServerRecord
 
 
 def test_further_servers_of_the_repository_are_named(tmp_path):
-    """A command that reaches only the newest one says so, once."""
     environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
     base = run_dir.root(environment)
     record = ServerRecord(1001, "127.0.0.1", Ports(*free_ports(3)), str(REPOSITORY), "cpu", "t")

@@ -19,7 +19,7 @@ from nereid.inference.network_file import complete_config
 from nereid.inference.session import Session
 from nereid.inference.session_events import SessionEvents
 from nereid.inference.session_options import CUDA_GRAPHS, BackendSettings
-from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidRequest, RuntimeFailed
+from nereid.serving_errors import InferenceFailed, InvalidConfig, RuntimeFailed
 from tests.networks import assert_same, constant, identity, network, store, tensor, value
 from tests.tables import cases
 
@@ -39,7 +39,6 @@ onnxruntime.InferenceSession(sys.argv[1])
 
 
 def test_onnx_runtime_reports_no_usage(tmp_path):
-    """ONNX Runtime writes no usage data to the user's cache."""
     onnx.save(double(), tmp_path / "model.onnx")
     (home := tmp_path / "home").mkdir()
     kept = {name: value for name, value in os.environ.items() if name not in TELEMETRY}
@@ -87,7 +86,6 @@ def stored(repository: Path, model: ModelProto, text: str = "", **options) -> Mo
 
 
 def parameter(key: str, text: str) -> str:
-    """Write one parameter as pbtxt."""
     return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}'
 
 
@@ -104,19 +102,16 @@ def bounded(rows: int) -> str:
 
 
 def texts(*values: str | bytes) -> np.ndarray:
-    """Build object[N, 1]."""
     return np.array(values, object).reshape(-1, 1)
 
 
 def failure(outcome) -> tuple[type, str]:
-    """Return class and message of an outcome."""
     return type(outcome), str(outcome)
 
 
 @pytest.mark.parametrize("run_batch_size", [0, 1, 2, 3, 8])
 @pytest.mark.parametrize("sizes", [[], [0], [1], [5], [1, 1, 1], [2, 3, 1], [8]], ids=str)
 def test_every_request_gets_its_own_rows(open_model, run_batch_size, sizes):
-    """Each request gets the result that it would get alone, joined and split in any way."""
     session = open_model(double(), bounded(run_batch_size))
     requests = [{"x": np.random.default_rng(i).random((n, 3), np.float32)} for i, n in enumerate(sizes)]
 
@@ -146,7 +141,6 @@ def test_every_request_gets_its_own_rows(open_model, run_batch_size, sizes):
     },
 )
 def test_runs_are_bounded_and_reported(open_model, run_batch_size, sizes, runs):
-    """Requests are joined while they fit, longer ones are split; each run reports its rows and seconds."""
     heard = []
     session = open_model(
         double(),
@@ -162,7 +156,6 @@ def test_runs_are_bounded_and_reported(open_model, run_batch_size, sizes, runs):
 
 @pytest.mark.parametrize("run_batch_size", [0, 1, 2], ids=["joined", "alone", "in pairs"])
 def test_each_request_gets_its_requested_outputs(open_model, run_batch_size):
-    """Requests for both outputs, for one and for none each get exactly theirs."""
     session = open_model(double(), bounded(run_batch_size))
     x = np.array([[1, 2, 3]], np.float32)
     wanted = [["sums"], ["sums", "y"], [], ["y"]]
@@ -177,7 +170,6 @@ def test_each_request_gets_its_requested_outputs(open_model, run_batch_size):
 
 @pytest.mark.parametrize("run_batch_size", [0, 1, 2], ids=["joined", "alone", "in pairs"])
 def test_failure_hits_only_the_request_at_fault(open_model, run_batch_size):
-    """A joined run that fails is repeated request by request, so the others get their answers."""
     session = open_model(
         pick(),
         BATCHES
@@ -207,35 +199,7 @@ def test_failed_run_is_not_reported(open_model):
     assert heard == [2]
 
 
-def test_wrong_datatype_is_onnx_runtimes_refusal(open_model):
-    """A datatype that only the network refuses has NVIDIA's message, on one line."""
-    session = open_model(double(), bounded(0))
-
-    (outcome,) = session.run_requests([{"x": np.zeros((1, 3))}], [["y"]])
-
-    assert type(outcome) is RuntimeFailed
-    assert str(outcome).startswith(
-        "onnx runtime error 2: Unexpected input data type. Actual: (tensor(double))"
-    )
-    assert "\n" not in str(outcome)
-
-
-def test_too_many_rows_are_refused(open_model):
-    """More rows than max_batch_size fail every request of the batch, before anything runs."""
-    heard = []
-    session = open_model(
-        double(), bounded(0), events=SessionEvents(ran=lambda seconds, rows: heard.append(rows))
-    )
-    requests = [{"x": np.zeros((n, 3), np.float32)} for n in (4, 5)]
-
-    outcomes = session.run_requests(requests, [["y"]] * 2)
-
-    expected = (RuntimeFailed, "batch size 9 for 'm', max allowed is 8")
-    assert (list(map(failure, outcomes)), heard) == ([expected] * 2, [])
-
-
 def test_requests_without_batches_run_one_by_one(open_model):
-    """Without a batch dimension, each request is one run and is reported as one row."""
     heard = []
     config = tensor("input", "x", "INT64", [-1]) + tensor("output", "y", "INT64", [-1])
     session = open_model(
@@ -250,37 +214,8 @@ def test_requests_without_batches_run_one_by_one(open_model):
     assert heard == [1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("datatype", "x", "y"),
-    [
-        ("FP32", np.array([5], np.float32), np.array([[5]], np.float32)),
-        ("STRING", np.array([b"five"], object), np.array([["five"]], object)),
-    ],
-    ids=["number", "string"],
-)
-def test_scalars_have_the_dims_of_the_config(open_model, datatype, x, y):
-    """Triton has no scalars: a request holds [1], the network gets rank 0; outputs have the config's dims."""
-    model = network(
-        [node("Identity", ["x"], ["y"]), node("Shape", ["x"], ["dims"]), node("Size", ["dims"], ["rank"])],
-        [value("x", datatype, [])],
-        [value("y", datatype, []), value("rank", "INT64", [])],
-    )
-    # Without optimizations, or ONNX Runtime would compute the rank when it opens the file.
-    config = (
-        tensor("input", "x", datatype, [1])
-        + tensor("output", "y", datatype, [1, 1])
-        + tensor("output", "rank", "INT64", [1])
-        + "optimization { graph { level: 2 } }"
-    )
-
-    (answer,) = open_model(model, config).run_requests([{"x": x}], [["y", "rank"]])
-
-    assert_same(answer, {"y": y, "rank": np.array([0])})
-
-
 @pytest.mark.parametrize("run_batch_size", [0, 1])
 def test_strings_are_decoded_and_kept_whole(open_model, run_batch_size):
-    """Bytes become ONNX Runtime's strings; NULs, in the middle or at the end, and all letters stay."""
     config = (
         BATCHES
         + tensor("input", "x", "STRING", [1])
@@ -294,22 +229,6 @@ def test_strings_are_decoded_and_kept_whole(open_model, run_batch_size):
 
     assert_same(first, {"y": texts("", "a\0b", "\0")})
     assert_same(last, {"y": texts("naïve 日本", "ends in \0")})
-
-
-def test_invalid_utf_8_fails_alone(open_model):
-    """The message has the tensor and the byte, and the other request is served."""
-    config = BATCHES + tensor("input", "x", "STRING", [1]) + tensor("output", "y", "STRING", [1])
-    session = open_model(identity("STRING", ["N", 1]), config)
-
-    bad, good = session.run_requests([{"x": texts(b"ok", b"\xff")}, {"x": texts(b"ok")}], [["y"]] * 2)
-
-    assert failure(bad) == (
-        InvalidRequest,
-        "invalid request: input 'x': expected UTF-8: 'utf-8' codec can't decode byte 0xff in position 0: "
-        "invalid start byte",
-    )
-    assert bad.code == "INVALID_ARG"
-    assert_same(good, {"y": texts("ok")})
 
 
 @pytest.fixture
@@ -352,7 +271,6 @@ def open_ragged(open_model):
     ids=["joined", "apart", "longer than a run"],
 )
 def test_ragged_requests_are_joined_flat_and_never_divided(open_ragged, run_batch_size, requests, answers):
-    """Requests of any length run together as far as they may, and none is cut in two."""
     session = open_ragged(run_batch_size)
     arrays = [{"x": np.array(x, np.float32)} for x in requests]
 
@@ -363,7 +281,6 @@ def test_ragged_requests_are_joined_flat_and_never_divided(open_ragged, run_batc
 
 
 def test_ragged_run_reports_the_rows_of_its_requests(open_ragged):
-    """Two requests of one row each are a batch of two, however many numbers they hold."""
     heard = []
     session = open_ragged(0, events=SessionEvents(ran=lambda seconds, rows: heard.append(rows)))
 
@@ -373,7 +290,6 @@ def test_ragged_run_reports_the_rows_of_its_requests(open_ragged):
 
 
 def test_batch_whose_output_cannot_be_split_is_run_one_by_one(open_model):
-    """If an output cannot be split between two requests, each is run alone."""
     model = network(
         [node("Compress", ["x", "first"], ["y"], axis=0)],
         [value("x", "FP32", ["N", 3])],
@@ -389,94 +305,13 @@ def test_batch_whose_output_cannot_be_split_is_run_one_by_one(open_model):
         assert_same(answer, {"y": request["x"]})
 
 
-@pytest.mark.parametrize("given", [{}, {"scale": np.array([3], np.float32)}], ids=["default", "given"])
-def test_optional_input_replaces_a_weight(open_model, given):
-    """A weight that the file lets be overridden is taken from the request that has it."""
-    model = network(
-        [node("Mul", ["x", "scale"], ["y"])],
-        [value("x", "FP32", [2]), value("scale", "FP32", [1])],
-        [value("y", "FP32", [2])],
-        [constant("scale", np.array([10], np.float32))],
-    )
-    config = (
-        tensor("input", "x", "FP32", [2])
-        + tensor("input", "scale", "FP32", [1], "optional: true")
-        + tensor("output", "y", "FP32", [2])
-    )
-    session = open_model(model, config)
-
-    (answer,) = session.run_requests([{"x": np.array([1, 2], np.float32), **given}], [["y"]])
-
-    assert_same(answer, {"y": np.array([3, 6] if given else [10, 20], np.float32)})
-
-
 def test_run_splits_and_joins_one_batch(open_model):
-    """The result has one array per name, in the order of the names."""
     session = open_model(double(), bounded(2))
     x = np.arange(15, dtype=np.float32).reshape(5, 3)
 
     sums, y = session.run({"x": x}, ["sums", "y"])
 
     assert_same({"y": y, "sums": sums}, {"y": 2 * x, "sums": x.sum(1, keepdims=True)})
-
-
-def test_session_on_the_cpu_takes_its_inputs_there(open_model):
-    """Without a CUDA provider no tensor is left on a GPU."""
-    assert not open_model(double(), bounded(0)).is_on_gpu
-
-
-def test_session_describes_itself(open_model):
-    """The line for the log has the version, the provider and the threads."""
-    session = open_model(double(), BATCHES + X + Y + parameter("intra_op_thread_count", "3"))
-
-    version = onnxruntime.__version__
-    assert str(session) == f"ONNX Runtime {version}, CPUExecutionProvider, 3 thread(s) per instance"
-
-
-@cases(
-    ("text", "message"),
-    {
-        "input": (
-            BATCHES + tensor("input", "z", "FP32", [3]) + Y,
-            "unexpected inference input 'z', allowed inputs are: x",
-        ),
-        "output": (
-            BATCHES + X + tensor("output", "z", "FP32", [3]),
-            "unexpected inference output 'z', allowed outputs are: sums, y",
-        ),
-        "parameter": (
-            BATCHES + X + Y + parameter("execution_mode", "x"),
-            "failed to convert 'x' to integral number",
-        ),
-        "batch input": (
-            BATCHES + X + Y + made_from_x("BATCH_ITEM_SHAPE", "INT64"),
-            "model 'm', batch input 'n': expected a kind of BATCH_ELEMENT_COUNT, "
-            "BATCH_ACCUMULATED_ELEMENT_COUNT, BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO, "
-            "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE, BATCH_ITEM_SHAPE, BATCH_ITEM_SHAPE_FLATTEN and a datatype of "
-            "TYPE_INT32, TYPE_FP32, got BATCH_ITEM_SHAPE and TYPE_INT64",
-        ),
-    },
-)
-def test_config_that_does_not_fit_fails_the_load(open_model, text, message):
-    """Tensors, parameters and batch inputs are checked before the first request."""
-    with pytest.raises(InvalidConfig) as raised:
-        open_model(double(), text)
-
-    assert str(raised.value) == message
-
-
-@pytest.mark.parametrize(("content", "code"), [(b"no protobuf", 7), (b"", 2)], ids=["damaged", "empty"])
-def test_damaged_file_fails_the_load(tmp_path, content, code):
-    """The message is ONNX Runtime's, on one line of a log: line breaks and runs of blanks become a blank."""
-    config = stored(tmp_path / "two\n  lines", double(), BATCHES + X + Y)
-    network_file.path_of(config).write_bytes(content)
-
-    with pytest.raises(InvalidConfig) as raised:
-        Session.from_config(config)
-
-    path = tmp_path / "two lines" / "m" / "1" / "model.onnx"
-    assert str(raised.value).startswith(f"onnx runtime error {code}: Load model from {path} failed:")
-    assert "\n" not in str(raised.value)
 
 
 @pytest.fixture
@@ -495,7 +330,6 @@ def test_gpu_that_triton_chose_is_replaced_by_the_cpu(tmp_path, without_cuda):
 
 @pytest.mark.parametrize("profile", ["", "gpu"], ids=["plain config", "profile"])
 def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profile):
-    """KIND_GPU without a GPU fails the load, in the file of the profile as in the plain one."""
     plain = BATCHES if profile else BATCHES.replace("KIND_CPU", "KIND_GPU")
     config = replace(stored(tmp_path, double(), plain + X + Y), kind="GPU")
     (config.folder / "configs").mkdir()
@@ -517,50 +351,13 @@ def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profi
     },
 )
 def test_model_file_is_found(tmp_path, filename, stored_as, version):
-    """The file is `default_model_filename` or `model.onnx` of the version; a directory holds `model.onnx`."""
     text = BATCHES + X + Y + (f'default_model_filename: "{filename}"' if filename else "")
     config = stored(tmp_path, double(), text, version=version, filename=stored_as)
 
     assert network_file.path_of(config) == tmp_path / "m" / str(version) / stored_as
 
 
-def test_directory_form_opens_with_its_weights(tmp_path):
-    """ONNX Runtime finds the weights in the model's folder."""
-    config = stored(
-        tmp_path,
-        pick(),
-        BATCHES + tensor("input", "x", "INT64", [1]) + tensor("output", "y", "FP32", [1]),
-        filename="model.onnx/model.onnx",
-        weights="weights.bin",
-    )
-
-    (answer,) = Session.from_config(config).run_requests([{"x": np.array([[2]])}], [["y"]])
-
-    assert_same(answer, {"y": np.array([[30]], np.float32)})
-
-
-@cases(
-    ("filename", "kind", "expected"),
-    {
-        "default": ("", "CPU", "1/model.onnx"),
-        "filename": ("net.onnx", "CPU", "1/net.onnx"),
-        "gpu without files by capability": ("model.onnx", "GPU", "1/model.onnx"),
-        "empty directory": ("folder", "CPU", "1/folder/model.onnx"),
-    },
-)
-def test_missing_file_fails_the_load(tmp_path, filename, kind, expected):
-    """The message has the path of the missing file and the model."""
-    (tmp_path / "m" / "1" / "folder").mkdir(parents=True)
-    document = {"name": "m", "default_model_filename": filename}
-
-    with pytest.raises(InvalidConfig) as raised:
-        network_file.path_of(ModelConfig.from_document(document, tmp_path / "m", 1, kind))
-
-    assert str(raised.value) == f"unable to find '{tmp_path}/m/{expected}' for model instance 'm'"
-
-
 def test_files_by_compute_capability_are_for_gpus_only(tmp_path):
-    """On a CPU the plain file is used, even if the config names others."""
     config = stored(
         tmp_path, double(), 'cc_model_filenames { key: "9.0" value: "hopper.onnx" }' + BATCHES + X + Y
     )
@@ -579,7 +376,6 @@ def completed(
 
 
 def test_complete_config_is_left_alone(tmp_path):
-    """With an input and an output nothing is filled in and no file is opened, which is noted."""
     document = {"name": "m", "input": [{"name": "a"}], "output": [{"name": "b"}], "max_batch_size": 0}
 
     assert completed(tmp_path / "nowhere" / "1", document.copy()) == (
@@ -590,7 +386,6 @@ def test_complete_config_is_left_alone(tmp_path):
 
 
 def test_empty_config_is_filled_in_from_the_file(tmp_path):
-    """The tensors come from the file, the batch size is the server's default, with a warning."""
     path = store(tmp_path, "m", double(), config=None)
     document = {"name": "m", "max_batch_size": 0, "input": [], "output": []}
 
@@ -600,18 +395,6 @@ def test_empty_config_is_filled_in_from_the_file(tmp_path):
     assert document["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}]
     assert [each["name"] for each in document["output"]] == ["sums", "y"]
     assert warning.startswith("autofilled max_batch_size to 3 for model 'm'")
-
-
-def test_completed_config_opens(tmp_path):
-    """A completed config is valid."""
-    path = store(tmp_path, "m", identity("FP32", ["N"]), config=None)
-    document, _, _ = completed(path.parent, {"name": "m", "max_batch_size": 2})
-
-    session = Session.from_config(ModelConfig.from_document(document, tmp_path / "m", 1))
-
-    x = np.array([1, 2], np.float32)
-    (answer,) = session.run_requests([{"x": x}], [["y"]])
-    assert_same(answer, {"y": x})
 
 
 @pytest.mark.parametrize(
@@ -635,7 +418,6 @@ def test_completed_config_opens(tmp_path):
     ids=["no file", "no batches", "wrong parameter"],
 )
 def test_config_that_cannot_be_completed_is_refused(tmp_path, document, message):
-    """The load fails with the same message as without completion."""
     store(tmp_path, "m", identity("FP32", [2, 3]), config=None, filename="fixed.onnx")
     path = store(tmp_path, "m", double(), config=None)
 
@@ -646,7 +428,6 @@ def test_config_that_cannot_be_completed_is_refused(tmp_path, document, message)
 
 
 def test_completion_uses_the_gpu_that_the_config_names(tmp_path, without_cuda):
-    """If one instance group is on a GPU, the config is completed on a GPU, or the load fails."""
     path = store(
         tmp_path, "m", double(), "instance_group { kind: KIND_CPU } instance_group { kind: KIND_GPU }"
     )
@@ -663,7 +444,6 @@ def test_completion_uses_the_gpu_that_the_config_names(tmp_path, without_cuda):
 
 
 def test_request_whose_parts_cannot_be_joined_fails_alone(open_model):
-    """If the runs of a split request have outputs of different widths, only that request fails."""
     model = network(
         [
             node("Gather", ["x", "zero"], ["first"]),
@@ -685,22 +465,7 @@ def test_request_whose_parts_cannot_be_joined_fails_alone(open_model):
     assert_same(good, {"y": np.array([[2]], np.float32)})
 
 
-def test_scalar_of_a_batching_model_fails_the_load(open_model):
-    """One number cannot be different in every row of a batch."""
-    model = network(
-        [node("Mul", ["x", "k"], ["y"])],
-        [value("x", "FP32", ["N", 3]), value("k", "FP32", [])],
-        [value("y", "FP32", ["N", 3])],
-    )
-
-    with pytest.raises(
-        InvalidConfig, match=r"tensor 'k': for the model to support batching .* model is \[\]$"
-    ):
-        open_model(model, BATCHES + X + Y + tensor("input", "k", "FP32", [1]))
-
-
 def test_network_that_cannot_be_recorded_runs_without_cuda_graphs(tmp_path, monkeypatch):
-    """ONNX Runtime refuses to record a network with nodes on the CPU; the reason is in the log."""
     refusal = "onnx runtime error 1: This session cannot use the graph capture feature as requested"
     open_real = network_file.open_configured
 

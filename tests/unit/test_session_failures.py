@@ -43,14 +43,12 @@ def store_wide(tmp_path):
     ],
 )
 def test_batch_that_does_not_fit_is_run_in_halves(store_wide, parameters):
-    """Its rows are right and in order; the next batch is tried as a whole again."""
     found = run_limited(store_wide(parameters), before=[1], rows=ROWS, mebibytes=FITS_HALF)
 
     assert found == {"error": "", "halved": 1, "runs": [ROWS // 2, ROWS // 2, ROWS]}
 
 
 def test_halves_that_do_not_fit_fail(store_wide):
-    """The batch is divided once only."""
     found = run_limited(store_wide(HALVES), before=[1], rows=ROWS, mebibytes=FITS_NOTHING)
 
     assert found["error"].startswith("OutOfMemory: onnx runtime error 1: ")
@@ -59,7 +57,6 @@ def test_halves_that_do_not_fit_fail(store_wide):
 
 @pytest.mark.slow
 def test_batch_is_not_divided_by_default(store_wide):
-    """Without the parameter, the batch fails with ONNX Runtime's text."""
     found = run_limited(store_wide(""), before=[1], rows=ROWS, mebibytes=FITS_HALF)
 
     assert "Failed to allocate memory for requested buffer" in found["error"]
@@ -74,7 +71,6 @@ def test_memory_that_an_arena_keeps_is_released(store_wide):
 
 
 def test_every_nth_run_returns_the_memory_of_larger_ones(store_wide):
-    """Until then, the arena keeps it for the next run."""
     every_fourth = 'parameters { key: "nereid.release_memory_every" value { string_value: "4" } }\n'
     session = Session.from_config(ModelConfig.from_file(store_wide(every_fourth), 1))
     resident = []
@@ -91,12 +87,10 @@ def test_every_nth_run_returns_the_memory_of_larger_ones(store_wide):
 
 
 def test_broken_device_fails_every_later_run(tmp_path):
-    """It is reported once; later runs do not use the device."""
     store(tmp_path, "fragile", fragile(), FRAGILE_IO + ONE_INSTANCE)
     reasons = []
     session = Session.from_config(
-        ModelConfig.from_file(tmp_path / "fragile", 1),
-        events=SessionEvents(device_failed=reasons.append),
+        ModelConfig.from_file(tmp_path / "fragile", 1), events=SessionEvents(device_failed=reasons.append)
     )
 
     first, second = (

@@ -100,7 +100,6 @@ def test_graph_level_is_tritons_numbering(level, expected):
 
 
 def test_settings_without_any_parameter_are_onnx_runtimes_own():
-    """Only the thread count is set, to the share of the cores; the others keep ONNX Runtime's defaults."""
     settings = session_settings(config({"intra_op_thread_count": "5"}))
 
     options, plain = settings.options, onnxruntime.SessionOptions()
@@ -117,7 +116,6 @@ def test_settings_without_any_parameter_are_onnx_runtimes_own():
     ("text", "expected"), [("0", "ORT_SEQUENTIAL"), ("1", "ORT_PARALLEL"), ("1x", "ORT_PARALLEL")]
 )
 def test_execution_mode(text, expected):
-    """0 runs one operator after the other, 1 several at a time."""
     options = session_settings(config({"execution_mode": text})).options
 
     assert options.execution_mode == getattr(onnxruntime.ExecutionMode, expected)
@@ -128,7 +126,6 @@ def test_execution_mode(text, expected):
     ("key", "name"), [("enable_mem_arena", "enable_cpu_mem_arena"), ("enable_mem_pattern",) * 2]
 )
 def test_memory_switches(key, name, text):
-    """Both switches take Triton's six words in any case, and only their own is thrown."""
     options = session_settings(config({key: text})).options
 
     switches = {"enable_cpu_mem_arena": True, "enable_mem_pattern": True}
@@ -137,7 +134,6 @@ def test_memory_switches(key, name, text):
 
 
 def test_some_runs_release_memory():
-    """The others have the model's own options."""
     settings = session_settings(config({"nereid.release_memory_every": "3"}))
 
     assert [each is settings.releasing for each in islice(settings.options_of_runs(), 6)] == [
@@ -160,7 +156,6 @@ def test_some_runs_release_memory():
     ],
 )
 def test_release_without_effect_is_refused(parameters, message):
-    """A number of runs is expected, and an arena that keeps memory."""
     with pytest.raises(InvalidConfig, match=f"nereid.release_memory_every:? {message}"):
         session_settings(config(parameters))
 
@@ -203,7 +198,6 @@ EXECUTION_MODE = (
     ],
 )
 def test_wrong_value_has_the_official_message(kind, key, text, message):
-    """The text is that of NVIDIA's backend, double blanks included."""
     with pytest.raises(InvalidConfig) as raised:
         session_settings(config({key: text}, kind))
 
@@ -211,7 +205,6 @@ def test_wrong_value_has_the_official_message(kind, key, text, message):
 
 
 def test_unknown_parameters_are_ignored():
-    """A config written for another backend or a later release loads, as it does there."""
     parameters = {"share_session_between_instances": "perhaps", "log_level": "9", "": ""}
 
     settings = session_settings(config(parameters))
@@ -224,7 +217,6 @@ def test_unknown_parameters_are_ignored():
     {"two": ("2", 8, 2), "none": ("0", 8, 0), "negative": ("-1", 8, 0), "without batches": ("2", 0, 0)},
 )
 def test_run_batch_size(text, max_batch_size, expected):
-    """Rows of one run are bounded only where there are rows."""
     model = config({"nereid.run_batch_size": text}, max_batch_size=max_batch_size)
 
     assert session_settings(model).run_batch_size == expected
@@ -240,7 +232,6 @@ def test_run_batch_size(text, max_batch_size, expected):
     },
 )
 def test_instances_of_a_server_share_their_weights(monkeypatch, kind, parameters, expected):
-    """On a CPU, and unless the config says otherwise, which is one of Triton's booleans."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
     backend = BackendSettings.from_command_line(["tritonserver"])
     model = config(parameters, kind=kind)
@@ -272,7 +263,6 @@ def test_instances_of_the_caller_share_the_cores():
 
 
 def test_session_options_are_passed_through():
-    """A key that starts with `session.` goes to ONNX Runtime and wins over our default."""
     parameters = {SPINNING: "1", "session.dynamic_block_base": "4", "sessions.none": "1"}
 
     settings = session_settings(config(parameters, instance_group=TWO_INSTANCES))
@@ -317,7 +307,6 @@ def test_session_options_are_passed_through():
     },
 )
 def test_server_flags_become_settings(words, expected):
-    """The flags NVIDIA's backend has, and the profile, come from the server's command line."""
     settings = BackendSettings.from_command_line(["tritonserver", *words])
 
     assert settings == replace(expected, shares_weights=True)
@@ -332,7 +321,6 @@ def test_server_flags_become_settings(words, expected):
     ids=["batch size", "thread pool"],
 )
 def test_wrong_server_flag_is_refused(flag, message):
-    """A flag that cannot be read fails the load instead of being guessed."""
     with pytest.raises(InvalidConfig) as raised:
         BackendSettings.from_command_line([OURS + flag])
 
@@ -348,7 +336,6 @@ def test_wrong_server_flag_is_refused(flag, message):
     ids=["both counts", "one count"],
 )
 def test_global_pool_replaces_the_models_own_threads(pool, expected):
-    """With a pool of the server's, what the model says about threads is ignored."""
     words = [POOL + "1", *(f"{OURS}{key}={value}" for key, value in pool.items())]
     model = config({"intra_op_thread_count": "7", "inter_op_thread_count": "8"})
 
@@ -377,7 +364,6 @@ def test_op_library_that_is_not_allowed_is_never_loaded(allowed, printed):
 
 
 def test_allowed_op_library_that_cannot_be_loaded_is_refused(tmp_path):
-    """An allowed library reaches ONNX Runtime, whose refusal is the config's fault."""
     library = tmp_path / "sub" / ".." / "lib.so"
     model = config(model_operations={"op_library_filename": [str(library)]})
     backend = BackendSettings(allowed_op_libraries=frozenset({tmp_path.resolve() / "lib.so"}))
@@ -446,7 +432,6 @@ DEVICE = {"device_id": "3"}
     },
 )
 def test_providers_of_an_instance(model, expected):
-    """TensorRT comes before CUDA, and the CPU last; the device is always the instance's own."""
     assert providers(model, ALL) == (*expected, (CPU, {}))
 
 
@@ -477,7 +462,6 @@ SAME = [
     ids=lambda value: "-".join(map("=".join, value.items())),
 )
 def test_tensorrt_keys_get_their_own_names(given, expected):
-    """Triton's key reaches ONNX Runtime's TensorRT provider under the name it has there."""
     found = providers(accelerated(gpu=[("tensorrt", given)]), ALL)
 
     assert found == ((TENSORRT, {**expected, **DEVICE}), (CUDA, DEVICE), (CPU, {}))
@@ -510,7 +494,6 @@ UNKNOWN = "unknown Execution Accelerator '{}' is requested"
     ids=str,
 )
 def test_wrong_gpu_accelerator_is_refused(name, parameters, message):
-    """Names and values have NVIDIA's messages."""
     with pytest.raises(InvalidConfig) as raised:
         providers(accelerated(gpu=[(name, parameters)]), ALL)
 
@@ -539,7 +522,6 @@ def test_wrong_cpu_accelerator_is_refused(name, kind, available):
     ids=["cuda", "tensorrt"],
 )
 def test_missing_gpu_provider_is_an_error(model, available, missing):
-    """Without the provider, a model on a GPU fails with the package to install."""
     with pytest.raises(InvalidConfig) as raised:
         providers(model, available)
 
@@ -578,13 +560,11 @@ def on_gpu(tmp_path):
     },
 )
 def test_gpu_that_triton_chose_may_be_a_cpu(on_gpu, kinds, profile, kind):
-    """Without CUDA, KIND_AUTO is served on the CPU; a GPU named in the config file in use is not replaced."""
     model = on_gpu(**kinds)
 
     assert on_available_provider(model, [CPU], profile).kind == kind
 
 
 def test_config_is_unchanged_where_the_device_is_available(on_gpu):
-    """A GPU that ONNX Runtime supports is used, and an instance on a CPU stays there."""
     for model, available in ((on_gpu(config="KIND_AUTO"), [CUDA, CPU]), (config(), [CPU])):
         assert on_available_provider(model, available, "") is model

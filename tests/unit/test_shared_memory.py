@@ -26,7 +26,7 @@ from nereid.client.retry import Attempts, Budget
 from nereid.client.sans_io import Rpc
 from nereid.client.shared_memory import Regions
 from nereid.client.shared_regions import is_stale, remove_stale
-from tests.classifiers import PREDICTION, WAYS, Script, error, opened, serving
+from tests.classifiers import PREDICTION, WAYS, Script, opened, serving
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 PHOTO = COFFEE.read_bytes()
@@ -47,7 +47,6 @@ def short_close(monkeypatch):
 
 
 def files() -> set[str]:
-    """Return this user's regions."""
     return {path.name for path in shared_regions.FOLDER.glob(f"{PREFIX}*")}
 
 
@@ -81,7 +80,6 @@ def test_region_without_an_answer_is_never_used_again(folder, way, step):
 
 @both_ways
 def test_close_waits_for_a_server_that_reads(way):
-    """A caller whose only request timed out leaves no region, even if it ends soon."""
     script = Script("silence")
     with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
         with pytest.raises(TimedOut):
@@ -93,22 +91,7 @@ def test_close_waits_for_a_server_that_reads(way):
     assert not files()
 
 
-@both_ways
-def test_region_is_used_again_after_an_error_response(way):
-    """The response proves that the server has finished."""
-    script = Script(PREDICTION, error("inference failed: why", 500), PREDICTION)
-    with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
-        classifier.classify(PHOTO)
-        with pytest.raises(ServerFailed):
-            classifier.classify(PHOTO)
-        classifier.classify(PHOTO)
-
-    assert len(sent(script, "register")) == 1
-    assert sent(script, "unregister") == sent(script, "register")
-
-
 def test_retired_region_is_removed_after_its_release():
-    """Release is tried again after a second, not with every request."""
     now = 0.0
     script = Script(None, PREDICTION)
     with serving(script) as url:
@@ -141,7 +124,6 @@ def test_retired_region_is_removed_after_its_release():
 
 
 def test_region_of_a_living_owner_is_not_stale(tmp_path, monkeypatch):
-    """Other files, and regions of other users, are not stale either; none of them blocks a sweep."""
     path = tmp_path / f"{PREFIX}1"
     assert not is_stale(path)
     path.write_bytes(b"")
@@ -222,7 +204,6 @@ def classify(regions: Regions, triton: Triton) -> str:
 
 @pytest.fixture
 def regions(monkeypatch):
-    """Regions that are closed without a server."""
     monkeypatch.setattr(transport, "Connection", lambda url, protocol: Triton(unregister=[Unreachable()]))
     made = Regions("system", "localhost:1", "http")
     yield made
@@ -302,16 +283,7 @@ def test_region_is_used_again_after_an_answer_of_tritons_own(regions, verb, erro
     assert (classify(regions, triton) == first) == is_same
 
 
-@both_ways
-def test_region_that_was_swept_away_is_registered_again(way):
-    """The server has not seen the request, so it is repeated."""
-    script = Script(error("Unable to find shared memory region: 'x'", 404), PREDICTION)
-    with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
-        assert classifier.classify(PHOTO).timings.attempts == 2
-
-
 def test_close_leaves_the_region_of_a_request(regions):
-    """The request itself closes the file once, and leaves it to a sweep; the next request fails."""
     steps = regions.infer([PHOTO], Attempts(Budget(), 5), lambda tensor: Rpc("infer", 5))
     step = steps.send(None)
     while step.name != "infer":
@@ -354,7 +326,6 @@ else:
 
 
 def test_fork_leaves_its_parents_regions_alone(folder):
-    """A child has its own regions, does not touch its parent's, and removes only its own."""
     script = Script(PREDICTION)
     with serving(script) as url:
         command = [sys.executable, "-c", FORK, url, str(folder), str(COFFEE), str(CHELSEA)]
@@ -377,7 +348,6 @@ def test_full_memory_is_an_error_not_a_crash(folder):
 
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 def test_cuda_without_a_gpu_is_refused_immediately(way):
-    """The message names the requirement; the classifier does not fall back to another memory."""
     with suppress(shared_regions.NoCuda):
         shared_regions.cuda_library()
         pytest.skip("this machine has a GPU")

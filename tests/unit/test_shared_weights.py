@@ -1,6 +1,5 @@
 """Weights in a file that all instances map: written once and atomically, and named by content."""
 
-import multiprocessing
 import os
 import shutil
 import time
@@ -13,17 +12,10 @@ import pytest
 from onnx import helper
 
 from nereid import files
-from nereid.assets import REPOSITORY
 from nereid.config.model_config import ModelConfig
 from nereid.inference import shared_weights
 from nereid.inference.session import Session
-from nereid.inference.session_options import (
-    CPU,
-    CUDA,
-    SHARED_WEIGHTS,
-    BackendSettings,
-    session_settings,
-)
+from nereid.inference.session_options import CPU, CUDA, SHARED_WEIGHTS, BackendSettings, session_settings
 from nereid.serving_errors import InvalidConfig
 from tests.networks import constant, network, store, tensor, value
 from tests.tables import cases
@@ -97,47 +89,7 @@ def test_first_instance_writes_and_all_open_the_copy(path, opened):
     assert (copy / "weights.bin").stat().st_size >= 64 * 64 * 4
 
 
-@pytest.mark.parametrize("version", [1, 2], ids=["FP32", "INT8"])
-def test_real_network_answers_as_before(tmp_path, version):
-    """The networks of the repository give exactly the same scores."""
-    folder = shutil.copytree(REPOSITORY / "efficientnet_lite0", tmp_path / "efficientnet_lite0")
-    config = ModelConfig.from_file(folder, version)
-    shared = replace(config, parameters={**config.parameters, SHARED_WEIGHTS: "true"})
-    inputs = {"input": np.random.default_rng(0).standard_normal((1, 3, 224, 224), np.float32)}
-
-    (expected,), (actual,) = (Session.from_config(c).run(inputs, ["scores"]) for c in (config, shared))
-
-    np.testing.assert_array_equal(actual, expected)
-
-
-def _wait_for_all(barrier) -> None:
-    """Start the work of all processes at the same time."""
-    barrier.wait()
-
-
-def _score(config: ModelConfig) -> np.ndarray:
-    """Run the network of the repository as one instance of it."""
-    inputs = {"input": np.ones((1, 3, 224, 224), np.float32)}
-    return Session.from_config(config).run(inputs, ["scores"])[0]
-
-
-def test_instances_that_start_together_share_one_copy(tmp_path):
-    """A second instance waits while the first one writes."""
-    folder = shutil.copytree(REPOSITORY / "efficientnet_lite0", tmp_path / "efficientnet_lite0")
-    config = ModelConfig.from_file(folder, 1)
-    shared = replace(config, parameters={**config.parameters, SHARED_WEIGHTS: "true"})
-    context = multiprocessing.get_context("spawn")
-    count = 4
-
-    with context.Pool(count, _wait_for_all, [context.Barrier(count)]) as pool:
-        answers = pool.map(_score, [shared] * count, chunksize=1)
-
-    np.testing.assert_array_equal(answers, [_score(config)] * count)
-    assert len(copies(folder / "1" / "model.onnx")) == 1
-
-
 def test_changed_weights_get_a_copy_of_their_own(path, opened):
-    """The name of the copy depends on the external data, too."""
     opened()
     data = path.with_name("data.bin")
     data.write_bytes(bytes(len(data.read_bytes())))
@@ -157,7 +109,6 @@ def test_changed_weights_get_a_copy_of_their_own(path, opened):
     },
 )
 def test_other_session_gets_a_copy_of_its_own(path, opened, changes):
-    """The name of the copy depends on the options and on the name of the opened file."""
     shutil.copy(path, path.with_name("other.onnx"))
     opened()
 
@@ -167,7 +118,6 @@ def test_other_session_gets_a_copy_of_its_own(path, opened, changes):
 
 
 def test_half_written_copy_is_replaced(path, opened):
-    """The leftovers of a process that died while writing are removed, and the copy is written again."""
     opened()
     (copy,) = copies(path)
     copy.rename(f"{copy}.partial")
@@ -179,7 +129,6 @@ def test_half_written_copy_is_replaced(path, opened):
 
 
 def test_old_copies_are_removed(path, opened):
-    """A copy that no instance has opened for a month goes when another one is written."""
     opened()
     (old,) = copies(path)
     opened(extras=("session.disable_prepacking=1",))
@@ -196,7 +145,6 @@ def test_old_copies_are_removed(path, opened):
 
 @pytest.mark.parametrize("text", [None, "true"], ids=["default", "required"])
 def test_instance_that_cannot_share_has_its_own_weights(path, text):
-    """The instances of a server try to share; the reason is in the log, unless the config requires it."""
     place(path).parent.mkdir(parents=True)
     place(path).write_text("a file where a folder should be")
     backend = BackendSettings(shares_weights=True)
@@ -212,17 +160,6 @@ def test_instance_that_cannot_share_has_its_own_weights(path, text):
 
     assert session.run({"x": np.ones((1, 64), np.float32)}, ["y"])[0].shape == (1, 64)
     assert f"each with its own weights: {SHARED_WEIGHTS}: {reason}" in str(session)
-
-
-def test_folder_that_cannot_be_written_fails_the_load(path, opened):
-    """The message has the parameter, the folder and the reason."""
-    place(path).parent.mkdir(parents=True)
-    place(path).write_text("a file where a folder should be")
-
-    with pytest.raises(
-        InvalidConfig, match=r"nereid.shared_weights: expected a writable folder '.*': .*Errno"
-    ):
-        opened()
 
 
 def test_weights_on_a_gpu_are_refused(opened):

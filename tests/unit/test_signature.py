@@ -1,6 +1,7 @@
-"""Inputs and outputs of a network compared with its config: NVIDIA's rules and exact messages."""
+"""Inputs and outputs of a network compared with its config: NVIDIA's rules and messages."""
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,13 +57,11 @@ def signature(inputs=None, outputs=None, initializers=None) -> Signature:
 
 
 def control(name: str = "START", data_type: str = "", **values) -> dict:
-    """Write a `sequence_batching` with one control input."""
     given = {"data_type": data_type} if data_type else {key: ["0", "1"] for key in values}
     return {"control_input": [{"name": name, "control": [{"kind": "CONTROL_SEQUENCE_START", **given}]}]}
 
 
 def session(model: ModelProto) -> onnxruntime.InferenceSession:
-    """Open a network."""
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
@@ -92,7 +91,6 @@ def raw(nodes, inputs, outputs, domains=()) -> ModelProto:
     ],
 )
 def test_every_datatype_is_read(datatype, element):
-    """Each of Triton's thirteen datatypes is recognised in a file, with the dims that vary as -1."""
     found = Signature.of(session(identity(datatype, ["N", 3, None])))
 
     expected = NetworkTensor(element, (-1, 3, -1))
@@ -169,7 +167,6 @@ def test_datatype_that_triton_lacks_is_named_as_nvidia_does():
     },
 )
 def test_other_than_a_tensor_is_refused(model, kind, name):
-    """A request has tensors only, so a network with other inputs or outputs cannot be served."""
     with pytest.raises(InvalidConfig) as raised:
         Signature.of(session(model))
 
@@ -195,7 +192,6 @@ def test_other_than_a_tensor_is_refused(model, kind, name):
     },
 )
 def test_completion_is_needed_for_missing_tensors_only(document, expected):
-    """One input, or batch input, and one output are enough to leave a config alone, batch size included."""
     assert needs_completion(document) is expected
 
 
@@ -287,7 +283,6 @@ DYNAMIC = {"max_batch_size": 2, "dynamic_batching": {}}
     },
 )
 def test_missing_fields_are_filled_in(given, network_signature, default, added, warnings):
-    """The config gets exactly these fields, and a warning only where a batch size was chosen for it."""
     document = {"name": "m", "max_batch_size": 0, **deepcopy(given)}
     heard: list[str] = []
 
@@ -308,7 +303,6 @@ def test_missing_fields_are_filled_in(given, network_signature, default, added, 
     },
 )
 def test_batches_without_a_batch_dimension_are_refused(network_signature):
-    """Batching needs a first dimension that varies in every input and every output."""
     document = {"name": "m", "max_batch_size": 2}
 
     with pytest.raises(InvalidConfig) as raised:
@@ -320,116 +314,72 @@ def test_batches_without_a_batch_dimension_are_refused(network_signature):
     )
 
 
+RAGGED = tensor("x", dims=(-1,), allow_ragged_batch=True)
+COUNT = {"kind": "BATCH_ELEMENT_COUNT", "target_name": ["n"], "source_input": ["x"]}
+NO_BATCHES = signature({"x": ("float", (16,))}, {"y": ("float", (16,))})
+
+
+ROWS_OF_ONE = {"x": ("float", (-1,))}, {"y": ("float", (-1,))}
+SCALARS = {"x": ("float", ())}, {"y": ("float", ())}
+SCATTER = {"kind": "BATCH_SCATTER_WITH_INPUT_SHAPE", "target_name": ["y"], "source_input": ["x"]}
+RESHAPED = [tensor("x", dims=(1,), reshape={})], [tensor("y", dims=(1,), reshape={})]
+
+
 @cases(
     ("model", "network_signature"),
     {
         "the same": (config(), signature()),
-        "without batches": (
-            config(max_batch_size=0),
-            signature({"x": ("float", (16,))}, {"y": ("float", (16,))}),
-        ),
+        "without batches": (config(max_batch_size=0), NO_BATCHES),
         "input fixed in the config only": (
             config([tensor("x", dims=(5,))]),
             signature({"x": ("float", (-1, -1))}),
         ),
         "dims that vary in both": (
             config([tensor("x", dims=(-1,))], [tensor("y", dims=(-1,))], 0),
-            signature({"x": ("float", (-1,))}, {"y": ("float", (-1,))}),
+            signature(*ROWS_OF_ONE),
         ),
         "output not in the config": (config(outputs=[]), signature()),
         "reshape": (config([tensor("x", dims=(4, 4), reshape={"shape": ["16"]})]), signature()),
-        "reshape to rows of scalars": (
-            config([tensor("x", dims=(1,), reshape={})], [tensor("y", dims=(1,), reshape={})]),
-            signature({"x": ("float", (-1,))}, {"y": ("float", (-1,))}),
-        ),
+        "reshape to rows of scalars": (config(*RESHAPED), signature(*ROWS_OF_ONE)),
         "scalars as ones": (
             config([tensor("x", dims=(1,))], [tensor("y", dims=(1, 1))], 0),
-            signature({"x": ("float", ())}, {"y": ("float", ())}),
+            signature(*SCALARS),
         ),
         "optional weight": (
             config([tensor("x"), tensor("scale", dims=(1,), optional=True)], max_batch_size=0),
-            signature(
-                {"x": ("float", (16,))}, {"y": ("float", (16,))}, initializers={"scale": ("float", (1,))}
-            ),
+            replace(NO_BATCHES, initializers={"scale": NetworkTensor("float", (1,))}),
         ),
-        "ragged": (
-            config([tensor("x", dims=(-1,), allow_ragged_batch=True)]),
-            signature({"x": ("float", (-1,))}),
-        ),
+        "ragged": (config([RAGGED]), signature({"x": ("float", (-1,))})),
         "batch input": (
-            config(
-                [tensor("x", dims=(-1,), allow_ragged_batch=True)],
-                batch_input=[{"kind": "BATCH_ELEMENT_COUNT", "target_name": ["n"], "source_input": ["x"]}],
-            ),
+            config([RAGGED], batch_input=[COUNT]),
             signature({"x": ("float", (-1,)), "n": ("int32", (-1,))}),
         ),
         "scattered output": (
-            config(
-                outputs=[tensor("y", dims=(3, 3))],
-                batch_output=[
-                    {"kind": "BATCH_SCATTER_WITH_INPUT_SHAPE", "target_name": ["y"], "source_input": ["x"]}
-                ],
-            ),
+            config(outputs=[tensor("y", dims=(3, 3))], batch_output=[SCATTER]),
             signature(outputs={"y": ("float", (-1,))}),
         ),
         "sequence control": (
             config(sequence_batching=control(int32_false_true=1)),
             signature({"x": ("float", (-1, 16)), "START": ("int32", (-1, 1))}),
         ),
-        "sequence control without batches": (
-            config(max_batch_size=0, sequence_batching=control(data_type="TYPE_UINT64")),
-            signature({"x": ("float", (16,)), "START": ("uint64", (1,))}, {"y": ("float", (16,))}),
-        ),
     },
 )
 def test_fitting_config_passes(model, network_signature):
-    """A config that NVIDIA's backend loads is loaded."""
     validate(model, network_signature)
-
-
-RAGGED = tensor("x", dims=(-1,), allow_ragged_batch=True)
-COUNT = {"kind": "BATCH_ELEMENT_COUNT", "target_name": ["n"], "source_input": ["x"]}
-NO_BATCHES = signature({"x": ("float", (16,))}, {"y": ("float", (16,))})
 
 
 UNABLE = "unable to load model 'm', "
 
 
-def other_rows(name: str, have: int, shape: str, want: int, dims: str) -> str:
-    """Return NVIDIA's message for a shape that differs in a model with batches."""
-    return (
-        f"model 'm', tensor '{name}': the model expects {have} dimensions (shape {shape}) but the model "
-        f"configuration specifies {want} dimensions (an initial batch dimension because max_batch_size > 0 "
-        f"followed by the explicit tensor shape, making complete shape {dims})"
-    )
+NOT_ROWS = "for the model to support batching"
+START_TOO = {"x": ("float", (-1, 16)), "START": ("float", (-1, 2))}
 
 
-def fixed_rows(name: str, shape: str) -> str:
-    """Return NVIDIA's message for a tensor without a batch dimension."""
-    return (
-        f"model 'm', tensor '{name}': for the model to support batching the shape should have at least 1 "
-        f"dimension and the first dimension must be -1; but shape expected by the model is {shape}"
-    )
-
-
+# The decisive words of each check; tests/e2e/test_onnxruntime_load.py has whole messages of NVIDIA's backend.
 @cases(
     ("model", "network_signature", "message"),
     {
-        "input too many": (
-            config([tensor("x"), tensor("z")]),
-            signature(),
-            UNABLE + "configuration expects 2 inputs, model provides 1",
-        ),
-        "input missing": (
-            config(),
-            signature({"x": ("float", (-1, 16)), "z": ("float", (-1, 16))}),
-            UNABLE + "configuration expects 1 inputs, model provides 2",
-        ),
-        "batch input too many": (
-            config([RAGGED], batch_input=[COUNT]),
-            signature({"x": ("float", (-1,))}),
-            UNABLE + "configuration expects 2 inputs, model provides 1",
-        ),
+        "inputs": (config([tensor("x"), tensor("z")]), signature(), "expects 2 inputs, model provides 1"),
         "optional input that is not an initializer": (
             config([tensor("x", optional=True)], max_batch_size=0),
             NO_BATCHES,
@@ -445,17 +395,13 @@ def fixed_rows(name: str, shape: str) -> str:
             signature({"x": ("float", (-1,)), "n": ("int32", (-1,))}),
             "unexpected inference input 'q', allowed inputs are: n, x",
         ),
-        "unknown output": (
-            config(outputs=[tensor("q")]),
-            signature(outputs={"z": ("float", (-1, 16)), "a": ("float", (-1, 16))}),
-            "unexpected inference output 'q', allowed outputs are: a, z",
-        ),
-        "datatype of an input": (
+        "unknown output": (config(outputs=[tensor("q")]), signature(), "output 'q', allowed outputs are: y"),
+        "input's type": (
             config([tensor("x", "INT32")]),
             signature(),
-            UNABLE + "configuration expects datatype TYPE_INT32 for input 'x', model provides TYPE_FP32",
+            "TYPE_INT32 for input 'x', model provides TYPE_FP32",
         ),
-        "datatype of an output": (
+        "output's type": (
             config(outputs=[tensor("y", "FP64")]),
             signature(outputs={"y": ("string", (-1, 16))}),
             UNABLE + "configuration expects datatype TYPE_FP64 for output 'y', model provides TYPE_BYTES",
@@ -475,76 +421,49 @@ def fixed_rows(name: str, shape: str) -> str:
             signature(initializers={"w": ("float", (16,))}),
             UNABLE + "optional input 'w' is not supported for models that support batching",
         ),
-        "input without a batch dimension": (
-            config(),
-            signature({"x": ("float", (1, 16))}),
-            fixed_rows("x", "[1,16]"),
-        ),
-        "output without a batch dimension": (
-            config(),
-            signature(outputs={"y": ("float", (16,))}),
-            fixed_rows("y", "[16]"),
-        ),
-        "rank of an input": (
-            config([tensor("x", dims=(4, 4))]),
-            signature(),
-            other_rows("x", 2, "[-1,16]", 3, "[-1,4,4]"),
-        ),
-        "rank beyond equal dims": (
-            config(),
-            signature({"x": ("float", (-1, 16, 4))}),
-            other_rows("x", 3, "[-1,16,4]", 2, "[-1,16]"),
-        ),
-        "dim of an input": (
-            config([tensor("x", dims=(15,))]),
-            signature(),
-            other_rows("x", 2, "[-1,16]", 2, "[-1,15]"),
-        ),
-        "reshape of an input": (
+        "input without batches": (config(), signature({"x": ("float", (1, 16))}), f"'x': {NOT_ROWS}"),
+        "output without batches": (config(), signature(outputs={"y": ("float", (16,))}), f"'y': {NOT_ROWS}"),
+        "rank": (config([tensor("x", dims=(4, 4))]), signature(), "making complete shape [-1,4,4])"),
+        "rank beyond equal dims": (config(), signature({"x": ("float", (-1, 16, 4))}), "(shape [-1,16,4])"),
+        "dim": (config([tensor("x", dims=(15,))]), signature(), "making complete shape [-1,15])"),
+        "reshape": (
             config([tensor("x", dims=(16,), reshape={"shape": ["2", "8"]})]),
             signature(),
-            other_rows("x", 2, "[-1,16]", 3, "[-1,2,8]"),
+            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
+            "configuration specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 "
+            "followed by the explicit tensor shape, making complete shape [-1,2,8])",
         ),
-        "input that varies in the config only": (
+        "varies in the config only": (
             config([tensor("x", dims=(-1,))]),
             signature(),
-            other_rows("x", 2, "[-1,16]", 2, "[-1,-1]"),
+            "complete shape [-1,-1])",
         ),
-        "output that varies in the file only": (
-            config(outputs=[tensor("y", dims=(16,))]),
+        "varies in the file only": (
+            config(),
             signature(outputs={"y": ("float", (-1, -1))}),
-            other_rows("y", 2, "[-1,-1]", 2, "[-1,16]"),
+            "(shape [-1,-1])",
         ),
         "rank without batches": (
             config([tensor("x", dims=(4, 4))], max_batch_size=0),
             NO_BATCHES,
-            "model 'm', tensor 'x': the model expects 1 dimensions (shape [16]) but the model configuration "
-            "specifies 2 dimensions (shape [4,4])",
+            "(shape [16]) but the model configuration specifies 2 dimensions (shape [4,4])",
         ),
         "output that varies in the config only": (
             config(outputs=[tensor("y", dims=(-1,))], max_batch_size=0),
             NO_BATCHES,
-            "model 'm', tensor 'y': the model expects 1 dimensions (shape [16]) but the model configuration "
             "specifies 1 dimensions (shape [-1])",
         ),
         "scalar input": (
             config([tensor("x", dims=(1, 2))], max_batch_size=0),
             signature({"x": ("float", ())}, {"y": ("float", (16,))}),
-            UNABLE + "scalar tensor 'x', should only provide 1 in the model configuration "
-            "when the model doesn't support batching. Model configuration provided: [1,2].",
+            UNABLE + "scalar tensor 'x', should only provide 1 in the model configuration ",
         ),
         "scalar output": (
             config(outputs=[tensor("y", dims=(-1,))], max_batch_size=0),
             signature({"x": ("float", (16,))}, {"y": ("float", ())}),
-            UNABLE + "scalar tensor 'y', should only provide 1 in the model configuration "
-            "when the model doesn't support batching. Model configuration provided: [-1].",
+            UNABLE + "scalar tensor 'y', should only provide 1 in the model configuration ",
         ),
-        "ragged input": (
-            config([RAGGED]),
-            signature({"x": ("float", (-1, 16))}),
-            UNABLE + "configuration expects model provides input with shape [-1]  for "
-            "ragged input 'x', model provides [-1,16]",
-        ),
+        "ragged input": (config([RAGGED]), signature(), "ragged input 'x', model provides [-1,16]"),
         "control that is not an input": (
             config(sequence_batching=control(int32_false_true=1)),
             signature(),
@@ -552,7 +471,7 @@ def fixed_rows(name: str, shape: str) -> str:
         ),
         "dims of a control": (
             config(sequence_batching=control(fp32_false_true=1)),
-            signature({"x": ("float", (-1, 16)), "START": ("float", (-1, 2))}),
+            signature(START_TOO),
             UNABLE + "sequence control 'START' in model has dims [2] but dims [1] is expected",
         ),
         "dims of a control without batches": (
@@ -563,8 +482,7 @@ def fixed_rows(name: str, shape: str) -> str:
         "datatype of a control": (
             config(sequence_batching=control(bool_false_true=1)),
             signature({"x": ("float", (-1, 16)), "START": ("int64", (-1, 1))}),
-            UNABLE + "sequence control 'START', the model expects data-type INT64 but the "
-            "model configuration specifies data-type TYPE_BOOL",
+            "the model expects data-type INT64 but the model configuration specifies data-type TYPE_BOOL",
         ),
         "implicit state": (
             config(sequence_batching={"state": [{"input_name": "x", "output_name": "y"}]}),
@@ -574,15 +492,13 @@ def fixed_rows(name: str, shape: str) -> str:
     },
 )
 def test_unfitting_config_is_refused(model, network_signature, message):
-    """The message is exactly that of NVIDIA's backend."""
     with pytest.raises(InvalidConfig) as raised:
         validate(model, network_signature)
 
-    assert str(raised.value) == message
+    assert message in str(raised.value)
 
 
 def test_sequence_controls_have_the_datatype_of_their_values():
-    """A boolean control has that of its pair of values, another the one it names; each is one number."""
     batching = {
         "control_input": [
             *control("a", int32_false_true=1)["control_input"],
@@ -601,12 +517,10 @@ def test_sequence_controls_have_the_datatype_of_their_values():
 
 
 def test_config_without_sequences_has_no_controls():
-    """Most models have neither sequences nor inputs made from the batch."""
     assert (sequence_controls(config()), batch_targets(config())) == ([], [])
 
 
 def test_batch_targets_are_all_that_are_made_from_the_batch():
-    """One batch_input may make several inputs of the network."""
     batch_input = [{**COUNT, "target_name": ["a", "b"]}, {**COUNT, "target_name": ["c"]}]
 
     assert batch_targets(config(batch_input=batch_input)) == ["a", "b", "c"]

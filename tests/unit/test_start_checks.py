@@ -31,7 +31,6 @@ def reasons(repository, profile: str) -> dict[str, str]:
 
 
 def test_unchanged_versions_are_served(repository):
-    """Files that were added later, and versions without checksums, do not matter."""
     (repository / NETWORK / "1" / "notes.txt").write_text("mine")
     (repository / NETWORK / "2" / "SHA256SUMS").unlink()
     (repository / NETWORK / "2" / "model.onnx").write_text("changed")
@@ -40,12 +39,10 @@ def test_unchanged_versions_are_served(repository):
 
 
 @pytest.mark.parametrize(
-    ("profile", "models"),
-    [("cpu", {"classify_v1"}), ("ensemble", {"classify_v1", "classify_v2", NETWORK})],
+    ("profile", "models"), [("cpu", {"classify_v1"}), ("ensemble", {"classify_v1", "classify_v2", NETWORK})]
 )
 @pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "changed"])
 def test_models_that_run_a_damaged_version_are_not_served(repository, profile, models, is_missing):
-    """Neither those that run the version themselves, nor the ensembles of a model that has it."""
     path = repository / NETWORK / "1" / "model.onnx"
     path.write_text("3")
     if is_missing:
@@ -64,7 +61,6 @@ def test_models_that_run_a_damaged_version_are_not_served(repository, profile, m
 
 
 def test_invalid_bounds_of_instances_are_not_served(repository):
-    """The reason has the expected value and the one that came; valid ones are served."""
     path = repository / NETWORK / "config.pbtxt"
     text = path.read_text()
     bounds = 'parameters { key: "nereid.instances" value { string_value: "BOUNDS" } }\n'
@@ -78,7 +74,6 @@ def test_invalid_bounds_of_instances_are_not_served(repository):
 
 
 def test_unreadable_file_is_damage(repository):
-    """A link to nowhere fails its model only."""
     path = repository / NETWORK / "2" / "model.onnx"
     path.unlink()
     path.symlink_to("nowhere")

@@ -1,7 +1,6 @@
 """`nereid status` without a server, and its lines; tests/e2e/test_your_model.py has it with a server."""
 
 import json
-import os
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +11,6 @@ from nereid.cli.observe_commands import status as command
 from nereid.observe.status import ModelStatus, ServerStatus, Status
 from nereid.server import run_dir
 from nereid.server.run_dir import GatewayRecord
-from nereid.server.supervision.process_usage import memory_bytes
 from nereid.units import format_duration
 
 
@@ -28,18 +26,10 @@ from nereid.units import format_duration
     ],
 )
 def test_durations_have_two_units_at_most(seconds, text):
-    """The text is short, and rounds down."""
     assert format_duration(seconds) == text
 
 
-def test_memory_of_a_process():
-    """This process has some; one that has ended has none."""
-    assert memory_bytes(os.getpid()) > 10 * 2**20
-    assert memory_bytes(2**30) == 0
-
-
 def test_without_a_server_the_models_are_shown_and_the_command_fails(tmp_path):
-    """Scripts see the exit code; people see the models and how to start."""
     words = ["status", "--repository", str(REPOSITORY)]
     environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
 
@@ -62,7 +52,6 @@ def test_without_a_server_the_models_are_shown_and_the_command_fails(tmp_path):
 
 
 def test_gateway_is_listed_while_it_runs(tmp_path):
-    """Its record counts only while its process holds the folder."""
     base, record = tmp_path / "base", GatewayRecord(7, "127.0.0.1", 8080)
     with run_dir.occupy(base, REPOSITORY) as folder:
         run_dir.write(folder, record)
@@ -74,7 +63,6 @@ def test_gateway_is_listed_while_it_runs(tmp_path):
 
 
 def test_lines_of_a_running_server(capsys):
-    """One line each for server, addresses, gateway and memory; a model that is not loaded stands out."""
     models = [
         ModelStatus("dogs", "route", [1], [1], False, {"v1": 0.9, "v2": 0.1}, 1, 30_000_000),
         ModelStatus("dogs_v2", "pinned", [], [1], False, {}, 0, 0),

@@ -27,18 +27,15 @@ time.sleep(60)
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder in the place of /dev/shm."""
     monkeypatch.setattr(stub_memory, "FOLDER", tmp_path)
     return tmp_path
 
 
 def names(folder) -> list[str]:
-    """Return the names of all files."""
     return sorted(path.name for path in folder.iterdir())
 
 
 def test_regions_become_private(folder):
-    """Only those of this server; a link of another user is not followed."""
     (folder / f"{NAME}-a").touch(0o644)
     (folder / "nereid-4567-b").touch(0o644)
     (folder / "own").touch(0o644)
@@ -51,7 +48,6 @@ def test_regions_become_private(folder):
 
 
 def test_memory_of_a_killed_server_is_removed(folder):
-    """While the server runs, nobody takes its regions."""
     (folder / f"{NAME}-a").touch()
     (folder / "nereid-1000-client").touch()
     words = [sys.executable, "-c", SERVER, str(folder), NAME]
@@ -66,7 +62,6 @@ def test_memory_of_a_killed_server_is_removed(folder):
 
 
 def test_stopped_server_leaves_nothing(folder):
-    """It can be started again under the same name."""
     memory = StubMemory(NAME)
     for _ in range(2):
         memory.claim()
@@ -77,7 +72,6 @@ def test_stopped_server_leaves_nothing(folder):
 
 
 def test_foreign_file_does_not_prevent_the_removal(folder):
-    """What cannot be removed stays; the stop of the server goes on."""
     memory = StubMemory(NAME)
     memory.claim()
     (folder / f"{NAME}-a").mkdir()

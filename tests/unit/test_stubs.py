@@ -101,7 +101,6 @@ def test_second_verdict_within_a_while_is_final():
     ids=["of the model", "through a route", "something else", "no failure"],
 )
 def test_unhealthy_instance_is_named_by_the_message(failure, instance):
-    """Triton's message names the instance, also after the prefix of a route."""
     assert read_unhealthy_instance(failure) == instance
 
 
@@ -126,7 +125,6 @@ def command(path: str, instance: str) -> tuple[str, ...]:
 
 
 def test_stubs_are_the_living_children_with_a_model_of_the_repository(proc):
-    """Model, version and instance are read from the command line; other processes are left out."""
     proc(2, parent=1, words=command("/r/eyes/3/model.py", "eyes_0_1"))
     proc(3, parent=9, words=command("/r/eyes/3/model.py", "eyes_0_0"))
     proc(4, parent=1, state=ENDED)
@@ -139,7 +137,6 @@ def test_stubs_are_the_living_children_with_a_model_of_the_repository(proc):
 
 
 def test_state_is_that_of_the_same_process_only(proc):
-    """A pid that another process has taken over has no state."""
     folder = proc(2, parent=1, state="T", started=7)
 
     states = stub_processes.states([Process(2, 7), Process(2, 6), Process(3, 7)], folder)

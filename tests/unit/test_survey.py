@@ -35,7 +35,6 @@ def test_activation_is_recognised(rows, operator, expected):
 
 
 def test_operator_before_conversions():
-    """A softmax stays recognised behind a cast and a flattening."""
     model = UserNetwork(activation="softmax", tail=2).build()
 
     assert last_operator(model, "output") == "Softmax"
@@ -60,11 +59,9 @@ def fixed_to_one() -> onnx.ModelProto:
 
 
 @cases(
-    ("model", "can_batch"),
-    {"inner": (fixed_to_one(), False), "outer": (UserNetwork(batch=1).build(), True)},
+    ("model", "can_batch"), {"inner": (fixed_to_one(), False), "outer": (UserNetwork(batch=1).build(), True)}
 )
 def test_batches_are_tried(tmp_path, model, can_batch):
-    """A network that only computes single images is served with batches of one."""
     onnx.save(model, tmp_path / "network.onnx")
     seen = []
 

@@ -19,7 +19,6 @@ DETECT, READ, FIELDS = DetectionOutputs(), ReadingOutputs(), FieldOutputs()
 
 
 def objects(*found: tuple[tuple[float, float, float, float], float, str]) -> dict[str, np.ndarray]:
-    """Return the response of a detector."""
     return {
         BOX: np.array([each[0] for each in found], np.float32).reshape(1, -1, 4),
         SCORE: np.array([[each[1] for each in found]], np.float32),
@@ -50,7 +49,6 @@ def lines(*texts: str, **fields: str) -> dict[str, np.ndarray]:
     },
 )
 def test_outputs_determine_the_task(outputs, name):
-    """The names of a model's outputs say what it does; with fields a reader also compares those."""
     assert task_of(outputs).name == name
     assert isinstance(task_of([*outputs, FIELD]), FieldOutputs) is (name == "read")
 
@@ -75,7 +73,6 @@ FAINT = ((50, 50, 60, 60), 0.3, "cup")
     },
 )
 def test_detectors_agree_by_their_sure_objects(ours, theirs, expected):
-    """The same label and half of the area in common make two boxes one object."""
     found = DETECT.compare(objects(*ours), objects(*theirs))
 
     assert found.is_equal is expected.is_equal
@@ -91,7 +88,6 @@ def test_boxes_that_are_not_numbers_do_not_compare():
 
 
 def test_overlap_of_boxes():
-    """Intersection over union: 1 for equal boxes, 0 without common area or without any area."""
     boxes = np.array([[0, 0, 2, 2], [1, 0, 3, 2], [5, 5, 6, 6], [1, 1, 1, 1]], float)
 
     expected = [[1, 1 / 3, 0, 0], [1 / 3, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
@@ -114,7 +110,6 @@ def test_readers_agree_by_their_text(ours, theirs, expected):
 
 
 def test_readers_of_fields_agree_by_their_values():
-    """Responses agree if only a line that no field needs has another text."""
     ours = lines("No 123", "thanks", number="123")
 
     assert FIELDS.compare(ours, lines("No 123", "thanx", number="123")).is_equal
@@ -134,17 +129,14 @@ def slow_distance(expected: str, got: str) -> int:
 
 @given(st.text("ab文", max_size=12), st.text("ab文", max_size=12))
 def test_edit_distance_is_that_of_the_definition(expected, got):
-    """The vectorised distance equals the plain one."""
     assert edit_distance(expected, got) == slow_distance(expected, got)
 
 
 def test_long_texts_are_compared_in_part():
-    """A response of any length costs a bounded time."""
     assert error_rate("a" * 10_000, "a" * 4096 + "b" * 10_000) == 0
 
 
 def test_signals_count_what_was_found():
-    """An image with nothing on it has a count, and no confidence."""
     found, nothing = DETECT.signals(objects(CUP, FAINT)), DETECT.signals(objects())
 
     assert found.of_images == {"confidence": [pytest.approx(0.9)], "entropy": (), "found": [2]}
@@ -154,7 +146,6 @@ def test_signals_count_what_was_found():
 
 
 def test_first_output_of_any_model_is_compared():
-    """A route in front of a model with other names compares its first output, as before."""
     task = task_of(["y", "z"])
 
     assert isinstance(task, ClassificationOutputs)

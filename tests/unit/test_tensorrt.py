@@ -25,7 +25,6 @@ def config(folder: Path, text: str) -> ModelConfig:
 
 
 def test_profile_spans_all_batch_sizes(tmp_path):
-    """One row is the smallest shape of each input, and the largest batch is the one to optimise for."""
     found = tensorrt.options(config(tmp_path, "max_batch_size: 16\n" + DIMS), {"precision_mode": "FP16"})
 
     assert found == {
@@ -56,7 +55,6 @@ def test_profile_ends_at_the_largest_run(tmp_path):
     ],
 )
 def test_profile_is_left_to_the_config_and_to_onnx_runtime(tmp_path, text, given):
-    """Nothing is added to shapes of the config, or if the shapes are not known."""
     found = tensorrt.options(config(tmp_path, text), given)
 
     assert {key: found[key] for key in PROFILES if key in found} == given
@@ -74,12 +72,10 @@ class Cache:
         return tensorrt.with_engine_cache(given or {}, self.config, self.path)
 
     def folder(self, given: dict[str, str] | None = None) -> Path:
-        """Return the folder of the engines."""
         return Path(self.options(given)["trt_engine_cache_path"])
 
 
 def test_engines_are_kept_next_to_the_repository(tmp_path):
-    """The folder exists, belongs to the version, and holds engines and timings."""
     cache = Cache(tmp_path / "models")
 
     options = cache.options()
@@ -106,7 +102,6 @@ def test_changed_network_never_gets_an_old_engine(tmp_path):
 
 
 def test_given_options_of_the_cache_stay(tmp_path):
-    """A config may choose its own folder, or no cache."""
     cache, given = Cache(tmp_path), {"trt_engine_cache_path": "/engines"}
 
     assert cache.options(given)["trt_engine_cache_path"] == "/engines"
@@ -114,7 +109,6 @@ def test_given_options_of_the_cache_stay(tmp_path):
 
 
 def test_old_engines_are_removed(tmp_path):
-    """Engines that no instance has opened for a month go when the version is opened."""
     cache = Cache(tmp_path)
     old = cache.folder({"trt_fp16_enable": "1"})
     (old / "some.engine").write_bytes(b"x")
@@ -127,7 +121,6 @@ def test_old_engines_are_removed(tmp_path):
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path):
-    """The message has the folder and the option that turns the cache off."""
     cache = Cache(tmp_path)
     place = version_state.folder_of(tmp_path / "net", 1, tensorrt.FOLDER)
     place.parent.mkdir(parents=True)

@@ -7,14 +7,12 @@ from onnx import TensorProto, helper
 
 from nereid.serving_errors import InvalidConfig
 from nereid.text.characters import Characters, read_metadata
-from nereid.text.detector_input import DetectorInput, network_size, normalised
+from nereid.text.detector_input import DetectorInput, network_size
 from nereid.text.direction import upside_down
 from nereid.text.lines_batch import MAX_PADDING, batches, stacked
-from tests.readers import RECOGNISER
 
 
 def test_batches_have_every_line_once_and_little_padding():
-    """Lines of similar width share a batch, whose width is a multiple of 8."""
     widths = np.random.default_rng(1).integers(20, 900, 200).tolist()
 
     found = [*batches(widths, 2000)]
@@ -28,18 +26,11 @@ def test_batches_have_every_line_once_and_little_padding():
     assert len(found) < 120
 
 
-def test_no_lines_have_no_batches():
-    """An image without text costs no run of the recogniser."""
-    assert [*batches([])] == []
-
-
 def test_long_line_has_a_batch_of_its_own():
-    """The limit on a batch never leaves a line out."""
     assert [*batches([3200, 3200], 1000)] == [([0], 3200), ([1], 3200)]
 
 
 def test_stacked_lines_are_normalised_planes():
-    """BGR planes of -1 to 1, with zeros at the right of a shorter line."""
     line = np.zeros((48, 10, 3), np.uint8)
     line[..., 0] = 255
 
@@ -49,13 +40,6 @@ def test_stacked_lines_are_normalised_planes():
     assert (tensor[0, 2, :, :10] == 1).all()
     assert (tensor[0, :2, :, :10] == -1).all()
     assert (tensor[..., 10:] == 0).all()
-
-
-def test_detector_and_lines_are_normalised_equally():
-    """Both inputs have the same layout."""
-    pixels = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
-    # OpenCV multiplies after it subtracts: the last bit of a float32 may differ.
-    np.testing.assert_allclose(normalised(pixels), stacked([pixels], 64), atol=2e-7)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +62,6 @@ def test_detector_sees_multiples_of_32(size, expected):
     "shape", [(20, 1000, 3), (1000, 20, 3), (480, 640, 3)], ids=["wide", "tall", "usual"]
 )
 def test_positions_in_the_detectors_input_are_those_of_the_pixels(shape):
-    """The corners of the image inside its margin are found again."""
     height, width = shape[:2]
     prepared = DetectorInput(np.zeros(shape, np.uint8))
 
@@ -92,7 +75,6 @@ def test_positions_in_the_detectors_input_are_those_of_the_pixels(shape):
 
 
 def test_direction_is_asked_in_bounded_batches():
-    """Long lines are squeezed to the network's width."""
     seen = []
 
     def network(tensor: np.ndarray) -> np.ndarray:
@@ -119,7 +101,6 @@ def test_repeated_classes_and_blanks_are_left_out():
 
 
 def test_metadata_is_that_of_the_file(tmp_path):
-    """The reader of protobuf skips the network, whatever its fields are."""
     path = tmp_path / "net.onnx"
     model = helper.make_model(
         helper.make_graph([], "g", [], [], [helper.make_tensor("w", TensorProto.FLOAT, [300], [0.5] * 300)])
@@ -131,18 +112,12 @@ def test_metadata_is_that_of_the_file(tmp_path):
     assert len(Characters.from_file(path)) == 5
 
 
-def test_default_recogniser_has_its_characters():
-    """As many as its published output had classes."""
-    assert len(Characters.from_file(RECOGNISER)) == 18710
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"\xff\xff", b"\x0b\x00", b"{}", b"\x80" * 50_000_000],
     ids=["empty", "cut", "group", "text", "endless number"],
 )
 def test_file_without_characters_is_refused(tmp_path, content):
-    """The message names the file."""
     path = tmp_path / "net.onnx"
     path.write_bytes(content)
 

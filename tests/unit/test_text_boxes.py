@@ -6,9 +6,9 @@ import pytest
 
 from nereid.contract import MAX_LINES
 from nereid.text import boxes as finder
-from nereid.text.boxes import clockwise, find_boxes
+from nereid.text.boxes import find_boxes
 from nereid.text.crops import LINE_HEIGHT_PX, MAX_LINE_WIDTH_PX, along_text, cut
-from nereid.text.page_turn import page_turn, positions_before, turned
+from nereid.text.page_turn import page_turn, positions_before
 from nereid.text.reading_order import reading_order
 
 
@@ -35,13 +35,8 @@ def test_region_gets_a_box_that_is_larger_by_the_learned_distance():
     np.testing.assert_allclose(found, expected, atol=0.01)  # OpenCV computes with float32
 
 
-@pytest.mark.parametrize(
-    "regions",
-    [(), ((100, 100, 101, 101),)],
-    ids=["no text", "one pixel"],
-)
+@pytest.mark.parametrize("regions", [(), ((100, 100, 101, 101),)], ids=["no text", "one pixel"])
 def test_nothing_and_specks_get_no_box(regions):
-    """A map without text is not an error."""
     assert find_boxes(probabilities(*regions)).shape == (0, 4, 2)
 
 
@@ -51,7 +46,6 @@ def test_unsure_region_gets_no_box():
 
 
 def test_region_inside_of_a_frame_is_found():
-    """A frame is one region: its hole does not count."""
     found = probabilities((20, 20, 380, 280))
     found[40:260, 40:360] = 0
     found[140:160, 150:250] = 0.95
@@ -61,7 +55,6 @@ def test_region_inside_of_a_frame_is_found():
 
 
 def test_boxes_are_bounded(monkeypatch):
-    """The largest regions are measured, and the surest ones are returned."""
     monkeypatch.setattr(finder, "MAX_LINES", 5)
     monkeypatch.setattr(finder, "MAX_REGIONS", 20)
     found = probabilities(*((x, y, x + 12, y + 6) for x in range(10, 380, 30) for y in range(10, 290, 20)))
@@ -72,12 +65,6 @@ def test_boxes_are_bounded(monkeypatch):
     assert len(boxes) == 5
     assert boxes[0].min() < 10
     assert MAX_LINES == 1000
-
-
-def test_corners_are_clockwise_from_the_top_left():
-    """Any order of the corners becomes the same one."""
-    expected = box(10, 20, 90, 50)
-    assert (clockwise(expected[[2, 0, 3, 1]][None])[0] == expected).all()
 
 
 def test_tall_box_runs_along_its_text():
@@ -96,12 +83,10 @@ def test_tall_box_runs_along_its_text():
     ids=["line", "hair", "point"],
 )
 def test_crop_has_the_height_of_the_network(corners, width):
-    """Its width keeps the ratio, within limits."""
     assert cut(np.zeros((300, 400, 3), np.uint8), corners).shape == (LINE_HEIGHT_PX, width, 3)
 
 
 def test_crop_is_rectified():
-    """A slanted box becomes an upright line: its left half is black, its right half is white."""
     pixels = np.zeros((300, 400, 3), np.uint8)
     corners = np.array([[50, 100], [250, 160], [241, 190], [41, 130]], np.float32)
     middle = (corners[0] + corners[1]) / 2, (corners[2] + corners[3]) / 2
@@ -116,7 +101,6 @@ def test_crop_is_rectified():
 
 @pytest.mark.parametrize("quarters", range(4))
 def test_reading_order_follows_the_text(quarters):
-    """Rows from top to bottom, and from left to right within a row, whichever way the page lies."""
     rows = [box(10, 10, 90, 30), box(120, 13, 200, 33), box(10, 50, 90, 70), box(130, 47, 200, 67)]
     width, height = 300, 200
     page = np.stack(rows)
@@ -131,7 +115,6 @@ def test_reading_order_follows_the_text(quarters):
 
 
 def test_slanted_rows_stay_together():
-    """The rows of a page that is slightly turned are those along its text."""
     angle = np.deg2rad(8)
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]], np.float32)
     rows = np.stack([box(10, 10, 90, 30), box(400, 10, 480, 30), box(10, 50, 90, 70)]) @ turn
@@ -139,24 +122,7 @@ def test_slanted_rows_stay_together():
     assert reading_order(rows[::-1]).tolist() == [2, 1, 0]
 
 
-def test_no_lines_have_an_empty_order():
-    """An image without text has no order and no turn."""
-    assert reading_order(np.zeros((0, 4, 2))).shape == (0,)
-    assert page_turn(np.zeros((0, 4, 2))) == 0
-
-
 def test_page_without_a_main_direction_is_not_turned():
     """Half of the text upright and half of it downwards: nothing says which one is right."""
     upright, down = box(10, 10, 110, 30), along_text(box(200, 10, 220, 110)[None])[0]
     assert page_turn(np.stack([upright, down])) == 0
-
-
-@pytest.mark.parametrize("quarters", range(4))
-def test_positions_before_a_turn_are_those_of_the_pixels(quarters):
-    """A white pixel is found again."""
-    pixels = np.zeros((30, 50, 3), np.uint8)
-    pixels[7, 12] = 255
-
-    y, x, _ = np.argwhere(turned(pixels, quarters))[0]
-
-    assert positions_before(np.array([x, y]), (50, 30), quarters).tolist() == [12, 7]

@@ -8,7 +8,6 @@ from nereid.tasks.text_encoding import NotInEncoding, encode_gbk
 
 
 def test_chinese_text_is_encoded():
-    """GBK has two bytes for a Chinese character, and ASCII as it is."""
     assert encode_gbk("收件人 A1") == b"\xca\xd5\xbc\xfe\xc8\xcb A1"
 
 
@@ -21,6 +20,5 @@ def test_chinese_text_is_encoded():
     ],
 )
 def test_missing_character_is_named(text, message):
-    """The error has the character, its code and its place."""
     with pytest.raises(NotInEncoding, match=re.escape(message)):
         encode_gbk(text)

@@ -33,7 +33,6 @@ def texts(outcome: list[Line] | ServingError) -> list[str]:
 
 @cache
 def plain() -> list[Line]:
-    """Return the lines of the upright page."""
     (found,) = reader().read([encoded(page())])
     assert isinstance(found, list)
     return found
@@ -43,7 +42,6 @@ EXPECTED = [line.replace(" ", "") for line in LINES]
 
 
 def test_lines_are_read_in_order():
-    """Text, confidence and box of each line."""
     found = plain()
 
     assert texts(found) == EXPECTED
@@ -57,7 +55,6 @@ def test_lines_are_read_in_order():
 
 @pytest.mark.parametrize("quarters", range(4))
 def test_rotated_pages_are_read_like_upright_ones(quarters):
-    """The boxes are those of the rotated image, clockwise from the text's top left."""
     upright = page()
     rotated = upright.rotate(90 * quarters, expand=True)
 
@@ -75,7 +72,6 @@ def first_is_turned(lines: np.ndarray) -> np.ndarray:
 
 
 def test_line_that_the_network_turns_wrongly_is_read_upright():
-    """Text, confidence and box are those of the better direction."""
     default = networks()
 
     (found,) = reader(other=Networks(default.detect, first_is_turned, default.recognise)).read(
@@ -154,12 +150,10 @@ def test_boxes_are_those_of_the_upright_image(orientation):
     ids=["empty", "pixel", "tall strip", "wide strip"],
 )
 def test_images_without_text_have_no_lines(image):
-    """That is not an error."""
     assert reader().read([encoded(image)]) == [[]]
 
 
 def test_large_image_is_read_from_fewer_pixels():
-    """Its boxes are in pixels of the original."""
     large = page(size_px=200, width=4400)
 
     (found,) = reader().read([encoded(large, "JPEG")])
@@ -168,15 +162,7 @@ def test_large_image_is_read_from_fewer_pixels():
     assert found[2].box.max() > 1100
 
 
-def test_strip_is_read():
-    """One line that fills its image."""
-    line = page(("ONE LINE 42",), 40).crop((20, 15, 330, 70))
-    (found,) = reader().read([encoded(line)])
-    assert texts(found) == ["ONELINE42"]
-
-
 def test_bad_images_fail_alone():
-    """An error that came instead of an image stays what it is."""
     refused = InvalidRequest("expected one image per request, got 2")
 
     good, damaged, error, too_large = reader(Limits(max_image_pixels=150 * 640 * 3)).read(
@@ -190,7 +176,6 @@ def test_bad_images_fail_alone():
 
 
 def test_images_share_batches_of_lines():
-    """Lines of equal width from several images are read in one run, with the same result."""
     runs = []
     default = networks()
 
@@ -212,7 +197,6 @@ def test_images_share_batches_of_lines():
 
 
 def test_expired_request_is_not_read_on():
-    """Its check fails between two stages; the other image is read."""
     calls = []
 
     def expired() -> None:
@@ -227,7 +211,6 @@ def test_expired_request_is_not_read_on():
 
 
 def test_failing_recogniser_fails_the_images_with_lines():
-    """An image without text is still answered."""
     default = networks()
 
     def fail(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -271,7 +254,6 @@ def test_request_that_expires_before_its_lines_are_read_keeps_its_error():
 
 
 def test_noise_is_bounded():
-    """A page of specks has at most `MAX_LINES` lines, and ends."""
     noise = np.random.default_rng(3).integers(0, 2, (400, 400), np.uint8) * 255
     (found,) = reader().read([encoded(Image.fromarray(noise))])
     assert isinstance(found, list)
@@ -279,7 +261,6 @@ def test_noise_is_bounded():
 
 
 def test_stages_and_signals_are_reported():
-    """Each stage has a time, and the image has its signals."""
     signals = []
     measured = reader(sink=signals.append)
 
@@ -293,7 +274,6 @@ def test_stages_and_signals_are_reported():
 
 
 def test_each_image_has_its_own_networks():
-    """The networks of an image find its lines; lines that are read together go to those of the first one."""
     default, called = networks(), []
 
     def named(name):
@@ -324,7 +304,6 @@ def test_each_image_has_its_own_networks():
 
 
 def test_health_check_runs_every_network_on_a_small_picture():
-    """It is cheap, and has no signals."""
     shapes, signals, default = [], [], networks()
 
     def seen(network):

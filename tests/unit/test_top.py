@@ -13,7 +13,7 @@ from nereid.assets import REPOSITORY
 from nereid.cli.main import app
 from nereid.cli.observe_commands.top_view import view
 from nereid.observe import top_values
-from nereid.observe.machine import MachineReading, read_machine
+from nereid.observe.machine import MachineReading
 from nereid.observe.metric_growth import MetricsPage
 from nereid.observe.top import measure
 from nereid.observe.top_reading import GatewayReading, Reading
@@ -49,7 +49,6 @@ def page(read_s: float, text: str) -> MetricsPage:
 
 
 def requests(v1: int, v2: int, failed: int = 0, instance: str = "a") -> str:
-    """Return the counts of a route's variants."""
     template = 'nereid_route_requests_total{{model_instance="{}",route="dogs",variant="{}",outcome="{}"}} {}'
     rows = (("v1", "ok", v1), ("v2", "ok", v2), ("v2", "inference_failed", failed), ("v2", "overloaded", 1))
     return "\n".join(template.format(instance, *row) for row in rows)
@@ -72,12 +71,10 @@ def model(name: str, count: int, queue_us: int = 0, compute_us: int = 0, runs: i
 
 
 def usage(pid: int, name: str, cpu_s: float, version: int = 0) -> Usage:
-    """Return the use of a process."""
     return Usage(Process(pid, pid), name, version, cpu_s, 1000 * pid)
 
 
 def reading(read_s: float, text: str = "", **changed: object) -> Reading:
-    """Return a reading of a ready server."""
     machine = MachineReading(
         {0: (int(10 * read_s), int(100 * read_s))}, (1.0, 2.0, 3.0), 8000, 6000, 2.0, None
     )
@@ -86,13 +83,11 @@ def reading(read_s: float, text: str = "", **changed: object) -> Reading:
 
 
 def variant(found: Top, name: str) -> TopVariant:
-    """Return a variant of the only route."""
     (route,) = found.routes
     return next(each for each in route.variants if each.name == name)
 
 
 def test_variants_have_their_part_of_the_growth():
-    """Weights come from the file; rates and shares are those of the interval; overload is not an error."""
     found = measure(
         reading(10, requests(100, 100)),
         reading(12, requests(130, 110, failed=4) + "\n" + requests(10, 0, instance="b")),
@@ -108,7 +103,6 @@ def test_variants_have_their_part_of_the_growth():
 
 
 def test_a_variant_that_left_the_file_is_shown_while_it_answers():
-    """It has no weight; a route without a readable file has only such variants."""
     text = 'nereid_route_requests_total{route="dogs",variant="old",outcome="ok"} 8'
 
     found = measure(reading(10), reading(12, text))
@@ -119,7 +113,6 @@ def test_a_variant_that_left_the_file_is_shown_while_it_answers():
 
 
 def test_latency_is_that_of_successful_requests():
-    """Failed requests have their own series, and the breaker's most open state counts."""
     text = "\n".join(
         f'nereid_route_request_duration_seconds_bucket{{route="dogs",variant="v1",outcome="{outcome}",'
         f'le="{bound}"}} {count}'
@@ -138,7 +131,6 @@ def test_latency_is_that_of_successful_requests():
 
 
 def test_shadow_agrees_as_a_share_of_the_compared():
-    """Mirrored requests that were dropped do not count."""
     rows = {"agreed": 6, "disagreed": 1, "failed": 1, "shed": 90}
     text = "\n".join(
         f'nereid_route_shadow_requests_total{{route="dogs",shadow="next",outcome="{each}"}} {count}'
@@ -151,7 +143,6 @@ def test_shadow_agrees_as_a_share_of_the_compared():
 
 
 def test_models_have_means_of_the_interval():
-    """Durations are divided by requests, rows by runs; processes are those of the same version."""
     before = reading(10, model("dogs_v1", 100, 5000, 1000, 10), usage=[usage(7, "dogs_v1", 1.0, 1)])
     after = reading(
         12,
@@ -178,7 +169,6 @@ def test_a_restart_is_named_and_its_counts_are_new():
 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_without_two_pages_there_are_no_rates(side):
-    """While the server does not respond, the rest is still shown, and nothing is guessed."""
     missing = {"page": None, "trouble": "no metrics", "reasons": {"server": "no metrics"}}
     both = {"before": reading(10), "after": reading(12)}
     both[side] = replace(both[side], **missing)
@@ -191,7 +181,6 @@ def test_without_two_pages_there_are_no_rates(side):
 
 
 def test_cores_are_busy_by_their_growth():
-    """A core that worked 20 of 200 ticks was busy for a tenth of the time."""
     found = measure(reading(10), reading(12)).machine
 
     assert found is not None
@@ -199,7 +188,6 @@ def test_cores_are_busy_by_their_growth():
 
 
 def test_gpus_are_those_of_triton():
-    """Each has a row by its id; values that Triton does not report are unknown."""
     text = 'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5\nnv_gpu_power_usage{gpu_uuid="GPU-2"} 70'
     found = measure(reading(10), reading(12, text)).machine
 
@@ -208,15 +196,6 @@ def test_gpus_are_those_of_triton():
         ("GPU-1", 0.5, None),
         ("GPU-2", None, 70.0),
     ]
-
-
-def test_the_machine_itself_can_be_read():
-    """The kernel's files have the expected form; a process that has ended leaves the own limits."""
-    found = read_machine(2**30)
-
-    assert found.cores
-    assert all(0 <= busy <= total for busy, total in found.cores.values())
-    assert 0 < found.available_bytes < found.memory_bytes
 
 
 def gateway(read_s: float, predicted: int, shed: int, trouble: str = "") -> GatewayReading:
@@ -230,11 +209,7 @@ nereid_gateway_limit 24"""
 
 
 def test_gateway_counts_requests_of_models():
-    """Health checks and metrics pages are not traffic."""
-    before, after = (
-        reading(10, gateways=[gateway(10, 100, 0)]),
-        reading(12, gateways=[gateway(12, 140, 6)]),
-    )
+    before, after = (reading(10, gateways=[gateway(10, 100, 0)]), reading(12, gateways=[gateway(12, 140, 6)]))
 
     (found,) = measure(before, after).gateways
 
@@ -242,7 +217,6 @@ def test_gateway_counts_requests_of_models():
 
 
 def test_gateway_without_a_page_has_a_reason():
-    """The values are unknown, not zero."""
     closed = gateway(12, 0, 0, "its metrics need a key")
 
     (found,) = measure(reading(10, gateways=[closed]), reading(12, gateways=[closed])).gateways
@@ -279,7 +253,6 @@ def full(models: int = 3) -> Top:
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_no_line_is_wrapped(width):
-    """Each line and each row takes one line of the terminal, and numbers are not cut."""
     shown = lines(full(), width)
 
     assert max(map(len, shown)) <= width
@@ -296,7 +269,6 @@ def test_no_line_is_wrapped(width):
 
 
 def test_screen_fits_its_height():
-    """Models that do not fit are counted; the busiest stay."""
     shown = lines(full(models=40), 80, 24)
 
     assert len(shown) <= 24
@@ -306,7 +278,6 @@ def test_screen_fits_its_height():
 
 
 def test_screen_names_what_is_wrong():
-    """The first lines are the state of the server, with each reason."""
     first, second, *_ = lines(full(), 200)
 
     assert first.startswith("not ready  up 1 min  profile cpu  127.0.0.1 http 8000")
@@ -320,7 +291,6 @@ def keys(kind: type) -> set[str]:
 
 
 def test_every_key_of_the_json_is_documented():
-    """Scripts depend on the keys, so the page lists all of them, and no other."""
     text = (ROOT / "docs" / "top.md").read_text().partition("## JSON")[2]
     named = {
         name
@@ -333,7 +303,6 @@ def test_every_key_of_the_json_is_documented():
 
 
 def test_without_a_server_the_command_fails(tmp_path):
-    """The error is that of other commands."""
     words = ["top", "--once", "--repository", str(REPOSITORY)]
 
     shown = CliRunner().invoke(app, words, env={"XDG_RUNTIME_DIR": str(tmp_path)})

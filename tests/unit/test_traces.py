@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nereid.tracing import collector, record_file, request_lines
 from nereid.tracing.collector import HOLD_S, MAX_KEPT_PER_S, MAX_TRACES, Traces
-from nereid.tracing.context import TraceContext, begin, new_trace, parse
+from nereid.tracing.context import TraceContext, begin, parse
 from nereid.tracing.record_file import RecordFile, read
 from nereid.tracing.records import CALLER, MAX_WAITING, SERVER, Sampling, Tracer, harmless
 from tests.routes import wait_until
@@ -21,7 +21,6 @@ MS = 10**6
 
 @given(st.binary(min_size=16, max_size=16), st.binary(min_size=8, max_size=8), st.booleans())
 def test_context_survives_its_header(trace, span, is_sampled):
-    """A context that is written and read again is the same, unless an id is all zero."""
     context = TraceContext(trace.hex(), span.hex(), is_sampled)
 
     assert parse(str(context)) == (context if any(trace) and any(span) else None)
@@ -42,29 +41,17 @@ def test_context_survives_its_header(trace, span, is_sampled):
     },
 )
 def test_valid_headers_are_accepted(header, is_valid):
-    """The rules of W3C Trace Context decide."""
     assert (parse(header) is not None) == is_valid
-
-
-def test_child_is_another_span_of_the_trace():
-    """Trace and sampling stay, the span is new."""
-    parent = new_trace(is_sampled=True)
-    child = parent.child()
-
-    assert (child.trace_id, child.is_sampled) == (parent.trace_id, True)
-    assert child.span_id != parent.span_id
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_share_of_new_traces(share):
-    """A new trace is sampled by its share; one that a caller began keeps the caller's choice."""
     assert all(begin(None, share)[0].is_sampled == bool(share) for _ in range(100))
     context, parent = begin(parse(f"00-{TRACE}-{SPAN}-01"), share)
     assert (context.trace_id, context.is_sampled, parent) == (TRACE, True, SPAN)
 
 
 def test_records_without_a_collector_are_bounded():
-    """A process whose collector is gone keeps a bounded number of records."""
     tracer = Tracer("/nowhere", Sampling())
     for number in range(3 * MAX_WAITING):
         tracer.send({"trace": str(number)})
@@ -111,17 +98,14 @@ MODEL = record(
 
 
 def lines(*records):
-    """Return the lines of records."""
     return list(request_lines.request_lines(records))
 
 
 def encoded(*records):
-    """Return records as they are sent."""
     return [json.dumps(each).encode() for each in records]
 
 
 def test_line_divides_the_time_of_a_request():
-    """The stages are disjoint, and the remainder is less than the gateway's own work."""
     (line,) = lines(MODEL, GATEWAY, ROUTE)
 
     assert line["stages_ms"] == {
@@ -141,7 +125,6 @@ def test_line_divides_the_time_of_a_request():
 
 
 def test_steps_of_an_ensemble_are_added():
-    """The time between two steps is its own stage."""
     first = MODEL | {"end": 60 * MS, "inner": MODEL["inner"][:2]}
     second = record("model", "n", "n", "t", 65, 90, inner=[part("network", 66, 86)])
 
@@ -160,20 +143,15 @@ def test_steps_of_an_ensemble_are_added():
         "rejected by the gateway": ([GATEWAY | {"error": "overloaded"}], ["gateway /predict"]),
         "without a gateway": ([ROUTE, MODEL], ["route r"]),
         "model without a route": ([MODEL | {"parent": ""}], ["m"]),
-        "model of a shadow": (
-            [record("shadow", "shadow s", "s", "", 0, 9), MODEL | {"parent": "s"}],
-            [],
-        ),
+        "model of a shadow": ([record("shadow", "shadow s", "s", "", 0, 9), MODEL | {"parent": "s"}], []),
         "records lost": ([GATEWAY], ["gateway /predict"]),
     },
 )
 def test_each_request_has_one_line(records, names):
-    """A request has a line wherever it ended, and a shadow has none."""
     assert [line["name"] for line in lines(*records)] == names
 
 
 def test_networks_of_a_reader_are_no_requests():
-    """The requests that a reader sends to its networks have no lines; its stages have the time."""
     inner = [part("decode", 31, 41), part("detect", 41, 61), part("recognise", 61, 85)]
     reader = record("model", "read_text_v1", "m", "t", 30, 90, about={"batch_size": 1}, inner=inner)
     networks = [
@@ -204,7 +182,6 @@ def kept(count, seconds=1.0, **more):
 
 
 def test_traces_without_a_reason_are_not_kept():
-    """A trace is kept if it was sampled, failed or was slow."""
     assert kept(10) == 0
     assert kept(10, sampled=True) == 10
     assert kept(10, keep=SERVER) == 10
@@ -212,13 +189,11 @@ def test_traces_without_a_reason_are_not_kept():
 
 
 def test_flood_of_kept_traces_is_limited():
-    """Callers who force sampling get at most the limit; failures of callers leave half of it to others."""
     assert kept(5000, seconds=2, sampled=True) <= 3 * MAX_KEPT_PER_S + 1
     assert kept(5000, seconds=2, keep=CALLER) <= 2.5 * MAX_KEPT_PER_S + 1
 
 
 def test_late_record_of_a_kept_trace_is_exported():
-    """An attempt that returns after its deadline joins its trace."""
     found = []
     traces = Traces(lambda lines: None, lambda records: found.extend(records))
     traces.add(encoded(ROUTE | {"sampled": True}), 0)
@@ -230,7 +205,6 @@ def test_late_record_of_a_kept_trace_is_exported():
 
 
 def test_memory_is_bounded():
-    """More traces than fit are finished early."""
     finished = []
     traces = Traces(
         lambda lines: None, lambda records: None, lambda records, is_kept: finished.append(records)
@@ -243,7 +217,6 @@ def test_memory_is_bounded():
 
 
 def test_damaged_record_does_not_end_the_collector(tmp_path):
-    """A datagram of another program is logged, and later records count."""
     written, log = [], []
     traces = Traces(written.extend, lambda records: None)
     receiver = collector.Collector(tmp_path / "s", traces, log.append)
@@ -258,7 +231,6 @@ def test_damaged_record_does_not_end_the_collector(tmp_path):
 
 
 def test_file_of_records_is_bounded(tmp_path, monkeypatch):
-    """The full file replaces the one before, and only its owner can read it."""
     monkeypatch.setattr(record_file, "MAX_FILE_BYTES", 10_000)
     path = tmp_path / "records.jsonl"
     file = RecordFile(path)
@@ -274,7 +246,6 @@ def test_file_of_records_is_bounded(tmp_path, monkeypatch):
 
 
 def test_damaged_lines_are_left_out(tmp_path):
-    """Half a line, as of a full disk, hides no other record."""
     path = tmp_path / "records.jsonl"
     (good,) = encoded(ROUTE)
     path.write_bytes(good[:50] + b"\n" + good + b"\n{}\n" + good + b"\n" + good[:9])
@@ -284,7 +255,6 @@ def test_damaged_lines_are_left_out(tmp_path):
 
 
 def test_retry_and_late_attempts_have_their_stage():
-    """The time of a failed attempt is in `retry`; one that returns after the response is cut at its end."""
     route = ROUTE | {"inner": [part("attempt v2", 12, 40, span="x"), part("attempt v1", 41, 92, span="t")]}
     model = MODEL | {"begin": 45 * MS}
     late = record("attempt", "attempt v1", "late", "r", 12, 500)
@@ -297,7 +267,6 @@ def test_retry_and_late_attempts_have_their_stage():
 
 
 def test_gateway_in_front_of_a_model_without_a_route():
-    """The line has the stages of both; the steps of an ensemble are one line."""
     first, second = (MODEL | {"parent": "i", "span": str(n), "begin": (30 + n) * MS} for n in range(2))
 
     (line,) = lines(GATEWAY, first, second)
@@ -307,7 +276,6 @@ def test_gateway_in_front_of_a_model_without_a_route():
 
 
 def test_images_of_a_batch_have_their_own_time():
-    """A request of the gateway with two inferences has two lines, none with the time of both."""
     inner = [*GATEWAY["inner"], part("inference", 200, 299, span="j")]
     both = GATEWAY | {"end": 300 * MS, "inner": inner}
 
@@ -329,7 +297,6 @@ def test_slow_steps_stay_in_their_trace():
 
 
 def test_one_trace_of_many_requests_is_limited():
-    """A client that sends everything in one sampled trace gets no more spans than others."""
     exported = []
     traces = Traces(lambda lines: None, lambda records: exported.extend(records))
     for number in range(20_000):
@@ -340,7 +307,6 @@ def test_one_trace_of_many_requests_is_limited():
 
 
 def test_flood_of_samples_leaves_room_for_failures():
-    """Failures of the server are kept while callers force the sampling of every request."""
     exported = []
     traces = Traces(lambda lines: None, lambda records: exported.extend(records))
     for number in range(10_000):
@@ -354,8 +320,6 @@ def test_flood_of_samples_leaves_room_for_failures():
 
 
 def test_tracing_never_raises(caplog):
-    """A function that fails is logged once, and returns nothing."""
-
     @harmless
     def fail(number: int) -> int:
         return number // 0

@@ -94,7 +94,6 @@ def test_letterbox_fits_and_centres(size_wh, rows, columns):
     ("height", "width"), [(1, 1), (301, 451), (427, 640), (700, 263), (33, 47), (50, 2_003)], ids=str
 )
 def test_resize_agrees_with_pillow(transform, height, width, interpolation):
-    """Every resize rule with every filter gives Pillow's pixels."""
     image, transform = Image.fromarray(noise(height, width)), replace(transform, interpolation=interpolation)
 
     levels = apply(transform, save(image)).transpose(1, 2, 0)
@@ -122,7 +121,6 @@ def test_normalise_matches_its_definition(datatype, layout, color_order):
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("color_order", ["RGB", "BGR"])
 def test_pixels_as_they_are(layout, color_order):
-    """An output of 8 bits holds the resized levels, bit for bit."""
     pixels = np.random.default_rng(0).integers(0, 256, (41, 59, 3), dtype=np.uint8)
     transform = replace(EXACT, datatype="UINT8", layout=layout, color_order=color_order)
 
@@ -135,7 +133,6 @@ def test_pixels_as_they_are(layout, color_order):
 @pytest.mark.parametrize("size_wh", [(128, 64), (40, 90), (64, 63)], ids=str)
 @pytest.mark.parametrize("color_order", ["RGB", "BGR"])
 def test_padding_is_normalised_like_the_picture(size_wh, color_order):
-    """Letterbox pads with `pad_color` in the network's colour order, through mean and std."""
     image = Image.new("RGB", size_wh, (10, 20, 30))
     pad = (200, 100, 50)
     transform = replace(LETTERBOX, pad_color=pad, mean=MEAN, std=STD, color_order=color_order)
@@ -149,7 +146,6 @@ def test_padding_is_normalised_like_the_picture(size_wh, color_order):
 
 @pytest.mark.parametrize("size_wh", [(64, 64), (64, 16), (16, 64), (128, 32)], ids=str)
 def test_padding_after_the_picture_is_right_and_below(size_wh):
-    """With `pad_position` after, the picture begins at the top left, as YOLOX pads it."""
     pad = (200, 100, 50)
     image = Image.fromarray(noise(*size_wh[::-1]))
     ratio = min(64 / size_wh[0], 64 / size_wh[1])
@@ -167,7 +163,6 @@ def test_padding_after_the_picture_is_right_and_below(size_wh):
 
 
 def test_padding_of_the_last_image_does_not_stay():
-    """All of a row is written, so that no pixel of an earlier image stays in the padding."""
     out, buffers = np.empty(LETTERBOX.shape, np.float32), Buffers()
     for size_wh in ((64, 64), (64, 8), (8, 64)):
         LETTERBOX(open_image(save(Image.new("RGB", size_wh, (1, 2, 3))), ANY), out, buffers)
@@ -179,7 +174,6 @@ def test_padding_of_the_last_image_does_not_stay():
 @pytest.mark.parametrize("transform", [SHORTER, EXACT, LETTERBOX], ids=lambda transform: transform.resize)
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF", "WEBP"])
 def test_image_is_turned_upright(orientation, transform, image_format):
-    """The result equals that of the image that Pillow turned by its EXIF orientation."""
     exif = Image.Exif()
     exif[274] = orientation
     options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}
@@ -215,7 +209,6 @@ def test_scaled_decode_is_turned_upright(gradient, orientation):
 @pytest.mark.parametrize("orientation", [3, 6])
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
 def test_orientation_can_be_ignored(orientation, image_format):
-    """Without `exif_orientation`, the pixels stay as they are stored."""
     image = Image.fromarray(noise(71, 53))
     exif = Image.Exif()
     exif[274] = orientation
@@ -307,13 +300,6 @@ def test_plans_of_many_sizes_take_little_memory(side_px, max_shrink):
     assert kept_bytes < 64 * 2**20
 
 
-def test_plan_of_a_size_is_made_once():
-    """The plan of a size is cached, because a camera's images all have one size."""
-    first, second = (make_plan(replace(SHORTER), (1_234, 567), 1, 8) for _ in range(2))
-
-    assert first is second
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -344,6 +330,5 @@ def test_plan_of_a_size_is_made_once():
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_contradictory_parameters_are_refused(arguments, message):
-    """Invalid and contradictory fields are rejected when a transform is built."""
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         replace(SHORTER, **arguments)

@@ -56,7 +56,6 @@ from nereid.tune.tuning import TuneOptions
     ],
 )
 def test_wrong_usage_is_rejected(words, reason):
-    """The command exits with code 2 before a server starts, with the reason on stderr."""
     environment = {"NEREID_REPOSITORY": str(REPOSITORY), "COLUMNS": "200"}
 
     done = CliRunner().invoke(app, ["tune", *words], env=environment)
@@ -66,7 +65,6 @@ def test_wrong_usage_is_rejected(words, reason):
 
 
 def test_missing_package_is_named(monkeypatch):
-    """The load generator is an extra; the message names the extra."""
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvloop" else found(name))
 
@@ -75,7 +73,6 @@ def test_missing_package_is_named(monkeypatch):
 
 
 def test_command_line_is_read_as_the_same_options(monkeypatch):
-    """The recorded command parses to the same options; lists use commas as in `python -m loadtest.bench`."""
     options = TuneOptions(
         REPOSITORY, "classify_v1", "cpu", "latency", 12.5, 2.5, (4, 1), (COFFEE, Path("a cat.jpg")), 7
     )
@@ -92,7 +89,6 @@ BEST = (("instances", 3),)
 
 
 def found(*args):
-    """A finished search with a better candidate."""
     samples = [{1: LOAD}] * 3
     duel = Duel(samples, samples, [{1: replace(LOAD, rate=20.0)}] * 3)
     seen = {DEFAULT: samples[0], BEST: duel.best[0]}
@@ -105,7 +101,6 @@ def test_measurements_are_printed_even_if_the_write_fails(tmp_path, monkeypatch,
     models = copy_repository(REPOSITORY, tmp_path / "models")
 
     def changing(*args):
-        """Change the config during the search."""
         (models / "classify_v1" / "configs" / "cpu.pbtxt").write_text("")
         return found()
 
@@ -121,7 +116,6 @@ def test_measurements_are_printed_even_if_the_write_fails(tmp_path, monkeypatch,
 
 
 def test_read_only_folder_is_rejected_before_the_search(tmp_path, monkeypatch):
-    """The check does not wait for the search; a dry run writes no file."""
     models = copy_repository(REPOSITORY, tmp_path / "models")
     monkeypatch.setattr(os, "access", lambda path, mode: "classify_v2" not in str(path))
     monkeypatch.setattr(tuning, "search", lambda *args: pytest.fail("it was measured"))
@@ -131,12 +125,10 @@ def test_read_only_folder_is_rejected_before_the_search(tmp_path, monkeypatch):
 
 
 def test_sigterm_cleans_up_like_ctrl_c(tmp_path, monkeypatch):
-    """Open resources are closed, so that no temporary folder remains."""
     models = copy_repository(REPOSITORY, tmp_path / "models")
     is_closed = []
 
     def killed(*args):
-        """Receive SIGTERM during the search."""
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(30)

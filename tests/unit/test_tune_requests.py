@@ -27,7 +27,6 @@ def shapes(config: str) -> list[dict[str, list[int]]]:
 
 
 def test_model_of_images_gets_one_image_per_request():
-    """A detector and a reader reject several images of one request; each file is a request."""
     bodies = request_bodies(parse(f"max_batch_size: 8 {IMAGE}"), PHOTOS)
 
     assert bodies == [(photo, {"Inference-Header-Content-Length": "0"}) for photo in PHOTOS]
@@ -50,7 +49,6 @@ def test_tensors_have_the_shapes_of_the_config(dims, batch, shape):
 
 
 def test_last_step_of_a_detector_gets_image_and_numbers():
-    """A model that takes an image and the outputs of a network gets both, once for each image."""
     rows = 'input { name: "rows" data_type: TYPE_FP32 dims: [ 7, 84 ] }'
 
     bodies = request_bodies(parse(f"max_batch_size: 8 {IMAGE} {rows}"), PHOTOS)
@@ -60,7 +58,6 @@ def test_last_step_of_a_detector_gets_image_and_numbers():
 
 
 def test_other_text_is_refused():
-    """No request can be made up for a tensor of text."""
     with pytest.raises(WrongUsage, match="expected an input of images or numbers, got 'words' STRING"):
         request_bodies(parse('input { name: "words" data_type: TYPE_STRING dims: [ 1 ] }'), PHOTOS)
 
@@ -72,7 +69,6 @@ def test_reader_gets_a_page_with_text():
 
 
 def test_steps_have_their_configs_of_the_profile(tmp_path):
-    """A reader that is measured in a profile sends its requests to networks with their configs of it."""
     repository = shutil.copytree(TEXT_REPOSITORY, tmp_path / "models")
     on_gpu = (repository / "text_detect" / "configs" / "gpu.pbtxt").read_text()
     (tmp_path / "trial").mkdir()

@@ -93,14 +93,12 @@ def check_is_safe(checked: CheckedBody) -> None:
 
 @given(st.binary(max_size=200), st.one_of(st.none(), st.integers(0, 200)))
 def test_any_body_is_checked_or_rejected(body, json_bytes):
-    """Random bytes raise nothing but a rejection."""
     if checked := checked_or_none(check_body, body, json_bytes):
         check_is_safe(checked)
 
 
 @given(requests(), st.data())
 def test_any_request_is_checked_or_rejected(request, data):
-    """A valid request is accepted, and one with unusual values is accepted or rejected."""
     content, binary = request
     text = json.dumps(content).encode()
     check_is_safe(check_body(SETTINGS, text + binary, len(text)))
@@ -115,7 +113,6 @@ def test_any_request_is_checked_or_rejected(request, data):
 
 @given(st.data(), st.lists(st.integers(1, 4), max_size=4), st.lists(st.integers(1, 4), max_size=4))
 def test_json_data_fit_their_shape(data, sent, declared):
-    """Nested lists are accepted if, and only if, they have as many elements as the shape."""
     flat = data.draw(st.lists(st.integers(-5, 5), min_size=prod(sent), max_size=prod(sent)))
     values = np.array(flat).reshape(sent or [1]).tolist()
     request = {"inputs": [{"name": "x", "shape": declared, "datatype": "FP32", "data": values}]}
@@ -127,7 +124,6 @@ def test_json_data_fit_their_shape(data, sent, declared):
 
 @given(st.data())
 def test_any_message_is_checked_or_rejected(data):
-    """Messages of gRPC with typed and raw contents, in any mixture."""
     message = v2.ModelInferRequest(model_name="m")
     for _ in range(data.draw(st.integers(0, 3))):
         datatype, shape = data.draw(DATATYPES), data.draw(SHAPES)
@@ -148,7 +144,6 @@ def test_any_message_is_checked_or_rejected(data):
 
 @pytest.mark.parametrize("datatype", [*CONTENTS])
 def test_both_protocols_become_the_same_request(datatype):
-    """An input of each type, sent typed, raw and over HTTP, reaches Triton as the same bytes."""
     field, dtype = CONTENTS[datatype]
     values = [b"ab", b""] if datatype == "BYTES" else [1, 0]
     raw = b"\2\0\0\0ab\0\0\0\0" if datatype == "BYTES" else np.array(values, dtype).tobytes()
@@ -177,7 +172,6 @@ def test_both_protocols_become_the_same_request(datatype):
 
 
 def test_an_image_alone_is_a_request():
-    """A body without JSON is one image, and is not changed."""
     checked = check_body(SETTINGS, COFFEE.read_bytes(), 0)
 
     check_is_safe(checked)

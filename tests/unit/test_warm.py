@@ -1,8 +1,5 @@
 """Models whose requests have one image, which the warm-up sends at the same time instead of as a batch."""
 
-import pytest
-
-from nereid.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.config.model_config import ModelConfig
 from nereid.publish.engine.warm import takes_one
 from tests.tables import cases
@@ -34,19 +31,3 @@ def test_model_that_returns_rows_takes_one_image(tmp_path, config, expected):
     (tmp_path / "config.pbtxt").write_text(config)
 
     assert takes_one(ModelConfig.from_file(tmp_path, 1)) == expected
-
-
-@pytest.mark.parametrize(
-    ("repository", "name", "expected"),
-    [
-        (REPOSITORY, "classify_v1", False),
-        (REPOSITORY, "efficientnet_lite0", False),
-        (TEXT_REPOSITORY, "read_text_v1", True),
-        (TEXT_REPOSITORY, "read_waybill_v1", True),
-        (TEXT_REPOSITORY, "text_recognise", False),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_default_models_take_one_image_if_they_read(repository, name, expected):
-    """Readers take one image per request, classifiers and networks take batches."""
-    assert takes_one(ModelConfig.from_file(repository / name, 1)) == expected

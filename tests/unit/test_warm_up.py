@@ -13,8 +13,6 @@ from nereid.serving_errors import InvalidConfig
 from tests.faulty_networks import FRAGILE_IO, fragile
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 
-X, Y = tensor("input", "x", "FP32", [3]), tensor("output", "y", "FP32", [3])
-
 
 def warming(sizes: str) -> str:
     """Return the parameter as a config has it."""
@@ -40,18 +38,15 @@ def config(parameters: dict[str, str], max_batch_size: int) -> ModelConfig:
     ],
 )
 def test_sizes_of_a_slow_first_run(parameters, max_batch_size, expected):
-    """A provider that is slow at first runs each power of two; the parameter replaces them."""
     assert warm_batch_sizes(config(parameters, max_batch_size), is_default=True) == expected
 
 
 def test_other_providers_run_nothing_at_load():
-    """Without the parameter, a model on a CPU loads as fast as before."""
     assert warm_batch_sizes(config({}, 8), is_default=False) == []
 
 
 @pytest.mark.parametrize("sizes", ["9", "0", "two", "1 2", "-1"])
 def test_sizes_outside_of_the_batches_fail_the_load(sizes):
-    """The message has the limit and the text."""
     with pytest.raises(InvalidConfig, match=f"numbers from 1 to 8 with commas, got '{sizes}'"):
         warm_batch_sizes(config({"nereid.warm_batch_sizes": sizes}, 8), is_default=False)
 
@@ -69,7 +64,6 @@ def opened(folder, model, text: str) -> tuple[list[float], list[int]]:
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP16", "FP64", "INT8", "BOOL", "STRING"])
 def test_network_is_run_at_load(tmp_path, datatype):
-    """Each size is one run, which counts apart from those of requests."""
     io = tensor("input", "x", datatype, [3]) + tensor("output", "y", datatype, [3])
     model = identity(datatype, ["N", 3])
 
@@ -81,7 +75,6 @@ def test_network_is_run_at_load(tmp_path, datatype):
 
 
 def test_variable_dim_fails_the_load_with_the_parameter(tmp_path):
-    """A shape that requests decide cannot be run before the first request."""
     io = tensor("input", "x", "FP32", [-1]) + tensor("output", "y", "FP32", [-1])
 
     with pytest.raises(InvalidConfig, match=r"expected inputs of fixed dims, got 'x' \[-1\]"):
@@ -89,6 +82,5 @@ def test_variable_dim_fails_the_load_with_the_parameter(tmp_path):
 
 
 def test_failing_run_fails_the_load(tmp_path):
-    """A model that fails at its first run does not become ready."""
     with pytest.raises(InvalidConfig, match=r"run of 1 row\(s\) of zeros at load: unavailable"):
         opened(tmp_path, fragile(), FRAGILE_IO + warming("1"))

@@ -21,7 +21,6 @@ def watched(tmp_path):
 
 
 def test_file_is_reported_once_it_is_stable(watched):
-    """A growing or empty file is not reported; a complete one once, and again after a change."""
     folder, after = watched
     (folder / "new").write_bytes(b"")
     assert after(5) == after(5) == []
@@ -37,7 +36,6 @@ def test_file_is_reported_once_it_is_stable(watched):
 
 
 def test_replaced_file_is_new(watched):
-    """A file that replaces another, or returns after a removal, is reported."""
     folder, after = watched
     (folder / "part").write_bytes(b"1")
     (folder / "part").replace(folder / "old")

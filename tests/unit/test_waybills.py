@@ -24,7 +24,6 @@ WAYBILL = read_specification(TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json
 
 @pytest.mark.parametrize("seed", range(len(LAYOUTS)), ids=list(LAYOUTS))
 def test_printed_text_has_the_number(seed):
-    """A reader without errors finds the tracking number of every layout, with a checksum where it has one."""
     image = waybill(seed)
     lines = [Line(each.text, 1.0, each.box.astype(np.float32)) for each in image.lines]
 
@@ -35,7 +34,6 @@ def test_printed_text_has_the_number(seed):
 
 
 def test_boxes_are_inside_the_photo():
-    """Corners are pixels of the photo, clockwise."""
     image = waybill(7)
     width, height = Image.open(io.BytesIO(image.encoded)).size
 
@@ -47,14 +45,12 @@ def test_boxes_are_inside_the_photo():
 
 
 def test_equal_seeds_give_equal_images():
-    """An image depends on its seed alone."""
     digests = {hashlib.sha256(waybill(seed).encoded).hexdigest() for seed in (11, 11, 12)}
 
     assert len(digests) == 2
 
 
 def test_sets_are_disjoint():
-    """No seed of the proof is used in development."""
     assert len(DEVELOPMENT) == len(PROOF) == 500
     assert not set(DEVELOPMENT) & set(PROOF)
 
@@ -71,12 +67,10 @@ def test_sets_are_disjoint():
     ],
 )
 def test_distance_counts_characters(printed, read, count):
-    """Insertions, deletions and replacements count one each."""
     assert errors(Passage(printed, read)) == count
 
 
 def test_lines_are_matched_by_their_boxes():
-    """Split and joined lines are compared as a whole; text that only a stamp has does not count."""
     printed = [Printed("TRK# 1234", rectangle(0, 0, 90, 20)), Printed("5678", rectangle(120, 0, 160, 20))]
     read = [
         Line("TRK#", 0.9, rectangle(0, 0, 40, 20)),

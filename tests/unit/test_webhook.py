@@ -46,12 +46,10 @@ def send(port: int, method: str = "POST", body: bytes = BODY, path: str = "", **
 
 
 def names(folder) -> set[str]:
-    """Return the names in a folder."""
     return {path.name for path in folder.iterdir()}
 
 
 def test_signed_file_gets_into_the_folder(hook, tmp_path):
-    """It has the name and the content that were signed."""
     assert send(hook) == (202, {"file": NAME, "state": "waiting"})
     assert (tmp_path / NAME).read_bytes() == BODY
     assert names(tmp_path) == {NAME}
@@ -75,7 +73,6 @@ def test_signed_file_gets_into_the_folder(hook, tmp_path):
     ids=str,
 )
 def test_wrong_request_leaves_nothing(changes, status, reason, hook, tmp_path):
-    """The reason names what was expected."""
     answered = send(hook, **changes)
 
     assert (answered[0], answered[1]["error"].startswith(reason)) == (status, True), answered
@@ -83,7 +80,6 @@ def test_wrong_request_leaves_nothing(changes, status, reason, hook, tmp_path):
 
 
 def test_file_is_not_replaced(hook, tmp_path):
-    """A file that still waits stays as it is, and a request is valid once."""
     assert send(hook)[0] == 202
     repeated, again = send(hook), send(hook, timestamp=str(int(time.time()) - 5))
     (tmp_path / NAME).unlink()
@@ -95,7 +91,6 @@ def test_file_is_not_replaced(hook, tmp_path):
 
 
 def test_short_body_leaves_nothing(hook, tmp_path):
-    """A connection that ends within the body is an error, and so is a body of unknown length."""
     timestamp, sha256 = str(int(time.time())), hashlib.sha256(BODY).hexdigest()
     head = (
         f"POST {webhook.PATH}?file={NAME} HTTP/1.1\r\n{webhook.TIMESTAMP}: {timestamp}\r\n"
@@ -124,7 +119,6 @@ def test_short_body_leaves_nothing(hook, tmp_path):
     ids=["published", "rejected"],
 )
 def test_result_is_shown(version, expected, hook, tmp_path):
-    """A signed GET returns the last line of the folder's journal about the file."""
     line = Line(
         datetime.now(UTC), NAME, "0" * 64, "classify", version, "" if version else "no network", False, ""
     )
@@ -135,7 +129,6 @@ def test_result_is_shown(version, expected, hook, tmp_path):
 
 
 def test_short_secret_is_refused(tmp_path):
-    """A secret that could be guessed is an error before the webhook listens."""
     (tmp_path / "secret").write_text("short\n")
 
     with pytest.raises(WrongUsage, match="expected a secret of 16 bytes or more, got 5"):
@@ -143,7 +136,6 @@ def test_short_secret_is_refused(tmp_path):
 
 
 def test_taken_port_is_named(hook, tmp_path):
-    """The error has the address."""
     with (
         pytest.raises(OperationFailed, match=f"cannot listen on 127.0.0.1:{hook}: "),
         webhook.listening(tmp_path, SECRET, "127.0.0.1", hook, print),

@@ -1,7 +1,7 @@
 """MkDocs hooks for a site that needs neither a code host nor the network.
 
 Pages may link to any file of the repository. The site has copies of the files outside `docs/` in its folder
-`repository/`.
+`repository/`. The page of commands gets their help.
 """
 
 import os
@@ -13,6 +13,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+
+from tools import commands_page
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = "docs/"
@@ -50,6 +52,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Replace the links of a page by links to the site's copies; a link to a folder becomes plain text."""
     here = page.file.src_uri
+    if here == "commands.md":
+        markdown += commands_page.render()
     source = here.removeprefix(COPIES) if here.startswith(COPIES) else DOCS + here
 
     def replaced(match: re.Match[str]) -> str:
