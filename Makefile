@@ -52,12 +52,11 @@ demo: setup  ## start the real Triton server, classify the sample photo with bot
 serve: setup  ## serve until Ctrl-C on ports 8000 (HTTP), 8001 (gRPC), 8002 (metrics)
 	@$(BIN)/nereid serve
 
-check: .venv/.testing  ## check format, lint, types, imports, docstrings; run the contract tests
+check: .venv/.testing  ## check format, lint, types, imports; run the contract tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/interrogate -v --omit-covered-files tests
 	$(BIN)/pytest --quiet tests/contract
 
 fix: .venv/.testing  ## repair format and what lint can repair safely

@@ -15,7 +15,7 @@ from nereid.publish.publisher import Gates, publish
 from tests.publishing import NET, ROUTE, contents, record_of, store_published
 from tests.routes import adding, serve_routes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=1)
 
 
 @pytest.fixture(scope="module")

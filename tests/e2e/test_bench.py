@@ -18,7 +18,7 @@ BENCH = (sys.executable, "-m", "loadtest.bench")
 SHORT = ("--rounds", "1", "--seconds", "1", "--photos", "small", "--json")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly(minutes=1),
     pytest.mark.skipif(not wrk.is_installed(), reason="needs wrk; fix: apt-get install wrk"),
 ]
 

@@ -12,7 +12,7 @@ from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=1)
 KEEP_SERVING = ("--exit-on-error=false", "--strict-readiness=false")
 ECHO = """
 import triton_python_backend_utils as pb_utils

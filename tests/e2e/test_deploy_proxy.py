@@ -246,7 +246,7 @@ def test_size_limit_is_that_of_the_server():
     assert {int(number) for number in re.findall(r"\b\d{8,}\b", CONFIG.read_text())} == {MOST_BYTES}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_oversize_image_is_the_callers_fault(pair, proxy, protocol):
     """A classifier gets the refusal while it is still sending, and does not retry."""
@@ -257,7 +257,7 @@ def test_oversize_image_is_the_callers_fault(pair, proxy, protocol):
         classifier.classify(bytes(MOST_BYTES))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_large_images_pass(pair, proxy, protocol):
     """27 MB are far more than the proxy's buffers."""
@@ -267,7 +267,7 @@ def test_large_images_pass(pair, proxy, protocol):
     assert what_is_wrong(prediction) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 def test_every_attack_is_rejected(pair, proxy):
     """Attacks through the proxy get an error, and both servers remain the same processes."""
     before = [pair[name].record.pid for name in SERVERS]
@@ -279,7 +279,7 @@ def test_every_attack_is_rejected(pair, proxy):
     assert [pair[name].record.pid for name in SERVERS] == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_callers_need_a_key(proxy, protocol):
     """The servers check keys, although the proxy reaches them on loopback."""
@@ -290,7 +290,7 @@ def test_callers_need_a_key(proxy, protocol):
         classifier.classify(COFFEE)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_failed_connection_is_tried_at_the_other_server(haproxy, pair, tmp_path, protocol):
     """If a ready server accepts no connection, no request is lost and no client retries."""
@@ -306,7 +306,7 @@ def test_failed_connection_is_tried_at_the_other_server(haproxy, pair, tmp_path,
     assert tried, "it got no request"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 def test_death_of_a_server_is_not_noticed(pair, proxy):
     """`kill -9` under load: each lost request is sent again; then the server that replaces it is used."""
     with Crowd(proxy, pair.key) as crowd:
@@ -319,7 +319,7 @@ def test_death_of_a_server_is_not_noticed(pair, proxy):
     assert crowd.repeats(), "the server got no request while it was lost"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 def test_death_of_a_supervisor_is_not_noticed(pair, proxy):
     """`kill -9` of `nereid serve` takes its server along, under load; it is used when it is started again."""
     with Crowd(proxy, pair.key) as crowd:
@@ -331,7 +331,7 @@ def test_death_of_a_supervisor_is_not_noticed(pair, proxy):
     assert crowd.failures() == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 def test_rolling_restart_is_not_noticed(pair, proxy):
     """Each in turn leaves the rotation, ends and comes back: nothing fails, nor has to be sent again."""
     attempts = []

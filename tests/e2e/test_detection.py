@@ -20,7 +20,7 @@ from tests.detectors import KNOWN, SIDE, TestDetector, add_detector, moved
 from tests.publishing import record_of
 from tests.routes import serve_routes
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=3)
 
 OUTPUTS = ("box", "score", "label")
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}

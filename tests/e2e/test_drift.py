@@ -27,7 +27,7 @@ from nereid.server import run_dir
 from tests.routes import wait_until
 from tests.supervised import NEREID, Served, gateway, serving
 
-pytestmark = pytest.mark.slow  # the references need a minute of traffic
+pytestmark = pytest.mark.nightly(minutes=3)  # the references need a minute of traffic
 
 # Those of a classifier, which counts no lines or objects.
 SIGNALS = {*series.SIGNALS} - {"found"}
@@ -199,7 +199,9 @@ def test_histograms_of_the_page_are_whole(world):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name == "dark" else pytest.mark.slow, id=name.replace(" ", "-"))
+        pytest.param(
+            name, marks=() if name == "dark" else pytest.mark.nightly(minutes=3), id=name.replace(" ", "-")
+        )
         for name in drift_photos.DEGRADED
     ],
 )

@@ -92,7 +92,7 @@ def test_a_run_that_is_cut_short_fails(target, tmp_path, number, code):
     assert run_and_signal(target, tmp_path / "report.json", number, "--thresholds=") == code
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 def test_a_killed_worker_fails_the_run(target, tmp_path):
     """The other one's requests must not pass for the whole."""
     report = tmp_path / "report.json"
@@ -102,7 +102,7 @@ def test_a_killed_worker_fails_the_run(target, tmp_path):
     assert (code, load.read(report)["lost"]) == (1, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 def test_open_loop_over_two_processes_is_one_report(target, tmp_path, monkeypatch):
     """The rate is shared out, and the master has the sum of what the workers counted.
 
@@ -289,7 +289,7 @@ def test_locust_that_leaves_no_report_gives_its_code(tmp_path, monkeypatch, word
     assert (done.returncode, done.stderr.splitlines()[-1]) == (code, "the load test failed; see above")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 def test_thresholds_fail_a_slow_build_and_pass_the_normal_one(target, tmp_path):
     """A variant that sleeps for twice the limit of p99 fails, told with what was expected and what came.
 

@@ -41,7 +41,7 @@ from tests.networks import (
 )
 from tests.tables import cases
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=2)
 
 PROTOCOLS = ["http", "grpc"]
 # A model that does not load fails its own tests only.

@@ -13,7 +13,7 @@ from tests.routes import WATCHDOG_S, store_adding, wait_until
 from tests.supervised import NEREID, serving
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=2)
 PARTS = ["text_detect", "text_direction", "own_network", "own_v1", "own"]
 
 

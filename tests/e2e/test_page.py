@@ -41,7 +41,7 @@ from tests.webpage import CONTRASTS, DESK, PHONE, VIOLATIONS, WATCHDOG_S, listen
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: extra dev")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=4)
 
 MAX_PICTURE_BYTES, MAX_PHONE_PX = 280_000, 1_180
 # The route reports its counts every half second.

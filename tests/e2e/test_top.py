@@ -24,7 +24,7 @@ from nereid.client.request import ProtocolName
 from tests.routes import wait_until
 from tests.supervised import NEREID, Served, serving
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=1)
 
 CALLERS, PAUSE_S, INTERVAL_S = 4, 0.2, 6.0
 # A frame begins at the top left of the screen.

@@ -73,7 +73,9 @@ class Traced:
         return [*own, ROUTE, *attempts, *stages, *(name for names in stages.values() for name in names)]
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("ensemble", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["cpu", pytest.param("ensemble", marks=pytest.mark.nightly(minutes=2))]
+)
 def traced(request, tmp_path_factory):
     """A served copy of the default repository, in each shape, and its gateway; nothing is sampled."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -116,7 +118,7 @@ def binary(image: bytes) -> tuple[bytes, dict[str, str]]:
     return body, {"Inference-Header-Content-Length": str(len(head))}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 @pytest.mark.parametrize("port", ["gateway", "http"])
 def test_v2_request_is_one_tree(traced, port):
     """A request of the v2 protocol, through the gateway or directly, is one tree below its caller."""
@@ -162,7 +164,7 @@ def test_rest_request_is_one_tree(traced):
     assert spans[ROUTE].parent == spans["inference"].span
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 def test_batch_of_four_is_one_tree(traced):
     """Four images of one request are four inferences below one span."""
     images = [{"image": base64.b64encode(each.read_bytes()).decode()} for each in (COFFEE, CHELSEA) * 2]
@@ -183,7 +185,7 @@ def test_batch_of_four_is_one_tree(traced):
     assert sum(each.name == ROUTE for each in spans) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 def test_shadow_is_a_linked_trace(traced):
     """A shadow has a tree of its own, which is linked to the span of the route."""
     _, _, trace, span = traced.post("/predict", COFFEE.read_bytes(), {"content-type": "image/jpeg"})
@@ -197,7 +199,7 @@ def test_shadow_is_a_linked_trace(traced):
     assert root_of(spans) == shadow
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 def test_bad_image_is_an_error_in_one_tree(traced):
     """The trace of a bad image has the error at the model, the attempt, the route and the gateway."""
     status, _, *ids = traced.post("/predict", b"not an image", {"content-type": "image/jpeg"})
@@ -209,7 +211,7 @@ def test_bad_image_is_an_error_in_one_tree(traced):
     assert failed == {"gateway /predict", ROUTE, ATTEMPT, first}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 def test_retry_is_a_second_attempt(traced):
     """A variant whose model is unloaded: the tree has both attempts."""
     control = Control(traced.served.record)
@@ -227,7 +229,7 @@ def test_retry_is_a_second_attempt(traced):
     assert spans[ROUTE].about["nereid.reason"] == "retry"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 def test_unsampled_requests_are_kept_only_for_a_reason(traced):
     """Without sampling, a request is not exported, but one with a forced variant is, and one that failed."""
     before = len(traced.receiver.spans)
@@ -283,7 +285,7 @@ def test_readiness_of_the_gateway_is_not_traffic(traced):
     assert traced.count(requests) == before[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 def test_probes_are_neither_traffic_nor_traces(traced):
     """The supervisor's probes have their own counter; they are not among the requests, and have no line."""
     probes, requests = (f"nereid_route_{name}_total" for name in ("probes", "requests"))
@@ -298,7 +300,7 @@ def test_probes_are_neither_traffic_nor_traces(traced):
     assert len(traced.lines()) == lines
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 def test_lost_span_is_noticed(traced):
     """The check of a tree fails if a span in the middle is missing."""
     _, _, trace, span = traced.post("/predict", COFFEE.read_bytes(), {"content-type": "image/jpeg"})
@@ -356,7 +358,7 @@ def test_requests_that_end_early_have_lines(traced):
         assert line["name"].startswith("gateway") or "decode" in line["stages_ms"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 def test_spans_of_triton_join_the_trace(tmp_path):
     """Triton's own spans are in the trace that the gateway continues, below its inference."""
     with ExitStack() as stack:
@@ -388,7 +390,7 @@ def why(traced, *words):
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 def test_why_explains_recorded_requests(traced):
     """`nereid why` counts the requests of its window, and shows the stages of one of them by its id."""
     _, _, trace, _ = traced.post(

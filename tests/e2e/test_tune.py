@@ -91,7 +91,7 @@ def trial(models, model, profile, folder, concurrencies=(8,), kind=TrialServer, 
         yield trying
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=4)
 def test_settings_take_effect(models, tmp_path):
     """Threads are in the log, batches in the server's statistics; the repository itself is not touched."""
     settings = {"instances": 1, "intra_op_thread_count": 2, "max_batch_size": 2, "preferred_batch_size": 2}
@@ -112,7 +112,7 @@ def test_settings_take_effect(models, tmp_path):
     assert not list(models.rglob("tuned.pbtxt"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=4)
 def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
     """The parameters of the fused model replace those of its network."""
     settings = {"instances": 1, "intra_op_thread_count": 2, "run_batch_size": 4}
@@ -132,7 +132,7 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
     assert runs["2"] < runs["4"] == runs["+Inf"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=4)
 @pytest.mark.parametrize(
     ("repository", "model", "profile"),
     [
@@ -152,7 +152,7 @@ def test_settings_of_detectors_and_readers_are_measured(request, repository, mod
     assert [(load.answered > 0, load.failed) for load in loads] == [(True, 0)] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=4)
 def test_tuned_detector_is_served(cars, tmp_path):
     """A detector with the written profile has the settings, and finds the same objects."""
     profiles.write(cars, profiles.tunable(cars, "cars_boxes", "ensemble"), dict(CHANGED), "nereid tune", ())
@@ -180,7 +180,7 @@ class Breaking(TrialServer):
         return config
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=4)
 def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
     """If the model is gone, or the server died or hangs, the next candidate is still measured."""
     reasons = []
@@ -219,7 +219,7 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
     assert "does not respond" in hanging
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=4)
 def test_default_is_measured_even_without_time(models, tmp_path, monkeypatch):
     """If the start of the server has used up the time, only the default is measured."""
     monkeypatch.setattr("nereid.tune.trial.MIN_LOAD_S", 0.01)
@@ -229,7 +229,7 @@ def test_default_is_measured_even_without_time(models, tmp_path, monkeypatch):
             trying.measure((("instances", 1),), 0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=4)
 def test_bad_config_is_replaced(models, tmp_path):
     """The search finds a config without the long wait; the written profile passes the check and is served."""
     path = models / "classify_v1" / "configs" / "cpu.pbtxt"
@@ -258,7 +258,7 @@ def test_bad_config_is_replaced(models, tmp_path):
     assert_served_as_fused(models, tmp_path, dict(report.best)[INSTANCES])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=4)
 def test_dry_run_prints_measurements(models):
     """With little time and `--dry-run`, the command prints the table and a reason, and writes no file."""
     words = [sys.executable, "-m", "nereid", "tune", "classify_v1", "--repository", str(models), "--dry-run"]

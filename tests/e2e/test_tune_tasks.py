@@ -18,7 +18,7 @@ from tests.supervised import serving
 from tests.watches import watching
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=2)
 
 PROFILES = ("cpu", "ensemble")
 

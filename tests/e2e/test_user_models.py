@@ -23,7 +23,7 @@ from tests.publishing import record_of
 from tests.routes import serve_routes
 from tests.user_networks import CLASSES, UserNetwork
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(minutes=4)
 NAMES = [f"name {number}" for number in range(CLASSES)]
 SIDE = 16
 # Parameters, and the same as mean and std per channel in the order of the network.
