@@ -409,7 +409,7 @@ def test_gateway_answers_every_kind_of_body(gateway, task):
     labels = f'endpoint="/v1/{task.name}",model="{task.model}",outcome="ok",variant="v1"'
     assert f"nereid_gateway_images_total{{{labels}}}" in gateway.send("/metrics")[2].decode()
     # The live view has whole seconds.
-    wait_until(lambda: gateway.json("/v1/live")[1]["outcomes"], "the live view")
+    wait_until(lambda: gateway.json(f"/v1/models/{task.model}/live")[1]["outcomes"], "the live view")
 
 
 @fused
