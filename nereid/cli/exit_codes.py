@@ -14,6 +14,15 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.serving_errors import ServingError
 
 FAILED, WRONG_USAGE = 1, 2
+# The modules that an extra of the distribution brings; all others come with Nereid itself.
+MODULES = {
+    "embedded": ("pytriton",),
+    "cpu": ("onnxruntime",),
+    "text": ("cv2",),
+    "publish": ("onnx", "watchfiles"),
+    "gateway": ("uvicorn", "starlette", "python_multipart", "prometheus_client", "swagger_ui_bundle"),
+    "traces": ("opentelemetry",),
+}
 
 
 def exit_code(error: Exception) -> int:
@@ -47,6 +56,12 @@ def exiting() -> Iterator[None]:
         sys.exit(FAILED)
     except (OperationFailed, ServingError, ClassifierError, ClickException, OSError) as error:
         end(error)
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        extra = next((extra for extra, modules in MODULES.items() if module in modules), None)
+        if extra is None:
+            raise  # a defect
+        end(OperationFailed(f"this needs the package '{module}'; fix: pip install 'nereid-serving[{extra}]'"))
 
 
 def end(error: Exception) -> NoReturn:

@@ -1,0 +1,57 @@
+"""Commands whose extra is not installed."""
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from nereid.cli.exit_codes import MODULES
+from tests.conftest import ROOT
+
+RUN = "import sys; sys.modules[sys.argv.pop(1)] = None; from nereid.cli.main import main; main()"
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "extra"),
+    [
+        ("uvicorn", ["gateway"], "gateway"),
+        ("starlette", ["gateway"], "gateway"),
+        ("prometheus_client", ["gateway"], "gateway"),
+        ("onnx", ["add", "network.onnx", "--name", "mine", "--labels", "labels.txt", "--json"], "publish"),
+        ("watchfiles", ["watch", "."], "publish"),
+        ("pytriton", ["serve"], "embedded"),
+    ],
+)
+def test_missing_package_is_one_line_with_its_fix(module, words, extra, tmp_path):
+    """It names the extra, and no command ends with a traceback."""
+    (tmp_path / "network.onnx").write_bytes(b"not read")
+    (tmp_path / "labels.txt").write_text("a\nb\n")
+
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, module, *words], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+
+    assert done.returncode in (1, 2), done
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert f"pip install 'nereid-serving[{extra}" in last or f"[embedded,{extra}]" in last
+
+
+def test_every_package_of_an_extra_is_known():
+    """A package that is added to an extra gets its module in the table."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    packages = importlib.metadata.packages_distributions()
+    known = {
+        re.sub("[-_.]+", "-", name)
+        for modules in MODULES.values()
+        for each in modules
+        for name in packages[each]
+    }
+
+    required = {re.match("[a-z-]+", each)[0] for extra in MODULES for each in extras[extra]}
+
+    assert required - {"numpy"} <= known
