@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -364,15 +365,18 @@ def test_fork_leaves_its_parents_regions_alone(folder):
     assert len({*sent(script, "register")}) == len(sent(script, "unregister")) == 2
 
 
-def test_full_memory_is_an_error_not_a_crash(folder):
-    """Pages are reserved first: a write to a missing page would be a bus error."""
-    free = os.statvfs(folder)
-    too_much = free.f_bavail * free.f_frsize + 2**30
+def test_full_memory_is_an_error_not_a_crash(monkeypatch):
+    """Pages are reserved first: a write to a missing page would be a bus error.
 
-    with pytest.raises(OSError, match="No space left on device"):
-        shared_regions.MAKERS["system"](too_much)
+    More than there is in all is refused at once, and takes no memory from other tests.
+    """
+    size = os.statvfs("/dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        monkeypatch.setattr(shared_regions, "FOLDER", Path(folder))
+        with pytest.raises(OSError, match="No space left on device"):
+            shared_regions.MAKERS["system"](size.f_blocks * size.f_frsize + 2**30)
 
-    assert not files()
+        assert not files()
 
 
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
