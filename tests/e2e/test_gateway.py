@@ -115,11 +115,12 @@ def test_error_of_the_server_is_passed_on(base, content, query, status, words):
     assert all(word in answer.text for word in words), answer.text
 
 
-def test_short_timeout_is_a_504(base):
-    """A timeout of two milliseconds returns `deadline_exceeded`."""
+def test_short_timeout_is_exceeded(base):
+    """Two milliseconds pass before the response; on a busy machine even before the whole body is there."""
     answer = httpx.post(f"{base}/predict", content=PHOTO, headers={**JPEG, "x-request-timeout-ms": "2"})
 
-    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    late = [(504, "deadline_exceeded"), (408, "body_timeout")]
+    assert (answer.status_code, answer.json()["error"]["code"]) in late
 
 
 async def leave(port: int, after_s: float) -> None:
