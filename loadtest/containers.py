@@ -186,14 +186,14 @@ def main() -> int:
         folder = compose.copy_checkout(Path(scratch) / "checkout")
         with compose.project(engine, folder) as project:
             begin_s = time.monotonic()
-            project.up()
+            project.up("--build")
             up_s = time.monotonic() - begin_s
             label = first_answer(project)
             answer_s = time.monotonic() - begin_s
             sizes_mb = image_sizes_mb(project)
             rows = default_rows(project)
         with compose.project(engine, folder, "scale") as project:
-            project.up()
+            project.up("--build")
             sizes_mb |= image_sizes_mb(project)
             rows += scale_rows(project)
     print(markdown(rows))

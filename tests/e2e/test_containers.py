@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
 def default(engine, folder):
     """The services of the default profile."""
     with compose.project(engine, folder) as project:
-        project.up()
+        project.up("--build")
         yield project
 
 
@@ -70,7 +70,7 @@ def default(engine, folder):
 def scale(engine, folder):
     """Two servers behind the proxy."""
     with compose.project(engine, folder, "scale") as project:
-        project.up()
+        project.up("--build")
         yield project
 
 
@@ -202,7 +202,7 @@ class TestScale:
         """Servers with one image keep running: what `up` built is what they run."""
         containers = scale.compose("ps", "--quiet")
 
-        scale.compose("up", "--wait", limit_s=UP_S)
+        scale.up()
 
         assert scale.compose("ps", "--quiet") == containers
 
@@ -211,7 +211,7 @@ class TestScale:
         with Load(scale) as load:
             scale.compose("kill", "server-a")
             load.wait_answers(100)
-            scale.compose("up", "--wait", limit_s=UP_S)
+            scale.up()
             load.wait_answers(100)
 
         assert load.failures == []
@@ -221,7 +221,7 @@ class TestScale:
         with Load(scale) as load:
             for service in ("server-a", "server-b"):
                 scale.compose("restart", service)
-                scale.compose("up", "--wait", limit_s=UP_S)
+                scale.up()
             load.wait_answers(100)
 
         assert load.failures == []

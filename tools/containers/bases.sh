@@ -10,6 +10,7 @@
 set -euo pipefail
 
 checkout=$(cd "${1:?usage: bases.sh CHECKOUT [--rebuild]}" && pwd)
+tools=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -29,29 +30,9 @@ build() { # NAME WHAT < Dockerfile
 	echo "$1: $2, $(($(docker image inspect --format '{{.Size}}' "$1") / 1000000)) MB, made in $((SECONDS - since)) s"
 }
 
-# Debian as this machine has it, with what reaches its mirrors: apt's sources, the certificates, pip's index.
 debian() {
-	local sources
 	has local/debian && return
-	if ! type mmdebstrap >/dev/null 2>&1; then
-		apt-get -qq update
-		DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends mmdebstrap >/dev/null
-	fi
-	# shellcheck disable=SC2016  # apt's variables
-	sources=$(apt-get indextargets --format '$(ORIGIN) deb $(REPO_URI) $(RELEASE) main' 'Created-By: Packages' | sed -n 's/^Debian //p' | sort -u)
-	mkdir -p "$work/etc/ssl/certs"
-	cp -L /etc/ssl/certs/ca-certificates.crt "$work/etc/ssl/certs/"
-	# Folders of this machine are not there in a container, and so only what is asked over the network is passed on.
-	{
-		echo "[global]"
-		echo "cert = /etc/ssl/certs/ca-certificates.crt"
-		pip config list | sed -nE "s/^(global|install)\.((extra-)?index-url|trusted-host)='(.*)'$/\2 = \4/p" | sed -E 's, ?file:[^ ]*,,g; /= *$/d'
-	} >"$work/etc/pip.conf"
-	mmdebstrap --quiet --variant=minbase --include=ca-certificates --aptopt='Acquire::Languages "none"' \
-		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/man/*' \
-		--customize-hook="copy-in $work/etc/ssl/certs/ca-certificates.crt /etc/ssl/certs" \
-		--customize-hook="copy-in $work/etc/pip.conf /etc" \
-		"$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)" "$work/debian.tar" - <<<"$sources"
+	"$tools/debian_root.sh" "$work/debian.tar" ca-certificates
 	docker import --change 'ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt' "$work/debian.tar" local/debian >/dev/null
 	rm "$work/debian.tar"
 	echo "local/debian: Debian, $(($(docker image inspect --format '{{.Size}}' local/debian) / 1000000)) MB, made in $((SECONDS - since)) s"

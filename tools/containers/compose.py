@@ -75,14 +75,14 @@ class Project:
         command = ("docker", "compose", *words)
         return self.engine.run(*command, folder=self.folder, limit_s=limit_s, may_fail=may_fail)
 
-    def up(self) -> None:
-        """Build and start all services, and wait until they are healthy.
+    def up(self, *words: str) -> None:
+        """Start all services, with these options of `docker compose up`, and wait until they are healthy.
 
         Raises:
             CommandFailed: the message has the end of the services' logs.
         """
         try:
-            self.compose("up", "--build", "--wait", limit_s=UP_S)
+            self.compose("up", "--wait", *words, limit_s=UP_S)
         except CommandFailed as error:
             logs = self.compose("logs", "--tail", "30", may_fail=True)
             raise CommandFailed(f"{error}\n{logs[-6000:]}") from None
