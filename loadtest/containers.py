@@ -82,7 +82,7 @@ def restart_each(project: Project, services: Sequence[str]) -> None:
     """Restart one server after the other."""
     for service in services:
         project.compose("restart", service)
-        project.compose("up", "--wait", limit_s=compose.UP_S)
+        project.up()
 
 
 def observed(project: Project, profile: str, event: str, act: Callable[[], object]) -> record.Row:

@@ -146,7 +146,7 @@ def network_outputs(draw, head: str):
 
 
 @pytest.mark.parametrize("head", ["yolov5", "yolov8", "yolox", "nms"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_objects_equal_the_plain_reference(head, data):
     """Boxes, scores, classes and their order are those of the plain reference, bit for bit."""
@@ -301,7 +301,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size_wh=st.tuples(st.integers(1, 400), st.integers(1, 400)), place=st.tuples(*[st.floats(0, 1)] * 2))
 def test_the_way_back_undoes_the_resize(transform, size_wh, place):
     """A point of the image that the network sees comes back to where it was."""
@@ -354,7 +354,7 @@ boxes = st.lists(st.tuples(*[st.integers(0, 12)] * 4), max_size=25).map(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     boxes=boxes, iou=st.sampled_from([0.0, 0.25, 0.45, 0.5, 1.0]), limit=st.integers(1, 10), data=st.data()
 )
