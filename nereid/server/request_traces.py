@@ -102,5 +102,5 @@ def open_exporter(endpoint: str) -> Any:
     try:
         from nereid.tracing.export import Exporter
     except ImportError as error:
-        raise WrongUsage(f"--otlp needs the extra 'traces': {error}") from None
+        raise WrongUsage(f"--otlp: {error}; fix: pip install 'nereid-serving[traces]'") from None
     return Exporter(endpoint)

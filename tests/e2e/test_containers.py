@@ -92,7 +92,7 @@ class TestDefault:
         key = default.key
         default.nereid("route", "set", "v1=30", "v2=70")
 
-        default.compose("up", "--wait", "--force-recreate", "--timeout", "60", limit_s=UP_S)
+        default.up("--force-recreate", "--timeout", "60")
 
         assert default.key == key
         assert "v1 30 %" in default.nereid("route", "show")

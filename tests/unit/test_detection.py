@@ -141,7 +141,7 @@ def network_outputs(draw, head: str):
 
 
 @pytest.mark.parametrize("head", ["yolov5", "yolov8", "yolox", "nms"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_objects_equal_the_plain_reference(head, data):
     arrays = data.draw(network_outputs(head))
@@ -284,7 +284,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size_wh=st.tuples(st.integers(1, 400), st.integers(1, 400)), place=st.tuples(*[st.floats(0, 1)] * 2))
 def test_the_way_back_undoes_the_resize(transform, size_wh, place):
     rows, columns = transform.place(size_wh)
@@ -334,7 +334,7 @@ boxes = st.lists(st.tuples(*[st.integers(0, 12)] * 4), max_size=25).map(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     boxes=boxes, iou=st.sampled_from([0.0, 0.25, 0.45, 0.5, 1.0]), limit=st.integers(1, 10), data=st.data()
 )

@@ -224,7 +224,7 @@ def test_group_of_a_pattern_is_the_value():
     assert find_fields([line("your SPIN 1234")], rules)[0].value is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

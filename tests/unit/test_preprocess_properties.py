@@ -4,7 +4,7 @@ import io
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -12,9 +12,7 @@ from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import Limits, open_image
 from nereid.imaging.transform import CHOICES, DATATYPES, Transform
 
-BOUNDED = settings(
-    max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+BOUNDED = settings(max_examples=120, derandomize=True)
 # Every mode that Pillow writes in the format.
 MODES = {
     "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),

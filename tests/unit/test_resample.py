@@ -168,7 +168,7 @@ def axes(draw):
     return Span(source, result, offset, count), options
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(axes())
 def test_every_window_lies_in_the_image(drawn):
     span, (filter_name, antialias, shrink) = drawn

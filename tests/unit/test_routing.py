@@ -42,7 +42,7 @@ ONE = {"name": "v1", "model": "classify_v1", "version": 1, "weight": 1}
 ROUTE = {"variants": [ONE], "default": "v1", "salts": {"variants": "a", "shadows": "b"}}
 weights = st.floats(0.01, 1000)
 # Each example hashes thousands of keys, so a deadline would only measure the machine.
-unhurried = settings(deadline=None, max_examples=30)
+few = settings(max_examples=30)
 
 
 def route(*variants: Variant, **fields) -> Route:
@@ -140,7 +140,7 @@ def test_weight_zero_is_never_chosen():
     assert chosen == assigned == {"v2"}
 
 
-@unhurried
+@few
 @given(drawn=st.lists(weights, min_size=2, max_size=5))
 def test_keys_share_by_weight(drawn):
     """Keys spread by the weights of 2 to 5 variants; 0.04 is five standard deviations of 4,000 keys."""
@@ -152,7 +152,7 @@ def test_keys_share_by_weight(drawn):
         assert counts[name] / len(CALLERS) == pytest.approx(share, abs=0.04)
 
 
-@unhurried
+@few
 @given(drawn=st.lists(weights, min_size=2, max_size=5), index=st.integers(0, 4), factor=st.floats(1.1, 50))
 def test_raising_a_weight_only_adds_callers_to_it(drawn, index, factor):
     variants = [Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)]
@@ -165,7 +165,7 @@ def test_raising_a_weight_only_adds_callers_to_it(drawn, index, factor):
     assert {new for old, new in changes if old != new} <= {touched.name}
 
 
-@unhurried
+@few
 @given(drawn=st.lists(weights, min_size=3, max_size=5), key=st.text(max_size=30))
 def test_removing_a_variant_moves_only_its_callers(drawn, key):
     variants = [Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)]
