@@ -273,6 +273,11 @@ class Attempt:
         return self.reason not in (BREAKER, RETRY)
 
     @property
+    def has_fallbacks(self) -> bool:
+        """Whether its route has variants or an answer that replace the default."""
+        return self.admitted.table.route.has_fallbacks
+
+    @property
     def network_version(self) -> str:
         """The model version that clients see."""
         return self.admitted.table.network_versions[self.variant.name]

@@ -17,7 +17,6 @@ from nereid.routing.attempts import (
     Attempt,
     InFlight,
     Rungs,
-    ServedVariant,
     ServedVariants,
     shorten_deadlines,
 )
@@ -54,7 +53,7 @@ class Router:
         log: receives a line when a breaker opens or closes, or a shadow fails.
         clock: seconds of a monotonic clock.
         draw: random numbers in [0, 1).
-        can_answer: returns whether the model of a dead instance has a running process.
+        can_answer: returns whether a dead instance's model has a running process of an age in s, or older.
         begin_trace: returns the trace of a request that arrives.
         hurry: called when a request has a deadline before the next call of `expire` that `rest_s` announced,
             or when `free_abandoned` has something to do.
@@ -70,7 +69,7 @@ class Router:
         log: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random,
-        can_answer: Callable[[str], bool] = lambda instance: False,
+        can_answer: Callable[[str, float], bool] = lambda instance, age_s: False,
         hurry: Callable[[], None] = lambda: None,
         begin_trace: Callable[[RoutedRequest], RequestTrace] = lambda request: RequestTrace(None, "", ""),
         observe: quality.Observe = quality.ignore,
@@ -169,7 +168,7 @@ class Router:
             )
             if not self._end(attempt, error, is_late=True):
                 continue
-            if attempt.waits_for_dead and attempt.admitted.table.route.has_fallbacks:
+            if attempt.waits_for_dead and attempt.has_fallbacks:
                 self._spawn(partial(self._move_on, attempt))
             else:
                 self._free_slot(attempt.admitted)
@@ -214,13 +213,12 @@ class Router:
 
     def revive(self) -> None:
         """Let a trial through to each variant whose dead instances were replaced."""
-        now = self._clock()
         with self._lock:
             dead = [(served, served.dead_instances) for served in self._served if served.is_dead]
         for served, instances in dead:
-            if instances and all(map(self._can_answer, instances)):
+            if instances and all(self._can_answer(each, 0.0) for each in instances):
                 with self._lock:
-                    served.revive(now)
+                    served.revive(self._clock())
 
     def _free_slot(self, admitted: AdmittedRequest) -> None:
         with self._lock:
@@ -249,7 +247,7 @@ class Router:
                     if self._retries.may_try_again(attempt, error):
                         rungs.repeat(Choice(attempt.variant, attempt.reason))
                         continue
-                    if not admitted.table.route.has_fallbacks:
+                    if not attempt.has_fallbacks:
                         raise
                 if not self._retries.may_go_on(attempt, error):
                     raise
@@ -295,7 +293,7 @@ class Router:
             error = from_exception(raised)
         trace.end_attempt(span, error)
         if isinstance(error, Died):
-            attempt.is_survived = self._is_survived(attempt.served, error)
+            attempt.is_survived = self._is_survived(attempt, error)
         is_late = not self._end(attempt, error)
         with self._lock:
             self._in_flight_by_label.count(attempt.served, -1)
@@ -311,12 +309,14 @@ class Router:
             raise error
         return response
 
-    def _is_survived(self, served: ServedVariant, error: Died) -> bool:
+    def _is_survived(self, attempt: Attempt, error: Died) -> bool:
+        """Return whether another process may answer: a replacement only if no fallback can."""
         if not (instance := read_unhealthy_instance(str(error))):
             return False
         with self._lock:
-            served.note_death(instance, self._clock())
-        return self._can_answer(instance)
+            attempt.served.note_death(instance, now := self._clock())
+        age_s = now - attempt.begun_at if attempt.rungs and attempt.has_fallbacks else 0.0
+        return self._can_answer(instance, age_s)
 
     def _end(self, attempt: Attempt, error: ServingError | None, is_late: bool = False) -> bool:
         """Record how an attempt ended; returns False if that was recorded before."""
@@ -327,8 +327,7 @@ class Router:
             self._attempts.remove(attempt)
             attempt.served.record(attempt, error, now)
             attempt.served.late += is_late
-            has_fallbacks = attempt.admitted.table.route.has_fallbacks
-            if isinstance(error, Died) and (has_fallbacks or not attempt.is_survived):
+            if isinstance(error, Died) and (attempt.has_fallbacks or not attempt.is_survived):
                 shorten_deadlines(self._attempts, attempt.served, now)
             if error is None:
                 self._retries.succeeded()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def states(processes: Collection[Process], proc: Path = PROC) -> dict[Process, s
     return found
 
 
-def can_answer(repository: Path, instance: str) -> bool:
+def can_answer(repository: Path, instance: str, age_s: float, proc: Path = PROC) -> bool:
     """Return whether the model of a dead instance has a running process: another one, or the replacement.
 
     Call this from a stub of the same server.
@@ -66,10 +67,14 @@ def can_answer(repository: Path, instance: str) -> bool:
     Args:
         repository: the model repository.
         instance: the dead instance, as Triton names it: `MODEL_GROUP_INDEX`.
+        age_s: the process must have started at least so many seconds ago. A replacement may not be ready yet.
+        proc: where the kernel shows processes.
     """
     model = instance.rsplit("_", 2)[0]
-    processes = [stub.process for stub in find(os.getppid(), repository) if stub.model == model]
-    return any(letter not in (ZOMBIE, STOPPED) for letter in states(processes).values())
+    latest = (time.clock_gettime(time.CLOCK_BOOTTIME) - age_s) * os.sysconf("SC_CLK_TCK")
+    stubs = [stub for stub in find(os.getppid(), repository, proc) if stub.model == model]
+    processes = [stub.process for stub in stubs if stub.process.started <= latest]
+    return any(letter not in (ZOMBIE, STOPPED) for letter in states(processes, proc).values())
 
 
 def _stub(process: Process, repository: Path, folder: Path) -> Iterator[Stub]:

@@ -261,6 +261,31 @@ def test_repeated_request_waits_briefly():
     assert world.called == ["m2", "m2", "m1"]
 
 
+@cases(
+    ("parameters", "age_s", "called"),
+    {
+        "another process": (KEY_V2, 60.0, ["m2", "m2"]),
+        "only the replacement": (KEY_V2, 0.5, ["m2", "m1"]),
+        "only the replacement, and no fallback may respond": (TO_V2, 0.5, ["m2", "m2"]),
+    },
+)
+def test_starting_replacement_is_no_other_process(parameters, age_s, called):
+    """Requests to it join the queues of the dead processes, and would then have been at two deaths."""
+    world = World(CHAIN)
+    world.replaced.add("m2_0_0")
+    world.age_s = age_s
+
+    def die() -> np.ndarray:
+        world.now += 0.6
+        world.models["m2"] = lambda: CAT
+        raise dead()
+
+    world.models["m2"] = die
+    world.send(parameters)
+
+    assert world.called == called
+
+
 def test_answer_is_the_last_rung():
     world = answering(CHAIN)
     for model in ("m1", "m2", "m3"):

@@ -5,6 +5,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 
 import numpy as np
 import pytest
@@ -49,8 +50,9 @@ class World:
         self.counts: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
         self.models: dict[str, Callable[[], np.ndarray]] = dict.fromkeys(("m1", "m2", "m3"), lambda: CAT)
         self.called: list[str] = []
-        # Dead instances whose model has another process.
+        # Dead instances whose model has another process, of this age.
         self.replaced: set[str] = set()
+        self.age_s = inf
         self.hurries = 0
         self.router = Router(
             in_use(route),
@@ -59,7 +61,7 @@ class World:
             self.log.append,
             lambda: self.now,
             lambda: 0.0,
-            self.replaced.__contains__,
+            lambda instance, age_s: instance in self.replaced and self.age_s >= age_s,
             self.hurry,
         )
 

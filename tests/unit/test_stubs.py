@@ -136,6 +136,15 @@ def test_stubs_are_the_living_children_with_a_model_of_the_repository(proc):
     assert stub_processes.find(1, Path("/r"), folder) == [Stub(Process(2, 7), "eyes", 3, "eyes_0_1")]
 
 
+@pytest.mark.parametrize(("age_s", "can_answer"), [(0.0, True), (60.0, True), (600.0, False)])
+def test_process_that_can_answer_has_an_age(proc, age_s, can_answer):
+    """The kernel counts ticks since boot."""
+    started = (time.clock_gettime(time.CLOCK_BOOTTIME) - 120) * os.sysconf("SC_CLK_TCK")
+    folder = proc(2, os.getppid(), started=int(started), words=command("/r/eyes/3/model.py", "eyes_0_1"))
+
+    assert stub_processes.can_answer(Path("/r"), "eyes_0_0", age_s, folder) == can_answer
+
+
 def test_state_is_that_of_the_same_process_only(proc):
     folder = proc(2, parent=1, state="T", started=7)
 
