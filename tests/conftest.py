@@ -46,18 +46,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Group tests by their server, begin with the longest group, and keep one part of the nightly ones."""
-    groups = {item: _group(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
     yield  # pytest-xdist reads the groups, and -m deselects
     minutes: dict[str, float] = {}
     for item in items:
-        minutes[groups[item]] = max(_minutes(item), minutes.get(groups[item], 0))
-    items.sort(key=lambda item: (-minutes[groups[item]], groups[item] not in SHARED_SERVERS))
+        minutes[_group(item)] = max(_minutes(item), minutes.get(_group(item), 0))
+    items.sort(key=lambda item: (-minutes[_group(item)], _group(item) not in SHARED_SERVERS))
     if part := os.environ.get("NIGHTLY_PART"):
         chosen = deal(minutes)[int(part) - 1]
-        config.hook.pytest_deselected(items=[item for item in items if groups[item] not in chosen])
-        items[:] = [item for item in items if groups[item] in chosen]
+        config.hook.pytest_deselected(items=[item for item in items if _group(item) not in chosen])
+        items[:] = [item for item in items if _group(item) in chosen]
 
 
 def _group(item: pytest.Item) -> str:
