@@ -28,6 +28,7 @@ from nereid.repository.completion import are_complete
 from nereid.repository.fitting import BACKENDS, Fitted, Machine, fitted
 from nereid.server.command_line import LOOPBACK, ServerOptions, command, environment
 from nereid.server.control import LOAD_S, NotReached
+from nereid.server.environment_folders import EnvironmentFolders
 from nereid.server.installation import Installation, assemble_backends, find_installation
 from nereid.server.ports import check_ports, is_listening, widen_receive_buffers
 from nereid.server.request_traces import record_fields
@@ -67,13 +68,13 @@ class EmbeddedServer:
         self._traces = trace_socket(run_dir) if options.sampling else None
         self._among, self._without = among, without
         self._completes_configs = True
-        # The models to load at start.
-        self.models: Sequence[str] = ()
+        self.models: Sequence[str] = ()  # to load at start
         self.fitted = Fitted(Machine.present(), {}, False)
         self._fitted_backends: Sequence[str] = ()
         # Distinguishes the shared memory of this server from that of others.
         self.id = f"nereid-{secrets.token_hex(8)}"
         self.memory = StubMemory(self.id)
+        self._environments = EnvironmentFolders()
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
@@ -183,6 +184,7 @@ class EmbeddedServer:
                 time.sleep(0.05)
             self.memory.protect()
         self._raise_if_ended()
+        self._environments.note()
         if self.options.host in LOOPBACK and not self._sockets:
             widen_receive_buffers(self.pid, self.options.ports.http)
         self._start_instances()
@@ -269,11 +271,12 @@ class EmbeddedServer:
             return
         deadline = time.monotonic() + STOP_TIMEOUT_S
         try:
-            if self._process.poll() is None:
-                self._process.send_signal(signal.SIGTERM)
-            while self._process.poll() is None and time.monotonic() < deadline and not is_done():
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(STOP_POLL_S)
+            with self._environments.kept():
+                if self._process.poll() is None:
+                    self._process.send_signal(signal.SIGTERM)
+                while self._process.poll() is None and time.monotonic() < deadline and not is_done():
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(STOP_POLL_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -314,8 +317,7 @@ class EmbeddedServer:
             return response.status, response.read()
 
     def _read_log(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
+        assert self._process and self._process.stdout  # noqa: PT018
         with self._process.stdout as lines:
             for line in lines:
                 self.log.add(line.rstrip("\n"))
