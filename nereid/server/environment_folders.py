@@ -22,7 +22,7 @@ class EnvironmentFolders:
         self._before = self._present()
 
     def note(self) -> None:
-        """Note the folders that have come since, also those of servers that started beside this one."""
+        """Note the folders that have come since, also those of servers that started at the same time."""
         self._own = self._present() - self._before
 
     @contextlib.contextmanager

@@ -67,7 +67,7 @@ def can_answer(repository: Path, instance: str, age_s: float, proc: Path = PROC)
     Args:
         repository: the model repository.
         instance: the dead instance, as Triton names it: `MODEL_GROUP_INDEX`.
-        age_s: the process must have started at least so many seconds ago. A replacement may not be ready yet.
+        age_s: the least age of the process in seconds. A replacement may not be ready yet.
         proc: where the kernel shows processes.
     """
     model = instance.rsplit("_", 2)[0]
