@@ -1,7 +1,5 @@
 """The circuit breaker and the retry budget, with a clock of the test's own."""
 
-import pytest
-
 from nereid.routing.assignment import BreakerSettings
 from nereid.routing.breaker import Breaker, RetryBudget, State
 from tests.tables import cases
@@ -28,14 +26,10 @@ def opened() -> Breaker:
 @cases(
     ("outcomes", "state"),
     {
-        "all good": ([GOOD] * 100, State.CLOSED),
         "too few": ([BAD] * 4, State.CLOSED),
         "enough": ([BAD] * 5, State.OPEN),
-        "more than half": ([BAD, BAD, BAD, GOOD, GOOD], State.OPEN),
-        "less than half": ([BAD, BAD, GOOD, GOOD, GOOD], State.CLOSED),
         "just not half of the window": ([GOOD] * 50 + [BAD] * 49, State.CLOSED),
         "half of the window": ([GOOD] * 50 + [BAD] * 50, State.OPEN),
-        "no verdicts": ([NEITHER] * 50, State.CLOSED),
         "too few verdicts": ([BAD, NEITHER] * 4, State.CLOSED),
     },
 )
@@ -76,10 +70,13 @@ def test_open_lets_nothing_through_until_its_time():
     assert breaker.state is State.HALF_OPEN
 
 
-@pytest.mark.parametrize(
+@cases(
     ("outcome", "state", "allows_next"),
-    [(GOOD, State.CLOSED, True), (BAD, State.OPEN, False), (NEITHER, State.HALF_OPEN, True)],
-    ids=["good", "bad", "neither"],
+    {
+        "good": (GOOD, State.CLOSED, True),
+        "bad": (BAD, State.OPEN, False),
+        "neither": (NEITHER, State.HALF_OPEN, True),
+    },
 )
 def test_trial_decides(outcome, state, allows_next):
     breaker = opened()
@@ -133,12 +130,6 @@ def test_every_change_is_reported():
     breaker.record(GOOD, 12.1, is_trial=True)
 
     assert states == [State.OPEN, State.HALF_OPEN, State.OPEN, State.HALF_OPEN, State.CLOSED]
-
-
-def test_budget_allows_few_retries():
-    budget = RetryBudget()
-
-    assert [budget.may_retry() for _ in range(6)] == [True] * 4 + [False] * 2
 
 
 def test_successes_earn_retries():

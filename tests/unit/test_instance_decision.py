@@ -117,7 +117,6 @@ def test_busy_instances_are_not_dropped():
         "at the bottom": (InstanceBounds(2, 4, 3.0), 2, IDLE, []),
         "below": (InstanceBounds(3, 4, 3.0), 1, IDLE, [3]),
         "above": (InstanceBounds(1, 2, 100.0), 5, WAITING, [2]),
-        "one number": (InstanceBounds(3, 3, 3.0), 3, WAITING, []),
     },
 )
 def test_numbers_stay_within_the_bounds(bounds, count, sample, changes):

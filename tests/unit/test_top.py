@@ -24,23 +24,13 @@ from nereid.server.run_dir import GatewayRecord, ServerRecord
 from nereid.server.supervision.process_usage import Usage
 from nereid.triton.stub_processes import Process
 from tests.conftest import ROOT
+from tests.routes import document, variant
 
 RECORD = ServerRecord(50, "127.0.0.1", Ports(8000, 8001, 8002), "/models", "cpu", "secret", 8003)
 GATEWAY = GatewayRecord(60, "127.0.0.1", 8080)
-ROUTE = parse_route(
-    json.dumps(
-        {
-            "generation": 3,
-            "default": "v1",
-            "salts": {"variants": "a", "shadows": "b"},
-            "variants": [
-                {"name": "v1", "model": "dogs_v1", "version": 1, "weight": 3},
-                {"name": "v2", "model": "dogs_v2", "version": 1, "weight": 1},
-            ],
-            "shadows": [{"name": "next", "model": "dogs_v3", "version": 1, "percent": 20}],
-        }
-    ).encode()
-)
+SHADOW = {"name": "next", "model": "dogs_v3", "version": 1, "percent": 20}
+VARIANTS = variant("v1", "dogs_v1", 3), variant("v2", "dogs_v2", 1)
+ROUTE = parse_route(json.dumps(document(*VARIANTS, generation=3, shadows=[SHADOW])).encode())
 
 
 def page(read_s: float, text: str) -> MetricsPage:
@@ -82,7 +72,7 @@ def reading(read_s: float, text: str = "", **changed: object) -> Reading:
     return replace(plain, **changed)  # type: ignore[arg-type]
 
 
-def variant(found: Top, name: str) -> TopVariant:
+def variant_of(found: Top, name: str) -> TopVariant:
     (route,) = found.routes
     return next(each for each in route.variants if each.name == name)
 
@@ -93,7 +83,7 @@ def test_variants_have_their_part_of_the_growth():
         reading(12, requests(130, 110, failed=4) + "\n" + requests(10, 0, instance="b")),
     )
 
-    first, second = variant(found, "v1"), variant(found, "v2")
+    first, second = variant_of(found, "v1"), variant_of(found, "v2")
     assert found.seconds == 2
     assert (first.weight, first.expected_share, first.requests_per_s) == (3, 0.75, 20.0)
     # 40 and 15, since the second instance's rejected request is new.
@@ -108,7 +98,7 @@ def test_a_variant_that_left_the_file_is_shown_while_it_answers():
     found = measure(reading(10), reading(12, text))
     unreadable = measure(reading(10), reading(12, text, routes={}))
 
-    assert (variant(found, "old").weight, variant(found, "old").requests_per_s) == (None, 4.0)
+    assert (variant_of(found, "old").weight, variant_of(found, "old").requests_per_s) == (None, 4.0)
     assert [each.name for each in unreadable.routes[0].variants] == ["old"]
 
 
@@ -124,7 +114,7 @@ def test_latency_is_that_of_successful_requests():
         for each in (0, 2, 1)
     )
 
-    found = variant(measure(reading(10), reading(12, f"{text}\n{states}")), "v1")
+    found = variant_of(measure(reading(10), reading(12, f"{text}\n{states}")), "v1")
 
     assert (found.p50_ms, found.p99_ms) == (pytest.approx(5), pytest.approx(9.9))
     assert found.breaker == "open"
@@ -162,7 +152,7 @@ def test_a_restart_is_named_and_its_counts_are_new():
         reading(10, requests(100, 100)), reading(12, requests(104, 0), record=replace(RECORD, pid=51))
     )
 
-    assert variant(found, "v1").requests_per_s == 52.0
+    assert variant_of(found, "v1").requests_per_s == 52.0
     assert found.notes == ["tritonserver restarted: pid 50 became 51"]
     assert measure(reading(10, record=None, page=None), reading(12)).notes == []
 
@@ -180,22 +170,14 @@ def test_without_two_pages_there_are_no_rates(side):
     assert found.machine is not None
 
 
-def test_cores_are_busy_by_their_growth():
-    found = measure(reading(10), reading(12)).machine
-
-    assert found is not None
-    assert (list(found.cores_busy), found.limit_cores, found.limit_memory_bytes) == ([0.1], 2.0, None)
-
-
-def test_gpus_are_those_of_triton():
+def test_machine_has_busy_cores_and_the_gpus_of_triton():
     text = 'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5\nnv_gpu_power_usage{gpu_uuid="GPU-2"} 70'
     found = measure(reading(10), reading(12, text)).machine
 
     assert found is not None
-    assert [(each.uuid, each.busy, each.power_w) for each in found.gpus] == [
-        ("GPU-1", 0.5, None),
-        ("GPU-2", None, 70.0),
-    ]
+    assert (list(found.cores_busy), found.limit_cores, found.limit_memory_bytes) == ([0.1], 2.0, None)
+    gpus = [(each.uuid, each.busy, each.power_w) for each in found.gpus]
+    assert gpus == [("GPU-1", 0.5, None), ("GPU-2", None, 70.0)]
 
 
 def gateway(read_s: float, predicted: int, shed: int, trouble: str = "") -> GatewayReading:
@@ -255,6 +237,8 @@ def full(models: int = 3) -> Top:
 def test_no_line_is_wrapped(width):
     shown = lines(full(), width)
 
+    assert shown[0].startswith("not ready  up 1 min  profile cpu  127.0.0.1 http 8000")
+    assert shown[1].startswith("  dogs: the process of 'dogs_0_0' is dead")
     assert max(map(len, shown)) <= width
     assert len(shown) == len(lines(full(), 1000))
     row = next(line for line in shown if line.startswith("dogs") and "v1" in line)
@@ -275,13 +259,6 @@ def test_screen_fits_its_height():
     assert re.match("… [0-9]+ more models", shown[-2])
     assert any("20000k" in line for line in shown)
     assert shown[-1].startswith("every 2 s")
-
-
-def test_screen_names_what_is_wrong():
-    first, second, *_ = lines(full(), 200)
-
-    assert first.startswith("not ready  up 1 min  profile cpu  127.0.0.1 http 8000")
-    assert second.startswith("  dogs: the process of 'dogs_0_0' is dead")
 
 
 def keys(kind: type) -> set[str]:
@@ -307,7 +284,5 @@ def test_without_a_server_the_command_fails(tmp_path):
 
     shown = CliRunner().invoke(app, words, env={"XDG_RUNTIME_DIR": str(tmp_path)})
 
-    assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (
-        1,
-        f"error: no server of '{REPOSITORY}' runs; fix: nereid serve",
-    )
+    expected = f"error: no server of '{REPOSITORY}' runs; fix: nereid serve"
+    assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (1, expected)
