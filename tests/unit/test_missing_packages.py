@@ -18,8 +18,6 @@ RUN = "import sys; sys.modules[sys.argv.pop(1)] = None; from nereid.cli.main imp
     ("module", "words", "extra"),
     [
         ("uvicorn", ["gateway"], "gateway"),
-        ("starlette", ["gateway"], "gateway"),
-        ("prometheus_client", ["gateway"], "gateway"),
         ("onnx", ["add", "network.onnx", "--name", "mine", "--labels", "labels.txt", "--json"], "publish"),
         ("watchfiles", ["watch", "."], "publish"),
         ("pytriton", ["serve"], "embedded,cpu"),

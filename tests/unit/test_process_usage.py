@@ -102,12 +102,8 @@ def pages_of(*looks: list[Usage]) -> list[dict[tuple[str, str], float]]:
 def test_processes_of_one_name_are_added():
     (page,) = pages_of([usage(1, "dogs", 2.5, 30), usage(2, "dogs", 1.0, 20), usage(3, "cats", 4.0, 10)])
 
-    assert page == {
-        ("memory_bytes", "dogs"): 50,
-        ("memory_bytes", "cats"): 10,
-        ("cpu_seconds_total", "dogs"): 3.5,
-        ("cpu_seconds_total", "cats"): 4.0,
-    }
+    memory = {("memory_bytes", "dogs"): 50, ("memory_bytes", "cats"): 10}
+    assert page == memory | {("cpu_seconds_total", "dogs"): 3.5, ("cpu_seconds_total", "cats"): 4.0}
 
 
 def test_cpu_time_never_falls():

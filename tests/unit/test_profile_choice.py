@@ -71,12 +71,6 @@ def test_part_of_a_divided_gpu_is_selected(tmp_path):
             "driver 535.216.01 supports CUDA 12.2, and CuPy is built for CUDA 13",
             "install driver 580 or later, or: pip install 'nereid-serving[embedded,gpu]'",
         ),
-        "old driver": (
-            recorded.CUDA_12,
-            {"": recorded.OLD_HEAD},
-            "supports CUDA 11.6, and CuPy is built for CUDA 12",
-            "install driver 525 or later",
-        ),
         "old GPU": (
             CUDA_13,
             {"": recorded.NEW_HEAD, recorded.QUERY: recorded.DESKTOP_GPU},
@@ -95,10 +89,11 @@ def test_unusable_gpu_has_a_reason_and_a_fix(tmp_path, installed, outputs, reaso
 
 
 def test_gpu_that_cannot_be_used_is_not_selected(tmp_path):
-    hidden = chosen(tmp_path, CUDA_VISIBLE_DEVICES="")
-    silent = chosen(tmp_path, {recorded.QUERY: recorded.NO_DRIVER}, status=9)
-    (tmp_path / "models" / "mine").mkdir(parents=True)
-    unknown = chosen(tmp_path, repository=tmp_path / "models")
+    for name in ("hidden", "silent", "unknown", "models"):
+        (tmp_path / name).mkdir()
+    hidden = chosen(tmp_path / "hidden", CUDA_VISIBLE_DEVICES="")
+    silent = chosen(tmp_path / "silent", {recorded.QUERY: recorded.NO_DRIVER}, status=9)
+    unknown = chosen(tmp_path / "unknown", repository=tmp_path / "models")
 
     assert {each.profile for each in (hidden, silent, unknown)} == {"cpu"}
     assert hidden.reason == "a GPU, but CUDA_VISIBLE_DEVICES names no GPU of this machine"

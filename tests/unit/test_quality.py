@@ -5,9 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from nereid.contract import SCORES
 from nereid.routing.quality import RouteQuality
@@ -56,22 +53,9 @@ def test_signals_are_those_of_the_formulas(scores):
 
     rows = [expected(row) for row in scores]
     assert found.best == [row[2] for row in rows]
+    assert all(0 <= each <= 1 for each in (*found.confidence, *found.entropy))
     assert found.confidence == pytest.approx([row[0] for row in rows], abs=TOLERANCE)
     assert found.entropy == pytest.approx([row[1] for row in rows], abs=TOLERANCE)
-
-
-@given(
-    arrays(
-        np.float32, st.tuples(st.integers(1, 4), st.integers(2, 20)), elements=st.floats(-80, 80, width=32)
-    )
-)
-def test_signals_are_in_range_for_any_scores(scores):
-    found = output_signals(scores)
-
-    for confidence, entropy, row in zip(found.confidence, found.entropy, scores, strict=True):
-        assert 0 <= confidence <= 1
-        assert 0 <= entropy <= 1
-        assert confidence >= 1 / len(row) - TOLERANCE
 
 
 @cases(
@@ -147,13 +131,9 @@ def test_best_class_of_the_first_image_is_returned():
     scores = np.array([[0.1, 0.7, 0.2], [1, 0, 0]], np.float32)
     response = Response(scores)
 
-    named = RouteQuality(Sink(), ClassificationOutputs(class_names=("a", "b", "c"))).observe(
-        response, None, LABELS
-    )
-    short = RouteQuality(Sink(), ClassificationOutputs(class_names=("a",))).observe(response, None, LABELS)
-
-    assert named == {"label": "b", "confidence": 0.7}
-    assert short == {"label": "1", "confidence": 0.7}
+    for names, label in {("a", "b", "c"): "b", ("a",): "1"}.items():
+        quality = RouteQuality(Sink(), ClassificationOutputs(class_names=names))
+        assert quality.observe(response, None, LABELS) == {"label": label, "confidence": 0.7}
 
 
 @pytest.mark.parametrize("scores", [RuntimeError("planted"), None, np.zeros((0, 5), np.float32)])

@@ -172,16 +172,6 @@ def test_bad_candidate_loses_the_traffic(rollout, behaviour, reason):
     assert rollout.server.loaded["net_new"] == {1}
 
 
-def test_candidate_that_dies_in_its_step_loses_the_traffic(rollout):
-    rollout.start(hold_s=30)
-    rollout.run("measuring")
-    rollout.look(4)
-    rollout.behaviour["new"].breaker = 2
-
-    assert rollout.run("ended", "paused").reasons[0].startswith("the breaker of 'new' has opened")
-    assert is_rolled_back(rollout)
-
-
 def test_wrong_candidate_is_found_by_its_shadow(rollout):
     """It never has a weight, and its shadow is removed."""
     rollout.behaviour["new"].is_right = False

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats  # only here: the oracle of the rank test
 
-from nereid.rollout.evidence import SHARES, BlockEvidence, Evidence, Tally
+from nereid.rollout.evidence import BlockEvidence, Evidence, Tally
 from nereid.rollout.histograms import chance_of_slower, chance_of_split, median_ratio, quantile
 from nereid.rollout.judge import Look, Objective, Objectives, Outcome, Step, requests_needed
 
@@ -30,16 +30,6 @@ def test_capital_does_not_grow_on_average_at_the_edge_of_the_hypothesis(share, m
                 chance = stats.binom.pmf(mine, ours, base + margin) * stats.binom.pmf(other, theirs, base)
                 expected += chance * math.exp(evidence.log_capital)
         assert expected <= 1 + 1e-9
-
-
-def test_capital_is_the_mean_of_the_bets():
-    evidence = Evidence(0.1, against_smaller=True)
-
-    evidence.add(Tally(1, 1), Tally(1, 0))
-
-    bets = [share / (0.1 + 2) for share in SHARES]
-    expected = np.mean([(1 - bet * 0.1 + 2 * bet) * (1 - bet * 0.1) for bet in bets])
-    assert math.exp(evidence.log_capital) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.05, -0.1])

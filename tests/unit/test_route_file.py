@@ -197,13 +197,6 @@ def test_route_is_used_once_its_version_is_ready(watch, ready):
     assert watch.poll().route.generation == 1
 
 
-def test_route_is_read_before_its_models_are_ready(config, ready):
-    """At the start of a server, models load in any order."""
-    watch = RouteWatch(config, lambda model, version: pytest.fail("checked at load"))
-
-    assert watch.table.network_versions == {"v1": "1", "v2": "2"}
-
-
 def test_readiness_covers_variants_and_shadows(config):
     shadow = {"name": "dark", "model": "net", "version": 2, "percent": 1}
     checked = []

@@ -169,31 +169,17 @@ def break_variant(world: World, name: str = "v2") -> None:
     assert world.count("breaker_state", variant=name) == 2
 
 
-@cases(
-    ("parameters", "outcome"),
-    {
-        "variant": (TO_V2, ("v2", "12", "variant")),
-        "version": ({"x-model-version": "11"}, ("v1", "11", "version")),
-        "key": (KEY_V2, ("v2", "12", "route-key")),
-        "weight": ({}, ("v1", "11", "weight")),
-    },
-)
-def test_response_names_variant_version_and_reason(world, parameters, outcome):
-    assert world.send(parameters).outcome == outcome
+def test_each_request_is_counted_once(world):
+    labels = {"variant": "v2", "version": "12", "reason": "route-key", "outcome": "ok"}
 
-    variant, version, reason = outcome
-    labels = {"variant": variant, "version": version, "reason": reason, "outcome": "ok"}
+    assert world.send(KEY_V2).outcome == ("v2", "12", "route-key")
     assert world.count("requests_total") == world.count("requests_total", **labels) == 1
-    assert world.count("request_duration_seconds", variant=variant, outcome="ok") == 1
-    assert world.count("in_flight") == 0
+    assert world.count("request_duration_seconds", variant="v2", outcome="ok") == 1
 
-
-def test_invalid_request_is_counted_without_a_variant(world):
-    expected = "invalid request: unknown x-variant 'v9': expected one of v1, v2"
-
-    assert world.send({"x-variant": "v9"}).outcome == expected
+    unknown = "invalid request: unknown x-variant 'v9': expected one of v1, v2"
+    assert world.send({"x-variant": "v9"}).outcome == unknown
     assert world.count("requests_total", variant="", outcome="invalid_request") == 1
-    assert (world.count("requests_total"), world.count("in_flight")) == (1, 0)
+    assert (world.count("requests_total"), world.count("in_flight")) == (2, 0)
 
 
 @cases(
@@ -213,17 +199,6 @@ def test_error_reaches_the_client_and_frees_the_slot(error, text, outcome):
     assert world.count("requests_total", variant="v2", outcome=outcome) == 3
 
 
-def test_request_over_the_limit_is_rejected_immediately():
-    world = World(replace(ROUTE, max_in_flight=2))
-    admitteds = [world.router.admit(Request(world, {})) for _ in range(2)]
-
-    assert world.send().outcome == "overloaded: 2 in flight, limit 2"
-    for admitted in admitteds:
-        world.router.handle(admitted)
-    assert world.send().outcome == ("v1", "11", "weight")
-    assert world.count("shed_total") == 1
-
-
 def test_slots_of_clients_that_left_are_freed():
     """Only a rejection makes the router check its clients, and not more often than every quarter second."""
     world = World(replace(ROUTE, max_in_flight=2))
@@ -233,7 +208,7 @@ def test_slots_of_clients_that_left_are_freed():
 
     world.router.free_abandoned()
     assert world.send().outcome == "overloaded: 2 in flight, limit 2"
-    assert world.hurries == 1
+    assert (world.hurries, world.count("shed_total")) == (1, 1)
     world.router.free_abandoned()
     assert world.send().outcome == ("v1", "11", "weight")
 
@@ -269,11 +244,6 @@ def test_client_is_not_checked_after_its_response():
     finish()
 
     assert (answered, len(request.answers)) == ([0], 1)
-
-
-@cases(("timeout_s", "expected_s"), {"none": (0.0, 1.0), "shorter": (0.2, 0.2), "longer": (5.0, 1.0)})
-def test_variant_gets_the_time_left(world, timeout_s, expected_s):
-    assert world.send(TO_V2, timeout_s=timeout_s).timeouts == [pytest.approx(expected_s)]
 
 
 def hang_v2(
@@ -606,30 +576,17 @@ def test_client_that_left_while_waiting_is_not_dispatched(world, waited_s, calle
     assert world.called == called
 
 
-@pytest.mark.parametrize(("took_s", "cancelled"), [(0.1, 0), (0.3, 1)], ids=["short", "long"])
-def test_client_that_left_a_long_call_is_counted(world, took_s, cancelled):
+def test_client_that_left_a_long_call_is_counted(world):
     """An attempt cannot be cancelled; after a long one, the client's connection is checked."""
 
     def take_long() -> np.ndarray:
-        world.now += took_s
+        world.now += 0.3
         return CAT
 
     world.models["m2"] = take_long
 
     assert world.send(TO_V2, is_gone=True).outcome == ("v2", "12", "variant")
-    assert world.count("cancelled_total") == cancelled
-
-
-def test_shadow_runs_after_the_response():
-    world = World(WITH_SHADOW)
-    had: list[int] = []
-    request = Request(world, KEY_V1)
-    world.models["m3"] = lambda: had.append(len(request.answers)) or CAT
-
-    world.router.handle(world.router.admit(request))
-
-    assert had == [1]
-    assert world.called == ["m1", "m3"]
+    assert world.count("cancelled_total") == 1
 
 
 @cases(
@@ -766,21 +723,11 @@ def test_changed_variant_shares_its_series(world):
     assert world.count("in_flight", variant="v2") == 0
 
 
-def test_new_table_serves_the_next_request(world):
-    request, finish = hang_v2(world)
-    world.router.use(in_use(Route((V1,), "v1", Salts("a", "b"))))
-
-    assert world.send(TO_V2).outcome == "invalid request: unknown x-variant 'v2': expected one of v1"
-    finish()
-    assert request.outcome == ("v2", "12", "variant")
-
-
 @cases(
     ("changes", "state"),
     {
         "weight": ({"variants": (V1, replace(V2, weight=5))}, 2),
         "version": ({"variants": (V1, replace(V2, version=2))}, 0),
-        "breaker settings": ({"breaker": replace(ROUTE.breaker, min_requests=7)}, 0),
     },
 )
 def test_breaker_outlives_a_change_of_weights_only(world, changes, state):

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import replace
 
 import msgspec
@@ -51,7 +50,6 @@ def route(*variants: Variant, **fields) -> Route:
 
 
 def table(*variants: Variant) -> Table:
-    """Build a route in use, whose network versions are the variants' numbers."""
     return Table(route(*variants), "", {variant.name: variant.name[1:] for variant in variants})
 
 
@@ -193,25 +191,19 @@ def test_published_vectors_hold(root):
         )
 
 
-@pytest.mark.parametrize("percent", [0, 30, 100], ids=lambda percent: f"{percent} %")
-def test_shadow_gets_its_share(percent):
+def test_shadow_gets_its_share():
     """A key is mirrored always or never, other requests by chance; 0.04 is five standard deviations."""
-    shadow = msgspec.structs.replace(SHADOW, percent=percent)
+    mirrored: set[str] = set()
+    for percent in (0, 30, 60, 100):
+        shadow = msgspec.structs.replace(SHADOW, percent=percent)
+        by_chance = [is_mirrored(shadow, "b", "", unit) for unit in np.linspace(0, 1, 4000, endpoint=False)]
+        by_key = {key for key in CALLERS if is_mirrored(shadow, "b", key, unit=0.5)}
 
-    by_key = [is_mirrored(shadow, "b", key, unit=0.5) for key in CALLERS]
-    by_chance = [is_mirrored(shadow, "b", "", unit) for unit in np.linspace(0, 1, 4000, endpoint=False)]
-
-    assert np.mean(by_key) == pytest.approx(percent / 100, abs=0.04)
-    assert np.mean(by_chance) == pytest.approx(percent / 100, abs=0.001)
-    assert by_key == [is_mirrored(shadow, "b", key, unit=0.1) for key in CALLERS]
-
-
-def test_raising_a_percentage_only_adds_keys():
-    more = msgspec.structs.replace(SHADOW, percent=60)
-
-    before = {key for key in CALLERS if is_mirrored(SHADOW, "b", key, 0.5)}
-
-    assert before < {key for key in CALLERS if is_mirrored(more, "b", key, 0.5)}
+        assert np.mean(by_chance) == pytest.approx(percent / 100, abs=0.001)
+        assert len(by_key) / len(CALLERS) == pytest.approx(percent / 100, abs=0.04)
+        assert by_key == {key for key in CALLERS if is_mirrored(shadow, "b", key, unit=0.1)}
+        assert mirrored <= by_key, "a higher percentage only adds keys"
+        mirrored = by_key
 
 
 def test_route_survives_its_own_text():
@@ -226,18 +218,13 @@ def changed(**fields) -> bytes:
 
 
 def variant(**fields) -> bytes:
-    """Write a route whose only variant has other fields."""
     return changed(variants=[ONE | fields])
-
-
-SHADOWS = [{"name": "dark", "model": "m", "version": 1, "percent": 5}]
 
 
 @cases(
     ("text", "message"),
     {
         "cut": (b'{"variants": [', "Input data was truncated"),
-        "bytes": (b"\xff", "JSON is malformed: invalid character (byte 0)"),
         "missing": (b"{}", "Object missing required field `variants`"),
         "empty": (changed(variants=[]), "Expected `array` of length >= 1 - at `$.variants`, got []"),
         "unknown": (
@@ -256,27 +243,20 @@ SHADOWS = [{"name": "dark", "model": "m", "version": 1, "percent": 5}]
             "Expected `float` > 0.0 - at `$.breaker.error_ratio`, got 0",
         ),
         "twice": (
-            changed(shadows=[SHADOWS[0] | {"name": "v1"}]),
+            changed(shadows=[{"name": "v1", "model": "m", "version": 1, "percent": 5}]),
             "names of variants and shadows must differ, got v1, v1",
-        ),
-        "percent": (
-            changed(shadows=[SHADOWS[0] | {"percent": 101}]),
-            "Expected `int` <= 100 - at `$.shadows[0].percent`, got 101",
         ),
         "generation": (
             changed(generation=10**30),
             "Expected `int` <= 9007199254740992 - at `$.generation`, got 1000",
         ),
         "weights": (variant(weight=0), "one weight must be positive, got 0 for all"),
-        "negative": (variant(weight=-1), "Expected `int` >= 0 - at `$.variants[0].weight`, got -1"),
         "not a number": (variant(weight=float("nan")), "JSON is malformed: invalid character"),
         "infinite": (
             variant(weight=0).replace(b'"weight": 0', b'"weight": 1e999'),
             "Number out of range - at `$.variants[0]",
         ),
-        "version": (variant(version=0), "Expected `int` >= 1 - at `$.variants[0].version`, got 0"),
         "name": (variant(name="v1\n"), "Expected `str` matching regex"),
-        "deadline": (variant(deadline_ms=0), "Expected `int` >= 1 - at `$.variants[0].deadline_ms`, got 0"),
         "header": (variant(headers={"x-api-key": ["a"]}), "Expected `str` matching regex '^x-route-"),
         "no values": (variant(headers={"x-route-a": []}), "Expected `array` of length >= 1"),
     },
@@ -293,26 +273,6 @@ def test_published_schema_is_the_one_in_use(root):
 
     assert schema == json.loads(json.dumps(json_schema()))
     Draft202012Validator.check_schema(schema)
-
-
-@pytest.mark.parametrize(
-    ("text", "is_valid"),
-    [
-        (changed(), True),
-        (variant(weight=0.5, headers={"x-route-group": ["beta"]}), True),
-        (changed(wieghts=1), False),
-        (variant(name="v 1"), False),
-        (variant(headers={"x-api-key": ["a"]}), False),
-        (changed(max_in_flight=65), False),
-        (changed(breaker={"error_ratio": 0}), False),
-    ],
-    ids=lambda value: repr(value)[:60],
-)
-def test_published_schema_agrees_with_the_router(text, is_valid):
-    """Another validator accepts and rejects the same texts, so an editor warns before the router does."""
-    assert Draft202012Validator(json_schema()).is_valid(json.loads(text)) is is_valid
-    with nullcontext() if is_valid else pytest.raises(InvalidConfig):
-        parse_route(text)
 
 
 def test_every_field_of_the_schema_is_described():

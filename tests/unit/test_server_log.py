@@ -45,12 +45,6 @@ def test_cuda_noise_is_folded_into_one_line():
     ]
 
 
-def test_reason_is_the_failed_models_own():
-    log, _ = read(*NOISE, NO_FILE, DEPENDS, END)
-
-    assert str(log.failure()) == "model 'net': unable to find '/r/net/1/model.onnx' for model instance 'net'"
-
-
 def test_reason_names_the_field_of_a_broken_config():
     log, _ = read(PARSE, POLL, END)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from nereid.contract import read_unhealthy_instance
 from nereid.server.supervision import stubs
 from nereid.server.supervision.stubs import DEAD_AFTER_S, Roster, Verdicts
 from nereid.triton import stub_processes
@@ -36,11 +35,9 @@ def dead_after(*observations: dict[Stub, str]) -> list[Stub]:
 @cases(
     ("observations", "dead"),
     {
-        "no stubs": ([{}], []),
         "ended a moment ago": ([{FIRST: LIVES}, {FIRST: ENDED}], []),
         "ended and still there": ([BOTH_LIVE, *[{FIRST: ENDED, SECOND: LIVES}] * 2], [FIRST]),
         "collected by Triton": ([{FIRST: LIVES}, {}, {}], []),
-        "collected late": ([{FIRST: LIVES}, {FIRST: ENDED}, {}], []),
         "replaced": ([{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, REPLACEMENT: LIVES}], []),
         "not replaced by another version": (
             [{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, OTHER_VERSION: LIVES}],
@@ -80,18 +77,6 @@ def test_second_verdict_within_a_while_is_final():
     assert (are_final, dead, verdicts.dead) == ([False, False, True, True], ["model_0_0"], [])
     assert not verdicts.add("model_0_0", 47)
     assert verdicts.add("model_0_1", 0, is_stopped=True)
-
-
-@cases(
-    ("failure", "instance"),
-    {
-        "of the model": ("""500 {"error":"Stub process 'a_b_0_1' is not healthy."}""", "a_b_0_1"),
-        "through a route": ("503 unavailable: Stub process 'eyes_0_0' is not healthy.", "eyes_0_0"),
-        "something else": ("503 overloaded: 64 requests", ""),
-    },
-)
-def test_unhealthy_instance_is_named_by_the_message(failure, instance):
-    assert read_unhealthy_instance(failure) == instance
 
 
 @pytest.fixture

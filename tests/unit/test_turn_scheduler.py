@@ -4,7 +4,6 @@ import math
 import random
 import statistics
 import time
-from collections import Counter
 from itertools import islice, pairwise
 
 import gevent
@@ -36,20 +35,6 @@ def callers():
 
     yield start
     gevent.killall(started)
-
-
-def test_in_a_closed_loop_a_turn_comes_when_it_is_asked_for(callers):
-    turns = TurnScheduler("closed", random.Random(1))
-    answered = callers(turns, 3, 0.002)
-
-    with gevent.Timeout(WATCHDOG_S):
-        while len(answered) <= 3:
-            gevent.sleep(0.002)
-    lost = turns.finish()
-
-    series = turns.statistics.of("http")
-    assert lost == []
-    assert (series.planned, series.in_flight_max, series.backlog_max) == (0, 3, 0)
 
 
 def test_all_that_was_due_is_answered_and_counts_from_when_it_was_due(callers):
@@ -108,17 +93,6 @@ def test_a_rate_that_no_clock_can_keep_is_refused(rate):
         TurnScheduler("open", random.Random(1)).schedule(rate, "poisson", {"http": 1})
 
 
-def test_protocols_have_turns_by_their_callers(monkeypatch):
-    monkeypatch.setattr(turn_scheduler, "DRAIN_S", 0.05)
-    turns = TurnScheduler("open", random.Random(1))
-    turns.schedule(5_000.0, "poisson", {"http": 3, "grpc": 1})
-
-    gevent.sleep(0.2)
-    lost = Counter(protocol for protocol, _ in turns.finish())
-
-    assert lost["http"] / lost.total() == pytest.approx(0.75, abs=0.1)
-
-
 class Clock:
     """A clock that only `wait` advances."""
 
@@ -156,14 +130,6 @@ def test_what_was_due_before_the_end_is_sent_even_late():
     dispatch([1.0, 2.0, 3.0, 4.0], 100.0, clock, clock.wait, send, lambda: 103.5)
 
     assert sent == [101.0, 102.0, 103.0]
-
-
-def test_the_end_is_noticed_while_waiting():
-    clock, sent, ends = Clock(), [], iter([float("inf"), 100.5, 100.5])
-
-    dispatch([1.0], 100.0, clock, lambda seconds: clock.wait(0.5), sent.append, lambda: next(ends))
-
-    assert sent == []
 
 
 def test_poisson_intervals_have_mean_and_deviation_of_their_rate():
