@@ -67,16 +67,11 @@ def test_version_is_that_of_the_distribution():
 def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status):
     own = tmp_path / "own"
     assert run("init", str(own)).exit_code == 0
-    environment = {
-        "NEREID_REPOSITORY": str(own),
-        "XDG_RUNTIME_DIR": str(tmp_path),
-        "XDG_CONFIG_HOME": str(tmp_path),
-    }
-
+    folders = dict.fromkeys(("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"), str(tmp_path))
     (tmp_path / "broken.json").write_text("not JSON")
     places = {"empty": tmp_path / "keys.json", "broken": tmp_path / "broken.json"}
 
-    done = run(*words.format(**places).split(), **environment)
+    done = run(*words.format(**places).split(), NEREID_REPOSITORY=str(own), **folders)
 
     lines = done.stderr.splitlines()
     assert done.exit_code == status, done.stderr

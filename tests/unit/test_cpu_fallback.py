@@ -267,15 +267,9 @@ def test_next_version_is_like_the_serving_variant(published, tmp_path):
 
 def test_rollout_counts_no_answers_of_fallbacks():
     """Only variants that chance or a key chose are compared; a failed first attempt is the candidate's."""
-    lines = [
-        ("new", "unavailable", "weight", 1),
-        ("old", "ok", "retry", 1),
-        ("old", "ok", "breaker", 9),
-        ("new", "ok", "breaker", 9),
-        ("spare", "ok", "retry", 9),
-        ("answer", "ok", "answer", 9),
-        ("old", "ok", "weight", 5),
-    ]
+    lines = [("new", "unavailable", "weight", 1), ("old", "ok", "retry", 1), ("old", "ok", "weight", 5)]
+    lines += [(name, "ok", "breaker", 9) for name in ("old", "new")]
+    lines += [("spare", "ok", "retry", 9), ("answer", "ok", "answer", 9)]
     page = "\n".join(
         f'nereid_route_requests_total{{route="r",variant="{name}",version="1",outcome="{outcome}",'
         f'reason="{reason}"}} {count}'

@@ -30,10 +30,3 @@ def test_error_survives_as_text(kind, words):
 )
 def test_class_follows_from_the_text(text, expected):
     assert type(errors.from_message(text)) is expected
-
-
-def test_any_exception_becomes_a_serving_error():
-    ours = errors.InvalidImage("b")
-
-    assert errors.from_exception(ours) is ours
-    assert str(errors.from_exception(KeyError("x"))) == "inference failed: KeyError: 'x'"

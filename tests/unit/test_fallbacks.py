@@ -20,6 +20,7 @@ from nereid.serving_errors import (
     Overloaded,
     Unavailable,
 )
+from tests.routes import document, variant
 from tests.tables import cases
 from tests.unit.test_router import (
     CAT,
@@ -57,19 +58,18 @@ def answering(route=ROUTE) -> World:
     return world
 
 
+def counted(world: World, family: str, *names: str) -> dict[tuple[str, ...], float]:
+    """Return the counts of a metric by the values of some labels."""
+    found = {labels: n for (name, labels), n in world.counts.items() if name == family}
+    return {tuple(dict(labels)[name] for name in names): n for labels, n in found.items()}
+
+
 def fallbacks(world: World) -> dict[tuple[str, ...], float]:
-    """Return the counted fallbacks: by chosen variant, responding variant and reason."""
-    found = {labels: n for (family, labels), n in world.counts.items() if family == "fallbacks_total"}
-    return {tuple(dict(labels)[name] for name in ("from", "to", "reason")): n for labels, n in found.items()}
+    return counted(world, "fallbacks_total", "from", "to", "reason")
 
 
 def attempts(world: World) -> dict[tuple[str, ...], float]:
-    """Return the counted attempts: by variant, outcome and reason."""
-    found = {labels: n for (family, labels), n in world.counts.items() if family == "requests_total"}
-    return {
-        tuple(dict(labels)[name] for name in ("variant", "outcome", "reason")): n
-        for labels, n in found.items()
-    }
+    return counted(world, "requests_total", "variant", "outcome", "reason")
 
 
 def test_variants_are_tried_in_order():
@@ -284,15 +284,9 @@ def test_answer_is_the_last_rung():
     },
 )
 def test_wrong_fallbacks_are_refused(changes, message):
-    document = {
-        "variants": [
-            {"name": f"v{n}", "model": f"m{n}", "version": 1, "weight": 1 if n == 1 else 0} for n in (1, 2, 3)
-        ],
-        "default": "v1",
-        "salts": {"variants": "a", "shadows": "b"},
-    }
+    content = document(variant("v1", "m1", 1), variant("v2", "m2"), variant("v3", "m3"))
     with pytest.raises(InvalidConfig) as caught:
-        parse_route(json.dumps(document | changes).encode())
+        parse_route(json.dumps(content | changes).encode())
     assert message in str(caught.value)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from nereid.errors import OperationFailed
-from nereid.publish import pinned
 from nereid.repository import check
 from nereid.repository import layout as repository
 from nereid.repository.pbtxt import parse
@@ -109,20 +108,6 @@ def test_profile_of_a_user_is_not_replaced(models):
 
     with pytest.raises(OperationFailed, match="was not written by nereid tune; fix: rename that file"):
         tunable(models, "classify_v1", "cpu")
-
-
-def test_version_published_later_can_be_tuned(models):
-    tune(models, "classify_v1", instances=3)
-    (pin,) = (
-        each for each in repository.pins(models, repository.configs(models)) if each.model == "classify_v1"
-    )
-    pinned.write_like(models / "classify_v1", pin, 2, models / "classify_v3")
-
-    done = tune(models, "classify_v3", "tuned", instances=1)
-
-    assert done == ["classify_v3"]
-    assert repository.configs(models, "tuned")["classify_v3"]["instance_group"][0]["count"] == 1
-    assert overwritten(models, tunable(models, "classify_v1", "cpu")) == ["classify_v3"]
 
 
 def test_copies_of_another_profile_do_not_stay(models):

@@ -25,15 +25,8 @@ from tests.routes import document, replace, store_adding, store_router, variant
 from tests.tables import cases
 
 ROUTE, REQUESTS, LOOKS = "r", 400, 400
-QUICK = {
-    "candidate": "new",
-    "steps": [10, 50, 100],
-    "hold_s": 5,
-    "min_requests": 50,
-    "max_error_increase": 0.05,
-    "max_slow_increase": 0.9,
-    "slo_ms": 32,
-}
+QUICK = {"candidate": "new", "steps": [10, 50, 100], "hold_s": 5, "min_requests": 50, "slo_ms": 32}
+QUICK |= {"max_error_increase": 0.05, "max_slow_increase": 0.9}
 
 
 @dataclass

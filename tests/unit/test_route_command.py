@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf, log
@@ -90,9 +90,8 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_show_prints_the_whole_route(nereid, repository):
     rules = {"x-route-tenant": ["acme", "[red]zoo"]}
     shadow = {"name": "dark", "model": "second", "version": 3, "percent": 2.5}
-    text = json.dumps(
-        ROUTE | {"variants": [V1, V2 | {"headers": rules}], "shadows": [shadow], "generation": 7}
-    )
+    variants = [V1, V2 | {"headers": rules}]
+    text = json.dumps(ROUTE | {"variants": variants, "shadows": [shadow], "generation": 7})
     path = repository / FILE
     path.write_text(text)
 
@@ -112,17 +111,8 @@ def test_show_prints_the_whole_route(nereid, repository):
         "breakers": {},
         "document": json.loads(text),
     }
-    words = [
-        "v1",
-        "90 %",
-        "x-route-tenant: acme, [red]zoo",
-        "dark",
-        "2.5 %",
-        "10,000 ms",
-        "default v1",
-        summed,
-    ]
-    assert [word for word in words if word not in shown] == []
+    words = ["v1", "90 %", "x-route-tenant: acme, [red]zoo", "dark", "2.5 %", "10,000 ms", "default v1"]
+    assert [word for word in (*words, summed) if word not in shown] == []
 
 
 def test_weights_are_set_and_recorded(nereid, repository):
@@ -377,10 +367,8 @@ def test_route_is_the_only_one_or_named(repository, tmp_path):
 
 
 def test_diff_prints_fields_and_moved_keys(nereid, repository):
-    new = ROUTE | {
-        "variants": [V2 | {"weight": 20}, V1 | {"weight": 80, "deadline_ms": 5}],
-        "max_in_flight": 3,
-    }
+    variants = [V2 | {"weight": 20}, V1 | {"weight": 80, "deadline_ms": 5}]
+    new = ROUTE | {"variants": variants, "max_in_flight": 3}
 
     shown = nereid("diff", "--file", "-", stdin=json.dumps(new)).stdout
 
@@ -495,14 +483,9 @@ def test_percent_has_no_idle_digits():
 
 def test_concurrent_writers_lose_nothing(nereid, repository):
     target = find_route(repository)
-    threads = [
-        threading.Thread(target=change, args=(target, reweighted({"v1": number}), None, True))
-        for number in range(1, 9)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(1, 9):
+            pool.submit(change, target, reweighted({"v1": number}), None, is_offline=True)
 
     recorded = json.loads(nereid("history", "--json").stdout)
     assert [entry["generation"] for entry in recorded] == [8, 7, 6, 5, 4, 3, 2, 1, 0]

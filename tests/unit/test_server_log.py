@@ -39,10 +39,8 @@ def read(*lines: str) -> tuple[ServerLog, list[str]]:
 def test_cuda_noise_is_folded_into_one_line():
     _, shown = read(NOISE[0], LOADING, *NOISE[1:])
 
-    assert shown == [
-        "no GPU: serving on the CPU (Triton's CUDA, NVML and DCGM warnings are left out)",
-        LOADING,
-    ]
+    note = "no GPU: serving on the CPU (Triton's CUDA, NVML and DCGM warnings are left out)"
+    assert shown == [note, LOADING]
 
 
 def test_reason_names_the_field_of_a_broken_config():

@@ -27,10 +27,8 @@ def test_without_a_server_the_models_are_shown_and_the_command_fails(tmp_path):
     shown = CliRunner().invoke(app, words, env=environment)
     document = json.loads(CliRunner().invoke(app, [*words, "--json"], env=environment).stdout)
 
-    assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (
-        1,
-        f"error: no server of '{REPOSITORY}' runs; fix: nereid serve",
-    )
+    error = f"error: no server of '{REPOSITORY}' runs; fix: nereid serve"
+    assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (1, error)
     assert "1, 2 not served" in shown.stdout
     assert (document["server"], document["gateways"]) == (None, [])
     assert {each["name"]: each["kind"] for each in document["models"]} == {
