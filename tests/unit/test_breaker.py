@@ -62,6 +62,16 @@ def test_slow_traffic_is_judged_by_its_last_requests():
     assert breaker.state is State.OPEN
 
 
+def test_trip_opens_immediately_and_a_second_one_does_not_extend_the_wait():
+    breaker = Breaker(SETTINGS)
+    feed(breaker, [GOOD] * 100)
+
+    breaker.trip(2.0)
+    breaker.trip(6.0)
+
+    assert [breaker.allows(at) for at in (2.1, 6.9, 7.0)] == [False, False, True]
+
+
 def test_only_a_verdict_on_the_trial_decides():
     """Requests from before the trial end during it."""
     breaker = opened()

@@ -289,6 +289,7 @@ def test_late_variant_is_not_awaited(timeout_s):
     """At the deadline the client gets an error; a later response is counted, not sent, and frees no slot."""
     world = World(replace(ROUTE, max_in_flight=1))
     request, finish = hang_v2(world, timeout_s=timeout_s)
+    assert request.timeouts == [pytest.approx(timeout_s or 1.0)]
     world.router.expire()
     assert (request.answers, request.errors) == ([], [])
 
