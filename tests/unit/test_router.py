@@ -674,6 +674,21 @@ def test_hung_shadow_is_given_up():
     assert world.log[0] == "shadow 'dark' failed: deadline exceeded: no response in 10000 ms"
 
 
+def test_late_shadow_has_failed():
+    """A response after the deadline is not compared, even before `expire` runs."""
+    world = World(WITH_SHADOW)
+
+    def late() -> np.ndarray:
+        world.now += 10.0
+        return CAT
+
+    world.models["m3"] = late
+    world.send(KEY_V1)
+
+    assert world.count("shadow_requests_total", outcome="failed") == 1
+    assert world.count("shadow_requests_total") == 1
+
+
 def test_response_that_cannot_be_built_is_an_error(world):
     request = Request(world, {})
     request.respond = lambda *given: 1 / 0

@@ -132,6 +132,14 @@ def test_what_was_due_before_the_end_is_sent_even_late():
     assert sent == [101.0, 102.0, 103.0]
 
 
+def test_the_end_is_noticed_while_waiting():
+    clock, sent, ends = Clock(), [], iter([float("inf"), 100.5, 100.5])
+
+    dispatch([1.0], 100.0, clock, lambda seconds: clock.wait(0.5), sent.append, lambda: next(ends))
+
+    assert sent == []
+
+
 def test_poisson_intervals_have_mean_and_deviation_of_their_rate():
     """Intervals of a Poisson process are exponential: the standard deviation equals the mean."""
     times = list(islice(arrival_offsets(50.0, "poisson", random.Random(1)), 20_000))
