@@ -106,14 +106,6 @@ def test_loaded_model_counts_from_zero(idle):
     assert idle.answered == {"a"}
 
 
-def test_unanswered_probe_does_not_keep_others_waiting(idle):
-    probed = set()
-    for _ in range(8):
-        probed |= idle.look()
-
-    assert probed == {"a", "b", "c"}
-
-
 def test_end_of_a_probe_of_an_unloaded_model_is_ignored(idle):
     idle.probe("a", is_success=False)
     del idle.counts["a"]

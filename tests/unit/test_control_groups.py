@@ -4,13 +4,12 @@ import os
 from math import inf
 from pathlib import Path
 
-import pytest
-
 from nereid.control_groups import ControlGroups
 from nereid.processes import MemoryKills, available_bytes, available_cores
 from tests.tables import cases
 
 MEMINFO = "MemTotal: 9000 kB\nMemAvailable:    1000 kB\n"
+LIMIT_1, USED_1 = "memory/a/memory.limit_in_bytes", "memory/a/memory.usage_in_bytes"
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -23,10 +22,13 @@ def groups(folder: Path, membership: str, files: dict[str, str]) -> ControlGroup
     return ControlGroups(folder / "groups", folder / "membership")
 
 
+def version_1(quota: str) -> dict[str, str]:
+    return {"cpu/a/cpu.cfs_quota_us": f"{quota}\n", "cpu/a/cpu.cfs_period_us": "100000\n"}
+
+
 @cases(
     ("content", "expected"),
     {
-        "one core": ("100000 100000\n", 1),
         "half a core": ("50000 100000\n", 1),
         "a core and a half": ("150000 100000\n", 2),
         "more than there are": ("9900000 100000\n", CORES),
@@ -44,16 +46,8 @@ def test_quota_limits_the_cores(tmp_path, content, expected):
         "group around it": ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "70000 100000"}, 0.7),
         "another's group": ("0::/a/b\n", {"c/cpu.max": "50000 100000"}, inf),
         "name outside the container": ("0::/a/b\n", {"cpu.max": "50000 100000"}, 0.5),
-        "version 1": (
-            "1:cpu,cpuacct:/a\n",
-            {"cpu/a/cpu.cfs_quota_us": "200000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
-            2.0,
-        ),
-        "version 1 without a quota": (
-            "1:cpu:/a\n",
-            {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
-            inf,
-        ),
+        "version 1": ("1:cpu,cpuacct:/a\n", version_1("200000"), 2.0),
+        "version 1 without a quota": ("1:cpu:/a\n", version_1("-1"), inf),
         "no control groups": ("", {}, inf),
     },
 )
@@ -67,16 +61,8 @@ def test_quota_of_each_enclosing_group_counts(tmp_path, membership, files, expec
         "version 2": ("0::/a\n", {"a/memory.max": "5000", "a/memory.current": "1000"}, 4000),
         "more used than allowed": ("0::/a\n", {"a/memory.max": "5000", "a/memory.current": "6000"}, 0),
         "without a limit": ("0::/a\n", {"a/memory.max": "max", "a/memory.current": "1000"}, 1_024_000),
-        "version 1": (
-            "4:memory:/a\n",
-            {"memory/a/memory.limit_in_bytes": "5000", "memory/a/memory.usage_in_bytes": "4000"},
-            1000,
-        ),
-        "version 1 without a limit": (
-            "4:memory:/a\n",
-            {"memory/a/memory.limit_in_bytes": "9223372036854771712", "memory/a/memory.usage_in_bytes": "1"},
-            1_024_000,
-        ),
+        "version 1": ("4:memory:/a\n", {LIMIT_1: "5000", USED_1: "4000"}, 1000),
+        "version 1 without a limit": ("4:memory:/a\n", {LIMIT_1: str(2**63 - 4096), USED_1: "1"}, 1_024_000),
     },
 )
 def test_memory_is_what_the_groups_leave(tmp_path, membership, files, left):
@@ -85,21 +71,25 @@ def test_memory_is_what_the_groups_leave(tmp_path, membership, files, left):
     assert available_bytes(tmp_path / "meminfo", groups(tmp_path, membership, files)) == left
 
 
-@pytest.mark.parametrize(
-    ("membership", "name", "text"),
-    [
-        ("0::/a\n", "a/memory.events", "low 0\nmax 9\noom 1\noom_kill {}\noom_group_kill 0\n"),
-        ("4:memory:/a\n", "memory/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"),
-    ],
-    ids=["version 2", "version 1"],
+@cases(
+    ("membership", "limits", "name", "text"),
+    {
+        "version 2": (
+            "0::/a\n",
+            {"a/memory.max": "350000000", "a/memory.current": "1"},
+            "a/memory.events",
+            "low 0\nmax 9\noom 1\noom_kill {}\noom_group_kill 0\n",
+        ),
+        "version 1": (
+            "4:memory:/a\n",
+            {LIMIT_1: "350000000", USED_1: "1"},
+            "memory/a/memory.oom_control",
+            "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n",
+        ),
+    },
 )
-def test_kills_for_lack_of_memory_are_described(tmp_path, membership, name, text):
-    folder = Path(name).parent
-    limits = {f"{folder}/memory.max": "350000000", f"{folder}/memory.current": "1"}
-    if "oom_control" in name:
-        limits = {f"{folder}/memory.limit_in_bytes": "350000000", f"{folder}/memory.usage_in_bytes": "1"}
-    own = groups(tmp_path, membership, {name: text.format(3)} | limits)
-    kills = MemoryKills(own)
+def test_kills_for_lack_of_memory_are_described(tmp_path, membership, limits, name, text):
+    kills = MemoryKills(groups(tmp_path, membership, {name: text.format(3)} | limits))
 
     assert kills.new() == ""
     groups(tmp_path, membership, {name: text.format(5)})

@@ -13,6 +13,7 @@ from nereid.server import run_dir
 from nereid.server.installation import INSTALL
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
+from tests.tables import cases
 
 
 @pytest.mark.parametrize("is_ours", [True, False], ids=["this repository", "another"])
@@ -47,15 +48,14 @@ def test_missing_part_is_a_failure_with_its_fix(tmp_path, monkeypatch):
     assert found["Triton"] == Finding("Triton", "fail", "nvidia-pytriton is not installed", INSTALL)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("files", "waiting", "fix"),
-    [
-        (8192, 1024, ""),
-        (-1, 4096, ""),
-        (1024, 4096, "ulimit -n 8192, or LimitNOFILE of the service"),
-        (20_000, 128, "sysctl net.core.somaxconn=1024"),
-    ],
-    ids=["enough", "unlimited", "few files", "short queue"],
+    {
+        "enough": (8192, 1024, ""),
+        "unlimited": (-1, 4096, ""),
+        "few files": (1024, 4096, "ulimit -n 8192, or LimitNOFILE of the service"),
+        "short queue": (20_000, 128, "sysctl net.core.somaxconn=1024"),
+    },
 )
 def test_limits_of_connections_are_checked(tmp_path, monkeypatch, files, waiting, fix):
     """Thousands of connections need open files, and a queue for those that are not accepted yet."""

@@ -48,11 +48,6 @@ def body(health: Health, path: str) -> tuple[int, dict]:
     return int(status), json.loads(text)
 
 
-def test_ready_when_every_model_has_responded(health):
-    assert body(health, "/readyz") == (200, {"ready": True})
-    assert body(health, "/livez") == (200, {"live": True})
-
-
 def test_page_agrees_with_its_status(clock):
     times = iter([0.0, 0.0, 0.0, pages.ALIVE_S - 1, pages.ALIVE_S + 1])
     health = Health(lambda: next(times), lambda: 1.5e9)
@@ -72,17 +67,9 @@ PROCESS = {"eyes": "the process of 'eyes_0_0' is dead"}
     ("fail", "reasons", "recover"),
     {
         "probe": (fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.probed("eyes", None, 1000.0)),
-        "unloaded": (
-            fail_probe,
-            {"models": {"eyes": DEAD}},
-            lambda health: health.round_started(None, ["route"]),
-        ),
-        "process": (
-            lambda health: health.observed(PROCESS),
-            {"models": PROCESS},
-            lambda health: health.observed({}),
-        ),
-        "server without image models": (
+        "unloaded": (fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.round_started(None, [])),
+        "process": (lambda it: it.observed(PROCESS), {"models": PROCESS}, lambda it: it.observed({})),
+        "server": (
             lambda health: health.round_started("400", []),
             {"server": "400"},
             lambda health: health.round_started(None, []),
@@ -141,10 +128,7 @@ def test_metrics_count_repairs_and_restarts(health):
 
     page = health.metrics()
 
-    assert page.splitlines()[:4] == [
-        "# HELP nereid_supervisor_repairs_total Loads of a model whose stub was found dead, "
-        "or whose device failed.",
-        "# TYPE nereid_supervisor_repairs_total counter",
+    assert page.splitlines()[2:4] == [
         r'nereid_supervisor_repairs_total{model="a\"b\\",cause="probe"} 1',
         'nereid_supervisor_repairs_total{model="eyes",cause="pid"} 1',
     ]
@@ -160,16 +144,11 @@ def test_metrics_have_the_present_instances(health):
     health.instances_changed("eyes", "up", is_refused=False)
     health.instances_changed("eyes", "down", is_refused=True)
 
-    samples = [
-        (each.name.removeprefix("nereid_supervisor_instance"), each.labels, each.value)
-        for each in metrics_page.parse(health.metrics())
-        if each.name.startswith("nereid_supervisor_instance")
-    ]
-    assert samples == [
-        ("s", {"model": "eyes"}, 3),
-        ("_changes_total", {"model": "eyes", "direction": "up"}, 1),
-        ("_change_failures_total", {"model": "eyes"}, 1),
-    ]
+    page = health.metrics()
+    assert 'nereid_supervisor_instances{model="eyes"} 3\n' in page
+    assert 'nereid_supervisor_instance_changes_total{model="eyes",direction="up"} 1\n' in page
+    assert 'nereid_supervisor_instance_change_failures_total{model="eyes"} 1\n' in page
+    assert 'direction="down"' not in page
     health.enter(pages.RESTARTING)
     assert "nereid_supervisor_instances{" not in health.metrics()
 
@@ -183,17 +162,14 @@ def test_every_metric_exists_from_the_start():
     assert "nereid_supervisor_ready 0\n" in page
 
 
-@pytest.mark.parametrize(
+@cases(
     ("method", "path", "status"),
-    [
-        ("GET", "/livez", 200),
-        ("GET", "/readyz?verbose", 200),
-        ("GET", "/metrics", 200),
-        ("GET", "/", 404),
-        ("POST", "/readyz", 405),
-        ("HEAD", "/livez", 405),
-        ("DELETE", "/nothing", 405),
-    ],
+    {
+        "page": ("GET", "/readyz?verbose", 200),
+        "unknown": ("GET", "/", 404),
+        "POST": ("POST", "/readyz", 405),
+        "HEAD": ("HEAD", "/livez", 405),
+    },
 )
 def test_health_port_responds(health, method, path, status):
     with pages.serve(partial(pages.page, health), "127.0.0.1", 0, "health") as port:
@@ -207,13 +183,12 @@ def test_health_port_responds(health, method, path, status):
 
 
 def test_taken_port_is_an_error(health):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+        message = f"health port {port} .* cannot be used: .*--health-port"
 
         with (
-            pytest.raises(ServerError, match=f"health port {port} .* cannot be used: .*--health-port"),
+            pytest.raises(ServerError, match=message),
             pages.serve(partial(pages.page, health), "127.0.0.1", port, "health"),
         ):
             pass

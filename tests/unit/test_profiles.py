@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from nereid.errors import OperationFailed
-from nereid.publish import pinned
 from nereid.repository import check
 from nereid.repository import layout as repository
 from nereid.repository.pbtxt import parse
 from nereid.tune.profiles import MARK, overwritten, tunable, value_of, with_settings, write
 from nereid.tune.trial import copy_repository
 from tests.conftest import ROOT
+from tests.tables import cases
 
 ABOUT = ["2026-11-22 10:00 UTC, a processor, 2 cores.", "+10 %."]
 
@@ -24,13 +24,16 @@ def models(tmp_path):
     return copy_repository(ROOT / "model_repository", tmp_path / "models")
 
 
+def tune(models: Path, name: str, base: str = "cpu", command: str = "nereid tune", **settings) -> list[str]:
+    """Write the profile as after a search with this base; returns the changed models."""
+    return write(models, tunable(models, name, base), settings, command, ABOUT)
+
+
 def test_every_model_of_the_base_is_in_the_profile(models):
     before = (models / "classify_v2" / "config.pbtxt").stat().st_mtime_ns
     os.utime(models / "classify_v2" / "config.pbtxt", ns=(before - 10, before - 10))
 
-    done = write(
-        models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune classify_v1", ABOUT
-    )
+    done = tune(models, "classify_v1", command="nereid tune classify_v1", instances=3)
 
     assert done == ["classify_v1", "classify_v2"]
     lines = (models / "classify_v1" / "configs" / "tuned.pbtxt").read_text().splitlines()
@@ -44,7 +47,7 @@ def test_every_model_of_the_base_is_in_the_profile(models):
 
 
 def test_checked_repository_with_the_profile_is_fine(models):
-    write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune", ABOUT)
+    tune(models, "classify_v1", instances=3)
 
     findings = check.check(models)
 
@@ -54,9 +57,9 @@ def test_checked_repository_with_the_profile_is_fine(models):
 
 
 def test_tuning_continues_from_the_profile(models):
-    write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
+    tune(models, "classify_v1", command="nereid tune a", instances=3)
 
-    done = write(models, tunable(models, "classify_v2", "tuned"), {"instances": 1}, "nereid tune b", ABOUT)
+    done = tune(models, "classify_v2", "tuned", command="nereid tune b", instances=1)
 
     assert done == ["classify_v2"]
     served = repository.configs(models, "tuned")
@@ -66,21 +69,21 @@ def test_tuning_continues_from_the_profile(models):
     assert (text.count(MARK), text.startswith("# Written by `nereid tune b`.\n")) == (1, True)
 
 
-@pytest.mark.parametrize("after_head", ["\n\n", "\n"], ids=["as-written", "blank-line-deleted"])
+@cases("after_head", {"as written": "\n\n", "blank line deleted": "\n"})
 def test_only_the_header_is_replaced(models, after_head):
     tuned = models / "classify_v1" / "configs" / "tuned.pbtxt"
-    write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
+    tune(models, "classify_v1", command="nereid tune a", instances=3)
     before = parse(tuned.read_text())
     tuned.write_text(tuned.read_text().replace("\n\n", after_head, 1))
 
-    write(models, tunable(models, "classify_v1", "tuned"), {}, "nereid tune b", ABOUT)
+    tune(models, "classify_v1", "tuned", command="nereid tune b")
 
     assert parse(tuned.read_text()) == before
     assert tuned.read_text().count(MARK) == 1
 
 
 def test_replaced_settings_are_reported(models):
-    write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune a", ABOUT)
+    tune(models, "classify_v1", command="nereid tune a", instances=3)
 
     assert overwritten(models, tunable(models, "classify_v2", "cpu")) == ["classify_v1"]
     assert overwritten(models, tunable(models, "classify_v1", "cpu")) == []
@@ -107,24 +110,10 @@ def test_profile_of_a_user_is_not_replaced(models):
         tunable(models, "classify_v1", "cpu")
 
 
-def test_version_published_later_can_be_tuned(models):
-    write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune", ABOUT)
-    (pin,) = (
-        each for each in repository.pins(models, repository.configs(models)) if each.model == "classify_v1"
-    )
-    pinned.write_like(models / "classify_v1", pin, 2, models / "classify_v3")
-
-    done = write(models, tunable(models, "classify_v3", "tuned"), {"instances": 1}, "nereid tune", ABOUT)
-
-    assert done == ["classify_v3"]
-    assert repository.configs(models, "tuned")["classify_v3"]["instance_group"][0]["count"] == 1
-    assert overwritten(models, tunable(models, "classify_v1", "cpu")) == ["classify_v3"]
-
-
 def test_copies_of_another_profile_do_not_stay(models):
-    write(models, tunable(models, "efficientnet_lite0", "gpu"), {"instances": 2}, "nereid tune", ABOUT)
+    tune(models, "efficientnet_lite0", "gpu", instances=2)
 
-    write(models, tunable(models, "classify_v1", "cpu"), {"instances": 3}, "nereid tune", ABOUT)
+    tune(models, "classify_v1", instances=3)
 
     assert not (models / "imagenet_preprocess" / "configs" / "tuned.pbtxt").exists()
     assert (models / "efficientnet_lite0" / "configs" / "tuned.pbtxt").exists()
@@ -147,18 +136,6 @@ def test_failed_write_leaves_no_file(models, monkeypatch):
     assert not [*models.rglob("tuned.pbtxt"), *models.rglob(".tuned.pbtxt")]
 
 
-def test_links_of_the_copy_have_the_same_targets(tmp_path):
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "model.onnx").write_bytes(b"weights")
-    folder = tmp_path / "models" / "net" / "1"
-    folder.mkdir(parents=True)
-    (folder / "model.onnx").symlink_to("../../../store/model.onnx")
-
-    copy = copy_repository(tmp_path / "models", tmp_path / "else" / "where" / "copy")
-
-    assert (copy / "net" / "1" / "model.onnx").read_bytes() == b"weights"
-
-
 def test_changed_config_is_not_overwritten(models):
     """A config that changed during the search has not been measured."""
     found = tunable(models, "classify_v1", "cpu")
@@ -170,22 +147,24 @@ def test_changed_config_is_not_overwritten(models):
     assert not list(models.rglob("tuned.pbtxt"))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "settings"),
-    [
-        ("", {"instances": 3}),
-        ("instance_group { count: 2 kind: KIND_GPU }", {"instances": 1}),
-        ("max_batch_size: 8", {"max_batch_size": 16}),
-        ("dynamic_batching {}", {"preferred_batch_size": 4, "max_queue_delay_microseconds": 500}),
-        (
+    {
+        "no group": ("", {"instances": 3}),
+        "GPU": ("instance_group { count: 2 kind: KIND_GPU }", {"instances": 1}),
+        "rows": ("max_batch_size: 8", {"max_batch_size": 16}),
+        "batcher": ("dynamic_batching {}", {"preferred_batch_size": 4, "max_queue_delay_microseconds": 500}),
+        "no preference": (
             "dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 9 }",
             {"preferred_batch_size": 0, "max_queue_delay_microseconds": 0},
         ),
-        ("", {"preferred_batch_size": 0}),
-        ("", {"intra_op_thread_count": 2, "nereid.run_batch_size": 4}),
-        ('parameters { key: "decode_threads" value { string_value: "2" } }', {"decode_threads": 0}),
-    ],
-    ids=["no-group", "gpu", "rows", "batcher", "no-preference", "new-batcher", "parameters", "taken-away"],
+        "new batcher": ("", {"preferred_batch_size": 0}),
+        "parameters": ("", {"intra_op_thread_count": 2, "nereid.run_batch_size": 4}),
+        "taken away": (
+            'parameters { key: "decode_threads" value { string_value: "2" } }',
+            {"decode_threads": 0},
+        ),
+    },
 )
 def test_setting_is_read_as_it_was_written(text, settings):
     config = parse(with_settings(text, settings))
@@ -196,17 +175,21 @@ def test_setting_is_read_as_it_was_written(text, settings):
 
 
 def test_copy_does_not_change_the_repository(tmp_path):
-    source = tmp_path / "models"
-    (source / "net" / "1").mkdir(parents=True)
+    source, store = tmp_path / "models", tmp_path / "store"
+    for folder in (source / "net" / "1", source / "linked" / "1", store):
+        folder.mkdir(parents=True)
     (source / "net" / "config.pbtxt").write_text("before")
     (source / "r.route.json").write_text(json.dumps({}))
-    (source / "net" / "1" / "model.onnx").write_bytes(b"weights")
+    for weights in (source / "net" / "1" / "model.onnx", store / "model.onnx"):
+        weights.write_bytes(b"weights")
+    (source / "linked" / "1" / "model.onnx").symlink_to("../../../store/model.onnx")
 
-    copy = copy_repository(source, tmp_path / "copy")
+    copy = copy_repository(source, tmp_path / "else" / "where" / "copy")
     (copy / "net" / "config.pbtxt").write_text("after")
 
     assert (source / "net" / "config.pbtxt").read_text() == "before"
     assert (copy / "net" / "1" / "model.onnx").samefile(source / "net" / "1" / "model.onnx")
+    assert (copy / "linked" / "1" / "model.onnx").samefile(store / "model.onnx")
     assert not (copy / "r.route.json").samefile(source / "r.route.json")
     shutil.rmtree(copy)
     assert (source / "net" / "1" / "model.onnx").read_bytes() == b"weights"

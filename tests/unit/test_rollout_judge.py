@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats  # only here: the oracle of the rank test
 
-from nereid.rollout.evidence import SHARES, BlockEvidence, Evidence, Tally
+from nereid.rollout.evidence import BlockEvidence, Evidence, Tally
 from nereid.rollout.histograms import chance_of_slower, chance_of_split, median_ratio, quantile
 from nereid.rollout.judge import Look, Objective, Objectives, Outcome, Step, requests_needed
+from tests.tables import cases
 
 BOUNDS = (0.005, 0.01, 0.02, 0.05)
 
@@ -32,17 +33,6 @@ def test_capital_does_not_grow_on_average_at_the_edge_of_the_hypothesis(share, m
         assert expected <= 1 + 1e-9
 
 
-def test_capital_is_the_mean_of_the_bets():
-    """Ten bets on two requests, computed one by one in the ordinary way."""
-    evidence = Evidence(0.1, against_smaller=True)
-
-    evidence.add(Tally(1, 1), Tally(1, 0))
-
-    bets = [share / (0.1 + 2) for share in SHARES]
-    expected = np.mean([(1 - bet * 0.1 + 2 * bet) * (1 - bet * 0.1) for bet in bets])
-    assert math.exp(evidence.log_capital) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("margin", [0.0, 0.05, -0.1])
 @pytest.mark.parametrize("against_smaller", [True, False])
 def test_block_capital_does_not_grow_on_average(margin, against_smaller):
@@ -59,7 +49,6 @@ def test_block_capital_does_not_grow_on_average(margin, against_smaller):
 
 
 def test_candidate_without_control_is_compared_with_the_margin():
-    """At 100 % of the traffic, the hypothesis is about the candidate's own rate."""
     over, below = Evidence(0.1, against_smaller=True), Evidence(0.1, against_smaller=False)
 
     for evidence in (over, below):
@@ -97,13 +86,11 @@ def test_rank_test_is_that_of_scipy():
 
 
 def test_split_test_is_that_of_scipy():
-    """The chi-square test of two counts."""
     expected = stats.chisquare([130, 870], [100, 900]).pvalue
     assert chance_of_split(130, 1000, 0.1) == pytest.approx(expected)
 
 
 def test_quantiles_are_those_of_prometheus():
-    """Interpolated inside a bucket; above the last bound, that bound."""
     assert quantile(BOUNDS, [0, 10, 0, 0, 0], 0.5) == pytest.approx(0.0075)
     assert quantile(BOUNDS, [5, 5, 0, 0, 0], 0.9) == pytest.approx(0.009)
     assert quantile(BOUNDS, [0, 0, 0, 0, 4], 0.5) == 0.05
@@ -112,7 +99,6 @@ def test_quantiles_are_those_of_prometheus():
 
 
 def objectives(**changed) -> Objectives:
-    """Return objectives for errors only."""
     values = {
         "events": (Objective("error", limit=0.2, increase=0.01),),
         "max_latency_ratio": 1.2,
@@ -131,7 +117,6 @@ def look(candidate: Tally, control: Tally, ours: int = 1, theirs: int = 1) -> Lo
 
 
 def test_good_candidate_passes_when_the_step_is_over():
-    """Before that it continues: too few requests first, then no decision, then the time."""
     step, said = Step(objectives(), 0.5, BOUNDS), []
     for _ in range(200):
         step.add(look(Tally(50, 0), Tally(50, 0)))
@@ -145,21 +130,20 @@ def test_good_candidate_passes_when_the_step_is_over():
     assert step.verdict(is_over=True).outcome == Outcome.PASS
 
 
-CASES = {
-    "over the limit": (look(Tally(400, 160), Tally(400, 160)), Outcome.FAIL, "over the limit of 20.00%"),
-    "worse": (
-        look(Tally(3000, 300), Tally(3000, 30)),
-        Outcome.FAIL,
-        "error 10.00% of 3,000 against 1.00% of 3,000: worse than the control",
-    ),
-    "slower": (look(Tally(9000, 0), Tally(9000, 0), 2, 1), Outcome.FAIL, "is 2.00 times the control's"),
-    "broken split": (look(Tally(9000, 0), Tally(8000, 0)), Outcome.INCONCLUSIVE, "expected 50.0%"),
-}
-
-
-@pytest.mark.parametrize(("seen", "outcome", "words"), CASES.values(), ids=CASES)
+@cases(
+    ("seen", "outcome", "words"),
+    {
+        "over the limit": (look(Tally(400, 160), Tally(400, 160)), Outcome.FAIL, "over the limit of 20.00%"),
+        "worse": (
+            look(Tally(3000, 300), Tally(3000, 30)),
+            Outcome.FAIL,
+            "error 10.00% of 3,000 against 1.00% of 3,000: worse than the control",
+        ),
+        "slower": (look(Tally(9000, 0), Tally(9000, 0), 2, 1), Outcome.FAIL, "is 2.00 times the control's"),
+        "broken split": (look(Tally(9000, 0), Tally(8000, 0)), Outcome.INCONCLUSIVE, "expected 50.0%"),
+    },
+)
 def test_verdict_names_what_decided(seen, outcome, words):
-    """Each layer has its own outcome and reason."""
     step = Step(objectives(), 0.5, BOUNDS)
     step.add(seen)
 
@@ -171,7 +155,6 @@ def test_verdict_names_what_decided(seen, outcome, words):
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.25, 0.5])
 def test_needed_requests_are_enough_for_an_equal_candidate(share):
-    """With that many requests, most steps with equal rates have their evidence."""
     objective, rng = Objective("error", 0.2, 0.01), np.random.default_rng(5)
     total = requests_needed(objective, share, 0.002, 0.01)
     ours = round(total * share)

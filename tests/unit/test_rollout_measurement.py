@@ -28,15 +28,7 @@ def verdicts(
     step: float | str = 10,
     open_s: float = OPEN_S,
 ) -> list[tuple[Outcome, str]]:
-    """Return outcome and first reason of each look; the last breakers stay as they are.
-
-    Args:
-        looks: number of looks.
-        breakers: the states in each look.
-        requests: of the control, in each look.
-        step: the first step of the plan.
-        open_s: of the route's breakers.
-    """
+    """Return outcome and first reason of each look; the last breakers stay as they are."""
     made = plan.make_plan(candidate="new", steps=[*dict.fromkeys([step, 100])], hold_s=HOLD_S)
     state = State(1, made, Pair(CANDIDATE, CONTROL, "shadow"), 0.1, 0.01, datetime.now(UTC), "me")
     measured, found = Measurement(state, 0.0, open_s), []
@@ -50,7 +42,6 @@ def verdicts(
 
 
 def outcomes(*words, **options) -> set[Outcome]:
-    """Return the different outcomes of `verdicts`."""
     return {outcome for outcome, _ in verdicts(*words, **options)}
 
 
@@ -58,7 +49,6 @@ LOOKS_OF_HOLD = int(HOLD_S / LOOK_S)
 
 
 def test_breaker_that_opens_fails_the_step():
-    """It was closed in the step."""
     expected = Outcome.FAIL, "the breaker of 'new' has opened, 0 of 0 requests failed"
 
     assert verdicts(3, CLOSED, CLOSED, OPEN)[-1] == expected
@@ -90,7 +80,6 @@ def test_breaker_that_stays_open_decides_after_the_hold(states, last):
 
 
 def test_last_step_needs_no_control():
-    """All requests are the candidate's, and its breaker sends them elsewhere."""
     assert verdicts(LOOKS_OF_HOLD + 1, OPEN, step=100, requests=0)[-1] == (Outcome.FAIL, FAILED)
 
 
@@ -110,7 +99,6 @@ def test_breaker_without_requests_for_trials_decides_nothing():
 
 
 def test_breaker_that_opens_for_long_has_time_for_trials():
-    """The time follows the route's own setting."""
     looks = int(TRIALS * 2 * HOLD_S / LOOK_S)
 
     assert outcomes(looks, OPEN, open_s=2 * HOLD_S) == {Outcome.CONTINUE}

@@ -5,10 +5,10 @@ import json
 import os
 import shutil
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
-from math import log
+from math import inf, log
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig
 from tests.fake_server import killed_at
+from tests.tables import cases
 
 CONFIG = """backend: "ab_router"
 output { name: "scores" data_type: TYPE_FP32 dims: [ 2 ] }
@@ -37,6 +38,8 @@ V1 = {"name": "v1", "model": "first", "version": 1, "weight": 90}
 V2 = {"name": "v2", "model": "second", "version": 3, "weight": 10}
 ROUTE = {"variants": [V1, V2], "default": "v1", "salts": {"variants": "salt", "shadows": "pepper"}}
 WATCHDOG_S = 60
+FILE, HISTORY = "classify.route.json", "classify.route.history.jsonl"
+SET, SET_FILE = ["set", "v1=1", "--offline"], ["set", "--file", "-", "--offline"]
 
 
 @pytest.fixture
@@ -64,17 +67,14 @@ def nereid(repository, tmp_path):
 
 
 def last_line(text: str) -> str:
-    """Return the last line, which has the reason of a failure."""
     return text.splitlines()[-1]
 
 
 def document(repository: Path) -> dict:
-    """Return the route file's content."""
-    return json.loads((repository / "classify.route.json").read_text())
+    return json.loads((repository / FILE).read_text())
 
 
 def weights(repository: Path) -> list:
-    """Return the variants' weights in the route file."""
     return [variant["weight"] for variant in document(repository)["variants"]]
 
 
@@ -84,18 +84,15 @@ def notes(nereid) -> list[tuple]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Return all files below a folder."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_show_prints_the_whole_route(nereid, repository):
-    """JSON has the document and the values computed from it; tables have variants, shadows and rules."""
     rules = {"x-route-tenant": ["acme", "[red]zoo"]}
     shadow = {"name": "dark", "model": "second", "version": 3, "percent": 2.5}
-    text = json.dumps(
-        ROUTE | {"variants": [V1, V2 | {"headers": rules}], "shadows": [shadow], "generation": 7}
-    )
-    path = repository / "classify.route.json"
+    variants = [V1, V2 | {"headers": rules}]
+    text = json.dumps(ROUTE | {"variants": variants, "shadows": [shadow], "generation": 7})
+    path = repository / FILE
     path.write_text(text)
 
     output = json.loads(nereid("show", "--json").stdout)
@@ -114,21 +111,11 @@ def test_show_prints_the_whole_route(nereid, repository):
         "breakers": {},
         "document": json.loads(text),
     }
-    words = [
-        "v1",
-        "90 %",
-        "second",
-        "x-route-tenant: acme, [red]zoo",
-        "dark",
-        "2.5 %",
-        "10,000 ms",
-        "default v1",
-    ]
-    assert [word for word in [*words, summed, "no server runs"] if word not in shown] == []
+    words = ["v1", "90 %", "x-route-tenant: acme, [red]zoo", "dark", "2.5 %", "10,000 ms", "default v1"]
+    assert [word for word in (*words, summed) if word not in shown] == []
 
 
 def test_weights_are_set_and_recorded(nereid, repository):
-    """Other fields stay, the generation increases by one, and the history begins with the earlier route."""
     done = nereid("set", "v2=30", "v1=69.5", "--offline")
 
     assert done.stdout == ("classify: generation 1, v1 69.849 %, v2 30.151 %, written without a server\n")
@@ -141,7 +128,6 @@ def test_weights_are_set_and_recorded(nereid, repository):
 
 @pytest.mark.parametrize("source", ["file", "stdin"])
 def test_whole_route_is_set_with_any_generation(nereid, repository, tmp_path, source):
-    """A route from a file or stdin replaces all but the generation, which is the next number."""
     new = ROUTE | {"variants": [V2], "default": "v2", "generation": 99}
     (tmp_path / "new.json").write_text(json.dumps(new))
 
@@ -152,13 +138,8 @@ def test_whole_route_is_set_with_any_generation(nereid, repository, tmp_path, so
     assert notes(nereid)[0] == (1, "set from file")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["set", "v1=90"], ["set", "v1=90.0", "v2=1e1"], ["set", "--file", "-"], ["revert", "0"]],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", [["set", "v1=90.0", "v2=1e1"], ["set", "--file", "-"], ["revert", "0"]])
 def test_no_change_writes_nothing(nereid, repository, words):
-    """A route that is already there changes no file, also without a server."""
     before = files(repository)
 
     done = nereid(*words, stdin=json.dumps(ROUTE | {"generation": 5}))
@@ -167,33 +148,27 @@ def test_no_change_writes_nothing(nereid, repository, words):
     assert (done.exit_code, files(repository)) == (0, before)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "message"),
-    [
-        (["set"], "nothing to set: expected NAME=WEIGHT…, or a complete route with --file"),
-        (["set", "v1=1", "--file", "-"], "expected either NAME=WEIGHT… or --file, got both"),
-        (["diff", "v1=1", "--file", "-"], "expected either NAME=WEIGHT… or --file, got both"),
-        (["set", "v3=1"], "unknown variant 'v3': expected one of v1, v2"),
-        (["diff", "v3=1"], "unknown variant 'v3': expected one of v1, v2"),
-        *(
-            (["set", word], f"expected NAME=WEIGHT, such as v2=10, got '{word}'")
-            for word in ("v1", "=1", "v1=", "v1=many", "v1=nan", "v1=1e999", "v1=1_0")
-        ),
-        (["set", "v1=1", "v1=2"], "expected one weight for each variant, got two for 'v1'"),
-        (["set", "--file", "/nonexistent"], "cannot read '/nonexistent': No such file or directory"),
-        (["set", "--file", "/"], "cannot read '/': Is a directory"),
-        (["explain", "--header", "x-variant"], "expected --header NAME=VALUE, got 'x-variant'"),
-        (["show", "--model", "other"], "'{repository}' has no route 'other', it has: classify"),
-        (["show", "--model", "../x"], "'{repository}' has no route '../x', it has: classify"),
-        (
+    {
+        "nothing": (["set"], "nothing to set: expected NAME=WEIGHT…, or a complete route with --file"),
+        "both": (["diff", "v1=1", "--file", "-"], "expected either NAME=WEIGHT… or --file, got both"),
+        "variant": (["set", "v3=1"], "unknown variant 'v3': expected one of v1, v2"),
+        "no weight": (["set", "v1"], "expected NAME=WEIGHT, such as v2=10, got 'v1'"),
+        "no name": (["set", "=1"], "expected NAME=WEIGHT, such as v2=10, got '=1'"),
+        "not a number": (["set", "v1=nan"], "expected NAME=WEIGHT, such as v2=10, got 'v1=nan'"),
+        "Python's digits": (["set", "v1=1_0"], "expected NAME=WEIGHT, such as v2=10, got 'v1=1_0'"),
+        "twice": (["set", "v1=1", "v1=2"], "expected one weight for each variant, got two for 'v1'"),
+        "no file": (["set", "--file", "/none"], "cannot read '/none': No such file or directory"),
+        "header": (["explain", "--header", "x"], "expected --header NAME=VALUE, got 'x'"),
+        "model": (["show", "--model", "../x"], "'{repository}' has no route '../x', it has: classify"),
+        "repository": (
             ["show", "--repository", "/no"],
             "'/no' is not a folder; fix: name a model repository, or nereid init DIR",
         ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    },
 )
 def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
-    """Wrong usage is rejected in one line that names the valid values; nothing is written."""
     before = files(repository)
 
     done = nereid(*words, *(["--offline"] if words[0] == "set" else []), stdin=json.dumps(ROUTE))
@@ -202,50 +177,38 @@ def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
     assert files(repository) == before
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "stdin", "message"),
-    [
-        (["set", "v1=0", "v2=0", "--offline"], "", "one weight must be positive, got 0 for all"),
-        (["set", "v1=-5", "--offline"], "", "Expected `int` >= 0 - at `$.variants[0].weight`, got -5"),
-        (["set", "v1=1e10", "--offline"], "", "Expected `float` <= 1000000000.0"),
-        (["set", f"v1={10**200}", "--offline"], "", "Expected `int` <= 1000000000 - at"),
-        (["set", "--file", "-", "--offline"], "", "stdin: Input data was truncated"),
-        (["set", "--file", "-", "--offline"], "nonsense", "stdin: JSON is malformed"),
-        (["set", "--file", "-", "--offline"], b'{"default": "\xff"}', "stdin: JSON must be UTF-8"),
-        (["set", "--file", "-", "--offline"], '{"generation": -1, bad', "stdin: Expected `int` >= 0"),
-        (["set", "--file", "-", "--offline"], "[" * 100_000, "stdin: Expected `object`, got `array`"),
-        (
-            ["set", "--file", "-", "--offline"],
+    {
+        "all 0": (["set", "v1=0", "v2=0", "--offline"], "", "one weight must be positive, got 0 for all"),
+        "large": (["set", f"v1={10**200}", "--offline"], "", "Expected `int` <= 1000000000 - at"),
+        "empty": (SET_FILE, "", "stdin: Input data was truncated"),
+        "bytes": (SET_FILE, b'{"default": "\xff"}', "stdin: JSON must be UTF-8"),
+        "deep": (SET_FILE, "[" * 100_000, "stdin: Expected `object`, got `array`"),
+        "network": (
+            ["diff", "--file", "-"],
             json.dumps(ROUTE).replace('"second"', '"third"'),
             "model 'classify' names version 3 of 'third', which is not there",
         ),
-        (
-            ["diff", "--file", "-"],
-            json.dumps(ROUTE).replace('"version": 3', '"version": 4'),
-            "model 'classify' names version 4 of 'second', which is not there",
-        ),
-        (
+        "no server": (
             ["set", "v1=1"],
             "",
             "no server runs for repository '{repository}'; fix: nereid serve, or write",
         ),
-        (["revert", "4"], "", "cannot revert: the history has no generation 4, it has: 0"),
-        (["revert"], "", "cannot revert '{repository}/classify.route.json': its history has no other route"),
-        (
+        "generation": (["revert", "4"], "", "cannot revert: the history has no generation 4, it has: 0"),
+        "no other": (
+            ["revert"],
+            "",
+            "cannot revert '{repository}/classify.route.json': its history has no other route",
+        ),
+        "variant": (
             ["explain", "--variant", "v9"],
             "",
             "invalid request: unknown x-variant 'v9': expected one of v1, v2",
         ),
-        (
-            ["explain", "--version", "9"],
-            "",
-            "invalid request: unknown x-model-version '9': expected one of 1, 3",
-        ),
-    ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+    },
 )
 def test_failure_is_exit_code_1_and_leaves_the_file(nereid, repository, words, stdin, message):
-    """A failure has its reason in the last line, and the repository is unchanged."""
     before = files(repository)
 
     done = nereid(*words, stdin=stdin)
@@ -255,32 +218,26 @@ def test_failure_is_exit_code_1_and_leaves_the_file(nereid, repository, words, s
     assert (done.stdout, files(repository)) == ("", before)
 
 
-FILE, HISTORY = "classify.route.json", "classify.route.history.jsonl"
-SET, SET_FILE = ["set", "v1=1", "--offline"], ["set", "--file", "-", "--offline"]
-UNUSABLE = {
-    "folder, show": (FILE, Path.mkdir, ["show"], "'{path}': Is a directory"),
-    "folder, set": (FILE, Path.mkdir, SET, "'{path}': Is a directory"),
-    "folder, revert": (FILE, Path.mkdir, ["revert", "--offline"], "'{path}': Is a directory"),
-    "history is a folder, set": (HISTORY, Path.mkdir, SET, "'{path}': Is a directory"),
-    "history is a folder": (HISTORY, Path.mkdir, ["history"], "'{path}': Is a directory"),
-    "pipe, show": (FILE, os.mkfifo, ["show"], "expected a regular file, got '{path}'"),
-    "pipe, set": (FILE, os.mkfifo, SET, "expected a regular file, got '{path}'"),
-    "not writable": (
-        FILE,
-        lambda path: path.symlink_to("/proc/classify.route.json"),
-        SET_FILE,
-        "'/proc/classify.route.history.jsonl': No such file or directory",
-    ),
-    "endless": (
-        FILE,
-        Path.touch,
-        ["set", "--file", "/dev/zero", "--offline"],
-        "'/dev/zero': expected at most 1,000,000 bytes, got more",
-    ),
-}
-
-
-@pytest.mark.parametrize(("name", "make", "words", "message"), UNUSABLE.values(), ids=UNUSABLE)
+@cases(
+    ("name", "make", "words", "message"),
+    {
+        "folder": (FILE, Path.mkdir, SET, "'{path}': Is a directory"),
+        "history is a folder": (HISTORY, Path.mkdir, SET, "'{path}': Is a directory"),
+        "pipe": (FILE, os.mkfifo, ["show"], "expected a regular file, got '{path}'"),
+        "not writable": (
+            FILE,
+            lambda path: path.symlink_to("/proc/classify.route.json"),
+            SET_FILE,
+            "'/proc/classify.route.history.jsonl': No such file or directory",
+        ),
+        "endless": (
+            FILE,
+            Path.touch,
+            ["set", "--file", "/dev/zero", "--offline"],
+            "'/dev/zero': expected at most 1,000,000 bytes, got more",
+        ),
+    },
+)
 def test_unusable_file_is_named(nereid, repository, name, make, words, message):
     """A file that cannot be read or written is an error in one line; none blocks the command."""
     path = repository / name
@@ -293,8 +250,7 @@ def test_unusable_file_is_named(nereid, repository, name, make, words, message):
 
 
 def test_missing_route_file_can_be_set(nereid, repository):
-    """Weights need an existing file; a whole route creates the file."""
-    (repository / "classify.route.json").unlink()
+    (repository / FILE).unlink()
 
     failed = nereid("set", "v1=1", "--offline")
     done = nereid("set", "--file", "-", "--offline", stdin=json.dumps(ROUTE))
@@ -303,15 +259,11 @@ def test_missing_route_file_can_be_set(nereid, repository):
     assert (done.exit_code, document(repository)) == (0, ROUTE | {"generation": 1})
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [b"{", b"\xff\xfe", b"", b'{"variants": []}', b"[" * 100_000],
-    ids=["{", "bytes", "empty", "other", "deep"],
-)
+@cases("broken", {"cut": b"{", "bytes": b"\xff\xfe", "other": b'{"variants": []}', "deep": b"[" * 100_000})
 def test_broken_file_is_replaced_by_revert_and_kept(nereid, repository, broken):
     """After a bad manual edit, one command restores the last valid route and keeps the edited text."""
     nereid("set", "v1=50", "--offline")
-    path = repository / "classify.route.json"
+    path = repository / FILE
     path.write_bytes(broken)
 
     failed = nereid("set", "v1=1", "--offline")
@@ -326,31 +278,28 @@ def test_broken_file_is_replaced_by_revert_and_kept(nereid, repository, broken):
 
 
 def test_link_is_followed(nereid, repository, tmp_path):
-    """If the route file is a link, its target is changed, and the history is next to the target."""
     (tmp_path / "elsewhere").mkdir()
     target = tmp_path / "elsewhere" / "route.json"
-    (repository / "classify.route.json").rename(target)
-    (repository / "classify.route.json").symlink_to(target)
+    (repository / FILE).rename(target)
+    (repository / FILE).symlink_to(target)
 
     nereid("set", "v1=1", "--offline")
 
-    assert (repository / "classify.route.json").is_symlink()
+    assert (repository / FILE).is_symlink()
     assert json.loads(target.read_text())["generation"] == 1
     assert sorted(path.name for path in target.parent.iterdir()) == ["route.history.jsonl", "route.json"]
 
 
-REVERTS = {
-    "to before": (["v1=1"], [[]], [90], "revert to 0"),
-    "twice goes there and back": (["v1=1", "v1=2"], [[], []], [2], "revert to 2"),
-    "to a generation": (["v1=1", "v1=2", "v1=3"], [["1"]], [1], "revert to 1"),
-    "to a generation, then before": (["v1=1", "v1=2", "v1=3"], [["1"], []], [3], "revert to 3"),
-    "past equal ones": (["v1=1", "v1=2", "v1=1"], [[]], [2], "revert to 2"),
-}
-
-
-@pytest.mark.parametrize(("sets", "reverts", "expected", "note"), REVERTS.values(), ids=REVERTS)
+@cases(
+    ("sets", "reverts", "expected", "note"),
+    {
+        "twice goes there and back": (["v1=1", "v1=2"], [[], []], [2], "revert to 2"),
+        "to a generation": (["v1=1", "v1=2", "v1=3"], [["1"]], [1], "revert to 1"),
+        "to a generation, then before": (["v1=1", "v1=2", "v1=3"], [["1"], []], [3], "revert to 3"),
+        "past equal ones": (["v1=1", "v1=2", "v1=1"], [[]], [2], "revert to 2"),
+    },
+)
 def test_revert_goes_to_the_newest_that_is_different(nereid, repository, sets, reverts, expected, note):
-    """Without a number, the newest entry that differs from the present route is restored."""
     for word in sets:
         nereid("set", word, "--offline")
 
@@ -364,65 +313,39 @@ def test_revert_goes_to_the_newest_that_is_different(nereid, repository, sets, r
 def test_file_edited_by_hand_is_recorded_and_undone(nereid, repository):
     """A manual edit may repeat a generation; both routes stay in the history."""
     nereid("set", "v1=1", "--offline")
-    path = repository / "classify.route.json"
-    path.write_text(
-        path.read_text().replace('"weight": 1,', '"weight": 7,').replace('"weight": 1\n', '"weight": 7\n')
-    )
-    assert weights(repository) == [7, 10]
+    first, second = document(repository)["variants"]
+    edited = document(repository) | {"variants": [first | {"weight": 7}, second]}
+    (repository / FILE).write_text(json.dumps(edited))
     assert notes(nereid) == [(1, "edited by hand"), (1, "set"), (0, "first seen")]
 
     nereid("revert", "1", "--offline")
-
     assert weights(repository) == [1, 10]
-    assert notes(nereid) == [(2, "revert to 1"), (1, "edited by hand"), (1, "set"), (0, "first seen")]
+    assert notes(nereid)[:2] == [(2, "revert to 1"), (1, "edited by hand")]
 
-
-def test_generation_never_falls(nereid, repository):
-    """After a manual copy of an old file, the next change still gets an unused number."""
-    for word in ("v1=1", "v1=2"):
-        nereid("set", word, "--offline")
-    (repository / "classify.route.json").write_text(json.dumps(ROUTE))
-
+    (repository / FILE).write_text(json.dumps(ROUTE))
     nereid("set", "v1=3", "--offline")
-
-    assert [generation for generation, _ in notes(nereid)] == [3, 0, 2, 1, 0]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [b'{"time":"2026-', b"\xff\x00", b"{}\n", b"\n\n", b'{"route":' + b"[" * 100_000],
-    ids=["torn", "bytes", "other", "empty", "deep"],
-)
-def test_damaged_line_of_the_history_is_skipped(nereid, repository, damage):
-    """A line that was cut when its writer was killed does not affect the other lines."""
-    nereid("set", "v1=1", "--offline")
-    with (repository / "classify.route.history.jsonl").open("ab") as history:
-        history.write(damage)
-
-    assert notes(nereid) == [(1, "set"), (0, "first seen")]
-    nereid("set", "v1=2", "--offline")
-
-    assert notes(nereid) == [(2, "set"), (1, "set"), (0, "first seen")]
+    assert [generation for generation, _ in notes(nereid)] == [3, 0, 2, 1, 1, 0]
 
 
-def test_damaged_line_of_the_history_is_named(nereid, repository):
-    """A changed bit takes one line from the history; `history` and `revert` name that line."""
+def test_damaged_lines_of_the_history_are_skipped_and_named(nereid, repository):
+    """A changed bit takes one line from the history, and so does the kill of a writer in its line."""
     for weight in (1, 2, 3):
         nereid("set", f"v1={weight}", "--offline")
-    path = repository / "classify.route.history.jsonl"
+    path = repository / HISTORY
     lines = path.read_bytes().splitlines(keepends=True)
     lines[2] = lines[2].replace(b'"generation":2', b'"generation":3')
-    path.write_bytes(b"".join(lines))
-    note = f"note: damaged lines of '{path}' are ignored: 3; fix: remove them"
+    torn = (b"\xff\x00\n", b'{"route":' + b"[" * 100_000 + b"\n", b'{"time":"2026-')
+    path.write_bytes(b"".join((*lines, *torn)))
+    note = f"note: damaged lines of '{path}' are ignored: 3, 5, 6"
 
     assert notes(nereid) == [(3, "set"), (1, "set"), (0, "first seen")]
-    assert note in nereid("history").stderr
+    assert f"{note}; fix: remove them" in nereid("history").stderr
     assert note in nereid("revert", "--offline").stderr
+    assert notes(nereid) == [(4, "revert to 1"), (3, "set"), (1, "set"), (0, "first seen")]
     assert weights(repository)[0] == 1
 
 
 def test_route_is_the_only_one_or_named(repository, tmp_path):
-    """One of several routes must be named; a model with a broken config does not matter."""
     (repository / "broken").mkdir()
     (repository / "broken" / "config.pbtxt").write_text("nonsense")
     assert find_route(repository).name == "classify"
@@ -444,11 +367,8 @@ def test_route_is_the_only_one_or_named(repository, tmp_path):
 
 
 def test_diff_prints_fields_and_moved_keys(nereid, repository):
-    """Each changed field has a row; moving a tenth of the weight moves a tenth of the keys."""
-    new = ROUTE | {
-        "variants": [V2 | {"weight": 20}, V1 | {"weight": 80, "deadline_ms": 5}],
-        "max_in_flight": 3,
-    }
+    variants = [V2 | {"weight": 20}, V1 | {"weight": 80, "deadline_ms": 5}]
+    new = ROUTE | {"variants": variants, "max_in_flight": 3}
 
     shown = nereid("diff", "--file", "-", stdin=json.dumps(new)).stdout
 
@@ -467,7 +387,6 @@ def test_diff_prints_fields_and_moved_keys(nereid, repository):
 
 
 def test_diff_without_arguments_looks_back(nereid):
-    """The present route is compared with the newest different route of the history."""
     assert nereid("diff").stdout == "the history has no previous route\n"
     nereid("set", "v2=15", "--offline")
 
@@ -477,21 +396,10 @@ def test_diff_without_arguments_looks_back(nereid):
     assert nereid("diff", "v2=15").stdout == "no differences\n"
 
 
-@pytest.mark.parametrize(
-    ("moved", "expected"),
-    [
-        ({}, "no sticky key moves"),
-        ({("v1", "v2"): 0.041}, "4.1 % of sticky keys move: v1 → v2"),
-        (
-            {("v1", "v2"): 0.041, ("v3", "v2"): 0.02},
-            "6.1 % of sticky keys move: 4.1 % v1 → v2, 2.0 % v3 → v2",
-        ),
-    ],
-    ids=["none", "one", "two"],
-)
-def test_moves_are_printed_in_one_line(moved, expected):
-    """The sum comes first, and its parts follow if there are several."""
-    assert describe_moves(moved) == expected
+def test_moves_are_printed_in_one_line():
+    assert describe_moves({}) == "no sticky key moves"
+    several = {("v1", "v2"): 0.041, ("v3", "v2"): 0.02}
+    assert describe_moves(several) == "6.1 % of sticky keys move: 4.1 % v1 → v2, 2.0 % v3 → v2"
 
 
 RULED = ROUTE | {
@@ -501,37 +409,34 @@ RULED = ROUTE | {
         {"name": "some", "model": "second", "version": 3, "percent": 40},
     ],
 }
-EXPLANATIONS = {
-    "variant": (["--variant", "v2"], "v2", "v2 serves because the request names variant 'v2'."),
-    "version": (
-        ["--version", "3", "--key", "k"],
-        "v2",
-        "v2 serves because it is the first variant whose network has version 3.",
-    ),
-    "header": (
-        ["--header", "X-Route-Tenant=zoo"],
-        "v2",
-        "v2 serves because its header rule is met: x-route-tenant is one of acme, zoo.",
-    ),
-    "header of a key": (
-        ["--header", "x-route-key=alice"],
-        "v1",
-        "v1 serves because it has the highest score",
-    ),
-    "key": (
-        ["--key", "alice"],
-        "v1",
-        "v1 serves because it has the highest score of all variants for key 'alice'.",
-    ),
-    "chance": ([], "", "Chance decides, by weight: v1 90 %, v2 10 %."),
-    "other header": (["--header", "cookie=v2"], "", "Chance decides, by weight: v1 90 %, v2 10 %."),
-}
 
 
-@pytest.mark.parametrize(("words", "variant", "why"), EXPLANATIONS.values(), ids=EXPLANATIONS)
+BY_SCORE = "v1 serves because it has the highest score of all variants for key 'alice'."
+BY_CHANCE = "Chance decides, by weight: v1 90 %, v2 10 %."
+
+
+@cases(
+    ("words", "variant", "why"),
+    {
+        "variant": (["--variant", "v2"], "v2", "v2 serves because the request names variant 'v2'."),
+        "version": (
+            ["--version", "3", "--key", "k"],
+            "v2",
+            "v2 serves because it is the first variant whose network has version 3.",
+        ),
+        "header": (
+            ["--header", "X-Route-Tenant=zoo"],
+            "v2",
+            "v2 serves because its header rule is met: x-route-tenant is one of acme, zoo.",
+        ),
+        "header of a key": (["--header", "x-route-key=alice"], "v1", BY_SCORE),
+        "key": (["--key", "alice"], "v1", BY_SCORE),
+        "other header": (["--header", "cookie=v2"], "", BY_CHANCE),
+    },
+)
 def test_choice_is_explained(nereid, repository, words, variant, why):
     """Every reason for a variant has its sentence, in the table and in JSON."""
-    (repository / "classify.route.json").write_text(json.dumps(RULED))
+    (repository / FILE).write_text(json.dumps(RULED))
 
     output = json.loads(nereid("explain", *words, "--json").stdout)
     shown = nereid("explain", *words).stdout
@@ -545,7 +450,7 @@ def test_choice_is_explained(nereid, repository, words, variant, why):
 def test_key_is_explained_by_the_scores(nereid, repository):
     """Hash value, weight and score of all variants, the highest first: -w / ln(u)."""
     route = ROUTE | {"variants": [V1, V2 | {"weight": 90}]}
-    (repository / "classify.route.json").write_text(json.dumps(route))
+    (repository / FILE).write_text(json.dumps(route))
     keys = [f"caller-{number}" for number in range(8)]
     explanations = [json.loads(nereid("explain", "--key", key, "--json").stdout) for key in keys]
 
@@ -557,54 +462,30 @@ def test_key_is_explained_by_the_scores(nereid, repository):
         assert first["score"] == pytest.approx(-first["weight"] / log(first["unit"]), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], {"all": 1.0, "some": 0.4}),
-        (["--variant", "v1"], {"all": 0.0, "some": 0.4}),
-        (["--variant", "v2"], {"all": 1.0, "some": 0.0}),
-    ],
-    ids=["chance", "first variant", "second variant"],
-)
-def test_shadows_are_explained(nereid, repository, words, expected):
-    """A request is never mirrored to its own model, and without a key by the shadow's percentage."""
-    (repository / "classify.route.json").write_text(json.dumps(RULED))
+def test_shadows_are_explained(nereid, repository):
+    """A request is never mirrored to its own model; by its key always or never, else by chance."""
+    (repository / FILE).write_text(json.dumps(RULED))
 
-    assert json.loads(nereid("explain", *words, "--json").stdout)["mirrored"] == expected
+    def mirrored(*words: str) -> dict[str, float]:
+        return json.loads(nereid("explain", *words, "--json").stdout)["mirrored"]
 
-
-def test_key_is_mirrored_always_or_never(nereid, repository):
-    """The same key is always mirrored or never; both cases occur."""
-    (repository / "classify.route.json").write_text(json.dumps(RULED))
-    keys = [f"caller-{number}" for number in range(12)]
-
-    output = [json.loads(nereid("explain", "--key", key, "--json").stdout) for key in keys]
-
-    found = {each["mirrored"]["some"] for each in output if each["variant"] == "v1"}
-    assert found == {0.0, 1.0}
+    assert mirrored() == {"all": 1.0, "some": 0.4}
+    assert mirrored("--variant", "v1") == {"all": 0.0, "some": 0.4}
+    assert mirrored("--variant", "v2") == {"all": 1.0, "some": 0.0}
+    keys = [("--header", f"x-route-key=caller-{number}") for number in range(12)]
+    by_key = [mirrored(*key) for key in keys]
+    assert {each["some"] for each in by_key if each["all"] == 0.0} == {0.0, 1.0}
 
 
-@pytest.mark.parametrize(
-    ("share", "expected"),
-    [(0, "0 %"), (1, "100 %"), (0.9, "90 %"), (1 / 3, "33.333 %"), (0.1, "10 %"), (0.00001, "0.001 %")],
-    ids=str,
-)
-def test_percent_has_no_idle_digits(share, expected):
-    """Shares have three decimals at most, without trailing zeros."""
-    assert percent(share) == expected
+def test_percent_has_no_idle_digits():
+    assert [percent(each) for each in (0, 0.9, 1 / 3, 0.00001)] == ["0 %", "90 %", "33.333 %", "0.001 %"]
 
 
 def test_concurrent_writers_lose_nothing(nereid, repository):
-    """Concurrent changes get different numbers, and the file has the last one."""
     target = find_route(repository)
-    threads = [
-        threading.Thread(target=change, args=(target, reweighted({"v1": number}), None, True))
-        for number in range(1, 9)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(1, 9):
+            pool.submit(change, target, reweighted({"v1": number}), None, is_offline=True)
 
     recorded = json.loads(nereid("history", "--json").stdout)
     assert [entry["generation"] for entry in recorded] == [8, 7, 6, 5, 4, 3, 2, 1, 0]
@@ -647,12 +528,10 @@ class FakeServer:
     checked: list = field(default_factory=list)
 
     def is_ready(self, model: str, version: int) -> bool:
-        """Return whether a version of a model is ready."""
         self.checked.append((model, version))
         return model not in self.not_ready
 
     def served(self, route: str) -> Served:
-        """Return the file's SHA-256, from the last poll on."""
         if self.dies:
             raise OperationFailed("the server at nowhere does not respond: refused")
         if self.says:
@@ -662,42 +541,27 @@ class FakeServer:
         return Served(frozenset({served}), {})
 
 
-def test_change_is_done_when_the_server_serves_it(repository):
-    """A change checks that all models are ready, and waits until the server uses the new file."""
-    server = FakeServer(repository / "classify.route.json", polls=2)
-
-    printed = change(find_route(repository), reweighted({"v1": 30}), server, wait_s=WATCHDOG_S)
-
-    assert printed.startswith("classify: generation 1, v1 75 %, v2 25 %, served after ")
-    assert (server.checked, weights(repository)) == ([("first", 1), ("second", 3)], [30, 10])
-
-
 def test_change_needs_ready_models(repository):
-    """A route to a model that is not ready is not written."""
     before = files(repository)
-    server = FakeServer(repository / "classify.route.json", not_ready=frozenset({"second"}))
+    server = FakeServer(repository / FILE, not_ready=frozenset({"second"}))
 
     with pytest.raises(InvalidConfig, match=r"^'v2' names version 3 of 'second': not ready$"):
         change(find_route(repository), reweighted({"v1": 30}), server)
+    assert server.checked == [("first", 1), ("second", 3)]
 
-    history = repository / "classify.route.history.jsonl"
+    history = repository / HISTORY
     assert files(repository) == before | {str(history): b""}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("changes", "reason"),
-    [
-        ({"polls": float("inf")}, "it is not served yet: the server uses SHA-256 0ff0ff0ff0ff; fix: see"),
-        (
-            {"dies": True},
-            "it is not confirmed: the server at nowhere does not respond: refused; fix",
-        ),
-    ],
-    ids=["not taken", "died"],
+    {
+        "not taken": ({"polls": inf}, "it is not served yet: the server uses SHA-256 0ff0ff0ff0ff; fix: see"),
+        "died": ({"dies": True}, "it is not confirmed: the server at nowhere does not respond: refused; fix"),
+    },
 )
 def test_change_that_is_not_served_is_a_failure(repository, changes, reason):
-    """The file is written and recorded, and the message has the server's state."""
-    server = FakeServer(repository / "classify.route.json", **changes)
+    server = FakeServer(repository / FILE, **changes)
     target = find_route(repository)
 
     with pytest.raises(OperationFailed) as error:
@@ -709,8 +573,7 @@ def test_change_that_is_not_served_is_a_failure(repository, changes, reason):
 
 
 def test_unchanged_route_reports_the_served_file(repository):
-    """If the server has not loaded the file, setting the same weights again reports that."""
-    server = FakeServer(repository / "classify.route.json", polls=1)
+    server = FakeServer(repository / FILE, polls=1)
     words = [change(find_route(repository), reweighted({"v1": 90}), server) for _ in range(2)]
 
     assert [word.partition("v2 10 %, ")[2] for word in words] == [
@@ -719,13 +582,11 @@ def test_unchanged_route_reports_the_served_file(repository):
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("listens", "http", "grpc"),
-    [(True, "timed out", "Deadline Exceeded"), (False, ".*refused", "failed to connect")],
-    ids=["stalled", "dead"],
+    {"stalled": (True, "timed out", "Deadline Exceeded"), "dead": (False, ".*refused", "failed to connect")},
 )
 def test_server_that_does_not_respond_is_an_error(listens, http, grpc):
-    """A stalled or missing server is an error without a traceback."""
     with socket.socket() as stalled:
         stalled.bind(("127.0.0.1", 0))
         if listens:
@@ -741,7 +602,6 @@ def test_server_that_does_not_respond_is_an_error(listens, http, grpc):
 
 
 def test_breaker_of_another_version_is_not_shown(repository, capsys):
-    """Another version of the network with the same variant name has no effect."""
     target = find_route(repository)
     served = Served(frozenset({"0ff" * 20}), {("v2", "3"): "open", ("v2", "4"): "closed"})
     server = FakeServer(target.path, says=served)
@@ -773,34 +633,21 @@ nv_inference_count{model="first",version="1"} 5
 """
 
 
-@pytest.mark.parametrize(
-    ("route", "expected"),
-    [
-        (
-            "classify",
-            Served(
-                frozenset({"new", "late"}),
-                {("v1", "1"): "closed", ("v2", "3"): "open", ("v2", "4"): "half-open"},
-            ),
-        ),
-        ("other", Served(frozenset({"theirs"}), {("v1", "1"): "half-open"})),
-        ("none", Served(frozenset(), {})),
-    ],
-    ids=["classify", "other", "none"],
-)
-def test_metrics_page_is_read_for_one_route(route, expected):
+def test_metrics_page_is_read_for_one_route():
     """The newest file of each instance and the worst breaker count; other routes have no effect."""
-    assert read_metrics(PAGE, route) == expected
+    breakers = {("v1", "1"): "closed", ("v2", "3"): "open", ("v2", "4"): "half-open"}
+
+    assert read_metrics(PAGE, "classify") == Served(frozenset({"new", "late"}), breakers)
+    assert read_metrics(PAGE, "none") == Served(frozenset(), {})
 
 
 def test_history_is_readable_json_lines(nereid, repository):
-    """Each line has the whole document, with the SHA-256 of the file that held it."""
     nereid("set", "v1=1", "--offline")
 
-    lines = (repository / "classify.route.history.jsonl").read_text().splitlines()
+    lines = (repository / HISTORY).read_text().splitlines()
     last = json.loads(lines[-1])
 
-    summed = sha256((repository / "classify.route.json").read_bytes()).hexdigest()
+    summed = sha256((repository / FILE).read_bytes()).hexdigest()
     assert list(last) == ["time", "user", "generation", "sha256", "note", "route", "crc32"]
     assert (last["sha256"], last["route"], last["time"][-1]) == (summed, document(repository), "Z")
     assert last["user"] == json_lines.user_name(os.getuid())

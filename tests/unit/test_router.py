@@ -21,7 +21,6 @@ from nereid.serving_errors import (
     Died,
     InferenceFailed,
     InvalidImage,
-    InvalidRequest,
     Overloaded,
     ServingError,
     Unavailable,
@@ -66,7 +65,6 @@ class World:
         )
 
     def hurry(self) -> None:
-        """Count the calls for an earlier look at the deadlines."""
         self.hurries += 1
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
@@ -77,13 +75,11 @@ class World:
         self.counts[name, tuple(sorted(labels.items()))] += value if kind == "COUNTER" else 1
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
-        """Set the value of a gauge, like the metrics page."""
         assert ROUTE_METRICS[name].kind == "GAUGE"
         assert {*labels} == {*ROUTE_METRICS[name].labels}
         self.counts[name, tuple(sorted(labels.items()))] = value
 
     def fail_once_each(self, model: str, *errors: Exception) -> None:
-        """Let a model raise these errors one after the other, then answer."""
         left = list(errors)
 
         def answer() -> np.ndarray:
@@ -99,8 +95,6 @@ class World:
         return sum(n for (family, found), n in self.counts.items() if family == name and wanted <= set(found))
 
     def fail(self, model: str, error: Exception) -> None:
-        """Let a model raise from now on."""
-
         def answer() -> np.ndarray:
             raise type(error)(*error.args)  # an error raised twice would keep its first context
 
@@ -125,49 +119,39 @@ class Request:
         self.is_gone = is_gone
         self._world, self._parameters = world, parameters
 
-    def check(self) -> None:
-        """Accept everything."""
+    def check(self) -> None: ...
 
     def parameters(self):
-        """Return the parameters of the request."""
         return self._parameters
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has disconnected."""
         return self.is_gone
 
     def forward(self, model: str, version: int, timeout_s: float, parameters: object = None) -> np.ndarray:
-        """Send the request to a model of the world."""
         self._world.called.append(model)
         self.timeouts.append(timeout_s)
         return self._world.models[model]()
 
     def arrays(self, response: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return the response, which consists of scores."""
         (name,) = names
         return {name: response}
 
     def respond(self, response: np.ndarray, variant: str, version: str, reason: str) -> None:
-        """Keep the answer."""
         self.answers.append((variant, version, reason))
 
     def answer(self, rows: Mapping[str, np.ndarray]) -> None:
-        """Keep the configured answer."""
         self.answers.append(("answer", *map(str, rows), ""))
 
     def reject(self, error: ServingError) -> None:
-        """Keep the error."""
         self.errors.append(error)
 
     @property
     def outcome(self) -> tuple[str, str, str] | str:
-        """The response or error, of which there is exactly one."""
         assert len(self.answers) + len(self.errors) == 1, (self.answers, self.errors)
         return self.answers[0] if self.answers else str(self.errors[0])
 
 
 def in_use(route: Route) -> Table:
-    """Return a table for a route, whose networks have the versions 11, 12, …"""
     return Table(route, "", {variant.name: f"1{variant.name[1:]}" for variant in route.variants})
 
 
@@ -185,73 +169,46 @@ def break_variant(world: World, name: str = "v2") -> None:
     assert world.count("breaker_state", variant=name) == 2
 
 
-@pytest.mark.parametrize(
-    ("parameters", "outcome"),
-    [
-        (TO_V2, ("v2", "12", "variant")),
-        ({"x-model-version": "11"}, ("v1", "11", "version")),
-        (KEY_V1, ("v1", "11", "route-key")),
-        (KEY_V2, ("v2", "12", "route-key")),
-        ({}, ("v1", "11", "weight")),
-        ({"x-variant": "v9"}, "invalid request: unknown x-variant 'v9': expected one of v1, v2"),
-    ],
-    ids=str,
-)
-def test_response_names_variant_version_and_reason(world, parameters, outcome):
-    """Each request gets exactly one outcome, and is counted once with the reason."""
-    assert world.send(parameters).outcome == outcome
-    assert world.count("requests_total") == 1
-    if isinstance(outcome, tuple):
-        variant, version, reason = outcome
-        assert (
-            world.count("requests_total", variant=variant, version=version, reason=reason, outcome="ok") == 1
-        )
-        assert world.count("request_duration_seconds", variant=variant, outcome="ok") == 1
-    else:
-        assert world.count("requests_total", variant="", outcome="invalid_request") == 1
-    assert world.count("in_flight") == 0
+def test_each_request_is_counted_once(world):
+    labels = {"variant": "v2", "version": "12", "reason": "route-key", "outcome": "ok"}
+
+    assert world.send(KEY_V2).outcome == ("v2", "12", "route-key")
+    assert world.count("requests_total") == world.count("requests_total", **labels) == 1
+    assert world.count("request_duration_seconds", variant="v2", outcome="ok") == 1
+
+    unknown = "invalid request: unknown x-variant 'v9': expected one of v1, v2"
+    assert world.send({"x-variant": "v9"}).outcome == unknown
+    assert world.count("requests_total", variant="", outcome="invalid_request") == 1
+    assert (world.count("requests_total"), world.count("in_flight")) == (2, 0)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("error", "text", "outcome"),
-    [
-        (InvalidImage("x"), "invalid image: x", "invalid_image"),
-        (InferenceFailed("x"), "inference failed: x", "inference_failed"),
-        (Overloaded("x"), "overloaded: x", "overloaded"),
-        (KeyError("x"), "inference failed: KeyError: 'x'", "inference_failed"),
-    ],
-    ids=str,
+    {
+        "image": (InvalidImage("x"), "invalid image: x", "invalid_image"),
+        "overload": (Overloaded("x"), "overloaded: x", "overloaded"),
+        "late": (DeadlineExceeded("x"), "deadline exceeded: x", "deadline_exceeded"),
+        "any exception": (KeyError("x"), "inference failed: KeyError: 'x'", "inference_failed"),
+    },
 )
-def test_variants_error_reaches_the_client(world, error, text, outcome):
-    """Every exception of a variant reaches the client as an error, and is counted."""
+def test_error_reaches_the_client_and_frees_the_slot(error, text, outcome):
+    world = World(replace(ROUTE, max_in_flight=1))
     world.fail("m2", error)
 
-    assert world.send(TO_V2).outcome == text
-    assert world.count("requests_total", variant="v2", outcome=outcome) == 1
-
-
-def test_request_over_the_limit_is_rejected_immediately():
-    """The third of two allowed requests is rejected with the numbers; responses free the slots."""
-    world = World(replace(ROUTE, max_in_flight=2))
-    admitteds = [world.router.admit(Request(world, {})) for _ in range(2)]
-
-    assert world.send().outcome == "overloaded: 2 in flight, limit 2"
-    for admitted in admitteds:
-        world.router.handle(admitted)
-    assert world.send().outcome == ("v1", "11", "weight")
-    assert world.count("shed_total") == 1
+    assert [world.send(TO_V2).outcome for _ in range(3)] == [text] * 3
+    assert world.count("requests_total", variant="v2", outcome=outcome) == 3
 
 
 def test_slots_of_clients_that_left_are_freed():
     """Only a rejection makes the router check its clients, and not more often than every quarter second."""
     world = World(replace(ROUTE, max_in_flight=2))
     held = [hang_v2(world) for _ in range(2)]
-    requests = [request for request, *_ in held]
+    requests = [request for request, _ in held]
     requests[0].is_gone, world.hurries = True, 0
 
     world.router.free_abandoned()
     assert world.send().outcome == "overloaded: 2 in flight, limit 2"
-    assert world.hurries == 1
+    assert (world.hurries, world.count("shed_total")) == (1, 1)
     world.router.free_abandoned()
     assert world.send().outcome == ("v1", "11", "weight")
 
@@ -265,57 +222,34 @@ def test_slots_of_clients_that_left_are_freed():
     world.router.free_abandoned()
     assert world.send().outcome == ("v1", "11", "weight")
 
-    for _, release, thread in (*held, hang):
-        release.set()
-        thread.join()
+    for _, finish in (*held, hang):
+        finish()
     assert world.count("in_flight", variant="v2") == 0
 
 
 def test_client_is_not_checked_after_its_response():
     """The response waits for the end of a check, because Triton frees a request with its response."""
     world = World(replace(ROUTE, max_in_flight=1))
-    request, release, thread = hang_v2(world)
+    request, finish = hang_v2(world)
     answered: list[int] = []
 
     def check() -> bool:
-        release.set()
-        thread.join(0.2)  # time to respond, if the thread could
+        finish(0.2)  # time to respond, if the thread could
         answered.append(len(request.answers))
         return False
 
     request.is_cancelled = check
     assert world.send().outcome == "overloaded: 1 in flight, limit 1"
     world.router.free_abandoned()
-    thread.join()
+    finish()
 
     assert (answered, len(request.answers)) == ([0], 1)
 
 
-@pytest.mark.parametrize(
-    "error", [None, InvalidRequest("x"), Unavailable("x"), DeadlineExceeded("x")], ids=str
-)
-def test_every_slot_is_freed(error):
-    """Each request frees its slot, with every outcome."""
-    world = World(replace(ROUTE, max_in_flight=1))
-    if error:
-        world.fail("m1", error)
-
-    for _ in range(3):
-        assert not str(world.send().outcome).startswith("overloaded")
-
-
-@pytest.mark.parametrize(
-    ("timeout_s", "expected_s"), [(0.0, 1.0), (0.2, 0.2), (5.0, 1.0)], ids=["none", "shorter", "longer"]
-)
-def test_variant_gets_the_time_left(world, timeout_s, expected_s):
-    """The variant gets the shorter of its own deadline and the caller's."""
-    assert world.send(TO_V2, timeout_s=timeout_s).timeouts == [pytest.approx(expected_s)]
-
-
 def hang_v2(
     world: World, parameters: dict = TO_V2, **options
-) -> tuple[Request, threading.Event, threading.Thread]:
-    """Send a request to v2, which responds once the event is set."""
+) -> tuple[Request, Callable[[float | None], None]]:
+    """Send a request to v2, which responds once the returned function is called, and is then awaited."""
     release, reached = threading.Event(), threading.Event()
 
     def wait() -> np.ndarray:
@@ -323,20 +257,23 @@ def hang_v2(
         assert release.wait(60)
         return CAT
 
+    def finish(timeout_s: float | None = None) -> None:
+        release.set()
+        thread.join(timeout_s)
+
     world.models["m2"] = wait
     request = Request(world, parameters, **options)
     thread = threading.Thread(target=world.router.handle, args=(world.router.admit(request),))
     thread.start()
     assert reached.wait(60)
-    return request, release, thread
+    return request, finish
 
 
 @pytest.mark.parametrize(("timeout_s", "hurries"), [(0.5, 1), (0.9, 0)], ids=["earlier", "later"])
 def test_rest_ends_at_the_next_deadline(world, timeout_s, hurries):
-    """A request with an earlier deadline than the end of the announced rest cuts it short."""
     assert world.router.rest_s(0.8) == pytest.approx(0.8)
 
-    _, release, thread = hang_v2(world, timeout_s=timeout_s)
+    _, finish = hang_v2(world, timeout_s=timeout_s)
 
     assert world.hurries == hurries
     assert world.router.rest_s(2.0) == pytest.approx(timeout_s)
@@ -344,14 +281,15 @@ def test_rest_ends_at_the_next_deadline(world, timeout_s, hurries):
     assert world.router.rest_s(2.0) == 0.0
     world.router.expire()
     assert world.router.rest_s(2.0) == pytest.approx(2.0)
-    release.set()
-    thread.join()
+    finish()
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.5], ids=["variant's", "caller's"])
-def test_late_variant_is_not_awaited(world, timeout_s):
-    """At the deadline the client gets an error; a later response is counted, not sent."""
-    request, release, thread = hang_v2(world, timeout_s=timeout_s)
+def test_late_variant_is_not_awaited(timeout_s):
+    """At the deadline the client gets an error; a later response is counted, not sent, and frees no slot."""
+    world = World(replace(ROUTE, max_in_flight=1))
+    request, finish = hang_v2(world, timeout_s=timeout_s)
+    assert request.timeouts == [pytest.approx(timeout_s or 1.0)]
     world.router.expire()
     assert (request.answers, request.errors) == ([], [])
 
@@ -361,11 +299,12 @@ def test_late_variant_is_not_awaited(world, timeout_s):
 
     assert request.outcome.startswith("deadline exceeded: variant 'v2' has not responded in ")
     assert world.count("in_flight", variant="v2") == 1
-    release.set()
-    thread.join()
+    finish()
     assert request.outcome.startswith("deadline exceeded")
     assert (world.count("in_flight"), world.count("late_total", variant="v2")) == (0, 1)
     assert world.count("requests_total") == 1
+    assert world.router.admit(Request(world, {}))
+    assert world.send().outcome == "overloaded: 1 in flight, limit 1"
 
 
 def test_hung_variant_does_not_fill_the_route():
@@ -379,31 +318,17 @@ def test_hung_variant_does_not_fill_the_route():
         world.router.expire()
         world.now += 2.0
 
-    assert {request.outcome[:17] for request, _, _ in hung} == {"deadline exceeded"}
+    assert {request.outcome[:17] for request, _ in hung} == {"deadline exceeded"}
     assert world.send(TO_V2).outcome == "unavailable: no healthy variant: 'v2'; retried every 2 s"
     assert world.send(KEY_V2).outcome == ("v1", "11", "breaker")
     assert world.count("in_flight", variant="v2") == 8
 
-    for _, release, thread in hung:
-        release.set()
-        thread.join()
+    for _, finish in hung:
+        finish()
     world.now += 2.0
     world.models["m2"] = lambda: CAT
     assert world.send(KEY_V2).outcome == ("v2", "12", "route-key")
     assert (world.count("in_flight", variant="v2"), world.count("late_total", variant="v2")) == (0, 8)
-
-
-def test_late_request_frees_its_slot_once():
-    """The limit still holds after the attempt of a late request has returned."""
-    world = World(replace(ROUTE, max_in_flight=1))
-    _, release, thread = hang_v2(world)
-    world.now += 1.0
-    world.router.expire()
-    release.set()
-    thread.join()
-
-    assert world.router.admit(Request(world, {}))
-    assert world.send().outcome == "overloaded: 1 in flight, limit 1"
 
 
 @cases(
@@ -417,7 +342,6 @@ def test_late_request_frees_its_slot_once():
     },
 )
 def test_only_a_fault_of_the_variant_opens_its_breaker(world, error, timeout_s, state):
-    """A short timeout, an invalid image and overload are not the variant's fault."""
     world.fail("m2", error)
     for _ in range(50):
         world.send(TO_V2, timeout_s=timeout_s)
@@ -471,72 +395,32 @@ def test_open_breaker_keeps_requests_away(world, failing, parameters, outcome, c
         assert world.count("requests_total", variant=failing[0], outcome="unavailable") == 1
 
 
-def test_variant_comes_back_by_itself(world):
-    """After open_s, one request is the trial; its success closes the breaker."""
+def test_one_trial_at_a_time_closes_the_breaker(world):
+    """Until the trial has succeeded, other requests go to the default."""
     break_variant(world)
-    world.models["m2"] = lambda: CAT
     world.now += 5.0
+    request, finish = hang_v2(world)
 
+    assert world.send(KEY_V2).outcome == ("v1", "11", "breaker")
+    finish()
+    assert request.outcome == ("v2", "12", "variant")
     assert [world.send(KEY_V2).outcome[2] for _ in range(3)] == ["route-key"] * 3
     assert world.count("breaker_state", variant="v2") == 0
     assert world.log[-1] == "variant 'v2': breaker closed"
-
-
-def test_only_one_trial_runs_at_a_time(world):
-    """During the trial, other requests go to the default."""
-    break_variant(world)
-    world.now += 5.0
-    request, release, thread = hang_v2(world)
-
-    assert world.send(KEY_V2).outcome == ("v1", "11", "breaker")
-    release.set()
-    thread.join()
-    assert request.outcome == ("v2", "12", "variant")
-    assert world.send(KEY_V2).outcome == ("v2", "12", "route-key")
 
 
 def test_trial_that_hangs_opens_the_breaker_again(world):
     """A trial past its deadline has failed, though its attempt has not returned."""
     break_variant(world)
     world.now += 5.0
-    _, release, thread = hang_v2(world)
+    _, finish = hang_v2(world)
     world.now += 1.0
 
     world.router.expire()
 
     assert world.count("breaker_state", variant="v2") == 2
-    release.set()
-    thread.join()
+    finish()
     assert world.count("breaker_state", variant="v2") == 2
-
-
-def test_unreachable_variant_is_retried_on_the_default(world):
-    """A request that has not reached its variant is retried once; later ones avoid the variant."""
-    world.fail("m2", Unavailable("x"))
-
-    assert world.send(KEY_V2).outcome == ("v1", "11", "retry")
-    assert world.called == ["m2", "m1"]
-    assert world.count("requests_total", variant="v2", outcome="unavailable") == 1
-    assert world.count("requests_total", variant="v1", outcome="ok", reason="retry") == 1
-    assert world.send(KEY_V2).outcome == ("v1", "11", "breaker")
-
-
-@cases(
-    ("parameters", "error"),
-    {
-        "forced": (TO_V2, Unavailable("x")),
-        "failed": (KEY_V2, InferenceFailed("x")),
-        "overloaded": (KEY_V2, Overloaded("x")),
-        "late": (KEY_V2, DeadlineExceeded("x")),
-        "bad image": (KEY_V2, InvalidImage("x")),
-    },
-)
-def test_other_failures_are_not_retried(world, parameters, error):
-    """A request that may have run, was shed, was late or forced its variant is sent once."""
-    world.fail("m2", error)
-
-    assert world.send(parameters).outcome == str(error)
-    assert world.called == ["m2"]
 
 
 def test_request_that_may_have_killed_its_variant_is_not_retried(world):
@@ -556,13 +440,11 @@ def test_request_that_may_have_killed_its_variant_is_not_retried(world):
 
 
 def dead(instance: str = "m2_0_0") -> Died:
-    """Return Triton's error for a dead instance."""
     return Died(f"Stub process '{instance}' is not healthy.")
 
 
 @pytest.mark.parametrize("parameters", [KEY_V2, TO_V2], ids=["key", "forced"])
 def test_one_dead_instance_is_not_a_dead_variant(world, parameters):
-    """While another instance lives, the request goes to it, and the breaker stays closed."""
     world.replaced.add("m2_0_0")
     world.fail_once_each("m2", dead())
 
@@ -594,7 +476,6 @@ def test_request_after_a_death_is_sent_three_times_more(world):
 
 
 def test_nothing_is_sent_again_past_the_deadline(world):
-    """The client has no time left."""
     world.replaced.add("m2_0_0")
 
     def answer() -> np.ndarray:
@@ -623,7 +504,6 @@ def test_few_possible_causes_are_sent_again(world):
 
 
 def test_replaced_process_gets_a_trial_at_once(world):
-    """Without another instance the breaker opens, and the first request after the repair is a trial."""
     world.fail("m2", dead())
     world.send(KEY_V2)
     world.now += 0.5
@@ -642,7 +522,7 @@ def test_queue_of_a_dead_variant_fails_soon():
     """Requests queued at a dead process fail within a second, and none follows until they return."""
     patient = replace(V2, deadline_ms=10_000)
     world = World(replace(ROUTE, variants=(V1, patient)))
-    request, release, thread = hang_v2(world)
+    request, finish = hang_v2(world, KEY_V2)
     world.fail("m2", Died("x"))
     world.send(TO_V2)
 
@@ -655,8 +535,7 @@ def test_queue_of_a_dead_variant_fails_soon():
     assert request.outcome.startswith("deadline exceeded")
     world.now += 60.0
     assert world.send(KEY_V2).outcome == ("v1", "11", "breaker")
-    release.set()
-    thread.join()
+    finish()
     world.models["m2"] = lambda: CAT
     assert world.send(KEY_V2).outcome == ("v2", "12", "route-key")
 
@@ -679,7 +558,6 @@ def test_retries_have_a_budget():
 
 
 def test_client_that_left_is_not_retried(world):
-    """A retry for a client that disconnected is pointless."""
     world.fail("m2", Unavailable("x"))
 
     assert world.send(KEY_V2, is_gone=True).outcome == str(Cancelled("the client has disconnected"))
@@ -691,7 +569,6 @@ def test_client_that_left_is_not_retried(world):
     ("waited_s", "called"), [(0.0, ["m1"]), (2 * MAX_UNCHECKED_WAIT_S, [])], ids=["immediately", "waited"]
 )
 def test_client_that_left_while_waiting_is_not_dispatched(world, waited_s, called):
-    """A request that waited for its thread is forwarded only if its client is connected."""
     admitted = world.router.admit(Request(world, {}, is_gone=True))
     world.now += waited_s
 
@@ -700,43 +577,27 @@ def test_client_that_left_while_waiting_is_not_dispatched(world, waited_s, calle
     assert world.called == called
 
 
-@pytest.mark.parametrize(("took_s", "cancelled"), [(0.1, 0), (0.3, 1)], ids=["short", "long"])
-def test_client_that_left_a_long_call_is_counted(world, took_s, cancelled):
+def test_client_that_left_a_long_call_is_counted(world):
     """An attempt cannot be cancelled; after a long one, the client's connection is checked."""
 
     def take_long() -> np.ndarray:
-        world.now += took_s
+        world.now += 0.3
         return CAT
 
     world.models["m2"] = take_long
 
     assert world.send(TO_V2, is_gone=True).outcome == ("v2", "12", "variant")
-    assert world.count("cancelled_total") == cancelled
-
-
-def test_shadow_runs_after_the_response():
-    """The client has its response before the shadow gets the request."""
-    world = World(WITH_SHADOW)
-    had: list[int] = []
-    request = Request(world, KEY_V1)
-    world.models["m3"] = lambda: had.append(len(request.answers)) or CAT
-
-    world.router.handle(world.router.admit(request))
-
-    assert had == [1]
-    assert world.called == ["m1", "m3"]
+    assert world.count("cancelled_total") == 1
 
 
 @cases(
     ("ours", "theirs", "outcome"),
     {
-        "equal": (CAT, CAT, "agreed"),
         "close": (CAT, CAT * 0.9, "agreed"),
         "other class": (CAT, DOG, "disagreed"),
         "one of a batch": (np.concatenate([CAT, CAT]), np.concatenate([CAT, DOG]), "disagreed"),
         "shadow not a number": (CAT, np.array([[0.5, np.nan]], np.float32), "failed"),
         "variant not a number": (CAT * np.nan, CAT, "failed"),
-        "other classes": (CAT, CAT[:, :1], "failed"),
         "other batch": (CAT, np.concatenate([CAT, CAT]), "failed"),
     },
 )
@@ -755,7 +616,6 @@ def test_shadow_is_compared(ours, theirs, outcome):
 
 
 def test_failing_shadow_is_logged_once():
-    """An unreachable shadow fails no request, opens no breaker and is logged once."""
     world = World(WITH_SHADOW)
     world.fail("m3", Unavailable("gone"))
 
@@ -766,28 +626,18 @@ def test_failing_shadow_is_logged_once():
     assert world.count("shadow_requests_total", outcome="failed") == 20
 
 
-def test_failed_request_is_not_mirrored():
-    """Without a response of the variant, no comparison is possible."""
-    world = World(WITH_SHADOW)
-    world.fail("m1", InvalidImage("x"))
-
-    world.send(KEY_V1)
-
-    assert world.called == ["m1"]
-
-
-def test_shadow_is_not_compared_with_itself():
-    """A request that the shadow's own model has served is not mirrored to it."""
+def test_shadow_needs_a_response_of_another_model():
     world = World(replace(ROUTE, shadows=(Shadow("same", "m2", 1, 100),)))
 
     world.send(KEY_V1)
     world.send(KEY_V2)
+    world.fail("m1", InvalidImage("x"))
+    world.send(KEY_V1)
 
-    assert world.called == ["m1", "m2", "m2"]
+    assert world.called == ["m1", "m2", "m2", "m1"]
 
 
 def test_shadow_is_shed_while_others_wait():
-    """While another request is in flight, the shadow is skipped; the response stays the same."""
     world = World(WITH_SHADOW)
     waiting = world.router.admit(Request(world, {}))
 
@@ -796,23 +646,6 @@ def test_shadow_is_shed_while_others_wait():
     assert world.called == ["m1"]
 
     world.router.handle(waiting)
-    assert world.count("shadow_requests_total", outcome="agreed") == 1
-
-
-def test_shadows_count_towards_their_own_limit():
-    """A hanging shadow occupies its slot, and further requests are shed."""
-    world = World(WITH_SHADOW)
-    release, reached = threading.Event(), threading.Event()
-    world.models["m3"] = lambda: reached.set() or (release.wait(60) and CAT)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(world.send, KEY_V1)
-        assert reached.wait(60)
-        for _ in range(3):
-            assert world.send(KEY_V1).outcome == ("v1", "11", "route-key")
-        release.set()
-        first.result()
-
-    assert world.count("shadow_requests_total", outcome="shed") == 3
     assert world.count("shadow_requests_total", outcome="agreed") == 1
 
 
@@ -826,11 +659,12 @@ def test_hung_shadow_is_given_up():
         for _ in range(8):
             waiting.append(pool.submit(world.send, KEY_V1))
             assert reached.acquire(timeout=60)
+            assert world.send(KEY_V1).outcome == ("v1", "11", "route-key")
             world.now += 10.0
             world.router.expire()
         assert world.count("shadow_requests_total", outcome="failed") == 8
         assert world.send(KEY_V1).outcome == ("v1", "11", "route-key")
-        assert world.count("shadow_requests_total", outcome="shed") == 1
+        assert world.count("shadow_requests_total", outcome="shed") == 9
         release.set()
         for each in waiting:
             each.result()
@@ -849,7 +683,6 @@ def test_late_shadow_has_failed():
         return CAT
 
     world.models["m3"] = late
-
     world.send(KEY_V1)
 
     assert world.count("shadow_requests_total", outcome="failed") == 1
@@ -857,7 +690,6 @@ def test_late_shadow_has_failed():
 
 
 def test_response_that_cannot_be_built_is_an_error(world):
-    """A client always gets an outcome."""
     request = Request(world, {})
     request.respond = lambda *given: 1 / 0
 
@@ -866,8 +698,7 @@ def test_response_that_cannot_be_built_is_an_error(world):
     assert request.outcome == "inference failed: ZeroDivisionError: division by zero"
 
 
-def test_breaker_settings_are_those_of_the_requests_table(world):
-    """A request admitted before a change does not restore the old settings."""
+def test_request_of_before_a_change_does_not_restore_old_settings(world):
     admitted = world.router.admit(Request(world, TO_V2))
     breaker = replace(ROUTE.breaker, min_requests=2)
     world.router.use(in_use(replace(ROUTE, breaker=breaker)))
@@ -882,26 +713,14 @@ def test_breaker_settings_are_those_of_the_requests_table(world):
 
 def test_changed_variant_shares_its_series(world):
     """Attempts in flight on the old and the new variant count together: their labels are equal."""
-    _, release, thread = hang_v2(world)
+    _, finish = hang_v2(world)
     world.router.use(in_use(replace(ROUTE, variants=(V1, replace(V2, model="m1")))))
 
     world.send(TO_V2)
 
     assert world.count("in_flight", variant="v2") == 1
-    release.set()
-    thread.join()
+    finish()
     assert world.count("in_flight", variant="v2") == 0
-
-
-def test_new_table_serves_the_next_request(world):
-    """Requests in flight keep their table, later ones use the new one."""
-    request, release, thread = hang_v2(world)
-    world.router.use(in_use(Route((V1,), "v1", Salts("a", "b"))))
-
-    assert world.send(TO_V2).outcome == "invalid request: unknown x-variant 'v2': expected one of v1"
-    release.set()
-    thread.join()
-    assert request.outcome == ("v2", "12", "variant")
 
 
 @cases(
@@ -909,7 +728,6 @@ def test_new_table_serves_the_next_request(world):
     {
         "weight": ({"variants": (V1, replace(V2, weight=5))}, 2),
         "version": ({"variants": (V1, replace(V2, version=2))}, 0),
-        "breaker settings": ({"breaker": replace(ROUTE.breaker, min_requests=7)}, 0),
     },
 )
 def test_breaker_outlives_a_change_of_weights_only(world, changes, state):
@@ -924,7 +742,6 @@ def test_breaker_outlives_a_change_of_weights_only(world, changes, state):
 
 
 def test_series_are_bounded(world):
-    """After a limit, further variants share the series `other`."""
     for number in range(1000):
         variant = Variant(f"v{number}", "m1", 1, 1)
         world.router.use(in_use(Route((variant,), variant.name, Salts("a", "b"))))

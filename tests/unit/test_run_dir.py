@@ -14,6 +14,7 @@ from nereid.errors import ServerError
 from nereid.server import run_dir
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
+from tests.tables import cases
 
 
 @pytest.fixture
@@ -25,16 +26,20 @@ def record(repository, token: str = "secret") -> ServerRecord:
     return ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "cpu", token)
 
 
-def test_server_is_found_by_its_repository(base, tmp_path):
+def test_server_is_found_by_its_repository_and_its_token_is_private(base, tmp_path):
     ours, other = tmp_path / "ours", tmp_path / "other"
     written = record(ours)
+    assert run_dir.find(base, ours) is None
+    assert not base.exists()
 
     with run_dir.occupy(base, ours) as folder:
         run_dir.write(folder, written)
         assert (run_dir.find(base, ours), run_dir.find(base, other)) == (written, None)
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (base, folder, folder / "server.json")]
 
     assert (run_dir.find(base, ours), folder.exists()) == (None, False)
     assert written.url("grpc") == "127.0.0.1:2"
+    assert modes == [0o700, 0o700, 0o600]
 
 
 def test_newest_of_two_servers_is_found(base, tmp_path):
@@ -46,9 +51,7 @@ def test_newest_of_two_servers_is_found(base, tmp_path):
         assert run_dir.find(base, tmp_path).token == "newer"
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"\xff\xfe", b"{}"], ids=["empty", "cut off", "list", "no text", "fields"]
-)
+@cases("content", {"empty": b"", "list": b"[]", "no text": b"\xff\xfe", "fields": b"{}"})
 def test_damaged_record_is_named(base, tmp_path, content):
     with run_dir.occupy(base, tmp_path) as folder:
         run_dir.write(folder, record(tmp_path))
@@ -79,19 +82,6 @@ def test_server_without_a_supervisor_is_an_orphan(base, tmp_path):
                 each.wait()
         run_dir.write(left, replace(record(tmp_path), pid=server.pid))
         assert run_dir.orphans(base, tmp_path) == []
-
-
-def test_looking_for_a_server_creates_nothing(base, tmp_path):
-    assert run_dir.find(base, tmp_path) is None
-    assert not base.exists()
-
-
-def test_token_is_readable_by_its_owner_only(base, tmp_path):
-    with run_dir.occupy(base, tmp_path) as folder:
-        run_dir.write(folder, record(tmp_path))
-        modes = [stat.S_IMODE(path.stat().st_mode) for path in (base, folder, folder / "server.json")]
-
-    assert modes == [0o700, 0o700, 0o600]
 
 
 def test_directory_of_a_killed_server_is_neither_found_nor_kept(base, tmp_path):

@@ -22,10 +22,9 @@ NODE = f"{RUNNING} Conv node. Name:'/fc1/Conv' Status Message: "
 @pytest.mark.parametrize("kind", [CUDARuntimeError, CUDADriverError])
 def test_broken_device_of_cupy_is_recognised(kind):
     lost = run_failure(kind(700, "an illegal memory access"))
-    other = run_failure(kind(1, "invalid argument"))
 
     assert str(lost) == f"unavailable: device failed: {kind.__name__}: an illegal memory access"
-    assert type(other) is RuntimeFailed
+    assert type(run_failure(kind(1, "invalid argument"))) is RuntimeFailed
 
 
 def test_failed_allocation_in_python_is_a_lack_of_memory():

@@ -51,8 +51,9 @@ def test_models_that_run_a_damaged_version_are_not_served(repository, profile, m
     found = reasons(repository, profile)
 
     assert {*found} == models
-    what = "'model.onnx' is missing" if is_missing else "'model.onnx' has changed"
-    damaged = f"version 1 of '{NETWORK}' is damaged: {what}"
+    damaged = (
+        f"version 1 of '{NETWORK}' is damaged: 'model.onnx' {'is missing' if is_missing else 'has changed'}"
+    )
     assert damaged in found["classify_v1"]
     assert found["classify_v1"].endswith("; fix: restore the file, or publish it as a new version")
     if profile == "ensemble":  # the network with both versions is one model of Triton

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from typer.testing import CliRunner
 
 from nereid.assets import REPOSITORY
@@ -14,19 +13,11 @@ from nereid.server.run_dir import GatewayRecord
 from nereid.units import format_duration
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (59.6, "60 s"),
-        (61, "1 min"),
-        (3599, "59 min"),
-        (19_300, "5 h 21 min"),
-        (273_700, "3 d 4 h"),
-    ],
-)
-def test_durations_have_two_units_at_most(seconds, text):
-    assert format_duration(seconds) == text
+def test_durations_have_two_units_at_most():
+    seconds = (0, 59.6, 61, 3599, 19_300, 273_700)
+
+    texts = ["0 s", "60 s", "1 min", "59 min", "5 h 21 min", "3 d 4 h"]
+    assert [format_duration(each) for each in seconds] == texts
 
 
 def test_without_a_server_the_models_are_shown_and_the_command_fails(tmp_path):
@@ -36,10 +27,8 @@ def test_without_a_server_the_models_are_shown_and_the_command_fails(tmp_path):
     shown = CliRunner().invoke(app, words, env=environment)
     document = json.loads(CliRunner().invoke(app, [*words, "--json"], env=environment).stdout)
 
-    assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (
-        1,
-        f"error: no server of '{REPOSITORY}' runs; fix: nereid serve",
-    )
+    error = f"error: no server of '{REPOSITORY}' runs; fix: nereid serve"
+    assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (1, error)
     assert "1, 2 not served" in shown.stdout
     assert (document["server"], document["gateways"]) == (None, [])
     assert {each["name"]: each["kind"] for each in document["models"]} == {

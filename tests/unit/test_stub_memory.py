@@ -61,25 +61,16 @@ def test_memory_of_a_killed_server_is_removed(folder):
     assert names(folder) == ["nereid-1000-client"]
 
 
-def test_stopped_server_leaves_nothing(folder):
+def test_stopped_server_leaves_only_foreign_folders(folder):
     memory = StubMemory(NAME)
-    for _ in range(2):
+    for is_foreign in (False, False, True):
         memory.claim()
-        (folder / f"{NAME}-a").touch()
+        (folder / f"{NAME}-b").touch()
+        if is_foreign:
+            (folder / f"{NAME}-a").mkdir()
         assert remove_stale() == []
         memory.remove()
-        assert names(folder) == []
-
-
-def test_foreign_file_does_not_prevent_the_removal(folder):
-    memory = StubMemory(NAME)
-    memory.claim()
-    (folder / f"{NAME}-a").mkdir()
-    (folder / f"{NAME}-b").touch()
-
-    memory.remove()
-
-    assert names(folder) == [f"{NAME}-a"]
+        assert names(folder) == [f"{NAME}-a"] * is_foreign
 
 
 def test_lock_that_is_a_link_is_left_alone(folder):

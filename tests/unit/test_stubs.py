@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nereid.contract import read_unhealthy_instance
 from nereid.server.supervision import stubs
 from nereid.server.supervision.stubs import DEAD_AFTER_S, Roster, Verdicts
 from nereid.triton import stub_processes
 from nereid.triton.stub_processes import Process, Stub
+from tests.tables import cases
 
 FIRST = Stub(Process(10, 100), "model", 1, "model_0_0")
 SECOND = Stub(Process(11, 101), "model", 1, "model_0_1")
@@ -19,6 +19,7 @@ REPLACEMENT = replace(FIRST, process=Process(12, 500))
 OTHER_VERSION = replace(FIRST, process=Process(13, 600), version=2)
 LIVES, ENDED = "S", "Z"
 LATER_S = DEAD_AFTER_S
+BOTH_LIVE = {FIRST: LIVES, SECOND: LIVES}
 
 
 def dead_after(*observations: dict[Stub, str]) -> list[Stub]:
@@ -31,35 +32,23 @@ def dead_after(*observations: dict[Stub, str]) -> list[Stub]:
     return dead
 
 
-@pytest.mark.parametrize(
+@cases(
     ("observations", "dead"),
-    [
-        ([{}], []),
-        ([{FIRST: LIVES}, {FIRST: LIVES}], []),
-        ([{FIRST: LIVES}, {FIRST: ENDED}], []),
-        ([{FIRST: LIVES, SECOND: LIVES}, *[{FIRST: ENDED, SECOND: LIVES}] * 2], [FIRST]),
-        ([{FIRST: LIVES}, {}, {}], []),
-        ([{FIRST: LIVES}, {FIRST: ENDED}, {}], []),
-        ([{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, REPLACEMENT: LIVES}], []),
-        ([{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, OTHER_VERSION: LIVES}], [FIRST]),
-        (
+    {
+        "ended a moment ago": ([{FIRST: LIVES}, {FIRST: ENDED}], []),
+        "ended and still there": ([BOTH_LIVE, *[{FIRST: ENDED, SECOND: LIVES}] * 2], [FIRST]),
+        "collected by Triton": ([{FIRST: LIVES}, {}, {}], []),
+        "replaced": ([{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, REPLACEMENT: LIVES}], []),
+        "not replaced by another version": (
+            [{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, OTHER_VERSION: LIVES}],
+            [FIRST],
+        ),
+        "its replacement has died, too": (
             [{FIRST: LIVES}, {FIRST: ENDED, REPLACEMENT: LIVES}, *[{FIRST: ENDED, REPLACEMENT: ENDED}] * 2],
             [FIRST, REPLACEMENT],
         ),
-        ([{FIRST: LIVES}, {FIRST: "T"}, {FIRST: "T"}], []),
-    ],
-    ids=[
-        "no stubs",
-        "lives",
-        "ended a moment ago",
-        "ended and still there",
-        "collected by Triton",
-        "collected late",
-        "replaced",
-        "not replaced by another version",
-        "its replacement has died, too",
-        "stopped",
-    ],
+        "stopped": ([{FIRST: LIVES}, {FIRST: "T"}, {FIRST: "T"}], []),
+    },
 )
 def test_zombie_that_stays_and_is_not_replaced_is_dead(observations, dead):
     """A stub that Triton ended is collected, so only killed stubs count."""
@@ -88,20 +77,6 @@ def test_second_verdict_within_a_while_is_final():
     assert (are_final, dead, verdicts.dead) == ([False, False, True, True], ["model_0_0"], [])
     assert not verdicts.add("model_0_0", 47)
     assert verdicts.add("model_0_1", 0, is_stopped=True)
-
-
-@pytest.mark.parametrize(
-    ("failure", "instance"),
-    [
-        ("""500 {"error":"Stub process 'a_b_0_1' is not healthy."}""", "a_b_0_1"),
-        ("""503 {"error":"unavailable: Stub process 'eyes_0_0' is not healthy."}""", "eyes_0_0"),
-        ("503 overloaded: 64 requests", ""),
-        ("", ""),
-    ],
-    ids=["of the model", "through a route", "something else", "no failure"],
-)
-def test_unhealthy_instance_is_named_by_the_message(failure, instance):
-    assert read_unhealthy_instance(failure) == instance
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ LIVES, STOPPED, ENDED = "S", "T", "Z"
 READY = {"eyes": {1}, "other": {1}}
 UNHEALTHY = """500 {"error":"Stub process 'eyes_0_0' is not healthy."}"""
 DEAD = ReportBroken({"eyes": "the process of 'eyes_0_0' is dead"})
+FAILED = ReportBroken({"eyes": "the device of 'eyes_0_0' failed"})
 BY_PID, BY_PROBE = Reload("eyes", frozenset({1}), "pid"), Reload("eyes", frozenset({1}), "probe")
 
 
@@ -60,7 +61,6 @@ class Driver:
         self.round()
 
     def step(self, event: Event, later_s: float = 0.0) -> list[Command]:
-        """Apply an event after some seconds."""
         self.now_s += later_s
         return self.supervisor.step(event, self.now_s)
 
@@ -73,7 +73,6 @@ class Driver:
         return self.step(ProcessesSeen(self.states, living if find else None), later_s)
 
     def report(self, *pids: int) -> list[Command]:
-        """Let processes report a failed device."""
         return self.step(ProcessesSeen(self.states, self.found, pids))
 
     def round(self, *models: str) -> list[Command]:
@@ -91,6 +90,14 @@ class Driver:
         assert isinstance(order, Reload)
         return self.step(Reloaded(refusal), took_s)
 
+    def add(self, stub: Stub) -> None:
+        """Let Triton start a stub next to the others."""
+        self.found, self.states = (*self.found, stub), self.states | {stub.process: LIVES}
+
+    def judge(self, probe: Probe, failure: str | None = UNHEALTHY) -> list[Command]:
+        """End a probe that began just now."""
+        return self.step(ProbeEnded(probe, failure, self.now_s))
+
     def replace_all(self, *stubs: Stub) -> None:
         """Let Triton end all stubs and start others."""
         self.found, self.states = stubs, {stub.process: LIVES for stub in stubs}
@@ -99,13 +106,7 @@ class Driver:
 
 @pytest.fixture
 def driver():
-    """A supervisor that has seen two living stubs of `eyes`."""
     return Driver()
-
-
-def test_living_stubs_need_nothing(driver):
-    """An observation without a dead stub only clears the report."""
-    assert driver.see(find=False) == [ReportBroken({})]
 
 
 def test_dead_stub_is_confirmed_reported_and_repaired_once(driver):
@@ -116,7 +117,7 @@ def test_dead_stub_is_confirmed_reported_and_repaired_once(driver):
     assert driver.see() == [DEAD]
     assert driver.step(IndexRead(READY)) == [BY_PID]
     assert driver.see() == [ReportBroken({"eyes": "is being loaded again"})]
-    driver.found, driver.states = (*BOTH, NEW), driver.states | {NEW.process: LIVES}
+    driver.add(NEW)
     driver.see(later_s=0.5)
     done = driver.step(Reloaded())
 
@@ -130,28 +131,26 @@ def test_stub_of_an_unserved_version_is_not_repaired(driver, ready):
     assert driver.die() == [DEAD, ReadIndex()]
     assert driver.step(IndexRead(ready)) == []
     assert driver.see() == [DEAD, ReadIndex()]
+    assert driver.step(RepairInterrupted()) == []
+    assert driver.see() == [DEAD, ReadIndex()]
     driver.step(RepairInterrupted())
     driver.step(RoundStarted(ready, (), ()))
     assert driver.see() == [ReportBroken({})]
 
 
-def test_interrupted_reading_of_the_index_is_tried_again(driver):
-    """Without a response the stub stays dead, and the next observation reads the index again."""
-    driver.die()
-    assert driver.step(RepairInterrupted()) == []
-    assert driver.see() == [DEAD, ReadIndex()]
-
-
-def test_refused_reload_is_tried_again_after_growing_waits():
-    """Each refusal doubles the wait up to 30 s, and the reason and the wait are logged."""
+@pytest.mark.parametrize("cause", ["dead stub", "failed device"])
+def test_refused_reload_is_tried_again_after_growing_waits(cause):
+    """Until then, the processes of a failed device live on, and reject requests with the reason."""
     driver = Driver(stubs=(FIRST,))
-    assert driver.die() == [DEAD, ReadIndex()]
+    broken = DEAD if cause == "dead stub" else FAILED
+    first = driver.die() if broken is DEAD else driver.report(FIRST.process.pid)
+    assert first == [broken, ReadIndex()]
     for delay_s in REPAIR_DELAYS_S:
         (line,) = driver.repair(refusal="bad file", took_s=0.0)
-        refused = "model 'eyes' version 1 has a dead stub and cannot be loaded: bad file; next try in"
+        refused = f"model 'eyes' version 1 has a {cause} and cannot be loaded: bad file; next try in"
         assert line == Log(f"{refused} {delay_s:g} s")
-        assert driver.see(later_s=delay_s - 0.01) == [DEAD]
-        assert driver.see(later_s=0.02) == [DEAD, ReadIndex()]
+        assert driver.see(later_s=delay_s - 0.01) == [broken]
+        assert driver.see(later_s=0.02) == [broken, ReadIndex()]
 
 
 def test_calm_time_resets_the_waits(driver):
@@ -171,7 +170,6 @@ def test_calm_time_resets_the_waits(driver):
 
 
 def test_other_models_do_not_wait_for_a_refused_one():
-    """Each model has its own wait; the next dead model is repaired immediately."""
     driver = Driver(stubs=(*BOTH, OTHER))
     driver.see(pid10=ENDED, pid12=ENDED)
     driver.see(later_s=2 * DEAD_AFTER_S)
@@ -196,33 +194,16 @@ def test_polled_repository_gets_time_until_the_next_look():
     assert driver.see(later_s=1.1) == [DEAD, ReadIndex()]
 
 
-FAILED = ReportBroken({"eyes": "the device of 'eyes_0_0' failed"})
-
-
 def test_stub_with_a_failed_device_is_replaced(driver):
-    """Its model is loaded again, though the process runs, and until it is replaced."""
     assert driver.report(FIRST.process.pid) == [FAILED, ReadIndex()]
     assert driver.step(IndexRead(READY)) == [Reload("eyes", frozenset({1}), "device")]
-    driver.found, driver.states = (*BOTH, NEW), driver.states | {NEW.process: LIVES}
+    driver.add(NEW)
     driver.see(later_s=0.5)
     (line,) = driver.step(Reloaded())
 
     assert line == Log("model 'eyes' version 1 had a failed device: loaded again in 0.5 s")
     assert driver.see() == [ReportBroken({})]
     assert driver.see(later_s=OLD_STUBS_S + 1)[0] == Kill(FIRST.process)
-
-
-def test_failed_device_that_stays_is_tried_again_after_growing_waits(driver):
-    """While the model cannot be loaded, its processes live on, and reject requests with the reason."""
-    driver.report(FIRST.process.pid)
-    for delay_s in REPAIR_DELAYS_S:
-        (line,) = driver.repair(refusal="no GPU", took_s=0.0)
-        assert isinstance(line, Log)
-        assert line.text.endswith(
-            f"has a failed device and cannot be loaded: no GPU; next try in {delay_s:g} s"
-        )
-        assert driver.see(later_s=delay_s - 0.01) == [FAILED]
-        assert driver.see(later_s=0.02) == [FAILED, ReadIndex()]
 
 
 def test_report_of_an_unknown_process_repairs_nothing(driver):
@@ -244,54 +225,43 @@ def test_server_without_model_control_is_restarted():
 
 
 def test_ended_server_ends_the_supervision_once(driver):
-    """The first end counts; it has no reason if the server ended by itself."""
-    assert driver.step(ServerEnded()) == [End("")]
-    assert driver.step(ServerEnded()) == []
+    assert [driver.step(ServerEnded()) for _ in range(2)] == [[End("")], []]
 
 
 def test_each_image_model_has_one_probe_at_a_time(driver):
-    """A model gets a new probe only after its last one has ended."""
     assert driver.round("eyes", "other") == [Probe("eyes", 1), Probe("other", 2)]
     assert driver.round("eyes", "other") == []
-    driver.step(ProbeEnded(Probe("eyes", 1), None, driver.now_s))
+    driver.judge(Probe("eyes", 1), None)
     assert driver.round("eyes", "other") == [Probe("eyes", 3)]
 
 
-@pytest.mark.parametrize(
-    "failure", [None, "503 unavailable", "timed out"], ids=["success", "refused", "late"]
-)
-def test_failure_that_names_no_instance_is_not_a_verdict(driver, failure):
-    """Such failures only make the model not ready."""
+def test_failure_that_names_no_instance_is_not_a_verdict(driver):
     (probe,) = driver.round("eyes")
 
-    assert driver.step(ProbeEnded(probe, failure, driver.now_s)) == []
+    assert driver.judge(probe, "503 unavailable") == []
     assert driver.see() == [ReportBroken({})]
 
 
 def test_second_verdict_on_an_instance_kills_and_repairs_it(driver):
     """The first verdict repeats the probe; after the second the hanging process goes first."""
     (probe,) = driver.round("eyes")
-    (again,) = driver.step(ProbeEnded(probe, UNHEALTHY, driver.now_s))
+    (again,) = driver.judge(probe)
 
     assert again == Probe("eyes", 1, attempt=2)
-    assert driver.step(ProbeEnded(again, UNHEALTHY, driver.now_s)) == [ReadIndex()]
+    assert driver.judge(again) == [ReadIndex()]
     assert driver.step(IndexRead(READY)) == [Kill(FIRST.process), BY_PROBE]
     (line,) = driver.step(Reloaded(), 2.0)
     assert line == Log("model 'eyes' version 1 had a dead stub (found by probe): loaded again in 2.0 s")
-    assert driver.see(later_s=60) == [
-        *map(Kill, sorted((s.process for s in BOTH), key=lambda p: p.pid)),
-        ReportBroken({}),
-    ]
+    assert driver.see(later_s=60) == [*(Kill(each.process) for each in BOTH), ReportBroken({})]
 
 
 def test_verdicts_of_different_instances_end_with_the_attempts(driver):
-    """A probe is repeated a few times at most, and then the next round begins anew."""
     (probe,) = driver.round("eyes")
     for number in range(MAX_ATTEMPTS - 1):
         failure = UNHEALTHY.replace("eyes_0_0", f"eyes_0_{number}")
-        (probe,) = driver.step(ProbeEnded(probe, failure, driver.now_s))
+        (probe,) = driver.judge(probe, failure)
 
-    assert driver.step(ProbeEnded(probe, UNHEALTHY.replace("eyes_0_0", "eyes_0_9"), driver.now_s)) == []
+    assert driver.judge(probe, UNHEALTHY.replace("eyes_0_0", "eyes_0_9")) == []
     assert driver.round("eyes") == [Probe("eyes", 2)]
 
 
@@ -302,33 +272,30 @@ def test_instance_name_of_several_versions_kills_no_process():
     ready = {"eyes": {1, 2}}
     driver.step(RoundStarted(ready, ["eyes"], ["eyes"]))
     for attempt in (1, 2):
-        driver.step(ProbeEnded(Probe("eyes", 1, attempt), UNHEALTHY, driver.now_s))
+        driver.judge(Probe("eyes", 1, attempt))
 
     assert driver.step(IndexRead(ready)) == [Reload("eyes", frozenset({1, 2}), "probe")]
 
 
 def test_verdict_on_a_model_that_was_unloaded_repairs_nothing(driver):
-    """The hanging process is killed, and no version is left to load."""
     (probe,) = driver.round("eyes")
     for attempt in (1, 2):
-        driver.step(ProbeEnded(replace(probe, attempt=attempt), UNHEALTHY, driver.now_s))
+        driver.judge(replace(probe, attempt=attempt))
 
     assert driver.step(IndexRead({})) == [Kill(FIRST.process)]
     assert driver.see() == [ReportBroken({})]
 
 
 def test_stopped_stub_is_probed_by_several_and_judged_by_one_verdict(driver):
-    """A stopped process brings the next round forward, with a probe for each instance."""
     driver.round("eyes")
     assert driver.see(pid10=STOPPED) == [ReportBroken({}), ProbeSoon()]
     assert driver.round("eyes") == [Probe("eyes", 2)]
 
-    assert driver.step(ProbeEnded(Probe("eyes", 2), UNHEALTHY, driver.now_s)) == [ReadIndex()]
+    assert driver.judge(Probe("eyes", 2)) == [ReadIndex()]
     assert driver.step(IndexRead(READY)) == [Kill(FIRST.process), BY_PROBE]
 
 
 def test_number_of_probes_is_limited():
-    """A model of many instances gets a limited number of probes."""
     many = tuple(Stub(Process(10 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(MAX_PROBES + 3))
     driver = Driver(stubs=many)
     driver.round("eyes")
@@ -346,7 +313,6 @@ def test_stopped_stub_of_a_model_without_images_is_left_alone(driver):
 
 @pytest.mark.parametrize("when", ["known", "in repair", "older"])
 def test_probe_of_a_known_failure_is_not_a_verdict(driver, when):
-    """A failure that is known, in repair, or older than the repair is ignored."""
     (probe,) = driver.round("eyes")
     began_s = driver.now_s
     driver.die()
@@ -364,7 +330,6 @@ def test_probe_of_a_known_failure_is_not_a_verdict(driver, when):
 
 
 def test_probes_of_old_instances_do_not_delay_the_next_round(driver):
-    """After a repair a probe that may take its whole time is no longer counted."""
     driver.round("eyes")
     driver.die()
     driver.repair()
@@ -415,7 +380,7 @@ def test_too_many_dead_instances_restart_the_server(count, ends):
 def test_retired_instance_that_dies_is_not_repaired(driver):
     """After a change to fewer instances, no new stub takes the place of an old one."""
     driver.step(InstancesChanged("eyes", [each.process for each in BOTH]))
-    driver.found, driver.states = (*BOTH, NEW), driver.states | {NEW.process: LIVES}
+    driver.add(NEW)
     driver.see()
 
     assert driver.die(SECOND) == [ReportBroken({})]
@@ -428,7 +393,7 @@ def test_retired_instance_that_dies_is_not_repaired(driver):
 def test_retired_instances_that_never_end_are_killed(driver, has_died):
     """A dead one keeps the others forever; without one, they still answer long requests."""
     driver.step(InstancesChanged("eyes", [each.process for each in BOTH]))
-    driver.found, driver.states = (*BOTH, NEW), driver.states | {NEW.process: LIVES}
+    driver.add(NEW)
     driver.see(**{f"pid{SECOND.process.pid}": ENDED} if has_died else {})
 
     assert Kill(FIRST.process) not in driver.see(later_s=OLD_STUBS_S + 0.1)

@@ -28,11 +28,8 @@ def test_cores_are_those_of_the_affinity(one_core):
     ("parameters", "instances", "kind", "expected"),
     {
         "explicit": ({INTRA: "3"}, 1000, "CPU", ThreadCounts(3, 0)),
-        "both explicit": ({INTRA: "3", INTER: "2"}, 1, "CPU", ThreadCounts(3, 2)),
         "digits and letters": ({INTRA: " 4abc"}, 1, "CPU", ThreadCounts(4, 0)),
         "more instances than cores": ({}, 1000, "CPU", ThreadCounts(1, 0)),
-        "only between operators": ({INTER: "2"}, 1000, "CPU", ThreadCounts(1, 2)),
-        "explicit zero": ({INTRA: "0"}, 1000, "CPU", ThreadCounts(1, 0)),
         "negative": ({INTRA: "-5", INTER: "-5"}, 1000, "CPU", ThreadCounts(1, 0)),
         "kind model": ({}, 1000, "MODEL", ThreadCounts(1, 0)),
         "gpu": ({}, 1, "GPU", ThreadCounts(0, 0)),

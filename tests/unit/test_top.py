@@ -7,10 +7,7 @@ from dataclasses import asdict, fields, is_dataclass, replace
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from nereid.assets import REPOSITORY
-from nereid.cli.main import app
 from nereid.cli.observe_commands.top_view import view
 from nereid.observe import top_values
 from nereid.observe.machine import MachineReading
@@ -24,23 +21,13 @@ from nereid.server.run_dir import GatewayRecord, ServerRecord
 from nereid.server.supervision.process_usage import Usage
 from nereid.triton.stub_processes import Process
 from tests.conftest import ROOT
+from tests.routes import document, variant
 
 RECORD = ServerRecord(50, "127.0.0.1", Ports(8000, 8001, 8002), "/models", "cpu", "secret", 8003)
 GATEWAY = GatewayRecord(60, "127.0.0.1", 8080)
-ROUTE = parse_route(
-    json.dumps(
-        {
-            "generation": 3,
-            "default": "v1",
-            "salts": {"variants": "a", "shadows": "b"},
-            "variants": [
-                {"name": "v1", "model": "dogs_v1", "version": 1, "weight": 3},
-                {"name": "v2", "model": "dogs_v2", "version": 1, "weight": 1},
-            ],
-            "shadows": [{"name": "next", "model": "dogs_v3", "version": 1, "percent": 20}],
-        }
-    ).encode()
-)
+SHADOW = {"name": "next", "model": "dogs_v3", "version": 1, "percent": 20}
+VARIANTS = variant("v1", "dogs_v1", 3), variant("v2", "dogs_v2", 1)
+ROUTE = parse_route(json.dumps(document(*VARIANTS, generation=3, shadows=[SHADOW])).encode())
 
 
 def page(read_s: float, text: str) -> MetricsPage:
@@ -82,7 +69,7 @@ def reading(read_s: float, text: str = "", **changed: object) -> Reading:
     return replace(plain, **changed)  # type: ignore[arg-type]
 
 
-def variant(found: Top, name: str) -> TopVariant:
+def variant_of(found: Top, name: str) -> TopVariant:
     (route,) = found.routes
     return next(each for each in route.variants if each.name == name)
 
@@ -93,23 +80,13 @@ def test_variants_have_their_part_of_the_growth():
         reading(12, requests(130, 110, failed=4) + "\n" + requests(10, 0, instance="b")),
     )
 
-    first, second = variant(found, "v1"), variant(found, "v2")
+    first, second = variant_of(found, "v1"), variant_of(found, "v2")
     assert found.seconds == 2
     assert (first.weight, first.expected_share, first.requests_per_s) == (3, 0.75, 20.0)
     # 40 and 15, since the second instance's rejected request is new.
     assert first.share == pytest.approx(40 / 55)
     assert (second.requests_per_s, second.errors_per_s) == (7.5, 2.0)
     assert (first.model, first.version, first.breaker) == ("dogs_v1", 1, None)
-
-
-def test_a_variant_that_left_the_file_is_shown_while_it_answers():
-    text = 'nereid_route_requests_total{route="dogs",variant="old",outcome="ok"} 8'
-
-    found = measure(reading(10), reading(12, text))
-    unreadable = measure(reading(10), reading(12, text, routes={}))
-
-    assert (variant(found, "old").weight, variant(found, "old").requests_per_s) == (None, 4.0)
-    assert [each.name for each in unreadable.routes[0].variants] == ["old"]
 
 
 def test_latency_is_that_of_successful_requests():
@@ -124,7 +101,7 @@ def test_latency_is_that_of_successful_requests():
         for each in (0, 2, 1)
     )
 
-    found = variant(measure(reading(10), reading(12, f"{text}\n{states}")), "v1")
+    found = variant_of(measure(reading(10), reading(12, f"{text}\n{states}")), "v1")
 
     assert (found.p50_ms, found.p99_ms) == (pytest.approx(5), pytest.approx(9.9))
     assert found.breaker == "open"
@@ -162,7 +139,7 @@ def test_a_restart_is_named_and_its_counts_are_new():
         reading(10, requests(100, 100)), reading(12, requests(104, 0), record=replace(RECORD, pid=51))
     )
 
-    assert variant(found, "v1").requests_per_s == 52.0
+    assert variant_of(found, "v1").requests_per_s == 52.0
     assert found.notes == ["tritonserver restarted: pid 50 became 51"]
     assert measure(reading(10, record=None, page=None), reading(12)).notes == []
 
@@ -180,22 +157,14 @@ def test_without_two_pages_there_are_no_rates(side):
     assert found.machine is not None
 
 
-def test_cores_are_busy_by_their_growth():
-    found = measure(reading(10), reading(12)).machine
-
-    assert found is not None
-    assert (list(found.cores_busy), found.limit_cores, found.limit_memory_bytes) == ([0.1], 2.0, None)
-
-
-def test_gpus_are_those_of_triton():
+def test_machine_has_busy_cores_and_the_gpus_of_triton():
     text = 'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.5\nnv_gpu_power_usage{gpu_uuid="GPU-2"} 70'
     found = measure(reading(10), reading(12, text)).machine
 
     assert found is not None
-    assert [(each.uuid, each.busy, each.power_w) for each in found.gpus] == [
-        ("GPU-1", 0.5, None),
-        ("GPU-2", None, 70.0),
-    ]
+    assert (list(found.cores_busy), found.limit_cores, found.limit_memory_bytes) == ([0.1], 2.0, None)
+    gpus = [(each.uuid, each.busy, each.power_w) for each in found.gpus]
+    assert gpus == [("GPU-1", 0.5, None), ("GPU-2", None, 70.0)]
 
 
 def gateway(read_s: float, predicted: int, shed: int, trouble: str = "") -> GatewayReading:
@@ -215,12 +184,8 @@ def test_gateway_counts_requests_of_models():
 
     assert (found.requests_per_s, found.shed_per_s, found.in_flight, found.waiting) == (23.0, 3.0, 4.0, None)
 
-
-def test_gateway_without_a_page_has_a_reason():
-    closed = gateway(12, 0, 0, "its metrics need a key")
-
-    (found,) = measure(reading(10, gateways=[closed]), reading(12, gateways=[closed])).gateways
-
+    closed = [gateway(12, 0, 0, "its metrics need a key")]
+    (found,) = measure(reading(10, gateways=closed), reading(12, gateways=closed)).gateways
     assert (found.trouble, found.requests_per_s, found.limit) == ("its metrics need a key", None, None)
 
 
@@ -233,18 +198,14 @@ def lines(found: Top, width: int, height: int | None = None) -> list[str]:
 
 def full(models: int = 3) -> Top:
     """Return values with large numbers, long names and a reason."""
-    text = "\n".join(
-        model(f"a-rather-long-name-of-a-model-{number}", 10**6 * (number + 1), 10**9, 10**9, 10**5)
-        for number in range(models)
-    )
+    names = [f"a-rather-long-name-of-a-model-{number}" for number in range(models)]
+    text = "\n".join(model(name, 10**6 * n, 10**9, 10**9, 10**5) for n, name in enumerate(names, start=1))
     return measure(
         reading(10, gateways=[gateway(10, 0, 0)], usage=[usage(5, "tritonserver", 0)]),
         reading(
             12,
             requests(10**6, 10**6) + "\n" + text,
-            reasons={
-                "dogs": "the process of 'dogs_0_0' is dead, and this text is longer than any terminal " * 3
-            },
+            reasons={"dogs": "the process of 'dogs_0_0' is dead, and longer than any terminal " * 3},
             gateways=[gateway(12, 10**6, 10**6)],
             usage=[usage(5, "tritonserver", 3), usage(6, "supervisor", 0)],
         ),
@@ -255,6 +216,8 @@ def full(models: int = 3) -> Top:
 def test_no_line_is_wrapped(width):
     shown = lines(full(), width)
 
+    assert shown[0].startswith("not ready  up 1 min  profile cpu  127.0.0.1 http 8000")
+    assert shown[1].startswith("  dogs: the process of 'dogs_0_0' is dead")
     assert max(map(len, shown)) <= width
     assert len(shown) == len(lines(full(), 1000))
     row = next(line for line in shown if line.startswith("dogs") and "v1" in line)
@@ -277,13 +240,6 @@ def test_screen_fits_its_height():
     assert shown[-1].startswith("every 2 s")
 
 
-def test_screen_names_what_is_wrong():
-    first, second, *_ = lines(full(), 200)
-
-    assert first.startswith("not ready  up 1 min  profile cpu  127.0.0.1 http 8000")
-    assert second.startswith("  dogs: the process of 'dogs_0_0' is dead")
-
-
 def keys(kind: type) -> set[str]:
     """Return the names of the fields of a value and of the values inside it."""
     inside = [each for each in vars(top_values).values() if isinstance(each, type) and is_dataclass(each)]
@@ -292,22 +248,8 @@ def keys(kind: type) -> set[str]:
 
 def test_every_key_of_the_json_is_documented():
     text = (ROOT / "docs" / "top.md").read_text().partition("## JSON")[2]
-    named = {
-        name
-        for cell in re.findall(r"^\| (`[^|]*`) \|", text, re.MULTILINE)
-        for name in re.findall(r"`(\w+)`", cell)
-    }
+    cells = re.findall(r"^\| (`[^|]*`) \|", text, re.MULTILINE)
+    named = {*re.findall(r"`(\w+)`", " ".join(cells))}
 
     assert named == keys(Top)
     json.dumps(asdict(full()))
-
-
-def test_without_a_server_the_command_fails(tmp_path):
-    words = ["top", "--once", "--repository", str(REPOSITORY)]
-
-    shown = CliRunner().invoke(app, words, env={"XDG_RUNTIME_DIR": str(tmp_path)})
-
-    assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (
-        1,
-        f"error: no server of '{REPOSITORY}' runs; fix: nereid serve",
-    )

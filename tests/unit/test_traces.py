@@ -30,7 +30,6 @@ def test_context_survives_its_header(trace, span, is_sampled):
     ("header", "is_valid"),
     {
         "future version": (f"cc-{TRACE}-{SPAN}-01-more", True),
-        "unknown flags": (f"00-{TRACE}-{SPAN}-fe", True),
         "invalid version": (f"ff-{TRACE}-{SPAN}-01", False),
         "more in version 0": (f"00-{TRACE}-{SPAN}-01-more", False),
         "upper case": (f"00-{TRACE.upper()}-{SPAN}-01", False),
@@ -70,31 +69,15 @@ def part(name, begin, end, **more):
     return {"name": name, "begin": begin * MS, "end": end * MS, **more}
 
 
-GATEWAY = record(
-    "gateway",
-    "gateway /predict",
-    "g",
-    "",
-    0,
-    100,
-    id="mine",
-    inner=[part("receive", 0, 5), part("admission", 5, 8, of="i"), part("inference", 8, 99, span="i")],
-)
+ADMITTED = [part("receive", 0, 5), part("admission", 5, 8, of="i"), part("inference", 8, 99, span="i")]
+GATEWAY = record("gateway", "gateway /predict", "g", "", 0, 100, id="mine", inner=ADMITTED)
 ROUTE = record("route", "route r", "r", "i", 10, 95, inner=[part("attempt v1", 12, 92, span="t")])
-MODEL = record(
-    "model",
-    "m",
-    "m",
-    "t",
-    30,
-    90,
-    about={"batch_size": 2, "core_wait_ms": 1.5},
-    inner=[
-        part("decode", 31, 41, about={"format": "PNG", "bytes": 9}),
-        part("resize", 41, 43),
-        part("network", 45, 85),
-    ],
-)
+STEPS = [
+    part("decode", 31, 41, about={"format": "PNG", "bytes": 9}),
+    part("resize", 41, 43),
+    part("network", 45, 85),
+]
+MODEL = record("model", "m", "m", "t", 30, 90, about={"batch_size": 2, "core_wait_ms": 1.5}, inner=STEPS)
 
 
 def lines(*records):
@@ -108,18 +91,8 @@ def encoded(*records):
 def test_line_divides_the_time_of_a_request():
     (line,) = lines(MODEL, GATEWAY, ROUTE)
 
-    assert line["stages_ms"] == {
-        "receive": 5,
-        "admission": 3,
-        "transport": 6,
-        "route": 5,
-        "queue": 18,
-        "decode": 10,
-        "resize": 2,
-        "network": 40,
-        "model": 8,
-        "response": 2,
-    }
+    around = {"receive": 5, "admission": 3, "transport": 6, "route": 5, "queue": 18, "response": 2}
+    assert line["stages_ms"] == around | {"decode": 10, "resize": 2, "network": 40, "model": 8}
     assert (line["ms"], line["request_id"], line["batch_size"]) == (100, "mine", 2)
     assert sum(line["stages_ms"].values()) == 99
 
@@ -130,11 +103,7 @@ def test_steps_of_an_ensemble_are_added():
 
     (line,) = lines(second, ROUTE, first)
 
-    assert (line["stages_ms"]["hop"], line["stages_ms"]["network"], line["stages_ms"]["response"]) == (
-        5,
-        20,
-        2,
-    )
+    assert line["stages_ms"].items() >= {"hop": 5, "network": 20, "response": 2}.items()
 
 
 @cases(
@@ -144,35 +113,21 @@ def test_steps_of_an_ensemble_are_added():
         "without a gateway": ([ROUTE, MODEL], ["route r"]),
         "model without a route": ([MODEL | {"parent": ""}], ["m"]),
         "model of a shadow": ([record("shadow", "shadow s", "s", "", 0, 9), MODEL | {"parent": "s"}], []),
-        "records lost": ([GATEWAY], ["gateway /predict"]),
     },
 )
 def test_each_request_has_one_line(records, names):
     assert [line["name"] for line in lines(*records)] == names
 
 
-def test_networks_of_a_reader_are_no_requests():
-    inner = [part("decode", 31, 41), part("detect", 41, 61), part("recognise", 61, 85)]
-    reader = record("model", "read_text_v1", "m", "t", 30, 90, about={"batch_size": 1}, inner=inner)
-    networks = [
-        record(
-            "model", name, name, "m", begin, end, about={"batch_size": 1}, inner=[part("network", begin, end)]
-        )
-        for name, begin, end in (("text_detect", 42, 60), ("text_recognise", 62, 84))
-    ]
-
-    (line,) = lines(*networks, ROUTE, reader)
-    (direct,) = lines(*networks, {**reader, "parent": ""})
-
-    assert direct["stages_ms"] == {"decode": 10, "detect": 20, "recognise": 24, "model": 6}
-    assert line["stages_ms"].items() >= direct["stages_ms"].items()
-    assert sum(line["stages_ms"].values()) == line["ms"]
+def exporting():
+    """Return a collector, and the records that it exports."""
+    found = []
+    return Traces(lambda lines: None, found.extend), found
 
 
 def kept(count, seconds=1.0, **more):
     """Return the number of kept traces of some that arrive evenly."""
-    found = []
-    traces = Traces(lambda lines: None, lambda records: found.extend(records))
+    traces, found = exporting()
     for number in range(count):
         now_s = 100 + number * seconds / count
         traces.add(encoded(ROUTE | {"trace": f"{number:032x}", "inner": [], **more}), now_s)
@@ -181,21 +136,17 @@ def kept(count, seconds=1.0, **more):
     return len(found)
 
 
-def test_traces_without_a_reason_are_not_kept():
+def test_traces_are_kept_for_a_reason_and_at_a_limited_rate():
     assert kept(10) == 0
     assert kept(10, sampled=True) == 10
     assert kept(10, keep=SERVER) == 10
     assert kept(10, keep=CALLER) == 10
-
-
-def test_flood_of_kept_traces_is_limited():
     assert kept(5000, seconds=2, sampled=True) <= 3 * MAX_KEPT_PER_S + 1
     assert kept(5000, seconds=2, keep=CALLER) <= 2.5 * MAX_KEPT_PER_S + 1
 
 
 def test_late_record_of_a_kept_trace_is_exported():
-    found = []
-    traces = Traces(lambda lines: None, lambda records: found.extend(records))
+    traces, found = exporting()
     traces.add(encoded(ROUTE | {"sampled": True}), 0)
     traces.expire(HOLD_S)
     traces.add(encoded(record("attempt", "attempt v2", "late", "r", 5, 500)), 5)
@@ -286,8 +237,7 @@ def test_images_of_a_batch_have_their_own_time():
 
 def test_slow_steps_stay_in_their_trace():
     """The record of a first step waits for the route, however late that comes."""
-    found = []
-    traces = Traces(lambda lines: None, lambda records: found.extend(records))
+    traces, found = exporting()
     traces.add(encoded(MODEL), 0)
     traces.expire(10)
     traces.add(encoded(ROUTE | {"keep": SERVER}), 10)
@@ -297,8 +247,7 @@ def test_slow_steps_stay_in_their_trace():
 
 
 def test_one_trace_of_many_requests_is_limited():
-    exported = []
-    traces = Traces(lambda lines: None, lambda records: exported.extend(records))
+    traces, exported = exporting()
     for number in range(20_000):
         traces.add(encoded(ROUTE | {"sampled": True, "inner": []}), number / 1000)
     traces.close(30)
@@ -307,8 +256,7 @@ def test_one_trace_of_many_requests_is_limited():
 
 
 def test_flood_of_samples_leaves_room_for_failures():
-    exported = []
-    traces = Traces(lambda lines: None, lambda records: exported.extend(records))
+    traces, exported = exporting()
     for number in range(10_000):
         now_s = number / 1000
         kind = {"keep": SERVER} if number % 1000 == 0 else {"sampled": True}

@@ -4,7 +4,6 @@ import math
 import random
 import statistics
 import time
-from collections import Counter
 from itertools import islice, pairwise
 
 import gevent
@@ -38,23 +37,7 @@ def callers():
     gevent.killall(started)
 
 
-def test_in_a_closed_loop_a_turn_comes_when_it_is_asked_for(callers):
-    """All callers are busy at once, and none has more than one turn."""
-    turns = TurnScheduler("closed", random.Random(1))
-    answered = callers(turns, 3, 0.002)
-
-    with gevent.Timeout(WATCHDOG_S):
-        while len(answered) <= 3:
-            gevent.sleep(0.002)
-    lost = turns.finish()
-
-    series = turns.statistics.of("http")
-    assert lost == []
-    assert (series.planned, series.in_flight_max, series.backlog_max) == (0, 3, 0)
-
-
 def test_all_that_was_due_is_answered_and_counts_from_when_it_was_due(callers):
-    """One caller that is too slow by far: the backlog grows, and is worked off after the end."""
     turns = TurnScheduler("open", random.Random(1))
     answered = callers(turns, 1, 0.01)
     turns.schedule(RATE, "fixed", {"http": 1})
@@ -110,18 +93,6 @@ def test_a_rate_that_no_clock_can_keep_is_refused(rate):
         TurnScheduler("open", random.Random(1)).schedule(rate, "poisson", {"http": 1})
 
 
-def test_protocols_have_turns_by_their_callers(monkeypatch):
-    """A protocol with three times the callers gets three times the turns."""
-    monkeypatch.setattr(turn_scheduler, "DRAIN_S", 0.05)
-    turns = TurnScheduler("open", random.Random(1))
-    turns.schedule(5_000.0, "poisson", {"http": 3, "grpc": 1})
-
-    gevent.sleep(0.2)
-    lost = Counter(protocol for protocol, _ in turns.finish())
-
-    assert lost["http"] / lost.total() == pytest.approx(0.75, abs=0.1)
-
-
 class Clock:
     """A clock that only `wait` advances."""
 
@@ -129,21 +100,10 @@ class Clock:
         self.now_s = 100.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now_s
 
     def wait(self, seconds: float) -> None:
-        """Advance the time."""
         self.now_s += seconds
-
-
-def test_requests_are_sent_at_their_times():
-    """A dispatcher that is not late waits until each time has come."""
-    clock, sent = Clock(), []
-
-    dispatch([1.0, 2.5, 3.0], 100.0, clock, clock.wait, lambda due_s: sent.append((due_s, clock())))
-
-    assert sent == [(101.0, 101.0), (102.5, 102.5), (103.0, 103.0)]
 
 
 def test_being_late_moves_no_later_time():
@@ -161,7 +121,6 @@ def test_being_late_moves_no_later_time():
 
 
 def test_what_was_due_before_the_end_is_sent_even_late():
-    """The end cuts the schedule by the intended times, so that a late dispatcher loses none."""
     clock, sent = Clock(), []
 
     def send(due_s: float) -> None:
@@ -174,7 +133,6 @@ def test_what_was_due_before_the_end_is_sent_even_late():
 
 
 def test_the_end_is_noticed_while_waiting():
-    """Nothing is sent after the end, however long the next distance was."""
     clock, sent, ends = Clock(), [], iter([float("inf"), 100.5, 100.5])
 
     dispatch([1.0], 100.0, clock, lambda seconds: clock.wait(0.5), sent.append, lambda: next(ends))

