@@ -75,10 +75,9 @@ def test_first_kind_may_be_omitted():
     assert read == BatchInput("made", "ELEMENT_COUNT", "x", np.float32)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "datatype"),
-    [("BATCH_OF_COOKIES", "TYPE_FP32"), ("BATCH_ELEMENT_COUNT", "TYPE_INT64")],
-    ids=["kind", "datatype"],
+    {"kind": ("BATCH_OF_COOKIES", "TYPE_FP32"), "datatype": ("BATCH_ELEMENT_COUNT", "TYPE_INT64")},
 )
 def test_unknown_batch_input_is_refused(kind, datatype):
     with pytest.raises(InvalidConfig) as raised:
@@ -216,15 +215,14 @@ def test_scattered_output_gets_the_shape_of_its_input(count):
         assert_same(part, expected)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("batching", "requests", "shape", "message"),
-    [
-        (PLAIN, UNLIKE, (2, 2), "expected 4 rows, got shape [2, 2]"),
-        (PLAIN, UNLIKE, (5, 2), "expected 4 rows, got shape [5, 2]"),
-        (PLAIN, UNLIKE, (), "expected 4 rows, got shape []"),
-        (SCATTERED, UNLIKE[:1], (3,), "expected 2 rows, got shape [3]"),
-    ],
-    ids=["too few", "too many", "scalar", "scattered, one request"],
+    {
+        "too few": (PLAIN, UNLIKE, (2, 2), "expected 4 rows, got shape [2, 2]"),
+        "too many": (PLAIN, UNLIKE, (5, 2), "expected 4 rows, got shape [5, 2]"),
+        "scalar": (PLAIN, UNLIKE, (), "expected 4 rows, got shape []"),
+        "scattered, one request": (SCATTERED, UNLIKE[:1], (3,), "expected 2 rows, got shape [3]"),
+    },
 )
 def test_wrong_number_of_rows_fails_the_run(batching, requests, shape, message):
     with pytest.raises(InferenceFailed) as raised:

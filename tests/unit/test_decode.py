@@ -4,7 +4,6 @@ import io
 import struct
 import tracemalloc
 import zlib
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -149,29 +148,27 @@ def test_cmyk_jpeg_has_the_right_colours(kind, grey):
 RAMP16 = np.arange(65536, dtype=np.uint16).reshape(256, 256)
 
 
-@pytest.mark.parametrize("image_format", ["PNG", "TIFF"])
-def test_sixteen_bit_grey_is_scaled(encode, image_format):
+BIG_ENDIAN = tiff(
+    GREY_16 | {256: (3, 256), 257: (3, 256), 278: (3, 256)}, RAMP16.astype(">u2").tobytes(), ">"
+)
+
+
+@cases(
+    "encoded",
+    {
+        "png": save(Image.fromarray(RAMP16), "PNG"),
+        "tiff": save(Image.fromarray(RAMP16), "TIFF"),
+        "big-endian tiff": BIG_ENDIAN,
+    },
+)
+def test_sixteen_bit_grey_is_scaled(encoded):
     """65535 is white: levels are rounded to eight bits, neither clipped nor taken modulo 256."""
     expected = np.rint(RAMP16 / 65535 * 255)
 
-    decoded = decode(encode(RAMP16, image_format))
-
-    np.testing.assert_array_equal(decoded, np.repeat(expected[:, :, None], 3, axis=2))
+    np.testing.assert_array_equal(decode(encoded), np.repeat(expected[:, :, None], 3, axis=2))
 
 
-def test_big_endian_tiff_is_scaled():
-    pixels = RAMP16[::16, ::16]
-
-    decoded = decode(
-        tiff(GREY_16 | {256: (3, 16), 257: (3, 16), 278: (3, 16)}, pixels.astype(">u2").tobytes(), ">")
-    )
-
-    np.testing.assert_array_equal(decoded[:, :, 1], np.rint(pixels / 65535 * 255))
-
-
-@pytest.mark.parametrize(
-    ("color_type", "channels"), [(2, 3), (4, 2), (6, 4)], ids=["rgb", "grey and alpha", "rgba"]
-)
+@cases(("color_type", "channels"), {"rgb": (2, 3), "grey and alpha": (4, 2), "rgba": (6, 4)})
 def test_sixteen_bit_colours_are_scaled(color_type, channels):
     """A colour PNG of 16 bits comes within the one level that cutting off the low byte costs."""
     levels = np.random.default_rng(0).integers(0, 65536, (9, 7, channels), dtype=np.uint16)
@@ -191,11 +188,9 @@ def test_mode_without_known_levels_is_refused(mode):
         open_image(save(Image.new(mode, (4, 4)), "TIFF"), Limits())
 
 
-@pytest.mark.parametrize("background", [WHITE, (0, 0, 0), MAGENTA], ids=["white", "black", "magenta"])
+@cases("background", {"white": WHITE, "black": (0, 0, 0), "magenta": MAGENTA})
 @pytest.mark.parametrize(
-    ("image_format", "mode"),
-    [("PNG", "RGBA"), ("PNG", "LA"), ("TIFF", "RGBA"), ("WEBP", "RGBA")],
-    ids=lambda value: value,
+    ("image_format", "mode"), [("PNG", "RGBA"), ("PNG", "LA"), ("TIFF", "RGBA"), ("WEBP", "RGBA")]
 )
 def test_transparent_pixels_show_the_background(image_format, mode, background):
     """Alpha mixes the picture with the background; one level is the rounding of alpha_composite."""
@@ -240,15 +235,11 @@ def keyed(color_type, samples, *key):
 @cases(
     ("encoded", "expected"),
     {
-        "palette": (save(palette_image(1, 0), "PNG"), [(200, 100, 50), (10, 20, 30)]),
         "palette png": (save(palette_image(1, 0), "PNG", transparency=0), [(200, 100, 50), MAGENTA]),
         "palette gif": (save(palette_image(1, 0), "GIF", transparency=0), [(200, 100, 50), MAGENTA]),
         "rgb": (keyed(2, np.uint8([(1, 2, 3), (4, 5, 6)]), 1, 2, 3), [MAGENTA, (4, 5, 6)]),
         "grey": (keyed(0, np.uint8([[7], [9]]), 7), [MAGENTA, (9, 9, 9)]),
-        "16-bit grey": (
-            keyed(0, np.uint16([[0], [1000], [65535]]), 1000),
-            [(0, 0, 0), MAGENTA, (255, 255, 255)],
-        ),
+        "16-bit grey": (keyed(0, np.uint16([[0], [1000], [65535]]), 1000), [(0, 0, 0), MAGENTA, WHITE]),
     },
 )
 def test_transparent_colour_shows_the_background(encoded, expected):
@@ -333,11 +324,7 @@ def test_garbage_exif_is_ignored(encode, gradient, image_format, garbage):
         "empty": (b"", r"expected the bytes of an image file \(PNG, .*\), got 0 bytes"),
         "text": (b"hello world", r"expected an image file .* got 11 bytes starting with b'hello wo'"),
         "jpeg without header": (b"\xff\xd8\xff", "JPEG of 3 bytes has no readable header"),
-        "truncated jpeg": (
-            COFFEE.read_bytes()[:20_000],
-            "JPEG of 20000 bytes is damaged: Premature end of JPEG file",
-        ),
-        "pdf": (b"%PDF-1.7 nothing to see", "expected an image file .* got 23 bytes"),
+        "truncated": (COFFEE.read_bytes()[:20_000], "JPEG of 20000 bytes is damaged: Premature end of JPEG"),
     },
 )
 def test_bad_file_is_refused(encoded, message):
@@ -353,14 +340,13 @@ def test_truncated_file_is_refused(encode, gradient, image_format):
         decode(encoded[: len(encoded) // 2])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("limits", "message"),
-    [
-        (Limits(max_image_bytes=99), r"expected at most 99 bytes, got [\d.]+ \w+$"),
-        (Limits(max_image_pixels=5_999), "expected at most 5999 pixels, got 100 x 60$"),
-        (Limits(max_image_side_px=99), "expected at most 99 pixels a side, got 100 x 60$"),
-    ],
-    ids=["bytes", "pixels", "side"],
+    {
+        "bytes": (Limits(max_image_bytes=99), r"expected at most 99 bytes, got [\d.]+ \w+$"),
+        "pixels": (Limits(max_image_pixels=5_999), "expected at most 5999 pixels, got 100 x 60$"),
+        "side": (Limits(max_image_side_px=99), "expected at most 99 pixels a side, got 100 x 60$"),
+    },
 )
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP"])
 def test_limits_are_checked_on_the_header(encode, gradient, image_format, limits, message):
@@ -370,12 +356,7 @@ def test_limits_are_checked_on_the_header(encode, gradient, image_format, limits
 
     with pytest.raises(InvalidImage, match=message):
         open_image(encoded, limits)
-
-
-def test_image_at_the_limits_is_decoded(encode, gradient):
-    encoded = encode(gradient(60, 100))
-
-    assert decode(encoded, limits=Limits(len(encoded), 6_000, 100)).shape == (60, 100, 3)
+    assert decode(good, limits=Limits(len(good), 6_000, 100)).shape == (60, 100, 3)
 
 
 def _lying(image_format):
@@ -433,9 +414,7 @@ def test_jpeg_of_one_scan_per_component_is_decoded(gradient):
     """Sequential files need not interleave their components."""
     pixels = gradient(16, 24)
 
-    decoded = decode(non_interleaved(pixels))
-
-    np.testing.assert_allclose(decoded.astype(int), pixels, atol=LOSSY_LEVELS)
+    np.testing.assert_allclose(decode(non_interleaved(pixels)).astype(int), pixels, atol=LOSSY_LEVELS)
 
 
 @pytest.mark.parametrize("kind", ["progressive", "non-interleaved", "progressive cmyk"])
@@ -443,11 +422,9 @@ def test_jpeg_of_too_many_scans_is_refused(encode, gradient, kind):
     """Each scan costs a pass over the whole image, so scans are counted before any is decoded."""
     pixels = gradient(16, 16)
     mode = "CMYK" if kind.endswith("cmyk") else "RGB"
-    one = (
-        non_interleaved(pixels)
-        if kind == "non-interleaved"
-        else encode(pixels, "JPEG", mode=mode, progressive=True)
-    )
+    one = encode(pixels, "JPEG", mode=mode, progressive=True)
+    if kind == "non-interleaved":
+        one = non_interleaved(pixels)
 
     open_image(repeated(one, MAX_SCANS), Limits())
     with pytest.raises(InvalidImage, match="expected at most 32 scans in a JPEG, got 33"):
@@ -504,34 +481,11 @@ def test_bytes_outside_the_image_data_are_ignored(encode, gradient, change, shri
     assert np.abs(shown - decode(good, shrink=shrink)).max() <= (0 if shrink == 1 else 8)
 
 
-def test_pixels_of_the_next_image_take_the_memory_of_the_last(encode, gradient):
-    buffers = Buffers()
-    images = [open_image(encode(gradient(side, side), "JPEG"), Limits()) for side in (32, 16, 32)]
-
-    arrays = [image.pixels(1, WHITE, buffers) for image in images]
-
-    assert all(np.shares_memory(first, second) for first, second in pairwise(arrays))
-
-
-@pytest.mark.parametrize(("extra", "is_kept"), [(0, True), (1, False)], ids=["at the limit", "above it"])
-def test_huge_buffer_is_not_kept(extra, is_kept):
-    buffers = Buffers()
-    small = buffers.take("a", (8,), np.uint8)
-
-    huge = buffers.take("a", (Buffers.KEPT_BYTES + extra,), np.uint8)
-
-    assert np.shares_memory(huge, buffers.take("a", (8,), np.uint8)) is is_kept
-    assert np.shares_memory(small, buffers.take("a", (8,), np.uint8)) is not is_kept
-
-
-@pytest.mark.parametrize(
-    ("bits", "zero", "said"),
-    [(12, 1, "with 12 bits and 0 as black"), (16, 0, "with 16 bits and 0 as white")],
-    ids=["12 bits", "white is zero"],
-)
-def test_grey_of_another_depth_or_polarity_is_refused(bits, zero, said):
+@pytest.mark.parametrize(("bits", "zero", "color"), [(12, 1, "black"), (16, 0, "white")])
+def test_grey_of_another_depth_or_polarity_is_refused(bits, zero, color):
     """Pillow does not rescale 12-bit samples and does not invert 16-bit samples whose 0 is white."""
-    with pytest.raises(InvalidImage, match=f"or 16 with 0 as black, got TIFF of mode I;16 {said}"):
+    said = f"or 16 with 0 as black, got TIFF of mode I;16 with {bits} bits and 0 as {color}"
+    with pytest.raises(InvalidImage, match=said):
         decode(tiff(GREY_16 | {258: (3, bits), 262: (3, zero)}, bytes(2 * bits // 4)))
 
 

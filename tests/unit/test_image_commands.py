@@ -20,6 +20,7 @@ from nereid.client.prediction import Timings
 from nereid.client.results.detected_objects import DetectedObject, Detection
 from nereid.client.results.text_reading import Correction, Field, Reading, TextLine
 from nereid.errors import WrongUsage
+from tests.tables import cases
 
 BOX = ((10.0, 20.0), (50.0, 20.0), (50.0, 40.0), (10.0, 40.0))
 SOURCE = ("model", "1", "v1", "weight", "id", Timings(1, 2), "a.jpg")
@@ -143,17 +144,16 @@ def test_image_that_is_gone_is_a_failure(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["read", "detect"])
-@pytest.mark.parametrize(
+@cases(
     ("words", "message"),
-    [
-        ([], "nothing to {}: expected IMAGE or DIR, or --watch DIR"),
-        (["a.jpg", "--json", "--csv"], "--json, --jsonl and --csv exclude each other"),
-        (["--watch", ".", "--json"], "--watch never ends a JSON array"),
-        (["missing.jpg"], "'missing.jpg' does not exist"),
-        (["tests", "--url", "localhost"], "'tests' has no image"),
-        (["docs/page-read.png", "--url", "localhost"], "--url must be HOST:PORT"),
-    ],
-    ids=["nothing", "formats", "endless", "missing", "no image", "url"],
+    {
+        "nothing": ([], "nothing to {}: expected IMAGE or DIR, or --watch DIR"),
+        "formats": (["a.jpg", "--json", "--csv"], "--json, --jsonl and --csv exclude each other"),
+        "endless": (["--watch", ".", "--json"], "--watch never ends a JSON array"),
+        "missing": (["missing.jpg"], "'missing.jpg' does not exist"),
+        "no image": (["tests", "--url", "localhost"], "'tests' has no image"),
+        "url": (["docs/page-read.png", "--url", "localhost"], "--url must be HOST:PORT"),
+    },
 )
 def test_wrong_usage_is_named(command, words, message, root, monkeypatch):
     monkeypatch.chdir(root)

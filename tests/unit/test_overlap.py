@@ -18,6 +18,7 @@ from nereid.triton.overlap.lanes import Lanes
 from nereid.triton.overlap.open_lanes import check_overlap
 from nereid.triton.overlap.overlap import SLOTS, Overlap
 from nereid.triton.overlap.slots import Answer, Answered, Compute, Computed, Decode, Decoded, Slots, Submitted
+from tests.tables import cases
 
 ROWS, BAD, BREAKS = 4, b"bad", b"breaks"
 
@@ -261,9 +262,7 @@ def test_each_request_of_a_batch_gets_its_rows(seed):
     assert ran == [3]
 
 
-@pytest.mark.parametrize(
-    "requests", [[[BAD], [BAD]], [InvalidRequest("no")], []], ids=["bad", "refused", "none"]
-)
+@cases("requests", {"bad": [[BAD], [BAD]], "refused": [InvalidRequest("no")], "none": []})
 def test_batch_without_good_images_is_not_computed(requests):
     outcomes, ran = run_alone(requests)
 

@@ -4,6 +4,7 @@ import pytest
 
 from loadtest.users import photo_set
 from loadtest.users.photo_set import Photo, own
+from tests.tables import cases
 
 LABELS = ["crane", "3", "crane", "cup"]
 
@@ -35,7 +36,6 @@ def test_photos_without_a_folder_need_no_labels(tmp_path):
 
 
 def test_a_folder_is_a_line_of_text(tmp_path):
-    """Where results are words, the name of a folder is the correct one."""
     files(tmp_path, "RX123/a.jpg", "b.jpg")
 
     photos = own(tmp_path, frozenset(["any"]))
@@ -46,19 +46,17 @@ def test_a_folder_is_a_line_of_text(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     ("labels", "expected"),
-    [
-        (
+    {
+        "labels": (
             LABELS,
             "'dog' is not a class of the model; expected a label such as 'crane', or an index from 0 to 3",
         ),
-        ([""] * 5, "'dog' is not a class of the model; expected an index from 0 to 4"),
-    ],
-    ids=["labels", "no labels"],
+        "no labels": ([""] * 5, "'dog' is not a class of the model; expected an index from 0 to 4"),
+    },
 )
 def test_an_unknown_class_is_refused(tmp_path, labels, expected):
-    """The message says what the model has."""
     files(tmp_path, "dog/a.jpg", "0/b.jpg")
 
     with pytest.raises(ValueError, match=expected):

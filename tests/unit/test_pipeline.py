@@ -72,10 +72,8 @@ def test_rows_follow_the_requests(pipeline, alone):
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
-@pytest.mark.parametrize(
-    ("request_", "kind"),
-    [(LATE, DeadlineExceeded), ([BAD], InvalidImage)],
-    ids=["refused already", "bad image"],
+@cases(
+    ("request_", "kind"), {"refused already": (LATE, DeadlineExceeded), "bad image": ([BAD], InvalidImage)}
 )
 def test_failed_request_leaves_the_others_alone(pipeline, alone, place, request_, kind):
     requests = [[A], [B]]
@@ -231,9 +229,7 @@ def test_unsuitable_config_fails_the_load(root, tmp_path, old, new, message):
         build(root, tmp_path, old, new)
 
 
-@pytest.mark.parametrize(
-    ("kind", "parameter"), [("CPU", "gpu_memory_limit_bytes"), ("GPU", "decode_threads")], ids=["cpu", "gpu"]
-)
+@cases(("kind", "parameter"), {"cpu": ("CPU", "gpu_memory_limit_bytes"), "gpu": ("GPU", "decode_threads")})
 def test_parameter_of_the_other_device_fails_the_load(root, kind, parameter):
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
     config = replace(config, kind=kind, parameters={**config.parameters, parameter: "7"})
@@ -262,9 +258,7 @@ def test_gpu_without_its_packages_fails_the_load(root, monkeypatch):
         Pipeline.from_config(replace(config, kind="GPU"))
 
 
-@pytest.mark.parametrize(
-    "image", [BAD, A[:20_000], bytes(Limits().max_image_bytes + 1)], ids=["no image", "cut off", "too large"]
-)
+@cases("image", {"no image": BAD, "cut off": A[:20_000], "too large": bytes(Limits().max_image_bytes + 1)})
 def test_refused_image_is_released_immediately(pipeline, image):
     """An outcome holds no reference to its image, even without Python's cyclic garbage collector."""
     image = bytes(bytearray(image))

@@ -17,6 +17,7 @@ from nereid.publish.publisher import publish
 from tests.detectors import add_detector
 from tests.networks import constant, identity, network, store, value
 from tests.publishing import contents
+from tests.tables import cases
 
 NETWORK = "efficientnet_lite0"
 ANY_SPEED = Gates(max_slowdown=100)
@@ -56,25 +57,22 @@ def test_external_data_becomes_part_of_the_file(tmp_path):
     onnxruntime.InferenceSession(path)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("make", "reason"),
-    [
-        pytest.param(
+    {
+        "INT8": (
             lambda folder: shutil.copy(REPOSITORY / NETWORK / "2" / "model.onnx", folder / "model.onnx"),
             "expected an FP32 network, got the operators of INT8 QuantizeLinear",
-            id="INT8",
         ),
-        pytest.param(
+        "no weights": (
             lambda folder: onnx.save(identity("FP32", ["N", 3]), folder / "model.onnx"),
             "expected FP32 weights, got none",
-            id="no weights",
         ),
-        pytest.param(
+        "FP16 already": (
             lambda folder: shutil.copy(converted(folder / "first"), folder / "model.onnx"),
             "expected FP32 weights, got FLOAT16",
-            id="FP16 already",
         ),
-    ],
+    },
 )
 def test_other_networks_are_refused_with_the_reason(tmp_path, make, reason):
     make(tmp_path)

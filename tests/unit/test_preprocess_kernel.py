@@ -22,6 +22,7 @@ from nereid.imaging.resample import FILTERS
 from nereid.imaging.transform import DATATYPES, TURNS, Transform
 from tests.conftest import UPRIGHT
 from tests.pictures import noise
+from tests.tables import cases
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
 SHIM = """
@@ -241,9 +242,7 @@ def test_kernel_does_the_arithmetic_of_the_model(run, transform, interpolation):
         assert_same_levels(transform, row, model(transform, pixels))
 
 
-@pytest.mark.parametrize(
-    "transform", [IMAGENET, LETTERBOX, PLAIN], ids=["shorter side", "letterbox", "exact"]
-)
+@cases("transform", {"shorter side": IMAGENET, "letterbox": LETTERBOX, "exact": PLAIN})
 @pytest.mark.parametrize("orientation", TURNS)
 def test_image_is_turned_upright(run, transform, orientation):
     pixels = photo("chelsea", (150, 97))
@@ -272,9 +271,7 @@ def test_orientation_may_be_ignored(run):
 @pytest.mark.parametrize(
     "size_wh", [(1, 1), (1, 40), (40, 1), (2, 3), (211, 157), (4096, 2)], ids=lambda wh: f"{wh[0]}x{wh[1]}"
 )
-@pytest.mark.parametrize(
-    "transform", [IMAGENET, LETTERBOX, PLAIN], ids=["shorter side", "letterbox", "exact"]
-)
+@cases("transform", {"shorter side": IMAGENET, "letterbox": LETTERBOX, "exact": PLAIN})
 def test_any_size_is_resized(run, transform, size_wh):
     pixels = noise(size_wh[1], size_wh[0])
 

@@ -397,25 +397,24 @@ def test_empty_config_is_filled_in_from_the_file(tmp_path):
     assert warning.startswith("autofilled max_batch_size to 3 for model 'm'")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("document", "message"),
-    [
-        (
+    {
+        "no file": (
             {"default_model_filename": "gone.onnx"},
             "unable to find '{folder}/1/gone.onnx' for model instance 'm'",
         ),
-        (
+        "no batches": (
             {"max_batch_size": 2, "default_model_filename": "fixed.onnx"},
             "autofill failed for model 'm': model does not support batching while non-zero max_batch_size "
             "is specified",
         ),
-        (
+        "wrong parameter": (
             {"parameters": {"execution_mode": {"string_value": "5"}}},
             "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got "
             "5 .",
         ),
-    ],
-    ids=["no file", "no batches", "wrong parameter"],
+    },
 )
 def test_config_that_cannot_be_completed_is_refused(tmp_path, document, message):
     store(tmp_path, "m", identity("FP32", [2, 3]), config=None, filename="fixed.onnx")

@@ -28,6 +28,7 @@ from nereid.client.sans_io import Rpc
 from nereid.client.shared_memory import Regions
 from nereid.client.shared_regions import is_stale, remove_stale
 from tests.classifiers import PREDICTION, WAYS, Script, opened, serving
+from tests.tables import cases
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 PHOTO = COFFEE.read_bytes()
@@ -264,16 +265,15 @@ BROKEN_STREAM = from_triton(
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("verb", "error", "is_same"),
-    [
-        ("infer", ServerFailed("in ensemble 'x', inference failed: why"), True),
-        ("infer", RequestRefused("why"), True),
-        ("infer", BROKEN_STREAM, False),
-        ("infer", TimedOut("deadline exceeded: why"), False),
-        ("register", ServerFailed("shared memory region 'x' already in manager"), True),
-    ],
-    ids=["failed", "refused", "broken stream", "late", "registered before"],
+    {
+        "failed": ("infer", ServerFailed("in ensemble 'x', inference failed: why"), True),
+        "refused": ("infer", RequestRefused("why"), True),
+        "broken stream": ("infer", BROKEN_STREAM, False),
+        "late": ("infer", TimedOut("deadline exceeded: why"), False),
+        "registered before": ("register", ServerFailed("shared memory region 'x' already in manager"), True),
+    },
 )
 def test_region_is_used_again_after_an_answer_of_tritons_own(regions, verb, error, is_same):
     """A broken stream may have the status of a response, and proves nothing."""

@@ -18,18 +18,11 @@ PHOTOS = [b"one photo", b"another"]
 
 
 def shapes(config: str) -> list[dict[str, list[int]]]:
-    """Return the shapes of the tensors in each request for a model."""
     found = []
     for body, headers in request_bodies(parse(config), PHOTOS):
         head = json.loads(body[: int(headers["Inference-Header-Content-Length"])])
         found.append({each["name"]: each["shape"] for each in head["inputs"]})
     return found
-
-
-def test_model_of_images_gets_one_image_per_request():
-    bodies = request_bodies(parse(f"max_batch_size: 8 {IMAGE}"), PHOTOS)
-
-    assert bodies == [(photo, {"Inference-Header-Content-Length": "0"}) for photo in PHOTOS]
 
 
 @cases(
