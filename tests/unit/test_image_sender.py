@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +32,6 @@ NOT_KNOWN = ServerFailed("Method not found!")
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    """A folder of the test for the regions."""
     monkeypatch.setattr(shared_regions, "FOLDER", tmp_path)
     return tmp_path
 
@@ -45,7 +45,6 @@ class Triton:
         self.calls: list[str] = []
 
     def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
-        """Imitate a method of the client."""
         verb = name.split("_")[0]
         self.calls.append(verb)
         if verb == "infer":
@@ -58,7 +57,7 @@ class Triton:
         return []
 
     def close(self) -> None:
-        """Do nothing: the fake has no socket."""
+        pass
 
 
 class Sender:
@@ -201,16 +200,11 @@ def test_full_gpu_is_a_refusal(monkeypatch, folder):
     class Failure(Exception):
         """The exception of tritonclient's module."""
 
-    class Library:
-        """The part of tritonclient's module that makes regions, on a full GPU."""
+    def full(name: str, byte_size: int, device: int) -> None:
+        raise Failure("unable to create cuda shared memory handle")
 
-        CudaSharedMemoryException = Failure
-
-        @staticmethod
-        def create_shared_memory_region(name: str, byte_size: int, device: int) -> None:
-            raise Failure("unable to create cuda shared memory handle")
-
-    monkeypatch.setattr(shared_regions, "cuda_library", Library)
+    library = SimpleNamespace(CudaSharedMemoryException=Failure, create_shared_memory_region=full)
+    monkeypatch.setattr(shared_regions, "cuda_library", lambda: library)
 
     with pytest.raises(OSError, match="no memory of GPU 0: unable to create"):
         shared_regions.MAKERS["cuda"](1)

@@ -106,11 +106,3 @@ def test_constant_image_stays_constant(kind, size_wh, orientation, transform, le
     # JPEG's own rounding moves a whole block by one level, of ink and of black.
     tolerance = 2 if image_format == "JPEG" else 0
     np.testing.assert_allclose(pixels.astype(float), np.broadcast_to(colour, pixels.shape), atol=tolerance)
-
-
-def crop(transform, height, width):
-    """Return start and end of the crop, down and across, as fractions of the image's sides."""
-    for side, wanted in ((height, transform.height_px), (width, transform.width_px)):
-        resized = int(transform.resize_shorter_px * side / min(height, width))
-        start = round((resized - wanted) / 2)
-        yield start / resized, (start + wanted) / resized

@@ -39,11 +39,6 @@ def test_image_i_is_in_row_i(threads):
     np.testing.assert_array_equal(preprocessor.tensor[[2, 0]], alone)
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-def test_no_images_give_no_errors(threads):
-    assert CpuPreprocessor(NCHW, Limits(), 4, threads).prepare([]) == []
-
-
 @pytest.mark.parametrize("transform", [NCHW, NHWC], ids=["nchw", "nhwc"])
 def test_threads_change_nothing(encode, gradient, transform):
     images = [encode(gradient(20 + 37 * i, 300 - 17 * i), "JPEG" if i % 2 else "PNG") for i in range(12)]

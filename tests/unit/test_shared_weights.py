@@ -104,7 +104,6 @@ def test_changed_weights_get_a_copy_of_their_own(path, opened):
     "changes",
     {
         "entry": {"extras": ("session.disable_prepacking=1",)},
-        "library": {"extras": ("ops.so",)},
         "file": {"filename": "other.onnx"},
     },
 )
