@@ -13,13 +13,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-import typer
 
-from loadtest import record, wrk
-from loadtest.bench import __main__ as main
+from loadtest import record
 from loadtest.bench import limit, plan, summary
 from loadtest.bench.paths import LEAD_S, Running
-from loadtest.bench.plan import LIMITS, PERF_ANALYZER, TWICE, WRK, Cell, Selection, select
+from loadtest.bench.plan import LIMITS, PERF_ANALYZER, TWICE, WRK, Selection
 from loadtest.bench.summary import Sample
 from nereid.errors import WrongUsage
 from nereid.server.command_line import KEEP_BUFFERS
@@ -60,51 +58,12 @@ def test_the_usual_run_has_what_the_targets_ask_for_and_no_more():
     }
 
 
-def test_what_is_asked_for_is_measured_beside_its_limits():
-    cells = select("ensemble", "1080p", "int8", "4", "http").cells()
-
-    wanted = Cell("ensemble", "1080p", "int8", WRK, "http", 4)
-    assert [cell for cell in cells if cell.path not in LIMITS] == [wanted]
-    assert wanted.limit in cells
-    assert wanted.alone not in cells, "nothing is at concurrency 1"
-
-
 @pytest.mark.parametrize("number", [0, 1])
 def test_every_other_round_goes_backwards(number):
     """A machine that slows down steadily hits a cell and its limit alike."""
     cells = Selection().cells()
 
     assert record.turns(cells, number) == (cells[::-1] if number else cells)
-
-
-def bench(capsys, *words: str) -> tuple[int, str]:
-    command = typer.Typer(add_completion=False)
-    command.command()(main.bench)
-    with pytest.raises(SystemExit) as ended:
-        command([*words])
-    return ended.value.code, capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--protocols", "smtp"], "unknown protocol 'smtp', expected one of http, grpc"),
-        (["--concurrency", "8,0"], "--concurrency: expected whole numbers from 1, got '0'"),
-        (["--paths", "gateway", "--protocols", "grpc"], "nothing to measure"),
-    ],
-)
-def test_wrong_words_are_reported(monkeypatch, capsys, words, told):
-    monkeypatch.setattr(wrk, "is_installed", lambda: True)
-
-    code, last = bench(capsys, *words)
-
-    assert (code, last.startswith(f"error: {told}")) == (2, True), last
-
-
-def test_missing_wrk_is_reported(monkeypatch, capsys):
-    monkeypatch.setenv("PATH", "")
-
-    assert bench(capsys) == (1, "error: wrk not found; fix: apt-get install wrk")
 
 
 def test_ratio_is_the_median_over_rounds():

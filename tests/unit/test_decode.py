@@ -140,9 +140,7 @@ def test_cmyk_jpeg_has_the_right_colours(kind, grey):
         encoded = encoded[: adobe + 15] + b"\x02" + encoded[adobe + 16 :]
     assert simplejpeg.decode_jpeg_header(encoded)[2] == ("YCCK" if kind == "ycck" else "CMYK")
 
-    decoded = decode(encoded)
-
-    np.testing.assert_allclose(decoded.astype(int), rgb, atol=LOSSY_LEVELS)
+    np.testing.assert_allclose(decode(encoded).astype(int), rgb, atol=LOSSY_LEVELS)
 
 
 RAMP16 = np.arange(65536, dtype=np.uint16).reshape(256, 256)
@@ -178,8 +176,7 @@ def test_sixteen_bit_colours_are_scaled(color_type, channels):
     decoded = decode(png(levels, color_type))
 
     colors = levels[:, :, : channels - (channels != 3)]
-    expected = np.broadcast_to(colors / 65535 * 255, (9, 7, 3))
-    np.testing.assert_allclose(decoded, expected, atol=1)
+    np.testing.assert_allclose(decoded, np.broadcast_to(colors / 65535 * 255, (9, 7, 3)), atol=1)
 
 
 @pytest.mark.parametrize("mode", ["F", "I", "LAB"])
@@ -243,9 +240,7 @@ def keyed(color_type, samples, *key):
     },
 )
 def test_transparent_colour_shows_the_background(encoded, expected):
-    decoded = decode(encoded, background=MAGENTA)
-
-    np.testing.assert_array_equal(decoded, [expected])
+    np.testing.assert_array_equal(decode(encoded, background=MAGENTA), [expected])
 
 
 @pytest.mark.parametrize("image_format", ["TIFF", "PNG", "WEBP"])

@@ -290,9 +290,7 @@ def test_boxes_in_the_margin_are_left_out():
     arrays = TestDetector("yolov8", objects).outputs()
     detector = detector_of("yolov8", transform=TRANSFORMS["letterbox"])
 
-    found = detector.find((128, 64), rows_of(detector, arrays))
-
-    assert found.boxes.tolist() == [[16, 0, 48, 16]]
+    assert detector.find((128, 64), rows_of(detector, arrays)).boxes.tolist() == [[16, 0, 48, 16]]
 
 
 def test_numbers_of_candidates_and_objects_are_bounded(monkeypatch):

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest import load
 from loadtest.users.report import Report, Row
 from loadtest.users.thresholds import InvalidThresholds, Limits, Thresholds, compare, read
 from tests.tables import cases
@@ -98,20 +97,3 @@ def test_bad_files_are_refused(tmp_path, text, told):
 
     assert str(refused.value).startswith(f"{path}: ")
     assert told in str(refused.value)
-
-
-@cases(
-    ("words", "told"),
-    {
-        "no file": (["--thresholds", "missing.toml"], "missing.toml"),
-        "no time": (["--seconds", "0"], "--seconds"),
-        "no rate": (["--rate", "-1"], "--rate"),
-        "no end": (["--seconds", "inf"], "--seconds"),
-    },
-)
-def test_the_runner_refuses_what_cannot_be_meant(words, told, capsys):
-    with pytest.raises(SystemExit) as refused:
-        load.parse(words)
-
-    assert refused.value.code == 2
-    assert told in capsys.readouterr().err

@@ -2,8 +2,7 @@
 
 import pytest
 
-from loadtest.users import photo_set
-from loadtest.users.photo_set import Photo, own
+from loadtest.users.photo_set import own
 from tests.tables import cases
 
 LABELS = ["crane", "3", "crane", "cup"]
@@ -24,15 +23,6 @@ def test_a_folder_is_a_label_or_an_index(tmp_path):
 
     expected = {"crane/a.jpg": {0, 2}, "3/deep/b.png": {1, 3}, "0/c.jpg": {0}, "d.jpg": set()}
     assert {each.content.decode(): each.expected for each in photos} == expected
-
-
-def test_photos_without_a_folder_need_no_labels(tmp_path):
-    """The server is not asked; --expect has the class of these photos."""
-    files(tmp_path, "a.jpg")
-
-    photos = own(tmp_path, frozenset([7]), lambda photo: pytest.fail("labels were asked for"))
-
-    assert photos == [Photo("own photos", b"a.jpg", frozenset([7]))]
 
 
 def test_a_folder_is_a_line_of_text(tmp_path):
@@ -61,13 +51,3 @@ def test_an_unknown_class_is_refused(tmp_path, labels, expected):
 
     with pytest.raises(ValueError, match=expected):
         own(tmp_path, frozenset(), lambda photo: labels)
-
-
-def test_too_many_photos_are_refused(tmp_path, monkeypatch):
-    """They would not fit into memory."""
-    monkeypatch.setattr(photo_set, "MAX_BYTES", 2**21)
-    for name in ("a.jpg", "b.jpg"):
-        (tmp_path / name).write_bytes(bytes(2**21))
-
-    with pytest.raises(ValueError, match="expected at most 2 MiB of photos, got 4 MiB"):
-        own(tmp_path, frozenset(), lambda photo: [])

@@ -305,5 +305,4 @@ def test_kernel_agrees_with_the_cpu_path(run, encode, name, orientation):
     transform(image, expected, Buffers())
 
     (row,) = run(transform, pixels, orientation=orientation)
-    difference = np.abs(levels(transform, row) - levels(transform, expected))
-    assert difference.mean() <= 1.0
+    assert np.abs(levels(transform, row) - levels(transform, expected)).mean() <= 1.0

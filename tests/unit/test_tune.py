@@ -11,7 +11,7 @@ from nereid.tune import space
 from nereid.tune.load_generator import Load
 from nereid.tune.objective import Objective, median
 from nereid.tune.report import Report
-from nereid.tune.search import FIRST_S, Duel, NotMeasured, Search, front
+from nereid.tune.search import Duel, NotMeasured, Search, front
 from nereid.tune.space import DEFAULT, Candidate
 from tests.tables import cases
 
@@ -79,19 +79,6 @@ def test_best_of_the_surface_is_found(objective):
     document = json.loads(json.dumps(result.document()))
     assert document["chosen"] == {"instances": 3, "delay": 0}
     assert sum(each["is_default"] for each in document["candidates"]) == 1
-
-
-def test_survivors_get_twice_the_time():
-    machine = Machine()
-
-    search(machine)
-
-    halving = [(candidate, seconds) for candidate, seconds, _ in machine.measured[1:] if candidate != DEFAULT]
-    assert len({candidate for candidate, _ in halving[:16]}) == 16
-    second = [candidate for candidate, _ in halving[16:32]]
-    assert (len({*second}), second[:8]) == (8, second[:7:-1])
-    per_rung = [16 * FIRST_S, 8 * 2 * FIRST_S, 4 * 2 * 2 * FIRST_S]
-    assert [sum(s for _, s in halving[a:b]) for a, b in ((0, 16), (16, 32), (32, 40))] == per_rung
 
 
 @pytest.mark.parametrize("until_s", [3.0, 20.0, 61.5])
@@ -206,16 +193,6 @@ def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
     assert result.reason() == (
         "default kept: instances 3, delay 0 was best, but failed in the final rounds: 7 failed"
     )
-
-
-def test_candidate_that_fails_in_a_halving_is_dropped():
-    machine = Failing(after=2)
-
-    searching, (best, _) = search(machine)
-
-    assert dict(best) == {"instances": 3, "delay": 1}
-    assert (("instances", 3), ("delay", 0)) not in searching.seen
-    assert max(seconds for candidate, seconds, _ in machine.measured if candidate == best) == 4 * FIRST_S
 
 
 def test_default_that_rarely_misses_the_p99_still_counts():
