@@ -14,7 +14,7 @@ from nereid.assets import COFFEE
 from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import MAX_SCANS, Limits, open_image
 from nereid.serving_errors import InvalidImage
-from tests.pictures import save
+from tests.pictures import PNG_MAGIC, png_chunk, save
 from tests.tables import cases
 
 # A smooth picture survives JPEG's rounding to within this many levels.
@@ -55,7 +55,7 @@ def png(samples, color_type, *chunks):
     body = b"".join(b"\0" + row.tobytes() for row in rows)
     header = struct.pack(">IIBBBBB", width, height, depth, color_type, 0, 0, 0)
     written = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(body)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*each) for each in written)
+    return PNG_MAGIC + b"".join(png_chunk(*each) for each in written)
 
 
 def tiff(entries, data, order="<"):
@@ -72,10 +72,6 @@ def tiff(entries, data, order="<"):
 
 # Size 2 x 2, 16 bits per sample, not compressed, 0 is black, one sample per pixel, two rows in the strip.
 GREY_16 = {256: (3, 2), 257: (3, 2), 258: (3, 16), 259: (3, 1), 262: (3, 1), 277: (3, 1), 278: (3, 2)}
-
-
-def png_chunk(name, data):
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
 @pytest.mark.parametrize(("image_format", "options"), FORMATS.values(), ids=FORMATS)

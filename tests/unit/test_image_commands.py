@@ -104,17 +104,12 @@ def test_marks_are_drawn_inside_of_the_image():
     outside = ((-20.0, -30.0), (300.0, -30.0), (300.0, 5.0), (-20.0, 5.0))
 
     draw_marks(picture, [(outside, "top"), (BOX, "快递")])
+    for size in ((1, 1), (3, 2000)):
+        draw_marks(Image.new("RGB", size), [(BOX, "text"), (((0.0, 0.0),) * 4, "")])
 
     assert picture.getpixel((199, 99)) == (255, 255, 255)
     assert picture.getpixel((10, 30)) != (255, 255, 255)
     assert len(picture.crop((0, 0, 40, 20)).getcolors()) > 2
-
-
-@pytest.mark.parametrize("size", [(1, 1), (3, 2000)], ids=["one pixel", "narrow"])
-def test_tiny_images_are_drawn(size):
-    picture = Image.new("RGB", size, "white")
-
-    draw_marks(picture, [(BOX, "text"), (((0.0, 0.0),) * 4, "")])
 
 
 def test_images_of_one_name_have_their_own_drawings(tmp_path):

@@ -122,14 +122,6 @@ def test_decision_stays_for_a_while(sender):
     assert sender.images.refusal == ""
 
 
-def test_warning_is_repeated_only_after_a_success(sender, caplog):
-    for triton in (Triton(register=NO_FILE), Triton(register=NO_FILE), Triton(), Triton(infer=NO_FILE)):
-        sender.send(triton)
-        sender.now_s += image_sender.RETRY_S
-
-    assert len(caplog.records) == 2
-
-
 def test_new_connection_tries_shared_memory_again(sender):
     """Another server may respond, as after a restart."""
     sender.send(Triton(register=NO_FILE))
@@ -147,18 +139,6 @@ def test_server_that_is_not_there_has_refused_nothing(sender, failure):
 
     assert sender.images.refusal == ""
     assert sender.send(Triton()) == "shared"
-
-
-def test_full_folder_is_a_refusal(sender, monkeypatch):
-    """This machine has no room for the region."""
-
-    def full(byte_size: int) -> None:
-        raise OSError(28, "No space left on device", "x")
-
-    monkeypatch.setitem(shared_regions.MAKERS, "system", full)
-
-    assert sender.send(Triton()) == "bytes"
-    assert sender.images.refusal == "[Errno 28] No space left on device: 'x'"
 
 
 def test_broken_connection_of_a_client_ends_its_decision():

@@ -1,5 +1,6 @@
 """What a load test must reach, and what a file of it may say."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -83,7 +84,6 @@ def test_what_is_left_out_is_not_held():
     ("text", "told"),
     {
         "key": ("[closed]\np95_ms = 3", "unknown field `p95_ms` - at `$.closed`"),
-        "scenario": ("[warm]\np99_ms = 3", "unknown field `warm`"),
         "zero": ("[open]\np99_ms = 0", "> 0.0"),
         "no TOML": ("[open", "Expected ']'"),
     },
@@ -92,8 +92,5 @@ def test_bad_files_are_refused(tmp_path, text, told):
     path = tmp_path / "mine.toml"
     path.write_text(text)
 
-    with pytest.raises(InvalidThresholds) as refused:
+    with pytest.raises(InvalidThresholds, match=f"^{re.escape(str(path))}: .*{re.escape(told)}"):
         read(path)
-
-    assert str(refused.value).startswith(f"{path}: ")
-    assert told in str(refused.value)

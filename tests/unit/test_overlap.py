@@ -57,7 +57,6 @@ class Stream:
             self.work.append((is_ready, work))
 
     def wait_event(self, event: "Event") -> None:
-        """Let later work wait for what an event has recorded so far."""
         wanted = event.recorded
         self.add(lambda: None, lambda: event.done >= wanted)
 
@@ -69,13 +68,11 @@ class Event:
         self.cuda, self.recorded, self.done = cuda, 0, 0
 
     def record(self, stream: Stream) -> None:
-        """Record the work of a stream so far."""
         self.recorded += 1
         number = self.recorded
         stream.add(lambda: setattr(self, "done", number))
 
     def synchronize(self) -> None:
-        """Run the device until the recorded work is done."""
         wanted = self.recorded
         self.cuda.run_until(lambda: self.done >= wanted)
 
@@ -91,7 +88,6 @@ class Decoder:
         """Nothing is kept."""
 
     def enqueue(self, images, slot, decoded):
-        """Enqueue the decoding."""
         if BREAKS in images:
             raise DeviceFailed("CUDA failure 700")
         self.times = [ImageTimes() for _ in images]
@@ -126,11 +122,9 @@ class Batch:
         self.errors = errors
 
     def answer(self, outputs, stages):
-        self.answers.append(
-            {name: array.tolist() for name, array in outputs.items()}
-            if isinstance(outputs, dict)
-            else outputs
-        )
+        if isinstance(outputs, dict):
+            outputs = {name: array.tolist() for name, array in outputs.items()}
+        self.answers.append(outputs)
         self._answered.append(self)
 
 
@@ -212,9 +206,8 @@ class Rows:
     """The step after the network: each request gets its rows."""
 
     def finish(self, batch, images, outputs):
-        return [
-            {"y": outputs["y"][rows].tolist()} if isinstance(rows, slice) else rows for rows in batch.outcomes
-        ]
+        y = outputs.get("y")
+        return [{"y": y[rows].tolist()} if isinstance(rows, slice) else rows for rows in batch.outcomes]
 
 
 def run_alone(requests, seed: int = 0):

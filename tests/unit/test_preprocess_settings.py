@@ -76,21 +76,6 @@ def _given(parameters):
     return Shorthand(parameters.get("preset", ""), scale)
 
 
-@pytest.mark.parametrize(
-    ("preset", "mean", "std"),
-    [
-        ("imagenet", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        ("clip", (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
-    ],
-)
-def test_preset_is_the_published_one_in_levels(tmp_path, preset, mean, std):
-    """A transform has the published mean and std, which are for pixels of 0..1, times 255."""
-    transform = settings(tmp_path, {"preset": preset}).transform
-
-    assert transform.mean == pytest.approx([255 * value for value in mean], rel=1e-9)
-    assert transform.std == pytest.approx([255 * value for value in std], rel=1e-9)
-
-
 @cases(
     ("parameters", "expected"),
     {
@@ -121,35 +106,17 @@ def test_given_parameter_replaces_the_presets(tmp_path, parameters, expected):
 
 
 def test_every_parameter_is_read(tmp_path):
-    read = settings(
-        tmp_path,
-        {
-            "layout": "NHWC",
-            "resize": "letterbox",
-            "interpolation": "lanczos",
-            "antialias": "false",
-            "color_order": "BGR",
-            "mean": "1, 2, 3",
-            "std": "4, 5, 6.5",
-            "pad_color": "7, 8, 9",
-            "background_color": "10, 11, 12",
-            "exif_orientation": "off",
-            "max_image_bytes": "13",
-            "max_image_pixels": "14",
-            "max_image_side_px": "15",
-            "decode_threads": "16",
-            "gpu_memory_limit_bytes": "17",
-        },
-        data_type="TYPE_FP16",
-        dims=(320, 640, 3),
-    )
+    resize = {"resize": "letterbox", "interpolation": "lanczos", "antialias": "false", "pad_color": "7, 8, 9"}
+    levels = {"mean": "1, 2, 3", "std": "4, 5, 6.5", "background_color": "10, 11, 12"}
+    order = {"layout": "NHWC", "color_order": "BGR", "exif_orientation": "off"}
+    limits = {"max_image_bytes": "13", "max_image_pixels": "14", "max_image_side_px": "15"}
+    resources = {"decode_threads": "16", "gpu_memory_limit_bytes": "17"}
+
+    parameters = resize | levels | order | limits | resources
+    read = settings(tmp_path, parameters, data_type="TYPE_FP16", dims=(320, 640, 3))
 
     transform = Transform(
-        height_px=320,
-        width_px=640,
-        datatype="FP16",
-        layout="NHWC",
-        resize="letterbox",
+        *(320, 640, "FP16", "NHWC", "letterbox"),
         interpolation="lanczos",
         antialias=False,
         color_order="BGR",

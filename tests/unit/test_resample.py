@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from nereid.assets import CHELSEA, COFFEE
-from nereid.imaging import resample as module
 from nereid.imaging.buffers import Buffers
 from nereid.imaging.resample import FILTERS, REACH, Span, build_axis, estimate, resample
 from tests.pictures import assert_same_levels, noise, resize
@@ -184,18 +183,6 @@ def test_every_window_lies_in_the_image(drawn):
         np.testing.assert_allclose(block.weights.sum(1), 1, atol=1e-4)  # sums of some 100 float32
         made |= set(range(block.outputs.start, block.outputs.stop))
     assert made == set(range(span.count))
-
-
-@pytest.mark.parametrize("shrink", [1, 2])
-@pytest.mark.parametrize("chunk", [1, 64, 1_000])
-def test_rows_in_chunks_give_the_same(monkeypatch, chunk, shrink):
-    pixels = noise(51, 37)
-    rows, columns = (build_axis(Span(n * shrink, 20, 0, 20), "lanczos", shrink=shrink) for n in (51, 37))
-    whole = resampled(pixels, rows, columns)
-
-    monkeypatch.setattr(module, "CHUNK", chunk)
-
-    assert_same_levels(resampled(pixels, rows, columns), whole)
 
 
 @pytest.mark.parametrize("shrink", [1, 2, 4, 8])

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from onnx import ModelProto, helper
 
 from nereid.config.model_config import ModelConfig
 from nereid.inference import network_file
-from nereid.inference.network_file import complete_config
 from nereid.inference.session import Session
 from nereid.inference.session_events import SessionEvents
 from nereid.inference.session_options import CUDA_GRAPHS, BackendSettings
@@ -302,7 +300,6 @@ def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profi
     ("filename", "stored_as", "version"),
     {
         "default": ("", "model.onnx", 1),
-        "version": ("", "model.onnx", 12),
         "directory": ("", "model.onnx/model.onnx", 1),
         "filename in a folder": ("sub/net.onnx", "sub/net.onnx", 1),
         "named directory": ("net", "net/model.onnx", 1),
@@ -321,67 +318,6 @@ def test_files_by_compute_capability_are_for_gpus_only(tmp_path):
     )
 
     assert network_file.path_of(config) == tmp_path / "m" / "1" / "model.onnx"
-
-
-def completed(
-    folder: Path, document: dict, backend: BackendSettings | None = None
-) -> tuple[dict, Sequence[str], Sequence[str]]:
-    """Complete a config; returns it with the notes and the warnings."""
-    notes: list[str] = []
-    warnings: list[str] = []
-    complete_config(document, folder, backend or BackendSettings(), notes.append, warnings.append)
-    return document, notes, warnings
-
-
-def test_complete_config_is_left_alone(tmp_path):
-    document = {"name": "m", "input": [{"name": "a"}], "output": [{"name": "b"}], "max_batch_size": 0}
-
-    assert completed(tmp_path / "nowhere" / "1", document.copy()) == (
-        document,
-        ["skipping model configuration auto-complete for 'm': inputs and outputs already specified"],
-        [],
-    )
-
-
-def test_empty_config_is_filled_in_from_the_file(tmp_path):
-    path = store(tmp_path, "m", double(), config=None)
-    document = {"name": "m", "max_batch_size": 0, "input": [], "output": []}
-
-    document, notes, (warning,) = completed(path.parent, document, BackendSettings(default_max_batch_size=3))
-
-    assert (document["max_batch_size"], notes) == (3, [])
-    assert document["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}]
-    assert [each["name"] for each in document["output"]] == ["sums", "y"]
-    assert warning.startswith("autofilled max_batch_size to 3 for model 'm'")
-
-
-@cases(
-    ("document", "message"),
-    {
-        "no file": (
-            {"default_model_filename": "gone.onnx"},
-            "unable to find '{folder}/1/gone.onnx' for model instance 'm'",
-        ),
-        "no batches": (
-            {"max_batch_size": 2, "default_model_filename": "fixed.onnx"},
-            "autofill failed for model 'm': model does not support batching while non-zero max_batch_size "
-            "is specified",
-        ),
-        "wrong parameter": (
-            {"parameters": {"execution_mode": {"string_value": "5"}}},
-            "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got "
-            "5 .",
-        ),
-    },
-)
-def test_config_that_cannot_be_completed_is_refused(tmp_path, document, message):
-    store(tmp_path, "m", identity("FP32", [2, 3]), config=None, filename="fixed.onnx")
-    path = store(tmp_path, "m", double(), config=None)
-
-    with pytest.raises(InvalidConfig) as raised:
-        completed(path.parent, {"name": "m", "max_batch_size": 0, **document})
-
-    assert str(raised.value) == message.format(folder=tmp_path / "m")
 
 
 def test_request_whose_parts_cannot_be_joined_fails_alone(open_model):

@@ -176,7 +176,6 @@ class Triton:
         self.timeouts_s: list[float] = []
 
     def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
-        """Imitate a method of the client."""
         self.timeouts_s.append(timeout_s)
         verb = name.split("_")[0]
         if (refusals := self.refusals.get(verb)) and (error := refusals.pop(0)):
@@ -218,7 +217,6 @@ class Late(Triton):
     is_late = False
 
     def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
-        """Imitate a method of the client; the first registration times out."""
         if name.startswith("register") and not self.is_late:
             self.is_late = True
             raise TimedOut("deadline exceeded: why")
@@ -337,15 +335,13 @@ def test_fork_leaves_its_parents_regions_alone(folder):
 
 
 def test_full_memory_is_an_error_not_a_crash(monkeypatch):
-    """Pages are reserved first: a write to a missing page would be a bus error.
-
-    More than there is in all is refused at once, and takes no memory from other tests.
-    """
+    """Pages are reserved first: a write to a missing page would be a bus error."""
     size = os.statvfs("/dev/shm")
+    more_than_all = size.f_blocks * size.f_frsize + 2**30  # is refused at once
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         monkeypatch.setattr(shared_regions, "FOLDER", Path(folder))
         with pytest.raises(OSError, match="No space left on device"):
-            shared_regions.MAKERS["system"](size.f_blocks * size.f_frsize + 2**30)
+            shared_regions.MAKERS["system"](more_than_all)
 
         assert not files()
 

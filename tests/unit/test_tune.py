@@ -122,15 +122,6 @@ def test_missed_p99_is_infeasible():
     assert "expected p99 <= 1.5 ms, the best got 2.0 ms at concurrency 1 with" in result.reason()
 
 
-def test_rejected_candidates_are_left_out():
-    bad = frozenset(point for point in POINTS if dict(point)["instances"] > 2)
-
-    searching, (best, _) = search(Machine(rejects=bad))
-
-    assert dict(best) == {"instances": 2, "delay": 0}
-    assert searching.failures.keys() == bad
-
-
 @cases(
     ("machine", "more", "reason"),
     {
@@ -256,14 +247,3 @@ def test_no_candidate_takes_smaller_requests_than_before():
 
     assert grid["max_batch_size"] == (12, 24)
     assert space.space(parse("max_batch_size: 1"), "fused", 2)["max_batch_size"] == (1, 8, 16)
-
-
-def test_sample_is_balanced_and_seeded():
-    drawn = space.sample(POINTS, GRID, 8, 3, without=POINTS[0])
-
-    assert drawn == space.sample(POINTS, GRID, 8, 3, without=POINTS[0])
-    assert drawn != space.sample(POINTS, GRID, 8, 4, without=POINTS[0])
-    assert (len({*drawn}), POINTS[0] in drawn) == (8, False)
-    for name, values in GRID.items():
-        assert {dict(each)[name] for each in drawn} == {*values}
-    assert len(space.sample(POINTS, GRID, 99, 0, without=POINTS[0])) == len(POINTS) - 1
