@@ -122,14 +122,6 @@ def test_decision_stays_for_a_while(sender):
     assert sender.images.refusal == ""
 
 
-def test_new_connection_tries_shared_memory_again(sender):
-    """Another server may respond, as after a restart."""
-    sender.send(Triton(register=NO_FILE))
-    sender.images.reconnected()
-
-    assert sender.send(Triton()) == "shared"
-
-
 @pytest.mark.parametrize(
     "failure", [TimedOut("late"), Unreachable("gone"), Unavailable("not loaded"), Overloaded("busy")], ids=str
 )

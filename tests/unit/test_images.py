@@ -30,25 +30,18 @@ def noise(*shape: int) -> np.ndarray:
 
 def of_mode(mode: str) -> Image.Image:
     """Return a picture of random pixels in a mode of PIL's; its sides are odd, for padding."""
-    if mode == "I;16":
-        return Image.fromarray(np.random.default_rng(0).integers(0, 2**16, (7, 13), dtype=np.uint16))
-    if mode == "I;16 transparent":
-        image = of_mode("I;16")
+    name, _, is_transparent = mode.partition(" ")
+    if name == "I;16":
+        image = Image.fromarray(np.random.default_rng(0).integers(0, 2**16, (7, 13), dtype=np.uint16))
+    elif name in ("La", "RGBa"):
+        image = Image.fromarray(noise(7, 13, len(name)), name.upper()).convert(name)
+    elif name in ("LA", "RGBA", "CMYK", "RGBX"):
+        image = Image.frombytes(name, (13, 7), noise(7, 13, len(name)).tobytes())
+    else:
+        image = Image.fromarray(noise(7, 13, 3)).convert(name)
+    if is_transparent:
         image.info["transparency"] = image.getpixel((1, 1))
-        return image
-    if mode == "P transparent":
-        image = Image.fromarray(noise(7, 13, 3)).quantize(16)
-        image.info["transparency"] = 3
-        return image
-    if mode == "RGB transparent":
-        image = Image.fromarray(noise(7, 13, 3))
-        image.info["transparency"] = image.getpixel((1, 1))
-        return image
-    if mode in ("La", "RGBa"):
-        return Image.fromarray(noise(7, 13, 2 if mode == "La" else 4), mode.upper()).convert(mode)
-    if mode in ("LA", "RGBA", "CMYK", "RGBX"):
-        return Image.frombytes(mode, (13, 7), noise(7, 13, len(mode)).tobytes())
-    return Image.fromarray(noise(7, 13, 3)).convert(mode)
+    return image
 
 
 MODES = ["1", "L", "P", "RGB", "LA", "RGBA", "CMYK", "I;16", "YCbCr", "HSV"]

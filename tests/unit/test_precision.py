@@ -89,8 +89,7 @@ def converted(folder: Path) -> Path:
 
 
 def test_network_that_fp16_changes_is_rejected(tmp_path):
-    repository = tmp_path / "models"
-    shutil.copytree(REPOSITORY, repository)
+    repository = shutil.copytree(REPOSITORY, tmp_path / "models")
     before = contents(repository)
     path = tmp_path / "large.onnx"
     model = onnx.load(REPOSITORY / NETWORK / "1" / "model.onnx")
@@ -119,8 +118,7 @@ def scale_beyond_fp16(model: onnx.ModelProto) -> None:
 
 
 def test_fp16_becomes_a_version_with_its_own_variant(tmp_path):
-    repository = tmp_path / "models"
-    shutil.copytree(REPOSITORY, repository)
+    repository = shutil.copytree(REPOSITORY, tmp_path / "models")
     source = repository / NETWORK / "1" / "model.onnx"
     lines: list[str] = []
 
@@ -137,8 +135,7 @@ def test_fp16_becomes_a_version_with_its_own_variant(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["text_detect", "text_direction", "text_recognise"])
 def test_networks_of_the_readers_are_converted(tmp_path, name):
-    repository = tmp_path / "models"
-    shutil.copytree(TEXT_REPOSITORY, repository)
+    repository = shutil.copytree(TEXT_REPOSITORY, tmp_path / "models")
     source = repository / name / "1" / "model.onnx"
 
     done = publish(repository, name, source, None, ANY_SPEED, precision="fp16")

@@ -25,6 +25,7 @@ node = helper.make_node
 # The variables that decide whether and where ONNX Runtime keeps usage data.
 TELEMETRY = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
 BATCHES = "max_batch_size: 8 instance_group { kind: KIND_CPU count: 1 }"
+PICKED = BATCHES + tensor("input", "x", "INT64", [1]) + tensor("output", "y", "FP32", [1])
 X, Y = tensor("input", "x", "FP32", [3]), tensor("output", "y", "FP32", [3])
 
 
@@ -149,13 +150,7 @@ def test_runs_are_bounded_and_reported(open_model, run_batch_size, sizes, runs):
 
 @pytest.mark.parametrize("run_batch_size", [0, 1, 2], ids=["joined", "alone", "in pairs"])
 def test_failure_hits_only_the_request_at_fault(open_model, run_batch_size):
-    session = open_model(
-        pick(),
-        BATCHES
-        + tensor("input", "x", "INT64", [1])
-        + tensor("output", "y", "FP32", [1])
-        + parameter("nereid.run_batch_size", str(run_batch_size)),
-    )
+    session = open_model(pick(), PICKED + parameter("nereid.run_batch_size", str(run_batch_size)))
     requests = [{"x": np.array(rows)} for rows in ([[0], [3]], [[9]], [[1]])]
 
     first, bad, last = session.run_requests(requests, [["y"]] * 3)
@@ -169,8 +164,7 @@ def test_failure_hits_only_the_request_at_fault(open_model, run_batch_size):
 
 def test_failed_run_is_not_reported(open_model):
     """Only successful runs count, so a failure does not look like a fast network."""
-    config = BATCHES + tensor("input", "x", "INT64", [1]) + tensor("output", "y", "FP32", [1])
-    session, ran = counted(open_model, pick(), config)
+    session, ran = counted(open_model, pick(), PICKED)
 
     session.run_requests([{"x": np.array([[9]])}, {"x": np.array([[1], [2]])}], [["y"], ["y"]])
 

@@ -1,5 +1,6 @@
 """ONNX Runtime's options from a config: every parameter and accelerator of NVIDIA's backend."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -96,10 +97,8 @@ def test_settings_without_any_parameter_are_onnx_runtimes_own():
     settings = session_settings(config({"intra_op_thread_count": "5"}))
 
     options, plain = settings.options, onnxruntime.SessionOptions()
-    unset = (
-        "graph_optimization_level execution_mode enable_cpu_mem_arena enable_mem_pattern inter_op_num_threads"
-    )
-    assert [name for name in unset.split() if getattr(options, name) != getattr(plain, name)] == []
+    unset = ["graph_optimization_level", "execution_mode", "enable_cpu_mem_arena", "enable_mem_pattern"]
+    assert [name for name in unset if getattr(options, name) != getattr(plain, name)] == []
     assert (entry(settings, SHRINKAGE), entry(settings, SPINNING)) == (None, None)
     assert (settings.providers, settings.threads) == (((CPU, {}),), ThreadCounts(5, 0))
     assert (settings.run_batch_size, settings.sharing) == (0, Sharing.OFF)
@@ -156,31 +155,6 @@ def test_memory_of_cuda_graphs_is_never_released(monkeypatch):
 
     with pytest.raises(InvalidConfig, match=r"nereid\.release_memory_every contradicts CUDA graphs"):
         session_settings(replace(config(both), kind="GPU"))
-
-
-EXECUTION_MODE = (
-    "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got {} ."
-)
-
-
-@pytest.mark.parametrize(
-    ("kind", "key", "text", "message"),
-    [
-        ("CPU", "execution_mode", "2", EXECUTION_MODE.format(2)),
-        ("CPU", "execution_mode", "fast", unreadable("fast")),
-        ("CPU", "inter_op_thread_count", "", unreadable("")),
-        ("CPU", "enable_mem_arena", "yes", unreadable("yes", "boolean")),
-        ("CPU", "nereid.run_batch_size", "two", unreadable("two")),
-        ("CPU", "nereid.shared_weights", "yes", unreadable("yes", "boolean")),
-        ("GPU", "cudnn_conv_algo_search", "3", "unsupported cudnn_conv_algo_search value '3' is requested"),
-        ("GPU", "arena_extend_strategy", "2", "unsupported arena_extend_strategy value '2' is requested"),
-    ],
-)
-def test_wrong_value_has_the_official_message(kind, key, text, message):
-    with pytest.raises(InvalidConfig) as raised:
-        session_settings(config({key: text}, kind))
-
-    assert str(raised.value) == message
 
 
 @cases(
@@ -276,20 +250,6 @@ def test_server_flags_become_settings(words, expected):
     settings = BackendSettings.from_command_line(["tritonserver", *words])
 
     assert settings == replace(expected, shares_weights=True)
-
-
-@cases(
-    ("flag", "message"),
-    {
-        "batch size": ("default-max-batch-size=many", unreadable("many")),
-        "thread pool": ("enable-global-threadpool=yes", unreadable("yes", "boolean")),
-    },
-)
-def test_wrong_server_flag_is_refused(flag, message):
-    with pytest.raises(InvalidConfig) as raised:
-        BackendSettings.from_command_line([OURS + flag])
-
-    assert str(raised.value) == message
 
 
 def test_global_pool_replaces_the_models_own_threads():
@@ -402,51 +362,78 @@ def test_tensorrt_keys_get_their_own_names(given, expected):
 
 
 UNKNOWN_TENSORRT = "unknown parameter '{}' is provided for TensorRT Execution Accelerator"
+UNSUPPORTED = "unsupported {} value '{}' is requested"
 UNKNOWN = "unknown Execution Accelerator '{}' is requested"
 
 
+def from_flag(flag: str) -> None:
+    BackendSettings.from_command_line([OURS + flag])
+
+
+def from_parameter(key: str, text: str, kind: str = "CPU") -> None:
+    session_settings(config({key: text}, kind))
+
+
+def from_gpu_block(name: str, parameters: dict[str, str], available: Sequence[str] = ALL) -> None:
+    providers(accelerated(gpu=[(name, parameters)]), available)
+
+
+def from_cpu_block(name: str, available: Sequence[str]) -> None:
+    providers(accelerated(cpu=[(name, {})], kind="CPU"), available)
+
+
+BIG = {"max_workspace_size_bytes": "big"}
+EXECUTION_MODE = (
+    "Invalid configuration value provided. Expected values for  execution_mode are 0 or 1 but got 2 ."
+)
+NO_TENSORRT = f"model 'm' needs {TENSORRT} on GPU 3: this onnxruntime has only {CUDA}, {CPU}; fix: install "
+
+
 @pytest.mark.parametrize(
-    ("name", "parameters", "message"),
+    ("read", "given", "message"),
     [
-        ("tensorrt", {"precision_mode": "BF16"}, "unsupported precision mode 'BF16' is requested"),
-        ("tensorrt", {"trt_what": "1"}, UNKNOWN_TENSORRT.format("trt_what")),
-        ("tensorrt", {"device_id": "0"}, UNKNOWN_TENSORRT.format("device_id")),
-        ("tensorrt", {"trt_dla_enable": "yes"}, unreadable("yes", "boolean")),
+        (from_flag, ("default-max-batch-size=many",), unreadable("many")),
+        (from_flag, ("enable-global-threadpool=yes",), unreadable("yes", "boolean")),
+        (from_parameter, ("execution_mode", "2"), EXECUTION_MODE),
+        (from_parameter, ("execution_mode", "fast"), unreadable("fast")),
+        (from_parameter, ("inter_op_thread_count", ""), unreadable("")),
+        (from_parameter, ("enable_mem_arena", "yes"), unreadable("yes", "boolean")),
+        (from_parameter, ("nereid.run_batch_size", "two"), unreadable("two")),
+        (from_parameter, ("nereid.shared_weights", "yes"), unreadable("yes", "boolean")),
         (
-            "tensorrt",
-            {"max_workspace_size_bytes": "big"},
-            unreadable("big", "unsigned long long integral number"),
+            from_parameter,
+            ("cudnn_conv_algo_search", "3", "GPU"),
+            UNSUPPORTED.format("cudnn_conv_algo_search", 3),
         ),
-        ("cuda", {"do_copy_in_default_stream": "yes"}, unreadable("yes", "boolean")),
-        ("openvino", {}, UNKNOWN.format("openvino")),
-        ("CUDA", {}, UNKNOWN.format("CUDA")),
+        (
+            from_parameter,
+            ("arena_extend_strategy", "2", "GPU"),
+            UNSUPPORTED.format("arena_extend_strategy", 2),
+        ),
+        (
+            from_gpu_block,
+            ("tensorrt", {"precision_mode": "BF16"}),
+            "unsupported precision mode 'BF16' is requested",
+        ),
+        (from_gpu_block, ("tensorrt", {"trt_what": "1"}), UNKNOWN_TENSORRT.format("trt_what")),
+        (from_gpu_block, ("tensorrt", {"device_id": "0"}), UNKNOWN_TENSORRT.format("device_id")),
+        (from_gpu_block, ("tensorrt", {"trt_dla_enable": "yes"}), unreadable("yes", "boolean")),
+        (from_gpu_block, ("tensorrt", BIG), unreadable("big", "unsigned long long integral number")),
+        (from_gpu_block, ("cuda", {"do_copy_in_default_stream": "yes"}), unreadable("yes", "boolean")),
+        (from_gpu_block, ("openvino", {}), UNKNOWN.format("openvino")),
+        (from_gpu_block, ("CUDA", {}), UNKNOWN.format("CUDA")),
+        (from_gpu_block, ("tensorrt", {}, (CUDA, CPU)), NO_TENSORRT + "onnxruntime-gpu, or use KIND_CPU"),
+        (from_cpu_block, ("tensorrt", ALL), UNKNOWN.format("tensorrt")),
+        # NVIDIA's backend reports a missing OpenVINO as an unknown accelerator, too.
+        (from_cpu_block, ("openvino", (CPU,)), UNKNOWN.format("openvino")),
     ],
     ids=str,
 )
-def test_wrong_gpu_accelerator_is_refused(name, parameters, message):
+def test_wrong_setting_has_the_official_message(read, given, message):
     with pytest.raises(InvalidConfig) as raised:
-        providers(accelerated(gpu=[(name, parameters)]), ALL)
+        read(*given)
 
     assert str(raised.value) == message
-
-
-@pytest.mark.parametrize(("name", "available"), [("tensorrt", ALL), ("openvino", [CPU])])
-def test_wrong_cpu_accelerator_is_refused(name, available):
-    """NVIDIA's backend reports a missing OpenVINO as an unknown accelerator, too."""
-    with pytest.raises(InvalidConfig) as raised:
-        providers(accelerated(cpu=[(name, {})], kind="CPU"), available)
-
-    assert str(raised.value) == UNKNOWN.format(name)
-
-
-def test_missing_gpu_provider_is_an_error():
-    with pytest.raises(InvalidConfig) as raised:
-        providers(accelerated(gpu=[("tensorrt", {})]), [CUDA, CPU])
-
-    assert str(raised.value) == (
-        f"model 'm' needs {TENSORRT} on GPU 3: this onnxruntime has only {CUDA}, {CPU}; "
-        "fix: install onnxruntime-gpu, or use KIND_CPU"
-    )
 
 
 @pytest.fixture
