@@ -28,7 +28,6 @@ def cars(tmp_path_factory) -> Path:
 
 
 def opened(repository: Path, model: str) -> AfterNetwork:
-    """Open the last step of a fused model."""
     folder = repository / model
     config = ModelConfig.from_document(read_profile(folder, "cpu"), folder, 1)
     names = config.settings(FusedSettings)

@@ -25,7 +25,6 @@ UNLIKE = [
 
 
 def config(max_batch_size: int = 8, **document) -> ModelConfig:
-    """Build the config of a model `m` that takes `x`."""
     tensor = {"name": "x", "data_type": "TYPE_FP32", "dims": ["-1"], "allow_ragged_batch": True}
     return ModelConfig.from_document(
         {"name": "m", "max_batch_size": max_batch_size, "input": [tensor], **document}, Path("/r/m"), 1
@@ -33,7 +32,6 @@ def config(max_batch_size: int = 8, **document) -> ModelConfig:
 
 
 def made(kind: str, datatype: str = "TYPE_FP32", names=("made",)) -> dict:
-    """Write a `batch_input` as a config has it."""
     return {"kind": kind, "target_name": [*names], "data_type": datatype, "source_input": ["x"]}
 
 
@@ -166,24 +164,6 @@ def test_batch_input_is_computed_from_the_batch(kind, requests, expected, dtype)
 
     flat = np.concatenate([request["x"].reshape(-1) for request in requests])
     assert_same(joined, {"x": flat, "made": np.array(expected, dtype)})
-
-
-def test_answers_are_cut_by_rows():
-    requests = [{"x": np.zeros((1, 5))}, {"x": np.zeros((0, 5))}, {"x": np.zeros((2, 5))}]
-    outputs = {"y": np.array([[1, 2], [3, 4], [5, 6]]), "t": np.array(["a", "b", "c"], object)}
-
-    parts = PLAIN.scatter(outputs, requests)
-
-    for part, expected in zip(
-        parts,
-        [
-            {"y": np.array([[1, 2]]), "t": np.array(["a"], object)},
-            {"y": np.zeros((0, 2), int), "t": np.array([], object)},
-            {"y": np.array([[3, 4], [5, 6]]), "t": np.array(["b", "c"], object)},
-        ],
-        strict=True,
-    ):
-        assert_same(part, expected)
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["one request", "three requests"])

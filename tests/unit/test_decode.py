@@ -32,7 +32,6 @@ FORMATS = {
 
 
 def decode(encoded, shrink=1, background=WHITE, limits=None):
-    """Return an image's pixels, in memory of their own."""
     return open_image(encoded, limits or Limits()).pixels(shrink, background, Buffers())
 
 
@@ -41,7 +40,6 @@ def segment(marker, payload):
 
 
 def exif_block(orientation, byte_order="<", field_type=3, count=1):
-    """Build EXIF data whose only tag is Orientation."""
     mark = {"<": b"II*\0\x08\0\0\0", ">": b"MM\0*\0\0\0\x08"}[byte_order]
     value = struct.pack(byte_order + "HH", orientation, 0)
     return mark + struct.pack(byte_order + "HHHI", 1, 274, field_type, count) + value + bytes(4)
@@ -213,7 +211,6 @@ def test_premultiplied_pixels_show_the_background():
 
 
 def palette_image(*indices):
-    """Build a row of pixels with a palette of two colours."""
     image = Image.new("P", (len(indices), 1))
     image.putpalette([10, 20, 30, 200, 100, 50])
     image.putdata(indices)
@@ -444,7 +441,6 @@ def test_bytes_after_a_jpeg_are_not_counted(encode, gradient, is_progressive):
 
 
 def insert(encoded: bytes, marker: int, more: bytes) -> bytes:
-    """Put bytes in front of a JPEG's segment."""
     place = encoded.index(bytes([0xFF, marker]))
     return encoded[:place] + more + encoded[place:]
 

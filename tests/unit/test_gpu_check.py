@@ -133,7 +133,6 @@ def test_copies_are_summed_by_direction():
 
 
 def test_loads_of_several_clients_are_joined():
-    """Rates and numbers add up, the worst percentile counts, and a rate with failures is not the best."""
     first, second = Load(100.0, 3.0, 5.0, 9.0, 200, 0), Load(50.0, 4.0, 4.5, 20.0, 100, 1)
 
     assert served.together([first, second]) == Load(150.0, 4.0, 5.0, 20.0, 300, 1)
@@ -141,7 +140,6 @@ def test_loads_of_several_clients_are_joined():
 
 
 def test_results_of_mixed_batches_are_compared():
-    """Other scores than alone, another error and a missing error are found."""
     alone, bad, job = speed.Job([b"a"]), speed.Job([b"b"]), speed.Job([b"a", b"a", b"b", b"b"])
     alone.scores, job.scores = np.zeros((1, 3)), np.array([[0.01], [0.9], [0], [0]]) * np.ones((4, 3))
     bad.errors, job.errors = ["invalid"], [None, None, "invalid", None]  # type: ignore[list-item]

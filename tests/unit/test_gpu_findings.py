@@ -19,13 +19,11 @@ NO_PROGRAMS = replace(recorded.CUDA_12, provider=None)
 
 
 def examined(folder, outputs, installed=NO_PROGRAMS, servers=(), status=0):
-    """Return the findings about a machine with a GPU and recorded outputs."""
     environment = recorded.install_smi(folder, {**recorded.GOOD, **outputs}, status)
     return [*gpu_findings.examine(environment, servers, folder / "dev", lambda: installed)]
 
 
 def one(findings, what):
-    """Return the only finding with a name."""
     (found,) = [each for each in findings if each.what == what]
     return found
 
@@ -51,7 +49,6 @@ def test_good_machine_has_a_line_for_each_check(tmp_path):
 
 @pytest.mark.parametrize(("installed", "verdict"), [(recorded.CUDA_12, "fail"), (recorded.NOTHING, "note")])
 def test_driver_that_is_not_loaded_fails_where_packages_need_it(tmp_path, installed, verdict):
-    """The server of a machine without packages for the GPU runs on the CPU anyway."""
     found = examined(tmp_path, {recorded.QUERY: recorded.NO_DRIVER}, installed, status=9)
 
     text = f"nvidia-smi failed: {recorded.NO_DRIVER.strip()}"

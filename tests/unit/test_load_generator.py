@@ -39,7 +39,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def port():
-    """The port of a plain HTTP server."""
     server = ThreadingHTTPServer((HOST, 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=[0.01])
     thread.start()
@@ -50,7 +49,6 @@ def port():
 
 
 def request(port: int, status: int, wait_ms: int) -> bytes:
-    """Return a request for such a response."""
     return post_request(HOST, port, f"/{status}", str(wait_ms).encode(), {})
 
 

@@ -54,7 +54,6 @@ class Broken(Numbers):
 
 @pytest.fixture
 def pipeline() -> Pipeline:
-    """A pipeline for batches of up to 4 images."""
     return Pipeline(CpuPreprocessor(TRANSFORM, Limits(), 4))
 
 
@@ -172,7 +171,6 @@ def test_empty_batch_is_empty(pipeline, requests):
 
 
 def build(root, folder, old, new):
-    """Build the pipeline of the repository's model with a part of its config replaced."""
     text = (root / "model_repository" / "imagenet_preprocess" / "config.pbtxt").read_text()
     assert old in text
     (folder / "config.pbtxt").write_text(text.replace(old, new))

@@ -60,7 +60,6 @@ FORMS = [
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (8, 8), (33, 20), (3, 41)])
 @pytest.mark.parametrize(("kind", "depth"), FORMS)
 def test_missing_rows_are_refused(kind, depth, size, is_interlaced):
-    """Complete images are decoded, black ones too; without the last stored row, both are refused."""
     for value in (0, 0xFF):
         whole, cut = (image(size, kind, depth, is_interlaced, missing, value) for missing in (0, 1))
 

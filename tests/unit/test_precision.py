@@ -82,7 +82,6 @@ def test_other_networks_are_refused_with_the_reason(tmp_path, make, reason):
 
 
 def converted(folder: Path) -> Path:
-    """Write an FP16 network and return its path."""
     path = store(folder, "m", mixing(), None)
     convert(path)
     return path

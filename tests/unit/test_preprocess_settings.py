@@ -18,7 +18,6 @@ OUTPUT = {"name": "input", "data_type": "TYPE_FP32", "dims": DIMS}
 
 
 def config(folder, parameters, *outputs):
-    """Build the config of a model 'm' with these parameters and outputs."""
     document = {
         "name": "m",
         "max_batch_size": 8,

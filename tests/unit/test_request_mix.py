@@ -136,6 +136,5 @@ def test_answers_of_both_protocols_are_read():
     },
 )
 def test_what_is_no_answer_is_refused(body, size):
-    """Each is a ValueError, which a user counts as a failed request."""
     with pytest.raises(ValueError, match=r"expected|Expecting|multiple"):
         read(http_outputs(body, size))

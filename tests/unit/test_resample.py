@@ -12,7 +12,7 @@ from PIL import Image
 from nereid.assets import CHELSEA, COFFEE
 from nereid.imaging.buffers import Buffers
 from nereid.imaging.resample import FILTERS, REACH, Span, build_axis, estimate, resample
-from tests.pictures import assert_same_levels, noise, resize
+from tests.pictures import assert_same_levels, noise
 
 PILLOW = {name: Image.Resampling[name.upper()] for name in FILTERS}
 
@@ -25,49 +25,6 @@ def resized(pixels, size_wh, filter_name="bilinear", antialias=True):
     (height, width), (wide, high) = pixels.shape[:2], size_wh
     rows = build_axis(Span(height, high, 0, high), filter_name, antialias)
     return resampled(pixels, rows, build_axis(Span(width, wide, 0, wide), filter_name, antialias))
-
-
-def pillows(pixels, size_wh, filter_name):
-    return np.asarray(resize(Image.fromarray(pixels), size_wh, PILLOW[filter_name]))
-
-
-@pytest.mark.parametrize("filter_name", FILTERS)
-@pytest.mark.parametrize(
-    ("height", "width", "size_wh"),
-    [
-        (1, 1, (1, 1)),
-        (1, 1, (17, 5)),
-        (33, 1, (1, 8)),
-        (97, 131, (64, 48)),
-        (97, 131, (131, 31)),
-        (23, 19, (101, 77)),
-        (23, 190, (101, 17)),
-        (487, 641, (48, 47)),
-    ],
-    ids=str,
-)
-def test_resize_is_pillows(filter_name, height, width, size_wh):
-    pixels = noise(height, width)
-
-    actual = resized(pixels, size_wh, filter_name)
-
-    expected = pillows(pixels, size_wh, filter_name)
-    assert_same_levels(actual, expected, filter_name)
-    assert actual.dtype == np.float32
-
-
-@pytest.mark.parametrize("filter_name", FILTERS)
-@pytest.mark.parametrize(("offset", "count"), [(0, 1), (3, 10), (39, 1), (5, 33)], ids=str)
-def test_cropped_resize_is_that_part_of_the_whole(filter_name, offset, count):
-    pixels = noise(89, 71)
-    rows = build_axis(Span(89, 40, offset, count), filter_name)
-    columns = build_axis(Span(71, 40, 40 - offset - count, count), filter_name)
-
-    actual = resampled(pixels, rows, columns)
-
-    whole = pillows(pixels, (40, 40), filter_name)
-    expected = whole[offset : offset + count, 40 - offset - count : 40 - offset]
-    assert_same_levels(actual, expected, filter_name)
 
 
 def keys(x):

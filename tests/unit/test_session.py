@@ -70,8 +70,6 @@ def pick() -> ModelProto:
 
 @pytest.fixture
 def open_model(tmp_path):
-    """Store a network with this config, and open its session."""
-
     def make(model: ModelProto, text: str, **options) -> Session:
         return Session.from_config(stored(tmp_path, model, text), **options)
 
@@ -79,7 +77,6 @@ def open_model(tmp_path):
 
 
 def stored(repository: Path, model: ModelProto, text: str = "", **options) -> ModelConfig:
-    """Store a network as model `m` with this config, and read the config."""
     store(repository, "m", model, f'name: "m" backend: "onnxruntime" {text}', **options)
     return ModelConfig.from_file(repository / "m", options.get("version", 1))
 
@@ -89,7 +86,6 @@ def parameter(key: str, text: str) -> str:
 
 
 def made_from_x(kind: str, datatype: str) -> str:
-    """Declare the network's input `n` as made from the batch."""
     types = f'target_name: "n" data_type: TYPE_{datatype} source_input: "x"'
     return f"batch_input {{ kind: {kind} {types} }}\n"
 

@@ -39,7 +39,6 @@ def config(
     folder: Path = Path("/r/m"),
     **document,
 ) -> ModelConfig:
-    """Build the config of a model `m` with these parameters and fields."""
     given = {key: {"string_value": value} for key, value in (parameters or {}).items()}
     base = {"name": "m", "backend": "onnxruntime", "max_batch_size": 8, "instance_group": ONE_INSTANCE}
     return ModelConfig.from_document({**base, "parameters": given, **document}, folder, 1, kind, device_id)
@@ -149,7 +148,6 @@ def test_release_without_effect_is_refused(parameters, message):
 
 
 def test_memory_of_cuda_graphs_is_never_released(monkeypatch):
-    """They repeat the recorded addresses."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ALL)
     both = {"nereid.release_memory_every": "9", "nereid.cuda_graphs": "true"}
 

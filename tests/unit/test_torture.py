@@ -63,7 +63,6 @@ def test_answer_has_its_class_score_and_version_and_a_refusal_its_words():
 
 
 def test_each_image_of_a_batch_has_its_own_outcome():
-    """Only the bad image is refused; a failure of any image is a failed request."""
     refusal, wrong = RequestRefused("invalid image: none"), replace(RIGHT, version="2")
 
     assert batch_fault(photo(), refusal, [RIGHT, RIGHT]) == ""
@@ -88,7 +87,6 @@ def test_each_image_of_a_batch_has_its_own_outcome():
     },
 )
 def test_outcomes_of_traffic_are_judged(send, may_fail, expected):
-    """A wrong outcome always fails, a failed request only without faults; nobody passes without an answer."""
     with Traffic([Kind("odd", 50, nullcontext, send)], TARGET) as traffic:
         deadline = time.monotonic() + WATCHDOG_S
         while not traffic.sent and time.monotonic() < deadline:
@@ -152,7 +150,6 @@ NOISE = np.random.default_rng(1).normal(0, 3, len(MINUTES))
     },
 )
 def test_leak_is_told_from_noise(more, is_good):
-    """Only growth of more than the bound fails: not noise, peaks, or what comes and goes."""
     assert verdict.grown("memory", list(800 + NOISE + more), 8.0).is_good is is_good
 
 

@@ -23,7 +23,6 @@ ANY = Limits(2**30, 10**9, 10**6)
 
 
 def apply(transform, encoded):
-    """Return the network's input for an image file."""
     out = np.full(transform.shape, 77, DATATYPES[transform.datatype])
     transform(open_image(encoded, ANY), out, Buffers())
     return out

@@ -27,7 +27,6 @@ def load(rate: float, p99_ms: float = 10.0, p50_ms: float = 5.0) -> Load:
 
 
 def rate_of(candidate: Candidate) -> float:
-    """Return a rate: the best is at 3 instances without delay; the default is 2 and 2."""
     value = {"instances": 2, "delay": 2} | dict(candidate)
     return 100.0 - 10 * abs(value["instances"] - 3) - 5 * value["delay"]
 
@@ -56,7 +55,6 @@ class Machine:
 
 
 def search(machine: Machine, objective: Objective = THROUGHPUT, until_s: float = 300.0, points=POINTS):
-    """Search on a machine; returns the search and its result."""
     searching = Search(machine.measure, objective, 2, machine.clock, until_s)
     found = searching.run(lambda count: space.sample(points, GRID, count, 0, ()))
     return searching, found

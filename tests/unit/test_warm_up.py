@@ -16,12 +16,10 @@ from tests.tables import cases
 
 
 def warming(sizes: str) -> str:
-    """Return the parameter as a config has it."""
     return f'parameters {{ key: "nereid.warm_batch_sizes" value {{ string_value: "{sizes}" }} }}\n'
 
 
 def config(parameters: dict[str, str], max_batch_size: int) -> ModelConfig:
-    """Build a config that has only what the sizes depend on."""
     given = {name: {"string_value": text} for name, text in parameters.items()}
     return ModelConfig.from_document({"max_batch_size": max_batch_size, "parameters": given}, Path("m"), 1)
 
