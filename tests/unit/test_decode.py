@@ -468,6 +468,15 @@ def test_bytes_outside_the_image_data_are_ignored(encode, gradient, change, shri
     assert np.abs(shown - decode(good, shrink=shrink)).max() <= (0 if shrink == 1 else 8)
 
 
+@pytest.mark.parametrize(("extra", "is_kept"), [(0, True), (1, False)])
+def test_huge_buffer_is_not_kept(extra, is_kept):
+    buffers = Buffers()
+
+    huge = buffers.take("a", (Buffers.KEPT_BYTES + extra,), np.uint8)
+
+    assert np.shares_memory(huge, buffers.take("a", (8,), np.uint8)) is is_kept
+
+
 @pytest.mark.parametrize(("bits", "zero", "color"), [(12, 1, "black"), (16, 0, "white")])
 def test_grey_of_another_depth_or_polarity_is_refused(bits, zero, color):
     """Pillow does not rescale 12-bit samples and does not invert 16-bit samples whose 0 is white."""

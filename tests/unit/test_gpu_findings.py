@@ -182,5 +182,11 @@ def test_programs_run_in_processes_of_their_own():
     assert findings[1].found == "ModuleNotFoundError: No module named 'cupy'"
 
 
+def test_program_that_does_not_end_is_killed():
+    found = probe_findings.run(probe_findings.PROVIDER, {"PATH": os.defpath}, 12, limit_s=0.01)
+
+    assert found.found.startswith("not done after 0.01 s")
+
+
 def test_program_for_the_provider_runs_a_network():
     assert gpu_probe.use_provider("CPUExecutionProvider").endswith("runs a network")

@@ -1,5 +1,7 @@
 """Defaults of the TensorRT provider: one engine for all batch sizes, and a cache that follows the version."""
 
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +107,17 @@ def test_given_options_of_the_cache_stay(tmp_path):
 
     assert cache.options(given)["trt_engine_cache_path"] == "/engines"
     assert cache.options({"trt_engine_cache_enable": "0"}) == {"trt_engine_cache_enable": "0"}
+
+
+def test_old_engines_are_removed(tmp_path):
+    cache = Cache(tmp_path)
+    old = cache.folder({"trt_fp16_enable": "1"})
+    then_s = time.time() - version_state.KEPT_S - 60
+    os.utime(old, (then_s, then_s))
+
+    kept = cache.folder()
+
+    assert [*kept.parent.iterdir()] == [kept]
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path):
