@@ -25,14 +25,7 @@ def test_label_or_index_is_compared(label, is_correct):
     assert memory.rate("id", label) == Rated("classify", "v1", is_correct, True)
     assert memory.rate("id", label) == Rated("classify", "v1", is_correct, False)
     assert memory.rate("other", label) is None
-
-
-def test_later_answer_replaces_an_earlier_one():
-    memory = AnswerMemory()
-    memory.remember("id", "classify", "v1", 1, "one")
-    memory.rate("id", 1)
     memory.remember("id", "classify", "v2", 2, "two")
-
     assert memory.rate("id", 2) == Rated("classify", "v2", True, True)
 
 

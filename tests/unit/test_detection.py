@@ -209,6 +209,9 @@ def matrix(*dims: int, name: str = "output0") -> Output:
     return Output(name, "TYPE_FP32", dims)
 
 
+DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]
+
+
 @cases(
     ("outputs", "labels", "name"),
     {
@@ -216,7 +219,7 @@ def matrix(*dims: int, name: str = "output0") -> Output:
         "yolov5 with its grids": ([matrix(25200, 85), matrix(3, 80, 80, 85, name="340")], 0, "yolov5"),
         "yolov8": ([matrix(84, 8400)], 0, "yolov8"),
         "end to end": ([matrix(300, 6)], 80, "nms"),
-        "detr": ([matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")], 91, "detr"),
+        "detr": (DETR, 91, "detr"),
         "rt-detr": ([matrix(300, 80, name="logits"), matrix(300, 4, name="boxes")], 80, "detr_sigmoid"),
     },
 )
@@ -228,11 +231,7 @@ def test_certain_heads_are_found(outputs, labels, name):
     ("outputs", "name", "message"),
     {
         "yolox or decoded": ([matrix(8400, 85)], "", r"uncertain layout of .*yolox: "),
-        "detr without labels": (
-            [matrix(100, 92, name="logits"), matrix(100, 4, name="boxes")],
-            "",
-            "fix: --head with one of detr: ",
-        ),
+        "detr without labels": (DETR, "", "fix: --head with one of detr: "),
         "scores": ([matrix(1000)], "", r"expected the outputs of a detector, got .* known: yolov5: \[N,anch"),
         "unknown": ([matrix(25200, 85)], "ssd", "invalid head: expected one of yolov5, .*, got 'ssd'"),
         "other form": ([matrix(25200, 85)], "detr", r"head detr: expected logits .*, got 'output0' FP32"),

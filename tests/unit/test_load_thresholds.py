@@ -1,12 +1,9 @@
 """What a load test must reach, and what a file of it may say."""
 
-import re
 from dataclasses import replace
 
-import pytest
-
 from loadtest.users.report import Report, Row
-from loadtest.users.thresholds import InvalidThresholds, Limits, Thresholds, compare, read
+from loadtest.users.thresholds import Limits, Thresholds, compare
 from tests.tables import cases
 
 ROW = Row(
@@ -78,19 +75,3 @@ def test_what_is_left_out_is_not_held():
     slow = {"p50": 1e6, "p99": 1e6}
 
     assert missed(report(response_ms=slow, failures={"any": 199}, achieved_ratio=0.0), Limits()) == []
-
-
-@cases(
-    ("text", "told"),
-    {
-        "key": ("[closed]\np95_ms = 3", "unknown field `p95_ms` - at `$.closed`"),
-        "zero": ("[open]\np99_ms = 0", "> 0.0"),
-        "no TOML": ("[open", "Expected ']'"),
-    },
-)
-def test_bad_files_are_refused(tmp_path, text, told):
-    path = tmp_path / "mine.toml"
-    path.write_text(text)
-
-    with pytest.raises(InvalidThresholds, match=f"^{re.escape(str(path))}: .*{re.escape(told)}"):
-        read(path)

@@ -1,9 +1,6 @@
 """The photos of a load test: what their folders say about their class, and what is refused."""
 
-import pytest
-
 from loadtest.users.photo_set import own
-from tests.tables import cases
 
 LABELS = ["crane", "3", "crane", "cup"]
 
@@ -34,20 +31,3 @@ def test_a_folder_is_a_line_of_text(tmp_path):
         "RX123/a.jpg": {"RX123"},
         "b.jpg": {"any"},
     }
-
-
-@cases(
-    ("labels", "expected"),
-    {
-        "labels": (
-            LABELS,
-            "'dog' is not a class of the model; expected a label such as 'crane', or an index from 0 to 3",
-        ),
-        "no labels": ([""] * 5, "'dog' is not a class of the model; expected an index from 0 to 4"),
-    },
-)
-def test_an_unknown_class_is_refused(tmp_path, labels, expected):
-    files(tmp_path, "dog/a.jpg", "0/b.jpg")
-
-    with pytest.raises(ValueError, match=expected):
-        own(tmp_path, frozenset(), lambda photo: labels)

@@ -42,12 +42,6 @@ def folder(monkeypatch, tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def short_close(monkeypatch):
-    """Close without a long wait for a server that reads."""
-    monkeypatch.setattr(shared_memory, "CLOSE_S", 0.2)
-
-
 def files() -> set[str]:
     return {path.name for path in shared_regions.FOLDER.glob(f"{PREFIX}*")}
 
@@ -59,9 +53,9 @@ def sent(script: Script, word: str) -> list[str]:
 
 @both_ways
 @pytest.mark.parametrize("step", ["silence", None], ids=["silent", "broken"])
-@pytest.mark.usefixtures("short_close")
-def test_region_without_an_answer_is_never_used_again(folder, way, step):
+def test_region_without_an_answer_is_never_used_again(monkeypatch, folder, way, step):
     """While the server reads a region, no process writes, shrinks or unlinks it, not even in `close`."""
+    monkeypatch.setattr(shared_memory, "CLOSE_S", 0.2)
     script = Script(PREDICTION, step, PREDICTION)
     with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
         classifier.classify(PHOTO)
