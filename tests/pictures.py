@@ -1,10 +1,19 @@
 """Pictures made in memory, Pillow's resizing of them, and how exactly ours must agree."""
 
 import io
+import struct
+import zlib
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+
+
+def png_chunk(name: bytes, data: bytes) -> bytes:
+    """Build a part of a PNG file."""
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
 def save(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:

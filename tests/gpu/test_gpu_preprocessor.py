@@ -15,6 +15,7 @@ from nereid.imaging.decode import Limits
 from nereid.imaging.resample import FILTERS
 from nereid.imaging.transform import DATATYPES, TURNS, Transform
 from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
+from tests.pictures import save
 from tests.routes import WATCHDOG_S
 from tests.tables import cases
 
@@ -40,19 +41,9 @@ NOISE = np.random.default_rng(0).integers(0, 256, (333, 334, 3), np.uint8)
 
 
 def encode(image_format: str = "JPEG", mode: str = "RGB", orientation: int = 1, **options) -> bytes:
-    """Encode a sample photo again."""
-    target = io.BytesIO()
     exif = Image.Exif()
     exif[0x112] = orientation
-    Image.open(CHELSEA).convert(mode).save(target, image_format, exif=exif, **options)
-    return target.getvalue()
-
-
-def png_of(pixels: np.ndarray) -> bytes:
-    """Encode pixels without loss."""
-    target = io.BytesIO()
-    Image.fromarray(pixels).save(target, "PNG")
-    return target.getvalue()
+    return save(Image.open(CHELSEA).convert(mode), image_format, exif=exif, **options)
 
 
 @pytest.fixture
@@ -111,7 +102,7 @@ def test_broken_device_fails_every_request_as_unreachable(build):
 def test_rows_are_those_of_the_host(build, transform):
     """JPEGs of any kind and other files, together: each within one level of the CPU path in the mean."""
     images = [COFFEE_JPEG, encode(mode="L"), encode("PNG"), encode(progressive=True), encode(mode="CMYK")]
-    images += [png_of(NOISE), png_of(NOISE[:1, :1])]
+    images += [save(Image.fromarray(NOISE)), save(Image.fromarray(NOISE[:1, :1]))]
     preprocessor = build(transform)
 
     outcomes = preprocessor.prepare(images)
@@ -125,7 +116,6 @@ def test_rows_are_those_of_the_host(build, transform):
 @pytest.mark.parametrize("datatype", DATATYPES)
 @pytest.mark.parametrize("interpolation", FILTERS)
 def test_every_variant_of_the_kernel_runs(build, interpolation, datatype, layout):
-    """Each variant of the kernel agrees with the CPU path."""
     transform = replace(PLAIN, interpolation=interpolation, datatype=datatype, layout=layout)
     encoded = encode("PNG")
     preprocessor = build(transform)
@@ -137,7 +127,6 @@ def test_every_variant_of_the_kernel_runs(build, interpolation, datatype, layout
 
 @pytest.mark.parametrize("orientation", TURNS)
 def test_decoder_leaves_turning_to_the_kernel(build, orientation):
-    """A JPEG of any EXIF orientation is turned once."""
     encoded = encode(orientation=orientation)
     preprocessor = build()
 
@@ -203,39 +192,33 @@ def test_bad_image_fails_alone(build):
 
 
 def test_too_large_image_is_refused_by_its_header(build):
-    """The limits hold on the GPU, too."""
     (outcome,) = build(limits=Limits(max_image_pixels=1000)).prepare([COFFEE_JPEG])
 
     assert str(outcome) == "invalid image: expected at most 1000 pixels, got 600 x 400"
 
 
 def test_image_larger_than_the_staging_memory_arrives_whole(build):
-    """Pixels pass through pinned memory in several pieces."""
-    target = io.BytesIO()
-    Image.open(COFFEE).resize((3000, 2500)).save(target, "BMP")
+    large = save(Image.open(COFFEE).resize((3000, 2500)), "BMP")
     transform = Transform(250, 300, resize="exact")
     preprocessor = build(transform)
 
-    preprocessor.prepare([target.getvalue(), encode("PNG"), target.getvalue()])
+    preprocessor.prepare([large, encode("PNG"), large])
 
-    expected = on_host(transform, target.getvalue())
+    expected = on_host(transform, large)
     for row in (0, 2):
         assert mean_difference(transform, preprocessor.tensor[row].get(), expected) <= 1.0
 
 
 def test_limit_without_room_for_the_tensor_fails_the_load(build):
-    """The message names the parameter."""
     with pytest.raises(InvalidConfig, match="gpu_memory_limit_bytes = 1000: expected room for the tensor"):
         build(memory_limit_bytes=1000)
 
 
 def test_limit_fails_the_image_that_needs_more(build):
-    """Only the image that exceeds the memory limit is refused."""
-    target = io.BytesIO()
-    Image.new("RGB", (4000, 4000)).save(target, "PNG")
+    large = save(Image.new("RGB", (4000, 4000)))
     preprocessor = build(memory_limit_bytes=ROWS * 3 * 224 * 224 * 4 + 2**22)
 
-    outcomes = preprocessor.prepare([encode("PNG"), target.getvalue(), COFFEE_JPEG])
+    outcomes = preprocessor.prepare([encode("PNG"), large, COFFEE_JPEG])
 
     assert [type(each) for each in outcomes] == [type(None), InferenceFailed, type(None)]
 
@@ -296,8 +279,3 @@ def test_preprocessor_can_be_deleted(build):
         preprocessor = build()
         preprocessor.prepare([COFFEE_JPEG] * size)
         del preprocessor
-
-
-def test_empty_batch_is_no_work(build):
-    """No images, no outcomes."""
-    assert build().prepare([]) == []

@@ -55,7 +55,6 @@ def test_answer_stays_on_the_device(cupy, run, datatype, shape):
 
 
 def test_input_from_the_host_is_fetched(cupy, run):
-    """A NumPy array is copied to the device by ONNX Runtime."""
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
 
     y = run("FP32", x)
@@ -92,7 +91,6 @@ def accelerated(name: str, options: dict[str, str]) -> ModelConfig:
 
 
 def scores(session: Session, rows: np.ndarray) -> np.ndarray:
-    """Return the scores of rows on the host."""
     (found,) = session.run({chain.INPUT: rows}, [chain.SCORES])
     return np.asarray(found.get() if session.is_on_gpu else found)
 
@@ -119,7 +117,6 @@ def check_alternating(session: Session, rows: np.ndarray, expected: np.ndarray) 
 
 
 def test_graphs_of_several_sizes_have_the_scores_of_the_host(rows, expected):
-    """Each size repeats its own CUDA graph, with the rows of the present run."""
     session = opened(accelerated("cuda", {**HEURISTIC, "enable_cuda_graph": "1"}))
 
     check_alternating(session, rows, expected)
@@ -146,7 +143,6 @@ def test_batch_that_exceeds_the_limit_is_run_in_halves(rows, expected):
 
 
 def test_second_load_with_tensorrt_reads_the_engine_of_the_first(rows, expected, tmp_path):
-    """One engine serves all batch sizes, and is not built again."""
     pytest.importorskip("tensorrt", reason="needs TensorRT")
     if TENSORRT not in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has no TensorRT provider")

@@ -35,7 +35,6 @@ def server(cupy, tmp_path_factory):
 
 
 def total(server, name: str) -> float:
-    """Return the sum of a metric's series; 0 if it has none."""
     with urllib.request.urlopen(f"http://{url(server, 'metrics')}/metrics") as page:
         found = re.findall(rf"^{name}{{.*}} (\S+)$", page.read().decode(), re.MULTILINE)
     return sum(map(float, found))

@@ -1,19 +1,14 @@
 """Image files of all kinds, and random changes of them that are the same each time."""
 
-import io
 import struct
 import zlib
 
 import numpy as np
 from PIL import Image
 
+from tests.pictures import save
+
 SIZES = (0, 1, 2, 7, 63, 65, 255, 256, 4_000, 8_000, 16_384, 16_385, 32_767, 65_535)
-
-
-def save(image, image_format, **options):
-    target = io.BytesIO()
-    image.save(target, image_format, **options)
-    return target.getvalue()
 
 
 def smooth():

@@ -18,6 +18,7 @@ from tests.pictures import save
 from tests.tables import cases
 
 BOXES = np.array([box for box, _, _ in KNOWN], np.float32)
+CPU, NETWORK = "cars_v1/configs/cpu.pbtxt", "cars_network/config.pbtxt"
 SMALL, LARGE = (save(Image.new("RGB", (side, side))) for side in (SIDE, 2 * SIDE))
 
 
@@ -27,7 +28,6 @@ def cars(tmp_path_factory) -> Path:
 
 
 def opened(repository: Path, model: str) -> AfterNetwork:
-    """Open the last step of a fused model."""
     folder = repository / model
     config = ModelConfig.from_document(read_profile(folder, "cpu"), folder, 1)
     names = config.settings(FusedSettings)
@@ -85,20 +85,15 @@ def test_classifier_passes_on_the_rows_of_each_request():
     ("path", "before", "after", "message"),
     {
         "another backend": (
-            "cars_v1/configs/cpu.pbtxt",
+            CPU,
             '"cars_boxes"',
             '"cars_preprocess"',
-            "after: expected a model of backend boxes, got 'cars_preprocess'",
+            "expected a model of backend boxes, got 'cars_preprocess'",
         ),
-        "missing": ("cars_v1/configs/cpu.pbtxt", '"cars_boxes"', '"absent"', "absent"),
-        "other outputs": (
-            "cars_v1/configs/cpu.pbtxt",
-            'name: "score"',
-            'name: "scores"',
-            "expected the outputs of 'cars_boxes'",
-        ),
+        "missing": (CPU, '"cars_boxes"', '"absent"', "absent"),
+        "other outputs": (CPU, 'name: "score"', 'name: "scores"', "expected the outputs of 'cars_boxes'"),
         "other network": (
-            "cars_network/config.pbtxt",
+            NETWORK,
             '"output0"',
             '"output1"',
             "'cars_boxes' needs 'output0' TYPE_FP32 [7, 84]",

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,24 +12,19 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import psutil
 import pytest
-import typer
 
-from loadtest import perf_analyzer, record, wrk
-from loadtest.bench import __main__ as main
-from loadtest.bench import limit, plan, runner, summary
-from loadtest.bench.limit import inheriting
+from loadtest import record
+from loadtest.bench import limit, plan, summary
 from loadtest.bench.paths import LEAD_S, Running
-from loadtest.bench.plan import LIMITS, PERF_ANALYZER, TWICE, WRK, Cell, Selection, select
+from loadtest.bench.plan import LIMITS, PERF_ANALYZER, TWICE, WRK, Selection
 from loadtest.bench.summary import Sample
-from nereid.errors import OperationFailed, ServerError, WrongUsage
+from nereid.errors import WrongUsage
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.server.ports import Ports
-from nereid.tune.load_generator import Load, LoadFailed
+from nereid.tune.load_generator import Load
 
 GRPC = replace(TWICE, generator=PERF_ANALYZER, protocol="grpc")
-HTTP = replace(GRPC, protocol="http")
 
 
 def sample(rate: float, ms: float = 10, cpu_ms: float = 8) -> Sample:
@@ -39,7 +33,6 @@ def sample(rate: float, ms: float = 10, cpu_ms: float = 8) -> Sample:
 
 
 def rounds(*rates: float, **others: float) -> list[Sample]:
-    """One sample per round."""
     return [sample(rate, **others) for rate in rates]
 
 
@@ -49,7 +42,6 @@ def judged(series: summary.Series) -> dict[str, tuple[float, bool]]:
 
 
 def test_the_usual_run_has_what_the_targets_ask_for_and_no_more():
-    """Nothing twice but the cell that tells the noise; INT8, gRPC and the gateway where judged."""
     cells = Selection().cells()
 
     assert [cell for cell, count in Counter(cells).items() if count > 1] == []
@@ -66,76 +58,12 @@ def test_the_usual_run_has_what_the_targets_ask_for_and_no_more():
     }
 
 
-def test_what_is_asked_for_is_measured_beside_its_limits():
-    """A choice takes the place of the usual; every cell's limit is in the same round."""
-    cells = select("ensemble", "1080p", "int8", "4", "http").cells()
-
-    wanted = Cell("ensemble", "1080p", "int8", WRK, "http", 4)
-    assert [cell for cell in cells if cell.path not in LIMITS] == [wanted]
-    assert wanted.limit in cells
-    assert wanted.alone not in cells, "nothing is at concurrency 1"
-
-
 @pytest.mark.parametrize("number", [0, 1])
 def test_every_other_round_goes_backwards(number):
     """A machine that slows down steadily hits a cell and its limit alike."""
     cells = Selection().cells()
 
     assert record.turns(cells, number) == (cells[::-1] if number else cells)
-
-
-def bench(capsys, *words: str) -> tuple[int, str]:
-    """Run the command line; returns its exit code and its last line on stderr."""
-    command = typer.Typer(add_completion=False)
-    command.command()(main.bench)
-    with pytest.raises(SystemExit) as ended:
-        command([*words])
-    return ended.value.code, capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (
-            ["--paths", "cpu,x"],
-            "unknown path 'x', expected one of cpu, ensemble, by-hand, route, gateway, network",
-        ),
-        (["--photos", "big"], "unknown photo 'big', expected one of small, 1080p"),
-        (["--precisions", "fp16"], "unknown precision 'fp16', expected one of fp32, int8"),
-        (["--protocols", "smtp"], "unknown protocol 'smtp', expected one of http, grpc"),
-        (["--concurrency", "8,0"], "--concurrency: expected whole numbers from 1, got '0'"),
-        (["--paths", "gateway", "--protocols", "grpc"], "nothing to measure"),
-    ],
-)
-def test_wrong_words_are_reported(monkeypatch, capsys, words, told):
-    """Exit code 2, with what was expected, before anything is started."""
-    monkeypatch.setattr(wrk, "is_installed", lambda: True)
-
-    code, last = bench(capsys, *words)
-
-    assert (code, last.startswith(f"error: {told}")) == (2, True), last
-
-
-def test_missing_wrk_is_reported(monkeypatch, capsys):
-    """The exit code is 1, and the message has the fix."""
-    monkeypatch.setenv("PATH", "")
-
-    assert bench(capsys) == (1, "error: wrk not found; fix: apt-get install wrk")
-
-
-def test_without_perf_analyzer_the_rest_is_measured(monkeypatch):
-    """What is missing is told, and no cell of it is left."""
-
-    def missing(environment: object) -> None:
-        raise perf_analyzer.Unavailable("perf_analyzer needs libb64.so.0d; fix: apt-get install libb64-0d")
-
-    monkeypatch.setattr(perf_analyzer, "find", missing)
-
-    cells, analyzer, notes = runner._with_analyzer(Selection().cells(), {})
-    assert analyzer is None
-    assert cells
-    assert {cell.generator for cell in cells} == {"", WRK}
-    assert notes == ["without gRPC: perf_analyzer needs libb64.so.0d; fix: apt-get install libb64-0d"]
 
 
 def test_ratio_is_the_median_over_rounds():
@@ -148,11 +76,6 @@ def test_ratio_is_the_median_over_rounds():
     assert row["of_limit"] == {"median": 0.9, "min": 0.1, "max": 0.9}
     assert row["cpu_of_limit"]["median"] == 1.25
     assert "p50_of_alone" not in row
-
-
-def test_even_latency_is_one():
-    """If 32 requests are in flight at 320 a second, each takes 100 ms; a p99 of 120 ms is 1.2 times that."""
-    assert sample(320, 40).slack(32) == pytest.approx(1.2)
 
 
 def test_throughput_is_judged_at_the_best_concurrency():
@@ -176,7 +99,6 @@ def test_throughput_is_judged_at_the_best_concurrency():
 
 
 def test_precisions_and_protocols_are_judged_round_by_round():
-    """INT8 against FP32 by the same generator, gRPC against HTTP by the one that speaks both."""
     int8 = replace(TWICE, precision="int8")
     series = {
         TWICE.limit: rounds(100, 50),
@@ -184,7 +106,7 @@ def test_precisions_and_protocols_are_judged_round_by_round():
         TWICE: rounds(100, 50),
         int8: rounds(150, 75),
         GRPC: rounds(94, 47),
-        HTTP: rounds(100, 50),
+        replace(GRPC, protocol="http"): rounds(100, 50),
     }
 
     found = judged(series)
@@ -194,7 +116,6 @@ def test_precisions_and_protocols_are_judged_round_by_round():
 
 
 def test_service_by_hand_is_the_peer():
-    """The server is compared with it at each concurrency, round by round."""
     alone = replace(TWICE, concurrency=1)
     series = {
         TWICE.limit: rounds(100),
@@ -218,14 +139,12 @@ def test_service_by_hand_is_the_peer():
 
 @pytest.mark.parametrize(("got", "is_met"), [(0.94, False), (0.95, True), (1.05, True), (1.06, False)])
 def test_a_target_may_have_two_sides(got, is_met):
-    """Both ends belong to it."""
     verdict = summary.Target("", got, 0.95, 1.05)
 
     assert (verdict.is_met, verdict.wanted) == (is_met, "≥ 0.95 and ≤ 1.05")
 
 
 def test_noise_is_the_same_by_the_same():
-    """The second measurement of a round by its first; nothing if there was no second."""
     series = {TWICE: rounds(100, 50), replace(TWICE, again=True): rounds(101, 49)}
 
     noise = summary.noise(series)
@@ -234,29 +153,10 @@ def test_noise_is_the_same_by_the_same():
     assert noise["rate"] == {"median": 0.995, "min": 0.98, "max": 1.01}
     assert summary.warning(noise) == []
     assert summary.noise({TWICE: rounds(100)}) is None
-
-
-def test_a_noisy_run_says_so():
-    """If the same differs from itself by more than some per cent, no other number is worth judging by."""
     (told,) = summary.warning({"rate": {"median": 1.2, "min": 1.0, "max": 1.4}})
     (spread,) = summary.warning({"rate": {"median": 1.0, "min": 0.5, "max": 2.0}})
-
     assert "the A/A ratio was 1.2" in told
     assert "(0.5..2.0)" in spread
-
-
-def test_environment_is_put_back():
-    """Also after a failure; what was there before is not there meanwhile."""
-    environment = {"A": "1"}
-
-    def fail() -> None:
-        with inheriting(environment, {"B": "2"}):
-            assert environment == {"B": "2"}
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert environment == {"A": "1"}
 
 
 def test_only_the_workers_have_the_servers_malloc():
@@ -274,16 +174,13 @@ def counting(count: Callable[[], int]) -> Iterator[Running]:
     """A server whose statistics say that it has answered `count()` images."""
 
     class Statistics(BaseHTTPRequestHandler):
-        """One page."""
-
         def do_GET(self) -> None:
-            """Answer as Triton does."""
             self.send_response(200)
             self.end_headers()
             self.wfile.write(b'{"model_stats": [{"inference_stats": {"success": {"count": %d}}}]}' % count())
 
         def log_message(self, *words: object) -> None:
-            """Say nothing."""
+            pass
 
     with HTTPServer(("127.0.0.1", 0), Statistics) as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
@@ -295,14 +192,6 @@ def counting(count: Callable[[], int]) -> Iterator[Running]:
             thread.join()
 
 
-def test_statistics_are_asked_for_past_a_proxy(monkeypatch):
-    """Where the environment names one, as in many companies: it has no way to this machine's own ports."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-
-    with counting(lambda: 7) as running:
-        assert running.answered("classify_v1") == 7
-
-
 def test_queue_is_not_empty_while_an_instance_pauses():
     """An answer that comes half a second after the one before was on its way all the time."""
     began_s = time.monotonic()
@@ -312,7 +201,6 @@ def test_queue_is_not_empty_while_an_instance_pauses():
 
 
 def test_rate_is_what_the_server_counts_while_load_flows():
-    """Latencies stay the generator's, which is asked for longer than is counted."""
     asked, count = list[float](), iter((100, 150))
 
     def post(seconds: float) -> Load:
@@ -337,71 +225,27 @@ def checkout(tmp_path, monkeypatch):
 
 
 def commit(checkout: Path, program: str) -> None:
-    """Commit a program."""
     (checkout / "program.py").write_text(program)
-    for words in (
-        ["init", "-q"],
-        ["add", "."],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one"],
-    ):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "one"]):
         subprocess.run(["git", *words], cwd=checkout, check=True)
 
 
-def test_records_do_not_stand_in_the_way_of_the_next(checkout):
-    """`make bench` writes one after the other; any other change, or no commit at all, does."""
+def test_record_is_of_the_commit_that_was_there_when_it_began(checkout):
+    """`make bench` writes one record after the other; any other change, or no commit at all, is refused."""
     with pytest.raises(WrongUsage, match="needs a commit"):
         record.begin("pieces")
     commit(checkout, "1")
-
-    (record.RESULTS / "pieces.json").write_text("{}")
-    assert record.begin("bench").name == "bench"
-
-    (checkout / "program.py").write_text("2")
-    with pytest.raises(WrongUsage, match="needs a commit"):
-        record.begin("bench")
-    assert record.begin().header["commit"].endswith("-dirty"), "without a record it may be anything"
-
-
-def test_record_is_of_what_was_there_when_it_began(checkout):
-    """What is committed or changed while it goes on was not measured."""
-    commit(checkout, "1")
     run = record.begin("pieces")
     commit(checkout, "2")
-    (checkout / "program.py").write_text("3")
 
     run.write({"rows": []})
-    record.begin().write({"rows": []})
 
     (path,) = record.RESULTS.iterdir()
     assert json.loads(path.read_text()) == {**run.header, "rows": []}
     assert run.header["commit"] != record.header()["commit"].removesuffix("-dirty")
-
-
-def test_command_lines_of_measurements_are_alike(monkeypatch):
-    """Each default is an option of its own type, and nothing is recorded unless a name is given."""
-    monkeypatch.setattr(sys, "argv", ["measure", "--rounds", "3", "--calm-s", "0.5"])
-
-    args = record.parsed(record.parser("What it is.", rounds=5, calm_s=1.0, seconds=2.0))
-
-    assert (args.rounds, args.calm_s, args.seconds, args.record.name) == (3, 0.5, 2.0, "")
-
-
-def test_failure_is_told_with_its_place():
-    """Minutes into a run it matters which of fifty measurements it was."""
-    told = r"^round 2, cpu, small, fp32, wrk http 32: nothing came$"
-
-    with (
-        pytest.raises(OperationFailed, match=told),
-        runner._failures_named(),
-        runner._failures_named(f"round 2, {TWICE}"),
-    ):
-        raise LoadFailed("nothing came")
-
-
-@pytest.mark.parametrize(
-    "error", [psutil.NoSuchProcess(1), ConnectionRefusedError("refused"), ServerError("died")], ids=repr
-)
-def test_whatever_a_dead_server_leads_to_is_told(error):
-    """Its process, its port or its start: none is a traceback."""
-    with pytest.raises(OperationFailed), runner._failures_named():
-        raise error
+    assert record.begin("bench").name == "bench"
+    (checkout / "program.py").write_text("3")
+    with pytest.raises(WrongUsage, match="needs a commit"):
+        record.begin("bench")
+    assert record.begin().header["commit"].endswith("-dirty"), "without a record it may be anything"

@@ -38,18 +38,12 @@ def files(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("location", "filename", "message"),
     [
-        (
-            "SHA256SUMS",
-            "model.onnx",
-            "external data has the name of another file of the version, 'SHA256SUMS'",
-        ),
         ("sub/SHA256SUMS", "model.onnx", "another file of the version, 'sub/SHA256SUMS'"),
         ("model.onnx", "model.onnx", "another file of the version, 'model.onnx'"),
         ("./net", "sub/net", "another file of the version, 'net'"),
         ("model.onnx/w.bin", "model.onnx", "another file of the version, 'model.onnx/w.bin'"),
         ("new.onnx", "model.onnx", "another file of the version, 'new.onnx'"),
         (".w.bin", "model.onnx", "external data is a hidden file, '.w.bin'"),
-        (".git/w.bin", "model.onnx", "external data is a hidden file, '.git/w.bin'"),
         ("w\n.bin", "model.onnx", "expected a file name for its values"),
     ],
 )

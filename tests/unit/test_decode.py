@@ -4,7 +4,6 @@ import io
 import struct
 import tracemalloc
 import zlib
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from nereid.assets import COFFEE
 from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import MAX_SCANS, Limits, open_image
 from nereid.serving_errors import InvalidImage
-from tests.pictures import save
+from tests.pictures import PNG_MAGIC, png_chunk, save
 from tests.tables import cases
 
 # A smooth picture survives JPEG's rounding to within this many levels.
@@ -33,7 +32,6 @@ FORMATS = {
 
 
 def decode(encoded, shrink=1, background=WHITE, limits=None):
-    """Return an image's pixels, in memory of their own."""
     return open_image(encoded, limits or Limits()).pixels(shrink, background, Buffers())
 
 
@@ -42,7 +40,6 @@ def segment(marker, payload):
 
 
 def exif_block(orientation, byte_order="<", field_type=3, count=1):
-    """Build EXIF data whose only tag is Orientation."""
     mark = {"<": b"II*\0\x08\0\0\0", ">": b"MM\0*\0\0\0\x08"}[byte_order]
     value = struct.pack(byte_order + "HH", orientation, 0)
     return mark + struct.pack(byte_order + "HHHI", 1, 274, field_type, count) + value + bytes(4)
@@ -56,7 +53,7 @@ def png(samples, color_type, *chunks):
     body = b"".join(b"\0" + row.tobytes() for row in rows)
     header = struct.pack(">IIBBBBB", width, height, depth, color_type, 0, 0, 0)
     written = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(body)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*each) for each in written)
+    return PNG_MAGIC + b"".join(png_chunk(*each) for each in written)
 
 
 def tiff(entries, data, order="<"):
@@ -73,10 +70,6 @@ def tiff(entries, data, order="<"):
 
 # Size 2 x 2, 16 bits per sample, not compressed, 0 is black, one sample per pixel, two rows in the strip.
 GREY_16 = {256: (3, 2), 257: (3, 2), 258: (3, 16), 259: (3, 1), 262: (3, 1), 277: (3, 1), 278: (3, 2)}
-
-
-def png_chunk(name, data):
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
 @pytest.mark.parametrize(("image_format", "options"), FORMATS.values(), ids=FORMATS)
@@ -141,37 +134,33 @@ def test_cmyk_jpeg_has_the_right_colours(kind, grey):
         encoded = encoded[: adobe + 15] + b"\x02" + encoded[adobe + 16 :]
     assert simplejpeg.decode_jpeg_header(encoded)[2] == ("YCCK" if kind == "ycck" else "CMYK")
 
-    decoded = decode(encoded)
-
-    np.testing.assert_allclose(decoded.astype(int), rgb, atol=LOSSY_LEVELS)
+    np.testing.assert_allclose(decode(encoded).astype(int), rgb, atol=LOSSY_LEVELS)
 
 
 RAMP16 = np.arange(65536, dtype=np.uint16).reshape(256, 256)
 
 
-@pytest.mark.parametrize("image_format", ["PNG", "TIFF"])
-def test_sixteen_bit_grey_is_scaled(encode, image_format):
+BIG_ENDIAN = tiff(
+    GREY_16 | {256: (3, 256), 257: (3, 256), 278: (3, 256)}, RAMP16.astype(">u2").tobytes(), ">"
+)
+
+
+@cases(
+    "encoded",
+    {
+        "png": save(Image.fromarray(RAMP16), "PNG"),
+        "tiff": save(Image.fromarray(RAMP16), "TIFF"),
+        "big-endian tiff": BIG_ENDIAN,
+    },
+)
+def test_sixteen_bit_grey_is_scaled(encoded):
     """65535 is white: levels are rounded to eight bits, neither clipped nor taken modulo 256."""
     expected = np.rint(RAMP16 / 65535 * 255)
 
-    decoded = decode(encode(RAMP16, image_format))
-
-    np.testing.assert_array_equal(decoded, np.repeat(expected[:, :, None], 3, axis=2))
+    np.testing.assert_array_equal(decode(encoded), np.repeat(expected[:, :, None], 3, axis=2))
 
 
-def test_big_endian_tiff_is_scaled():
-    pixels = RAMP16[::16, ::16]
-
-    decoded = decode(
-        tiff(GREY_16 | {256: (3, 16), 257: (3, 16), 278: (3, 16)}, pixels.astype(">u2").tobytes(), ">")
-    )
-
-    np.testing.assert_array_equal(decoded[:, :, 1], np.rint(pixels / 65535 * 255))
-
-
-@pytest.mark.parametrize(
-    ("color_type", "channels"), [(2, 3), (4, 2), (6, 4)], ids=["rgb", "grey and alpha", "rgba"]
-)
+@cases(("color_type", "channels"), {"rgb": (2, 3), "grey and alpha": (4, 2), "rgba": (6, 4)})
 def test_sixteen_bit_colours_are_scaled(color_type, channels):
     """A colour PNG of 16 bits comes within the one level that cutting off the low byte costs."""
     levels = np.random.default_rng(0).integers(0, 65536, (9, 7, channels), dtype=np.uint16)
@@ -181,8 +170,7 @@ def test_sixteen_bit_colours_are_scaled(color_type, channels):
     decoded = decode(png(levels, color_type))
 
     colors = levels[:, :, : channels - (channels != 3)]
-    expected = np.broadcast_to(colors / 65535 * 255, (9, 7, 3))
-    np.testing.assert_allclose(decoded, expected, atol=1)
+    np.testing.assert_allclose(decoded, np.broadcast_to(colors / 65535 * 255, (9, 7, 3)), atol=1)
 
 
 @pytest.mark.parametrize("mode", ["F", "I", "LAB"])
@@ -191,11 +179,9 @@ def test_mode_without_known_levels_is_refused(mode):
         open_image(save(Image.new(mode, (4, 4)), "TIFF"), Limits())
 
 
-@pytest.mark.parametrize("background", [WHITE, (0, 0, 0), MAGENTA], ids=["white", "black", "magenta"])
+@cases("background", {"white": WHITE, "black": (0, 0, 0), "magenta": MAGENTA})
 @pytest.mark.parametrize(
-    ("image_format", "mode"),
-    [("PNG", "RGBA"), ("PNG", "LA"), ("TIFF", "RGBA"), ("WEBP", "RGBA")],
-    ids=lambda value: value,
+    ("image_format", "mode"), [("PNG", "RGBA"), ("PNG", "LA"), ("TIFF", "RGBA"), ("WEBP", "RGBA")]
 )
 def test_transparent_pixels_show_the_background(image_format, mode, background):
     """Alpha mixes the picture with the background; one level is the rounding of alpha_composite."""
@@ -225,7 +211,6 @@ def test_premultiplied_pixels_show_the_background():
 
 
 def palette_image(*indices):
-    """Build a row of pixels with a palette of two colours."""
     image = Image.new("P", (len(indices), 1))
     image.putpalette([10, 20, 30, 200, 100, 50])
     image.putdata(indices)
@@ -240,21 +225,15 @@ def keyed(color_type, samples, *key):
 @cases(
     ("encoded", "expected"),
     {
-        "palette": (save(palette_image(1, 0), "PNG"), [(200, 100, 50), (10, 20, 30)]),
         "palette png": (save(palette_image(1, 0), "PNG", transparency=0), [(200, 100, 50), MAGENTA]),
         "palette gif": (save(palette_image(1, 0), "GIF", transparency=0), [(200, 100, 50), MAGENTA]),
         "rgb": (keyed(2, np.uint8([(1, 2, 3), (4, 5, 6)]), 1, 2, 3), [MAGENTA, (4, 5, 6)]),
         "grey": (keyed(0, np.uint8([[7], [9]]), 7), [MAGENTA, (9, 9, 9)]),
-        "16-bit grey": (
-            keyed(0, np.uint16([[0], [1000], [65535]]), 1000),
-            [(0, 0, 0), MAGENTA, (255, 255, 255)],
-        ),
+        "16-bit grey": (keyed(0, np.uint16([[0], [1000], [65535]]), 1000), [(0, 0, 0), MAGENTA, WHITE]),
     },
 )
 def test_transparent_colour_shows_the_background(encoded, expected):
-    decoded = decode(encoded, background=MAGENTA)
-
-    np.testing.assert_array_equal(decoded, [expected])
+    np.testing.assert_array_equal(decode(encoded, background=MAGENTA), [expected])
 
 
 @pytest.mark.parametrize("image_format", ["TIFF", "PNG", "WEBP"])
@@ -333,11 +312,7 @@ def test_garbage_exif_is_ignored(encode, gradient, image_format, garbage):
         "empty": (b"", r"expected the bytes of an image file \(PNG, .*\), got 0 bytes"),
         "text": (b"hello world", r"expected an image file .* got 11 bytes starting with b'hello wo'"),
         "jpeg without header": (b"\xff\xd8\xff", "JPEG of 3 bytes has no readable header"),
-        "truncated jpeg": (
-            COFFEE.read_bytes()[:20_000],
-            "JPEG of 20000 bytes is damaged: Premature end of JPEG file",
-        ),
-        "pdf": (b"%PDF-1.7 nothing to see", "expected an image file .* got 23 bytes"),
+        "truncated": (COFFEE.read_bytes()[:20_000], "JPEG of 20000 bytes is damaged: Premature end of JPEG"),
     },
 )
 def test_bad_file_is_refused(encoded, message):
@@ -345,22 +320,30 @@ def test_bad_file_is_refused(encoded, message):
         decode(encoded)
 
 
-@pytest.mark.parametrize("image_format", ["PNG", "BMP", "TIFF", "WEBP", "GIF"])
-def test_truncated_file_is_refused(encode, gradient, image_format):
-    encoded = encode(gradient(64, 64), image_format)
-
-    with pytest.raises(InvalidImage, match=r"is damaged|expected an image file"):
-        decode(encoded[: len(encoded) // 2])
-
-
 @pytest.mark.parametrize(
-    ("limits", "message"),
+    ("image_format", "mode"),
     [
-        (Limits(max_image_bytes=99), r"expected at most 99 bytes, got [\d.]+ \w+$"),
-        (Limits(max_image_pixels=5_999), "expected at most 5999 pixels, got 100 x 60$"),
-        (Limits(max_image_side_px=99), "expected at most 99 pixels a side, got 100 x 60$"),
+        *((each, "RGB") for each in ("PNG", "BMP", "TIFF", "WEBP", "GIF", "JPEG")),
+        ("JPEG", "CMYK"),
+        ("JPEG", "L"),
     ],
-    ids=["bytes", "pixels", "side"],
+)
+def test_truncated_file_is_refused(encode, gradient, image_format, mode):
+    """A JPEG is refused even if it ends with the end marker: libjpeg would add grey pixels."""
+    encoded = encode(gradient(256, 256), image_format, mode=mode)
+
+    for tail in (b"", b"\xff\xd9"):
+        with pytest.raises(InvalidImage, match=r"is damaged|expected an image file"):
+            decode(encoded[: len(encoded) // 2] + tail)
+
+
+@cases(
+    ("limits", "message"),
+    {
+        "bytes": (Limits(max_image_bytes=99), r"expected at most 99 bytes, got [\d.]+ \w+$"),
+        "pixels": (Limits(max_image_pixels=5_999), "expected at most 5999 pixels, got 100 x 60$"),
+        "side": (Limits(max_image_side_px=99), "expected at most 99 pixels a side, got 100 x 60$"),
+    },
 )
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP"])
 def test_limits_are_checked_on_the_header(encode, gradient, image_format, limits, message):
@@ -370,12 +353,7 @@ def test_limits_are_checked_on_the_header(encode, gradient, image_format, limits
 
     with pytest.raises(InvalidImage, match=message):
         open_image(encoded, limits)
-
-
-def test_image_at_the_limits_is_decoded(encode, gradient):
-    encoded = encode(gradient(60, 100))
-
-    assert decode(encoded, limits=Limits(len(encoded), 6_000, 100)).shape == (60, 100, 3)
+    assert decode(good, limits=Limits(len(good), 6_000, 100)).shape == (60, 100, 3)
 
 
 def _lying(image_format):
@@ -433,9 +411,7 @@ def test_jpeg_of_one_scan_per_component_is_decoded(gradient):
     """Sequential files need not interleave their components."""
     pixels = gradient(16, 24)
 
-    decoded = decode(non_interleaved(pixels))
-
-    np.testing.assert_allclose(decoded.astype(int), pixels, atol=LOSSY_LEVELS)
+    np.testing.assert_allclose(decode(non_interleaved(pixels)).astype(int), pixels, atol=LOSSY_LEVELS)
 
 
 @pytest.mark.parametrize("kind", ["progressive", "non-interleaved", "progressive cmyk"])
@@ -443,11 +419,9 @@ def test_jpeg_of_too_many_scans_is_refused(encode, gradient, kind):
     """Each scan costs a pass over the whole image, so scans are counted before any is decoded."""
     pixels = gradient(16, 16)
     mode = "CMYK" if kind.endswith("cmyk") else "RGB"
-    one = (
-        non_interleaved(pixels)
-        if kind == "non-interleaved"
-        else encode(pixels, "JPEG", mode=mode, progressive=True)
-    )
+    one = encode(pixels, "JPEG", mode=mode, progressive=True)
+    if kind == "non-interleaved":
+        one = non_interleaved(pixels)
 
     open_image(repeated(one, MAX_SCANS), Limits())
     with pytest.raises(InvalidImage, match="expected at most 32 scans in a JPEG, got 33"):
@@ -476,7 +450,6 @@ def test_bytes_after_a_jpeg_are_not_counted(encode, gradient, is_progressive):
 
 
 def insert(encoded: bytes, marker: int, more: bytes) -> bytes:
-    """Put bytes in front of a JPEG's segment."""
     place = encoded.index(bytes([0xFF, marker]))
     return encoded[:place] + more + encoded[place:]
 
@@ -504,34 +477,20 @@ def test_bytes_outside_the_image_data_are_ignored(encode, gradient, change, shri
     assert np.abs(shown - decode(good, shrink=shrink)).max() <= (0 if shrink == 1 else 8)
 
 
-def test_pixels_of_the_next_image_take_the_memory_of_the_last(encode, gradient):
-    buffers = Buffers()
-    images = [open_image(encode(gradient(side, side), "JPEG"), Limits()) for side in (32, 16, 32)]
-
-    arrays = [image.pixels(1, WHITE, buffers) for image in images]
-
-    assert all(np.shares_memory(first, second) for first, second in pairwise(arrays))
-
-
-@pytest.mark.parametrize(("extra", "is_kept"), [(0, True), (1, False)], ids=["at the limit", "above it"])
+@pytest.mark.parametrize(("extra", "is_kept"), [(0, True), (1, False)])
 def test_huge_buffer_is_not_kept(extra, is_kept):
     buffers = Buffers()
-    small = buffers.take("a", (8,), np.uint8)
 
     huge = buffers.take("a", (Buffers.KEPT_BYTES + extra,), np.uint8)
 
     assert np.shares_memory(huge, buffers.take("a", (8,), np.uint8)) is is_kept
-    assert np.shares_memory(small, buffers.take("a", (8,), np.uint8)) is not is_kept
 
 
-@pytest.mark.parametrize(
-    ("bits", "zero", "said"),
-    [(12, 1, "with 12 bits and 0 as black"), (16, 0, "with 16 bits and 0 as white")],
-    ids=["12 bits", "white is zero"],
-)
-def test_grey_of_another_depth_or_polarity_is_refused(bits, zero, said):
+@pytest.mark.parametrize(("bits", "zero", "color"), [(12, 1, "black"), (16, 0, "white")])
+def test_grey_of_another_depth_or_polarity_is_refused(bits, zero, color):
     """Pillow does not rescale 12-bit samples and does not invert 16-bit samples whose 0 is white."""
-    with pytest.raises(InvalidImage, match=f"or 16 with 0 as black, got TIFF of mode I;16 {said}"):
+    said = f"or 16 with 0 as black, got TIFF of mode I;16 with {bits} bits and 0 as {color}"
+    with pytest.raises(InvalidImage, match=said):
         decode(tiff(GREY_16 | {258: (3, bits), 262: (3, zero)}, bytes(2 * bits // 4)))
 
 
@@ -550,16 +509,6 @@ def test_junk_inside_a_damaged_jpeg_does_not_excuse_the_damage(encode, gradient)
 
     with pytest.raises(InvalidImage, match="is damaged"):
         decode(cut)
-
-
-@pytest.mark.parametrize("tail", [b"", b"\xff\xd9"], ids=["cut", "cut and ended"])
-@pytest.mark.parametrize("mode", ["RGB", "CMYK", "L"])
-def test_half_a_jpeg_is_refused(encode, gradient, mode, tail):
-    """A truncated JPEG is refused even if it ends with the end marker: libjpeg would add grey pixels."""
-    good = encode(gradient(256, 256), "JPEG", mode=mode, quality=95)
-
-    with pytest.raises(InvalidImage, match="is damaged"):
-        decode(good[: len(good) // 2] + tail)
 
 
 def test_cmyk_jpeg_is_decoded_scaled(encode, gradient):

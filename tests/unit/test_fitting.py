@@ -14,6 +14,7 @@ from tests.tables import cases
 
 PLENTY = 10**12
 ROUTE = "classify.route.json"
+BOUNDS = ' parameters { key: "nereid.instances" value { string_value: "1-4" } }'
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +40,7 @@ def weigh(repository, *weights: float) -> None:
     ("cores", "weights", "expected"),
     {
         "1 core": (1, (50, 50), (1, 1)),
-        "2 cores": (2, (50, 50), (2, 2)),
-        "4 cores": (4, (50, 50), (4, 4)),
         "16 cores": (16, (50, 50), (16, 16)),
-        "64 cores": (64, (50, 50), (64, 64)),
-        "2 cores, canary": (2, (90, 10), (2, 2)),
         "16 cores, canary": (16, (90, 10), (16, 10)),
         "64 cores, canary": (64, (99, 1), (64, 33)),
         "16 cores, one without traffic": (16, (1, 0), (16, 8)),
@@ -114,12 +111,9 @@ def test_route_gets_an_instance_for_each_eight_cores(repository, cores, expected
         "no group": ("", False, True),
         "no group, and a GPU": ("", True, False),
         "no kind": ("instance_group { }", False, False),
+        "bounds": ("instance_group { kind: KIND_CPU }" + BOUNDS, False, False),
         "GPU": ("instance_group { kind: KIND_GPU }", False, False),
-        "several groups": (
-            "instance_group { kind: KIND_CPU } instance_group { kind: KIND_CPU }",
-            False,
-            False,
-        ),
+        "two groups": ("instance_group { kind: KIND_CPU } " * 2, False, False),
     },
 )
 def test_only_an_open_choice_is_fitted(repository, monkeypatch, tmp_path, group, has_driver, is_fitted):
@@ -130,14 +124,6 @@ def test_only_an_open_choice_is_fitted(repository, monkeypatch, tmp_path, group,
         monkeypatch.setattr(fitting, "DRIVER", tmp_path)
 
     assert ("classify_v1" in fitted(repository, "cpu", Machine(2, PLENTY)).counts) is is_fitted
-
-
-def test_instances_with_bounds_are_not_fitted(repository):
-    path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
-    bounds = 'parameters { key: "nereid.instances" value { string_value: "1-4" } }\n'
-    path.write_text(path.read_text() + bounds)
-
-    assert [*fitted(repository, "cpu", Machine(4, PLENTY)).counts] == ["classify_v2"]
 
 
 def test_other_backends_are_not_fitted(repository):

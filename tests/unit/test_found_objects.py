@@ -46,11 +46,6 @@ def outputs(*objects) -> dict[str, np.ndarray]:
             [(LOWER, 0.5, 0)],
             [(0.25, "'cat' 0.50 at 8, 8, 24, 24", "'cat' 0.50 at 12, 8, 24, 24")],
         ),
-        "another class": (
-            [(LEFT, 0.5, 0)],
-            [(LEFT, 0.5, 1)],
-            [(0.5, "'cat' 0.50 at 8, 8, 24, 24", "none"), (0.5, "none", "'dog' 0.50 at 8, 8, 24, 24")],
-        ),
     },
 )
 def test_each_object_has_its_difference(found_objects, before, after, changes):

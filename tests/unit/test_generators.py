@@ -37,9 +37,7 @@ def test_reports_are_read():
     ("parse", "text", "message"),
     [
         (perf_analyzer.parse, "", "report is invalid"),
-        (perf_analyzer.parse, REPORT.replace("p99 latency", "p98 latency"), "p99 latency"),
         (perf_analyzer.parse, REPORT.replace("167.75", "n/a"), "n/a"),
-        (wrk.parse, PRINTED.replace("Requests/sec", "Requests"), "printed no rate"),
         (wrk.parse, PRINTED.replace("194.66", "0.00"), "no request was answered"),
         (wrk.parse, PRINTED + "  Non-2xx or 3xx responses: 195\n", "the rate is invalid"),
         (wrk.parse, PRINTED + "  Socket errors: connect 0, read 1\n", "the rate is invalid"),

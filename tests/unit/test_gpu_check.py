@@ -5,34 +5,21 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loadtest.gpu_check import __main__ as check
-from loadtest.gpu_check import by_hand, claims, memory, served, speed, tests, zero_copy
-from loadtest.gpu_check.processes import Ended
-from nereid.assets import COFFEE
-from nereid.errors import WrongUsage
+from loadtest.gpu_check import by_hand, claims, served, speed, zero_copy
 from nereid.tune.load_generator import Load
 from tests.conftest import ROOT
-from tests.e2e.conftest import ESPRESSO
 from tests.tables import cases
 
 FIRST, SECOND = "machine", "speed"
 # The name of the section is the first argument; its results are in a file of the working folder.
 WRITES = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text('{\"found\": 1}'); "
-# Ignores SIGTERM, as a thread that hangs in CUDA does, and has a child in a session of its own.
-HANGS = WRITES + textwrap.dedent("""
-    import signal, subprocess, time
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    print("child", child.pid, flush=True)
-    time.sleep(60)
-""")
+# Ignores SIGTERM, as a thread that hangs in CUDA does.
+HANGS = WRITES + "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
 CRASHES = WRITES + "import os, signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
 FAILS = "raise SystemExit('CUDA error 999')"
 
@@ -56,14 +43,6 @@ def plan(tmp_path):
         )
 
     return build
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process runs and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @cases(
@@ -94,62 +73,8 @@ def test_a_bad_section_is_recorded_and_the_next_one_runs(plan, tmp_path, program
     assert (status == "done") == (check.unfinished(document) == [])
 
 
-def test_a_hang_leaves_no_process(plan, tmp_path):
-    """The limit of the run counts, too, and also ends a child in a session of its own."""
-    document = check.run(plan(HANGS, WRITES, limit_s=3.2), lambda line: None)
-
-    assert "of the run were left" in document["sections"][SECOND]["reason"]
-    child = int((tmp_path / f"{FIRST}.log").read_text().split()[1])
-    deadline_s = time.monotonic() + 5.0
-    while is_alive(child) and time.monotonic() < deadline_s:  # a signal takes effect a moment later
-        time.sleep(0.02)
-    assert not is_alive(child)
-
-
-def test_a_failing_section_keeps_what_it_found(tmp_path, monkeypatch):
-    """An exception after the first result: the file has both."""
-
-    def measure(context):
-        yield {"found": 1}
-        raise RuntimeError("CUDA error 700")
-
-    monkeypatch.setattr(speed, "measure", measure)
-
-    assert check.run_here("speed", 60.0, tmp_path) == 1
-
-    found = json.loads((tmp_path / "speed.json").read_text())
-    assert found == {"found": 1, "error": "RuntimeError: CUDA error 700"}
-
-
-def test_a_section_that_hangs_leaves_its_stacks(tmp_path):
-    """The log names the function that does not return."""
-    program = f"""
-import sys, time
-from pathlib import Path
-from loadtest.gpu_check import __main__ as check, speed
-def waits_for_the_gpu(context):
-    time.sleep(1.5)
-    yield {{}}
-speed.measure = waits_for_the_gpu
-check.run_here("speed", 0.5, Path({str(tmp_path)!r}))
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-
-    assert "in waits_for_the_gpu" in done.stderr
-
-
-def test_sections_are_selected_by_name():
-    """All of them fit into ten minutes, even if each one reaches its limit."""
-    assert sum(check.SECTIONS.values()) <= 600 - check.MARGIN_S
-    assert [*check.select("")] == [*check.SECTIONS]
-    assert [*check.select("memory, speed")] == ["speed", "memory"]
-    with pytest.raises(WrongUsage, match=r"expected some of machine, .* got 'ten'"):
-        check.select("speed,ten")
-
-
 @pytest.mark.skipif(check.DRIVER.exists(), reason="needs a machine without an NVIDIA GPU")
 def test_without_a_gpu_nothing_is_recorded(tmp_path):
-    """The exit status is 1 with a reason; a dry run imports all sections and names the missing parts."""
     words = [sys.executable, "-m", "loadtest.gpu_check", "--folder", str(tmp_path), "--record", "gpu_check"]
 
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
@@ -162,26 +87,6 @@ def test_without_a_gpu_nothing_is_recorded(tmp_path):
 
 
 @cases(
-    ("output", "status", "summary"),
-    {
-        "passed": ("== 3 passed, 1 skipped in 4.51s ==", "done", "3 passed, 1 skipped in 4.51s"),
-        "stopped": (
-            "t::a PASSED [ 1%]\nt::b FAILED [ 2%]",
-            "timed out",
-            "1 passed, 1 failed, 0 skipped, stopped: why",
-        ),
-    },
-)
-def test_outcomes_of_tests_are_read(output, status, summary):
-    """A file of tests that was stopped still has its numbers."""
-    lines = f"FAILED tests/gpu/t.py::b - assert 2.5 <= 1.0\n{output}"
-
-    found = tests.outcome(lines, Ended(status, "why"))
-
-    assert found == {"summary": summary, "problems": ["FAILED tests/gpu/t.py::b - assert 2.5 <= 1.0"]}
-
-
-@cases(
     ("target", "value", "expected"),
     {
         "": ("", 254.6, True),
@@ -189,10 +94,7 @@ def test_outcomes_of_tests_are_read(output, status, summary):
         "more": ("≤ 3", 3.1, False),
         "at least": ("≥ 0.8", 0.8, True),
         "less": ("≥ 0.8", 0.79, False),
-        "true": ("= True", True, True),
         "false": ("= True", False, False),
-        "zero": ("= 0", 0, True),
-        "one": ("= 0", 1, False),
         "error": ("≤ 0.01", "RuntimeError: CUDA error 700", False),
         "missing part": ("≤ 0.01", "not run: tensorrt", True),
         "passed": (claims.NO_FAILURE, "3 passed, 0 failed, 1 skipped", True),
@@ -203,12 +105,10 @@ def test_outcomes_of_tests_are_read(output, status, summary):
     },
 )
 def test_targets_are_compared(target, value, expected):
-    """A planted fault misses its target."""
     assert claims.holds(target, value) is expected
 
 
 def test_claims_have_results_and_quotients():
-    """What was not measured is not run; a section that was cut off has its status."""
     sections = {
         "served": {"status": "timed out", "results": {"best_per_s": 850.0, "alone_p50_ms": 4.5}},
         "speed": {"status": "done", "results": {"slower_step_per_s": 1000.0}},
@@ -223,14 +123,7 @@ def test_claims_have_results_and_quotients():
     assert len(claims.missed(claims.rows(sections))) == 1
 
 
-def test_page_without_markers_stays_as_it_is():
-    """A page whose markers are damaged is not overwritten."""
-    with pytest.raises(ValueError, match=r"expected .* in gpu\.md"):
-        claims.render(f"before\n{claims.BEGIN}the rest of the page", {"sections": {}})
-
-
 def test_copies_are_summed_by_direction():
-    """Kinds have the numbers of CUPTI's manual; an unknown kind keeps its number."""
     assert zero_copy.summed([(1, 4096), (2, 64), (2, 1), (7, 5)]) == {
         zero_copy.TO_DEVICE: {"count": 1, "bytes": 4096},
         zero_copy.TO_HOST: {"count": 2, "bytes": 65},
@@ -239,7 +132,6 @@ def test_copies_are_summed_by_direction():
 
 
 def test_loads_of_several_clients_are_joined():
-    """Rates and numbers add up, the worst percentile counts, and a rate with failures is not the best."""
     first, second = Load(100.0, 3.0, 5.0, 9.0, 200, 0), Load(50.0, 4.0, 4.5, 20.0, 100, 1)
 
     assert served.together([first, second]) == Load(150.0, 4.0, 5.0, 20.0, 300, 1)
@@ -247,24 +139,12 @@ def test_loads_of_several_clients_are_joined():
 
 
 def test_results_of_mixed_batches_are_compared():
-    """Other scores than alone, another error and a missing error are found."""
     alone, bad, job = speed.Job([b"a"]), speed.Job([b"b"]), speed.Job([b"a", b"a", b"b", b"b"])
     alone.scores, job.scores = np.zeros((1, 3)), np.array([[0.01], [0.9], [0], [0]]) * np.ones((4, 3))
     bad.errors, job.errors = ["invalid"], [None, None, "invalid", None]  # type: ignore[list-item]
 
     expected = [alone, alone, bad, bad]
     assert [speed.is_same(job, row, each) for row, each in enumerate(expected)] == [True, False, True, False]
-
-
-def test_the_gpu_is_free_after_the_block():
-    """The process that fills the GPU ends when its input is closed; one that fails is an error."""
-    program = "import sys; print(4096, flush=True); sys.stdin.read()"
-    with memory.full_gpu((sys.executable, "-c", program)) as taken:
-        assert taken == 4096
-
-    fails = memory.full_gpu((sys.executable, "-c", "raise SystemExit(1)"))
-    with pytest.raises(RuntimeError, match="fills the GPU failed"), fails:
-        pass
 
 
 def test_service_by_hand_answers_in_batches():
@@ -288,10 +168,3 @@ def test_service_by_hand_answers_in_batches():
 
     assert [float(row[0]) for row in asyncio.run(classify(b"1", b"2", b"3"))] == [1.0, 2.0, 3.0]
     assert sizes == [3]
-
-
-def test_service_by_hand_classifies_photos():
-    """The peer does the same work: a photo of coffee is espresso, on the CPU as on a GPU."""
-    network = by_hand.OnnxRuntime("cpu", 32)
-
-    assert network.scores([COFFEE.read_bytes()] * 2).argmax(1).tolist() == [ESPRESSO] * 2

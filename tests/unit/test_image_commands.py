@@ -20,6 +20,7 @@ from nereid.client.prediction import Timings
 from nereid.client.results.detected_objects import DetectedObject, Detection
 from nereid.client.results.text_reading import Correction, Field, Reading, TextLine
 from nereid.errors import WrongUsage
+from tests.tables import cases
 
 BOX = ((10.0, 20.0), (50.0, 20.0), (50.0, 40.0), (10.0, 40.0))
 SOURCE = ("model", "1", "v1", "weight", "id", Timings(1, 2), "a.jpg")
@@ -77,14 +78,8 @@ def test_objects_are_shown(capsys):
 
     assert "cat" in text
     assert "no object" in text
-    assert row == {
-        "label": "cat",
-        "score": "0.5",
-        "left": "1.0",
-        "top": "2.0",
-        "right": "30.0",
-        "bottom": "40.5",
-    }
+    sides = {"left": "1.0", "top": "2.0", "right": "30.0", "bottom": "40.5"}
+    assert row == {"label": "cat", "score": "0.5", **sides}
     assert {*empty.values()} == {""}
 
 
@@ -109,17 +104,12 @@ def test_marks_are_drawn_inside_of_the_image():
     outside = ((-20.0, -30.0), (300.0, -30.0), (300.0, 5.0), (-20.0, 5.0))
 
     draw_marks(picture, [(outside, "top"), (BOX, "快递")])
+    for size in ((1, 1), (3, 2000)):
+        draw_marks(Image.new("RGB", size), [(BOX, "text"), (((0.0, 0.0),) * 4, "")])
 
     assert picture.getpixel((199, 99)) == (255, 255, 255)
     assert picture.getpixel((10, 30)) != (255, 255, 255)
     assert len(picture.crop((0, 0, 40, 20)).getcolors()) > 2
-
-
-@pytest.mark.parametrize("size", [(1, 1), (3, 2000)], ids=["one pixel", "narrow"])
-def test_tiny_images_are_drawn(size):
-    picture = Image.new("RGB", size, "white")
-
-    draw_marks(picture, [(BOX, "text"), (((0.0, 0.0),) * 4, "")])
 
 
 def test_images_of_one_name_have_their_own_drawings(tmp_path):
@@ -143,17 +133,15 @@ def test_image_that_is_gone_is_a_failure(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["read", "detect"])
-@pytest.mark.parametrize(
+@cases(
     ("words", "message"),
-    [
-        ([], "nothing to {}: expected IMAGE or DIR, or --watch DIR"),
-        (["a.jpg", "--json", "--csv"], "--json, --jsonl and --csv exclude each other"),
-        (["--watch", ".", "--json"], "--watch never ends a JSON array"),
-        (["missing.jpg"], "'missing.jpg' does not exist"),
-        (["tests", "--url", "localhost"], "'tests' has no image"),
-        (["docs/page-read.png", "--url", "localhost"], "--url must be HOST:PORT"),
-    ],
-    ids=["nothing", "formats", "endless", "missing", "no image", "url"],
+    {
+        "nothing": ([], "nothing to {}: expected IMAGE or DIR, or --watch DIR"),
+        "formats": (["a.jpg", "--json", "--csv"], "--json, --jsonl and --csv exclude each other"),
+        "endless": (["--watch", ".", "--json"], "--watch never ends a JSON array"),
+        "no image": (["tests", "--url", "localhost"], "'tests' has no image"),
+        "url": (["docs/page-read.png", "--url", "localhost"], "--url must be HOST:PORT"),
+    },
 )
 def test_wrong_usage_is_named(command, words, message, root, monkeypatch):
     monkeypatch.chdir(root)

@@ -11,6 +11,7 @@ from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.probe_image import ProbeImage
 from nereid.imaging.transform import DATATYPES, Transform
 from tests.pictures import noise, save
+from tests.tables import cases
 
 NORMALISED = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
 TRANSFORMS = {
@@ -65,9 +66,7 @@ def test_signals_are_those_of_the_pixels(name):
     assert found == pytest.approx(expected(pixels), abs=TOLERANCE.get(name, 1e-5))
 
 
-@pytest.mark.parametrize(
-    ("options", "aspect"), [({}, 2.0), ({"orientation": 6}, 0.5)], ids=["stored", "turned by its EXIF tag"]
-)
+@cases(("options", "aspect"), {"stored": ({}, 2.0), "turned by its EXIF tag": ({"orientation": 6}, 0.5)})
 def test_size_is_that_of_the_upright_image(options, aspect):
     exif = Image.Exif()
     exif[0x0112] = options.get("orientation", 1)

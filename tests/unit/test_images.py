@@ -30,27 +30,18 @@ def noise(*shape: int) -> np.ndarray:
 
 def of_mode(mode: str) -> Image.Image:
     """Return a picture of random pixels in a mode of PIL's; its sides are odd, for padding."""
-    if mode == "I;16":
-        return Image.fromarray(np.random.default_rng(0).integers(0, 2**16, (7, 13), dtype=np.uint16))
-    if mode == "I;16 transparent":
-        image = of_mode("I;16")
+    name, _, is_transparent = mode.partition(" ")
+    if name == "I;16":
+        image = Image.fromarray(np.random.default_rng(0).integers(0, 2**16, (7, 13), dtype=np.uint16))
+    elif name in ("La", "RGBa"):
+        image = Image.fromarray(noise(7, 13, len(name)), name.upper()).convert(name)
+    elif name in ("LA", "RGBA", "CMYK", "RGBX"):
+        image = Image.frombytes(name, (13, 7), noise(7, 13, len(name)).tobytes())
+    else:
+        image = Image.fromarray(noise(7, 13, 3)).convert(name)
+    if is_transparent:
         image.info["transparency"] = image.getpixel((1, 1))
-        return image
-    if mode == "P transparent":
-        image = Image.fromarray(noise(7, 13, 3)).quantize(16)
-        image.info["transparency"] = 3
-        return image
-    if mode == "RGB transparent":
-        image = Image.fromarray(noise(7, 13, 3))
-        image.info["transparency"] = image.getpixel((1, 1))
-        return image
-    if mode in ("La", "RGBa"):
-        return Image.fromarray(noise(7, 13, 2 if mode == "La" else 4), mode.upper()).convert(mode)
-    if mode in ("RGBA", "CMYK", "RGBX"):
-        return Image.frombytes(mode, (13, 7), noise(7, 13, 4).tobytes())
-    if mode == "LA":
-        return Image.frombytes(mode, (13, 7), noise(7, 13, 2).tobytes())
-    return Image.fromarray(noise(7, 13, 3)).convert(mode)
+    return image
 
 
 MODES = ["1", "L", "P", "RGB", "LA", "RGBA", "CMYK", "I;16", "YCbCr", "HSV"]
@@ -136,12 +127,11 @@ def test_files_stay_as_they_are():
         (5, TypeError, "an image must be bytes, a path, .* got int"),
         (io.StringIO("x"), TypeError, "opened for reading bytes, this one reads str"),
         (np.zeros((2, 2, 3), np.float32), ValueError, r"got float32\[2, 2, 3\]"),
-        (np.zeros((2, 2, 4), np.uint8), ValueError, r"must be uint8\[H, W, 3\] .* got uint8\[2, 2, 4\]"),
         (np.zeros((0, 2, 3), np.uint8), ValueError, "not empty"),
         (Image.new("F", (2, 2)), ValueError, "must have one of the modes .* got F"),
         ("no/such/file.jpg", FileNotFoundError, "no/such/file.jpg"),
     ],
-    ids=["number", "text file", "floats", "four channels", "empty", "mode", "missing"],
+    ids=["number", "text file", "floats", "empty", "mode", "missing"],
 )
 def test_invalid_image_is_named(image, error, message):
     with pytest.raises(error, match=message):

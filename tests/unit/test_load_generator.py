@@ -1,9 +1,7 @@
 """The load generator: its counts and its process."""
 
-import asyncio
 import threading
 import time
-from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -16,7 +14,6 @@ from nereid.tune.load_generator import (
     percentile,
     post_request,
     run,
-    send_repeatedly,
     summary,
     within,
 )
@@ -30,7 +27,6 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        """Respond."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         time.sleep(int(body) / 1e3)
         self.send_response(int(self.path[1:]))
@@ -38,12 +34,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *words):
-        """Log nothing."""
+        pass
 
 
 @pytest.fixture
 def port():
-    """The port of a plain HTTP server."""
     server = ThreadingHTTPServer((HOST, 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=[0.01])
     thread.start()
@@ -54,12 +49,10 @@ def port():
 
 
 def request(port: int, status: int, wait_ms: int) -> bytes:
-    """Return a request for such a response."""
     return post_request(HOST, port, f"/{status}", str(wait_ms).encode(), {})
 
 
 def test_rejections_do_not_count_as_responses(port):
-    """Rejections are counted separately, without rate and latency."""
     load = closed_loop(HOST, port, [request(port, 503, 5)], concurrency=2, seconds=0.2)
 
     assert (load.rate, load.p99_ms, load.answered) == (0.0, 0.0, 0)
@@ -74,15 +67,6 @@ def test_caller_that_ends_with_an_error_is_a_failure(port, requests):
     assert load == Load(0.0, 0.0, 0.0, 0.0, 0, 3)
 
 
-def test_slow_responses_count_if_there_are_no_others(port):
-    """A response that takes longer than the load is awaited."""
-    load = closed_loop(HOST, port, [request(port, 200, 600)], concurrency=2, seconds=0.1)
-
-    assert (load.answered, load.failed) == (2, 0)
-    assert load.p50_ms >= 600
-    assert 0 < load.rate < 4
-
-
 def test_request_without_a_response_is_a_failure(port, monkeypatch):
     """A server with hanging requests must not look fast because of the other requests."""
     monkeypatch.setattr(load_generator, "DRAIN_S", 0.2)
@@ -94,15 +78,16 @@ def test_request_without_a_response_is_a_failure(port, monkeypatch):
     assert load.failed == 4
 
 
-def test_failures_count_at_any_time():
-    """Failures count before and after the span, too; latencies only within."""
+def test_failures_count_at_any_time_and_latencies_within_the_span():
     seen = [(0.0, 0.1, 503), (0.0, 0.3, 200), (0.3, 0.5, 200), (0.5, 1.1, 200), (0.6, 1.5, 503)]
     responses = [Response(*each) for each in seen]
 
     assert within(responses, 0.2, 1.0, 1.6) == summary(responses[2:4], 1.1 - 0.3, lost=2)
+    # With at most one response in the span, all count.
+    assert within([Response(0.0, 2.0, 200)], 0.2, 1.0, 2.1) == summary([Response(0.0, 2.0, 200)], 2.1)
 
 
-@pytest.mark.parametrize("begin_s", [0.41, 0.45, 0.5, 0.53])
+@pytest.mark.parametrize("begin_s", [0.41, 0.45, 0.53])
 def test_rate_of_batches_does_not_depend_on_where_a_span_begins(begin_s):
     """Eight responses every 0.1 s are 80 per second; a fixed span would give 64 or 80."""
     ends = [round(0.1 * number, 1) for number in range(1, 13) for _ in range(8)]
@@ -111,15 +96,7 @@ def test_rate_of_batches_does_not_depend_on_where_a_span_begins(begin_s):
     assert within(responses, begin_s, begin_s + 0.48, 1.3).rate == pytest.approx(80)
 
 
-def test_load_too_slow_for_the_span_counts_completely():
-    """With at most one response in the span, all responses count."""
-    responses = [Response(0.0, 2.0, 200)]
-
-    assert within(responses, 0.2, 1.0, 2.1) == summary(responses, 2.1)
-
-
 def test_other_process_loads_at_each_concurrency(port, tmp_path):
-    """Requests are sent in turn; the results are by concurrency."""
     paths = [tmp_path / "a", tmp_path / "b"]
     for path in paths:
         path.write_bytes(request(port, 200, 1))
@@ -130,34 +107,12 @@ def test_other_process_loads_at_each_concurrency(port, tmp_path):
     assert all(load.answered > 0 and load.failed == 0 and load.p99_ms >= 1 for load in loads.values())
 
 
-def test_unusable_connection_is_replaced():
-    """After a failure, the next request uses a new connection; each outcome is recorded."""
-    opened_count, outcomes = [], []
-
-    @asynccontextmanager
-    async def opened():
-        opened_count.append(True)
-
-        async def send():
-            return len(outcomes), len(outcomes) % 2 == 0
-
-        yield send
-
-    asyncio.run(
-        send_repeatedly(opened, lambda: len(outcomes) == 5, lambda begin, end, each: outcomes.append(each))
-    )
-
-    assert (outcomes, len(opened_count)) == ([0, 1, 2, 3, 4], 3)
-
-
 @pytest.mark.parametrize(("percent", "value"), [(50, 50), (99, 99), (100, 100), (0, 1)])
 def test_percentile_is_one_of_the_values(percent, value):
-    """The percentile is the smallest value that the given share does not exceed."""
     assert percentile(range(1, 101), percent) == value
 
 
 def test_summary_counts_successful_responses_only():
-    """Failures have no latency; without any response, the rate is zero."""
     responses = [Response(0.0, 0.010 * number, 200) for number in range(1, 101)] + [Response(0.0, 9.0, 503)]
 
     assert summary(responses, 2.0, lost=1) == Load(50.0, 500.0, 900.0, 990.0, 100, 2)

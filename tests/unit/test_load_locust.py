@@ -14,13 +14,11 @@ def imports(source) -> set[str]:
     return found
 
 
+PATCHING = {"loadtest.users.locust_users", "loadtest.users.locust_events", "loadtest.locustfile"}
+
+
 def is_patching(name: str) -> bool:
-    """Tell whether to import this patches."""
-    return name.split(".")[0] == "locust" or name in {
-        "loadtest.users.locust_users",
-        "loadtest.users.locust_events",
-        "loadtest.locustfile",
-    }
+    return name.split(".")[0] == "locust" or name in PATCHING
 
 
 def test_only_the_locustfile_and_what_is_for_it_import_locust(root):
@@ -28,14 +26,7 @@ def test_only_the_locustfile_and_what_is_for_it_import_locust(root):
     files = [
         each for room in ("loadtest", "nereid", "clients", "tests") for each in (root / room).rglob("*.py")
     ]
-    found = {
-        each.relative_to(root).as_posix()
-        for each in files
-        if any(is_patching(name) for name in imports(each))
-    }
 
-    assert found == {
-        "loadtest/users/locust_users.py",
-        "loadtest/users/locust_events.py",
-        "loadtest/locustfile.py",
-    }
+    found = {each.relative_to(root).with_suffix("") for each in files if any(map(is_patching, imports(each)))}
+
+    assert {".".join(each.parts) for each in found} == PATCHING

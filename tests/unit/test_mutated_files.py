@@ -18,7 +18,7 @@ from nereid.imaging.decode import Limits
 from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.transform import Transform
 from nereid.serving_errors import InvalidImage
-from tests.unit.image_mutations import good_files, mutated_files
+from tests.unit.image_mutations import mutated_files
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = 2_000
@@ -82,16 +82,6 @@ def wrong(answers):
         or (not given["kind"] and not given["is_whole"])
         or (given["kind"] and not given["text"].startswith(InvalidImage.prefix))
     }
-
-
-def test_mutations_do_damage():
-    """Almost every file is changed, and the good files are decoded, so that the next test is meaningful."""
-    good = good_files()
-    preprocessor = CpuPreprocessor(TRANSFORM, Limits(), len(good))
-
-    assert preprocessor.prepare(list(good.values())) == [None] * len(good)
-    unchanged = [name for name, file in mutated_files(FEW_FILES) if file in good.values()]
-    assert len(unchanged) < FEW_FILES / 20
 
 
 def test_many_mutated_files_are_answered():

@@ -27,13 +27,11 @@ PHOTOS = {
 
 @pytest.fixture(scope="module")
 def pipeline():
-    """The preprocessing of the default models."""
     return Pipeline.from_config(CONFIG, 1)
 
 
 @pytest.fixture(scope="module")
 def session():
-    """The FP32 network."""
     return Session.from_config(ModelConfig.from_file(REPOSITORY / "efficientnet_lite0", 1))
 
 
@@ -61,7 +59,6 @@ def test_photo_is_what_pillow_makes_of_it(pipeline, session, name):
 
 
 def test_photos_are_many_and_some_are_decoded_scaled():
-    """Twelve photos or more, and among them some large enough for the path that is not exact."""
     images = [open_image(photo, SETTINGS.limits) for photo in PHOTOS.values()]
 
     assert len(images) >= 12

@@ -1,9 +1,6 @@
 """The photos of a load test: what their folders say about their class, and what is refused."""
 
-import pytest
-
-from loadtest.users import photo_set
-from loadtest.users.photo_set import Photo, own
+from loadtest.users.photo_set import own
 
 LABELS = ["crane", "3", "crane", "cup"]
 
@@ -25,17 +22,7 @@ def test_a_folder_is_a_label_or_an_index(tmp_path):
     assert {each.content.decode(): each.expected for each in photos} == expected
 
 
-def test_photos_without_a_folder_need_no_labels(tmp_path):
-    """The server is not asked; --expect has the class of these photos."""
-    files(tmp_path, "a.jpg")
-
-    photos = own(tmp_path, frozenset([7]), lambda photo: pytest.fail("labels were asked for"))
-
-    assert photos == [Photo("own photos", b"a.jpg", frozenset([7]))]
-
-
 def test_a_folder_is_a_line_of_text(tmp_path):
-    """Where results are words, the name of a folder is the correct one."""
     files(tmp_path, "RX123/a.jpg", "b.jpg")
 
     photos = own(tmp_path, frozenset(["any"]))
@@ -44,32 +31,3 @@ def test_a_folder_is_a_line_of_text(tmp_path):
         "RX123/a.jpg": {"RX123"},
         "b.jpg": {"any"},
     }
-
-
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        (
-            LABELS,
-            "'dog' is not a class of the model; expected a label such as 'crane', or an index from 0 to 3",
-        ),
-        ([""] * 5, "'dog' is not a class of the model; expected an index from 0 to 4"),
-    ],
-    ids=["labels", "no labels"],
-)
-def test_an_unknown_class_is_refused(tmp_path, labels, expected):
-    """The message says what the model has."""
-    files(tmp_path, "dog/a.jpg", "0/b.jpg")
-
-    with pytest.raises(ValueError, match=expected):
-        own(tmp_path, frozenset(), lambda photo: labels)
-
-
-def test_too_many_photos_are_refused(tmp_path, monkeypatch):
-    """They would not fit into memory."""
-    monkeypatch.setattr(photo_set, "MAX_BYTES", 2**21)
-    for name in ("a.jpg", "b.jpg"):
-        (tmp_path / name).write_bytes(bytes(2**21))
-
-    with pytest.raises(ValueError, match="expected at most 2 MiB of photos, got 4 MiB"):
-        own(tmp_path, frozenset(), lambda photo: [])

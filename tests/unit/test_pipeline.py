@@ -54,7 +54,6 @@ class Broken(Numbers):
 
 @pytest.fixture
 def pipeline() -> Pipeline:
-    """A pipeline for batches of up to 4 images."""
     return Pipeline(CpuPreprocessor(TRANSFORM, Limits(), 4))
 
 
@@ -63,22 +62,12 @@ def alone(pipeline):
     return {image: pipeline.run([[image]]).tensor[0].copy() for image in (A, B)}
 
 
-def test_rows_follow_the_requests(pipeline, alone):
-    batch = pipeline.run([[A], [B, A]])
-
-    assert batch.outcomes == [slice(0, 1), slice(1, 3)]
-    np.testing.assert_array_equal(batch.tensor, np.stack([alone[A], alone[B], alone[A]]))
-    assert batch.tensor.flags.c_contiguous
-
-
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
-@pytest.mark.parametrize(
-    ("request_", "kind"),
-    [(LATE, DeadlineExceeded), ([BAD], InvalidImage)],
-    ids=["refused already", "bad image"],
+@cases(
+    ("request_", "kind"), {"refused already": (LATE, DeadlineExceeded), "bad image": ([BAD], InvalidImage)}
 )
 def test_failed_request_leaves_the_others_alone(pipeline, alone, place, request_, kind):
-    requests = [[A], [B]]
+    requests = [[A], [B, A]]
     requests.insert(place, request_)
 
     batch = pipeline.run(requests)
@@ -86,19 +75,17 @@ def test_failed_request_leaves_the_others_alone(pipeline, alone, place, request_
     failed = batch.outcomes.pop(place)
     assert type(failed) is kind
     assert failed is LATE or request_ is not LATE
-    assert batch.outcomes == [slice(0, 1), slice(1, 2)]
-    np.testing.assert_array_equal(batch.tensor, np.stack([alone[A], alone[B]]))
+    assert batch.outcomes == [slice(0, 1), slice(1, 3)]
+    np.testing.assert_array_equal(batch.tensor, np.stack([alone[A], alone[B], alone[A]]))
+    assert batch.tensor.flags.c_contiguous
 
 
 @cases(
     ("requests", "bad", "rows", "expected"),
     {
         "first": (["01", "2345", "6"], "0", [None, (0, 4), (4, 5)], "23456"),
-        "second of the first": (["01", "2345", "6"], "1", [None, (0, 4), (4, 5)], "23456"),
         "middle": (["01", "2345", "6"], "3", [(0, 2), None, (2, 3)], "016"),
         "last": (["01", "2345", "6"], "6", [(0, 2), (2, 6), None], "012345"),
-        "first two": (["01", "2345", "6"], "05", [None, None, (0, 1)], "6"),
-        "around one": (["01", "2345", "6"], "016", [None, (0, 4), None], "2345"),
         "all": (["01", "2345", "6"], "046", [None, None, None], ""),
         "empty request": (["0", "", "12", "3"], "0", [None, (0, 0), (0, 2), (2, 3)], "123"),
         "every other one": (["0", "1", "2", "3", "4"], "13", [(0, 1), None, (1, 2), None, (2, 3)], "024"),
@@ -118,22 +105,15 @@ def test_rows_are_closed_up(requests, bad, rows, expected):
 @cases(
     ("requests", "expected"),
     {
-        "every bad index": (
-            ["0a2b"],
-            ["invalid image: 2 of 4 images cannot be used: image 1: a; image 3: b"],
-        ),
         "indices of each request": (
-            ["01a", "3", "4b"],
+            ["0a2b", "3", "4b"],
             [
-                "invalid image: 1 of 3 images cannot be used: image 2: a",
+                "invalid image: 2 of 4 images cannot be used: image 1: a; image 3: b",
                 None,
                 "invalid image: 1 of 2 images cannot be used: image 1: b",
             ],
         ),
-        "a failure of ours": (
-            ["ax"],
-            ["inference failed: 2 of 2 images cannot be used: image 0: a; image 1: x"],
-        ),
+        "ours": (["ax"], ["inference failed: 2 of 2 images cannot be used: image 0: a; image 1: x"]),
         "one image": (["a"], ["invalid image: a"]),
     },
 )
@@ -146,11 +126,16 @@ def test_failed_request_lists_its_bad_images(requests, expected):
     assert found == expected
 
 
-def test_failing_device_fails_every_request():
-    batch = Pipeline(Broken(3, MemoryError("device is full"))).run([["0"], ["1", "2"]])
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("device is full"), CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument")],
+    ids=["memory", "call"],
+)
+def test_failed_call_fails_every_request_and_does_not_mean_a_lost_device(error):
+    batch = Pipeline(Broken(3, error)).run([["0"], ["1", "2"]])
 
     assert [type(outcome) for outcome in batch.outcomes] == [InferenceFailed] * 2
-    assert all("MemoryError: device is full" in str(outcome) for outcome in batch.outcomes)
+    assert all(f"{type(error).__name__}: {error}" in str(outcome) for outcome in batch.outcomes)
     assert len(batch.tensor) == 0
     assert batch.device_failure is None
 
@@ -180,19 +165,12 @@ def test_device_may_fail_while_rows_move():
     assert batch.device_failure is batch.outcomes[2]
 
 
-def test_error_of_a_call_does_not_mean_a_lost_device():
-    error = CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument")
-
-    assert [type(each) for each in Pipeline(Broken(3, error)).run([["0"]]).outcomes] == [InferenceFailed]
-
-
 @pytest.mark.parametrize("requests", [[], [[BAD]], [[]]], ids=["no request", "only a bad one", "no image"])
 def test_empty_batch_is_empty(pipeline, requests):
     assert pipeline.run(requests).tensor.shape == (0, 3, 224, 224)
 
 
 def build(root, folder, old, new):
-    """Build the pipeline of the repository's model with a part of its config replaced."""
     text = (root / "model_repository" / "imagenet_preprocess" / "config.pbtxt").read_text()
     assert old in text
     (folder / "config.pbtxt").write_text(text.replace(old, new))
@@ -217,8 +195,6 @@ SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
         "dims": ("[ 3, 224, 224 ]", "[ 3, 299, 299 ]", "expected at least the output's 299 x 299, got 256"),
         "no batches": ("max_batch_size: 8", "max_batch_size: 0", "max_batch_size: expected 1 or more, got 0"),
         "input's type": ("TYPE_STRING", "TYPE_UINT8", ONE_INPUT + "'image' TYPE_UINT8 [1]"),
-        "input's name": ('name: "image"', 'name: "picture"', ONE_INPUT + "'picture' TYPE_STRING [1]"),
-        "input's dims": ("dims: [ 1 ]", "dims: [ 2 ]", ONE_INPUT + "'image' TYPE_STRING [2]"),
         "two inputs": (
             "output {",
             SECOND_INPUT + " output {",
@@ -231,9 +207,7 @@ def test_unsuitable_config_fails_the_load(root, tmp_path, old, new, message):
         build(root, tmp_path, old, new)
 
 
-@pytest.mark.parametrize(
-    ("kind", "parameter"), [("CPU", "gpu_memory_limit_bytes"), ("GPU", "decode_threads")], ids=["cpu", "gpu"]
-)
+@cases(("kind", "parameter"), {"cpu": ("CPU", "gpu_memory_limit_bytes"), "gpu": ("GPU", "decode_threads")})
 def test_parameter_of_the_other_device_fails_the_load(root, kind, parameter):
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
     config = replace(config, kind=kind, parameters={**config.parameters, parameter: "7"})
@@ -262,9 +236,7 @@ def test_gpu_without_its_packages_fails_the_load(root, monkeypatch):
         Pipeline.from_config(replace(config, kind="GPU"))
 
 
-@pytest.mark.parametrize(
-    "image", [BAD, A[:20_000], bytes(Limits().max_image_bytes + 1)], ids=["no image", "cut off", "too large"]
-)
+@cases("image", {"no image": BAD, "cut off": A[:20_000], "too large": bytes(Limits().max_image_bytes + 1)})
 def test_refused_image_is_released_immediately(pipeline, image):
     """An outcome holds no reference to its image, even without Python's cyclic garbage collector."""
     image = bytes(bytearray(image))

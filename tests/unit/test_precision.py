@@ -17,6 +17,7 @@ from nereid.publish.publisher import publish
 from tests.detectors import add_detector
 from tests.networks import constant, identity, network, store, value
 from tests.publishing import contents
+from tests.tables import cases
 
 NETWORK = "efficientnet_lite0"
 ANY_SPEED = Gates(max_slowdown=100)
@@ -56,25 +57,22 @@ def test_external_data_becomes_part_of_the_file(tmp_path):
     onnxruntime.InferenceSession(path)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("make", "reason"),
-    [
-        pytest.param(
+    {
+        "INT8": (
             lambda folder: shutil.copy(REPOSITORY / NETWORK / "2" / "model.onnx", folder / "model.onnx"),
             "expected an FP32 network, got the operators of INT8 QuantizeLinear",
-            id="INT8",
         ),
-        pytest.param(
+        "no weights": (
             lambda folder: onnx.save(identity("FP32", ["N", 3]), folder / "model.onnx"),
             "expected FP32 weights, got none",
-            id="no weights",
         ),
-        pytest.param(
+        "FP16 already": (
             lambda folder: shutil.copy(converted(folder / "first"), folder / "model.onnx"),
             "expected FP32 weights, got FLOAT16",
-            id="FP16 already",
         ),
-    ],
+    },
 )
 def test_other_networks_are_refused_with_the_reason(tmp_path, make, reason):
     make(tmp_path)
@@ -84,15 +82,13 @@ def test_other_networks_are_refused_with_the_reason(tmp_path, make, reason):
 
 
 def converted(folder: Path) -> Path:
-    """Write an FP16 network and return its path."""
     path = store(folder, "m", mixing(), None)
     convert(path)
     return path
 
 
 def test_network_that_fp16_changes_is_rejected(tmp_path):
-    repository = tmp_path / "models"
-    shutil.copytree(REPOSITORY, repository)
+    repository = shutil.copytree(REPOSITORY, tmp_path / "models")
     before = contents(repository)
     path = tmp_path / "large.onnx"
     model = onnx.load(REPOSITORY / NETWORK / "1" / "model.onnx")
@@ -121,8 +117,7 @@ def scale_beyond_fp16(model: onnx.ModelProto) -> None:
 
 
 def test_fp16_becomes_a_version_with_its_own_variant(tmp_path):
-    repository = tmp_path / "models"
-    shutil.copytree(REPOSITORY, repository)
+    repository = shutil.copytree(REPOSITORY, tmp_path / "models")
     source = repository / NETWORK / "1" / "model.onnx"
     lines: list[str] = []
 
@@ -139,8 +134,7 @@ def test_fp16_becomes_a_version_with_its_own_variant(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["text_detect", "text_direction", "text_recognise"])
 def test_networks_of_the_readers_are_converted(tmp_path, name):
-    repository = tmp_path / "models"
-    shutil.copytree(TEXT_REPOSITORY, repository)
+    repository = shutil.copytree(TEXT_REPOSITORY, tmp_path / "models")
     source = repository / name / "1" / "model.onnx"
 
     done = publish(repository, name, source, None, ANY_SPEED, precision="fp16")

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 from nereid.assets import CHELSEA, COFFEE
 from nereid.imaging import kernel as preprocess_kernel
@@ -22,6 +22,7 @@ from nereid.imaging.resample import FILTERS
 from nereid.imaging.transform import DATATYPES, TURNS, Transform
 from tests.conftest import UPRIGHT
 from tests.pictures import noise
+from tests.tables import cases
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
 SHIM = """
@@ -241,27 +242,6 @@ def test_kernel_does_the_arithmetic_of_the_model(run, transform, interpolation):
         assert_same_levels(transform, row, model(transform, pixels))
 
 
-@pytest.mark.parametrize(
-    "transform", [IMAGENET, LETTERBOX, PLAIN], ids=["shorter side", "letterbox", "exact"]
-)
-@pytest.mark.parametrize("orientation", TURNS)
-def test_image_is_turned_upright(run, transform, orientation):
-    pixels = photo("chelsea", (150, 97))
-
-    (row,) = run(transform, pixels, orientation=orientation)
-
-    assert_same_levels(transform, row, model(transform, pixels, orientation))
-
-
-@pytest.mark.parametrize("orientation", TURNS)
-def test_orientations_of_the_model_are_those_of_pillow(orientation):
-    pixels = noise(5, 8)
-    stored = Image.fromarray(pixels)
-    stored.getexif()[0x112] = orientation
-
-    np.testing.assert_array_equal(UPRIGHT[orientation](pixels), np.asarray(ImageOps.exif_transpose(stored)))
-
-
 def test_orientation_may_be_ignored(run):
     pixels = photo("chelsea", (150, 97))
     transform = replace(IMAGENET, exif_orientation=False)
@@ -269,12 +249,8 @@ def test_orientation_may_be_ignored(run):
     np.testing.assert_array_equal(run(transform, pixels, orientation=6), run(transform, pixels))
 
 
-@pytest.mark.parametrize(
-    "size_wh", [(1, 1), (1, 40), (40, 1), (2, 3), (211, 157), (4096, 2)], ids=lambda wh: f"{wh[0]}x{wh[1]}"
-)
-@pytest.mark.parametrize(
-    "transform", [IMAGENET, LETTERBOX, PLAIN], ids=["shorter side", "letterbox", "exact"]
-)
+@pytest.mark.parametrize("size_wh", [(1, 1), (1, 40), (40, 1), (211, 157), (4096, 2)], ids=str)
+@cases("transform", {"shorter side": IMAGENET, "letterbox": LETTERBOX, "exact": PLAIN})
 def test_any_size_is_resized(run, transform, size_wh):
     pixels = noise(size_wh[1], size_wh[0])
 
@@ -329,5 +305,4 @@ def test_kernel_agrees_with_the_cpu_path(run, encode, name, orientation):
     transform(image, expected, Buffers())
 
     (row,) = run(transform, pixels, orientation=orientation)
-    difference = np.abs(levels(transform, row) - levels(transform, expected))
-    assert difference.mean() <= 1.0
+    assert np.abs(levels(transform, row) - levels(transform, expected)).mean() <= 1.0

@@ -12,12 +12,12 @@ from nereid.serving_errors import InvalidConfig
 from tests.tables import cases
 
 IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
+BGR = {name: values[::-1] for name, values in IMAGENET.items()}
 DIMS = (3, 224, 224)
 OUTPUT = {"name": "input", "data_type": "TYPE_FP32", "dims": DIMS}
 
 
 def config(folder, parameters, *outputs):
-    """Build the config of a model 'm' with these parameters and outputs."""
     document = {
         "name": "m",
         "max_batch_size": 8,
@@ -75,21 +75,6 @@ def _given(parameters):
     return Shorthand(parameters.get("preset", ""), scale)
 
 
-@pytest.mark.parametrize(
-    ("preset", "mean", "std"),
-    [
-        ("imagenet", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        ("clip", (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
-    ],
-)
-def test_preset_is_the_published_one_in_levels(tmp_path, preset, mean, std):
-    """A transform has the published mean and std, which are for pixels of 0..1, times 255."""
-    transform = settings(tmp_path, {"preset": preset}).transform
-
-    assert transform.mean == pytest.approx([255 * value for value in mean], rel=1e-9)
-    assert transform.std == pytest.approx([255 * value for value in std], rel=1e-9)
-
-
 @cases(
     ("parameters", "expected"),
     {
@@ -97,17 +82,9 @@ def test_preset_is_the_published_one_in_levels(tmp_path, preset, mean, std):
             {"preset": "imagenet", "resize_shorter_px": "300"},
             Transform(224, 224, resize_shorter_px=300, **IMAGENET),
         ),
-        "another resize": (
-            {"preset": "imagenet", "resize": "exact"},
-            Transform(224, 224, resize="exact", **IMAGENET),
-        ),
         "mean alone": (
             {"preset": "imagenet", "mean": "1, 2, 3"},
             Transform(224, 224, resize_shorter_px=256, mean=(1.0, 2.0, 3.0), std=IMAGENET["std"]),
-        ),
-        "std alone": (
-            {"preset": "imagenet", "std": "1, 2, 4"},
-            Transform(224, 224, resize_shorter_px=256, mean=IMAGENET["mean"], std=(1.0, 2.0, 4.0)),
         ),
         "scale": (
             {"preset": "imagenet", "scale": "0.5"},
@@ -117,24 +94,9 @@ def test_preset_is_the_published_one_in_levels(tmp_path, preset, mean, std):
             {"preset": "letterbox", "mean": "1, 2, 3", "std": "4, 5, 6"},
             Transform(224, 224, resize="letterbox", mean=(1.0, 2.0, 3.0), std=(4.0, 5.0, 6.0)),
         ),
-        "pad colour": (
-            {"preset": "letterbox", "pad_color": "0, 1, 2"},
-            Transform(224, 224, resize="letterbox", std=(255.0,) * 3, pad_color=(0, 1, 2)),
-        ),
-        "interpolation": (
-            {"preset": "clip", "interpolation": "lanczos", "scale": "1"},
-            Transform(224, 224, resize_shorter_px=224, interpolation="lanczos"),
-        ),
         "the other colour order": (
             {"preset": "imagenet", "color_order": "BGR"},
-            Transform(
-                224,
-                224,
-                resize_shorter_px=256,
-                color_order="BGR",
-                mean=IMAGENET["mean"][::-1],
-                std=IMAGENET["std"][::-1],
-            ),
+            Transform(224, 224, resize_shorter_px=256, color_order="BGR", **BGR),
         ),
     },
 )
@@ -143,35 +105,17 @@ def test_given_parameter_replaces_the_presets(tmp_path, parameters, expected):
 
 
 def test_every_parameter_is_read(tmp_path):
-    read = settings(
-        tmp_path,
-        {
-            "layout": "NHWC",
-            "resize": "letterbox",
-            "interpolation": "lanczos",
-            "antialias": "false",
-            "color_order": "BGR",
-            "mean": "1, 2, 3",
-            "std": "4, 5, 6.5",
-            "pad_color": "7, 8, 9",
-            "background_color": "10, 11, 12",
-            "exif_orientation": "off",
-            "max_image_bytes": "13",
-            "max_image_pixels": "14",
-            "max_image_side_px": "15",
-            "decode_threads": "16",
-            "gpu_memory_limit_bytes": "17",
-        },
-        data_type="TYPE_FP16",
-        dims=(320, 640, 3),
-    )
+    resize = {"resize": "letterbox", "interpolation": "lanczos", "antialias": "false", "pad_color": "7, 8, 9"}
+    levels = {"mean": "1, 2, 3", "std": "4, 5, 6.5", "background_color": "10, 11, 12"}
+    order = {"layout": "NHWC", "color_order": "BGR", "exif_orientation": "off"}
+    limits = {"max_image_bytes": "13", "max_image_pixels": "14", "max_image_side_px": "15"}
+    resources = {"decode_threads": "16", "gpu_memory_limit_bytes": "17"}
+
+    parameters = resize | levels | order | limits | resources
+    read = settings(tmp_path, parameters, data_type="TYPE_FP16", dims=(320, 640, 3))
 
     transform = Transform(
-        height_px=320,
-        width_px=640,
-        datatype="FP16",
-        layout="NHWC",
-        resize="letterbox",
+        *(320, 640, "FP16", "NHWC", "letterbox"),
         interpolation="lanczos",
         antialias=False,
         color_order="BGR",
@@ -197,22 +141,18 @@ MEAN, STD, PAD = {"mean": "1, 2, 3"}, {"std": "1, 2, 3"}, {"pad_color": "0, 0, 0
 # Transform and Limits check their own fields: test_transform.py and test_decode.py. One of each is here.
 MISTAKES = [
     (EXACT | {"sise": "1"}, "unknown parameter 'sise': expected one of antialias, "),
-    (EXACT | {"datatype": "FP16"}, "unknown parameter 'datatype': expected one of "),
     ({"preset": "resnet"}, "preset: expected one of imagenet, efficientnet_lite, clip, "),
     (EXACT | {"layout": "CHW"}, "layout: expected one of NCHW, NHWC, got 'CHW'"),
     (EXACT | {"antialias": "maybe"}, "parameter 'antialias': expected bool, got 'maybe'"),
     ({"resize_shorter_px": "big"}, "'resize_shorter_px': expected int, got 'big'"),
-    ({"resize_shorter_px": "2.5"}, "'resize_shorter_px': expected int, got '2.5'"),
     (SHORTER | {"mean": "1, x"}, "'mean': expected floats separated by commas, got '1, x'"),
     (SHORTER | MEAN | {"scale": "0.5"}, "scale contradicts mean"),
-    (SHORTER | MEAN | STD | {"scale": "0.5"}, "scale contradicts mean and std"),
     (SHORTER | STD | {"scale": "0.5"}, "scale contradicts std"),
     *(
         (SHORTER | {"scale": scale}, f"scale: expected a positive number, got '{scale}'")
         for scale in ("0", "-1", "inf", "x", "1e-320")
     ),
     (EXACT | PAD, "pad_color contradicts resize = exact: expected letterbox"),
-    (PAD | {"preset": "imagenet"}, "pad_color contradicts resize = shorter_side: "),
     ({"preset": "letterbox", "pad_color": "0, 256, 0"}, "pad_color: expected 0..255"),
     ({"preset": "letterbox"} | SHORTER, "= 256 contradicts resize = letterbox"),
     (EXACT | {"antialias": "false", "decode_margin": "2"}, "contradicts antialias = false"),
@@ -229,7 +169,6 @@ UINT8, FP16 = {"data_type": "TYPE_UINT8"}, {"data_type": "TYPE_FP16"}
     [
         *((parameters, {}, message) for parameters, message in MISTAKES),
         (EXACT | MEAN, UINT8, "mean contradicts an output of TYPE_UINT8, whose pixels are not normalised"),
-        (EXACT | STD, UINT8, "std contradicts an output of"),
         (EXACT | {"scale": "2"}, UINT8, "scale contradicts an output of"),
         (EXACT | {"scale": "1000"}, FP16, "expected pixels within FP16"),
         ({"preset": "imagenet"}, {"dims": (3, 299, 299)}, "at least the output's 299 x 299, got 256"),
@@ -237,13 +176,8 @@ UINT8, FP16 = {"data_type": "TYPE_UINT8"}, {"data_type": "TYPE_FP16"}
         (EXACT | {"layout": "NHWC"}, {}, "dims [H, W, 3] for layout NHWC, got [3, 224, 224]"),
         (EXACT, {"dims": (3, -1, -1)}, "dims [3, H, W] for layout NCHW, got [3, -1, -1]"),
         (EXACT, {"dims": (1, 224, 224)}, "dims [3, H, W] for layout NCHW, got [1, 224, 224]"),
-        (EXACT, {"dims": (8, 3, 224, 224)}, "dims [3, H, W] for layout NCHW, got [8, 3, 224, 224]"),
         (EXACT, {"dims": ()}, "output 'input': expected dims [3, H, W] for layout NCHW, got []"),
-        (
-            EXACT,
-            {"data_type": "TYPE_INT32"},
-            "expected one of TYPE_FP32, TYPE_FP16, TYPE_UINT8, got TYPE_INT32",
-        ),
+        (EXACT, {"data_type": "TYPE_INT32"}, "one of TYPE_FP32, TYPE_FP16, TYPE_UINT8, got TYPE_INT32"),
     ],
     ids=str,
 )

@@ -60,17 +60,6 @@ class Counting:
     asarray, ascontiguousarray = staticmethod(np.asarray), staticmethod(np.ascontiguousarray)
 
 
-def test_each_batch_size_allocates_once(session):
-    """Two buffers for one input and one output of a size, whatever the number of runs."""
-    counting = Counting()
-    run = RecordedRuns(counting, "cpu", 0)
-
-    for count in (2, 4, 2, 4, 2):
-        run(session, {"x": rows(count)}, ["y"], OPTIONS)
-
-    assert counting.shapes == [(2, 3), (2, 3), (4, 3), (4, 3)]
-
-
 def test_rows_are_filled_up_to_the_next_size(session):
     counting = Counting()
     run = RecordedRuns(counting, "cpu", 0, sizes=[4, 1])

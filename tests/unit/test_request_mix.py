@@ -20,21 +20,20 @@ from loadtest.users.request_mix import (
     read,
 )
 from loadtest.users.run_statistics import RunStatistics
+from tests.tables import cases
 
 V1 = LENGTH.pack(2) + b"v1"
 PHOTO = Photo("s", b"", frozenset([ESPRESSO]))
-TWO, ANY = Photo("s", b"", frozenset([1, ESPRESSO])), Photo("s", b"")
+TWO = Photo("s", b"", frozenset([1, ESPRESSO]))
 
 
 def scores(best: int) -> bytes:
-    """Return those of a photo that shows `best`."""
     values = np.zeros(1000, np.float32)
     values[best] = 0.9
     return values.tobytes()
 
 
 def test_sizes_and_ways_are_mixed():
-    """Small photos and plain requests are most; both variants are forced, and every key is used."""
     requests = RequestMix(sample(frozenset()), ["v1", "v2"], 3, random.Random(1))
 
     asked = [requests.next() for _ in range(4_000)]
@@ -46,57 +45,42 @@ def test_sizes_and_ways_are_mixed():
     assert sum(not each.headers for each in asked) / len(asked) == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.parametrize(("variants", "keys"), [([], 100), ([], 0)], ids=["no route", "nothing"])
-def test_a_model_that_is_no_route_gets_no_headers(variants, keys):
-    """Without variants there is nothing to force and nothing to stick to."""
-    requests = RequestMix([PHOTO], variants, keys, random.Random(1))
+@pytest.mark.parametrize("keys", [100, 0])
+def test_a_model_that_is_no_route_gets_no_headers(keys):
+    requests = RequestMix([PHOTO], [], keys, random.Random(1))
 
     assert {tuple(requests.next().headers) for _ in range(200)} == {()}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("question", "answer", "expected"),
-    [
-        (ImageRequest(PHOTO), Answer(frozenset([ESPRESSO]), "v1"), ""),
-        (ImageRequest(PHOTO), Answer(frozenset([ESPRESSO])), ""),
-        (ImageRequest(PHOTO), Answer(frozenset([281]), "v1"), "wrong result: expected 967, got 281"),
-        (ImageRequest(TWO), Answer(frozenset([281])), "wrong result: expected 1 or 967, got 281"),
-        (ImageRequest(TWO), Answer(frozenset([ESPRESSO])), ""),
-        (ImageRequest(ANY), Answer(frozenset([281])), ""),
-        (ImageRequest(PHOTO, variant="v1"), Answer(frozenset([ESPRESSO]), "v1"), ""),
-        (ImageRequest(PHOTO, variant="v2"), Answer(frozenset([ESPRESSO]), "v1"), "expected 'v2', got 'v1'"),
-        (ImageRequest(PHOTO, variant="v2"), Answer(frozenset([ESPRESSO])), "expected 'v2', got ''"),
-        (ImageRequest(PHOTO, key="known"), Answer(frozenset([ESPRESSO]), "v1"), ""),
-        (
+    {
+        "right": (ImageRequest(PHOTO), Answer(frozenset([ESPRESSO]), "v1"), ""),
+        "class": (ImageRequest(PHOTO), Answer(frozenset([281]), "v1"), "wrong result: expected 967, got 281"),
+        "neither": (ImageRequest(TWO), Answer(frozenset([281])), "wrong result: expected 1 or 967, got 281"),
+        "one of two": (ImageRequest(TWO), Answer(frozenset([ESPRESSO])), ""),
+        "any": (ImageRequest(Photo("s", b"")), Answer(frozenset([281])), ""),
+        "forced": (ImageRequest(PHOTO, variant="v1"), Answer(frozenset([ESPRESSO]), "v1"), ""),
+        "other": (
+            ImageRequest(PHOTO, variant="v2"),
+            Answer(frozenset([ESPRESSO]), "v1"),
+            "expected 'v2', got 'v1'",
+        ),
+        "sticky": (ImageRequest(PHOTO, key="known"), Answer(frozenset([ESPRESSO]), "v1"), ""),
+        "moved": (
             ImageRequest(PHOTO, key="known"),
             Answer(frozenset([ESPRESSO]), "v2"),
             "from variant 'v1' to 'v2'",
         ),
-        (ImageRequest(PHOTO, key="new"), Answer(frozenset([ESPRESSO]), "v2"), ""),
-        (
+        "new key": (ImageRequest(PHOTO, key="new"), Answer(frozenset([ESPRESSO]), "v2"), ""),
+        "no variant": (
             ImageRequest(PHOTO, key="new"),
             Answer(frozenset([ESPRESSO])),
             "for a sticky key, got none",
         ),
-    ],
-    ids=[
-        "right",
-        "no route",
-        "class",
-        "neither",
-        "one of two",
-        "any",
-        "forced",
-        "other",
-        "none",
-        "sticky",
-        "moved",
-        "new key",
-        "no variant",
-    ],
+    },
 )
 def test_wrong_answers_are_told(question, answer, expected):
-    """Class, forced variant and sticky key are held against what was asked."""
     statistics = RunStatistics(variants={"known": ("v1", "grpc")})
 
     found = fault(question, answer, "http", statistics)
@@ -106,7 +90,6 @@ def test_wrong_answers_are_told(question, answer, expected):
 
 
 def http_answer(**outputs: bytes) -> tuple[bytes, str]:
-    """Return a body of Triton's, and the size of its JSON."""
     described = [
         {"name": name, "parameters": {"binary_data_size": len(tensor)}} for name, tensor in outputs.items()
     ]
@@ -114,74 +97,44 @@ def http_answer(**outputs: bytes) -> tuple[bytes, str]:
     return head + b"".join(outputs.values()), str(len(head))
 
 
-def test_http_answer_is_read():
-    """JSON first, then the tensors in its order."""
-    body, size = http_answer(scores=scores(3), variant=V1)
-
-    assert read(http_outputs(body, size)) == Answer(frozenset([3]), "v1")
-
-
 def test_lines_and_labels_are_read():
-    """The words of another task's output are its results; the response needs one of the expected ones."""
     words = LENGTH.pack(2) + b"No" + LENGTH.pack(0) + LENGTH.pack(3) + "1é".encode()
 
     got = read({"text": words, "variant": V1}, "text")
 
     assert got == Answer(frozenset(["No", "", "1é"]), "v1")
-    label = ImageRequest(Photo("s", b"", expectation("No")))
-    statistics = RunStatistics()
-    assert fault(label, got, "http", statistics) == ""
-    assert fault(label, Answer(frozenset()), "http", statistics) == "wrong result: expected No, got nothing"
+    label, none = ImageRequest(Photo("s", b"", expectation("No"))), Answer(frozenset())
+    assert fault(label, got, "http", RunStatistics()) == ""
+    assert fault(label, none, "http", RunStatistics()) == "wrong result: expected No, got nothing"
     assert expectation("12") == {"12", 12}
-    assert expectation("") == frozenset()
-    assert read({"text": b""}, "text") == Answer(frozenset())
+    assert read({"text": b""}, "text") == none
     with pytest.raises(ValueError, match="expected words as BYTES"):
         read({"text": words[:-1]}, "text")
     with pytest.raises(ValueError, match=r"expected text, got the outputs \['scores'\]"):
         read({"scores": b""}, "text")
 
 
-def test_grpc_answer_is_read():
-    """Names and tensors stand in two lists."""
+def test_answers_of_both_protocols_are_read():
     outputs = [SimpleNamespace(name=name) for name in ("variant", "scores")]
+    grpc = SimpleNamespace(outputs=outputs, raw_output_contents=[V1, scores(3)])
 
-    answer = read(grpc_outputs(SimpleNamespace(outputs=outputs, raw_output_contents=[V1, scores(3)])))
+    for found in (http_outputs(*http_answer(scores=scores(3), variant=V1)), grpc_outputs(grpc)):
+        assert read(found) == Answer(frozenset([3]), "v1")
 
-    assert answer == Answer(frozenset([3]), "v1")
 
-
-@pytest.mark.parametrize(
+@cases(
     ("body", "size"),
-    [
-        (b"{}", None),
-        (b"hello", "5"),
-        (b"{}", "2"),
-        (b'{"outputs": [{"name": "scores", "data": [1]}]}', "46"),
-        (b'{"outputs": [{"name": "scores", "parameters": {"binary_data_size": "4"}}]}1234', "74"),
-        http_answer(scores=np.full(1000, np.nan, np.float32).tobytes()),
-        (http_answer(scores=scores(3))[0][:-1], http_answer(scores=scores(3))[1]),
-        http_answer(variant=V1),
-        http_answer(scores=b""),
-        http_answer(scores=b"123"),
-        http_answer(scores=scores(3), variant=b"v1"),
-        http_answer(scores=scores(3), variant=V1 + b"!"),
-    ],
-    ids=[
-        "no size",
-        "no JSON",
-        "no outputs",
-        "JSON data",
-        "size is text",
-        "not finite",
-        "cut off",
-        "no scores",
-        "empty",
-        "part",
-        "no length",
-        "more",
-    ],
+    {
+        "no size": (b"{}", None),
+        "no JSON": (b"hello", "5"),
+        "JSON data": (b'{"outputs": [{"name": "scores", "data": [1]}]}', "46"),
+        "not finite": http_answer(scores=np.full(1000, np.nan, np.float32).tobytes()),
+        "cut off": (http_answer(scores=scores(3))[0][:-1], http_answer(scores=scores(3))[1]),
+        "no scores": http_answer(variant=V1),
+        "no length": http_answer(scores=scores(3), variant=b"v1"),
+        "more": http_answer(scores=scores(3), variant=V1 + b"!"),
+    },
 )
 def test_what_is_no_answer_is_refused(body, size):
-    """Each is a ValueError, which a user counts as a failed request."""
     with pytest.raises(ValueError, match=r"expected|Expecting|multiple"):
         read(http_outputs(body, size))

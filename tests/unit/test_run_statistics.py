@@ -7,17 +7,14 @@ import pytest
 
 from loadtest.users.report import PERCENTILES, Report
 from loadtest.users.run_statistics import (
-    MAX_REASONS,
-    OTHER,
     STRAYED,
     Histogram,
-    ProtocolStatistics,
     RunStatistics,
 )
+from tests.tables import cases
 
 
 def histogram(latencies_ms: list[float]) -> Histogram:
-    """Return one of these latencies."""
     result = Histogram()
     for each in latencies_ms:
         result.add(each)
@@ -25,12 +22,10 @@ def histogram(latencies_ms: list[float]) -> Histogram:
 
 
 def percentiles(of: Histogram) -> list[float]:
-    """Return what a report shows."""
     return [of.percentile_ms(percent) for percent in PERCENTILES.values()]
 
 
 def test_merged_histograms_equal_that_of_all():
-    """What workers encode and the master merges is the histogram of all latencies."""
     draw = random.Random(1)
     latencies = [draw.lognormvariate(3, 1) for _ in range(5_000)]
 
@@ -43,21 +38,16 @@ def test_merged_histograms_equal_that_of_all():
 
 
 def test_percentiles_are_those_of_the_latencies():
-    """Each is within a thousandth of the sorted list's own."""
     latencies = [float(each) for each in range(1, 1_001)]
 
-    found = percentiles(histogram(latencies))
-
-    assert found == pytest.approx([500, 900, 990, 999, 1000], rel=1e-3)
+    assert percentiles(histogram(latencies)) == pytest.approx([500, 900, 990, 999, 1000], rel=1e-3)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("latency_ms", "counted_ms"),
-    [(0.0, 0.001), (-1.0, 0.001), (1e9, 3.6e6)],
-    ids=["none", "clock went back", "11 days"],
+    {"none": (0.0, 0.001), "clock went back": (-1.0, 0.001), "11 days": (1e9, 3.6e6)},
 )
 def test_no_latency_is_lost(latency_ms, counted_ms):
-    """What a histogram has no place for counts as the nearest it has."""
     one = histogram([latency_ms])
 
     assert one.count == 1
@@ -77,7 +67,6 @@ def statistics(good: int, failures: dict[str, int], **about: object) -> RunStati
 
 
 def test_statistics_of_processes_add_up():
-    """Counts are summed, durations and CPU are those of the longest and the busiest."""
     first = statistics(8, {"slow": 1}, schedule_s=2.0, seconds=2.5, cpu_share=0.3)
     second = statistics(4, {"slow": 2, "wrong": 1}, schedule_s=2.1, seconds=2.2, cpu_share=0.5)
     first.of("http").planned, second.of("http").planned = 9, 8
@@ -107,19 +96,7 @@ def test_a_key_that_two_processes_saw_on_two_variants_is_a_failure():
     assert series == {"http": (4, {}, 4), "grpc": (2, {STRAYED: 1}, 3)}
 
 
-def test_reasons_without_end_are_bounded():
-    """A server that says something else each time does not fill the memory."""
-    series = ProtocolStatistics()
-
-    for number in range(1_000):
-        series.fail(f"reason {number}")
-
-    assert len(series.failures) == MAX_REASONS + 1
-    assert series.failures[OTHER] == 1_000 - MAX_REASONS
-
-
 def test_report_counts_only_right_answers_as_achieved():
-    """The rate is of right answers until the last; what was to be sent is the target."""
     whole = statistics(30, {"wrong": 10}, schedule_s=4.0, seconds=5.0)
     whole.of("http").planned = 40
 
@@ -127,11 +104,6 @@ def test_report_counts_only_right_answers_as_achieved():
 
     assert (row.rate_per_s, row.target_per_s, row.achieved_ratio) == (6.0, 10.0, 0.6)
     assert row.error_ratio == 0.25
+    (closed,) = Report.of("closed", statistics(3, {}, seconds=1.0)).rows
+    assert (closed.rate_per_s, closed.target_per_s, closed.achieved_ratio) == (3.0, None, None)
     assert (row.response_ms["p50"], row.service_ms["p50"]) == pytest.approx((20.0, 10.0), rel=1e-3)
-
-
-def test_a_closed_loop_has_no_target():
-    """Nothing was planned, so nothing was missed."""
-    (row,) = Report.of("closed", statistics(3, {}, seconds=1.0)).rows
-
-    assert (row.rate_per_s, row.target_per_s, row.achieved_ratio) == (3.0, None, None)

@@ -28,6 +28,7 @@ from nereid.client.sans_io import Rpc
 from nereid.client.shared_memory import Regions
 from nereid.client.shared_regions import is_stale, remove_stale
 from tests.classifiers import PREDICTION, WAYS, Script, opened, serving
+from tests.tables import cases
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 PHOTO = COFFEE.read_bytes()
@@ -41,12 +42,6 @@ def folder(monkeypatch, tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def short_close(monkeypatch):
-    """Close without a long wait for a server that reads."""
-    monkeypatch.setattr(shared_memory, "CLOSE_S", 0.2)
-
-
 def files() -> set[str]:
     return {path.name for path in shared_regions.FOLDER.glob(f"{PREFIX}*")}
 
@@ -58,9 +53,9 @@ def sent(script: Script, word: str) -> list[str]:
 
 @both_ways
 @pytest.mark.parametrize("step", ["silence", None], ids=["silent", "broken"])
-@pytest.mark.usefixtures("short_close")
-def test_region_without_an_answer_is_never_used_again(folder, way, step):
+def test_region_without_an_answer_is_never_used_again(monkeypatch, folder, way, step):
     """While the server reads a region, no process writes, shrinks or unlinks it, not even in `close`."""
+    monkeypatch.setattr(shared_memory, "CLOSE_S", 0.2)
     script = Script(PREDICTION, step, PREDICTION)
     with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
         classifier.classify(PHOTO)
@@ -175,7 +170,6 @@ class Triton:
         self.timeouts_s: list[float] = []
 
     def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
-        """Imitate a method of the client."""
         self.timeouts_s.append(timeout_s)
         verb = name.split("_")[0]
         if (refusals := self.refusals.get(verb)) and (error := refusals.pop(0)):
@@ -217,7 +211,6 @@ class Late(Triton):
     is_late = False
 
     def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
-        """Imitate a method of the client; the first registration times out."""
         if name.startswith("register") and not self.is_late:
             self.is_late = True
             raise TimedOut("deadline exceeded: why")
@@ -264,16 +257,15 @@ BROKEN_STREAM = from_triton(
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("verb", "error", "is_same"),
-    [
-        ("infer", ServerFailed("in ensemble 'x', inference failed: why"), True),
-        ("infer", RequestRefused("why"), True),
-        ("infer", BROKEN_STREAM, False),
-        ("infer", TimedOut("deadline exceeded: why"), False),
-        ("register", ServerFailed("shared memory region 'x' already in manager"), True),
-    ],
-    ids=["failed", "refused", "broken stream", "late", "registered before"],
+    {
+        "failed": ("infer", ServerFailed("in ensemble 'x', inference failed: why"), True),
+        "refused": ("infer", RequestRefused("why"), True),
+        "broken stream": ("infer", BROKEN_STREAM, False),
+        "late": ("infer", TimedOut("deadline exceeded: why"), False),
+        "registered before": ("register", ServerFailed("shared memory region 'x' already in manager"), True),
+    },
 )
 def test_region_is_used_again_after_an_answer_of_tritons_own(regions, verb, error, is_same):
     """A broken stream may have the status of a response, and proves nothing."""
@@ -337,15 +329,13 @@ def test_fork_leaves_its_parents_regions_alone(folder):
 
 
 def test_full_memory_is_an_error_not_a_crash(monkeypatch):
-    """Pages are reserved first: a write to a missing page would be a bus error.
-
-    More than there is in all is refused at once, and takes no memory from other tests.
-    """
+    """Pages are reserved first: a write to a missing page would be a bus error."""
     size = os.statvfs("/dev/shm")
+    more_than_all = size.f_blocks * size.f_frsize + 2**30  # is refused at once
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         monkeypatch.setattr(shared_regions, "FOLDER", Path(folder))
         with pytest.raises(OSError, match="No space left on device"):
-            shared_regions.MAKERS["system"](size.f_blocks * size.f_frsize + 2**30)
+            shared_regions.MAKERS["system"](more_than_all)
 
         assert not files()
 

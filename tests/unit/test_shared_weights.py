@@ -32,7 +32,8 @@ def path(tmp_path):
         [constant("A", weights)],
     )
     io = tensor("input", "x", "FP32", [-1, 64]) + tensor("output", "y", "FP32", [-1, 64])
-    return store(tmp_path, "product", model, io, weights="data.bin")
+    # The copies are kept next to the repository, which must be in the folder of the test, too.
+    return store(tmp_path / "models", "product", model, io, weights="data.bin")
 
 
 @pytest.fixture
@@ -104,7 +105,6 @@ def test_changed_weights_get_a_copy_of_their_own(path, opened):
     "changes",
     {
         "entry": {"extras": ("session.disable_prepacking=1",)},
-        "library": {"extras": ("ops.so",)},
         "file": {"filename": "other.onnx"},
     },
 )

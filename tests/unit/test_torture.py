@@ -23,6 +23,7 @@ from loadtest.torture.traffic import Failure, Kind, Tally, Target, Traffic
 from nereid import metrics_page
 from nereid.client.classifier_errors import RequestRefused, ServerFailed, TimedOut
 from nereid.client.prediction import Label, Prediction, Timings
+from tests.tables import cases
 
 WATCHDOG_S = 30.0
 TARGET = Target("", "")
@@ -37,8 +38,6 @@ def photo() -> Photo:
 
 
 def raising(error: Exception):
-    """Return a call that raises."""
-
     def call() -> None:
         raise error
 
@@ -46,38 +45,24 @@ def raising(error: Exception):
 
 
 def failed(verdicts) -> list[str]:
-    """Return the names of the failed verdicts."""
     return [each.what for each in verdicts if not each.is_good]
 
 
-def test_wrong_answer_is_told():
-    """The best class, its score and the version must be the expected ones."""
+def test_answer_has_its_class_score_and_version_and_a_refusal_its_words():
     other, weak = (
         replace(RIGHT, labels=(Label(*label),)) for label in ((1, "fish", 0.9), (967, "espresso", 0.8))
     )
-
     assert photo().fault(RIGHT) == ""
     assert all(photo().fault(each) for each in (other, weak, replace(RIGHT, version="2")))
 
-
-@pytest.mark.parametrize(
-    ("call", "is_right"),
-    [
-        (raising(RequestRefused("invalid image: none")), True),
-        (raising(RequestRefused("unknown model")), False),
-        (lambda: RIGHT, False),
-    ],
-    ids=["as expected", "other words", "answered"],
-)
-def test_refusal_has_its_words(call, is_right):
-    """A bad request that is answered, or refused for another reason, is wrong."""
-    assert (refused(call, "invalid image: ") == "") is is_right
+    assert refused(raising(RequestRefused("invalid image: none")), "invalid image: ") == ""
+    assert refused(raising(RequestRefused("unknown model")), "invalid image: ")
+    assert refused(lambda: RIGHT, "invalid image: ")
     with pytest.raises(ServerFailed):  # a server that fails has refused nothing
         refused(raising(ServerFailed("invalid image: none")), "invalid image: ")
 
 
 def test_each_image_of_a_batch_has_its_own_outcome():
-    """Only the bad image is refused; a failure of any image is a failed request."""
     refusal, wrong = RequestRefused("invalid image: none"), replace(RIGHT, version="2")
 
     assert batch_fault(photo(), refusal, [RIGHT, RIGHT]) == ""
@@ -87,20 +72,21 @@ def test_each_image_of_a_batch_has_its_own_outcome():
         batch_fault(photo(), refusal, [RIGHT, TimedOut("late")])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("send", "may_fail", "expected"),
-    [
-        (lambda client: "", False, []),
-        (lambda client: "a goldfish", False, ["wrong outcomes", "kinds without a right outcome"]),
-        (lambda client: "a goldfish", True, ["wrong outcomes", "kinds without a right outcome"]),
-        (lambda client: raising(RequestRefused("no"))(), True, ["wrong outcomes"]),
-        (lambda client: raising(TimedOut("late"))(), False, ["failed requests"]),
-        (lambda client: raising(TimedOut("late"))(), True, ["kinds without a right outcome"]),
-    ],
-    ids=["right", "wrong", "wrong amid faults", "refused amid faults", "failed", "failed amid faults"],
+    {
+        "right": (lambda client: "", False, []),
+        "wrong amid faults": (lambda client: "a goldfish", True, ["wrong outcomes"]),
+        "refused amid faults": (lambda client: raising(RequestRefused("no"))(), True, ["wrong outcomes"]),
+        "failed": (lambda client: raising(TimedOut("late"))(), False, ["failed requests"]),
+        "failed amid faults": (
+            lambda client: raising(TimedOut("late"))(),
+            True,
+            ["kinds without a right outcome"],
+        ),
+    },
 )
 def test_outcomes_of_traffic_are_judged(send, may_fail, expected):
-    """A wrong outcome always fails, a failed request only without faults; nobody passes without an answer."""
     with Traffic([Kind("odd", 50, nullcontext, send)], TARGET) as traffic:
         deadline = time.monotonic() + WATCHDOG_S
         while not traffic.sent and time.monotonic() < deadline:
@@ -112,7 +98,6 @@ def test_outcomes_of_traffic_are_judged(send, may_fail, expected):
 
 
 def test_lost_request_is_told(monkeypatch):
-    """A request that never comes back fails, and does not hold up the end."""
     monkeypatch.setattr(traffic_module, "JOIN_S", 0.1)
     sent, is_over = threading.Event(), threading.Event()
 
@@ -133,7 +118,6 @@ def test_lost_request_is_told(monkeypatch):
 
 
 def test_fault_is_over_when_all_kinds_succeed_again():
-    """Neither a failure in the last moment, nor a kind without an answer, nor an old request is calm."""
     now = time.monotonic()
     traffic = Traffic([Kind("any", 1, nullcontext, str)], TARGET)
     good = Tally(traffic.tallies[0].kind, right=1, right_s=now)
@@ -154,27 +138,22 @@ MINUTES = np.arange(100) / 10
 NOISE = np.random.default_rng(1).normal(0, 3, len(MINUTES))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("more", "is_good"),
-    [
-        (0 * MINUTES, True),
-        (60 * (MINUTES % 0.5), True),
-        (60.0 * (MINUTES > 0.5), True),
-        (np.where(np.arange(100) % 20, 0, 200), True),
-        (-8 * MINUTES, True),
-        (0.3 * MINUTES, True),
-        (8 * MINUTES, False),
-        (8 * np.floor(MINUTES) + 60 * (MINUTES % 0.5), False),
-    ],
-    ids=["flat", "sawtooth", "step at the start", "peaks", "falling", "below the bound", "leak", "in steps"],
+    {
+        "sawtooth": (60 * (MINUTES % 0.5), True),
+        "step at the start": (60.0 * (MINUTES > 0.5), True),
+        "peaks": (np.where(np.arange(100) % 20, 0, 200), True),
+        "below the bound": (0.3 * MINUTES, True),
+        "leak": (8 * MINUTES, False),
+        "in steps": (8 * np.floor(MINUTES) + 60 * (MINUTES % 0.5), False),
+    },
 )
 def test_leak_is_told_from_noise(more, is_good):
-    """Only growth of more than the bound fails: not noise, peaks, or what comes and goes."""
     assert verdict.grown("memory", list(800 + NOISE + more), 8.0).is_good is is_good
 
 
 def test_memory_of_each_process_and_of_changes_is_judged():
-    """One leaking process fails by its name; what changes keep is compared for each round."""
     flat = {"memory, a": 50.0, "memory, b": 50.0, "memory in all, server": 100.0}
     leaking = [{**flat, "memory, b": 50.0 + place} for place in range(20)]
     charged = [{**flat, "memory in all, server": 100.0 + 2 * place} for place in range(20)]
@@ -189,7 +168,6 @@ def test_memory_of_each_process_and_of_changes_is_judged():
 
 
 def test_counts_may_fall_and_not_rise():
-    """One open file more than before fails by its name."""
     before = {"open files": 10.0, "zombies": 0.0, "threads, server": 20.0}
     fewer = {"open files": 9.0, "zombies": 0.0, "threads, server": 21.0}
     more = {"open files": 11.0, "zombies": 1.0, "threads, server": 20.0}
@@ -199,7 +177,6 @@ def test_counts_may_fall_and_not_rise():
 
 
 def test_process_and_region_that_stay_are_told(monkeypatch):
-    """A process that still runs, and a file that it had open in shared memory, are left."""
     monkeypatch.setattr("loadtest.torture.observation.END_S", 0.1)
     command = [sys.executable, "-c", "input()"]
     with (
@@ -242,7 +219,6 @@ ROW = {
     ],
 )
 def test_alert_that_is_not_as_expected_is_told(fault, problem):
-    """A missed alert, one that stays, another cause and a false alert fail, each by its own words."""
     assert problems(ROW) == []
     (found,) = problems({**ROW, **fault})
     assert problem in found

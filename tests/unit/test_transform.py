@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from nereid.assets import COFFEE
 from nereid.imaging.buffers import Buffers
 from nereid.imaging.decode import Limits, open_image
 from nereid.imaging.resample import Span
@@ -24,7 +23,6 @@ ANY = Limits(2**30, 10**9, 10**6)
 
 
 def apply(transform, encoded):
-    """Return the network's input for an image file."""
     out = np.full(transform.shape, 77, DATATYPES[transform.datatype])
     transform(open_image(encoded, ANY), out, Buffers())
     return out
@@ -57,12 +55,10 @@ def resized(image, transform, rows_first=True):
     [
         ((640, 427), Placement(Span(427, 256, 16, 224)), Placement(Span(640, 383, 80, 224))),
         ((427, 640), Placement(Span(640, 383, 80, 224)), Placement(Span(427, 256, 16, 224))),
-        ((256, 256), Placement(Span(256, 256, 16, 224)), Placement(Span(256, 256, 16, 224))),
         ((1, 1), Placement(Span(1, 256, 16, 224)), Placement(Span(1, 256, 16, 224))),
         ((3, 1000), Placement(Span(1000, 85333, 42554, 224)), Placement(Span(3, 256, 16, 224))),
         ((451, 300), Placement(Span(300, 256, 16, 224)), Placement(Span(451, 384, 80, 224))),
         ((259, 256), Placement(Span(256, 256, 16, 224)), Placement(Span(259, 259, 18, 224))),
-        ((257, 256), Placement(Span(256, 256, 16, 224)), Placement(Span(257, 257, 16, 224))),
     ],
     ids=str,
 )
@@ -77,7 +73,6 @@ def test_shorter_side_is_resized_and_the_centre_cropped(size_wh, rows, columns):
         ((64, 64), Placement(Span(64, 64, 0, 64)), Placement(Span(64, 64, 0, 64))),
         ((128, 64), Placement(Span(64, 32, 0, 32), 16), Placement(Span(128, 64, 0, 64))),
         ((64, 63), Placement(Span(63, 63, 0, 63), 0), Placement(Span(64, 64, 0, 64))),
-        ((100, 75), Placement(Span(75, 48, 0, 48), 8), Placement(Span(100, 64, 0, 64))),
         ((10, 20), Placement(Span(20, 64, 0, 64)), Placement(Span(10, 32, 0, 32), 16)),
         ((9_000, 1), Placement(Span(1, 1, 0, 1), 31), Placement(Span(9_000, 64, 0, 64))),
     ],
@@ -101,33 +96,22 @@ def test_resize_agrees_with_pillow(transform, height, width, interpolation):
     assert_same_levels(levels, resized(image, transform), interpolation)
 
 
-@pytest.mark.parametrize("datatype", ["FP32", "FP16"])
+@pytest.mark.parametrize("datatype", DATATYPES)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("color_order", ["RGB", "BGR"])
 def test_normalise_matches_its_definition(datatype, layout, color_order):
     """(pixel - mean) / std in float64, mean and std by output channel, to the type's rounding."""
     pixels = np.random.default_rng(0).integers(0, 256, (41, 59, 3), dtype=np.uint8)
-    transform = replace(EXACT, datatype=datatype, layout=layout, color_order=color_order, mean=MEAN, std=STD)
+    mean, std = ((0.0,) * 3, (1.0,) * 3) if datatype == "UINT8" else (MEAN, STD)
+    transform = replace(EXACT, datatype=datatype, layout=layout, color_order=color_order, mean=mean, std=std)
 
     out = apply(transform, save(Image.fromarray(pixels)))
 
     channels = pixels if color_order == "RGB" else pixels[:, :, ::-1]
-    expected = (channels.astype(np.float64) - MEAN) / STD
+    expected = (channels.astype(np.float64) - mean) / std
     expected = expected if layout == "NHWC" else expected.transpose(2, 0, 1)
     assert (out.shape, out.dtype) == (transform.shape, DATATYPES[datatype])
-    np.testing.assert_allclose(out, expected, atol=1e-6 if datatype == "FP32" else 2e-3)
-
-
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-@pytest.mark.parametrize("color_order", ["RGB", "BGR"])
-def test_pixels_as_they_are(layout, color_order):
-    pixels = np.random.default_rng(0).integers(0, 256, (41, 59, 3), dtype=np.uint8)
-    transform = replace(EXACT, datatype="UINT8", layout=layout, color_order=color_order)
-
-    out = apply(transform, save(Image.fromarray(pixels)))
-
-    channels = pixels if color_order == "RGB" else pixels[:, :, ::-1]
-    np.testing.assert_array_equal(out, channels if layout == "NHWC" else channels.transpose(2, 0, 1))
+    np.testing.assert_allclose(out, expected, atol={"FP32": 1e-6, "FP16": 2e-3, "UINT8": 0}[datatype])
 
 
 @pytest.mark.parametrize("size_wh", [(128, 64), (40, 90), (64, 63)], ids=str)
@@ -179,9 +163,8 @@ def test_image_is_turned_upright(orientation, transform, image_format):
     options = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}
     # The crop of 74 pixels is not symmetric: it begins at 66.5, rounded to 66.
     height = 74 if transform.resize == "shorter_side" else 71
-    encoded = save(
-        Image.fromarray(noise(height, 53)), image_format, exif=exif, **options.get(image_format, {})
-    )
+    image = Image.fromarray(noise(height, 53))
+    encoded = save(image, image_format, exif=exif, **options.get(image_format, {}))
     with Image.open(io.BytesIO(encoded)) as stored:
         upright = ImageOps.exif_transpose(stored).convert("RGB")
 
@@ -231,8 +214,6 @@ def test_transparent_pixels_show_the_background_colour():
 @pytest.mark.parametrize(
     ("size_wh", "transform", "shrink"),
     [
-        ((640, 427), SHORTER, 1),
-        ((512, 512), SHORTER, 1),
         ((538, 538), SHORTER, 2),
         ((537, 538), SHORTER, 1),
         ((512, 512), replace(SHORTER, decode_margin=1.0), 2),
@@ -240,7 +221,6 @@ def test_transparent_pixels_show_the_background_colour():
         ((1_920, 1_080), replace(SHORTER, decode_margin=2.0), 2),
         ((1_920, 1_080), SHORTER, 4),
         ((8_000, 6_000), SHORTER, 8),
-        ((10, 10), SHORTER, 1),
         ((600, 90), EXACT, 2),
         ((8_000, 64), LETTERBOX, 8),
         ((1_920, 1_080), replace(SHORTER, antialias=False), 1),
@@ -251,20 +231,6 @@ def test_decoder_shrinks_as_much_as_the_resize_allows(size_wh, transform, shrink
     """At least `decode_margin` times the resized image is decoded; without antialias, the whole image."""
     assert make_plan(transform, size_wh, 1, 8).shrink == shrink
     assert make_plan(transform, size_wh, 1, 1).shrink == 1
-
-
-@pytest.mark.parametrize("transform", [SHORTER, LETTERBOX], ids=lambda transform: transform.resize)
-def test_scaled_decode_of_a_photo_is_near_the_full_one(transform):
-    """Mean difference of a real photo below two levels, against Pillow's full decode and resize."""
-    with Image.open(COFFEE) as photo:
-        encoded = save(photo.resize((1_920, 1_280), Image.Resampling.LANCZOS), "JPEG", quality=94)
-    with Image.open(io.BytesIO(encoded)) as full:
-        expected = resized(full, transform)
-
-    levels = apply(transform, encoded).transpose(1, 2, 0)
-
-    assert make_plan(transform, (1_920, 1_280), 1, 8).shrink > 1
-    assert np.abs(levels - expected).mean() < 2
 
 
 @pytest.mark.parametrize("transform", [SHORTER, EXACT, LETTERBOX], ids=lambda transform: transform.resize)
@@ -304,26 +270,16 @@ def test_plans_of_many_sizes_take_little_memory(side_px, max_shrink):
     ("arguments", "message"),
     [
         ({"resize_shorter_px": 223}, "resize_shorter_px: expected at least the output's 224 x 224, got 223"),
-        ({"resize_shorter_px": 0}, "resize_shorter_px: expected at least the output's 224 x 224, got 0"),
         ({"resize": "exact"}, "resize_shorter_px = 256 contradicts resize = exact"),
-        ({"resize": "letterbox"}, "resize_shorter_px = 256 contradicts resize = letterbox"),
         ({"resize": "fit"}, "resize: expected one of shorter_side, exact, letterbox, got 'fit'"),
         ({"datatype": "FP64"}, "datatype: expected one of FP32, FP16, UINT8, got 'FP64'"),
         ({"layout": "CHW"}, "layout: expected one of NCHW, NHWC, got 'CHW'"),
-        (
-            {"interpolation": "cubic"},
-            "interpolation: expected one of box, bilinear, bicubic, lanczos, got 'cubic'",
-        ),
         ({"color_order": "GBR"}, "color_order: expected one of RGB, BGR, got 'GBR'"),
         ({"mean": (0.0, 0.0)}, "mean: expected 3 numbers, got (0.0, 0.0)"),
-        ({"mean": (0.0, float("nan"), 0.0)}, "mean: expected 3 numbers, got (0.0, nan, 0.0)"),
-        ({"std": (1.0,)}, "std: expected 3 numbers, got (1.0,)"),
         ({"std": (1.0, float("inf"), 1.0)}, "std: expected 3 numbers, got (1.0, inf, 1.0)"),
         ({"std": (1.0, 0.0, 1.0)}, "std: expected positive numbers, got (1.0, 0.0, 1.0)"),
-        ({"std": (1.0, -1.0, 1.0)}, "std: expected positive numbers, got (1.0, -1.0, 1.0)"),
         ({"decode_margin": 0.99}, "decode_margin: expected 1 or more, got 0.99"),
         ({"decode_margin": float("nan")}, "decode_margin: expected 1 or more, got nan"),
-        ({"pad_color": (0, 0, 0, 0)}, "pad_color: expected 3 numbers, got (0, 0, 0, 0)"),
         ({"pad_color": (0, 256, 0)}, "pad_color: expected 0..255, got (0, 256, 0)"),
         ({"background_color": (0, -1, 0)}, "background_color: expected 0..255, got (0, -1, 0)"),
     ],

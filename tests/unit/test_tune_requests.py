@@ -13,23 +13,15 @@ from nereid.tune import photos, profiles
 from nereid.tune.trial import OPEN_SIDE_PX, TrialServer, request_bodies
 from tests.tables import cases
 
-IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
 PHOTOS = [b"one photo", b"another"]
 
 
 def shapes(config: str) -> list[dict[str, list[int]]]:
-    """Return the shapes of the tensors in each request for a model."""
     found = []
     for body, headers in request_bodies(parse(config), PHOTOS):
         head = json.loads(body[: int(headers["Inference-Header-Content-Length"])])
         found.append({each["name"]: each["shape"] for each in head["inputs"]})
     return found
-
-
-def test_model_of_images_gets_one_image_per_request():
-    bodies = request_bodies(parse(f"max_batch_size: 8 {IMAGE}"), PHOTOS)
-
-    assert bodies == [(photo, {"Inference-Header-Content-Length": "0"}) for photo in PHOTOS]
 
 
 @cases(
@@ -46,15 +38,6 @@ def test_tensors_have_the_shapes_of_the_config(dims, batch, shape):
     config = f'max_batch_size: {batch} input {{ name: "x" data_type: TYPE_FP32 dims: {dims} }}'
 
     assert shapes(config) == [{"x": shape}]
-
-
-def test_last_step_of_a_detector_gets_image_and_numbers():
-    rows = 'input { name: "rows" data_type: TYPE_FP32 dims: [ 7, 84 ] }'
-
-    bodies = request_bodies(parse(f"max_batch_size: 8 {IMAGE} {rows}"), PHOTOS)
-
-    assert shapes(f"max_batch_size: 8 {IMAGE} {rows}") == [{"image": [1, 1], "rows": [1, 7, 84]}] * 2
-    assert [photo in body for photo, (body, _) in zip(PHOTOS, bodies, strict=True)] == [True, True]
 
 
 def test_other_text_is_refused():
