@@ -19,7 +19,6 @@ SLIM, NVIDIAS = "deploy/embedded.Dockerfile", "deploy/triton.Dockerfile"
 
 
 def interpolated(text: str) -> str:
-    """Interpolate variables as Compose does if none is set."""
     text = re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", text)
     assert "${" not in text, "every variable has a default"
     return text.replace("$$", "$")
@@ -30,18 +29,15 @@ SERVICES = DOCUMENT["services"]
 
 
 def command_line(service: str) -> list[str]:
-    """Return the command line of a service's container, as far as Compose sets it."""
     return [*SERVICES[service].get("entrypoint", ()), *SERVICES[service].get("command", ())]
 
 
 def instructions(dockerfile: str, name: str) -> list[str]:
-    """Return the arguments of all instructions of a Dockerfile with that name, in their order."""
     text = re.sub(r"^\s*#.*\n", "", (ROOT / dockerfile).read_text(), flags=re.M).replace("\\\n", " ")
     return [line.removeprefix(name).strip() for line in text.splitlines() if line.startswith(f"{name} ")]
 
 
 def copies(dockerfile: str) -> list[tuple[str, str]]:
-    """Return source and target of each file that a Dockerfile copies from the checkout."""
     lines = [line.split() for line in instructions(dockerfile, "COPY") if not line.startswith("--from=")]
     return [(source, target) for *sources, target in lines for source in sources]
 
@@ -60,10 +56,7 @@ def listening() -> Iterator[tuple[str, list[bytes]]]:
     bodies: list[bytes] = []
 
     class Page(BaseHTTPRequestHandler):
-        """Request handler of the server."""
-
         def do_POST(self) -> None:
-            """Keep the body."""
             bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
             self.send_response(200)
             self.send_header("Content-Length", "2")

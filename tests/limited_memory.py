@@ -74,7 +74,6 @@ def _run(session: Session, rows: int) -> str:
 
 
 def _limit(mebibytes: int | None) -> None:
-    """Limit the memory that this process may add; None removes the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = hard if mebibytes is None else pages * resource.getpagesize() + mebibytes * MEBIBYTE

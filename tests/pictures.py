@@ -8,7 +8,6 @@ from PIL import Image
 
 
 def save(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
-    """Encode a Pillow image."""
     target = io.BytesIO()
     image.save(target, image_format, **options)
     return target.getvalue()

@@ -73,12 +73,10 @@ def store_published(repository: Path, policy: str = ALL_VERSIONS) -> None:
 
 
 def write_route(repository: Path, *variants: Mapping[str, Any]) -> None:
-    """Write the file of route `r`."""
     replace(repository / f"{ROUTE}.route.json", json.dumps(document(*variants)).encode())
 
 
 def record_of(server: EmbeddedServer) -> ServerRecord:
-    """Return the record with which commands find a running server."""
     options = server.options
     return ServerRecord(
         server.pid, options.host, options.ports, str(options.repository), options.profile, options.token
@@ -86,7 +84,6 @@ def record_of(server: EmbeddedServer) -> ServerRecord:
 
 
 def candidate(folder: Path, number: float) -> Path:
-    """Write a network that adds a number, and return its path."""
     path = folder / f"adds-{number:g}.onnx"
     onnx.save(adding(number), path)
     return path
@@ -95,7 +92,6 @@ def candidate(folder: Path, number: float) -> Path:
 def publish_number(
     repository: Path, folder: Path, record: ServerRecord | None, number: float, **options: Any
 ) -> Published:
-    """Publish a version of `net` that adds a number; `options` are those of `publish`."""
     return publish(repository, NET, candidate(folder, number), record, OTHER_ANSWERS, **options)
 
 

@@ -42,18 +42,15 @@ class Task:
 
 
 def field(result: Any, name: str) -> Any:
-    """Return a field of a result or of its JSON."""
     return result[name] if isinstance(result, dict) else getattr(result, name)
 
 
 def check_classes(result: Any) -> None:
-    """The photo is of an espresso."""
     best = field(result, "labels")[0]
     assert (field(best, "name"), field(best, "score") >= 0.9) == ("espresso", True)
 
 
 def check_objects(result: Any) -> None:
-    """The known objects were found, best first, in pixels of the photo."""
     found = field(result, "objects")
     assert [field(each, "label") for each in found] == [CLASSES[index] for _, _, index in KNOWN]
     numbers = [[field(each, "score"), *field(each, "box")] for each in found]
@@ -62,7 +59,6 @@ def check_objects(result: Any) -> None:
 
 
 def check_lines(result: Any) -> None:
-    """The lines of the label were read, each in its place."""
     found = field(result, "lines")
     assert [field(line, "text") for line in found] == WORDS
     for place, line in enumerate(found):
@@ -80,7 +76,6 @@ TASKS = (CLASSIFY, DETECT, READ)
 
 
 def store_tasks(folder: Path, *heads: str, sources: Sequence[Path] = (REPOSITORY, TEXT_REPOSITORY)) -> Path:
-    """Write a repository with our models and a detector of each of the heads; return it."""
     histories = shutil.ignore_patterns("*.history.jsonl")
     for source in sources:
         shutil.copytree(source, folder / "models", ignore=histories, dirs_exist_ok=True)

@@ -42,7 +42,6 @@ time.sleep(60)
 
 @pytest.fixture
 def server(both_profiles):
-    """A server that allows shared memory."""
     return both_profiles["cpu"]
 
 
@@ -58,7 +57,6 @@ def files(names: set[str]) -> set[str]:
 
 
 def files_of(server) -> set[str]:
-    """Return the regions that the server has mapped; all must be on this machine."""
     names = known(server)
     assert files(names) == names
     return names
@@ -81,7 +79,6 @@ def forms() -> list[object]:
 
 
 def test_transports_give_equal_scores(server):
-    """To the last bit: both protocols, with and without shared memory, of which no region is left."""
     with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
         tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
         tensor.set_data_from_numpy(np.array([[PHOTO]], dtype=object))
@@ -97,7 +94,6 @@ def test_transports_give_equal_scores(server):
 
 
 def test_an_image_is_taken_in_any_form(server):
-    """Files give the same bits in any form, and pixels in any memory order."""
     with Classifier(url(server, "grpc"), model="classify_v1") as classifier:
         scores = [classifier.scores(form) for form in forms()]
 
@@ -108,7 +104,6 @@ def test_an_image_is_taken_in_any_form(server):
 
 @pytest.mark.parametrize(("way", "protocol"), WAYS)
 def test_server_that_does_not_allow_shared_memory_gets_bytes(both_profiles, caplog, way, protocol):
-    """The warning names the flag."""
     address = url(both_profiles["ensemble"], protocol)
     with opened(way, address, protocol, shared_memory="system") as classifier:
         check_bytes_are_sent(classifier, caplog, "fix: nereid serve --allow-shm")
@@ -116,7 +111,6 @@ def test_server_that_does_not_allow_shared_memory_gets_bytes(both_profiles, capl
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_region_that_the_server_has_forgotten_is_registered_again(server, protocol):
-    """As after a restart of the server: the caller sees no error."""
     with Classifier(url(server, protocol), protocol, shared_memory="system") as classifier:
         classifier.classify(PHOTO)
         with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
@@ -132,7 +126,6 @@ def test_region_that_the_server_has_forgotten_is_registered_again(server, protoc
 
 
 def test_regions_grow_with_images(server):
-    """An image that does not fit gets a larger region, and the smaller one is released."""
     photo = Image.open(CHELSEA).resize((2000, 1000)).convert("RGB")
     with Classifier(url(server, "grpc"), shared_memory="system") as classifier:
         classifier.classify(PHOTO)
@@ -140,7 +133,6 @@ def test_regions_grow_with_images(server):
         answers = [classifier.classify(image) for image in (photo, PHOTO, photo)]
 
         def one_is_left() -> set[str]:
-            """Send one more request, which tries again to release a region."""
             classifier.classify(PHOTO)
             return len(found := files_of(server)) == 1 and found
 
@@ -170,7 +162,6 @@ def test_region_of_a_killed_caller_is_removed(server):
 
 
 def test_doctor_removes_stale_regions(both_profiles, tmp_path):
-    """Also from a running server, whose token it finds; a region in use stays."""
     address, base = url(both_profiles["ensemble"], "grpc"), tmp_path / f"nereid-{os.getuid()}"
     ports = both_profiles["ensemble"].options.ports
     token = {GRPC_TOKEN_HEADER: TOKEN}
@@ -211,7 +202,6 @@ def test_sweep_leaves_the_regions_of_other_containers(server, monkeypatch, tmp_p
 
 @pytest.mark.parametrize("how", ["exit", "interrupt"])
 def test_end_of_a_process_removes_its_regions(server, how):
-    """Also without `close`."""
     end = "input()" if how == "exit" else "input(); import os, signal; os.kill(os.getpid(), signal.SIGINT)"
     command = [sys.executable, "-c", CALLER.replace("time.sleep(60)", end), url(server, "grpc"), str(COFFEE)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -249,7 +239,6 @@ def test_cancelled_request_keeps_its_region_from_the_next(server):
 
 
 def swept(server) -> bool:
-    """Release regions without an owner; return whether the server has none left."""
     with contextlib.closing(transport.Connection(url(server, "grpc"), "grpc")) as connection:
         transport.run(connection, shared_memory.sweep("grpc", lambda: 5.0))
     return not known(server)

@@ -27,30 +27,24 @@ CONFIG = ROOT / "deploy" / "alertmanager" / "alertmanager.yml"
 
 @dataclass(frozen=True, slots=True)
 class Alertmanager:
-    """A running Alertmanager: its API, and the bodies that its webhook got."""
-
     api: str
     bodies: list[bytes]
 
     @property
     def notified(self) -> list[set[str]]:
-        """The names of the alerts in each notification."""
         return [{*re.findall(r'"alertname":"(\w+)"', body.decode())} for body in self.bodies]
 
     def fire(self, *names: str) -> None:
-        """Send alerts with the labels that their rules have."""
         labels = {each["alert"]: each["labels"] | {"alertname": each["alert"]} for each in alerts()}
         httpx.post(f"{self.api}/alerts", json=[{"labels": labels[name]} for name in names]).raise_for_status()
 
     def states(self) -> dict[str, str]:
-        """Return the state of each alert: active or suppressed."""
         found: list[dict[str, Any]] = httpx.get(f"{self.api}/alerts").json()
         return {each["labels"]["alertname"]: each["status"]["state"] for each in found}
 
 
 @contextmanager
 def running(folder: Path, changes: dict[str, str]) -> Iterator[str]:
-    """Run Alertmanager with the committed configuration after some changes; gives the address of its API."""
     text = CONFIG.read_text()
     for pattern, replacement in changes.items():
         text = re.sub(pattern, replacement, text, flags=re.M)
@@ -98,7 +92,6 @@ def alertmanager(tmp_path):
 
 
 def test_dead_server_silences_its_followers(alertmanager):
-    """Its page and unrelated tickets are sent; the errors that it causes are not."""
     alertmanager.fire("ServerNotReady")
     wait_until(lambda: {"ServerNotReady"} in alertmanager.notified, "the page")
 
@@ -114,14 +107,12 @@ def test_dead_server_silences_its_followers(alertmanager):
 
 
 def test_errors_of_a_living_server_are_sent(alertmanager):
-    """Without a dead server, nothing holds the same alert back."""
     alertmanager.fire("GatewayErrors")
 
     wait_until(lambda: {"GatewayErrors"} in alertmanager.notified, "the page")
 
 
 def test_alerts_are_logged_without_a_webhook(tmp_path):
-    """The committed configuration alone logs each alert."""
     with running(tmp_path, {}) as api:
         Alertmanager(api, []).fire("ServerNotReady")
 

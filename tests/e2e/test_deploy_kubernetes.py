@@ -34,7 +34,6 @@ def root(tmp_path):
 
 
 def prepare(overlay: str, root: Path) -> None:
-    """Run the init container of an overlay."""
     init = container(overlay, "models")
     (lines,) = init["args"]
     # Not the `models:` of rclone.
@@ -46,7 +45,6 @@ def prepare(overlay: str, root: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return all files of a repository except the route."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ROUTE)
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -67,7 +65,6 @@ def test_a_pod_has_the_repository_and_the_mounted_route(overlay, root):
 
 @pytest.mark.slow
 def test_a_pod_follows_the_config_map(root):
-    """A server of the prepared repository uses the weights that the kubelet mounts."""
     prepare("overlays/cpu", root)
     route = json.loads(find("overlays/cpu", "ConfigMap")["data"][ROUTE])
     publish_config(root / "routes" / ROUTE, route)
@@ -85,5 +82,4 @@ def test_a_pod_follows_the_config_map(root):
 
 
 def answering(classifier: Classifier) -> set[str]:
-    """Return the variants that serve requests."""
     return {classifier.classify(COFFEE, top_k=1).variant for _ in range(ANSWERS)}

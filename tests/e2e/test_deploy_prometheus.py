@@ -96,19 +96,16 @@ class Prometheus:
     killing: threading.Event = field(default_factory=threading.Event)
 
     def get(self, path: str, **parameters: str) -> Any:
-        """Send a request to Prometheus' API."""
         answer = httpx.get(f"{self.address}/api/v1/{path}", params=parameters)
         assert answer.is_success, answer.text
         return answer.json()["data"]
 
     def values(self, expression: str) -> list[float]:
-        """Return the current value of each series of an expression, without NaN."""
         found = [float(series["value"][1]) for series in self.get("query", query=expression)["result"]]
         return list(filter(math.isfinite, found))
 
 
 def configuration(ports: dict[str, int]) -> dict[str, Any]:
-    """Return the committed configuration with other targets and intervals."""
     config = read("prometheus/prometheus.yml")
     config["global"] = dict.fromkeys(config["global"], f"{INTERVAL_S}s")
     del config["alerting"]
@@ -120,7 +117,6 @@ def configuration(ports: dict[str, int]) -> dict[str, Any]:
 
 @contextmanager
 def prometheus(folder: Path, ports: dict[str, int], key: str, server: Served) -> Iterator[Prometheus]:
-    """Run Prometheus with the committed rules and a key for the gateway."""
     shutil.copytree(PROMETHEUS, folder)
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration(ports)))
     for path in folder.glob("*.yml"):
@@ -210,7 +206,6 @@ def traffic(observer: Prometheus, address: str, key: str, limited: str) -> Itera
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """A supervised server, a gateway that needs keys, and Prometheus, under traffic."""
     base = tmp_path_factory.mktemp("prometheus")
 
     def key_of(name: str, *words: str) -> str:
@@ -236,8 +231,6 @@ def watched(tmp_path_factory):
 
 
 def test_every_target_is_read(watched):
-    """Prometheus scrapes server, gateway and supervisor without an error."""
-
     def targets() -> dict[str, tuple[str, str]]:
         active = watched.get("targets")["activeTargets"]
         return {
@@ -276,7 +269,6 @@ def test_only_alerts_with_a_reason_fire(watched):
 
 
 def test_reference_has_the_series_of_real_pages(watched):
-    """Each series of ours is in docs/metrics.md, with no label that is missing there."""
     labels = {name: {*family.labels, "le"} for family in families() for name in family.series()}
 
     found = watched.get("series", **{"match[]": '{__name__=~"nereid_.+",__name__!~".+_created"}'})
@@ -292,14 +284,11 @@ def test_reference_has_the_series_of_real_pages(watched):
 
 @pytest.mark.parametrize("query", runbook_queries(), ids=lambda query: query.where)
 def test_queries_of_the_runbook_are_accepted(watched, query):
-    """Prometheus evaluates each query of a command in the runbook."""
     watched.values(query.expression)
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.where)
 def test_every_query_has_data(watched, query):
-    """Every query has numbers, and numbers above 0 where there is traffic."""
-
     def has_data() -> bool:
         values = watched.values(query.expression)
         return bool(values) if MAY_BE_0.search(query.expression) else max(values, default=0) > 0
@@ -338,7 +327,6 @@ def test_fallbacks_have_data(watched, query):
     ],
 )
 def test_outcomes_are_told_apart(watched, family, outcome):
-    """Good and bad requests are counted by their outcome."""
     query = f'sum(rate({family}{{outcome="{outcome}"}}[1m])) > 0'
 
     wait_until(lambda: watched.values(query), outcome)

@@ -51,33 +51,26 @@ DRAIN_S = 3
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A running HAProxy, and where it listens."""
-
     ports: dict[str, int]
 
     def url(self, protocol: str) -> str:
-        """Return HOST:PORT of a protocol."""
         return f"127.0.0.1:{self.ports[protocol]}"
 
     def servers(self) -> dict[tuple[str, str], dict[str, str]]:
-        """Return the proxy's statistics of each server, by backend and name."""
         address = f"http://{self.url('stats')}/stats;csv"
         with urllib.request.urlopen(address, timeout=WATCHDOG_S) as answer:
             page = answer.read().decode().removeprefix("# ")
         return {(row["pxname"], row["svname"]): row for row in csv.DictReader(io.StringIO(page))}
 
     def is_up(self, name: str) -> bool:
-        """Return whether a server is in rotation for both protocols."""
         rows = self.servers()
         return all(rows[f"{protocol}_servers", name]["status"] == "UP" for protocol in PROTOCOLS)
 
     def sent(self, name: str) -> list[int]:
-        """Return how many requests a server was given, by protocol."""
         rows = self.servers()
         return [int(rows[f"{protocol}_servers", name]["stot"]) for protocol in PROTOCOLS]
 
     def wait_used(self, name: str) -> None:
-        """Wait until a server is in rotation, and is given requests over both protocols."""
         wait_until(lambda: self.is_up(name), f"{name} in rotation")
         before = self.sent(name)
         wait_until(lambda: all(now > then for now, then in zip(self.sent(name), before, strict=True)), "used")
@@ -101,7 +94,6 @@ class Pair:
         return self._running[name][0]
 
     def start(self, name: str) -> None:
-        """Start a server, and wait until it is ready."""
         words = [
             word for port, number in self.ports[name].items() for word in (f"--{port}-port", f"{number}")
         ]
@@ -113,7 +105,6 @@ class Pair:
             self._running[name] = served, stack.pop_all()
 
     def stop(self, name: str) -> int:
-        """Stop a server and wait for its end; returns its exit status."""
         served, stack = self._running.pop(name)
         with stack:
             served.process.send_signal(signal.SIGTERM)
@@ -127,7 +118,6 @@ class Pair:
         wait_until(lambda: not group_members(leader), "the server's end")
 
     def close(self) -> None:
-        """End what still runs."""
         for name in list(self._running):
             self.kill(name)
 
@@ -153,11 +143,9 @@ class Crowd:
             thread.join()
 
     def failures(self) -> list[str]:
-        """Return the outcomes that are not the right response."""
         return [wrong for each in self.outcomes if (wrong := what_is_wrong(each))]
 
     def repeats(self) -> int:
-        """Return how often a request was sent again."""
         return sum(each.timings.attempts - 1 for each in self.outcomes if isinstance(each, Prediction))
 
     def _send(self, protocol: ProtocolName) -> None:
@@ -177,7 +165,6 @@ def what_is_wrong(outcome: Outcome) -> str:
 
 @pytest.fixture(scope="module")
 def haproxy() -> str:
-    """The program."""
     found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
     if not found:
         pytest.skip("haproxy is not installed; fix: apt-get install haproxy")
@@ -186,7 +173,6 @@ def haproxy() -> str:
 
 @contextmanager
 def running(haproxy: str, servers: dict[str, dict[str, int]], folder: Path) -> Iterator[Proxy]:
-    """Run the proxy as it is deployed, in front of servers of these ports."""
     ports = dict(zip(("http", "grpc", "stats"), free_ports(3), strict=True))
     environment = {f"NEREID_PROXY_{name.upper()}": f"127.0.0.1:{port}" for name, port in ports.items()}
     for name, own in servers.items():
@@ -212,14 +198,12 @@ def running(haproxy: str, servers: dict[str, dict[str, int]], folder: Path) -> I
 
 
 def listens(port: int) -> bool:
-    """Return whether a process listens on the port."""
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
 def pair(haproxy, tmp_path_factory):
-    """Both servers, running."""
     with closing(Pair(tmp_path_factory.mktemp("pair"))) as servers:
         for name in SERVERS:
             servers.start(name)
@@ -228,13 +212,11 @@ def pair(haproxy, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def proxy(haproxy, pair, tmp_path_factory):
-    """The proxy in front of them."""
     with running(haproxy, pair.ports, tmp_path_factory.mktemp("proxy")) as proxy:
         yield proxy
 
 
 def test_config_is_valid(haproxy):
-    """The configuration has neither an error nor a warning with the defaults."""
     done = subprocess.run([haproxy, "-c", "-f", CONFIG], capture_output=True, text=True, timeout=WATCHDOG_S)
 
     said = done.stdout + done.stderr
@@ -242,14 +224,12 @@ def test_config_is_valid(haproxy):
 
 
 def test_size_limit_is_that_of_the_server():
-    """The proxy and the server have the same limit of a message."""
     assert {int(number) for number in re.findall(r"\b\d{8,}\b", CONFIG.read_text())} == {MOST_BYTES}
 
 
 @pytest.mark.nightly(minutes=1)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_oversize_image_is_the_callers_fault(pair, proxy, protocol):
-    """A classifier gets the refusal while it is still sending, and does not retry."""
     with (
         Classifier(proxy.url(protocol), protocol, api_key=pair.key) as classifier,
         pytest.raises(RequestRefused),
@@ -269,7 +249,6 @@ def test_large_images_pass(pair, proxy, protocol):
 
 @pytest.mark.nightly(minutes=1)
 def test_every_attack_is_rejected(pair, proxy):
-    """Attacks through the proxy get an error, and both servers remain the same processes."""
     before = [pair[name].record.pid for name in SERVERS]
     front = Front(proxy.ports["http"], proxy.ports["grpc"], pair.key)
 
@@ -293,7 +272,6 @@ def test_callers_need_a_key(proxy, protocol):
 @pytest.mark.nightly(minutes=1)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_failed_connection_is_tried_at_the_other_server(haproxy, pair, tmp_path, protocol):
-    """If a ready server accepts no connection, no request is lost and no client retries."""
     deaf = pair.ports["a"] | dict(zip(PROTOCOLS, free_ports(2), strict=True))
     with (
         running(haproxy, pair.ports | {"a": deaf}, tmp_path) as proxy,
@@ -308,7 +286,6 @@ def test_failed_connection_is_tried_at_the_other_server(haproxy, pair, tmp_path,
 
 @pytest.mark.nightly(minutes=1)
 def test_death_of_a_server_is_not_noticed(pair, proxy):
-    """`kill -9` under load: each lost request is sent again; then the server that replaces it is used."""
     with Crowd(proxy, pair.key) as crowd:
         os.kill(pair["a"].record.pid, signal.SIGKILL)
         wait_until(lambda: not proxy.is_up("a"), "out of rotation")
@@ -321,7 +298,6 @@ def test_death_of_a_server_is_not_noticed(pair, proxy):
 
 @pytest.mark.nightly(minutes=1)
 def test_death_of_a_supervisor_is_not_noticed(pair, proxy):
-    """`kill -9` of `nereid serve` takes its server along, under load; it is used when it is started again."""
     with Crowd(proxy, pair.key) as crowd:
         pair.kill("a")
         wait_until(lambda: not proxy.is_up("a"), "out of rotation")
@@ -333,7 +309,6 @@ def test_death_of_a_supervisor_is_not_noticed(pair, proxy):
 
 @pytest.mark.nightly(minutes=1)
 def test_rolling_restart_is_not_noticed(pair, proxy):
-    """Each in turn leaves the rotation, ends and comes back: nothing fails, nor has to be sent again."""
     attempts = []
 
     def check(prediction: Prediction) -> str:

@@ -49,7 +49,6 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), **options)
 
 @pytest.fixture(scope="module")
 def base(both_profiles, root, tmp_path_factory):
-    """The URL of a gateway that is ready."""
     (port,) = free_ports(1)
     log = tmp_path_factory.mktemp("gateway") / "log"
     address = f"http://127.0.0.1:{port}"
@@ -66,7 +65,6 @@ def base(both_profiles, root, tmp_path_factory):
 
 
 def wait_for(is_true, seconds, log=None) -> None:
-    """Poll until a condition holds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         with contextlib.suppress(httpx.TransportError):
@@ -77,12 +75,10 @@ def wait_for(is_true, seconds, log=None) -> None:
 
 
 def sample(page: str, pattern: str) -> float:
-    """Return the sum of the samples whose names and labels match."""
     return sum(float(value) for value in re.findall(rf"^{pattern}.* (\S+)$", page, re.MULTILINE))
 
 
 def test_photo_is_recognised_in_every_kind_of_body(base):
-    """A raw image, a form and a batch return the same result of the requested variant."""
     raw = httpx.post(f"{base}/predict?variant=v1", content=PHOTO, headers=JPEG)
     form = httpx.post(f"{base}/predict?variant=v1", files={"file": PHOTO})
     batch = httpx.post(
@@ -108,7 +104,6 @@ def test_photo_is_recognised_in_every_kind_of_body(base):
     ids=["no image", "cut off", "no such variant", "no such version"],
 )
 def test_error_of_the_server_is_passed_on(base, content, query, status, words):
-    """The message is that of the server, with the expected value."""
     answer = httpx.post(f"{base}/predict{query}", content=content, headers=JPEG)
 
     assert answer.status_code == status
@@ -124,7 +119,6 @@ def test_short_timeout_is_exceeded(base):
 
 
 async def leave(port: int, after_s: float) -> None:
-    """Send a whole request, and close the connection before the response."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(PHOTO)}\r\n\r\n"
     writer.write(head.encode() + PHOTO)
@@ -134,7 +128,6 @@ async def leave(port: int, after_s: float) -> None:
 
 
 def metric(base, server, name: str) -> float:
-    """Return the sum of a metric of the gateway or of the server."""
     if name.startswith("nereid_gateway_"):
         return sample(httpx.get(f"{base}/metrics").text, name)
     address = f"http://{url(server, 'metrics')}/metrics"
@@ -157,7 +150,6 @@ def disconnect(base, server, count: int) -> None:
 
 
 def test_disconnects_leave_nothing_behind(base, both_profiles):
-    """After disconnects nothing is in flight, and the next request is served."""
     disconnect(base, both_profiles["cpu"], 500)
 
     assert httpx.get(f"{base}/v1/live").json()["in_flight"] == 0
@@ -219,10 +211,7 @@ def test_body_of_100_mb_is_refused(base, head):
 
 @pytest.mark.slow
 def test_overload_is_refused_and_the_rest_is_answered(base):
-    """More callers than slots and queue: 429 with `Retry-After`, no faults, and other responses arrive."""
-
     async def send_all() -> list[tuple[int, bool]]:
-        """Return the status of each response, and whether it has the header."""
         # A client of httpx costs so much that on busy cores the gateway keeps up with hundreds of them.
         connections, callers = HttpConnections(base.removeprefix("http://")), asyncio.Semaphore(CALLERS)
         head = connections.head("POST", "/predict", [(b"content-type", b"image/jpeg")], len(PHOTO))
@@ -241,7 +230,6 @@ def test_overload_is_refused_and_the_rest_is_answered(base):
 
 @pytest.mark.slow
 def test_schemathesis_finds_no_fault(base, root, tmp_path):
-    """Requests generated from the OpenAPI document get only described responses, and no 5xx."""
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,"
     checks += "response_schema_conformance"
     count = max(10, REQUESTS // 100)

@@ -52,7 +52,6 @@ def make_target(folder: Path) -> Path:
 
 @pytest.fixture
 def target(tmp_path):
-    """An empty machine; its folder is also the home of its user."""
     return make_target(tmp_path)
 
 
@@ -69,21 +68,18 @@ def install(target: Path, *words: str | Path, **variables: str) -> subprocess.Co
 
 
 def version(environment: Path) -> str:
-    """Return what `nereid --version` prints there."""
     command = [environment / "bin" / "nereid", "--version"]
     return subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S).stdout.strip()
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """A stand-in for Nereid, the package that it requires, and pip."""
     folder = tmp_path_factory.mktemp("wheels")
     return [write_own_wheel(folder), write_leaf(folder, "2.0"), write_pip_wheel(folder)]
 
 
 @pytest.fixture(scope="module")
 def original(wheels, tmp_path_factory):
-    """A bundle of tiny wheels in several parts."""
     bundle = write_bundle(tmp_path_factory.mktemp("original") / "bundle", wheels)
     assert len(bundle.parts) > 1
     return bundle
@@ -91,12 +87,10 @@ def original(wheels, tmp_path_factory):
 
 @pytest.fixture
 def bundle(original, tmp_path):
-    """A copy of the bundle that a test may damage."""
     return Bundle(shutil.copytree(original.folder, tmp_path / "a stick" / "bundle"))
 
 
 def expect_error(done: subprocess.CompletedProcess, target: Path, *passages: str, code: int = 1) -> None:
-    """Check that the script failed with these passages, and left nothing."""
     errors = done.stderr.splitlines()
     assert (done.returncode, done.stdout.count("installed")) == (code, 0), done.stderr
     assert [passage for passage in passages if passage not in done.stderr] == [], done.stderr
@@ -106,13 +100,11 @@ def expect_error(done: subprocess.CompletedProcess, target: Path, *passages: str
 
 @pytest.fixture(scope="module")
 def installed(original, tmp_path_factory):
-    """A machine with the bundle, and how the script ended there."""
     target = make_target(tmp_path_factory.mktemp("installed"))
     return target, install(target, *reversed(original.parts))
 
 
 def test_bundle_is_installed_without_an_index(installed):
-    """Parts in any order become an environment with the command; nothing else stays."""
     target, done = installed
 
     assert done.returncode == 0, done.stderr
@@ -124,7 +116,6 @@ def test_bundle_is_installed_without_an_index(installed):
 
 
 def test_second_installation_is_refused_and_keeps_the_first(original, installed):
-    """An environment that works is never replaced."""
     target, _ = installed
 
     done = install(target, *original.parts)
@@ -134,7 +125,6 @@ def test_second_installation_is_refused_and_keeps_the_first(original, installed)
 
 
 def test_folder_and_interpreter_can_be_chosen(bundle, target):
-    """Options may follow the parts, and the folder may have a space in its name."""
     (target / "programs" / f"python{THIS}").unlink()
 
     done = install(target, *bundle.parts, "--into", "my tools/nereid", f"--python={sys.executable}")
@@ -176,7 +166,6 @@ def system(target):
 def test_packages_of_the_machine_are_used_if_they_fit(
     wheels, target, system, options, requirement, leaf, tmp_path
 ):
-    """The script lists what is there already; only with the option, and in a fitting version, it is used."""
     (folder := tmp_path / "own").mkdir()
     bundle = write_bundle(tmp_path / "bundle", [write_own_wheel(folder, requirement), *wheels[1:]])
 
@@ -189,7 +178,6 @@ def test_packages_of_the_machine_are_used_if_they_fit(
 
 
 def test_missing_parts_are_named(bundle, target):
-    """A part that is not among the arguments, or that does not exist, is missing."""
     first, *middle, last = bundle.parts
     last.unlink()
 
@@ -202,7 +190,6 @@ def test_missing_parts_are_named(bundle, target):
 
 
 def test_damaged_parts_are_named(bundle, target):
-    """One flipped bit is found before anything is unpacked; both sums are in the message."""
     content = bytearray(bundle.parts[1].read_bytes())
     content[1000] ^= 1
     bundle.parts[1].write_bytes(content)
@@ -216,14 +203,12 @@ def test_damaged_parts_are_named(bundle, target):
 
 
 def test_truncated_part_is_damaged(bundle, target):
-    """A copy that ended early has another sum."""
     os.truncate(bundle.parts[-1], 100)
 
     expect_error(install(target, *bundle.parts), target, "damaged parts:", bundle.parts[-1].name)
 
 
 def test_foreign_part_is_named(bundle, target):
-    """A part of another bundle has no line in the sums."""
     (other := bundle.folder / "nereid-offline-9.9.tar.001").touch()
 
     expect_error(
@@ -237,7 +222,6 @@ def test_foreign_part_is_named(bundle, target):
     ids=["missing", "empty", "other file"],
 )
 def test_sums_are_required(bundle, target, sums, passage):
-    """Without sums nothing is installed."""
     path = bundle.folder / "SHA256SUMS"
     path.unlink() if sums is None else path.write_text(sums)
 
@@ -260,7 +244,6 @@ def test_sums_are_required(bundle, target, sums, passage):
     ids=["Python", "glibc", "machine"],
 )
 def test_wrong_target_is_an_error(wheels, target, tmp_path, tags, passages):
-    """A bundle for another Python or platform names the expected one, the found one and a fix."""
     (target / "programs" / "python3").symlink_to(sys.executable)
     bundle = write_bundle(tmp_path / "bundle", wheels, tags)
 
@@ -268,7 +251,6 @@ def test_wrong_target_is_an_error(wheels, target, tmp_path, tags, passages):
 
 
 def test_missing_python_is_an_error(bundle, target):
-    """Neither of the usual names, or a program that does not run, names the expected version."""
     (target / "programs" / f"python{THIS}").unlink()
 
     expect_error(install(target, *bundle.parts), target, f"missing Python: expected python{THIS} or python3")
@@ -277,7 +259,6 @@ def test_missing_python_is_an_error(bundle, target):
 
 
 def test_missing_venv_is_an_error(bundle, target):
-    """A Python without the module names the package that has it."""
     python = target / "python"
     lacking = "import sys; sys.modules['venv'] = None\n"
     python.write_text(
@@ -311,12 +292,10 @@ def test_packages_of_a_virtual_environment_are_refused(bundle, target):
     ids=["no parts", "no value", "unknown"],
 )
 def test_wrong_usage_is_an_error(target, words, passage):
-    """The usage follows the reason."""
     expect_error(install(target, *words), target, passage, "usage: sh install-offline.sh", code=2)
 
 
 def test_failure_leaves_nothing(wheels, target, tmp_path):
-    """If pip fails, its message is shown and the folder is removed; an unrelated folder would stay."""
     own, _, pip = wheels
     bundle = write_bundle(tmp_path / "bundle", [own, pip])
 
@@ -324,7 +303,6 @@ def test_failure_leaves_nothing(wheels, target, tmp_path):
 
 
 def test_full_folder_is_left_alone(bundle, target):
-    """The script does not install into a folder with files of others."""
     (target / "data").mkdir()
     (target / "data" / "precious").touch()
 
@@ -335,7 +313,6 @@ def test_full_folder_is_left_alone(bundle, target):
 
 
 def test_repeat_repairs_a_killed_installation(bundle, target):
-    """A call after a kill removes what was left, and installs everything."""
     (target / "nereid" / ".incomplete").mkdir(parents=True)
     (target / "nereid" / "bin").mkdir()
     (target / "nereid" / "bin" / "nereid").write_text("half")
@@ -349,7 +326,6 @@ def test_repeat_repairs_a_killed_installation(bundle, target):
 
 
 def test_interrupted_installation_leaves_nothing(bundle, target):
-    """Ctrl-C in the middle removes the folder."""
     command = ["sh", str(INSTALLER), *map(str, bundle.parts)]
     environment = {"PATH": str(target / "programs"), "HOME": str(target)}
     process = subprocess.Popen(
@@ -369,7 +345,6 @@ def test_interrupted_installation_leaves_nothing(bundle, target):
 
 
 def test_built_bundle_installs_the_project(target, tmp_path):
-    """`make offline` builds several parts, from which an empty machine gets `nereid`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = [sys.executable, "-m", "tools.offline_bundle", "--extras", "traces", "--part", "20M"]
     built = subprocess.run(

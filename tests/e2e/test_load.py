@@ -29,13 +29,11 @@ CALLERS = 6
 
 @pytest.fixture(scope="session")
 def target(both_profiles) -> load.Target:
-    """The server in its profile `cpu`."""
     ports = both_profiles["cpu"].options.ports
     return load.Target(f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}")
 
 
 def rows(path: Path) -> dict[str, dict]:
-    """Return the rows of a report by protocol."""
     return {row["protocol"]: row for row in load.read(path)["rows"]}
 
 
@@ -53,14 +51,12 @@ def test_closed_loop_asks_over_both_protocols_at_once(target, tmp_path):
 
 
 def two_processes() -> list[str]:
-    """Return the options for two workers and a master that nobody else finds."""
     (port,) = free_ports(1)
     alone = ["--processes", "2", "--master-bind-host", "127.0.0.1"]
     return [*alone, "--master-bind-port", str(port), "--master-port", str(port)]
 
 
 def asking(report: Path, server: load.Target) -> list[psutil.Process]:
-    """Return the processes of a run that are connected to the server."""
     ports = {int(address.rpartition(":")[2]) for address in (server.http, server.grpc)}
     found = []
     for each in psutil.Process().children(recursive=True):
@@ -125,7 +121,6 @@ def test_open_loop_over_two_processes_is_one_report(target, tmp_path, monkeypatc
 
 
 def test_a_fast_wrong_answer_is_a_failure(target, tmp_path):
-    """Callers that know the photo to show something else fail every request, and so does the run."""
     report = tmp_path / "report.json"
 
     code = load.run_locust(target, 1.0, report, ["--users", "4", "--expect", "281"])
@@ -163,7 +158,6 @@ def test_own_photos_have_the_class_of_their_folder(target, tmp_path):
     ids=["unknown class", "no photos", "no folder"],
 )
 def test_wrong_photos_are_told_before_anything_is_asked(target, tmp_path, capfd, folder, expected):
-    """The run ends immediately, and fails with the reason."""
     photos, report = tmp_path / "photos", tmp_path / "report.json"
     if folder is not None:
         (photos / folder).mkdir(parents=True)
@@ -178,7 +172,6 @@ def test_wrong_photos_are_told_before_anything_is_asked(target, tmp_path, capfd,
 
 
 def test_a_bad_thresholds_file_is_told_before_anything_is_asked(target, tmp_path, capfd):
-    """Exit code 2, and the message names the key."""
     report, mine = tmp_path / "report.json", tmp_path / "mine.toml"
     mine.write_text("[closed]\np95_ms = 3\n")
 
@@ -191,7 +184,6 @@ def test_a_bad_thresholds_file_is_told_before_anything_is_asked(target, tmp_path
 
 @contextlib.contextmanager
 def web_ui(target: load.Target, log: Path):
-    """Run Locust with its web page, as a person would; gives the page's URL."""
     (port,) = free_ports(1)
     words = [
         "-f",
@@ -216,14 +208,12 @@ def web_ui(target: load.Target, log: Path):
 
 
 def get(url: str, form: dict[str, str] | None = None) -> bytes:
-    """Return a page; a form is posted."""
     body = None if form is None else urllib.parse.urlencode(form).encode()
     with urllib.request.urlopen(url, body, timeout=TIMEOUT_S) as page:
         return page.read()
 
 
 def test_web_page_starts_users_and_shows_their_requests(target, tmp_path):
-    """A posted form starts users, both protocols appear, nothing fails, and the report is printed."""
     log = tmp_path / "log"
 
     def is_there() -> bool:
@@ -250,7 +240,6 @@ def test_web_page_starts_users_and_shows_their_requests(target, tmp_path):
 
 
 def run_load(*words: str) -> subprocess.CompletedProcess:
-    """Run what `make load` runs."""
     command = [sys.executable, "-m", "loadtest.load", "--seconds", "3", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 

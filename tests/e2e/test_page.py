@@ -66,14 +66,11 @@ TRAFFIC = """async (secret) => {
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A running gateway: its origin, its route file, and the secrets of its keys by name."""
-
     origin: str
     route_file: Path
     secrets: dict[str, str]
 
     def weights(self) -> dict[str, float]:
-        """Return the weights in the route file."""
         variants = json.loads(self.route_file.read_text())["variants"]
         return {variant["name"]: variant["weight"] for variant in variants}
 
@@ -82,20 +79,16 @@ class Listed(RepositoryModels):
     """The models of a repository that come first, and no others."""
 
     def names(self) -> list[str]:
-        """Return these models."""
         return [*self._first]
 
 
 @dataclass(slots=True)
 class Seen:
-    """The activity of a page: requested URLs, console messages, and violations of its policy."""
-
     page: "sync_api.Page"
     requests: list[str] = field(default_factory=list)
     console: list[str] = field(default_factory=list)
 
     def violations(self) -> list[str]:
-        """Return the violations of the Content-Security-Policy."""
         return self.page.evaluate("violations")
 
 
@@ -136,7 +129,6 @@ def gateways(tmp_path_factory):
 
 
 def store_keys(path: Path) -> dict[str, str]:
-    """Store three keys, with scope `infer`, with scope `route`, and with a low rate; return their secrets."""
     wanted = {"infer": ({"infer"}, None), "route": ({"infer", "route"}, None), "slow": ({"infer"}, 0.1)}
     made = {
         name: keys.make(name, frozenset(scopes), datetime.now(UTC), rate_per_s)
@@ -149,7 +141,6 @@ def store_keys(path: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def browser():
-    """A headless browser."""
     with running_browser() as running:
         yield running
 
@@ -180,7 +171,6 @@ def visit(browser, gateways) -> Iterator[Callable]:
 
 
 def sign_in(page, secret: str) -> None:
-    """Enter a key as a user."""
     page.get_by_text("Key", exact=True).click()
     page.get_by_label("API key").fill(secret)
     page.get_by_role("button", name="Sign in").click()
@@ -189,41 +179,34 @@ def sign_in(page, secret: str) -> None:
 
 
 def classify_coffee(page) -> None:
-    """Upload the photo of a coffee, and wait for its class."""
     upload(page, COFFEE)
     expect_verdict(page, "espresso")
 
 
 def read_label(page, image: bytes = LABEL) -> None:
-    """Choose the tab, upload the label, and wait for its lines."""
     page.get_by_role("tab", name="Read text").click()
     upload(page, {**FILE, "buffer": image})
     sync_api.expect(page.locator("#verdict")).to_have_text("3 lines")
 
 
 def compare(page) -> None:
-    """Classify with every variant, and wait for the comparison."""
     page.get_by_role("button", name="Classify with every variant").click()
     sync_api.expect(page.locator("#agreement")).not_to_be_empty()
 
 
 def weight(page, variant: str):
-    """Return the input of a variant's weight."""
     return page.get_by_role("spinbutton", name=variant)
 
 
 def expect_verdict(page, text: str) -> None:
-    """Wait until the best class is `text`."""
     sync_api.expect(page.locator("#verdict strong")).to_have_text(text)
 
 
 def expect_busy(page, is_busy: str) -> None:
-    """Wait until a request is pending, or until none is."""
     sync_api.expect(page.locator("#result")).to_have_attribute("aria-busy", is_busy)
 
 
 def expect_message(page, text: str) -> None:
-    """Wait for a message about the weights."""
     sync_api.expect(page.locator("#weights-message")).to_contain_text(text)
 
 
@@ -245,14 +228,12 @@ def tabbed(page, until: Callable[[str], bool] = lambda name: False, max_steps: i
 
 
 def test_page_is_small(root):
-    """The files of the page have fewer bytes than the limit."""
     files = [path for path in (root / "nereid/gateway/page").iterdir() if path.is_file()]
 
     assert sum(path.stat().st_size for path in files) < MAX_PAGE_BYTES
 
 
 def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
-    """The page shows the photo with five classes, variant, reason, timings and the network's input."""
     page = visit("open").page
     sync_api.expect(page.locator("#served")).to_have_text("classify")
 
@@ -286,7 +267,6 @@ def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
 
 
 def test_gateway_without_a_repository_shows_less(visit):
-    """Without a route there is no comparison, with a reason, and no picture of the network's input."""
     page = visit("plain").page
     classify_coffee(page)
 
@@ -296,7 +276,6 @@ def test_gateway_without_a_repository_shows_less(visit):
 
 
 def test_sample_is_picked_with_the_keyboard_alone(visit):
-    """Tab reaches a sample, and Enter classifies it."""
     page = visit("open").page
     sync_api.expect(page.locator(".sample")).to_have_count(2)
 
@@ -308,7 +287,6 @@ def test_sample_is_picked_with_the_keyboard_alone(visit):
 
 @pytest.mark.parametrize("key", ["Enter", "Space"])
 def test_drop_zone_opens_the_file_dialog_with_a_key(visit, key):
-    """Enter and Space on the drop zone open the dialog."""
     page = visit("open").page
     tabbed(page, lambda name: name == "drop")
 
@@ -320,7 +298,6 @@ def test_drop_zone_opens_the_file_dialog_with_a_key(visit, key):
 
 
 def test_image_is_pasted(visit):
-    """Ctrl+V classifies an image from the clipboard; text is pasted as usual."""
     page = visit("open", permissions=["clipboard-read", "clipboard-write"]).page
     page.evaluate(
         """async () => {
@@ -344,7 +321,6 @@ def test_image_is_pasted(visit):
 
 
 def test_file_is_dropped_anywhere(visit):
-    """A file dropped outside the drop zone is classified, and does not replace the page."""
     page = visit("open").page
     devtools = page.context.new_cdp_session(page)
     data = {"items": [], "files": [str(COFFEE)], "dragOperationsMask": 1}
@@ -362,7 +338,6 @@ def test_file_is_dropped_anywhere(visit):
 
 
 def test_text_file_is_refused_with_the_expected_format(visit, tmp_path):
-    """The page shows the gateway's error: code, message and request id. A file name with HTML is text."""
     page = visit("open").page
     name = "<img src=x onerror=document.title='taken'>.jpg"
     upload(page, {"name": name, "mimeType": "image/jpeg", "buffer": COFFEE.read_bytes()})
@@ -381,7 +356,6 @@ def test_text_file_is_refused_with_the_expected_format(visit, tmp_path):
 
 
 def test_new_image_cancels_the_previous_request(visit):
-    """The result on the page belongs to the image on the page."""
     page = visit("open").page
     held, failed = [], []
     page.route("**/predict*", lambda route: route.continue_() if held else held.append(route))
@@ -396,10 +370,6 @@ def test_new_image_cancels_the_previous_request(visit):
 
 
 def test_comparison_uses_every_variant(visit, gateways):
-    """Each variant classifies three times in its own column; the live panel has their rates and breakers.
-
-    All requests go to the gateway, the policy blocks nothing, and the console stays empty.
-    """
     seen, origin = visit("keyed", key="route"), gateways["keyed"].origin
     page = seen.page
     upload(page, COFFEE)
@@ -435,7 +405,6 @@ def test_comparison_uses_every_variant(visit, gateways):
 
 
 def test_page_polls_only_if_it_is_seen_and_connected(visit):
-    """A hidden page sends no requests, a visible one resumes; a lost connection is shown, and restored."""
     seen = visit("open")
     page, connection = seen.page, seen.page.locator("#connection")
     hide = "value => { Object.defineProperty(document, 'hidden', {value, configurable: true}); "
@@ -460,10 +429,6 @@ def test_page_polls_only_if_it_is_seen_and_connected(visit):
 
 
 def test_key_stays_in_its_tab(visit, gateways):
-    """Without a key the page does not poll; a key is only in the tab's storage, and goes at signing out.
-
-    The request that was rejected for its key is repeated, and an unknown key is not stored.
-    """
     seen, secret = visit("keyed"), gateways["keyed"].secrets["route"]
     page = seen.page
     sync_api.expect(page.locator("#connection")).to_have_text("key needed")
@@ -492,7 +457,6 @@ def test_key_stays_in_its_tab(visit, gateways):
 
 
 def test_weights_are_changed_on_the_server(visit, gateways):
-    """Applied weights are in the route file, are served, and are shown; invalid ones are not sent."""
     page = visit("keyed", key="route").page
     for invalid, message in (
         (("0", "0"), "At least one weight must be above 0."),
@@ -516,7 +480,6 @@ def test_weights_are_changed_on_the_server(visit, gateways):
 
 
 def test_rollout_is_started_paused_and_aborted(visit, gateways):
-    """The panel has the state in words, and the orders that it allows; a second page sees them, too."""
     page = visit("keyed", key="route").page
     weight(page, "v1").fill("100")
     weight(page, "v2").fill("0")
@@ -550,7 +513,6 @@ def test_rollout_is_started_paused_and_aborted(visit, gateways):
 
 @pytest.mark.parametrize("name", ["open", "keyed"])
 def test_weights_are_closed_without_the_scope(visit, name):
-    """Without the scope `route` the weights are disabled, and the page names the command for a key."""
     page = visit(name, key="infer" if name == "keyed" else "").page
 
     sync_api.expect(page.locator("#weights-why")).to_contain_text("nereid key add NAME --scope route")
@@ -559,7 +521,6 @@ def test_weights_are_closed_without_the_scope(visit, name):
 
 
 def test_change_by_another_user_is_shown(visit, gateways):
-    """Edits of an old generation cause a warning, are rejected, and give way to the present weights."""
     page = visit("keyed", key="route").page
     weight(page, "v1").fill("12")
     other = visit("keyed", key="route").page
@@ -578,7 +539,6 @@ def test_change_by_another_user_is_shown(visit, gateways):
 
 
 def test_rate_limit_is_shown_with_the_retry_time(visit):
-    """A rejection because of the rate shows the seconds of `Retry-After`."""
     page = visit("keyed", key="slow").page
     upload(page, COFFEE)
     error = page.locator("#error")
@@ -594,7 +554,6 @@ def test_rate_limit_is_shown_with_the_retry_time(visit):
 
 
 def test_command_line_sends_the_same_request(visit, gateways, tmp_path):
-    """The curl command returns the same result, and does not contain the key."""
     page = visit("keyed", key="infer").page
     photo = shutil.copy(COFFEE, tmp_path / "it's a cup.jpg")
     page.locator("#variant").select_option("v2")
@@ -618,7 +577,6 @@ def test_command_line_sends_the_same_request(visit, gateways, tmp_path):
 
 
 def test_tab_reaches_every_control_in_visual_order(visit):
-    """The keyboard reaches every control from top to bottom."""
     page = visit("keyed", key="route").page
     classify_coffee(page)
     weight(page, "v1").fill("5")
@@ -655,10 +613,6 @@ def test_tab_reaches_every_control_in_visual_order(visit):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_is_readable_and_fits_a_phone(visit, scheme):
-    """Every text has a contrast of at least 4.5:1, and nothing needs sideways scrolling at 360 px.
-
-    The page is empty, or has results and a comparison, an error, and lines of text.
-    """
     page = visit("keyed", viewport=PHONE, key="route", color_scheme=scheme).page
     width = "document.documentElement.scrollWidth"
     widths = [page.evaluate(width)]
@@ -734,7 +688,6 @@ def test_pictures_are_small(visit, gateways, tmp_path):
 
 
 def test_another_model_is_chosen(visit):
-    """The image is classified again by that model, and the panels show it."""
     page = visit("several").page
     field = page.locator("#model")
     sync_api.expect(field.locator("option")).to_have_text(["classify", "classify_v2"])
@@ -759,7 +712,6 @@ def turned() -> bytes:
 
 @pytest.mark.parametrize("image", [LABEL, turned()], ids=["upright", "turned"])
 def test_lines_are_shown_with_their_boxes(visit, image):
-    """The list has the text in reading order; the first box lies over the first words of the picture."""
     seen = visit("tasks")
     page = seen.page
 
@@ -783,7 +735,6 @@ def test_lines_are_shown_with_their_boxes(visit, image):
 
 
 def test_entry_and_box_highlight_each_other(visit):
-    """The pointer on one lights both; so does the keyboard, with one stop for each group."""
     page = visit("tasks").page
     read_label(page)
     items, boxes = page.locator(".found li"), page.locator(".boxes polygon")
@@ -807,7 +758,6 @@ def test_entry_and_box_highlight_each_other(visit):
 
 
 def test_fields_highlight_their_boxes(visit):
-    """The tab for waybills lists fields with their checksum; a missing field lights no box."""
     page = visit("tasks").page
     page.get_by_role("tab", name="Read a waybill").click()
 
@@ -829,7 +779,6 @@ def test_fields_highlight_their_boxes(visit):
 
 
 def test_another_tab_repeats_the_image(visit):
-    """The same image is classified and read; each tab has its own options."""
     page = visit("tasks").page
     upload(page, COFFEE)
     sync_api.expect(page.locator("#verdict strong")).to_have_text("espresso")
@@ -849,7 +798,6 @@ def test_another_tab_repeats_the_image(visit):
 
 
 def test_objects_are_shown_with_their_boxes(visit):
-    """The list has the labels, best first; boxes have the place of the known ones."""
     page = visit("tasks").page
     page.get_by_role("tab", name="Find objects").click()
 
@@ -869,7 +817,6 @@ def test_objects_are_shown_with_their_boxes(visit):
 
 
 def test_tabs_are_those_of_the_models(visit):
-    """A server of text models has a tab for text and one for waybills; the sample suits both."""
     page = visit("text").page
     sync_api.expect(page.locator("#classify-title")).to_have_text("Read text")
 

@@ -53,21 +53,17 @@ class Traced:
                 return refused.code, refused.read(), trace, span
 
     def lines(self):
-        """Return the lines of the access log."""
         return [json.loads(line) for line in self.served.log.splitlines() if line.startswith("{")]
 
     def count(self, name):
-        """Return the sum of a counter on Triton's metrics page."""
         return sum(each.value for each in metrics_page.parse(self.served.triton_page()) if each.name == name)
 
     def tree(self, trace, span, *names):
-        """Wait for the spans of a trace, check that they are one tree, and return them by name."""
         spans = self.receiver.wait_for(trace, *names)
         root_of(spans, span)
         return {each.name: each for each in spans}
 
     def names(self, gateway="", attempts=(ATTEMPT,)):
-        """Return the names of all spans of a request that succeeded."""
         stages = STAGES[self.profile]
         own = [gateway, "receive", "admission", "inference"] if gateway else []
         return [*own, ROUTE, *attempts, *stages, *(name for names in stages.values() for name in names)]
@@ -112,7 +108,6 @@ INFER = {
 
 
 def binary(image: bytes) -> tuple[bytes, dict[str, str]]:
-    """Return the body of an inference of one image, and its headers."""
     head = json.dumps(INFER).encode()
     body = head + len(image).to_bytes(4, "little") + image
     return body, {"Inference-Header-Content-Length": str(len(head))}
@@ -121,7 +116,6 @@ def binary(image: bytes) -> tuple[bytes, dict[str, str]]:
 @pytest.mark.nightly(minutes=2)
 @pytest.mark.parametrize("port", ["gateway", "http"])
 def test_v2_request_is_one_tree(traced, port):
-    """A request of the v2 protocol, through the gateway or directly, is one tree below its caller."""
     status, _, *ids = traced.post("/v2/models/classify/infer", *binary(COFFEE.read_bytes()), port)
 
     assert status == 200
@@ -146,7 +140,6 @@ def test_v2_request_is_one_tree(traced, port):
 
 @pytest.mark.parametrize("port", ["gateway", "http"])
 def test_grpc_request_is_one_tree(traced, port):
-    """A gRPC request is one tree below its caller, through the gateway or directly."""
     where = traced.ports["grpc"] if port == "gateway" else traced.served.ports["grpc"]
     trace, span = f"{random.getrandbits(128):032x}", "b" * 16
     with Classifier(f"127.0.0.1:{where}", "grpc", "classify") as classifier:
@@ -156,7 +149,6 @@ def test_grpc_request_is_one_tree(traced, port):
 
 
 def test_rest_request_is_one_tree(traced):
-    """A request of the REST API is one tree; its header names the span of the gateway."""
     status, _, *ids = traced.post("/predict", COFFEE.read_bytes(), {"content-type": "image/jpeg"})
 
     assert status == 200
@@ -166,7 +158,6 @@ def test_rest_request_is_one_tree(traced):
 
 @pytest.mark.nightly(minutes=2)
 def test_batch_of_four_is_one_tree(traced):
-    """Four images of one request are four inferences below one span."""
     images = [{"image": base64.b64encode(each.read_bytes()).decode()} for each in (COFFEE, CHELSEA) * 2]
     body = json.dumps({"images": images}).encode()
     status, text, trace, span = traced.post("/v1/classify", body, {"content-type": "application/json"})
@@ -187,7 +178,6 @@ def test_batch_of_four_is_one_tree(traced):
 
 @pytest.mark.nightly(minutes=2)
 def test_shadow_is_a_linked_trace(traced):
-    """A shadow has a tree of its own, which is linked to the span of the route."""
     _, _, trace, span = traced.post("/predict", COFFEE.read_bytes(), {"content-type": "image/jpeg"})
     route = traced.tree(trace, span, ROUTE)[ROUTE]
 
@@ -201,7 +191,6 @@ def test_shadow_is_a_linked_trace(traced):
 
 @pytest.mark.nightly(minutes=2)
 def test_bad_image_is_an_error_in_one_tree(traced):
-    """The trace of a bad image has the error at the model, the attempt, the route and the gateway."""
     status, _, *ids = traced.post("/predict", b"not an image", {"content-type": "image/jpeg"})
 
     assert status == 400
@@ -213,7 +202,6 @@ def test_bad_image_is_an_error_in_one_tree(traced):
 
 @pytest.mark.nightly(minutes=2)
 def test_retry_is_a_second_attempt(traced):
-    """A variant whose model is unloaded: the tree has both attempts."""
     control = Control(traced.served.record)
     control.unload("classify_v2")
     try:
@@ -249,7 +237,6 @@ def test_unsampled_requests_are_kept_only_for_a_reason(traced):
 
 
 def test_line_of_a_request_has_its_stages_and_no_secret(traced):
-    """The access log has one line for a request: valid JSON, with its stages, image and trace."""
     secret, name = "a-secret-key-of-somebody", 'x"\\n{"forged":1}'
     headers = {"content-type": "image/jpeg", "x-request-id": name, "cookie": secret}
     _, _, trace, _ = traced.post("/predict", COFFEE.read_bytes(), headers)
@@ -270,7 +257,6 @@ def test_line_of_a_request_has_its_stages_and_no_secret(traced):
 
 
 def test_readiness_of_the_gateway_is_not_traffic(traced):
-    """A health check of the gateway is a probe at the route, too."""
     probes, requests = (f"nereid_route_{name}_total" for name in ("probes", "requests"))
     time.sleep(2 * FLUSH_S)  # the counts of earlier requests
     before = traced.count(requests), traced.count(probes)
@@ -287,7 +273,6 @@ def test_readiness_of_the_gateway_is_not_traffic(traced):
 
 @pytest.mark.nightly(minutes=2)
 def test_probes_are_neither_traffic_nor_traces(traced):
-    """The supervisor's probes have their own counter; they are not among the requests, and have no line."""
     probes, requests = (f"nereid_route_{name}_total" for name in ("probes", "requests"))
     time.sleep(2 * HOLD_S)  # the lines of earlier requests
     lines = len(traced.lines())
@@ -302,7 +287,6 @@ def test_probes_are_neither_traffic_nor_traces(traced):
 
 @pytest.mark.nightly(minutes=2)
 def test_lost_span_is_noticed(traced):
-    """The check of a tree fails if a span in the middle is missing."""
     _, _, trace, span = traced.post("/predict", COFFEE.read_bytes(), {"content-type": "image/jpeg"})
     spans = traced.receiver.wait_for(trace, *traced.names("gateway /predict"))
     root_of(spans, span)
@@ -345,7 +329,6 @@ def test_damaged_headers_fail_only_their_own_request(traced):
 
 
 def test_requests_that_end_early_have_lines(traced):
-    """A request without a route, and one that the gateway rejects, each have one line."""
     direct = f"/v2/models/{next(iter(STAGES[traced.profile]))}/infer"
     binary_only = {"Inference-Header-Content-Length": "0"}
     traces = [
@@ -360,7 +343,6 @@ def test_requests_that_end_early_have_lines(traced):
 
 @pytest.mark.nightly(minutes=2)
 def test_spans_of_triton_join_the_trace(tmp_path):
-    """Triton's own spans are in the trace that the gateway continues, below its inference."""
     with ExitStack() as stack:
         receiver = stack.enter_context(receiving())
         own = ["mode=opentelemetry", f"opentelemetry,url={receiver.endpoint}/v1/traces", "rate=1"]
@@ -381,7 +363,6 @@ def test_spans_of_triton_join_the_trace(tmp_path):
 
 
 def why(traced, *words):
-    """Return the standard output of `nereid why` for the served repository."""
     folder = Path(traced.served.record.records).parents[2]
     command = [NEREID, "why", "--repository", str(traced.served.repository), *words]
     environment = os.environ | {"XDG_RUNTIME_DIR": str(folder.parent)}
@@ -392,7 +373,6 @@ def why(traced, *words):
 
 @pytest.mark.nightly(minutes=2)
 def test_why_explains_recorded_requests(traced):
-    """`nereid why` counts the requests of its window, and shows the stages of one of them by its id."""
     _, _, trace, _ = traced.post(
         "/predict", COFFEE.read_bytes(), {"content-type": "image/jpeg", "x-request-id": "look-at-me"}
     )

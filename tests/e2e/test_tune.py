@@ -42,26 +42,22 @@ CHANGED = (("instances", 1), (DELAY, 500))
 
 @pytest.fixture
 def models(tmp_path):
-    """A repository like ours."""
     return copy_repository(REPOSITORY, tmp_path / "models")
 
 
 @pytest.fixture
 def cars(tmp_path):
-    """A repository with a detector."""
     return add_detector(tmp_path)
 
 
 @pytest.fixture
 def texts(tmp_path):
-    """A repository with a reader."""
     pytest.importorskip("cv2", reason="opencv is not installed: extra text")
     waybills = shutil.ignore_patterns("read_waybill*")
     return shutil.copytree(TEXT_REPOSITORY, tmp_path / "texts", ignore=waybills)
 
 
 def read_json(url: str, path: str) -> dict:
-    """Read JSON from a server."""
     with urllib.request.urlopen(f"http://{url}{path}") as response:
         return json.load(response)
 
@@ -84,7 +80,6 @@ def assert_served_as_fused(repository, folder, instances: int) -> None:
 
 @contextmanager
 def trial(models, model, profile, folder, concurrencies=(8,), kind=TrialServer, until_s=float("inf")):
-    """Try settings of a model on a server."""
     (folder / "trial").mkdir()
     tuned = profiles.tunable(models, model, profile)
     with kind(models, tuned, (), concurrencies, folder / "trial", os.environ, until_s) as trying:
@@ -93,7 +88,6 @@ def trial(models, model, profile, folder, concurrencies=(8,), kind=TrialServer, 
 
 @pytest.mark.nightly(minutes=4)
 def test_settings_take_effect(models, tmp_path):
-    """Threads are in the log, batches in the server's statistics; the repository itself is not touched."""
     settings = {"instances": 1, "intra_op_thread_count": 2, "max_batch_size": 2, "preferred_batch_size": 2}
     with trial(models, NETWORK, "ensemble", tmp_path) as trying:
         largest = []
@@ -114,7 +108,6 @@ def test_settings_take_effect(models, tmp_path):
 
 @pytest.mark.nightly(minutes=4)
 def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
-    """The parameters of the fused model replace those of its network."""
     settings = {"instances": 1, "intra_op_thread_count": 2, "run_batch_size": 4}
     with trial(models, "classify_v1", "cpu", tmp_path) as trying:
         load = trying.measure(tuple(settings.items()), 0.5)[8]
@@ -154,7 +147,6 @@ def test_settings_of_detectors_and_readers_are_measured(request, repository, mod
 
 @pytest.mark.nightly(minutes=4)
 def test_tuned_detector_is_served(cars, tmp_path):
-    """A detector with the written profile has the settings, and finds the same objects."""
     profiles.write(cars, profiles.tunable(cars, "cars_boxes", "ensemble"), dict(CHANGED), "nereid tune", ())
 
     with (
@@ -173,7 +165,6 @@ class Breaking(TrialServer):
     before = after = staticmethod(lambda: None)
 
     def served(self):
-        """Return the config, with the accident."""
         self.before()
         config = super().served()
         self.after()
@@ -182,21 +173,17 @@ class Breaking(TrialServer):
 
 @pytest.mark.nightly(minutes=4)
 def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
-    """If the model is gone, or the server died or hangs, the next candidate is still measured."""
     reasons = []
     with trial(models, "classify_v1", "cpu", tmp_path, (2,), Breaking) as trying:
         control = Control(trying.server.record())
 
         def unload():
-            """Unload the model."""
             control.unload("classify_v1")
 
         def kill():
-            """Kill the server."""
             os.kill(trying.server.pid, signal.SIGKILL)
 
         def stop():
-            """Stop the server, and wait until all its threads have stopped."""
             process = psutil.Process(trying.server.pid)
             process.suspend()
             wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
@@ -221,7 +208,6 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
 
 @pytest.mark.nightly(minutes=4)
 def test_default_is_measured_even_without_time(models, tmp_path, monkeypatch):
-    """If the start of the server has used up the time, only the default is measured."""
     monkeypatch.setattr("nereid.tune.trial.MIN_LOAD_S", 0.01)
     with trial(models, "classify_v1", "cpu", tmp_path, (2,), until_s=time.monotonic()) as trying:
         assert trying.measure((), 0.2)[2].answered > 0
@@ -231,7 +217,6 @@ def test_default_is_measured_even_without_time(models, tmp_path, monkeypatch):
 
 @pytest.mark.nightly(minutes=4)
 def test_bad_config_is_replaced(models, tmp_path):
-    """The search finds a config without the long wait; the written profile passes the check and is served."""
     path = models / "classify_v1" / "configs" / "cpu.pbtxt"
     path.write_text(with_settings(path.read_text(), WAITING))
     tuned = profiles.tunable(models, "classify_v1", "cpu")
@@ -260,7 +245,6 @@ def test_bad_config_is_replaced(models, tmp_path):
 
 @pytest.mark.nightly(minutes=4)
 def test_dry_run_prints_measurements(models):
-    """With little time and `--dry-run`, the command prints the table and a reason, and writes no file."""
     words = [sys.executable, "-m", "nereid", "tune", "classify_v1", "--repository", str(models), "--dry-run"]
 
     done = subprocess.run(

@@ -25,13 +25,11 @@ PROFILES = ("cpu", "ensemble")
 
 @pytest.fixture
 def cars(tmp_path) -> Path:
-    """A repository with a detector."""
     return add_detector(tmp_path)
 
 
 @pytest.fixture
 def texts(tmp_path) -> Path:
-    """A repository with a reader."""
     waybills = shutil.ignore_patterns("read_waybill*")
     return Path(shutil.copytree(TEXT_REPOSITORY, tmp_path / "texts", ignore=waybills))
 
@@ -51,7 +49,6 @@ def dropped(repository: Path, profile: str, name: str, source: Path, tmp_path: P
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_dropped_detector_is_served(cars, profile, tmp_path):
-    """A detector in the drop folder becomes the next version, and its objects are returned."""
     onnx.save(TestDetector("yolov8", moved(KNOWN[:1])).build(), tmp_path / "next.onnx")
 
     with (
@@ -65,7 +62,6 @@ def test_dropped_detector_is_served(cars, profile, tmp_path):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_dropped_recogniser_is_served(texts, profile, tmp_path):
-    """A recogniser in the drop folder becomes the next version of the reader."""
     new = retrained(tmp_path / "next.onnx")
 
     with dropped(texts, profile, "read_text", new, tmp_path) as url, Reader(url, "http") as reader:

@@ -30,7 +30,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A served repository with a network `net` and a route `route` to it, and the environment of commands."""
     base = tmp_path_factory.mktemp("site")
     repository = base / "repository"
     repository.mkdir()
@@ -48,12 +47,10 @@ def site(tmp_path_factory):
 
 
 def added(served, version: int) -> float:
-    """Return what a version of the network adds to its input."""
     return float(infer(served.server, "net", {"x": X}, model_version=str(version))["scores"][0, 0] - X[0, 0])
 
 
 def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
-    """A slowly written file and each target of a link are published; a bad file is moved."""
     (served, environment), folder = site, tmp_path
     (folder / ".five").write_bytes(adding(5).SerializeToString())
     (folder / ".six").write_bytes(adding(6).SerializeToString())
@@ -90,7 +87,6 @@ def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
 
 
 def test_killed_while_it_publishes_publishes_once(site, tmp_path):
-    """The next watcher finishes the publication, and recognizes the file as that version."""
     (served, environment), folder = site, tmp_path
     (folder / "net.onnx").write_bytes(adding(9).SerializeToString())
     number = max(versions_there(served.repository / "net")) + 1

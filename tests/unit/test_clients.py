@@ -122,7 +122,6 @@ def bounded(act: Callable[[], float]) -> float:
 
 
 def given_up_s(classifier: Any) -> float:
-    """Send a request without a response; return the time until the error, in seconds."""
     begin = time.monotonic()
     with pytest.raises(TimedOut):
         classifier.classify(PHOTO, timeout_s=PATIENCE_S)
@@ -130,7 +129,6 @@ def given_up_s(classifier: Any) -> float:
 
 
 def dribbling() -> AbstractContextManager[str]:
-    """Serve a response that never ends, byte by byte."""
     script = Script(b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n")
     script.trickle_s = 0.05
     return serving(script)
@@ -286,8 +284,6 @@ def test_pause_beyond_the_deadline_is_not_made():
 
 
 class Image(bytes):
-    """An image that records its destruction."""
-
     gone: ClassVar[list[int]] = []
 
     def __del__(self) -> None:
@@ -295,8 +291,6 @@ class Image(bytes):
 
 
 def fail(way: str, url: str) -> None:
-    """Send an image that fails, and drop the error."""
-
     async def run() -> None:
         async with AsyncClassifier(url, "http") as classifier:
             with suppress(ClassifierError):
@@ -365,7 +359,6 @@ if child:
 
 
 def test_fork_has_connections_of_its_own():
-    """A child neither uses its parent's connections nor waits for its parent's threads."""
     script = Script(PREDICTION)
     with serving(script) as url:
         subprocess.run([sys.executable, "-c", FORKED, url], check=True, timeout=30)
@@ -452,13 +445,11 @@ BAD = "in ensemble 'x', invalid image: "
 
 
 def refusal(*bad: int, count: int) -> bytes:
-    """Return the response to a request with some bad images."""
     listed = "; ".join(f"image {index}: why {index}" for index in bad)
     return error(f"{BAD}{len(bad)} of {count} images cannot be used: {listed}")
 
 
 def predictions(count: int) -> bytes:
-    """Return the response to a request with several good images."""
     return prediction_response(*(f"0.5:{index}:n{index}" for index in range(count)))
 
 
@@ -592,8 +583,6 @@ def test_images_are_not_read_after_the_caller_leaves():
     gate, late = threading.Event(), io.BytesIO(PHOTO)
 
     class Slow(io.BytesIO):
-        """A file whose read waits for the gate."""
-
         def read(self, *args: int) -> bytes:
             gate.wait(20)
             return super().read(*args)
@@ -642,7 +631,6 @@ def test_threads_leave_nothing_open():
 
 
 def threads_fds(classifier: Classifier, count: int) -> int:
-    """Classify in `count` threads, one after the other; return the number of open files."""
     for _ in range(count):
         thread = threading.Thread(target=classifier.classify, args=[PHOTO])
         thread.start()

@@ -50,7 +50,6 @@ JPEG = {"content-type": "image/jpeg"}
 
 
 def code(answer) -> tuple[int, str]:
-    """Check the form of an error response; return status and code."""
     body = answer.json()
     assert {*body} == {"error", "request_id"}
     assert body["request_id"] == answer.headers["x-request-id"]
@@ -495,7 +494,6 @@ def test_unusual_head_is_read_or_left_to_the_server(head, expected):
 
 
 async def until(is_true):
-    """Wait for a condition, at most ten seconds."""
     async with asyncio.timeout(10):
         while not is_true():
             await asyncio.sleep(0.001)
@@ -654,7 +652,6 @@ async def test_request_leaves_no_reference_cycle(headers, status):
     made = gateway(Upstream())
 
     async def send_one() -> Any:
-        """Send one request; return a weak reference to the caller."""
         caller = Caller(made, headers=headers)
         await caller.start()
         await asyncio.sleep(0)  # the cancelled task ends

@@ -11,8 +11,6 @@ from tests.gateways import asynchronous, key
 
 
 class Clock:
-    """A clock that a test advances."""
-
     def __init__(self) -> None:
         self.now_s = 100.0
 

@@ -27,7 +27,6 @@ class Chooser(Upstream):
         self.max_running = self.running = 0
 
     async def infer(self, image: bytes, **options: object) -> object:
-        """Return the outcome of the image after other requests could begin."""
         self.running += 1
         self.max_running = max(self.max_running, self.running)
         await asyncio.sleep(0)
@@ -41,7 +40,6 @@ def batch(*images: str) -> dict:
 
 
 def count(made, name: str) -> float:
-    """Return the sum of the samples whose names begin with `name`."""
     lines = made.metrics.page().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"nereid_gateway_{name}"))
 

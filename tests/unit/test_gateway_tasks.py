@@ -37,8 +37,6 @@ LINE_ANSWERS = [{"text": "快递 A", "confidence": 0.5, "box": CORNERS}]
 
 
 class Several(Source):
-    """Models of several tasks, with their outputs."""
-
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
         self._names, self.looked_up = list(names), list[str]()
@@ -47,14 +45,11 @@ class Several(Source):
         return self._names
 
     def outputs(self, name: str) -> list[str]:
-        """Record the name, and return the outputs; none of an unknown model."""
         self.looked_up.append(name)
         return [*OUTPUTS.get(name, [])]
 
 
 def gateway(*names: str, **results: Any) -> Any:
-    """Return a gateway of these models, the first one as the default."""
-
     def connect(name: str, kind: Any) -> Upstream:
         return Upstream({**RESULTS, **results}[name])
 

@@ -100,7 +100,6 @@ def test_table_of_buckets_never_fills_up(monkeypatch):
 
 
 def state(folder, number: int) -> SharedState:
-    """Return the state of one of three workers."""
     return SharedState(number, 3, folder, TokenBuckets())
 
 
@@ -161,7 +160,6 @@ def test_ended_worker_leaves_no_gauges(tmp_path):
 
 @pytest.fixture
 def pool(request):
-    """A process with a pool of two workers, killed in the end."""
     command = [sys.executable, "-c", POOL, getattr(request, "param", "good")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     yield process
@@ -170,7 +168,6 @@ def pool(request):
 
 
 def started(process: subprocess.Popen) -> dict[int, int]:
-    """Return the pids of both workers, once all listen."""
     lines = [process.stdout.readline().split() for _ in range(3)]
     assert lines[2] == ["all", "listen"]
     return {int(number): int(pid) for _, number, pid in lines[:2]}

@@ -36,7 +36,6 @@ UNUSUAL = st.one_of(
 
 @st.composite
 def requests(draw) -> tuple[dict[str, Any], bytes]:
-    """Return the JSON of a valid request, and the binary data of its inputs."""
     inputs, binary = [], b""
     for number in range(draw(st.integers(1, 3))):
         datatype = draw(st.sampled_from([*ELEMENT_BYTES, "BYTES"]))
