@@ -10,6 +10,7 @@ import pytest
 from nereid.assets import CHELSEA, COFFEE
 from tests.e2e.conftest import url
 from tests.labels import LABEL, WORDS
+from tests.tables import cases
 
 PYTHON = sys.executable
 
@@ -25,15 +26,14 @@ def fused(both_profiles):
     return both_profiles["cpu"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "protocol"),
-    [
-        ((PYTHON, "clients/python_http.py", COFFEE), "http"),
-        ((PYTHON, "clients/python_grpc.py", COFFEE), "grpc"),
-        ((PYTHON, "clients/python_shared_memory.py", COFFEE), "grpc"),
-        (("node", "clients/javascript.mjs", COFFEE), "http"),
-    ],
-    ids=["http", "grpc", "shared-memory", "javascript"],
+    {
+        "http": ((PYTHON, "clients/python_http.py", COFFEE), "http"),
+        "grpc": ((PYTHON, "clients/python_grpc.py", COFFEE), "grpc"),
+        "shared-memory": ((PYTHON, "clients/python_shared_memory.py", COFFEE), "grpc"),
+        "javascript": (("node", "clients/javascript.mjs", COFFEE), "http"),
+    },
 )
 def test_program_prints_the_class_of_the_photo(root, fused, words, protocol):
     if not shutil.which(words[0]):

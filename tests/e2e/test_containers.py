@@ -25,6 +25,7 @@ from tests import pods
 from tests.deployment import NVIDIAS, SLIM
 from tests.e2e.conftest import ESPRESSO
 from tests.routes import wait_until
+from tests.tables import cases
 from tools.containers import compose
 from tools.containers.compose import COMMAND_S, UP_S, Load, Project
 
@@ -208,13 +209,12 @@ class TestScale:
         assert load.failures == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("overlay", "dockerfile", "extras", "http"),
-    [
-        ("overlays/cpu", NVIDIAS, "cpu,gateway,publish", 8000),
-        ("kserve", SLIM, "embedded,cpu,gateway", 8080),
-    ],
-    ids=["deployment", "kserve"],
+    {
+        "deployment": ("overlays/cpu", NVIDIAS, "cpu,gateway,publish", 8000),
+        "kserve": ("kserve", SLIM, "embedded,cpu,gateway", 8080),
+    },
 )
 def test_pod_of_the_manifests_serves(overlay, dockerfile, extras, http, engine, folder, tmp_path):
     spec = pods.description(overlay)

@@ -22,6 +22,7 @@ from nereid.http_connection import HttpConnections
 from nereid.server.ports import free_ports
 from tests.e2e.conftest import CATS, ESPRESSO, url
 from tests.proof import REQUESTS
+from tests.tables import cases
 
 START_S, WATCHDOG_S = 20, 30
 # Metrics of the route are handed on every half second.
@@ -93,15 +94,14 @@ def test_photo_is_recognised_in_every_kind_of_body(base):
     assert {each["version"] for each in batch.json()["results"]} == {"2"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("content", "query", "status", "words"),
-    [
-        (b"not an image", "", 400, ["invalid_image", "expected an image file"]),
-        (PHOTO[:5000], "", 400, ["invalid_image"]),
-        (PHOTO, "?variant=v9", 400, ["invalid_request", "v1, v2"]),
-        (PHOTO, "?version=17", 400, ["invalid_request"]),
-    ],
-    ids=["no image", "cut off", "no such variant", "no such version"],
+    {
+        "no image": (b"not an image", "", 400, ["invalid_image", "expected an image file"]),
+        "cut off": (PHOTO[:5000], "", 400, ["invalid_image"]),
+        "no such variant": (PHOTO, "?variant=v9", 400, ["invalid_request", "v1, v2"]),
+        "no such version": (PHOTO, "?version=17", 400, ["invalid_request"]),
+    },
 )
 def test_error_of_the_server_is_passed_on(base, content, query, status, words):
     answer = httpx.post(f"{base}/predict{query}", content=content, headers=JPEG)

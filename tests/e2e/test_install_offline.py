@@ -21,6 +21,7 @@ from tests.offline_bundles import (
     write_pip_wheel,
 )
 from tests.routes import wait_until
+from tests.tables import cases
 
 # Each of them starts Python several times.
 pytestmark = pytest.mark.nightly(minutes=4)
@@ -154,14 +155,13 @@ def system(target):
     return python
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "requirement", "leaf"),
-    [
-        ([], "leaf", "2.0"),
-        (["--system-site-packages"], "leaf", "1.5"),
-        (["--system-site-packages"], "leaf>=2", "2.0"),
-    ],
-    ids=["own", "system", "system too old"],
+    {
+        "own": ([], "leaf", "2.0"),
+        "system": (["--system-site-packages"], "leaf", "1.5"),
+        "system too old": (["--system-site-packages"], "leaf>=2", "2.0"),
+    },
 )
 def test_packages_of_the_machine_are_used_if_they_fit(
     wheels, target, system, options, requirement, leaf, tmp_path
@@ -282,14 +282,13 @@ def test_packages_of_a_virtual_environment_are_refused(bundle, target):
     expect_error(done, target, "expected the Python of the system", f"a Python in {sys.base_prefix}")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "passage"),
-    [
-        ([], "no parts: expected"),
-        (["--into"], "--into: expected a value"),
-        (["--intoo=x"], "unknown option '--intoo=x'"),
-    ],
-    ids=["no parts", "no value", "unknown"],
+    {
+        "no parts": ([], "no parts: expected"),
+        "no value": (["--into"], "--into: expected a value"),
+        "unknown": (["--intoo=x"], "unknown option '--intoo=x'"),
+    },
 )
 def test_wrong_usage_is_an_error(target, words, passage):
     expect_error(install(target, *words), target, passage, "usage: sh install-offline.sh", code=2)

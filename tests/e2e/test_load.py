@@ -21,6 +21,7 @@ from loadtest.users import thresholds
 from nereid.assets import ADAPTERS, CHELSEA, COFFEE, REPOSITORY
 from nereid.server.ports import free_ports
 from tests.routes import wait_until
+from tests.tables import cases
 
 # Three times what a stalled machine was seen to need for the start of Locust and its workers.
 TIMEOUT_S = 60.0
@@ -258,14 +259,13 @@ def slow_build(folder: Path, seconds: float) -> Path:
     return repository
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "locustfile", "code"),
-    [
-        (["--bogus"], "", 2),
-        (["-f", "mine.py"], "import os\nos.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
-        (["-f", "mine.py"], "raise SystemExit(0)", 1),
-    ],
-    ids=["asked wrongly", "killed", "ended early"],
+    {
+        "asked wrongly": (["--bogus"], "", 2),
+        "killed": (["-f", "mine.py"], "import os\nos.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
+        "ended early": (["-f", "mine.py"], "raise SystemExit(0)", 1),
+    },
 )
 def test_locust_that_leaves_no_report_gives_its_code(tmp_path, monkeypatch, words, locustfile, code):
     """As documented, and without a second loop; no report is no good end, whatever Locust says."""

@@ -39,6 +39,7 @@ from nereid.client.retry import Attempts, Budget
 from nereid.server.ports import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
 from tests.routes import wait_until
+from tests.tables import cases
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 all_ways = pytest.mark.parametrize(
@@ -55,14 +56,13 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(retry, "FIRST_PAUSE_S", retry.FIRST_PAUSE_S / 10)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("entry", "expected"),
-    [
-        ("0.950000:967:espresso", Label(967, "espresso", 0.95)),
-        ("0.1:3:a: b", Label(3, "a: b", 0.1)),
-        ("0.1:3", Label(3, "", 0.1)),
-    ],
-    ids=["plain", "colon in the name", "no labels"],
+    {
+        "plain": ("0.950000:967:espresso", Label(967, "espresso", 0.95)),
+        "colon in the name": ("0.1:3:a: b", Label(3, "a: b", 0.1)),
+        "no labels": ("0.1:3", Label(3, "", 0.1)),
+    },
 )
 def test_label_is_read_from_tritons_form(entry, expected):
     assert label(entry) == expected
@@ -149,17 +149,16 @@ def test_server_without_a_response_is_given_up(way, protocol, server):
 
 
 @both_ways
-@pytest.mark.parametrize(
+@cases(
     "broken",
-    [
-        None,
-        b"garbage",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
-        b"HTTP/1.1 502 Bad\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
-        b"HTTP/1.1 200 OK\r\nContent-Le",
-    ],
-    ids=["closed", "garbage", "html", "a proxy's html", "other json", "half an answer"],
+    {
+        "closed": None,
+        "garbage": b"garbage",
+        "html": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
+        "a proxy's html": b"HTTP/1.1 502 Bad\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
+        "other json": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        "half an answer": b"HTTP/1.1 200 OK\r\nContent-Le",
+    },
 )
 def test_response_of_another_peer_is_the_networks_fault(way, broken):
     script = Script(broken)
@@ -184,17 +183,16 @@ def test_request_outlives_broken_connections(way, steps, attempts):
 
 
 @both_ways
-@pytest.mark.parametrize(
+@cases(
     ("step", "kind", "count"),
-    [
-        (None, Unreachable, 4),
-        (error("unavailable: its breaker is open", 503), Unavailable, 4),
-        (error("overloaded: 64 requests", 503), Overloaded, 1),
-        (error("deadline exceeded: 20 ms", 503), TimedOut, 1),
-        (error("inference failed: why", 500), ServerFailed, 1),
-        (error("invalid image: why", 400), RequestRefused, 1),
-    ],
-    ids=["cut", "unavailable", "overloaded", "timeout", "failed", "refused"],
+    {
+        "cut": (None, Unreachable, 4),
+        "unavailable": (error("unavailable: its breaker is open", 503), Unavailable, 4),
+        "overloaded": (error("overloaded: 64 requests", 503), Overloaded, 1),
+        "timeout": (error("deadline exceeded: 20 ms", 503), TimedOut, 1),
+        "failed": (error("inference failed: why", 500), ServerFailed, 1),
+        "refused": (error("invalid image: why", 400), RequestRefused, 1),
+    },
 )
 def test_only_safe_requests_are_repeated(way, step, kind, count):
     script = Script(step)
@@ -400,19 +398,18 @@ def test_connection_that_the_server_closed_is_not_used():
 
 
 @both_ways
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
-    [
-        ({"top_k": 0}, "top_k must be at least 1, got 0"),
-        ({"timeout_s": 0}, "timeout_s must be more than 0"),
-        ({"route_key": "caf\xe9"}, "x-route-key must be printable ASCII, got 'caf\xe9'"),
-        ({"variant": "v1\r\nx-evil: 1"}, "x-variant must be printable ASCII"),
-        ({"request_id": "\n"}, "request_id must be printable ASCII"),
-        ({"headers": {"x-a": 5}}, "x-a must be printable ASCII, got 5"),
-        ({"headers": {"x-a: 1\r\nx-b": "2"}}, "a header must not be named 'x-a: 1"),
-        ({"headers": {"Content-Length": "2"}}, "a header must not be named 'content-length'"),
-    ],
-    ids=["top_k", "timeout_s", "letters", "line break", "request id", "number", "injected", "framing"],
+    {
+        "top_k": ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        "timeout_s": ({"timeout_s": 0}, "timeout_s must be more than 0"),
+        "letters": ({"route_key": "caf\xe9"}, "x-route-key must be printable ASCII, got 'caf\xe9'"),
+        "line break": ({"variant": "v1\r\nx-evil: 1"}, "x-variant must be printable ASCII"),
+        "request id": ({"request_id": "\n"}, "request_id must be printable ASCII"),
+        "number": ({"headers": {"x-a": 5}}, "x-a must be printable ASCII, got 5"),
+        "injected": ({"headers": {"x-a: 1\r\nx-b": "2"}}, "a header must not be named 'x-a: 1"),
+        "framing": ({"headers": {"Content-Length": "2"}}, "a header must not be named 'content-length'"),
+    },
 )
 def test_wrong_argument_never_reaches_the_server(way, options, message):
     with opened(way, "127.0.0.1:1") as classifier:
@@ -423,18 +420,17 @@ def test_wrong_argument_never_reaches_the_server(way, options, message):
 
 
 @both_ways
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "message"),
-    [
-        ({"url": "http://localhost:8000"}, "url must be HOST:PORT without a scheme"),
-        ({"url": "localhost"}, "url must be HOST:PORT without a scheme"),
-        ({"url": "localhost:99999"}, "url must be HOST:PORT"),
-        ({"url": "user@localhost:1"}, "url must be HOST:PORT"),
-        ({"url": "::1:8000"}, r"an IPv6 address in \[\], got '::1:8000'"),
-        ({"protocol": "rest"}, "protocol must be one of http, grpc, got 'rest'"),
-        ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
-    ],
-    ids=["scheme", "no port", "port", "user", "bare IPv6", "protocol", "concurrency"],
+    {
+        "scheme": ({"url": "http://localhost:8000"}, "url must be HOST:PORT without a scheme"),
+        "no port": ({"url": "localhost"}, "url must be HOST:PORT without a scheme"),
+        "port": ({"url": "localhost:99999"}, "url must be HOST:PORT"),
+        "user": ({"url": "user@localhost:1"}, "url must be HOST:PORT"),
+        "bare IPv6": ({"url": "::1:8000"}, r"an IPv6 address in \[\], got '::1:8000'"),
+        "protocol": ({"protocol": "rest"}, "protocol must be one of http, grpc, got 'rest'"),
+        "concurrency": ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
+    },
 )
 def test_invalid_argument_is_refused(way, arguments, message):
     with pytest.raises(ValueError, match=message), opened(way, **({"url": "localhost:1"} | arguments)):
@@ -488,15 +484,14 @@ def test_outputs_of_a_route_are_requested():
 
 
 @both_ways
-@pytest.mark.parametrize(
+@cases(
     "answer",
-    [
-        PREDICTION.replace(b'"shape": [1, 1]', b'"shape": [9, 9]'),
-        prediction_response("nonsense"),
-        PREDICTION.replace(b"\x11\0\0\0", b"\xff\0\0\0"),
-        PREDICTION.replace(b"model_version", b"model-version"),
-    ],
-    ids=["shape", "label", "length", "version"],
+    {
+        "shape": PREDICTION.replace(b'"shape": [1, 1]', b'"shape": [9, 9]'),
+        "label": prediction_response("nonsense"),
+        "length": PREDICTION.replace(b"\x11\0\0\0", b"\xff\0\0\0"),
+        "version": PREDICTION.replace(b"model_version", b"model-version"),
+    },
 )
 def test_malformed_answer_is_an_outcome(way, answer):
     script = Script(*[answer] * 4, PREDICTION)

@@ -44,6 +44,7 @@ from tests.gateways import (
     gateway,
     send,
 )
+from tests.tables import cases
 
 JSON_IMAGE = {"image": base64.b64encode(IMAGE).decode()}
 JPEG = {"content-type": "image/jpeg"}
@@ -57,17 +58,16 @@ def code(answer) -> tuple[int, str]:
     return answer.status_code, body["error"]["code"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "body",
-    [
-        {"content": IMAGE, "headers": JPEG},
-        {"content": IMAGE},
-        {"content": IMAGE, "headers": {"content-type": "application/octet-stream"}},
-        {"content": IMAGE, "headers": {"content-type": "application/x-www-form-urlencoded"}},
-        {"files": {"file": ("cup.jpg", IMAGE)}},
-        {"json": JSON_IMAGE},
-    ],
-    ids=["image", "no type", "octets", "curl", "form", "json"],
+    {
+        "image": {"content": IMAGE, "headers": JPEG},
+        "no type": {"content": IMAGE},
+        "octets": {"content": IMAGE, "headers": {"content-type": "application/octet-stream"}},
+        "curl": {"content": IMAGE, "headers": {"content-type": "application/x-www-form-urlencoded"}},
+        "form": {"files": {"file": ("cup.jpg", IMAGE)}},
+        "json": {"json": JSON_IMAGE},
+    },
 )
 def test_image_is_forwarded_unchanged(body):
     upstream = Upstream()
@@ -275,17 +275,16 @@ def test_on_loopback_a_key_only_adds_permissions(secret):
         assert (found["keys_needed"], sorted(found["scopes"])) == (False, scopes)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("body", "secret", "status"),
-    [
-        ({"weights": {"v1": 80, "v2": 20}}, "route", 200),
-        ({"weights": {"v1": 80}, "generation": 1}, "route", 409),
-        ({"weights": {"v1": 80}, "generation": 0}, "route", 503),
-        ({"weights": {"v9": 80}}, "admin", 400),
-        ({"weights": {"v1": "80"}}, "route", 400),
-        ({"weights": {"v1": 80}}, "infer", 403),
-    ],
-    ids=["good", "old generation", "failed", "unknown variant", "not a number", "wrong key"],
+    {
+        "good": ({"weights": {"v1": 80, "v2": 20}}, "route", 200),
+        "old generation": ({"weights": {"v1": 80}, "generation": 1}, "route", 409),
+        "failed": ({"weights": {"v1": 80}, "generation": 0}, "route", 503),
+        "unknown variant": ({"weights": {"v9": 80}}, "admin", 400),
+        "not a number": ({"weights": {"v1": "80"}}, "route", 400),
+        "wrong key": ({"weights": {"v1": 80}}, "infer", 403),
+    },
 )
 def test_weights_are_changed_with_the_scope_route(body, secret, status):
     headers = {"x-api-key": secret}
@@ -299,18 +298,17 @@ def test_weights_are_changed_with_the_scope_route(body, secret, status):
     assert code(send(gateway(Upstream()), "GET", "/v1/route")) == (404, "no_route_control")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("body", "secret", "status"),
-    [
-        ({"order": "start", "candidate": "v1"}, "route", 200),
-        ({"order": "pause"}, "admin", 200),
-        ({"order": "start", "candidate": "v1", "steps": ["shadow", 100]}, "route", 409),
-        ({"order": "start", "candidate": "v9"}, "route", 400),
-        ({"order": "undo"}, "route", 400),
-        ({"order": "start", "candidate": "v1", "hooks": {"before_step": "rm"}}, "route", 400),
-        ({"order": "pause"}, "infer", 403),
-    ],
-    ids=["start", "order", "second", "unknown candidate", "unknown order", "no hooks", "wrong key"],
+    {
+        "start": ({"order": "start", "candidate": "v1"}, "route", 200),
+        "order": ({"order": "pause"}, "admin", 200),
+        "second": ({"order": "start", "candidate": "v1", "steps": ["shadow", 100]}, "route", 409),
+        "unknown candidate": ({"order": "start", "candidate": "v9"}, "route", 400),
+        "unknown order": ({"order": "undo"}, "route", 400),
+        "no hooks": ({"order": "start", "candidate": "v1", "hooks": {"before_step": "rm"}}, "route", 400),
+        "wrong key": ({"order": "pause"}, "infer", 403),
+    },
 )
 def test_rollouts_are_ordered_with_the_scope_route(body, secret, status):
     """Hooks run commands, so a request to the gateway cannot have them."""
@@ -456,19 +454,18 @@ def test_live_state_covers_the_last_minute():
     assert {each.p50_ms for each in live.state(0, 8).history} == {None}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("mark", "image_format", "options"),
-    [
-        (b"PNG", "PNG", {}),
-        (b"\xff\xd8\xff", "JPEG", {}),
-        (b"GIF8", "GIF", {}),
-        (b"BM", "BMP", {}),
-        (b"II*", "TIFF", {}),
-        (b"VP8 ", "WEBP", {}),
-        (b"VP8L", "WEBP", {"lossless": True}),
-        (b"VP8X", "WEBP", {"icc_profile": b"profile"}),
-    ],
-    ids=["PNG", "JPEG", "GIF", "BMP", "TIFF", "VP8", "VP8L", "VP8X"],
+    {
+        "PNG": (b"PNG", "PNG", {}),
+        "JPEG": (b"\xff\xd8\xff", "JPEG", {}),
+        "GIF": (b"GIF8", "GIF", {}),
+        "BMP": (b"BM", "BMP", {}),
+        "TIFF": (b"II*", "TIFF", {}),
+        "VP8": (b"VP8 ", "WEBP", {}),
+        "VP8L": (b"VP8L", "WEBP", {"lossless": True}),
+        "VP8X": (b"VP8X", "WEBP", {"icc_profile": b"profile"}),
+    },
 )
 def test_size_is_read_from_the_head(encode, gradient, mark, image_format, options):
     encoded = encode(gradient(30, 70), image_format, **options)
@@ -623,21 +620,20 @@ def test_large_image_takes_more_of_the_quota():
     assert [status((10, 10)), status((5000, 5000)), status((10, 10))] == [200, 200, 429]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("image", "expected"),
-    [
-        (COFFEE.read_bytes(), 1),
-        (picture((8000, 2000), "JPEG"), 2),
-        (picture((8000, 2000), "PNG"), 16),
-        (picture((8000, 2000), "WEBP"), 16),
-        (picture((8000, 2000), "GIF"), 16),
-        (picture((8000, 2000), "BMP"), 16),
-        (picture((10, 10), "TIFF"), 16),
-        (b"\xff\xd8\xff without a size", 8),
-        (b"no image", 1),
-        (OLD_BMP.replace((64).to_bytes(2, "little") * 2, (60_000).to_bytes(2, "little") * 2), 1),
-    ],
-    ids=["photo", "jpeg", "png", "webp", "gif", "bmp", "tiff", "unknown size", "no image", "too large"],
+    {
+        "photo": (COFFEE.read_bytes(), 1),
+        "jpeg": (picture((8000, 2000), "JPEG"), 2),
+        "png": (picture((8000, 2000), "PNG"), 16),
+        "webp": (picture((8000, 2000), "WEBP"), 16),
+        "gif": (picture((8000, 2000), "GIF"), 16),
+        "bmp": (picture((8000, 2000), "BMP"), 16),
+        "tiff": (picture((10, 10), "TIFF"), 16),
+        "unknown size": (b"\xff\xd8\xff without a size", 8),
+        "no image": (b"no image", 1),
+        "too large": (OLD_BMP.replace((64).to_bytes(2, "little") * 2, (60_000).to_bytes(2, "little") * 2), 1),
+    },
 )
 def test_work_of_an_image_is_known_from_its_head(image, expected):
     assert image_size.work(image, 64_000_000) == expected
@@ -709,17 +705,16 @@ def test_unknown_model_is_named_with_those_that_exist(name):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("path", "body", "expected"),
-    [
-        ("/v1/preview", IMAGE, (200, "image/png", b"picture")),
-        ("/v1/models/classify/preview", IMAGE, (200, "image/png", b"picture")),
-        ("/v1/models/dogs/preview", IMAGE, (404, "not_found")),
-        ("/v1/models/cats/preview", IMAGE, (404, "not_found")),
-        ("/v1/preview", b"text", (400, "invalid_image")),
-        ("/v1/preview", b"", (400, "invalid_image")),
-    ],
-    ids=["default", "named", "unknown preprocessing", "unknown model", "no image", "empty"],
+    {
+        "default": ("/v1/preview", IMAGE, (200, "image/png", b"picture")),
+        "named": ("/v1/models/classify/preview", IMAGE, (200, "image/png", b"picture")),
+        "unknown preprocessing": ("/v1/models/dogs/preview", IMAGE, (404, "not_found")),
+        "unknown model": ("/v1/models/cats/preview", IMAGE, (404, "not_found")),
+        "no image": ("/v1/preview", b"text", (400, "invalid_image")),
+        "empty": ("/v1/preview", b"", (400, "invalid_image")),
+    },
 )
 def test_preview_shows_what_the_network_sees(path, body, expected):
     upstream = Upstream()

@@ -16,6 +16,7 @@ from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteView
 from nereid.gateway.settings import Settings
 from tests.gateways import PREDICTION, RING, Caller, Control, Upstream, asynchronous, gateway, send
+from tests.tables import cases
 
 
 class Chooser(Upstream):
@@ -44,15 +45,14 @@ def count(made, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"nereid_gateway_{name}"))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("error", "code"),
-    [
-        (errors.RequestRefused("invalid image: no"), "invalid_image"),
-        (errors.Overloaded("full"), "overloaded"),
-        (errors.Unreachable("away"), "unreachable"),
-        (KeyError(6), "inference_failed"),
-    ],
-    ids=["bad image", "load", "server away", "defect of the gateway"],
+    {
+        "bad image": (errors.RequestRefused("invalid image: no"), "invalid_image"),
+        "load": (errors.Overloaded("full"), "overloaded"),
+        "server away": (errors.Unreachable("away"), "unreachable"),
+        "defect of the gateway": (KeyError(6), "inference_failed"),
+    },
 )
 def test_image_fails_alone(error, code, caplog):
     made = gateway(Chooser(bad=error))

@@ -15,6 +15,7 @@ from nereid.gateway.models import Models
 from nereid.gateway.state import build
 from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ, WAYBILL, task_of
 from tests.gateways import IMAGE, NO_KEYS, PREDICTION, SMALL, Source, Upstream, asynchronous, send
+from tests.tables import cases
 
 BOX = ((1.0, 2.0), (5.0, 2.0), (5.0, 4.0), (1.0, 4.0))
 CORNERS = [[1.0, 2.0], [5.0, 2.0], [5.0, 4.0], [1.0, 4.0]]
@@ -56,17 +57,16 @@ def gateway(*names: str, **results: Any) -> Any:
     return build(SMALL, NO_KEYS, Models(names[0], Several(names), connect))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("outputs", "expected"),
-    [
-        (["scores"], CLASSIFY),
-        (["text", "confidence", "box"], READ),
-        (["text", "confidence", "box", "field", "variant"], WAYBILL),
-        (["box", "score", "label"], DETECT),
-        (["box", "score"], None),
-        ([], None),
-    ],
-    ids=["classifier", "reader", "waybill", "detector", "other", "none"],
+    {
+        "classifier": (["scores"], CLASSIFY),
+        "reader": (["text", "confidence", "box"], READ),
+        "waybill": (["text", "confidence", "box", "field", "variant"], WAYBILL),
+        "detector": (["box", "score", "label"], DETECT),
+        "other": (["box", "score"], None),
+        "none": ([], None),
+    },
 )
 def test_outputs_are_the_task(outputs, expected):
     assert task_of(outputs) is expected
