@@ -94,18 +94,12 @@ def test_image_is_forwarded_unchanged(body):
         ({"content": b"\x89PNG\r\n\x1a\n" + bytes(8) + b"\0\0\2\0\0\0\0\1" + bytes(9)}, "invalid_image"),
         ({"content": bytes(1001)}, "too_large"),
         ({"files": {"file": bytes(1001)}}, "too_large"),
-        ({"files": {"photo": IMAGE}}, "invalid_request"),
         ({"files": [("file", IMAGE), ("file", IMAGE)]}, "invalid_request"),
         ({"content": IMAGE, "headers": {"content-type": "multipart/form-data"}}, "invalid_request"),
-        (
-            {"content": b"--x\r\n", "headers": {"content-type": "multipart/form-data; boundary=x"}},
-            "invalid_request",
-        ),
         ({"json": {"image": "not base64!"}}, "invalid_request"),
         ({"json": {"image": "aGk=", "top_k": 3}}, "invalid_request"),
         ({"content": IMAGE, "headers": {"content-type": "text/plain"}}, "unsupported_media_type"),
         ({"content": IMAGE, "headers": {"content-encoding": "gzip"}}, "unsupported_media_type"),
-        ({"content": IMAGE, "params": {"k": "5"}}, "invalid_request"),
         ({"content": IMAGE, "params": {"top_k": "0"}}, "invalid_request"),
         ({"content": IMAGE, "params": {"top_k": "1001"}}, "invalid_request"),
         ({"content": IMAGE, "params": {"variant": "v1"}, "headers": {"x-variant": "v2"}}, "invalid_request"),
@@ -345,12 +339,10 @@ def test_foreign_hosts_and_origins_are_rejected():
     ("method", "path", "expected"),
     [
         ("GET", "/predict", (405, "method_not_allowed")),
-        ("OPTIONS", "/predict", (405, "method_not_allowed")),
         ("GET", "/nothing", (404, "not_found")),
         ("GET", "/page/../live.py", (404, "not_found")),
         ("GET", "/page/%2e%2e/live.py", (404, "not_found")),
         ("GET", "/samples/CREDITS.md", (404, "not_found")),
-        ("GET", "/docs/index.html", (404, "not_found")),
         ("GET", "/healthz?a=1", (400, "invalid_request")),
     ],
 )
@@ -594,30 +586,22 @@ def test_readiness_has_a_reason(error, status, reason):
     assert (answer.status_code, answer.json()) == (status, {"ready": status == 200, "reason": reason})
 
 
-def test_rate_is_limited_by_key():
-    made = gateway(Upstream(), Settings(rate_per_s=0.01, burst=1), keys=RING)
-
-    def status(secret: str) -> int:
-        return send(made, "POST", "/predict", content=IMAGE, headers={"x-api-key": secret}).status_code
-
-    assert [status("infer"), status("infer"), status("admin")] == [200, 429, 200]
-
-
 def picture(size_wh: tuple[int, int], image_format: str) -> bytes:
     with io.BytesIO() as file:
-        Image.new("L" if image_format == "GIF" else "RGB", size_wh).save(file, image_format)
+        Image.new("RGB", size_wh).save(file, image_format)
         return file.getvalue()
 
 
-def test_large_image_takes_more_of_the_quota():
+def test_rate_is_limited_by_key_and_pixels():
     """A small file of 25 million pixels costs as much as 25 photos, as debt."""
     made = gateway(Upstream(), Settings(rate_per_s=0.01, burst=20), keys=RING)
 
-    def status(size_wh: tuple[int, int]) -> int:
+    def status(secret: str, size_wh: tuple[int, int]) -> int:
         content = picture(size_wh, "PNG")
-        return send(made, "POST", "/predict", content=content, headers={"x-api-key": "infer"}).status_code
+        return send(made, "POST", "/predict", content=content, headers={"x-api-key": secret}).status_code
 
-    assert [status((10, 10)), status((5000, 5000)), status((10, 10))] == [200, 200, 429]
+    assert [status("infer", size) for size in ((10, 10), (5000, 5000), (10, 10))] == [200, 200, 429]
+    assert status("admin", (10, 10)) == 200
 
 
 @cases(
@@ -626,9 +610,6 @@ def test_large_image_takes_more_of_the_quota():
         "photo": (COFFEE.read_bytes(), 1),
         "jpeg": (picture((8000, 2000), "JPEG"), 2),
         "png": (picture((8000, 2000), "PNG"), 16),
-        "webp": (picture((8000, 2000), "WEBP"), 16),
-        "gif": (picture((8000, 2000), "GIF"), 16),
-        "bmp": (picture((8000, 2000), "BMP"), 16),
         "tiff": (picture((10, 10), "TIFF"), 16),
         "unknown size": (b"\xff\xd8\xff without a size", 8),
         "no image": (b"no image", 1),

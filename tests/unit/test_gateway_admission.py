@@ -128,16 +128,6 @@ def test_burst_after_a_pause_is_admitted(clock):
     assert in_flight == admission.limit
 
 
-def test_slot_of_a_cancelled_request_has_the_rest_of_its_time(clock):
-    """The server completes a cancelled request after about a mean round trip."""
-    admission = Admission(64, clock)
-    learn(admission, clock, 0.2)
-    slot = take(admission)
-    clock.now_s += 0.05
-
-    assert slot.rest_s() == pytest.approx(0.15)
-
-
 def test_quota_allows_a_burst_and_then_its_rate(clock):
     quotas = Quotas(2.0, 3, clock=clock)
     alice = key("alice", "infer")

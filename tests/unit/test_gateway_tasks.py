@@ -13,9 +13,8 @@ from nereid.client.results.detected_objects import DETECTIONS, DetectedObject, D
 from nereid.client.results.text_reading import READINGS, Correction, Field, Reading, TextLine
 from nereid.gateway.models import Models
 from nereid.gateway.state import build
-from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ, WAYBILL, task_of
+from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ
 from tests.gateways import IMAGE, NO_KEYS, PREDICTION, SMALL, Source, Upstream, asynchronous, send
-from tests.tables import cases
 
 BOX = ((1.0, 2.0), (5.0, 2.0), (5.0, 4.0), (1.0, 4.0))
 CORNERS = [[1.0, 2.0], [5.0, 2.0], [5.0, 4.0], [1.0, 4.0]]
@@ -32,6 +31,7 @@ OUTPUTS: dict[str, Collection[str]] = {
     "read_text": ["text", "confidence", "box"],
     "read_waybill": ["text", "confidence", "box", "field"],
     "cars": ["box", "score", "label"],
+    "half": ["box", "score"],
 }
 RESULTS = {"classify": PREDICTION, "read_text": READING, "read_waybill": WAYBILL_READING, "cars": DETECTION}
 LINE_ANSWERS = [{"text": "快递 A", "confidence": 0.5, "box": CORNERS}]
@@ -55,21 +55,6 @@ def gateway(*names: str, **results: Any) -> Any:
         return Upstream({**RESULTS, **results}[name])
 
     return build(SMALL, NO_KEYS, Models(names[0], Several(names), connect))
-
-
-@cases(
-    ("outputs", "expected"),
-    {
-        "classifier": (["scores"], CLASSIFY),
-        "reader": (["text", "confidence", "box"], READ),
-        "waybill": (["text", "confidence", "box", "field", "variant"], WAYBILL),
-        "detector": (["box", "score", "label"], DETECT),
-        "other": (["box", "score"], None),
-        "none": ([], None),
-    },
-)
-def test_outputs_are_the_task(outputs, expected):
-    assert task_of(outputs) is expected
 
 
 def test_every_task_has_its_answer():
@@ -153,12 +138,12 @@ def test_text_that_gbk_lacks_is_an_error(path):
 
 
 def test_models_have_their_task():
-    made = gateway(*RESULTS, "odd")
+    made = gateway(*RESULTS, "odd", "half")
 
     found = {each["name"]: each["task"] for each in send(made, "GET", "/v1/models").json()}
 
     expected = {"classify": "classify", "read_text": "read", "read_waybill": "waybill", "cars": "detect"}
-    assert found == {**expected, "odd": ""}
+    assert found == {**expected, "odd": "", "half": ""}
 
 
 def test_outputs_are_found_once():

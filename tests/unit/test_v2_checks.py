@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as v2
 
-from nereid.assets import COFFEE
 from nereid.gateway.failures import Failure
 from nereid.gateway.settings import Settings
 from nereid.gateway.v2.inference_body import CheckedBody, check_body
@@ -168,13 +167,6 @@ def test_both_protocols_become_the_same_request(datatype):
     }
 
     assert len(bodies) == 1
-
-
-def test_an_image_alone_is_a_request():
-    checked = check_body(SETTINGS, COFFEE.read_bytes(), 0)
-
-    check_is_safe(checked)
-    assert b"".join(checked.parts) == COFFEE.read_bytes()
 
 
 @pytest.mark.parametrize(
