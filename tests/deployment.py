@@ -1,17 +1,20 @@
 """Readers of docker-compose.yml and the Dockerfiles, their health check, and a server to post to."""
 
 import re
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import yaml
 
 from tests.conftest import ROOT
+from tests.routes import wait_until
 
 COMPOSE = ROOT / "docker-compose.yml"
 SETTINGS = ROOT / ".env"
@@ -48,6 +51,33 @@ def check_health(*words: str, workspace: Path = ROOT) -> tuple[int, str]:
     done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert done.stdout == ""
     return done.returncode, done.stderr
+
+
+def accepts(port: int) -> bool:
+    """Return whether a process listens on a port of loopback."""
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def running(words: Sequence[str], log: Path, page: str) -> Iterator[None]:
+    """Run a program in the background; it is ready when it serves a page."""
+    with log.open("w") as output:
+        process = subprocess.Popen(words, stdout=output, stderr=output)
+
+    def is_ready() -> bool:
+        assert process.poll() is None, log.read_text()
+        try:
+            return httpx.get(page).is_success
+        except httpx.TransportError:
+            return False
+
+    try:
+        wait_until(is_ready, words[0])
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager

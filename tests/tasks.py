@@ -75,6 +75,13 @@ READ = Task("read", "read_text", (Reader, AsyncReader), LABEL, check_lines)
 TASKS = (CLASSIFY, DETECT, READ)
 
 
+def add_reader(folder: Path) -> Path:
+    """Copy the reader of text, without that of waybills, to the repository `texts` in a folder."""
+    pytest.importorskip("cv2", reason="opencv is not installed: extra text")
+    waybills = shutil.ignore_patterns("read_waybill*")
+    return Path(shutil.copytree(TEXT_REPOSITORY, folder / "texts", ignore=waybills))
+
+
 def store_tasks(folder: Path, *heads: str, sources: Sequence[Path] = (REPOSITORY, TEXT_REPOSITORY)) -> Path:
     histories = shutil.ignore_patterns("*.history.jsonl")
     for source in sources:

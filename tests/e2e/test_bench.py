@@ -58,9 +58,8 @@ def test_grpc_is_measured_by_nvidias_tool():
     except perf_analyzer.Unavailable as reason:
         pytest.skip(str(reason))
 
-    result = bench(
-        "--paths", "cpu", "--precisions", "fp32", "--concurrency", "32", "--protocols", "grpc,http"
-    )
+    words = ["--paths", "cpu", "--precisions", "fp32", "--concurrency", "32"]
+    result = bench(*words, "--protocols", "grpc,http")
 
     loads = {(row["generator"], row["protocol"]) for row in result["rows"] if row["path"] == "cpu"}
     assert loads == {("wrk", "http"), ("perf_analyzer", "grpc"), ("perf_analyzer", "http")}

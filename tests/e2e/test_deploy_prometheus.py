@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from typer.testing import CliRunner
 from nereid.assets import CHELSEA, REPOSITORY
 from nereid.cli.main import app
 from nereid.server.ports import free_ports
+from tests.deployment import running as run_program
 from tests.monitoring import (
     PROMETHEUS,
     Query,
@@ -132,22 +132,8 @@ def prometheus(folder: Path, ports: dict[str, int], key: str, server: Served) ->
         f"--web.listen-address={address}",
         "--log.level=warn",
     ]
-    with log.open("w") as output:
-        process = subprocess.Popen(words, stdout=output, stderr=output)
-
-    def is_ready() -> bool:
-        assert process.poll() is None, log.read_text()
-        try:
-            return httpx.get(f"http://{address}/-/ready").is_success
-        except httpx.TransportError:
-            return False
-
-    try:
-        wait_until(is_ready, "Prometheus")
+    with run_program(words, log, f"http://{address}/-/ready"):
         yield Prometheus(f"http://{address}", server)
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager
@@ -313,20 +299,3 @@ def test_fallbacks_have_data(watched, query):
 
     wait_until(has_data, query.where)
     wait_until(watched.server.is_ready, "the repair")
-
-
-@pytest.mark.parametrize(
-    ("family", "outcome"),
-    [
-        ("nereid_route_requests_total", "ok"),
-        ("nereid_route_requests_total", "invalid_image"),
-        ("nereid_gateway_requests_total", "ok"),
-        ("nereid_gateway_requests_total", "invalid_image"),
-        ("nereid_gateway_requests_total", "deadline_exceeded"),
-        ("nereid_gateway_requests_total", "unauthenticated"),
-    ],
-)
-def test_outcomes_are_told_apart(watched, family, outcome):
-    query = f'sum(rate({family}{{outcome="{outcome}"}}[1m])) > 0'
-
-    wait_until(lambda: watched.values(query), outcome)

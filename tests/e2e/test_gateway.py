@@ -98,7 +98,6 @@ def test_photo_is_recognised_in_every_kind_of_body(base):
     ("content", "query", "status", "words"),
     {
         "no image": (b"not an image", "", 400, ["invalid_image", "expected an image file"]),
-        "cut off": (PHOTO[:5000], "", 400, ["invalid_image"]),
         "no such variant": (PHOTO, "?variant=v9", 400, ["invalid_request", "v1, v2"]),
         "no such version": (PHOTO, "?version=17", 400, ["invalid_request"]),
     },
@@ -108,14 +107,6 @@ def test_error_of_the_server_is_passed_on(base, content, query, status, words):
 
     assert answer.status_code == status
     assert all(word in answer.text for word in words), answer.text
-
-
-def test_short_timeout_is_exceeded(base):
-    """Two milliseconds pass before the response; on a busy machine even before the whole body is there."""
-    answer = httpx.post(f"{base}/predict", content=PHOTO, headers={**JPEG, "x-request-timeout-ms": "2"})
-
-    late = [(504, "deadline_exceeded"), (408, "body_timeout")]
-    assert (answer.status_code, answer.json()["error"]["code"]) in late
 
 
 async def leave(port: int, after_s: float) -> None:

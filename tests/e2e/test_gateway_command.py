@@ -25,6 +25,7 @@ from nereid.assets import COFFEE
 from nereid.cli.main import app
 from nereid.gateway.settings import Settings
 from nereid.server.ports import free_ports
+from tests.deployment import accepts
 from tests.e2e.conftest import url
 from tests.routes import wait_until
 from tests.supervised import gateway
@@ -165,11 +166,6 @@ def test_wrong_value_is_named(tmp_path, words, keys, code, text):
     assert code == 2 or done.stderr.count("\n") == 1
 
 
-def can_connect(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
-
-
 def test_second_signal_does_not_wait(tmp_path):
     with gateway(log := tmp_path / "log", "--url", "127.0.0.1:1", "--access-log") as (process, address):
         urllib.request.urlopen(f"{address}/healthz", timeout=WATCHDOG_S).close()
@@ -181,7 +177,7 @@ def test_second_signal_does_not_wait(tmp_path):
             )
             assert slow.recv(100).startswith(b"HTTP/1.1 100")
             process.send_signal(signal.SIGINT)
-            while can_connect(port):
+            while accepts(port):
                 pass
 
             process.send_signal(signal.SIGINT)

@@ -7,9 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,8 +20,6 @@ from nereid.server.ports import free_ports
 from tests.routes import wait_until
 from tests.tables import cases
 
-# Three times what a stalled machine was seen to need for the start of Locust and its workers.
-TIMEOUT_S = 60.0
 CALLERS = 6
 
 
@@ -170,74 +165,6 @@ def test_wrong_photos_are_told_before_anything_is_asked(target, tmp_path, capfd,
     assert code == 1
     assert expected in capfd.readouterr().err
     assert sum(row["requests"] for row in rows(report).values()) == 0
-
-
-def test_a_bad_thresholds_file_is_told_before_anything_is_asked(target, tmp_path, capfd):
-    report, mine = tmp_path / "report.json", tmp_path / "mine.toml"
-    mine.write_text("[closed]\np95_ms = 3\n")
-
-    code = load.run_locust(target, 1.0, report, ["--thresholds", str(mine)])
-
-    assert code == 2
-    assert "unknown field `p95_ms`" in capfd.readouterr().err
-    assert not report.exists()
-
-
-@contextlib.contextmanager
-def web_ui(target: load.Target, log: Path):
-    (port,) = free_ports(1)
-    words = [
-        "-f",
-        str(load.LOCUSTFILE),
-        "--host",
-        target.http,
-        "--grpc",
-        target.grpc,
-        "--web-port",
-        str(port),
-        "--thresholds=",
-    ]
-    with log.open("w") as lines:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "locust", *words], stdout=lines, stderr=lines, stdin=subprocess.DEVNULL
-        )
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(TIMEOUT_S) == 0, log.read_text()
-
-
-def get(url: str, form: dict[str, str] | None = None) -> bytes:
-    body = None if form is None else urllib.parse.urlencode(form).encode()
-    with urllib.request.urlopen(url, body, timeout=TIMEOUT_S) as page:
-        return page.read()
-
-
-def test_web_page_starts_users_and_shows_their_requests(target, tmp_path):
-    log = tmp_path / "log"
-
-    def is_there() -> bool:
-        with contextlib.suppress(urllib.error.URLError):
-            return b"<html" in get(url)
-        return False
-
-    with web_ui(target, log) as url:
-        wait_until(is_there, "the page")
-        started = json.loads(get(f"{url}/swarm", {"user_count": "4", "spawn_rate": "4", "host": target.http}))
-
-        def both_asked():
-            stats = json.loads(get(f"{url}/stats/requests"))
-            methods = {each["method"] for each in stats["stats"] if each["num_requests"]}
-            return stats if methods >= {"http", "grpc"} else None
-
-        stats = wait_until(both_asked, "requests over both protocols")
-        stopped = json.loads(get(f"{url}/stop", {}))
-
-    assert started["success"], started
-    assert stopped["success"], stopped
-    assert (stats["fail_ratio"], stats["errors"]) == (0, [])
-    assert "closed loop" in log.read_text()
 
 
 def run_load(*words: str) -> subprocess.CompletedProcess:

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import termios
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,9 @@ import pytest
 from loadtest.background_load import BackgroundLoad
 from nereid import metrics_page
 from nereid.assets import REPOSITORY
-from nereid.client.request import ProtocolName
 from tests.routes import wait_until
 from tests.supervised import NEREID, Served, serving
+from tests.tables import cases
 
 pytestmark = pytest.mark.nightly(minutes=1)
 
@@ -33,14 +34,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 LINES, COLUMNS = 24, 80
 # 3 of 4 requests go to v1.
 WEIGHTS = {"v1": 3, "v2": 1}
-
-
-class Gateway:
-    def __init__(self, ports: dict[str, int]) -> None:
-        self._ports = ports
-
-    def url(self, protocol: ProtocolName) -> str:
-        return f"127.0.0.1:{self._ports[protocol]}"
+PROCESSES = {"supervisor", "tritonserver", "gateway", "classify", "classify_v1", "classify_v2"}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +53,8 @@ def served(tmp_path_factory):
 @pytest.fixture(scope="module")
 def load(served):
     """A steady load, whose rate depends little on the speed of the machine."""
-    with BackgroundLoad(Gateway(served.ports), "classify", CALLERS, PAUSE_S) as running:
+    addresses = SimpleNamespace(url=lambda protocol: f"127.0.0.1:{served.ports[protocol]}")
+    with BackgroundLoad(addresses, "classify", CALLERS, PAUSE_S) as running:
         wait_until(lambda: len(running.requests) > CALLERS, "requests")
         yield running
 
@@ -100,7 +95,7 @@ def test_one_measurement_has_the_rates_of_the_load(served, load):
     assert found["server"]["ready"] is True
     assert models["classify_v1"]["instances"] == len(served.stubs("classify_v1"))
     names = {each["name"]: each["memory_bytes"] for each in found["processes"]}
-    assert {*names} == {"supervisor", "tritonserver", "gateway", "classify", "classify_v1", "classify_v2"}
+    assert {*names} == PROCESSES
     assert min(names.values()) > 2**20
 
 
@@ -169,18 +164,14 @@ def opened(served: Served) -> Iterator[Terminal]:
         os.close(ours)
 
 
-def leave(terminal: Terminal, way: str) -> None:
-    if way == "SIGINT":
-        os.kill(terminal.process.pid, signal.SIGINT)
-    else:
-        terminal.press({"q": b"q", "Ctrl-C": b"\x03"}[way])
-
-
-@pytest.mark.parametrize("way", ["q", "Ctrl-C", "SIGINT"])
-def test_live_view_fits_80_columns_and_ends(served, load, way):
+@cases("key", {"q": b"q", "Ctrl-C": b"\x03", "SIGINT": b""})
+def test_live_view_fits_80_columns_and_ends(served, load, key):
     with opened(served) as terminal:
         frame = terminal.wait_for(lambda frames: "q ends" in str(frames[-1]), "a frame")[-1]
-        leave(terminal, way)
+        if key:
+            terminal.press(key)
+        else:
+            terminal.process.send_signal(signal.SIGINT)
 
         assert terminal.code() == 0
         assert terminal.is_plain
@@ -205,11 +196,7 @@ def test_replaced_process_keeps_its_time(served):
     wait_until(lambda: {each.process for each in served.stubs("classify_v2")} - old, "a new process")
 
     after = cpu_seconds(served)
-    assert (
-        {*before}
-        == {*after}
-        == {*("supervisor", "tritonserver", "gateway", "classify", "classify_v1", "classify_v2")}
-    )
+    assert {*before} == {*after} == PROCESSES
     assert all(after[name] >= before[name] > 0 for name in before)
 
 
@@ -222,12 +209,3 @@ def test_restart_during_the_view_is_named(served):
         terminal.wait_for(lambda frames: "classify_v1" in str(frames[-1]), "the new server's models")
         terminal.press(b"q")
         assert terminal.code() == 0
-
-
-def test_the_supervisors_page_has_the_memory(served):
-    page = metrics_page.parse(served.page("/metrics")[1])
-    found = {
-        each.labels["process"]: each.value for each in page if each.name == "nereid_process_memory_bytes"
-    }
-
-    assert min(found.values()) > 2**20

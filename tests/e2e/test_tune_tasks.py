@@ -10,28 +10,18 @@ import onnx
 import pytest
 
 from nereid import Detector, Reader
-from nereid.assets import COFFEE, TEXT_REPOSITORY
+from nereid.assets import COFFEE
 from tests.detectors import KNOWN, TestDetector, add_detector, moved
 from tests.labels import LABEL, WORDS
 from tests.recognisers import retrained
 from tests.supervised import serving
+from tests.tasks import add_reader
 from tests.watches import watching
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 pytestmark = pytest.mark.nightly(minutes=2)
 
 PROFILES = ("cpu", "ensemble")
-
-
-@pytest.fixture
-def cars(tmp_path) -> Path:
-    return add_detector(tmp_path)
-
-
-@pytest.fixture
-def texts(tmp_path) -> Path:
-    waybills = shutil.ignore_patterns("read_waybill*")
-    return Path(shutil.copytree(TEXT_REPOSITORY, tmp_path / "texts", ignore=waybills))
 
 
 @contextmanager
@@ -48,11 +38,11 @@ def dropped(repository: Path, profile: str, name: str, source: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_dropped_detector_is_served(cars, profile, tmp_path):
+def test_dropped_detector_is_served(profile, tmp_path):
     onnx.save(TestDetector("yolov8", moved(KNOWN[:1])).build(), tmp_path / "next.onnx")
 
     with (
-        dropped(cars, profile, "cars", tmp_path / "next.onnx", tmp_path) as url,
+        dropped(add_detector(tmp_path), profile, "cars", tmp_path / "next.onnx", tmp_path) as url,
         Detector(url, "http", "cars") as detector,
     ):
         found = detector.detect(COFFEE, variant="v2")
@@ -61,10 +51,13 @@ def test_dropped_detector_is_served(cars, profile, tmp_path):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_dropped_recogniser_is_served(texts, profile, tmp_path):
+def test_dropped_recogniser_is_served(profile, tmp_path):
     new = retrained(tmp_path / "next.onnx")
 
-    with dropped(texts, profile, "read_text", new, tmp_path) as url, Reader(url, "http") as reader:
+    with (
+        dropped(add_reader(tmp_path), profile, "read_text", new, tmp_path) as url,
+        Reader(url, "http") as reader,
+    ):
         found = reader.read(LABEL, variant="v2")
 
     assert ([line.text for line in found.lines], found.variant) == (WORDS, "v2")
