@@ -20,10 +20,7 @@ CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
 # Left, top, right, bottom in pixels of the network's input, score, class. All numbers are exact in every head
 # (exponentials of 0, sigmoids of 0 and 1000), so that every path must return the same bits.
 Objects: TypeAlias = tuple[tuple[tuple[float, ...], float, int], ...]
-KNOWN: Objects = (
-    ((8.0, 16.0, 24.0, 32.0), 1.0, 1),
-    ((24.0, 16.0, 56.0, 48.0), 0.5, 0),
-)
+KNOWN: Objects = (((8.0, 16.0, 24.0, 32.0), 1.0, 1), ((24.0, 16.0, 56.0, 48.0), 0.5, 0))
 HEADS = ("yolov5", "yolov8", "yolox", "detr", "detr_sigmoid", "nms")
 
 

@@ -109,8 +109,7 @@ def rows() -> Iterator[dict[str, Any]]:
 def shown(rate_interval: str = "1m") -> list[Query]:
     return [
         Query(
-            f"{panel['title']}, {target['refId']}",
-            target["expr"].replace("$__rate_interval", rate_interval),
+            f"{panel['title']}, {target['refId']}", target["expr"].replace("$__rate_interval", rate_interval)
         )
         for panel in panels()
         for target in panel["targets"]

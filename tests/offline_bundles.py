@@ -45,10 +45,7 @@ def write_leaf(folder: Path, version: str) -> Path:
 
 def write_own_wheel(folder: Path, requirement: str = "leaf") -> Path:
     entry_points = "[console_scripts]\nnereid = nereid_stand_in:main\n"
-    files = {
-        "nereid_serving-0.1.0.dist-info/entry_points.txt": entry_points,
-        "nereid_stand_in.py": COMMAND,
-    }
+    files = {"nereid_serving-0.1.0.dist-info/entry_points.txt": entry_points, "nereid_stand_in.py": COMMAND}
     return write_wheel(folder, "nereid-serving", "0.1.0", [f"Requires-Dist: {requirement}"], files)
 
 

@@ -210,10 +210,7 @@ def test_errors_are_tritons(guarded, protocol):
 
     with pytest.raises(InferenceServerException, match="nobody"):
         infer(url, protocol, "nobody", image_input(protocol, COFFEE))
-    with (
-        Classifier(url, protocol) as classifier,
-        pytest.raises(RequestRefused, match=r"^invalid image: "),
-    ):
+    with Classifier(url, protocol) as classifier, pytest.raises(RequestRefused, match=r"^invalid image: "):
         classifier.classify(COFFEE.read_bytes()[:20_000])
 
 
