@@ -1,7 +1,5 @@
 """The classifiers against the real server: equal results over every transport, and no leftovers."""
 
-import asyncio
-import contextlib
 import io
 import os
 import signal
@@ -18,8 +16,7 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.client import shared_memory, shared_regions, transport
-from nereid.client.async_classifier import AsyncClassifier
+from nereid.client import shared_regions
 from nereid.client.classifier import Classifier
 from nereid.contract import GRPC_TOKEN_HEADER
 from nereid.observe import doctor
@@ -186,20 +183,6 @@ def test_doctor_removes_stale_regions(both_profiles, tmp_path):
     assert not files({left.name})
 
 
-def test_sweep_leaves_the_regions_of_other_containers(server, monkeypatch, tmp_path):
-    """If the server has other files than the sweep, a region without a file stays."""
-    with Classifier(url(server, "grpc"), shared_memory="system") as classifier:
-        classifier.classify(PHOTO)
-        before = files_of(server)
-        with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(shared_regions, "FOLDER", tmp_path)
-            swept(server)
-        assert files_of(server) == before
-        (Path("/dev/shm") / min(before)).unlink()
-        swept(server)
-        assert not known(server)
-
-
 @pytest.mark.parametrize("how", ["exit", "interrupt"])
 def test_end_of_a_process_removes_its_regions(server, how):
     end = "input()" if how == "exit" else "input(); import os, signal; os.kill(os.getpid(), signal.SIGINT)"
@@ -213,35 +196,6 @@ def test_end_of_a_process_removes_its_regions(server, how):
 
     assert len(regions) == 1
     assert not known(server) | files(regions)
-
-
-def test_cancelled_request_keeps_its_region_from_the_next(server):
-    """The server may still read it: the next request has another region, and a sweep removes both."""
-
-    async def run(pause_s: float) -> tuple[set[str], set[str]]:
-        async with AsyncClassifier(url(server, "grpc"), shared_memory="system") as classifier:
-            await classifier.classify(PHOTO)
-            before = files_of(server)
-            task = asyncio.create_task(classifier.classify(CHELSEA.read_bytes()))
-            await asyncio.sleep(pause_s)
-            task.cancel()
-            (outcome,) = await asyncio.gather(task, return_exceptions=True)
-            await classifier.classify(PHOTO)
-            return before, known(server) if isinstance(outcome, asyncio.CancelledError) else before
-
-    for pause_s in (0.001, 0.002, 0.005, 0.01):  # until the server runs the request
-        before, after = asyncio.run(run(pause_s))
-        wait_until(lambda names=before | after: not known(server) | files(names) or swept(server))
-        if after != before:
-            break
-
-    assert (len(before), len(after - before)) == (1, 1)
-
-
-def swept(server) -> bool:
-    with contextlib.closing(transport.Connection(url(server, "grpc"), "grpc")) as connection:
-        transport.run(connection, shared_memory.sweep("grpc", lambda: 5.0))
-    return not known(server)
 
 
 def test_server_does_not_release_a_region_that_it_reads(server):

@@ -64,34 +64,16 @@ def asking(report: Path, server: load.Target) -> list[psutil.Process]:
     return found
 
 
-def run_and_signal(target: load.Target, report: Path, number: signal.Signals, *words: str, count: int = 1):
-    """Run Locust, and signal one of the `count` processes that ask; returns its exit code."""
-    open_loop = ["--scenario", "open", "--users", "8"]
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(load.run_locust, target, 5.0, report, [*open_loop, *words])
-        found = wait_until(lambda: len(each := asking(report, target)) == count and each, "the requests")
-        found[0].send_signal(number)
-    return running.result()
-
-
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGKILL, 128 + signal.SIGKILL), (signal.SIGTERM, 1)],
-    ids=["killed", "told to end"],
-)
+@cases(("number", "code"), {"killed": (signal.SIGKILL, 128 + signal.SIGKILL), "told": (signal.SIGTERM, 1)})
 def test_a_run_that_is_cut_short_fails(target, tmp_path, number, code):
     """What it would have sent was never asked, however good the answers until then."""
-    assert run_and_signal(target, tmp_path / "report.json", number, "--thresholds=") == code
+    report, words = tmp_path / "report.json", ["--scenario", "open", "--users", "8", "--thresholds="]
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(load.run_locust, target, 5.0, report, words)
+        (locust,) = wait_until(lambda: asking(report, target), "the requests")
+        locust.send_signal(number)
 
-
-@pytest.mark.nightly(minutes=1)
-def test_a_killed_worker_fails_the_run(target, tmp_path):
-    """The other one's requests must not pass for the whole."""
-    report = tmp_path / "report.json"
-
-    code = run_and_signal(target, report, signal.SIGKILL, *two_processes(), count=2)
-
-    assert (code, load.read(report)["lost"]) == (1, 1)
+    assert running.result() == code
 
 
 @pytest.mark.nightly(minutes=1)

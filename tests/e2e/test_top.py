@@ -198,14 +198,3 @@ def test_replaced_process_keeps_its_time(served):
     after = cpu_seconds(served)
     assert {*before} == {*after} == PROCESSES
     assert all(after[name] >= before[name] > 0 for name in before)
-
-
-def test_restart_during_the_view_is_named(served):
-    with opened(served) as terminal:
-        terminal.wait_for(bool, "a frame")
-        os.kill(served.record.pid, signal.SIGKILL)
-
-        terminal.wait_for(lambda frames: "restarted: pid" in str(frames), "the note")
-        terminal.wait_for(lambda frames: "classify_v1" in str(frames[-1]), "the new server's models")
-        terminal.press(b"q")
-        assert terminal.code() == 0

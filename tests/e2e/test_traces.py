@@ -136,12 +136,16 @@ def test_grpc_request_is_one_tree(traced, port):
     traced.tree(trace, span, *traced.names("gateway ModelInfer" if port == "gateway" else ""))
 
 
-def test_rest_request_is_one_tree(traced):
-    status, _, *ids = traced.post("/predict", PHOTO, JPEG)
+def test_rest_request_is_one_tree_and_its_shadow_a_linked_one(traced):
+    status, _, trace, span = traced.post("/predict", PHOTO, JPEG)
 
     assert status == 200
-    spans = traced.tree(*ids, *traced.names("gateway /predict"))
+    spans = traced.tree(trace, span, *traced.names("gateway /predict"))
     assert spans[ROUTE].parent == spans["inference"].span
+    link = (trace, spans[ROUTE].span)
+    (shadow,) = wait_until(lambda: [each for each in traced.receiver.spans if link in each.links], "a shadow")
+    assert shadow.trace != trace
+    assert root_of(traced.receiver.wait_for(shadow.trace, "shadow s", "network")) == shadow
 
 
 @pytest.mark.nightly(minutes=2)
@@ -162,19 +166,6 @@ def test_batch_of_four_is_one_tree(traced):
     root_of(spans, span)
     assert sum(each.name == "inference" for each in spans) == 4
     assert sum(each.name == ROUTE for each in spans) == 4
-
-
-@pytest.mark.nightly(minutes=2)
-def test_shadow_is_a_linked_trace(traced):
-    _, _, trace, span = traced.post("/predict", PHOTO, JPEG)
-    route = traced.tree(trace, span, ROUTE)[ROUTE]
-
-    link = (trace, route.span)
-    found = wait_until(lambda: [each for each in traced.receiver.spans if link in each.links], "a shadow")
-    (shadow,) = found
-    spans = traced.receiver.wait_for(shadow.trace, "shadow s", "network")
-    assert shadow.trace != trace
-    assert root_of(spans) == shadow
 
 
 @pytest.mark.nightly(minutes=2)
@@ -240,25 +231,14 @@ def test_line_of_a_request_has_its_stages_and_no_secret(traced):
     assert secret not in traced.served.log
 
 
-def test_readiness_of_the_gateway_is_not_traffic(traced):
-    probes, requests = (f"nereid_route_{name}_total" for name in ("probes", "requests"))
-    time.sleep(2 * FLUSH_S)  # the counts of earlier requests
-    before = traced.count(requests), traced.count(probes)
-
-    assert traced.post("/readyz", None, {})[0] == 200
-
-    wait_until(lambda: traced.count(probes) > before[1], "a probe")
-    time.sleep(2 * FLUSH_S)
-    assert traced.count(requests) == before[0]
-
-
 @pytest.mark.nightly(minutes=2)
-def test_probes_are_neither_traffic_nor_traces(traced):
+def test_probes_of_gateway_and_supervisor_are_neither_traffic_nor_traces(traced):
     probes, requests = (f"nereid_route_{name}_total" for name in ("probes", "requests"))
     time.sleep(2 * HOLD_S)  # the lines of earlier requests
     lines = len(traced.lines())
     before = traced.count(requests), traced.count(probes)
 
+    assert traced.post("/readyz", None, {"traceparent": ""})[0] == 200
     wait_until(lambda: traced.count(probes) >= before[1] + 2, "two probes")
 
     assert traced.count(requests) == before[0]

@@ -105,23 +105,14 @@ def test_sdist_has_what_the_wheel_is_built_from(built):
     assert not tops & (FOREIGN - {"clients", "python_backend"})
 
 
-def test_demo_runs_in_an_empty_folder(installed):
-    output = installed.run("nereid", "demo")
+def test_demo_and_check_run_in_an_empty_folder(installed):
+    version = installed.run("pip", "show", "nereid-serving").split("Version: ")[1].split()[0]
 
-    assert output.count("espresso") == 2
+    assert version in installed.run("nereid", "--version")
+    assert installed.run("nereid", "demo").count("espresso") == 2
+    findings = json.loads(installed.run("nereid", "check", "--json"))
+    assert {finding["verdict"] for finding in findings} == {"ok"}
     assert list(installed.folder.iterdir()) == []
-
-
-def test_default_repository_passes_its_own_check(installed):
-    output = installed.run("nereid", "check", "--json")
-
-    assert {finding["verdict"] for finding in json.loads(output)} == {"ok"}
-
-
-def test_version_is_the_distributions(installed):
-    assert installed.run("pip", "show", "nereid-serving").split("Version: ")[1].split()[0] in installed.run(
-        "nereid", "--version"
-    )
 
 
 def test_own_repository_is_served_and_classifies(installed, tmp_path):

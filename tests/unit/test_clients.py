@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import io
 import itertools
 import re
 import socket
@@ -538,24 +537,6 @@ def test_outcomes_may_be_left_early(end):
 
     with serving(Script(PREDICTION, "silence")) as url:
         asyncio.run(asyncio.wait_for(leave(url), 10))
-
-
-def test_images_are_not_read_after_the_caller_leaves():
-    gate, late = threading.Event(), io.BytesIO(PHOTO)
-
-    class Slow(io.BytesIO):
-        def read(self, *args: int) -> bytes:
-            gate.wait(20)
-            return super().read(*args)
-
-    with serving(Script(PREDICTION)) as url, Classifier(url, "http", concurrency=2) as classifier:
-        outcomes = classifier.classify_many([PHOTO, Slow(PHOTO), Slow(PHOTO), late])
-        next(outcomes)
-        outcomes.close()
-        gate.set()
-        assert len(list(classifier.classify_many([PHOTO] * 2))) == 2
-
-    assert late.tell() == 0
 
 
 def test_ipv6_address_has_brackets():
