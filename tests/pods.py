@@ -22,12 +22,7 @@ def description(overlay: str) -> dict[str, Any]:
 
 @contextmanager
 def running(engine: Engine, overlay: str, folder: Path, keys: Path) -> Iterator[str]:
-    """Run a pod's init containers, and start its server; yields the container's name.
-
-    Args:
-        folder: an empty folder for the pod's volumes.
-        keys: file with the keys of the callers, which becomes the pod's secret.
-    """
+    """Run a pod's init containers, and start its server; yields the container's name."""
     spec, name = description(overlay), f"nereid-pod-{os.getpid()}"
     group = spec.get("securityContext", {}).get("fsGroup")
     for volume in spec["volumes"]:

@@ -21,15 +21,7 @@ PHOTO = save(Image.fromarray(noise(2 * SIDE, 2 * SIDE)))
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task, and a request with a known answer.
-
-    Args:
-        name: the method of the clients, the command and the gateway's endpoint.
-        model: its route in the repository of `store_tasks`.
-        kinds: the blocking client and that of asyncio.
-        image: an image file.
-        check: fails unless a result, or its JSON, is right.
-    """
+    """A task, and a request with a known answer; `check` fails unless a result, or its JSON, is right."""
 
     name: str
     model: str

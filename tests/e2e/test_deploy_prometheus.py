@@ -138,44 +138,37 @@ def prometheus(folder: Path, ports: dict[str, int], key: str, server: Served) ->
 
 @contextmanager
 def traffic(observer: Prometheus, address: str, key: str, limited: str) -> Iterator[None]:
-    """Send good and bad requests to the gateway and Triton until the context ends.
-
-    Args:
-        observer: scrapes the server behind the gateway.
-        address: of the gateway.
-        key: a key.
-        limited: a key whose quota is too small.
-    """
+    """Send good and bad requests to the gateway and Triton, also with a key whose quota is too small."""
     triton = f"http://127.0.0.1:{observer.server.ports['http']}/v2/models/classify/infer"
     binary, jpeg = {"inference-header-content-length": "0"}, {"content-type": "image/jpeg"}
-    own, late = {"authorization": f"Bearer {key}"}, {"x-request-timeout-ms": "1"}
-    images = [{"image": base64.b64encode(PHOTO).decode()}, {"image": base64.b64encode(DAMAGED).decode()}]
-    kinds: list[Callable[[httpx.Client], httpx.Response]] = [
-        lambda client: with_feedback(
-            client, client.post(f"{address}/predict", content=PHOTO, headers=jpeg | own)
-        ),
-        lambda client: client.post(f"{address}/predict", content=DAMAGED, headers=jpeg | own),
-        lambda client: client.post(f"{address}/predict", content=PHOTO, headers=jpeg | own | late),
-        lambda client: client.post(f"{address}/predict", content=PHOTO, headers=jpeg),
-        lambda client: client.post(
-            f"{address}/predict", content=DAMAGED, headers=jpeg | {"authorization": f"Bearer {limited}"}
-        ),
+    own, poor = ({"authorization": f"Bearer {each}"} for each in (key, limited))
+    images = [{"image": base64.b64encode(each).decode()} for each in (PHOTO, DAMAGED)]
+    is_over, labels = threading.Event(), itertools.cycle((1, 0))
+
+    def predict(client: httpx.Client, image: bytes, headers: dict[str, str]) -> httpx.Response:
+        return client.post(f"{address}/predict", content=image, headers=jpeg | headers)
+
+    def with_feedback(client: httpx.Client) -> None:
+        """Say that the first answer of a client is wrong, that the next is correct, and so on."""
+        answer = predict(client, PHOTO, own)
+        if not (observer.killing.is_set() and answer.is_server_error):
+            found = answer.json()
+            label = found["predictions"][next(labels)]["label"]
+            truth = {"request_id": found["request_id"], "label": label}
+            client.post(f"{address}/v1/feedback", json=truth, headers=own)
+
+    kinds: list[Callable[[httpx.Client], object]] = [
+        with_feedback,
+        lambda client: predict(client, DAMAGED, own),
+        lambda client: predict(client, PHOTO, own | {"x-request-timeout-ms": "1"}),
+        lambda client: predict(client, PHOTO, {}),
+        lambda client: predict(client, DAMAGED, poor),
         lambda client: client.post(f"{address}/v1/classify", json={"images": images}, headers=own),
         lambda client: client.post(triton, content=PHOTO, headers=binary),
         lambda client: client.post(triton, content=b"no image", headers=binary),
     ]
-    is_over, place = threading.Event(), itertools.cycle((1, 0))
 
-    def with_feedback(client: httpx.Client, answer: httpx.Response) -> httpx.Response:
-        """Say that the first answer of a client is wrong, that the next is correct, and so on."""
-        if observer.killing.is_set() and answer.is_server_error:
-            return answer
-        found = answer.json()
-        label = found["predictions"][next(place)]["label"]
-        truth = {"request_id": found["request_id"], "label": label}
-        return client.post(f"{address}/v1/feedback", json=truth, headers=own)
-
-    def ask(kind: Callable[[httpx.Client], httpx.Response]) -> None:
+    def ask(kind: Callable[[httpx.Client], object]) -> None:
         with httpx.Client(timeout=WATCHDOG_S) as client:
             while not is_over.wait(PAUSE_S):
                 kind(client)

@@ -62,23 +62,6 @@ def nereid_key(tmp_path):
     return run
 
 
-def test_gateway_serves_callers_with_a_key_until_a_signal(both_profiles, tmp_path, nereid_key):
-    first = nereid_key("add", "first", "--scope", "infer")
-    words = ["--url", url(both_profiles["cpu"], "http"), "--keys", str(tmp_path / "keys.json")]
-    with gateway(tmp_path / "log", *words, "--require-keys") as (process, address):
-        status, answer = post(address, first)
-        assert (status, answer["predictions"][0]["label"]) == (200, "espresso")
-        assert post(address)[0] == 401
-        second = nereid_key("add", "second", "--scope", "infer")
-        assert post(address, second)[0] == 200
-        nereid_key("revoke", "first")
-        assert post(address, first)[0] == 401
-
-        process.send_signal(signal.SIGTERM)
-
-        assert process.wait(WATCHDOG_S) == 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("keep_alive_s", "is_kept"), [(90, True), (1, False)], ids=["default", "shorter"])
 def test_unused_connection_is_kept_for_a_load_balancer(both_profiles, tmp_path, keep_alive_s, is_kept):

@@ -271,18 +271,6 @@ def test_random_requests_are_answered(guarded):
     assert {"HTTP 200", "gRPC OK"} <= outcome.statuses.keys()
 
 
-def test_metrics_are_those_of_triton_and_of_the_gateway(guarded):
-    with Classifier(guarded.url("grpc"), "grpc", "classify_v1") as classifier:
-        classifier.classify(COFFEE)
-    pages = {}
-    for name in ("metrics", "http"):
-        with urllib.request.urlopen(f"http://{guarded.url(name)}/metrics", timeout=WATCHDOG_S) as page:
-            pages[name] = page.read().decode()
-
-    assert 'nv_inference_request_success{model="classify_v1"' in pages["metrics"]
-    assert 'endpoint="ModelInfer",model="classify_v1",outcome="ok"' in pages["http"]
-
-
 def test_killed_gateway_is_started_again(guarded):
     pid, parent = guarded.pid, guarded.served.process.pid
     children = [

@@ -157,10 +157,14 @@ async def test_changed_weights_are_shown_immediately():
 
 
 @asynchronous
-async def test_readiness_is_probed_again_after_two_seconds():
-    now = [0.0]
-    upstream = Upstream()
+async def test_readiness_is_probed_once_for_all_and_again_after_two_seconds():
+    now, upstream = [0.0], Upstream()
     readiness = Readiness(upstream.infer, lambda: now[0])
     for now[0], probes in ((0.0, 1), (1.9, 1), (2.1, 2)):
-        assert (await readiness.state()).ready
+        upstream.gate.clear()
+        asyncio.get_running_loop().call_later(0.01, upstream.gate.set)
+
+        states = await asyncio.gather(*(readiness.state() for _ in range(50)))
+
+        assert [each.ready for each in states] == [True] * 50
         assert len(upstream.received) == probes

@@ -146,16 +146,6 @@ def test_models_have_their_task():
     assert found == {**expected, "odd": "", "half": ""}
 
 
-def test_outputs_are_found_once():
-    source = Several(["read_text"])
-    made = build(SMALL, NO_KEYS, Models("read_text", source, lambda name, kind: Upstream(READING)))
-
-    for _ in range(3):
-        send(made, "POST", "/v1/read", content=IMAGE)
-
-    assert source.looked_up == ["read_text"]
-
-
 @asynchronous
 async def test_unknown_outputs_leave_the_choice_to_the_server():
     source, kinds = Several(["odd"]), list[str]()

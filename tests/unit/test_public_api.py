@@ -1,43 +1,27 @@
 """The names that `nereid` exports, and the modules that its import loads."""
 
 import json
+import re
 import subprocess
 import sys
 
 import nereid
 
-PUBLIC = [
-    "AsyncClassifier",
-    "AsyncDetector",
-    "AsyncReader",
-    "Classifier",
-    "ClassifierError",
-    "Correction",
-    "DetectedObject",
-    "Detection",
-    "Detector",
-    "Field",
-    "Label",
-    "Overloaded",
-    "Prediction",
-    "Reader",
-    "Reading",
-    "RequestRefused",
-    "ServerFailed",
-    "TextLine",
-    "TimedOut",
-    "Timings",
-    "Unavailable",
-    "Unreachable",
-    "UnusableImage",
-    "__version__",
-]
+PUBLIC = re.findall(
+    r"\w+",
+    """
+AsyncClassifier AsyncDetector AsyncReader Classifier ClassifierError Correction DetectedObject Detection
+Detector Field Label Overloaded Prediction Reader Reading RequestRefused ServerFailed TextLine TimedOut
+Timings Unavailable Unreachable UnusableImage __version__
+""",
+)
 LOADED = """
 import sys
 before = set(sys.modules)
 import nereid
 loaded = sorted(set(sys.modules) - before)
 import json
+import re
 print(json.dumps(loaded))
 """
 
