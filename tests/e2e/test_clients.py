@@ -1,6 +1,5 @@
 """The classifiers against the real server: equal results over every transport, and no leftovers."""
 
-import io
 import os
 import signal
 import subprocess
@@ -59,22 +58,6 @@ def files_of(server) -> set[str]:
     return names
 
 
-def forms() -> list[object]:
-    """Return a photo in all accepted forms; the last three have its pixels."""
-    with Image.open(COFFEE) as photo:
-        pixels = photo.convert("RGB")
-    return [
-        PHOTO,
-        bytearray(PHOTO),
-        COFFEE,
-        str(COFFEE),
-        io.BytesIO(PHOTO),
-        pixels,
-        np.asarray(pixels),
-        np.asfortranarray(pixels),
-    ]
-
-
 def test_transports_give_equal_scores(server):
     with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
         tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
@@ -88,15 +71,6 @@ def test_transports_give_equal_scores(server):
         assert bool(regions) == bool(memory)
         assert not known(server) | files(regions)
         np.testing.assert_array_equal(scores, plain, f"{way} {protocol} {memory}", strict=True)
-
-
-def test_an_image_is_taken_in_any_form(server):
-    with Classifier(url(server, "grpc"), model="classify_v1") as classifier:
-        scores = [classifier.scores(form) for form in forms()]
-
-    assert len({each.tobytes() for each in scores[:5]}) == 1
-    assert len({each.tobytes() for each in scores[5:]}) == 1
-    assert scores[0].argmax() == scores[5].argmax() == ESPRESSO
 
 
 @pytest.mark.parametrize(("way", "protocol"), WAYS)
