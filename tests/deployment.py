@@ -1,7 +1,6 @@
 """Readers of docker-compose.yml and the Dockerfiles, their health check, and a server to post to."""
 
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -9,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import yaml
@@ -53,17 +53,11 @@ def check_health(*words: str, workspace: Path = ROOT) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def accepts(port: int) -> bool:
-    """Return whether a process listens on a port of loopback."""
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
-
-
 @contextmanager
-def running(words: Sequence[str], log: Path, page: str) -> Iterator[None]:
+def running(words: Sequence[str], log: Path, page: str, **options: Any) -> Iterator[None]:
     """Run a program in the background; it is ready when it serves a page."""
     with log.open("w") as output:
-        process = subprocess.Popen(words, stdout=output, stderr=output)
+        process = subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=output, **options)
 
     def is_ready() -> bool:
         assert process.poll() is None, log.read_text()

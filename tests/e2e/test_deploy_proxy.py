@@ -27,7 +27,7 @@ from nereid.gateway.admission import key_changes
 from nereid.imaging.decode import Limits
 from nereid.server.ports import free_ports
 from tests.conftest import ROOT
-from tests.deployment import accepts
+from tests.deployment import running as run_program
 from tests.e2e.conftest import group_members
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import Served, serving, store_eyes
@@ -142,21 +142,9 @@ def running(haproxy: str, servers: dict[str, dict[str, int]], folder: Path) -> I
         environment[f"{prefix}_HTTP"] = f"127.0.0.1:{own['http']}"
         environment[f"{prefix}_GRPC"] = f"127.0.0.1:{own['grpc']}"
         environment[f"{prefix}_READY_PORT"] = str(own["health"])
-    log = folder / "haproxy.log"
-    with log.open("w") as written:
-        process = subprocess.Popen(
-            [haproxy, "-db", "-f", CONFIG],
-            env=os.environ | environment,
-            stdout=written,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        wait_until(lambda: process.poll() is not None or accepts(ports["stats"]), "the proxy")
-        assert process.poll() is None, log.read_text()
+    words, page = [haproxy, "-db", "-f", str(CONFIG)], f"http://127.0.0.1:{ports['stats']}/stats"
+    with run_program(words, folder / "haproxy.log", page, env=os.environ | environment):
         yield Proxy(ports)
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="module")

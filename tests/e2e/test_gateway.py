@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 
 import httpx
@@ -20,13 +19,13 @@ from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT
 from nereid.gateway.admission.concurrency_limit import INITIAL_LIMIT
 from nereid.http_connection import HttpConnections
 from nereid.server.ports import free_ports
+from tests.deployment import running
 from tests.e2e.conftest import CATS, ESPRESSO, url
 from tests.proof import REQUESTS
+from tests.routes import wait_until
 from tests.tables import cases
 
-START_S, WATCHDOG_S = 20, 30
-# Metrics of the route are handed on every half second.
-METRIC_S = 10
+WATCHDOG_S = 30
 # The limit stays where it starts, and the callers are twice as many as it lets in and lets wait.
 LIMIT = int(INITIAL_LIMIT)
 CALLERS = 2 * LIMIT * (1 + MAX_WAITING_PER_SLOT)
@@ -49,30 +48,13 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), **options)
 
 
 @pytest.fixture(scope="module")
-def base(both_profiles, root, tmp_path_factory):
+def base(both_profiles, tmp_path_factory):
     (port,) = free_ports(1)
-    log = tmp_path_factory.mktemp("gateway") / "log"
-    address = f"http://127.0.0.1:{port}"
+    log, address = tmp_path_factory.mktemp("gateway") / "log", f"http://127.0.0.1:{port}"
     command = [sys.executable, "-W", "error", "-c", RUN, url(both_profiles["cpu"], "http"), str(port)]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=root, stderr=output)
-        try:
-            wait_for(lambda: httpx.get(f"{address}/readyz").is_success, START_S, log)
-            yield address
-        finally:
-            process.terminate()
-            process.wait(WATCHDOG_S)
+    with running(command, log, f"{address}/readyz"):
+        yield address
     assert "Traceback" not in log.read_text()
-
-
-def wait_for(is_true, seconds, log=None) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        with contextlib.suppress(httpx.TransportError):
-            if is_true():
-                return
-        time.sleep(0.05)
-    pytest.fail(f"not within {seconds} s; {log.read_text() if log else ''}")
 
 
 def sample(page: str, pattern: str) -> float:
@@ -137,8 +119,8 @@ def test_disconnects_leave_nothing_behind(base, both_profiles):
 
     asyncio.run(all_leave())
     for name in ("nereid_gateway_in_flight", "nereid_route_in_flight"):
-        wait_for(lambda name=name: metric(base, server, name) == 0, WATCHDOG_S)
-    wait_for(lambda: metric(base, server, CLOSED) > before, METRIC_S)
+        wait_until(lambda name=name: metric(base, server, name) == 0, name)
+    wait_until(lambda: metric(base, server, CLOSED) > before, "the count")
 
     assert httpx.get(f"{base}/v1/live").json()["in_flight"] == 0
     answer = httpx.post(f"{base}/predict", content=PHOTO, headers=JPEG, timeout=WATCHDOG_S)
@@ -182,7 +164,7 @@ def test_client_that_closes_both_sides_is_cancelled(base, both_profiles, slow_im
         head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(image)}\r\n\r\n"
         connection.sendall(head.encode() + image)
 
-    wait_for(lambda: metric(base, both_profiles["cpu"], CLOSED) > before, WATCHDOG_S)
+    wait_until(lambda: metric(base, both_profiles["cpu"], CLOSED) > before, "the count")
 
 
 @pytest.mark.parametrize("head", [f"content-length: {100 * 2**20}", "transfer-encoding: chunked"])

@@ -24,8 +24,7 @@ from typer.testing import CliRunner
 from nereid.assets import COFFEE
 from nereid.cli.main import app
 from nereid.gateway.settings import Settings
-from nereid.server.ports import free_ports
-from tests.deployment import accepts
+from nereid.server.ports import free_ports, is_listening
 from tests.e2e.conftest import url
 from tests.routes import wait_until
 from tests.supervised import gateway
@@ -159,9 +158,9 @@ def test_second_signal_does_not_wait(tmp_path):
                 b"Expect: 100-continue\r\n\r\n"
             )
             assert slow.recv(100).startswith(b"HTTP/1.1 100")
+            assert is_listening(process.pid, port)
             process.send_signal(signal.SIGINT)
-            while accepts(port):
-                pass
+            wait_until(lambda: not is_listening(process.pid, port), "the end of the listener")
 
             process.send_signal(signal.SIGINT)
 
