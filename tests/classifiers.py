@@ -77,14 +77,8 @@ class Script:
             closes the connection; a barrier, which closes the connections of all requests that reach it
             together; "silence", which sends nothing.
 
-    Attributes:
-        requests: paths and bodies of all requests.
-        peers: addresses and bodies of the requests for inference.
-        gap_s: pause between the head and the body of a response, in seconds.
-        trickle_s: interval of single bytes after a response, in seconds; 0 sends none.
-        hangs_up: close the connection after each response.
-        read: names of regions that the server refuses to release.
-        outputs: names of the model's outputs.
+    A pause of `gap_s` is between the head and the body of a response, and single bytes follow it every
+    `trickle_s` unless that is 0. `read` has the names of regions that the server refuses to release.
     """
 
     def __init__(self, *steps: Any) -> None:

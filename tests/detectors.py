@@ -26,13 +26,7 @@ HEADS = ("yolov5", "yolov8", "yolox", "detr", "detr_sigmoid", "nms")
 
 @dataclass(frozen=True)
 class TestDetector:
-    """A detector that ignores its image.
-
-    Args:
-        head: the layout of its outputs.
-        objects: what it returns.
-        batch: the first dim; None for a variable one.
-    """
+    """A detector that ignores its image; `batch` is None for a variable one."""
 
     __test__ = False
 

@@ -47,11 +47,7 @@ class Receiver:
 
 
 def root_of(spans: Collection[Span], caller: str = "") -> Span:
-    """Return the root of a trace; fails unless its spans are one tree below the caller's span.
-
-    Raises:
-        AssertionError: a span has no parent among the others, or there are several roots.
-    """
+    """Return the root of a trace; fails unless its spans are one tree below the caller's span."""
     ids = {each.span for each in spans}
     assert len(ids) == len(spans), "a span came twice"
     roots = [each for each in spans if each.parent == caller]

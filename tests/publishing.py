@@ -58,12 +58,7 @@ def classifier(
 
 
 def store_published(repository: Path, policy: str = ALL_VERSIONS) -> None:
-    """Store network `net`, its pinned ensemble `net_v1`, and route `r`, which sends all to variant `v1`.
-
-    Args:
-        repository: where they go.
-        policy: the network's `version_policy`, in two profiles.
-    """
+    """Store network `net`, its pinned ensemble `net_v1`, and route `r`, which sends all to variant `v1`."""
     store_adding(repository, NET, 1, config=NETWORK + policy)
     (repository / NET / "configs").mkdir()
     (repository / NET / "configs" / "other.pbtxt").write_text(NETWORK + policy)

@@ -21,12 +21,9 @@ SEED = 28
 
 
 def raw(target: Path, is_softmax: bool = True, characters: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Write the default recogniser as its training framework exports it; return its characters.
+    """Write the default recogniser as its training framework exports it, with probabilities or logits.
 
-    Args:
-        target: the file.
-        is_softmax: whether it returns probabilities, or else logits.
-        characters: those of the metadata, () for none; None for its own.
+    Its metadata have `characters`, None for its own; returns the latter.
     """
     model = onnx.load(ADAPTED)
     own = characters_of(model)
@@ -66,15 +63,7 @@ def write_characters(model: onnx.ModelProto, characters: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class TestRecogniser:
-    """A recogniser that draws its classes from the mean colour of every eight columns.
-
-    Args:
-        datatype: of the classes.
-        has_softmax: whether it returns probabilities.
-        batch: the first dim; None for a variable one.
-        shape: dims of the input behind the batch.
-        classes: the number of classes, with blank and space.
-    """
+    """A recogniser that draws its classes, with blank and space, from the mean colour of every 8 columns."""
 
     __test__ = False
 

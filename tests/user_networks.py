@@ -16,17 +16,10 @@ LUMA = np.array([0.299, 0.587, 0.114])
 
 @dataclass(frozen=True)
 class UserNetwork:
-    """A classifier: the mean of each quadrant and channel, times weights; its reference in float64.
+    """A classifier: the mean of each channel, times weights; its reference in float64.
 
-    Args:
-        layout: NCHW or NHWC.
-        channels: 3 or 1.
-        datatype: of the input; FP16 is also that of the output.
-        batch: the first dim; None for a variable one.
-        activation: what the network itself applies: none, softmax or sigmoid.
-        tail: extra dims of 1 behind the classes.
-        side_px: height and width; None for variable ones.
-        weights: the seed of the weights, so that two networks differ.
+    `batch` and `side_px` are None for variable ones, `tail` counts the dims of 1 behind the classes, and
+    `weights` is a seed. FP16 is also the datatype of the output.
     """
 
     layout: str = "NCHW"
