@@ -124,17 +124,6 @@ def test_large_images_of_one_key_leave_the_others_in_service(both_profiles, tmp_
         (["--certificate", __file__], 1, 1, "expected a certificate and its key (PEM, no password)"),
         (["--keys", "none.json"], 1, 1, "cannot read keys from 'none.json': No such file"),
     ],
-    ids=[
-        "exposed without keys",
-        "keys needed and none there",
-        "any origin",
-        "scheme",
-        "key alone",
-        "host",
-        "no certificate",
-        "no PEM",
-        "no keys",
-    ],
 )
 def test_wrong_value_is_named(tmp_path, words, keys, code, text):
     """Wrong usage exits with code 2, an unusable value with code 1. The last line has the reason."""
