@@ -203,6 +203,7 @@ def test_workers_are_one_gateway(both_profiles, tmp_path, nereid_key):
         wait_until(lambda: len({*workers_of(process.pid)} - {first}) == 2)
         wait_until(lambda: all(status == 200 for status, _ in pool.map(lambda _: post(address), range(20))))
         assert second in workers_of(process.pid)
+        assert "ended with status -9; it starts again in 0.1 s" in (tmp_path / "log").read_text()
         wait_until(lambda: requests_of(fetch(f"{address}/metrics")) >= 100)
 
         process.send_signal(signal.SIGTERM)

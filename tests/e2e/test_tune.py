@@ -171,6 +171,14 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
     assert "does not respond" in hanging
 
 
+def test_default_is_measured_even_without_time(models, tmp_path, monkeypatch):
+    monkeypatch.setattr("nereid.tune.trial.MIN_LOAD_S", 0.01)
+    with trial(models, "classify_v1", "cpu", tmp_path, (2,), until_s=time.monotonic()) as trying:
+        assert trying.measure((), 0.2)[2].answered > 0
+        with pytest.raises(NotMeasured, match="not done after"):
+            trying.measure((("instances", 1),), 0.2)
+
+
 def test_bad_config_is_replaced(models, tmp_path):
     path = models / "classify_v1" / "configs" / "cpu.pbtxt"
     path.write_text(with_settings(path.read_text(), WAITING))
