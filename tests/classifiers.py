@@ -60,7 +60,6 @@ def opened(way: str, url: str, *args: Any, kinds: Any = CLASSIFIERS, **options: 
 
 
 def check_bytes_are_sent(classifier: Any, caplog: Any, reason: str) -> None:
-    """Check that requests are answered at their first attempt without shared memory, with one warning."""
     answers = [classifier.classify(COFFEE.read_bytes()) for _ in range(3)]
 
     assert {each.labels[0].name for each in answers} == {"espresso"}
@@ -78,14 +77,8 @@ class Script:
             closes the connection; a barrier, which closes the connections of all requests that reach it
             together; "silence", which sends nothing.
 
-    Attributes:
-        requests: paths and bodies of all requests.
-        peers: addresses and bodies of the requests for inference.
-        gap_s: pause between the head and the body of a response, in seconds.
-        trickle_s: interval of single bytes after a response, in seconds; 0 sends none.
-        hangs_up: close the connection after each response.
-        read: names of regions that the server refuses to release.
-        outputs: names of the model's outputs.
+    A pause of `gap_s` is between the head and the body of a response, and single bytes follow it every
+    `trickle_s` unless that is 0. `read` has the names of regions that the server refuses to release.
     """
 
     def __init__(self, *steps: Any) -> None:
@@ -99,22 +92,18 @@ class Script:
         self.outputs: tuple[str, ...] = ("scores",)
 
     def next(self) -> Any:
-        """Return the next step."""
         return self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
 
     def bodies(self, word: str) -> list[bytes]:
-        """Return the bodies of the requests whose path ends with `word`."""
         return [body for path, body in self.requests if path.endswith(word)]
 
 
 def response(status: int, body: Any) -> bytes:
-    """Return an HTTP response with a JSON body."""
     text = json.dumps(body).encode()
     return b"HTTP/1.1 %d Any\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text)
 
 
 def error(text: str, status: int = 400) -> bytes:
-    """Return Triton's response to a failed request."""
     return response(status, {"error": text})
 
 
@@ -130,7 +119,6 @@ def prediction_response(*rows: str, **about: str) -> bytes:
 
 
 def tensor_response(**tensors: np.ndarray) -> bytes:
-    """Return Triton's response with tensors: FP32, or BYTES of an array of objects."""
     outputs, parts = [], []
     for name, array in tensors.items():
         is_text = array.dtype == np.object_
@@ -155,10 +143,7 @@ PREDICTION = prediction_response("0.95:967:espresso")
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    """Responds to the requests of a connection as the script defines."""
-
     def handle(self) -> None:
-        """Respond until the client or the script closes the connection."""
         script: Script = self.server.script  # type: ignore[attr-defined]
         with suppress(OSError):
             while line := self.rfile.readline():
@@ -198,8 +183,6 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Runs every connection in its own thread."""
-
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128
@@ -207,7 +190,6 @@ class _Server(socketserver.ThreadingTCPServer):
 
 @contextmanager
 def serving(script: Script, host: str = "127.0.0.1") -> Iterator[str]:
-    """Serve a script over HTTP, and yield HOST:PORT."""
     kind = type("Server", (_Server,), {"address_family": socket.AF_INET6}) if ":" in host else _Server
     with kind((host, 0), _Handler) as server:
         server.script = script
@@ -223,6 +205,5 @@ def serving(script: Script, host: str = "127.0.0.1") -> Iterator[str]:
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """Yield HOST:PORT of a server that accepts connections and sends nothing."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"

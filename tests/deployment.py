@@ -4,14 +4,17 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
+import httpx
 import yaml
 
 from tests.conftest import ROOT
+from tests.routes import wait_until
 
 COMPOSE = ROOT / "docker-compose.yml"
 SETTINGS = ROOT / ".env"
@@ -19,7 +22,6 @@ SLIM, NVIDIAS = "deploy/embedded.Dockerfile", "deploy/triton.Dockerfile"
 
 
 def interpolated(text: str) -> str:
-    """Interpolate variables as Compose does if none is set."""
     text = re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", text)
     assert "${" not in text, "every variable has a default"
     return text.replace("$$", "$")
@@ -30,18 +32,15 @@ SERVICES = DOCUMENT["services"]
 
 
 def command_line(service: str) -> list[str]:
-    """Return the command line of a service's container, as far as Compose sets it."""
     return [*SERVICES[service].get("entrypoint", ()), *SERVICES[service].get("command", ())]
 
 
 def instructions(dockerfile: str, name: str) -> list[str]:
-    """Return the arguments of all instructions of a Dockerfile with that name, in their order."""
     text = re.sub(r"^\s*#.*\n", "", (ROOT / dockerfile).read_text(), flags=re.M).replace("\\\n", " ")
     return [line.removeprefix(name).strip() for line in text.splitlines() if line.startswith(f"{name} ")]
 
 
 def copies(dockerfile: str) -> list[tuple[str, str]]:
-    """Return source and target of each file that a Dockerfile copies from the checkout."""
     lines = [line.split() for line in instructions(dockerfile, "COPY") if not line.startswith("--from=")]
     return [(source, target) for *sources, target in lines for source in sources]
 
@@ -55,15 +54,33 @@ def check_health(*words: str, workspace: Path = ROOT) -> tuple[int, str]:
 
 
 @contextmanager
+def running(words: Sequence[str], log: Path, page: str, **options: Any) -> Iterator[None]:
+    """Run a program in the background; it is ready when it serves a page."""
+    with log.open("w") as output:
+        process = subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=output, **options)
+
+    def is_ready() -> bool:
+        assert process.poll() is None, log.read_text()
+        try:
+            return httpx.get(page).is_success
+        except httpx.TransportError:
+            return False
+
+    try:
+        wait_until(is_ready, words[0])
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def listening() -> Iterator[tuple[str, list[bytes]]]:
     """Run a server that responds to every POST with an empty object; yields its address and the bodies."""
     bodies: list[bytes] = []
 
     class Page(BaseHTTPRequestHandler):
-        """Request handler of the server."""
-
         def do_POST(self) -> None:
-            """Keep the body."""
             bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
             self.send_response(200)
             self.send_header("Content-Length", "2")

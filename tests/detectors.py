@@ -20,22 +20,13 @@ CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
 # Left, top, right, bottom in pixels of the network's input, score, class. All numbers are exact in every head
 # (exponentials of 0, sigmoids of 0 and 1000), so that every path must return the same bits.
 Objects: TypeAlias = tuple[tuple[tuple[float, ...], float, int], ...]
-KNOWN: Objects = (
-    ((8.0, 16.0, 24.0, 32.0), 1.0, 1),
-    ((24.0, 16.0, 56.0, 48.0), 0.5, 0),
-)
+KNOWN: Objects = (((8.0, 16.0, 24.0, 32.0), 1.0, 1), ((24.0, 16.0, 56.0, 48.0), 0.5, 0))
 HEADS = ("yolov5", "yolov8", "yolox", "detr", "detr_sigmoid", "nms")
 
 
 @dataclass(frozen=True)
 class TestDetector:
-    """A detector that ignores its image.
-
-    Args:
-        head: the layout of its outputs.
-        objects: what it returns.
-        batch: the first dim; None for a variable one.
-    """
+    """A detector that ignores its image; `batch` is None for a variable one."""
 
     __test__ = False
 
@@ -44,12 +35,10 @@ class TestDetector:
     batch: int | None = None
 
     def outputs(self) -> Mapping[str, np.ndarray]:
-        """Return the outputs for one image, without the batch."""
         rows: Mapping[str, np.ndarray] = getattr(self, f"_{self.head}")()
         return rows
 
     def build(self) -> onnx.ModelProto:
-        """Build the network."""
         first = self.batch if self.batch is not None else "N"
         nodes, weights, results = [], [], []
         nodes.append(helper.make_node("ReduceMean", ["image"], ["mean"], axes=[1, 2, 3], keepdims=0))
@@ -69,7 +58,6 @@ class TestDetector:
         return network(nodes, [value("image", "FP32", [first, 3, SIDE, SIDE])], results, weights)
 
     def _sized(self) -> np.ndarray:
-        """Return centre and size of each object."""
         boxes = np.array([each[0] for each in self.objects], np.float32).reshape(-1, 4)
         return np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
 
@@ -135,7 +123,6 @@ def _logit(score: float) -> float:
 
 
 def moved(objects: Objects = KNOWN, right: float = 4.0) -> Objects:
-    """Return the objects, moved to the right."""
     return tuple(
         ((box[0] + right, box[1], box[2] + right, box[3]), score, index) for box, score, index in objects
     )
@@ -148,7 +135,6 @@ def add_detector(
     head: str = "",
     instances: int | None = None,
 ) -> Path:
-    """Add a detector, by default of the head `yolov8`, to the repository `models` in a folder."""
     (folder / "labels.txt").write_text("\n".join(CLASSES) + "\n")
     onnx.save((network or TestDetector("yolov8")).build(), folder / f"{name}.onnx")
     request = AddRequest(

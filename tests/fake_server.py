@@ -56,7 +56,6 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.loaded[model] = {*versions}
 
     def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
-        """Load a model as it is on disk."""
         try:
             self._load(request.model_name)
         except (OperationFailed, OSError) as error:
@@ -64,12 +63,10 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return service_pb2.RepositoryModelLoadResponse()
 
     def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
-        """Unload all versions of a model."""
         self.loaded.pop(request.model_name, None)
         return service_pb2.RepositoryModelUnloadResponse()
 
     def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        """Return the loaded versions."""
         entry = service_pb2.RepositoryIndexResponse.ModelIndex
         return service_pb2.RepositoryIndexResponse(
             models=[
@@ -80,17 +77,14 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         )
 
     def ModelReady(self, request: Any, context: Any) -> Any:
-        """Return whether a version is loaded."""
         is_ready = int(request.version or 1) in self.loaded.get(request.name, ())
         return service_pb2.ModelReadyResponse(ready=is_ready)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
-        """Return a config that names the model only."""
         config = model_config_pb2.ModelConfig(name=request.name)
         return service_pb2.ModelConfigResponse(config=config)
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
-        """Answer a request to a loaded version, without outputs."""
         if int(request.model_version or 1) not in self.loaded.get(request.model_name, ()):
             context.abort(grpc.StatusCode.UNAVAILABLE, f"'{request.model_name}' is not ready")
         return service_pb2.ModelInferResponse(model_name=request.model_name)
@@ -116,10 +110,7 @@ def running(server: FakeServer, ports: Ports | None = None) -> Iterator[ServerRe
     """Let a fake server respond while the context lasts, on the same ports as before or on free ones."""
 
     class Handler(BaseHTTPRequestHandler):
-        """Stands for the metrics page."""
-
         def do_GET(self) -> None:
-            """Send the page."""
             page = server.page().encode()
             self.send_response(200)
             self.end_headers()

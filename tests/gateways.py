@@ -48,7 +48,6 @@ class Upstream:
         self.cancelled = 0
 
     async def infer(self, image: bytes, **options: Any) -> Any:
-        """Record the request, and return the outcome."""
         self.received.append((image, options))
         try:
             await self.gate.wait()
@@ -64,14 +63,10 @@ class Upstream:
 
 
 class Control:
-    """A route that rejects some changes."""
-
     def show(self) -> RouteState:
-        """Return a route."""
         return ROUTE
 
     def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
-        """Reject an old generation and an unknown variant."""
         if generation == 1:
             raise RouteConflict("the route has generation 3, got 1")
         if generation == 0:
@@ -84,7 +79,6 @@ class Control:
     def order_rollout(
         self, order: RolloutOrder, candidate: str, steps: Sequence[str | float], author: str
     ) -> RouteState:
-        """Reject an unknown candidate, and a second start."""
         assert author
         if candidate == "v9":
             raise RouteRefused("unknown candidate 'v9'")
@@ -100,35 +94,26 @@ class Source:
         self._route, self._other = route, other
 
     def names(self) -> list[str]:
-        """Return both names."""
         return ["classify", self._other]
 
     def outputs(self, name: str) -> list[str]:
-        """Return the output of both models."""
         return ["scores"]
 
     def route(self, name: str) -> Any:
-        """Return the route of `classify`."""
         return self._route if name == "classify" else None
 
     def preview(self, name: str, image: bytes) -> bytes | None:
-        """Return a picture of `classify`'s input; the other model has no known preprocessing."""
         if image != IMAGE:
             raise PreviewRefused("expected an image file")
         return b"picture" if name == "classify" else None
 
 
 class Ring(dict[str, Key]):
-    """Keys by their secrets, with the interface of a key ring."""
-
     def find(self, secret: str) -> Key | None:
-        """Return the key with this secret, or None."""
         return self.get(secret)
 
 
 class Caller:
-    """One ASGI request of a client that is slow or disconnects."""
-
     def __init__(self, made: Any, body: bytes = IMAGE, is_complete: bool = True, headers: Any = ()) -> None:
         self.app, self.sent = rest_app(made), list[Any]()
         self.messages: asyncio.Queue = asyncio.Queue()
@@ -142,7 +127,6 @@ class Caller:
         }
 
     async def send(self, message: Any) -> None:
-        """Record a message of the response."""
         self.sent.append(message)
 
     async def receive(self) -> Any:
@@ -150,16 +134,13 @@ class Caller:
         return await self.messages.get()
 
     def start(self) -> asyncio.Task:
-        """Start the request as a task."""
         return asyncio.create_task(self.app(self.scope, self.receive, self.send))
 
     def disconnect(self) -> None:
-        """Close the connection."""
         self.messages.put_nowait({"type": "http.disconnect"})
 
 
 def key(name: str, *scopes: Scope, rate_per_s: float | None = None) -> Key:
-    """Return a key whose id has its name."""
     return Key(f"id-{name}", name, "", frozenset(scopes), datetime(2026, 1, 1, tzinfo=UTC), rate_per_s)
 
 
@@ -175,7 +156,6 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
     """Run a test in an event loop of its own, within the watchdog's time."""
 
     async def limited(*args: Any, **fixtures: Any) -> None:
-        """Run the test, and fail after the limit."""
         async with asyncio.timeout(WATCHDOG_S) as limit:
             await test(*args, **fixtures)
         assert not limit.expired()  # the test may have gone on after its cancellation
@@ -184,8 +164,6 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 
 
 def send(made: Any, method: str, path: str, **options: Any) -> httpx.Response:
-    """Send one request to a gateway, and wait for the response."""
-
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(rest_app(made))
         async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:

@@ -8,7 +8,6 @@ WORDS = ["EXPRESS PARCEL", "RA123456785CN", "Weight 2.50 kg"]
 
 
 def label(*words: str) -> Image.Image:
-    """Return an image with lines of large black text on white."""
     picture = Image.new("RGB", (900, 500), "white")
     pen, font = ImageDraw.Draw(picture), ImageFont.load_default(48)
     for place, word in enumerate(words):

@@ -23,16 +23,9 @@ TIMEOUT_S = 120
 
 
 def run_limited(folder: Path, before: list[int], rows: int, mebibytes: int) -> dict[str, Any]:
-    """Run a model of `wide` in a new process.
+    """Run a model of `wide` in a new process: the rows `before` the limit, `rows` with it, and without it.
 
-    Args:
-        folder: of the model.
-        before: rows of the runs before the limit.
-        rows: rows of the run with the limit; it is repeated without the limit.
-        mebibytes: memory that the process may add for that run.
-
-    Returns:
-        `error` of that run, empty if it was right; `halved` batches, and the `runs` by their rows.
+    Returns the `error` of the limited run, empty if it was right; `halved` batches, and `runs` by rows.
     """
     words = [str(folder), json.dumps(before), str(rows), str(mebibytes)]
     done = subprocess.run(
@@ -74,7 +67,6 @@ def _run(session: Session, rows: int) -> str:
 
 
 def _limit(mebibytes: int | None) -> None:
-    """Limit the memory that this process may add; None removes the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = hard if mebibytes is None else pages * resource.getpagesize() + mebibytes * MEBIBYTE

@@ -36,25 +36,20 @@ DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An expression and its place."""
-
     where: str
     expression: str
 
 
 def read(relative: str) -> Any:
-    """Return a YAML file of deploy/."""
     return yaml.safe_load((ROOT / "deploy" / relative).read_text())
 
 
 def rules() -> Mapping[str, str]:
-    """Return the expressions of the recording rules, by their names."""
     groups = read("prometheus/rules.yml")["groups"]
     return {rule["record"]: rule["expr"] for group in groups for rule in group["rules"]}
 
 
 def gpu_metrics() -> set[str]:
-    """Return the names of Triton's GPU metrics."""
     return {sample.name for sample in metrics_page.parse(GPU_PAGE.read_text())}
 
 
@@ -65,7 +60,6 @@ def exported() -> set[str]:
 
 
 def metrics_of(expression: str) -> set[str]:
-    """Return the names of the series that an expression is about."""
     bare = re.sub(
         r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)',
         " ",
@@ -76,7 +70,6 @@ def metrics_of(expression: str) -> set[str]:
 
 
 def alerts() -> list[dict[str, Any]]:
-    """Return the alerts."""
     return [rule for group in read("prometheus/alerts.yml")["groups"] for rule in group["rules"]]
 
 
@@ -89,20 +82,17 @@ def alerting() -> list[Query]:
 
 
 def runbook_queries() -> list[Query]:
-    """Return the queries of the commands in the runbook."""
     found = re.findall(r"^promtool query instant \S+ '(.*)'$", RUNBOOK.read_text(), re.M)
     return [Query(f"runbook {query}", query) for query in dict.fromkeys(found)]
 
 
 def questions() -> list[Query]:
-    """Return the queries of docs/monitoring.md that answer a question."""
     table = MONITORING.read_text().split("## Questions")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| `(.+)` \|$", table, re.M)
     return [Query(question, query.replace("\\|", "|")) for question, query in rows]
 
 
 def panels() -> Iterator[dict[str, Any]]:
-    """Yield the panels of all dashboards, also those in rows."""
     for path in DASHBOARDS:
         for each in json.loads(path.read_text())["panels"]:
             if each["type"] == "row":
@@ -112,21 +102,14 @@ def panels() -> Iterator[dict[str, Any]]:
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Yield the headings of all dashboards; a collapsed one contains its panels."""
     for path in DASHBOARDS:
         yield from (each for each in json.loads(path.read_text())["panels"] if each["type"] == "row")
 
 
 def shown(rate_interval: str = "1m") -> list[Query]:
-    """Return the queries of all dashboards as Grafana sends them.
-
-    Args:
-        rate_interval: what `$__rate_interval` stands for.
-    """
     return [
         Query(
-            f"{panel['title']}, {target['refId']}",
-            target["expr"].replace("$__rate_interval", rate_interval),
+            f"{panel['title']}, {target['refId']}", target["expr"].replace("$__rate_interval", rate_interval)
         )
         for panel in panels()
         for target in panel["targets"]
@@ -149,7 +132,6 @@ def judging() -> list[Query]:
 
 
 def scaling() -> list[Query]:
-    """Return the queries of the autoscalers, of all namespaces."""
     adapter = read("kubernetes/scaling/hpa/prometheus-adapter-values.yaml")
     keda = read("kubernetes/scaling/keda/autoscaler.yaml")
     found = {f"HPA {rule['name']['as']}": rule["metricsQuery"] for rule in adapter["rules"]["external"]}

@@ -25,7 +25,6 @@ def write_wheel(
     files: Mapping[str, str] | None = None,
     tag: str = "py3-none-any",
 ) -> Path:
-    """Write a wheel with additional lines of metadata, and files of the archive."""
     stem = f"{name.replace('-', '_')}-{version}"
     head = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *metadata]
     members = {
@@ -41,22 +40,16 @@ def write_wheel(
 
 
 def write_leaf(folder: Path, version: str) -> Path:
-    """Write the package that the stand-in for Nereid requires."""
     return write_wheel(folder, "leaf", version, files={"leaf.py": f"VERSION = '{version}'\n"})
 
 
 def write_own_wheel(folder: Path, requirement: str = "leaf") -> Path:
-    """Write a stand-in for Nereid's wheel, with its command."""
     entry_points = "[console_scripts]\nnereid = nereid_stand_in:main\n"
-    files = {
-        "nereid_serving-0.1.0.dist-info/entry_points.txt": entry_points,
-        "nereid_stand_in.py": COMMAND,
-    }
+    files = {"nereid_serving-0.1.0.dist-info/entry_points.txt": entry_points, "nereid_stand_in.py": COMMAND}
     return write_wheel(folder, "nereid-serving", "0.1.0", [f"Requires-Dist: {requirement}"], files)
 
 
 def write_pip_wheel(folder: Path) -> Path:
-    """Write the pip that is installed here as a wheel, without a network."""
     pip = importlib.metadata.distribution("pip")
     path = folder / f"pip-{pip.version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
@@ -68,18 +61,14 @@ def write_pip_wheel(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder as `make offline` leaves it."""
-
     folder: Path
 
     @property
     def parts(self) -> list[Path]:
-        """The parts in their order."""
         return sorted(self.folder.glob("nereid-offline-*"))
 
 
 def write_bundle(folder: Path, wheels: Sequence[Path], tags: str = f"{TAG}-manylinux_2_17_x86_64") -> Bundle:
-    """Write a bundle for the target with these tags."""
     (version,) = (path.name.split("-")[1] for path in wheels if path.name.startswith("pip-"))
     requirements = f"nereid-serving==0.1.0\npip=={version}\n"
     folder.mkdir(parents=True)

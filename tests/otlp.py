@@ -35,27 +35,19 @@ class Span:
 
 @dataclass(slots=True)
 class Receiver:
-    """The spans that a receiver got, and its address."""
-
     endpoint: str
     spans: list[Span] = field(default_factory=list)
 
     def of(self, trace: str) -> list[Span]:
-        """Return the spans of a trace so far."""
         return [each for each in self.spans if each.trace == trace]
 
     def wait_for(self, trace: str, *names: str) -> list[Span]:
-        """Wait until a trace has spans of these names, and return them all."""
         wait_until(lambda: {*names} <= {each.name for each in self.of(trace)}, f"spans {names}")
         return self.of(trace)
 
 
 def root_of(spans: Collection[Span], caller: str = "") -> Span:
-    """Return the root of a trace; fails unless its spans are one tree below the caller's span.
-
-    Raises:
-        AssertionError: a span has no parent among the others, or there are several roots.
-    """
+    """Return the root of a trace; fails unless its spans are one tree below the caller's span."""
     ids = {each.span for each in spans}
     assert len(ids) == len(spans), "a span came twice"
     roots = [each for each in spans if each.parent == caller]
@@ -73,13 +65,8 @@ def root_of(spans: Collection[Span], caller: str = "") -> Span:
 
 @contextmanager
 def receiving() -> Iterator[Receiver]:
-    """Receive spans on a free port of loopback."""
-
     class Handler(BaseHTTPRequestHandler):
-        """Receives exports."""
-
         def do_POST(self) -> None:
-            """Decode one export."""
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
@@ -113,7 +100,6 @@ def from_json(body: bytes) -> ExportTraceServiceRequest:
 
 
 def decoded(message: ExportTraceServiceRequest) -> Iterator[Span]:
-    """Yield the spans of one message."""
     for resource in message.resource_spans:
         service = _values(resource.resource.attributes).get("service.name", "")
         for scope in resource.scope_spans:

@@ -8,12 +8,10 @@ Row = dict[str, Any]
 
 
 def pairs(row: Row) -> set[tuple[tuple[str, Any], ...]]:
-    """Return the pairs of options in a row."""
     return set(itertools.combinations(row.items(), 2))
 
 
 def possible(options: Mapping[str, Sequence[Any]], is_possible: Callable[[Row], bool]) -> list[Row]:
-    """Return the whole product without its impossible rows."""
     product = (dict(zip(options, values, strict=True)) for values in itertools.product(*options.values()))
     return [row for row in product if is_possible(row)]
 

@@ -17,7 +17,6 @@ def png_chunk(name: bytes, data: bytes) -> bytes:
 
 
 def save(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
-    """Encode a Pillow image."""
     target = io.BytesIO()
     image.save(target, image_format, **options)
     return target.getvalue()

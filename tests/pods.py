@@ -17,18 +17,12 @@ KSERVE_MODELS = f"{REPOSITORY}:/mnt/models:ro"
 
 
 def description(overlay: str) -> dict[str, Any]:
-    """Return the specification of an overlay's pods."""
     return find(overlay, "ServingRuntime")["spec"] if overlay == "kserve" else pod(overlay)
 
 
 @contextmanager
 def running(engine: Engine, overlay: str, folder: Path, keys: Path) -> Iterator[str]:
-    """Run a pod's init containers, and start its server; yields the container's name.
-
-    Args:
-        folder: an empty folder for the pod's volumes.
-        keys: file with the keys of the callers, which becomes the pod's secret.
-    """
+    """Run a pod's init containers, and start its server; yields the container's name."""
     spec, name = description(overlay), f"nereid-pod-{os.getpid()}"
     group = spec.get("securityContext", {}).get("fsGroup")
     for volume in spec["volumes"]:
@@ -67,7 +61,6 @@ def fill(volume: dict[str, Any], overlay: str, folder: Path, keys: Path, group: 
 
 
 def words(container: dict[str, Any], spec: dict[str, Any], folder: Path) -> list[str]:
-    """Return the words of `docker run` for a container."""
     context = spec.get("securityContext", {}) | container["securityContext"]
     user = f"{context['runAsUser']}:{context.get('runAsGroup', context['runAsUser'])}"
     options = ["--user", user, "--security-opt", "no-new-privileges:true"]
@@ -92,7 +85,6 @@ def words(container: dict[str, Any], spec: dict[str, Any], folder: Path) -> list
 
 
 def probe(engine: Engine, name: str, container: dict[str, Any], kind: str) -> bool:
-    """Return whether a probe of a container succeeds, from inside of it."""
     about = container[kind]
     if "exec" in about:
         command = about["exec"]["command"]
@@ -106,5 +98,4 @@ def probe(engine: Engine, name: str, container: dict[str, Any], kind: str) -> bo
 
 
 def port(engine: Engine, name: str, number: int) -> int:
-    """Return the port of this machine that a container's port has."""
     return int(engine.run("docker", "port", name, str(number)).splitlines()[0].rpartition(":")[2])

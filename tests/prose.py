@@ -37,14 +37,11 @@ CLAUSE_START = re.compile(r"^(?:what|who|whoever|whatever)\b(?!.*\?$)", re.IGNOR
 
 
 class Text(NamedTuple):
-    """A piece of prose and the line where it begins."""
-
     line: int
     text: str
 
 
 def pages(root: Path) -> list[Path]:
-    """List every Markdown page of the checkout."""
     folders = [each for each in root.iterdir() if each.is_dir() and not each.name.startswith(".")]
     found = [page for folder in folders if folder.name not in FOREIGN for page in folder.rglob("*.md")]
     return sorted([*root.glob("*.md"), *found])
@@ -59,7 +56,6 @@ def page_text(path: Path) -> str:
 
 
 def paragraphs(markdown: str) -> Iterator[Text]:
-    """Yield the paragraphs and list items of a page, without headings, tables and code."""
     yield from _blocks(markdown, {"paragraph_open"})
 
 
@@ -69,7 +65,6 @@ def passages(markdown: str) -> Iterator[Text]:
 
 
 def sentences(text: str) -> list[str]:
-    """Split a paragraph into its sentences."""
     return [sentence for sentence in SENTENCE_END.split(text.strip()) if sentence]
 
 
@@ -79,19 +74,16 @@ def words(sentence: str) -> int:
 
 
 def banned(text: str) -> list[str]:
-    """Name the banned phrases of a text, each with its replacement."""
     found = [(match, better) for rule, better in RULES.items() for match in rule.finditer(text)]
     return [f"{match[0]!r} (say: {better})" for match, better in found]
 
 
 def clauses(text: str) -> list[str]:
-    """Name the sentences that begin with a clause instead of a noun."""
     starts = [sentence for sentence in sentences(text) if CLAUSE_START.match(sentence)]
     return [f"begins with a clause: {' '.join(start.split()[:6])} …" for start in starts]
 
 
 def headings(markdown: str) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub and the site derive them."""
     found: dict[str, int] = {}
     anchors = set()
     tokens = _parse(markdown)
@@ -107,7 +99,6 @@ def headings(markdown: str) -> set[str]:
 
 
 def links(markdown: str) -> list[str]:
-    """Return the targets of a page's links and images."""
     inline = [child for token in _parse(markdown) for child in token.children or []]
     targets = [child.attrGet("href") or child.attrGet("src") for child in inline]
     return [str(target) for target in targets if target]

@@ -58,12 +58,7 @@ def classifier(
 
 
 def store_published(repository: Path, policy: str = ALL_VERSIONS) -> None:
-    """Store network `net`, its pinned ensemble `net_v1`, and route `r`, which sends all to variant `v1`.
-
-    Args:
-        repository: where they go.
-        policy: the network's `version_policy`, in two profiles.
-    """
+    """Store network `net`, its pinned ensemble `net_v1`, and route `r`, which sends all to variant `v1`."""
     store_adding(repository, NET, 1, config=NETWORK + policy)
     (repository / NET / "configs").mkdir()
     (repository / NET / "configs" / "other.pbtxt").write_text(NETWORK + policy)
@@ -73,12 +68,10 @@ def store_published(repository: Path, policy: str = ALL_VERSIONS) -> None:
 
 
 def write_route(repository: Path, *variants: Mapping[str, Any]) -> None:
-    """Write the file of route `r`."""
     replace(repository / f"{ROUTE}.route.json", json.dumps(document(*variants)).encode())
 
 
 def record_of(server: EmbeddedServer) -> ServerRecord:
-    """Return the record with which commands find a running server."""
     options = server.options
     return ServerRecord(
         server.pid, options.host, options.ports, str(options.repository), options.profile, options.token
@@ -86,7 +79,6 @@ def record_of(server: EmbeddedServer) -> ServerRecord:
 
 
 def candidate(folder: Path, number: float) -> Path:
-    """Write a network that adds a number, and return its path."""
     path = folder / f"adds-{number:g}.onnx"
     onnx.save(adding(number), path)
     return path
@@ -95,7 +87,6 @@ def candidate(folder: Path, number: float) -> Path:
 def publish_number(
     repository: Path, folder: Path, record: ServerRecord | None, number: float, **options: Any
 ) -> Published:
-    """Publish a version of `net` that adds a number; `options` are those of `publish`."""
     return publish(repository, NET, candidate(folder, number), record, OTHER_ANSWERS, **options)
 
 

@@ -19,7 +19,6 @@ LINES = ("HELLO WORLD 2026", "RB123456785GB", "second row")
 
 @cache
 def session(name: str) -> onnxruntime.InferenceSession:
-    """Open a network of the text repository on one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3  # the networks have weights that no operator uses
@@ -27,8 +26,6 @@ def session(name: str) -> onnxruntime.InferenceSession:
 
 
 def networks() -> Networks:
-    """Return the default networks in this process."""
-
     def run(name: str, tensor: Any) -> Any:
         return session(name).run(None, {"x": tensor})
 
@@ -40,12 +37,10 @@ def networks() -> Networks:
 
 
 def reader(limits: Limits | None = None, other: Networks | None = None, **options: Any) -> TextReader:
-    """Return a reader with the default networks, or with other ones."""
     return TextReader(other or networks(), Characters.from_file(RECOGNISER), limits, **options)
 
 
 def page(lines: Sequence[str] = LINES, size_px: int = 32, width: int = 640) -> Image.Image:
-    """Draw lines of text below each other."""
     image = Image.new("RGB", (width, 40 + len(lines) * 2 * size_px), "white")
     draw = ImageDraw.Draw(image)
     font = ImageFont.load_default(size_px)
@@ -55,7 +50,6 @@ def page(lines: Sequence[str] = LINES, size_px: int = 32, width: int = 640) -> I
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    """Return an image as a file."""
     with io.BytesIO() as file:
         image.save(file, form, **options)
         return file.getvalue()

@@ -21,12 +21,9 @@ SEED = 28
 
 
 def raw(target: Path, is_softmax: bool = True, characters: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Write the default recogniser as its training framework exports it; return its characters.
+    """Write the default recogniser as its training framework exports it, with probabilities or logits.
 
-    Args:
-        target: the file.
-        is_softmax: whether it returns probabilities, or else logits.
-        characters: those of the metadata, () for none; None for its own.
+    Its metadata have `characters`, None for its own; returns the latter.
     """
     model = onnx.load(ADAPTED)
     own = characters_of(model)
@@ -60,22 +57,13 @@ def retrained(target: Path) -> Path:
 
 
 def write_characters(model: onnx.ModelProto, characters: Sequence[str]) -> None:
-    """Write characters to the metadata of a network, unless there are none."""
     if characters:
         model.metadata_props.add(key=KEY, value="\n".join(characters))
 
 
 @dataclass(frozen=True)
 class TestRecogniser:
-    """A recogniser that draws its classes from the mean colour of every eight columns.
-
-    Args:
-        datatype: of the classes.
-        has_softmax: whether it returns probabilities.
-        batch: the first dim; None for a variable one.
-        shape: dims of the input behind the batch.
-        classes: the number of classes, with blank and space.
-    """
+    """A recogniser that draws its classes, with blank and space, from the mean colour of every 8 columns."""
 
     __test__ = False
 
@@ -89,11 +77,9 @@ class TestRecogniser:
 
     @property
     def weights(self) -> np.ndarray:
-        """The weights of each class for each colour."""
         return np.random.default_rng(7).standard_normal((3, self.classes)).astype(np.float32) * 4
 
     def build(self) -> onnx.ModelProto:
-        """Build the network."""
         element = {"FP16": TensorProto.FLOAT16, "FP64": TensorProto.DOUBLE, "FP32": TensorProto.FLOAT}
         pool: dict[str, Any] = {"kernel_shape": [48, STEP_PX], "strides": [48, STEP_PX]}
         nodes = [

@@ -21,15 +21,7 @@ PHOTO = save(Image.fromarray(noise(2 * SIDE, 2 * SIDE)))
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task, and a request with a known answer.
-
-    Args:
-        name: the method of the clients, the command and the gateway's endpoint.
-        model: its route in the repository of `store_tasks`.
-        kinds: the blocking client and that of asyncio.
-        image: an image file.
-        check: fails unless a result, or its JSON, is right.
-    """
+    """A task, and a request with a known answer; `check` fails unless a result, or its JSON, is right."""
 
     name: str
     model: str
@@ -42,18 +34,15 @@ class Task:
 
 
 def field(result: Any, name: str) -> Any:
-    """Return a field of a result or of its JSON."""
     return result[name] if isinstance(result, dict) else getattr(result, name)
 
 
 def check_classes(result: Any) -> None:
-    """The photo is of an espresso."""
     best = field(result, "labels")[0]
     assert (field(best, "name"), field(best, "score") >= 0.9) == ("espresso", True)
 
 
 def check_objects(result: Any) -> None:
-    """The known objects were found, best first, in pixels of the photo."""
     found = field(result, "objects")
     assert [field(each, "label") for each in found] == [CLASSES[index] for _, _, index in KNOWN]
     numbers = [[field(each, "score"), *field(each, "box")] for each in found]
@@ -62,7 +51,6 @@ def check_objects(result: Any) -> None:
 
 
 def check_lines(result: Any) -> None:
-    """The lines of the label were read, each in its place."""
     found = field(result, "lines")
     assert [field(line, "text") for line in found] == WORDS
     for place, line in enumerate(found):
@@ -79,8 +67,14 @@ READ = Task("read", "read_text", (Reader, AsyncReader), LABEL, check_lines)
 TASKS = (CLASSIFY, DETECT, READ)
 
 
+def add_reader(folder: Path) -> Path:
+    """Copy the reader of text, without that of waybills, to the repository `texts` in a folder."""
+    pytest.importorskip("cv2", reason="opencv is not installed: extra text")
+    waybills = shutil.ignore_patterns("read_waybill*")
+    return Path(shutil.copytree(TEXT_REPOSITORY, folder / "texts", ignore=waybills))
+
+
 def store_tasks(folder: Path, *heads: str, sources: Sequence[Path] = (REPOSITORY, TEXT_REPOSITORY)) -> Path:
-    """Write a repository with our models and a detector of each of the heads; return it."""
     histories = shutil.ignore_patterns("*.history.jsonl")
     for source in sources:
         shutil.copytree(source, folder / "models", ignore=histories, dirs_exist_ok=True)

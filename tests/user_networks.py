@@ -16,17 +16,10 @@ LUMA = np.array([0.299, 0.587, 0.114])
 
 @dataclass(frozen=True)
 class UserNetwork:
-    """A classifier: the mean of each quadrant and channel, times weights; its reference in float64.
+    """A classifier: the mean of each channel, times weights; its reference in float64.
 
-    Args:
-        layout: NCHW or NHWC.
-        channels: 3 or 1.
-        datatype: of the input; FP16 is also that of the output.
-        batch: the first dim; None for a variable one.
-        activation: what the network itself applies: none, softmax or sigmoid.
-        tail: extra dims of 1 behind the classes.
-        side_px: height and width; None for variable ones.
-        weights: the seed of the weights, so that two networks differ.
+    `batch` and `side_px` are None for variable ones, `tail` counts the dims of 1 behind the classes, and
+    `weights` is a seed. FP16 is also the datatype of the output.
     """
 
     layout: str = "NCHW"
@@ -47,17 +40,14 @@ class UserNetwork:
 
     @property
     def is_last(self) -> bool:
-        """Whether the channels come last."""
         return self.layout == "NHWC"
 
     def shape(self) -> list[int | str | None]:
-        """Return the shape that the input declares."""
         sides = [self.side_px or "H", self.side_px or "W"]
         inner = [*sides, self.channels] if self.is_last else [self.channels, *sides]
         return [self.batch if self.batch is not None else "N", *inner]
 
     def build(self) -> onnx.ModelProto:
-        """Build the network."""
         element = ELEMENTS[self.datatype]
         work = TensorProto.FLOAT16 if self.datatype == "FP16" else TensorProto.FLOAT
         nodes, last = [], "image"
@@ -111,7 +101,6 @@ class UserNetwork:
         return planes.mean((2, 3)) @ (self._matrix.astype(np.float64) * scale)
 
     def probabilities(self, pixels: np.ndarray, activation: str) -> Any:
-        """Return the reference with an activation."""
         logits = self.logits(pixels)
         if activation == "sigmoid":
             return 1 / (1 + np.exp(-logits))

@@ -49,7 +49,6 @@ addEventListener("securitypolicyviolation", (event) => violations.push(
 
 @contextmanager
 def listening(app: Any) -> Iterator[str]:
-    """Serve an application on a free port; yield its origin."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none", access_log=False))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -66,7 +65,6 @@ def listening(app: Any) -> Iterator[str]:
 
 @contextmanager
 def running_browser() -> Iterator[Any]:
-    """Run a headless browser."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if not found:
         pytest.skip(f"none of {', '.join(BROWSERS)} is installed; fix: apt-get install chromium")
@@ -80,7 +78,6 @@ def running_browser() -> Iterator[Any]:
 
 
 def upload(page: Any, *files: Any) -> None:
-    """Choose a file in the page's dialog, which the drop zone opens."""
     with page.expect_file_chooser() as chooser:
         page.locator("#drop").click()
     chooser.value.set_files(*files)

@@ -24,7 +24,6 @@ pytestmark = [
 
 
 def bench(*words: str) -> dict:
-    """Run it; returns what it prints."""
     done = subprocess.run([*BENCH, *SHORT, *words], capture_output=True, text=True, timeout=WATCHDOG_S)
     # How fast this machine is decides between 0 and 1.
     assert done.returncode in (0, 1), done.stderr
@@ -33,7 +32,6 @@ def bench(*words: str) -> dict:
 
 
 def test_every_path_over_http_has_sane_numbers():
-    """Each path's row is in itself consistent, and the gateway's processes count."""
     words = ["--paths", ",".join(PATHS), "--precisions", "fp32"]
     result = bench(*words, "--protocols", "http", "--concurrency", "8")
 
@@ -60,9 +58,8 @@ def test_grpc_is_measured_by_nvidias_tool():
     except perf_analyzer.Unavailable as reason:
         pytest.skip(str(reason))
 
-    result = bench(
-        "--paths", "cpu", "--precisions", "fp32", "--concurrency", "32", "--protocols", "grpc,http"
-    )
+    words = ["--paths", "cpu", "--precisions", "fp32", "--concurrency", "32"]
+    result = bench(*words, "--protocols", "grpc,http")
 
     loads = {(row["generator"], row["protocol"]) for row in result["rows"] if row["path"] == "cpu"}
     assert loads == {("wrk", "http"), ("perf_analyzer", "grpc"), ("perf_analyzer", "http")}
@@ -86,7 +83,6 @@ def test_interrupted_run_leaves_no_process(kind, tmp_path):
 
 
 def under_load(pid: int) -> list[psutil.Process]:
-    """Return what a process has started, once a generator is among it."""
     found = psutil.Process(pid).children(recursive=True)
     try:
         return found if "wrk" in [child.name() for child in found] else []

@@ -10,12 +10,12 @@ import pytest
 from nereid.assets import CHELSEA, COFFEE
 from tests.e2e.conftest import url
 from tests.labels import LABEL, WORDS
+from tests.tables import cases
 
 PYTHON = sys.executable
 
 
 def output_of(root, *words) -> str:
-    """Run a program in the checkout, check that it succeeds, and return its output."""
     done = subprocess.run([*map(str, words)], cwd=root, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -23,22 +23,19 @@ def output_of(root, *words) -> str:
 
 @pytest.fixture(scope="module")
 def fused(both_profiles):
-    """A server that allows shared memory."""
     return both_profiles["cpu"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "protocol"),
-    [
-        ((PYTHON, "clients/python_http.py", COFFEE), "http"),
-        ((PYTHON, "clients/python_grpc.py", COFFEE), "grpc"),
-        ((PYTHON, "clients/python_shared_memory.py", COFFEE), "grpc"),
-        (("node", "clients/javascript.mjs", COFFEE), "http"),
-    ],
-    ids=["http", "grpc", "shared-memory", "javascript"],
+    {
+        "http": ((PYTHON, "clients/python_http.py", COFFEE), "http"),
+        "grpc": ((PYTHON, "clients/python_grpc.py", COFFEE), "grpc"),
+        "shared-memory": ((PYTHON, "clients/python_shared_memory.py", COFFEE), "grpc"),
+        "javascript": (("node", "clients/javascript.mjs", COFFEE), "http"),
+    },
 )
 def test_program_prints_the_class_of_the_photo(root, fused, words, protocol):
-    """The best class comes first, with its probability, and the variant that answered."""
     if not shutil.which(words[0]):
         pytest.skip(f"needs {words[0]}; fix: apt-get install {words[0]}js")
 
@@ -58,14 +55,12 @@ def test_curl_program_prints_the_servers_json(root, fused):
 
 
 def test_grpc_program_chooses_the_variant(root, fused):
-    """The third argument selects the variant, which is the reason in the output."""
     lines = output_of(root, PYTHON, "clients/python_grpc.py", COFFEE, url(fused, "grpc"), "v2").splitlines()
 
     assert lines[0].endswith("espresso (class 967, variant v2, version 2, variant)")
 
 
 def test_asyncio_program_reports_each_image(root, fused, tmp_path):
-    """A file that is not an image fails alone, in its own line."""
     damaged = tmp_path / "damaged.jpg"
     damaged.write_bytes(b"not an image")
 
@@ -93,7 +88,6 @@ def test_every_program_is_in_the_docs_and_in_a_test(root):
 
 
 def test_read_program_prints_the_lines(root, text_server, tmp_path):
-    """Each line has its confidence, its text and its place."""
     (tmp_path / "label.png").write_bytes(LABEL)
 
     program = (PYTHON, "clients/python_read.py", tmp_path / "label.png", url(text_server, "http"))

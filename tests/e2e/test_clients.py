@@ -1,8 +1,5 @@
 """The classifiers against the real server: equal results over every transport, and no leftovers."""
 
-import asyncio
-import contextlib
-import io
 import os
 import signal
 import subprocess
@@ -18,8 +15,7 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.client import shared_memory, shared_regions, transport
-from nereid.client.async_classifier import AsyncClassifier
+from nereid.client import shared_regions
 from nereid.client.classifier import Classifier
 from nereid.contract import GRPC_TOKEN_HEADER
 from nereid.observe import doctor
@@ -42,7 +38,6 @@ time.sleep(60)
 
 @pytest.fixture
 def server(both_profiles):
-    """A server that allows shared memory."""
     return both_profiles["cpu"]
 
 
@@ -58,30 +53,12 @@ def files(names: set[str]) -> set[str]:
 
 
 def files_of(server) -> set[str]:
-    """Return the regions that the server has mapped; all must be on this machine."""
     names = known(server)
     assert files(names) == names
     return names
 
 
-def forms() -> list[object]:
-    """Return a photo in all accepted forms; the last three have its pixels."""
-    with Image.open(COFFEE) as photo:
-        pixels = photo.convert("RGB")
-    return [
-        PHOTO,
-        bytearray(PHOTO),
-        COFFEE,
-        str(COFFEE),
-        io.BytesIO(PHOTO),
-        pixels,
-        np.asarray(pixels),
-        np.asfortranarray(pixels),
-    ]
-
-
 def test_transports_give_equal_scores(server):
-    """To the last bit: both protocols, with and without shared memory, of which no region is left."""
     with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
         tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
         tensor.set_data_from_numpy(np.array([[PHOTO]], dtype=object))
@@ -96,19 +73,8 @@ def test_transports_give_equal_scores(server):
         np.testing.assert_array_equal(scores, plain, f"{way} {protocol} {memory}", strict=True)
 
 
-def test_an_image_is_taken_in_any_form(server):
-    """Files give the same bits in any form, and pixels in any memory order."""
-    with Classifier(url(server, "grpc"), model="classify_v1") as classifier:
-        scores = [classifier.scores(form) for form in forms()]
-
-    assert len({each.tobytes() for each in scores[:5]}) == 1
-    assert len({each.tobytes() for each in scores[5:]}) == 1
-    assert scores[0].argmax() == scores[5].argmax() == ESPRESSO
-
-
 @pytest.mark.parametrize(("way", "protocol"), WAYS)
 def test_server_that_does_not_allow_shared_memory_gets_bytes(both_profiles, caplog, way, protocol):
-    """The warning names the flag."""
     address = url(both_profiles["ensemble"], protocol)
     with opened(way, address, protocol, shared_memory="system") as classifier:
         check_bytes_are_sent(classifier, caplog, "fix: nereid serve --allow-shm")
@@ -116,7 +82,6 @@ def test_server_that_does_not_allow_shared_memory_gets_bytes(both_profiles, capl
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_region_that_the_server_has_forgotten_is_registered_again(server, protocol):
-    """As after a restart of the server: the caller sees no error."""
     with Classifier(url(server, protocol), protocol, shared_memory="system") as classifier:
         classifier.classify(PHOTO)
         with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
@@ -132,7 +97,6 @@ def test_region_that_the_server_has_forgotten_is_registered_again(server, protoc
 
 
 def test_regions_grow_with_images(server):
-    """An image that does not fit gets a larger region, and the smaller one is released."""
     photo = Image.open(CHELSEA).resize((2000, 1000)).convert("RGB")
     with Classifier(url(server, "grpc"), shared_memory="system") as classifier:
         classifier.classify(PHOTO)
@@ -140,7 +104,6 @@ def test_regions_grow_with_images(server):
         answers = [classifier.classify(image) for image in (photo, PHOTO, photo)]
 
         def one_is_left() -> set[str]:
-            """Send one more request, which tries again to release a region."""
             classifier.classify(PHOTO)
             return len(found := files_of(server)) == 1 and found
 
@@ -170,7 +133,6 @@ def test_region_of_a_killed_caller_is_removed(server):
 
 
 def test_doctor_removes_stale_regions(both_profiles, tmp_path):
-    """Also from a running server, whose token it finds; a region in use stays."""
     address, base = url(both_profiles["ensemble"], "grpc"), tmp_path / f"nereid-{os.getuid()}"
     ports = both_profiles["ensemble"].options.ports
     token = {GRPC_TOKEN_HEADER: TOKEN}
@@ -195,23 +157,8 @@ def test_doctor_removes_stale_regions(both_profiles, tmp_path):
     assert not files({left.name})
 
 
-def test_sweep_leaves_the_regions_of_other_containers(server, monkeypatch, tmp_path):
-    """If the server has other files than the sweep, a region without a file stays."""
-    with Classifier(url(server, "grpc"), shared_memory="system") as classifier:
-        classifier.classify(PHOTO)
-        before = files_of(server)
-        with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(shared_regions, "FOLDER", tmp_path)
-            swept(server)
-        assert files_of(server) == before
-        (Path("/dev/shm") / min(before)).unlink()
-        swept(server)
-        assert not known(server)
-
-
 @pytest.mark.parametrize("how", ["exit", "interrupt"])
 def test_end_of_a_process_removes_its_regions(server, how):
-    """Also without `close`."""
     end = "input()" if how == "exit" else "input(); import os, signal; os.kill(os.getpid(), signal.SIGINT)"
     command = [sys.executable, "-c", CALLER.replace("time.sleep(60)", end), url(server, "grpc"), str(COFFEE)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -223,36 +170,6 @@ def test_end_of_a_process_removes_its_regions(server, how):
 
     assert len(regions) == 1
     assert not known(server) | files(regions)
-
-
-def test_cancelled_request_keeps_its_region_from_the_next(server):
-    """The server may still read it: the next request has another region, and a sweep removes both."""
-
-    async def run(pause_s: float) -> tuple[set[str], set[str]]:
-        async with AsyncClassifier(url(server, "grpc"), shared_memory="system") as classifier:
-            await classifier.classify(PHOTO)
-            before = files_of(server)
-            task = asyncio.create_task(classifier.classify(CHELSEA.read_bytes()))
-            await asyncio.sleep(pause_s)
-            task.cancel()
-            (outcome,) = await asyncio.gather(task, return_exceptions=True)
-            await classifier.classify(PHOTO)
-            return before, known(server) if isinstance(outcome, asyncio.CancelledError) else before
-
-    for pause_s in (0.001, 0.002, 0.005, 0.01):  # until the server runs the request
-        before, after = asyncio.run(run(pause_s))
-        wait_until(lambda names=before | after: not known(server) | files(names) or swept(server))
-        if after != before:
-            break
-
-    assert (len(before), len(after - before)) == (1, 1)
-
-
-def swept(server) -> bool:
-    """Release regions without an owner; return whether the server has none left."""
-    with contextlib.closing(transport.Connection(url(server, "grpc"), "grpc")) as connection:
-        transport.run(connection, shared_memory.sweep("grpc", lambda: 5.0))
-    return not known(server)
 
 
 def test_server_does_not_release_a_region_that_it_reads(server):

@@ -25,6 +25,7 @@ from tests import pods
 from tests.deployment import NVIDIAS, SLIM
 from tests.e2e.conftest import ESPRESSO
 from tests.routes import wait_until
+from tests.tables import cases
 from tools.containers import compose
 from tools.containers.compose import COMMAND_S, UP_S, Load, Project
 
@@ -43,7 +44,6 @@ REPAIRS = {
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[compose.Engine]:
-    """An engine with the base images."""
     with contextlib.ExitStack() as stack:
         try:
             running = stack.enter_context(compose.engine())
@@ -54,13 +54,11 @@ def engine() -> Iterator[compose.Engine]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A copy of the checkout without anything that git ignores."""
     return compose.copy_checkout(tmp_path_factory.mktemp("checkout"))
 
 
 @pytest.fixture(scope="class")
 def default(engine, folder):
-    """The services of the default profile."""
     with compose.project(engine, folder) as project:
         project.up("--build")
         yield project
@@ -68,17 +66,13 @@ def default(engine, folder):
 
 @pytest.fixture(scope="class")
 def scale(engine, folder):
-    """Two servers behind the proxy."""
     with compose.project(engine, folder, "scale") as project:
         project.up("--build")
         yield project
 
 
 class TestDefault:
-    """`docker compose up` alone."""
-
     def test_first_request_is_answered(self, default):
-        """The page needs no key, classification needs the one that `init` made."""
         with urllib.request.urlopen(f"http://{default.url('http')}/", timeout=COMMAND_S) as page:
             assert page.status == 200
         for protocol in ("http", "grpc"):
@@ -88,7 +82,6 @@ class TestDefault:
                 classifier.classify(COFFEE)
 
     def test_second_start_keeps_key_and_models(self, default):
-        """`init` runs again, and changes nothing."""
         key = default.key
         default.nereid("route", "set", "v1=30", "v2=70")
 
@@ -98,7 +91,6 @@ class TestDefault:
         assert "v1 30 %" in default.nereid("route", "show")
 
     def test_nobody_is_root_and_nothing_is_writable(self, default):
-        """All processes have other users; the file systems are read-only."""
         services = default.compose("ps", "--services").split()
         users = {each: default.compose("exec", "-T", each, "id", "-u").strip() for each in services}
         writes = [
@@ -112,7 +104,6 @@ class TestDefault:
         assert writes == []
 
     def test_publish_route_and_rollback_lose_nothing(self, default):
-        """Under load, a command publishes a network, the webhook another one; then shares and rollback."""
         network = "efficientnet_lite0/1/model.onnx"
         changed = onnx.load(REPOSITORY / network)
         changed.doc_string = "of other bytes"
@@ -151,7 +142,6 @@ class TestDefault:
         assert [each for each in load.failures if each.sent_s > repaired_s] == []
 
     def test_prometheus_scrapes_everything(self, default):
-        """Server, gateway and supervisor are up, each with the job that the rules expect."""
         port = default.engine.variables["PROMETHEUS_PORT"]
 
         def jobs() -> set[str]:
@@ -163,7 +153,6 @@ class TestDefault:
         wait_until(lambda: jobs() == {"server", "gateway", "supervisor"}, "targets", COMMAND_S)
 
     def test_stop_is_in_time(self, default):
-        """All services end by themselves before their time of grace, and with status 0."""
         default.compose("stop", limit_s=UP_S)
 
         lines = default.compose("ps", "--all", "--format", "{{.Service}} {{.ExitCode}}").splitlines()
@@ -175,7 +164,6 @@ class TestDefault:
 
 
 def post(project: Project, name: str, body: bytes) -> int:
-    """Send a file to the webhook, with the secret that `init` made; returns the status."""
     words = ("run", "--rm", "--no-deps", "--entrypoint", "cat", "init", "/keys/webhook.secret")
     signed = str(int(time.time())), hashlib.sha256(body).hexdigest()
     signature = webhook.sign(project.compose(*words).strip().encode(), signed[0], name, signed[1])
@@ -191,34 +179,24 @@ def post(project: Project, name: str, body: bytes) -> int:
 
 
 def published(project: Project) -> str:
-    """Return the log of the publisher."""
     return project.compose("logs", "--no-log-prefix", "publisher")
 
 
 class TestScale:
-    """Two servers behind HAProxy."""
-
     def test_second_start_replaces_nothing(self, scale):
-        """Servers with one image keep running: what `up` built is what they run."""
         containers = scale.compose("ps", "--quiet")
 
         scale.up()
 
         assert scale.compose("ps", "--quiet") == containers
 
-    def test_killed_container_is_not_noticed(self, scale):
-        """One server is killed and started again under load: callers that retry see no error."""
+    def test_kill_and_rolling_restart_are_not_noticed(self, scale):
+        """Callers that retry see no error."""
         with Load(scale) as load:
             scale.compose("kill", "server-a")
             load.wait_answers(100)
             scale.up()
             load.wait_answers(100)
-
-        assert load.failures == []
-
-    def test_rolling_restart_is_not_noticed(self, scale):
-        """Each server is restarted in turn under load."""
-        with Load(scale) as load:
             for service in ("server-a", "server-b"):
                 scale.compose("restart", service)
                 scale.up()
@@ -227,16 +205,14 @@ class TestScale:
         assert load.failures == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("overlay", "dockerfile", "extras", "http"),
-    [
-        ("overlays/cpu", NVIDIAS, "cpu,gateway,publish", 8000),
-        ("kserve", SLIM, "embedded,cpu,gateway", 8080),
-    ],
-    ids=["deployment", "kserve"],
+    {
+        "deployment": ("overlays/cpu", NVIDIAS, "cpu,gateway,publish", 8000),
+        "kserve": ("kserve", SLIM, "embedded,cpu,gateway", 8080),
+    },
 )
 def test_pod_of_the_manifests_serves(overlay, dockerfile, extras, http, engine, folder, tmp_path):
-    """Its containers run as written: all probes succeed, a photo is classified, and SIGTERM ends it."""
     spec = pods.description(overlay)
     (server,) = spec["containers"]
     words = ("--file", dockerfile, "--build-arg", f"EXTRAS={extras}", "--tag", server["image"], ".")

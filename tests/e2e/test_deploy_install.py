@@ -40,7 +40,6 @@ class Image:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables of the image, and none of this test's own Python."""
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))
         }
@@ -48,7 +47,6 @@ class Image:
         return kept | {"PATH": path, "XDG_RUNTIME_DIR": str(self.workspace.parent)}
 
     def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess:
-        """Run a command to its end, outside the checkout."""
         return subprocess.run(
             words,
             cwd=self.workspace.parent,
@@ -59,18 +57,15 @@ class Image:
         )
 
     def install(self, *words: str, python: str) -> None:
-        """Run the script that the Dockerfiles run."""
         done = self.run(str(self.workspace / "deploy" / "install.sh"), *words, PYTHON=python)
         assert done.returncode == 0, done.stderr[-3000:]
 
     def check(self, port: int) -> tuple[int, str]:
-        """Run its health check on a supervisor of the loopback; returns its exit code and output."""
         return check_health("--page", f"http://127.0.0.1:{port}/readyz", workspace=self.workspace)
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
-    """Copy the files of the Dockerfile, and run its script with its arguments."""
     folder = tmp_path_factory.mktemp("image")
     image = Image(folder / "workspace", folder / "nereid")
     for source, target in copies(SLIM):
@@ -124,7 +119,6 @@ def started(image: Image, words: Sequence[str], log: Path, **variables: str):
 
 
 def test_installed_server_classifies_and_ends(image, tmp_path):
-    """The image's command serves its repository, guarded; it is healthy, and SIGTERM ends it with 0."""
     key = key_changes.add(tmp_path / "keys.json", "me", ["infer"], None)
     words = json.loads(*instructions(SLIM, "CMD"))
     with started(image, words, tmp_path / "log") as (process, ports):
@@ -139,21 +133,14 @@ def test_installed_server_classifies_and_ends(image, tmp_path):
     assert (answer["labels"][0]["name"], code) == ("espresso", 0)
 
 
-def test_image_has_a_gateway(image):
-    """The same image can be the gateway."""
-    done = image.run(str(image.environment / "bin" / "python"), "-c", "import nereid.cli.gateway")
-
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_image_stays_small(image):
+def test_image_is_small_and_has_a_gateway(image):
     """Installed and copied files leave room for the base image below the promised size."""
     folders = image.environment, image.workspace
     paths = [path for folder in folders for path in folder.rglob("*") if not path.is_symlink()]
 
-    size_mb = sum(path.stat().st_blocks * 512 for path in paths) / 1e6
-
-    assert size_mb < MOST_MB - BASE_MB
+    assert sum(path.stat().st_blocks * 512 for path in paths) / 1e6 < MOST_MB - BASE_MB
+    done = image.run(str(image.environment / "bin" / "python"), "-c", "import nereid.cli.gateway")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +161,6 @@ def triton(image, tmp_path_factory):
 
 
 def test_image_of_nvidia_gets_only_backends_that_it_lacks(triton):
-    """Each of our backends is in its folder, except the one that would hide NVIDIA's."""
     folder, _ = triton
     ours = {path.parent.name: path for path in ADAPTERS.glob("*/model.py")}
     added = {path.name for path in (folder / "backends").iterdir()} - {"python"}
@@ -185,7 +171,6 @@ def test_image_of_nvidia_gets_only_backends_that_it_lacks(triton):
 
 
 def test_command_of_compose_serves_with_another_triton(triton, tmp_path):
-    """The command of `triton-cpu` exports traces, and a killed process of the route is started again."""
     folder, image = triton
     repository = shutil.copytree(image.workspace / "model_repository", tmp_path / "models")
     wheel = find_installation({})

@@ -1,6 +1,5 @@
 """A pod without a cluster: the init container's script prepares the repository of a real server."""
 
-import json
 import os
 import re
 import shutil
@@ -9,17 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from nereid.assets import COFFEE, REPOSITORY
-from nereid.client.classifier import Classifier
+from nereid.assets import REPOSITORY
 from tests.conftest import ROOT
-from tests.manifests import container, find
-from tests.routes import WATCHDOG_S, publish_config, wait_until
-from tests.supervised import serving
+from tests.manifests import container
+from tests.routes import WATCHDOG_S
 
 OVERLAYS = ("overlays/cpu", "overlays/object-storage")
 ROUTE = "classify.route.json"
-# So many answers of one variant are no chance: at equal weights once in a million.
-ANSWERS = 20
 
 
 @pytest.fixture
@@ -34,7 +29,6 @@ def root(tmp_path):
 
 
 def prepare(overlay: str, root: Path) -> None:
-    """Run the init container of an overlay."""
     init = container(overlay, "models")
     (lines,) = init["args"]
     # Not the `models:` of rclone.
@@ -46,7 +40,6 @@ def prepare(overlay: str, root: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return all files of a repository except the route."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ROUTE)
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -63,27 +56,3 @@ def test_a_pod_has_the_repository_and_the_mounted_route(overlay, root):
 
     assert contents(root / "models") == contents(REPOSITORY)
     assert (root / "models" / ROUTE).readlink() == root / "routes" / ROUTE
-
-
-@pytest.mark.slow
-def test_a_pod_follows_the_config_map(root):
-    """A server of the prepared repository uses the weights that the kubelet mounts."""
-    prepare("overlays/cpu", root)
-    route = json.loads(find("overlays/cpu", "ConfigMap")["data"][ROUTE])
-    publish_config(root / "routes" / ROUTE, route)
-
-    with (
-        serving(root / "models", root / "run", "--model-control-mode", "none") as served,
-        Classifier(f"127.0.0.1:{served.ports['grpc']}") as classifier,
-    ):
-        for only in route["variants"]:
-            weights = [each | {"weight": int(each is only)} for each in route["variants"]]
-
-            publish_config(root / "routes" / ROUTE, route | {"variants": weights})
-
-            wait_until(lambda name=only["name"]: answering(classifier) == {name}, only["name"])
-
-
-def answering(classifier: Classifier) -> set[str]:
-    """Return the variants that serve requests."""
-    return {classifier.classify(COFFEE, top_k=1).variant for _ in range(ANSWERS)}

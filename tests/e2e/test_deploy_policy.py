@@ -29,7 +29,6 @@ pytestmark = pytest.mark.nightly(minutes=1)
 
 @pytest.fixture(scope="module")
 def checkov(tmp_path_factory):
-    """The program, installed in an environment of its own."""
     folder = tmp_path_factory.mktemp("checkov")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=INSTALL_S)
     install = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", PACKAGE]
@@ -48,7 +47,6 @@ def violations(checkov, path) -> tuple[set[str], int]:
 
 @pytest.mark.parametrize("overlay", ["overlays/cpu", "overlays/gpu", "overlays/object-storage"])
 def test_manifests_follow_the_rules(overlay, checkov, tmp_path):
-    """Only the listed rules are violated, and a container that may become root is found."""
     objects = [*rendered(overlay)]
     (path := tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(objects))
     planted = json.loads(json.dumps(objects))

@@ -7,9 +7,7 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -24,13 +22,12 @@ from loadtest.background_load import PROTOCOLS, BackgroundLoad
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import RequestRefused
-from nereid.client.model_client.batch_split import Outcome
 from nereid.client.prediction import Prediction
-from nereid.client.request import ProtocolName
 from nereid.gateway.admission import key_changes
 from nereid.imaging.decode import Limits
 from nereid.server.ports import free_ports
 from tests.conftest import ROOT
+from tests.deployment import running as run_program
 from tests.e2e.conftest import group_members
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import Served, serving, store_eyes
@@ -51,33 +48,26 @@ DRAIN_S = 3
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A running HAProxy, and where it listens."""
-
     ports: dict[str, int]
 
     def url(self, protocol: str) -> str:
-        """Return HOST:PORT of a protocol."""
         return f"127.0.0.1:{self.ports[protocol]}"
 
     def servers(self) -> dict[tuple[str, str], dict[str, str]]:
-        """Return the proxy's statistics of each server, by backend and name."""
         address = f"http://{self.url('stats')}/stats;csv"
         with urllib.request.urlopen(address, timeout=WATCHDOG_S) as answer:
             page = answer.read().decode().removeprefix("# ")
         return {(row["pxname"], row["svname"]): row for row in csv.DictReader(io.StringIO(page))}
 
     def is_up(self, name: str) -> bool:
-        """Return whether a server is in rotation for both protocols."""
         rows = self.servers()
         return all(rows[f"{protocol}_servers", name]["status"] == "UP" for protocol in PROTOCOLS)
 
     def sent(self, name: str) -> list[int]:
-        """Return how many requests a server was given, by protocol."""
         rows = self.servers()
         return [int(rows[f"{protocol}_servers", name]["stot"]) for protocol in PROTOCOLS]
 
     def wait_used(self, name: str) -> None:
-        """Wait until a server is in rotation, and is given requests over both protocols."""
         wait_until(lambda: self.is_up(name), f"{name} in rotation")
         before = self.sent(name)
         wait_until(lambda: all(now > then for now, then in zip(self.sent(name), before, strict=True)), "used")
@@ -101,7 +91,6 @@ class Pair:
         return self._running[name][0]
 
     def start(self, name: str) -> None:
-        """Start a server, and wait until it is ready."""
         words = [
             word for port, number in self.ports[name].items() for word in (f"--{port}-port", f"{number}")
         ]
@@ -113,7 +102,6 @@ class Pair:
             self._running[name] = served, stack.pop_all()
 
     def stop(self, name: str) -> int:
-        """Stop a server and wait for its end; returns its exit status."""
         served, stack = self._running.pop(name)
         with stack:
             served.process.send_signal(signal.SIGTERM)
@@ -127,57 +115,18 @@ class Pair:
         wait_until(lambda: not group_members(leader), "the server's end")
 
     def close(self) -> None:
-        """End what still runs."""
         for name in list(self._running):
             self.kill(name)
 
 
-class Crowd:
-    """Keeps requests in flight over both protocols, those of one through one classifier."""
-
-    def __init__(self, proxy: Proxy, key: str) -> None:
-        self.outcomes: list[Outcome] = []
-        self._proxy, self._key = proxy, key
-        self._is_over = threading.Event()
-        self._threads = [threading.Thread(target=self._send, args=[protocol]) for protocol in PROTOCOLS]
-
-    def __enter__(self) -> "Crowd":
-        for thread in self._threads:
-            thread.start()
-        wait_until(lambda: len(self.outcomes) > 4 * CONCURRENCY, "traffic")
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join()
-
-    def failures(self) -> list[str]:
-        """Return the outcomes that are not the right response."""
-        return [wrong for each in self.outcomes if (wrong := what_is_wrong(each))]
-
-    def repeats(self) -> int:
-        """Return how often a request was sent again."""
-        return sum(each.timings.attempts - 1 for each in self.outcomes if isinstance(each, Prediction))
-
-    def _send(self, protocol: ProtocolName) -> None:
-        photos = itertools.takewhile(lambda _: not self._is_over.is_set(), itertools.repeat(COFFEE))
-        url = self._proxy.url(protocol)
-        with Classifier(url, protocol, concurrency=CONCURRENCY, api_key=self._key) as classifier:
-            self.outcomes.extend(classifier.classify_many(photos))
-
-
-def what_is_wrong(outcome: Outcome) -> str:
+def what_is_wrong(prediction: Prediction) -> str:
     """Describe the mistake of a response; empty if it is right."""
-    if not isinstance(outcome, Prediction):
-        return f"{type(outcome).__name__}: {outcome}"
-    score = outcome.labels[0].score
+    score = prediction.labels[0].score
     return "" if score == NUMBER + 1 else f"expected {NUMBER + 1}, got {score}"
 
 
 @pytest.fixture(scope="module")
 def haproxy() -> str:
-    """The program."""
     found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
     if not found:
         pytest.skip("haproxy is not installed; fix: apt-get install haproxy")
@@ -186,7 +135,6 @@ def haproxy() -> str:
 
 @contextmanager
 def running(haproxy: str, servers: dict[str, dict[str, int]], folder: Path) -> Iterator[Proxy]:
-    """Run the proxy as it is deployed, in front of servers of these ports."""
     ports = dict(zip(("http", "grpc", "stats"), free_ports(3), strict=True))
     environment = {f"NEREID_PROXY_{name.upper()}": f"127.0.0.1:{port}" for name, port in ports.items()}
     for name, own in servers.items():
@@ -194,32 +142,13 @@ def running(haproxy: str, servers: dict[str, dict[str, int]], folder: Path) -> I
         environment[f"{prefix}_HTTP"] = f"127.0.0.1:{own['http']}"
         environment[f"{prefix}_GRPC"] = f"127.0.0.1:{own['grpc']}"
         environment[f"{prefix}_READY_PORT"] = str(own["health"])
-    log = folder / "haproxy.log"
-    with log.open("w") as written:
-        process = subprocess.Popen(
-            [haproxy, "-db", "-f", CONFIG],
-            env=os.environ | environment,
-            stdout=written,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        wait_until(lambda: process.poll() is not None or listens(ports["stats"]), "the proxy")
-        assert process.poll() is None, log.read_text()
+    words, page = [haproxy, "-db", "-f", str(CONFIG)], f"http://127.0.0.1:{ports['stats']}/stats"
+    with run_program(words, folder / "haproxy.log", page, env=os.environ | environment):
         yield Proxy(ports)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def listens(port: int) -> bool:
-    """Return whether a process listens on the port."""
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
 def pair(haproxy, tmp_path_factory):
-    """Both servers, running."""
     with closing(Pair(tmp_path_factory.mktemp("pair"))) as servers:
         for name in SERVERS:
             servers.start(name)
@@ -228,13 +157,11 @@ def pair(haproxy, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def proxy(haproxy, pair, tmp_path_factory):
-    """The proxy in front of them."""
     with running(haproxy, pair.ports, tmp_path_factory.mktemp("proxy")) as proxy:
         yield proxy
 
 
 def test_config_is_valid(haproxy):
-    """The configuration has neither an error nor a warning with the defaults."""
     done = subprocess.run([haproxy, "-c", "-f", CONFIG], capture_output=True, text=True, timeout=WATCHDOG_S)
 
     said = done.stdout + done.stderr
@@ -242,34 +169,28 @@ def test_config_is_valid(haproxy):
 
 
 def test_size_limit_is_that_of_the_server():
-    """The proxy and the server have the same limit of a message."""
     assert {int(number) for number in re.findall(r"\b\d{8,}\b", CONFIG.read_text())} == {MOST_BYTES}
 
 
 @pytest.mark.nightly(minutes=1)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_oversize_image_is_the_callers_fault(pair, proxy, protocol):
-    """A classifier gets the refusal while it is still sending, and does not retry."""
-    with (
-        Classifier(proxy.url(protocol), protocol, api_key=pair.key) as classifier,
-        pytest.raises(RequestRefused),
-    ):
-        classifier.classify(bytes(MOST_BYTES))
-
-
-@pytest.mark.nightly(minutes=1)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_large_images_pass(pair, proxy, protocol):
-    """27 MB are far more than the proxy's buffers."""
+def test_servers_limits_and_keys_hold_through_the_proxy(pair, proxy, protocol):
+    """The proxy reaches the servers on loopback, where keys may be optional."""
     with Classifier(proxy.url(protocol), protocol, api_key=pair.key) as classifier:
-        prediction = classifier.classify(np.zeros((3000, 3000, 3), np.uint8))
-
-    assert what_is_wrong(prediction) == ""
+        # 27 MB are far more than the proxy's buffers.
+        assert what_is_wrong(classifier.classify(np.zeros((3000, 3000, 3), np.uint8))) == ""
+        # The refusal comes while the client is still sending.
+        with pytest.raises(RequestRefused):
+            classifier.classify(bytes(MOST_BYTES))
+    with (
+        Classifier(proxy.url(protocol), protocol) as classifier,
+        pytest.raises(RequestRefused, match="an API key is required"),
+    ):
+        classifier.classify(COFFEE)
 
 
 @pytest.mark.nightly(minutes=1)
 def test_every_attack_is_rejected(pair, proxy):
-    """Attacks through the proxy get an error, and both servers remain the same processes."""
     before = [pair[name].record.pid for name in SERVERS]
     front = Front(proxy.ports["http"], proxy.ports["grpc"], pair.key)
 
@@ -281,19 +202,7 @@ def test_every_attack_is_rejected(pair, proxy):
 
 @pytest.mark.nightly(minutes=1)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_callers_need_a_key(proxy, protocol):
-    """The servers check keys, although the proxy reaches them on loopback."""
-    with (
-        Classifier(proxy.url(protocol), protocol) as classifier,
-        pytest.raises(RequestRefused, match="an API key is required"),
-    ):
-        classifier.classify(COFFEE)
-
-
-@pytest.mark.nightly(minutes=1)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_failed_connection_is_tried_at_the_other_server(haproxy, pair, tmp_path, protocol):
-    """If a ready server accepts no connection, no request is lost and no client retries."""
     deaf = pair.ports["a"] | dict(zip(PROTOCOLS, free_ports(2), strict=True))
     with (
         running(haproxy, pair.ports | {"a": deaf}, tmp_path) as proxy,
@@ -306,47 +215,45 @@ def test_failed_connection_is_tried_at_the_other_server(haproxy, pair, tmp_path,
     assert tried, "it got no request"
 
 
-@pytest.mark.nightly(minutes=1)
-def test_death_of_a_server_is_not_noticed(pair, proxy):
-    """`kill -9` under load: each lost request is sent again; then the server that replaces it is used."""
-    with Crowd(proxy, pair.key) as crowd:
-        os.kill(pair["a"].record.pid, signal.SIGKILL)
-        wait_until(lambda: not proxy.is_up("a"), "out of rotation")
-        # `nereid serve` has started another one, on the same ports.
-        proxy.wait_used("a")
-
-    assert crowd.failures() == []
-    assert crowd.repeats(), "the server got no request while it was lost"
-
-
-@pytest.mark.nightly(minutes=1)
-def test_death_of_a_supervisor_is_not_noticed(pair, proxy):
-    """`kill -9` of `nereid serve` takes its server along, under load; it is used when it is started again."""
-    with Crowd(proxy, pair.key) as crowd:
-        pair.kill("a")
-        wait_until(lambda: not proxy.is_up("a"), "out of rotation")
-        pair.start("a")
-        proxy.wait_used("a")
-
-    assert crowd.failures() == []
-
-
-@pytest.mark.nightly(minutes=1)
-def test_rolling_restart_is_not_noticed(pair, proxy):
-    """Each in turn leaves the rotation, ends and comes back: nothing fails, nor has to be sent again."""
-    attempts = []
+@contextmanager
+def callers(pair: Pair, proxy: Proxy) -> Iterator[list[int]]:
+    """Keep requests in flight over both protocols; all must have the right answer. Gives their attempts."""
+    attempts: list[int] = []
 
     def check(prediction: Prediction) -> str:
         attempts.append(prediction.timings.attempts)
         return what_is_wrong(prediction)
 
-    with BackgroundLoad(proxy, "classify", 2 * CONCURRENCY, check=check, api_key=pair.key) as callers:
+    with BackgroundLoad(proxy, "classify", 2 * CONCURRENCY, check=check, api_key=pair.key) as load:
         wait_until(lambda: len(attempts) > 4 * CONCURRENCY, "traffic")
+        yield attempts
+    assert [each.failure for each in load.requests if each.failure] == []
+
+
+@pytest.mark.nightly(minutes=1)
+def test_deaths_of_a_server_and_its_supervisor_are_not_noticed(pair, proxy):
+    """`kill -9` under load: each lost request is sent again, and the server that replaces it is used."""
+    with callers(pair, proxy) as attempts:
+        os.kill(pair["a"].record.pid, signal.SIGKILL)
+        wait_until(lambda: not proxy.is_up("a"), "out of rotation")
+        # `nereid serve` has started another one, on the same ports.
+        proxy.wait_used("a")
+        assert max(attempts) > 1, "the server got no request while it was lost"
+
+        pair.kill("a")
+        wait_until(lambda: not proxy.is_up("a"), "out of rotation")
+        pair.start("a")
+        proxy.wait_used("a")
+
+
+@pytest.mark.nightly(minutes=1)
+def test_rolling_restart_is_not_noticed(pair, proxy):
+    """Each in turn leaves the rotation, ends and comes back: nothing fails, nor has to be sent again."""
+    with callers(pair, proxy) as attempts:
         for name in SERVERS:
             assert pair.stop(name) == 0
             assert not proxy.is_up(name)
             pair.start(name)
             proxy.wait_used(name)
 
-    assert [each.failure for each in callers.requests if each.failure] == []
     assert set(attempts) == {1}

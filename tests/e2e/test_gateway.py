@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 
 import httpx
@@ -20,12 +19,13 @@ from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT
 from nereid.gateway.admission.concurrency_limit import INITIAL_LIMIT
 from nereid.http_connection import HttpConnections
 from nereid.server.ports import free_ports
+from tests.deployment import running
 from tests.e2e.conftest import CATS, ESPRESSO, url
 from tests.proof import REQUESTS
+from tests.routes import wait_until
+from tests.tables import cases
 
-START_S, WATCHDOG_S = 20, 30
-# Metrics of the route are handed on every half second.
-METRIC_S = 10
+WATCHDOG_S = 30
 # The limit stays where it starts, and the callers are twice as many as it lets in and lets wait.
 LIMIT = int(INITIAL_LIMIT)
 CALLERS = 2 * LIMIT * (1 + MAX_WAITING_PER_SLOT)
@@ -48,41 +48,20 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), **options)
 
 
 @pytest.fixture(scope="module")
-def base(both_profiles, root, tmp_path_factory):
-    """The URL of a gateway that is ready."""
+def base(both_profiles, tmp_path_factory):
     (port,) = free_ports(1)
-    log = tmp_path_factory.mktemp("gateway") / "log"
-    address = f"http://127.0.0.1:{port}"
+    log, address = tmp_path_factory.mktemp("gateway") / "log", f"http://127.0.0.1:{port}"
     command = [sys.executable, "-W", "error", "-c", RUN, url(both_profiles["cpu"], "http"), str(port)]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=root, stderr=output)
-        try:
-            wait_for(lambda: httpx.get(f"{address}/readyz").is_success, START_S, log)
-            yield address
-        finally:
-            process.terminate()
-            process.wait(WATCHDOG_S)
+    with running(command, log, f"{address}/readyz"):
+        yield address
     assert "Traceback" not in log.read_text()
 
 
-def wait_for(is_true, seconds, log=None) -> None:
-    """Poll until a condition holds."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        with contextlib.suppress(httpx.TransportError):
-            if is_true():
-                return
-        time.sleep(0.05)
-    pytest.fail(f"not within {seconds} s; {log.read_text() if log else ''}")
-
-
 def sample(page: str, pattern: str) -> float:
-    """Return the sum of the samples whose names and labels match."""
     return sum(float(value) for value in re.findall(rf"^{pattern}.* (\S+)$", page, re.MULTILINE))
 
 
 def test_photo_is_recognised_in_every_kind_of_body(base):
-    """A raw image, a form and a batch return the same result of the requested variant."""
     raw = httpx.post(f"{base}/predict?variant=v1", content=PHOTO, headers=JPEG)
     form = httpx.post(f"{base}/predict?variant=v1", files={"file": PHOTO})
     batch = httpx.post(
@@ -97,34 +76,22 @@ def test_photo_is_recognised_in_every_kind_of_body(base):
     assert {each["version"] for each in batch.json()["results"]} == {"2"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("content", "query", "status", "words"),
-    [
-        (b"not an image", "", 400, ["invalid_image", "expected an image file"]),
-        (PHOTO[:5000], "", 400, ["invalid_image"]),
-        (PHOTO, "?variant=v9", 400, ["invalid_request", "v1, v2"]),
-        (PHOTO, "?version=17", 400, ["invalid_request"]),
-    ],
-    ids=["no image", "cut off", "no such variant", "no such version"],
+    {
+        "no image": (b"not an image", "", 400, ["invalid_image", "expected an image file"]),
+        "no such variant": (PHOTO, "?variant=v9", 400, ["invalid_request", "v1, v2"]),
+        "no such version": (PHOTO, "?version=17", 400, ["invalid_request"]),
+    },
 )
 def test_error_of_the_server_is_passed_on(base, content, query, status, words):
-    """The message is that of the server, with the expected value."""
     answer = httpx.post(f"{base}/predict{query}", content=content, headers=JPEG)
 
     assert answer.status_code == status
     assert all(word in answer.text for word in words), answer.text
 
 
-def test_short_timeout_is_exceeded(base):
-    """Two milliseconds pass before the response; on a busy machine even before the whole body is there."""
-    answer = httpx.post(f"{base}/predict", content=PHOTO, headers={**JPEG, "x-request-timeout-ms": "2"})
-
-    late = [(504, "deadline_exceeded"), (408, "body_timeout")]
-    assert (answer.status_code, answer.json()["error"]["code"]) in late
-
-
 async def leave(port: int, after_s: float) -> None:
-    """Send a whole request, and close the connection before the response."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(PHOTO)}\r\n\r\n"
     writer.write(head.encode() + PHOTO)
@@ -134,7 +101,6 @@ async def leave(port: int, after_s: float) -> None:
 
 
 def metric(base, server, name: str) -> float:
-    """Return the sum of a metric of the gateway or of the server."""
     if name.startswith("nereid_gateway_"):
         return sample(httpx.get(f"{base}/metrics").text, name)
     address = f"http://{url(server, 'metrics')}/metrics"
@@ -142,23 +108,19 @@ def metric(base, server, name: str) -> float:
         return sample(page.read().decode(), name)
 
 
-def disconnect(base, server, count: int) -> None:
-    """Disconnect clients, fifty at a time, some of them in the middle of an inference."""
-    port, before = int(base.rpartition(":")[2]), metric(base, server, CLOSED)
+def test_disconnects_leave_nothing_behind(base, both_profiles):
+    """Fifty clients at a time disconnect, some of them in the middle of an inference."""
+    server, port = both_profiles["cpu"], httpx.URL(base).port
+    before = metric(base, server, CLOSED)
 
     async def all_leave() -> None:
-        for _ in range(count // 50):
+        for _ in range(10):
             await asyncio.gather(*(leave(port, 0.002 + index / 1000) for index in range(50)))
 
     asyncio.run(all_leave())
     for name in ("nereid_gateway_in_flight", "nereid_route_in_flight"):
-        wait_for(lambda name=name: metric(base, server, name) == 0, WATCHDOG_S)
-    wait_for(lambda: metric(base, server, CLOSED) > before, METRIC_S)
-
-
-def test_disconnects_leave_nothing_behind(base, both_profiles):
-    """After disconnects nothing is in flight, and the next request is served."""
-    disconnect(base, both_profiles["cpu"], 500)
+        wait_until(lambda name=name: metric(base, server, name) == 0, name)
+    wait_until(lambda: metric(base, server, CLOSED) > before, "the count")
 
     assert httpx.get(f"{base}/v1/live").json()["in_flight"] == 0
     answer = httpx.post(f"{base}/predict", content=PHOTO, headers=JPEG, timeout=WATCHDOG_S)
@@ -202,7 +164,7 @@ def test_client_that_closes_both_sides_is_cancelled(base, both_profiles, slow_im
         head = f"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(image)}\r\n\r\n"
         connection.sendall(head.encode() + image)
 
-    wait_for(lambda: metric(base, both_profiles["cpu"], CLOSED) > before, WATCHDOG_S)
+    wait_until(lambda: metric(base, both_profiles["cpu"], CLOSED) > before, "the count")
 
 
 @pytest.mark.parametrize("head", [f"content-length: {100 * 2**20}", "transfer-encoding: chunked"])
@@ -219,10 +181,7 @@ def test_body_of_100_mb_is_refused(base, head):
 
 @pytest.mark.slow
 def test_overload_is_refused_and_the_rest_is_answered(base):
-    """More callers than slots and queue: 429 with `Retry-After`, no faults, and other responses arrive."""
-
     async def send_all() -> list[tuple[int, bool]]:
-        """Return the status of each response, and whether it has the header."""
         # A client of httpx costs so much that on busy cores the gateway keeps up with hundreds of them.
         connections, callers = HttpConnections(base.removeprefix("http://")), asyncio.Semaphore(CALLERS)
         head = connections.head("POST", "/predict", [(b"content-type", b"image/jpeg")], len(PHOTO))
@@ -241,7 +200,6 @@ def test_overload_is_refused_and_the_rest_is_answered(base):
 
 @pytest.mark.slow
 def test_schemathesis_finds_no_fault(base, root, tmp_path):
-    """Requests generated from the OpenAPI document get only described responses, and no 5xx."""
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,"
     checks += "response_schema_conformance"
     count = max(10, REQUESTS // 100)

@@ -2,14 +2,10 @@
 
 import contextlib
 import json
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,25 +13,21 @@ import psutil
 import pytest
 
 from loadtest import load
-from loadtest.users import thresholds
-from nereid.assets import ADAPTERS, CHELSEA, COFFEE, REPOSITORY
+from nereid.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.server.ports import free_ports
 from tests.routes import wait_until
+from tests.tables import cases
 
-# Three times what a stalled machine was seen to need for the start of Locust and its workers.
-TIMEOUT_S = 60.0
 CALLERS = 6
 
 
 @pytest.fixture(scope="session")
 def target(both_profiles) -> load.Target:
-    """The server in its profile `cpu`."""
     ports = both_profiles["cpu"].options.ports
     return load.Target(f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}")
 
 
 def rows(path: Path) -> dict[str, dict]:
-    """Return the rows of a report by protocol."""
     return {row["protocol"]: row for row in load.read(path)["rows"]}
 
 
@@ -53,14 +45,12 @@ def test_closed_loop_asks_over_both_protocols_at_once(target, tmp_path):
 
 
 def two_processes() -> list[str]:
-    """Return the options for two workers and a master that nobody else finds."""
     (port,) = free_ports(1)
     alone = ["--processes", "2", "--master-bind-host", "127.0.0.1"]
     return [*alone, "--master-bind-port", str(port), "--master-port", str(port)]
 
 
 def asking(report: Path, server: load.Target) -> list[psutil.Process]:
-    """Return the processes of a run that are connected to the server."""
     ports = {int(address.rpartition(":")[2]) for address in (server.http, server.grpc)}
     found = []
     for each in psutil.Process().children(recursive=True):
@@ -72,34 +62,16 @@ def asking(report: Path, server: load.Target) -> list[psutil.Process]:
     return found
 
 
-def run_and_signal(target: load.Target, report: Path, number: signal.Signals, *words: str, count: int = 1):
-    """Run Locust, and signal one of the `count` processes that ask; returns its exit code."""
-    open_loop = ["--scenario", "open", "--users", "8"]
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(load.run_locust, target, 5.0, report, [*open_loop, *words])
-        found = wait_until(lambda: len(each := asking(report, target)) == count and each, "the requests")
-        found[0].send_signal(number)
-    return running.result()
-
-
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGKILL, 128 + signal.SIGKILL), (signal.SIGTERM, 1)],
-    ids=["killed", "told to end"],
-)
+@cases(("number", "code"), {"killed": (signal.SIGKILL, 128 + signal.SIGKILL), "told": (signal.SIGTERM, 1)})
 def test_a_run_that_is_cut_short_fails(target, tmp_path, number, code):
     """What it would have sent was never asked, however good the answers until then."""
-    assert run_and_signal(target, tmp_path / "report.json", number, "--thresholds=") == code
+    report, words = tmp_path / "report.json", ["--scenario", "open", "--users", "8", "--thresholds="]
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(load.run_locust, target, 5.0, report, words)
+        (locust,) = wait_until(lambda: asking(report, target), "the requests")
+        locust.send_signal(number)
 
-
-@pytest.mark.nightly(minutes=1)
-def test_a_killed_worker_fails_the_run(target, tmp_path):
-    """The other one's requests must not pass for the whole."""
-    report = tmp_path / "report.json"
-
-    code = run_and_signal(target, report, signal.SIGKILL, *two_processes(), count=2)
-
-    assert (code, load.read(report)["lost"]) == (1, 1)
+    assert running.result() == code
 
 
 @pytest.mark.nightly(minutes=1)
@@ -125,7 +97,6 @@ def test_open_loop_over_two_processes_is_one_report(target, tmp_path, monkeypatc
 
 
 def test_a_fast_wrong_answer_is_a_failure(target, tmp_path):
-    """Callers that know the photo to show something else fail every request, and so does the run."""
     report = tmp_path / "report.json"
 
     code = load.run_locust(target, 1.0, report, ["--users", "4", "--expect", "281"])
@@ -163,7 +134,6 @@ def test_own_photos_have_the_class_of_their_folder(target, tmp_path):
     ids=["unknown class", "no photos", "no folder"],
 )
 def test_wrong_photos_are_told_before_anything_is_asked(target, tmp_path, capfd, folder, expected):
-    """The run ends immediately, and fails with the reason."""
     photos, report = tmp_path / "photos", tmp_path / "report.json"
     if folder is not None:
         (photos / folder).mkdir(parents=True)
@@ -177,106 +147,18 @@ def test_wrong_photos_are_told_before_anything_is_asked(target, tmp_path, capfd,
     assert sum(row["requests"] for row in rows(report).values()) == 0
 
 
-def test_a_bad_thresholds_file_is_told_before_anything_is_asked(target, tmp_path, capfd):
-    """Exit code 2, and the message names the key."""
-    report, mine = tmp_path / "report.json", tmp_path / "mine.toml"
-    mine.write_text("[closed]\np95_ms = 3\n")
-
-    code = load.run_locust(target, 1.0, report, ["--thresholds", str(mine)])
-
-    assert code == 2
-    assert "unknown field `p95_ms`" in capfd.readouterr().err
-    assert not report.exists()
-
-
-@contextlib.contextmanager
-def web_ui(target: load.Target, log: Path):
-    """Run Locust with its web page, as a person would; gives the page's URL."""
-    (port,) = free_ports(1)
-    words = [
-        "-f",
-        str(load.LOCUSTFILE),
-        "--host",
-        target.http,
-        "--grpc",
-        target.grpc,
-        "--web-port",
-        str(port),
-        "--thresholds=",
-    ]
-    with log.open("w") as lines:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "locust", *words], stdout=lines, stderr=lines, stdin=subprocess.DEVNULL
-        )
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(TIMEOUT_S) == 0, log.read_text()
-
-
-def get(url: str, form: dict[str, str] | None = None) -> bytes:
-    """Return a page; a form is posted."""
-    body = None if form is None else urllib.parse.urlencode(form).encode()
-    with urllib.request.urlopen(url, body, timeout=TIMEOUT_S) as page:
-        return page.read()
-
-
-def test_web_page_starts_users_and_shows_their_requests(target, tmp_path):
-    """A posted form starts users, both protocols appear, nothing fails, and the report is printed."""
-    log = tmp_path / "log"
-
-    def is_there() -> bool:
-        with contextlib.suppress(urllib.error.URLError):
-            return b"<html" in get(url)
-        return False
-
-    with web_ui(target, log) as url:
-        wait_until(is_there, "the page")
-        started = json.loads(get(f"{url}/swarm", {"user_count": "4", "spawn_rate": "4", "host": target.http}))
-
-        def both_asked():
-            stats = json.loads(get(f"{url}/stats/requests"))
-            methods = {each["method"] for each in stats["stats"] if each["num_requests"]}
-            return stats if methods >= {"http", "grpc"} else None
-
-        stats = wait_until(both_asked, "requests over both protocols")
-        stopped = json.loads(get(f"{url}/stop", {}))
-
-    assert started["success"], started
-    assert stopped["success"], stopped
-    assert (stats["fail_ratio"], stats["errors"]) == (0, [])
-    assert "closed loop" in log.read_text()
-
-
 def run_load(*words: str) -> subprocess.CompletedProcess:
-    """Run what `make load` runs."""
     command = [sys.executable, "-m", "loadtest.load", "--seconds", "3", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
-def slow_build(folder: Path, seconds: float) -> Path:
-    """Copy the repository; its `classify_v1` is the same work after a sleep."""
-    repository = shutil.copytree(REPOSITORY, folder / "models")
-    model = repository / "classify_v1"
-    config = (model / "configs" / "cpu.pbtxt").read_text()
-    (model / "configs" / "cpu.pbtxt").write_text(config.replace('"fused"', '"python"'))
-    adapter = (ADAPTERS / "fused" / "model.py").read_text()
-    head, execute, body = re.split(r"(    def execute\(.*\n)", adapter)
-    (model / "1" / "model.py").write_text(
-        f"import time\n{head}{execute}        time.sleep({seconds})\n{body}"
-    )
-    return repository
-
-
-@pytest.mark.parametrize(
+@cases(
     ("words", "locustfile", "code"),
-    [
-        (["--bogus"], "", 2),
-        (["-f", "mine.py"], "import os\nos.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
-        (["-f", "mine.py"], "raise SystemExit(0)", 1),
-    ],
-    ids=["asked wrongly", "killed", "ended early"],
+    {
+        "asked wrongly": (["--bogus"], "", 2),
+        "killed": (["-f", "mine.py"], "import os\nos.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
+        "ended early": (["-f", "mine.py"], "raise SystemExit(0)", 1),
+    },
 )
 def test_locust_that_leaves_no_report_gives_its_code(tmp_path, monkeypatch, words, locustfile, code):
     """As documented, and without a second loop; no report is no good end, whatever Locust says."""
@@ -287,26 +169,3 @@ def test_locust_that_leaves_no_report_gives_its_code(tmp_path, monkeypatch, word
     done = run_load("--url", "http://127.0.0.1:1", "--", *words)
 
     assert (done.returncode, done.stderr.splitlines()[-1]) == (code, "the load test failed; see above")
-
-
-@pytest.mark.nightly(minutes=1)
-def test_thresholds_fail_a_slow_build_and_pass_the_normal_one(target, tmp_path):
-    """A variant that sleeps for twice the limit of p99 fails, told with what was expected and what came.
-
-    The normal build may fail on a machine that is busy for a moment, but not each time.
-    """
-    limits = thresholds.read(thresholds.DEFAULT)
-    seconds = 2 * limits.closed.p99_ms / 1e3
-
-    for _ in range(3):
-        normal = run_load("--url", target.http, "--grpc", target.grpc)
-        if normal.returncode == 0:
-            break
-    slow = run_load("--repository", str(slow_build(tmp_path, seconds)))
-
-    assert normal.returncode == 0, normal.stdout + normal.stderr
-    assert "FAILED" not in normal.stdout
-    assert slow.returncode == 1, slow.stdout + slow.stderr
-    told = re.findall(r"(?:http|grpc) p99 +│ ≤ 1500 ms +│ ([\d.]+) ms +│ FAILED", slow.stdout)
-    assert [float(got) >= seconds * 1e3 for got in told] == [True] * len(told)
-    assert told, slow.stdout + slow.stderr

@@ -21,7 +21,6 @@ STAGES = ("decode", "detect", "boxes", "crops", "direction", "recognise")
 
 
 def test_networks_of_a_reader_are_in_its_trace(tmp_path):
-    """A request in a sampled trace is one tree, with the span of each network below that of the reader."""
     repository = shutil.copytree(TEXT_REPOSITORY, tmp_path / "models")
     trace, caller = f"{random.getrandbits(128):032x}", "b" * 16
     headers = {"traceparent": f"00-{trace}-{caller}-01", "Inference-Header-Content-Length": "0"}

@@ -13,16 +13,16 @@ import struct
 import subprocess
 import termios
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from loadtest.background_load import BackgroundLoad
-from nereid import metrics_page
 from nereid.assets import REPOSITORY
-from nereid.client.request import ProtocolName
 from tests.routes import wait_until
 from tests.supervised import NEREID, Served, serving
+from tests.tables import cases
 
 pytestmark = pytest.mark.nightly(minutes=1)
 
@@ -35,20 +35,8 @@ LINES, COLUMNS = 24, 80
 WEIGHTS = {"v1": 3, "v2": 1}
 
 
-class Gateway:
-    """The addresses of a guarded server."""
-
-    def __init__(self, ports: dict[str, int]) -> None:
-        self._ports = ports
-
-    def url(self, protocol: ProtocolName) -> str:
-        """Return HOST:PORT."""
-        return f"127.0.0.1:{self._ports[protocol]}"
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A guarded server of a route with unequal weights."""
     folder = tmp_path_factory.mktemp("top")
     repository = shutil.copytree(REPOSITORY, folder / "models")
     file = repository / "classify.route.json"
@@ -63,31 +51,28 @@ def served(tmp_path_factory):
 @pytest.fixture(scope="module")
 def load(served):
     """A steady load, whose rate depends little on the speed of the machine."""
-    with BackgroundLoad(Gateway(served.ports), "classify", CALLERS, PAUSE_S) as running:
+    addresses = SimpleNamespace(url=lambda protocol: f"127.0.0.1:{served.ports[protocol]}")
+    with BackgroundLoad(addresses, "classify", CALLERS, PAUSE_S) as running:
         wait_until(lambda: len(running.requests) > CALLERS, "requests")
         yield running
 
 
 def command(served: Served, *words: str) -> list[str]:
-    """Return the words of `nereid top` for a server."""
     return [NEREID, "top", "--repository", str(served.repository), *words]
 
 
 def environment(served: Served) -> dict[str, str]:
-    """Return the environment in which the server's record is found."""
     (run,) = (path for path in served.repository.parent.iterdir() if path.name == "run")
     return os.environ | {"XDG_RUNTIME_DIR": str(run), "TERM": "xterm-256color"}
 
 
 def measured(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run one measurement."""
     return subprocess.run(
         command(served, "--once", *words), env=environment(served), capture_output=True, text=True
     )
 
 
 def test_one_measurement_has_the_rates_of_the_load(served, load):
-    """Rates are within a fifth of the sent ones; weights are those of the file; each process has memory."""
     first = len(load.requests)
     done = measured(served, "--json", "--interval", str(INTERVAL_S))
     sent = load.requests[first:]
@@ -110,38 +95,25 @@ def test_one_measurement_has_the_rates_of_the_load(served, load):
     names = {each["name"]: each["memory_bytes"] for each in found["processes"]}
     assert {*names} == {"supervisor", "tritonserver", "gateway", "classify", "classify_v1", "classify_v2"}
     assert min(names.values()) > 2**20
-
-
-def test_the_tables_go_to_a_pipe(served, load):
-    """Without a terminal, one measurement is printed in full width."""
-    done = measured(served, "--interval", "1")
-
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("ready  up ")
-    assert re.search(r"^classify v1 +75 %", done.stdout, re.MULTILINE)
-    assert "\x1b" not in done.stdout
+    tables = measured(served, "--interval", "1").stdout
+    assert (tables.startswith("ready  up "), "\x1b" in tables) == (True, False)
+    assert re.search(r"^classify v1 +75 %", tables, re.MULTILINE)
 
 
 class Terminal:
-    """`nereid top` in a terminal of 80 columns and 24 lines."""
-
     def __init__(self, process: subprocess.Popen, descriptor: int) -> None:
         self.process, self._descriptor, self._output = process, descriptor, b""
 
     def read(self) -> bytes:
-        """Return all output so far."""
         while select.select([self._descriptor], [], [], 0)[0]:
             self._output += os.read(self._descriptor, 2**16)
         return self._output
 
     def frames(self) -> list[list[str]]:
-        """Return the lines of each complete frame, without colours."""
         texts = [ESCAPES.sub("", frame.decode()) for frame in self.read().split(HOME)[1:]]
         return [text.splitlines() for text in texts if len(text.splitlines()) >= LINES]
 
     def wait_for(self, is_shown: Callable[[list[list[str]]], object], what: str) -> list[list[str]]:
-        """Wait until the frames so far fulfil a condition, and return them."""
-
         def found() -> list[list[str]]:
             frames = self.frames()
             assert self.process.poll() is None, ESCAPES.sub("", self.read().decode())[-2000:]
@@ -151,12 +123,9 @@ class Terminal:
         return shown
 
     def press(self, key: bytes) -> None:
-        """Press a key."""
         os.write(self._descriptor, key)
 
     def code(self) -> int:
-        """Wait for the end, and return the exit code."""
-
         def is_over() -> bool:
             self.read()  # the process waits until its output is read
             return self.process.poll() is not None
@@ -166,14 +135,12 @@ class Terminal:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the terminal shows typed keys and collects lines, as before."""
         flags = termios.tcgetattr(self._descriptor)[3]
         return bool(flags & termios.ECHO and flags & termios.ICANON)
 
 
 @contextlib.contextmanager
 def opened(served: Served) -> Iterator[Terminal]:
-    """Run `nereid top` in a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     # `setsid` makes it the terminal of the process, so that Ctrl-C is a signal. `pty.fork` could hang: it
@@ -189,20 +156,14 @@ def opened(served: Served) -> Iterator[Terminal]:
         os.close(ours)
 
 
-def leave(terminal: Terminal, way: str) -> None:
-    """End the view by its key, by Ctrl-C, or by a signal."""
-    if way == "SIGINT":
-        os.kill(terminal.process.pid, signal.SIGINT)
-    else:
-        terminal.press({"q": b"q", "Ctrl-C": b"\x03"}[way])
-
-
-@pytest.mark.parametrize("way", ["q", "Ctrl-C", "SIGINT"])
-def test_live_view_fits_80_columns_and_ends(served, load, way):
-    """A frame has every table without a wrapped line; the terminal is as before afterwards."""
+@cases("key", {"q": b"q", "Ctrl-C": b"\x03", "SIGINT": b""})
+def test_live_view_fits_80_columns_and_ends(served, load, key):
     with opened(served) as terminal:
         frame = terminal.wait_for(lambda frames: "q ends" in str(frames[-1]), "a frame")[-1]
-        leave(terminal, way)
+        if key:
+            terminal.press(key)
+        else:
+            terminal.process.send_signal(signal.SIGINT)
 
         assert terminal.code() == 0
         assert terminal.is_plain
@@ -210,50 +171,3 @@ def test_live_view_fits_80_columns_and_ends(served, load, way):
     assert frame[0].startswith("ready  up ")
     headings = [line.split()[0] for line in frame if line.strip()]
     assert {"route", "model", "classify", "classify_v1", "classify_v2", "gateway"} <= {*headings}
-
-
-def cpu_seconds(served: Served) -> dict[str, float]:
-    """Return the CPU time by process, from the supervisor's page."""
-    page = metrics_page.parse(served.page("/metrics")[1])
-    return {
-        each.labels["process"]: each.value for each in page if each.name == "nereid_process_cpu_seconds_total"
-    }
-
-
-def test_replaced_process_keeps_its_time(served):
-    """The counter of a model does not fall when its process is killed and replaced."""
-    before = cpu_seconds(served)
-    old = {each.process for each in served.stubs("classify_v2")}
-
-    os.kill(min(old, key=lambda process: process.pid).pid, signal.SIGKILL)
-    wait_until(lambda: {each.process for each in served.stubs("classify_v2")} - old, "a new process")
-
-    after = cpu_seconds(served)
-    assert (
-        {*before}
-        == {*after}
-        == {*("supervisor", "tritonserver", "gateway", "classify", "classify_v1", "classify_v2")}
-    )
-    assert all(after[name] >= before[name] > 0 for name in before)
-
-
-def test_restart_during_the_view_is_named(served):
-    """The view goes on with the new server."""
-    with opened(served) as terminal:
-        terminal.wait_for(bool, "a frame")
-        os.kill(served.record.pid, signal.SIGKILL)
-
-        terminal.wait_for(lambda frames: "restarted: pid" in str(frames), "the note")
-        terminal.wait_for(lambda frames: "classify_v1" in str(frames[-1]), "the new server's models")
-        terminal.press(b"q")
-        assert terminal.code() == 0
-
-
-def test_the_supervisors_page_has_the_memory(served):
-    """Each process needs at least a megabyte."""
-    page = metrics_page.parse(served.page("/metrics")[1])
-    found = {
-        each.labels["process"]: each.value for each in page if each.name == "nereid_process_memory_bytes"
-    }
-
-    assert min(found.values()) > 2**20

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +13,8 @@ import psutil
 import pytest
 
 from loadtest.servers import served
-from nereid import Detector, metrics_page
-from nereid.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
+from nereid import metrics_page
+from nereid.assets import COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
 from nereid.repository import check
 from nereid.server.control import Control
@@ -28,7 +27,9 @@ from nereid.tune.trial import TrialServer, copy_repository
 from nereid.tune.tuning import TuneOptions, write
 from tests.detectors import add_detector
 from tests.routes import wait_until
-from tests.supervised import serving
+from tests.tasks import add_reader
+
+pytestmark = pytest.mark.nightly(minutes=4)
 
 VARIANTS = ("classify_v1", "classify_v2")
 NETWORK = "efficientnet_lite0"
@@ -42,26 +43,10 @@ CHANGED = (("instances", 1), (DELAY, 500))
 
 @pytest.fixture
 def models(tmp_path):
-    """A repository like ours."""
     return copy_repository(REPOSITORY, tmp_path / "models")
 
 
-@pytest.fixture
-def cars(tmp_path):
-    """A repository with a detector."""
-    return add_detector(tmp_path)
-
-
-@pytest.fixture
-def texts(tmp_path):
-    """A repository with a reader."""
-    pytest.importorskip("cv2", reason="opencv is not installed: extra text")
-    waybills = shutil.ignore_patterns("read_waybill*")
-    return shutil.copytree(TEXT_REPOSITORY, tmp_path / "texts", ignore=waybills)
-
-
 def read_json(url: str, path: str) -> dict:
-    """Read JSON from a server."""
     with urllib.request.urlopen(f"http://{url}{path}") as response:
         return json.load(response)
 
@@ -84,16 +69,13 @@ def assert_served_as_fused(repository, folder, instances: int) -> None:
 
 @contextmanager
 def trial(models, model, profile, folder, concurrencies=(8,), kind=TrialServer, until_s=float("inf")):
-    """Try settings of a model on a server."""
     (folder / "trial").mkdir()
     tuned = profiles.tunable(models, model, profile)
     with kind(models, tuned, (), concurrencies, folder / "trial", os.environ, until_s) as trying:
         yield trying
 
 
-@pytest.mark.nightly(minutes=4)
 def test_settings_take_effect(models, tmp_path):
-    """Threads are in the log, batches in the server's statistics; the repository itself is not touched."""
     settings = {"instances": 1, "intra_op_thread_count": 2, "max_batch_size": 2, "preferred_batch_size": 2}
     with trial(models, NETWORK, "ensemble", tmp_path) as trying:
         largest = []
@@ -112,9 +94,7 @@ def test_settings_take_effect(models, tmp_path):
     assert not list(models.rglob("tuned.pbtxt"))
 
 
-@pytest.mark.nightly(minutes=4)
 def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
-    """The parameters of the fused model replace those of its network."""
     settings = {"instances": 1, "intra_op_thread_count": 2, "run_batch_size": 4}
     with trial(models, "classify_v1", "cpu", tmp_path) as trying:
         load = trying.measure(tuple(settings.items()), 0.5)[8]
@@ -132,39 +112,22 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
     assert runs["2"] < runs["4"] == runs["+Inf"]
 
 
-@pytest.mark.nightly(minutes=4)
 @pytest.mark.parametrize(
-    ("repository", "model", "profile"),
+    ("add", "model", "profile"),
     [
-        ("cars", "cars_v1", "cpu"),
-        ("cars", "cars_boxes", "ensemble"),
-        ("texts", "read_text_v1", "cpu"),
-        ("texts", "text_detect", "ensemble"),
+        (add_detector, "cars_v1", "cpu"),
+        (add_detector, "cars_boxes", "ensemble"),
+        (add_reader, "read_text_v1", "cpu"),
+        (add_reader, "text_detect", "ensemble"),
     ],
 )
-def test_settings_of_detectors_and_readers_are_measured(request, repository, model, profile, tmp_path):
+def test_settings_of_detectors_and_readers_are_measured(add, model, profile, tmp_path):
     """Their requests have one image; every kind of model answers all, also with other settings."""
-    found = request.getfixturevalue(repository)
-    with trial(found, model, profile, tmp_path, (1, 4)) as trying:
+    with trial(add(tmp_path), model, profile, tmp_path, (1, 4)) as trying:
         measured = [trying.measure(candidate, 0.2) for candidate in ((), CHANGED)]
 
     loads = [load for each in measured for load in each.values()]
     assert [(load.answered > 0, load.failed) for load in loads] == [(True, 0)] * 4
-
-
-@pytest.mark.nightly(minutes=4)
-def test_tuned_detector_is_served(cars, tmp_path):
-    """A detector with the written profile has the settings, and finds the same objects."""
-    profiles.write(cars, profiles.tunable(cars, "cars_boxes", "ensemble"), dict(CHANGED), "nereid tune", ())
-
-    with (
-        serving(cars, tmp_path / "run", "--profile", "tuned") as running,
-        Detector(f"127.0.0.1:{running.ports['http']}", "http", "cars") as detector,
-    ):
-        found = detector.detect(COFFEE)
-        stubs = running.stubs("cars_boxes")
-
-    assert ([each.label for each in found.objects], len(stubs)) == (["dog", "cat"], 1)
 
 
 class Breaking(TrialServer):
@@ -173,39 +136,28 @@ class Breaking(TrialServer):
     before = after = staticmethod(lambda: None)
 
     def served(self):
-        """Return the config, with the accident."""
         self.before()
         config = super().served()
         self.after()
         return config
 
 
-@pytest.mark.nightly(minutes=4)
 def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
-    """If the model is gone, or the server died or hangs, the next candidate is still measured."""
     reasons = []
     with trial(models, "classify_v1", "cpu", tmp_path, (2,), Breaking) as trying:
         control = Control(trying.server.record())
 
-        def unload():
-            """Unload the model."""
-            control.unload("classify_v1")
-
-        def kill():
-            """Kill the server."""
-            os.kill(trying.server.pid, signal.SIGKILL)
-
         def stop():
-            """Stop the server, and wait until all its threads have stopped."""
             process = psutil.Process(trying.server.pid)
             process.suspend()
             wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
 
-        for when, breaks in [
-            ("before", unload),
-            ("after", kill),
+        accidents = [
+            ("before", lambda: control.unload("classify_v1")),
+            ("after", lambda: os.kill(trying.server.pid, signal.SIGKILL)),
             ("before", stop),
-        ]:
+        ]
+        for when, breaks in accidents:
             setattr(trying, when, breaks)
             with pytest.raises(NotMeasured) as error:
                 trying.measure((("instances", 1),), 0.2)
@@ -219,9 +171,7 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
     assert "does not respond" in hanging
 
 
-@pytest.mark.nightly(minutes=4)
 def test_default_is_measured_even_without_time(models, tmp_path, monkeypatch):
-    """If the start of the server has used up the time, only the default is measured."""
     monkeypatch.setattr("nereid.tune.trial.MIN_LOAD_S", 0.01)
     with trial(models, "classify_v1", "cpu", tmp_path, (2,), until_s=time.monotonic()) as trying:
         assert trying.measure((), 0.2)[2].answered > 0
@@ -229,9 +179,7 @@ def test_default_is_measured_even_without_time(models, tmp_path, monkeypatch):
             trying.measure((("instances", 1),), 0.2)
 
 
-@pytest.mark.nightly(minutes=4)
 def test_bad_config_is_replaced(models, tmp_path):
-    """The search finds a config without the long wait; the written profile passes the check and is served."""
     path = models / "classify_v1" / "configs" / "cpu.pbtxt"
     path.write_text(with_settings(path.read_text(), WAITING))
     tuned = profiles.tunable(models, "classify_v1", "cpu")
@@ -258,9 +206,7 @@ def test_bad_config_is_replaced(models, tmp_path):
     assert_served_as_fused(models, tmp_path, dict(report.best)[INSTANCES])
 
 
-@pytest.mark.nightly(minutes=4)
 def test_dry_run_prints_measurements(models):
-    """With little time and `--dry-run`, the command prints the table and a reason, and writes no file."""
     words = [sys.executable, "-m", "nereid", "tune", "classify_v1", "--repository", str(models), "--dry-run"]
 
     done = subprocess.run(

@@ -2,18 +2,22 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from nereid.repository.layout import versions_there
 from nereid.server import run_dir
 from tests.networks import infer
 from tests.publishing import ONLY_FIRST, record_of
 from tests.routes import (
     NETWORK,
+    WATCHDOG_S,
     X,
     adding,
     document,
@@ -22,15 +26,47 @@ from tests.routes import (
     store_adding,
     store_router,
     variant,
+    wait_until,
 )
-from tests.watches import SETTLE_S, watching
 
 pytestmark = pytest.mark.slow
+
+SETTLE_S = 0.6
+
+
+class Watch:
+    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
+        self.folder, self.process = folder, process
+        self.announced: list[str] = []
+        self.reported: list[str] = []
+        for stream, lines in ((process.stdout, self.announced), (process.stderr, self.reported)):
+            threading.Thread(target=lambda s=stream, t=lines: t.extend(s), daemon=True).start()
+
+    def wait(self, *starts: str) -> None:
+        wait_until(lambda: len(self.announced) >= len(starts), f"{starts}: {self.announced} {self.reported}")
+        found = [announced[: len(start)] for announced, start in zip(self.announced, starts, strict=True)]
+        assert found == [*starts], (self.announced, self.reported)
+
+
+@contextmanager
+def watching(folder: Path, environment: Mapping[str, str], *words: str) -> Iterator[Watch]:
+    """Run `nereid watch` on a folder; its exit code must be 0."""
+    command = [sys.executable, "-m", "nereid", "watch", str(folder), "--settle-s", str(SETTLE_S), *words]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            watch = Watch(folder, process)
+            wait_until(lambda: any(line.startswith("watching ") for line in watch.reported), "to be watched")
+            yield watch
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WATCHDOG_S) == 0
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A served repository with a network `net` and a route `route` to it, and the environment of commands."""
     base = tmp_path_factory.mktemp("site")
     repository = base / "repository"
     repository.mkdir()
@@ -48,12 +84,10 @@ def site(tmp_path_factory):
 
 
 def added(served, version: int) -> float:
-    """Return what a version of the network adds to its input."""
     return float(infer(served.server, "net", {"x": X}, model_version=str(version))["scores"][0, 0] - X[0, 0])
 
 
 def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
-    """A slowly written file and each target of a link are published; a bad file is moved."""
     (served, environment), folder = site, tmp_path
     (folder / ".five").write_bytes(adding(5).SerializeToString())
     (folder / ".six").write_bytes(adding(6).SerializeToString())
@@ -87,23 +121,3 @@ def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
     ((reason,), (rejected,)) = ([*folder.glob(f"rejected/net-{end}")] for end in ("*.txt", "*Z.onnx"))
     assert watch.announced[1] == f"net.onnx: rejected: {reason.read_text()}"
     assert rejected.read_bytes() == content[: len(content) // 2]
-
-
-def test_killed_while_it_publishes_publishes_once(site, tmp_path):
-    """The next watcher finishes the publication, and recognizes the file as that version."""
-    (served, environment), folder = site, tmp_path
-    (folder / "net.onnx").write_bytes(adding(9).SerializeToString())
-    number = max(versions_there(served.repository / "net")) + 1
-    options = ("--accept-change", "--max-slowdown", "100", "--poll")
-    command = [sys.executable, "-m", "nereid", "watch", str(folder), "--settle-s", str(SETTLE_S), *options]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        # The first of several actions is done now.
-        assert any(line == f"net/{number}: added to the repository\n" for line in process.stderr)
-        process.kill()
-
-    with watching(folder, environment, *options) as watch:
-        watch.wait(f"net.onnx: published as version {number} of 'net'")
-
-    assert added(served, number) == 9
-    assert [path.name for path in folder.glob("published/*")] == [f"net-v{number}.onnx"]
-    assert max(versions_there(served.repository / "net")) == number

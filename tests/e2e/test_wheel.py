@@ -25,8 +25,6 @@ FOREIGN = {"clients", "loadtest", "ops", "python_backend", "tests", "tools"}
 
 @dataclass(frozen=True)
 class Installed:
-    """A virtual environment with the wheel in it, and an empty folder to work in."""
-
     environment: Path
     folder: Path
 
@@ -40,7 +38,6 @@ class Installed:
         )
 
     def run(self, *words: str) -> str:
-        """Run a program to its end; its output, once it has ended with status 0."""
         process = self.popen(*words, stderr=subprocess.PIPE)
         output, errors = process.communicate(timeout=INSTALL_S if words[0] == "pip" else COMMAND_S)
         assert process.returncode == 0, errors[-3000:] + output[-1000:]
@@ -48,7 +45,6 @@ class Installed:
 
 
 def interpreter(version: str) -> str:
-    """Return a Python of this version that can serve."""
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for each in (*versions.glob(f"{version}.*/bin/python3"), f"python{version}"):
         check = [str(each), str(ROOT / "nereid" / "server" / "preflight.py")]
@@ -59,7 +55,6 @@ def interpreter(version: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The folder with the wheel and the sdist that `make dist` builds."""
     folder = tmp_path_factory.mktemp("dist")
     done = subprocess.run(
         [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)],
@@ -88,7 +83,6 @@ def installed(request, built, tmp_path_factory):
 
 
 def test_wheel_owns_one_package(built):
-    """Only `nereid` gets into site-packages: no file of another name, nothing of the tests."""
     (wheel,) = built.glob("*.whl")
     assert wheel.name.startswith("nereid_serving-")
 
@@ -111,30 +105,17 @@ def test_sdist_has_what_the_wheel_is_built_from(built):
     assert not tops & (FOREIGN - {"clients", "python_backend"})
 
 
-def test_demo_runs_in_an_empty_folder(installed):
-    """`nereid demo` starts the real server with the packaged models, and both versions see an espresso."""
-    output = installed.run("nereid", "demo")
+def test_demo_and_check_run_in_an_empty_folder(installed):
+    version = installed.run("pip", "show", "nereid-serving").split("Version: ")[1].split()[0]
 
-    assert output.count("espresso") == 2
+    assert version in installed.run("nereid", "--version")
+    assert installed.run("nereid", "demo").count("espresso") == 2
+    findings = json.loads(installed.run("nereid", "check", "--json"))
+    assert {finding["verdict"] for finding in findings} == {"ok"}
     assert list(installed.folder.iterdir()) == []
 
 
-def test_default_repository_passes_its_own_check(installed):
-    """The shipped models have nothing that `nereid check` reports."""
-    output = installed.run("nereid", "check", "--json")
-
-    assert {finding["verdict"] for finding in json.loads(output)} == {"ok"}
-
-
-def test_version_is_the_distributions(installed):
-    """`nereid --version` is what pip has installed."""
-    assert installed.run("pip", "show", "nereid-serving").split("Version: ")[1].split()[0] in installed.run(
-        "nereid", "--version"
-    )
-
-
 def test_own_repository_is_served_and_classifies(installed, tmp_path):
-    """`nereid init` makes a repository to edit; a server of it answers the Python client."""
     own = tmp_path / "own"
     installed.run("nereid", "init", str(own))
     words = ("serve", "--repository", str(own), "--http-port=0", "--grpc-port=0", "--metrics-port=0")

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import io
 import itertools
 import re
 import socket
@@ -34,11 +33,12 @@ from nereid.client.classifier_errors import (
     Unreachable,
     from_triton,
 )
-from nereid.client.prediction import PREDICTIONS, Label, label
+from nereid.client.prediction import Label, label
 from nereid.client.retry import Attempts, Budget
 from nereid.server.ports import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
 from tests.routes import wait_until
+from tests.tables import cases
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 all_ways = pytest.mark.parametrize(
@@ -55,14 +55,13 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(retry, "FIRST_PAUSE_S", retry.FIRST_PAUSE_S / 10)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("entry", "expected"),
-    [
-        ("0.950000:967:espresso", Label(967, "espresso", 0.95)),
-        ("0.1:3:a: b", Label(3, "a: b", 0.1)),
-        ("0.1:3", Label(3, "", 0.1)),
-    ],
-    ids=["plain", "colon in the name", "no labels"],
+    {
+        "plain": ("0.950000:967:espresso", Label(967, "espresso", 0.95)),
+        "colon in the name": ("0.1:3:a: b", Label(3, "a: b", 0.1)),
+        "no labels": ("0.1:3", Label(3, "", 0.1)),
+    },
 )
 def test_label_is_read_from_tritons_form(entry, expected):
     assert label(entry) == expected
@@ -72,15 +71,12 @@ def test_label_is_read_from_tritons_form(entry, expected):
     ("status", "text", "kind"),
     [
         ("400", "why", RequestRefused),
-        ("404", "why", RequestRefused),
-        ("413", "too large", RequestRefused),
         ("429", "slow down", Overloaded),
         ("500", "why", ServerFailed),
         (None, "why", ServerFailed),
         ("400", "Request for model 'm' version 1 is not ready", Unavailable),
         ("404", "an exception occurred in the client while decoding the response: <p>", Unreachable),
         ("StatusCode.INVALID_ARGUMENT", "why", RequestRefused),
-        ("StatusCode.NOT_FOUND", "why", RequestRefused),
         ("StatusCode.UNAVAILABLE", "failed to connect to all addresses", Unreachable),
         ("StatusCode.UNAVAILABLE", "This protocol is restricted, expecting header", RequestRefused),
         ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", TimedOut),
@@ -122,7 +118,6 @@ def bounded(act: Callable[[], float]) -> float:
 
 
 def given_up_s(classifier: Any) -> float:
-    """Send a request without a response; return the time until the error, in seconds."""
     begin = time.monotonic()
     with pytest.raises(TimedOut):
         classifier.classify(PHOTO, timeout_s=PATIENCE_S)
@@ -130,7 +125,6 @@ def given_up_s(classifier: Any) -> float:
 
 
 def dribbling() -> AbstractContextManager[str]:
-    """Serve a response that never ends, byte by byte."""
     script = Script(b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n")
     script.trickle_s = 0.05
     return serving(script)
@@ -151,17 +145,16 @@ def test_server_without_a_response_is_given_up(way, protocol, server):
 
 
 @both_ways
-@pytest.mark.parametrize(
+@cases(
     "broken",
-    [
-        None,
-        b"garbage",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
-        b"HTTP/1.1 502 Bad\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
-        b"HTTP/1.1 200 OK\r\nContent-Le",
-    ],
-    ids=["closed", "garbage", "html", "a proxy's html", "other json", "half an answer"],
+    {
+        "closed": None,
+        "garbage": b"garbage",
+        "html": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
+        "a proxy's html": b"HTTP/1.1 502 Bad\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
+        "other json": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+        "half an answer": b"HTTP/1.1 200 OK\r\nContent-Le",
+    },
 )
 def test_response_of_another_peer_is_the_networks_fault(way, broken):
     script = Script(broken)
@@ -173,30 +166,24 @@ def test_response_of_another_peer_is_the_networks_fault(way, broken):
 
 
 @both_ways
-@pytest.mark.parametrize(
-    ("steps", "attempts"),
-    [([PREDICTION], 1), ([None, PREDICTION], 2), ([None, None, None, PREDICTION], 4)],
-    ids=["none", "one", "three"],
-)
-def test_request_outlives_broken_connections(way, steps, attempts):
-    with serving(Script(*steps)) as url, opened(way, url, "http") as classifier:
+def test_request_outlives_broken_connections(way):
+    with serving(Script(None, None, None, PREDICTION)) as url, opened(way, url, "http") as classifier:
         answer = classifier.classify(PHOTO)
 
-    assert (answer.labels[0].name, answer.timings.attempts) == ("espresso", attempts)
+    assert (answer.labels[0].name, answer.timings.attempts) == ("espresso", 4)
 
 
 @both_ways
-@pytest.mark.parametrize(
+@cases(
     ("step", "kind", "count"),
-    [
-        (None, Unreachable, 4),
-        (error("unavailable: its breaker is open", 503), Unavailable, 4),
-        (error("overloaded: 64 requests", 503), Overloaded, 1),
-        (error("deadline exceeded: 20 ms", 503), TimedOut, 1),
-        (error("inference failed: why", 500), ServerFailed, 1),
-        (error("invalid image: why", 400), RequestRefused, 1),
-    ],
-    ids=["cut", "unavailable", "overloaded", "timeout", "failed", "refused"],
+    {
+        "cut": (None, Unreachable, 4),
+        "unavailable": (error("unavailable: its breaker is open", 503), Unavailable, 4),
+        "overloaded": (error("overloaded: 64 requests", 503), Overloaded, 1),
+        "timeout": (error("deadline exceeded: 20 ms", 503), TimedOut, 1),
+        "failed": (error("inference failed: why", 500), ServerFailed, 1),
+        "refused": (error("invalid image: why", 400), RequestRefused, 1),
+    },
 )
 def test_only_safe_requests_are_repeated(way, step, kind, count):
     script = Script(step)
@@ -216,35 +203,23 @@ def test_budget_ends_repeating(way):
     assert 40 < len(script.bodies("/infer")) <= 47
 
 
-@pytest.mark.parametrize(("in_flight", "repeated"), [(1, 4), (2, 4), (3, 5), (16, 31)])
-def test_budget_grows_with_requests_in_flight(in_flight, repeated):
-    """Requests lost together are all repeated, but only once while no response arrives."""
-    budget = Budget()
+def burst(budget: Budget, in_flight: int) -> list[bool]:
+    """Return which of many failures may be repeated while so many requests are in flight."""
     with ExitStack() as stack:
         for _ in range(in_flight):
             stack.enter_context(budget.in_flight())
-
-        outcomes = [budget.failed() for _ in range(10 * in_flight)]
-        with budget.in_flight():
-            later = budget.failed()
-
-    assert outcomes == [True] * repeated + [False] * (10 * in_flight - repeated)
-    assert not later
+        return [budget.failed() for _ in range(10 * in_flight)]
 
 
-def test_budget_is_spent_once():
-    """A second burst on a dead server repeats nothing, even if the load fell in between."""
+@pytest.mark.parametrize(("in_flight", "repeated"), [(1, 4), (2, 4), (3, 5), (16, 31)])
+def test_budget_grows_with_requests_in_flight_and_is_spent_once(in_flight, repeated):
+    """Requests lost together are all repeated; a second burst on a dead server repeats nothing."""
     budget = Budget()
 
-    def come() -> int:
-        with ExitStack() as stack:
-            for _ in range(16):
-                stack.enter_context(budget.in_flight())
-            return sum(budget.failed() for _ in range(64))
+    first, second = burst(budget, in_flight), burst(budget, in_flight)
 
-    repeated = [come(), int(budget.failed()), come()]
-
-    assert repeated == [31, 0, 0]
+    assert first == [True] * repeated + [False] * (10 * in_flight - repeated)
+    assert not any(second)
 
 
 def test_answers_pay_for_repetition():
@@ -270,7 +245,7 @@ def test_all_requests_in_flight_may_be_lost_together(way):
     assert [outcome.timings.attempts for outcome in outcomes] == [2] * many
 
 
-def test_pauses_double():
+def test_pauses_double_until_the_deadline():
     """All four attempts together outlast the time in which a proxy notices that a server is gone."""
     attempts = Attempts(Budget(), timeout_s=PATIENCE_S * 100)
 
@@ -279,15 +254,10 @@ def test_pauses_double():
     factors = [pause / retry.FIRST_PAUSE_S for pause in pauses[:3]]
     assert factors == [pytest.approx(expected, rel=retry.JITTER) for expected in (1, 2, 4)]
     assert pauses[3] is None
-
-
-def test_pause_beyond_the_deadline_is_not_made():
     assert Attempts(Budget(), timeout_s=1e-9).pause_s(Unreachable("why")) is None
 
 
 class Image(bytes):
-    """An image that records its destruction."""
-
     gone: ClassVar[list[int]] = []
 
     def __del__(self) -> None:
@@ -295,8 +265,6 @@ class Image(bytes):
 
 
 def fail(way: str, url: str) -> None:
-    """Send an image that fails, and drop the error."""
-
     async def run() -> None:
         async with AsyncClassifier(url, "http") as classifier:
             with suppress(ClassifierError):
@@ -365,7 +333,6 @@ if child:
 
 
 def test_fork_has_connections_of_its_own():
-    """A child neither uses its parent's connections nor waits for its parent's threads."""
     script = Script(PREDICTION)
     with serving(script) as url:
         subprocess.run([sys.executable, "-c", FORKED, url], check=True, timeout=30)
@@ -407,19 +374,18 @@ def test_connection_that_the_server_closed_is_not_used():
 
 
 @both_ways
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
-    [
-        ({"top_k": 0}, "top_k must be at least 1, got 0"),
-        ({"timeout_s": 0}, "timeout_s must be more than 0"),
-        ({"route_key": "caf\xe9"}, "x-route-key must be printable ASCII, got 'caf\xe9'"),
-        ({"variant": "v1\r\nx-evil: 1"}, "x-variant must be printable ASCII"),
-        ({"request_id": "\n"}, "request_id must be printable ASCII"),
-        ({"headers": {"x-a": 5}}, "x-a must be printable ASCII, got 5"),
-        ({"headers": {"x-a: 1\r\nx-b": "2"}}, "a header must not be named 'x-a: 1"),
-        ({"headers": {"Content-Length": "2"}}, "a header must not be named 'content-length'"),
-    ],
-    ids=["top_k", "timeout_s", "letters", "line break", "request id", "number", "injected", "framing"],
+    {
+        "top_k": ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        "timeout_s": ({"timeout_s": 0}, "timeout_s must be more than 0"),
+        "letters": ({"route_key": "caf\xe9"}, "x-route-key must be printable ASCII, got 'caf\xe9'"),
+        "line break": ({"variant": "v1\r\nx-evil: 1"}, "x-variant must be printable ASCII"),
+        "request id": ({"request_id": "\n"}, "request_id must be printable ASCII"),
+        "number": ({"headers": {"x-a": 5}}, "x-a must be printable ASCII, got 5"),
+        "injected": ({"headers": {"x-a: 1\r\nx-b": "2"}}, "a header must not be named 'x-a: 1"),
+        "framing": ({"headers": {"Content-Length": "2"}}, "a header must not be named 'content-length'"),
+    },
 )
 def test_wrong_argument_never_reaches_the_server(way, options, message):
     with opened(way, "127.0.0.1:1") as classifier:
@@ -430,18 +396,17 @@ def test_wrong_argument_never_reaches_the_server(way, options, message):
 
 
 @both_ways
-@pytest.mark.parametrize(
+@cases(
     ("arguments", "message"),
-    [
-        ({"url": "http://localhost:8000"}, "url must be HOST:PORT without a scheme"),
-        ({"url": "localhost"}, "url must be HOST:PORT without a scheme"),
-        ({"url": "localhost:99999"}, "url must be HOST:PORT"),
-        ({"url": "user@localhost:1"}, "url must be HOST:PORT"),
-        ({"url": "::1:8000"}, r"an IPv6 address in \[\], got '::1:8000'"),
-        ({"protocol": "rest"}, "protocol must be one of http, grpc, got 'rest'"),
-        ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
-    ],
-    ids=["scheme", "no port", "port", "user", "bare IPv6", "protocol", "concurrency"],
+    {
+        "scheme": ({"url": "http://localhost:8000"}, "url must be HOST:PORT without a scheme"),
+        "no port": ({"url": "localhost"}, "url must be HOST:PORT without a scheme"),
+        "port": ({"url": "localhost:99999"}, "url must be HOST:PORT"),
+        "user": ({"url": "user@localhost:1"}, "url must be HOST:PORT"),
+        "bare IPv6": ({"url": "::1:8000"}, r"an IPv6 address in \[\], got '::1:8000'"),
+        "protocol": ({"protocol": "rest"}, "protocol must be one of http, grpc, got 'rest'"),
+        "concurrency": ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
+    },
 )
 def test_invalid_argument_is_refused(way, arguments, message):
     with pytest.raises(ValueError, match=message), opened(way, **({"url": "localhost:1"} | arguments)):
@@ -452,13 +417,11 @@ BAD = "in ensemble 'x', invalid image: "
 
 
 def refusal(*bad: int, count: int) -> bytes:
-    """Return the response to a request with some bad images."""
     listed = "; ".join(f"image {index}: why {index}" for index in bad)
     return error(f"{BAD}{len(bad)} of {count} images cannot be used: {listed}")
 
 
 def predictions(count: int) -> bytes:
-    """Return the response to a request with several good images."""
     return prediction_response(*(f"0.5:{index}:n{index}" for index in range(count)))
 
 
@@ -485,27 +448,15 @@ def test_bad_images_of_a_request_fail_alone(way, steps, expected):
     assert len(script.bodies("/infer")) == len(steps)
 
 
-def test_outputs_of_a_route_are_requested():
-    outputs = [{"name": name} for name in ("version", "other", "scores", "route_reason", "variant")]
-
-    assert PREDICTIONS.wanted_outputs({"name": "classify", "outputs": outputs}) == [
-        "route_reason",
-        "scores",
-        "variant",
-        "version",
-    ]
-
-
 @both_ways
-@pytest.mark.parametrize(
+@cases(
     "answer",
-    [
-        PREDICTION.replace(b'"shape": [1, 1]', b'"shape": [9, 9]'),
-        prediction_response("nonsense"),
-        PREDICTION.replace(b"\x11\0\0\0", b"\xff\0\0\0"),
-        PREDICTION.replace(b"model_version", b"model-version"),
-    ],
-    ids=["shape", "label", "length", "version"],
+    {
+        "shape": PREDICTION.replace(b'"shape": [1, 1]', b'"shape": [9, 9]'),
+        "label": prediction_response("nonsense"),
+        "length": PREDICTION.replace(b"\x11\0\0\0", b"\xff\0\0\0"),
+        "version": PREDICTION.replace(b"model_version", b"model-version"),
+    },
 )
 def test_malformed_answer_is_an_outcome(way, answer):
     script = Script(*[answer] * 4, PREDICTION)
@@ -588,26 +539,6 @@ def test_outcomes_may_be_left_early(end):
         asyncio.run(asyncio.wait_for(leave(url), 10))
 
 
-def test_images_are_not_read_after_the_caller_leaves():
-    gate, late = threading.Event(), io.BytesIO(PHOTO)
-
-    class Slow(io.BytesIO):
-        """A file whose read waits for the gate."""
-
-        def read(self, *args: int) -> bytes:
-            gate.wait(20)
-            return super().read(*args)
-
-    with serving(Script(PREDICTION)) as url, Classifier(url, "http", concurrency=2) as classifier:
-        outcomes = classifier.classify_many([PHOTO, Slow(PHOTO), Slow(PHOTO), late])
-        next(outcomes)
-        outcomes.close()
-        gate.set()
-        assert len(list(classifier.classify_many([PHOTO] * 2))) == 2
-
-    assert late.tell() == 0
-
-
 def test_ipv6_address_has_brackets():
     with serving(Script(PREDICTION), "::1") as url, Classifier(url, "http") as classifier:
         assert classifier.classify(PHOTO).labels
@@ -633,40 +564,27 @@ def test_silent_addresses_share_the_time(monkeypatch):
 
 
 def test_threads_leave_nothing_open():
-    script = Script(PREDICTION)
-    with serving(script) as url, Classifier(url, "http") as classifier:
-        before = threads_fds(classifier, 2)
-        after = threads_fds(classifier, 20)
+    with serving(Script(PREDICTION)) as url, Classifier(url, "http") as classifier:
+        counts = []
+        for _ in range(20):
+            thread = threading.Thread(target=classifier.classify, args=[PHOTO])
+            thread.start()
+            thread.join()
+            counts.append(len(list(Path("/proc/self/fd").iterdir())))
 
-    assert after <= before
-
-
-def threads_fds(classifier: Classifier, count: int) -> int:
-    """Classify in `count` threads, one after the other; return the number of open files."""
-    for _ in range(count):
-        thread = threading.Thread(target=classifier.classify, args=[PHOTO])
-        thread.start()
-        thread.join()
-    return len(list(Path("/proc/self/fd").iterdir()))
+    assert counts[-1] <= counts[1]
 
 
 def test_folders_are_searched_for_images(tmp_path):
-    (tmp_path / "sub").mkdir()
+    for folder in ("sub", "empty"):
+        (tmp_path / folder).mkdir()
     for name in ("b.JPG", "a.png", "sub/c.webp", "notes.txt"):
         (tmp_path / name).touch()
 
     found = collect([tmp_path, tmp_path / "notes.txt"])
 
-    assert [str(path.relative_to(tmp_path)) for path in found] == [
-        "a.png",
-        "b.JPG",
-        "sub/c.webp",
-        "notes.txt",
-    ]
-
-
-def test_missing_or_empty_path_is_named(tmp_path):
-    with pytest.raises(ValueError, match="nope' does not exist"):
-        collect([tmp_path / "nope"])
-    with pytest.raises(ValueError, match="has no image"):
-        collect([tmp_path])
+    names = [str(path.relative_to(tmp_path)) for path in found]
+    assert names == ["a.png", "b.JPG", "sub/c.webp", "notes.txt"]
+    for path, message in ((tmp_path / "nope", "nope' does not exist"), (tmp_path / "empty", "has no image")):
+        with pytest.raises(ValueError, match=message):
+            collect([path])

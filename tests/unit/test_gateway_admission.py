@@ -11,8 +11,6 @@ from tests.gateways import asynchronous, key
 
 
 class Clock:
-    """A clock that a test advances."""
-
     def __init__(self) -> None:
         self.now_s = 100.0
 
@@ -128,16 +126,6 @@ def test_burst_after_a_pause_is_admitted(clock):
     in_flight, _, _ = asyncio.run(admitted(admission, 3 * admission.limit))
 
     assert in_flight == admission.limit
-
-
-def test_slot_of_a_cancelled_request_has_the_rest_of_its_time(clock):
-    """The server completes a cancelled request after about a mean round trip."""
-    admission = Admission(64, clock)
-    learn(admission, clock, 0.2)
-    slot = take(admission)
-    clock.now_s += 0.05
-
-    assert slot.rest_s() == pytest.approx(0.15)
 
 
 def test_quota_allows_a_burst_and_then_its_rate(clock):

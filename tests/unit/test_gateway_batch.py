@@ -16,6 +16,7 @@ from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteView
 from nereid.gateway.settings import Settings
 from tests.gateways import PREDICTION, RING, Caller, Control, Upstream, asynchronous, gateway, send
+from tests.tables import cases
 
 
 class Chooser(Upstream):
@@ -27,7 +28,6 @@ class Chooser(Upstream):
         self.max_running = self.running = 0
 
     async def infer(self, image: bytes, **options: object) -> object:
-        """Return the outcome of the image after other requests could begin."""
         self.running += 1
         self.max_running = max(self.max_running, self.running)
         await asyncio.sleep(0)
@@ -41,20 +41,18 @@ def batch(*images: str) -> dict:
 
 
 def count(made, name: str) -> float:
-    """Return the sum of the samples whose names begin with `name`."""
     lines = made.metrics.page().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"nereid_gateway_{name}"))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("error", "code"),
-    [
-        (errors.RequestRefused("invalid image: no"), "invalid_image"),
-        (errors.Overloaded("full"), "overloaded"),
-        (errors.Unreachable("away"), "unreachable"),
-        (KeyError(6), "inference_failed"),
-    ],
-    ids=["bad image", "load", "server away", "defect of the gateway"],
+    {
+        "bad image": (errors.RequestRefused("invalid image: no"), "invalid_image"),
+        "load": (errors.Overloaded("full"), "overloaded"),
+        "server away": (errors.Unreachable("away"), "unreachable"),
+        "defect of the gateway": (KeyError(6), "inference_failed"),
+    },
 )
 def test_image_fails_alone(error, code, caplog):
     made = gateway(Chooser(bad=error))
@@ -159,10 +157,14 @@ async def test_changed_weights_are_shown_immediately():
 
 
 @asynchronous
-async def test_readiness_is_probed_again_after_two_seconds():
-    now = [0.0]
-    upstream = Upstream()
+async def test_readiness_is_probed_once_for_all_and_again_after_two_seconds():
+    now, upstream = [0.0], Upstream()
     readiness = Readiness(upstream.infer, lambda: now[0])
     for now[0], probes in ((0.0, 1), (1.9, 1), (2.1, 2)):
-        assert (await readiness.state()).ready
+        upstream.gate.clear()
+        asyncio.get_running_loop().call_later(0.01, upstream.gate.set)
+
+        states = await asyncio.gather(*(readiness.state() for _ in range(50)))
+
+        assert [each.ready for each in states] == [True] * 50
         assert len(upstream.received) == probes

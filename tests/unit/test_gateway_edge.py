@@ -13,6 +13,7 @@ from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, UploadBuffers, read_form
 from nereid.gateway.settings import Settings
 from tests.gateways import RING, SMALL, Control, Upstream, asynchronous, gateway, key, send
+from tests.tables import cases
 
 POST = b"POST /predict HTTP/1.1\r\nhost: localhost\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
@@ -170,36 +171,27 @@ async def test_rejected_body_is_read_before_the_connection_closes(monkeypatch, e
 PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n\r\n'
 
 
-@pytest.mark.parametrize(
+@cases(
     ("body", "expected"),
-    [
-        (PART + b"x\r\n--b--\r\n", [BatchImage(b"x", "a.jpg")]),
-        (b"preamble\r\n" + PART + b"x\r\n--b--epilogue", [BatchImage(b"x", "a.jpg")]),
-        (PART + b"\r\n--b--", [BatchImage(b"", "a.jpg")]),
-        (PART + b"\r\n\r\n--x\r\n-b\r\n--b--", [BatchImage(b"\r\n\r\n--x\r\n-b", "a.jpg")]),
-        (b"--b\r\na:b\r\nCONTENT-disposition:form-data; name=file\r\n\r\nx\r\n--b--", [BatchImage(b"x")]),
-        (PART + b"x", "ends early"),
-        (b"--b\r\n" + b"a" * 9000 + b"\r\n\r\nx\r\n--b--", "ends early"),
-        (b"", "ends early"),
-        (b"--b--", "no part 'file'"),
-        (b"--b\r\n\r\nx\r\n--b--", "expected parts with the name 'file', got ''"),
-        (PART + b"\r\n--b\r" * 1000, "no line of its own"),
-        ((PART + b"x\r\n") * 3 + b"--b--", "at most 2 parts"),
-    ],
-    ids=[
-        "one",
-        "text around it",
-        "empty",
-        "nearly a boundary",
-        "other case",
-        "no end",
-        "endless head",
-        "nothing",
-        "no part",
-        "no name",
-        "broken boundaries",
-        "too many",
-    ],
+    {
+        "one": (PART + b"x\r\n--b--\r\n", [BatchImage(b"x", "a.jpg")]),
+        "text around it": (b"preamble\r\n" + PART + b"x\r\n--b--epilogue", [BatchImage(b"x", "a.jpg")]),
+        "empty": (PART + b"\r\n--b--", [BatchImage(b"", "a.jpg")]),
+        "nearly a boundary": (
+            PART + b"\r\n\r\n--x\r\n-b\r\n--b--",
+            [BatchImage(b"\r\n\r\n--x\r\n-b", "a.jpg")],
+        ),
+        "other case": (
+            b"--b\r\na:b\r\nCONTENT-disposition:form-data; name=file\r\n\r\nx\r\n--b--",
+            [BatchImage(b"x")],
+        ),
+        "no end": (PART + b"x", "ends early"),
+        "endless head": (b"--b\r\n" + b"a" * 9000 + b"\r\n\r\nx\r\n--b--", "ends early"),
+        "no part": (b"--b--", "no part 'file'"),
+        "no name": (b"--b\r\n\r\nx\r\n--b--", "expected parts with the name 'file', got ''"),
+        "broken boundaries": (PART + b"\r\n--b\r" * 1000, "no line of its own"),
+        "too many": ((PART + b"x\r\n") * 3 + b"--b--", "at most 2 parts"),
+    },
 )
 def test_form_is_read_or_rejected(body, expected):
     if isinstance(expected, str):

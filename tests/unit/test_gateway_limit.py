@@ -54,7 +54,6 @@ class Server:
         return sum(self.limits) / len(self.limits)
 
     def _answer(self, done: list[float]) -> None:
-        """Free an instance, and record the round trips."""
         self.idle += 1
         for arrived_s in done:
             self.in_flight -= 1
@@ -73,7 +72,6 @@ class Server:
 
 
 def about(mean_s: float) -> Service:
-    """Return a service time with the variance of images."""
     return lambda size, chance: chance.gammavariate(4, mean_s / 4)
 
 

@@ -13,7 +13,7 @@ from nereid.client.results.detected_objects import DETECTIONS, DetectedObject, D
 from nereid.client.results.text_reading import READINGS, Correction, Field, Reading, TextLine
 from nereid.gateway.models import Models
 from nereid.gateway.state import build
-from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ, WAYBILL, task_of
+from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ
 from tests.gateways import IMAGE, NO_KEYS, PREDICTION, SMALL, Source, Upstream, asynchronous, send
 
 BOX = ((1.0, 2.0), (5.0, 2.0), (5.0, 4.0), (1.0, 4.0))
@@ -31,14 +31,13 @@ OUTPUTS: dict[str, Collection[str]] = {
     "read_text": ["text", "confidence", "box"],
     "read_waybill": ["text", "confidence", "box", "field"],
     "cars": ["box", "score", "label"],
+    "half": ["box", "score"],
 }
 RESULTS = {"classify": PREDICTION, "read_text": READING, "read_waybill": WAYBILL_READING, "cars": DETECTION}
 LINE_ANSWERS = [{"text": "快递 A", "confidence": 0.5, "box": CORNERS}]
 
 
 class Several(Source):
-    """Models of several tasks, with their outputs."""
-
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
         self._names, self.looked_up = list(names), list[str]()
@@ -47,34 +46,15 @@ class Several(Source):
         return self._names
 
     def outputs(self, name: str) -> list[str]:
-        """Record the name, and return the outputs; none of an unknown model."""
         self.looked_up.append(name)
         return [*OUTPUTS.get(name, [])]
 
 
 def gateway(*names: str, **results: Any) -> Any:
-    """Return a gateway of these models, the first one as the default."""
-
     def connect(name: str, kind: Any) -> Upstream:
         return Upstream({**RESULTS, **results}[name])
 
     return build(SMALL, NO_KEYS, Models(names[0], Several(names), connect))
-
-
-@pytest.mark.parametrize(
-    ("outputs", "expected"),
-    [
-        (["scores"], CLASSIFY),
-        (["text", "confidence", "box"], READ),
-        (["text", "confidence", "box", "field", "variant"], WAYBILL),
-        (["box", "score", "label"], DETECT),
-        (["box", "score"], None),
-        ([], None),
-    ],
-    ids=["classifier", "reader", "waybill", "detector", "other", "none"],
-)
-def test_outputs_are_the_task(outputs, expected):
-    assert task_of(outputs) is expected
 
 
 def test_every_task_has_its_answer():
@@ -158,22 +138,12 @@ def test_text_that_gbk_lacks_is_an_error(path):
 
 
 def test_models_have_their_task():
-    made = gateway(*RESULTS, "odd")
+    made = gateway(*RESULTS, "odd", "half")
 
     found = {each["name"]: each["task"] for each in send(made, "GET", "/v1/models").json()}
 
     expected = {"classify": "classify", "read_text": "read", "read_waybill": "waybill", "cars": "detect"}
-    assert found == {**expected, "odd": ""}
-
-
-def test_outputs_are_found_once():
-    source = Several(["read_text"])
-    made = build(SMALL, NO_KEYS, Models("read_text", source, lambda name, kind: Upstream(READING)))
-
-    for _ in range(3):
-        send(made, "POST", "/v1/read", content=IMAGE)
-
-    assert source.looked_up == ["read_text"]
+    assert found == {**expected, "odd": "", "half": ""}
 
 
 @asynchronous

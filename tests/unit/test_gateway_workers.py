@@ -39,50 +39,6 @@ WorkerPool(2, work, say, lambda number: None).run(lambda: say("all listen"))
 """
 
 
-# Four processes that take tokens of one key in the same moment, and then one that takes some of two keys.
-QUOTAS = """
-import os, sys
-from datetime import UTC, datetime
-from nereid.gateway.admission.keys import make
-from nereid.gateway.admission.quotas import Quotas
-from nereid.gateway.failures import Failure
-
-BURST = int(sys.argv[1])
-quotas = Quotas(1e-9, BURST)
-anna, bert = (make(name, frozenset({"infer"}), datetime.now(UTC))[0] for name in ("anna", "bert"))
-
-def taken(owner, tries):
-    found = 0
-    for _ in range(tries):
-        try:
-            quotas.take(owner)
-            found += 1
-        except Failure:
-            pass
-    return found
-
-start, go = os.pipe()
-pids = []
-for _ in range(4):
-    if not (pid := os.fork()):
-        os.read(start, 1)
-        os._exit(taken(anna, BURST // 2))  # the status of a process has one byte
-    pids.append(pid)
-os.write(go, b"." * 4)
-print(sum(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids), taken(anna, 1), taken(bert, 1))
-"""
-
-
-def test_processes_share_the_tokens_of_a_key():
-    burst = 400
-
-    done = subprocess.run(
-        [sys.executable, "-c", QUOTAS, str(burst)], capture_output=True, text=True, timeout=WATCHDOG_S
-    )
-
-    assert (done.stdout.split(), done.stderr) == ([str(burst), "0", "1"], "")
-
-
 def test_table_of_buckets_never_fills_up(monkeypatch):
     monkeypatch.setattr(token_buckets, "SLOTS", 4)
     buckets, names = TokenBuckets(), ["", *(f"{number:08x}" for number in range(4))]
@@ -100,7 +56,6 @@ def test_table_of_buckets_never_fills_up(monkeypatch):
 
 
 def state(folder, number: int) -> SharedState:
-    """Return the state of one of three workers."""
     return SharedState(number, 3, folder, TokenBuckets())
 
 
@@ -161,7 +116,6 @@ def test_ended_worker_leaves_no_gauges(tmp_path):
 
 @pytest.fixture
 def pool(request):
-    """A process with a pool of two workers, killed in the end."""
     command = [sys.executable, "-c", POOL, getattr(request, "param", "good")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     yield process
@@ -170,26 +124,9 @@ def pool(request):
 
 
 def started(process: subprocess.Popen) -> dict[int, int]:
-    """Return the pids of both workers, once all listen."""
     lines = [process.stdout.readline().split() for _ in range(3)]
     assert lines[2] == ["all", "listen"]
     return {int(number): int(pid) for _, number, pid in lines[:2]}
-
-
-def test_ended_worker_starts_again_and_a_signal_ends_all(pool):
-    pids = started(pool)
-
-    os.kill(pids[1], signal.SIGKILL)
-
-    assert pool.stdout.readline() == "worker 1 ended with status -9; it starts again in 0.1 s\n"
-    _, number, pid = pool.stdout.readline().split()
-    assert (int(number), int(pid) != pids[1]) == (1, True)
-    pool.send_signal(signal.SIGTERM)
-    assert pool.communicate(timeout=WATCHDOG_S) == ("", "")
-    assert pool.returncode == 0
-    for each in (pids[0], int(pid)):
-        with pytest.raises(ProcessLookupError):
-            os.kill(each, 0)
 
 
 def test_gateway_without_any_worker_ends(pool):

@@ -22,7 +22,6 @@ def served(use: Callable[[HttpConnections], Awaitable[T]], *pieces: bytes, stays
     answering = set[asyncio.Task[None] | None]()
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of one connection."""
         answering.add(asyncio.current_task())
         with contextlib.suppress(ConnectionError):
             while await reader.read(2**16):
@@ -85,7 +84,6 @@ def test_unwanted_response_is_nobodys(pieces):
     """It could be another caller's: the first response stays as it was, and the connection ends."""
 
     async def twice(connections: HttpConnections) -> list[HttpResponse]:
-        """Return the responses to two requests, with a pause between them."""
         first = await send(connections)
         await asyncio.sleep(0.2)
         return [first, await send(connections)]
@@ -96,7 +94,6 @@ def test_unwanted_response_is_nobodys(pieces):
 
 def test_cancelled_request_leaves_its_response_to_nobody():
     async def twice(connections: HttpConnections) -> HttpResponse:
-        """Return the response to the request after a cancelled one."""
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await send(connections)

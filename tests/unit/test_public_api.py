@@ -1,55 +1,34 @@
 """The names that `nereid` exports, and the modules that its import loads."""
 
 import json
+import re
 import subprocess
 import sys
 
 import nereid
 
-PUBLIC = [
-    "AsyncClassifier",
-    "AsyncDetector",
-    "AsyncReader",
-    "Classifier",
-    "ClassifierError",
-    "Correction",
-    "DetectedObject",
-    "Detection",
-    "Detector",
-    "Field",
-    "Label",
-    "Overloaded",
-    "Prediction",
-    "Reader",
-    "Reading",
-    "RequestRefused",
-    "ServerFailed",
-    "TextLine",
-    "TimedOut",
-    "Timings",
-    "Unavailable",
-    "Unreachable",
-    "UnusableImage",
-    "__version__",
-]
+PUBLIC = re.findall(
+    r"\w+",
+    """
+AsyncClassifier AsyncDetector AsyncReader Classifier ClassifierError Correction DetectedObject Detection
+Detector Field Label Overloaded Prediction Reader Reading RequestRefused ServerFailed TextLine TimedOut
+Timings Unavailable Unreachable UnusableImage __version__
+""",
+)
 LOADED = """
 import sys
 before = set(sys.modules)
 import nereid
 loaded = sorted(set(sys.modules) - before)
 import json
+import re
 print(json.dumps(loaded))
 """
 
 
-def test_public_names_are_these():
+def test_public_names_are_these_and_resolve():
     assert nereid.__all__ == dir(nereid) == PUBLIC
-
-
-def test_every_public_name_resolves():
-    assert [
-        name for name in PUBLIC if not (isinstance(getattr(nereid, name), type) or name == "__version__")
-    ] == []
+    assert [name for name in PUBLIC[:-1] if not isinstance(getattr(nereid, name), type)] == []
 
 
 def test_import_loads_nothing_of_others():

@@ -13,14 +13,11 @@ FILES = [b"one", b"", b"three"]
 
 
 class Recorded(RestMethods):
-    """Returns the requests that would be sent."""
-
     def _send(self, request: Request) -> Request:
         return request
 
 
 def reference(tensor):
-    """The body and the size of the JSON of the same request from tritonclient."""
     outputs = [
         tritonclient.http.InferRequestedOutput("scores", class_count=3),
         tritonclient.http.InferRequestedOutput("variant"),

@@ -34,13 +34,8 @@ def test_persons_get_addresses_and_a_request_to_try(host):
     )
 
 
-def test_persons_read_which_models_are_not_served():
+def test_request_to_try_is_for_a_served_model(tmp_path):
     line = announcement(ServerOptions(REPOSITORY, "cpu"), record(), {"classify": "reason", "dogs": "reason"})
-
     assert "; not served: classify, dogs; try: curl -i http://127.0.0.1:1/v2/models/classify_v1;" in line
 
-
-def test_repository_without_image_models_has_a_request_to_try(tmp_path):
-    line = announcement(ServerOptions(tmp_path), record())
-
-    assert "curl -i http://127.0.0.1:1/v2/health/ready;" in line
+    assert "curl -i http://127.0.0.1:1/v2/health/ready;" in announcement(ServerOptions(tmp_path), record())
