@@ -111,12 +111,6 @@ def panels() -> Iterator[dict[str, Any]]:
                 yield each
 
 
-def rows() -> Iterator[dict[str, Any]]:
-    """Yield the headings of all dashboards; a collapsed one contains its panels."""
-    for path in DASHBOARDS:
-        yield from (each for each in json.loads(path.read_text())["panels"] if each["type"] == "row")
-
-
 def shown(rate_interval: str = "1m") -> list[Query]:
     """Return the queries of all dashboards as Grafana sends them.
 

@@ -45,16 +45,6 @@ WINDOWS = (
     ("3d", "6h", "1", "ticket"),
 )
 DEAD_SERVER = {"TargetDown", "TargetMissing", "ServerNotReady"}
-# First words of the runbook's commands.
-PROGRAMS = {"nereid", "curl", "promtool", "docker", "nvidia-smi", "dmesg"}
-
-
-def sections() -> dict[str, str]:
-    """Return the sections of the runbook by their alerts."""
-    parts = re.split(r"^### (\w+)\n", RUNBOOK.read_text(), flags=re.M)[1:]
-    return {
-        name: re.split(r"^## ", text, flags=re.M)[0] for name, text in zip(*[iter(parts)] * 2, strict=True)
-    }
 
 
 def expected_alerts() -> list[tuple[str, list[dict[str, str]]]]:
@@ -86,31 +76,17 @@ def test_every_alert_is_tested_to_fire_and_to_stay_silent():
     assert {name for name, found in expected_alerts() if not found} == NAMES
 
 
-@pytest.mark.parametrize(
-    "alert", alerts(), ids=lambda each: f"{each['alert']}{each['labels'].get('window', '')}"
-)
-def test_every_alert_has_severity_texts_and_runbook(alert):
-    texts = alert["annotations"]
-
-    assert alert["labels"]["severity"] in ("page", "ticket")
-    assert texts["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
-    assert texts["description"].endswith(".")
-    assert not texts["summary"].endswith(".")
-    assert {*texts} == {"summary", "description", "runbook_url"}
+def test_every_alert_has_severity_texts_and_runbook():
+    for alert in alerts():
+        texts = alert["annotations"]
+        assert alert["labels"]["severity"] in ("page", "ticket"), alert["alert"]
+        assert texts["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
+        assert {*texts} == {"summary", "description", "runbook_url"}
 
 
 def test_every_alert_has_a_section_in_the_runbook():
-    assert [*sections()] == [*dict.fromkeys(each["alert"] for each in alerts())]
-
-
-@pytest.mark.parametrize("name", sections())
-def test_sections_have_meaning_commands_and_fix(name):
-    before, commands, after = re.split(r"^```\n", sections()[name], flags=re.M)
-
-    assert before.startswith("\n**Meaning.** ")
-    assert after.startswith("\n**Fix.** ")
-    assert len(commands.splitlines()) == 3
-    assert {line.split()[0] for line in commands.splitlines()} <= PROGRAMS
+    sections = re.findall(r"^### (\w+)$", RUNBOOK.read_text(), flags=re.M)
+    assert sections == [*dict.fromkeys(each["alert"] for each in alerts())]
 
 
 @pytest.mark.parametrize(("name", "about"), OBJECTIVES.items(), ids=OBJECTIVES)

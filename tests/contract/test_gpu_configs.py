@@ -62,7 +62,6 @@ def test_each_step_has_two_instances_on_the_gpu(relative):
 
 @pytest.mark.parametrize("relative", NETWORKS)
 def test_network_fits_its_config(relative):
-    """The signature of every version agrees, and the options are known; the provider itself is not here."""
     found = config(relative)
     on_cpu = session_settings(config(relative, kind="CPU"))
     validate(found, Signature.of(open_file(path_of(found), on_cpu)))
@@ -77,7 +76,6 @@ def test_network_fits_its_config(relative):
 
 @pytest.mark.parametrize("relative", NETWORKS)
 def test_batch_sizes_that_run_at_load_end_with_the_largest(relative):
-    """The largest run reserves the memory, so that a lack of it appears at load."""
     found = config(relative)
     sizes = warm_batch_sizes(found, is_slow_at_first(providers(found, [CUDA, CPU])))
     is_fixed = all(dim > 0 for tensor in found.inputs for dim in tensor.dims)
@@ -86,7 +84,6 @@ def test_batch_sizes_that_run_at_load_end_with_the_largest(relative):
 
 
 def test_one_process_has_the_steps_of_the_ensemble():
-    """Profile `gpu` differs from `cpu` in device and batches only, and `gpu_ensemble` has the same steps."""
     differing = {"max_batch_size", "instance_group", "dynamic_batching"}
     on_gpu, on_cpu = (
         {key: value for key, value in read_pbtxt(FUSED / f"{profile}.pbtxt").items() if key not in differing}

@@ -77,12 +77,9 @@ def test_links_lead_somewhere():
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("The server is overloaded.", 0),
-        ("A file is no model.", 1),
         ("The file is no longer used; there is no model.", 0),
         ("Mend it at once.", 2),
         ("What it does is unclear. Who sends it?", 1),
-        ("Callers are told.", 1),
     ],
 )
 def test_banned_phrases_are_found(text, found):
@@ -92,13 +89,9 @@ def test_banned_phrases_are_found(text, found):
 @pytest.mark.parametrize(
     "text",
     [
-        'say("Enter a key at once.");',
         "say(`${name} is\n  no model`);",
         '<p title="Ask whoever knows">x</p>',
-        "<p>The key\n  is told.</p>",
         "/** One line.\n * It is\n * no model. */",
-        'say("What is sent.");',
-        "<p>Who sends it</p>",
         "// Files lie\n// beside it",
     ],
 )

@@ -42,7 +42,6 @@ BRIGHT = TestRecogniser(has_softmax=True, classes=11, characters=tuple("abcdefgh
 
 @pytest.fixture
 def repository(tmp_path):
-    """The path of a repository that does not exist yet."""
     return tmp_path / "models"
 
 
@@ -82,7 +81,6 @@ def models(repository) -> set[str]:
 
 
 def failures(repository) -> list:
-    """Return the failures and notes of a check."""
     return [each for each in check(repository) if each.verdict != "ok"]
 
 
@@ -222,7 +220,6 @@ def test_recogniser_of_single_lines_is_refused(repository, tmp_path):
 
 @pytest.mark.slow
 def test_lines_are_those_of_the_network_with_its_softmax(repository, bright, tmp_path):
-    """The reader leaves out lines by their probabilities, not by the logarithms in the user's file."""
     model = BRIGHT.build()
     (last,) = [node for node in model.graph.node if node.op_type == "Softmax"]
     last.op_type = "LogSoftmax"
@@ -340,7 +337,6 @@ def test_networks_that_find_text_are_shared(texts, tiny):
 
 
 def test_newest_network_that_finds_text_is_used(texts, tiny):
-    """A repository may have a better one than the package."""
     publish(texts, "text_detect", texts / "text_detect" / "1" / "model.onnx", None, ANY_SPEED)
 
     add(texts, request(tiny), None)
@@ -365,7 +361,6 @@ def test_only_reader_is_replaced_and_removed(repository, tiny):
 
 
 def test_metadata_alone_do_not_make_a_recogniser(repository, tmp_path):
-    """A classifier may have a key `character`, too: its outputs have no steps."""
     model = classifier()
     model.metadata_props.add(key="character", value="a")
     onnx.save(model, tmp_path / "own.onnx")

@@ -31,15 +31,12 @@ def test_published_schema_is_the_one_in_use(root):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "Input data was truncated"),
         (b"\xff", "JSON"),
-        (b"{}", "Object missing required field `fields`"),
         (b'{"fields": []}', "Expected `array` of length >= 1"),
         (specification(checksum="crc"), "Invalid enum value 'crc'"),
         (specification(paterns=""), "Object contains unknown field `paterns`"),
         (specification(pattern="("), "pattern '(': missing ), unterminated subpattern"),
         (specification(pattern="(a+)+"), "pattern '(a+)+': expected at most 1,000 ways to match, got more"),
-        (specification(pattern="a?" * 30 + "b"), "pattern 'a?a?"),
         (specification(pattern="(a|a){30}"), "pattern '(a|a){30}': expected at most 1,000 ways"),
         (specification(pattern=r"(\d)\1"), r"pattern '(\d)\1': expected at most 1,000 ways"),
         (specification(pattern=".{12}", checksum="gs1"), "pattern '.{12}': expected letters, digits"),

@@ -16,8 +16,6 @@ INSTANCE = {"model_instance_kind": "CPU", "model_instance_device_id": "0", "mode
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One parameter of each type."""
-
     size_px: int
     mean: tuple[float, ...] = ()
     name: str = "x"
@@ -25,7 +23,6 @@ class Settings:
 
 
 def config(tmp_path, **parameters: str) -> ModelConfig:
-    """Build a config with these parameters, as Triton passes it."""
     model = {
         "name": "m",
         "max_batch_size": 8,
@@ -42,7 +39,6 @@ def config(tmp_path, **parameters: str) -> ModelConfig:
 
 
 def test_triton_arguments_and_file_give_the_same_config(tmp_path):
-    """A model reads itself from Triton and its sibling from disk; both ways agree."""
     folder = tmp_path / "m"
     folder.mkdir()
     (folder / "config.pbtxt").write_text(
@@ -92,16 +88,11 @@ def test_config_without_anything_is_named_by_its_folder(tmp_path):
     {
         "plain": ({}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), False, False)),
         "reshape": ({"reshape": {"shape": ["16"]}}, TensorSpec("x", "TYPE_FP32", (4, 4), (16,))),
-        "reshape to nothing": ({"reshape": {"shape": []}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
         "empty reshape": ({"reshape": {}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
         "optional": ({"optional": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_optional=True)),
         "ragged": (
             {"allow_ragged_batch": True},
             TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_ragged=True),
-        ),
-        "neither": (
-            {"optional": False, "allow_ragged_batch": False},
-            TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4)),
         ),
     },
 )
@@ -116,13 +107,10 @@ def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
     ("backend", "groups", "expected"),
     {
         "no backend": (None, None, 1),
-        "onnxruntime": ("onnxruntime", None, 2),
         "onnxruntime, empty list": ("onnxruntime", [], 2),
         "onnxruntime, no count": ("onnxruntime", [{"kind": "KIND_CPU"}], 2),
         "another backend, no count": ("fused", [{"kind": "KIND_CPU"}], 1),
-        "count": ("onnxruntime", [{"kind": "KIND_CPU", "count": 3}], 3),
         "two groups": (None, [{"count": 3}, {"kind": "KIND_CPU", "count": "2"}], 5),
-        "gpu": (None, [{"kind": "KIND_GPU", "count": 3}], 0),
         "gpu and cpu": (None, [{"kind": "KIND_GPU", "count": 3}, {"kind": "KIND_CPU", "count": 1}], 1),
         "kind model": ("onnxruntime", [{"kind": "KIND_MODEL"}], 2),
     },
@@ -137,22 +125,13 @@ def test_instances_that_share_the_cores(tmp_path, backend, groups, expected):
 @cases(
     ("files", "profile", "expected"),
     {
-        "no file": ({}, "", False),
         "no file, profile": ({}, "cpu", False),
-        "no group": ({"config.pbtxt": ""}, "", False),
         "auto": ({"config.pbtxt": "KIND_AUTO"}, "", False),
-        "cpu": ({"config.pbtxt": "KIND_CPU"}, "", False),
-        "gpu": ({"config.pbtxt": "KIND_GPU"}, "", True),
         "cpu and gpu": ({"config.pbtxt": "KIND_CPU KIND_GPU"}, "", True),
         "gpu, profile without a file": ({"config.pbtxt": "KIND_GPU"}, "cpu", True),
-        "gpu, profile on the cpu": (
-            {"config.pbtxt": "KIND_GPU", "configs/cpu.pbtxt": "KIND_CPU"},
-            "cpu",
-            False,
-        ),
+        "profile on the cpu": ({"config.pbtxt": "KIND_GPU", "configs/cpu.pbtxt": "KIND_CPU"}, "cpu", False),
         "profile on a gpu": ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "gpu", True),
         "profile of another name": ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "", False),
-        "file without a name": ({"configs/.pbtxt": "KIND_GPU"}, "", False),
     },
 )
 def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
@@ -216,7 +195,6 @@ class Outer:
             {},
             Outer(Middle(Inner(3, True), (1.0, 2.0)), "y"),
         ),
-        "fixed": ({}, {"height_px": 4}, Outer(Middle(Inner(4)))),
         "fixed and given": (
             {"is_fast": "1"},
             {"height_px": 4, "name": "z"},
@@ -245,13 +223,6 @@ def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, exp
             {},
             "parameter 'mean': expected floats separated by commas, got '1,x'",
         ),
-        "not a boolean": (
-            Settings,
-            {"size_px": "1", "is_on": "perhaps"},
-            {},
-            "parameter 'is_on': expected bool, got 'perhaps'",
-        ),
-        "missing in a group": (Outer, {}, {}, "parameter 'height_px' is required"),
         "name of a group": (
             Outer,
             {"height_px": "3", "inner": "1"},
@@ -264,7 +235,6 @@ def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, exp
             {"height_px": 4},
             "unknown parameter 'height_px': expected one of is_fast, mean, name",
         ),
-        "rejected by a group": (Outer, {"height_px": "-1"}, {}, "height_px must not be negative, got -1"),
         "fixed one rejected": (Outer, {}, {"height_px": -2}, "height_px must not be negative, got -2"),
     },
 )
@@ -275,7 +245,7 @@ def test_wrong_parameter_is_named(tmp_path, schema, parameters, fixed, message):
     assert str(raised.value) == f"model 'm': {message}"
 
 
-@pytest.mark.parametrize("name", ["..", ".", "", "../other", "/etc", "m/../../x"])
+@pytest.mark.parametrize("name", ["..", ".", "", "/etc", "m/../../x"])
 def test_sibling_stays_in_the_repository(tmp_path, name):
     """A config cannot make the server read models from elsewhere."""
     with pytest.raises(InvalidConfig, match="which is not a folder of the repository"):
@@ -304,9 +274,7 @@ def test_gpu_instance_needs_a_backend_that_uses_gpus(args, tmp_path):
     assert str(raised.value) == "model 'm', instance group: expected KIND_CPU, got KIND_GPU"
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("m_0_0", True), ("m_0_1", False), ("m_0_10", False), ("m_1_0", False)]
-)
+@pytest.mark.parametrize(("name", "expected"), [("m_0_0", True), ("m_0_10", False), ("m_1_0", False)])
 def test_first_instance_is_that_of_the_first_group(args, name, expected):
     groups = [{"name": "m_0", "count": 11}, {"name": "m_1", "count": 1}]
     document = json.loads(args["model_config"]) | {"instance_group": groups}
@@ -373,12 +341,11 @@ def test_file_that_is_not_a_config_is_named(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        *{"0": 0, "12": 12, "-3": -3, "+3": 3, " \t7": 7, "4abc": 4, "1.9": 1, "007": 7, "2 3": 2}.items(),
-        *((text, None) for text in ("", "abc", "-", " ", "x4", "- 4", "--4", ".5")),
+        *{"0": 0, "-3": -3, "+3": 3, " \t7": 7, "4abc": 4, "1.9": 1, "007": 7}.items(),
+        *((text, None) for text in ("", "-", " ", "x4", "- 4", ".5")),
     ],
 )
 def test_integers_are_read_as_stoi_does(text, expected):
-    """C++ `std::stoi` skips blanks before the digits and everything after them; the message is NVIDIA's."""
     if expected is not None:
         assert parse_int(text) == expected
         return
@@ -390,13 +357,12 @@ def test_integers_are_read_as_stoi_does(text, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        *((text, True) for text in ("true", "True", "TRUE", "on", "On", "1")),
-        *((text, False) for text in ("false", "False", "FALSE", "off", "OFF", "0")),
-        *((text, None) for text in ("", "yes", "no", "2", " 1", "1 ", "t")),
+        *((text, True) for text in ("true", "TRUE", "On", "1")),
+        *((text, False) for text in ("False", "off", "0")),
+        *((text, None) for text in ("", "yes", "2", " 1", "t")),
     ],
 )
 def test_booleans_are_tritons_six_words(text, expected):
-    """Three words are true and three false, in any case; the message for other words is NVIDIA's."""
     if expected is not None:
         assert parse_bool(text) is expected
         return
@@ -415,5 +381,4 @@ def test_fused_model_may_replace_parameters_of_its_parts():
 def test_replaced_parameters_leave_the_others():
     config = ModelConfig.from_document({"parameters": {"a": {"string_value": "1"}}}, Path("m"), 1)
 
-    assert config.replacing({"b": "2"}).parameters == {"a": "1", "b": "2"}
-    assert config.parameters == {"a": "1"}
+    assert (config.replacing({"b": "2"}).parameters, config.parameters) == ({"a": "1", "b": "2"}, {"a": "1"})

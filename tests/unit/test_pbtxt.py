@@ -78,7 +78,6 @@ POLICY = "version_policy { specific { versions: [ 1, 3 ] } }"
     ("text", "expected"),
     {
         "empty": ("", f"{POLICY}\n"),
-        "none": ("max_batch_size: 8", f"max_batch_size: 8\n{POLICY}\n"),
         "latest-and-comment": (
             "# {\nversion_policy { latest { num_versions: 2 } } # why\nname: 'a'\n",
             f"# {{\n{POLICY} # why\nname: 'a'\n",

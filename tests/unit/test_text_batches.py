@@ -10,6 +10,7 @@ from nereid.text.characters import Characters, read_metadata
 from nereid.text.detector_input import DetectorInput, network_size
 from nereid.text.direction import upside_down
 from nereid.text.lines_batch import MAX_PADDING, batches, stacked
+from tests.tables import cases
 
 
 def test_batches_have_every_line_once_and_little_padding():
@@ -42,16 +43,15 @@ def test_stacked_lines_are_normalised_planes():
     assert (tensor[..., 10:] == 0).all()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("size", "expected"),
-    [
-        ((800, 1100), (800, 1088)),
-        ((400, 600), (736, 1088)),
-        ((100, 600), (320, 1984)),
-        ((4000, 3000), (1984, 1504)),
-        ((1, 1), (736, 736)),
-    ],
-    ids=["kept", "enlarged", "long", "reduced", "pixel"],
+    {
+        "kept": ((800, 1100), (800, 1088)),
+        "enlarged": ((400, 600), (736, 1088)),
+        "long": ((100, 600), (320, 1984)),
+        "reduced": ((4000, 3000), (1984, 1504)),
+        "pixel": ((1, 1), (736, 736)),
+    },
 )
 def test_detector_sees_multiples_of_32(size, expected):
     """The shorter side is 736 at least, unless the longer one would exceed 2000."""

@@ -13,12 +13,10 @@ from nereid.text.reading_order import reading_order
 
 
 def box(left: float, top: float, right: float, bottom: float) -> np.ndarray:
-    """Return the corners of an upright box, clockwise from its top left."""
     return np.array([[left, top], [right, top], [right, bottom], [left, bottom]], np.float32)
 
 
 def probabilities(*regions: tuple[int, int, int, int], level: float = 0.9) -> np.ndarray:
-    """Return a map with regions of text: left, top, right, bottom."""
     found = np.zeros((300, 400), np.float32)
     for left, top, right, bottom in regions:
         found[top:bottom, left:right] = level
@@ -123,6 +121,5 @@ def test_slanted_rows_stay_together():
 
 
 def test_page_without_a_main_direction_is_not_turned():
-    """Half of the text upright and half of it downwards: nothing says which one is right."""
     upright, down = box(10, 10, 110, 30), along_text(box(200, 10, 220, 110)[None])[0]
     assert page_turn(np.stack([upright, down])) == 0

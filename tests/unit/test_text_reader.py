@@ -18,9 +18,10 @@ from nereid.serving_errors import (
 )
 from nereid.text.characters import Characters
 from nereid.text.line import Line
-from nereid.text.reader import Networks
+from nereid.text.reader import Networks, TextReader
 from nereid.text.stages import STAGES
 from tests.readers import LINES, RECOGNISER, encoded, networks, page, reader
+from tests.tables import cases
 
 ROTATION = 0x0112
 
@@ -103,7 +104,6 @@ def test_blank_does_not_replace_a_text():
 
 
 def test_single_line_upside_down_is_read():
-    """Its box begins at the text's own top left, which is at the bottom right."""
     mixed = page()
     mixed.paste(mixed.crop((0, 66, 640, 130)).rotate(180), (0, 66))
 
@@ -139,15 +139,14 @@ def test_boxes_are_those_of_the_upright_image(orientation):
         np.testing.assert_allclose(one.box, other.box)
 
 
-@pytest.mark.parametrize(
+@cases(
     "image",
-    [
-        Image.new("RGB", (300, 200), "white"),
-        Image.new("RGB", (1, 1)),
-        Image.new("RGB", (3, 900), "white"),
-        Image.new("L", (2000, 1), 255),
-    ],
-    ids=["empty", "pixel", "tall strip", "wide strip"],
+    {
+        "empty": Image.new("RGB", (300, 200), "white"),
+        "pixel": Image.new("RGB", (1, 1)),
+        "tall strip": Image.new("RGB", (3, 900), "white"),
+        "wide strip": Image.new("L", (2000, 1), 255),
+    },
 )
 def test_images_without_text_have_no_lines(image):
     assert reader().read([encoded(image)]) == [[]]
@@ -196,33 +195,28 @@ def test_images_share_batches_of_lines():
         assert found[0].confidence == pytest.approx(alone[0][0].confidence, abs=1e-5)
 
 
+def expired() -> None:
+    raise DeadlineExceeded("expired while queued for an instance")
+
+
+def failing_recogniser() -> TextReader:
+    def fail(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        raise InferenceFailed("out of memory")
+
+    return reader(other=Networks(networks().detect, networks().direction, fail))
+
+
 def test_expired_request_is_not_read_on():
-    calls = []
-
-    def expired() -> None:
-        calls.append(1)
-        raise DeadlineExceeded("expired while queued for an instance")
-
     late, good = reader().read([encoded(page())] * 2, [expired, lambda: None])
 
     assert isinstance(late, DeadlineExceeded)
     assert texts(good) == EXPECTED
-    assert calls == [1]
 
 
 def test_failing_recogniser_fails_the_images_with_lines():
-    default = networks()
-
-    def fail(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        raise InferenceFailed("out of memory")
-
-    def expired() -> None:
-        raise DeadlineExceeded("expired while queued for an instance")
-
-    failing = reader(other=Networks(default.detect, default.direction, fail))
     label, blank = encoded(page()), encoded(Image.new("RGB", (300, 200), "white"))
 
-    with_text, empty, late, damaged = failing.read(
+    with_text, empty, late, damaged = failing_recogniser().read(
         [label, blank, label, label[:50]], [lambda: None, lambda: None, expired, lambda: None]
     )
 
@@ -235,19 +229,11 @@ def test_failing_recogniser_fails_the_images_with_lines():
 
 def test_request_that_expires_before_its_lines_are_read_keeps_its_error():
     """The failure of a recogniser belongs to the images that still wait for it."""
-    default, looks = networks(), iter((False, True))
+    looks, image = iter((False, True)), encoded(page(("RB123456785GB",)))
 
-    def expires() -> None:
-        if next(looks):
-            raise DeadlineExceeded("expired while it was read")
-
-    def fail(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        raise InferenceFailed("out of memory")
-
-    failing = reader(other=Networks(default.detect, default.direction, fail))
-    image = encoded(page(("RB123456785GB",)))
-
-    late, waiting = failing.read([image, image], [expires, lambda: None])
+    late, waiting = failing_recogniser().read(
+        [image, image], [lambda: expired() if next(looks) else None, lambda: None]
+    )
 
     assert isinstance(late, DeadlineExceeded)
     assert isinstance(waiting, InferenceFailed)

@@ -13,6 +13,7 @@ from nereid import json_lines
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import webhook
 from nereid.publish.drop_folder import JOURNAL, Line
+from tests.tables import cases
 
 SECRET, NAME, BODY = b"a secret of the publisher", "classify@monday.onnx", b"a network"
 WATCHDOG_S = 60
@@ -55,18 +56,21 @@ def test_signed_file_gets_into_the_folder(hook, tmp_path):
     assert names(tmp_path) == {NAME}
 
 
+TIME = "nereid-timestamp: expected the time in Unix seconds, within 300 s"
+FILE = "file: expected a name such as classify@monday.onnx"
+
+
 @pytest.mark.parametrize(
     ("changes", "status", "reason"),
     [
         ({"signature": "00"}, 401, "nereid-signature: expected that of the secret, "),
         ({"signature": ""}, 401, "expected the headers nereid-timestamp, "),
         ({"file": "other.onnx"}, 401, "nereid-signature: expected that of the secret, "),
-        ({"timestamp": "1000"}, 401, "nereid-timestamp: expected the time in Unix seconds, within 300 s"),
-        ({"timestamp": "now"}, 401, "nereid-timestamp: expected the time in Unix seconds, within 300 s"),
+        ({"timestamp": "1000"}, 401, TIME),
+        ({"timestamp": "now"}, 401, TIME),
         ({"body": b"another network"}, 400, "nereid-sha256: expected "),
-        ({"name": "network.txt"}, 400, "file: expected a name such as classify@monday.onnx"),
-        ({"name": "..%2Fup.onnx"}, 400, "file: expected a name such as classify@monday.onnx"),
-        ({"name": ".hidden.onnx"}, 400, "file: expected a name such as classify@monday.onnx"),
+        ({"name": "..%2Fup.onnx"}, 400, FILE),
+        ({"name": ".hidden.onnx"}, 400, FILE),
         ({"path": "/other"}, 404, "expected /publish?file=NAME.onnx"),
         ({"method": "GET"}, 404, "no file 'classify@monday.onnx' has been received"),
     ],
@@ -110,13 +114,12 @@ def test_short_body_leaves_nothing(hook, tmp_path):
     assert names(tmp_path) == set()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("version", "expected"),
-    [
-        (4, {"state": "published", "model": "classify", "version": 4}),
-        (0, {"state": "rejected", "reason": "no network"}),
-    ],
-    ids=["published", "rejected"],
+    {
+        "published": (4, {"state": "published", "model": "classify", "version": 4}),
+        "rejected": (0, {"state": "rejected", "reason": "no network"}),
+    },
 )
 def test_result_is_shown(version, expected, hook, tmp_path):
     line = Line(
