@@ -225,14 +225,3 @@ def test_autoscalers_use_the_same_queries():
     ]
     assert (hpa["minReplicas"], hpa["maxReplicas"]) == (keda["minReplicaCount"], keda["maxReplicaCount"])
     assert hpa["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-
-
-def test_kserve_serves_what_the_runtime_knows():
-    runtime, service = find("kserve", "ServingRuntime"), find("kserve", "InferenceService")
-
-    predictor = service["spec"]["predictor"]
-    assert predictor["model"]["runtime"] == runtime["metadata"]["name"]
-    formats = [(each["name"], each["version"]) for each in runtime["spec"]["supportedModelFormats"]]
-    assert tuple(predictor["model"]["modelFormat"][name] for name in ("name", "version")) in formats
-    assert 0 < predictor["canaryTrafficPercent"] < 100
-    assert service["metadata"]["annotations"] == {"serving.kserve.io/deploymentMode": "Serverless"}

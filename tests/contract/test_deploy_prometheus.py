@@ -52,10 +52,6 @@ ENDPOINTS = {each.path for each in (*OPERATIONS, *http_front.OPERATIONS)} | {
     grpc_front.INFER,
     *grpc_reads.READ,
 }
-MEAN, LONGEST = (
-    "job_model:nv_inference_queue_duration_us:mean1m",
-    "job:nv_inference_queue_duration_us:max_mean1m",
-)
 
 
 def promtool(*words: str) -> None:
@@ -156,24 +152,6 @@ def test_errors_are_what_is_the_servers_fault():
         assert selected("outcome", rules()[name]) == [("!~", INNOCENT)]
     for name in gateways:
         assert selected("outcome", rules()[name]) == [("=~", FAULTS | {"deadline_exceeded"})]
-
-
-def without_spaces(expression: str, *words: str) -> str:
-    """Return an expression as it is compared: without spaces and some words."""
-    for word in words:
-        expression = expression.replace(word, "")
-    return re.sub(r"\s+", "", expression)
-
-
-def test_one_queue_time_everywhere():
-    recorded = rules()[LONGEST].replace(MEAN, rules()[MEAN])
-    asked = [query for query in scaling() if "queue" in query.expression]
-
-    assert [query.where for query in asked] == ["HPA nereid_queue_us", "KEDA 0"]
-    for query in asked:
-        assert without_spaces(query.expression) == without_spaces(recorded, "by (job) ", "job, "), query.where
-    in_panels = [query.expression for query in shown() if "queue" in query.expression]
-    assert in_panels == [MEAN, LONGEST]
 
 
 def jobs(name: str) -> dict[str, dict[str, Any]]:

@@ -86,24 +86,6 @@ def test_banned_phrases_are_found(text, found):
     assert len(prose.banned(text) + prose.clauses(text)) == found
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "say(`${name} is\n  no model`);",
-        '<p title="Ask whoever knows">x</p>',
-        "/** One line.\n * It is\n * no model. */",
-        "// Files lie\n// beside it",
-    ],
-)
-def test_banned_phrases_of_a_page_are_found(tmp_path, text):
-    (source := tmp_path / "page.js").write_text(f'const a = "plain";\n{text}\n')
-
-    found = [
-        each for _, part in prose.source_texts(source) for each in prose.banned(part) + prose.clauses(part)
-    ]
-    assert len(found) == 1
-
-
 def test_sentences_end_where_a_reader_stops():
     (paragraph,) = prose.paragraphs(
         "Run `nereid serve -- --log` (e.g. in a shell). It\nprints 2 lines.\n\n| a |\n|---|\n"

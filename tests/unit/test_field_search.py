@@ -13,7 +13,7 @@ from nereid.assets import TEXT_REPOSITORY
 from nereid.contract import MAX_LINES
 from nereid.text.fields.check_digits import CHECKSUMS
 from nereid.text.fields.corrections import Correction, Reading, read_number
-from nereid.text.fields.field_search import Field, find_candidates, find_fields, missing_fields
+from nereid.text.fields.field_search import Field, find_fields, missing_fields
 from nereid.text.fields.specification import Format, parse_specification, read_specification
 from nereid.text.line import Line
 from tests.tables import cases
@@ -193,12 +193,6 @@ def test_document_is_json():
 def test_missing_required_fields_are_named():
     for text, missing in (("", ["tracking_number"]), ("1Z999AA10123456785", ["tracking_number"]), (UPS, [])):
         assert missing_fields(find_fields([line(text)], WAYBILL), WAYBILL) == missing
-
-
-def test_candidates_are_ranked():
-    found = find_candidates([line(S10, top=200), line("TRACKING NO " + UPS)], WAYBILL)
-
-    assert [each.reading.value for each in found["tracking_number"]] == [UPS, S10]
 
 
 def test_group_of_a_pattern_is_the_value():

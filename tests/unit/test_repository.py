@@ -123,28 +123,15 @@ def test_fused_model_without_its_network_is_refused(make, right, wrong, message)
 
 
 CORES = available_cores()
-SLOW = ": instances of one model slow each other down"
 
 
-@cases(
-    ("budget", "text", "fits"),
-    {
-        "within the cores": (
-            [Threads("a", 1, CORES), Threads("b", 0, 9)],
-            f"{CORES} network threads on {CORES} cores (a 1x{CORES}, b 0x9)",
-            True,
-        ),
-        "variants that share the cores": (
-            [Threads("a", CORES, 1), Threads("b", CORES, 1)],
-            f"{2 * CORES} network threads on {CORES} cores (a {CORES}x1, b {CORES}x1)",
-            True,
-        ),
-        "one model beyond the cores": (
-            [Threads("a", 2, CORES)],
-            f"{2 * CORES} network threads on {CORES} cores (a 2x{CORES}){SLOW}",
-            False,
-        ),
-    },
-)
-def test_line_about_threads_has_every_model(budget, text, fits):
-    assert describe_threads(budget) == (text, fits)
+def test_line_about_threads_has_every_model():
+    fitting = [Threads("a", CORES, 1), Threads("b", CORES, 1)]
+    slow = [Threads("a", 2, CORES), Threads("b", 0, 9)]
+
+    line = f"{2 * CORES} network threads on {CORES} cores "
+    assert describe_threads(fitting) == (line + f"(a {CORES}x1, b {CORES}x1)", True)
+    assert describe_threads(slow) == (
+        line + f"(a 2x{CORES}, b 0x9): instances of one model slow each other down",
+        False,
+    )

@@ -1,6 +1,8 @@
 """The reader of text with the default networks."""
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,16 +176,23 @@ def test_bad_images_fail_alone():
     assert isinstance(too_large, InvalidImage)
 
 
+def noting(note: Callable[[str, np.ndarray], None]) -> Networks:
+    """Return the default networks, whose name and input are noted before they run."""
+
+    def noted(name: str, network: Callable) -> Callable:
+        def run(tensor: np.ndarray) -> Any:
+            note(name, tensor)
+            return network(tensor)
+
+        return run
+
+    names = ("detect", "direction", "recognise")
+    return Networks(*(noted(name, getattr(networks(), name)) for name in names))
+
+
 def test_images_share_batches_of_lines():
-    runs = []
-    default = networks()
-
-    def recognise(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        runs.append(len(tensor))
-        return default.recognise(tensor)
-
-    many = reader(other=Networks(default.detect, default.direction, recognise))
-    image = encoded(page(("RB123456785GB",)))
+    runs, image = [], encoded(page(("RB123456785GB",)))
+    many = reader(other=noting(lambda name, x: runs.append(len(x)) if name == "recognise" else None))
 
     alone = many.read([image])
     together = many.read([image] * 4)
@@ -260,47 +269,19 @@ def test_stages_and_signals_are_reported():
 
 
 def test_each_image_has_its_own_networks():
-    default, called = networks(), []
+    called, image = [], encoded(page(["HELLO WORLD 2026"]))
+    named = [noting(lambda step, x, name=name: called.append((name, step, len(x)))) for name in "abc"]
 
-    def named(name):
-        def seen(step, network):
-            def run(tensor):
-                called.append((name, step, len(tensor)))
-                return network(tensor)
-
-            return run
-
-        return Networks(
-            seen("detect", default.detect),
-            seen("direction", default.direction),
-            seen("recognise", default.recognise),
-        )
-
-    image = encoded(page(["HELLO WORLD 2026"]))
-    found = reader().read([image, b"no image", image], None, [named("a"), named("b"), named("c")])
+    found = reader().read([image, b"no image", image], None, named)
 
     assert [texts(found[place]) for place in (0, 2)] == [["HELLOWORLD2026"]] * 2
-    assert called == [
-        ("a", "detect", 1),
-        ("a", "direction", 1),
-        ("c", "detect", 1),
-        ("c", "direction", 1),
-        ("a", "recognise", 2),
-    ]
+    firsts = [(name, step, 1) for name in "ac" for step in ("detect", "direction")]
+    assert called == [*firsts, ("a", "recognise", 2)]
 
 
 def test_health_check_runs_every_network_on_a_small_picture():
-    shapes, signals, default = [], [], networks()
-
-    def seen(network):
-        def run(tensor):
-            shapes.append(tensor.shape)
-            return network(tensor)
-
-        return run
-
-    watched = Networks(seen(default.detect), seen(default.direction), seen(default.recognise))
-    probed = reader(other=watched, sink=signals.append)
+    shapes, signals = [], []
+    probed = reader(other=noting(lambda _, tensor: shapes.append(tensor.shape)), sink=signals.append)
 
     (found,) = probed.read([ProbeImage(encoded(page()))])
 

@@ -255,15 +255,6 @@ def test_content_that_changes_behind_size_and_time_is_not_complete(drop):
     assert drop.published == [("net", "7")]
 
 
-def test_digests_must_stay_the_same_for_the_settling_time(drop):
-    drop.write("net.onnx", "a")
-
-    drop.wait(1.5 * SETTLE_S - 0.5)
-    assert drop.published == []
-    drop.wait(0.5)
-    assert drop.published == [("net", "a")]
-
-
 def test_renamed_or_replaced_while_settling(drop):
     drop.write("net@a.onnx", "a")
     drop.wait(SETTLE_S)
@@ -274,17 +265,6 @@ def test_renamed_or_replaced_while_settling(drop):
     drop.wait()
 
     assert (drop.published, [*drop.visible]) == ([("net", "b")], ["published/net@b-v2.onnx"])
-
-
-@pytest.mark.parametrize("name", ["net.onnx", "net/net.onnx"])
-def test_deleted_while_settling(drop, name):
-    path = drop.write(name, "a")
-    drop.wait(SETTLE_S)
-    shutil.rmtree(path.parent) if "/" in name else path.unlink()
-
-    drop.wait()
-
-    assert (drop.published, drop.announced, drop.reported) == ([], [], [])
 
 
 def test_file_that_is_replaced_while_it_is_published_is_another_version(drop):
