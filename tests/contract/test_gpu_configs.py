@@ -54,12 +54,6 @@ def test_only_batches_instances_and_options_differ_from_the_plain_config(relativ
     assert gpu == plain
 
 
-@pytest.mark.parametrize("relative", CONFIGS)
-def test_each_step_has_two_instances_on_the_gpu(relative):
-    """While one instance waits for its data, the other one computes."""
-    assert read_pbtxt(ROOT / relative)["instance_group"] == [{"kind": "KIND_GPU", "count": 2}]
-
-
 @pytest.mark.parametrize("relative", NETWORKS)
 def test_network_fits_its_config(relative):
     found = config(relative)

@@ -83,12 +83,6 @@ def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, 
     )
 
 
-def test_logits_are_noted_without_a_softmax(repository, file):
-    noted = add(repository, request(file, activation="none"), None)
-    assert "add --activation softmax" in noted.report.notes[0]
-    assert add(repository, request(file, name="other"), None).report.notes == ()
-
-
 NOT_AN_INPUT = r"expected FP32, FP16 or UINT8 images, \[N,3,height,width\] or .*, got "
 ONE_OUTPUT = "expected one output with scores, got: {}; fix: name one with --output"
 

@@ -17,7 +17,6 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.add import AddRequest, add
 from nereid.publish.examination.examine import ExaminationRequest
 from nereid.publish.examination.read_lines import ReadLines
-from nereid.publish.examination.samples import Sample
 from nereid.publish.intake import description
 from nereid.publish.publisher import Gates, publish
 from nereid.publish.remove import remove
@@ -255,16 +254,6 @@ def test_batch_is_compared_by_its_text(answers, changed, is_same):
     other = [changed.get(place, each) for place, each in enumerate(first)]
 
     assert answers.is_same(best([first, second]), best([other, second])) is is_same
-
-
-@cases(("widths", "second"), {"two widest": ((8, 24, 16), 16), "only one": ((24,), 12)})
-def test_batch_has_two_lines_of_text(answers, widths, second):
-    samples = [Sample(str(width), {"x": np.ones((1, 3, 48, width), np.float32)}) for width in widths]
-
-    found = [each.inputs["x"] for each in answers.pair(samples)]
-
-    assert [each.shape for each in found] == [(1, 3, 48, 24)] * 2
-    assert [int(each[0, 0, 0].sum()) for each in found] == [24, second]
 
 
 def test_characters_of_the_current_version_are_no_option(repository, tmp_path):

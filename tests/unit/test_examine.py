@@ -377,14 +377,11 @@ def test_slower_is_a_ratio_beyond_noise():
     assert [is_slower(after_ms, 0.15, 1.5) for after_ms in (0.3, 0.36)] == [False, True]
 
 
-def test_memory_is_a_ratio_and_64_mb():
+def test_memory_is_a_ratio_and_64_mb_and_needed_for_all_instances():
     assert check_memory(60 * 2**20, 2**20, 1.5) == 60
     assert check_memory(2**20, 0, 1.5) is None
     with pytest.raises(Rejected, match=r"at most 1\.5 times .* 500 MB and 64 MB more, got 1,000 MB"):
         check_memory(1000 * 2**20, 500 * 2**20, 1.5)
-
-
-def test_memory_is_needed_for_all_instances():
     check_headroom(100 * 2**20, 2, 240 * 2**20)
     with pytest.raises(Rejected, match=r"360 MB \(3 instances of 100 MB, and 20% more\), got 240 MB"):
         check_headroom(100 * 2**20, 3, 240 * 2**20)
