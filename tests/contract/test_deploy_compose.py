@@ -48,10 +48,14 @@ def seconds(duration: str) -> float:
     return float(duration.removesuffix("s"))
 
 
-def test_compose_file_follows_its_schema():
-    words = ["-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=WATCHDOG_S, check=False
+    )
 
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=WATCHDOG_S)
+
+def test_compose_file_follows_its_schema():
+    done = run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", COMPOSE)
 
     assert done.returncode == 0, done.stdout
 
@@ -63,13 +67,7 @@ def test_compose_needs_nothing_prepared(tmp_path):
     profiles = [word for name in PROFILES for word in ("--profile", name)]
     (nothing_set := tmp_path / "env").touch()
 
-    done = subprocess.run(
-        ["docker-compose", "--env-file", str(nothing_set), *profiles, "config", "--services"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
-    )
+    done = run("docker-compose", "--env-file", nothing_set, *profiles, "config", "--services")
 
     assert (done.returncode, sorted(done.stdout.split())) == (0, sorted(SERVICES)), done.stderr
 
@@ -281,9 +279,7 @@ def test_images_are_installed_by_the_tested_script_and_run_without_root(dockerfi
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES)
 def test_dockerfiles_pass_their_linter(dockerfile):
-    program = str(Path(sys.executable).with_name("hadolint"))
-
-    done = subprocess.run([program, dockerfile], cwd=ROOT, capture_output=True, text=True, timeout=WATCHDOG_S)
+    done = run(Path(sys.executable).with_name("hadolint"), dockerfile)
 
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -301,9 +297,7 @@ def test_install_script_says_what_is_wrong(arguments, code, reason, tmp_path):
     (tmp_path / "python").mkdir()
     arguments = [each.format(backends=tmp_path) for each in arguments]
 
-    done = subprocess.run(
-        [str(ROOT / "deploy/install.sh"), *arguments], capture_output=True, text=True, timeout=WATCHDOG_S
-    )
+    done = run(ROOT / "deploy/install.sh", *arguments)
 
     assert (done.returncode, done.stderr.startswith(reason)) == (code, True), done.stderr
 
@@ -353,9 +347,7 @@ sys.meta_path.insert(0, Absent())
 importlib.import_module({module!r})
 """
 
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=WATCHDOG_S
-    )
+    done = run(sys.executable, "-c", program)
 
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -5,8 +5,7 @@ import pytest
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.inference.network_file import open_file, path_of
-from nereid.inference.run_sizes import max_run_rows, warm_batch_sizes
-from nereid.inference.session_options import CPU, CUDA, is_slow_at_first, providers, session_settings
+from nereid.inference.session_options import CPU, CUDA, providers, session_settings
 from nereid.inference.signature import Signature, validate
 from nereid.repository.layout import served_versions
 from tests.conftest import ROOT
@@ -66,15 +65,6 @@ def test_network_fits_its_config(relative):
     assert options["arena_extend_strategy"] == "kSameAsRequested"
     assert GIBIBYTE <= int(options["gpu_mem_limit"]) <= 4 * GIBIBYTE
     assert on_cpu.halves_batches
-
-
-@pytest.mark.parametrize("relative", NETWORKS)
-def test_batch_sizes_that_run_at_load_end_with_the_largest(relative):
-    found = config(relative)
-    sizes = warm_batch_sizes(found, is_slow_at_first(providers(found, [CUDA, CPU])))
-    is_fixed = all(dim > 0 for tensor in found.inputs for dim in tensor.dims)
-
-    assert sizes[-1:] == ([max_run_rows(found)] if is_fixed else [])
 
 
 def test_one_process_has_the_steps_of_the_ensemble():

@@ -95,12 +95,8 @@ def test_logits_without_characters_become_a_reader(repository, tmp_path):
     (tmp_path / "characters.txt").write_text("\n".join(characters) + "\n")
     proposals = []
 
-    done = add(
-        repository,
-        request(tmp_path / "own.onnx", labels=tmp_path / "characters.txt"),
-        None,
-        confirm=lambda each: not proposals.append(each),
-    )
+    made = request(tmp_path / "own.onnx", labels=tmp_path / "characters.txt")
+    done = add(repository, made, None, confirm=lambda each: not proposals.append(each))
 
     assert (done.model, done.pinned) == ("own_network", ("own_v1",))
     assert models(repository) == {*FINDERS, "own_network", "own_v1", "own"}
@@ -111,9 +107,7 @@ def test_logits_without_characters_become_a_reader(repository, tmp_path):
     (expected,) = reader().read([PARCEL_LABEL.read_bytes()])
     assert changed.lines == {PARCEL_LABEL.name: tuple(line.text for line in expected)}
     assert any("a softmax is appended" in each for each in changed.changes)
-    assert any(
-        f"{len(characters)} characters from 'characters.txt'" in each for each in screen("own", changed)
-    )
+    assert f"{len(characters)} characters from 'characters.txt'" in "\n".join(screen("own", changed))
     assert len(Characters.from_file(repository / "own_network" / "1" / "model.onnx")) == len(characters) + 2
     assert description.read(repository / "own_network" / "1").task == "read"
 

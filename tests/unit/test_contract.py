@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nereid import contract
-from tests.tables import cases
 
 REASONS = st.dictionaries(st.integers(0, 15), st.text(), min_size=1)
 
@@ -24,19 +23,16 @@ def test_bad_images_are_read_as_they_were_written(reasons, more, prefix):
     assert found == contract.BadImages(prefix, reasons) or (is_ambiguous and found.reasons == {})
 
 
-@cases(
-    "text",
-    {
-        "another count": "1 of 3 images cannot be used: image 0: bad",
-        "one is missing": "2 of 2 images cannot be used: image 0: bad",
-        "no such image": "1 of 2 images cannot be used: image 2: bad",
-        "no index": "1 of 2 images cannot be used: bad",
-        "none": "0 of 2 images cannot be used: ",
-    },
-)
-def test_list_that_does_not_fit_is_empty(text):
+def test_list_that_does_not_fit_is_empty():
     """A wrong list must not put the blame on an image."""
-    assert contract.read_bad_images(text, 2) == contract.BadImages("", {})
+    for text in (
+        "1 of 3 images cannot be used: image 0: bad",
+        "2 of 2 images cannot be used: image 0: bad",
+        "1 of 2 images cannot be used: image 2: bad",
+        "1 of 2 images cannot be used: bad",
+        "0 of 2 images cannot be used: ",
+    ):
+        assert contract.read_bad_images(text, 2) == contract.BadImages("", {}), text
 
 
 def test_other_text_has_no_list():

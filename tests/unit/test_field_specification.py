@@ -66,22 +66,11 @@ def test_names_must_differ():
         parse_specification(json.dumps({"fields": [field, field]}).encode())
 
 
-@pytest.mark.parametrize(
-    ("pattern", "ways"),
-    [
-        ("abc", 1),
-        (r"\d{2,4}", 3),
-        (r"\d+", 64),
-        ("ab|cd|e", 3),
-        ("(?:a?b?)c", 4),
-        ("(?:ab?)?", 3),
-        ("(?:ab?){2}", 4),
-        ("(a*)*", MAX_WAYS + 1),
-        ("(?=a*)b*", MAX_WAYS + 1),
-    ],
-)
-def test_ways_are_counted(pattern, ways):
-    assert count_ways(pattern) == ways
+def test_ways_are_counted():
+    ways = {"abc": 1, r"\d{2,4}": 3, r"\d+": 64, "ab|cd|e": 3, "(?:a?b?)c": 4, "(?:ab?)?": 3, "(?:ab?){2}": 4}
+
+    assert {pattern: count_ways(pattern) for pattern in ways} == ways
+    assert [count_ways(pattern) for pattern in ("(a*)*", "(?=a*)b*")] == [MAX_WAYS + 1] * 2
 
 
 def test_shapes_are_the_texts_of_a_pattern():

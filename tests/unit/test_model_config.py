@@ -236,12 +236,13 @@ def test_gpu_instance_needs_a_backend_that_uses_gpus(tmp_path):
     assert str(raised.value) == "model 'm', instance group: expected KIND_CPU, got KIND_GPU"
 
 
-def test_first_instance_is_that_of_the_first_group(tmp_path, name, expected):
-    groups = [{"name": "m_0", "count": 11}, {"name": "m_1", "count": 1}]
+def test_first_instance_is_that_of_the_first_group(tmp_path):
+    document = {"name": "m", "instance_group": [{"name": "m_0", "count": 11}, {"name": "m_1", "count": 1}]}
+    names = {"m_0_0": True, "m_0_10": False, "m_1_0": False}
 
-    config = ModelConfig.from_args(arguments(tmp_path, {"name": "m", "instance_group": groups}, "CPU", name))
+    found = {name: ModelConfig.from_args(arguments(tmp_path, document, "CPU", name)) for name in names}
 
-    assert config.is_first is expected
+    assert {name: config.is_first for name, config in found.items()} == names
 
 
 SCORES = 'output_map { key: "y" value: "scores" }'
@@ -296,37 +297,22 @@ def test_file_that_is_not_a_config_is_named(tmp_path, content, message):
         read_pbtxt(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *{"0": 0, "-3": -3, "+3": 3, " \t7": 7, "4abc": 4, "1.9": 1, "007": 7}.items(),
-        *((text, None) for text in ("", "-", " ", "x4", "- 4", ".5")),
-    ],
-)
-def test_integers_are_read_as_stoi_does(text, expected):
-    if expected is not None:
-        assert parse_int(text) == expected
-        return
-    with pytest.raises(InvalidConfig) as raised:
-        parse_int(text)
-    assert str(raised.value) == f"failed to convert '{text}' to integral number"
+def test_integers_are_read_as_stoi_does():
+    numbers = {"0": 0, "-3": -3, "+3": 3, " \t7": 7, "4abc": 4, "1.9": 1, "007": 7}
+
+    assert {text: parse_int(text) for text in numbers} == numbers
+    for text in ("", "-", " ", "x4", "- 4", ".5"):
+        with pytest.raises(InvalidConfig, match=f"^failed to convert '{text}' to integral number$"):
+            parse_int(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *((text, True) for text in ("true", "TRUE", "On", "1")),
-        *((text, False) for text in ("False", "off", "0")),
-        *((text, None) for text in ("", "yes", "2", " 1", "t")),
-    ],
-)
-def test_booleans_are_tritons_six_words(text, expected):
-    if expected is not None:
-        assert parse_bool(text) is expected
-        return
-    with pytest.raises(InvalidConfig) as raised:
-        parse_bool(text)
-    assert str(raised.value) == f"failed to convert '{text}' to boolean"
+def test_booleans_are_tritons_six_words():
+    words = {"true": True, "TRUE": True, "On": True, "1": True, "False": False, "off": False, "0": False}
+
+    assert {text: parse_bool(text) for text in words} == words
+    for text in ("", "yes", "2", " 1", "t"):
+        with pytest.raises(InvalidConfig, match=f"^failed to convert '{text}' to boolean$"):
+            parse_bool(text)
 
 
 def test_fused_model_may_replace_parameters_of_its_parts():

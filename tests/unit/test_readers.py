@@ -9,7 +9,7 @@ import pytest
 
 from nereid import AsyncDetector, AsyncReader, Detector, Reader
 from nereid.assets import COFFEE
-from nereid.client.classifier_errors import RequestRefused, Unreachable, UnusableImage
+from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.client.results.detected_objects import DetectedObject
 from nereid.client.results.text_reading import Correction, Field, TextLine
 from tests.classifiers import Script, serving, tensor_response
@@ -126,16 +126,6 @@ def test_malformed_reading_is_the_networks_fault(tensors):
     script = scripted(WAYBILL, tensor_response(**tensors))
     with serving(script) as url, Reader(url, "http") as reader, pytest.raises(Unreachable):
         reader.read(PHOTO, timeout_s=2)
-
-
-def test_stream_has_an_outcome_for_each_image(tmp_path):
-    (tmp_path / "a.jpg").write_bytes(PHOTO)
-    images = [tmp_path / "a.jpg", tmp_path / "missing.jpg", PHOTO]
-    with serving(scripted(READ, reading("A"))) as url, Reader(url, "http", concurrency=1) as reader:
-        outcomes = list(reader.read_many(images))
-
-    assert [each.image for each in outcomes] == [str(tmp_path / "a.jpg"), str(images[1]), "images[2]"]
-    assert [type(each) is UnusableImage for each in outcomes] == [False, True, False]
 
 
 def test_asynchronous_clients_return_the_same():

@@ -337,21 +337,18 @@ def test_unfitting_config_is_refused(model, network_signature, message):
 
 
 def test_sequence_controls_have_the_datatype_of_their_values():
-    batching = {
-        "control_input": [
-            *control("a", int32_false_true=1)["control_input"],
-            *control("b", fp32_false_true=1)["control_input"],
-            *control("c", bool_false_true=1)["control_input"],
-            *control("d", "TYPE_STRING")["control_input"],
-        ]
-    }
-
-    assert sequence_controls(config(sequence_batching=batching)) == [
-        TensorSpec("a", "TYPE_INT32", (1,), (1,)),
-        TensorSpec("b", "TYPE_FP32", (1,), (1,)),
-        TensorSpec("c", "TYPE_BOOL", (1,), (1,)),
-        TensorSpec("d", "TYPE_STRING", (1,), (1,)),
+    given = [
+        control("a", int32_false_true=1),
+        control("b", fp32_false_true=1),
+        control("c", bool_false_true=1),
+        control("d", "TYPE_STRING"),
     ]
+    batching = {"control_input": [each["control_input"][0] for each in given]}
+
+    found = sequence_controls(config(sequence_batching=batching))
+
+    types = {"a": "TYPE_INT32", "b": "TYPE_FP32", "c": "TYPE_BOOL", "d": "TYPE_STRING"}
+    assert found == [TensorSpec(name, datatype, (1,), (1,)) for name, datatype in types.items()]
 
 
 def test_batch_targets_are_all_that_are_made_from_the_batch():

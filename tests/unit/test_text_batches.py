@@ -10,7 +10,6 @@ from nereid.text.characters import Characters, read_metadata
 from nereid.text.detector_input import DetectorInput, network_size
 from nereid.text.direction import upside_down
 from nereid.text.lines_batch import MAX_PADDING, batches, stacked
-from tests.tables import cases
 
 
 def test_batches_have_every_line_once_and_little_padding():
@@ -43,19 +42,13 @@ def test_stacked_lines_are_normalised_planes():
     assert (tensor[..., 10:] == 0).all()
 
 
-@cases(
-    ("size", "expected"),
-    {
-        "kept": ((800, 1100), (800, 1088)),
-        "enlarged": ((400, 600), (736, 1088)),
-        "long": ((100, 600), (320, 1984)),
-        "reduced": ((4000, 3000), (1984, 1504)),
-        "pixel": ((1, 1), (736, 736)),
-    },
-)
-def test_detector_sees_multiples_of_32(size, expected):
+def test_detector_sees_multiples_of_32():
     """The shorter side is 736 at least, unless the longer one would exceed 2000."""
-    assert network_size(*size) == expected
+    kept, enlarged = {(800, 1100): (800, 1088)}, {(400, 600): (736, 1088), (1, 1): (736, 736)}
+    limited = {(100, 600): (320, 1984), (4000, 3000): (1984, 1504)}
+    sizes = kept | enlarged | limited
+
+    assert {size: network_size(*size) for size in sizes} == sizes
 
 
 @pytest.mark.parametrize(
@@ -113,9 +106,7 @@ def test_metadata_is_that_of_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"\xff\xff", b"\x0b\x00", b"{}", b"\x80" * 50_000_000],
-    ids=["empty", "cut", "group", "text", "endless number"],
+    "content", [b"", b"\xff\xff", b"\x0b\x00", b"\x80" * 50_000_000], ids=["empty", "cut", "group", "endless"]
 )
 def test_file_without_characters_is_refused(tmp_path, content):
     path = tmp_path / "net.onnx"
