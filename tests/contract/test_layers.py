@@ -90,13 +90,3 @@ def test_folders_modules_and_functions_are_small(root):
 def body_start(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Return the line of the first statement that is not the docstring."""
     return function.body[1 if ast.get_docstring(function) and function.body[1:] else 0].lineno
-
-
-def test_file_names_mean_one_thing(root):
-    rooms: dict[str, list[str]] = {}
-    for path in product_modules(root):
-        rooms.setdefault(path.name, []).append(path.parent.relative_to(root / "nereid").as_posix())
-    domains = {name: {each for each in found if each.split("/")[0] != "cli"} for name, found in rooms.items()}
-    twice = {name: folders for name, folders in domains.items() if len(folders) > 1}
-
-    assert twice == {}

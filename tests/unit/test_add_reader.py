@@ -211,19 +211,6 @@ def test_recogniser_of_single_lines_is_refused(repository, tmp_path):
         add(repository, request(tmp_path / "own.onnx"), None)
 
 
-@pytest.mark.slow
-def test_lines_are_those_of_the_network_with_its_softmax(repository, bright, tmp_path):
-    model = BRIGHT.build()
-    (last,) = [node for node in model.graph.node if node.op_type == "Softmax"]
-    last.op_type = "LogSoftmax"
-    onnx.save(model, tmp_path / "other.onnx")
-
-    expected = proposal(repository, request(bright)).lines
-    found = proposal(repository, request(tmp_path / "other.onnx", is_replacing=True)).lines
-
-    assert found == expected != {PARCEL_LABEL.name: ()}
-
-
 @pytest.fixture
 def answers():
     folder = TEXT_REPOSITORY / "text_recognise"

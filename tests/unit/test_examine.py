@@ -36,7 +36,6 @@ output { name: "x" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] }
 parameters { key: "preset" value { string_value: "efficientnet_lite" } }
 """
 GATES = {"images": (), "tolerance": 0.01, "max_slowdown": 1000.0}
-DEADLINE_S = 30
 
 Nodes = list[onnx.NodeProto]
 
@@ -316,10 +315,6 @@ def test_instances_on_a_gpu_are_noted(make_request):
     assert notes == ("its instances run on a GPU, but it was examined on the CPU",)
 
 
-def test_config_without_tensors_is_completed(make_request):
-    assert examined(make_request(classifier(), document={"name": "net"}, labels=None)).difference == 0
-
-
 @pytest.mark.parametrize("datatype", sorted(set(DATATYPES) - {"FP32"}))
 def test_every_datatype_gets_inputs(make_request, datatype):
     model = network(
@@ -452,21 +447,6 @@ def test_examination_that_hangs_is_ended(make_request, monkeypatch, timeout_s, e
     message = f"'net' was stopped: expected a result within {expected} s, last step: "
     with pytest.raises(Rejected, match=message):
         examine(request, timeout_s=timeout_s)
-
-    assert children(os.getpid()) <= before
-
-
-def test_interrupted_command_ends_its_examiner(make_request):
-    before = children(os.getpid())
-
-    def interrupt(line: str) -> None:
-        if line.startswith("opening"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        examine(
-            make_request(classifier(), labels=fifo(make_request)), timeout_s=DEADLINE_S, progress=interrupt
-        )
 
     assert children(os.getpid()) <= before
 

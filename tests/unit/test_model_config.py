@@ -123,20 +123,6 @@ def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
     assert ModelConfig.from_document({}, tmp_path, 1, "GPU").names_gpu(profile) is expected
 
 
-@cases(
-    ("parameters", "expected"),
-    {
-        "each type": (
-            {"size_px": "224", "mean": "1, 2.5", "name": "y", "is_on": "TRUE"},
-            Settings(224, (1.0, 2.5), "y", True),
-        ),
-        "Triton's own": ({"size_px": "1", "FORCE_CPU_ONLY_INPUT_TENSORS": "no"}, Settings(1)),
-    },
-)
-def test_settings_take_their_types_from_the_dataclass(tmp_path, parameters, expected):
-    assert config(tmp_path, **parameters).settings(Settings) == expected
-
-
 @dataclass(frozen=True, slots=True)
 class Inner:
     """A group of parameters, one of them required."""
@@ -169,6 +155,7 @@ class Outer:
     ("parameters", "fixed", "expected"),
     {
         "defaults": ({"height_px": "3"}, {}, Outer(Middle(Inner(3)))),
+        "Triton's own": ({"height_px": "3", "EXECUTION_ENV_PATH": "x"}, {}, Outer(Middle(Inner(3)))),
         "all given": (
             {"height_px": "3", "is_fast": "on", "mean": "1, 2", "name": "y"},
             {},

@@ -217,10 +217,7 @@ def test_server_follows_a_killed_command(start, trees, command, versions, dies, 
         with contextlib.ExitStack() as up:
             record = up.enter_context(running(server))
             kill = die if dies == "command" else lambda up=up, died=died: died.append(up.close())
-            with (
-                killing(kill, number) as report,
-                contextlib.suppress(Killed, OperationFailed),
-            ):
+            with killing(kill, number) as report, contextlib.suppress(Killed, OperationFailed):
                 run(command, site, record, report)
                 if not died:
                     break

@@ -8,15 +8,7 @@ from nereid.publish.add import AddRequest, add
 from nereid.publish.publisher import publish
 from nereid.publish.remove import remove
 from nereid.repository.check import check
-from tests.publishing import (
-    NET,
-    OTHER_ANSWERS,
-    ROUTE,
-    classifier,
-    contents,
-    store_published,
-    write_route,
-)
+from tests.publishing import NET, OTHER_ANSWERS, ROUTE, classifier, contents, store_published, write_route
 from tests.routes import variant
 from tests.user_networks import UserNetwork
 

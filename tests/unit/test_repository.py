@@ -50,14 +50,6 @@ def test_profile_replaces_the_plain_config(make):
     assert configs(repository) == configs(repository, "other") == {"a": {"name": "a"}, "b": {"name": "b"}}
 
 
-def test_model_without_a_config_is_a_model(make):
-    repository = make(a='name: "a"')
-    (repository / "bare" / "1").mkdir(parents=True)
-    (repository / "README.md").touch()
-
-    assert configs(repository) == {"a": {"name": "a"}, "bare": {}}
-
-
 STEPS = {"pre": "", "net": ""}
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nereid.contract import BOX, CONFIDENCE, FIELD, LABEL, SCORE, SCORES, TEXT
 from nereid.tasks import task_of
 from nereid.tasks.classification_outputs import ClassificationOutputs
-from nereid.tasks.detection_outputs import DetectionOutputs, iou
+from nereid.tasks.detection_outputs import DetectionOutputs
 from nereid.tasks.reading_outputs import FieldOutputs, ReadingOutputs, edit_distance, error_rate
 from nereid.tasks.task_outputs import Comparison, Incomparable
 from tests.tables import cases
@@ -82,13 +82,6 @@ def test_boxes_that_are_not_numbers_do_not_compare():
 
     with pytest.raises(Incomparable, match="expected finite boxes"):
         DETECT.compare(objects(CUP), broken)
-
-
-def test_overlap_of_boxes():
-    boxes = np.array([[0, 0, 2, 2], [1, 0, 3, 2], [5, 5, 6, 6], [1, 1, 1, 1]], float)
-
-    expected = [[1, 1 / 3, 0, 0], [1 / 3, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
-    np.testing.assert_allclose(iou(boxes, boxes), expected)
 
 
 @cases(

@@ -33,14 +33,12 @@ def test_region_gets_a_box_that_is_larger_by_the_learned_distance():
     np.testing.assert_allclose(found, expected, atol=0.01)  # OpenCV computes with float32
 
 
-@pytest.mark.parametrize("regions", [(), ((100, 100, 101, 101),)], ids=["no text", "one pixel"])
-def test_nothing_and_specks_get_no_box(regions):
-    assert find_boxes(probabilities(*regions)).shape == (0, 4, 2)
+def test_nothing_specks_and_unsure_regions_get_no_box():
+    """The mean probability of the last is below the limit, though each pixel is above the threshold."""
+    unsure = probabilities((100, 100, 200, 120), level=0.4)
 
-
-def test_unsure_region_gets_no_box():
-    """Its mean probability is below the limit, though each pixel is above the threshold."""
-    assert find_boxes(probabilities((100, 100, 200, 120), level=0.4)).shape == (0, 4, 2)
+    for found in (probabilities(), probabilities((100, 100, 101, 101)), unsure):
+        assert find_boxes(found).shape == (0, 4, 2)
 
 
 def test_region_inside_of_a_frame_is_found():
@@ -75,13 +73,12 @@ def test_tall_box_runs_along_its_text():
     assert (same == wide).all()
 
 
-@pytest.mark.parametrize(
-    ("corners", "width"),
-    [(box(0, 0, 100, 25), 192), (box(0, 0, 390, 2), MAX_LINE_WIDTH_PX), (box(5, 5, 5, 5), LINE_HEIGHT_PX)],
-    ids=["line", "hair", "point"],
-)
-def test_crop_has_the_height_of_the_network(corners, width):
-    assert cut(np.zeros((300, 400, 3), np.uint8), corners).shape == (LINE_HEIGHT_PX, width, 3)
+def test_crop_has_the_height_of_the_network():
+    line, hair, point = box(0, 0, 100, 25), box(0, 0, 390, 2), box(5, 5, 5, 5)
+
+    crops = [cut(np.zeros((300, 400, 3), np.uint8), corners).shape for corners in (line, hair, point)]
+
+    assert crops == [(LINE_HEIGHT_PX, width, 3) for width in (192, MAX_LINE_WIDTH_PX, LINE_HEIGHT_PX)]
 
 
 def test_crop_is_rectified():

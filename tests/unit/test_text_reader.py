@@ -74,19 +74,6 @@ def first_is_turned(lines: np.ndarray) -> np.ndarray:
     return np.array([[0, 1], *[[1, 0]] * (len(lines) - 1)], np.float32)
 
 
-def test_line_that_the_network_turns_wrongly_is_read_upright():
-    default = networks()
-
-    (found,) = reader(other=Networks(default.detect, first_is_turned, default.recognise)).read(
-        [encoded(page())]
-    )
-
-    assert isinstance(found, list)
-    assert texts(found) == EXPECTED
-    for mine, other in zip(found, plain(), strict=True):
-        assert np.array_equal(mine.box, other.box)
-
-
 def test_blank_does_not_replace_a_text():
     """A line that the network turns wrongly may seem to be a certain space; its text counts all the same."""
     default = networks()
@@ -213,13 +200,6 @@ def failing_recogniser() -> TextReader:
         raise InferenceFailed("out of memory")
 
     return reader(other=Networks(networks().detect, networks().direction, fail))
-
-
-def test_expired_request_is_not_read_on():
-    late, good = reader().read([encoded(page())] * 2, [expired, lambda: None])
-
-    assert isinstance(late, DeadlineExceeded)
-    assert texts(good) == EXPECTED
 
 
 def test_failing_recogniser_fails_the_images_with_lines():
