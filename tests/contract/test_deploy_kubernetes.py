@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -15,7 +14,7 @@ from nereid.routing.assignment import parse_route
 from nereid.server.command_line import DEFAULT_PROFILE, GPU_PROFILE
 from nereid.server.embedded_server import STOP_TIMEOUT_S
 from tests.conftest import ROOT
-from tests.deployment import NVIDIAS, SLIM, command_line, copies, instructions
+from tests.deployment import SLIM, command_line, instructions
 from tests.manifests import FOLDER, container, containers, find, pod, rendered
 
 PROFILES = {
@@ -111,14 +110,6 @@ def check_photo_is_asked(probe: dict[str, Any], *words: str) -> None:
     assert command_line == [*HEALTH_CHECK, *words]
     (timeout_s,) = flags([timeout])["--timeout-s"]
     assert probe["timeoutSeconds"] > float(timeout_s)
-
-
-def test_what_pods_run_is_in_the_image():
-    script = Path(HEALTH_CHECK[1]).relative_to("/workspace")
-
-    assert f"{script.parent}/" in {target for source, target in copies(SLIM) if source == str(script)}
-    assert ("model_repository", "model_repository") in copies(NVIDIAS)
-    assert "/workspace" in instructions(NVIDIAS, "WORKDIR")
 
 
 @pytest.mark.parametrize("overlay", PROFILES)

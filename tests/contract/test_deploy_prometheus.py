@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import yaml
@@ -43,7 +42,7 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 INNOCENT = {"ok", "invalid_image", "invalid_request", "overloaded", "cancelled"}
 ASKED = [*shown(), *scaling(), *judging(), *alerting(), *runbook_queries(), *questions()]
 ALL = [*(Query(name, expression) for name, expression in rules().items()), *ASKED]
-HTTP_PORT, METRICS_PORT = ServerOptions().ports.http, ServerOptions().ports.metrics
+METRICS_PORT = ServerOptions().ports.metrics
 GATEWAY_PORT = inspect.signature(commands.gateway.gateway).parameters["port"].default
 INFERENCE = {*IMAGE_ENDPOINTS, http_front.INFER.path, grpc_front.INFER}
 # A batch, and a page of text, may take longer than the objective.
@@ -154,43 +153,11 @@ def test_errors_are_what_is_the_servers_fault():
         assert selected("outcome", rules()[name]) == [("=~", FAULTS | {"deadline_exceeded"})]
 
 
-def jobs(name: str) -> dict[str, dict[str, Any]]:
-    """Return the scrape jobs of a configuration of Prometheus."""
-    return {job["job_name"]: job for job in read(f"prometheus/{name}.yml")["scrape_configs"]}
-
-
-def test_servers_of_compose_are_found_by_their_common_name():
-    ports = {
-        name: job["dns_sd_configs"][0].pop("port")
-        for name, job in jobs("prometheus").items()
-        if job["dns_sd_configs"][0]["names"] == ["servers"]
-    }
-
-    assert ports == {"server": METRICS_PORT, "gateway": HTTP_PORT, "supervisor": 8003}
-    assert [*ports] == [*jobs("prometheus")]
-
-
-def test_gateway_is_scraped_with_the_key_that_compose_mounts():
-    with_key = {
-        name: job["authorization"] for name, job in jobs("prometheus").items() if "authorization" in job
-    }
-
-    assert with_key == {"gateway": {"credentials_file": "keys/prometheus.key"}}
-    assert "keys:/etc/prometheus/keys:ro" in COMPOSE["prometheus"]["volumes"]
-    assert "make_key prometheus " in (ROOT / "deploy" / "init.sh").read_text()
-
-
-def test_compose_mounts_what_is_named():
+def test_compose_mounts_what_grafana_names():
     (provider,) = read("grafana/provisioning/dashboards/nereid.yml")["providers"]
     (source,) = read("grafana/provisioning/datasources/prometheus.yml")["datasources"]
-    mounts = {
-        name: {each for each in COMPOSE[name]["volumes"] if isinstance(each, str) and each.startswith("./")}
-        for name in ("prometheus", "grafana")
-    }
 
-    names = ["prometheus.yml", *read("prometheus/prometheus.yml")["rule_files"]]
-    assert mounts["prometheus"] == {f"./deploy/prometheus/{each}:/etc/prometheus/{each}:ro" for each in names}
-    assert f"./deploy/grafana/dashboards:{provider['options']['path']}:ro" in mounts["grafana"]
+    assert f"./deploy/grafana/dashboards:{provider['options']['path']}:ro" in COMPOSE["grafana"]["volumes"]
     assert source["url"] == "http://prometheus:9090"
 
 
@@ -204,7 +171,6 @@ def test_local_differs_only_in_its_targets():
     ]
     alertmanager = {"alertmanagers": [{"static_configs": [{"targets": ["127.0.0.1:9093"]}]}]}
     assert here == there | {"scrape_configs": expected, "alerting": alertmanager}
-    assert [*ports] == [*jobs("prometheus")]
 
 
 def test_dashboards_query_the_provisioned_source():
