@@ -4,7 +4,6 @@ import fnmatch
 import importlib.metadata
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -32,7 +31,6 @@ from tests.deployment import (
 from tests.tables import cases
 
 DOCKERFILES = (NVIDIAS, SLIM)
-PROFILES = ("cpu", "gpu", "load", "scale")
 # Servers with NVIDIA's Triton, and those with the wheel's.
 NVIDIA_SERVERS, SLIM_SERVERS = ("triton-cpu", "triton-gpu"), ("server-a", "server-b")
 SERVERS = (*NVIDIA_SERVERS, *SLIM_SERVERS)
@@ -58,18 +56,6 @@ def test_compose_file_follows_its_schema():
     done = run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", COMPOSE)
 
     assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.skipif(
-    not shutil.which("docker-compose"), reason="needs docker-compose; fix: apt-get install docker-compose"
-)
-def test_compose_needs_nothing_prepared(tmp_path):
-    profiles = [word for name in PROFILES for word in ("--profile", name)]
-    (nothing_set := tmp_path / "env").touch()
-
-    done = run("docker-compose", "--env-file", nothing_set, *profiles, "config", "--services")
-
-    assert (done.returncode, sorted(done.stdout.split())) == (0, sorted(SERVICES)), done.stderr
 
 
 def test_every_image_is_pinned():

@@ -11,22 +11,19 @@ from onnx import helper
 from PIL import Image
 
 from nereid.assets import PARCEL_LABEL, STATE, TEXT_REPOSITORY
-from nereid.cli.models.add import screen
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.add import AddRequest, add
 from nereid.publish.examination.examine import ExaminationRequest
 from nereid.publish.examination.read_lines import ReadLines
-from nereid.publish.intake import description
 from nereid.publish.publisher import Gates, publish
 from nereid.publish.remove import remove
 from nereid.publish.versions import versions
 from nereid.repository.check import check
-from nereid.repository.layout import Pin, configs, hidden_models, pins
+from nereid.repository.layout import configs
 from nereid.text.characters import Characters
 from nereid.text.reading_settings import ReadingSettings
 from tests.publishing import OTHER_ANSWERS, classifier
-from tests.readers import reader
 from tests.recognisers import TestRecogniser, raw
 from tests.tables import cases
 
@@ -87,29 +84,6 @@ def proposal(repository, made):
     found = []
     add(repository, made, None, confirm=lambda each: not found.append(each))
     return found[0]
-
-
-@pytest.mark.slow
-def test_logits_without_characters_become_a_reader(repository, tmp_path):
-    characters = raw(tmp_path / "own.onnx", is_softmax=False, characters=())
-    (tmp_path / "characters.txt").write_text("\n".join(characters) + "\n")
-    proposals = []
-
-    made = request(tmp_path / "own.onnx", labels=tmp_path / "characters.txt")
-    done = add(repository, made, None, confirm=lambda each: not proposals.append(each))
-
-    assert (done.model, done.pinned) == ("own_network", ("own_v1",))
-    assert models(repository) == {*FINDERS, "own_network", "own_v1", "own"}
-    assert failures(repository) == []
-    assert pins(repository, configs(repository)) == [Pin("own_v1", "own_network", 1, "", 0)]
-    assert hidden_models(repository, "cpu") == {*FINDERS, "own_network"}
-    (changed,) = proposals
-    (expected,) = reader().read([PARCEL_LABEL.read_bytes()])
-    assert changed.lines == {PARCEL_LABEL.name: tuple(line.text for line in expected)}
-    assert any("a softmax is appended" in each for each in changed.changes)
-    assert f"{len(characters)} characters from 'characters.txt'" in "\n".join(screen("own", changed))
-    assert len(Characters.from_file(repository / "own_network" / "1" / "model.onnx")) == len(characters) + 2
-    assert description.read(repository / "own_network" / "1").task == "read"
 
 
 @pytest.mark.slow

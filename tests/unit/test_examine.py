@@ -237,13 +237,11 @@ def test_other_number_of_labels_is_rejected(make_request):
         examined(question)
 
 
-@pytest.mark.parametrize("size", [768, 767], ids=["nan", "short"])
-def test_external_weights_are_checked(make_request, size):
+def test_external_weights_are_checked(make_request):
     question = make_request(external("w.bin"))
-    values = spoiled(weights(), (191, 2)).ravel()[:size]
-    (question.candidate / "w.bin").write_bytes(values.tobytes())
+    (question.candidate / "w.bin").write_bytes(spoiled(weights(), (191, 2)).tobytes())
 
-    with pytest.raises((Rejected, InvalidOnnx), match="'w': .* NaN in 1 of 768" if size == 768 else "'w'"):
+    with pytest.raises(Rejected, match=r"'w': .* NaN in 1 of 768"):
         examined(question)
 
 

@@ -1,8 +1,5 @@
 """Bundles for machines without a network: sizes, choices, requirements of the target, parts and sums."""
 
-import hashlib
-import tarfile
-
 import pytest
 from pip._vendor.packaging.requirements import Requirement
 
@@ -147,22 +144,6 @@ def wheels(tmp_path):
 def write(wheels, folder, part_bytes=MIB):
     folder.mkdir(exist_ok=True)
     return offline_bundle.write_bundle("nereid-offline-x", wheels, "top==1.0\n", folder, part_bytes)
-
-
-def test_parts_are_an_archive_in_pieces_with_sums(wheels, tmp_path):
-    parts = write(wheels, tmp_path / "bundle")
-
-    sizes = [part.stat().st_size for part in parts]
-    assert len(parts) == 3
-    assert sizes[:-1] == [MIB] * 2
-    assert 0 < sizes[-1] <= MIB
-    (whole := tmp_path / "whole.tar").write_bytes(b"".join(part.read_bytes() for part in parts))
-    with tarfile.open(whole) as archive:
-        read = {member.name: archive.extractfile(member).read() for member in archive}
-    assert read == {"requirements.txt": b"top==1.0\n"} | {path.name: path.read_bytes() for path in wheels}
-    expected = [f"{hashlib.sha256(part.read_bytes()).hexdigest()}  {part.name}" for part in parts]
-    assert (tmp_path / "bundle" / "SHA256SUMS").read_text().splitlines() == expected
-    assert (tmp_path / "bundle" / "install-offline.sh").exists()
 
 
 def test_same_wheels_give_the_same_bundle(wheels, tmp_path):

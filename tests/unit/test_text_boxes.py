@@ -63,16 +63,6 @@ def test_boxes_are_bounded(monkeypatch):
     assert MAX_LINES == 1000
 
 
-def test_tall_box_runs_along_its_text():
-    """Its first side goes down at its right: the text is turned clockwise, if it is not upside down."""
-    tall, wide = box(10, 10, 30, 90), box(10, 10, 90, 30)
-
-    turned_box, same = along_text(np.stack([tall, wide]))
-
-    assert turned_box.tolist() == [[30, 10], [30, 90], [10, 90], [10, 10]]
-    assert (same == wide).all()
-
-
 def test_crop_has_the_height_of_the_network():
     line, hair, point = box(0, 0, 100, 25), box(0, 0, 390, 2), box(5, 5, 5, 5)
 
