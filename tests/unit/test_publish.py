@@ -64,12 +64,11 @@ def test_successor_has_the_new_number():
     assert {name: successor(name, 1, 12) for name in names} == names
 
 
-@pytest.mark.parametrize("name", [NET, f"{NET}_v1", ROUTE])
-def test_network_is_found_by_any_of_its_names(repository, name):
-    found = find_network(repository, name)
-
-    assert (found.name, [pin.model for pin in found.pins]) == (NET, ["net_v1"])
-    assert [(each.route, each.variant.name) for each in found.variants] == [(ROUTE, "v1")]
+def test_network_is_found_by_any_of_its_names(repository):
+    for name in (NET, f"{NET}_v1", ROUTE):
+        found = find_network(repository, name)
+        assert (found.name, [pin.model for pin in found.pins]) == (NET, ["net_v1"])
+        assert [(each.route, each.variant.name) for each in found.variants] == [(ROUTE, "v1")]
 
 
 @pytest.mark.parametrize("policy", [ALL_VERSIONS, ONLY_FIRST], ids=["all", "specific"])
@@ -83,15 +82,10 @@ def test_versions_are_published_and_retired_without_a_server(tmp_path, policy):
     assert (done.version, done.pinned, weights(repository)) == (2, ("net_v2",), {"v1": 100, "v2": 0})
     for file in ("config.pbtxt", "configs/other.pbtxt"):
         assert (repository / NET / file).read_text().endswith(policy.replace("1 ]", "1, 2 ]"))
-    assert {(pin.model, pin.network_version) for pin in pins(repository, configs(repository))} == {
-        ("net_v1", 1),
-        ("net_v2", 2),
-    }
-    found = versions(repository, NET, None)[1]
-    assert [(each.version, each.state, each.source) for each in found] == [
-        (2, "published", "adds-2.onnx"),
-        (1, "published", ""),
-    ]
+    pinned = {(pin.model, pin.network_version) for pin in pins(repository, configs(repository))}
+    assert pinned == {("net_v1", 1), ("net_v2", 2)}
+    found = [(each.version, each.state, each.source) for each in versions(repository, NET, None)[1]]
+    assert found == [(2, "published", "adds-2.onnx"), (1, "published", "")]
 
     retire(repository, NET, 2, None)
 
