@@ -375,15 +375,6 @@ def test_memory_is_a_ratio_and_64_mb_and_needed_for_all_instances():
         check_headroom(100 * 2**20, 3, 240 * 2**20)
 
 
-def test_process_returns_a_report_and_its_progress(make_request):
-    lines: list[str] = []
-
-    report = examine(make_request(classifier()), progress=lines.append)
-
-    assert (report.difference, report.notes, report.size_bytes > 3000) == (0, (), True)
-    assert (lines[0], lines[-1]) == ("reading the file", "measuring its latency")
-
-
 def test_unexpected_error_is_a_rejection(make_request):
     """Only the network differs between examinations, so it has caused the error."""
     question = make_request(classifier(), document=config(output=[{"data_type": "TYPE_FP32", "dims": ["4"]}]))

@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 from nereid.assets import TEXT_REPOSITORY
 from nereid.serving_errors import InvalidConfig
-from nereid.text.fields.shapes import MAX_WAYS, count_ways, shapes
+from nereid.text.fields.shapes import MAX_WAYS, count_ways
 from nereid.text.fields.specification import json_schema, parse_specification, read_specification
 
 WAYBILL = TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json"
@@ -71,10 +71,3 @@ def test_ways_are_counted():
 
     assert {pattern: count_ways(pattern) for pattern in ways} == ways
     assert [count_ways(pattern) for pattern in ("(a*)*", "(?=a*)b*")] == [MAX_WAYS + 1] * 2
-
-
-def test_shapes_are_the_texts_of_a_pattern():
-    assert shapes("a(?P<value>[0-1b]{1,2})") == (
-        ((frozenset("A"), False), (frozenset("01B"), True)),
-        ((frozenset("A"), False), (frozenset("01B"), True), (frozenset("01B"), True)),
-    )
