@@ -21,6 +21,7 @@ from nereid.serving_errors import (
 from nereid.text.characters import Characters
 from nereid.text.line import Line
 from nereid.text.reader import Networks, TextReader
+from nereid.text.stages import STAGES
 from tests.readers import LINES, RECOGNISER, encoded, networks, page, reader
 from tests.tables import cases
 
@@ -232,6 +233,19 @@ def test_noise_is_bounded():
     (found,) = reader().read([encoded(Image.fromarray(noise))])
     assert isinstance(found, list)
     assert len(found) <= MAX_LINES
+
+
+def test_stages_and_signals_are_reported():
+    signals = []
+    measured = reader(sink=signals.append)
+
+    measured.read([encoded(page())])
+
+    (times,) = measured.times
+    assert tuple(times.milliseconds()) == STAGES
+    assert [span["name"] for span in times.spans()][:2] == ["decode", "detect"]
+    assert times.spans()[0]["about"]["width"] == 640
+    assert signals[0]["megapixels"] == pytest.approx(640 * 232 / 1e6)
 
 
 def test_each_image_has_its_own_networks():
