@@ -101,11 +101,6 @@ def panels() -> Iterator[dict[str, Any]]:
                 yield each
 
 
-def rows() -> Iterator[dict[str, Any]]:
-    for path in DASHBOARDS:
-        yield from (each for each in json.loads(path.read_text())["panels"] if each["type"] == "row")
-
-
 def shown(rate_interval: str = "1m") -> list[Query]:
     return [
         Query(

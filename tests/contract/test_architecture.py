@@ -5,16 +5,9 @@ import sys
 from pkgutil import resolve_name
 from types import ModuleType
 
-import pytest
-
 from tests.conftest import ROOT
 
-WALKS = ("The walk of an image", "The walk of a publish", "The walk of a line of code")
 ROOMS = ("nereid", "python_backend", "loadtest", "tools", "tests")
-
-
-def page() -> str:
-    return (ROOT / "docs" / "architecture.md").read_text()
 
 
 def missing(name: str) -> bool:
@@ -30,7 +23,7 @@ def missing(name: str) -> bool:
 
 def test_every_named_module_and_function_exists(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("that of a stub"))
-    spans = re.findall(r"`([^`\n]+)`", page())
+    spans = re.findall(r"`([^`\n]+)`", (ROOT / "docs" / "architecture.md").read_text())
     rooms = "|".join(ROOMS)
     paths = [span for span in spans if re.fullmatch(rf"(?:{rooms})/[\w./]*", span)]
     names = [span for span in spans if re.fullmatch(r"(?:nereid|loadtest|tests)(?:\.\w+)+(?:\(\))?", span)]
@@ -38,20 +31,7 @@ def test_every_named_module_and_function_exists(monkeypatch):
     assert [name for name in (*paths, *(name.removesuffix("()") for name in names)) if missing(name)] == []
 
 
-@pytest.mark.parametrize("walk", WALKS)
-def test_each_walk_names_its_code(walk):
-    _, _, rest = page().partition(f"\n## {walk}\n")
-    section = rest.partition("\n## ")[0]
-
-    assert len(set(re.findall(r"`((?:nereid|python_backend|tests)[./][\w./]+)`", section))) >= 6
-
-
 def test_planted_names_are_found():
     names = ("nereid/nowhere.py", "nereid.nowhere", "nereid.imaging.pipeline.Pipeline.walk")
 
-    assert [missing(name) for name in (*names, "nereid.imaging.pipeline.Pipeline.run")] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    assert [name for name in names if not missing(name)] == []

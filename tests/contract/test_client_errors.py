@@ -30,7 +30,6 @@ EXPECTED = {
 
 @pytest.mark.parametrize("raised", errors._RESTORABLE)
 def test_every_prefix_of_the_server_is_known(raised):
-    """The class of an error is found from its text alone, as it comes through BLS and an ensemble."""
     text = f"in ensemble 'classify_v1', {raised('why')}"
 
     assert type(from_triton(InferenceServerException(text, "500"))) is EXPECTED[raised]

@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-from collections import Counter
 
 import pytest
 import yaml
@@ -45,16 +44,6 @@ WINDOWS = (
     ("3d", "6h", "1", "ticket"),
 )
 DEAD_SERVER = {"TargetDown", "TargetMissing", "ServerNotReady"}
-# First words of the runbook's commands.
-PROGRAMS = {"nereid", "curl", "promtool", "docker", "nvidia-smi", "dmesg"}
-
-
-def sections() -> dict[str, str]:
-    """Return the sections of the runbook by their alerts."""
-    parts = re.split(r"^### (\w+)\n", RUNBOOK.read_text(), flags=re.M)[1:]
-    return {
-        name: re.split(r"^## ", text, flags=re.M)[0] for name, text in zip(*[iter(parts)] * 2, strict=True)
-    }
 
 
 def expected_alerts() -> list[tuple[str, list[dict[str, str]]]]:
@@ -86,31 +75,17 @@ def test_every_alert_is_tested_to_fire_and_to_stay_silent():
     assert {name for name, found in expected_alerts() if not found} == NAMES
 
 
-@pytest.mark.parametrize(
-    "alert", alerts(), ids=lambda each: f"{each['alert']}{each['labels'].get('window', '')}"
-)
-def test_every_alert_has_severity_texts_and_runbook(alert):
-    texts = alert["annotations"]
-
-    assert alert["labels"]["severity"] in ("page", "ticket")
-    assert texts["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
-    assert texts["description"].endswith(".")
-    assert not texts["summary"].endswith(".")
-    assert {*texts} == {"summary", "description", "runbook_url"}
+def test_every_alert_has_severity_texts_and_runbook():
+    for alert in alerts():
+        texts = alert["annotations"]
+        assert alert["labels"]["severity"] in ("page", "ticket"), alert["alert"]
+        assert texts["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
+        assert {*texts} == {"summary", "description", "runbook_url"}
 
 
 def test_every_alert_has_a_section_in_the_runbook():
-    assert [*sections()] == [*dict.fromkeys(each["alert"] for each in alerts())]
-
-
-@pytest.mark.parametrize("name", sections())
-def test_sections_have_meaning_commands_and_fix(name):
-    before, commands, after = re.split(r"^```\n", sections()[name], flags=re.M)
-
-    assert before.startswith("\n**Meaning.** ")
-    assert after.startswith("\n**Fix.** ")
-    assert len(commands.splitlines()) == 3
-    assert {line.split()[0] for line in commands.splitlines()} <= PROGRAMS
+    sections = re.findall(r"^### (\w+)$", RUNBOOK.read_text(), flags=re.M)
+    assert sections == [*dict.fromkeys(each["alert"] for each in alerts())]
 
 
 @pytest.mark.parametrize(("name", "about"), OBJECTIVES.items(), ids=OBJECTIVES)
@@ -175,15 +150,6 @@ def test_alertmanager_accepts_its_configuration(tmp_path, has_webhook):
     ]
 
 
-def test_alerts_are_grouped_by_name_and_route():
-    route = yaml.safe_load(ALERTMANAGER.read_text())["route"]
-
-    assert (route["receiver"], route["group_by"]) == ("log", ["alertname", "route"])
-    assert [each["matchers"] for each in route["routes"]] == [['severity="page"'], ['severity="ticket"']]
-    severities = Counter(each["labels"]["severity"] for each in alerts())
-    assert {*severities} == {"page", "ticket"}
-
-
 def test_dead_server_silences_its_followers():
     dead, same = yaml.safe_load(ALERTMANAGER.read_text())["inhibit_rules"]
 
@@ -198,14 +164,11 @@ def test_dead_server_silences_its_followers():
         assert is_source or each["labels"]["severity"] == "ticket" or "follows" in each["labels"]
 
 
-def test_compose_runs_alertmanager_on_loopback():
+def test_compose_runs_alertmanager():
     about = SERVICES["alertmanager"]
-    (target,) = read("prometheus/prometheus.yml")["alerting"]["alertmanagers"][0]["static_configs"][0][
-        "targets"
-    ]
+    (alertmanager,) = read("prometheus/prometheus.yml")["alerting"]["alertmanagers"]
 
-    assert target == "alertmanager:9093"
-    assert about["ports"] == ["127.0.0.1:9093:9093"]
+    assert alertmanager["static_configs"] == [{"targets": ["alertmanager:9093"]}]
     assert f"./deploy/{ALERTMANAGER.parent.name}:/etc/alertmanager:ro" in about["volumes"]
     assert f"--config.file=/etc/alertmanager/{ALERTMANAGER.name}" in about["command"]
     assert "--log.level=debug" in about["command"], "the receiver `log` only logs at this level"

@@ -5,8 +5,7 @@ import pytest
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.inference.network_file import open_file, path_of
-from nereid.inference.run_sizes import max_run_rows, warm_batch_sizes
-from nereid.inference.session_options import CPU, CUDA, is_slow_at_first, providers, session_settings
+from nereid.inference.session_options import CPU, CUDA, providers, session_settings
 from nereid.inference.signature import Signature, validate
 from nereid.repository.layout import served_versions
 from tests.conftest import ROOT
@@ -54,15 +53,8 @@ def test_only_batches_instances_and_options_differ_from_the_plain_config(relativ
     assert gpu == plain
 
 
-@pytest.mark.parametrize("relative", CONFIGS)
-def test_each_step_has_two_instances_on_the_gpu(relative):
-    """While one instance waits for its data, the other one computes."""
-    assert read_pbtxt(ROOT / relative)["instance_group"] == [{"kind": "KIND_GPU", "count": 2}]
-
-
 @pytest.mark.parametrize("relative", NETWORKS)
 def test_network_fits_its_config(relative):
-    """The signature of every version agrees, and the options are known; the provider itself is not here."""
     found = config(relative)
     on_cpu = session_settings(config(relative, kind="CPU"))
     validate(found, Signature.of(open_file(path_of(found), on_cpu)))
@@ -75,18 +67,7 @@ def test_network_fits_its_config(relative):
     assert on_cpu.halves_batches
 
 
-@pytest.mark.parametrize("relative", NETWORKS)
-def test_batch_sizes_that_run_at_load_end_with_the_largest(relative):
-    """The largest run reserves the memory, so that a lack of it appears at load."""
-    found = config(relative)
-    sizes = warm_batch_sizes(found, is_slow_at_first(providers(found, [CUDA, CPU])))
-    is_fixed = all(dim > 0 for tensor in found.inputs for dim in tensor.dims)
-
-    assert sizes[-1:] == ([max_run_rows(found)] if is_fixed else [])
-
-
 def test_one_process_has_the_steps_of_the_ensemble():
-    """Profile `gpu` differs from `cpu` in device and batches only, and `gpu_ensemble` has the same steps."""
     differing = {"max_batch_size", "instance_group", "dynamic_batching"}
     on_gpu, on_cpu = (
         {key: value for key, value in read_pbtxt(FUSED / f"{profile}.pbtxt").items() if key not in differing}

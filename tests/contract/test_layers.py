@@ -70,44 +70,23 @@ def product_modules(root: Path) -> list[Path]:
     return [path for path in sorted((root / "nereid").rglob("*.py")) if path.name != "__init__.py"]
 
 
-def test_folders_are_small(root):
+def test_folders_modules_and_functions_are_small(root):
     counts = Counter(path.parent.relative_to(root).as_posix() for path in product_modules(root))
-
-    assert {folder: count for folder, count in counts.items() if count > MAX_MODULES} == {}
-
-
-def test_modules_are_short(root):
-    lengths = {
-        path.relative_to(root).as_posix(): len(path.read_text().splitlines())
-        for path in (root / "nereid").rglob("*.py")
+    lines = {
+        path.relative_to(root).as_posix(): path.read_text().count("\n") for path in product_modules(root)
     }
-
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
-
-
-def first_statement(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
-    """Return the first statement of a function that is not its docstring."""
-    return function.body[1 if ast.get_docstring(function) and function.body[1:] else 0]
-
-
-def test_functions_are_short(root):
-    long = {
-        f"{path.relative_to(root)}:{node.lineno} {node.name}": node.end_lineno
-        - first_statement(node).lineno
-        + 1
+    bodies = {
+        f"{path.relative_to(root)}:{node.lineno} {node.name}": node.end_lineno - body_start(node) + 1
         for path in product_modules(root)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
 
-    assert {name: lines for name, lines in long.items() if lines > MAX_BODY_LINES} == {}
+    assert {folder: count for folder, count in counts.items() if count > MAX_MODULES} == {}
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+    assert {name: count for name, count in bodies.items() if count > MAX_BODY_LINES} == {}
 
 
-def test_file_names_mean_one_thing(root):
-    rooms: dict[str, list[str]] = {}
-    for path in product_modules(root):
-        rooms.setdefault(path.name, []).append(path.parent.relative_to(root / "nereid").as_posix())
-    domains = {name: {each for each in found if each.split("/")[0] != "cli"} for name, found in rooms.items()}
-    twice = {name: folders for name, folders in domains.items() if len(folders) > 1}
-
-    assert twice == {}
+def body_start(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the line of the first statement that is not the docstring."""
+    return function.body[1 if ast.get_docstring(function) and function.body[1:] else 0].lineno

@@ -1,17 +1,13 @@
 """The model repository: valid configs with the tensors that clients and other models need."""
 
 import hashlib
-from itertools import pairwise
 
 import onnx
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from nereid.config.model_config import ModelConfig as LibraryConfig
-from nereid.config.model_config import read_pbtxt
-from nereid.repository.layout import served_versions
-from nereid.routing.route_file import path_of, read_table
+from nereid.repository.check import check
 from tests.conftest import ROOT
 
 REPOSITORY = ROOT / "model_repository"
@@ -51,46 +47,8 @@ def test_tensors_are_those_of_the_contract(relative):
     assert config.max_batch_size >= 8
 
 
-@pytest.mark.parametrize("relative", CONFIGS)
-def test_versions_are_pinned_and_present(relative):
-    config = read(relative)
-    document = read_pbtxt(REPOSITORY / relative)
-
-    folder = REPOSITORY / config.name
-    on_disk = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-    assert served_versions(folder, document) == on_disk
-    for version in on_disk:
-        assert any((folder / str(version)).iterdir()), f"{folder / str(version)} would be lost by git"
-    for step in config.ensemble_scheduling.step:
-        assert (REPOSITORY / step.model_name / str(step.model_version)).is_dir()
-
-
-@pytest.mark.parametrize("model", ["classify_v1", "classify_v2"])
-def test_ensemble_tensors_line_up(model):
-    steps = read(f"{model}/config.pbtxt").ensemble_scheduling.step
-
-    for before, after in pairwise(steps):
-        given = {before.output_map[name]: rest for name, *rest in TENSORS[before.model_name][1]}
-        taken = {after.input_map[name]: rest for name, *rest in TENSORS[after.model_name][0]}
-        assert given == taken
-
-
-@pytest.mark.parametrize("model", ["classify_v1", "classify_v2"])
-def test_fused_profile_names_the_ensembles_steps(model):
-    steps = read(f"{model}/config.pbtxt").ensemble_scheduling.step
-    fused = {key: value.string_value for key, value in read(f"{model}/configs/cpu.pbtxt").parameters.items()}
-
-    assert fused == {
-        "preprocess": steps[0].model_name,
-        "preprocess_version": str(steps[0].model_version),
-        "network": steps[1].model_name,
-        "network_version": str(steps[1].model_version),
-    }
-
-
 @pytest.mark.parametrize("model", [model for model in MODELS if SCORES in TENSORS[model][1]])
 def test_labels_are_the_same_real_file_everywhere(model):
-    """1,000 different labels, in a real file of the model's own: Triton from 26.02 on refuses `..`."""
     path = REPOSITORY / model / "labels.txt"
     labels = path.read_text().splitlines()
 
@@ -115,24 +73,15 @@ def test_network_is_what_its_card_and_config_say(version):
     assert hashlib.sha256(path.read_bytes()).hexdigest() in card
 
 
+def test_check_finds_no_fault():
+    """So versions, steps, profiles, labels and routes fit together."""
+    assert [(each.model, each.found) for each in check(REPOSITORY) if each.verdict != "ok"] == []
+
+
 def test_every_model_has_a_row_in_the_contract():
     assert sorted(TENSORS) == MODELS
     page = (ROOT / "docs" / "contract.md").read_text()
     assert [model for model in MODELS if f"`{model}`" not in page] == []
-
-
-def test_library_reads_every_config():
-    for model in MODELS:
-        assert LibraryConfig.from_file(REPOSITORY / model, 1).name == model
-
-
-@pytest.mark.parametrize("model", [m for m in MODELS if read(f"{m}/config.pbtxt").backend == "ab_router"])
-def test_route_names_what_is_there(model):
-    config = LibraryConfig.from_file(REPOSITORY / model, 1)
-
-    table = read_table(config, path_of(config).read_bytes())
-
-    assert len(set(table.network_versions.values())) == len(table.route.variants)
 
 
 @pytest.mark.parametrize("relative", CONFIGS)

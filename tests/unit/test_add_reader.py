@@ -11,23 +11,19 @@ from onnx import helper
 from PIL import Image
 
 from nereid.assets import PARCEL_LABEL, STATE, TEXT_REPOSITORY
-from nereid.cli.models.add import screen
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.add import AddRequest, add
 from nereid.publish.examination.examine import ExaminationRequest
 from nereid.publish.examination.read_lines import ReadLines
-from nereid.publish.examination.samples import Sample
-from nereid.publish.intake import description
 from nereid.publish.publisher import Gates, publish
 from nereid.publish.remove import remove
 from nereid.publish.versions import versions
 from nereid.repository.check import check
-from nereid.repository.layout import Pin, configs, hidden_models, pins
+from nereid.repository.layout import configs
 from nereid.text.characters import Characters
 from nereid.text.reading_settings import ReadingSettings
 from tests.publishing import OTHER_ANSWERS, classifier
-from tests.readers import reader
 from tests.recognisers import TestRecogniser, raw
 from tests.tables import cases
 
@@ -42,7 +38,6 @@ BRIGHT = TestRecogniser(has_softmax=True, classes=11, characters=tuple("abcdefgh
 
 @pytest.fixture
 def repository(tmp_path):
-    """The path of a repository that does not exist yet."""
     return tmp_path / "models"
 
 
@@ -82,7 +77,6 @@ def models(repository) -> set[str]:
 
 
 def failures(repository) -> list:
-    """Return the failures and notes of a check."""
     return [each for each in check(repository) if each.verdict != "ok"]
 
 
@@ -90,35 +84,6 @@ def proposal(repository, made):
     found = []
     add(repository, made, None, confirm=lambda each: not found.append(each))
     return found[0]
-
-
-@pytest.mark.slow
-def test_logits_without_characters_become_a_reader(repository, tmp_path):
-    characters = raw(tmp_path / "own.onnx", is_softmax=False, characters=())
-    (tmp_path / "characters.txt").write_text("\n".join(characters) + "\n")
-    proposals = []
-
-    done = add(
-        repository,
-        request(tmp_path / "own.onnx", labels=tmp_path / "characters.txt"),
-        None,
-        confirm=lambda each: not proposals.append(each),
-    )
-
-    assert (done.model, done.pinned) == ("own_network", ("own_v1",))
-    assert models(repository) == {*FINDERS, "own_network", "own_v1", "own"}
-    assert failures(repository) == []
-    assert pins(repository, configs(repository)) == [Pin("own_v1", "own_network", 1, "", 0)]
-    assert hidden_models(repository, "cpu") == {*FINDERS, "own_network"}
-    (changed,) = proposals
-    (expected,) = reader().read([PARCEL_LABEL.read_bytes()])
-    assert changed.lines == {PARCEL_LABEL.name: tuple(line.text for line in expected)}
-    assert any("a softmax is appended" in each for each in changed.changes)
-    assert any(
-        f"{len(characters)} characters from 'characters.txt'" in each for each in screen("own", changed)
-    )
-    assert len(Characters.from_file(repository / "own_network" / "1" / "model.onnx")) == len(characters) + 2
-    assert description.read(repository / "own_network" / "1").task == "read"
 
 
 @pytest.mark.slow
@@ -220,20 +185,6 @@ def test_recogniser_of_single_lines_is_refused(repository, tmp_path):
         add(repository, request(tmp_path / "own.onnx"), None)
 
 
-@pytest.mark.slow
-def test_lines_are_those_of_the_network_with_its_softmax(repository, bright, tmp_path):
-    """The reader leaves out lines by their probabilities, not by the logarithms in the user's file."""
-    model = BRIGHT.build()
-    (last,) = [node for node in model.graph.node if node.op_type == "Softmax"]
-    last.op_type = "LogSoftmax"
-    onnx.save(model, tmp_path / "other.onnx")
-
-    expected = proposal(repository, request(bright)).lines
-    found = proposal(repository, request(tmp_path / "other.onnx", is_replacing=True)).lines
-
-    assert found == expected != {PARCEL_LABEL.name: ()}
-
-
 @pytest.fixture
 def answers():
     folder = TEXT_REPOSITORY / "text_recognise"
@@ -258,16 +209,6 @@ def test_batch_is_compared_by_its_text(answers, changed, is_same):
     other = [changed.get(place, each) for place, each in enumerate(first)]
 
     assert answers.is_same(best([first, second]), best([other, second])) is is_same
-
-
-@cases(("widths", "second"), {"two widest": ((8, 24, 16), 16), "only one": ((24,), 12)})
-def test_batch_has_two_lines_of_text(answers, widths, second):
-    samples = [Sample(str(width), {"x": np.ones((1, 3, 48, width), np.float32)}) for width in widths]
-
-    found = [each.inputs["x"] for each in answers.pair(samples)]
-
-    assert [each.shape for each in found] == [(1, 3, 48, 24)] * 2
-    assert [int(each[0, 0, 0].sum()) for each in found] == [24, second]
 
 
 def test_characters_of_the_current_version_are_no_option(repository, tmp_path):
@@ -340,7 +281,6 @@ def test_networks_that_find_text_are_shared(texts, tiny):
 
 
 def test_newest_network_that_finds_text_is_used(texts, tiny):
-    """A repository may have a better one than the package."""
     publish(texts, "text_detect", texts / "text_detect" / "1" / "model.onnx", None, ANY_SPEED)
 
     add(texts, request(tiny), None)
@@ -365,7 +305,6 @@ def test_only_reader_is_replaced_and_removed(repository, tiny):
 
 
 def test_metadata_alone_do_not_make_a_recogniser(repository, tmp_path):
-    """A classifier may have a key `character`, too: its outputs have no steps."""
     model = classifier()
     model.metadata_props.add(key="character", value="a")
     onnx.save(model, tmp_path / "own.onnx")

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,6 @@ Fault = Callable[[Path], None]
 
 
 def classifier(size: int = 8) -> onnx.ModelProto:
-    """Build four scores of an image."""
     return network(
         [
             helper.make_node("Flatten", ["x"], ["pixels"]),
@@ -85,7 +85,6 @@ def publish(folder: Path) -> None:
 
 @pytest.fixture
 def repository(tmp_path) -> Path:
-    """A repository with every kind of model and no findings."""
     for version in (1, 2):
         publish(store(tmp_path, "net", classifier(), NET, version, weights="w.bin").parent)
     for name, text in {"pre": PRE, "whole": ENSEMBLE, "route": ROUTE, "foreign": FOREIGN}.items():
@@ -104,7 +103,6 @@ def repository(tmp_path) -> Path:
 
 
 def findings(repository: Path, *verdicts: str) -> list[str]:
-    """Return the findings of `check` with these verdicts."""
     wanted = verdicts or ("note", "fail")
     return [f"{e.model}, {e.what}: {e.found}" for e in check(repository) if e.verdict in wanted]
 
@@ -144,8 +142,6 @@ def cycle(*others: str) -> Fault:
 
 
 def version(operator: str = "Softmax", **stamps: int) -> Fault:
-    """Replace version 2 of the network by one with other stamps, and publish it."""
-
     def change(repository: Path) -> None:
         model = classifier()
         model.graph.node[-1].op_type = operator
@@ -161,7 +157,6 @@ def version(operator: str = "Softmax", **stamps: int) -> Fault:
 
 
 def link_labels(repository: Path) -> None:
-    """Make a model's labels a link to another model's."""
     (repository / "whole" / "labels.txt").unlink()
     (repository / "whole" / "labels.txt").symlink_to("../net/labels.txt")
 
@@ -173,8 +168,7 @@ def test_good_repository_has_no_findings(repository):
 
 
 def test_parameter_that_no_backend_reads_is_noted(repository):
-    """A misspelt name changes nothing, so a note has the nearest name; the model works."""
-    net("max_batch_size: 8", f"max_batch_size: 8 {PARAMETER.format('intra_op_thread_cnt', '1')}")(repository)
+    net(SIZE, SIZE + PARAMETER.format("intra_op_thread_cnt", "1"))(repository)
 
     assert findings(repository) == [
         "net, config.pbtxt, Triton's rules: the backend 'onnxruntime' does not read the parameter "
@@ -182,24 +176,13 @@ def test_parameter_that_no_backend_reads_is_noted(repository):
     ]
 
 
-def net(old: str, new: str) -> Fault:
-    """Replace text in the config of the network."""
-    return edit("net/config.pbtxt", old, new)
+net, pre, whole = (partial(edit, f"{name}/config.pbtxt") for name in ("net", "pre", "whole"))
+fused = partial(edit, CPU)
 
 
-def whole(old: str, new: str) -> Fault:
-    """Replace text in the config of the ensemble."""
-    return edit("whole/config.pbtxt", old, new)
-
-
-def fused(old: str, new: str) -> Fault:
-    """Replace text in the config of the fused model."""
-    return edit(CPU, old, new)
-
-
-INPUT_MAP = 'input_map { key: "x" value: "between" }'
+SIZE, INPUT_MAP = "max_batch_size: 8", 'input_map { key: "x" value: "between" }'
 OUTPUT_MAP = 'output_map { key: "x" value: "between" }'
-PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}'
+PARAMETER = ' parameters {{ key: "{}" value {{ string_value: "{}" }} }}'
 STEPS = ENSEMBLE.partition("ensemble_scheduling")[2]
 FAULTS = {
     "backend": (
@@ -207,107 +190,59 @@ FAULTS = {
         "backend: expected one of .*; the nearest name is 'onnxruntime'",
     ),
     "platform": (net('backend: "onnxruntime"', 'platform: "onnx"'), "platform: expected one of ensemble, "),
-    "bounds of instances": (
-        net("max_batch_size: 8", f"max_batch_size: 8 {PARAMETER.format('nereid.instances', '4-1')}"),
-        "'nereid.instances': expected LOW-HIGH",
+    "bounds": (
+        net(SIZE, SIZE + PARAMETER.format("nereid.instances", "4-1")),
+        "instances': expected LOW-HIGH",
     ),
     "preferred-size": (
-        net("max_batch_size: 8", "max_batch_size: 8 dynamic_batching { preferred_batch_size: [ 16 ] }"),
+        net(SIZE, SIZE + " dynamic_batching { preferred_batch_size: [ 16 ] }"),
         r"preferred_batch_size: expected 1 to 8 .*, got 16",
     ),
     "python-file": (remove("foreign/1/model.py"), "foreign, .* Python model file not found in .*model.py"),
     "thread-count": (
-        net("max_batch_size: 8", f"max_batch_size: 8 {PARAMETER.format('intra_op_thread_count', 'two')}"),
-        "net, .*convert 'two' to integral",
+        net(SIZE, SIZE + PARAMETER.format("intra_op_thread_count", "two")),
+        "net, .*'two' to int",
     ),
     "input-without-name": (net('name: "x" ', ""), "net, .*the config is incomplete: Key"),
     "step-without-name": (whole('model_name: "pre" ', ""), "whole, .*config is incomplete"),
-    "route-without-output": (
-        write("route/config.pbtxt", 'backend: "ab_router" ' + ROUTE[ROUTE.index("parameters") :]),
-        "route, .*config is incomplete",
-    ),
     "route-tensors": (
         edit("route/config.pbtxt", "dims: [ 4 ]", "dims: [ 5 ]"),
         r"names \'whole\' for \'scores\': expected TYPE_FP32 \[5\]",
     ),
     "no-such-operator": (version(operator="Softmaxx"), "version 2: .* No Op registered for Softmaxx"),
-    "cycle-of-two": (cycle("other"), "whole, config.pbtxt, .* its steps form a cycle: whole, other, whole"),
-    "cycle-of-three": (
-        cycle("other", "another"),
-        "another, .* its steps form a cycle: another, whole, other, another",
-    ),
+    "cycle-of-three": (cycle("other", "another"), "another, .* a cycle: another, whole, other, another"),
     "no-steps": (whole(STEPS, "{}"), "whole, .*: expected steps in ensemble_scheduling, got none"),
     "config-text": (net("dims:", "dim:"), 'net, config.pbtxt: .*no field named "dim"'),
     "profile-text": (write(CPU, "{"), "whole, configs/cpu.pbtxt: "),
-    "name": (
-        edit("pre/config.pbtxt", '"pre"', '"other"'),
-        "pre, config.pbtxt: expected name 'pre' .*, got 'other'",
-    ),
+    "name": (pre('"pre"', '"other"'), "pre, config.pbtxt: expected name 'pre' .*, got 'other'"),
     "version-missing": (net("1, 2", "1, 3"), "version 3, which does not exist"),
     "nothing-served": (net("[ 1, 2 ]", "[ ]"), "net, config.pbtxt, versions: no version would be served"),
     "network-missing": (remove("net/2/model.onnx"), "net, config.pbtxt, onnxruntime: version 2: cannot read"),
     "network-text": (write("net/1/model.onnx", "oops"), "version 1: .* got a text file"),
     "external-missing": (remove("net/1/w.bin"), "version 1: values of tensor 'w' .* is missing; fix: "),
-    "external-short": (write("net/2/w.bin", b"123"), "version 2: 'w.bin': expected 3,072 bytes .* got 3"),
     "opset": (version(opset=27), "version 2: 'model.onnx': expected opset at most .*, got 27"),
-    "ir-version": (version(ir_version=14), "version 2: 'model.onnx': expected IR version at most .*, got 14"),
     "shape": (net("[ 3, 8, 8 ]", "[ 3, 9, 9 ]"), r"version 1: .* \'x\': the model expects 4 dimensions"),
-    "datatype": (
-        net("TYPE_FP32 dims: [ 4 ]", "TYPE_FP16 dims: [ 4 ]"),
-        "TYPE_FP16 for output 'scores', model provides TYPE_FP32",
-    ),
     "step-model": (whole('"pre"', '"gone"'), "whole, .*ensemble: step 'gone' does not exist"),
     "step-self": (whole('"pre"', '"whole"'), "step 'whole' is the ensemble itself"),
-    "step-unpinned": (
-        whole("model_version: 2", "model_version: -1"),
-        "expected model_version 1 or more, got -1",
-    ),
-    "step-version": (
-        whole("model_version: 2", "model_version: 3"),
-        "pinned to version 3, which does not exist",
-    ),
+    "step-unpinned": (whole("version: 2", "version: -1"), "expected model_version 1 or more, got -1"),
+    "step-version": (whole("version: 2", "version: 3"), "pinned to version 3, which does not exist"),
     "step-not-served": (net("1, 2", "1"), "pinned to version 2, which its version_policy does not serve"),
     "map-key": (whole('input_map { key: "x"', 'input_map { key: "y"'), "'net' has no input 'y', it has: x"),
     "map-missing": (whole(INPUT_MAP, ""), "step 'net' needs input 'x', which is not in its input_map"),
-    "map-value": (
-        whole(INPUT_MAP, 'input_map { key: "x" value: "z" }'),
-        "needs tensor 'z', which no step provides",
-    ),
-    "step-shape": (
-        edit("pre/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
-        r"\'between\': expected .*, got .* \[-1, 3, 9, 9\]",
-    ),
-    "step-rank": (
-        edit("pre/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 8 ]"),
-        r"\'between\': expected .*, got .* \[-1, 3, 8\]",
-    ),
+    "map-value": (whole(INPUT_MAP, INPUT_MAP.replace("between", "z")), "'z', which no step provides"),
+    "step-shape": (pre("[ 3, 8, 8 ]", "[ 3, 9, 9 ]"), r"'between': expected .*, got .* \[-1, 3, 9, 9\]"),
     "ensemble-output": (
         whole("dims: [ 4 ]", "dims: [ 5 ]"),
         r"output needs tensor \'scores\': expected .* \[-1, 5\], got ",
     ),
-    "ensemble-batch": (
-        whole("max_batch_size: 8", "max_batch_size: 9"),
-        "'pre': expected max_batch_size 9 or more",
-    ),
-    "given-twice": (
-        whole(OUTPUT_MAP, 'output_map { key: "x" value: "image" }'),
-        "tensor 'image' is provided twice",
-    ),
+    "ensemble-batch": (whole(SIZE, "max_batch_size: 9"), "'pre': expected max_batch_size 9 or more"),
+    "given-twice": (whole(OUTPUT_MAP, OUTPUT_MAP.replace("between", "image")), "'image' is provided twice"),
     "fused-version": (fused('"2"', '"3"'), "fused: model 'whole' names version 3 of 'net', which is not"),
     "fused-parameter": (fused('"network_version"', '"net_version"'), "unknown parameter 'net_version'"),
-    "fused-steps": (
-        fused('"2"', '"1"'),
-        "expected version 2 of 'net', a step of config.pbtxt, got version 1",
-    ),
-    "fused-shape": (
-        edit("pre/config.pbtxt", "[ 3, 8, 8 ]", "[ 3, 9, 9 ]"),
-        r"input of network \'net\': expected .* \[3, 9, 9\], got ",
-    ),
-    "fused-output": (
-        fused("dims: [ 4 ]", "dims: [ 5 ]"),
-        r"fused: its output: expected .* \[4\], got .* \[5\]",
-    ),
-    "preprocess": (edit("pre/config.pbtxt", "efficientnet_lite", "resnet"), "pre, .*preset: expected one of"),
+    "fused-steps": (fused('"2"', '"1"'), "expected version 2 of 'net', a step .*, got version 1"),
+    "fused-shape": (pre("[ 3, 8, 8 ]", "[ 3, 9, 9 ]"), r"'net': expected .* \[3, 9, 9\], got "),
+    "fused-output": (fused("[ 4 ]", "[ 5 ]"), r"fused: its output: expected .* \[4\], got .* \[5\]"),
+    "preprocess": (pre("efficientnet_lite", "resnet"), "pre, .*preset: expected one of"),
     "route-file": (remove("route.json"), "route, config.pbtxt, ab_router: cannot read '.*route.json'"),
     "route-text": (edit("route.json", '"default": "a"', '"default": "b"'), "route, .*ab_router: "),
     "route-version": (edit("route.json", '"version": 1', '"version": 2'), "names version 2 of 'whole'"),
@@ -317,19 +252,15 @@ FAULTS = {
     ),
     "labels-count": (write("whole/labels.txt", "a\nb\nc\n"), "expected 4 labels for .* 'scores', got 3"),
     "labels-missing": (remove("route/labels.txt"), "route, config.pbtxt, labels: cannot read label file"),
-    "labels-elsewhere": (
-        whole('"labels.txt"', '"../net/labels.txt"'),
-        "'../net/labels.txt' is outside the model's folder",
-    ),
+    "labels-elsewhere": (whole('"labels.txt"', '"../net/labels.txt"'), "is outside the model's folder"),
     "labels-link": (link_labels, "labels: label file 'labels.txt' is a link; fix: "),
     "changed": (write("net/1/w.bin", bytes(3072)[:-1] + b"\1"), "version 1: 'w.bin' has changed: "),
     "added": (write("net/1/notes.txt", "new"), "version 1: 'notes.txt' was added later"),
     "listed-gone": (remove("net/1/w.bin"), "version 1: 'w.bin' is missing: it is in SHA256SUMS"),
     "listed-elsewhere": (
         edit("net/1/SHA256SUMS", "w.bin", "../2/w.bin"),
-        "'../2/w.bin' is missing: it is in SHA256SUMS",
+        "'../2/w.bin' is missing: it is in",
     ),
-    "sums-short": (write("net/1/SHA256SUMS", "abc  w.bin"), "expected a line of sha256sum, got 'abc  w.bin'"),
     "sums-text": (write("net/1/SHA256SUMS", "oops"), "version 1: SHA256SUMS: expected a .*, got 'oops'"),
 }
 
@@ -364,13 +295,6 @@ def test_hidden_folder_is_noted(repository):
     assert finding.found == "Triton takes a hidden folder for a model when it loads all models"
 
 
-def test_config_that_leaves_the_rest_to_triton_passes(repository):
-    (repository / "net" / "config.pbtxt").write_text('backend: "onnxruntime" max_batch_size: 8')
-    store(repository, "bare", classifier(), config=None)
-
-    assert [each for each in findings(repository, "fail") if not each.startswith("whole")] == []
-
-
 def test_custom_operators_are_noted(repository):
     """A network with custom operators is a note: the server may have their library."""
     model = classifier()
@@ -394,34 +318,21 @@ def test_command_prints_counts_and_the_first_failure(repository):
     assert bad.stderr.startswith("error: 1 failure, the first: route, config.pbtxt, ab_router: cannot read")
 
 
-def test_command_gives_everything_as_json(repository):
-    result = CliRunner().invoke(app, ["check", str(repository), "--json"])
-
-    findings = json.loads(result.stdout)
-    assert {each["verdict"] for each in findings} == {"ok"}
-    assert {*findings[0]} == {"verdict", "model", "what", "found", "fix"}
-
-
 WARM_UP = (
     'model_warmup {{ name: "w" batch_size: {size} inputs {{ key: "{name}" value {{ data_type: TYPE_FP32 '
     "dims: [ 4 ] zero_data: true }} }} }}"
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("model", "config", "expected"),
-    [
+    {
         # Triton 24.10 ends with a segmentation fault instead of refusing it, in most attempts.
-        (
-            "warm",
-            WARM_UP.format(size=9, name="x"),
-            "model_warmup 'w': expected a batch_size of at most 4, got 9",
-        ),
-        ("warm", WARM_UP.format(size=1, name="z"), "model_warmup 'w': expected the inputs x, got z"),
-        ("warm", WARM_UP.format(size=4, name="x"), None),
-        ("with a space", "", "the name has a space"),
-    ],
-    ids=["batch", "input", "good", "space"],
+        "batch": ("warm", WARM_UP.format(size=9, name="x"), "expected a batch_size of at most 4, got 9"),
+        "input": ("warm", WARM_UP.format(size=1, name="z"), "'w': expected the inputs x, got z"),
+        "good": ("warm", WARM_UP.format(size=4, name="x"), None),
+        "space": ("with a space", "", "the name has a space"),
+    },
 )
 def test_config_that_hurts_the_server_is_found_before_a_start(tmp_path, model, config, expected):
     tensors = "".join(

@@ -25,7 +25,6 @@ def nereid(tmp_path):
     [
         (["baseline", "classify"], 2, "expected one of --images DIR and --from-traffic DURATION"),
         (["baseline", "classify", "--images", "x", "--from-traffic", "1h"], 2, "expected one of --images"),
-        (["baseline", "missing", "--from-traffic", "1h"], 2, "no route 'missing'"),
         (["baseline", "classify", "--from-traffic", "1h"], 1, "fix: nereid serve"),
         (["show", "classify"], 1, "fix: nereid serve"),
         (["show", "missing"], 2, "no route 'missing'"),

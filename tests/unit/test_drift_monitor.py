@@ -121,7 +121,6 @@ def test_restarted_server_counts_from_zero(world):
 
 
 def test_route_without_a_reference_is_recorded(world):
-    """So traffic can become the first reference; a variant that it lacks is named, too."""
     world.look()
     first = world.look(50).routes[0]
     world.store_reference(100, 100, 100)

@@ -24,7 +24,7 @@ from nereid.publish.examination.score_outputs import difference
 from nereid.repository.labels import InvalidLabels
 from nereid.repository.onnx_file import InvalidOnnx
 from nereid.serving_errors import InvalidConfig
-from tests.networks import DATATYPES, constant, network, value
+from tests.networks import DATATYPES, constant, identity, network, value
 from tests.routes import wait_until
 from tests.tables import cases
 
@@ -36,13 +36,11 @@ output { name: "x" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] }
 parameters { key: "preset" value { string_value: "efficientnet_lite" } }
 """
 GATES = {"images": (), "tolerance": 0.01, "max_slowdown": 1000.0}
-DEADLINE_S = 30
 
 Nodes = list[onnx.NodeProto]
 
 
 def weights(seed: int = 0, scale: float = 1.0) -> np.ndarray:
-    """Draw weights that make four scores of 192 pixels."""
     return (np.random.default_rng(seed).standard_normal((192, 4)) * scale).astype(np.float32)
 
 
@@ -72,7 +70,6 @@ def classifier(
 
 
 def config(**changes) -> dict:
-    """Write the config of `classifier()`."""
     return {
         "name": "net",
         "max_batch_size": 8,
@@ -120,7 +117,6 @@ def examined(request: ExaminationRequest) -> Report:
 
 @pytest.fixture
 def preprocess(tmp_path) -> Path:
-    """The folder of a model that makes the network's input of images."""
     (tmp_path / "pre" / "1").mkdir(parents=True)
     (tmp_path / "pre" / "config.pbtxt").write_text(PREPROCESS)
     return tmp_path / "pre"
@@ -142,7 +138,6 @@ def backwards() -> onnx.ModelProto:
 
 
 def external(location: str) -> onnx.ModelProto:
-    """Build a network whose weights are in another file."""
     model = classifier()
     tensor = model.graph.initializer[0]
     tensor.ClearField("raw_data")
@@ -197,23 +192,9 @@ def crop(size: int) -> onnx.ModelProto:
     return classifier(matrix, inputs=[("x", "FP32", ["N", 3, size, size])])
 
 
-def half() -> onnx.ModelProto:
-    matrix = weights().astype(np.float16)
-    return classifier(matrix, inputs=[("x", "FP16", INPUT[2])], outputs=[("scores", "FP16", ["N", 4])])
-
-
 def masked() -> onnx.ModelProto:
-    """Build a network that needs a second input."""
     more = [helper.make_node("Mul", ["sound", "mask"], ["scores"])]
     return classifier(more=more, inputs=[INPUT, ("mask", "FP32", ["N", 4])])
-
-
-def two_answers() -> onnx.ModelProto:
-    more = [
-        helper.make_node("Identity", ["sound"], ["scores"]),
-        helper.make_node("Identity", ["logits"], ["raw"]),
-    ]
-    return classifier(more=more, outputs=[SCORES, ("raw", "FP32", ["N", 4])])
 
 
 BAD = {
@@ -224,26 +205,13 @@ BAD = {
     "no-labels": (classifier(), {"labels": Path("/none")}, "cannot read label file '/none': .*No such file"),
     "nan": (classifier(spoiled(weights(), (1, 1), (5, 0))), {}, "'w': expected numbers, got NaN in 2 of 768"),
     "input-shape": (crop(9), {}, r"input 'x': expected FP32 \[-1,3,8,8\], got FP32 \[-1,3,9,9\]$"),
-    "datatype": (half(), {}, r"input 'x': .* got FP16 \[-1,3,8,8\]; output 'scores': .* got FP16 \[-1,4\]$"),
-    "input-name": (
-        classifier(inputs=[("image", "FP32", INPUT[2])]),
-        {},
-        r"\'x\': expected .*, got none; unexpected input \'image\'",
-    ),
     "output-name": (
-        classifier(outputs=[("probabilities", "FP32", ["N", 4])], name="probabilities"),
+        classifier(outputs=[("raw", "FP32", ["N", 4])], name="raw"),
         {},
-        r"\'scores\': expected .*, got none; unexpected output \'probabilities\'",
+        "'scores': expected .*, got none; unexpected output 'raw'",
     ),
     "extra-input": (masked(), {}, r"^unexpected input 'mask' FP32 \[-1,4\]$"),
-    "extra-output": (two_answers(), {}, r"^unexpected output 'raw' FP32 \[-1,4\]$"),
     "config": (crop(9), {"current": None}, r"the model expects 4 dimensions .* but the model configuration"),
-    "config-of-batches": (
-        classifier(inputs=[("x", "FP32", [1, 3, 8, 8])]),
-        {"current": None, "document": {"name": "net", "max_batch_size": 8}},
-        "does not support batching while non-zero",
-    ),
-    "labels": (classifier(), {"document": config()}, "expected 4 labels for .* 'scores', got 3"),
     "not-finite": (not_finite(), {}, "'scores' on random input 1: expected finite .* in 4 of 4 values"),
     "other-answers": (
         classifier(weights(seed=1)),
@@ -256,22 +224,24 @@ BAD = {
 
 
 @cases(("candidate", "changes", "reason"), BAD)
-def test_bad_network_is_rejected_with_its_reason(make_request, request, candidate, changes, reason):
-    question = make_request(candidate, **changes)
-    if request.node.callspec.id == "labels":
-        question.labels.write_text("a\nb\nc")
-
+def test_bad_network_is_rejected_with_its_reason(make_request, candidate, changes, reason):
     with pytest.raises(REFUSALS, match=reason):
+        examined(make_request(candidate, **changes))
+
+
+def test_other_number_of_labels_is_rejected(make_request):
+    question = make_request(classifier())
+    question.labels.write_text("a\nb\nc")
+
+    with pytest.raises(InvalidLabels, match=r"expected 4 labels for .* 'scores', got 3"):
         examined(question)
 
 
-@pytest.mark.parametrize("size", [768, 767], ids=["nan", "short"])
-def test_external_weights_are_checked(make_request, size):
+def test_external_weights_are_checked(make_request):
     question = make_request(external("w.bin"))
-    values = spoiled(weights(), (191, 2)).ravel()[:size]
-    (question.candidate / "w.bin").write_bytes(values.tobytes())
+    (question.candidate / "w.bin").write_bytes(spoiled(weights(), (191, 2)).tobytes())
 
-    with pytest.raises((Rejected, InvalidOnnx), match="'w': .* NaN in 1 of 768" if size == 768 else "'w'"):
+    with pytest.raises(Rejected, match=r"'w': .* NaN in 1 of 768"):
         examined(question)
 
 
@@ -336,7 +306,6 @@ def test_scores_that_are_not_probabilities_are_noted(make_request):
 
 
 def test_instances_on_a_gpu_are_noted(make_request):
-    """The examination runs on the CPU, and notes that the server will not."""
     document = config(instance_group=[{"kind": "KIND_GPU", "count": 1}])
 
     notes = examined(make_request(classifier(), document=document)).notes
@@ -344,20 +313,11 @@ def test_instances_on_a_gpu_are_noted(make_request):
     assert notes == ("its instances run on a GPU, but it was examined on the CPU",)
 
 
-def test_config_without_tensors_is_completed(make_request):
-    assert examined(make_request(classifier(), document={"name": "net"}, labels=None)).difference == 0
-
-
 @pytest.mark.parametrize("datatype", sorted(set(DATATYPES) - {"FP32"}))
 def test_every_datatype_gets_inputs(make_request, datatype):
-    model = network(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        [value("x", datatype, ["N", 2, None])],
-        [value("y", datatype, ["N", 2, None])],
-    )
-    question = make_request(model, current=None, document={"name": "net"}, labels=None)
+    model = identity(datatype, ["N", 2, None])
 
-    assert examined(question).latency_ms > 0
+    assert examined(make_request(model, current=None, document={"name": "net"}, labels=None)).latency_ms > 0
 
 
 def test_outputs_are_compared_on_the_golden_images(make_request, preprocess):
@@ -380,21 +340,12 @@ def test_preprocess_of_other_tensors_is_refused(make_request, preprocess):
         examined(question)
 
 
-def test_broken_golden_image_is_named(make_request, preprocess, tmp_path):
-    (tmp_path / "broken.jpg").write_bytes(b"nothing")
-    question = make_request(classifier(), preprocess=preprocess, images=(tmp_path / "broken.jpg",))
-
-    with pytest.raises(Rejected, match=r"golden image '.*broken.jpg'"):
-        examined(question)
-
-
 WORDS = np.array([b"cat", b"dog"], object)
 
 
 @cases(
     ("before", "after", "expected"),
     {
-        "same": ([1.0, -4.0], [1.0, -4.0], 0.0),
         "quarter-of-the-largest": ([1.0, -4.0], [2.0, -4.0], 0.25),
         "zeros": ([0.0], [0.0], 0.0),
         "from-zero": ([0.0], [1e-9], np.inf),
@@ -409,35 +360,19 @@ def test_difference_is_relative_to_the_largest_value(before, after, expected):
     assert difference(np.array(before), np.array(after)) == expected
 
 
-@pytest.mark.parametrize(
-    ("after_ms", "before_ms", "expected"),
-    [(3.1, 2.0, True), (2.9, 2.0, False), (0.3, 0.15, False), (0.36, 0.15, True)],
-    ids=["slower", "within", "within-noise", "beyond-noise"],
-)
-def test_slower_is_a_ratio_beyond_noise(after_ms, before_ms, expected):
-    assert is_slower(after_ms, before_ms, 1.5) is expected
+def test_slower_is_a_ratio_beyond_noise():
+    assert [is_slower(after_ms, 2.0, 1.5) for after_ms in (2.9, 3.1)] == [False, True]
+    assert [is_slower(after_ms, 0.15, 1.5) for after_ms in (0.3, 0.36)] == [False, True]
 
 
-def test_memory_is_a_ratio_and_64_mb():
+def test_memory_is_a_ratio_and_64_mb_and_needed_for_all_instances():
     assert check_memory(60 * 2**20, 2**20, 1.5) == 60
     assert check_memory(2**20, 0, 1.5) is None
     with pytest.raises(Rejected, match=r"at most 1\.5 times .* 500 MB and 64 MB more, got 1,000 MB"):
         check_memory(1000 * 2**20, 500 * 2**20, 1.5)
-
-
-def test_memory_is_needed_for_all_instances():
     check_headroom(100 * 2**20, 2, 240 * 2**20)
     with pytest.raises(Rejected, match=r"360 MB \(3 instances of 100 MB, and 20% more\), got 240 MB"):
         check_headroom(100 * 2**20, 3, 240 * 2**20)
-
-
-def test_process_returns_a_report_and_its_progress(make_request):
-    lines: list[str] = []
-
-    report = examine(make_request(classifier()), progress=lines.append)
-
-    assert (report.difference, report.notes, report.size_bytes > 3000) == (0, (), True)
-    assert (lines[0], lines[-1]) == ("reading the file", "measuring its latency")
 
 
 def test_unexpected_error_is_a_rejection(make_request):
@@ -500,21 +435,6 @@ def test_examination_that_hangs_is_ended(make_request, monkeypatch, timeout_s, e
     assert children(os.getpid()) <= before
 
 
-def test_interrupted_command_ends_its_examiner(make_request):
-    before = children(os.getpid())
-
-    def interrupt(line: str) -> None:
-        if line.startswith("opening"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        examine(
-            make_request(classifier(), labels=fifo(make_request)), timeout_s=DEADLINE_S, progress=interrupt
-        )
-
-    assert children(os.getpid()) <= before
-
-
 def test_killed_command_ends_its_examiner(make_request, tmp_path):
     question = make_request(classifier(), labels=fifo(make_request))
     (tmp_path / "question").write_bytes(question.to_json())
@@ -536,25 +456,21 @@ def test_killed_command_ends_its_examiner(make_request, tmp_path):
     wait_until(lambda: examining not in parents(), "the end of the examiner")
 
 
-def test_failure_of_the_examiner_is_not_a_rejection(make_request, tmp_path, monkeypatch):
-    (tmp_path / "msgspec").mkdir()
-    (tmp_path / "msgspec" / "__init__.py").write_text("raise RuntimeError('broken')")
+@cases(
+    ("package", "failure", "message"),
+    {
+        "broken": ("msgspec", "RuntimeError", "exit code 1, last step: starting; .*RuntimeError: planted"),
+        "missing": ("onnx", "ImportError", r"pip install 'nereid-serving\[publish\]'"),
+    },
+)
+def test_failure_of_the_examiner_is_not_a_rejection(
+    make_request, tmp_path, monkeypatch, package, failure, message
+):
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text(f"raise {failure}('planted')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
-    with pytest.raises(
-        OperationFailed, match=r"failed with exit code 1, last step: starting; .*RuntimeError: broken"
-    ) as caught:
-        examine(make_request(classifier()))
-
-    assert not isinstance(caught.value, Rejected)
-
-
-def test_missing_package_is_named_with_its_installation(make_request, tmp_path, monkeypatch):
-    (tmp_path / "onnx").mkdir()
-    (tmp_path / "onnx" / "__init__.py").write_text("raise ImportError('not here')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-
-    with pytest.raises(OperationFailed, match=r"pip install 'nereid-serving\[publish\]'") as caught:
+    with pytest.raises(OperationFailed, match=message) as caught:
         examine(make_request(classifier()))
 
     assert not isinstance(caught.value, Rejected)

@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 from nereid.assets import TEXT_REPOSITORY
 from nereid.serving_errors import InvalidConfig
-from nereid.text.fields.shapes import MAX_WAYS, count_ways, shapes
+from nereid.text.fields.shapes import MAX_WAYS, count_ways
 from nereid.text.fields.specification import json_schema, parse_specification, read_specification
 
 WAYBILL = TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json"
@@ -31,15 +31,12 @@ def test_published_schema_is_the_one_in_use(root):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "Input data was truncated"),
         (b"\xff", "JSON"),
-        (b"{}", "Object missing required field `fields`"),
         (b'{"fields": []}', "Expected `array` of length >= 1"),
         (specification(checksum="crc"), "Invalid enum value 'crc'"),
         (specification(paterns=""), "Object contains unknown field `paterns`"),
         (specification(pattern="("), "pattern '(': missing ), unterminated subpattern"),
         (specification(pattern="(a+)+"), "pattern '(a+)+': expected at most 1,000 ways to match, got more"),
-        (specification(pattern="a?" * 30 + "b"), "pattern 'a?a?"),
         (specification(pattern="(a|a){30}"), "pattern '(a|a){30}': expected at most 1,000 ways"),
         (specification(pattern=r"(\d)\1"), r"pattern '(\d)\1': expected at most 1,000 ways"),
         (specification(pattern=".{12}", checksum="gs1"), "pattern '.{12}': expected letters, digits"),
@@ -69,26 +66,8 @@ def test_names_must_differ():
         parse_specification(json.dumps({"fields": [field, field]}).encode())
 
 
-@pytest.mark.parametrize(
-    ("pattern", "ways"),
-    [
-        ("abc", 1),
-        (r"\d{2,4}", 3),
-        (r"\d+", 64),
-        ("ab|cd|e", 3),
-        ("(?:a?b?)c", 4),
-        ("(?:ab?)?", 3),
-        ("(?:ab?){2}", 4),
-        ("(a*)*", MAX_WAYS + 1),
-        ("(?=a*)b*", MAX_WAYS + 1),
-    ],
-)
-def test_ways_are_counted(pattern, ways):
-    assert count_ways(pattern) == ways
+def test_ways_are_counted():
+    ways = {"abc": 1, r"\d{2,4}": 3, r"\d+": 64, "ab|cd|e": 3, "(?:a?b?)c": 4, "(?:ab?)?": 3, "(?:ab?){2}": 4}
 
-
-def test_shapes_are_the_texts_of_a_pattern():
-    assert shapes("a(?P<value>[0-1b]{1,2})") == (
-        ((frozenset("A"), False), (frozenset("01B"), True)),
-        ((frozenset("A"), False), (frozenset("01B"), True), (frozenset("01B"), True)),
-    )
+    assert {pattern: count_ways(pattern) for pattern in ways} == ways
+    assert [count_ways(pattern) for pattern in ("(a*)*", "(?=a*)b*")] == [MAX_WAYS + 1] * 2

@@ -81,7 +81,6 @@ def test_file_folder_and_moved_tree_reach_the_disk_in_order(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("is_folder", [False, True], ids=["file", "folder"])
 def test_lock_ends_with_its_process(tmp_path, is_folder):
-    """A killed process holds no lock; until then, others see the lock."""
     lock = f"locked_folder(p := Path({str(tmp_path)!r}))"
     if not is_folder:
         lock = f"locked_file(Path({str(tmp_path / 'log')!r}), 'x')"

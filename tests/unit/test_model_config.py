@@ -11,13 +11,9 @@ from nereid.config.parameters import parse_bool, parse_int
 from nereid.serving_errors import InvalidConfig
 from tests.tables import cases
 
-INSTANCE = {"model_instance_kind": "CPU", "model_instance_device_id": "0", "model_instance_name": "m_0_0"}
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One parameter of each type."""
-
     size_px: int
     mean: tuple[float, ...] = ()
     name: str = "x"
@@ -25,24 +21,27 @@ class Settings:
 
 
 def config(tmp_path, **parameters: str) -> ModelConfig:
-    """Build a config with these parameters, as Triton passes it."""
     model = {
         "name": "m",
         "max_batch_size": 8,
         "input": [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}],
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
     }
-    args = {
-        "model_config": json.dumps(model),
+    return ModelConfig.from_args(arguments(tmp_path, model, "CPU", "m_0_0"))
+
+
+def arguments(tmp_path, document: dict, kind: str, instance: str) -> dict[str, str]:
+    return {
+        "model_config": json.dumps(document),
         "model_repository": str(tmp_path / "m"),
         "model_version": "3",
-        **INSTANCE,
+        "model_instance_kind": kind,
+        "model_instance_device_id": "1" if kind == "GPU" else "0",
+        "model_instance_name": instance,
     }
-    return ModelConfig.from_args(args)
 
 
 def test_triton_arguments_and_file_give_the_same_config(tmp_path):
-    """A model reads itself from Triton and its sibling from disk; both ways agree."""
     folder = tmp_path / "m"
     folder.mkdir()
     (folder / "config.pbtxt").write_text(
@@ -57,30 +56,6 @@ def test_triton_arguments_and_file_give_the_same_config(tmp_path):
     assert from_file.document == read_pbtxt(folder / "config.pbtxt")
 
 
-def test_config_has_everything_of_the_model(tmp_path):
-    document = {
-        "name": "m",
-        "max_batch_size": 8,
-        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["-1", "3"]}],
-        "output": [{"name": "y", "data_type": "TYPE_INT64", "dims": [2]}],
-        "parameters": {"a": {"string_value": "b"}, "empty": {}},
-    }
-
-    assert ModelConfig.from_document(document, tmp_path, 3, "GPU", 1) == ModelConfig(
-        name="m",
-        version=3,
-        folder=tmp_path,
-        inputs=(TensorSpec("x", "TYPE_FP32", (-1, 3), (-1, 3)),),
-        outputs=(TensorSpec("y", "TYPE_INT64", (2,), (2,)),),
-        max_batch_size=8,
-        parameters={"a": "b", "empty": ""},
-        document=document,
-        kind="GPU",
-        device_id=1,
-        is_first=True,
-    )
-
-
 def test_config_without_anything_is_named_by_its_folder(tmp_path):
     assert ModelConfig.from_document({}, tmp_path / "net", 1) == ModelConfig(
         "net", 1, tmp_path / "net", (), (), 0, {}, {}, "CPU", 0, True
@@ -92,16 +67,11 @@ def test_config_without_anything_is_named_by_its_folder(tmp_path):
     {
         "plain": ({}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), False, False)),
         "reshape": ({"reshape": {"shape": ["16"]}}, TensorSpec("x", "TYPE_FP32", (4, 4), (16,))),
-        "reshape to nothing": ({"reshape": {"shape": []}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
         "empty reshape": ({"reshape": {}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
         "optional": ({"optional": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_optional=True)),
         "ragged": (
             {"allow_ragged_batch": True},
             TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_ragged=True),
-        ),
-        "neither": (
-            {"optional": False, "allow_ragged_batch": False},
-            TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4)),
         ),
     },
 )
@@ -116,13 +86,10 @@ def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
     ("backend", "groups", "expected"),
     {
         "no backend": (None, None, 1),
-        "onnxruntime": ("onnxruntime", None, 2),
         "onnxruntime, empty list": ("onnxruntime", [], 2),
         "onnxruntime, no count": ("onnxruntime", [{"kind": "KIND_CPU"}], 2),
         "another backend, no count": ("fused", [{"kind": "KIND_CPU"}], 1),
-        "count": ("onnxruntime", [{"kind": "KIND_CPU", "count": 3}], 3),
         "two groups": (None, [{"count": 3}, {"kind": "KIND_CPU", "count": "2"}], 5),
-        "gpu": (None, [{"kind": "KIND_GPU", "count": 3}], 0),
         "gpu and cpu": (None, [{"kind": "KIND_GPU", "count": 3}, {"kind": "KIND_CPU", "count": 1}], 1),
         "kind model": ("onnxruntime", [{"kind": "KIND_MODEL"}], 2),
     },
@@ -137,22 +104,13 @@ def test_instances_that_share_the_cores(tmp_path, backend, groups, expected):
 @cases(
     ("files", "profile", "expected"),
     {
-        "no file": ({}, "", False),
         "no file, profile": ({}, "cpu", False),
-        "no group": ({"config.pbtxt": ""}, "", False),
         "auto": ({"config.pbtxt": "KIND_AUTO"}, "", False),
-        "cpu": ({"config.pbtxt": "KIND_CPU"}, "", False),
-        "gpu": ({"config.pbtxt": "KIND_GPU"}, "", True),
         "cpu and gpu": ({"config.pbtxt": "KIND_CPU KIND_GPU"}, "", True),
         "gpu, profile without a file": ({"config.pbtxt": "KIND_GPU"}, "cpu", True),
-        "gpu, profile on the cpu": (
-            {"config.pbtxt": "KIND_GPU", "configs/cpu.pbtxt": "KIND_CPU"},
-            "cpu",
-            False,
-        ),
+        "profile on the cpu": ({"config.pbtxt": "KIND_GPU", "configs/cpu.pbtxt": "KIND_CPU"}, "cpu", False),
         "profile on a gpu": ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "gpu", True),
         "profile of another name": ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "", False),
-        "file without a name": ({"configs/.pbtxt": "KIND_GPU"}, "", False),
     },
 )
 def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
@@ -163,20 +121,6 @@ def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
         (tmp_path / name).write_text(" ".join(groups))
 
     assert ModelConfig.from_document({}, tmp_path, 1, "GPU").names_gpu(profile) is expected
-
-
-@cases(
-    ("parameters", "expected"),
-    {
-        "each type": (
-            {"size_px": "224", "mean": "1, 2.5", "name": "y", "is_on": "TRUE"},
-            Settings(224, (1.0, 2.5), "y", True),
-        ),
-        "Triton's own": ({"size_px": "1", "FORCE_CPU_ONLY_INPUT_TENSORS": "no"}, Settings(1)),
-    },
-)
-def test_settings_take_their_types_from_the_dataclass(tmp_path, parameters, expected):
-    assert config(tmp_path, **parameters).settings(Settings) == expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +155,12 @@ class Outer:
     ("parameters", "fixed", "expected"),
     {
         "defaults": ({"height_px": "3"}, {}, Outer(Middle(Inner(3)))),
+        "Triton's own": ({"height_px": "3", "EXECUTION_ENV_PATH": "x"}, {}, Outer(Middle(Inner(3)))),
         "all given": (
             {"height_px": "3", "is_fast": "on", "mean": "1, 2", "name": "y"},
             {},
             Outer(Middle(Inner(3, True), (1.0, 2.0)), "y"),
         ),
-        "fixed": ({}, {"height_px": 4}, Outer(Middle(Inner(4)))),
         "fixed and given": (
             {"is_fast": "1"},
             {"height_px": 4, "name": "z"},
@@ -232,12 +176,6 @@ def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, exp
     ("schema", "parameters", "fixed", "message"),
     {
         "missing": (Settings, {}, {}, "parameter 'size_px' is required"),
-        "unknown": (
-            Settings,
-            {"size_px": "1", "sise": "2"},
-            {},
-            "unknown parameter 'sise': expected one of is_on, mean, name, size_px",
-        ),
         "not a number": (Settings, {"size_px": "big"}, {}, "parameter 'size_px': expected int, got 'big'"),
         "not a list of numbers": (
             Settings,
@@ -245,13 +183,6 @@ def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, exp
             {},
             "parameter 'mean': expected floats separated by commas, got '1,x'",
         ),
-        "not a boolean": (
-            Settings,
-            {"size_px": "1", "is_on": "perhaps"},
-            {},
-            "parameter 'is_on': expected bool, got 'perhaps'",
-        ),
-        "missing in a group": (Outer, {}, {}, "parameter 'height_px' is required"),
         "name of a group": (
             Outer,
             {"height_px": "3", "inner": "1"},
@@ -264,7 +195,6 @@ def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, exp
             {"height_px": 4},
             "unknown parameter 'height_px': expected one of is_fast, mean, name",
         ),
-        "rejected by a group": (Outer, {"height_px": "-1"}, {}, "height_px must not be negative, got -1"),
         "fixed one rejected": (Outer, {}, {"height_px": -2}, "height_px must not be negative, got -2"),
     },
 )
@@ -275,71 +205,55 @@ def test_wrong_parameter_is_named(tmp_path, schema, parameters, fixed, message):
     assert str(raised.value) == f"model 'm': {message}"
 
 
-@pytest.mark.parametrize("name", ["..", ".", "", "../other", "/etc", "m/../../x"])
+@pytest.mark.parametrize("name", ["..", ".", "", "/etc", "m/../../x"])
 def test_sibling_stays_in_the_repository(tmp_path, name):
     """A config cannot make the server read models from elsewhere."""
     with pytest.raises(InvalidConfig, match="which is not a folder of the repository"):
         config(tmp_path).sibling(name, 1)
 
 
-@pytest.fixture
-def args(tmp_path):
-    """The arguments of the second instance of a model on the second GPU."""
-    return {
-        "model_config": '{"name": "m"}',
-        "model_repository": str(tmp_path / "m"),
-        "model_version": "1",
-        "model_instance_kind": "GPU",
-        "model_instance_device_id": "1",
-        "model_instance_name": "m_0_1",
-    }
+def test_gpu_instance_needs_a_backend_that_uses_gpus(tmp_path):
+    args = arguments(tmp_path, {"name": "m"}, "GPU", "m_0_1")
 
-
-def test_gpu_instance_needs_a_backend_that_uses_gpus(args, tmp_path):
     assert ModelConfig.from_args(args, may_use_gpu=True) == ModelConfig(
-        "m", 1, tmp_path / "m", (), (), 0, {}, {"name": "m"}, "GPU", 1, False
+        "m", 3, tmp_path / "m", (), (), 0, {}, {"name": "m"}, "GPU", 1, False
     )
     with pytest.raises(InvalidConfig) as raised:
         ModelConfig.from_args(args)
     assert str(raised.value) == "model 'm', instance group: expected KIND_CPU, got KIND_GPU"
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("m_0_0", True), ("m_0_1", False), ("m_0_10", False), ("m_1_0", False)]
-)
-def test_first_instance_is_that_of_the_first_group(args, name, expected):
-    groups = [{"name": "m_0", "count": 11}, {"name": "m_1", "count": 1}]
-    document = json.loads(args["model_config"]) | {"instance_group": groups}
-    given = args | {"model_config": json.dumps(document), "model_instance_name": name}
+def test_first_instance_is_that_of_the_first_group(tmp_path):
+    document = {"name": "m", "instance_group": [{"name": "m_0", "count": 11}, {"name": "m_1", "count": 1}]}
+    names = {"m_0_0": True, "m_0_10": False, "m_1_0": False}
 
-    config = ModelConfig.from_args(given, may_use_gpu=True)
+    found = {name: ModelConfig.from_args(arguments(tmp_path, document, "CPU", name)) for name in names}
 
-    assert config.is_first is expected
+    assert {name: config.is_first for name, config in found.items()} == names
+
+
+SCORES = 'output_map { key: "y" value: "scores" }'
 
 
 @cases(
     ("text", "found"),
     {
-        "pinned": ('{ model_name: "net" model_version: 2 output_map { key: "y" value: "scores" } }', "2"),
-        "not pinned": (
-            '{ model_name: "net" output_map { key: "y" value: "scores" } }',
-            InvalidConfig("ensemble 'e', step 'net': expected a pinned version, got -1"),
-        ),
-        "no scores": (
-            '{ model_name: "net" model_version: 2 }',
-            InvalidConfig("model 'm' names 'e', an ensemble without output 'scores'"),
-        ),
+        "pinned": (f"model_version: 2 {SCORES}", "2"),
+        "not pinned": (SCORES, "ensemble 'e', step 'net': expected a pinned version, got -1"),
+        "no scores": ("model_version: 2", "model 'm' names 'e', an ensemble without output 'scores'"),
     },
 )
 def test_network_version_is_that_of_the_step_with_the_scores(tmp_path, text, found):
     (tmp_path / "e" / "1").mkdir(parents=True)
-    (tmp_path / "e" / "config.pbtxt").write_text(f'name: "e" ensemble_scheduling {{ step {text} }}')
+    step = f'{{ model_name: "net" {text} }}'
+    (tmp_path / "e" / "config.pbtxt").write_text(f'name: "e" ensemble_scheduling {{ step {step} }}')
 
-    if isinstance(found, str):
-        assert config(tmp_path).pinned_network_version("e", 1, "scores") == found
-    else:
-        with pytest.raises(InvalidConfig, match=f"^{found}$"):
-            config(tmp_path).pinned_network_version("e", 1, "scores")
+    try:
+        version = config(tmp_path).pinned_network_version("e", 1, "scores")
+    except InvalidConfig as error:
+        version = str(error)
+
+    assert version == found
 
 
 @pytest.mark.parametrize("text", [None, 'backend: "onnxruntime"'], ids=["no config", "a network"])
@@ -370,39 +284,22 @@ def test_file_that_is_not_a_config_is_named(tmp_path, content, message):
         read_pbtxt(path)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *{"0": 0, "12": 12, "-3": -3, "+3": 3, " \t7": 7, "4abc": 4, "1.9": 1, "007": 7, "2 3": 2}.items(),
-        *((text, None) for text in ("", "abc", "-", " ", "x4", "- 4", "--4", ".5")),
-    ],
-)
-def test_integers_are_read_as_stoi_does(text, expected):
-    """C++ `std::stoi` skips blanks before the digits and everything after them; the message is NVIDIA's."""
-    if expected is not None:
-        assert parse_int(text) == expected
-        return
-    with pytest.raises(InvalidConfig) as raised:
-        parse_int(text)
-    assert str(raised.value) == f"failed to convert '{text}' to integral number"
+def test_integers_are_read_as_stoi_does():
+    numbers = {"0": 0, "-3": -3, "+3": 3, " \t7": 7, "4abc": 4, "1.9": 1, "007": 7}
+
+    assert {text: parse_int(text) for text in numbers} == numbers
+    for text in ("", "-", " ", "x4", "- 4", ".5"):
+        with pytest.raises(InvalidConfig, match=f"^failed to convert '{text}' to integral number$"):
+            parse_int(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *((text, True) for text in ("true", "True", "TRUE", "on", "On", "1")),
-        *((text, False) for text in ("false", "False", "FALSE", "off", "OFF", "0")),
-        *((text, None) for text in ("", "yes", "no", "2", " 1", "1 ", "t")),
-    ],
-)
-def test_booleans_are_tritons_six_words(text, expected):
-    """Three words are true and three false, in any case; the message for other words is NVIDIA's."""
-    if expected is not None:
-        assert parse_bool(text) is expected
-        return
-    with pytest.raises(InvalidConfig) as raised:
-        parse_bool(text)
-    assert str(raised.value) == f"failed to convert '{text}' to boolean"
+def test_booleans_are_tritons_six_words():
+    words = {"true": True, "TRUE": True, "On": True, "1": True, "False": False, "off": False, "0": False}
+
+    assert {text: parse_bool(text) for text in words} == words
+    for text in ("", "yes", "2", " 1", "t"):
+        with pytest.raises(InvalidConfig, match=f"^failed to convert '{text}' to boolean$"):
+            parse_bool(text)
 
 
 def test_fused_model_may_replace_parameters_of_its_parts():
@@ -415,5 +312,4 @@ def test_fused_model_may_replace_parameters_of_its_parts():
 def test_replaced_parameters_leave_the_others():
     config = ModelConfig.from_document({"parameters": {"a": {"string_value": "1"}}}, Path("m"), 1)
 
-    assert config.replacing({"b": "2"}).parameters == {"a": "1", "b": "2"}
-    assert config.parameters == {"a": "1"}
+    assert (config.replacing({"b": "2"}).parameters, config.parameters) == ({"a": "1", "b": "2"}, {"a": "1"})

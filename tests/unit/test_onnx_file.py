@@ -21,7 +21,6 @@ RUNTIMES = (Runtime("here", 26, 13), Runtime("there", 21, 10))
 
 
 def save(folder: Path, model: onnx.ModelProto) -> Path:
-    """Write a network as the only file of a version."""
     folder.mkdir(exist_ok=True)
     onnx.save(model, folder / "model.onnx")
     return folder / "model.onnx"
@@ -77,7 +76,6 @@ def garbled(model: onnx.ModelProto, name: str) -> bytes:
 
 
 def typed(input_element: int = 1, weight_element: int = 1) -> bytes:
-    """Write a network with elements of these numbers."""
     model = weighted()
     model.graph.input[0].type.tensor_type.elem_type = input_element
     model.graph.initializer[0].data_type = weight_element
@@ -85,14 +83,12 @@ def typed(input_element: int = 1, weight_element: int = 1) -> bytes:
 
 
 def sequence() -> bytes:
-    """Write a network whose output is a sequence."""
     output = helper.make_tensor_sequence_value_info("y", onnx.TensorProto.FLOAT, None)
     node = helper.make_node("SequenceConstruct", ["x"], ["y"])
     return network([node], [value("x", "FP32", [1])], [output]).SerializeToString()
 
 
 def external(**entries: str | int) -> bytes:
-    """Write a network with this place of its weights."""
     return weighted(**entries).SerializeToString()
 
 
@@ -111,11 +107,9 @@ NO_PLACE = "external tensor 'w' has no location of its values"
         "element-type-of-weights": (typed(weight_element=126), "'w' .* unknown element type, 126"),
         "element-type": (typed(99), "'x' of the network has an unknown element type, 99"),
         "input-name": (garbled(weighted(), "x"), r"is damaged: expected a name in UTF-8, got b'\\xff'"),
-        "dim-name": (garbled(weighted(), "N"), "is damaged: expected a name in UTF-8"),
         "name-of-external": (garbled(weighted(location="w.bin"), "w"), "is damaged: expected a name"),
         "sequence": (sequence(), "'y' of the network: expected a tensor, got sequence"),
         "no-location": (external(length=48), NO_PLACE),
-        "offset-text": (external(location="w", offset="x"), NO_PLACE),
         "offset-negative": (external(location="w", offset=-4), NO_PLACE),
     },
 )
@@ -128,13 +122,11 @@ def test_file_that_is_not_a_network_is_rejected(tmp_path, content, reason):
 
 
 def lead_out(folder: Path) -> None:
-    """Put a link to a file elsewhere into the version folder."""
     (folder.parent / "elsewhere.bin").write_bytes(bytes(48))
     (folder / "w.bin").symlink_to(folder.parent / "elsewhere.bin")
 
 
 def link_folder_out(folder: Path) -> None:
-    """Put a link to a folder with the file into the version folder."""
     (folder.parent / "other").mkdir()
     (folder.parent / "other" / "w.bin").write_bytes(bytes(48))
     (folder / "sub").symlink_to(folder.parent / "other")
@@ -151,12 +143,6 @@ MISPLACED = {
     "linked-folder": ({"location": "sub/w.bin"}, link_folder_out, "a link to '.*' outside the folder"),
     "long": ({"location": "w" * 300}, write(48), "which cannot be read: File name too long"),
     "nul": ({"location": "w\0"}, write(48), r"'w': expected a file name for its values, got 'w\\x00'"),
-    "two-lines": ({"location": "w\nv"}, write(48), r"'w': expected a file name .*, got 'w\\nv'"),
-    "link-to-itself": (
-        {"location": "w.bin"},
-        lambda folder: (folder / "w.bin").symlink_to("w.bin"),
-        "which (cannot be read|is missing)",
-    ),
     "missing": ({"location": "w.bin"}, lambda folder: None, "which is missing"),
     "a-folder": ({"location": "w.bin"}, lambda folder: (folder / "w.bin").mkdir(), "which is missing"),
     "short": ({"location": "w.bin", "length": 48}, write(47), "expected 48 bytes for tensor 'w', got 47"),
@@ -187,7 +173,6 @@ def test_external_data_is_counted_once(tmp_path):
     {
         "opset-for-one": (22, 8, "opset at most 21 for there, got 22; fix: export it with opset 21$"),
         "opset-for-both": (27, 8, "expected opset at most 26 for here, at most 21 for there, got 27"),
-        "ir": (21, 11, "expected IR version at most 10 for there, got 11; fix: .* with IR version 10"),
         "both-too-new": (22, 11, "expected opset .*, got 22; .*; expected IR version .*, got 11; "),
         "too-old": (6, 8, "expected opset 7 or later, got opset 6"),
         "limits": (21, 10, ""),

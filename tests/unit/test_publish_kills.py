@@ -44,19 +44,16 @@ class Site:
     lines: list[str] = field(default_factory=list)
 
     def reset(self) -> None:
-        """Go back to the begin."""
         shutil.rmtree(self.models.parent, ignore_errors=True)
         shutil.copytree(self.begin, self.models.parent)
         self.lines.clear()
 
     def recover(self, record: ServerRecord | None = None, report: Report | None = None) -> None:
-        """Do what every command does first."""
         with locked_repository(self.models, record, report or self.lines.append):
             pass
 
 
 def state(repository: Path) -> tuple[dict[str, str], dict[str, float]]:
-    """Return the files of a repository, and the weights of its route, whose generation does not matter."""
     route = read_state(find_route(repository, ROUTE)).route()
     found = {
         name: sha for name, sha in contents(repository).items() if not name.startswith(f"{ROUTE}.route.")
@@ -113,8 +110,6 @@ def failed(begin: Path, folder: Path) -> Path:
 
 @pytest.fixture
 def start(trees, tmp_path) -> Callable[[str], Site]:
-    """Return the site in which a command is about to begin, or to continue."""
-
     def make(command: str) -> Site:
         begin = {
             "publish": lambda: committed(trees["before"], trees["published"], tmp_path / "begin"),
@@ -133,7 +128,6 @@ def start(trees, tmp_path) -> Callable[[str], Site]:
 
 
 def run(command: str, site: Site, record: ServerRecord | None = None, report: Report | None = None) -> None:
-    """Run a command, or what is left of it."""
     report = report or site.lines.append
     if command == "retire":
         retire(site.models, NET, 2, record, report)
@@ -206,7 +200,6 @@ def killing(action: Callable[[], None], number: int) -> Iterator[Report]:
 
 
 def die() -> None:
-    """End the command."""
     raise Killed
 
 
@@ -216,7 +209,6 @@ SERVED = {"publish": {1, 2}, "undo": {1}, "retire": {1}}
 @pytest.mark.parametrize("dies", ["command", "server"])
 @pytest.mark.parametrize(("command", "versions"), SERVED.items(), ids=SERVED)
 def test_server_follows_a_killed_command(start, trees, command, versions, dies, monkeypatch):
-    """After any step the command or the server is killed: at the end, the server has what is on the disk."""
     monkeypatch.setattr(actions, "DRAIN_S", 0)  # no requests need it
     site = start(command)
     for number in itertools.count():
@@ -225,10 +217,7 @@ def test_server_follows_a_killed_command(start, trees, command, versions, dies, 
         with contextlib.ExitStack() as up:
             record = up.enter_context(running(server))
             kill = die if dies == "command" else lambda up=up, died=died: died.append(up.close())
-            with (
-                killing(kill, number) as report,
-                contextlib.suppress(Killed, OperationFailed),
-            ):
+            with killing(kill, number) as report, contextlib.suppress(Killed, OperationFailed):
                 run(command, site, record, report)
                 if not died:
                     break

@@ -26,21 +26,23 @@ from nereid.tune.profiles import tunable
 from tests.tables import cases
 
 NETWORKS = {"text_detect", "text_direction", "text_recognise"}
+FINDERS = [("text_detect", 1), ("text_direction", 1)]
 PLAIN, CPU = "read_text_v1/config.pbtxt", "read_text_v1/configs/cpu.pbtxt"
 PIN = Pin("read_text_v1", "text_recognise", 1, "", 0)
 
 
 @pytest.fixture
 def repository(tmp_path) -> Path:
-    """A copy of the models that read text."""
     return Path(shutil.copytree(TEXT_REPOSITORY, tmp_path / "models", ignore=shutil.ignore_patterns(*STATE)))
 
 
-def edit(repository: Path, name: str, before: str, after: str) -> None:
-    path = repository / name
-    text = path.read_text()
-    assert before in text
-    path.write_text(text.replace(before, after))
+def edited(name: str, before: str, after: str) -> Callable[[Path], None]:
+    def edit(repository: Path) -> None:
+        text = (repository / name).read_text()
+        assert before in text
+        (repository / name).write_text(text.replace(before, after))
+
+    return edit
 
 
 def failures(repository: Path) -> str:
@@ -52,16 +54,11 @@ def test_default_repository_has_no_failures(repository):
     assert failures(repository) == ""
 
 
-def edited(name: str, before: str, after: str) -> Callable[[Path], None]:
-    return lambda repository: edit(repository, name, before, after)
-
-
 def remove_network(repository: Path) -> None:
     shutil.rmtree(repository / "text_detect")
 
 
 def remove_fields(repository: Path) -> None:
-    """Delete the file with the fields of a waybill."""
     (repository / "read_waybill_v1" / "waybill.json").unlink()
 
 
@@ -70,26 +67,16 @@ def damage_fields(repository: Path) -> None:
 
 
 RECOGNISER_OUTPUT = 'output { name: "probability" data_type: TYPE_FP32 dims: [ -1 ] }\n'
+NETWORK_VERSION = '"network_version" value { string_value: "%d" }'
 FAILURES = {
     "version": (
-        edited(
-            CPU,
-            '"network_version" value { string_value: "1" }',
-            '"network_version" value { string_value: "9" }',
-        ),
+        edited(CPU, NETWORK_VERSION % 1, NETWORK_VERSION % 9),
         "names version 9 of 'text_recognise', which is not there",
     ),
     "model": (remove_network, "model 'read_text_v1' names version 1 of 'text_detect', which is not there"),
-    "parameter": (
-        edited(CPU, '"in_process"', '"elsewhere"'),
-        "expected in_process or served, got 'elsewhere'",
-    ),
+    "parameter": (edited(CPU, '"in_process"', '"here"'), "expected in_process or served, got 'here'"),
     "unserved": (
-        edited(
-            "text_detect/config.pbtxt",
-            "version_policy { all {} }",
-            "version_policy { specific { versions: [ 2 ] } }",
-        ),
+        edited("text_detect/config.pbtxt", "{ all {} }", "{ specific { versions: [ 2 ] } }"),
         "version 1 of 'text_detect' is not served",
     ),
     "swapped": (
@@ -137,8 +124,7 @@ def test_reader_pins_its_recogniser(repository, profile):
 
     assert found["read_text_v1"] == PIN
     assert steps_of(readable_configs(repository, profile)["read_text_v1"]) == [
-        ("text_detect", 1),
-        ("text_direction", 1),
+        *FINDERS,
         ("text_recognise", 1),
     ]
 
@@ -152,8 +138,7 @@ def test_networks_in_the_process_are_not_loaded_again(repository):
 
 
 def test_networks_are_models_unless_the_config_says_otherwise(repository):
-    """A reader without the parameter `networks` sends requests to them, so the profile loads them."""
-    edit(repository, PLAIN, 'parameters { key: "networks" value { string_value: "served" } }', "")
+    edited(PLAIN, 'parameters { key: "networks" value { string_value: "served" } }', "")(repository)
 
     document = readable_configs(repository)["read_text_v1"]
 
@@ -174,7 +159,7 @@ def test_copy_for_a_new_recogniser_pins_only_that(repository):
 
     for profile in ("", "cpu"):
         document = readable_configs(repository, profile)["read_text_v2"]
-        assert steps_of(document) == [("text_detect", 1), ("text_direction", 1), ("text_recognise", 2)]
+        assert steps_of(document) == [*FINDERS, ("text_recognise", 2)]
 
 
 def test_copy_for_a_waybill_keeps_its_fields(repository):
@@ -185,7 +170,6 @@ def test_copy_for_a_waybill_keeps_its_fields(repository):
 
 
 def test_only_reading_itself_needs_the_packages_of_its_extra():
-    """Checks, publishing and the fields of documents work without OpenCV."""
     program = """
 import sys
 sys.modules["cv2"] = None

@@ -7,7 +7,6 @@ import pytest
 from onnx import helper
 
 from nereid.errors import WrongUsage
-from nereid.publish.intake.dictionary import CURRENT, LABELS
 from nereid.publish.intake.recogniser import adapt, adapt_file, characters_of
 from nereid.text.characters import Characters, split_characters
 from tests.networks import value
@@ -20,15 +19,12 @@ LINES = np.random.default_rng(3).uniform(-1, 1, (2, 3, 48, 64)).astype(np.float3
 @cases(
     "recogniser",
     {
-        "old opset": TestRecogniser(opset=11),
         "axes are an input": TestRecogniser(opset=18),
-        "new opset": TestRecogniser(opset=22),
         "FP16": TestRecogniser(datatype="FP16"),
         "FP64": TestRecogniser(datatype="FP64", opset=18),
         "fixed batch": TestRecogniser(batch=1),
         "any height": TestRecogniser(shape=(3, "H", "W")),
         "no space": TestRecogniser(classes=len(CHARACTERS) + 1),
-        "probabilities": TestRecogniser(has_softmax=True),
         "probabilities in an old opset": TestRecogniser(has_softmax=True, opset=11),
     },
 )
@@ -96,18 +92,11 @@ BARE = TestRecogniser(characters=())
     ("recogniser", "given", "message"),
     {
         "fixed width": (TestRecogniser(shape=(3, 48, 320)), (), ONE_INPUT + r"\[-1,3,48,320\]"),
-        "other height": (TestRecogniser(shape=(3, 32, "W")), (), ONE_INPUT + r"\[-1,3,32,-1\]"),
         "no characters": (BARE, (), "expected the characters .* fix: --labels"),
         "too few": (BARE, ("a", "b"), COUNT.format(2, "--labels; fix: --labels")),
         "wrong metadata": (TestRecogniser(characters=("a",)), (), COUNT.format(1, "the file's metadata")),
         "others": (TestRecogniser(), ("a",), "expected the 5 characters of .*, got 1 others from --labels"),
-        "two wrong lists": (TestRecogniser(characters=("a",)), ("a", "b"), COUNT.format(2, "--labels")),
         "empty line": (BARE, ("a", "", "c", "d", "e"), "line of --labels, got an empty line 2; fix: remove"),
-        "empty line in the file": (
-            TestRecogniser(characters=("a", "b", "", "d", "e")),
-            (),
-            "metadata 'character', got an empty line 3",
-        ),
         "blank": (BARE, ("<blank>", *CHARACTERS), "line 1 of --labels, got '<blank>'; fix: remove that line"),
     },
 )
@@ -131,7 +120,6 @@ def test_several_outputs_need_a_choice():
 @cases(
     ("text", "found"),
     {
-        "LF": ("a\nb\n", ["a", "b"]),
         "CR LF": ("a\r\nb\r\n", ["a", "b"]),
         "empty lines at the end": ("a\nb\n\n\n", ["a", "b"]),
         "space at the end": ("a\n \n", ["a", " "]),
@@ -158,24 +146,7 @@ def test_notes_about_characters(recogniser, given, notes):
     assert [each[: len(note)] for each, note in zip(found, notes, strict=True)] == notes
 
 
-@cases(
-    ("origin", "message"),
-    {
-        LABELS: (LABELS, "got 2 from --labels; fix: --labels with one character per line"),
-        CURRENT: (
-            CURRENT,
-            "got 2 from the current version; fix: write .* to the file's metadata 'character'",
-        ),
-    },
-)
-def test_message_names_the_origin_of_the_characters(origin, message):
-    """A publication has no option --labels."""
-    with pytest.raises(WrongUsage, match=message):
-        adapt(BARE.build(), characters=("a", "b"), origin=origin)
-
-
 def test_input_of_another_datatype_has_its_own_advice():
-    """A variable batch does not help a network with FP16 inputs."""
     model = TestRecogniser().build()
     model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
 

@@ -8,16 +8,7 @@ from nereid.publish.add import AddRequest, add
 from nereid.publish.publisher import publish
 from nereid.publish.remove import remove
 from nereid.repository.check import check
-from tests.publishing import (
-    NET,
-    OTHER_ANSWERS,
-    ROUTE,
-    candidate,
-    classifier,
-    contents,
-    store_published,
-    write_route,
-)
+from tests.publishing import NET, OTHER_ANSWERS, ROUTE, classifier, contents, store_published, write_route
 from tests.routes import variant
 from tests.user_networks import UserNetwork
 
@@ -100,19 +91,3 @@ def test_replacement(repository, file, tmp_path):
     assert not (repository / "small_v2").exists()
     assert "dims: [ 3, 16, 16 ]" in (repository / "small_network" / "config.pbtxt").read_text()
     assert [each for each in check(repository) if each.verdict == "fail"] == []
-
-
-def test_killed_removal_is_finished(repository, file, tmp_path):
-    before = contents(repository)
-    add(repository, request(file), None)
-
-    def interrupt(line: str) -> None:
-        if line.startswith("small_v1: removed"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        remove(repository, "small", None, interrupt)
-    publish(repository, NET, candidate(tmp_path, 2), None, OTHER_ANSWERS)
-
-    assert not any((repository / name).exists() for name in ("small", "small_v1", "small_network"))
-    assert before.keys() <= contents(repository).keys()

@@ -50,37 +50,17 @@ def test_profile_replaces_the_plain_config(make):
     assert configs(repository) == configs(repository, "other") == {"a": {"name": "a"}, "b": {"name": "b"}}
 
 
-def test_model_without_a_config_is_a_model(make):
-    repository = make(a='name: "a"')
-    (repository / "bare" / "1").mkdir(parents=True)
-    (repository / "README.md").touch()
-
-    assert configs(repository) == {"a": {"name": "a"}, "bare": {}}
-
-
 STEPS = {"pre": "", "net": ""}
 
 
 @cases(
     ("files", "hidden"),
     {
-        "no ensemble": ({"net": NETWORK}, set()),
         "ensemble in every profile": ({"e": ensemble("pre", "net"), **STEPS}, set()),
         "replaced ensemble": ({"e": ensemble("pre", "net"), "e__cpu": FUSED, **STEPS}, {"pre", "net"}),
         "step of another ensemble": (
             {"e": ensemble("pre", "net"), "e__cpu": FUSED, "other": ensemble("pre"), **STEPS},
             {"net"},
-        ),
-        "two replaced ensembles": (
-            {
-                "e": ensemble("pre", "net"),
-                "e__cpu": FUSED,
-                "f": ensemble("net", "post"),
-                "f__cpu": FUSED,
-                "post": "",
-                **STEPS,
-            },
-            {"pre", "net", "post"},
         ),
         "shorter ensemble": ({"e": ensemble("pre", "net"), "e__cpu": ensemble("net"), **STEPS}, set()),
         "replaced in another profile": ({"e": ensemble("pre", "net"), "e__gpu": FUSED, **STEPS}, set()),
@@ -97,22 +77,12 @@ def test_hidden_models_are_steps_of_replaced_ensembles(make, files, hidden):
     {
         "no model": ({}, []),
         "network": ({"net": NETWORK}, [Threads("net", 2, 3)]),
-        "five instances": ({"net": NETWORK.replace("2", "5")}, [Threads("net", 5, 3)]),
         "on a gpu": ({"net": NETWORK.replace("KIND_CPU", "KIND_GPU")}, []),
-        "platform and default count": (
-            {"net": 'platform: "onnxruntime_onnx" ' + INTRA % 7},
-            [Threads("net", 2, 7)],
-        ),
+        "platform": ({"net": 'platform: "onnxruntime_onnx" ' + INTRA % 7}, [Threads("net", 2, 7)]),
         "no network": ({"net": 'backend: "preprocess"', "e": ensemble("net")}, []),
         "fused and its network": ({"a": FUSED, "net": NETWORK}, [Threads("a", 4, 3), Threads("net", 2, 3)]),
-        "fused in place of its network": (
-            {"e": ensemble("net"), "e__cpu": FUSED, "net": NETWORK},
-            [Threads("e", 4, 3)],
-        ),
-        "profile": (
-            {"net": NETWORK, "net__cpu": 'backend: "onnxruntime" ' + INTRA % 9},
-            [Threads("net", 2, 9)],
-        ),
+        "fused only": ({"e": ensemble("net"), "e__cpu": FUSED, "net": NETWORK}, [Threads("e", 4, 3)]),
+        "profile": ({"net": NETWORK, "net__cpu": NETWORK.replace("3", "9")}, [Threads("net", 2, 9)]),
     },
 )
 def test_budget_counts_every_model_that_runs_a_network(make, files, budget):
@@ -128,58 +98,32 @@ def test_model_without_a_config_counts(make):
     assert thread_budget(repository, "cpu") == [Threads("bare", 2, max(1, available_cores() // 2))]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("right", "wrong", "message"),
-    [
-        ('"net"', '"../net"', "model 'a' names '../net', which is not a folder of the repository"),
-        ('"1"', '"7"', "model 'a' names version 7 of 'net', which is not there"),
-    ],
-    ids=["network", "version"],
+    {
+        "network": ('"net"', '"../net"', "model 'a' names '../net', which is not a folder of the repository"),
+        "version": ('"1"', '"7"', "model 'a' names version 7 of 'net', which is not there"),
+        # Every backend ignores this parameter of Triton's.
+        "missing": ('"network"', '"EXECUTION_ENV_PATH"', "model 'a': parameter 'network' is required"),
+    },
 )
 def test_fused_model_without_its_network_is_refused(make, right, wrong, message):
-    repository = make(a=FUSED.replace(right, wrong), net=NETWORK)
-
     with pytest.raises(InvalidConfig) as raised:
-        thread_budget(repository, "cpu")
+        thread_budget(make(a=FUSED.replace(right, wrong), net=NETWORK), "cpu")
 
     assert str(raised.value) == message
 
 
-@pytest.mark.parametrize("left_out", ["preprocess", "preprocess_version", "network", "network_version"])
-def test_fused_model_without_a_parameter_is_refused(make, left_out):
-    # Every backend ignores this parameter of Triton's.
-    repository = make(a=FUSED.replace(f'"{left_out}"', '"EXECUTION_ENV_PATH"'), net=NETWORK)
-
-    with pytest.raises(InvalidConfig) as raised:
-        thread_budget(repository, "cpu")
-
-    assert str(raised.value) == f"model 'a': parameter '{left_out}' is required"
-
-
 CORES = available_cores()
-SLOW = ": instances of one model slow each other down"
 
 
-@cases(
-    ("budget", "text", "fits"),
-    {
-        "within the cores": (
-            [Threads("a", 1, CORES), Threads("b", 0, 9)],
-            f"{CORES} network threads on {CORES} cores (a 1x{CORES}, b 0x9)",
-            True,
-        ),
-        "no models": ([], f"0 network threads on {CORES} cores (none)", True),
-        "variants that share the cores": (
-            [Threads("a", CORES, 1), Threads("b", CORES, 1)],
-            f"{2 * CORES} network threads on {CORES} cores (a {CORES}x1, b {CORES}x1)",
-            True,
-        ),
-        "one model beyond the cores": (
-            [Threads("a", 2, CORES)],
-            f"{2 * CORES} network threads on {CORES} cores (a 2x{CORES}){SLOW}",
-            False,
-        ),
-    },
-)
-def test_line_about_threads_has_every_model(budget, text, fits):
-    assert describe_threads(budget) == (text, fits)
+def test_line_about_threads_has_every_model():
+    fitting = [Threads("a", CORES, 1), Threads("b", CORES, 1)]
+    slow = [Threads("a", 2, CORES), Threads("b", 0, 9)]
+
+    line = f"{2 * CORES} network threads on {CORES} cores "
+    assert describe_threads(fitting) == (line + f"(a {CORES}x1, b {CORES}x1)", True)
+    assert describe_threads(slow) == (
+        line + f"(a 2x{CORES}, b 0x9): instances of one model slow each other down",
+        False,
+    )

@@ -13,12 +13,10 @@ from nereid.text.reading_order import reading_order
 
 
 def box(left: float, top: float, right: float, bottom: float) -> np.ndarray:
-    """Return the corners of an upright box, clockwise from its top left."""
     return np.array([[left, top], [right, top], [right, bottom], [left, bottom]], np.float32)
 
 
 def probabilities(*regions: tuple[int, int, int, int], level: float = 0.9) -> np.ndarray:
-    """Return a map with regions of text: left, top, right, bottom."""
     found = np.zeros((300, 400), np.float32)
     for left, top, right, bottom in regions:
         found[top:bottom, left:right] = level
@@ -35,14 +33,12 @@ def test_region_gets_a_box_that_is_larger_by_the_learned_distance():
     np.testing.assert_allclose(found, expected, atol=0.01)  # OpenCV computes with float32
 
 
-@pytest.mark.parametrize("regions", [(), ((100, 100, 101, 101),)], ids=["no text", "one pixel"])
-def test_nothing_and_specks_get_no_box(regions):
-    assert find_boxes(probabilities(*regions)).shape == (0, 4, 2)
+def test_nothing_specks_and_unsure_regions_get_no_box():
+    """The mean probability of the last is below the limit, though each pixel is above the threshold."""
+    unsure = probabilities((100, 100, 200, 120), level=0.4)
 
-
-def test_unsure_region_gets_no_box():
-    """Its mean probability is below the limit, though each pixel is above the threshold."""
-    assert find_boxes(probabilities((100, 100, 200, 120), level=0.4)).shape == (0, 4, 2)
+    for found in (probabilities(), probabilities((100, 100, 101, 101)), unsure):
+        assert find_boxes(found).shape == (0, 4, 2)
 
 
 def test_region_inside_of_a_frame_is_found():
@@ -67,23 +63,12 @@ def test_boxes_are_bounded(monkeypatch):
     assert MAX_LINES == 1000
 
 
-def test_tall_box_runs_along_its_text():
-    """Its first side goes down at its right: the text is turned clockwise, if it is not upside down."""
-    tall, wide = box(10, 10, 30, 90), box(10, 10, 90, 30)
+def test_crop_has_the_height_of_the_network():
+    line, hair, point = box(0, 0, 100, 25), box(0, 0, 390, 2), box(5, 5, 5, 5)
 
-    turned_box, same = along_text(np.stack([tall, wide]))
+    crops = [cut(np.zeros((300, 400, 3), np.uint8), corners).shape for corners in (line, hair, point)]
 
-    assert turned_box.tolist() == [[30, 10], [30, 90], [10, 90], [10, 10]]
-    assert (same == wide).all()
-
-
-@pytest.mark.parametrize(
-    ("corners", "width"),
-    [(box(0, 0, 100, 25), 192), (box(0, 0, 390, 2), MAX_LINE_WIDTH_PX), (box(5, 5, 5, 5), LINE_HEIGHT_PX)],
-    ids=["line", "hair", "point"],
-)
-def test_crop_has_the_height_of_the_network(corners, width):
-    assert cut(np.zeros((300, 400, 3), np.uint8), corners).shape == (LINE_HEIGHT_PX, width, 3)
+    assert crops == [(LINE_HEIGHT_PX, width, 3) for width in (192, MAX_LINE_WIDTH_PX, LINE_HEIGHT_PX)]
 
 
 def test_crop_is_rectified():
@@ -123,6 +108,5 @@ def test_slanted_rows_stay_together():
 
 
 def test_page_without_a_main_direction_is_not_turned():
-    """Half of the text upright and half of it downwards: nothing says which one is right."""
     upright, down = box(10, 10, 110, 30), along_text(box(200, 10, 220, 110)[None])[0]
     assert page_turn(np.stack([upright, down])) == 0

@@ -1,6 +1,8 @@
 """The reader of text with the default networks."""
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +20,10 @@ from nereid.serving_errors import (
 )
 from nereid.text.characters import Characters
 from nereid.text.line import Line
-from nereid.text.reader import Networks
+from nereid.text.reader import Networks, TextReader
 from nereid.text.stages import STAGES
 from tests.readers import LINES, RECOGNISER, encoded, networks, page, reader
+from tests.tables import cases
 
 ROTATION = 0x0112
 
@@ -71,19 +74,6 @@ def first_is_turned(lines: np.ndarray) -> np.ndarray:
     return np.array([[0, 1], *[[1, 0]] * (len(lines) - 1)], np.float32)
 
 
-def test_line_that_the_network_turns_wrongly_is_read_upright():
-    default = networks()
-
-    (found,) = reader(other=Networks(default.detect, first_is_turned, default.recognise)).read(
-        [encoded(page())]
-    )
-
-    assert isinstance(found, list)
-    assert texts(found) == EXPECTED
-    for mine, other in zip(found, plain(), strict=True):
-        assert np.array_equal(mine.box, other.box)
-
-
 def test_blank_does_not_replace_a_text():
     """A line that the network turns wrongly may seem to be a certain space; its text counts all the same."""
     default = networks()
@@ -103,7 +93,6 @@ def test_blank_does_not_replace_a_text():
 
 
 def test_single_line_upside_down_is_read():
-    """Its box begins at the text's own top left, which is at the bottom right."""
     mixed = page()
     mixed.paste(mixed.crop((0, 66, 640, 130)).rotate(180), (0, 66))
 
@@ -139,15 +128,14 @@ def test_boxes_are_those_of_the_upright_image(orientation):
         np.testing.assert_allclose(one.box, other.box)
 
 
-@pytest.mark.parametrize(
+@cases(
     "image",
-    [
-        Image.new("RGB", (300, 200), "white"),
-        Image.new("RGB", (1, 1)),
-        Image.new("RGB", (3, 900), "white"),
-        Image.new("L", (2000, 1), 255),
-    ],
-    ids=["empty", "pixel", "tall strip", "wide strip"],
+    {
+        "empty": Image.new("RGB", (300, 200), "white"),
+        "pixel": Image.new("RGB", (1, 1)),
+        "tall strip": Image.new("RGB", (3, 900), "white"),
+        "wide strip": Image.new("L", (2000, 1), 255),
+    },
 )
 def test_images_without_text_have_no_lines(image):
     assert reader().read([encoded(image)]) == [[]]
@@ -175,16 +163,23 @@ def test_bad_images_fail_alone():
     assert isinstance(too_large, InvalidImage)
 
 
+def noting(note: Callable[[str, np.ndarray], None]) -> Networks:
+    """Return the default networks, whose name and input are noted before they run."""
+
+    def noted(name: str, network: Callable) -> Callable:
+        def run(tensor: np.ndarray) -> Any:
+            note(name, tensor)
+            return network(tensor)
+
+        return run
+
+    names = ("detect", "direction", "recognise")
+    return Networks(*(noted(name, getattr(networks(), name)) for name in names))
+
+
 def test_images_share_batches_of_lines():
-    runs = []
-    default = networks()
-
-    def recognise(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        runs.append(len(tensor))
-        return default.recognise(tensor)
-
-    many = reader(other=Networks(default.detect, default.direction, recognise))
-    image = encoded(page(("RB123456785GB",)))
+    runs, image = [], encoded(page(("RB123456785GB",)))
+    many = reader(other=noting(lambda name, x: runs.append(len(x)) if name == "recognise" else None))
 
     alone = many.read([image])
     together = many.read([image] * 4)
@@ -196,33 +191,21 @@ def test_images_share_batches_of_lines():
         assert found[0].confidence == pytest.approx(alone[0][0].confidence, abs=1e-5)
 
 
-def test_expired_request_is_not_read_on():
-    calls = []
-
-    def expired() -> None:
-        calls.append(1)
-        raise DeadlineExceeded("expired while queued for an instance")
-
-    late, good = reader().read([encoded(page())] * 2, [expired, lambda: None])
-
-    assert isinstance(late, DeadlineExceeded)
-    assert texts(good) == EXPECTED
-    assert calls == [1]
+def expired() -> None:
+    raise DeadlineExceeded("expired while queued for an instance")
 
 
-def test_failing_recogniser_fails_the_images_with_lines():
-    default = networks()
-
+def failing_recogniser() -> TextReader:
     def fail(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         raise InferenceFailed("out of memory")
 
-    def expired() -> None:
-        raise DeadlineExceeded("expired while queued for an instance")
+    return reader(other=Networks(networks().detect, networks().direction, fail))
 
-    failing = reader(other=Networks(default.detect, default.direction, fail))
+
+def test_failing_recogniser_fails_the_images_with_lines():
     label, blank = encoded(page()), encoded(Image.new("RGB", (300, 200), "white"))
 
-    with_text, empty, late, damaged = failing.read(
+    with_text, empty, late, damaged = failing_recogniser().read(
         [label, blank, label, label[:50]], [lambda: None, lambda: None, expired, lambda: None]
     )
 
@@ -235,19 +218,11 @@ def test_failing_recogniser_fails_the_images_with_lines():
 
 def test_request_that_expires_before_its_lines_are_read_keeps_its_error():
     """The failure of a recogniser belongs to the images that still wait for it."""
-    default, looks = networks(), iter((False, True))
+    looks, image = iter((False, True)), encoded(page(("RB123456785GB",)))
 
-    def expires() -> None:
-        if next(looks):
-            raise DeadlineExceeded("expired while it was read")
-
-    def fail(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        raise InferenceFailed("out of memory")
-
-    failing = reader(other=Networks(default.detect, default.direction, fail))
-    image = encoded(page(("RB123456785GB",)))
-
-    late, waiting = failing.read([image, image], [expires, lambda: None])
+    late, waiting = failing_recogniser().read(
+        [image, image], [lambda: expired() if next(looks) else None, lambda: None]
+    )
 
     assert isinstance(late, DeadlineExceeded)
     assert isinstance(waiting, InferenceFailed)
@@ -274,47 +249,19 @@ def test_stages_and_signals_are_reported():
 
 
 def test_each_image_has_its_own_networks():
-    default, called = networks(), []
+    called, image = [], encoded(page(["HELLO WORLD 2026"]))
+    named = [noting(lambda step, x, name=name: called.append((name, step, len(x)))) for name in "abc"]
 
-    def named(name):
-        def seen(step, network):
-            def run(tensor):
-                called.append((name, step, len(tensor)))
-                return network(tensor)
-
-            return run
-
-        return Networks(
-            seen("detect", default.detect),
-            seen("direction", default.direction),
-            seen("recognise", default.recognise),
-        )
-
-    image = encoded(page(["HELLO WORLD 2026"]))
-    found = reader().read([image, b"no image", image], None, [named("a"), named("b"), named("c")])
+    found = reader().read([image, b"no image", image], None, named)
 
     assert [texts(found[place]) for place in (0, 2)] == [["HELLOWORLD2026"]] * 2
-    assert called == [
-        ("a", "detect", 1),
-        ("a", "direction", 1),
-        ("c", "detect", 1),
-        ("c", "direction", 1),
-        ("a", "recognise", 2),
-    ]
+    firsts = [(name, step, 1) for name in "ac" for step in ("detect", "direction")]
+    assert called == [*firsts, ("a", "recognise", 2)]
 
 
 def test_health_check_runs_every_network_on_a_small_picture():
-    shapes, signals, default = [], [], networks()
-
-    def seen(network):
-        def run(tensor):
-            shapes.append(tensor.shape)
-            return network(tensor)
-
-        return run
-
-    watched = Networks(seen(default.detect), seen(default.direction), seen(default.recognise))
-    probed = reader(other=watched, sink=signals.append)
+    shapes, signals = [], []
+    probed = reader(other=noting(lambda _, tensor: shapes.append(tensor.shape)), sink=signals.append)
 
     (found,) = probed.read([ProbeImage(encoded(page()))])
 

@@ -4,10 +4,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -30,19 +27,15 @@ from tests.tables import cases
 
 SETTLE_S = 2.0
 NOW = datetime(2026, 11, 21, 12, 30, 5, tzinfo=UTC)
-WATCHDOG_S = 60
 
 
 class Publisher:
-    """Takes every file as the next version of `net`, or raises prepared failures; keeps the files."""
-
     def __init__(self) -> None:
         self.given: list[tuple[str, dict[str, str]]] = []
         self.failures: list[Exception] = []
         self.during = lambda: None
 
     def __call__(self, model: str, source: Path) -> tuple[str, int]:
-        """Publish a file, or raise the next failure."""
         self.during()
         if self.failures:
             raise self.failures.pop(0)
@@ -79,7 +72,6 @@ class Drop:
         )
 
     def close(self) -> None:
-        """Release the lock."""
         self._held.close()
 
     def wait(self, seconds: float = 2 * SETTLE_S) -> None:
@@ -101,24 +93,20 @@ class Drop:
 
     @property
     def published(self) -> list[tuple[str, str]]:
-        """Return model and content of the published entries of one file."""
         return [(model, *files.values()) for model, files in self.publisher.given]
 
     @property
     def visible(self) -> dict[str, str]:
-        """Return the visible files of the folder."""
         found = contents(self.folder)
         return {name: text for name, text in found.items() if not name.startswith(".")}
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """Return the lines of the journal."""
         return json_lines.read(self.folder / JOURNAL, Line)
 
 
 @pytest.fixture
 def drop(tmp_path):
-    """An empty drop folder that is watched."""
     folder = tmp_path / "drop"
     folder.mkdir()
     watched = Drop(folder)
@@ -141,11 +129,8 @@ def swap(link: Path, target: Path) -> None:
     new.replace(link)
 
 
-@pytest.mark.parametrize(
-    ("name", "model"), [("net.onnx", "net"), ("net@2026-11-21.onnx", "net"), ("net.v2@a@b.onnx", "net.v2")]
-)
+@pytest.mark.parametrize(("name", "model"), [("net.onnx", "net"), ("net.v2@a@b.onnx", "net.v2")])
 def test_complete_file_is_published_once_and_moved(drop, name, model):
-    """Its name selects the model; it moves to `published` with its version, and into the journal."""
     drop.write(name, "a")
 
     drop.wait(20)
@@ -158,7 +143,6 @@ def test_complete_file_is_published_once_and_moved(drop, name, model):
 
 
 def test_option_selects_one_model_for_all(drop):
-    """With --model, names only determine the order of publication."""
     drop.start(model="net")
     for name in ("b.onnx", "a.onnx", "c.onnx"):
         drop.write(name, name)
@@ -169,7 +153,6 @@ def test_option_selects_one_model_for_all(drop):
 
 
 def test_folder_is_published_with_its_data(drop):
-    """A folder is one entry: all files except hidden ones are copied, and all files are moved."""
     for name in ("net.onnx", "weights/data.bin", ".hidden"):
         drop.write(f"net@x/{name}", name)
 
@@ -180,63 +163,55 @@ def test_folder_is_published_with_its_data(drop):
     assert [*drop.visible] == [f"published/net@x-v2/{name}" for name in (".hidden", *kept)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_other_files_are_ignored_and_reported_once(drop):
+    """Names that can never be published are reported with the reason; unfinished and hidden ones are not."""
+    silent = (
         ".net.onnx",
         "net.onnx.part",
         "net.onnx.tmp",
         "net.tmp/net.onnx",
         "published/net.onnx",
         "rejected/net.onnx",
-        "notes.txt",
-        "weights.data",
+        "published/net.pt",
         "net/weights.data",
-        "net/.net.onnx",
-        "net\nrejected.onnx",
-        "net\udcff.onnx",
-    ],
-    ids=ascii,
-)
-def test_other_files_are_ignored(drop, name):
-    """Hidden and unfinished files, folders without a network, and moved files are ignored."""
-    drop.write(name, "a")
+        "other/.net.onnx",
+    )
+    for name in (*silent, "labels.txt", "ne\nt.onnx", "ne\udcfft.onnx", "net.pt"):
+        drop.write(name, "a")
     before = [*drop.visible]
 
-    drop.wait()
+    drop.wait(20)
 
     assert (drop.published, [*drop.visible], drop.announced) == ([], before, [])
+    expected = "ignored: expected NAME.onnx, or a folder with one"
+    unprintable = "ignored: its name has characters that cannot be printed"
+    assert drop.reported == [
+        f"labels.txt: {expected}",
+        f"'ne\\nt.onnx': {unprintable}",
+        f"net.pt: {expected}",
+        f"'ne\\udcfft.onnx': {unprintable}",
+    ]
 
 
 def in_pieces(drop: Drop) -> Callable[[], object]:
-    """Write a folder of which one file is not complete yet."""
     drop.write("net/net.onnx", "a")
     part = drop.write("net/weights.data.part", "b")
     return lambda: part.rename(part.with_suffix(""))
 
 
-def under_another_name(drop: Drop) -> Callable[[], object]:
-    """Write a file under an ignored name."""
-    part = drop.write("net.onnx.part", "a")
-    return lambda: part.rename(part.with_suffix(""))
-
-
 def begun(drop: Drop) -> Callable[[], object]:
-    """Write an empty file."""
     path = drop.write("net.onnx", "")
     return lambda: path.write_text("a")
 
 
 def linked(drop: Drop) -> Callable[[], object]:
-    """Link to a file that does not exist yet."""
     target = drop.folder / ".later"
     (drop.folder / "net.onnx").symlink_to(target)
     return lambda: target.write_text("a")
 
 
-@pytest.mark.parametrize("prepare", [in_pieces, under_another_name, begun, linked])
+@pytest.mark.parametrize("prepare", [in_pieces, begun, linked])
 def test_incomplete_entry_waits(drop, prepare):
-    """An obviously incomplete entry is published when it is complete, however late."""
     complete = prepare(drop)
     drop.wait(60)
     assert (drop.publisher.given, drop.announced, drop.reported) == ([], [], [])
@@ -248,9 +223,8 @@ def test_incomplete_entry_waits(drop, prepare):
     assert drop.publisher.given == [("net", kept)]
 
 
-@pytest.mark.parametrize("name", ["net.onnx", "net/net.onnx", "net/weights.data", "net/.rsync.Xa3"])
+@pytest.mark.parametrize("name", ["net.onnx", "net/weights.data", "net/.rsync.Xa3"])
 def test_slow_writer_is_waited_for(drop, name):
-    """A file that grows is published once, when it is complete; so are second and hidden files."""
     drop.write(name if name.endswith(".onnx") else "net/net.onnx", "a")
     path = drop.folder / name
     path.touch()
@@ -281,43 +255,7 @@ def test_content_that_changes_behind_size_and_time_is_not_complete(drop):
     assert drop.published == [("net", "7")]
 
 
-def test_digests_must_stay_the_same_for_the_settling_time(drop):
-    """The digest is compared with an earlier one, `settle_s` old."""
-    drop.write("net.onnx", "a")
-
-    drop.wait(1.5 * SETTLE_S - 0.5)
-    assert drop.published == []
-    drop.wait(0.5)
-    assert drop.published == [("net", "a")]
-
-
-def test_renamed_or_replaced_while_settling(drop):
-    """Only the last content is published, and only under the last name."""
-    drop.write("net@a.onnx", "a")
-    drop.wait(SETTLE_S)
-    drop.write("net@a.onnx", "b")
-    drop.wait(SETTLE_S)
-    (drop.folder / "net@a.onnx").rename(drop.folder / "net@b.onnx")
-
-    drop.wait()
-
-    assert (drop.published, [*drop.visible]) == ([("net", "b")], ["published/net@b-v2.onnx"])
-
-
-@pytest.mark.parametrize("name", ["net.onnx", "net/net.onnx"])
-def test_deleted_while_settling(drop, name):
-    """It is forgotten."""
-    path = drop.write(name, "a")
-    drop.wait(SETTLE_S)
-    shutil.rmtree(path.parent) if "/" in name else path.unlink()
-
-    drop.wait()
-
-    assert (drop.published, drop.announced, drop.reported) == ([], [], [])
-
-
 def test_file_that_is_replaced_while_it_is_published_is_another_version(drop):
-    """The copy of the first file is published; the second file stays, and follows."""
     drop.write("net.onnx", "a")
     drop.publisher.during = lambda: drop.write("net.onnx", "b") if not drop.published else None
 
@@ -329,7 +267,6 @@ def test_file_that_is_replaced_while_it_is_published_is_another_version(drop):
 
 @pytest.mark.parametrize("failures", [[], [OperationFailed("no")]], ids=["published", "rejected"])
 def test_file_that_is_deleted_while_it_is_handled_may_come_again(drop, failures):
-    """Nothing is moved then, and a rejection is remembered only for a file that stays."""
     path = drop.write("net.onnx", "a")
     drop.publisher.failures, drop.publisher.during = [*failures], path.unlink
     drop.wait()
@@ -347,7 +284,6 @@ def test_file_that_is_deleted_while_it_is_handled_may_come_again(drop, failures)
 @pytest.mark.parametrize("name", ["net.onnx", "net/net.onnx"])
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["written", "deleted"])
 def test_copy_with_other_digests_is_discarded(drop, name, is_deleted):
-    """A file that changes between digest and copy is not published."""
     path = drop.write(name, "a")
     entry = read_entry(drop.folder / name.partition("/")[0])
     digests, staging = entry.digests(), drop.staging
@@ -361,14 +297,14 @@ def test_copy_with_other_digests_is_discarded(drop, name, is_deleted):
     assert not staging.exists()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [OperationFailed("it is bad"), WrongUsage("it is bad"), InvalidConfig("it is bad")],
-    ids=lambda e: type(e).__name__,
+@cases(
+    ("name", "error"),
+    {
+        "file": ("net@x.onnx", OperationFailed("it is bad")),
+        "folder": ("net@x/net.onnx", InvalidConfig("it is bad")),
+    },
 )
-@pytest.mark.parametrize("name", ["net@x.onnx", "net@x/net.onnx"])
 def test_rejected_entry_is_moved_with_its_reason(drop, name, error):
-    """The reason is next to it, and the next file of that name is tried again."""
     drop.publisher.failures = [error]
     drop.write(name, "a")
 
@@ -385,9 +321,7 @@ def test_rejected_entry_is_moved_with_its_reason(drop, name, error):
     assert [model for model, _ in drop.publisher.given] == ["net"]
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("no\nway \udcff"), KeyError("x"), RecursionError("deep")], ids=repr
-)
+@pytest.mark.parametrize("error", [ValueError("no\nway \udcff"), RecursionError("deep")], ids=repr)
 def test_unexpected_error_is_a_rejection(drop, error):
     """One file can neither end the watcher nor delay the next one of its model."""
     drop.publisher.failures = [error]
@@ -403,7 +337,6 @@ def test_unexpected_error_is_a_rejection(drop, error):
 
 
 def test_rejected_twice_in_a_second_are_both_kept(drop):
-    """An existing file is not overwritten."""
     for text in "ab":
         drop.publisher.failures = [OperationFailed("no")]
         drop.write("net.onnx", text)
@@ -419,7 +352,6 @@ def test_rejected_twice_in_a_second_are_both_kept(drop):
 
 
 def test_reason_is_one_line_and_names_the_original(drop):
-    """The message names the original, not its temporary copy."""
     copy = drop.staging / "net.onnx"
     drop.publisher.failures = [OperationFailed(f"'{copy}' is bad\nindeed")]
     drop.write("net.onnx", "a")
@@ -430,26 +362,23 @@ def test_reason_is_one_line_and_names_the_original(drop):
 
 
 def caused(error: Exception) -> OperationFailed:
-    """Return the error of a publication that failed for another reason."""
     wrapped = OperationFailed(f"publish net 2 failed, and nothing has changed: {error}")
     wrapped.__cause__ = error
     return wrapped
 
 
-@pytest.mark.parametrize(
+@cases(
     "error",
-    [
-        NotReached("the server does not respond"),
-        files.LockTimeout("another one publishes"),
-        TemporaryFailure("recovery failed"),
-        OSError(28, "No space left on device"),
-        caused(OSError(28, "No space left on device")),
-        caused(files.LockTimeout("another one holds the history")),
-    ],
-    ids=["server", "lock", "recovery", "disk", "disk-in-action", "lock-in-action"],
+    {
+        "server": NotReached("the server does not respond"),
+        "lock": files.LockTimeout("another one publishes"),
+        "recovery": TemporaryFailure("recovery failed"),
+        "disk": OSError(28, "No space left on device"),
+        "disk-in-action": caused(OSError(28, "No space left on device")),
+        "lock-in-action": caused(files.LockTimeout("another one holds the history")),
+    },
 )
 def test_temporary_failure_is_tried_again(drop, error):
-    """The file stays with a message, and the pauses grow up to a minute."""
     tries: list[float] = []
     drop.publisher.failures = [error] * 7
     drop.publisher.during = lambda: tries.append(drop.seconds)
@@ -468,7 +397,6 @@ def test_temporary_failure_is_tried_again(drop, error):
 
 
 def test_order_is_kept_when_the_first_must_wait(drop):
-    """A model's second file is not published before its first; another model's is."""
     drop.publisher.failures = [NotReached("gone")]
     for name in ("net@1.onnx", "net@2.onnx", "other.onnx"):
         drop.write(name, name)
@@ -481,7 +409,6 @@ def test_order_is_kept_when_the_first_must_wait(drop):
 
 @pytest.mark.parametrize("name", ["net.onnx", "net"])
 def test_link_stays_and_is_published_with_every_new_target(drop, name):
-    """Each new content behind a link is a version, once, also over restarts of the watcher."""
     folder = drop.folder / ".targets"
     for text in "abc":
         (folder / text).mkdir(parents=True)
@@ -505,7 +432,6 @@ def test_link_stays_and_is_published_with_every_new_target(drop, name):
 
 
 def test_link_is_read_again_only_after_a_change(drop):
-    """A file behind a link is read again only if its size, time or inode has changed."""
     target = drop.folder / ".a"
     target.write_text("a")
     swap(drop.folder / "net.onnx", target)
@@ -524,7 +450,6 @@ def test_link_is_read_again_only_after_a_change(drop):
 
 @pytest.mark.parametrize("inside", [".", "net"])
 def test_kubernetes_volume(drop, inside):
-    """Links through `..data` are published when `..data` is replaced, and never moved."""
     for text in "ab":
         drop.write(f"{inside}/..{text}/net.onnx", text)
     volume = drop.folder / inside
@@ -537,21 +462,6 @@ def test_kubernetes_volume(drop, inside):
 
     assert drop.published == [("net", "a"), ("net", "b")]
     assert (volume / "net.onnx").read_text() == "b"
-
-
-def test_ignored_names_are_reported_once(drop):
-    """Names that can never be published are reported with the reason; unfinished and hidden ones are not."""
-    for name in ("net.pt", "labels.txt", "ne\nt.onnx", ".hidden", "net.onnx.tmp", "published/net.pt"):
-        drop.write(name, "a")
-
-    drop.wait(20)
-
-    expected = "ignored: expected NAME.onnx, or a folder with one"
-    assert drop.reported == [
-        f"labels.txt: {expected}",
-        "'ne\\nt.onnx': ignored: its name has characters that cannot be printed",
-        f"net.pt: {expected}",
-    ]
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net", "net/net.onnx", "net/weights.data"])
@@ -575,7 +485,6 @@ def test_link_out_of_the_folder_is_not_followed(drop, tmp_path, name):
 
 
 def test_file_that_becomes_a_link_is_not_followed(drop, tmp_path):
-    """A link that replaces the file after its digest, or a folder above it, is not read either."""
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "net.onnx").write_text("a")
     drop.write("net/net.onnx", "a")
@@ -612,7 +521,6 @@ def test_own_files_of_the_watcher_are_not_followed(drop, tmp_path):
 
 
 def test_copy_is_private(drop):
-    """No other user can read or change it."""
     drop.publisher.during = lambda: modes.append(stat.S_IMODE(drop.staging.stat().st_mode))
     modes: list[int] = []
     drop.write("net.onnx", "a")
@@ -623,7 +531,6 @@ def test_copy_is_private(drop):
 
 
 def test_rejected_link_is_tried_again_with_other_limits_only(drop):
-    """A rejected link stays rejected until the limits or its target change."""
     (drop.folder / ".a").write_text("a")
     swap(drop.folder / "net.onnx", drop.folder / ".a")
     drop.publisher.failures = [OperationFailed("it answers otherwise")]
@@ -640,7 +547,6 @@ def test_rejected_link_is_tried_again_with_other_limits_only(drop):
 
 
 def test_journal_of_earlier_releases_is_read(drop, tmp_path):
-    """A link that an earlier release has published is not published again."""
     (tmp_path / "a").write_text("a")
     swap(drop.folder / "net.onnx", tmp_path / "a")
     line = (
@@ -657,7 +563,6 @@ def test_journal_of_earlier_releases_is_read(drop, tmp_path):
 
 
 def test_file_that_cannot_be_moved_is_published_once(drop):
-    """It is recorded like a link, with a message."""
     (drop.folder / "published").write_text("in the way")
     drop.write("net.onnx", "a")
     drop.wait(20)
@@ -671,7 +576,6 @@ def test_file_that_cannot_be_moved_is_published_once(drop):
 
 
 def test_missing_folder_is_read_when_it_is_back(drop):
-    """A missing folder, like a network drive, is reported once and read again later."""
     drop.write("net.onnx", "a")
     away = drop.folder.rename(drop.folder.with_name("away"))
     drop.wait()
@@ -684,7 +588,6 @@ def test_missing_folder_is_read_when_it_is_back(drop):
 
 
 def test_pipe_does_not_block(drop):
-    """A pipe is not opened, alone or in a folder."""
     os.mkfifo(drop.folder / "pipe.onnx")
     drop.write("net/net.onnx", "a")
     os.mkfifo(drop.folder / "net" / "pipe")
@@ -704,7 +607,6 @@ CONFIG = (
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository with one network that no server serves."""
     folder = tmp_path / "repository"
     store(folder, "net", identity("FP32", ["batch", 2]), CONFIG)
     return folder
@@ -753,20 +655,7 @@ def test_folder_with_the_newest_version_as_a_side_file_is_another(repository, tm
         publish_to(repository)("net", source)
 
 
-def test_unknown_model_is_a_rejection_and_a_missing_repository_is_not(repository, tmp_path):
-    """An unknown model is a rejection; a missing repository is a temporary failure."""
-    source = tmp_path / "other.onnx"
-    source.write_text("a")
-
-    with pytest.raises(WrongUsage, match="no network 'other', it has: net"):
-        publish_to(repository)("other", source)
-    repository.rename(tmp_path / "elsewhere")
-    with pytest.raises(FileNotFoundError):
-        publish_to(repository)("net", source)
-
-
 def test_failed_recovery_is_a_temporary_failure(repository, tmp_path):
-    """A recovery that fails now does not reject the file."""
     (tmp_path / ".repository.nereid").mkdir()
     (tmp_path / ".repository.nereid" / "journal.jsonl").write_text('{"event":"commit","operation":7}\n')
 
@@ -774,23 +663,16 @@ def test_failed_recovery_is_a_temporary_failure(repository, tmp_path):
         publish_to(repository)("net", repository / "net" / "1" / "model.onnx")
 
 
+OVERLAP = ": it contains the repository '{0}/repository', or is inside"
+
+
 @cases(
     ("folder", "repository_name", "model", "reason"),
     {
         "absent": ("absent", "repository", "", "cannot watch '{0}/absent': it is not a folder; fix: mkdir "),
         "file": ("file", "repository", "", "cannot watch '{0}/file': it is not a folder"),
-        "in-repository": (
-            "link",
-            "repository",
-            "",
-            "cannot watch '{0}/link': it contains the repository '{0}/repository', or is inside",
-        ),
-        "around-repository": (
-            ".",
-            "repository",
-            "",
-            "cannot watch '{0}': it contains the repository '{0}/repository', or is inside",
-        ),
+        "in-repository": ("link", "repository", "", "cannot watch '{0}/link'" + OVERLAP),
+        "around-repository": (".", "repository", "", "cannot watch '{0}'" + OVERLAP),
         "repository": ("drop", "absent", "", "'{0}/absent' is not a folder; fix: "),
         "model": ("drop", "repository", "other", "'{0}/repository' has no network 'other', it has: net"),
     },
@@ -798,7 +680,6 @@ def test_failed_recovery_is_a_temporary_failure(repository, tmp_path):
 def test_watch_that_would_reject_every_file_is_wrong_usage(
     repository, folder, repository_name, model, reason
 ):
-    """A folder that cannot be watched, or a model that does not exist, is wrong usage."""
     base = repository.parent
     (base / "drop").mkdir()
     (base / "file").touch()
@@ -819,47 +700,14 @@ def test_watch_with_an_impossible_share_is_wrong_usage(repository, tmp_path):
 
 
 def nereid(repository: Path, *words: str):
-    """Run `nereid watch WORDS`, which fails immediately."""
     environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(repository.parent)}
     return CliRunner().invoke(app, ["watch", *words], env=environment)
 
 
-def test_wrong_usage_ends_the_command(repository, tmp_path):
-    """The exit code is 2, and nothing is written."""
-    done = nereid(repository, str(tmp_path / "absent"))
+def test_command_that_cannot_watch_writes_nothing(repository, drop, tmp_path):
+    absent, second = nereid(repository, str(tmp_path / "absent")), nereid(repository, str(drop.folder))
 
-    assert (done.exit_code, "is not a folder; fix: mkdir" in done.stderr) == (2, True)
-    assert [*tmp_path.rglob(JOURNAL)] == []
-
-
-def test_second_watcher_is_refused(repository, drop):
-    """A second watcher of a folder ends with an error."""
-    done = nereid(repository, str(drop.folder))
-
-    assert done.exit_code == 1
-    assert f"'{drop.folder / JOURNAL}' is locked by another `nereid watch`; fix: " in done.stderr
-
-
-def test_interrupt_ends_it_in_order(repository, tmp_path):
-    """It sees what is dropped while it runs, and Ctrl-C ends it with exit code 0."""
-    folder = tmp_path / "drop"
-    folder.mkdir()
-    words = [str(folder), "--settle-s", "0.1", "--repository", str(repository)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "nereid", "watch", *words],
-        env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stderr.readline() == f"watching {folder}\n"
-            (folder / "other.onnx").write_text("a")
-            said = process.stdout.readline()
-            process.send_signal(signal.SIGINT)
-            rest = process.communicate(timeout=WATCHDOG_S)
-        finally:
-            process.kill()
-
-    assert said.startswith("other.onnx: rejected: ")
-    assert (process.returncode, rest) == (0, ("", "stopped\n"))
+    assert (absent.exit_code, "is not a folder; fix: mkdir" in absent.stderr) == (2, True)
+    assert second.exit_code == 1
+    assert f"'{drop.folder / JOURNAL}' is locked by another `nereid watch`; fix: " in second.stderr
+    assert [*tmp_path.rglob(JOURNAL)] == [drop.folder / JOURNAL]

@@ -7,7 +7,6 @@ from tests.waybills.paper import Paper
 
 
 def courier(draw: Random) -> tuple[Paper, str]:
-    """Draw a label of a courier, whose number has no published check digit."""
     paper, number = Paper(800, 1180, draw.randint(0, 50)), numbers.courier(draw)
     paper.text(30, 24, draw.choice(("海燕速运", "北极星快递", "蓝鲸物流")), "chinese", 46)
     paper.text(600, 30, draw.choice(("标快", "特快", "陆运包裹")), "chinese", 40)
@@ -45,7 +44,6 @@ def courier(draw: Random) -> tuple[Paper, str]:
 
 
 def postal(draw: Random) -> tuple[Paper, str]:
-    """Draw a label of the post, with a number of UPU S10."""
     paper = Paper(900, 900, draw.randint(0, 60))
     number = numbers.postal(draw, ("EA", "EB", "EV", "LB", "RX", "CX"), ("CN",))
     paper.text(30, 22, draw.choice(("国际特快专递邮件", "挂号信函", "国内快递包裹")), "chinese", 44)

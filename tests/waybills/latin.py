@@ -7,7 +7,6 @@ from tests.waybills.paper import Paper
 
 
 def parcel(draw: Random) -> tuple[Paper, str]:
-    """Draw a label of a parcel service, with a number of the form `1Z`."""
     paper, number = Paper(800, 1200, draw.randint(0, 50)), numbers.parcel(draw)
     family = draw.choice((("sans", "bold"), ("wide", "wide-bold")))
     y = 30.0
@@ -39,7 +38,6 @@ def parcel(draw: Random) -> tuple[Paper, str]:
 
 
 def express(draw: Random) -> tuple[Paper, str]:
-    """Draw a label of an express service, with a number of twelve digits."""
     paper, number = Paper(800, 1150, draw.randint(0, 50)), numbers.express(draw)
     month = words.one_of(draw, words.MONTHS)
     y = 24.0
@@ -74,7 +72,6 @@ def express(draw: Random) -> tuple[Paper, str]:
 
 
 def postal(draw: Random) -> tuple[Paper, str]:
-    """Draw a label of a registered letter or parcel, with a number of UPU S10 and a customs declaration."""
     paper = Paper(1000, 720, draw.randint(0, 60))
     number = numbers.postal(
         draw, ("RR", "RB", "CP", "EE", "LX", "UA"), ("GB", "DE", "US", "SG", "FR", "CN", "NL")
@@ -111,7 +108,6 @@ def postal(draw: Random) -> tuple[Paper, str]:
 
 
 def logistic(draw: Random) -> tuple[Paper, str]:
-    """Draw a label of a pallet, with an SSCC."""
     paper, number = Paper(800, 1100, draw.randint(0, 50)), numbers.container(draw)
     paper.text(30, 24, "FROM", "bold", 22)
     paper.text(420, 24, "TO", "bold", 22)

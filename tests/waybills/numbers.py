@@ -6,12 +6,10 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def digits(draw: Random, count: int) -> str:
-    """Return random digits."""
     return "".join(draw.choice("0123456789") for _ in range(count))
 
 
 def postal(draw: Random, services: tuple[str, ...], countries: tuple[str, ...]) -> str:
-    """Return a number of UPU S10."""
     serial = digits(draw, 8)
     total = sum(int(digit) * weight for digit, weight in zip(serial, (8, 6, 4, 2, 3, 5, 9, 7), strict=True))
     check = {0: 5, 1: 0}.get(total % 11, 11 - total % 11)
@@ -19,7 +17,6 @@ def postal(draw: Random, services: tuple[str, ...], countries: tuple[str, ...]) 
 
 
 def parcel(draw: Random) -> str:
-    """Return a number of the form `1Z`, with letters in about half of the shippers' codes."""
     alphabet = "0123456789" + (LETTERS if draw.random() < 0.5 else "")
     body = "".join(draw.choice(alphabet) for _ in range(6))
     body += draw.choice(("01", "02", "03", "12", "13", "42", "68", "90")) + digits(draw, 7)
@@ -31,21 +28,18 @@ def parcel(draw: Random) -> str:
 
 
 def container(draw: Random) -> str:
-    """Return an SSCC-18."""
     body = draw.choice("0123") + draw.choice(("0614141", "4012345", "6901234", "5412345")) + digits(draw, 9)
     odd, even = sum(map(int, body[::2])), sum(map(int, body[1::2]))
     return body + str(-(3 * odd + even) % 10)
 
 
 def express(draw: Random) -> str:
-    """Return a number of twelve digits with modulo 11."""
     body = draw.choice("4789") + digits(draw, 10)
     total = sum(int(digit) * (3, 1, 7)[place % 3] for place, digit in enumerate(body))
     return body + str(total % 11 % 10)
 
 
 def courier(draw: Random) -> str:
-    """Return a number of a Chinese courier, whose check digit is not published."""
     return f"SF{draw.choice('1367')}{digits(draw, 12)}"
 
 

@@ -32,7 +32,6 @@ def missing_fonts() -> str:
 
 @cache
 def font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """Return a font of Debian's packages; Pillow looks for it in the system's folders."""
     return ImageFont.truetype(FONTS[name], size)
 
 
@@ -60,7 +59,6 @@ class Paper:
 
     @property
     def draw(self) -> ImageDraw.ImageDraw:
-        """The pen."""
         return ImageDraw.Draw(self.image)
 
     def text(
@@ -74,25 +72,20 @@ class Paper:
         return y + size * 1.25
 
     def centered(self, y: float, text: str, name: str = "sans", size: int = 24) -> float:
-        """Print a line in the middle."""
         return self.text((self.width - font(name, size).getlength(text)) / 2, y, text, name, size)
 
     def rule(self, y: float, width: int = 3) -> None:
-        """Draw a line across the sheet."""
         self.draw.line((20, y, self.width - 20, y), fill=self.ink, width=width)
 
     def upright_rule(self, x: float, top: float, bottom: float) -> None:
-        """Draw a line down the sheet."""
         self.draw.line((x, top, x, bottom), fill=self.ink, width=2)
 
     def block(self, x: float, y: float, text: str, size: int) -> None:
-        """Print white text on black."""
         width = font("chinese", size).getlength(text)
         self.draw.rectangle((x, y, x + width + size, y + size * 1.4), fill=self.ink)
         self.text(x + size / 2, y + size * 0.1, text, "chinese", size, ink=250)
 
     def bars(self, x: float, y: float, width: float, height: float, draw: Random) -> None:
-        """Draw a barcode of random bars."""
         pen, place = self.draw, x
         while place < x + width:
             bar = draw.choice((2, 2, 4, 6))
@@ -100,7 +93,6 @@ class Paper:
             place += bar + draw.choice((2, 2, 4, 6))
 
     def squares(self, x: float, y: float, size: int, draw: Random) -> None:
-        """Draw a code of black and white squares."""
         cells = np.array([[draw.random() < 0.5 for _ in range(size // 6)] for _ in range(size // 6)])
         cells[:, 0] = cells[-1, :] = True
         levels = np.where(cells, self.ink, 252).astype(np.uint8).repeat(6, 0).repeat(6, 1)

@@ -29,36 +29,29 @@ def one_of(draw: Random, words: str) -> str:
 
 
 def person(draw: Random) -> str:
-    """Return an English name."""
     return f"{one_of(draw, FIRST)} {one_of(draw, LAST)}"
 
 
 def address(draw: Random) -> tuple[str, str]:
-    """Return a street with number, and a city with postcode."""
     return f"{draw.randint(1, 999)} {one_of(draw, STREETS)}", one_of(draw, CITIES)
 
 
 def phone(draw: Random) -> str:
-    """Return a phone number as it is written in America."""
     return f"({draw.randint(201, 989)}) 555-{draw.randint(0, 9999):04}"
 
 
 def weight(draw: Random) -> str:
-    """Return a weight with one or two decimals."""
     return f"{draw.uniform(0.1, 30):.{draw.choice((1, 2))}f}"
 
 
 def chinese_person(draw: Random) -> str:
-    """Return a Chinese name."""
     return draw.choice(SURNAMES) + "".join(draw.choice(GIVEN) for _ in range(draw.randint(1, 2)))
 
 
 def chinese_phone(draw: Random) -> str:
-    """Return a mobile number of China."""
     return f"1{draw.choice('3578')}{draw.randint(0, 999_999_999):09}"
 
 
 def chinese_address(draw: Random) -> str:
-    """Return an address with its room."""
     house = f"{draw.randint(1, 399)}号{draw.randint(1, 30)}栋{draw.randint(101, 2805)}室"
     return f"{one_of(draw, TOWNS)}{one_of(draw, ROADS)}{house}"
