@@ -20,8 +20,6 @@ WAYS = [(way, protocol) for way in ("sync", "async") for protocol in ("http", "g
 
 
 class Blocking:
-    """A client of asyncio, such as `AsyncClassifier`, with the interface of the blocking one."""
-
     def __init__(self, client: Any) -> None:
         self._runner = asyncio.Runner()
         self._client = client
@@ -99,22 +97,18 @@ class Script:
         self.outputs: tuple[str, ...] = ("scores",)
 
     def next(self) -> Any:
-        """Return the next step."""
         return self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
 
     def bodies(self, word: str) -> list[bytes]:
-        """Return the bodies of the requests whose path ends with `word`."""
         return [body for path, body in self.requests if path.endswith(word)]
 
 
 def response(status: int, body: Any) -> bytes:
-    """Return an HTTP response with a JSON body."""
     text = json.dumps(body).encode()
     return b"HTTP/1.1 %d Any\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text)
 
 
 def error(text: str, status: int = 400) -> bytes:
-    """Return Triton's response to a failed request."""
     return response(status, {"error": text})
 
 
@@ -155,10 +149,7 @@ PREDICTION = prediction_response("0.95:967:espresso")
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    """Responds to the requests of a connection as the script defines."""
-
     def handle(self) -> None:
-        """Respond until the client or the script closes the connection."""
         script: Script = self.server.script  # type: ignore[attr-defined]
         with suppress(OSError):
             while line := self.rfile.readline():
@@ -198,8 +189,6 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Runs every connection in its own thread."""
-
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128
@@ -223,6 +212,5 @@ def serving(script: Script, host: str = "127.0.0.1") -> Iterator[str]:
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """Yield HOST:PORT of a server that accepts connections and sends nothing."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"

@@ -44,12 +44,10 @@ class TestDetector:
     batch: int | None = None
 
     def outputs(self) -> Mapping[str, np.ndarray]:
-        """Return the outputs for one image, without the batch."""
         rows: Mapping[str, np.ndarray] = getattr(self, f"_{self.head}")()
         return rows
 
     def build(self) -> onnx.ModelProto:
-        """Build the network."""
         first = self.batch if self.batch is not None else "N"
         nodes, weights, results = [], [], []
         nodes.append(helper.make_node("ReduceMean", ["image"], ["mean"], axes=[1, 2, 3], keepdims=0))
@@ -69,7 +67,6 @@ class TestDetector:
         return network(nodes, [value("image", "FP32", [first, 3, SIDE, SIDE])], results, weights)
 
     def _sized(self) -> np.ndarray:
-        """Return centre and size of each object."""
         boxes = np.array([each[0] for each in self.objects], np.float32).reshape(-1, 4)
         return np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
 
@@ -135,7 +132,6 @@ def _logit(score: float) -> float:
 
 
 def moved(objects: Objects = KNOWN, right: float = 4.0) -> Objects:
-    """Return the objects, moved to the right."""
     return tuple(
         ((box[0] + right, box[1], box[2] + right, box[3]), score, index) for box, score, index in objects
     )

@@ -50,7 +50,6 @@ def value(name: str, datatype: str, shape: Dims) -> onnx.ValueInfoProto:
 
 
 def constant(name: str, array: np.ndarray) -> onnx.TensorProto:
-    """Give a network an initializer."""
     return numpy_helper.from_array(array, name)
 
 

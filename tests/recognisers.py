@@ -60,7 +60,6 @@ def retrained(target: Path) -> Path:
 
 
 def write_characters(model: onnx.ModelProto, characters: Sequence[str]) -> None:
-    """Write characters to the metadata of a network, unless there are none."""
     if characters:
         model.metadata_props.add(key=KEY, value="\n".join(characters))
 
@@ -89,11 +88,9 @@ class TestRecogniser:
 
     @property
     def weights(self) -> np.ndarray:
-        """The weights of each class for each colour."""
         return np.random.default_rng(7).standard_normal((3, self.classes)).astype(np.float32) * 4
 
     def build(self) -> onnx.ModelProto:
-        """Build the network."""
         element = {"FP16": TensorProto.FLOAT16, "FP64": TensorProto.DOUBLE, "FP32": TensorProto.FLOAT}
         pool: dict[str, Any] = {"kernel_shape": [48, STEP_PX], "strides": [48, STEP_PX]}
         nodes = [

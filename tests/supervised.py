@@ -80,7 +80,6 @@ class Served:
 
     @property
     def record(self) -> run_dir.ServerRecord:
-        """The content of its `server.json`."""
         record: run_dir.ServerRecord = wait_until(
             lambda: run_dir.find(self._base, self.repository), "server.json"
         )
@@ -88,15 +87,12 @@ class Served:
 
     @property
     def log(self) -> str:
-        """The log so far."""
         return (self._folder / "log").read_text()
 
     def stubs(self, model: str) -> list[stub_processes.Stub]:
-        """Return the living stubs of a model."""
         return [each for each in stub_processes.find(self.record.pid, self.repository) if each.model == model]
 
     def page(self, path: str) -> tuple[int, str]:
-        """Return status and body of a page of the health port."""
         address = f"http://127.0.0.1:{self.ports['health']}{path}"
         try:
             with urllib.request.urlopen(address, timeout=WATCHDOG_S) as response:
@@ -106,11 +102,9 @@ class Served:
                 return refused.code, refused.read().decode()
 
     def triton_page(self) -> str:
-        """Return Triton's metrics page."""
         return metrics_page.fetch(self.record.url("metrics"), WATCHDOG_S)
 
     def is_ready(self) -> bool:
-        """Return whether `/readyz` is 200."""
         return self.page("/readyz")[0] == 200
 
     def why_not_ready(self) -> str:
@@ -118,7 +112,6 @@ class Served:
         return str(wait_until(lambda: not self.is_ready() and self.page("/readyz")[1], "not ready"))
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric's samples with these labels."""
         samples = metrics_page.parse(self.page("/metrics")[1])
         return sum(
             each.value
@@ -127,7 +120,6 @@ class Served:
         )
 
     def numbers(self, model: str, count: int = 4, protocol: Any = "http") -> list[float]:
-        """Return the scores of several requests to a model."""
         with Classifier(f"127.0.0.1:{self.ports[protocol]}", protocol, model) as classifier:
             return [classifier.classify(COFFEE, top_k=1).labels[0].score for _ in range(count)]
 

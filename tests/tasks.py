@@ -42,18 +42,15 @@ class Task:
 
 
 def field(result: Any, name: str) -> Any:
-    """Return a field of a result or of its JSON."""
     return result[name] if isinstance(result, dict) else getattr(result, name)
 
 
 def check_classes(result: Any) -> None:
-    """The photo is of an espresso."""
     best = field(result, "labels")[0]
     assert (field(best, "name"), field(best, "score") >= 0.9) == ("espresso", True)
 
 
 def check_objects(result: Any) -> None:
-    """The known objects were found, best first, in pixels of the photo."""
     found = field(result, "objects")
     assert [field(each, "label") for each in found] == [CLASSES[index] for _, _, index in KNOWN]
     numbers = [[field(each, "score"), *field(each, "box")] for each in found]

@@ -47,17 +47,14 @@ class UserNetwork:
 
     @property
     def is_last(self) -> bool:
-        """Whether the channels come last."""
         return self.layout == "NHWC"
 
     def shape(self) -> list[int | str | None]:
-        """Return the shape that the input declares."""
         sides = [self.side_px or "H", self.side_px or "W"]
         inner = [*sides, self.channels] if self.is_last else [self.channels, *sides]
         return [self.batch if self.batch is not None else "N", *inner]
 
     def build(self) -> onnx.ModelProto:
-        """Build the network."""
         element = ELEMENTS[self.datatype]
         work = TensorProto.FLOAT16 if self.datatype == "FP16" else TensorProto.FLOAT
         nodes, last = [], "image"
@@ -111,7 +108,6 @@ class UserNetwork:
         return planes.mean((2, 3)) @ (self._matrix.astype(np.float64) * scale)
 
     def probabilities(self, pixels: np.ndarray, activation: str) -> Any:
-        """Return the reference with an activation."""
         logits = self.logits(pixels)
         if activation == "sigmoid":
             return 1 / (1 + np.exp(-logits))

@@ -38,8 +38,6 @@ def store_bounded(repository: Path, bounds: str, count: int = 1, sleep_s: float 
 
 
 class Load:
-    """Requests of several clients over both protocols: their starts, and the failures."""
-
     def __init__(self, served: Served) -> None:
         self.served = served
         self.starts: list[float] = []
@@ -48,7 +46,6 @@ class Load:
 
     @contextmanager
     def of(self, clients: int) -> Iterator[None]:
-        """Send requests while the context is open; each one gets its response before it closes."""
         self._stop.clear()
         threads = [
             threading.Thread(target=self._send, args=["http" if i % 2 else "grpc"]) for i in range(clients)
@@ -79,23 +76,19 @@ class Load:
 
 
 def number(served: Served) -> float:
-    """Return the number of instances that the server reports."""
     return served.metric("instances", model="eyes")
 
 
 def is_settled(served: Served, count: int) -> bool:
-    """Return whether the model has this number of instances, and the old ones have ended."""
     return number(served) == count == len(served.stubs("eyes"))
 
 
 def loaded(served: Served) -> Instances:
-    """Return the instances that Triton has loaded."""
     return Control(served.record).instances("eyes")
 
 
 @pytest.mark.slow
 def test_instances_follow_the_load(tmp_path):
-    """They grow to the upper bound, shrink to the lower one, and every request gets its answer."""
     repository = tmp_path / "repository"
     store_bounded(repository, "1-3")
     with serving(repository, tmp_path / "run") as served:
@@ -123,7 +116,6 @@ def test_instances_follow_the_load(tmp_path):
 
 @pytest.mark.slow
 def test_new_version_and_new_bounds_are_loaded_in_between(tmp_path):
-    """A load by another command keeps the number that was chosen, and the next change keeps its version."""
     repository = tmp_path / "repository"
     store_bounded(repository, "1-2")
     config = repository / "eyes" / "config.pbtxt"
@@ -151,7 +143,6 @@ def test_new_version_and_new_bounds_are_loaded_in_between(tmp_path):
     ("bounds", "count", "clients", "goal"), [("2-3", 2, 6, 3), ("1-3", 3, 1, 2)], ids=["more", "fewer"]
 )
 def test_process_killed_during_a_change(tmp_path, bounds, count, clients, goal):
-    """Only its own requests may fail; the number stays within the bounds, and nothing is repaired forever."""
     store_bounded(tmp_path / "repository", bounds, count)
     with serving(tmp_path / "repository", tmp_path / "run") as served:
         load = Load(served)
@@ -175,5 +166,4 @@ def changing(served: Served, count: int) -> list[Stub]:
 
 
 def oldest(stubs: list[Stub], instance: str) -> Stub:
-    """Return the first process of an instance."""
     return min((each for each in stubs if each.instance == instance), key=lambda each: each.process.started)

@@ -25,7 +25,6 @@ GOOD = COFFEE.read_bytes()
 
 
 def chunk(body: bytes) -> bytes:
-    """Frame a PNG chunk: length, type and data, checksum."""
     return struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
 
 
@@ -36,7 +35,6 @@ MODELS = ["classify", "classify_v1", "imagenet_preprocess"]
 
 
 def post(server, model: str, body: bytes, **headers: str) -> tuple[int, str]:
-    """Send one raw HTTP inference request; returns status and text."""
     connection = http.client.HTTPConnection(server.options.host, server.options.ports.http, timeout=30)
     try:
         connection.request("POST", f"/v2/models/{model}/infer", body, headers)
@@ -47,7 +45,6 @@ def post(server, model: str, body: bytes, **headers: str) -> tuple[int, str]:
 
 
 def post_image(server, model: str, image: bytes, **headers: str) -> tuple[int, str]:
-    """Send an image as the raw body."""
     return post(server, model, image, **{"Inference-Header-Content-Length": "0"} | headers)
 
 
@@ -81,7 +78,6 @@ def server_goes_on(server):
     },
 )
 def test_bad_image_is_a_400_with_the_reason(server, model, image, message):
-    """Through a route, an ensemble or alone: the same status and the same text."""
     status, text = post_image(server, model, image)
 
     assert status == 400
@@ -124,7 +120,6 @@ def test_wrong_tensor_is_a_400_with_the_expectation(server, entry, message):
 
 
 def test_unknown_model_is_a_404(server):
-    """The error has the name of the unknown model."""
     assert post_image(server, "nope", GOOD) == (
         404,
         '{"error":"Request for unknown model: \'nope\' is not found"}',
@@ -135,7 +130,6 @@ def test_unknown_model_is_a_404(server):
     ("header", "known"), [("x-variant", "v1, v2"), ("x-model-version", "1, 2")], ids=["variant", "version"]
 )
 def test_unknown_variant_is_a_400_that_names_the_known(server, header, known):
-    """An unknown forced variant is refused, not replaced."""
     status, text = post_image(server, "classify", GOOD, **{header: "nope"})
 
     assert (status, json.loads(text)["error"]) == (
@@ -145,7 +139,6 @@ def test_unknown_variant_is_a_400_that_names_the_known(server, header, known):
 
 
 def test_header_of_another_encoding_is_a_400(server):
-    """A header that is not UTF-8 is an invalid request, not an error of the router."""
     status, text = post_image(server, "classify", GOOD, **{"x-route-key": "caf\xe9"})
 
     assert (status, "invalid request: headers must be UTF-8" in text) == (400, True)
@@ -168,7 +161,6 @@ def test_extreme_image_is_answered(server, encode):
     ids=["through the route", "pinned", "unknown model"],
 )
 def test_grpc_has_the_matching_status(server, model, image, status):
-    """The statuses are INVALID_ARGUMENT and NOT_FOUND where HTTP has 400 and 404."""
     tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[image]], dtype=object))
 
@@ -182,7 +174,6 @@ def test_grpc_has_the_matching_status(server, model, image, status):
 
 
 def test_request_of_several_images_names_the_bad_ones(server):
-    """A request with several images fails as a whole, and the error lists the bad ones."""
     tensor = tritonclient.grpc.InferInput("image", [3, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[GOOD], [b"bad"], [b""]], dtype=object))
 
@@ -195,7 +186,6 @@ def test_request_of_several_images_names_the_bad_ones(server):
 
 @pytest.mark.parametrize("model", ["classify", "classify_v1"])
 def test_requests_batched_with_a_bad_one_are_answered(server, model):
-    """Good and bad requests at the same time: each good one is served, each bad one refused."""
     images = [GOOD, b"bad", GOOD, GOOD[:20_000], GOOD, b"", GOOD, BOMB] * 8
 
     with Classifier(url(server, "grpc"), model=model, concurrency=16) as classifier:
@@ -219,7 +209,6 @@ def test_requests_batched_with_a_bad_one_are_answered(server, model):
     ],
 )
 def test_a_wrong_port_is_told(server, root, way, protocol, port, expected):
-    """Each port refuses foreign words in its own way; message and page say which port is needed."""
     with (
         opened(way, url(server, port), protocol) as classifier,
         pytest.raises(Unreachable, match=expected) as caught,
@@ -243,7 +232,6 @@ def test_a_raw_image_without_its_header_is_explained(server, root):
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_outcomes_name_their_images(server, tmp_path, way):
-    """Each outcome has the path or the position of its image, also in requests that images share."""
     paths = [tmp_path / name for name in ("a.jpg", "missing.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg")]
     for path, content in zip(paths, [GOOD, None, b"bad", GOOD, b"worse", GOOD], strict=True):
         if content:
@@ -269,7 +257,6 @@ def test_outcomes_name_their_images(server, tmp_path, way):
 
 
 def test_parallel_bad_requests_leave_nothing_behind(server):
-    """In a burst of bad requests, where whole batches are bad, each request gets its own 400."""
     with ThreadPoolExecutor(16) as pool:
         statuses = list(pool.map(lambda _: post_image(server, "classify_v1", b"bad")[0], range(64)))
 

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.nightly(minutes=1)
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of `net` in version 1, behind route `r`."""
     repository = tmp_path_factory.mktemp("bad") / "models"
     store_published(repository)
     with serve_routes(repository, tmp_path_factory.mktemp("run")) as running:
@@ -28,12 +27,10 @@ def served(tmp_path_factory):
 
 
 def truncated(folder: Path) -> None:
-    """Write the first part of a network."""
     (folder / "model.onnx").write_bytes(adding(1).SerializeToString()[:-20])
 
 
 def outside(folder: Path) -> None:
-    """Write a network whose number is in a file above its folder."""
     path = folder / "model.onnx"
     onnx.save(adding(1), path, save_as_external_data=True, location="data", size_threshold=0)
     (folder / "data").rename(folder.parent / "data")
@@ -44,13 +41,11 @@ def outside(folder: Path) -> None:
 
 
 def with_labels(folder: Path) -> None:
-    """Write a network with labels of another model."""
     onnx.save(adding(1), folder / "model.onnx")
     (folder / "labels.txt").write_text("one\n")
 
 
 def holding(number: float) -> Callable[[Path], None]:
-    """Write a network that adds another number than version 1."""
     return lambda folder: onnx.save(adding(number), folder / "model.onnx")
 
 
@@ -66,7 +61,6 @@ BAD = {
 
 @pytest.mark.parametrize(("write", "reason"), BAD.values(), ids=[*BAD])
 def test_bad_network_is_rejected_and_never_reaches_the_server(served, tmp_path, write, reason):
-    """The message has the reason on one line; the repository and the server's log are unchanged."""
     folder = tmp_path / "new"
     folder.mkdir()
     write(folder)

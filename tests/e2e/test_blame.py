@@ -20,7 +20,6 @@ ATTEMPTS = 30
 
 
 def elements(*images: bytes) -> bytes:
-    """Return a tensor of bytes as the protocol has it."""
     return b"".join(LENGTH.pack(len(image)) + image for image in images)
 
 
@@ -75,7 +74,6 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def stub(server):
-    """Triton's own stub for raw messages."""
     with grpc.insecure_channel(url(server, "grpc")) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
@@ -91,7 +89,6 @@ def others_are_served(server):
 
 @cases(("request_", "status", "text"), FAULTS)
 def test_callers_fault_is_not_the_variants(stub, request_, status, text):
-    """The caller gets its own error each time."""
     found = []
     for _ in range(ATTEMPTS):
         with pytest.raises(grpc.RpcError) as caught:

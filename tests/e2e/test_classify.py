@@ -37,7 +37,6 @@ def raw_scores(server, model: str, image: bytes) -> np.ndarray:
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_coffee_is_espresso(server, protocol, version):
-    """The sample photo is espresso with p ≥ 0.9 on both versions, over both protocols."""
     with Classifier(url(server, protocol), protocol) as classifier:
         answer = classifier.classify(COFFEE, version=version)
 
@@ -63,7 +62,6 @@ def test_answer_is_that_of_a_plain_reference(server, reference, name, version):
 
 
 def test_cat_is_a_cat(server):
-    """The three best classes of the cat photo are the three domestic cats."""
     with Classifier(url(server, "grpc")) as classifier:
         answer = classifier.classify(CHELSEA, top_k=3)
 
@@ -94,7 +92,6 @@ def test_curl_line_of_the_docs_prints_as_shown(server, root):
 
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_raw_request_needs_no_client(server, version):
-    """The file is the body; the response is a JSON header, then the scores: p ≥ 0.9 on both versions."""
     headers = {"Inference-Header-Content-Length": "0", "x-model-version": version}
     address = f"http://{url(server, 'http')}/v2/models/classify/infer"
 
@@ -113,7 +110,6 @@ def test_raw_request_needs_no_client(server, version):
 
 
 def test_route_key_sticks_and_weights_share(server):
-    """A key always gets the same variant; without a key, both variants of 50:50 respond."""
     with Classifier(url(server, "grpc")) as classifier:
         by_key = [classifier.classify(COFFEE, route_key="alice") for _ in range(5)]
         by_chance = list(classifier.classify_many([COFFEE] * 60))
@@ -126,7 +122,6 @@ def test_route_key_sticks_and_weights_share(server):
 
 
 def test_model_without_a_route_has_no_variant(server):
-    """A model without a route has no variant, and reports its own version."""
     with Classifier(url(server, "grpc"), model="classify_v2") as classifier:
         answer = classifier.classify(COFFEE, top_k=1)
 
@@ -143,7 +138,6 @@ def test_server_is_the_triton_that_doctor_names(server):
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_late_response_is_the_servers_fault(server, protocol):
-    """A missed deadline is an error of the server, which keeps serving."""
     with Classifier(url(server, protocol), protocol, timeout_s=0.001) as hurried, pytest.raises(ServerFailed):
         hurried.classify(PHOTOS["1080p"])
     with Classifier(url(server, protocol), protocol) as patient:

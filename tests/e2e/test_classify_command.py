@@ -32,7 +32,6 @@ def command(both_profiles):
 
 @pytest.fixture
 def photos(tmp_path):
-    """A folder with good images, bad images and other files."""
     folder = tmp_path / "photos"
     folder.mkdir()
     for number in range(12):
@@ -57,7 +56,6 @@ def answers(form: str, printed: str) -> list[tuple[str, int | None, str]]:
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
 def test_formats_have_every_image(command, photos, form):
-    """Good and bad images keep their order; reasons also go to stderr, and the exit code is 1."""
     flags = [f"--{form}", *(["--shm"] if form == "csv" else [])]
 
     done = subprocess.run([*command, photos, *flags], capture_output=True, text=True, timeout=WATCHDOG_S)
@@ -73,7 +71,6 @@ def test_formats_have_every_image(command, photos, form):
 
 
 def test_progress_is_shown_on_a_terminal_only(command, photos):
-    """Stderr has a bar, the count, the rate and the remaining time; stdout is unchanged."""
     screen, stderr = pty.openpty()
     with subprocess.Popen([*command, photos, "--jsonl"], stdout=subprocess.PIPE, stderr=stderr) as running:
         os.close(stderr)
@@ -103,7 +100,6 @@ def opened_pipe(path: Path) -> IO[bytes]:
 
 
 def test_watched_folder_is_classified_as_it_fills(command, tmp_path):
-    """New images are classified once complete, also during the first list; Ctrl-C ends the command."""
     shutil.copy(COFFEE, tmp_path / "old.jpg")
     os.mkfifo(first := tmp_path / "first")
     output, log = tmp_path / "output", tmp_path / "log"
@@ -139,7 +135,6 @@ def test_watched_folder_is_classified_as_it_fills(command, tmp_path):
 
 @pytest.mark.slow
 def test_a_thousand_images_survive_bad_ones(command, tmp_path):
-    """Each good image has a class, each bad image an error."""
     for number in range(1000):
         target = tmp_path / f"{number:04}.jpg"
         target.write_bytes(b"bad" if number % 50 == 7 else COFFEE.read_bytes())

@@ -35,17 +35,14 @@ ENSEMBLE_OF_ECHO = (
 
 
 def parameter(key: str, text: str) -> str:
-    """Return a parameter of a config."""
     return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }} '
 
 
 def levels(text: str) -> str:
-    """Return the config of a model with two levels of priority."""
     return f"{BATCHED} dynamic_batching {{ priority_levels: 2 {text} }}"
 
 
 def x(text: str) -> str:
-    """Return the config of a Python model with another input."""
     return f"{PYTHON} input {{ {text} }} {Y}"
 
 
@@ -105,7 +102,6 @@ BAD = {
 
 
 def put(repository: Path, name: str, config: str) -> None:
-    """Store a model whose file fits its name."""
     if name.startswith("onnx"):
         store(repository, name, identity("FP32", ["N", 4]), config)
         return
@@ -139,7 +135,6 @@ def test_config_that_the_server_loads_passes_the_check(verdicts, name):
 
 @pytest.mark.parametrize("name", BAD)
 def test_config_that_the_server_refuses_fails_the_check(verdicts, name):
-    """The server refuses the model, and the check finds at least one failure."""
     is_loaded, failures = verdicts[name]
 
     assert not is_loaded

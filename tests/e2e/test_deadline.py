@@ -20,13 +20,11 @@ CALLERS, TIMEOUT_US = 48, 60_000
 
 @pytest.fixture
 def client(server):
-    """A plain Triton client."""
     with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as connected:
         yield connected
 
 
 def best(client, model: str, **options) -> int:
-    """Ask for the sample photo; returns the best class."""
     tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[COFFEE.read_bytes()]], dtype=object))
     return int(client.infer(model, [tensor], **options).as_numpy("scores").argmax())
@@ -38,8 +36,6 @@ def best(client, model: str, **options) -> int:
     ids=["past", "no number"],
 )
 def test_late_request_is_refused_alone(client, value, expected):
-    """The request gets the error, and others are served meanwhile."""
-
     def refusal(_):
         with pytest.raises(InferenceServerException) as refused:
             best(client, DIRECT, parameters={DEADLINE_PARAMETER: value})

@@ -47,7 +47,6 @@ class World:
         self.log: list[str] = []
 
     def nereid(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command on the repository."""
         environment = os.environ | {
             "XDG_RUNTIME_DIR": str(self.base / "run"),
             "NEREID_REPOSITORY": str(self.repository),
@@ -56,7 +55,6 @@ class World:
 
     @property
     def folder(self) -> Path:
-        """The run directory of the server."""
         found = run_dir.find_folder(self.base / "run" / f"nereid-{os.getuid()}", self.repository)
         assert found
         return found
@@ -70,7 +68,6 @@ class World:
         return made
 
     def store_photos(self, *, bad: int = 0, count: int = PHOTOS) -> Path:
-        """Store photos as files, some of which are not images."""
         folder = self.base / f"photos-{count}"
         folder.mkdir(exist_ok=True)
         for number, photo in enumerate(self.photos[:count]):
@@ -89,7 +86,6 @@ class World:
             wait_until(lambda place=place, count=count: self.counted(variant)[place] >= count + len(images))
 
     def counted(self, variant: str) -> tuple[int, int]:
-        """Return the responses and the images of a variant on the metrics page."""
         page = metrics_page.fetch(f"127.0.0.1:{self.served.ports['metrics']}", 10)
         grown = series.growth({}, series.read(page))
         version = variant.removeprefix("v")
@@ -120,7 +116,6 @@ def over_limit(found: VariantDrift) -> set[str]:
 
 
 def worlds(base: Path, profile: str) -> Iterator[World]:
-    """Serve a copy of the repository, and store the reference of the photos."""
     repository = base / "models"
     shutil.copytree(REPOSITORY, repository)
     with serving(repository, base / "run", "--profile", profile) as served:
@@ -135,7 +130,6 @@ def worlds(base: Path, profile: str) -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Serve with fused models."""
     yield from worlds(tmp_path_factory.mktemp("drift"), "cpu")
 
 
@@ -155,7 +149,6 @@ def test_reference_has_every_variant_and_names_bad_images(world):
 
 
 def test_few_images_are_an_error(world):
-    """A reference of fewer than 100 images is not stored."""
     before = path_of(world.repository, ROUTE).read_bytes()
 
     done = world.nereid("drift", "baseline", ROUTE, "--images", str(world.store_photos(count=30)))
@@ -166,7 +159,6 @@ def test_few_images_are_an_error(world):
 
 
 def test_undisturbed_photos_raise_nothing(world):
-    """A random sample of the photos of the reference is within all limits."""
     found = world.look_at(lambda photo: photo)
 
     assert over_limit(found) == set()
@@ -174,7 +166,6 @@ def test_undisturbed_photos_raise_nothing(world):
 
 
 def test_histograms_of_the_page_are_whole(world):
-    """Buckets rise up to the count, and all of them exist, as in a histogram of Prometheus."""
     world.look_at(lambda photo: photo)
     found: dict[tuple, dict[float, float]] = {}
     others: dict[tuple, float] = {}
@@ -206,7 +197,6 @@ def test_histograms_of_the_page_are_whole(world):
     ],
 )
 def test_degraded_photos_raise_their_signal(world, name):
-    """Copies of the same photos, as of a broken camera, exceed the limit of the right signal."""
     change, signals = drift_photos.DEGRADED[name]
 
     found = world.look_at(change)
@@ -216,7 +206,6 @@ def test_degraded_photos_raise_their_signal(world, name):
 
 
 def test_ensemble_measures_in_its_preprocessing_model(tmp_path_factory):
-    """In profile `ensemble`, the input signals are those of the preprocessing model."""
     for world in worlds(tmp_path_factory.mktemp("ensemble"), "ensemble"):
         assert over_limit(world.look_at(lambda photo: photo)) == set()
         assert "brightness" in over_limit(world.look_at(drift_photos.dark))
@@ -224,7 +213,6 @@ def test_ensemble_measures_in_its_preprocessing_model(tmp_path_factory):
 
 @pytest.fixture
 def kept(world):
-    """Restore the reference afterwards."""
     path = path_of(world.repository, ROUTE)
     before = path.read_bytes()
     yield
@@ -233,7 +221,6 @@ def kept(world):
 
 @pytest.mark.usefixtures("kept")
 def test_traffic_becomes_the_reference(world):
-    """What the monitor recorded replaces the reference; too little is an error with the reason."""
     monitor = world.monitor()
     world.send([drift_photos.jpeg(photo) for photo in world.photos[:120]])
     monitor.look()
@@ -263,7 +250,6 @@ def test_traffic_becomes_the_reference(world):
 
 
 def test_show_prints_the_state_of_the_monitor(world):
-    """The table has every signal; the JSON has the same state, and an unknown route is an error."""
     world.look_at(lambda photo: photo)
 
     shown = world.nereid("drift", "show", ROUTE)
@@ -286,7 +272,6 @@ def test_serve_exports_the_gauges_itself(world, tmp_path):
 
 
 def test_feedback_shows_the_accuracy(world, tmp_path, monkeypatch):
-    """Feedback about answers of the gateway becomes the accuracy of their variant."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(world.base / "run"))
     monkeypatch.setenv("NEREID_REPOSITORY", str(world.repository))
     world.monitor().look()

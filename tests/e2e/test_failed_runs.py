@@ -45,7 +45,6 @@ def served(tmp_path_factory):
 
 
 def infer(served: Served, model: str, name: str, array: np.ndarray, datatype: str) -> np.ndarray:
-    """Return output `y` of a model for one input."""
     tensor = tritonclient.grpc.InferInput(name, list(array.shape), datatype)
     tensor.set_data_from_numpy(array)
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
@@ -62,13 +61,11 @@ def outcome(served: Served) -> str:
 
 
 def triton_metric(served: Served, beginning: str) -> float:
-    """Return the sum of the lines of Triton's metrics page with this beginning."""
     lines = served.triton_page().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(beginning))
 
 
 def test_batches_that_do_not_fit_are_answered(served):
-    """Under a limit that holds half a batch, every request of every caller gets its right rows."""
     (stub,) = served.stubs("wide")
     infer(served, "wide", "x", np.ones((1, 1), np.float32), "FP32")
     pages = int(Path(f"/proc/{stub.process.pid}/statm").read_text().split()[0])
@@ -92,7 +89,6 @@ def test_batches_that_do_not_fit_are_answered(served):
 
 
 def test_instance_with_a_broken_device_is_replaced(served):
-    """The request gets an error of an unreachable model; new processes then answer."""
     before = {each.process for each in served.stubs("fragile")}
 
     with pytest.raises(InferenceServerException) as raised:

@@ -56,7 +56,6 @@ def served(tmp_path_factory) -> Iterator[Served]:
 
 
 def ask(client: InferenceServerClient) -> float:
-    """Send one image to the route, and return its number."""
     image = InferInput("image", [1, 1], "BYTES")
     image.set_data_from_numpy(np.array([[b"a photo"]], object))
     return float(client.infer("look", [image], client_timeout=WATCHDOG_S).as_numpy("scores").item())
@@ -91,7 +90,6 @@ def load(served: Served, send: Callable[[InferenceServerClient], Any] = ask) -> 
 
 
 def counted(served: Served, to: str) -> float:
-    """Return the counted responses of a fallback."""
     return sum(
         each.value
         for each in metrics_page.parse(served.triton_page())
@@ -100,8 +98,6 @@ def counted(served: Served, to: str) -> float:
 
 
 def signalled(number: int) -> Callable[[Served], None]:
-    """Return a fault: a signal to the process of the default variant."""
-
     def send(served: Served) -> None:
         newest = max(served.stubs("eyes"), key=lambda each: each.process.started)
         os.kill(newest.process.pid, number)
@@ -110,7 +106,6 @@ def signalled(number: int) -> Callable[[Served], None]:
 
 
 def unloaded(served: Served) -> None:
-    """Unload the model of the default variant."""
     Control(served.record).unload("eyes")
 
 
@@ -139,7 +134,6 @@ def test_no_request_is_lost_with_the_default(served, fault):
 
 @pytest.mark.slow
 def test_answer_is_sent_while_no_variant_is_there(served):
-    """With all variants unloaded, each request gets the configured answer, until one is back."""
     control, before = Control(served.record), counted(served, "spare")
     answered = counted(served, "answer")
     with load(served) as numbers:
@@ -181,13 +175,11 @@ def classified(tmp_path_factory) -> Iterator[Served]:
 
 
 def network_killed(served: Served) -> None:
-    """Kill all processes of the default's network."""
     for stub in served.stubs("efficientnet_lite0"):
         os.kill(stub.process.pid, signal.SIGKILL)
 
 
 def default_unloaded(served: Served) -> None:
-    """Unload the model of the default variant."""
     Control(served.record).unload("classify_v1")
 
 
@@ -203,7 +195,6 @@ def classify(client: InferenceServerClient) -> tuple[str, str, int]:
 @pytest.mark.slow
 @cases("fault", {"network killed": network_killed, "default unloaded": default_unloaded})
 def test_copy_on_the_cpu_answers_for_the_default(classified, fault):
-    """No client sees an error; the responses are those of the default, and the counter has the copy."""
     before = counted(classified, "v1_cpu")
     with load(classified, classify) as seen:
         wait_until(lambda: seen["v1", "weight", ESPRESSO] > 50, "responses of the default")

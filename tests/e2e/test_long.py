@@ -54,6 +54,5 @@ def test_server_does_not_grow(server):
 
 
 def resident_bytes(group: int) -> int:
-    """Sum the proportional memory (PSS) of a process group."""
     rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in group_members(group)]
     return sum(int(re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)[1]) * 1024 for rollup in rollups)

@@ -27,20 +27,17 @@ CPU = [{"kind": "KIND_CPU", "count": 1}]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A running server without a model."""
     with serve(tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("run"), STOP_SOON) as running:
         yield running
 
 
 @pytest.fixture
 def client(server):
-    """A client that may load and unload."""
     with connect(server) as opened:
         yield opened
 
 
 def publish(server, name: str, *numbers: int, config: str = NETWORK) -> Path:
-    """Store a model whose version N adds the N-th number; return its folder."""
     store_adding(server.options.repository, name, *numbers, config=config)
     return server.options.repository / name
 
@@ -60,7 +57,6 @@ def added(server, name: str, version: str = "") -> int:
 
 
 def test_loaded_model_answers_until_it_is_unloaded(server, client):
-    """A model is ready after its load, refuses requests after its unload, and can be loaded again."""
     publish(server, "guest", 1)
     assert not client.is_model_ready("guest")
 
@@ -78,7 +74,6 @@ def test_loaded_model_answers_until_it_is_unloaded(server, client):
 
 
 def test_old_network_answers_while_the_new_one_loads(server, client):
-    """During a reload no request fails; responses come from the old file, then from the new one."""
     path = publish(server, "busy", 1) / "1" / "model.onnx"
     client.load_model("busy")
     seen, failures, done = [], [], threading.Event()
@@ -144,7 +139,6 @@ def test_killed_server_leaves_no_shared_memory(tmp_path):
     ids=["network", "config"],
 )
 def test_failed_reload_leaves_the_old_network_serving(server, client, request, broken, content):
-    """A bad file or a bad config is refused, and the model keeps serving."""
     name = f"kept_{request.node.callspec.id}"
     folder = publish(server, name, 1)
     client.load_model(name)
@@ -190,7 +184,6 @@ def test_load_request_may_have_a_config(server, client):
 
 
 def test_config_of_a_load_request_is_completed(server, client):
-    """A config in the load request needs only its backend."""
     publish(server, "minimal", 1)
 
     client.load_model("minimal", config=json.dumps({"backend": "onnxruntime", "instance_group": CPU}))
@@ -201,7 +194,6 @@ def test_config_of_a_load_request_is_completed(server, client):
 
 
 def test_load_request_may_have_a_network(server, client):
-    """A file in the load request is served under its own version, not the file of the repository."""
     publish(server, "carried", 1)
     content = adding(5).SerializeToString()
 
@@ -214,7 +206,6 @@ def test_load_request_may_have_a_network(server, client):
 
 @pytest.mark.slow
 def test_load_request_with_a_bad_network_fails(server, client):
-    """A broken file in a load request fails that load; the repository's own can be loaded afterwards."""
     publish(server, "spoiled", 1)
 
     with pytest.raises(
@@ -238,7 +229,6 @@ def test_load_request_with_a_bad_network_fails(server, client):
     ids=["default", "latest", "all", "specific"],
 )
 def test_version_policy_decides_what_is_served(server, client, request, policy, served):
-    """Each served version uses its own file; the highest serves requests without a version."""
     name = f"versions_{request.node.callspec.id}"
     publish(server, name, 10, 20, 30, config=NETWORK + policy)
 

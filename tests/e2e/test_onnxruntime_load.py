@@ -35,12 +35,10 @@ HAS_GPU = Path("/proc/driver/nvidia/version").exists()
 
 
 def pair(datatype: str, dims: Dims) -> str:
-    """Declare an input `x` and an output `y` alike."""
     return tensor("input", "x", datatype, dims) + tensor("output", "y", datatype, dims)
 
 
 def listing() -> onnx.ModelProto:
-    """Build a network whose output is a sequence of tensors."""
     return network(
         [helper.make_node("SequenceConstruct", ["x"], ["y"])],
         [value("x", "FP32", [2])],
@@ -58,7 +56,6 @@ def with_bias() -> onnx.ModelProto:
 
 
 def parameters(**given: str) -> str:
-    """Give a config parameters."""
     rows = (f'{{ key: "{key}" value {{ string_value: "{text}" }} }}' for key, text in given.items())
     return "".join(f"parameters {row}\n" for row in rows)
 
@@ -82,19 +79,16 @@ LENIENT = parameters(
 
 @pytest.fixture(scope="module")
 def log() -> list[str]:
-    """The lines of the server's log so far."""
     return []
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, log):
-    """A running server of no model."""
     with serve(tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("run"), log=log.append) as running:
         yield running
 
 
 def load(server, name: str, model: onnx.ModelProto, config: str | None) -> model_config_pb2.ModelConfig:
-    """Store a model and load it; return the server's config of it."""
     store(server.options.repository, name, model, config and ONE_INSTANCE + config)
     with connect(server) as client:
         client.load_model(name)
@@ -141,7 +135,6 @@ def check_refused(server, log: list[str], name: str, message: str) -> None:
     },
 )
 def test_bad_config_is_refused_in_the_words_of_nvidia(server, log, request, model, config, message):
-    """The client gets the official text, and the log has it as the first line of the reason."""
     name = request.node.callspec.id
     store(server.options.repository, name, model, config and ONE_INSTANCE + config)
 
@@ -177,7 +170,6 @@ def test_gpu_instance_without_a_gpu_is_refused(server):
 
 
 def describe(config: model_config_pb2.ModelConfig) -> list[tuple[str, str, list[int], list[int] | None]]:
-    """Return name, datatype, dims and reshape of each tensor of a config."""
     return [
         (
             each.name,
@@ -227,7 +219,6 @@ COMPLETE = [(name, "TYPE_FP32", [4], None) for name in "xy"]
     },
 )
 def test_config_is_completed_from_the_network(server, log, request, model, config, batches, tensors):
-    """Batch size, batcher and tensors come from the file; the small batch size is a warning in the log."""
     name = request.node.callspec.id
     found = load(server, name, model, config)
 
@@ -242,7 +233,6 @@ def test_config_is_completed_from_the_network(server, log, request, model, confi
 
 @pytest.mark.slow
 def test_flags_of_the_server_are_obeyed(tmp_path):
-    """The default batch size replaces the 4; a server without metrics still answers."""
     for folder in ("models", "run"):
         (tmp_path / folder).mkdir()
     store(tmp_path / "models", "rows", ROWS, ONE_INSTANCE)

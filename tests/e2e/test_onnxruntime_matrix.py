@@ -76,7 +76,6 @@ class Case:
         return f"{'batched' if self.batched else 'whole'}_{'dynamic' if self.dynamic else 'static'}"
 
     def store(self, repository: Path) -> None:
-        """Write the model's folder."""
         nodes, inputs, outputs, config = [], [], [], []
         shift = 2 * self.batched + self.dynamic
         for index, datatype in enumerate(DATATYPES):
@@ -99,7 +98,6 @@ class Case:
         store(repository, str(self), model, "".join([size, ONE_INSTANCE, *config]))
 
     def dims(self, index: int) -> Dims:
-        """Return the dims of an input, without the batch dimension."""
         return (f"rows_{index}", f"columns_{index}") if self.dynamic else (2, 3 + index)
 
     def requests(self, rng: np.random.Generator) -> list[Arrays]:
@@ -112,7 +110,6 @@ class Case:
         return [self.draw(batch, shape, rng) for batch in batches for shape in shapes]
 
     def draw(self, batch: Dims, shape: Dims | None, rng: np.random.Generator) -> Arrays:
-        """Draw a request of one shape, or of the inputs' own."""
         return {
             datatype.lower(): sample(datatype, (*batch, *(shape or self.dims(index))), rng)
             for index, datatype in enumerate(DATATYPES)
@@ -213,17 +210,14 @@ def slow() -> onnx.ModelProto:
 
 
 def pair(datatype: str, dims: Dims, more: str = "") -> str:
-    """Declare an input `x` and an output `y` alike."""
     return tensor("input", "x", datatype, dims, more) + tensor("output", "y", datatype, dims, more)
 
 
 def parameter(key: str, text: str) -> str:
-    """Give a config a parameter."""
     return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
 
 
 def instances(count: int) -> str:
-    """Give a model processes of its own."""
     return f"instance_group {{ kind: KIND_CPU count: {count} }}\n"
 
 
@@ -260,7 +254,6 @@ STARTED = [
 
 
 def store_special(repository: Path) -> None:
-    """Write the models that are one of a kind."""
     copies = network(
         [helper.make_node("Identity", ["x"], [name]) for name in NAMED],
         [value("x", "FP32", [1])],
@@ -293,7 +286,6 @@ def store_special(repository: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A running server of the cases and of the models that are one of a kind."""
     repository = tmp_path_factory.mktemp("models")
     for case in CASES:
         case.store(repository)
@@ -304,30 +296,25 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def rng():
-    """A source of the same numbers in each run."""
     return np.random.default_rng(24)
 
 
 def plain_run(server, model: str, inputs: Arrays, filename: str = "model.onnx") -> Arrays:
-    """Run a model's network in this process with plain ONNX Runtime."""
     return run(server.options.repository / model / "1" / filename, inputs)
 
 
 def executions(server, model: str) -> int:
-    """Return how many batches a model has run."""
     with connect(server) as client:
         return client.get_inference_statistics(model).model_stats[0].execution_count
 
 
 def metric(server, name: str, **labels: str) -> float:
-    """Return the sum of a metric's samples with these labels."""
     samples = metrics_page.parse(metrics_page.fetch(url(server, "metrics"), LAG_S))
     found = (each for each in samples if each.name == name and labels.items() <= each.labels.items())
     return sum(each.value for each in found)
 
 
 def await_metric(server, name: str, expected: float, **labels: str) -> None:
-    """Wait until a metric has the expected value, and fail with what it has if it never does."""
     pause = threading.Event()
     for _ in range(LAG_S * 10):
         if metric(server, name, **labels) == expected:
@@ -339,7 +326,6 @@ def await_metric(server, name: str, expected: float, **labels: str) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_answers_are_those_of_onnx_runtime(server, case, protocol, rng):
-    """Every datatype, batched or not, with static and dynamic dims, also empty, comes back bit for bit."""
     for inputs in case.requests(rng):
         assert_same(infer(server, str(case), inputs, protocol), plain_run(server, str(case), inputs))
 
@@ -359,7 +345,6 @@ def test_config_dims_are_those_of_the_answer(server, model, inputs):
 
 @pytest.mark.parametrize("scale", [None, 3], ids=["left out", "given"])
 def test_optional_input_overrides_the_initializer(server, scale):
-    """An input that the network has a value for may be left out."""
     inputs = {"x": np.float32([1, 2])} | ({"scale": np.float32([scale])} if scale else {})
 
     assert_same(infer(server, "optional", inputs), plain_run(server, "optional", inputs))
@@ -374,7 +359,6 @@ def test_optional_input_overrides_the_initializer(server, scale):
     },
 )
 def test_network_is_found_however_it_is_stored(server, model, filename, rng):
-    """The file may have another name, lie in a folder, keep its weights outside, or have no config."""
     inputs = {"x": rng.standard_normal((2, 64)).astype(np.float32)}
 
     assert_same(infer(server, model, inputs), plain_run(server, model, inputs, filename))
@@ -382,7 +366,6 @@ def test_network_is_found_however_it_is_stored(server, model, filename, rng):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_only_requested_outputs_are_returned(server, protocol, rng):
-    """A client that names outputs gets those and no others."""
     case, wanted = CASES[0], ["of_string", "of_bool"]
     inputs = case.requests(rng)[0]
     expected = plain_run(server, str(case), inputs)
@@ -403,7 +386,6 @@ def test_outputs_come_in_the_order_of_their_names(server):
 
 
 def test_one_bad_request_in_a_batch_fails_alone(server):
-    """The others are answered; the bad one gets ONNX Runtime's own words as INTERNAL."""
     before = executions(server, "lookup")
 
     outcomes = infer_together(server, "lookup", [{"row": np.int64([[row]])} for row in (1, 9, 3, 0)])
@@ -418,7 +400,6 @@ def test_one_bad_request_in_a_batch_fails_alone(server):
 
 
 def test_requests_of_different_sizes_share_a_batch(server, rng):
-    """Requests of 1, 2, 3 and 2 rows run once, together, and each gets its own rows."""
     requests = [{"x": sample("FP32", (size, 64), rng)} for size in (1, 2, 3, 2)]
     before = executions(server, "sizes")
 
@@ -430,7 +411,6 @@ def test_requests_of_different_sizes_share_a_batch(server, rng):
 
 
 def test_ragged_requests_share_a_batch(server):
-    """A request of two items has two rows of shapes, and its part of a joined output in its own shape."""
     requests = [
         {"x": np.arange(6, dtype=np.float32).reshape(2, 3, 1)},
         {"x": np.arange(4, dtype=np.float32).reshape(1, 2, 2)},
@@ -446,7 +426,6 @@ def test_ragged_requests_share_a_batch(server):
 
 
 def test_sequence_control_is_an_input(server):
-    """The first request of a sequence has the control set, the next one has not."""
     inputs = {"x": np.float32([[5]])}
 
     first = infer(server, "started", inputs, sequence_id=7, sequence_start=True)
@@ -465,7 +444,6 @@ def test_sequence_control_is_an_input(server):
     },
 )
 def test_malformed_strings_are_refused(server, wire, words):
-    """BYTES that do not hold as many strings as the shape says are the caller's fault."""
     request = service_pb2.ModelInferRequest(model_name="text", raw_input_contents=[wire])
     request.inputs.add(name="x", datatype="BYTES", shape=[2])
 
@@ -480,7 +458,6 @@ def test_malformed_strings_are_refused(server, wire, words):
 
 
 def test_model_runs_each_batch_size_before_it_is_ready(server):
-    """The runs at load count apart from those of requests."""
     await_metric(server, "nereid_onnxruntime_warm_up_runs_total", 3, model="warm")
     x = np.ones((2, 64), np.float32)
 
@@ -513,7 +490,6 @@ def test_all_instances_map_the_same_file(server):
 
 
 def test_runs_and_refusals_are_counted(server):
-    """Runs, their rows, instances with their provider, and refusals by reason are on the metrics page."""
     infer(server, "text", {"x": np.array([b"some", b"text"], object)})
 
     with pytest.raises(tritonclient.grpc.InferenceServerException) as refusal:
@@ -532,7 +508,6 @@ def test_runs_and_refusals_are_counted(server):
 
 
 def test_unloaded_model_leaves_the_metrics_page(server):
-    """The metrics of an unloaded model disappear from the page."""
     await_metric(server, "nereid_onnxruntime_instances", 1, model="brief")
 
     with connect(server) as client:
@@ -542,7 +517,6 @@ def test_unloaded_model_leaves_the_metrics_page(server):
 
 
 def test_cancelled_request_does_not_run(server):
-    """A request whose client cancels it while it waits for a busy instance is not computed."""
     runs, waiting = "nereid_onnxruntime_run_seconds_count", "nv_inference_pending_request_count"
     rounds = tritonclient.grpc.InferInput("rounds", [1], "INT64")
     rounds.set_data_from_numpy(np.int64([600]))

@@ -28,7 +28,6 @@ CLIP_STD = np.array([0.26862954, 0.26130258, 0.27577711])
 
 
 def config(output: str, parameters: dict[str, str], more: str = "max_batch_size: 4\n") -> str:
-    """Write a config.pbtxt of a preprocessing model."""
     lines = [
         f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
         for key, text in parameters.items()
@@ -39,7 +38,6 @@ def config(output: str, parameters: dict[str, str], more: str = "max_batch_size:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A running server of the models above; others can be added and loaded."""
     repository = tmp_path_factory.mktemp("repository")
     for name, (output, parameters) in MODELS.items():
         (repository / name / "1").mkdir(parents=True)
@@ -101,7 +99,6 @@ def test_model_without_code_agrees_with_pillow(server, reference):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bad_image_fails_its_request_only(server, name):
-    """Each preset refuses a file that is not an image with the same message, and goes on."""
     with pytest.raises(InferenceServerException, match="invalid image: expected an image file"):
         infer(server, name, {"image": np.array([[b"no image"]], np.object_)})
 

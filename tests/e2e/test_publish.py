@@ -30,7 +30,6 @@ from tests.routes import ALL_VERSIONS, X, serve_routes, wait_until
     ids=["all", "specific"],
 )
 def served(request, tmp_path_factory):
-    """A server of `net` in version 1, behind route `r`, with each kind of version_policy."""
     repository = tmp_path_factory.mktemp("published") / "models"
     store_published(repository, request.param)
     with serve_routes(repository, tmp_path_factory.mktemp("run")) as running:
@@ -39,12 +38,10 @@ def served(request, tmp_path_factory):
 
 @pytest.fixture
 def record(served):
-    """The record of the server."""
     return record_of(served.server)
 
 
 def set_weights(served, record, **weights: float) -> None:
-    """Change the route's weights, and wait until the server uses them."""
     change(find_route(served.repository, ROUTE), reweighted(weights), RunningServer(record))
 
 
@@ -93,7 +90,6 @@ def test_version_is_published_rolled_back_and_retired(served, record, tmp_path):
 
 
 def test_version_that_the_server_cannot_load_is_undone(served, record, tmp_path):
-    """A failed load leaves the repository byte for byte unchanged, and the old version serves."""
     before = contents(served.repository)
 
     def damage(line: str) -> None:

@@ -52,7 +52,6 @@ GROWTH = 1.10
 
 @pytest.fixture
 def served(tmp_path):
-    """A server of `net` in version 1, behind route `r`."""
     repository = tmp_path / "models"
     store_published(repository)
     with serve_routes(repository, tmp_path) as running:
@@ -67,12 +66,10 @@ def memory_bytes(leader: int) -> int:
 
 
 def is_right(answer: RouteResponse | Exception) -> bool:
-    """Return whether a response is that of its reported version."""
     return isinstance(answer, RouteResponse) and answer.added == float(answer.origin[1])
 
 
 def test_publishing_and_rolling_back_under_load_loses_nothing(served, tmp_path):
-    """Versions come and go under the load of eight clients: all responses are correct, memory is constant."""
     record, repository, memory = record_of(served.server), served.repository, []
 
     with Load(served, ROUTE, CALLERS) as load, fidgeting(repository, record):
@@ -140,7 +137,6 @@ def test_killed_publisher_is_completed_under_load(served, tmp_path):
 
 @pytest.mark.parametrize("profile", ["ensemble", "cpu"])
 def test_network_is_served_with_one_command(tmp_path, profile):
-    """An added network returns the scores of plain ONNX Runtime, as ensemble and as fused model."""
     repository, file = tmp_path / "models", tmp_path / "small.onnx"
     store_published(repository)
     onnx.save(classifier(), file)

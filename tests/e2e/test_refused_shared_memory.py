@@ -36,7 +36,6 @@ def isolated(size: str) -> list[str]:
 
 
 def regions() -> set[str]:
-    """Return this user's regions."""
     return {path.name for path in shared_regions.FOLDER.glob(f"{shared_regions.name_prefix()}*")}
 
 
@@ -50,7 +49,6 @@ def elsewhere(tmp_path_factory):
 
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 def test_server_with_another_folder_gets_bytes(elsewhere, caplog, way):
-    """As in another container: the server cannot open the region."""
     before = regions()
     url = f"127.0.0.1:{elsewhere.ports[way[1]]}"
     with opened(way[0], url, way[1], shared_memory="system") as classifier:
@@ -60,7 +58,6 @@ def test_server_with_another_folder_gets_bytes(elsewhere, caplog, way):
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_batches_are_sent_as_bytes_too(elsewhere, protocol):
-    """Each image gets its outcome."""
     url = f"127.0.0.1:{elsewhere.ports[protocol]}"
     with Classifier(url, protocol, shared_memory="system") as classifier:
         outcomes = [*classifier.classify_many([PHOTO, b"not an image", PHOTO], batch_size=3)]
@@ -70,7 +67,6 @@ def test_batches_are_sent_as_bytes_too(elsewhere, protocol):
 
 
 def test_full_folder_of_the_client_is_no_error(elsewhere):
-    """An image for which the client's /dev/shm has no room is sent as bytes."""
     words = [sys.executable, "-c", CALLER, f"127.0.0.1:{elsewhere.ports['grpc']}", str(COFFEE)]
 
     done = subprocess.run([*isolated("64k"), *words], capture_output=True, text=True, check=True)

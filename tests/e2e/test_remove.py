@@ -22,7 +22,6 @@ SCALE = {"scale": "0.00392156862745098"}
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A repository with a running server, and its record."""
     repository = tmp_path_factory.mktemp("site") / "models"
     store_published(repository)
     with serve_routes(repository, tmp_path_factory.mktemp("run"), "--model-config-name=cpu") as running:
@@ -31,13 +30,11 @@ def site(tmp_path_factory):
 
 @pytest.fixture
 def file(tmp_path):
-    """A network of a user."""
     onnx.save(UserNetwork().build(), tmp_path / "network.onnx")
     return tmp_path / "network.onnx"
 
 
 def photo(tmp_path) -> bytes:
-    """Return a small picture."""
     from PIL import Image
 
     Image.new("RGB", (16, 16), "teal").save(tmp_path / "photo.png")
@@ -77,7 +74,6 @@ def test_requests_end_well_while_their_model_is_removed(site, file, tmp_path):
 
 
 def test_model_whose_folder_was_deleted_by_hand(site, file, tmp_path):
-    """`remove` unloads what the server still has."""
     repository, record = site
     add(repository, AddRequest(file, "lost", SCALE, profiles=("cpu",)), record)
     for name in ("lost", "lost_v1"):
@@ -113,7 +109,6 @@ def test_edited_config_is_taken_after_a_reload(site, file, tmp_path):
 
 
 def test_replaced_model_is_served(site, file, tmp_path):
-    """`is_replacing` puts another network under the same name."""
     repository, record = site
     add(repository, AddRequest(file, "swapped", SCALE, profiles=("cpu",)), record)
     onnx.save(UserNetwork(side_px=20, layout="NHWC").build(), tmp_path / "other.onnx")

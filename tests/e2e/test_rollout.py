@@ -67,25 +67,20 @@ class Rollout:
 
     @property
     def location(self):
-        """The route."""
         return find_route(self.repository)
 
     @property
     def state(self):
-        """The newest rollout."""
         return Journals.of(self.location).latest()
 
     def weights(self) -> dict[str, float]:
-        """Return the weights in the route file."""
         return {each.name: each.weight for each in read_state(self.location).route().variants}
 
     def start(self, **changed):
-        """Start a rollout with short steps."""
         return orders.start(self.location, make_plan(**QUICK | changed), self.record)
 
     @contextlib.contextmanager
     def controlled(self):
-        """Run the controller."""
         with service.in_background(self.repository, lambda: self.record, self.log.append):
             assert orders.wait_controlled(self.location)
             yield
@@ -104,7 +99,6 @@ class Rollout:
 
 @pytest.fixture(scope="module")
 def rollouts(tmp_path_factory):
-    """Serve a route of two puppets."""
     base = tmp_path_factory.mktemp("rollout")
     repository = base / "models"
     repository.mkdir()
@@ -142,7 +136,6 @@ def rollout(rollouts):
 
 @pytest.fixture
 def nereid(rollouts):
-    """Run `nereid rollout WORDS`."""
     environment = {"XDG_RUNTIME_DIR": str(rollouts.base), "NEREID_REPOSITORY": str(rollouts.repository)}
 
     def run(*words: str):
@@ -152,13 +145,11 @@ def nereid(rollouts):
 
 
 def errors(load: Load) -> list[Exception]:
-    """Return the failures that callers saw."""
     return [each.answer for each in load.outcomes if each.is_failed]
 
 
 @pytest.mark.slow
 def test_good_candidate_gets_all_traffic(rollout, nereid):
-    """Each step is confirmed by numbers; no caller sees an error; every event is in the history."""
     with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
         assert nereid("status").stdout.startswith(("no rollout yet", "rollout "))
         rollout.start(steps=["shadow", 50, 100], max_disagreement=0.2)
@@ -180,7 +171,6 @@ def test_good_candidate_gets_all_traffic(rollout, nereid):
 
 @pytest.mark.slow
 def test_bad_candidate_loses_the_traffic(rollout):
-    """The reason names the numbers; the candidate stays loaded; the control answers everything afterwards."""
     order(rollout.repository, "net_new", delay_ms=DELAY_MS, error="planted", error_share=0.2)
     with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
         rollout.start()
@@ -204,7 +194,6 @@ OF_A_DEAD_CANDIDATE = (
 
 @pytest.mark.slow
 def test_dead_candidate_loses_the_traffic(rollout):
-    """Its process is killed while it answers: its breaker opens."""
     with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
         rollout.start(hold_s=30)
         load.wait_for(answered_by("new"))
@@ -217,7 +206,6 @@ def test_dead_candidate_loses_the_traffic(rollout):
 
 @contextlib.contextmanager
 def killed(served: RouteServer, model: str):
-    """Kill all processes of a model, and repair it at the end."""
     served.kill(model)
     try:
         yield

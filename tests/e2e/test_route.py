@@ -61,7 +61,6 @@ RULED = {"x-route-group": "beta", "x-route-region": "eu"}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A running server with the routes `route` and `linked`, networks, an ensemble and puppets."""
     base = tmp_path_factory.mktemp("route")
     repository = base / "repository"
     store_adding(
@@ -127,7 +126,6 @@ def test_route_parameters_are_headers_or_parameters(base, protocol, way):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_chance_decides_when_nothing_else_does(base, protocol):
-    """Without route parameters, exactly the variants with a weight respond."""
     answers = [base.send("route", protocol) for _ in range(40)]
 
     # 40 fair draws are all on one side with p < 1e-11.
@@ -137,7 +135,6 @@ def test_chance_decides_when_nothing_else_does(base, protocol):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_unknown_variant_is_rejected_with_the_known_ones(base, protocol):
-    """An unknown variant is the caller's fault, and the message lists the known ones."""
     status, message = base.refusal("route", protocol, headers={"x-variant": "nobody"})
 
     assert status == INVALID[protocol]
@@ -147,7 +144,6 @@ def test_unknown_variant_is_rejected_with_the_known_ones(base, protocol):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("names", [("scores",), ("version",), ("route_reason", "scores"), ()], ids="+".join)
 def test_only_requested_outputs_are_returned(base, protocol, names):
-    """A request gets its requested outputs, or all if it names none."""
     response = base.infer("route", protocol, wanted(protocol, *names)).get_response()
 
     outputs = response["outputs"] if protocol == "http" else response.outputs
@@ -158,7 +154,6 @@ def test_only_requested_outputs_are_returned(base, protocol, names):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_every_image_of_a_batch_gets_the_variants_name(base, protocol, rows):
-    """In a response for N images, variant, version and reason have the shape [N, 1]."""
     x = np.arange(rows * CLASSES, dtype=np.float32).reshape(rows, CLASSES)
 
     result = base.infer("route", protocol, x=x, headers={"x-variant": "ruled"})
@@ -171,7 +166,6 @@ def test_every_image_of_a_batch_gets_the_variants_name(base, protocol, rows):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_classification_works_through_the_route(base, protocol):
-    """Triton's `class_count` on the route gives the best classes with the route's labels."""
     outputs = [*wanted(protocol, "scores", class_count=2), *wanted(protocol, "variant")]
 
     result = base.infer("route", protocol, outputs, headers={"x-variant": "plain"})
@@ -188,7 +182,6 @@ def test_classification_works_through_the_route(base, protocol):
 
 
 def test_change_is_visible_soon_without_a_reload(base):
-    """New weights take effect in the same process and without a load."""
     pids, logged = base.stubs("route"), len(base.log)
     late = []
     for name in ("pinned", "plain", "ruled"):
@@ -204,7 +197,6 @@ def test_change_is_visible_soon_without_a_reload(base):
 
 
 def changed(**fields) -> bytes:
-    """Return BASE as a file, with its first variant changed."""
     first, *rest = BASE["variants"]
     return json.dumps(BASE | {"variants": [first | fields, *rest]}).encode()
 
@@ -219,7 +211,6 @@ def changed(**fields) -> bytes:
     },
 )
 def test_wrong_file_changes_nothing_and_is_logged(base, content, reason):
-    """A file that cannot be served is logged with its reason, and the old route stays."""
     logged, path = len(base.log), base.path("route")
 
     if content is None:
@@ -250,7 +241,6 @@ def test_wrong_file_is_logged_once(base):
 
 
 def hashes(served) -> list[str]:
-    """Return the SHA-256 that the metrics page shows of `route`."""
     shown = served.series("served_since_seconds")
     return [labels["sha256"] for labels, _ in shown if labels["route"] == "route"]
 
@@ -271,7 +261,6 @@ def test_version_that_becomes_ready_is_served_without_a_new_file(base, unique):
 
 
 def test_metrics_show_the_route_that_is_served(base):
-    """The page has the generation and SHA-256 of the file in use, and counts the change."""
     before = hashlib.sha256(base.path("route").read_bytes()).hexdigest()
     wait_until(lambda: hashes(base) == [before])
     accepted = base.metric("reloads_total", route="route", outcome="accepted")
@@ -298,7 +287,6 @@ def test_swapped_link_is_read(served):
     {"missing": (None, "cannot read"), "unknown-model": (changed(model="nobody"), "nobody")},
 )
 def test_load_without_a_valid_route_fails_with_the_reason(served, unique, content, reason):
-    """A route that cannot be served fails the load of its model, with the reason."""
     store_router(served.repository, unique)
     if content is not None:
         replace(served.path(unique), content)
@@ -312,7 +300,6 @@ def test_load_without_a_valid_route_fails_with_the_reason(served, unique, conten
 
 @pytest.mark.slow
 def test_changes_under_load_fail_no_request(served):
-    """At concurrency 16, the route changes repeatedly, and each change takes effect soon."""
     names, waited = list(ADDED), []
     served.use("route", BASE)
     with Load(served, "route", 16) as load:
@@ -333,7 +320,6 @@ def test_changes_under_load_fail_no_request(served):
 
 
 def test_one_instance_holds_64_requests_and_rejects_the_next(puppets, unique):
-    """64 requests overlap, the 65th is rejected immediately over both protocols; all slots are freed."""
     puppets.use("route", document(variant(unique, "puppet", 1), max_in_flight=64))
     labels = {"route": "route", "variant": unique}
     for _ in range(2):
@@ -360,7 +346,6 @@ def test_one_instance_holds_64_requests_and_rejects_the_next(puppets, unique):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("owner", ["variant", "request"])
 def test_late_response_is_an_error_in_time(puppets, unique, protocol, owner):
-    """A variant that exceeds its own deadline, or the timeout of the request, is not awaited."""
     more = {"deadline_ms": 300} if owner == "variant" else {}
     sent = {"timeout": 300_000} if owner == "request" else {}
     puppets.use("route", document(variant(unique, "puppet", 1, **more)))
@@ -407,7 +392,6 @@ def mirroring(name: str, percent: float, **more) -> dict:
 
 
 def mirrored(served, name: str, outcome: str = "") -> float:
-    """Return how many requests were due to the shadow of `mirroring(name)`, by outcome."""
     return served.metric(
         "shadow_requests_total", shadow=f"{name}s", **({"outcome": outcome} if outcome else {})
     )
@@ -420,7 +404,6 @@ def mirrored(served, name: str, outcome: str = "") -> float:
 )
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_shadow_is_compared_with_the_answer(puppets, unique, protocol, orders, outcome):
-    """Every mirrored request is counted by whether the best class is the same, with the scores' distance."""
     order(puppets.repository, "shadow", **orders)
     puppets.use("route", mirroring(unique, 100))
 
@@ -447,7 +430,6 @@ def answers_of(served, name: str) -> set:
 
 @pytest.mark.parametrize("orders", [{"error": "boom"}, {"classes": 2}], ids=["failing", "wrong-shape"])
 def test_broken_shadow_never_harms_the_answer(puppets, unique, orders):
-    """A shadow that fails or has another shape is counted as failed; every response is right."""
     order(puppets.repository, "shadow", **orders)
     puppets.use("route", mirroring(unique, 100))
 

@@ -53,7 +53,6 @@ def nereid(served):
 
 
 def test_change_is_served_explained_and_reverted(served, nereid):
-    """After `set` and `revert`, the reported route serves requests, as `explain` predicts."""
     printed = nereid("set", "v1=61", "v2=39")
     assert printed.stdout.startswith("classify: generation 1, v1 61 %, v2 39 %, served after "), (
         printed.stderr
@@ -74,7 +73,6 @@ def test_change_is_served_explained_and_reverted(served, nereid):
 
 
 def test_show_has_the_state_of_the_server(served, nereid):
-    """The file is served, and every variant with requests has a closed breaker."""
     with Classifier(url(served[0], "grpc")) as classifier:
         for variant in ("v1", "v2"):
             classifier.classify(COFFEE, variant=variant)
@@ -88,7 +86,6 @@ def test_show_has_the_state_of_the_server(served, nereid):
 
 
 def test_gateway_shows_and_changes_the_same_route(served, nereid):
-    """A gateway's change is checked, served and in the history; an outdated change is rejected."""
     environment, repository = served[1], served[0].options.repository
     route = RepositoryRoute(repository, "", lambda: run_dir.find(run_dir.root(environment), repository))
     before = route.show()

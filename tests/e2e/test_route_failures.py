@@ -43,7 +43,6 @@ TOKENS, PER_SUCCESS = 5, 0.1
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A running server with a route, three networks and a puppet."""
     base = tmp_path_factory.mktemp("failures")
     repository = base / "repository"
     for name, number in {"steady": 1, "victim": 2, "absent": 3}.items():
@@ -76,7 +75,6 @@ def pair(name: str, model: str, weight: float = 1, other: float = 0, **more) -> 
 
 
 def trip(served, name: str, puppet) -> None:
-    """Let the puppet fail until its breaker is open."""
     puppet(error="boom")
     wait_until(lambda: served_by_breaker(served, name))
 
@@ -103,7 +101,6 @@ def served_by_breaker(served, name: str) -> bool:
     },
 )
 def test_error_of_a_variant_keeps_its_class(served, puppet, request, protocol, text, statuses):
-    """The caller gets the variant's message, and the status of its prefix."""
     served.use("route", pair(f"says-{request.node.callspec.id}", "puppet"))
     puppet(error=text)
 
@@ -114,7 +111,6 @@ def test_error_of_a_variant_keeps_its_class(served, puppet, request, protocol, t
 
 
 def test_failing_variant_is_replaced_by_the_default_and_comes_back(served, puppet):
-    """After a few errors the default responds, with the reason; a healthy variant comes back by itself."""
     served.use("route", pair("sick", "puppet", breaker=SHORT))
     assert served.send("route").origin == ("sick", "1", "weight")
 
@@ -161,7 +157,6 @@ def test_killed_variant_is_replaced_within_two_seconds_and_comes_back(served):
 
 
 def test_unloaded_variant_is_replaced_and_comes_back(served):
-    """A variant whose model is unloaded under load is replaced within 2 s, and is back after a load."""
     open_s = 0.5
     served.use("route", pair("leaves", "victim", 50, 50, breaker={"open_s": open_s}))
     with Load(served, "route", CALLERS) as load:
@@ -258,7 +253,6 @@ def test_tracing_does_not_end_the_server(tmp_path):
 
 
 def test_instances_of_a_route_have_their_own_series(served):
-    """Two instances serve the same file, each with its own series; their requests add up."""
     store_router(served.repository, "twice")
     config = served.repository / "twice" / "config.pbtxt"
     config.write_text(config.read_text().replace("count: 1", "count: 2"))

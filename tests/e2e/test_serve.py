@@ -44,20 +44,17 @@ class Serving:
 
 @pytest.fixture
 def environment(tmp_path):
-    """An environment whose run directory is the test's own."""
     return os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
 @pytest.fixture
 def serving(tmp_path):
-    """A server for one test, which may end it."""
     with started(tmp_path) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
-    """A server for tests that only ask it."""
     with started(tmp_path_factory.mktemp("asked")) as found:
         yield found
 
@@ -85,12 +82,10 @@ def started(folder: Path):
 
 
 def run(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess:
-    """Run one `nereid` command to its end."""
     return subprocess.run([NEREID, *words], env=environment, capture_output=True, text=True, timeout=START_S)
 
 
 def test_served_repository_is_found_and_used(asked):
-    """The ready line has the ports, server.json the rest; `nereid classify` needs no options."""
     record = run_dir.find(run_dir.root(asked.environment), REPOSITORY)
     assert asked.ports == {
         "http": record.ports.http,
@@ -134,7 +129,6 @@ def test_profile_loads_only_what_it_serves(asked):
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=["ctrl-c", "sigterm"]
 )
 def test_signal_ends_the_whole_group(serving, number):
-    """After a signal the exit code is 0, no process is left, and server.json is gone."""
     base = run_dir.root(serving.environment)
     leader = run_dir.find(base, REPOSITORY).pid
     assert len(group_members(leader)) > 5, "server and stubs"
@@ -148,7 +142,6 @@ def test_signal_ends_the_whole_group(serving, number):
 
 
 def test_killed_nereid_ends_the_server(serving):
-    """Even after SIGKILL, no server holds the ports."""
     leader = run_dir.find(run_dir.root(serving.environment), REPOSITORY).pid
 
     serving.process.kill()
@@ -226,7 +219,6 @@ def test_server_may_open_as_many_files_as_the_system_allows(environment, tmp_pat
 
 
 def test_one_bad_image_does_not_stop_the_others(asked, tmp_path):
-    """A bad file is reported on stderr with its reason, the rest is classified; the exit code is 1."""
     (tmp_path / "photos").mkdir()
     shutil.copy(COFFEE, tmp_path / "photos" / "good.jpg")
     (tmp_path / "photos" / "bad.jpg").write_bytes(b"no image")
@@ -279,7 +271,6 @@ BROKEN = {
 def test_broken_repository_is_rejected_with_model_and_field(
     profile, relative, change, words, environment, tmp_path
 ):
-    """The last line names each model and its fault; the exit code is 1, and no ready line is printed."""
     copy = shutil.copytree(REPOSITORY, tmp_path / "repository")
     text = (copy / relative).read_text()
     assert change[0] in text
@@ -295,7 +286,6 @@ def test_broken_repository_is_rejected_with_model_and_field(
 
 @pytest.mark.parametrize("host", ["10.9.9.9", "no.such.host.invalid"])
 def test_unusable_host_is_an_error(host, environment):
-    """An address of another machine is rejected before the server starts."""
     done = run("serve", "--unguarded", "--host", host, *ANY_PORTS, environment=environment)
 
     assert (done.returncode, done.stdout) == (1, "")
@@ -304,7 +294,6 @@ def test_unusable_host_is_an_error(host, environment):
 
 @pytest.mark.slow
 def test_repository_without_profiles_is_served(environment, tmp_path):
-    """A repository without configs/cpu.pbtxt is served with its plain configs."""
     model = shutil.copytree(REPOSITORY / "imagenet_preprocess", tmp_path / "theirs" / "imagenet_preprocess")
     options = ServerOptions(model.parent, "cpu", ports=Ports(*free_ports(3)))
     (tmp_path / "run").mkdir()
@@ -328,7 +317,6 @@ def test_port_of_another_server_is_never_ready(server, tmp_path, environment):
 
 
 def test_doctor_passes_on_this_machine(environment):
-    """On the machine of the tests, no check fails, and the Triton release is named."""
     done = run("doctor", environment=environment | {"COLUMNS": "200"})
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -341,7 +329,6 @@ def test_doctor_passes_on_this_machine(environment):
     ids=["model-repository", "shared-memory", "trace", "logging"],
 )
 def test_administrative_apis_need_the_token(both_profiles, path):
-    """The status is 403 without the token, and 200 with it."""
     address = f"http://{url(both_profiles['ensemble'], 'http')}/{path}"
     method = "POST" if "repository" in path else "GET"
 
@@ -356,7 +343,6 @@ def test_administrative_apis_need_the_token(both_profiles, path):
 
 
 def test_grpc_administration_needs_the_token(server):
-    """gRPC, which loads models, needs the token, too."""
     with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
         with pytest.raises(InferenceServerException, match="This protocol is restricted"):
             client.get_model_repository_index()
@@ -366,7 +352,6 @@ def test_grpc_administration_needs_the_token(server):
 
 
 def wait_until(is_true, seconds: float = STOP_S) -> None:
-    """Wait for a condition, as a watchdog."""
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline, f"not within {seconds} s"

@@ -28,7 +28,6 @@ WATCHDOG_S = 60
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A server with a token from a file."""
     folder = tmp_path_factory.mktemp("site")
     repository = folder / "models"
     store_eyes(repository, "eyes", 0.5)
@@ -49,7 +48,6 @@ def curl(served, path: str, *words: str) -> tuple[int, str]:
 
 
 def test_other_tools_load_and_unload_with_the_token(site):
-    """Over HTTP with a header, over gRPC with metadata; without the token both are refused."""
     path, header = "/v2/repository/models/eyes", ("-H", f"nereid-token: {TOKEN}")
 
     assert curl(site, f"{path}/unload")[0] == 403
@@ -95,7 +93,6 @@ def test_requests_are_the_statistics_without_the_probes(site):
 
 
 def test_without_a_token_everybody_on_the_machine_administrates(tmp_path):
-    """Only if it is asked for; own commands work, too."""
     store_eyes(tmp_path / "models", "eyes", 0.5)
 
     with serving(tmp_path / "models", tmp_path / "run", "--no-token") as served:
@@ -115,7 +112,6 @@ def test_without_a_token_everybody_on_the_machine_administrates(tmp_path):
     ids=["missing", "readable", "short", "signs", "both"],
 )
 def test_unusable_token_is_wrong_usage(tmp_path, content, mode, words, message):
-    """Nothing starts."""
     path = tmp_path / "token"
     if content:
         path.write_text(content)
@@ -127,7 +123,6 @@ def test_unusable_token_is_wrong_usage(tmp_path, content, mode, words, message):
 
 
 def test_server_without_a_token_stays_on_this_machine():
-    """Anybody could load code into it."""
     done = CliRunner().invoke(app, ["serve", "--no-token", "--host", "0.0.0.0"])
 
     assert (done.exit_code, "--no-token needs --host 127.0.0.1, got 0.0.0.0" in done.stderr) == (2, True)
@@ -159,7 +154,6 @@ def elsewhere(tmp_path_factory):
 
 
 def test_commands_work_with_a_named_server(elsewhere, tmp_path):
-    """They publish, change and revert a route of a server that they do not find by themselves."""
     served, run = elsewhere
     network = onnx.load(REPOSITORY / "efficientnet_lite0/1/model.onnx")
     network.doc_string = "of other bytes"
@@ -180,7 +174,6 @@ def test_commands_work_with_a_named_server(elsewhere, tmp_path):
 
 
 def test_commands_need_the_token_of_a_named_server(elsewhere, tmp_path):
-    """A wrong token is refused by the server, an empty file by the command."""
     _, run = elsewhere
     (tmp_path / "wrong").write_text("something else")
     (tmp_path / "nothing").touch()

@@ -40,7 +40,6 @@ def repository(tmp_path) -> Path:
 
 
 def run(*words: str, folder: Path) -> subprocess.CompletedProcess:
-    """Run `nereid` to its end."""
     environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
     return subprocess.run(
         [NEREID, *words], env=environment, capture_output=True, text=True, timeout=WATCHDOG_S
@@ -85,7 +84,6 @@ def test_broken_models_do_not_keep_the_others_from_serving(repository, tmp_path)
 
 
 def test_strict_serves_all_or_nothing(repository, tmp_path):
-    """With --strict, one broken model ends the command with exit code 1; the last line has the reason."""
     done = run("serve", "--strict", "--repository", str(repository), *ANY_PORTS, folder=tmp_path)
 
     assert (done.returncode, done.stdout) == (1, "")
@@ -93,7 +91,6 @@ def test_strict_serves_all_or_nothing(repository, tmp_path):
 
 
 def test_repository_with_broken_models_only_is_not_served(repository, tmp_path):
-    """Without a single good model the command ends with exit code 1."""
     shutil.rmtree(repository / "eyes")
 
     done = run("serve", "--repository", str(repository), *ANY_PORTS, folder=tmp_path)
@@ -118,7 +115,6 @@ def test_repository_without_any_config_is_served(tmp_path):
 
 
 def test_damaged_version_is_not_served(tmp_path):
-    """One changed bit of the weights: the variant is left out with the reason, and the other one answers."""
     ignored = shutil.ignore_patterns(".*.nereid")
     models = shutil.copytree(REPOSITORY, tmp_path / "models", ignore=ignored)
     path = models / "efficientnet_lite0" / "1" / "model.onnx"

@@ -65,12 +65,10 @@ def newest(served: Served, model: str) -> stub_processes.Stub:
 
 
 def store_route(repository: Path, name: str, *variants: dict, **more) -> None:
-    """Write the file of a route."""
     (repository / f"{name}.route.json").write_text(json.dumps(document(*variants, **more)))
 
 
 def test_killed_stub_is_replaced(served):
-    """Not ready while one of two stubs is dead; then a new one replaces it, and the repair is counted."""
     killed = newest(served, "eyes").process
     before = served.metric("repairs_total", model="eyes", cause="pid")
     os.kill(killed.pid, signal.SIGKILL)
@@ -87,7 +85,6 @@ def test_killed_stub_is_replaced(served):
 
 @pytest.fixture
 def limited_group():
-    """A control group with a limit of 600 MB of memory."""
     _, _, own = next(line for line in MEMBERSHIP.read_text().splitlines() if ":memory:" in line).split(":")
     if not (parent := Path(f"/sys/fs/cgroup/memory{own}")).is_dir():
         pytest.skip(f"needs the control group of this process, which is not mounted at {parent}")
@@ -99,13 +96,12 @@ def limited_group():
     group.rmdir()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=4)  # the kernel takes its time to end a process that swaps
 @pytest.mark.skipif(
     os.getuid() != 0 or ":memory:" not in MEMBERSHIP.read_text(),
     reason="only root can make a control group; only version 1 has them for processes of any group",
 )
 def test_lack_of_memory_is_named(tmp_path, limited_group):
-    """The log names the limit of memory, and the model whose process the kernel ended."""
     store_eyes(tmp_path / "repository", "eyes", 10)
     model = tmp_path / "repository" / "eyes" / "1" / "model.py"
     greedy = "        if image == b'grow':\n            self.kept = b'x' * 2**30\n"
@@ -205,7 +201,6 @@ def score_of_held(classifier: Classifier) -> float:
 
 
 def overloaded(classifier: Classifier) -> bool:
-    """Return whether a model rejects a request as overloaded."""
     try:
         classifier.classify(COFFEE, top_k=1)
     except Overloaded:
@@ -214,9 +209,8 @@ def overloaded(classifier: Classifier) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["adding", "route"], ids=["tensors only", "route"])
+@pytest.mark.parametrize("model", ["adding", "route"])
 def test_killed_stub_of_a_model_without_images_is_replaced(served, model):
-    """A dead stub of such a model is found by pid alone."""
     before = served.metric("repairs_total", model=model)
     killed = newest(served, model)
     os.kill(killed.process.pid, signal.SIGKILL)
@@ -271,10 +265,7 @@ def test_dead_instance_is_not_a_dead_variant(served, number, cause):
             for model in before:
                 os.kill(newest(served, model).process.pid, number)
             for model, count in before.items():
-                wait_until(
-                    lambda m=model, c=count: served.metric("repairs_total", model=m) > c,
-                    f"repair of {model}",
-                )
+                wait_until(lambda m=model, c=count: served.metric("repairs_total", model=m) > c, model)
             wait_until(served.is_ready, "ready again")
             seen = len(answers["look"])
             wait_until(lambda: len(answers["look"]) > seen + 10, "further answers")
@@ -293,7 +284,7 @@ def test_unloaded_model_is_not_repaired(served):
     control, before = Control(served.record), served.metric("repairs_total", model="other")
     control.unload("other")
     probed = served.metric("probes_total", model="eyes")
-    wait_until(lambda: served.metric("probes_total", model="eyes") > probed + 3, "further probes")
+    wait_until(lambda: served.metric("probes_total", model="eyes") > probed + 1, "further probes")
 
     assert (served.is_ready(), "other" in control.ready_versions()) == (True, False)
     control.load("other")
@@ -309,7 +300,6 @@ def waited_for(supervisor: int) -> int:
 
 @pytest.mark.slow
 def test_killed_server_comes_back_as_it_was(served):
-    """Under load, the server comes back with its ports, token, models, versions and route."""
     control, record = Control(served.record), served.record
     versions, restarts = control.ready_versions(), served.metric("restarts_total")
 
@@ -359,7 +349,6 @@ def test_complete_configs_are_not_completed(tmp_path):
 
 
 def command_of(served: Served) -> list[str]:
-    """Return the command line of Triton."""
     return Path(f"/proc/{served.record.pid}/cmdline").read_bytes().decode().split("\0")
 
 
@@ -401,32 +390,23 @@ def test_server_that_cannot_start_again_is_tried_again(tmp_path):
     store_eyes(repository, "eyes", 10)
     number = repository / "eyes.number"
 
-    def restart() -> int:
-        os.kill(first := served.record.pid, signal.SIGKILL)
-        return first
-
     with serving(repository, tmp_path / "run") as served:
         wait_until(served.is_ready, "ready")
         number.write_text("no number")
         store_eyes(repository, "new", 20)
-        restart()
-        wait_until(
-            lambda: served.log.count("tritonserver cannot be started: model 'eyes'") >= 2, "two attempts"
-        )
+        os.kill(served.record.pid, signal.SIGKILL)
+        failure = "tritonserver cannot be started: model 'eyes'"
+        wait_until(lambda: served.log.count(failure) >= 2, "two attempts")
         assert (served.page("/livez")[0], "could not convert" in served.why_not_ready()) == (200, True)
+        store(repository, "broken", adding(1), config='backend: "none such"')
         number.write_text("30")
         wait_until(served.is_ready, "ready again")
-        assert (served.numbers("eyes", 1), served.numbers("new", 1)) == ([31.0], [21.0])
-
-        store(repository, "broken", adding(1), config='backend: "none such"')
-        first = restart()
-        wait_until(lambda: served.is_ready() and served.record.pid != first, "ready again")
         assert (served.numbers("eyes", 1), served.numbers("new", 1)) == ([31.0], [21.0])
         assert "--disable-auto-complete-config" not in command_of(served)
 
         number.write_text("no number")
         failures = served.log.count("cannot be started")
-        restart()
+        os.kill(served.record.pid, signal.SIGKILL)
         wait_until(lambda: served.log.count("cannot be started") > failures, "a failed attempt")
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(WATCHDOG_S) == 0

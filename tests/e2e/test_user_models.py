@@ -76,7 +76,6 @@ OPTIONS = {
 
 
 def is_possible(row: Row) -> bool:
-    """Return whether a network can have these properties together."""
     is_byte = row["datatype"] == "UINT8"
     return (
         is_byte == (row["preprocessing"] == "none")
@@ -86,7 +85,6 @@ def is_possible(row: Row) -> bool:
 
 
 def cell(row: Row) -> Cell:
-    """Return the cell of a row of the table."""
     form = {name: row[name] for name in OPTIONS if name not in ("preprocessing", "labels")}
     network = UserNetwork(**form, ir_version=14 if row["opset"] == 28 else 8)
     return Cell(network, row["preprocessing"], row["labels"], row["activation"])
@@ -115,7 +113,6 @@ def network_input(cell: Cell, encoded: bytes) -> np.ndarray:
 
 
 def write(cell: Cell, folder: Path) -> Path:
-    """Write a cell's network as its exporter would."""
     model = cell.form.build()
     if cell.labels == "metadata":
         helper.set_model_props(model, {"names": repr(dict(enumerate(NAMES)))})
@@ -126,7 +123,6 @@ def write(cell: Cell, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A running server of one small model; others are added to it."""
     repository = tmp_path_factory.mktemp("users") / "models"
     folder = tmp_path_factory.mktemp("first")
     first = write(Cell(UserNetwork(), "scale", "none", "none"), folder / "first")
@@ -137,7 +133,6 @@ def site(tmp_path_factory):
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_network_of_a_user_is_right(site, tmp_path, cell):
-    """The scores through server, route and client equal the float64 reference; labels are the user's."""
     repository, running = site
     name = f"m{CELLS.index(cell)}"
     labels = tmp_path / "labels.txt"
@@ -227,7 +222,6 @@ REFUSED = {
 
 @pytest.mark.parametrize(("model", "more", "reason"), REFUSED.values(), ids=REFUSED)
 def test_network_of_a_user_is_refused(tmp_path, model, more, reason):
-    """The message says what was expected, and nothing is written."""
     onnx.save(model, tmp_path / "network.onnx")
     request = AddRequest(tmp_path / "network.onnx", "bad", {"scale": "1"})
 

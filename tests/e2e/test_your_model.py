@@ -109,7 +109,6 @@ class Terminal:
 
 @pytest.mark.slow
 def test_walk_through_the_page(folder):
-    """Each command ends well, and does what its section says."""
     seen: dict[str, str] = {}
     with ExitStack() as stack:
         terminal = Terminal(folder, stack)
@@ -153,7 +152,6 @@ def test_walk_through_the_page(folder):
     ids=["torchvision", "timm", "Ultralytics", "Keras with Rescaling", "Keras"],
 )
 def test_network_of_each_exporter_is_read_as_the_page_says(folder, exporter, expected, labels):
-    """The command of the table finds preprocessing and class names, and probabilities."""
     with ExitStack() as stack:
         terminal = Terminal(folder, stack)
         terminal.environment["NEREID_REPOSITORY"] = str(folder / "models")
@@ -166,6 +164,5 @@ def test_network_of_each_exporter_is_read_as_the_page_says(folder, exporter, exp
 
 
 def test_the_page_has_a_command_for_each_exporter():
-    """The table and its tests have the same rows."""
     assert len(exporters()) == 5
     assert len(commands()) >= 17
