@@ -5,7 +5,6 @@ import json
 import re
 import struct
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -60,82 +59,18 @@ def server_goes_on(server):
 @cases(
     ("image", "message"),
     {
-        "text": (
-            b"this is not an image",
-            "invalid image: expected an image file .* got 20 bytes starting with b'this is ",
-        ),
-        "truncated": (
-            GOOD[:20_000],
-            "invalid image: JPEG of 20000 bytes is damaged: Premature end of JPEG file",
-        ),
-        "header only": (GOOD[:3], "invalid image: JPEG of 3 bytes has no readable header"),
-        "pdf": (
-            b"%PDF-1.7\n",
-            "invalid image: expected an image file .* got 9 bytes starting with b'%PDF-1.7",
-        ),
-        "empty body": (b"", "invalid image: expected the bytes of an image file .* got 0 bytes"),
-        "decompression bomb": (BOMB, "invalid image: expected at most 64000000 pixels, got 20000 x 20000"),
+        "text": (b"not an image", "expected an image file .* got 12 bytes starting with b'not an i"),
+        "truncated": (GOOD[:20_000], "JPEG of 20000 bytes is damaged: Premature end of JPEG file"),
+        "header only": (GOOD[:3], "JPEG of 3 bytes has no readable header"),
+        "empty body": (b"", "expected the bytes of an image file .* got 0 bytes"),
+        "decompression bomb": (BOMB, "expected at most 64000000 pixels, got 20000 x 20000"),
     },
 )
 def test_bad_image_is_a_400_with_the_reason(server, model, image, message):
     status, text = post_image(server, model, image)
 
     assert status == 400
-    assert re.search(message, json.loads(text)["error"])
-
-
-@cases(
-    ("entry", "message"),
-    {
-        "datatype": (
-            {"datatype": "FP32", "shape": [1, 1], "data": [1]},
-            "data-type is 'FP32', but model .* expects 'BYTES'",
-        ),
-        "shape": (
-            {"datatype": "BYTES", "shape": [1, 2], "data": ["a", "b"]},
-            r"Expected \[-1,1\], got \[1,2\]",
-        ),
-        "no batch dimension": (
-            {"datatype": "BYTES", "shape": [1], "data": ["a"]},
-            r"Expected \[-1,1\], got \[1\]",
-        ),
-        "batch too large": (
-            {"datatype": "BYTES", "shape": [9, 1], "data": ["a"] * 9},
-            "batch-size must be <= 8",
-        ),
-        "input name": (
-            {"name": "picture", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]},
-            "unexpected inference input",
-        ),
-    },
-)
-def test_wrong_tensor_is_a_400_with_the_expectation(server, entry, message):
-    """Triton checks the tensor before it reaches a model."""
-    body = json.dumps({"inputs": [{"name": "image"} | entry]}).encode()
-
-    status, text = post(server, "classify", body, **{"Content-Type": "application/json"})
-
-    assert status == 400
-    assert re.search(message, text)
-
-
-def test_unknown_model_is_a_404(server):
-    assert post_image(server, "nope", GOOD) == (
-        404,
-        '{"error":"Request for unknown model: \'nope\' is not found"}',
-    )
-
-
-@pytest.mark.parametrize(
-    ("header", "known"), [("x-variant", "v1, v2"), ("x-model-version", "1, 2")], ids=["variant", "version"]
-)
-def test_unknown_variant_is_a_400_that_names_the_known(server, header, known):
-    status, text = post_image(server, "classify", GOOD, **{header: "nope"})
-
-    assert (status, json.loads(text)["error"]) == (
-        400,
-        f"invalid request: unknown {header} 'nope': expected one of {known}",
-    )
+    assert re.search(f"invalid image: {message}", json.loads(text)["error"])
 
 
 def test_header_of_another_encoding_is_a_400(server):
@@ -149,28 +84,6 @@ def test_extreme_image_is_answered(server, encode):
     encoded = encode(np.zeros((1, 16_000, 3), np.uint8))
 
     assert post_image(server, "classify", encoded)[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("model", "image", "status"),
-    [
-        ("classify", b"no image", "StatusCode.INVALID_ARGUMENT"),
-        ("classify_v1", b"no image", "StatusCode.INVALID_ARGUMENT"),
-        ("nope", GOOD, "StatusCode.NOT_FOUND"),
-    ],
-    ids=["through the route", "pinned", "unknown model"],
-)
-def test_grpc_has_the_matching_status(server, model, image, status):
-    tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[image]], dtype=object))
-
-    with (
-        tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
-        pytest.raises(InferenceServerException) as raised,
-    ):
-        client.infer(model, [tensor])
-
-    assert raised.value.status() == status
 
 
 def test_request_of_several_images_names_the_bad_ones(server):
@@ -254,10 +167,3 @@ def test_outcomes_name_their_images(server, tmp_path, way):
         "d.jpg": RequestRefused,
         "images[11]": UnusableImage,
     }
-
-
-def test_parallel_bad_requests_leave_nothing_behind(server):
-    with ThreadPoolExecutor(16) as pool:
-        statuses = list(pool.map(lambda _: post_image(server, "classify_v1", b"bad")[0], range(64)))
-
-    assert statuses == [400] * 64

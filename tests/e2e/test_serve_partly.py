@@ -83,13 +83,6 @@ def test_broken_models_do_not_keep_the_others_from_serving(repository, tmp_path)
         assert served.metric("repairs_total") == served.metric("restarts_total") == 0
 
 
-def test_strict_serves_all_or_nothing(repository, tmp_path):
-    done = run("serve", "--strict", "--repository", str(repository), *ANY_PORTS, folder=tmp_path)
-
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "unable to find backend library for backend 'onnxrutime'" in done.stderr.splitlines()[-1]
-
-
 def test_repository_with_broken_models_only_is_not_served(repository, tmp_path):
     shutil.rmtree(repository / "eyes")
 

@@ -28,8 +28,6 @@ from nereid.contract import DEADLINE_PARAMETER
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
-from nereid.server.supervision.process_usage import memory_bytes
-from nereid.triton import stub_processes
 from tests.classifiers import opened
 from tests.detectors import CLASSES, HEADS, KNOWN, SIDE
 from tests.e2e.conftest import url
@@ -179,8 +177,6 @@ def test_bad_requests_are_refused(server, task):
     late = {DEADLINE_PARAMETER: 1}
     assert "deadline exceeded: " in refusal(server, f"{task.model}_v1", task.image, parameters=late)
     assert ask(server, task.model, task.image)["variant"].item() == b"v1"
-
-
 
 
 @of_each_task
@@ -435,8 +431,6 @@ def test_gateway_names_the_reason_of_errors(gateway, path, code, words):
     assert words in answer["error"]["message"]
 
 
-
-
 @fused
 def test_gateway_lists_models_with_their_task(gateway):
     status, listed = gateway.json("/v1/models")
@@ -500,5 +494,3 @@ def test_schemathesis_finds_no_fault(gateway, tmp_path):
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-
-
