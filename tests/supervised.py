@@ -4,19 +4,24 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from nereid import metrics_page
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.server import run_dir
 from nereid.triton import stub_processes
-from tests.networks import tensor
+from tests.networks import CLIENTS, tensor
 from tests.routes import WATCHDOG_S, wait_until
 
 NEREID = str(Path(sys.executable).with_name("nereid"))
@@ -122,6 +127,64 @@ class Served:
     def numbers(self, model: str, count: int = 4, protocol: Any = "http") -> list[float]:
         with Classifier(f"127.0.0.1:{self.ports[protocol]}", protocol, model) as classifier:
             return [classifier.classify(COFFEE, top_k=1).labels[0].score for _ in range(count)]
+
+
+class Calls:
+    """Requests to a model, each with its begin (monotonic seconds), and its result or error message."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[float, Any]] = []
+
+    def since(self, moment: float = 0) -> list[Any]:
+        """Return the outcomes of the requests that were sent after `moment`."""
+        return [outcome for begin, outcome in list(self.outcomes) if begin >= moment]
+
+    def count(self, outcome: Any) -> int:
+        return self.since().count(outcome)
+
+
+def photo_input(protocol: str) -> Any:
+    tensor = CLIENTS[protocol].InferInput("image", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[COFFEE.read_bytes()]], object))
+    return tensor
+
+
+def best_score(result: Any) -> float:
+    return float(result.as_numpy("scores").max())
+
+
+@contextmanager
+def calling(
+    served: Served,
+    model: str,
+    callers: int,
+    read: Callable[[Any], Any] = best_score,
+    given: Callable[[str], Any] = photo_input,
+) -> Iterator[Calls]:
+    """Send requests over both protocols with NVIDIA's clients, which repeat none, while the context lasts."""
+    calls, over = Calls(), threading.Event()
+
+    def call(protocol: str) -> None:
+        tensor = given(protocol)
+        options = {"client_timeout": WATCHDOG_S} if protocol == "grpc" else {}
+        with CLIENTS[protocol].InferenceServerClient(f"127.0.0.1:{served.ports[protocol]}") as client:
+            while not over.is_set():
+                begin = time.monotonic()
+                try:
+                    outcome = read(client.infer(model, [tensor], **options))
+                except Exception as error:  # judged by the test
+                    outcome = str(error)
+                    over.wait(0.05)
+                calls.outcomes.append((begin, outcome))
+
+    with ThreadPoolExecutor(callers) as pool:
+        pending = [pool.submit(call, ("http", "grpc")[number % 2]) for number in range(callers)]
+        try:
+            yield calls
+        finally:
+            over.set()
+    for each in pending:
+        each.result()
 
 
 @contextmanager

@@ -2,24 +2,17 @@
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tritonclient.utils import InferenceServerException
 
-from nereid.assets import COFFEE
 from nereid.observe.status import status
 from nereid.server import run_dir
 from nereid.server.control import Control, Instances
 from nereid.triton.stub_processes import Stub
-from tests.networks import CLIENTS
 from tests.routes import WATCHDOG_S, wait_until
-from tests.supervised import Served, serving, store_eyes
+from tests.supervised import Served, calling, serving, store_eyes
 
 PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}\n'
 # Far longer than any number of changes takes, also while other programs use all cores.
@@ -35,44 +28,6 @@ def store_bounded(repository: Path, bounds: str, count: int = 1, sleep_s: float 
     parameters = PARAMETER.format("nereid.instances", bounds) + PARAMETER.format("nereid.instances_idle_s", 2)
     config.write_text(config.read_text().replace("count: 2", f"count: {count}") + parameters)
     model.write_text(model.read_text().replace("    def initialize(self, args):\n", SLOW_START))
-
-
-class Load:
-    def __init__(self, served: Served) -> None:
-        self.served = served
-        self.starts: list[float] = []
-        self.failures: list[tuple[float, str]] = []
-        self._stop = threading.Event()
-
-    @contextmanager
-    def of(self, clients: int) -> Iterator[None]:
-        self._stop.clear()
-        threads = [
-            threading.Thread(target=self._send, args=["http" if i % 2 else "grpc"]) for i in range(clients)
-        ]
-        for each in threads:
-            each.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for each in threads:
-                each.join(WATCHDOG_S)
-
-    def _send(self, protocol: str) -> None:
-        """Send requests one after the other with NVIDIA's client, which repeats none."""
-        library = CLIENTS[protocol]
-        tensor = library.InferInput("image", [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[COFFEE.read_bytes()]], object))
-        with library.InferenceServerClient(f"127.0.0.1:{self.served.ports[protocol]}") as client:
-            while not self._stop.is_set():
-                began_s = time.monotonic()
-                self.starts.append(began_s)
-                try:
-                    score = client.infer("eyes", [tensor]).as_numpy("scores").item()
-                    assert score in (11.0, 12.0)
-                except (InferenceServerException, AssertionError) as error:
-                    self.failures.append((began_s, str(error)))
 
 
 def number(served: Served) -> float:
@@ -92,8 +47,7 @@ def test_instances_follow_the_load(tmp_path):
     repository = tmp_path / "repository"
     store_bounded(repository, "1-3")
     with serving(repository, tmp_path / "run") as served:
-        load = Load(served)
-        with load.of(6):
+        with calling(served, "eyes", 6) as calls:
             wait_until(lambda: number(served) == 2, "two instances", CHANGES_S)
             two = {each.process for each in served.stubs("eyes")}
             wait_until(lambda: is_settled(served, 3), "three instances", CHANGES_S)
@@ -105,8 +59,7 @@ def test_instances_follow_the_load(tmp_path):
             assert [each.instances for each in shown.models] == ["3 of 1-3"]
         wait_until(lambda: is_settled(served, 1), "one instance", CHANGES_S)
 
-        assert load.failures == []
-        assert load.starts
+        assert {*calls.since()} == {11.0}
         assert [served.metric("instance_changes_total", direction=each) for each in ("up", "down")] == [2, 2]
         assert served.metric("instance_change_failures_total") == 0
         assert "supervisor: instances of 'eyes': 1 → 2 of 1-3" in served.log
@@ -120,8 +73,8 @@ def test_new_version_and_new_bounds_are_loaded_in_between(tmp_path):
     store_bounded(repository, "1-2")
     config = repository / "eyes" / "config.pbtxt"
     with serving(repository, tmp_path / "run") as served:
-        load, control = Load(served), Control(served.record)
-        with load.of(4):
+        control = Control(served.record)
+        with calling(served, "eyes", 4) as calls:
             wait_until(lambda: len(served.stubs("eyes")) > 1, "a change", CHANGES_S)
             (repository / "eyes" / "2").mkdir()
             (repository / "eyes" / "2" / "model.py").write_bytes(
@@ -135,7 +88,7 @@ def test_new_version_and_new_bounds_are_loaded_in_between(tmp_path):
 
         assert control.is_ready("eyes", 1)
         assert control.is_ready("eyes", 2)
-        assert load.failures == []
+        assert {*calls.since()} <= {11.0, 12.0}
 
 
 @pytest.mark.slow
@@ -145,15 +98,14 @@ def test_new_version_and_new_bounds_are_loaded_in_between(tmp_path):
 def test_process_killed_during_a_change(tmp_path, bounds, count, clients, goal):
     store_bounded(tmp_path / "repository", bounds, count)
     with serving(tmp_path / "repository", tmp_path / "run") as served:
-        load = Load(served)
-        with load.of(clients):
+        with calling(served, "eyes", clients) as calls:
             stubs = wait_until(lambda: changing(served, count), "a change", CHANGES_S)
             os.kill(oldest(stubs, f"eyes_0_{count - 1}").process.pid, signal.SIGKILL)
             wait_until(lambda: number(served) == goal and served.is_ready(), "the goal", CHANGES_S)
             back_s, repairs = time.monotonic(), served.metric("repairs_total")
-            wait_until(lambda: sum(each > back_s for each in load.starts) > 50, "requests", CHANGES_S)
+            wait_until(lambda: len(calls.since(back_s)) > 50, "requests", CHANGES_S)
 
-        assert [each for each in load.failures if each[0] > back_s] == []
+        assert {*calls.since(back_s)} == {11.0}
         assert served.metric("repairs_total") == repairs <= 1
         assert number(served) == loaded(served).count == goal
         assert served.is_ready()

@@ -5,24 +5,17 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-from tritonclient.grpc import InferenceServerClient, InferInput
-from tritonclient.utils import InferenceServerException
 
 from nereid import metrics_page
-from nereid.assets import COFFEE, REPOSITORY
+from nereid.assets import REPOSITORY
 from nereid.server.control import Control
-from tests.routes import WATCHDOG_S, document, store_router, variant, wait_until
-from tests.supervised import IMAGE_TO_SCORES, NEREID, Served, serving, store_eyes
-from tests.tables import cases
+from tests.routes import document, store_router, variant, wait_until
+from tests.supervised import IMAGE_TO_SCORES, NEREID, Served, calling, serving, store_eyes
 
 CALLERS = 12
 # Numbers of the default variant, of its fallback, and of the configured answer.
@@ -55,40 +48,6 @@ def served(tmp_path_factory) -> Iterator[Served]:
         yield running
 
 
-def ask(client: InferenceServerClient) -> float:
-    image = InferInput("image", [1, 1], "BYTES")
-    image.set_data_from_numpy(np.array([[b"a photo"]], object))
-    return float(client.infer("look", [image], client_timeout=WATCHDOG_S).as_numpy("scores").item())
-
-
-@contextmanager
-def load(served: Served, send: Callable[[InferenceServerClient], Any] = ask) -> Iterator[Counter[Any]]:
-    """Send requests with all callers; the counted responses are complete at the end of the context.
-
-    The message of a request that fails takes the place of a response.
-    """
-    over, lock, numbers = threading.Event(), threading.Lock(), Counter()
-
-    def call() -> None:
-        with InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
-            while not over.is_set():
-                try:
-                    found = send(client)
-                except InferenceServerException as error:
-                    found = str(error)
-                with lock:
-                    numbers[found] += 1
-
-    with ThreadPoolExecutor(CALLERS) as pool:
-        callers = [pool.submit(call) for _ in range(CALLERS)]
-        try:
-            yield numbers
-        finally:
-            over.set()
-        for each in callers:
-            each.result()
-
-
 def counted(served: Served, to: str) -> float:
     return sum(
         each.value
@@ -97,57 +56,44 @@ def counted(served: Served, to: str) -> float:
     )
 
 
-def signalled(number: int) -> Callable[[Served], None]:
-    def send(served: Served) -> None:
-        newest = max(served.stubs("eyes"), key=lambda each: each.process.started)
-        os.kill(newest.process.pid, number)
-
-    return send
-
-
-def unloaded(served: Served) -> None:
-    Control(served.record).unload("eyes")
-
-
 @pytest.mark.slow
-@cases(
-    "fault", {"killed": signalled(signal.SIGKILL), "stopped": signalled(signal.SIGSTOP), "unloaded": unloaded}
-)
-def test_no_request_is_lost_with_the_default(served, fault):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_no_request_is_lost_with_the_default(served, number):
     """Each request gets a right response: of the default, of the fallback, and of the default again."""
     before = counted(served, "spare")
-    with load(served) as numbers:
-        wait_until(lambda: numbers[DEFAULT] > 50, "responses of the default")
-        fault(served)
+    with calling(served, "look", CALLERS) as calls:
+        wait_until(lambda: calls.count(DEFAULT) > 50, "responses of the default")
+        newest = max(served.stubs("eyes"), key=lambda each: each.process.started)
+        os.kill(newest.process.pid, number)
         wait_until(lambda: counted(served, "spare") > before + 50, "responses of the fallback")
-        if fault is unloaded:
-            Control(served.record).load("eyes")
         wait_until(served.is_ready, "ready again")
+        back = time.monotonic()
+        wait_until(lambda: DEFAULT in calls.since(back), "responses of the default again")
 
-    assert {*numbers} == {DEFAULT, SPARE}
-    with InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
-        while (found := ask(client)) != DEFAULT:
-            numbers[found] += 1
-    total = before + numbers[SPARE]
+    assert {*calls.since()} == {DEFAULT, SPARE}
+    total = before + calls.count(SPARE)
     wait_until(lambda: counted(served, "spare") == total, f"{total} counted fallbacks")
 
 
 @pytest.mark.slow
 def test_answer_is_sent_while_no_variant_is_there(served):
+    """With all variants unloaded, each request gets the configured answer, until one is back."""
     control, before = Control(served.record), counted(served, "spare")
     answered = counted(served, "answer")
-    with load(served) as numbers:
-        wait_until(lambda: numbers[DEFAULT] > 50, "responses of the default")
-        control.unload("spare")
+    with calling(served, "look", CALLERS) as calls:
+        wait_until(lambda: calls.count(DEFAULT) > 50, "responses of the default")
         control.unload("eyes")
+        wait_until(lambda: counted(served, "spare") > before + 50, "responses of the fallback")
+        control.unload("spare")
         wait_until(lambda: counted(served, "answer") > answered + 50, "configured answers")
         control.load("spare")
-        wait_until(lambda: counted(served, "spare") > before + 50, "responses of the fallback")
         control.load("eyes")
         wait_until(served.is_ready, "ready again")
+        back = time.monotonic()
+        wait_until(lambda: DEFAULT in calls.since(back), "responses of the default again")
 
-    assert {*numbers} == {DEFAULT, SPARE, ANSWER}
-    totals = answered + numbers[ANSWER], before + numbers[SPARE]
+    assert {*calls.since()} == {DEFAULT, SPARE, ANSWER}
+    totals = answered + calls.count(ANSWER), before + calls.count(SPARE)
     wait_until(lambda: (counted(served, "answer"), counted(served, "spare")) == totals, f"{totals} counted")
 
 
@@ -174,39 +120,26 @@ def classified(tmp_path_factory) -> Iterator[Served]:
         yield running
 
 
-def network_killed(served: Served) -> None:
-    for stub in served.stubs("efficientnet_lite0"):
-        os.kill(stub.process.pid, signal.SIGKILL)
-
-
-def default_unloaded(served: Served) -> None:
-    Control(served.record).unload("classify_v1")
-
-
-def classify(client: InferenceServerClient) -> tuple[str, str, int]:
-    """Send one photo to the route `classify`; return the variant, the reason and the best class."""
-    image = InferInput("image", [1, 1], "BYTES")
-    image.set_data_from_numpy(np.array([[COFFEE.read_bytes()]], object))
-    response = client.infer("classify", [image], client_timeout=WATCHDOG_S)
-    variant, reason = (response.as_numpy(name).item().decode() for name in ("variant", "route_reason"))
-    return variant, reason, int(response.as_numpy("scores").argmax())
+def origin(result: Any) -> tuple[str, str, int]:
+    """Return the variant, the reason and the best class of a response."""
+    variant, reason = (result.as_numpy(name).item().decode() for name in ("variant", "route_reason"))
+    return variant, reason, int(result.as_numpy("scores").argmax())
 
 
 @pytest.mark.slow
-@cases("fault", {"network killed": network_killed, "default unloaded": default_unloaded})
-def test_copy_on_the_cpu_answers_for_the_default(classified, fault):
+def test_copy_on_the_cpu_answers_for_the_default(classified):
     before = counted(classified, "v1_cpu")
-    with load(classified, classify) as seen:
-        wait_until(lambda: seen["v1", "weight", ESPRESSO] > 50, "responses of the default")
-        fault(classified)
+    with calling(classified, "classify", CALLERS, origin) as calls:
+        wait_until(lambda: calls.count(("v1", "weight", ESPRESSO)) > 50, "responses of the default")
+        for stub in classified.stubs("efficientnet_lite0"):
+            os.kill(stub.process.pid, signal.SIGKILL)
         # A few at least: the supervisor may have replaced the processes soon.
         wait_until(lambda: counted(classified, "v1_cpu") > before, "responses of the copy")
-    if fault is network_killed:
-        wait_until(classified.is_ready, "ready again")
+    wait_until(classified.is_ready, "ready again")
 
-    assert {*seen} - {("v1_cpu", "breaker", ESPRESSO)} == {
+    assert {*calls.since()} - {("v1_cpu", "breaker", ESPRESSO)} == {
         ("v1", "weight", ESPRESSO),
         ("v1_cpu", "retry", ESPRESSO),
     }
-    total = before + sum(count for (name, _, _), count in seen.items() if name == "v1_cpu")
+    total = before + sum(name == "v1_cpu" for name, _, _ in calls.since())
     wait_until(lambda: counted(classified, "v1_cpu") == total, f"{total} counted fallbacks")

@@ -1,13 +1,11 @@
 """Rollouts on the real server, under load of both protocols: who is promoted, and who loses the traffic."""
 
 import contextlib
-import http.client
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -28,8 +26,10 @@ from tests.routes import (
     WATCHDOG_S,
     Load,
     RouteServer,
+    X,
     answered_by,
     document,
+    given,
     order,
     replace,
     serve_routes,
@@ -38,7 +38,7 @@ from tests.routes import (
     variant,
     wait_until,
 )
-from tests.supervised import Served, serving
+from tests.supervised import calling, serving
 
 ROUTE, CALLERS = "r", 6
 # The limits are wide, so that few requests suffice; the steps are short.
@@ -245,10 +245,12 @@ def test_restarted_server_continues_the_rollout(tmp_path):
     store_router(repository, ROUTE)
     replace(repository / f"{ROUTE}.route.json", json.dumps(before()).encode())
     with serving(repository, tmp_path / "run") as served:
-        state = orders.start(find_route(repository), make_plan(**QUICK | {"hold_s": 5}), served.record)
+        state = orders.start(
+            find_route(repository), make_plan(**QUICK | {"hold_s": 5, "steps": [10, 100]}), served.record
+        )
         logs = Journals.of(find_route(repository))
 
-        with sending(served):
+        with calling(served, ROUTE, CALLERS, given=lambda protocol: given(protocol, X)):
             wait_until(lambda: logs.latest().look, "a look")
             during = served.page("/metrics")[1]
             pid = served.record.pid
@@ -263,33 +265,3 @@ def test_restarted_server_continues_the_rollout(tmp_path):
     assert "wait, step 10 %: " in served.log
     assert 'nereid_rollout_share{route="r",candidate="new"} 0.1' in during
     assert "nereid_rollout_" not in page
-
-
-@contextlib.contextmanager
-def sending(served: Served):
-    """Send requests to the route of a supervised server; failures while it is away do not count."""
-    over = threading.Event()
-
-    def send():
-        data = json.dumps({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [0, 5, 1]}]})
-        while not over.is_set():
-            with (
-                contextlib.suppress(OSError, http.client.HTTPException),
-                contextlib.closing(
-                    http.client.HTTPConnection("127.0.0.1", served.ports["http"], timeout=WATCHDOG_S)
-                ) as connection,
-            ):
-                while not over.is_set():
-                    connection.request("POST", f"/v2/models/{ROUTE}/infer", data)
-                    connection.getresponse().read()
-            time.sleep(0.1)
-
-    threads = [threading.Thread(target=send) for _ in range(CALLERS)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join(WATCHDOG_S)

@@ -6,17 +6,13 @@ import os
 import shutil
 import signal
 import stat
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tritonclient.grpc import InferenceServerClient, InferInput
-from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
@@ -27,7 +23,7 @@ from tests.deployment import check_health
 from tests.e2e.conftest import group_members
 from tests.networks import ONE_INSTANCE, store
 from tests.routes import WATCHDOG_S, adding, document, store_adding, store_router, variant, wait_until
-from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, serving, store_eyes
+from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, calling, serving, store_eyes
 
 MEMBERSHIP = Path("/proc/self/cgroup")
 
@@ -96,7 +92,7 @@ def limited_group():
     group.rmdir()
 
 
-@pytest.mark.nightly(minutes=4)  # the kernel takes its time to end a process that swaps
+@pytest.mark.nightly(minutes=4)  # the kernel may need minutes to end a process
 @pytest.mark.skipif(
     os.getuid() != 0 or ":memory:" not in MEMBERSHIP.read_text(),
     reason="only root can make a control group; only version 1 has them for processes of any group",
@@ -238,41 +234,22 @@ def test_stopped_stub_is_found_by_a_probe(served):
     assert served.metric("repairs_total", model="other", cause="pid") == 0
 
 
-def send_until(over: threading.Event, served: Served, route: str, answers: list[str]) -> None:
-    """Send one request after the other to a route, without retries; notes "" or the error of each."""
-    image = InferInput("image", [1, 1], "BYTES")
-    image.set_data_from_numpy(np.array([[b"a photo"]], object))
-    with InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
-        while not over.is_set():
-            try:
-                client.infer(route, [image], client_timeout=WATCHDOG_S)
-                answers.append("")
-            except InferenceServerException as error:
-                answers.append(str(error))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "cause"), [(signal.SIGKILL, "pid"), (signal.SIGSTOP, "probe")])
 def test_dead_instance_is_not_a_dead_variant(served, number, cause):
     """Of two instances the other one answers meanwhile; a variant is back with its only instance."""
-    over, answers = threading.Event(), {"look": [], "alone": []}
     before = {model: served.metric("repairs_total", model=model) for model in ("slow", "single")}
-    with ThreadPoolExecutor(6) as pool:
-        for route in ("look", "look", "look", "alone", "alone", "alone"):
-            pool.submit(send_until, over, served, route, answers[route])
-        try:
-            wait_until(lambda: min(map(len, answers.values())) > 30, "answers")
-            for model in before:
-                os.kill(newest(served, model).process.pid, number)
-            for model, count in before.items():
-                wait_until(lambda m=model, c=count: served.metric("repairs_total", model=m) > c, model)
-            wait_until(served.is_ready, "ready again")
-            seen = len(answers["look"])
-            wait_until(lambda: len(answers["look"]) > seen + 10, "further answers")
-        finally:
-            over.set()
+    with calling(served, "look", 3) as look, calling(served, "alone", 3) as alone:
+        wait_until(lambda: min(look.count(31.0), alone.count(41.0)) > 30, "answers")
+        for model in before:
+            os.kill(newest(served, model).process.pid, number)
+        for model, count in before.items():
+            wait_until(lambda m=model, c=count: served.metric("repairs_total", model=m) > c, model)
+        wait_until(served.is_ready, "ready again")
+        seen = look.count(31.0)
+        wait_until(lambda: look.count(31.0) > seen + 10, "further answers")
 
-    assert {*answers["look"]} == {""}
+    assert {*look.since()} == {31.0}
     assert "variant 'both': breaker open" not in served.log
     assert served.metric("repairs_total", model="slow", cause=cause) >= 1
     assert served.numbers("alone") == [41.0] * 4
@@ -303,16 +280,17 @@ def test_killed_server_comes_back_as_it_was(served):
     control, record = Control(served.record), served.record
     versions, restarts = control.ready_versions(), served.metric("restarts_total")
 
-    with load(served, "eyes") as outcomes:
+    with calling(served, "eyes", 2) as calls:
+        wait_until(lambda: calls.count(11.0) > 2, "first responses")
         os.kill(record.pid, signal.SIGKILL)
-        wait_until(lambda: None in outcomes, "a failed request")
+        wait_until(lambda: {*calls.since()} > {11.0}, "a failed request")
         assert served.page("/livez")[0] == 200
         wait_until(lambda: served.metric("restarts_total") == restarts + 1, "restart")
         wait_until(served.is_ready, "ready again")
-        seen = len(outcomes)
-        wait_until(lambda: len(outcomes) > seen + 20, "further requests")
+        seen = calls.count(11.0)
+        wait_until(lambda: calls.count(11.0) > seen + 20, "further requests")
 
-    assert set(outcomes[-10:]) == {11.0}
+    assert set(calls.since()[-10:]) == {11.0}
     after = served.record
     assert after.pid != record.pid
     assert (after.ports, after.token, after.health_port) == (record.ports, record.token, record.health_port)
@@ -417,28 +395,3 @@ def signal_other_thread(pid: int, number: int) -> None:
     """Send a signal to a thread of a process that is not its main thread."""
     other = next(thread for each in Path(f"/proc/{pid}/task").iterdir() if (thread := int(each.name)) != pid)
     assert ctypes.CDLL(None).tgkill(pid, other, number) == 0
-
-
-@contextmanager
-def load(served: Served, model: str):
-    """Send requests over both protocols continuously; gives the list of scores, None for a failure."""
-    outcomes, over = [], threading.Event()
-
-    def send(protocol: str) -> None:
-        while not over.is_set():
-            try:
-                outcomes.extend(served.numbers(model, 1, protocol))
-            except ClassifierError:
-                outcomes.append(None)
-                time.sleep(0.05)
-
-    threads = [threading.Thread(target=send, args=[protocol]) for protocol in ("http", "grpc")]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_until(lambda: len(outcomes) > len(threads), "first responses")
-        yield outcomes
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join(WATCHDOG_S)
