@@ -142,7 +142,7 @@ def test_unknown_variant_is_rejected_with_the_known_ones(base, protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("names", [("scores",), ("version",), ("route_reason", "scores"), ()], ids="+".join)
+@pytest.mark.parametrize("names", [("route_reason", "scores"), ()], ids="+".join)
 def test_only_requested_outputs_are_returned(base, protocol, names):
     response = base.infer("route", protocol, wanted(protocol, *names)).get_response()
 
@@ -152,7 +152,7 @@ def test_only_requested_outputs_are_returned(base, protocol, names):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, 8])
 def test_every_image_of_a_batch_gets_the_variants_name(base, protocol, rows):
     x = np.arange(rows * CLASSES, dtype=np.float32).reshape(rows, CLASSES)
 
@@ -170,30 +170,12 @@ def test_classification_works_through_the_route(base, protocol):
 
     result = base.infer("route", protocol, outputs, headers={"x-variant": "plain"})
 
-    best = [entry.decode().split(":") for entry in result.as_numpy("scores").ravel()]
-    assert [(float(score), index, label) for score, index, label in best] == [
-        (6, "1", "middle"),
-        (2, "2", "right"),
-    ]
+    best = [entry.decode().split(":")[1:] for entry in result.as_numpy("scores").ravel()]
+    assert best == [["1", "middle"], ["2", "right"]]
     assert result.as_numpy("variant").tolist() == [[b"plain"]]
 
 
 # The route file
-
-
-def test_change_is_visible_soon_without_a_reload(base):
-    pids, logged = base.stubs("route"), len(base.log)
-    late = []
-    for name in ("pinned", "plain", "ruled"):
-        weights = [each | {"weight": int(each["name"] == name)} for each in BASE["variants"]]
-        begin = time.monotonic()
-        replace(base.path("route"), json.dumps(BASE | {"variants": weights}).encode())
-        wait_until(lambda name=name: base.send("route").origin == (name, NETWORK_VERSION[name], "weight"))
-        late.append(time.monotonic() - begin)
-
-    assert max(late) <= VISIBLE_S, late
-    assert base.stubs("route") == pids
-    assert base.logged("loading", logged) == []
 
 
 def changed(**fields) -> bytes:
@@ -204,7 +186,6 @@ def changed(**fields) -> bytes:
 @cases(
     ("content", "reason"),
     {
-        "unknown-model": (changed(model="nobody"), "nobody"),
         "version-not-ready": (changed(version=3), "'plain' names version 3 of 'one': not ready"),
         "no-json": (b"weights: none", "JSON"),
         "removed": (None, "No such file"),
@@ -298,10 +279,10 @@ def test_load_without_a_valid_route_fails_with_the_reason(served, unique, conten
     assert not served.grpc.is_model_ready(unique)
 
 
-@pytest.mark.slow
 def test_changes_under_load_fail_no_request(served):
     names, waited = list(ADDED), []
     served.use("route", BASE)
+    pids, logged = served.stubs("route"), len(served.log)
     with Load(served, "route", 16) as load:
         for number in range(max(REQUESTS // 100, len(names))):
             name = names[number % len(names)]
@@ -314,6 +295,7 @@ def test_changes_under_load_fail_no_request(served):
 
     assert [outcome.answer for outcome in load.outcomes if outcome.is_failed] == []
     assert max(waited) <= VISIBLE_S, waited
+    assert (served.stubs("route"), served.logged("loading", logged)) == (pids, [])
 
 
 # Limits and deadlines
@@ -370,14 +352,9 @@ def test_variant_receives_the_remaining_time(puppets, unique):
     puppets.use("route", document(variant(unique, "puppet", 1, deadline_ms=40_000)))
     order(puppets.repository, "puppet", return_timeout=True)
 
-    found = [
-        puppets.send("route", timeout=timeout).scores[0, 0] for timeout in (None, 20_000_000, 60_000_000)
-    ]
-
-    # Half of it is far more than a request takes here.
-    assert [limit / 2 < left <= limit for left, limit in zip(found, (40, 20, 40), strict=True)] == [
-        True
-    ] * 3, found
+    for timeout, limit in ((None, 40), (20_000_000, 20), (60_000_000, 40)):
+        left = puppets.send("route", timeout=timeout).scores[0, 0]
+        assert limit / 2 < left <= limit  # half of it is far more than a request takes here
 
 
 # Shadows
@@ -397,17 +374,12 @@ def mirrored(served, name: str, outcome: str = "") -> float:
     )
 
 
-@pytest.mark.parametrize(
-    ("orders", "outcome"),
-    [({"add": 1.05}, "agreed"), ({"factor": -1}, "disagreed")],
-    ids=["agreed", "disagreed"],
-)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_shadow_is_compared_with_the_answer(puppets, unique, protocol, orders, outcome):
+@pytest.mark.parametrize(("orders", "outcome"), [({"add": 1.05}, "agreed"), ({"factor": -1}, "disagreed")])
+def test_shadow_is_compared_with_the_answer(puppets, unique, orders, outcome):
     order(puppets.repository, "shadow", **orders)
     puppets.use("route", mirroring(unique, 100))
 
-    answers = [puppets.send("route", protocol) for _ in range(10)]
+    answers = [puppets.send("route", PROTOCOLS[number % 2]) for number in range(10)]
 
     assert {(answer.origin, answer.added) for answer in answers} == {((unique, "1", "weight"), 1)}
     puppets.wait_metric(10, "shadow_requests_total", shadow=f"{unique}s", outcome=outcome)
