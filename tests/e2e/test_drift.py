@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.nightly(minutes=3)  # the references need a minute of t
 
 # Those of a classifier, which counts no lines or objects.
 SIGNALS = {*series.SIGNALS} - {"found"}
+GAUGES = ("window_requests", "reference_age_seconds")
 ROUTE, PHOTOS, SENT = "classify", 320, 260
 # The window is one look; a real one has the last hour.
 TIMING = Timing(interval_s=60, window_s=3600, min_requests=200)
@@ -115,7 +117,8 @@ def over_limit(found: VariantDrift) -> set[str]:
     return {each.signal for each in found.signals if each.verdict == "drift"}
 
 
-def worlds(base: Path, profile: str) -> Iterator[World]:
+@contextmanager
+def serving_world(base: Path, profile: str) -> Iterator[World]:
     repository = base / "models"
     shutil.copytree(REPOSITORY, repository)
     with serving(repository, base / "run", "--profile", profile) as served:
@@ -130,7 +133,8 @@ def worlds(base: Path, profile: str) -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    yield from worlds(tmp_path_factory.mktemp("drift"), "cpu")
+    with serving_world(tmp_path_factory.mktemp("drift"), "cpu") as running:
+        yield running
 
 
 def test_reference_has_every_variant_and_names_bad_images(world):
@@ -146,16 +150,6 @@ def test_reference_has_every_variant_and_names_bad_images(world):
     named = [line for line in world.log if "bad-" in line]
     assert len(named) == 4
     assert all("not an image" in line or "expected an image" in line for line in named)
-
-
-def test_few_images_are_an_error(world):
-    before = path_of(world.repository, ROUTE).read_bytes()
-
-    done = world.nereid("drift", "baseline", ROUTE, "--images", str(world.store_photos(count=30)))
-
-    assert done.returncode == 1
-    assert "expected at least 100 good images, got 30 of 30" in done.stderr
-    assert path_of(world.repository, ROUTE).read_bytes() == before
 
 
 def test_undisturbed_photos_raise_nothing(world):
@@ -187,15 +181,7 @@ def test_histograms_of_the_page_are_whole(world):
         assert others[signal, "sum", *labels] > 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=() if name == "dark" else pytest.mark.nightly(minutes=3), id=name.replace(" ", "-")
-        )
-        for name in drift_photos.DEGRADED
-    ],
-)
+@pytest.mark.parametrize("name", drift_photos.DEGRADED)
 def test_degraded_photos_raise_their_signal(world, name):
     change, signals = drift_photos.DEGRADED[name]
 
@@ -206,7 +192,7 @@ def test_degraded_photos_raise_their_signal(world, name):
 
 
 def test_ensemble_measures_in_its_preprocessing_model(tmp_path_factory):
-    for world in worlds(tmp_path_factory.mktemp("ensemble"), "ensemble"):
+    with serving_world(tmp_path_factory.mktemp("ensemble"), "ensemble") as world:
         assert over_limit(world.look_at(lambda photo: photo)) == set()
         assert "brightness" in over_limit(world.look_at(drift_photos.dark))
 
@@ -262,13 +248,11 @@ def test_show_prints_the_state_of_the_monitor(world):
     assert world.nereid("drift", "show", "missing").returncode == 2
 
 
-def test_serve_exports_the_gauges_itself(world, tmp_path):
+def test_serve_exports_the_gauges_itself(world):
     """`nereid serve` looks by itself: its supervisor's page has the gauges of a route with a reference."""
-    with serving(world.repository, tmp_path / "run") as served:
-        page = wait_until(lambda: (text := served.page("/metrics")[1]) and "nereid_drift_" in text and text)
-
-    assert 'nereid_drift_window_requests{route="classify",variant="v1"} 0\n' in page
-    assert 'nereid_drift_reference_age_seconds{route="classify",variant="v2"} ' in page
+    lines = [f'nereid_drift_{name}{{route="classify",variant="v1"}} ' for name in GAUGES]
+    page = world.served.page
+    wait_until(lambda: all(line in page("/metrics")[1] for line in lines), "gauges")
 
 
 def test_feedback_shows_the_accuracy(world, tmp_path, monkeypatch):
@@ -294,5 +278,4 @@ def test_feedback_shows_the_accuracy(world, tmp_path, monkeypatch):
 def _post(address: str, body: bytes, headers: dict[str, str] | None = None) -> dict:
     request = urllib.request.Request(address, body, headers or {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:
-        found: dict = json.load(answer)
-        return found
+        return json.load(answer)

@@ -76,18 +76,20 @@ def test_full_folder_of_the_client_is_no_error(elsewhere):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_server_that_changes_its_mind_loses_no_request(tmp_path, protocol):
+def test_server_that_changes_its_mind_loses_no_request(tmp_path):
     """Restarts without and with shared memory, on the same ports: each request gets its scores."""
     ports = Ports(*free_ports(3))
-    refused = []
-    with Classifier(f"127.0.0.1:{getattr(ports, protocol)}", protocol, shared_memory="system") as classifier:
-        for number, is_allowed in enumerate((True, False, True)):
+    with (
+        Classifier(f"127.0.0.1:{ports.http}", "http", shared_memory="system") as by_http,
+        Classifier(f"127.0.0.1:{ports.grpc}", "grpc", shared_memory="system") as by_grpc,
+    ):
+        for is_allowed in (True, False, True):
             options = ServerOptions(profile="cpu", ports=ports, token=TOKEN, allow_shm=is_allowed)
-            with EmbeddedServer(options, tmp_path / str(number), os.environ) as server:
-                answers = [classifier.classify(PHOTO) for _ in range(3)]
-                refused.append(bool(classifier.shared_memory_refusal))
+            with EmbeddedServer(options, tmp_path, os.environ) as server:
+                for classifier in (by_http, by_grpc):
+                    answers = [classifier.classify(PHOTO) for _ in range(3)]
+                    assert {each.labels[0].index for each in answers} == {ESPRESSO}
+                    assert bool(classifier.shared_memory_refusal) is not is_allowed
                 server.stop(lambda: True)  # Triton waits for 30 s while a client is connected
-            assert {each.labels[0].index for each in answers} == {ESPRESSO}
-            classifier._requests.images.reconnected()  # as a connection that breaks during a request
-        assert refused == [False, True, False]
+            for classifier in (by_http, by_grpc):
+                classifier._requests.images.reconnected()  # as a connection that breaks during a request

@@ -20,6 +20,7 @@ from nereid.server.control import Control
 from nereid.server.ports import free_ports
 from tests.routes import wait_until
 from tests.supervised import NEREID, serving, store_eyes
+from tests.tables import cases
 
 pytestmark = pytest.mark.slow
 TOKEN = "a-token-of-the-operator"
@@ -100,16 +101,19 @@ def test_without_a_token_everybody_on_the_machine_administrates(tmp_path):
         reload(served.repository, "eyes", served.record)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("content", "mode", "words", "message"),
-    [
-        (None, 0, [], "No such file or directory"),
-        (TOKEN, 0o644, [], "expected a file that only you can read, got mode 0644; fix: chmod 600"),
-        ("short", 0o600, [], "expected 16 to 256 printable ASCII characters"),
-        (f"{TOKEN}:with=signs", 0o600, [], "expected 16 to 256 printable ASCII characters"),
-        (TOKEN, 0o600, ["--no-token"], "--token-file and --no-token exclude each other"),
-    ],
-    ids=["missing", "readable", "short", "signs", "both"],
+    {
+        "missing": (None, 0, [], "No such file or directory"),
+        "readable": (
+            TOKEN,
+            0o644,
+            [],
+            "only you can read, got mode 0644; fix: chmod 600",
+        ),
+        "signs": (f"{TOKEN}:with=signs", 0o600, [], "expected 16 to 256 printable ASCII characters"),
+        "both": (TOKEN, 0o600, ["--no-token"], "--token-file and --no-token exclude each other"),
+    },
 )
 def test_unusable_token_is_wrong_usage(tmp_path, content, mode, words, message):
     path = tmp_path / "token"

@@ -194,9 +194,7 @@ def bad(shape=("N", 3, SIDE, SIDE), classes: int | str = CLASSES) -> onnx.ModelP
 REFUSED = {
     "rows of numbers": (bad(shape=("N", 48)), {}, "expected FP32, FP16 or UINT8 images"),
     "free classes": (bad(classes="C"), {}, "or export the network with a fixed number of classes"),
-    "no preprocessing": (bad(), {"parameters": {}}, "fix: name a --preset"),
     "unknown parameter": (bad(), {"parameters": {"scale": "1", "colour": "red"}}, "colour"),
-    "unknown output": (bad(), {"output": "scores"}, "the network has: output"),
 }
 
 
