@@ -159,28 +159,6 @@ def test_undisturbed_photos_raise_nothing(world):
     assert found.requests >= SENT
 
 
-def test_histograms_of_the_page_are_whole(world):
-    world.look_at(lambda photo: photo)
-    found: dict[tuple, dict[float, float]] = {}
-    others: dict[tuple, float] = {}
-    for sample in metrics_page.parse(metrics_page.fetch(f"127.0.0.1:{world.served.ports['metrics']}", 10)):
-        name, _, part = sample.name.rpartition("_")
-        labels = {key: value for key, value in sample.labels.items() if key != "le"}
-        signal = name.removeprefix("nereid_route_").removeprefix("nereid_image_")
-        if signal in series.BOUNDS and part == "bucket":
-            found.setdefault((signal, *labels.items()), {})[float(sample.labels["le"])] = sample.value
-        elif signal in series.BOUNDS:
-            others[signal, part, *labels.items()] = sample.value
-
-    assert {key[0] for key in found} == SIGNALS - {series.CLASS}
-    for (signal, *labels), buckets in found.items():
-        assert sorted(buckets) == [*series.BOUNDS[signal], float("inf")]
-        counts = [buckets[bound] for bound in sorted(buckets)]
-        assert counts == sorted(counts)
-        assert counts[-1] == others[signal, "count", *labels]
-        assert others[signal, "sum", *labels] > 0
-
-
 @pytest.mark.parametrize("name", drift_photos.DEGRADED)
 def test_degraded_photos_raise_their_signal(world, name):
     change, signals = drift_photos.DEGRADED[name]
@@ -233,19 +211,6 @@ def test_traffic_becomes_the_reference(world):
     (variant,) = found.variants
     assert (variant.name, sum(variant.signals["brightness"].counts)) == ("v1", 120)
     assert sum(variant.classes) == sum(variant.signals["confidence"].counts) == variant.images
-
-
-def test_show_prints_the_state_of_the_monitor(world):
-    world.look_at(lambda photo: photo)
-
-    shown = world.nereid("drift", "show", ROUTE)
-    as_json = json.loads(world.nereid("drift", "show", ROUTE, "--json").stdout)
-
-    assert shown.returncode == 0, shown.stderr
-    assert all(f" {signal} " in shown.stdout for signal in SIGNALS)
-    assert "v1 (version 1 of classify_v1): no drift" in shown.stdout
-    assert [each["variant"] for each in as_json["route"]["variants"]] == ["v1", "v2"]
-    assert world.nereid("drift", "show", "missing").returncode == 2
 
 
 def test_serve_exports_the_gauges_itself(world):

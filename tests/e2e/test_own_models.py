@@ -27,7 +27,7 @@ from tests.supervised import NEREID, Served, serving
 from tests.watches import watching
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
-pytestmark = pytest.mark.nightly(minutes=4)
+pytestmark = pytest.mark.nightly(minutes=5)
 PARTS = {
     "detect": ("cars_network", "cars_preprocess", "cars_boxes", "cars_v1", "cars"),
     "read": ("text_detect", "text_direction", "own_network", "own_v1", "own"),

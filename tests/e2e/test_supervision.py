@@ -205,16 +205,15 @@ def overloaded(classifier: Classifier) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["adding", "route"])
-def test_killed_stub_of_a_model_without_images_is_replaced(served, model):
-    before = served.metric("repairs_total", model=model)
-    killed = newest(served, model)
+def test_killed_stub_of_a_route_is_replaced(served):
+    before = served.metric("repairs_total", model="route")
+    killed = newest(served, "route")
     os.kill(killed.process.pid, signal.SIGKILL)
 
-    wait_until(lambda: served.metric("repairs_total", model=model) == before + 1, "repair")
+    wait_until(lambda: served.metric("repairs_total", model="route") == before + 1, "repair")
     wait_until(served.is_ready, "ready again")
 
-    replaced = {each.slot for each in served.stubs(model) if each.process.started > killed.process.started}
+    replaced = {each.slot for each in served.stubs("route") if each.process.started > killed.process.started}
     assert killed.slot in replaced
     assert Control(served.record).ready_versions()["adding"] == {1, 2}
 
@@ -253,20 +252,6 @@ def test_dead_instance_is_not_a_dead_variant(served, number, cause):
     assert "variant 'both': breaker open" not in served.log
     assert served.metric("repairs_total", model="slow", cause=cause) >= 1
     assert served.numbers("alone") == [41.0] * 4
-
-
-@pytest.mark.slow
-def test_unloaded_model_is_not_repaired(served):
-    """Stubs that end with their model need no repair, neither then nor when the model comes back."""
-    control, before = Control(served.record), served.metric("repairs_total", model="other")
-    control.unload("other")
-    probed = served.metric("probes_total", model="eyes")
-    wait_until(lambda: served.metric("probes_total", model="eyes") > probed + 1, "further probes")
-
-    assert (served.is_ready(), "other" in control.ready_versions()) == (True, False)
-    control.load("other")
-    wait_until(lambda: "other" in served.page("/metrics")[1] and served.is_ready(), "ready again")
-    assert served.metric("repairs_total", model="other") == before
 
 
 def waited_for(supervisor: int) -> int:

@@ -36,7 +36,7 @@ from tests.networks import CLIENTS, Arrays, connect, infer
 from tests.pairwise import pairwise
 from tests.pictures import save
 from tests.proof import REQUESTS
-from tests.readers import LINES, encoded, page, reader
+from tests.readers import encoded, page, reader
 from tests.routes import wait_until
 from tests.supervised import running_gateway
 from tests.tables import cases
@@ -120,15 +120,6 @@ def test_known_boxes_are_found(server, head):
             assert found["score"].tolist() == [[score for _, score, _ in KNOWN]]
             assert found["label"].tolist() == [[CLASSES[index].encode() for _, _, index in KNOWN]]
             assert (found["variant"].item(), found["version"].item()) == (b"v1", b"1")
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_lines_are_read(server, protocol):
-    found = ask(server, "read_text", encoded(page()), protocol=protocol)
-
-    assert texts(found) == [line.replace(" ", "") for line in LINES]
-    assert (found["confidence"].dtype, found["box"].shape) == (np.float32, (1, 3, 4, 2))
-    assert found["variant"].item() == b"v1"
 
 
 @cases(
