@@ -80,19 +80,32 @@ class Served:
 
     def __init__(self, process: subprocess.Popen, repository: Path, base: Path, folder: Path) -> None:
         self.process, self.repository = process, repository
-        self._base, self._folder = base, folder
+        self.base, self._folder = base, folder
         self.ports = json.loads((folder / "ready").read_text())
 
     @property
     def record(self) -> run_dir.ServerRecord:
         record: run_dir.ServerRecord = wait_until(
-            lambda: run_dir.find(self._base, self.repository), "server.json"
+            lambda: run_dir.find(self.base, self.repository), "server.json"
         )
         return record
 
     @property
     def log(self) -> str:
         return (self._folder / "log").read_text()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment in which commands find this server and its repository."""
+        return os.environ | {
+            "XDG_RUNTIME_DIR": str(self._folder),
+            "NEREID_REPOSITORY": str(self.repository),
+        }
+
+    def nereid(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [NEREID, *words], env=self.environment, capture_output=True, text=True, timeout=WATCHDOG_S
+        )
 
     def stubs(self, model: str) -> list[stub_processes.Stub]:
         return [each for each in stub_processes.find(self.record.pid, self.repository) if each.model == model]
@@ -215,8 +228,7 @@ def serving(repository: Path, folder: Path, *words: str, launcher: Sequence[str]
 def gateway_of(served: Served, log: Path, *words: str) -> Iterator[dict[str, int]]:
     """Run `nereid gateway` in front of a served repository; gives its ports."""
     words = "--repository", str(served.repository), *words
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(log.parent)}
-    with _gateway(log, words, environment) as (_, ports):
+    with _gateway(log, words, served.environment) as (_, ports):
         yield ports
 
 

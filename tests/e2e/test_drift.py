@@ -1,7 +1,6 @@
 """Drift on the real server: references of real photos, and copies as of a broken camera."""
 
 import json
-import os
 import shutil
 import subprocess
 import time
@@ -26,7 +25,7 @@ from nereid.drift.recording import CLASSES_AFTER_S, History
 from nereid.routing.reference_file import path_of, read_reference
 from nereid.server import run_dir
 from tests.routes import wait_until
-from tests.supervised import NEREID, Served, gateway, serving
+from tests.supervised import Served, gateway, serving
 
 pytestmark = pytest.mark.nightly(minutes=3)  # the references need a minute of traffic
 
@@ -48,16 +47,9 @@ class World:
         self.photos = drift_photos.crops(PHOTOS)
         self.log: list[str] = []
 
-    def nereid(self, *words: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {
-            "XDG_RUNTIME_DIR": str(self.base / "run"),
-            "NEREID_REPOSITORY": str(self.repository),
-        }
-        return subprocess.run([NEREID, *words], env=environment, capture_output=True, text=True)
-
     @property
     def folder(self) -> Path:
-        found = run_dir.find_folder(self.base / "run" / f"nereid-{os.getuid()}", self.repository)
+        found = run_dir.find_folder(self.served.base, self.repository)
         assert found
         return found
 
@@ -123,7 +115,7 @@ def serving_world(base: Path, profile: str) -> Iterator[World]:
     shutil.copytree(REPOSITORY, repository)
     with serving(repository, base / "run", "--profile", profile) as served:
         world = World(served, base)
-        done = world.nereid("drift", "baseline", ROUTE, "--images", str(world.store_photos(bad=2)))
+        done = world.served.nereid("drift", "baseline", ROUTE, "--images", str(world.store_photos(bad=2)))
         assert done.returncode == 0, done.stderr
         world.log += done.stderr.splitlines()
         stored = path_of(repository, ROUTE).stat().st_mtime
@@ -189,7 +181,7 @@ def test_traffic_becomes_the_reference(world):
     world.send([drift_photos.jpeg(photo) for photo in world.photos[:120]])
     monitor.look()
 
-    early = world.nereid("drift", "baseline", ROUTE, "--from-traffic", "1h")
+    early = world.served.nereid("drift", "baseline", ROUTE, "--from-traffic", "1h")
     (slot,) = monitor.history.slots
 
     def replaced() -> subprocess.CompletedProcess[str] | None:
@@ -197,7 +189,7 @@ def test_traffic_becomes_the_reference(world):
         recent = History()
         recent.add(msgspec.structs.replace(slot, at=time.time()))
         recent.store(world.folder)
-        run = world.nereid("drift", "baseline", ROUTE, "--from-traffic", f"{slot.seconds:.0f}s")
+        run = world.served.nereid("drift", "baseline", ROUTE, "--from-traffic", f"{slot.seconds:.0f}s")
         is_ours = [each.growth for each in History.load(world.folder).slots] == [slot.growth]
         return run if is_ours and not run.returncode else None
 
@@ -233,7 +225,7 @@ def test_feedback_shows_the_accuracy(world, tmp_path, monkeypatch):
             body = json.dumps({"request_id": f"photo-{number}", "label": label}).encode()
             assert _post(f"{address}/v1/feedback", body)["correct"] is bool(number)
 
-        shown = json.loads(world.nereid("drift", "show", ROUTE, "--json").stdout)
+        shown = json.loads(world.served.nereid("drift", "show", ROUTE, "--json").stdout)
 
     (found,) = shown["accuracy"]
     assert (found["variant"], found["answers"], found["correct"]) == ("v1", 4, 3)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from nereid import metrics_page
 from nereid.assets import REPOSITORY
 from nereid.server.control import Control
 from tests.routes import document, store_router, variant, wait_until
-from tests.supervised import IMAGE_TO_SCORES, NEREID, Served, calling, serving, store_eyes
+from tests.supervised import IMAGE_TO_SCORES, Served, calling, serving, store_eyes
 
 CALLERS = 12
 # Numbers of the default variant, of its fallback, and of the configured answer.
@@ -110,12 +109,7 @@ def classified(tmp_path_factory) -> Iterator[Served]:
     path.write_text(json.dumps(route))
     with serving(repository, base / "run", "--profile", "ensemble") as running:
         wait_until(running.is_ready, "ready")
-        done = subprocess.run(
-            [NEREID, "route", "fallback", "--cpu", "--repository", str(repository)],
-            env=os.environ | {"XDG_RUNTIME_DIR": str(base / "run")},
-            capture_output=True,
-            text=True,
-        )
+        done = running.nereid("route", "fallback", "--cpu")
         assert done.returncode == 0, done.stderr
         yield running
 

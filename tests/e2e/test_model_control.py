@@ -9,7 +9,6 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -165,22 +164,6 @@ def override(**changes) -> str:
         }
         | changes
     )
-
-
-@pytest.mark.slow
-def test_load_request_may_have_a_config(server, client):
-    """A config in the load request holds until the repository's own is touched and loaded."""
-    folder = publish(server, "adjusted", 1)
-
-    client.load_model("adjusted", config=override(max_batch_size=1))
-    assert client.get_model_config("adjusted").config.max_batch_size == 1
-    with pytest.raises(InferenceServerException, match="batch-size must be <= 1"):
-        infer(server, "adjusted", {"x": np.repeat(X, 2, axis=0)})
-
-    touch(folder / "config.pbtxt")
-    client.load_model("adjusted")
-    assert client.get_model_config("adjusted").config.max_batch_size == 8
-    assert added(server, "adjusted") == 1
 
 
 def test_load_request_may_have_a_network(server, client):

@@ -1,9 +1,7 @@
 """A detector and a recogniser of the user's own: added, published, shadowed, split, rolled back, removed."""
 
 import json
-import os
 import shutil
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -22,8 +20,8 @@ from nereid.metrics_page import parse
 from tests.detectors import CLASSES, KNOWN, TestDetector, moved
 from tests.labels import LABEL, WORDS
 from tests.recognisers import raw, retrained
-from tests.routes import WATCHDOG_S, store_adding, wait_until
-from tests.supervised import NEREID, Served, serving
+from tests.routes import store_adding, wait_until
+from tests.supervised import Served, serving
 from tests.watches import watching
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
@@ -107,31 +105,23 @@ def calling(served: Served, own: Own, words: list[str]) -> Iterator[Counter[str]
 
 
 @pytest.fixture(scope="module", params=["cpu", "ensemble"])
-def served(request, tmp_path_factory) -> Iterator[tuple[Served, Path]]:
+def served(request, tmp_path_factory) -> Iterator[Served]:
     """A running `nereid serve` of each form, to which models are added."""
     folder = tmp_path_factory.mktemp(request.param)
     store_adding(folder / "models", "net", 1)  # a server needs a model
     with serving(folder / "models", folder / "run", "--profile", request.param) as running:
-        yield running, folder
+        yield running
 
 
 @pytest.mark.parametrize("store", [store_detectors, store_recognisers], ids=["detector", "recogniser"])
 def test_life_of_a_model(served, tmp_path, store):
     """Every step works on the running server, and no request fails meanwhile."""
-    server, folder = served
-    own, repository = store(tmp_path), server.repository
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(folder / "run")}
+    server, own, repository = served, store(tmp_path), served.repository
     address = f"127.0.0.1:{server.ports['grpc']}"
     words = WORDS if own.task == "read" else [CLASSES[index] for _, _, index in KNOWN]
 
     def nereid(*line: str) -> str:
-        done = subprocess.run(
-            [NEREID, *line, "--repository", str(repository)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=WATCHDOG_S,
-        )
+        done = server.nereid(*line)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
@@ -170,7 +160,7 @@ def test_life_of_a_model(served, tmp_path, store):
         assert variants["v2"] <= after + 2
         nereid("retire", own.name, "2")
         (drop := tmp_path / "drop").mkdir()
-        with watching(drop, environment, "--repository", str(repository), *gates) as watch:
+        with watching(drop, server.environment, *gates) as watch:
             shutil.copy(own.third, drop / f"{own.name}@next.onnx")
             watch.wait(f"{own.name}@next.onnx: published as version 3 of ")
     dropped = own.ask(address, variant="v3")

@@ -7,12 +7,9 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,65 +22,25 @@ from nereid.server import run_dir
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import free_ports
 from tests.e2e.conftest import TOKEN, group_members, url
+from tests.routes import wait_until
+from tests.supervised import ANY_PORTS, NEREID, serving
 from tests.tables import cases
 
-NEREID = str(Path(sys.executable).with_name("nereid"))
-ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 # Watchdogs: over ten times the usual duration, so no test depends on speed.
 START_S, STOP_S = 120, 60
 
 
-@dataclass
-class Serving:
-    """A running `nereid serve`: its process, the ports that it printed, its environment and its log file."""
-
-    process: subprocess.Popen
-    ports: dict[str, int]
-    environment: dict[str, str]
-    log: Path
-
-
 @pytest.fixture
 def environment(tmp_path):
+    """An environment whose run directory is the test's own."""
     return os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
-
-
-@pytest.fixture
-def serving(tmp_path):
-    with started(tmp_path) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
-    with started(tmp_path_factory.mktemp("asked")) as found:
-        yield found
-
-
-@contextmanager
-def started(folder: Path, *launcher: str):
-    """Run `nereid serve` on free ports, from another directory, until ready; ended afterwards."""
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
-    log, ready = folder / "log", folder / "ready"
-    with log.open("w") as stderr, ready.open("w") as stdout:
-        process = subprocess.Popen(
-            [*launcher, NEREID, "serve", *ANY_PORTS],
-            env=environment,
-            cwd=folder,
-            stdout=stdout,
-            stderr=stderr,
-        )
-    try:
-        wait_until(lambda: ready.read_text().endswith("\n") or process.poll() is not None, START_S)
-        assert process.poll() is None, log.read_text()[-3000:]
-        yield Serving(process, json.loads(ready.read_text()), environment, log)
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
+    """A server for tests that only ask it."""
+    with serving(REPOSITORY, tmp_path_factory.mktemp("asked") / "run") as running:
+        yield running
 
 
 def run(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess:
@@ -91,19 +48,18 @@ def run(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess
 
 
 def test_served_repository_is_found_and_used(asked):
-    record = run_dir.find(run_dir.root(asked.environment), REPOSITORY)
-    assert asked.ports == {name: getattr(record.ports, name) for name in ("http", "grpc", "metrics")}
+    record = asked.record
+    assert [asked.ports[name] for name in ("http", "grpc")] == [record.ports.http, record.ports.grpc]
     assert (record.profile, record.repository, len(record.token) >= 24) == ("cpu", str(REPOSITORY), True)
 
     for protocol in ("http", "grpc"):
-        done = run("classify", str(COFFEE), "--protocol", protocol, "--json", environment=asked.environment)
+        done = asked.nereid("classify", str(COFFEE), "--protocol", protocol, "--json")
         (answer,) = json.loads(done.stdout)
         assert (done.returncode, answer["labels"][0]["name"]) == (0, "espresso")
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{asked.ports['metrics']}/metrics") as response:
-        assert 'nv_inference_count{model="classify_v1",version="1"}' in response.read().decode()
+    assert 'nv_inference_count{model="classify_v1",version="1"}' in asked.triton_page()
     if not Path("/proc/driver/nvidia/version").exists():
-        log = asked.log.read_text()
+        log = asked.log
         assert log.count("no GPU: serving on the CPU") == 1
         assert "NVML" not in log.replace("Triton's CUDA, NVML and DCGM warnings", "")
 
@@ -115,33 +71,33 @@ def test_profile_loads_only_what_it_serves(asked):
     ready = {name for path in REPOSITORY.glob("*/1") if client.is_model_ready(name := path.parent.name)}
 
     assert ready == {"classify", "classify_v1", "classify_v2"}
-    log = asked.log.read_text()
-    assert log.startswith("profile cpu: no NVIDIA GPU\n")
-    assert "network threads on" in log
+    assert asked.log.startswith("profile cpu: no NVIDIA GPU\n")
+    assert "network threads on" in asked.log
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=["ctrl-c", "sigterm"]
 )
-def test_signal_ends_the_whole_group(serving, number):
-    base = run_dir.root(serving.environment)
-    leader = run_dir.find(base, REPOSITORY).pid
-    assert len(group_members(leader)) > 5, "server and stubs"
+def test_signal_ends_the_whole_group(tmp_path, number):
+    with serving(REPOSITORY, tmp_path / "run") as served:
+        leader = served.record.pid
+        assert len(group_members(leader)) > 5, "server and stubs"
 
-    serving.process.send_signal(number)
+        served.process.send_signal(number)
 
-    assert serving.process.wait(STOP_S) == 0
-    assert "Waiting for in-flight requests to complete" in serving.log.read_text()
-    assert (group_members(leader), run_dir.find(base, REPOSITORY)) == ([], None)
-    assert list(base.glob("*/*")) == []
+        assert served.process.wait(STOP_S) == 0
+        assert "Waiting for in-flight requests to complete" in served.log
+    assert (group_members(leader), run_dir.find(served.base, REPOSITORY)) == ([], None)
+    assert list(served.base.glob("*/*")) == []
 
 
-def test_killed_nereid_ends_the_server(serving):
-    leader = run_dir.find(run_dir.root(serving.environment), REPOSITORY).pid
+def test_killed_nereid_ends_the_server(tmp_path):
+    with serving(REPOSITORY, tmp_path / "run") as served:
+        leader = served.record.pid
 
-    serving.process.kill()
+        served.process.kill()
 
-    wait_until(lambda: group_members(leader) == [])
+        wait_until(lambda: group_members(leader) == [])
 
 
 def limits(pid: int) -> list[str]:
@@ -165,7 +121,7 @@ def test_start_waits_for_a_server_without_supervisor(environment, tmp_path):
     def start(name: str) -> subprocess.Popen:
         with (tmp_path / f"{name}.log").open("w") as log, (tmp_path / name).open("w") as ready:
             process = subprocess.Popen([NEREID, "serve", *words], env=environment, stdout=ready, stderr=log)
-        wait_until(lambda: (tmp_path / name).read_text() or process.poll() is not None, START_S)
+        wait_until(lambda: (tmp_path / name).read_text() or process.poll() is not None)
         assert process.poll() is None, (tmp_path / f"{name}.log").read_text()[-3000:]
         return process
 
@@ -191,8 +147,8 @@ def test_server_may_open_as_many_files_as_the_system_allows(environment, tmp_pat
     low = subprocess.run(
         ["prlimit", "--nofile=100:100", NEREID, "serve"], env=environment, capture_output=True, text=True
     )
-    with started(tmp_path, "prlimit", "--nofile=300:4000"):
-        raised = limits(run_dir.find(run_dir.root(environment), REPOSITORY).pid)
+    with serving(REPOSITORY, tmp_path / "run", launcher=["prlimit", "--nofile=300:4000"]) as served:
+        raised = limits(served.record.pid)
 
     assert (low.returncode, low.stderr.splitlines()[-1]) == (
         1,
@@ -297,10 +253,3 @@ def test_grpc_administration_needs_the_token(both_profiles):
         index = client.get_model_repository_index({"triton-grpc-protocol-nereid-token": TOKEN})
 
     assert {model.state for model in index.models} == {"READY"}
-
-
-def wait_until(is_true, seconds: float = STOP_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.1)

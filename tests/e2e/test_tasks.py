@@ -203,18 +203,6 @@ def test_bad_images_do_not_harm_the_requests_of_their_batch(server, task):
 
 
 @fused
-def test_waybill_has_its_fields(server):
-    lines, waybill = (ask(server, model, PARCEL) for model in ("read_text", "read_waybill"))
-
-    fields = {each["name"]: each for each in map(json.loads, waybill["field"][0])}
-    tracking = fields["tracking_number"]
-    assert waybill["text"].tolist() == lines["text"].tolist()
-    assert (tracking["value"], tracking["valid"]) == ("RB123456785GB", True)
-    assert np.array(tracking["box"]).shape == (4, 2)
-    assert {"name", "value", "confidence", "box", "valid", "corrected"} == tracking.keys()
-
-
-@fused
 def test_field_that_is_not_found_is_not_an_error(server):
     found = ask(server, "read_waybill", BLANK)
 
@@ -305,26 +293,6 @@ def test_command_prints_and_draws(server, task, tmp_path):
     assert all(word in table.stdout for word in (WORDS if task is READ else ("dog", "cat")))
     with Image.open(drawn / "good.png.png") as marked, Image.open(io.BytesIO(task.image)) as plain:
         assert (marked.size, marked.tobytes() == plain.tobytes()) == (plain.size, False)
-
-
-@fused
-def test_command_prints_fields(server, tmp_path):
-    (tmp_path / "label.png").write_bytes(LABEL)
-    (tmp_path / "blank.png").write_bytes(BLANK)
-    words = "read", tmp_path, "--model", "read_waybill"
-
-    done = command(server, *words)
-    rows = csv.DictReader(io.StringIO(command(server, *words, "--csv").stdout))
-    wrong = command(server, *words, "--draw", tmp_path / "blank.png")
-
-    assert (done.returncode, done.stderr) == (0, "")
-    line = next(line for line in done.stdout.splitlines() if "tracking_number" in line and WORDS[1] in line)
-    assert "yes" in line
-    assert all(words in done.stdout for words in ("not found", "no text"))
-    fields = [row for row in rows if row["entry"] == "field" and "label" in row["image"]]
-    found = {row["name"]: (row["text"], row["valid"]) for row in fields}
-    assert found["tracking_number"] == (WORDS[1], "yes")
-    assert (wrong.returncode, "expected a folder for several images" in wrong.stderr) == (2, True)
 
 
 @dataclass(frozen=True, slots=True)
