@@ -157,15 +157,6 @@ def ragged() -> onnx.ModelProto:
     )
 
 
-def started() -> onnx.ModelProto:
-    """Build y = x - start, where `start` is the control of a sequence."""
-    return network(
-        [helper.make_node("Sub", ["x", "start"], ["y"])],
-        [value("x", "FP32", ["batch", 1]), value("start", "FP32", ["batch", 1])],
-        [value("y", "FP32", ["batch", 1])],
-    )
-
-
 def slow() -> onnx.ModelProto:
     """Build y = x · 1 after 600 multiplications of a large matrix, to keep an instance busy."""
     products = [helper.make_node("MatMul", [f"m{n}", "eye"], [f"m{n + 1}"]) for n in range(600)]
@@ -212,13 +203,6 @@ RAGGED = [
     tensor("output", "its_flat", "FP32", [2]),
     'batch_output { target_name: "negative" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "x" }\n',
 ]
-STARTED = [
-    "max_batch_size: 2\n",
-    "sequence_batching { control_input {\n",
-    '  name: "start" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] }\n',
-    "} }\n",
-    pair("FP32", [1]),
-]
 
 
 def store_special(repository: Path) -> None:
@@ -232,7 +216,6 @@ def store_special(repository: Path) -> None:
         ("column", identity("INT32", ["batch"]), "max_batch_size: 4\n" + pair("INT32", [1], "reshape { }")),
         ("lookup", lookup(), "".join(LOOKUP)),
         ("ragged", ragged(), "".join(RAGGED)),
-        ("started", started(), "".join(STARTED)),
         ("text", identity("STRING", [2]), pair("STRING", [2])),
         ("slow", slow(), pair("FP32", [1])),
         ("warm", identity("FP32", ["N", 64]), ROWS + parameter("nereid.warm_batch_sizes", "1,2,8")),
@@ -339,16 +322,6 @@ def test_ragged_requests_share_a_batch(server):
         expected = {"negative": -inputs["x"], "its_shape": np.int32(shapes), "its_flat": np.float32(shapes)}
         assert_same(outcome, expected)
     assert executions(server, "ragged") - before == 1
-
-
-def test_sequence_control_is_an_input(server):
-    inputs = {"x": np.float32([[5]])}
-
-    first = infer(server, "started", inputs, sequence_id=7, sequence_start=True)
-    second = infer(server, "started", inputs, sequence_id=7, sequence_end=True)
-
-    assert_same(first, {"y": np.float32([[4]])})
-    assert_same(second, {"y": np.float32([[5]])})
 
 
 def test_model_runs_each_batch_size_before_it_is_ready(server):

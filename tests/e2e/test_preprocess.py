@@ -20,10 +20,6 @@ MODELS = {
         "TYPE_UINT8 dims: [ 640, 640, 3 ]",
         {"preset": "letterbox", "layout": "NHWC", "FORCE_CPU_ONLY_INPUT_TENSORS": "no"},
     ),
-    "stretched": (
-        "TYPE_FP32 dims: [ 3, 96, 160 ]",
-        {"resize": "exact", "color_order": "BGR", "mean": "104, 117, 123"},
-    ),
 }
 CLIP_MEAN = np.array([0.48145466, 0.4578275, 0.40821073])
 CLIP_STD = np.array([0.26862954, 0.26130258, 0.27577711])
@@ -66,19 +62,13 @@ def detector(image: Image.Image) -> np.ndarray:
     return np.asarray(canvas)
 
 
-def stretched(image: Image.Image) -> np.ndarray:
-    """Resize both sides and order the channels as Caffe's networks expect."""
-    pixels = np.asarray(image.resize((160, 96), Image.Resampling.BILINEAR), np.float32)
-    return (pixels[:, :, ::-1] - np.float32([104, 117, 123])).transpose(2, 0, 1)
-
-
 def png(photo: bytes) -> tuple[bytes, Image.Image]:
     """Store a photo without loss, so that no decoder may differ."""
     image = Image.open(io.BytesIO(photo)).convert("RGB")
     return save(image), image
 
 
-@pytest.mark.parametrize("reference", [clip_half, detector, stretched], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("reference", [clip_half, detector], ids=lambda each: each.__name__)
 def test_model_without_code_agrees_with_pillow(server, reference):
     """A batch of two photos of different sizes equals the results of Pillow and NumPy, datatype included.
 

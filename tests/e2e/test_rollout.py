@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 
 import pytest
@@ -89,22 +88,24 @@ class Rollout:
         try:
             wait_until(lambda: self.state.phase in phases, f"one of {phases}", ROLLOUT_S)
         except AssertionError as error:
-            threads = "\n".join(
-                "".join(traceback.format_stack(frame)) for frame in sys._current_frames().values()
-            )
-            raise AssertionError(f"{error}, got {self.state}; log: {self.log}; threads:\n{threads}") from None
+            raise AssertionError(f"{error}, got {self.state}; log: {self.log}") from None
         return self.state
 
 
-@pytest.fixture(scope="module")
-def rollouts(tmp_path_factory):
-    base = tmp_path_factory.mktemp("rollout")
-    repository = base / "models"
+def store_site(repository: Path) -> Path:
+    """Store a route of two puppets."""
     repository.mkdir()
     for name in ("old", "new"):
         store_puppet(repository, f"net_{name}", delay_ms=DELAY_MS)
     store_router(repository, ROUTE)
     replace(repository / f"{ROUTE}.route.json", json.dumps(before()).encode())
+    return repository
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory):
+    base = tmp_path_factory.mktemp("rollout")
+    repository = store_site(base / "models")
     with (
         run_dir.occupy(run_dir.root({"XDG_RUNTIME_DIR": str(base)}), repository) as folder,
         serve_routes(repository, folder) as served,
@@ -208,12 +209,7 @@ def test_killed_controller_is_continued(rollout):
 @pytest.mark.slow
 def test_restarted_server_continues_the_rollout(tmp_path):
     """`nereid serve` replaces a killed `tritonserver`, whose counters begin anew; the rollout goes on."""
-    repository = tmp_path / "models"
-    repository.mkdir()
-    for name in ("old", "new"):
-        store_puppet(repository, f"net_{name}", delay_ms=DELAY_MS)
-    store_router(repository, ROUTE)
-    replace(repository / f"{ROUTE}.route.json", json.dumps(before()).encode())
+    repository = store_site(tmp_path / "models")
     with serving(repository, tmp_path / "run") as served:
         state = orders.start(
             find_route(repository), make_plan(**QUICK | {"hold_s": 5, "steps": [10, 100]}), served.record

@@ -16,7 +16,7 @@ import pytest
 
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.client.classifier_errors import ClassifierError, Overloaded
+from nereid.client.classifier_errors import Overloaded
 from nereid.server.control import Control, Refused
 from nereid.triton import stub_processes
 from tests.deployment import check_health
@@ -24,8 +24,6 @@ from tests.e2e.conftest import group_members
 from tests.networks import ONE_INSTANCE, store
 from tests.routes import WATCHDOG_S, adding, document, store_adding, store_router, variant, wait_until
 from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, calling, serving, store_eyes
-
-MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 @pytest.fixture(scope="module")
@@ -77,44 +75,6 @@ def test_killed_stub_is_replaced(served):
     assert served.metric("repairs_total", model="eyes", cause="pid") == before + 1
     assert killed not in [each.process for each in served.stubs("eyes")]
     assert served.log.count("supervisor: model 'eyes' version 1 had a dead stub (found by pid)") == before + 1
-
-
-@pytest.fixture
-def limited_group():
-    _, _, own = next(line for line in MEMBERSHIP.read_text().splitlines() if ":memory:" in line).split(":")
-    if not (parent := Path(f"/sys/fs/cgroup/memory{own}")).is_dir():
-        pytest.skip(f"needs the control group of this process, which is not mounted at {parent}")
-    group = parent / f"nereid-{os.getpid()}"
-    group.mkdir()
-    (group / "memory.limit_in_bytes").write_text("600000000")
-    yield group
-    wait_until(lambda: not (group / "cgroup.procs").read_text(), "the end of its processes")
-    group.rmdir()
-
-
-@pytest.mark.nightly(minutes=4)  # the kernel may need minutes to end a process
-@pytest.mark.skipif(
-    os.getuid() != 0 or ":memory:" not in MEMBERSHIP.read_text(),
-    reason="only root can make a control group; only version 1 has them for processes of any group",
-)
-def test_lack_of_memory_is_named(tmp_path, limited_group):
-    store_eyes(tmp_path / "repository", "eyes", 10)
-    model = tmp_path / "repository" / "eyes" / "1" / "model.py"
-    greedy = "        if image == b'grow':\n            self.kept = b'x' * 2**30\n"
-    model.write_text(model.read_text().replace("        while image", f"{greedy}        while image"))
-    launcher = ["sh", "-c", f'echo $$ > {limited_group}/cgroup.procs; exec "$@"', "sh"]
-    with serving(tmp_path / "repository", tmp_path / "run", launcher=launcher) as served:
-        with (
-            pytest.raises(ClassifierError),
-            Classifier(f"127.0.0.1:{served.ports['http']}", "http", "eyes") as caller,
-        ):
-            caller.classify(b"grow")
-
-        wait_until(lambda: served.metric("repairs_total", model="eyes") >= 1, "repair")
-        line = "process(es) of this control group; the limit is 600 MB; fix: a higher limit"
-        wait_until(lambda: line in served.log, line)
-        wait_until(lambda: "supervisor: model 'eyes' version 1 had a dead stub" in served.log, "its model")
-        wait_until(served.is_ready, "ready again")
 
 
 @pytest.mark.slow
