@@ -85,10 +85,9 @@ class Served:
 
     @property
     def record(self) -> run_dir.ServerRecord:
-        record: run_dir.ServerRecord = wait_until(
-            lambda: run_dir.find(self.base, self.repository), "server.json"
-        )
-        return record
+        found: run_dir.ServerRecord
+        found = wait_until(lambda: run_dir.find(self.base, self.repository), "server.json")
+        return found
 
     @property
     def log(self) -> str:
@@ -97,15 +96,11 @@ class Served:
     @property
     def environment(self) -> dict[str, str]:
         """The environment in which commands find this server and its repository."""
-        return os.environ | {
-            "XDG_RUNTIME_DIR": str(self._folder),
-            "NEREID_REPOSITORY": str(self.repository),
-        }
+        own = {"XDG_RUNTIME_DIR": str(self._folder), "NEREID_REPOSITORY": str(self.repository)}
+        return os.environ | own
 
     def nereid(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [NEREID, *words], env=self.environment, capture_output=True, text=True, timeout=WATCHDOG_S
-        )
+        return subprocess.run([NEREID, *words], env=self.environment, capture_output=True, text=True)
 
     def stubs(self, model: str) -> list[stub_processes.Stub]:
         return [each for each in stub_processes.find(self.record.pid, self.repository) if each.model == model]

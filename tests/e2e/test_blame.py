@@ -23,14 +23,10 @@ def elements(*images: bytes) -> bytes:
     return b"".join(LENGTH.pack(len(image)) + image for image in images)
 
 
-def message(
-    shape=(1, 1),
-    raw: bytes = elements(GOOD),
-    datatype: str = "BYTES",
-    name: str = "image",
-    output="scores",
-    **more,
-):
+ONE = elements(GOOD)
+
+
+def message(shape=(1, 1), raw=ONE, datatype="BYTES", name="image", output="scores", **more):
     """Return a request to the route; `more` are integer or text parameters."""
     request = service_pb2.ModelInferRequest(model_name="classify")
     request.inputs.add(name=name, datatype=datatype, shape=shape)
@@ -45,11 +41,7 @@ def message(
 INVALID, UNAVAILABLE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE
 FAULTS = {
     "no image": (message((0, 1)), INVALID, "invalid request: input 'image': expected a batch of 1 to 8"),
-    "shape beyond 32 bits": (
-        message((2**40, 1)),
-        INVALID,
-        "invalid request: input 'image': expected a batch",
-    ),
+    "shape beyond 32 bits": (message((2**40, 1)), INVALID, "input 'image': expected a batch"),
     "negative shape": (message((-1, 1)), INVALID, "string elements"),
     "empty shape": (message((0, 1), b""), INVALID, "string elements"),
     "no width": (message((1, 0), b""), INVALID, "unexpected shape"),

@@ -11,7 +11,6 @@ import tritonclient.http
 
 from nereid.assets import CHELSEA, COFFEE
 from nereid.client.classifier import Classifier
-from nereid.client.classifier_errors import ServerFailed
 from nereid.observe.doctor import TRITON_OF_PYTRITON
 from nereid.tune import photos
 from tests.e2e.conftest import ESPRESSO, url
@@ -95,11 +94,3 @@ def test_server_is_the_triton_that_doctor_names(server):
         version = json.load(response)["version"]
 
     assert any(found.startswith(version) for found in TRITON_OF_PYTRITON.values())
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_late_response_is_the_servers_fault(server, protocol):
-    with Classifier(url(server, protocol), protocol, timeout_s=0.001) as hurried, pytest.raises(ServerFailed):
-        hurried.classify(PHOTOS["1080p"])
-    with Classifier(url(server, protocol), protocol) as patient:
-        assert patient.classify(COFFEE).labels[0].index == ESPRESSO

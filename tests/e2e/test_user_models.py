@@ -11,7 +11,7 @@ from onnx import helper
 from PIL import Image
 
 from nereid import Classifier
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.errors import WrongUsage
 from nereid.publish.add import AddRequest, add
 from nereid.publish.examination.examine import Gates
 from nereid.publish.intake import description
@@ -179,31 +179,10 @@ def test_next_version_gets_the_same_changes(site, tmp_path):
     assert not any("softmax is appended" in change for change in about.changes)
 
 
-def bad(shape=("N", 3, SIDE, SIDE), classes: int | str = CLASSES) -> onnx.ModelProto:
-    """Build a network that only has a signature; it must be refused before it runs."""
-    return network(
-        [
-            helper.make_node("Cast", ["image"], ["floats"], to=onnx.TensorProto.FLOAT),
-            helper.make_node("Flatten", ["floats"], ["output"], axis=1),
-        ],
-        [value("image", "FP32", shape)],
-        [value("output", "FP32", ["N", classes])],
-    )
+def test_network_without_a_number_of_classes_is_refused(tmp_path):
+    flatten = helper.make_node("Flatten", ["image"], ["output"], axis=1)
+    image, output = value("image", "FP32", ("N", 3, SIDE, SIDE)), value("output", "FP32", ["N", "C"])
+    onnx.save(network([flatten], [image], [output]), tmp_path / "network.onnx")
 
-
-REFUSED = {
-    "rows of numbers": (bad(shape=("N", 48)), {}, "expected FP32, FP16 or UINT8 images"),
-    "free classes": (bad(classes="C"), {}, "or export the network with a fixed number of classes"),
-    "unknown parameter": (bad(), {"parameters": {"scale": "1", "colour": "red"}}, "colour"),
-}
-
-
-@pytest.mark.parametrize(("model", "more", "reason"), REFUSED.values(), ids=REFUSED)
-def test_network_of_a_user_is_refused(tmp_path, model, more, reason):
-    onnx.save(model, tmp_path / "network.onnx")
-    request = AddRequest(tmp_path / "network.onnx", "bad", {"scale": "1"})
-
-    with pytest.raises((WrongUsage, OperationFailed), match=reason):
-        add(tmp_path / "models", replace(request, **more), None)
-
-    assert [path for path in (tmp_path / "models").glob("*") if not path.name.startswith(".")] == []
+    with pytest.raises(WrongUsage, match="or export the network with a fixed number of classes"):
+        add(tmp_path / "models", AddRequest(tmp_path / "network.onnx", "bad", {"scale": "1"}), None)
