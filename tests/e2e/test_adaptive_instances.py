@@ -1,6 +1,7 @@
 """Numbers of instances follow the load of a real `nereid serve`, and no request is lost."""
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from nereid.observe.status import status
-from nereid.server import run_dir
 from nereid.server.control import Control, Instances
 from nereid.triton.stub_processes import Stub
 from tests.routes import WATCHDOG_S, wait_until
@@ -53,9 +53,7 @@ def test_instances_follow_the_load(tmp_path):
             wait_until(lambda: is_settled(served, 3), "three instances", CHANGES_S)
             # A change of the number alone keeps processes, and ends only when no request waits by chance.
             assert not two & {each.process for each in served.stubs("eyes")}
-            shown = status(
-                run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path / "run")}), repository, served.record
-            )
+            shown = status(served.base, repository, served.record)
             assert [each.instances for each in shown.models] == ["3 of 1-3"]
         wait_until(lambda: is_settled(served, 1), "one instance", CHANGES_S)
 
@@ -76,10 +74,7 @@ def test_new_version_and_new_bounds_are_loaded_in_between(tmp_path):
         control = Control(served.record)
         with calling(served, "eyes", 4) as calls:
             wait_until(lambda: len(served.stubs("eyes")) > 1, "a change", CHANGES_S)
-            (repository / "eyes" / "2").mkdir()
-            (repository / "eyes" / "2" / "model.py").write_bytes(
-                (repository / "eyes" / "1" / "model.py").read_bytes()
-            )
+            shutil.copytree(repository / "eyes" / "1", repository / "eyes" / "2")
             control.load("eyes")
             assert control.is_ready("eyes", 2)
             assert loaded(served) == Instances(2, False, 2)

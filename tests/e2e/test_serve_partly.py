@@ -56,7 +56,7 @@ def test_broken_models_do_not_keep_the_others_from_serving(repository, tmp_path)
     store(repository, "warm", identity("FP32", ["N", 4]), RIGHT + WARM_UP)
     store(repository, "two words", identity("FP32", ["N", 4]), RIGHT)
 
-    with serving(repository, tmp_path / "run", "--health-port", "0") as served:
+    with serving(repository, tmp_path / "run") as served:
         reasons = served.ports["not_served"]
         assert sorted(reasons) == ["blind", "net", "two words", "versionless", "warm", "whole"]
         assert "the name has a space" in reasons["two words"]
@@ -97,7 +97,7 @@ def test_repository_without_any_config_is_served(tmp_path):
     models = tmp_path / "models"
     path = store(models, "net", identity("FP32", ["N", 4]), None)
 
-    with serving(models, tmp_path / "run", "--health-port", "0") as served:
+    with serving(models, tmp_path / "run") as served:
         assert "not_served" not in served.ports
         assert Control(served.record).is_ready("net", 1)
     assert [each.found for each in check(models) if each.verdict == "fail"] == []
@@ -115,7 +115,7 @@ def test_damaged_version_is_not_served(tmp_path):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
-    with serving(models, tmp_path / "run", "--health-port", "0") as served:
+    with serving(models, tmp_path / "run") as served:
         reason = served.ports["not_served"]["classify_v1"]
         assert "version 1 of 'efficientnet_lite0' is damaged: 'model.onnx' has changed" in reason
         with Classifier(f"127.0.0.1:{served.ports['grpc']}", model="classify_v2") as classifier:
