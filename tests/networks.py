@@ -81,6 +81,11 @@ def tensor(side: str, name: str, datatype: str, dims: Dims, more: str = "") -> s
     return f'{side} {{ name: "{name}" data_type: TYPE_{datatype} dims: {sizes} {more} }}\n'
 
 
+def parameter(key: str, text: object) -> str:
+    """Give a config a parameter."""
+    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
+
+
 def store(
     repository: Path,
     name: str,

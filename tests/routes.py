@@ -347,13 +347,10 @@ class Load:
         served: where the route is.
         model: the route.
         callers: number of concurrent callers.
-        options: returns the options of a request.
     """
 
-    def __init__(
-        self, served: RouteServer, model: str, callers: int, options: Callable[[], dict[str, Any]] = dict
-    ) -> None:
-        self._served, self._model, self._options = served, model, options
+    def __init__(self, served: RouteServer, model: str, callers: int) -> None:
+        self._served, self._model = served, model
         self._is_over = threading.Event()
         self._threads = [
             threading.Thread(target=self._send_all, args=[("http", "grpc")[number % 2]])
@@ -384,9 +381,7 @@ class Load:
         while not self._is_over.is_set():
             begin = time.monotonic()
             try:
-                answer: RouteResponse | Exception = self._served.send(
-                    self._model, protocol, **self._options()
-                )
+                answer: RouteResponse | Exception = self._served.send(self._model, protocol)
             except Exception as error:
                 answer = error
             self.outcomes.append(Outcome(begin, time.monotonic(), answer))

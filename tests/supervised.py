@@ -59,14 +59,10 @@ class TritonPythonModel:
 """
 
 
-def store_eyes(
-    repository: Path, name: str, number: float, versions: tuple[int, ...] = (1,), sleep_s: float = 0
-) -> None:
+def store_eyes(repository: Path, name: str, number: float, sleep_s: float = 0) -> None:
     """Store a model of two instances that returns `number` plus its version for any image."""
-    for version in versions:
-        folder = repository / name / str(version)
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(EYES.replace("SLEEP_S", str(sleep_s)))
+    (folder := repository / name / "1").mkdir(parents=True)
+    (folder / "model.py").write_text(EYES.replace("SLEEP_S", str(sleep_s)))
     (repository / f"{name}.number").write_text(str(number))
     (repository / name / "labels.txt").write_text("only\n")
     (repository / name / "config.pbtxt").write_text(

@@ -11,10 +11,10 @@ import pytest
 from nereid.observe.status import status
 from nereid.server.control import Control, Instances
 from nereid.triton.stub_processes import Stub
+from tests.networks import parameter
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import Served, calling, serving, store_eyes
 
-PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}\n'
 # Far longer than any number of changes takes, also while other programs use all cores.
 CHANGES_S = 2 * WATCHDOG_S
 # A change then lasts long enough for a process to be killed in it.
@@ -25,7 +25,7 @@ def store_bounded(repository: Path, bounds: str, count: int = 1, sleep_s: float 
     """Store a model that sleeps for each image, so that more instances help on a busy machine, too."""
     store_eyes(repository, "eyes", 10, sleep_s=sleep_s)
     config, model = repository / "eyes" / "config.pbtxt", repository / "eyes" / "1" / "model.py"
-    parameters = PARAMETER.format("nereid.instances", bounds) + PARAMETER.format("nereid.instances_idle_s", 2)
+    parameters = parameter("nereid.instances", bounds) + parameter("nereid.instances_idle_s", 2)
     config.write_text(config.read_text().replace("count: 2", f"count: {count}") + parameters)
     model.write_text(model.read_text().replace("    def initialize(self, args):\n", SLOW_START))
 

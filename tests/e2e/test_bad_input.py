@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import ClassifierError, RequestRefused, Unreachable, UnusableImage
+from nereid.contract import DEADLINE_PARAMETER
 from tests.classifiers import opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.tables import cases
@@ -95,6 +96,17 @@ def test_request_of_several_images_names_the_bad_ones(server):
         pytest.raises(InferenceServerException, match=r"2 of 3 images .*: image 1: .*; image 2: "),
     ):
         client.infer("classify", [tensor])
+
+
+def test_expired_request_is_refused(server):
+    tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[GOOD]], dtype=object))
+
+    with (
+        tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
+        pytest.raises(InferenceServerException, match="deadline exceeded: expired while queued"),
+    ):
+        client.infer("classify_v1", [tensor], parameters={DEADLINE_PARAMETER: 1})
 
 
 @pytest.mark.parametrize("model", ["classify", "classify_v1"])

@@ -10,7 +10,7 @@ from nereid.server.command_line import ServerOptions
 from nereid.server.control import Control
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
-from tests.networks import ONE_INSTANCE, identity, store, tensor
+from tests.networks import ONE_INSTANCE, identity, parameter, store, tensor
 
 pytestmark = pytest.mark.nightly(minutes=1)
 KEEP_SERVING = ("--exit-on-error=false", "--strict-readiness=false")
@@ -32,10 +32,6 @@ MAPS = 'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }'
 ENSEMBLE_OF_ECHO = (
     f'{ENSEMBLE} ensemble_scheduling {{ step {{ model_name: "echo" model_version: 1 {MAPS} }} }}'
 )
-
-
-def parameter(key: str, text: str) -> str:
-    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }} '
 
 
 def levels(text: str) -> str:

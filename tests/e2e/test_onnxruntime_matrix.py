@@ -4,7 +4,6 @@ Also what the backend adds: shared weights, runs at load, metrics, and requests 
 """
 
 import itertools
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -30,6 +29,7 @@ from tests.networks import (
     infer,
     infer_together,
     network,
+    parameter,
     run,
     sample,
     serve,
@@ -37,6 +37,7 @@ from tests.networks import (
     tensor,
     value,
 )
+from tests.routes import wait_until
 from tests.tables import cases
 
 pytestmark = pytest.mark.nightly(minutes=2)
@@ -177,10 +178,6 @@ def pair(datatype: str, dims: Dims, more: str = "") -> str:
     return tensor("input", "x", datatype, dims, more) + tensor("output", "y", datatype, dims, more)
 
 
-def parameter(key: str, text: str) -> str:
-    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
-
-
 def instances(count: int) -> str:
     return f"instance_group {{ kind: KIND_CPU count: {count} }}\n"
 
@@ -257,12 +254,7 @@ def metric(server, name: str, **labels: str) -> float:
 
 
 def await_metric(server, name: str, expected: float, **labels: str) -> None:
-    pause = threading.Event()
-    for _ in range(LAG_S * 10):
-        if metric(server, name, **labels) == expected:
-            return
-        pause.wait(0.1)
-    assert metric(server, name, **labels) == expected
+    wait_until(lambda: metric(server, name, **labels) == expected, f"{name} {expected}", LAG_S)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

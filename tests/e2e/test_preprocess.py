@@ -8,7 +8,7 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import CHELSEA, COFFEE
-from tests.networks import connect, infer, serve
+from tests.networks import connect, infer, parameter, serve
 from tests.pictures import save
 from tests.tables import cases
 
@@ -26,10 +26,7 @@ CLIP_STD = np.array([0.26862954, 0.26130258, 0.27577711])
 
 
 def config(output: str, parameters: dict[str, str]) -> str:
-    lines = [
-        f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
-        for key, text in parameters.items()
-    ]
+    lines = [parameter(*each) for each in parameters.items()]
     output = f'output {{ name: "pixels" data_type: {output} }}\n'
     return f'backend: "preprocess" max_batch_size: 4 dynamic_batching {{}}\n{IMAGE}{output}{"".join(lines)}'
 

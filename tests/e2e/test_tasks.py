@@ -33,7 +33,7 @@ from tests.e2e.conftest import url
 from tests.labels import BLANK, LABEL, WORDS
 from tests.networks import CLIENTS, Arrays, connect, infer
 from tests.pairwise import pairwise
-from tests.pictures import save
+from tests.pictures import noise, save
 from tests.proof import REQUESTS
 from tests.readers import encoded, page, reader
 from tests.routes import wait_until
@@ -85,10 +85,9 @@ def texts(outputs: Arrays) -> list[str]:
 
 
 def picture(width: int, height: int, orientation: int = 1, kind: str = "PNG") -> bytes:
-    pixels = np.random.default_rng(5).integers(0, 256, (height, width, 3)).astype(np.uint8)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return save(Image.fromarray(pixels), kind, exif=exif)
+    return save(Image.fromarray(noise(height, width)), kind, exif=exif)
 
 
 # With the scale from the network's pixels to those of the upright picture; margins are 0 or exact.
