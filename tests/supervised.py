@@ -59,15 +59,17 @@ class TritonPythonModel:
 """
 
 
-def store_eyes(repository: Path, name: str, number: float, sleep_s: float = 0) -> None:
-    """Store a model of two instances that returns `number` plus its version for any image."""
+def store_eyes(
+    repository: Path, name: str, number: float, sleep_s: float = 0, instances: int = INSTANCES, more: str = ""
+) -> None:
+    """Store a model that returns `number` plus its version for any image; `more` is added to its config."""
     (folder := repository / name / "1").mkdir(parents=True)
     (folder / "model.py").write_text(EYES.replace("SLEEP_S", str(sleep_s)))
     (repository / f"{name}.number").write_text(str(number))
     (repository / name / "labels.txt").write_text("only\n")
     (repository / name / "config.pbtxt").write_text(
         'backend: "python"\nversion_policy { all {} }\n'
-        f"instance_group {{ kind: KIND_CPU count: {INSTANCES} }}\n{IMAGE_TO_SCORES}"
+        f"instance_group {{ kind: KIND_CPU count: {instances} }}\n{IMAGE_TO_SCORES}{more}"
     )
 
 
@@ -147,9 +149,9 @@ class Calls:
         return self.since().count(outcome)
 
 
-def photo_input(protocol: str) -> Any:
+def image_input(protocol: str, image: bytes = COFFEE.read_bytes()) -> Any:
     tensor = CLIENTS[protocol].InferInput("image", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[COFFEE.read_bytes()]], object))
+    tensor.set_data_from_numpy(np.array([[image]], object))
     return tensor
 
 
@@ -163,7 +165,7 @@ def calling(
     model: str,
     callers: int,
     read: Callable[[Any], Any] = best_score,
-    given: Callable[[str], Any] = photo_input,
+    given: Callable[[str], Any] = image_input,
 ) -> Iterator[Calls]:
     """Send requests over both protocols with NVIDIA's clients, which repeat none, while the context lasts."""
     calls, over = Calls(), threading.Event()

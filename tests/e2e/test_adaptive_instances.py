@@ -21,12 +21,11 @@ CHANGES_S = 2 * WATCHDOG_S
 SLOW_START = "    def initialize(self, args):\n        time.sleep(1)\n"
 
 
-def store_bounded(repository: Path, bounds: str, count: int = 1, sleep_s: float = 0.1) -> None:
+def store_bounded(repository: Path, bounds: str, count: int = 1) -> None:
     """Store a model that sleeps for each image, so that more instances help on a busy machine, too."""
-    store_eyes(repository, "eyes", 10, sleep_s=sleep_s)
-    config, model = repository / "eyes" / "config.pbtxt", repository / "eyes" / "1" / "model.py"
     parameters = parameter("nereid.instances", bounds) + parameter("nereid.instances_idle_s", 2)
-    config.write_text(config.read_text().replace("count: 2", f"count: {count}") + parameters)
+    store_eyes(repository, "eyes", 10, 0.1, count, parameters)
+    model = repository / "eyes" / "1" / "model.py"
     model.write_text(model.read_text().replace("    def initialize(self, args):\n", SLOW_START))
 
 

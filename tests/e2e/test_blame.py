@@ -43,8 +43,6 @@ FAULTS = {
     "no image": (message((0, 1)), INVALID, "invalid request: input 'image': expected a batch of 1 to 8"),
     "shape beyond 32 bits": (message((2**40, 1)), INVALID, "input 'image': expected a batch"),
     "negative shape": (message((-1, 1)), INVALID, "string elements"),
-    "empty shape": (message((0, 1), b""), INVALID, "string elements"),
-    "no width": (message((1, 0), b""), INVALID, "unexpected shape"),
     "two for one": (message((1, 2), elements(GOOD, GOOD)), INVALID, "unexpected shape"),
     "no batch": (message((1,)), INVALID, "unexpected shape"),
     "one for two": (message((2, 1)), INVALID, "expected 2 string elements"),
@@ -53,14 +51,11 @@ FAULTS = {
     "input": (message(name="picture"), INVALID, "unexpected inference input"),
     "output": (message(output="words"), INVALID, "unexpected inference output"),
     "length": (message(raw=LENGTH.pack(2**31) + GOOD), INVALID, "incomplete string data"),
-    "short length": (message(raw=b"ab"), INVALID, "incomplete string length"),
-    "nothing": (message(raw=elements(b"")), INVALID, "invalid image: "),
     "damaged": (message(raw=elements(GOOD[:20_000])), INVALID, "invalid image: "),
     "one damaged": (message((2, 1), elements(GOOD, GOOD[:20_000])), INVALID, "invalid image: "),
     "no time": (message(timeout=1), UNAVAILABLE, "deadline exceeded: "),
     "time as text": (message(timeout="soon"), INVALID, "'timeout' parameter"),
     "variant": (message(x_variant="v9"), INVALID, "unknown x-variant"),
-    "version": (message(x_model_version="9"), INVALID, "unknown x-model-version"),
 }
 
 

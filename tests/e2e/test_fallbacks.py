@@ -28,10 +28,8 @@ def served(tmp_path_factory) -> Iterator[Served]:
     """A server with a route whose only variant with traffic has one process, a fallback and an answer."""
     base = tmp_path_factory.mktemp("fallbacks")
     repository = base / "repository"
-    store_eyes(repository, "eyes", 10, sleep_s=0.01)
+    store_eyes(repository, "eyes", 10, sleep_s=0.01, instances=1)
     store_eyes(repository, "spare", 20, sleep_s=0.01)
-    config = repository / "eyes" / "config.pbtxt"
-    config.write_text(config.read_text().replace("count: 2", "count: 1"))
     store_router(repository, "look", config=IMAGE_TO_SCORES)
     route = document(
         # A process that hangs is killed after about ten seconds.

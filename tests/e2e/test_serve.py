@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE, REPOSITORY
 from nereid.errors import ServerError
@@ -244,12 +243,3 @@ def test_administrative_apis_need_the_token(both_profiles, path):
         allowed = response.status
 
     assert (refused.value.code, allowed) == (403, 200)
-
-
-def test_grpc_administration_needs_the_token(both_profiles):
-    with tritonclient.grpc.InferenceServerClient(url(both_profiles["cpu"], "grpc")) as client:
-        with pytest.raises(InferenceServerException, match="This protocol is restricted"):
-            client.get_model_repository_index()
-        index = client.get_model_repository_index({"triton-grpc-protocol-nereid-token": TOKEN})
-
-    assert {model.state for model in index.models} == {"READY"}

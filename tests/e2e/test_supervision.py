@@ -6,8 +6,6 @@ import os
 import shutil
 import signal
 import stat
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -23,7 +21,7 @@ from tests.deployment import check_health
 from tests.e2e.conftest import group_members
 from tests.networks import ONE_INSTANCE, store
 from tests.routes import WATCHDOG_S, adding, document, store_adding, store_router, variant, wait_until
-from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, calling, serving, store_eyes
+from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, calling, image_input, serving, store_eyes
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +32,7 @@ def served(tmp_path_factory):
     store_eyes(repository, "eyes", 10)
     store_eyes(repository, "other", 20)
     store_eyes(repository, "slow", 30, sleep_s=0.01)
-    store_eyes(repository, "single", 40)
-    config = repository / "single" / "config.pbtxt"
-    config.write_text(config.read_text().replace(f"count: {INSTANCES}", "count: 1"))
+    store_eyes(repository, "single", 40, instances=1)
     store_adding(repository, "adding", 1, 2)
     store(repository, "bare", adding(1), config=None)
     store_router(repository, "route")
@@ -127,10 +123,9 @@ def test_full_route_is_ready(served):
     held = served.repository / "held"
     held.touch()
     with (
-        ThreadPoolExecutor(1) as pool,
+        calling(served, "full", 1, given=lambda protocol: image_input(protocol, b"hold")) as calls,
         Classifier(f"127.0.0.1:{served.ports['grpc']}", "grpc", "full") as classifier,
     ):
-        holding = pool.submit(score_of_held, classifier)
         try:
             wait_until(lambda: overloaded(classifier), "a route that is full")
             probed = served.metric("probes_total", model="full")
@@ -144,16 +139,7 @@ def test_full_route_is_ready(served):
             assert check_health(*words) == (0, "")
         finally:
             held.unlink()
-        assert holding.result(WATCHDOG_S) == 11.0
-
-
-def score_of_held(classifier: Classifier) -> float:
-    """Return the score of an image that the model holds; retries while a probe occupies the slot."""
-    while True:
-        try:
-            return classifier.classify(b"hold", top_k=1).labels[0].score
-        except Overloaded:
-            time.sleep(0.01)
+        wait_until(lambda: 11.0 in calls.since(), "the answer")
 
 
 def overloaded(classifier: Classifier) -> bool:
@@ -252,9 +238,7 @@ def test_killed_server_comes_back_as_it_was(served):
 def test_complete_configs_are_not_completed(tmp_path):
     """The completion takes a second; a model that needs it is refused, and a restart has the same models."""
     repository = tmp_path / "repository"
-    store_eyes(repository, "eyes", 10)
-    config = repository / "eyes" / "config.pbtxt"
-    config.write_text(f'name: "eyes"\n{config.read_text()}')
+    store_eyes(repository, "eyes", 10, more='name: "eyes"')
     with serving(repository, tmp_path / "run") as served:
         wait_until(served.is_ready, "ready")
         store(repository, "late", adding(1), config=None)
