@@ -15,14 +15,13 @@ from tritonclient.utils import InferenceServerException
 
 from nereid.server.command_line import region_prefix
 from tests.networks import assert_same, connect, infer, serve
-from tests.routes import CLASSES, NETWORK, X, adding, store_adding, wait_until
+from tests.routes import NETWORK, X, adding, store_adding, wait_until
 from tests.tables import cases
 
 # A watchdog, far longer than a load takes.
 LOAD_S = 60
 # After a failed reload this core waits at its exit for a model that never ends, with any backend.
 STOP_SOON = "--exit-timeout-secs=3"
-CPU = [{"kind": "KIND_CPU", "count": 1}]
 
 
 @pytest.fixture(scope="module")
@@ -152,26 +151,15 @@ def test_failed_reload_leaves_the_old_network_serving(server, client, request, b
     assert added(server, name) == 1
 
 
-def override(**changes) -> str:
-    """Write the config as JSON with some fields changed, as a load request carries it."""
-    return json.dumps(
-        {
-            "backend": "onnxruntime",
-            "max_batch_size": 8,
-            "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [CLASSES]}],
-            "output": [{"name": "scores", "data_type": "TYPE_FP32", "dims": [CLASSES]}],
-            "instance_group": CPU,
-        }
-        | changes
-    )
-
-
 def test_load_request_may_have_a_network(server, client):
     publish(server, "carried", 1)
     content = adding(5).SerializeToString()
+    # The rest is completed from the file.
+    config = {"backend": "onnxruntime", "instance_group": [{"kind": "KIND_CPU", "count": 1}]}
 
-    client.load_model("carried", config=override(), files={"file:7/model.onnx": content})
+    client.load_model("carried", config=json.dumps(config), files={"file:7/model.onnx": content})
 
+    assert client.get_model_config("carried").config.max_batch_size == 4
     assert added(server, "carried") == 5
     assert client.is_model_ready("carried", "7")
     assert not client.is_model_ready("carried", "1")
