@@ -305,9 +305,13 @@ def test_server_that_cannot_start_again_is_tried_again(tmp_path):
         failure = "tritonserver cannot be started: model 'eyes'"
         wait_until(lambda: served.log.count(failure) >= 2, "two attempts")
         assert (served.page("/livez")[0], "could not convert" in served.why_not_ready()) == (200, True)
-        store(repository, "broken", adding(1), config='backend: "none such"')
         number.write_text("30")
         wait_until(served.is_ready, "ready again")
+        assert (served.numbers("eyes", 1), served.numbers("new", 1)) == ([31.0], [21.0])
+
+        store(repository, "broken", adding(1), config='backend: "none such"')
+        os.kill(first := served.record.pid, signal.SIGKILL)
+        wait_until(lambda: served.is_ready() and served.record.pid != first, "ready again")
         assert (served.numbers("eyes", 1), served.numbers("new", 1)) == ([31.0], [21.0])
         assert "--disable-auto-complete-config" not in command_of(served)
 
