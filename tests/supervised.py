@@ -73,6 +73,10 @@ def store_eyes(
     )
 
 
+def nereid(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([NEREID, *words], env=os.environ | environment, capture_output=True, text=True)
+
+
 class Served:
     """A running `nereid serve` of one repository."""
 
@@ -98,7 +102,8 @@ class Served:
         return os.environ | own
 
     def nereid(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([NEREID, *words], env=self.environment, capture_output=True, text=True)
+        """Run a command that finds this server."""
+        return nereid(*words, **self.environment)
 
     def stubs(self, model: str) -> list[stub_processes.Stub]:
         return [each for each in stub_processes.find(self.record.pid, self.repository) if each.model == model]

@@ -61,10 +61,10 @@ class World:
         made.look()
         return made
 
-    def store_photos(self, *, bad: int = 0, count: int = PHOTOS) -> Path:
-        folder = self.base / f"photos-{count}"
-        folder.mkdir(exist_ok=True)
-        for number, photo in enumerate(self.photos[:count]):
+    def store_photos(self, bad: int) -> Path:
+        folder = self.base / "photos"
+        folder.mkdir()
+        for number, photo in enumerate(self.photos):
             (folder / f"{number:03}.jpg").write_bytes(drift_photos.jpeg(photo))
         for number in range(bad):
             (folder / f"bad-{number}.jpg").write_bytes(b"not an image")

@@ -21,12 +21,11 @@ from nereid.server import run_dir
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import free_ports
 from tests.e2e.conftest import TOKEN, group_members, url
-from tests.routes import wait_until
-from tests.supervised import ANY_PORTS, NEREID, serving
+from tests.routes import WATCHDOG_S, wait_until
+from tests.supervised import ANY_PORTS, NEREID, nereid, serving
 from tests.tables import cases
 
-# Watchdogs: over ten times the usual duration, so no test depends on speed.
-START_S, STOP_S = 120, 60
+START_S, WATCHDOG_S = 120, 60
 
 
 @pytest.fixture
@@ -40,10 +39,6 @@ def asked(tmp_path_factory):
     """A server for tests that only ask it."""
     with serving(REPOSITORY, tmp_path_factory.mktemp("asked") / "run") as running:
         yield running
-
-
-def run(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess:
-    return subprocess.run([NEREID, *words], env=environment, capture_output=True, text=True, timeout=START_S)
 
 
 def test_served_repository_is_found_and_used(asked):
@@ -84,7 +79,7 @@ def test_signal_ends_the_whole_group(tmp_path, number):
 
         served.process.send_signal(number)
 
-        assert served.process.wait(STOP_S) == 0
+        assert served.process.wait(WATCHDOG_S) == 0
         assert "Waiting for in-flight requests to complete" in served.log
     assert (group_members(leader), run_dir.find(served.base, REPOSITORY)) == ([], None)
     assert list(served.base.glob("*/*")) == []
@@ -137,7 +132,7 @@ def test_start_waits_for_a_server_without_supervisor(environment, tmp_path):
         assert group_members(leader) == []
     finally:
         second.terminate()
-        second.wait(STOP_S)
+        second.wait(WATCHDOG_S)
 
 
 @pytest.mark.slow
@@ -194,14 +189,14 @@ def test_broken_repository_is_rejected_with_model_and_field(
     (copy / relative).write_text(text.replace(before, after))
 
     words = ["--repository", str(copy), "--profile", profile, "--strict", *ANY_PORTS]
-    done = run("serve", *words, environment=environment)
+    done = nereid("serve", *words, **environment)
 
     assert re.search(reason, done.stderr.splitlines()[-1]), done.stderr
     assert (done.returncode, done.stdout) == (1, "")
 
 
 def test_unusable_host_is_an_error(environment):
-    done = run("serve", "--unguarded", "--host", "10.9.9.9", *ANY_PORTS, environment=environment)
+    done = nereid("serve", "--unguarded", "--host", "10.9.9.9", *ANY_PORTS, **environment)
 
     assert (done.returncode, done.stdout) == (1, "")
     assert "on 10.9.9.9 cannot be used" in done.stderr
@@ -221,8 +216,8 @@ def test_port_of_another_server_is_never_ready(both_profiles, tmp_path, environm
         late.wait_ready(timeout_s=1)
 
 
-def test_doctor_passes_on_this_machine(environment):
-    done = run("doctor", environment=environment | {"COLUMNS": "200"})
+def test_doctor_passes_on_this_machine():
+    done = nereid("doctor", COLUMNS="200")
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "2.51.0 (24.10) in nvidia-pytriton 0.7.0" in done.stdout

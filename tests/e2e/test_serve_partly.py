@@ -1,8 +1,6 @@
 """`nereid serve` of a repository with broken models: it serves the others, and reports the broken ones."""
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,9 @@ from nereid.repository.check import check
 from nereid.server.control import Control
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 from tests.routes import wait_until
-from tests.supervised import ANY_PORTS, NEREID, serving, store_eyes
+from tests.supervised import ANY_PORTS, nereid, serving, store_eyes
 
 pytestmark = pytest.mark.slow
-WATCHDOG_S = 120
 TENSORS = tensor("input", "x", "FP32", [4]) + tensor("output", "y", "FP32", [4])
 RIGHT = f'backend: "onnxruntime" max_batch_size: 8 {TENSORS}{ONE_INSTANCE}'
 WRONG = RIGHT.replace('"onnxruntime"', '"onnxrutime"')
@@ -37,13 +34,6 @@ def repository(tmp_path) -> Path:
     store(models, "whole", identity("FP32", ["N", 4]), ENSEMBLE)
     shutil.rmtree(store(models, "versionless", identity("FP32", ["N", 4]), RIGHT).parent)
     return models
-
-
-def run(*words: str, folder: Path) -> subprocess.CompletedProcess:
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
-    return subprocess.run(
-        [NEREID, *words], env=environment, capture_output=True, text=True, timeout=WATCHDOG_S
-    )
 
 
 def test_broken_models_do_not_keep_the_others_from_serving(repository, tmp_path):
@@ -86,7 +76,7 @@ def test_broken_models_do_not_keep_the_others_from_serving(repository, tmp_path)
 def test_repository_with_broken_models_only_is_not_served(repository, tmp_path):
     shutil.rmtree(repository / "eyes")
 
-    done = run("serve", "--repository", str(repository), *ANY_PORTS, folder=tmp_path)
+    done = nereid("serve", "--repository", str(repository), *ANY_PORTS, XDG_RUNTIME_DIR=str(tmp_path))
 
     assert (done.returncode, done.stdout) == (1, "")
     assert "model 'net': Invalid argument: unable to find backend" in done.stderr.splitlines()[-1]
@@ -102,7 +92,7 @@ def test_repository_without_any_config_is_served(tmp_path):
         assert Control(served.record).is_ready("net", 1)
     assert [each.found for each in check(models) if each.verdict == "fail"] == []
     path.unlink()
-    done = run("serve", "--repository", str(models), *ANY_PORTS, folder=tmp_path)
+    done = nereid("serve", "--repository", str(models), *ANY_PORTS, XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 2
     assert "expected MODEL/config.pbtxt or MODEL/1/model.onnx" in " ".join(done.stderr.split())
 

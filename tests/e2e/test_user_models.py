@@ -38,12 +38,11 @@ PREPROCESSING = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One network of a user: its form, its preprocessing, the origin of its labels, and its activation."""
+    """One network of a user: its form, its preprocessing, and the origin of its labels."""
 
     form: UserNetwork
     preprocessing: str
     labels: str
-    kind: str
 
     def __str__(self) -> str:
         form = self.form
@@ -80,7 +79,7 @@ def is_possible(row: Row) -> bool:
 def cell(row: Row) -> Cell:
     form = {name: row[name] for name in OPTIONS if name not in ("preprocessing", "labels")}
     network = UserNetwork(**form, ir_version=14 if row["opset"] == 28 else 8)
-    return Cell(network, row["preprocessing"], row["labels"], row["activation"])
+    return Cell(network, row["preprocessing"], row["labels"])
 
 
 CELLS = [cell(row) for row in pairwise(OPTIONS, is_possible)]
@@ -115,7 +114,7 @@ def write(cell: Cell, folder: Path) -> Path:
 def site(tmp_path_factory):
     repository = tmp_path_factory.mktemp("users") / "models"
     folder = tmp_path_factory.mktemp("first")
-    first = write(Cell(UserNetwork(), "scale", "none", "none"), folder / "first")
+    first = write(Cell(UserNetwork(), "scale", "none"), folder / "first")
     add(repository, AddRequest(first, "first", PREPROCESSING["scale"][0], profiles=("cpu",)), None)
     with serve_routes(repository, tmp_path_factory.mktemp("run"), "--model-config-name=cpu") as running:
         yield repository, running
@@ -141,7 +140,7 @@ def test_network_of_a_user_is_right(site, tmp_path, cell):
     add(repository, request, record)
 
     encoded = photo()
-    kind = "softmax" if cell.kind == "none" else cell.kind
+    kind = "softmax" if cell.form.activation == "none" else cell.form.activation
     expected = cell.form.probabilities(network_input(cell, encoded), kind)[0]
     with Classifier(record.url("grpc"), model=name) as classifier:
         scores, found = classifier.scores(encoded), classifier.classify(encoded)
@@ -159,8 +158,8 @@ def test_next_version_gets_the_same_changes(site, tmp_path):
     record = record_of(running.server)
     first = UserNetwork(channels=1, datatype="FP16", batch=1)
     second = replace(first, activation="softmax", tail=2, weights=2)
-    cells = [Cell(form, "scale", "none", form.activation) for form in (first, second)]
-    sources = [write(cell, tmp_path / cell.kind) for cell in cells]
+    cells = [Cell(form, "scale", "none") for form in (first, second)]
+    sources = [write(cell, tmp_path / cell.form.activation) for cell in cells]
     renamed = onnx.load(sources[1])
     renamed.graph.input[0].name = renamed.graph.node[0].input[0] = "pixels"
     onnx.save(renamed, sources[1])
