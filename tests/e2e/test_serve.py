@@ -25,8 +25,6 @@ from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import ANY_PORTS, NEREID, nereid, serving
 from tests.tables import cases
 
-START_S, WATCHDOG_S = 120, 60
-
 
 @pytest.fixture
 def environment(tmp_path):
