@@ -5,7 +5,6 @@ import csv
 import io
 import json
 import os
-import pty
 import re
 import shutil
 import signal
@@ -68,23 +67,6 @@ def test_formats_have_every_image(command, photos, form):
     assert re.findall(r"(\d\d).jpg: invalid image", done.stderr) == ["03", "07"]
     assert done.stderr.endswith("error: 2 of 12 images could not be classified\n")
     assert done.returncode == 1
-
-
-def test_progress_is_shown_on_a_terminal_only(command, photos):
-    screen, stderr = pty.openpty()
-    with subprocess.Popen([*command, photos, "--jsonl"], stdout=subprocess.PIPE, stderr=stderr) as running:
-        os.close(stderr)
-        shown = b""
-        try:
-            while chunk := os.read(screen, 2**16):
-                shown += chunk
-        except OSError:  # the command has closed its end
-            os.close(screen)
-        printed = running.stdout.read().decode()
-
-    assert len(answers("jsonl", printed)) == 12
-    text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown).decode()
-    assert re.search(r"classifying .*12/12 \d+ images/s 0:00:\d\d", text)
 
 
 def opened_pipe(path: Path) -> IO[bytes]:

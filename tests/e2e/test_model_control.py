@@ -55,23 +55,6 @@ def added(server, name: str, version: str = "") -> int:
     return int(number)
 
 
-def test_loaded_model_answers_until_it_is_unloaded(server, client):
-    publish(server, "guest", 1)
-    assert not client.is_model_ready("guest")
-
-    client.load_model("guest")
-    assert client.is_model_ready("guest")
-    assert added(server, "guest") == 1
-
-    client.unload_model("guest")
-    wait_until(lambda: not client.is_model_ready("guest"))
-    with pytest.raises(InferenceServerException, match="'guest' has no available versions"):
-        infer(server, "guest", {"x": X})
-
-    client.load_model("guest")
-    assert added(server, "guest") == 1
-
-
 def test_old_network_answers_while_the_new_one_loads(server, client):
     path = publish(server, "busy", 1) / "1" / "model.onnx"
     client.load_model("busy")

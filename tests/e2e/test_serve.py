@@ -104,11 +104,8 @@ def limits(pid: int) -> list[str]:
 def test_start_waits_for_a_server_without_supervisor(environment, tmp_path):
     """A killed supervisor leaves a server that answers its last requests; the next one on its ports waits."""
     ports = free_ports(3)
-    words = [
-        word
-        for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)
-        for word in (f"--{name}-port", str(port))
-    ]
+    names = ("http", "grpc", "metrics")
+    words = [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
 
     def start(name: str) -> subprocess.Popen:
         with (tmp_path / f"{name}.log").open("w") as log, (tmp_path / name).open("w") as ready:
