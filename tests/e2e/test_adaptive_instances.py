@@ -94,7 +94,8 @@ def test_process_killed_during_a_change(tmp_path, bounds, count, clients, goal):
     with serving(tmp_path / "repository", tmp_path / "run") as served:
         with calling(served, "eyes", clients) as calls:
             stubs = wait_until(lambda: changing(served, count), "a change", CHANGES_S)
-            os.kill(oldest(stubs, f"eyes_0_{count - 1}").process.pid, signal.SIGKILL)
+            last = [each.process for each in stubs if each.instance == f"eyes_0_{count - 1}"]
+            os.kill(min(last, key=lambda process: process.started).pid, signal.SIGKILL)
             wait_until(lambda: number(served) == goal and served.is_ready(), "the goal", CHANGES_S)
             back_s, repairs = time.monotonic(), served.metric("repairs_total")
             wait_until(lambda: len(calls.since(back_s)) > 50, "requests", CHANGES_S)
@@ -109,7 +110,3 @@ def changing(served: Served, count: int) -> list[Stub]:
     """Return the processes while new ones start next to the old ones; otherwise none."""
     stubs = served.stubs("eyes")
     return stubs if len(stubs) > count else []
-
-
-def oldest(stubs: list[Stub], instance: str) -> Stub:
-    return min((each for each in stubs if each.instance == instance), key=lambda each: each.process.started)

@@ -360,11 +360,8 @@ def test_gateway_reads_fields_and_old_encodings(gateway):
     {
         "variant": ("read?variant=v9", "invalid_request", "expected one of v1"),
         "encoding": ("read?encoding=latin-1", "invalid_request", "must be one of utf-8, gbk"),
-        "parameter": ("read?top_k=3", "invalid_request", "unknown query parameter 'top_k'"),
         "model": ("models/nothing/read", "not_found", "read_text, read_text_v1"),
-        "no model": ("predict", "not_found", "no model classifies images here"),
         "reader": ("models/read_text/predict", "invalid_request", "POST /v1/models/read_text/read"),
-        "detector": ("models/yolov8/read", "invalid_request", "POST /v1/models/yolov8/detect"),
         "no text": ("read", "invalid_image", "expected an image file"),
         "no objects": ("detect", "invalid_image", "expected an image file"),
     },
@@ -374,20 +371,6 @@ def test_gateway_names_the_reason_of_errors(gateway, path, code, words):
 
     assert (found, answer["error"]["code"]) == (404 if code == "not_found" else 400, code)
     assert words in answer["error"]["message"]
-
-
-@fused
-def test_gateway_lists_models_with_their_task(gateway):
-    status, listed = gateway.json("/v1/models")
-
-    assert status == 200
-    assert {each["name"]: each["task"] for each in listed} == {
-        "read_text": "read",
-        "read_text_v1": "read",
-        "read_waybill": "waybill",
-        "yolov8": "detect",
-    }
-    assert gateway.json("/readyz") == (200, {"ready": True, "reason": ""})
 
 
 @fused
