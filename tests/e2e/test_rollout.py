@@ -137,11 +137,7 @@ def rollout(rollouts):
 @pytest.fixture
 def nereid(rollouts):
     environment = {"XDG_RUNTIME_DIR": str(rollouts.base), "NEREID_REPOSITORY": str(rollouts.repository)}
-
-    def run(*words: str):
-        return CliRunner().invoke(app, ["rollout", *words], env=environment)
-
-    return run
+    return lambda *words: CliRunner().invoke(app, ["rollout", *words], env=environment)
 
 
 def errors(load: Load) -> list[Exception]:

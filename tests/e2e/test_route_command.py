@@ -33,11 +33,7 @@ def served(tmp_path_factory):
 @pytest.fixture
 def nereid(served):
     """Run `nereid route WORDS` with a running server: `nereid("set", "v1=1")`."""
-
-    def run(*words: str, stdin: str = ""):
-        return CliRunner().invoke(app, ["route", *words], env=served.environment, input=stdin)
-
-    return run
+    return lambda *words: CliRunner().invoke(app, ["route", *words], env=served.environment)
 
 
 def test_change_is_served_explained_and_reverted(served, nereid):

@@ -94,10 +94,8 @@ def test_killed_nereid_ends_the_server(tmp_path):
 
 def limits(pid: int) -> list[str]:
     """Return the soft and the hard limit of open files of a process."""
-    (line,) = (
-        line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if line.startswith("Max open")
-    )
-    return line.split()[3:5]
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    return next(line.split()[3:5] for line in lines if line.startswith("Max open"))
 
 
 @pytest.mark.slow
