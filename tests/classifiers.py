@@ -20,8 +20,6 @@ WAYS = [(way, protocol) for way in ("sync", "async") for protocol in ("http", "g
 
 
 class Blocking:
-    """A client of asyncio, such as `AsyncClassifier`, with the interface of the blocking one."""
-
     def __init__(self, client: Any) -> None:
         self._runner = asyncio.Runner()
         self._client = client

@@ -84,24 +84,18 @@ class TestDetector:
             rows[at, 2:4] = np.log(row[2:4] / stride)
         return {"output": rows}
 
-    def _queries(self, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    def _detr_sigmoid(self, columns: int = len(CLASSES)) -> dict[str, np.ndarray]:
         logits = np.full((10, columns), -1000, np.float32)
         boxes = np.full((10, 4), 0.5, np.float32)
         boxes[: len(self.objects)] = self._sized() / SIDE
-        return logits, boxes
+        for place, (_, score, index) in enumerate(self.objects):
+            logits[place, index] = _logit(score)
+        return {"logits": logits, "pred_boxes": boxes}
 
     def _detr(self) -> dict[str, np.ndarray]:
-        logits, boxes = self._queries(len(CLASSES) + 1)
-        logits[:, -1] = 0
-        for place, (_, score, index) in enumerate(self.objects):
-            logits[place, index] = _logit(score)
-        return {"logits": logits, "pred_boxes": boxes}
-
-    def _detr_sigmoid(self) -> dict[str, np.ndarray]:
-        logits, boxes = self._queries(len(CLASSES))
-        for place, (_, score, index) in enumerate(self.objects):
-            logits[place, index] = _logit(score)
-        return {"logits": logits, "pred_boxes": boxes}
+        outputs = self._detr_sigmoid(len(CLASSES) + 1)
+        outputs["logits"][:, -1] = 0
+        return outputs
 
     def _nms(self) -> dict[str, np.ndarray]:
         count = len(self.objects)

@@ -50,7 +50,6 @@ def value(name: str, datatype: str, shape: Dims) -> onnx.ValueInfoProto:
 
 
 def constant(name: str, array: np.ndarray) -> onnx.TensorProto:
-    """Give a network an initializer."""
     return numpy_helper.from_array(array, name)
 
 
@@ -80,6 +79,11 @@ def tensor(side: str, name: str, datatype: str, dims: Dims, more: str = "") -> s
     """Declare an `input` or `output` in a config; a dim that varies is -1."""
     sizes = [dim if isinstance(dim, int) else -1 for dim in dims]
     return f'{side} {{ name: "{name}" data_type: TYPE_{datatype} dims: {sizes} {more} }}\n'
+
+
+def parameter(key: str, text: object) -> str:
+    """Give a config a parameter."""
+    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
 
 
 def store(

@@ -101,7 +101,6 @@ class TritonPythonModel:
 
 
 def adding(number: float) -> onnx.ModelProto:
-    """Build scores = x + number, so that a response identifies its file."""
     return network(
         [helper.make_node("Add", ["x", "number"], ["scores"])],
         [value("x", "FP32", ["batch", CLASSES])],
@@ -173,7 +172,6 @@ def store_router(repository: Path, name: str, path: str = "", config: str = NETW
 
 
 def variant(name: str, model: str, weight: float = 0, version: int = 1, **more: Any) -> dict[str, Any]:
-    """Return one variant as a route file has it."""
     return {"name": name, "model": model, "version": version, "weight": weight, **more}
 
 
@@ -220,12 +218,10 @@ class RouteResponse:
 
     @property
     def variant(self) -> str:
-        """The variant that answered."""
         return self.origin[0]
 
     @property
     def reason(self) -> str:
-        """The reason for the variant."""
         return self.origin[2]
 
     @property
@@ -246,7 +242,6 @@ class RouteServer:
         self._generations = itertools.count(1)
 
     def close(self) -> None:
-        """Close all connections."""
         for client in self._opened:
             client.close()
 
@@ -267,7 +262,6 @@ class RouteServer:
         return self.client(protocol).infer(model, tensors, outputs=outputs or None, **options)
 
     def send(self, model: str, protocol: str = "grpc", **options: Any) -> RouteResponse:
-        """Send X, or `x`; `options` are those of the client's `infer`."""
         result = self.infer(model, protocol, **options)
         origin = tuple(result.as_numpy(name).ravel()[0].decode() for name in ROUTE_OUTPUTS)
         return RouteResponse(result.as_numpy("scores"), origin)
@@ -288,19 +282,15 @@ class RouteServer:
         return content
 
     def path(self, model: str) -> Path:
-        """Return the path of the route file of `model`."""
         return self.repository / f"{model}.route.json"
 
     def logged(self, text: str, since: int = 0) -> list[str]:
-        """Return the lines of the log with `text`, after the first `since` lines."""
         return [line for line in self.log[since:] if text in line]
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return the sum of a route metric's series that have these labels."""
         return sum(number for found, number in self.series(name) if labels.items() <= found.items())
 
     def series(self, name: str) -> list[tuple[dict[str, str], float]]:
-        """Return the series of a route metric: labels and value."""
         page = metrics_page.fetch(f"127.0.0.1:{self.server.options.ports.metrics}", WATCHDOG_S)
         samples = metrics_page.parse(page)
         return [(dict(each.labels), each.value) for each in samples if each.name == ROUTE_PREFIX + name]
@@ -319,12 +309,10 @@ class RouteServer:
             pytest.fail(f"{name} {labels}: expected {expected}, got {seen[-1]} after {METRIC_S} s")
 
     def stubs(self, model: str) -> list[int]:
-        """Return the processes of a model."""
         found = stub_processes.find(self.server.pid, self.repository)
         return [each.process.pid for each in found if each.model == model]
 
     def kill(self, model: str) -> None:
-        """Kill all processes of a model."""
         killed = self.stubs(model)
         assert killed, f"no process of '{model}'"
         for pid in killed:
@@ -349,7 +337,6 @@ class Outcome:
 
     @property
     def is_failed(self) -> bool:
-        """Whether the request failed."""
         return isinstance(self.answer, Exception)
 
 
@@ -360,13 +347,10 @@ class Load:
         served: where the route is.
         model: the route.
         callers: number of concurrent callers.
-        options: returns the options of a request.
     """
 
-    def __init__(
-        self, served: RouteServer, model: str, callers: int, options: Callable[[], dict[str, Any]] = dict
-    ) -> None:
-        self._served, self._model, self._options = served, model, options
+    def __init__(self, served: RouteServer, model: str, callers: int) -> None:
+        self._served, self._model = served, model
         self._is_over = threading.Event()
         self._threads = [
             threading.Thread(target=self._send_all, args=[("http", "grpc")[number % 2]])
@@ -394,13 +378,10 @@ class Load:
         wait_until(lambda: sum(map(is_wanted, self.begun_after(since))) >= count, f"{count} wanted outcomes")
 
     def _send_all(self, protocol: str) -> None:
-        """Send one request after the other until the load is over."""
         while not self._is_over.is_set():
             begin = time.monotonic()
             try:
-                answer: RouteResponse | Exception = self._served.send(
-                    self._model, protocol, **self._options()
-                )
+                answer: RouteResponse | Exception = self._served.send(self._model, protocol)
             except Exception as error:
                 answer = error
             self.outcomes.append(Outcome(begin, time.monotonic(), answer))
@@ -445,5 +426,4 @@ def given(protocol: str, x: np.ndarray) -> Any:
 
 
 def wanted(protocol: str, *names: str, **options: Any) -> list[Any]:
-    """Return requested outputs."""
     return [CLIENTS[protocol].InferRequestedOutput(name, **options) for name in names]

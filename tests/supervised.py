@@ -4,19 +4,24 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from nereid import metrics_page
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.server import run_dir
 from nereid.triton import stub_processes
-from tests.networks import tensor
+from tests.networks import CLIENTS, tensor
 from tests.routes import WATCHDOG_S, wait_until
 
 NEREID = str(Path(sys.executable).with_name("nereid"))
@@ -55,19 +60,21 @@ class TritonPythonModel:
 
 
 def store_eyes(
-    repository: Path, name: str, number: float, versions: tuple[int, ...] = (1,), sleep_s: float = 0
+    repository: Path, name: str, number: float, sleep_s: float = 0, instances: int = INSTANCES, more: str = ""
 ) -> None:
-    """Store a model of two instances that returns `number` plus its version for any image."""
-    for version in versions:
-        folder = repository / name / str(version)
-        folder.mkdir(parents=True)
-        (folder / "model.py").write_text(EYES.replace("SLEEP_S", str(sleep_s)))
+    """Store a model that returns `number` plus its version for any image; `more` is added to its config."""
+    (folder := repository / name / "1").mkdir(parents=True)
+    (folder / "model.py").write_text(EYES.replace("SLEEP_S", str(sleep_s)))
     (repository / f"{name}.number").write_text(str(number))
     (repository / name / "labels.txt").write_text("only\n")
     (repository / name / "config.pbtxt").write_text(
         'backend: "python"\nversion_policy { all {} }\n'
-        f"instance_group {{ kind: KIND_CPU count: {INSTANCES} }}\n{IMAGE_TO_SCORES}"
+        f"instance_group {{ kind: KIND_CPU count: {instances} }}\n{IMAGE_TO_SCORES}{more}"
     )
+
+
+def nereid(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([NEREID, *words], env=os.environ | environment, capture_output=True, text=True)
 
 
 class Served:
@@ -75,28 +82,33 @@ class Served:
 
     def __init__(self, process: subprocess.Popen, repository: Path, base: Path, folder: Path) -> None:
         self.process, self.repository = process, repository
-        self._base, self._folder = base, folder
+        self.base, self._folder = base, folder
         self.ports = json.loads((folder / "ready").read_text())
 
     @property
     def record(self) -> run_dir.ServerRecord:
-        """The content of its `server.json`."""
-        record: run_dir.ServerRecord = wait_until(
-            lambda: run_dir.find(self._base, self.repository), "server.json"
-        )
-        return record
+        found: run_dir.ServerRecord
+        found = wait_until(lambda: run_dir.find(self.base, self.repository), "server.json")
+        return found
 
     @property
     def log(self) -> str:
-        """The log so far."""
         return (self._folder / "log").read_text()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment in which commands find this server and its repository."""
+        own = {"XDG_RUNTIME_DIR": str(self._folder), "NEREID_REPOSITORY": str(self.repository)}
+        return os.environ | own
+
+    def nereid(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command that finds this server."""
+        return nereid(*words, **self.environment)
+
     def stubs(self, model: str) -> list[stub_processes.Stub]:
-        """Return the living stubs of a model."""
         return [each for each in stub_processes.find(self.record.pid, self.repository) if each.model == model]
 
     def page(self, path: str) -> tuple[int, str]:
-        """Return status and body of a page of the health port."""
         address = f"http://127.0.0.1:{self.ports['health']}{path}"
         try:
             with urllib.request.urlopen(address, timeout=WATCHDOG_S) as response:
@@ -106,11 +118,9 @@ class Served:
                 return refused.code, refused.read().decode()
 
     def triton_page(self) -> str:
-        """Return Triton's metrics page."""
         return metrics_page.fetch(self.record.url("metrics"), WATCHDOG_S)
 
     def is_ready(self) -> bool:
-        """Return whether `/readyz` is 200."""
         return self.page("/readyz")[0] == 200
 
     def why_not_ready(self) -> str:
@@ -118,7 +128,6 @@ class Served:
         return str(wait_until(lambda: not self.is_ready() and self.page("/readyz")[1], "not ready"))
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric's samples with these labels."""
         samples = metrics_page.parse(self.page("/metrics")[1])
         return sum(
             each.value
@@ -127,9 +136,66 @@ class Served:
         )
 
     def numbers(self, model: str, count: int = 4, protocol: Any = "http") -> list[float]:
-        """Return the scores of several requests to a model."""
         with Classifier(f"127.0.0.1:{self.ports[protocol]}", protocol, model) as classifier:
             return [classifier.classify(COFFEE, top_k=1).labels[0].score for _ in range(count)]
+
+
+class Calls:
+    """Requests to a model, each with its begin (monotonic seconds), and its result or error message."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[float, Any]] = []
+
+    def since(self, moment: float = 0) -> list[Any]:
+        """Return the outcomes of the requests that were sent after `moment`."""
+        return [outcome for begin, outcome in list(self.outcomes) if begin >= moment]
+
+    def count(self, outcome: Any) -> int:
+        return self.since().count(outcome)
+
+
+def image_input(protocol: str, image: bytes = COFFEE.read_bytes()) -> Any:
+    tensor = CLIENTS[protocol].InferInput("image", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[image]], object))
+    return tensor
+
+
+def best_score(result: Any) -> float:
+    return float(result.as_numpy("scores").max())
+
+
+@contextmanager
+def calling(
+    served: Served,
+    model: str,
+    callers: int,
+    read: Callable[[Any], Any] = best_score,
+    given: Callable[[str], Any] = image_input,
+) -> Iterator[Calls]:
+    """Send requests over both protocols with NVIDIA's clients, which repeat none, while the context lasts."""
+    calls, over = Calls(), threading.Event()
+
+    def call(protocol: str) -> None:
+        tensor = given(protocol)
+        options = {"client_timeout": WATCHDOG_S} if protocol == "grpc" else {}
+        with CLIENTS[protocol].InferenceServerClient(f"127.0.0.1:{served.ports[protocol]}") as client:
+            while not over.is_set():
+                begin = time.monotonic()
+                try:
+                    outcome = read(client.infer(model, [tensor], **options))
+                except Exception as error:  # judged by the test
+                    outcome = str(error)
+                    over.wait(0.05)
+                calls.outcomes.append((begin, outcome))
+
+    with ThreadPoolExecutor(callers) as pool:
+        pending = [pool.submit(call, ("http", "grpc")[number % 2]) for number in range(callers)]
+        try:
+            yield calls
+        finally:
+            over.set()
+    for each in pending:
+        each.result()
 
 
 @contextmanager
@@ -160,8 +226,7 @@ def serving(repository: Path, folder: Path, *words: str, launcher: Sequence[str]
 def gateway_of(served: Served, log: Path, *words: str) -> Iterator[dict[str, int]]:
     """Run `nereid gateway` in front of a served repository; gives its ports."""
     words = "--repository", str(served.repository), *words
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(log.parent)}
-    with _gateway(log, words, environment) as (_, ports):
+    with _gateway(log, words, served.environment) as (_, ports):
         yield ports
 
 

@@ -1,119 +1,62 @@
 """Numbers of instances follow the load of a real `nereid serve`, and no request is lost."""
 
 import os
+import shutil
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tritonclient.utils import InferenceServerException
 
-from nereid.assets import COFFEE
 from nereid.observe.status import status
-from nereid.server import run_dir
 from nereid.server.control import Control, Instances
 from nereid.triton.stub_processes import Stub
-from tests.networks import CLIENTS
+from tests.networks import parameter
 from tests.routes import WATCHDOG_S, wait_until
-from tests.supervised import Served, serving, store_eyes
+from tests.supervised import Served, calling, serving, store_eyes
 
-PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}\n'
 # Far longer than any number of changes takes, also while other programs use all cores.
 CHANGES_S = 2 * WATCHDOG_S
 # A change then lasts long enough for a process to be killed in it.
 SLOW_START = "    def initialize(self, args):\n        time.sleep(1)\n"
 
 
-def store_bounded(repository: Path, bounds: str, count: int = 1, sleep_s: float = 0.1) -> None:
+def store_bounded(repository: Path, bounds: str, count: int = 1) -> None:
     """Store a model that sleeps for each image, so that more instances help on a busy machine, too."""
-    store_eyes(repository, "eyes", 10, sleep_s=sleep_s)
-    config, model = repository / "eyes" / "config.pbtxt", repository / "eyes" / "1" / "model.py"
-    parameters = PARAMETER.format("nereid.instances", bounds) + PARAMETER.format("nereid.instances_idle_s", 2)
-    config.write_text(config.read_text().replace("count: 2", f"count: {count}") + parameters)
+    parameters = parameter("nereid.instances", bounds) + parameter("nereid.instances_idle_s", 2)
+    store_eyes(repository, "eyes", 10, 0.1, count, parameters)
+    model = repository / "eyes" / "1" / "model.py"
     model.write_text(model.read_text().replace("    def initialize(self, args):\n", SLOW_START))
 
 
-class Load:
-    """Requests of several clients over both protocols: their starts, and the failures."""
-
-    def __init__(self, served: Served) -> None:
-        self.served = served
-        self.starts: list[float] = []
-        self.failures: list[tuple[float, str]] = []
-        self._stop = threading.Event()
-
-    @contextmanager
-    def of(self, clients: int) -> Iterator[None]:
-        """Send requests while the context is open; each one gets its response before it closes."""
-        self._stop.clear()
-        threads = [
-            threading.Thread(target=self._send, args=["http" if i % 2 else "grpc"]) for i in range(clients)
-        ]
-        for each in threads:
-            each.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for each in threads:
-                each.join(WATCHDOG_S)
-
-    def _send(self, protocol: str) -> None:
-        """Send requests one after the other with NVIDIA's client, which repeats none."""
-        library = CLIENTS[protocol]
-        tensor = library.InferInput("image", [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[COFFEE.read_bytes()]], object))
-        with library.InferenceServerClient(f"127.0.0.1:{self.served.ports[protocol]}") as client:
-            while not self._stop.is_set():
-                began_s = time.monotonic()
-                self.starts.append(began_s)
-                try:
-                    score = client.infer("eyes", [tensor]).as_numpy("scores").item()
-                    assert score in (11.0, 12.0)
-                except (InferenceServerException, AssertionError) as error:
-                    self.failures.append((began_s, str(error)))
-
-
 def number(served: Served) -> float:
-    """Return the number of instances that the server reports."""
     return served.metric("instances", model="eyes")
 
 
 def is_settled(served: Served, count: int) -> bool:
-    """Return whether the model has this number of instances, and the old ones have ended."""
     return number(served) == count == len(served.stubs("eyes"))
 
 
 def loaded(served: Served) -> Instances:
-    """Return the instances that Triton has loaded."""
     return Control(served.record).instances("eyes")
 
 
 @pytest.mark.slow
 def test_instances_follow_the_load(tmp_path):
-    """They grow to the upper bound, shrink to the lower one, and every request gets its answer."""
     repository = tmp_path / "repository"
     store_bounded(repository, "1-3")
     with serving(repository, tmp_path / "run") as served:
-        load = Load(served)
-        with load.of(6):
+        with calling(served, "eyes", 6) as calls:
             wait_until(lambda: number(served) == 2, "two instances", CHANGES_S)
             two = {each.process for each in served.stubs("eyes")}
             wait_until(lambda: is_settled(served, 3), "three instances", CHANGES_S)
             # A change of the number alone keeps processes, and ends only when no request waits by chance.
             assert not two & {each.process for each in served.stubs("eyes")}
-            shown = status(
-                run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path / "run")}), repository, served.record
-            )
+            shown = status(served.base, repository, served.record)
             assert [each.instances for each in shown.models] == ["3 of 1-3"]
         wait_until(lambda: is_settled(served, 1), "one instance", CHANGES_S)
 
-        assert load.failures == []
-        assert load.starts
+        assert {*calls.since()} == {11.0}
         assert [served.metric("instance_changes_total", direction=each) for each in ("up", "down")] == [2, 2]
         assert served.metric("instance_change_failures_total") == 0
         assert "supervisor: instances of 'eyes': 1 → 2 of 1-3" in served.log
@@ -123,18 +66,14 @@ def test_instances_follow_the_load(tmp_path):
 
 @pytest.mark.slow
 def test_new_version_and_new_bounds_are_loaded_in_between(tmp_path):
-    """A load by another command keeps the number that was chosen, and the next change keeps its version."""
     repository = tmp_path / "repository"
     store_bounded(repository, "1-2")
     config = repository / "eyes" / "config.pbtxt"
     with serving(repository, tmp_path / "run") as served:
-        load, control = Load(served), Control(served.record)
-        with load.of(4):
+        control = Control(served.record)
+        with calling(served, "eyes", 4) as calls:
             wait_until(lambda: len(served.stubs("eyes")) > 1, "a change", CHANGES_S)
-            (repository / "eyes" / "2").mkdir()
-            (repository / "eyes" / "2" / "model.py").write_bytes(
-                (repository / "eyes" / "1" / "model.py").read_bytes()
-            )
+            shutil.copytree(repository / "eyes" / "1", repository / "eyes" / "2")
             control.load("eyes")
             assert control.is_ready("eyes", 2)
             assert loaded(served) == Instances(2, False, 2)
@@ -143,7 +82,7 @@ def test_new_version_and_new_bounds_are_loaded_in_between(tmp_path):
 
         assert control.is_ready("eyes", 1)
         assert control.is_ready("eyes", 2)
-        assert load.failures == []
+        assert {*calls.since()} <= {11.0, 12.0}
 
 
 @pytest.mark.slow
@@ -151,18 +90,17 @@ def test_new_version_and_new_bounds_are_loaded_in_between(tmp_path):
     ("bounds", "count", "clients", "goal"), [("2-3", 2, 6, 3), ("1-3", 3, 1, 2)], ids=["more", "fewer"]
 )
 def test_process_killed_during_a_change(tmp_path, bounds, count, clients, goal):
-    """Only its own requests may fail; the number stays within the bounds, and nothing is repaired forever."""
     store_bounded(tmp_path / "repository", bounds, count)
     with serving(tmp_path / "repository", tmp_path / "run") as served:
-        load = Load(served)
-        with load.of(clients):
+        with calling(served, "eyes", clients) as calls:
             stubs = wait_until(lambda: changing(served, count), "a change", CHANGES_S)
-            os.kill(oldest(stubs, f"eyes_0_{count - 1}").process.pid, signal.SIGKILL)
+            last = [each.process for each in stubs if each.instance == f"eyes_0_{count - 1}"]
+            os.kill(min(last, key=lambda process: process.started).pid, signal.SIGKILL)
             wait_until(lambda: number(served) == goal and served.is_ready(), "the goal", CHANGES_S)
             back_s, repairs = time.monotonic(), served.metric("repairs_total")
-            wait_until(lambda: sum(each > back_s for each in load.starts) > 50, "requests", CHANGES_S)
+            wait_until(lambda: len(calls.since(back_s)) > 50, "requests", CHANGES_S)
 
-        assert [each for each in load.failures if each[0] > back_s] == []
+        assert {*calls.since(back_s)} == {11.0}
         assert served.metric("repairs_total") == repairs <= 1
         assert number(served) == loaded(served).count == goal
         assert served.is_ready()
@@ -172,8 +110,3 @@ def changing(served: Served, count: int) -> list[Stub]:
     """Return the processes while new ones start next to the old ones; otherwise none."""
     stubs = served.stubs("eyes")
     return stubs if len(stubs) > count else []
-
-
-def oldest(stubs: list[Stub], instance: str) -> Stub:
-    """Return the first process of an instance."""
-    return min((each for each in stubs if each.instance == instance), key=lambda each: each.process.started)

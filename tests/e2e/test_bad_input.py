@@ -5,7 +5,6 @@ import json
 import re
 import struct
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import ClassifierError, RequestRefused, Unreachable, UnusableImage
+from nereid.contract import DEADLINE_PARAMETER
 from tests.classifiers import opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.tables import cases
@@ -25,7 +25,6 @@ GOOD = COFFEE.read_bytes()
 
 
 def chunk(body: bytes) -> bytes:
-    """Frame a PNG chunk: length, type and data, checksum."""
     return struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
 
 
@@ -36,7 +35,6 @@ MODELS = ["classify", "classify_v1", "imagenet_preprocess"]
 
 
 def post(server, model: str, body: bytes, **headers: str) -> tuple[int, str]:
-    """Send one raw HTTP inference request; returns status and text."""
     connection = http.client.HTTPConnection(server.options.host, server.options.ports.http, timeout=30)
     try:
         connection.request("POST", f"/v2/models/{model}/infer", body, headers)
@@ -47,7 +45,6 @@ def post(server, model: str, body: bytes, **headers: str) -> tuple[int, str]:
 
 
 def post_image(server, model: str, image: bytes, **headers: str) -> tuple[int, str]:
-    """Send an image as the raw body."""
     return post(server, model, image, **{"Inference-Header-Content-Length": "0"} | headers)
 
 
@@ -63,89 +60,21 @@ def server_goes_on(server):
 @cases(
     ("image", "message"),
     {
-        "text": (
-            b"this is not an image",
-            "invalid image: expected an image file .* got 20 bytes starting with b'this is ",
-        ),
-        "truncated": (
-            GOOD[:20_000],
-            "invalid image: JPEG of 20000 bytes is damaged: Premature end of JPEG file",
-        ),
-        "header only": (GOOD[:3], "invalid image: JPEG of 3 bytes has no readable header"),
-        "pdf": (
-            b"%PDF-1.7\n",
-            "invalid image: expected an image file .* got 9 bytes starting with b'%PDF-1.7",
-        ),
-        "empty body": (b"", "invalid image: expected the bytes of an image file .* got 0 bytes"),
-        "decompression bomb": (BOMB, "invalid image: expected at most 64000000 pixels, got 20000 x 20000"),
+        "text": (b"not an image", "expected an image file .* got 12 bytes starting with b'not an i"),
+        "truncated": (GOOD[:20_000], "JPEG of 20000 bytes is damaged: Premature end of JPEG file"),
+        "header only": (GOOD[:3], "JPEG of 3 bytes has no readable header"),
+        "empty body": (b"", "expected the bytes of an image file .* got 0 bytes"),
+        "decompression bomb": (BOMB, "expected at most 64000000 pixels, got 20000 x 20000"),
     },
 )
 def test_bad_image_is_a_400_with_the_reason(server, model, image, message):
-    """Through a route, an ensemble or alone: the same status and the same text."""
     status, text = post_image(server, model, image)
 
     assert status == 400
-    assert re.search(message, json.loads(text)["error"])
-
-
-@cases(
-    ("entry", "message"),
-    {
-        "datatype": (
-            {"datatype": "FP32", "shape": [1, 1], "data": [1]},
-            "data-type is 'FP32', but model .* expects 'BYTES'",
-        ),
-        "shape": (
-            {"datatype": "BYTES", "shape": [1, 2], "data": ["a", "b"]},
-            r"Expected \[-1,1\], got \[1,2\]",
-        ),
-        "no batch dimension": (
-            {"datatype": "BYTES", "shape": [1], "data": ["a"]},
-            r"Expected \[-1,1\], got \[1\]",
-        ),
-        "batch too large": (
-            {"datatype": "BYTES", "shape": [9, 1], "data": ["a"] * 9},
-            "batch-size must be <= 8",
-        ),
-        "input name": (
-            {"name": "picture", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]},
-            "unexpected inference input",
-        ),
-    },
-)
-def test_wrong_tensor_is_a_400_with_the_expectation(server, entry, message):
-    """Triton checks the tensor before it reaches a model."""
-    body = json.dumps({"inputs": [{"name": "image"} | entry]}).encode()
-
-    status, text = post(server, "classify", body, **{"Content-Type": "application/json"})
-
-    assert status == 400
-    assert re.search(message, text)
-
-
-def test_unknown_model_is_a_404(server):
-    """The error has the name of the unknown model."""
-    assert post_image(server, "nope", GOOD) == (
-        404,
-        '{"error":"Request for unknown model: \'nope\' is not found"}',
-    )
-
-
-@pytest.mark.parametrize(
-    ("header", "known"), [("x-variant", "v1, v2"), ("x-model-version", "1, 2")], ids=["variant", "version"]
-)
-def test_unknown_variant_is_a_400_that_names_the_known(server, header, known):
-    """An unknown forced variant is refused, not replaced."""
-    status, text = post_image(server, "classify", GOOD, **{header: "nope"})
-
-    assert (status, json.loads(text)["error"]) == (
-        400,
-        f"invalid request: unknown {header} 'nope': expected one of {known}",
-    )
+    assert re.search(f"invalid image: {message}", json.loads(text)["error"])
 
 
 def test_header_of_another_encoding_is_a_400(server):
-    """A header that is not UTF-8 is an invalid request, not an error of the router."""
     status, text = post_image(server, "classify", GOOD, **{"x-route-key": "caf\xe9"})
 
     assert (status, "invalid request: headers must be UTF-8" in text) == (400, True)
@@ -158,31 +87,7 @@ def test_extreme_image_is_answered(server, encode):
     assert post_image(server, "classify", encoded)[0] == 200
 
 
-@pytest.mark.parametrize(
-    ("model", "image", "status"),
-    [
-        ("classify", b"no image", "StatusCode.INVALID_ARGUMENT"),
-        ("classify_v1", b"no image", "StatusCode.INVALID_ARGUMENT"),
-        ("nope", GOOD, "StatusCode.NOT_FOUND"),
-    ],
-    ids=["through the route", "pinned", "unknown model"],
-)
-def test_grpc_has_the_matching_status(server, model, image, status):
-    """The statuses are INVALID_ARGUMENT and NOT_FOUND where HTTP has 400 and 404."""
-    tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[image]], dtype=object))
-
-    with (
-        tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
-        pytest.raises(InferenceServerException) as raised,
-    ):
-        client.infer(model, [tensor])
-
-    assert raised.value.status() == status
-
-
 def test_request_of_several_images_names_the_bad_ones(server):
-    """A request with several images fails as a whole, and the error lists the bad ones."""
     tensor = tritonclient.grpc.InferInput("image", [3, 1], "BYTES")
     tensor.set_data_from_numpy(np.array([[GOOD], [b"bad"], [b""]], dtype=object))
 
@@ -193,9 +98,19 @@ def test_request_of_several_images_names_the_bad_ones(server):
         client.infer("classify", [tensor])
 
 
+def test_expired_request_is_refused(server):
+    tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[GOOD]], dtype=object))
+
+    with (
+        tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
+        pytest.raises(InferenceServerException, match="deadline exceeded: expired while queued"),
+    ):
+        client.infer("classify_v1", [tensor], parameters={DEADLINE_PARAMETER: 1})
+
+
 @pytest.mark.parametrize("model", ["classify", "classify_v1"])
 def test_requests_batched_with_a_bad_one_are_answered(server, model):
-    """Good and bad requests at the same time: each good one is served, each bad one refused."""
     images = [GOOD, b"bad", GOOD, GOOD[:20_000], GOOD, b"", GOOD, BOMB] * 8
 
     with Classifier(url(server, "grpc"), model=model, concurrency=16) as classifier:
@@ -219,7 +134,6 @@ def test_requests_batched_with_a_bad_one_are_answered(server, model):
     ],
 )
 def test_a_wrong_port_is_told(server, root, way, protocol, port, expected):
-    """Each port refuses foreign words in its own way; message and page say which port is needed."""
     with (
         opened(way, url(server, port), protocol) as classifier,
         pytest.raises(Unreachable, match=expected) as caught,
@@ -243,7 +157,6 @@ def test_a_raw_image_without_its_header_is_explained(server, root):
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_outcomes_name_their_images(server, tmp_path, way):
-    """Each outcome has the path or the position of its image, also in requests that images share."""
     paths = [tmp_path / name for name in ("a.jpg", "missing.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg")]
     for path, content in zip(paths, [GOOD, None, b"bad", GOOD, b"worse", GOOD], strict=True):
         if content:
@@ -266,11 +179,3 @@ def test_outcomes_name_their_images(server, tmp_path, way):
         "d.jpg": RequestRefused,
         "images[11]": UnusableImage,
     }
-
-
-def test_parallel_bad_requests_leave_nothing_behind(server):
-    """In a burst of bad requests, where whole batches are bad, each request gets its own 400."""
-    with ThreadPoolExecutor(16) as pool:
-        statuses = list(pool.map(lambda _: post_image(server, "classify_v1", b"bad")[0], range(64)))
-
-    assert statuses == [400] * 64

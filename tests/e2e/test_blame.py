@@ -20,18 +20,13 @@ ATTEMPTS = 30
 
 
 def elements(*images: bytes) -> bytes:
-    """Return a tensor of bytes as the protocol has it."""
     return b"".join(LENGTH.pack(len(image)) + image for image in images)
 
 
-def message(
-    shape=(1, 1),
-    raw: bytes = elements(GOOD),
-    datatype: str = "BYTES",
-    name: str = "image",
-    output="scores",
-    **more,
-):
+ONE = elements(GOOD)
+
+
+def message(shape=(1, 1), raw=ONE, datatype="BYTES", name="image", output="scores", **more):
     """Return a request to the route; `more` are integer or text parameters."""
     request = service_pb2.ModelInferRequest(model_name="classify")
     request.inputs.add(name=name, datatype=datatype, shape=shape)
@@ -46,14 +41,8 @@ def message(
 INVALID, UNAVAILABLE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE
 FAULTS = {
     "no image": (message((0, 1)), INVALID, "invalid request: input 'image': expected a batch of 1 to 8"),
-    "shape beyond 32 bits": (
-        message((2**40, 1)),
-        INVALID,
-        "invalid request: input 'image': expected a batch",
-    ),
+    "shape beyond 32 bits": (message((2**40, 1)), INVALID, "input 'image': expected a batch"),
     "negative shape": (message((-1, 1)), INVALID, "string elements"),
-    "empty shape": (message((0, 1), b""), INVALID, "string elements"),
-    "no width": (message((1, 0), b""), INVALID, "unexpected shape"),
     "two for one": (message((1, 2), elements(GOOD, GOOD)), INVALID, "unexpected shape"),
     "no batch": (message((1,)), INVALID, "unexpected shape"),
     "one for two": (message((2, 1)), INVALID, "expected 2 string elements"),
@@ -62,20 +51,16 @@ FAULTS = {
     "input": (message(name="picture"), INVALID, "unexpected inference input"),
     "output": (message(output="words"), INVALID, "unexpected inference output"),
     "length": (message(raw=LENGTH.pack(2**31) + GOOD), INVALID, "incomplete string data"),
-    "short length": (message(raw=b"ab"), INVALID, "incomplete string length"),
-    "nothing": (message(raw=elements(b"")), INVALID, "invalid image: "),
     "damaged": (message(raw=elements(GOOD[:20_000])), INVALID, "invalid image: "),
     "one damaged": (message((2, 1), elements(GOOD, GOOD[:20_000])), INVALID, "invalid image: "),
     "no time": (message(timeout=1), UNAVAILABLE, "deadline exceeded: "),
     "time as text": (message(timeout="soon"), INVALID, "'timeout' parameter"),
     "variant": (message(x_variant="v9"), INVALID, "unknown x-variant"),
-    "version": (message(x_model_version="9"), INVALID, "unknown x-model-version"),
 }
 
 
 @pytest.fixture(scope="module")
 def stub(server):
-    """Triton's own stub for raw messages."""
     with grpc.insecure_channel(url(server, "grpc")) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
@@ -91,7 +76,6 @@ def others_are_served(server):
 
 @cases(("request_", "status", "text"), FAULTS)
 def test_callers_fault_is_not_the_variants(stub, request_, status, text):
-    """The caller gets its own error each time."""
     found = []
     for _ in range(ATTEMPTS):
         with pytest.raises(grpc.RpcError) as caught:

@@ -10,7 +10,7 @@ from nereid.server.command_line import ServerOptions
 from nereid.server.control import Control
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
-from tests.networks import ONE_INSTANCE, identity, store, tensor
+from tests.networks import ONE_INSTANCE, identity, parameter, store, tensor
 
 pytestmark = pytest.mark.nightly(minutes=1)
 KEEP_SERVING = ("--exit-on-error=false", "--strict-readiness=false")
@@ -34,18 +34,11 @@ ENSEMBLE_OF_ECHO = (
 )
 
 
-def parameter(key: str, text: str) -> str:
-    """Return a parameter of a config."""
-    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }} '
-
-
 def levels(text: str) -> str:
-    """Return the config of a model with two levels of priority."""
     return f"{BATCHED} dynamic_batching {{ priority_levels: 2 {text} }}"
 
 
 def x(text: str) -> str:
-    """Return the config of a Python model with another input."""
     return f"{PYTHON} input {{ {text} }} {Y}"
 
 
@@ -53,24 +46,20 @@ NAMED = 'name: "x" data_type: TYPE_FP32'
 GOOD = {
     "echo": BATCHED,
     "backend_from_file_name": f"max_batch_size: 8 {X}{Y}{ONE_INSTANCE}",
-    "batching_without_sizes": f"{BATCHED} dynamic_batching {{ }}",
     "preferred_sizes": f"{BATCHED} dynamic_batching {{ preferred_batch_size: [ 4, 8 ] }}",
     "two_priorities": levels("default_priority_level: 2 priority_queue_policy { key: 2 value { } }"),
     "variable_size": x(f"{NAMED} dims: [ -1, 2 ]"),
     "image_format": x(f"{NAMED} format: FORMAT_NCHW dims: [ 3, 2, 2 ]"),
     "other_shape": x(f"{NAMED} dims: [ 4 ] reshape {{ shape: [ 2, 2 ] }}"),
-    "scalar_shape": x(f"{NAMED} dims: [ 1 ] reshape {{ shape: [ ] }}"),
     "ensemble": ENSEMBLE_OF_ECHO,
     "onnx_plain": f"{ONNX}{X}{Y}",
     "onnx_without_tensors": ONNX,
     "onnx_unknown_parameter": f"{ONNX}{X}{Y}" + parameter("intra_op_thread_cnt", "1"),
-    "onnx_threads": f"{ONNX}{X}{Y}" + parameter("intra_op_thread_count", "1"),
 }
 BAD = {
     "unknown_backend": f'backend: "onnxrutime" max_batch_size: 8 {X}{Y}',
     "unknown_platform": f'platform: "onnx" max_batch_size: 8 {X}{Y}',
     "preferred_above_maximum": f"{BATCHED} dynamic_batching {{ preferred_batch_size: [ 16 ] }}",
-    "preferred_zero": f"{BATCHED} dynamic_batching {{ preferred_batch_size: [ 0 ] }}",
     "negative_maximum": f'backend: "python" max_batch_size: -1 {X}{Y}',
     "unknown_field": f'backend: "python" max_batchsize: 8 {X}{Y}',
     "another_name": f'name: "other" {BATCHED}',
@@ -84,7 +73,6 @@ BAD = {
     "no_datatype": x('name: "x" dims: [ 4 ]'),
     "no_dims": x(NAMED),
     "dim_zero": x(f"{NAMED} dims: [ 0 ]"),
-    "dim_negative": x(f"{NAMED} dims: [ -2 ]"),
     "format_of_one_dim": x(f"{NAMED} format: FORMAT_NCHW dims: [ 4 ]"),
     "reshape_of_another_size": x(f"{NAMED} dims: [ 4 ] reshape {{ shape: [ 3 ] }}"),
     "missing_labels": f"{PYTHON}{X}" + tensor("output", "y", "FP32", [4], 'label_filename: "no.txt"'),
@@ -105,7 +93,6 @@ BAD = {
 
 
 def put(repository: Path, name: str, config: str) -> None:
-    """Store a model whose file fits its name."""
     if name.startswith("onnx"):
         store(repository, name, identity("FP32", ["N", 4]), config)
         return
@@ -131,16 +118,8 @@ def verdicts(tmp_path_factory):
     return {name: (name in ready, found) for name, found in failures.items()}
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_config_that_the_server_loads_passes_the_check(verdicts, name):
-    """A control: the server loads the model, and the check finds no failure."""
-    assert verdicts[name] == (True, [])
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_config_that_the_server_refuses_fails_the_check(verdicts, name):
-    """The server refuses the model, and the check finds at least one failure."""
+@pytest.mark.parametrize("name", GOOD | BAD)
+def test_check_judges_as_the_server(verdicts, name):
     is_loaded, failures = verdicts[name]
 
-    assert not is_loaded
-    assert failures != []
+    assert (is_loaded, failures != []) == ((True, False) if name in GOOD else (False, True)), failures

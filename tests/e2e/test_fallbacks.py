@@ -4,25 +4,17 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-from tritonclient.grpc import InferenceServerClient, InferInput
-from tritonclient.utils import InferenceServerException
 
 from nereid import metrics_page
-from nereid.assets import COFFEE, REPOSITORY
+from nereid.assets import REPOSITORY
 from nereid.server.control import Control
-from tests.routes import WATCHDOG_S, document, store_router, variant, wait_until
-from tests.supervised import IMAGE_TO_SCORES, NEREID, Served, serving, store_eyes
-from tests.tables import cases
+from tests.routes import document, store_router, variant, wait_until
+from tests.supervised import IMAGE_TO_SCORES, Served, calling, serving, store_eyes
 
 CALLERS = 12
 # Numbers of the default variant, of its fallback, and of the configured answer.
@@ -36,10 +28,8 @@ def served(tmp_path_factory) -> Iterator[Served]:
     """A server with a route whose only variant with traffic has one process, a fallback and an answer."""
     base = tmp_path_factory.mktemp("fallbacks")
     repository = base / "repository"
-    store_eyes(repository, "eyes", 10, sleep_s=0.01)
+    store_eyes(repository, "eyes", 10, sleep_s=0.01, instances=1)
     store_eyes(repository, "spare", 20, sleep_s=0.01)
-    config = repository / "eyes" / "config.pbtxt"
-    config.write_text(config.read_text().replace("count: 2", "count: 1"))
     store_router(repository, "look", config=IMAGE_TO_SCORES)
     route = document(
         # A process that hangs is killed after about ten seconds.
@@ -55,43 +45,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
         yield running
 
 
-def ask(client: InferenceServerClient) -> float:
-    """Send one image to the route, and return its number."""
-    image = InferInput("image", [1, 1], "BYTES")
-    image.set_data_from_numpy(np.array([[b"a photo"]], object))
-    return float(client.infer("look", [image], client_timeout=WATCHDOG_S).as_numpy("scores").item())
-
-
-@contextmanager
-def load(served: Served, send: Callable[[InferenceServerClient], Any] = ask) -> Iterator[Counter[Any]]:
-    """Send requests with all callers; the counted responses are complete at the end of the context.
-
-    The message of a request that fails takes the place of a response.
-    """
-    over, lock, numbers = threading.Event(), threading.Lock(), Counter()
-
-    def call() -> None:
-        with InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
-            while not over.is_set():
-                try:
-                    found = send(client)
-                except InferenceServerException as error:
-                    found = str(error)
-                with lock:
-                    numbers[found] += 1
-
-    with ThreadPoolExecutor(CALLERS) as pool:
-        callers = [pool.submit(call) for _ in range(CALLERS)]
-        try:
-            yield numbers
-        finally:
-            over.set()
-        for each in callers:
-            each.result()
-
-
 def counted(served: Served, to: str) -> float:
-    """Return the counted responses of a fallback."""
     return sum(
         each.value
         for each in metrics_page.parse(served.triton_page())
@@ -99,41 +53,22 @@ def counted(served: Served, to: str) -> float:
     )
 
 
-def signalled(number: int) -> Callable[[Served], None]:
-    """Return a fault: a signal to the process of the default variant."""
-
-    def send(served: Served) -> None:
-        newest = max(served.stubs("eyes"), key=lambda each: each.process.started)
-        os.kill(newest.process.pid, number)
-
-    return send
-
-
-def unloaded(served: Served) -> None:
-    """Unload the model of the default variant."""
-    Control(served.record).unload("eyes")
-
-
 @pytest.mark.slow
-@cases(
-    "fault", {"killed": signalled(signal.SIGKILL), "stopped": signalled(signal.SIGSTOP), "unloaded": unloaded}
-)
-def test_no_request_is_lost_with_the_default(served, fault):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_no_request_is_lost_with_the_default(served, number):
     """Each request gets a right response: of the default, of the fallback, and of the default again."""
     before = counted(served, "spare")
-    with load(served) as numbers:
-        wait_until(lambda: numbers[DEFAULT] > 50, "responses of the default")
-        fault(served)
+    with calling(served, "look", CALLERS) as calls:
+        wait_until(lambda: calls.count(DEFAULT) > 50, "responses of the default")
+        newest = max(served.stubs("eyes"), key=lambda each: each.process.started)
+        os.kill(newest.process.pid, number)
         wait_until(lambda: counted(served, "spare") > before + 50, "responses of the fallback")
-        if fault is unloaded:
-            Control(served.record).load("eyes")
         wait_until(served.is_ready, "ready again")
+        back = time.monotonic()
+        wait_until(lambda: DEFAULT in calls.since(back), "responses of the default again")
 
-    assert {*numbers} == {DEFAULT, SPARE}
-    with InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
-        while (found := ask(client)) != DEFAULT:
-            numbers[found] += 1
-    total = before + numbers[SPARE]
+    assert {*calls.since()} == {DEFAULT, SPARE}
+    total = before + calls.count(SPARE)
     wait_until(lambda: counted(served, "spare") == total, f"{total} counted fallbacks")
 
 
@@ -142,18 +77,20 @@ def test_answer_is_sent_while_no_variant_is_there(served):
     """With all variants unloaded, each request gets the configured answer, until one is back."""
     control, before = Control(served.record), counted(served, "spare")
     answered = counted(served, "answer")
-    with load(served) as numbers:
-        wait_until(lambda: numbers[DEFAULT] > 50, "responses of the default")
-        control.unload("spare")
+    with calling(served, "look", CALLERS) as calls:
+        wait_until(lambda: calls.count(DEFAULT) > 50, "responses of the default")
         control.unload("eyes")
+        wait_until(lambda: counted(served, "spare") > before + 50, "responses of the fallback")
+        control.unload("spare")
         wait_until(lambda: counted(served, "answer") > answered + 50, "configured answers")
         control.load("spare")
-        wait_until(lambda: counted(served, "spare") > before + 50, "responses of the fallback")
         control.load("eyes")
         wait_until(served.is_ready, "ready again")
+        back = time.monotonic()
+        wait_until(lambda: DEFAULT in calls.since(back), "responses of the default again")
 
-    assert {*numbers} == {DEFAULT, SPARE, ANSWER}
-    totals = answered + numbers[ANSWER], before + numbers[SPARE]
+    assert {*calls.since()} == {DEFAULT, SPARE, ANSWER}
+    totals = answered + calls.count(ANSWER), before + calls.count(SPARE)
     wait_until(lambda: (counted(served, "answer"), counted(served, "spare")) == totals, f"{totals} counted")
 
 
@@ -170,52 +107,31 @@ def classified(tmp_path_factory) -> Iterator[Served]:
     path.write_text(json.dumps(route))
     with serving(repository, base / "run", "--profile", "ensemble") as running:
         wait_until(running.is_ready, "ready")
-        done = subprocess.run(
-            [NEREID, "route", "fallback", "--cpu", "--repository", str(repository)],
-            env=os.environ | {"XDG_RUNTIME_DIR": str(base / "run")},
-            capture_output=True,
-            text=True,
-        )
+        done = running.nereid("route", "fallback", "--cpu")
         assert done.returncode == 0, done.stderr
         yield running
 
 
-def network_killed(served: Served) -> None:
-    """Kill all processes of the default's network."""
-    for stub in served.stubs("efficientnet_lite0"):
-        os.kill(stub.process.pid, signal.SIGKILL)
-
-
-def default_unloaded(served: Served) -> None:
-    """Unload the model of the default variant."""
-    Control(served.record).unload("classify_v1")
-
-
-def classify(client: InferenceServerClient) -> tuple[str, str, int]:
-    """Send one photo to the route `classify`; return the variant, the reason and the best class."""
-    image = InferInput("image", [1, 1], "BYTES")
-    image.set_data_from_numpy(np.array([[COFFEE.read_bytes()]], object))
-    response = client.infer("classify", [image], client_timeout=WATCHDOG_S)
-    variant, reason = (response.as_numpy(name).item().decode() for name in ("variant", "route_reason"))
-    return variant, reason, int(response.as_numpy("scores").argmax())
+def origin(result: Any) -> tuple[str, str, int]:
+    """Return the variant, the reason and the best class of a response."""
+    variant, reason = (result.as_numpy(name).item().decode() for name in ("variant", "route_reason"))
+    return variant, reason, int(result.as_numpy("scores").argmax())
 
 
 @pytest.mark.slow
-@cases("fault", {"network killed": network_killed, "default unloaded": default_unloaded})
-def test_copy_on_the_cpu_answers_for_the_default(classified, fault):
-    """No client sees an error; the responses are those of the default, and the counter has the copy."""
+def test_copy_on_the_cpu_answers_for_the_default(classified):
     before = counted(classified, "v1_cpu")
-    with load(classified, classify) as seen:
-        wait_until(lambda: seen["v1", "weight", ESPRESSO] > 50, "responses of the default")
-        fault(classified)
+    with calling(classified, "classify", CALLERS, origin) as calls:
+        wait_until(lambda: calls.count(("v1", "weight", ESPRESSO)) > 50, "responses of the default")
+        for stub in classified.stubs("efficientnet_lite0"):
+            os.kill(stub.process.pid, signal.SIGKILL)
         # A few at least: the supervisor may have replaced the processes soon.
         wait_until(lambda: counted(classified, "v1_cpu") > before, "responses of the copy")
-    if fault is network_killed:
-        wait_until(classified.is_ready, "ready again")
+    wait_until(classified.is_ready, "ready again")
 
-    assert {*seen} - {("v1_cpu", "breaker", ESPRESSO)} == {
+    assert {*calls.since()} - {("v1_cpu", "breaker", ESPRESSO)} == {
         ("v1", "weight", ESPRESSO),
         ("v1_cpu", "retry", ESPRESSO),
     }
-    total = before + sum(count for (name, _, _), count in seen.items() if name == "v1_cpu")
+    total = before + sum(name == "v1_cpu" for name, _, _ in calls.since())
     wait_until(lambda: counted(classified, "v1_cpu") == total, f"{total} counted fallbacks")

@@ -15,6 +15,7 @@ from tests.e2e.conftest import url
 from tests.labels import LABEL, WORDS, label
 from tests.pictures import save
 from tests.proof import REQUESTS
+from tests.readers import page
 from tests.routes import WATCHDOG_S
 from tests.unit.image_mutations import mutated_files
 
@@ -27,7 +28,6 @@ GROWTH_BYTES = 256 * 2**20
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """Encode pixels."""
     return save(Image.fromarray(pixels))
 
 
@@ -46,6 +46,7 @@ def hostile_pictures() -> Iterator[tuple[str, bytes]]:
     yield "10,000 strokes", png(dots)
     for width, height in ((1, 1), (1, 3000), (3000, 1), (2, 2), (5000, 20), (20, 5000), (6000, 4000)):
         yield f"{width} x {height}", png(np.zeros((height, width), np.uint8))
+    yield "crowded", save(page(["x1 y2 z3 " * 20] * 60, 12, 1400))
     picture = label(*WORDS)
     for turn in (90, 180, 270):
         yield f"turned by {turn}", save(picture.rotate(turn, expand=True))
@@ -54,7 +55,6 @@ def hostile_pictures() -> Iterator[tuple[str, bytes]]:
 
 @pytest.fixture
 def memory(text_server):
-    """Give a function that returns the memory of the server and its children, in bytes."""
     return lambda: sum(each.memory_bytes for each in process_usage.read_tree(text_server.pid, "server"))
 
 
@@ -73,14 +73,12 @@ def outcome(client: httpx.Client, address: str, image: bytes) -> str:
 
 
 def send_all(text_server, images) -> list[tuple[str, str]]:
-    """Send images with several callers; returns the name and the outcome of each."""
     address = f"http://{url(text_server, 'http')}/v2/models/read_text/infer"
     with httpx.Client(timeout=WATCHDOG_S) as client, ThreadPoolExecutor(CALLERS) as pool:
         return list(pool.map(lambda named: (named[0], outcome(client, address, named[1])), images))
 
 
 def test_hostile_images_are_read_within_bounds(text_server, memory):
-    """Noise, thousands of strokes, and images of odd sizes are answered, and the memory stays bounded."""
     send_all(text_server, [("label", LABEL)])
     before = memory()
 
@@ -91,7 +89,6 @@ def test_hostile_images_are_read_within_bounds(text_server, memory):
 
 
 def test_mutated_images_are_read_or_refused(text_server, memory):
-    """Each damaged image has an answer or a refusal; then the reader still reads, in the same memory."""
     picture = label(*WORDS).resize((225, 125))
     send_all(text_server, mutated_files(IMAGES // 10, picture))
     before = memory()

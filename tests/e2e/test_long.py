@@ -19,7 +19,9 @@ BAD = [b"", b"not an image", COFFEE.read_bytes()[:5_000]]
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize(
+    ("server", "protocol"), [("cpu", "http"), ("ensemble", "grpc")], indirect=["server"], scope="session"
+)
 def test_no_answer_is_lost_or_mixed_up(server, protocol):
     """Thousands of good and bad requests in flight together: each gets its own right answer or refusal."""
     chance = random.Random(0)
@@ -37,11 +39,12 @@ def test_no_answer_is_lost_or_mixed_up(server, protocol):
             assert isinstance(outcome, RequestRefused), outcome
 
 
-def test_server_does_not_grow(server):
+def test_server_does_not_grow(both_profiles):
     """After a warm-up, the process tree grows by less per request than the smallest thing it could leak.
 
     The smaller of the photos has 39 kB, its tensor 600 kB.
     """
+    server = both_profiles["cpu"]
     images = [*GOOD, BAD[1]] * (REQUESTS // 3)
 
     with Classifier(url(server, "grpc"), concurrency=24) as classifier:
@@ -54,6 +57,5 @@ def test_server_does_not_grow(server):
 
 
 def resident_bytes(group: int) -> int:
-    """Sum the proportional memory (PSS) of a process group."""
     rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in group_members(group)]
     return sum(int(re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)[1]) * 1024 for rollup in rollups)

@@ -9,38 +9,34 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid.server.command_line import region_prefix
 from tests.networks import assert_same, connect, infer, serve
-from tests.routes import CLASSES, NETWORK, X, adding, store_adding, wait_until
+from tests.routes import NETWORK, X, adding, store_adding, wait_until
+from tests.tables import cases
 
 # A watchdog, far longer than a load takes.
 LOAD_S = 60
 # After a failed reload this core waits at its exit for a model that never ends, with any backend.
 STOP_SOON = "--exit-timeout-secs=3"
-CPU = [{"kind": "KIND_CPU", "count": 1}]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A running server without a model."""
     with serve(tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("run"), STOP_SOON) as running:
         yield running
 
 
 @pytest.fixture
 def client(server):
-    """A client that may load and unload."""
     with connect(server) as opened:
         yield opened
 
 
 def publish(server, name: str, *numbers: int, config: str = NETWORK) -> Path:
-    """Store a model whose version N adds the N-th number; return its folder."""
     store_adding(server.options.repository, name, *numbers, config=config)
     return server.options.repository / name
 
@@ -59,26 +55,7 @@ def added(server, name: str, version: str = "") -> int:
     return int(number)
 
 
-def test_loaded_model_answers_until_it_is_unloaded(server, client):
-    """A model is ready after its load, refuses requests after its unload, and can be loaded again."""
-    publish(server, "guest", 1)
-    assert not client.is_model_ready("guest")
-
-    client.load_model("guest")
-    assert client.is_model_ready("guest")
-    assert added(server, "guest") == 1
-
-    client.unload_model("guest")
-    wait_until(lambda: not client.is_model_ready("guest"))
-    with pytest.raises(InferenceServerException, match="'guest' has no available versions"):
-        infer(server, "guest", {"x": X})
-
-    client.load_model("guest")
-    assert added(server, "guest") == 1
-
-
 def test_old_network_answers_while_the_new_one_loads(server, client):
-    """During a reload no request fails; responses come from the old file, then from the new one."""
     path = publish(server, "busy", 1) / "1" / "model.onnx"
     client.load_model("busy")
     seen, failures, done = [], [], threading.Event()
@@ -135,16 +112,14 @@ def test_killed_server_leaves_no_shared_memory(tmp_path):
     assert not [*Path("/dev/shm").glob(pattern)]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("broken", "content"),
-    [
-        ("1/model.onnx", "not a protobuf"),
-        pytest.param("config.pbtxt", NETWORK.replace('"x"', '"z"'), marks=pytest.mark.slow),
-    ],
-    ids=["network", "config"],
+    {
+        "network": ("1/model.onnx", "not a protobuf"),
+        "config": ("config.pbtxt", NETWORK.replace('"x"', '"z"')),
+    },
 )
 def test_failed_reload_leaves_the_old_network_serving(server, client, request, broken, content):
-    """A bad file or a bad config is refused, and the model keeps serving."""
     name = f"kept_{request.node.callspec.id}"
     folder = publish(server, name, 1)
     client.load_model(name)
@@ -159,93 +134,15 @@ def test_failed_reload_leaves_the_old_network_serving(server, client, request, b
     assert added(server, name) == 1
 
 
-def override(**changes) -> str:
-    """Write the config as JSON with some fields changed, as a load request carries it."""
-    return json.dumps(
-        {
-            "backend": "onnxruntime",
-            "max_batch_size": 8,
-            "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [CLASSES]}],
-            "output": [{"name": "scores", "data_type": "TYPE_FP32", "dims": [CLASSES]}],
-            "instance_group": CPU,
-        }
-        | changes
-    )
-
-
-@pytest.mark.slow
-def test_load_request_may_have_a_config(server, client):
-    """A config in the load request holds until the repository's own is touched and loaded."""
-    folder = publish(server, "adjusted", 1)
-
-    client.load_model("adjusted", config=override(max_batch_size=1))
-    assert client.get_model_config("adjusted").config.max_batch_size == 1
-    with pytest.raises(InferenceServerException, match="batch-size must be <= 1"):
-        infer(server, "adjusted", {"x": np.repeat(X, 2, axis=0)})
-
-    touch(folder / "config.pbtxt")
-    client.load_model("adjusted")
-    assert client.get_model_config("adjusted").config.max_batch_size == 8
-    assert added(server, "adjusted") == 1
-
-
-def test_config_of_a_load_request_is_completed(server, client):
-    """A config in the load request needs only its backend."""
-    publish(server, "minimal", 1)
-
-    client.load_model("minimal", config=json.dumps({"backend": "onnxruntime", "instance_group": CPU}))
-
-    config = client.get_model_config("minimal").config
-    assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (4, [[CLASSES]])
-    assert added(server, "minimal") == 1
-
-
 def test_load_request_may_have_a_network(server, client):
-    """A file in the load request is served under its own version, not the file of the repository."""
     publish(server, "carried", 1)
     content = adding(5).SerializeToString()
+    # The rest is completed from the file.
+    config = {"backend": "onnxruntime", "instance_group": [{"kind": "KIND_CPU", "count": 1}]}
 
-    client.load_model("carried", config=override(), files={"file:7/model.onnx": content})
+    client.load_model("carried", config=json.dumps(config), files={"file:7/model.onnx": content})
 
+    assert client.get_model_config("carried").config.max_batch_size == 4
     assert added(server, "carried") == 5
     assert client.is_model_ready("carried", "7")
     assert not client.is_model_ready("carried", "1")
-
-
-@pytest.mark.slow
-def test_load_request_with_a_bad_network_fails(server, client):
-    """A broken file in a load request fails that load; the repository's own can be loaded afterwards."""
-    publish(server, "spoiled", 1)
-
-    with pytest.raises(
-        InferenceServerException, match=r"load failed for model 'spoiled'.*onnx runtime error"
-    ):
-        client.load_model("spoiled", config=override(), files={"file:1/model.onnx": b"not a protobuf"})
-    assert not client.is_model_ready("spoiled")
-
-    client.load_model("spoiled")
-    assert added(server, "spoiled") == 1
-
-
-@pytest.mark.parametrize(
-    ("policy", "served"),
-    [
-        ("", {3}),
-        ("version_policy { latest { num_versions: 2 } }\n", {2, 3}),
-        ("version_policy { all {} }\n", {1, 2, 3}),
-        ("version_policy { specific { versions: [ 1, 2 ] } }\n", {1, 2}),
-    ],
-    ids=["default", "latest", "all", "specific"],
-)
-def test_version_policy_decides_what_is_served(server, client, request, policy, served):
-    """Each served version uses its own file; the highest serves requests without a version."""
-    name = f"versions_{request.node.callspec.id}"
-    publish(server, name, 10, 20, 30, config=NETWORK + policy)
-
-    client.load_model(name)
-
-    assert {version for version in (1, 2, 3) if client.is_model_ready(name, str(version))} == served
-    assert {version: added(server, name, str(version)) for version in served} == {
-        version: 10 * version for version in served
-    }
-    assert added(server, name) == 10 * max(served)

@@ -4,18 +4,15 @@ Also what the backend adds: shared weights, runs at load, metrics, and requests 
 """
 
 import itertools
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-import grpc
 import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc
 from onnx import helper
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from nereid import metrics_page
 from nereid.inference import shared_weights
@@ -32,6 +29,7 @@ from tests.networks import (
     infer,
     infer_together,
     network,
+    parameter,
     run,
     sample,
     serve,
@@ -39,6 +37,7 @@ from tests.networks import (
     tensor,
     value,
 )
+from tests.routes import wait_until
 from tests.tables import cases
 
 pytestmark = pytest.mark.nightly(minutes=2)
@@ -76,7 +75,6 @@ class Case:
         return f"{'batched' if self.batched else 'whole'}_{'dynamic' if self.dynamic else 'static'}"
 
     def store(self, repository: Path) -> None:
-        """Write the model's folder."""
         nodes, inputs, outputs, config = [], [], [], []
         shift = 2 * self.batched + self.dynamic
         for index, datatype in enumerate(DATATYPES):
@@ -99,7 +97,6 @@ class Case:
         store(repository, str(self), model, "".join([size, ONE_INSTANCE, *config]))
 
     def dims(self, index: int) -> Dims:
-        """Return the dims of an input, without the batch dimension."""
         return (f"rows_{index}", f"columns_{index}") if self.dynamic else (2, 3 + index)
 
     def requests(self, rng: np.random.Generator) -> list[Arrays]:
@@ -112,7 +109,6 @@ class Case:
         return [self.draw(batch, shape, rng) for batch in batches for shape in shapes]
 
     def draw(self, batch: Dims, shape: Dims | None, rng: np.random.Generator) -> Arrays:
-        """Draw a request of one shape, or of the inputs' own."""
         return {
             datatype.lower(): sample(datatype, (*batch, *(shape or self.dims(index))), rng)
             for index, datatype in enumerate(DATATYPES)
@@ -120,19 +116,6 @@ class Case:
 
 
 CASES = [Case(*flags) for flags in itertools.product((False, True), (False, True))]
-
-
-def optional() -> onnx.ModelProto:
-    """Build y = x * scale + shift: `scale` may be overridden; `shift` is an initializer and no input."""
-    return network(
-        [
-            helper.make_node("Mul", ["x", "scale"], ["product"]),
-            helper.make_node("Add", ["product", "shift"], ["y"]),
-        ],
-        [value("x", "FP32", ["n"]), value("scale", "FP32", [1])],
-        [value("y", "FP32", ["n"])],
-        [constant("scale", np.float32([2])), constant("shift", np.float32([0.5]))],
-    )
 
 
 def mixing() -> onnx.ModelProto:
@@ -175,64 +158,31 @@ def ragged() -> onnx.ModelProto:
     )
 
 
-def started() -> onnx.ModelProto:
-    """Build y = x - start, where `start` is the control of a sequence."""
-    return network(
-        [helper.make_node("Sub", ["x", "start"], ["y"])],
-        [value("x", "FP32", ["batch", 1]), value("start", "FP32", ["batch", 1])],
-        [value("y", "FP32", ["batch", 1])],
-    )
-
-
 def slow() -> onnx.ModelProto:
-    """Build y = x after `rounds` multiplications of a large matrix, to keep an instance busy."""
-    node = helper.make_node
-    body = helper.make_graph(
-        [node("MatMul", ["state", "large"], ["next"]), node("Identity", ["go"], ["still"])],
-        "body",
-        [value("i", "INT64", []), value("go", "BOOL", []), value("state", "FP32", [512, 512])],
-        [value("still", "BOOL", []), value("next", "FP32", [512, 512])],
-    )
+    """Build y = x · 1 after 600 multiplications of a large matrix, to keep an instance busy."""
+    products = [helper.make_node("MatMul", [f"m{n}", "eye"], [f"m{n + 1}"]) for n in range(600)]
     return network(
         [
-            node("Squeeze", ["rounds"], ["count"]),
-            node("Loop", ["count", "true", "large"], ["end"], body=body),
-            node("ReduceMax", ["end"], ["most"], keepdims=0),
-            node("Mul", ["most", "zero"], ["nothing"]),
-            node("Cast", ["nothing"], ["whole"], to=7),
-            node("Add", ["rounds", "whole"], ["y"]),
+            helper.make_node("Mul", ["eye", "x"], ["m0"]),
+            *products,
+            helper.make_node("ReduceMax", ["m600"], ["most"], keepdims=0),
+            helper.make_node("Mul", ["most", "x"], ["y"]),
         ],
-        [value("rounds", "INT64", [1])],
-        [value("y", "INT64", [1])],
-        [
-            constant("large", np.eye(512, dtype=np.float32)),
-            constant("true", np.bool_(True)),
-            constant("zero", np.float32(0)),
-        ],
+        [value("x", "FP32", [1])],
+        [value("y", "FP32", [1])],
+        [constant("eye", np.eye(512, dtype=np.float32))],
     )
 
 
 def pair(datatype: str, dims: Dims, more: str = "") -> str:
-    """Declare an input `x` and an output `y` alike."""
     return tensor("input", "x", datatype, dims, more) + tensor("output", "y", datatype, dims, more)
 
 
-def parameter(key: str, text: str) -> str:
-    """Give a config a parameter."""
-    return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
-
-
 def instances(count: int) -> str:
-    """Give a model processes of its own."""
     return f"instance_group {{ kind: KIND_CPU count: {count} }}\n"
 
 
 ROWS = "max_batch_size: 8\n" + pair("FP32", [64])
-OPTIONAL = [
-    tensor("input", "x", "FP32", [-1]),
-    tensor("input", "scale", "FP32", [1], "optional: true"),
-    tensor("output", "y", "FP32", [-1]),
-]
 LOOKUP = [
     "max_batch_size: 4\n",
     TOGETHER.format(4),
@@ -250,42 +200,24 @@ RAGGED = [
     tensor("output", "its_flat", "FP32", [2]),
     'batch_output { target_name: "negative" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "x" }\n',
 ]
-STARTED = [
-    "max_batch_size: 2\n",
-    "sequence_batching { control_input {\n",
-    '  name: "start" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] }\n',
-    "} }\n",
-    pair("FP32", [1]),
-]
 
 
 def store_special(repository: Path) -> None:
-    """Write the models that are one of a kind."""
     copies = network(
         [helper.make_node("Identity", ["x"], [name]) for name in NAMED],
         [value("x", "FP32", [1])],
         [value(name, "FP32", [1]) for name in NAMED],
     )
-    slow_io = tensor("input", "rounds", "INT64", [1]) + tensor("output", "y", "INT64", [1])
     for name, model, config in (
         ("scalar", identity("FP64", []), pair("FP64", [1])),
         ("column", identity("INT32", ["batch"]), "max_batch_size: 4\n" + pair("INT32", [1], "reshape { }")),
-        ("optional", optional(), "".join(OPTIONAL)),
-        ("sizes", identity("FP32", ["N", 64]), ROWS + TOGETHER.format(8)),
         ("lookup", lookup(), "".join(LOOKUP)),
         ("ragged", ragged(), "".join(RAGGED)),
-        ("started", started(), "".join(STARTED)),
         ("text", identity("STRING", [2]), pair("STRING", [2])),
-        ("slow", slow(), slow_io),
+        ("slow", slow(), pair("FP32", [1])),
         ("warm", identity("FP32", ["N", 64]), ROWS + parameter("nereid.warm_batch_sizes", "1,2,8")),
-        ("brief", mixing(), ROWS),
     ):
         store(repository, name, model, ONE_INSTANCE + config)
-    named = ONE_INSTANCE + ROWS + 'backend: "onnxruntime" default_model_filename: "net.onnx"\n'
-    folder = {"filename": "model.onnx/model.onnx", "weights": "weights.bin"}
-    store(repository, "folder", mixing(), ONE_INSTANCE + ROWS, **folder)
-    store(repository, "named", mixing(), named, filename="net.onnx")
-    store(repository, "plain", mixing(), config=None)
     shares = parameter("nereid.shared_weights", "true")
     store(repository, "shared", mixing(), ROWS + shares + instances(INSTANCES))
     store(repository, "ordered", copies, 'backend: "onnxruntime"\n' + instances(PROCESSES))
@@ -293,7 +225,6 @@ def store_special(repository: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A running server of the cases and of the models that are one of a kind."""
     repository = tmp_path_factory.mktemp("models")
     for case in CASES:
         case.store(repository)
@@ -304,42 +235,31 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def rng():
-    """A source of the same numbers in each run."""
     return np.random.default_rng(24)
 
 
-def plain_run(server, model: str, inputs: Arrays, filename: str = "model.onnx") -> Arrays:
-    """Run a model's network in this process with plain ONNX Runtime."""
-    return run(server.options.repository / model / "1" / filename, inputs)
+def plain_run(server, model: str, inputs: Arrays) -> Arrays:
+    return run(server.options.repository / model / "1" / "model.onnx", inputs)
 
 
 def executions(server, model: str) -> int:
-    """Return how many batches a model has run."""
     with connect(server) as client:
         return client.get_inference_statistics(model).model_stats[0].execution_count
 
 
 def metric(server, name: str, **labels: str) -> float:
-    """Return the sum of a metric's samples with these labels."""
     samples = metrics_page.parse(metrics_page.fetch(url(server, "metrics"), LAG_S))
     found = (each for each in samples if each.name == name and labels.items() <= each.labels.items())
     return sum(each.value for each in found)
 
 
 def await_metric(server, name: str, expected: float, **labels: str) -> None:
-    """Wait until a metric has the expected value, and fail with what it has if it never does."""
-    pause = threading.Event()
-    for _ in range(LAG_S * 10):
-        if metric(server, name, **labels) == expected:
-            return
-        pause.wait(0.1)
-    assert metric(server, name, **labels) == expected
+    wait_until(lambda: metric(server, name, **labels) == expected, f"{name} {expected}", LAG_S)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_answers_are_those_of_onnx_runtime(server, case, protocol, rng):
-    """Every datatype, batched or not, with static and dynamic dims, also empty, comes back bit for bit."""
     for inputs in case.requests(rng):
         assert_same(infer(server, str(case), inputs, protocol), plain_run(server, str(case), inputs))
 
@@ -357,41 +277,6 @@ def test_config_dims_are_those_of_the_answer(server, model, inputs):
     assert_same(infer(server, model, inputs), {"y": inputs["x"]})
 
 
-@pytest.mark.parametrize("scale", [None, 3], ids=["left out", "given"])
-def test_optional_input_overrides_the_initializer(server, scale):
-    """An input that the network has a value for may be left out."""
-    inputs = {"x": np.float32([1, 2])} | ({"scale": np.float32([scale])} if scale else {})
-
-    assert_same(infer(server, "optional", inputs), plain_run(server, "optional", inputs))
-
-
-@cases(
-    ("model", "filename"),
-    {
-        "model.onnx is a folder with a file of weights": ("folder", "model.onnx/model.onnx"),
-        "default_model_filename": ("named", "net.onnx"),
-        "no config": ("plain", "model.onnx"),
-    },
-)
-def test_network_is_found_however_it_is_stored(server, model, filename, rng):
-    """The file may have another name, lie in a folder, keep its weights outside, or have no config."""
-    inputs = {"x": rng.standard_normal((2, 64)).astype(np.float32)}
-
-    assert_same(infer(server, model, inputs), plain_run(server, model, inputs, filename))
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_only_requested_outputs_are_returned(server, protocol, rng):
-    """A client that names outputs gets those and no others."""
-    case, wanted = CASES[0], ["of_string", "of_bool"]
-    inputs = case.requests(rng)[0]
-    expected = plain_run(server, str(case), inputs)
-
-    answer = infer(server, str(case), inputs, protocol, outputs=wanted)
-
-    assert_same(answer, {name: expected[name] for name in wanted})
-
-
 def test_outputs_come_in_the_order_of_their_names(server):
     """Clients may read outputs by their place; the order is the same in every process."""
     inputs = {"x": np.ones(1, np.float32)}
@@ -399,11 +284,10 @@ def test_outputs_come_in_the_order_of_their_names(server):
     answers = infer_together(server, "ordered", [inputs] * 8 * PROCESSES)
 
     assert {tuple(answer) for answer in answers} == {tuple(sorted(NAMED))}
-    assert list(infer(server, "ordered", inputs, outputs=NAMED)) == sorted(NAMED)
+    assert list(infer(server, "ordered", inputs, outputs=NAMED[:2])) == sorted(NAMED[:2])
 
 
 def test_one_bad_request_in_a_batch_fails_alone(server):
-    """The others are answered; the bad one gets ONNX Runtime's own words as INTERNAL."""
     before = executions(server, "lookup")
 
     outcomes = infer_together(server, "lookup", [{"row": np.int64([[row]])} for row in (1, 9, 3, 0)])
@@ -417,20 +301,7 @@ def test_one_bad_request_in_a_batch_fails_alone(server):
     assert executions(server, "lookup") - before == 1
 
 
-def test_requests_of_different_sizes_share_a_batch(server, rng):
-    """Requests of 1, 2, 3 and 2 rows run once, together, and each gets its own rows."""
-    requests = [{"x": sample("FP32", (size, 64), rng)} for size in (1, 2, 3, 2)]
-    before = executions(server, "sizes")
-
-    outcomes = infer_together(server, "sizes", requests)
-
-    for outcome, inputs in zip(outcomes, requests, strict=True):
-        assert_same(outcome, {"y": inputs["x"]})
-    assert executions(server, "sizes") - before == 1
-
-
 def test_ragged_requests_share_a_batch(server):
-    """A request of two items has two rows of shapes, and its part of a joined output in its own shape."""
     requests = [
         {"x": np.arange(6, dtype=np.float32).reshape(2, 3, 1)},
         {"x": np.arange(4, dtype=np.float32).reshape(1, 2, 2)},
@@ -445,42 +316,7 @@ def test_ragged_requests_share_a_batch(server):
     assert executions(server, "ragged") - before == 1
 
 
-def test_sequence_control_is_an_input(server):
-    """The first request of a sequence has the control set, the next one has not."""
-    inputs = {"x": np.float32([[5]])}
-
-    first = infer(server, "started", inputs, sequence_id=7, sequence_start=True)
-    second = infer(server, "started", inputs, sequence_id=7, sequence_end=True)
-
-    assert_same(first, {"y": np.float32([[4]])})
-    assert_same(second, {"y": np.float32([[5]])})
-
-
-@cases(
-    ("wire", "words"),
-    {
-        "too few": (b"\1\0\0\0a", "expected 2 string elements for inference input 'x'"),
-        "too many": (b"\0\0\0\0" * 3, "unexpected number of string elements 3 for inference input 'x'"),
-        "cut off": (b"\0\0\0\0\5\0\0\0ab", "expecting string of length 5 but only 2 bytes available"),
-    },
-)
-def test_malformed_strings_are_refused(server, wire, words):
-    """BYTES that do not hold as many strings as the shape says are the caller's fault."""
-    request = service_pb2.ModelInferRequest(model_name="text", raw_input_contents=[wire])
-    request.inputs.add(name="x", datatype="BYTES", shape=[2])
-
-    with (
-        grpc.insecure_channel(url(server, "grpc")) as channel,
-        pytest.raises(grpc.RpcError) as refused,
-    ):
-        service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
-
-    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert words in refused.value.details()
-
-
 def test_model_runs_each_batch_size_before_it_is_ready(server):
-    """The runs at load count apart from those of requests."""
     await_metric(server, "nereid_onnxruntime_warm_up_runs_total", 3, model="warm")
     x = np.ones((2, 64), np.float32)
 
@@ -512,8 +348,7 @@ def test_all_instances_map_the_same_file(server):
     assert file.stat().st_ctime_ns == written
 
 
-def test_runs_and_refusals_are_counted(server):
-    """Runs, their rows, instances with their provider, and refusals by reason are on the metrics page."""
+def test_runs_and_refusals_are_counted_until_the_model_is_unloaded(server):
     infer(server, "text", {"x": np.array([b"some", b"text"], object)})
 
     with pytest.raises(tritonclient.grpc.InferenceServerException) as refusal:
@@ -530,22 +365,15 @@ def test_runs_and_refusals_are_counted(server):
     ):
         await_metric(server, f"nereid_onnxruntime_{name}", 1, model="text", **labels)
 
-
-def test_unloaded_model_leaves_the_metrics_page(server):
-    """The metrics of an unloaded model disappear from the page."""
-    await_metric(server, "nereid_onnxruntime_instances", 1, model="brief")
-
     with connect(server) as client:
-        client.unload_model("brief")
-
-    await_metric(server, "nereid_onnxruntime_instances", 0, model="brief")
+        client.unload_model("text")
+    await_metric(server, "nereid_onnxruntime_instances", 0, model="text")
 
 
 def test_cancelled_request_does_not_run(server):
-    """A request whose client cancels it while it waits for a busy instance is not computed."""
     runs, waiting = "nereid_onnxruntime_run_seconds_count", "nv_inference_pending_request_count"
-    rounds = tritonclient.grpc.InferInput("rounds", [1], "INT64")
-    rounds.set_data_from_numpy(np.int64([600]))
+    x = tritonclient.grpc.InferInput("x", [1], "FP32")
+    x.set_data_from_numpy(np.float32([1]))
     answers: SimpleQueue[Exception | tritonclient.grpc.InferResult] = SimpleQueue()
 
     def keep(result, error):
@@ -553,10 +381,10 @@ def test_cancelled_request_does_not_run(server):
 
     with connect(server) as client:
         for _ in range(2):  # after the first, the backend knows that runs of this model are long
-            client.async_infer("slow", [rounds], keep)
+            client.async_infer("slow", [x], keep)
         assert not isinstance(answers.get(timeout=LAG_S), Exception)
         await_metric(server, waiting, 0, model="slow")
-        leaving = client.async_infer("slow", [rounds], keep)
+        leaving = client.async_infer("slow", [x], keep)
         await_metric(server, waiting, 1, model="slow")
         leaving.cancel()
         outcomes = [answers.get(timeout=LAG_S) for _ in range(2)]

@@ -36,7 +36,6 @@ def isolated(size: str) -> list[str]:
 
 
 def regions() -> set[str]:
-    """Return this user's regions."""
     return {path.name for path in shared_regions.FOLDER.glob(f"{shared_regions.name_prefix()}*")}
 
 
@@ -50,7 +49,6 @@ def elsewhere(tmp_path_factory):
 
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 def test_server_with_another_folder_gets_bytes(elsewhere, caplog, way):
-    """As in another container: the server cannot open the region."""
     before = regions()
     url = f"127.0.0.1:{elsewhere.ports[way[1]]}"
     with opened(way[0], url, way[1], shared_memory="system") as classifier:
@@ -60,7 +58,6 @@ def test_server_with_another_folder_gets_bytes(elsewhere, caplog, way):
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_batches_are_sent_as_bytes_too(elsewhere, protocol):
-    """Each image gets its outcome."""
     url = f"127.0.0.1:{elsewhere.ports[protocol]}"
     with Classifier(url, protocol, shared_memory="system") as classifier:
         outcomes = [*classifier.classify_many([PHOTO, b"not an image", PHOTO], batch_size=3)]
@@ -70,7 +67,6 @@ def test_batches_are_sent_as_bytes_too(elsewhere, protocol):
 
 
 def test_full_folder_of_the_client_is_no_error(elsewhere):
-    """An image for which the client's /dev/shm has no room is sent as bytes."""
     words = [sys.executable, "-c", CALLER, f"127.0.0.1:{elsewhere.ports['grpc']}", str(COFFEE)]
 
     done = subprocess.run([*isolated("64k"), *words], capture_output=True, text=True, check=True)
@@ -80,18 +76,20 @@ def test_full_folder_of_the_client_is_no_error(elsewhere):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_server_that_changes_its_mind_loses_no_request(tmp_path, protocol):
+def test_server_that_changes_its_mind_loses_no_request(tmp_path):
     """Restarts without and with shared memory, on the same ports: each request gets its scores."""
     ports = Ports(*free_ports(3))
-    refused = []
-    with Classifier(f"127.0.0.1:{getattr(ports, protocol)}", protocol, shared_memory="system") as classifier:
-        for number, is_allowed in enumerate((True, False, True)):
+    with (
+        Classifier(f"127.0.0.1:{ports.http}", "http", shared_memory="system") as by_http,
+        Classifier(f"127.0.0.1:{ports.grpc}", "grpc", shared_memory="system") as by_grpc,
+    ):
+        for is_allowed in (True, False, True):
             options = ServerOptions(profile="cpu", ports=ports, token=TOKEN, allow_shm=is_allowed)
-            with EmbeddedServer(options, tmp_path / str(number), os.environ) as server:
-                answers = [classifier.classify(PHOTO) for _ in range(3)]
-                refused.append(bool(classifier.shared_memory_refusal))
+            with EmbeddedServer(options, tmp_path, os.environ) as server:
+                for classifier in (by_http, by_grpc):
+                    answers = [classifier.classify(PHOTO) for _ in range(3)]
+                    assert {each.labels[0].index for each in answers} == {ESPRESSO}
+                    assert bool(classifier.shared_memory_refusal) is not is_allowed
                 server.stop(lambda: True)  # Triton waits for 30 s while a client is connected
-            assert {each.labels[0].index for each in answers} == {ESPRESSO}
-            classifier._requests.images.reconnected()  # as a connection that breaks during a request
-        assert refused == [False, True, False]
+            for classifier in (by_http, by_grpc):
+                classifier._requests.images.reconnected()  # as a connection that breaks during a request

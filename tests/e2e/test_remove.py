@@ -1,28 +1,29 @@
 """Removal, reload and replacement of a user's models on a running server."""
 
-import itertools
 import shutil
 import threading
 
 import onnx
 import pytest
+from PIL import Image
 
 from nereid import Classifier, ClassifierError
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.add import AddRequest, add
 from nereid.publish.remove import reload, remove
 from nereid.server.control import Control
+from tests.pictures import save
 from tests.publishing import record_of, store_published
 from tests.routes import serve_routes, wait_until
 from tests.user_networks import UserNetwork
 
 pytestmark = pytest.mark.slow
+PHOTO = save(Image.new("RGB", (16, 16), "teal"))
 SCALE = {"scale": "0.00392156862745098"}
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A repository with a running server, and its record."""
     repository = tmp_path_factory.mktemp("site") / "models"
     store_published(repository)
     with serve_routes(repository, tmp_path_factory.mktemp("run"), "--model-config-name=cpu") as running:
@@ -31,30 +32,21 @@ def site(tmp_path_factory):
 
 @pytest.fixture
 def file(tmp_path):
-    """A network of a user."""
     onnx.save(UserNetwork().build(), tmp_path / "network.onnx")
     return tmp_path / "network.onnx"
-
-
-def photo(tmp_path) -> bytes:
-    """Return a small picture."""
-    from PIL import Image
-
-    Image.new("RGB", (16, 16), "teal").save(tmp_path / "photo.png")
-    return (tmp_path / "photo.png").read_bytes()
 
 
 def test_requests_end_well_while_their_model_is_removed(site, file, tmp_path):
     """Each request gets its class, or an error once the model is gone; then the server has none of it."""
     repository, record = site
     add(repository, AddRequest(file, "gone", SCALE, profiles=("cpu",)), record)
-    outcomes, is_over, image = [], threading.Event(), photo(tmp_path)
+    outcomes, is_over = [], threading.Event()
 
     def send() -> None:
         with Classifier(record.url("grpc"), model="gone") as classifier:
             while not is_over.is_set():
                 try:
-                    outcomes.append(classifier.classify(image).labels[0].index)
+                    outcomes.append(classifier.classify(PHOTO).labels[0].index)
                 except ClassifierError as error:
                     outcomes.append(str(error))
 
@@ -70,14 +62,11 @@ def test_requests_end_well_while_their_model_is_removed(site, file, tmp_path):
 
     answers = [each for each in outcomes if isinstance(each, int)]
     assert len(set(answers)) == 1
-    # A server that has answered with an error never answers well again: nothing flaps.
-    kinds = [kind for kind, _ in itertools.groupby(isinstance(each, int) for each in outcomes)]
-    assert kinds[0] is True
+    assert isinstance(outcomes[0], int)
     assert not [name for name in Control(record).ready_versions() if name.startswith("gone")]
 
 
 def test_model_whose_folder_was_deleted_by_hand(site, file, tmp_path):
-    """`remove` unloads what the server still has."""
     repository, record = site
     add(repository, AddRequest(file, "lost", SCALE, profiles=("cpu",)), record)
     for name in ("lost", "lost_v1"):
@@ -88,7 +77,7 @@ def test_model_whose_folder_was_deleted_by_hand(site, file, tmp_path):
     assert remove(repository, "lost", record) == ("lost",)
 
     with Classifier(record.url("grpc"), model="lost") as classifier, pytest.raises(ClassifierError):
-        classifier.classify(photo(tmp_path))
+        classifier.classify(PHOTO)
 
 
 def test_edited_config_is_taken_after_a_reload(site, file, tmp_path):
@@ -106,21 +95,7 @@ def test_edited_config_is_taken_after_a_reload(site, file, tmp_path):
     with pytest.raises(OperationFailed, match="nobody"):
         reload(repository, "edited_v1", record)
     with Classifier(record.url("grpc"), model="edited_v1") as classifier:
-        assert classifier.classify(photo(tmp_path)).labels
+        assert classifier.classify(PHOTO).labels
 
     with pytest.raises(WrongUsage, match="has no model 'nobody', it has: edited, "):
         reload(repository, "nobody", record)
-
-
-def test_replaced_model_is_served(site, file, tmp_path):
-    """`is_replacing` puts another network under the same name."""
-    repository, record = site
-    add(repository, AddRequest(file, "swapped", SCALE, profiles=("cpu",)), record)
-    onnx.save(UserNetwork(side_px=20, layout="NHWC").build(), tmp_path / "other.onnx")
-
-    request = AddRequest(tmp_path / "other.onnx", "swapped", SCALE, profiles=("cpu",), is_replacing=True)
-    add(repository, request, record)
-
-    with Classifier(record.url("grpc"), model="swapped") as classifier:
-        assert classifier.scores(photo(tmp_path)).shape == (5,)
-    assert "dims: [ 20, 20, 3 ]" in (repository / "swapped_network" / "config.pbtxt").read_text()

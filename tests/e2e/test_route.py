@@ -41,7 +41,6 @@ VISIBLE_S = 5.0
 # Interval at which the server reads the file.
 POLL_S = 0.5
 UNAVAILABLE = {"http": "503", "grpc": "StatusCode.UNAVAILABLE"}
-INVALID = {"http": "400", "grpc": "StatusCode.INVALID_ARGUMENT"}
 # `plain` and `pinned` share the traffic; a header or a forced variant selects `ruled`.
 RULES = {"x-route-group": ["beta", "staff"], "x-route-region": ["eu"]}
 BASE = document(
@@ -51,7 +50,6 @@ BASE = document(
 )
 ROUTE = parse_route(json.dumps(BASE).encode())
 ADDED = {"plain": 1, "pinned": 2, "ruled": 30}
-NETWORK_VERSION = {"plain": "1", "pinned": "2", "ruled": "3"}
 KEYS = {
     name: next(f"key-{n}" for n in count() if assign(ROUTE, f"key-{n}").name == name)
     for name in ("plain", "pinned")
@@ -61,7 +59,6 @@ RULED = {"x-route-group": "beta", "x-route-region": "eu"}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A running server with the routes `route` and `linked`, networks, an ensemble and puppets."""
     base = tmp_path_factory.mktemp("route")
     repository = base / "repository"
     store_adding(
@@ -121,13 +118,12 @@ def test_route_parameters_are_headers_or_parameters(base, protocol, way):
 
     answers = [base.send("route", protocol, **{way: below | more}) for more in ({}, {name: "pinned"})]
 
-    assert [answer.origin for answer in answers] == [("ruled", "3", "header"), ("pinned", "2", "variant")]
-    assert [answer.added for answer in answers] == [ADDED["ruled"], ADDED["pinned"]]
+    found = [(answer.origin, answer.added) for answer in answers]
+    assert found == [(("ruled", "3", "header"), 30), (("pinned", "2", "variant"), 2)]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_chance_decides_when_nothing_else_does(base, protocol):
-    """Without route parameters, exactly the variants with a weight respond."""
     answers = [base.send("route", protocol) for _ in range(40)]
 
     # 40 fair draws are all on one side with p < 1e-11.
@@ -136,18 +132,8 @@ def test_chance_decides_when_nothing_else_does(base, protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_unknown_variant_is_rejected_with_the_known_ones(base, protocol):
-    """An unknown variant is the caller's fault, and the message lists the known ones."""
-    status, message = base.refusal("route", protocol, headers={"x-variant": "nobody"})
-
-    assert status == INVALID[protocol]
-    assert "invalid request: unknown x-variant 'nobody': expected one of pinned, plain, ruled" in message
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("names", [("scores",), ("version",), ("route_reason", "scores"), ()], ids="+".join)
+@pytest.mark.parametrize("names", [("route_reason", "scores"), ()], ids="+".join)
 def test_only_requested_outputs_are_returned(base, protocol, names):
-    """A request gets its requested outputs, or all if it names none."""
     response = base.infer("route", protocol, wanted(protocol, *names)).get_response()
 
     outputs = response["outputs"] if protocol == "http" else response.outputs
@@ -156,9 +142,8 @@ def test_only_requested_outputs_are_returned(base, protocol, names):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, 8])
 def test_every_image_of_a_batch_gets_the_variants_name(base, protocol, rows):
-    """In a response for N images, variant, version and reason have the shape [N, 1]."""
     x = np.arange(rows * CLASSES, dtype=np.float32).reshape(rows, CLASSES)
 
     result = base.infer("route", protocol, x=x, headers={"x-variant": "ruled"})
@@ -171,40 +156,19 @@ def test_every_image_of_a_batch_gets_the_variants_name(base, protocol, rows):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_classification_works_through_the_route(base, protocol):
-    """Triton's `class_count` on the route gives the best classes with the route's labels."""
     outputs = [*wanted(protocol, "scores", class_count=2), *wanted(protocol, "variant")]
 
     result = base.infer("route", protocol, outputs, headers={"x-variant": "plain"})
 
-    best = [entry.decode().split(":") for entry in result.as_numpy("scores").ravel()]
-    assert [(float(score), index, label) for score, index, label in best] == [
-        (6, "1", "middle"),
-        (2, "2", "right"),
-    ]
+    best = [entry.decode().split(":")[1:] for entry in result.as_numpy("scores").ravel()]
+    assert best == [["1", "middle"], ["2", "right"]]
     assert result.as_numpy("variant").tolist() == [[b"plain"]]
 
 
 # The route file
 
 
-def test_change_is_visible_soon_without_a_reload(base):
-    """New weights take effect in the same process and without a load."""
-    pids, logged = base.stubs("route"), len(base.log)
-    late = []
-    for name in ("pinned", "plain", "ruled"):
-        weights = [each | {"weight": int(each["name"] == name)} for each in BASE["variants"]]
-        begin = time.monotonic()
-        replace(base.path("route"), json.dumps(BASE | {"variants": weights}).encode())
-        wait_until(lambda name=name: base.send("route").origin == (name, NETWORK_VERSION[name], "weight"))
-        late.append(time.monotonic() - begin)
-
-    assert max(late) <= VISIBLE_S, late
-    assert base.stubs("route") == pids
-    assert base.logged("loading", logged) == []
-
-
 def changed(**fields) -> bytes:
-    """Return BASE as a file, with its first variant changed."""
     first, *rest = BASE["variants"]
     return json.dumps(BASE | {"variants": [first | fields, *rest]}).encode()
 
@@ -212,14 +176,12 @@ def changed(**fields) -> bytes:
 @cases(
     ("content", "reason"),
     {
-        "unknown-model": (changed(model="nobody"), "nobody"),
         "version-not-ready": (changed(version=3), "'plain' names version 3 of 'one': not ready"),
         "no-json": (b"weights: none", "JSON"),
         "removed": (None, "No such file"),
     },
 )
 def test_wrong_file_changes_nothing_and_is_logged(base, content, reason):
-    """A file that cannot be served is logged with its reason, and the old route stays."""
     logged, path = len(base.log), base.path("route")
 
     if content is None:
@@ -250,7 +212,6 @@ def test_wrong_file_is_logged_once(base):
 
 
 def hashes(served) -> list[str]:
-    """Return the SHA-256 that the metrics page shows of `route`."""
     shown = served.series("served_since_seconds")
     return [labels["sha256"] for labels, _ in shown if labels["route"] == "route"]
 
@@ -271,7 +232,6 @@ def test_version_that_becomes_ready_is_served_without_a_new_file(base, unique):
 
 
 def test_metrics_show_the_route_that_is_served(base):
-    """The page has the generation and SHA-256 of the file in use, and counts the change."""
     before = hashlib.sha256(base.path("route").read_bytes()).hexdigest()
     wait_until(lambda: hashes(base) == [before])
     accepted = base.metric("reloads_total", route="route", outcome="accepted")
@@ -298,7 +258,6 @@ def test_swapped_link_is_read(served):
     {"missing": (None, "cannot read"), "unknown-model": (changed(model="nobody"), "nobody")},
 )
 def test_load_without_a_valid_route_fails_with_the_reason(served, unique, content, reason):
-    """A route that cannot be served fails the load of its model, with the reason."""
     store_router(served.repository, unique)
     if content is not None:
         replace(served.path(unique), content)
@@ -310,11 +269,10 @@ def test_load_without_a_valid_route_fails_with_the_reason(served, unique, conten
     assert not served.grpc.is_model_ready(unique)
 
 
-@pytest.mark.slow
 def test_changes_under_load_fail_no_request(served):
-    """At concurrency 16, the route changes repeatedly, and each change takes effect soon."""
     names, waited = list(ADDED), []
     served.use("route", BASE)
+    pids, logged = served.stubs("route"), len(served.log)
     with Load(served, "route", 16) as load:
         for number in range(max(REQUESTS // 100, len(names))):
             name = names[number % len(names)]
@@ -327,13 +285,13 @@ def test_changes_under_load_fail_no_request(served):
 
     assert [outcome.answer for outcome in load.outcomes if outcome.is_failed] == []
     assert max(waited) <= VISIBLE_S, waited
+    assert (served.stubs("route"), served.logged("loading", logged)) == (pids, [])
 
 
 # Limits and deadlines
 
 
 def test_one_instance_holds_64_requests_and_rejects_the_next(puppets, unique):
-    """64 requests overlap, the 65th is rejected immediately over both protocols; all slots are freed."""
     puppets.use("route", document(variant(unique, "puppet", 1), max_in_flight=64))
     labels = {"route": "route", "variant": unique}
     for _ in range(2):
@@ -360,7 +318,6 @@ def test_one_instance_holds_64_requests_and_rejects_the_next(puppets, unique):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("owner", ["variant", "request"])
 def test_late_response_is_an_error_in_time(puppets, unique, protocol, owner):
-    """A variant that exceeds its own deadline, or the timeout of the request, is not awaited."""
     more = {"deadline_ms": 300} if owner == "variant" else {}
     sent = {"timeout": 300_000} if owner == "request" else {}
     puppets.use("route", document(variant(unique, "puppet", 1, **more)))
@@ -385,14 +342,9 @@ def test_variant_receives_the_remaining_time(puppets, unique):
     puppets.use("route", document(variant(unique, "puppet", 1, deadline_ms=40_000)))
     order(puppets.repository, "puppet", return_timeout=True)
 
-    found = [
-        puppets.send("route", timeout=timeout).scores[0, 0] for timeout in (None, 20_000_000, 60_000_000)
-    ]
-
-    # Half of it is far more than a request takes here.
-    assert [limit / 2 < left <= limit for left, limit in zip(found, (40, 20, 40), strict=True)] == [
-        True
-    ] * 3, found
+    for timeout, limit in ((None, 40), (20_000_000, 20), (60_000_000, 40)):
+        left = puppets.send("route", timeout=timeout).scores[0, 0]
+        assert limit / 2 < left <= limit  # half of it is far more than a request takes here
 
 
 # Shadows
@@ -407,24 +359,17 @@ def mirroring(name: str, percent: float, **more) -> dict:
 
 
 def mirrored(served, name: str, outcome: str = "") -> float:
-    """Return how many requests were due to the shadow of `mirroring(name)`, by outcome."""
     return served.metric(
         "shadow_requests_total", shadow=f"{name}s", **({"outcome": outcome} if outcome else {})
     )
 
 
-@pytest.mark.parametrize(
-    ("orders", "outcome"),
-    [({"add": 1.05}, "agreed"), ({"factor": -1}, "disagreed")],
-    ids=["agreed", "disagreed"],
-)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_shadow_is_compared_with_the_answer(puppets, unique, protocol, orders, outcome):
-    """Every mirrored request is counted by whether the best class is the same, with the scores' distance."""
+@pytest.mark.parametrize(("orders", "outcome"), [({"add": 1.05}, "agreed"), ({"factor": -1}, "disagreed")])
+def test_shadow_is_compared_with_the_answer(puppets, unique, orders, outcome):
     order(puppets.repository, "shadow", **orders)
     puppets.use("route", mirroring(unique, 100))
 
-    answers = [puppets.send("route", protocol) for _ in range(10)]
+    answers = [puppets.send("route", PROTOCOLS[number % 2]) for number in range(10)]
 
     assert {(answer.origin, answer.added) for answer in answers} == {((unique, "1", "weight"), 1)}
     puppets.wait_metric(10, "shadow_requests_total", shadow=f"{unique}s", outcome=outcome)
@@ -447,7 +392,6 @@ def answers_of(served, name: str) -> set:
 
 @pytest.mark.parametrize("orders", [{"error": "boom"}, {"classes": 2}], ids=["failing", "wrong-shape"])
 def test_broken_shadow_never_harms_the_answer(puppets, unique, orders):
-    """A shadow that fails or has another shape is counted as failed; every response is right."""
     order(puppets.repository, "shadow", **orders)
     puppets.use("route", mirroring(unique, 100))
 

@@ -43,7 +43,6 @@ TOKENS, PER_SUCCESS = 5, 0.1
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A running server with a route, three networks and a puppet."""
     base = tmp_path_factory.mktemp("failures")
     repository = base / "repository"
     for name, number in {"steady": 1, "victim": 2, "absent": 3}.items():
@@ -76,7 +75,6 @@ def pair(name: str, model: str, weight: float = 1, other: float = 0, **more) -> 
 
 
 def trip(served, name: str, puppet) -> None:
-    """Let the puppet fail until its breaker is open."""
     puppet(error="boom")
     wait_until(lambda: served_by_breaker(served, name))
 
@@ -90,31 +88,26 @@ def served_by_breaker(served, name: str) -> bool:
     return (answer.origin, answer.added) == ((f"{name}d", "1", "breaker"), 1)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @cases(
     ("text", "statuses"),
     {
         "image": ("invalid image: no picture", INVALID),
-        "request": ("invalid request: no sense", INVALID),
         "behind-an-ensemble": ("in ensemble 'e', invalid image: no picture", INVALID),
         "overloaded": ("overloaded: 9 in flight", UNAVAILABLE),
-        "deadline": ("deadline exceeded: 9 ms", UNAVAILABLE),
         "other": ("boom", INTERNAL),
     },
 )
-def test_error_of_a_variant_keeps_its_class(served, puppet, request, protocol, text, statuses):
-    """The caller gets the variant's message, and the status of its prefix."""
+def test_error_of_a_variant_keeps_its_class(served, puppet, request, text, statuses):
     served.use("route", pair(f"says-{request.node.callspec.id}", "puppet"))
     puppet(error=text)
 
-    status, message = served.refusal("route", protocol)
+    for protocol, expected in statuses.items():
+        status, message = served.refusal("route", protocol)
 
-    assert status == statuses[protocol]
-    assert text.rpartition("', ")[2] in message
+        assert (status, text.rpartition("', ")[2] in message) == (expected, True)
 
 
 def test_failing_variant_is_replaced_by_the_default_and_comes_back(served, puppet):
-    """After a few errors the default responds, with the reason; a healthy variant comes back by itself."""
     served.use("route", pair("sick", "puppet", breaker=SHORT))
     assert served.send("route").origin == ("sick", "1", "weight")
 
@@ -158,29 +151,6 @@ def test_killed_variant_is_replaced_within_two_seconds_and_comes_back(served):
     assert not any(outcome.is_failed for outcome in load.outcomes if outcome.end < killed)
     served.wait_metric(CLOSED, "breaker_state", variant="dies")
     served.wait_metric(0, "in_flight", variant="dies")
-
-
-def test_unloaded_variant_is_replaced_and_comes_back(served):
-    """A variant whose model is unloaded under load is replaced within 2 s, and is back after a load."""
-    open_s = 0.5
-    served.use("route", pair("leaves", "victim", 50, 50, breaker={"open_s": open_s}))
-    with Load(served, "route", CALLERS) as load:
-        load.wait_for(answered_by("leaves"), 50)
-        unloaded = time.monotonic()
-        served.grpc.unload_model("victim")
-        load.wait_for(lambda outcome: outcome.begin > unloaded + 2 * MOVED_S, 100)
-        repaired = time.monotonic()
-        served.grpc.load_model("victim")
-        load.wait_for(
-            lambda outcome: not outcome.is_failed and outcome.answer.variant == "leaves", 50, repaired
-        )
-
-    moved = load.begun_after(unloaded + MOVED_S, repaired)
-    assert {outcome.answer.variant for outcome in moved if not outcome.is_failed} == {"leavesd"}
-    # Each trial of the breaker costs one request.
-    assert sum(outcome.is_failed for outcome in moved) <= 1 + (repaired - unloaded) / open_s
-    assert not any(outcome.is_failed for outcome in load.outcomes if outcome.end < unloaded)
-    served.wait_metric(CLOSED, "breaker_state", variant="leaves")
 
 
 # An unreachable variant opens its breaker immediately; here each request tries it again.
@@ -258,7 +228,6 @@ def test_tracing_does_not_end_the_server(tmp_path):
 
 
 def test_instances_of_a_route_have_their_own_series(served):
-    """Two instances serve the same file, each with its own series; their requests add up."""
     store_router(served.repository, "twice")
     config = served.repository / "twice" / "config.pbtxt"
     config.write_text(config.read_text().replace("count: 1", "count: 2"))
@@ -268,11 +237,5 @@ def test_instances_of_a_route_have_their_own_series(served):
         served.send("twice", PROTOCOLS[number % 2])
 
     served.wait_metric(20, "requests_total", route="twice", outcome="ok")
-    shown = [
-        (labels["model_instance"], value)
-        for labels, value in served.series("generation")
-        if labels["route"] == "twice"
-    ]
-    assert sorted(shown) == [("twice_0_0", 7), ("twice_0_1", 7)]
-    digests = [labels for labels, _ in served.series("served_since_seconds") if labels["route"] == "twice"]
-    assert len({labels["sha256"] for labels in digests}) == 1
+    shown = [(each["model_instance"], value) for each, value in served.series("generation")]
+    assert sorted(each for each in shown if "twice" in each[0]) == [("twice_0_0", 7), ("twice_0_1", 7)]

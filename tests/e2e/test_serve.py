@@ -2,44 +2,28 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE, REPOSITORY
 from nereid.errors import ServerError
 from nereid.server import run_dir
-from nereid.server.command_line import ServerOptions, check_options
 from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.ports import Ports, free_ports
+from nereid.server.ports import free_ports
 from tests.e2e.conftest import TOKEN, group_members, url
-
-NEREID = str(Path(sys.executable).with_name("nereid"))
-ANY_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-# Watchdogs: over ten times the usual duration, so no test depends on speed.
-START_S, STOP_S = 120, 60
-
-
-@dataclass
-class Serving:
-    """A running `nereid serve`: its process, the ports that it printed, its environment and its log file."""
-
-    process: subprocess.Popen
-    ports: dict[str, int]
-    environment: dict[str, str]
-    log: Path
+from tests.routes import WATCHDOG_S, wait_until
+from tests.supervised import ANY_PORTS, NEREID, nereid, serving
+from tests.tables import cases
 
 
 @pytest.fixture
@@ -48,66 +32,26 @@ def environment(tmp_path):
     return os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
-@pytest.fixture
-def serving(tmp_path):
-    """A server for one test, which may end it."""
-    with started(tmp_path) as found:
-        yield found
-
-
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
     """A server for tests that only ask it."""
-    with started(tmp_path_factory.mktemp("asked")) as found:
-        yield found
-
-
-@contextmanager
-def started(folder: Path):
-    """Run `nereid serve` on free ports, from another directory, until ready; ended afterwards."""
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
-    log, ready = folder / "log", folder / "ready"
-    with log.open("w") as stderr, ready.open("w") as stdout:
-        process = subprocess.Popen(
-            [NEREID, "serve", *ANY_PORTS], env=environment, cwd=folder, stdout=stdout, stderr=stderr
-        )
-    try:
-        wait_until(lambda: ready.read_text().endswith("\n") or process.poll() is not None, START_S)
-        assert process.poll() is None, log.read_text()[-3000:]
-        yield Serving(process, json.loads(ready.read_text()), environment, log)
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-
-
-def run(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess:
-    """Run one `nereid` command to its end."""
-    return subprocess.run([NEREID, *words], env=environment, capture_output=True, text=True, timeout=START_S)
+    with serving(REPOSITORY, tmp_path_factory.mktemp("asked") / "run") as running:
+        yield running
 
 
 def test_served_repository_is_found_and_used(asked):
-    """The ready line has the ports, server.json the rest; `nereid classify` needs no options."""
-    record = run_dir.find(run_dir.root(asked.environment), REPOSITORY)
-    assert asked.ports == {
-        "http": record.ports.http,
-        "grpc": record.ports.grpc,
-        "metrics": record.ports.metrics,
-    }
+    record = asked.record
+    assert [asked.ports[name] for name in ("http", "grpc")] == [record.ports.http, record.ports.grpc]
     assert (record.profile, record.repository, len(record.token) >= 24) == ("cpu", str(REPOSITORY), True)
 
     for protocol in ("http", "grpc"):
-        done = run("classify", str(COFFEE), "--protocol", protocol, "--json", environment=asked.environment)
+        done = asked.nereid("classify", str(COFFEE), "--protocol", protocol, "--json")
         (answer,) = json.loads(done.stdout)
         assert (done.returncode, answer["labels"][0]["name"]) == (0, "espresso")
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{asked.ports['metrics']}/metrics") as response:
-        assert 'nv_inference_count{model="classify_v1",version="1"}' in response.read().decode()
+    assert 'nv_inference_count{model="classify_v1",version="1"}' in asked.triton_page()
     if not Path("/proc/driver/nvidia/version").exists():
-        log = asked.log.read_text()
+        log = asked.log
         assert log.count("no GPU: serving on the CPU") == 1
         assert "NVML" not in log.replace("Triton's CUDA, NVML and DCGM warnings", "")
 
@@ -116,68 +60,55 @@ def test_profile_loads_only_what_it_serves(asked):
     """Profile `cpu` runs the networks in its fused models, so models of ensembles stay unloaded."""
     client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{asked.ports['grpc']}")
 
-    ready = {path.parent.name: client.is_model_ready(path.parent.name) for path in REPOSITORY.glob("*/1")}
+    ready = {name for path in REPOSITORY.glob("*/1") if client.is_model_ready(name := path.parent.name)}
 
-    assert ready == {
-        "classify": True,
-        "classify_v1": True,
-        "classify_v2": True,
-        "efficientnet_lite0": False,
-        "imagenet_preprocess": False,
-    }
-    log = asked.log.read_text()
-    assert log.startswith("profile cpu: no NVIDIA GPU\n")
-    assert "network threads on" in log
+    assert ready == {"classify", "classify_v1", "classify_v2"}
+    assert asked.log.startswith("profile cpu: no NVIDIA GPU\n")
+    assert "network threads on" in asked.log
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=["ctrl-c", "sigterm"]
 )
-def test_signal_ends_the_whole_group(serving, number):
-    """After a signal the exit code is 0, no process is left, and server.json is gone."""
-    base = run_dir.root(serving.environment)
-    leader = run_dir.find(base, REPOSITORY).pid
-    assert len(group_members(leader)) > 5, "server and stubs"
+def test_signal_ends_the_whole_group(tmp_path, number):
+    with serving(REPOSITORY, tmp_path / "run") as served:
+        leader = served.record.pid
+        assert len(group_members(leader)) > 5, "server and stubs"
 
-    serving.process.send_signal(number)
+        served.process.send_signal(number)
 
-    assert serving.process.wait(STOP_S) == 0
-    assert "Waiting for in-flight requests to complete" in serving.log.read_text()
-    assert (group_members(leader), run_dir.find(base, REPOSITORY)) == ([], None)
-    assert list(base.glob("*/*")) == []
+        assert served.process.wait(WATCHDOG_S) == 0
+        assert "Waiting for in-flight requests to complete" in served.log
+    assert (group_members(leader), run_dir.find(served.base, REPOSITORY)) == ([], None)
+    assert list(served.base.glob("*/*")) == []
 
 
-def test_killed_nereid_ends_the_server(serving):
-    """Even after SIGKILL, no server holds the ports."""
-    leader = run_dir.find(run_dir.root(serving.environment), REPOSITORY).pid
+def test_killed_nereid_ends_the_server(tmp_path):
+    with serving(REPOSITORY, tmp_path / "run") as served:
+        leader = served.record.pid
 
-    serving.process.kill()
+        served.process.kill()
 
-    wait_until(lambda: group_members(leader) == [])
+        wait_until(lambda: group_members(leader) == [])
 
 
 def limits(pid: int) -> list[str]:
     """Return the soft and the hard limit of open files of a process."""
-    (line,) = (
-        line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if line.startswith("Max open")
-    )
-    return line.split()[3:5]
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    return next(line.split()[3:5] for line in lines if line.startswith("Max open"))
 
 
 @pytest.mark.slow
 def test_start_waits_for_a_server_without_supervisor(environment, tmp_path):
     """A killed supervisor leaves a server that answers its last requests; the next one on its ports waits."""
     ports = free_ports(3)
-    words = [
-        word
-        for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)
-        for word in (f"--{name}-port", str(port))
-    ]
+    names = ("http", "grpc", "metrics")
+    words = [f"--{name}-port={port}" for name, port in zip(names, ports, strict=True)]
 
     def start(name: str) -> subprocess.Popen:
         with (tmp_path / f"{name}.log").open("w") as log, (tmp_path / name).open("w") as ready:
             process = subprocess.Popen([NEREID, "serve", *words], env=environment, stdout=ready, stderr=log)
-        wait_until(lambda: (tmp_path / name).read_text() or process.poll() is not None, START_S)
+        wait_until(lambda: (tmp_path / name).read_text() or process.poll() is not None)
         assert process.poll() is None, (tmp_path / f"{name}.log").read_text()[-3000:]
         return process
 
@@ -194,29 +125,17 @@ def test_start_waits_for_a_server_without_supervisor(environment, tmp_path):
         assert group_members(leader) == []
     finally:
         second.terminate()
-        second.wait(STOP_S)
+        second.wait(WATCHDOG_S)
 
 
 @pytest.mark.slow
 def test_server_may_open_as_many_files_as_the_system_allows(environment, tmp_path):
     """The soft limit becomes the hard one; a limit that is too low is named, with the command."""
     low = subprocess.run(
-        ["prlimit", "--nofile=100:100", NEREID, "serve", *ANY_PORTS],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=START_S,
+        ["prlimit", "--nofile=100:100", NEREID, "serve"], env=environment, capture_output=True, text=True
     )
-    ready = tmp_path / "ready"
-    with ready.open("w") as stdout:
-        command = ["prlimit", "--nofile=300:4000", NEREID, "serve", *ANY_PORTS]
-        process = subprocess.Popen(command, env=environment, stdout=stdout, stderr=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: ready.read_text().endswith("\n") or process.poll() is not None, START_S)
-        raised = limits(run_dir.find(run_dir.root(environment), REPOSITORY).pid)
-    finally:
-        process.terminate()
-        process.wait(STOP_S)
+    with serving(REPOSITORY, tmp_path / "run", launcher=["prlimit", "--nofile=300:4000"]) as served:
+        raised = limits(served.record.pid)
 
     assert (low.returncode, low.stderr.splitlines()[-1]) == (
         1,
@@ -225,97 +144,60 @@ def test_server_may_open_as_many_files_as_the_system_allows(environment, tmp_pat
     assert raised == ["4000", "4000"]
 
 
-def test_one_bad_image_does_not_stop_the_others(asked, tmp_path):
-    """A bad file is reported on stderr with its reason, the rest is classified; the exit code is 1."""
-    (tmp_path / "photos").mkdir()
-    shutil.copy(COFFEE, tmp_path / "photos" / "good.jpg")
-    (tmp_path / "photos" / "bad.jpg").write_bytes(b"no image")
-
-    done = run("classify", str(tmp_path / "photos"), "--json", environment=asked.environment)
-
-    bad, good = json.loads(done.stdout)
-    assert good["labels"][0]["name"] == "espresso"
-    assert bad["error"].startswith("invalid image: expected an image file")
-    assert "bad.jpg: invalid image: expected an image file" in done.stderr
-    assert done.stderr.splitlines()[-1] == "error: 1 of 2 images could not be classified"
-    assert done.returncode == 1
+PREPROCESSING = "imagenet_preprocess/config.pbtxt"
 
 
-BROKEN = {
-    "field": (
-        "ensemble",
-        "classify_v1/config.pbtxt",
-        ("max_batch_size", "max_batchsize"),
-        ["model 'classify_v1'", 'no field named "max_batchsize"', "4:14"],
-    ),
-    "parameter, fused": (
-        "cpu",
-        "imagenet_preprocess/config.pbtxt",
-        ('key: "preset"', 'key: "presets"'),
-        ["model 'classify_v1'", "unknown parameter 'presets'", "preset, resize"],
-    ),
-    "datatype, fused": (
-        "cpu",
-        "imagenet_preprocess/config.pbtxt",
-        ("TYPE_FP32", "TYPE_FP16"),
-        ["model 'classify_v1'", "expected TYPE_FP32 [3, 224, 224]", "got TYPE_FP16 [3, 224, 224]"],
-    ),
-    "route": (
-        "cpu",
-        "classify.route.json",
-        ("classify_v2", "classify_v9"),
-        ["model 'classify'", "names version 1 of 'classify_v9', which is not there"],
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("profile", "relative", "change", "words"),
-    [
-        pytest.param(*row, id=name, marks=[] if name == "field" else pytest.mark.slow)
-        for name, row in BROKEN.items()
-    ],
+@cases(
+    ("profile", "relative", "before", "after", "reason"),
+    {
+        "field": (
+            "ensemble",
+            "classify_v1/config.pbtxt",
+            "max_batch_size",
+            "max_batchsize",
+            "model 'classify_v1'.*4:14.*no field named \"max_batchsize\"",
+        ),
+        "parameter, fused": (
+            "cpu",
+            PREPROCESSING,
+            'key: "preset"',
+            'key: "presets"',
+            "model 'classify_v1'.*unknown parameter 'presets'.*preset, resize",
+        ),
+        "datatype, fused": (
+            "cpu",
+            PREPROCESSING,
+            "TYPE_FP32",
+            "TYPE_FP16",
+            r"model 'classify_v1'.*expected TYPE_FP32 \[3, 224, 224\].* got TYPE_FP16 \[3, 224, 224\]",
+        ),
+    },
 )
 def test_broken_repository_is_rejected_with_model_and_field(
-    profile, relative, change, words, environment, tmp_path
+    profile, relative, before, after, reason, environment, tmp_path
 ):
-    """The last line names each model and its fault; the exit code is 1, and no ready line is printed."""
     copy = shutil.copytree(REPOSITORY, tmp_path / "repository")
     text = (copy / relative).read_text()
-    assert change[0] in text
-    (copy / relative).write_text(text.replace(*change))
+    assert before in text
+    (copy / relative).write_text(text.replace(before, after))
 
-    words_of_serve = ["--repository", str(copy), "--profile", profile, "--strict", *ANY_PORTS]
-    done = run("serve", *words_of_serve, environment=environment)
+    words = ["--repository", str(copy), "--profile", profile, "--strict", *ANY_PORTS]
+    done = nereid("serve", *words, **environment)
 
-    reason = done.stderr.splitlines()[-1]
-    assert [word for word in words if word not in reason] == [], done.stderr
+    assert re.search(reason, done.stderr.splitlines()[-1]), done.stderr
     assert (done.returncode, done.stdout) == (1, "")
 
 
-@pytest.mark.parametrize("host", ["10.9.9.9", "no.such.host.invalid"])
-def test_unusable_host_is_an_error(host, environment):
-    """An address of another machine is rejected before the server starts."""
-    done = run("serve", "--unguarded", "--host", host, *ANY_PORTS, environment=environment)
+def test_unusable_host_is_an_error(environment):
+    done = nereid("serve", "--unguarded", "--host", "10.9.9.9", *ANY_PORTS, **environment)
 
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"on {host} cannot be used" in done.stderr
+    assert "on 10.9.9.9 cannot be used" in done.stderr
 
 
-@pytest.mark.slow
-def test_repository_without_profiles_is_served(environment, tmp_path):
-    """A repository without configs/cpu.pbtxt is served with its plain configs."""
-    model = shutil.copytree(REPOSITORY / "imagenet_preprocess", tmp_path / "theirs" / "imagenet_preprocess")
-    options = ServerOptions(model.parent, "cpu", ports=Ports(*free_ports(3)))
-    (tmp_path / "run").mkdir()
-
-    check_options(options)
-    with EmbeddedServer(options, tmp_path / "run", environment) as server:
-        assert server.poll() is None
-
-
-def test_port_of_another_server_is_never_ready(server, tmp_path, environment):
+def test_port_of_another_server_is_never_ready(both_profiles, tmp_path, environment):
     """A response on the port counts only if it is this server's own."""
+    server = both_profiles["cpu"]
     taken = replace(server.options.ports, grpc=free_ports(1)[0])
     late = EmbeddedServer(replace(server.options, ports=taken), tmp_path, environment)
 
@@ -327,21 +209,17 @@ def test_port_of_another_server_is_never_ready(server, tmp_path, environment):
         late.wait_ready(timeout_s=1)
 
 
-def test_doctor_passes_on_this_machine(environment):
-    """On the machine of the tests, no check fails, and the Triton release is named."""
-    done = run("doctor", environment=environment | {"COLUMNS": "200"})
+def test_doctor_passes_on_this_machine():
+    done = nereid("doctor", COLUMNS="200")
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "2.51.0 (24.10) in nvidia-pytriton 0.7.0" in done.stdout
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["v2/repository/index", "v2/systemsharedmemory/status", "v2/trace/setting", "v2/logging"],
-    ids=["model-repository", "shared-memory", "trace", "logging"],
+    "path", ["v2/repository/index", "v2/systemsharedmemory/status", "v2/trace/setting", "v2/logging"]
 )
 def test_administrative_apis_need_the_token(both_profiles, path):
-    """The status is 403 without the token, and 200 with it."""
     address = f"http://{url(both_profiles['ensemble'], 'http')}/{path}"
     method = "POST" if "repository" in path else "GET"
 
@@ -353,21 +231,3 @@ def test_administrative_apis_need_the_token(both_profiles, path):
         allowed = response.status
 
     assert (refused.value.code, allowed) == (403, 200)
-
-
-def test_grpc_administration_needs_the_token(server):
-    """gRPC, which loads models, needs the token, too."""
-    with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
-        with pytest.raises(InferenceServerException, match="This protocol is restricted"):
-            client.get_model_repository_index()
-        index = client.get_model_repository_index({"triton-grpc-protocol-nereid-token": TOKEN})
-
-    assert {model.state for model in index.models} == {"READY"}
-
-
-def wait_until(is_true, seconds: float = STOP_S) -> None:
-    """Wait for a condition, as a watchdog."""
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.1)

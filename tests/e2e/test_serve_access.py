@@ -20,6 +20,7 @@ from nereid.server.control import Control
 from nereid.server.ports import free_ports
 from tests.routes import wait_until
 from tests.supervised import NEREID, serving, store_eyes
+from tests.tables import cases
 
 pytestmark = pytest.mark.slow
 TOKEN = "a-token-of-the-operator"
@@ -28,14 +29,12 @@ WATCHDOG_S = 60
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A server with a token from a file."""
     folder = tmp_path_factory.mktemp("site")
     repository = folder / "models"
     store_eyes(repository, "eyes", 0.5)
     (folder / "token").touch(0o600)
     (folder / "token").write_text(f"{TOKEN}\n")
-    words = ("--health-port", "0", "--token-file", str(folder / "token"))
-    with serving(repository, folder / "run", *words) as served:
+    with serving(repository, folder / "run", "--token-file", str(folder / "token")) as served:
         yield served
 
 
@@ -49,7 +48,6 @@ def curl(served, path: str, *words: str) -> tuple[int, str]:
 
 
 def test_other_tools_load_and_unload_with_the_token(site):
-    """Over HTTP with a header, over gRPC with metadata; without the token both are refused."""
     path, header = "/v2/repository/models/eyes", ("-H", f"nereid-token: {TOKEN}")
 
     assert curl(site, f"{path}/unload")[0] == 403
@@ -59,14 +57,7 @@ def test_other_tools_load_and_unload_with_the_token(site):
             client.load_model("eyes")
         client.load_model("eyes", headers={"triton-grpc-protocol-nereid-token": TOKEN})
         assert client.is_model_ready("eyes")
-
-
-def test_own_commands_use_the_token_of_the_file(site):
-    """They find it in server.json, which only the user can read."""
-    reload(site.repository, "eyes", site.record)
-
-    assert site.record.token == TOKEN
-    assert Control(site.record).is_ready("eyes", 1)
+    reload(site.repository, "eyes", site.record)  # finds the token in server.json
 
 
 def test_server_has_the_name_of_every_triton(site):
@@ -95,7 +86,6 @@ def test_requests_are_the_statistics_without_the_probes(site):
 
 
 def test_without_a_token_everybody_on_the_machine_administrates(tmp_path):
-    """Only if it is asked for; own commands work, too."""
     store_eyes(tmp_path / "models", "eyes", 0.5)
 
     with serving(tmp_path / "models", tmp_path / "run", "--no-token") as served:
@@ -103,19 +93,21 @@ def test_without_a_token_everybody_on_the_machine_administrates(tmp_path):
         reload(served.repository, "eyes", served.record)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("content", "mode", "words", "message"),
-    [
-        (None, 0, [], "No such file or directory"),
-        (TOKEN, 0o644, [], "expected a file that only you can read, got mode 0644; fix: chmod 600"),
-        ("short", 0o600, [], "expected 16 to 256 printable ASCII characters"),
-        (f"{TOKEN}:with=signs", 0o600, [], "expected 16 to 256 printable ASCII characters"),
-        (TOKEN, 0o600, ["--no-token"], "--token-file and --no-token exclude each other"),
-    ],
-    ids=["missing", "readable", "short", "signs", "both"],
+    {
+        "missing": (None, 0, [], "No such file or directory"),
+        "readable": (
+            TOKEN,
+            0o644,
+            [],
+            "only you can read, got mode 0644; fix: chmod 600",
+        ),
+        "signs": (f"{TOKEN}:with=signs", 0o600, [], "expected 16 to 256 printable ASCII characters"),
+        "both": (TOKEN, 0o600, ["--no-token"], "--token-file and --no-token exclude each other"),
+    },
 )
 def test_unusable_token_is_wrong_usage(tmp_path, content, mode, words, message):
-    """Nothing starts."""
     path = tmp_path / "token"
     if content:
         path.write_text(content)
@@ -127,7 +119,6 @@ def test_unusable_token_is_wrong_usage(tmp_path, content, mode, words, message):
 
 
 def test_server_without_a_token_stays_on_this_machine():
-    """Anybody could load code into it."""
     done = CliRunner().invoke(app, ["serve", "--no-token", "--host", "0.0.0.0"])
 
     assert (done.exit_code, "--no-token needs --host 127.0.0.1, got 0.0.0.0" in done.stderr) == (2, True)
@@ -159,7 +150,6 @@ def elsewhere(tmp_path_factory):
 
 
 def test_commands_work_with_a_named_server(elsewhere, tmp_path):
-    """They publish, change and revert a route of a server that they do not find by themselves."""
     served, run = elsewhere
     network = onnx.load(REPOSITORY / "efficientnet_lite0/1/model.onnx")
     network.doc_string = "of other bytes"
@@ -180,7 +170,6 @@ def test_commands_work_with_a_named_server(elsewhere, tmp_path):
 
 
 def test_commands_need_the_token_of_a_named_server(elsewhere, tmp_path):
-    """A wrong token is refused by the server, an empty file by the command."""
     _, run = elsewhere
     (tmp_path / "wrong").write_text("something else")
     (tmp_path / "nothing").touch()

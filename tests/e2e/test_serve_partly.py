@@ -1,8 +1,6 @@
 """`nereid serve` of a repository with broken models: it serves the others, and reports the broken ones."""
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,9 @@ from nereid.repository.check import check
 from nereid.server.control import Control
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 from tests.routes import wait_until
-from tests.supervised import ANY_PORTS, NEREID, serving, store_eyes
+from tests.supervised import ANY_PORTS, nereid, serving, store_eyes
 
 pytestmark = pytest.mark.slow
-WATCHDOG_S = 120
 TENSORS = tensor("input", "x", "FP32", [4]) + tensor("output", "y", "FP32", [4])
 RIGHT = f'backend: "onnxruntime" max_batch_size: 8 {TENSORS}{ONE_INSTANCE}'
 WRONG = RIGHT.replace('"onnxruntime"', '"onnxrutime"')
@@ -39,14 +36,6 @@ def repository(tmp_path) -> Path:
     return models
 
 
-def run(*words: str, folder: Path) -> subprocess.CompletedProcess:
-    """Run `nereid` to its end."""
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}
-    return subprocess.run(
-        [NEREID, *words], env=environment, capture_output=True, text=True, timeout=WATCHDOG_S
-    )
-
-
 def test_broken_models_do_not_keep_the_others_from_serving(repository, tmp_path):
     """They are named with Triton's reasons and are not supervised; after the repair they are loaded.
 
@@ -57,7 +46,7 @@ def test_broken_models_do_not_keep_the_others_from_serving(repository, tmp_path)
     store(repository, "warm", identity("FP32", ["N", 4]), RIGHT + WARM_UP)
     store(repository, "two words", identity("FP32", ["N", 4]), RIGHT)
 
-    with serving(repository, tmp_path / "run", "--health-port", "0") as served:
+    with serving(repository, tmp_path / "run") as served:
         reasons = served.ports["not_served"]
         assert sorted(reasons) == ["blind", "net", "two words", "versionless", "warm", "whole"]
         assert "the name has a space" in reasons["two words"]
@@ -84,19 +73,10 @@ def test_broken_models_do_not_keep_the_others_from_serving(repository, tmp_path)
         assert served.metric("repairs_total") == served.metric("restarts_total") == 0
 
 
-def test_strict_serves_all_or_nothing(repository, tmp_path):
-    """With --strict, one broken model ends the command with exit code 1; the last line has the reason."""
-    done = run("serve", "--strict", "--repository", str(repository), *ANY_PORTS, folder=tmp_path)
-
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "unable to find backend library for backend 'onnxrutime'" in done.stderr.splitlines()[-1]
-
-
 def test_repository_with_broken_models_only_is_not_served(repository, tmp_path):
-    """Without a single good model the command ends with exit code 1."""
     shutil.rmtree(repository / "eyes")
 
-    done = run("serve", "--repository", str(repository), *ANY_PORTS, folder=tmp_path)
+    done = nereid("serve", "--repository", str(repository), *ANY_PORTS, XDG_RUNTIME_DIR=str(tmp_path))
 
     assert (done.returncode, done.stdout) == (1, "")
     assert "model 'net': Invalid argument: unable to find backend" in done.stderr.splitlines()[-1]
@@ -107,18 +87,17 @@ def test_repository_without_any_config_is_served(tmp_path):
     models = tmp_path / "models"
     path = store(models, "net", identity("FP32", ["N", 4]), None)
 
-    with serving(models, tmp_path / "run", "--health-port", "0") as served:
+    with serving(models, tmp_path / "run") as served:
         assert "not_served" not in served.ports
         assert Control(served.record).is_ready("net", 1)
     assert [each.found for each in check(models) if each.verdict == "fail"] == []
     path.unlink()
-    done = run("serve", "--repository", str(models), *ANY_PORTS, folder=tmp_path)
+    done = nereid("serve", "--repository", str(models), *ANY_PORTS, XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 2
     assert "expected MODEL/config.pbtxt or MODEL/1/model.onnx" in " ".join(done.stderr.split())
 
 
 def test_damaged_version_is_not_served(tmp_path):
-    """One changed bit of the weights: the variant is left out with the reason, and the other one answers."""
     ignored = shutil.ignore_patterns(".*.nereid")
     models = shutil.copytree(REPOSITORY, tmp_path / "models", ignore=ignored)
     path = models / "efficientnet_lite0" / "1" / "model.onnx"
@@ -126,7 +105,7 @@ def test_damaged_version_is_not_served(tmp_path):
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
-    with serving(models, tmp_path / "run", "--health-port", "0") as served:
+    with serving(models, tmp_path / "run") as served:
         reason = served.ports["not_served"]["classify_v1"]
         assert "version 1 of 'efficientnet_lite0' is damaged: 'model.onnx' has changed" in reason
         with Classifier(f"127.0.0.1:{served.ports['grpc']}", model="classify_v2") as classifier:

@@ -6,30 +6,22 @@ import os
 import shutil
 import signal
 import stat
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tritonclient.grpc import InferenceServerClient, InferInput
-from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.client.classifier_errors import ClassifierError, Overloaded
+from nereid.client.classifier_errors import Overloaded
 from nereid.server.control import Control, Refused
 from nereid.triton import stub_processes
 from tests.deployment import check_health
 from tests.e2e.conftest import group_members
 from tests.networks import ONE_INSTANCE, store
 from tests.routes import WATCHDOG_S, adding, document, store_adding, store_router, variant, wait_until
-from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, serving, store_eyes
-
-MEMBERSHIP = Path("/proc/self/cgroup")
+from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, calling, image_input, serving, store_eyes
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +32,7 @@ def served(tmp_path_factory):
     store_eyes(repository, "eyes", 10)
     store_eyes(repository, "other", 20)
     store_eyes(repository, "slow", 30, sleep_s=0.01)
-    store_eyes(repository, "single", 40)
-    config = repository / "single" / "config.pbtxt"
-    config.write_text(config.read_text().replace(f"count: {INSTANCES}", "count: 1"))
+    store_eyes(repository, "single", 40, instances=1)
     store_adding(repository, "adding", 1, 2)
     store(repository, "bare", adding(1), config=None)
     store_router(repository, "route")
@@ -65,12 +55,10 @@ def newest(served: Served, model: str) -> stub_processes.Stub:
 
 
 def store_route(repository: Path, name: str, *variants: dict, **more) -> None:
-    """Write the file of a route."""
     (repository / f"{name}.route.json").write_text(json.dumps(document(*variants, **more)))
 
 
 def test_killed_stub_is_replaced(served):
-    """Not ready while one of two stubs is dead; then a new one replaces it, and the repair is counted."""
     killed = newest(served, "eyes").process
     before = served.metric("repairs_total", model="eyes", cause="pid")
     os.kill(killed.pid, signal.SIGKILL)
@@ -83,46 +71,6 @@ def test_killed_stub_is_replaced(served):
     assert served.metric("repairs_total", model="eyes", cause="pid") == before + 1
     assert killed not in [each.process for each in served.stubs("eyes")]
     assert served.log.count("supervisor: model 'eyes' version 1 had a dead stub (found by pid)") == before + 1
-
-
-@pytest.fixture
-def limited_group():
-    """A control group with a limit of 600 MB of memory."""
-    _, _, own = next(line for line in MEMBERSHIP.read_text().splitlines() if ":memory:" in line).split(":")
-    if not (parent := Path(f"/sys/fs/cgroup/memory{own}")).is_dir():
-        pytest.skip(f"needs the control group of this process, which is not mounted at {parent}")
-    group = parent / f"nereid-{os.getpid()}"
-    group.mkdir()
-    (group / "memory.limit_in_bytes").write_text("600000000")
-    yield group
-    wait_until(lambda: not (group / "cgroup.procs").read_text(), "the end of its processes")
-    group.rmdir()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    os.getuid() != 0 or ":memory:" not in MEMBERSHIP.read_text(),
-    reason="only root can make a control group; only version 1 has them for processes of any group",
-)
-def test_lack_of_memory_is_named(tmp_path, limited_group):
-    """The log names the limit of memory, and the model whose process the kernel ended."""
-    store_eyes(tmp_path / "repository", "eyes", 10)
-    model = tmp_path / "repository" / "eyes" / "1" / "model.py"
-    greedy = "        if image == b'grow':\n            self.kept = b'x' * 2**30\n"
-    model.write_text(model.read_text().replace("        while image", f"{greedy}        while image"))
-    launcher = ["sh", "-c", f'echo $$ > {limited_group}/cgroup.procs; exec "$@"', "sh"]
-    with serving(tmp_path / "repository", tmp_path / "run", launcher=launcher) as served:
-        with (
-            pytest.raises(ClassifierError),
-            Classifier(f"127.0.0.1:{served.ports['http']}", "http", "eyes") as caller,
-        ):
-            caller.classify(b"grow")
-
-        wait_until(lambda: served.metric("repairs_total", model="eyes") >= 1, "repair")
-        line = "process(es) of this control group; the limit is 600 MB; fix: a higher limit"
-        wait_until(lambda: line in served.log, line)
-        wait_until(lambda: "supervisor: model 'eyes' version 1 had a dead stub" in served.log, "its model")
-        wait_until(served.is_ready, "ready again")
 
 
 @pytest.mark.slow
@@ -175,10 +123,9 @@ def test_full_route_is_ready(served):
     held = served.repository / "held"
     held.touch()
     with (
-        ThreadPoolExecutor(1) as pool,
+        calling(served, "full", 1, given=lambda protocol: image_input(protocol, b"hold")) as calls,
         Classifier(f"127.0.0.1:{served.ports['grpc']}", "grpc", "full") as classifier,
     ):
-        holding = pool.submit(score_of_held, classifier)
         try:
             wait_until(lambda: overloaded(classifier), "a route that is full")
             probed = served.metric("probes_total", model="full")
@@ -192,20 +139,10 @@ def test_full_route_is_ready(served):
             assert check_health(*words) == (0, "")
         finally:
             held.unlink()
-        assert holding.result(WATCHDOG_S) == 11.0
-
-
-def score_of_held(classifier: Classifier) -> float:
-    """Return the score of an image that the model holds; retries while a probe occupies the slot."""
-    while True:
-        try:
-            return classifier.classify(b"hold", top_k=1).labels[0].score
-        except Overloaded:
-            time.sleep(0.01)
+        wait_until(lambda: 11.0 in calls.since(), "the answer")
 
 
 def overloaded(classifier: Classifier) -> bool:
-    """Return whether a model rejects a request as overloaded."""
     try:
         classifier.classify(COFFEE, top_k=1)
     except Overloaded:
@@ -214,17 +151,15 @@ def overloaded(classifier: Classifier) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["adding", "route"], ids=["tensors only", "route"])
-def test_killed_stub_of_a_model_without_images_is_replaced(served, model):
-    """A dead stub of such a model is found by pid alone."""
-    before = served.metric("repairs_total", model=model)
-    killed = newest(served, model)
+def test_killed_stub_of_a_route_is_replaced(served):
+    before = served.metric("repairs_total", model="route")
+    killed = newest(served, "route")
     os.kill(killed.process.pid, signal.SIGKILL)
 
-    wait_until(lambda: served.metric("repairs_total", model=model) == before + 1, "repair")
+    wait_until(lambda: served.metric("repairs_total", model="route") == before + 1, "repair")
     wait_until(served.is_ready, "ready again")
 
-    replaced = {each.slot for each in served.stubs(model) if each.process.started > killed.process.started}
+    replaced = {each.slot for each in served.stubs("route") if each.process.started > killed.process.started}
     assert killed.slot in replaced
     assert Control(served.record).ready_versions()["adding"] == {1, 2}
 
@@ -244,61 +179,25 @@ def test_stopped_stub_is_found_by_a_probe(served):
     assert served.metric("repairs_total", model="other", cause="pid") == 0
 
 
-def send_until(over: threading.Event, served: Served, route: str, answers: list[str]) -> None:
-    """Send one request after the other to a route, without retries; notes "" or the error of each."""
-    image = InferInput("image", [1, 1], "BYTES")
-    image.set_data_from_numpy(np.array([[b"a photo"]], object))
-    with InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:
-        while not over.is_set():
-            try:
-                client.infer(route, [image], client_timeout=WATCHDOG_S)
-                answers.append("")
-            except InferenceServerException as error:
-                answers.append(str(error))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "cause"), [(signal.SIGKILL, "pid"), (signal.SIGSTOP, "probe")])
 def test_dead_instance_is_not_a_dead_variant(served, number, cause):
     """Of two instances the other one answers meanwhile; a variant is back with its only instance."""
-    over, answers = threading.Event(), {"look": [], "alone": []}
     before = {model: served.metric("repairs_total", model=model) for model in ("slow", "single")}
-    with ThreadPoolExecutor(6) as pool:
-        for route in ("look", "look", "look", "alone", "alone", "alone"):
-            pool.submit(send_until, over, served, route, answers[route])
-        try:
-            wait_until(lambda: min(map(len, answers.values())) > 30, "answers")
-            for model in before:
-                os.kill(newest(served, model).process.pid, number)
-            for model, count in before.items():
-                wait_until(
-                    lambda m=model, c=count: served.metric("repairs_total", model=m) > c,
-                    f"repair of {model}",
-                )
-            wait_until(served.is_ready, "ready again")
-            seen = len(answers["look"])
-            wait_until(lambda: len(answers["look"]) > seen + 10, "further answers")
-        finally:
-            over.set()
+    with calling(served, "look", 3) as look, calling(served, "alone", 3) as alone:
+        wait_until(lambda: min(look.count(31.0), alone.count(41.0)) > 30, "answers")
+        for model in before:
+            os.kill(newest(served, model).process.pid, number)
+        for model, count in before.items():
+            wait_until(lambda m=model, c=count: served.metric("repairs_total", model=m) > c, model)
+        wait_until(served.is_ready, "ready again")
+        seen = look.count(31.0)
+        wait_until(lambda: look.count(31.0) > seen + 10, "further answers")
 
-    assert {*answers["look"]} == {""}
+    assert {*look.since()} == {31.0}
     assert "variant 'both': breaker open" not in served.log
     assert served.metric("repairs_total", model="slow", cause=cause) >= 1
     assert served.numbers("alone") == [41.0] * 4
-
-
-@pytest.mark.slow
-def test_unloaded_model_is_not_repaired(served):
-    """Stubs that end with their model need no repair, neither then nor when the model comes back."""
-    control, before = Control(served.record), served.metric("repairs_total", model="other")
-    control.unload("other")
-    probed = served.metric("probes_total", model="eyes")
-    wait_until(lambda: served.metric("probes_total", model="eyes") > probed + 3, "further probes")
-
-    assert (served.is_ready(), "other" in control.ready_versions()) == (True, False)
-    control.load("other")
-    wait_until(lambda: "other" in served.page("/metrics")[1] and served.is_ready(), "ready again")
-    assert served.metric("repairs_total", model="other") == before
 
 
 def waited_for(supervisor: int) -> int:
@@ -309,20 +208,20 @@ def waited_for(supervisor: int) -> int:
 
 @pytest.mark.slow
 def test_killed_server_comes_back_as_it_was(served):
-    """Under load, the server comes back with its ports, token, models, versions and route."""
     control, record = Control(served.record), served.record
     versions, restarts = control.ready_versions(), served.metric("restarts_total")
 
-    with load(served, "eyes") as outcomes:
+    with calling(served, "eyes", 2) as calls:
+        wait_until(lambda: calls.count(11.0) > 2, "first responses")
         os.kill(record.pid, signal.SIGKILL)
-        wait_until(lambda: None in outcomes, "a failed request")
+        wait_until(lambda: {*calls.since()} > {11.0}, "a failed request")
         assert served.page("/livez")[0] == 200
         wait_until(lambda: served.metric("restarts_total") == restarts + 1, "restart")
         wait_until(served.is_ready, "ready again")
-        seen = len(outcomes)
-        wait_until(lambda: len(outcomes) > seen + 20, "further requests")
+        seen = calls.count(11.0)
+        wait_until(lambda: calls.count(11.0) > seen + 20, "further requests")
 
-    assert set(outcomes[-10:]) == {11.0}
+    assert set(calls.since()[-10:]) == {11.0}
     after = served.record
     assert after.pid != record.pid
     assert (after.ports, after.token, after.health_port) == (record.ports, record.token, record.health_port)
@@ -339,9 +238,7 @@ def test_killed_server_comes_back_as_it_was(served):
 def test_complete_configs_are_not_completed(tmp_path):
     """The completion takes a second; a model that needs it is refused, and a restart has the same models."""
     repository = tmp_path / "repository"
-    store_eyes(repository, "eyes", 10)
-    config = repository / "eyes" / "config.pbtxt"
-    config.write_text(f'name: "eyes"\n{config.read_text()}')
+    store_eyes(repository, "eyes", 10, more='name: "eyes"')
     with serving(repository, tmp_path / "run") as served:
         wait_until(served.is_ready, "ready")
         store(repository, "late", adding(1), config=None)
@@ -359,7 +256,6 @@ def test_complete_configs_are_not_completed(tmp_path):
 
 
 def command_of(served: Served) -> list[str]:
-    """Return the command line of Triton."""
     return Path(f"/proc/{served.record.pid}/cmdline").read_bytes().decode().split("\0")
 
 
@@ -401,32 +297,27 @@ def test_server_that_cannot_start_again_is_tried_again(tmp_path):
     store_eyes(repository, "eyes", 10)
     number = repository / "eyes.number"
 
-    def restart() -> int:
-        os.kill(first := served.record.pid, signal.SIGKILL)
-        return first
-
     with serving(repository, tmp_path / "run") as served:
         wait_until(served.is_ready, "ready")
         number.write_text("no number")
         store_eyes(repository, "new", 20)
-        restart()
-        wait_until(
-            lambda: served.log.count("tritonserver cannot be started: model 'eyes'") >= 2, "two attempts"
-        )
+        os.kill(served.record.pid, signal.SIGKILL)
+        failure = "tritonserver cannot be started: model 'eyes'"
+        wait_until(lambda: served.log.count(failure) >= 2, "two attempts")
         assert (served.page("/livez")[0], "could not convert" in served.why_not_ready()) == (200, True)
         number.write_text("30")
         wait_until(served.is_ready, "ready again")
         assert (served.numbers("eyes", 1), served.numbers("new", 1)) == ([31.0], [21.0])
 
         store(repository, "broken", adding(1), config='backend: "none such"')
-        first = restart()
+        os.kill(first := served.record.pid, signal.SIGKILL)
         wait_until(lambda: served.is_ready() and served.record.pid != first, "ready again")
         assert (served.numbers("eyes", 1), served.numbers("new", 1)) == ([31.0], [21.0])
         assert "--disable-auto-complete-config" not in command_of(served)
 
         number.write_text("no number")
         failures = served.log.count("cannot be started")
-        restart()
+        os.kill(served.record.pid, signal.SIGKILL)
         wait_until(lambda: served.log.count("cannot be started") > failures, "a failed attempt")
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(WATCHDOG_S) == 0
@@ -437,28 +328,3 @@ def signal_other_thread(pid: int, number: int) -> None:
     """Send a signal to a thread of a process that is not its main thread."""
     other = next(thread for each in Path(f"/proc/{pid}/task").iterdir() if (thread := int(each.name)) != pid)
     assert ctypes.CDLL(None).tgkill(pid, other, number) == 0
-
-
-@contextmanager
-def load(served: Served, model: str):
-    """Send requests over both protocols continuously; gives the list of scores, None for a failure."""
-    outcomes, over = [], threading.Event()
-
-    def send(protocol: str) -> None:
-        while not over.is_set():
-            try:
-                outcomes.extend(served.numbers(model, 1, protocol))
-            except ClassifierError:
-                outcomes.append(None)
-                time.sleep(0.05)
-
-    threads = [threading.Thread(target=send, args=[protocol]) for protocol in ("http", "grpc")]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_until(lambda: len(outcomes) > len(threads), "first responses")
-        yield outcomes
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join(WATCHDOG_S)

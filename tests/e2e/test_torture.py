@@ -17,7 +17,6 @@ UNCERTAIN = tuple(
 
 
 def test_torture_leaves_right_answers_and_nothing_else(capfd):
-    """All outcomes are the expected ones under changes and after faults, and nothing is left behind."""
     words = ["--minutes", "0.1", "--rounds", str(len(FAULTS)), "--seed", "7"]
 
     subprocess.run([sys.executable, "-m", "loadtest.torture", *words], check=False)

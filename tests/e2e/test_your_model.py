@@ -14,16 +14,14 @@ import pytest
 from onnx import helper
 
 from nereid.assets import COFFEE
+from tests.supervised import ANY_PORTS
 from tests.user_networks import CLASSES, UserNetwork
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-model.md"
 NAMES = ["beagle", "boxer", "collie", "husky", "poodle"]
 WATCHDOG_S = 120
 # Commands that keep their terminal; a free port replaces the usual one.
-KEPT = {
-    "nereid serve": ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"],
-    "nereid gateway": ["--port", "0"],
-}
+KEPT = {"nereid serve": ANY_PORTS, "nereid gateway": ["--port", "0"]}
 # Commands that wait for an answer.
 ASKING = ("nereid add", "nereid remove")
 
@@ -109,7 +107,6 @@ class Terminal:
 
 @pytest.mark.slow
 def test_walk_through_the_page(folder):
-    """Each command ends well, and does what its section says."""
     seen: dict[str, str] = {}
     with ExitStack() as stack:
         terminal = Terminal(folder, stack)
@@ -133,39 +130,30 @@ def test_walk_through_the_page(folder):
     assert not [each["name"] for each in left["models"] if each["name"].startswith("dogs")]
 
 
-@pytest.mark.parametrize(
-    ("exporter", "expected", "labels"),
-    [
-        ("torchvision, or trained like it", {"preset": "imagenet", "resize_shorter_px": "18"}, "'dogs.txt'"),
-        ("timm", {"mean": "127.5, 127.5, 127.5", "resize_shorter_px": "18"}, "'dogs.txt'"),
-        ("Ultralytics", {"resize_shorter_px": "16", "scale": str(1 / 255)}, "the file's metadata 'names'"),
-        (
-            "Keras, with a layer `Rescaling` in the network",
-            {"resize": "exact", "antialias": "false", "scale": "1", "layout": "NHWC"},
-            "'dogs.txt'",
-        ),
-        (
-            "Keras, with pixels from −1 to 1",
-            {"resize": "exact", "mean": "127.5, 127.5, 127.5", "std": "127.5, 127.5, 127.5"},
-            "'dogs.txt'",
-        ),
-    ],
-    ids=["torchvision", "timm", "Ultralytics", "Keras with Rescaling", "Keras"],
-)
-def test_network_of_each_exporter_is_read_as_the_page_says(folder, exporter, expected, labels):
-    """The command of the table finds preprocessing and class names, and probabilities."""
+HALVES = "127.5, 127.5, 127.5"
+PREPROCESSING = {
+    "torchvision, or trained like it": {"preset": "imagenet", "resize_shorter_px": "18"},
+    "timm": {"mean": HALVES, "resize_shorter_px": "18"},
+    "Ultralytics": {"resize_shorter_px": "16", "scale": str(1 / 255)},
+    "Keras, with a layer `Rescaling` in the network": {"resize": "exact", "scale": "1", "layout": "NHWC"},
+    "Keras, with pixels from −1 to 1": {"resize": "exact", "mean": HALVES, "std": HALVES},
+}
+
+
+@pytest.mark.parametrize("exporter", PREPROCESSING)
+def test_network_of_each_exporter_is_read_as_the_page_says(folder, exporter):
     with ExitStack() as stack:
         terminal = Terminal(folder, stack)
         terminal.environment["NEREID_REPOSITORY"] = str(folder / "models")
         found = json.loads(terminal.run(f"{exporters()[exporter]} --json"))
 
-    assert {key: found["parameters"].get(key) for key in expected} == expected
+    assert found["parameters"].items() >= PREPROCESSING[exporter].items()
+    labels = "the file's metadata 'names'" if exporter == "Ultralytics" else "'dogs.txt'"
     assert found["labels"] == {"count": CLASSES, "from": labels}
     appended = [line for line in found["changes"] if "softmax" in line]
     assert bool(appended) == (exporter in ("torchvision, or trained like it", "timm"))
 
 
 def test_the_page_has_a_command_for_each_exporter():
-    """The table and its tests have the same rows."""
-    assert len(exporters()) == 5
+    assert exporters().keys() == PREPROCESSING.keys()
     assert len(commands()) >= 17

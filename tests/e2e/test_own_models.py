@@ -1,0 +1,174 @@
+"""A detector and a recogniser of the user's own: added, published, shadowed, split, rolled back, removed."""
+
+import json
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from nereid import Detector, Reader
+from nereid.assets import COFFEE
+from nereid.metrics_page import parse
+from tests.detectors import CLASSES, KNOWN, TestDetector, moved
+from tests.labels import LABEL, WORDS
+from tests.recognisers import raw, retrained
+from tests.routes import store_adding, wait_until
+from tests.supervised import Served, serving
+from tests.watches import watching
+
+pytest.importorskip("cv2", reason="opencv is not installed: extra text")
+pytestmark = pytest.mark.nightly(minutes=5)
+PARTS = {
+    "detect": ("cars_network", "cars_preprocess", "cars_boxes", "cars_v1", "cars"),
+    "read": ("text_detect", "text_direction", "own_network", "own_v1", "own"),
+}
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's files for one task: three networks, the last one for the drop folder, and class names."""
+
+    task: str
+    name: str
+    kind: Any
+    first: Path
+    second: Path
+    third: Path
+    more: tuple[str, ...]
+
+    def ask(self, address: str, protocol: Any = "grpc", **options: str) -> tuple[str, list[str]]:
+        """Return the variant that answered, and the words that it found."""
+        with self.kind(address, protocol, self.name) as client:
+            found = getattr(client, self.task)(LABEL if self.task == "read" else COFFEE, **options)
+        entries = found.lines if self.task == "read" else found.objects
+        return found.variant, [getattr(each, "text", None) or each.label for each in entries]
+
+
+def store_detectors(folder: Path) -> Own:
+    """Write networks of one exporter and of another, whose tensors have other names."""
+    first, second = TestDetector("detr_sigmoid"), TestDetector("detr_sigmoid", moved(right=1.0), batch=1)
+    third = TestDetector("detr_sigmoid", moved(KNOWN[:1]))
+    later = second.build()
+    for old, new in (("logits", "scores_of_classes"), ("pred_boxes", "places")):
+        for output in later.graph.output:
+            output.name = new if output.name == old else output.name
+        for node in later.graph.node:
+            node.output[:] = [new if name == old else name for name in node.output]
+    paths = [folder / f"{name}-detector.onnx" for name in ("first", "second", "third")]
+    for path, model in zip(paths, (first.build(), later, third.build()), strict=True):
+        onnx.save(model, path)
+    (folder / "labels.txt").write_text("\n".join(CLASSES) + "\n")
+    more = "--preset", "rtdetr", "--head", "detr_sigmoid", "--labels", str(folder / "labels.txt")
+    return Own("detect", "cars", Detector, *paths, more)
+
+
+def store_recognisers(folder: Path) -> Own:
+    """Write logits with a list of characters, the file of PaddleOCR, and one that is trained further."""
+    characters = raw(folder / "logits.onnx", is_softmax=False, characters=())
+    (folder / "characters.txt").write_text("\n".join(characters) + "\n")
+    raw(folder / "better.onnx")
+    paths = folder / "logits.onnx", folder / "better.onnx", retrained(folder / "best.onnx")
+    return Own("read", "own", Reader, *paths, ("--labels", str(folder / "characters.txt")))
+
+
+@contextmanager
+def calling(served: Served, own: Own, words: list[str]) -> Iterator[Counter[str]]:
+    """Send requests over both protocols all the time; none may fail. Gives the number of each variant."""
+    variants, failures, is_over = Counter[str](), list[str](), threading.Event()
+
+    def call(protocol: str) -> None:
+        while not is_over.is_set():
+            try:
+                variant, found = own.ask(f"127.0.0.1:{served.ports[protocol]}", protocol)
+            except Exception as error:  # reported at the end
+                failures.append(repr(error))
+                continue
+            if found != words:
+                failures.append(f"{variant}: {found}")
+            variants[variant] += 1
+
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(call, protocol) for protocol in ("http", "grpc")]
+        try:
+            yield variants
+        finally:
+            is_over.set()
+    assert [*filter(None, (each.result() for each in calls)), *failures] == []
+
+
+@pytest.fixture(scope="module", params=["cpu", "ensemble"])
+def served(request, tmp_path_factory) -> Iterator[Served]:
+    """A running `nereid serve` of each form, to which models are added."""
+    folder = tmp_path_factory.mktemp(request.param)
+    store_adding(folder / "models", "net", 1)  # a server needs a model
+    with serving(folder / "models", folder / "run", "--profile", request.param) as running:
+        yield running
+
+
+@pytest.mark.parametrize("store", [store_detectors, store_recognisers], ids=["detector", "recogniser"])
+def test_life_of_a_model(served, tmp_path, store):
+    """Every step works on the running server, and no request fails meanwhile."""
+    server, own, repository = served, store(tmp_path), served.repository
+    address = f"127.0.0.1:{server.ports['grpc']}"
+    words = WORDS if own.task == "read" else [CLASSES[index] for _, _, index in KNOWN]
+
+    def nereid(*line: str) -> str:
+        done = server.nereid(*line)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def document() -> dict[str, Any]:
+        return dict(json.loads((repository / f"{own.name}.route.json").read_text()))
+
+    def set_route(**changes: Any) -> None:
+        (tmp_path / "route.json").write_text(json.dumps(document() | changes))
+        nereid("route", "set", "--file", str(tmp_path / "route.json"), "--model", own.name)
+
+    def agreed() -> float:
+        return sum(
+            each.value
+            for each in parse(server.triton_page())
+            if each.name == "nereid_route_shadow_requests_total"
+            and (each.labels["route"], each.labels["outcome"]) == (own.name, "agreed")
+        )
+
+    nereid("add", str(own.first), "--name", own.name, "--task", own.task, "--yes", *own.more)
+    assert own.ask(address) == ("v1", words)
+    with calling(server, own, words) as variants:
+        # The machine that tests is busy, and this test is not about latency.
+        gates = "--accept-change", "--max-slowdown", "1000"
+        nereid("publish", own.name, str(own.second), *gates)
+        (model,) = (each["model"] for each in document()["variants"] if each["name"] == "v2")
+        shadow = {"name": "next", "model": model, "version": 1, "percent": 100}
+        set_route(shadows=[shadow], shadow_max_in_flight=16)
+        wait_until(lambda: agreed() >= 3, "a shadow that agrees")
+        set_route(shadows=[])
+        nereid("route", "set", "v1=50", "v2=50", "--model", own.name)
+        wait_until(lambda: variants["v2"] >= 3, "answers of the second version")
+        assert own.ask(address, variant="v2") == ("v2", words)
+        nereid("rollback", own.name)
+        after, old = variants["v2"], variants["v1"]
+        wait_until(lambda: variants["v1"] >= old + 5, "answers after the rollback")
+        assert variants["v2"] <= after + 2
+        nereid("retire", own.name, "2")
+        (drop := tmp_path / "drop").mkdir()
+        with watching(drop, server.environment, *gates) as watch:
+            shutil.copy(own.third, drop / f"{own.name}@next.onnx")
+            watch.wait(f"{own.name}@next.onnx: published as version 3 of ")
+    dropped = own.ask(address, variant="v3")
+    shown = json.loads(nereid("versions", own.name, "--json"))
+    nereid("retire", own.name, "3")
+    removed = nereid("remove", own.name, "--yes")
+
+    assert dropped == ("v3", words if own.task == "read" else words[:1])
+    assert sorted(each["version"] for each in shown["versions"]) == [1, 3]
+    assert [part for part in PARTS[own.task] if f"{part}: removed" not in removed] == []
+    assert [each.name for each in repository.iterdir() if each.is_dir() and own.name in each.name] == []
