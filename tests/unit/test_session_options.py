@@ -414,7 +414,7 @@ NO_TENSORRT = f"model 'm' needs {TENSORRT} on GPU 3: this onnxruntime has only {
         # NVIDIA's backend reports a missing OpenVINO as an unknown accelerator, too.
         (from_cpu_block, ("openvino", (CPU,)), UNKNOWN.format("openvino")),
     ],
-    ids=str,
+    ids=lambda each: getattr(each, "__name__", str(each)),
 )
 def test_wrong_setting_has_the_official_message(read, given, message):
     with pytest.raises(InvalidConfig) as raised:
