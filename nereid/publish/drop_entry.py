@@ -97,9 +97,7 @@ def read_entry(path: Path) -> Entry | None:
     """
     _check_inside(path, path.resolve(), path.parent)
     is_folder = path.is_dir()
-    if is_folder and not any(
-        each.suffix == SUFFIX and not each.name.startswith(".") for each in path.iterdir()
-    ):
+    if is_folder and not any(each.suffix == SUFFIX for each in path.iterdir()):
         return None
     below = sorted(path.rglob("*")) if is_folder else [path]
     if any(each.suffix in UNFINISHED for each in below):
