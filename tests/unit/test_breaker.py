@@ -62,6 +62,14 @@ def test_slow_traffic_is_judged_by_its_last_requests():
     assert breaker.state is State.OPEN
 
 
+def test_old_failures_are_forgotten():
+    breaker = Breaker(SETTINGS)
+
+    feed(breaker, [BAD] * 2 + [GOOD] * 5 + [BAD], step=10.0)
+
+    assert breaker.state is State.CLOSED
+
+
 def test_trip_opens_immediately_and_a_second_one_does_not_extend_the_wait():
     breaker = Breaker(SETTINGS)
     feed(breaker, [GOOD] * 100)

@@ -143,6 +143,12 @@ def test_quota_allows_a_burst_and_then_its_rate(clock):
     clock.now_s += 0.5
     quotas.take(alice)
 
+    clock.now_s += 60
+    for _ in range(3):
+        quotas.take(alice)
+    with pytest.raises(Failure):
+        quotas.take(alice)
+
 
 def test_images_of_a_batch_are_taken_as_debt(clock):
     quotas = Quotas(None, 1, clock=clock)

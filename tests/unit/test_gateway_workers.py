@@ -37,6 +37,48 @@ def work(number, listens):
 say = lambda line: print(line, flush=True)
 WorkerPool(2, work, say, lambda number: None).run(lambda: say("all listen"))
 """
+# Four processes that take tokens of one key in the same moment, and then one that takes some of two keys.
+QUOTAS = """
+import os, sys
+from datetime import UTC, datetime
+from nereid.gateway.admission.keys import make
+from nereid.gateway.admission.quotas import Quotas
+from nereid.gateway.failures import Failure
+
+BURST = int(sys.argv[1])
+quotas = Quotas(1e-9, BURST)
+anna, bert = (make(name, frozenset({"infer"}), datetime.now(UTC))[0] for name in ("anna", "bert"))
+
+def taken(owner, tries):
+    found = 0
+    for _ in range(tries):
+        try:
+            quotas.take(owner)
+            found += 1
+        except Failure:
+            pass
+    return found
+
+start, go = os.pipe()
+pids = []
+for _ in range(4):
+    if not (pid := os.fork()):
+        os.read(start, 1)
+        os._exit(taken(anna, BURST // 2))  # the status of a process has one byte
+    pids.append(pid)
+os.write(go, b"." * 4)
+print(sum(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids), taken(anna, 1), taken(bert, 1))
+"""
+
+
+def test_processes_share_the_tokens_of_a_key():
+    burst = 400
+
+    done = subprocess.run(
+        [sys.executable, "-c", QUOTAS, str(burst)], capture_output=True, text=True, timeout=WATCHDOG_S
+    )
+
+    assert (done.stdout.split(), done.stderr) == ([str(burst), "0", "1"], "")
 
 
 def test_table_of_buckets_never_fills_up(monkeypatch):

@@ -111,6 +111,8 @@ def test_restarting_server_is_live_and_not_ready(health, clock):
     assert body(health, "/readyz") == (503, {"ready": False, "server": "restarting: status -9"})
     assert body(health, "/livez") == (200, {"live": True})
     assert "server_up_since_seconds 0\n" in health.metrics()
+    health.enter(pages.RUNNING)
+    assert body(health, "/readyz") == (503, {"ready": False, "server": pages.NOT_PROBED})
 
 
 def test_nothing_follows_stopping(health):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from nereid.contract import PROBE_HEADER
 from nereid.routing.assignment import Route, Salts, Shadow, Table, Variant
-from nereid.routing.attempts import DEATH_COUNTS_S, MAX_SUSPECTS
+from nereid.routing.attempts import DEATH_COUNTS_S, MAX_ABANDONED, MAX_SUSPECTS
 from nereid.routing.router import CHECK_CLIENTS_S, MAX_UNCHECKED_WAIT_S, Router
 from nereid.serving_errors import (
     Cancelled,
@@ -225,6 +225,18 @@ def test_slots_of_clients_that_left_are_freed():
     for _, finish in (*held, hang):
         finish()
     assert world.count("in_flight", variant="v2") == 0
+
+
+def test_slots_are_freed_however_many_clients_have_left():
+    world = World(replace(ROUTE, max_in_flight=1))
+    for _ in range(MAX_ABANDONED + 1):
+        request, finish = hang_v2(world)
+        request.is_gone = True
+        world.send()
+        world.now += CHECK_CLIENTS_S
+        world.router.free_abandoned()
+        assert world.send().outcome == ("v1", "11", "weight")
+        finish()
 
 
 def test_client_is_not_checked_after_its_response():
@@ -473,6 +485,15 @@ def test_request_after_a_death_is_sent_three_times_more(world):
     assert world.send(KEY_V2).outcome == "unavailable: Stub process 'm2_0_0' is not healthy."
     assert world.called == ["m2"] * 4
     assert world.count("breaker_state", variant="v2") == 2
+
+
+def test_retry_has_the_rest_of_the_time(world):
+    def fail() -> np.ndarray:
+        world.now += 0.3
+        raise Unavailable("x")
+
+    world.models["m2"] = fail
+    assert world.send(KEY_V2, timeout_s=0.5).timeouts == [pytest.approx(0.5), pytest.approx(0.2)]
 
 
 def test_nothing_is_sent_again_past_the_deadline(world):

@@ -97,6 +97,13 @@ def test_any_body_is_checked_or_rejected(body, json_bytes):
         check_is_safe(checked)
 
 
+def test_empty_dimension_is_refused():
+    content = {"inputs": [{"name": "x", "shape": [0], "datatype": "FP32", "data": []}]}
+    text = json.dumps(content).encode()
+    with pytest.raises(Failure, match="shape"):
+        check_body(SETTINGS, text, len(text))
+
+
 @given(requests(), st.data())
 def test_any_request_is_checked_or_rejected(request, data):
     content, binary = request
