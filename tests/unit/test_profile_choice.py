@@ -33,6 +33,13 @@ def test_gpu_with_its_packages_is_selected(tmp_path):
     assert str(expected) == "profile gpu: NVIDIA A100-SXM4-80GB, CUDA provider, CuPy 13.6.0"
 
 
+def test_old_gpu_next_to_a_good_one_does_no_harm(tmp_path):
+    gpus = recorded.GPUS + recorded.DESKTOP_GPU.replace("0", "2", 1)
+    outputs = {**recorded.GOOD, "": recorded.NEW_HEAD, recorded.QUERY: gpus}
+
+    assert chosen(tmp_path, outputs, CUDA_13).profile == "gpu"
+
+
 def test_part_of_a_divided_gpu_is_selected(tmp_path):
     outputs = {**recorded.GOOD, recorded.LISTED: recorded.MIG_LIST, recorded.QUERY: recorded.DIVIDED_GPU}
 
