@@ -34,7 +34,7 @@ def test_gpu_with_its_packages_is_selected(tmp_path):
 
 
 def test_old_gpu_next_to_a_good_one_does_no_harm(tmp_path):
-    gpus = recorded.GPUS + recorded.DESKTOP_GPU.replace("0", "2", 1)
+    gpus = recorded.DESKTOP_GPU + recorded.GPU.replace("0", "1", 1)
     outputs = {**recorded.GOOD, "": recorded.NEW_HEAD, recorded.QUERY: gpus}
 
     assert chosen(tmp_path, outputs, CUDA_13).profile == "gpu"
