@@ -433,10 +433,14 @@ def predictions(count: int) -> bytes:
         ([refusal(0, 2, count=4), predictions(2)], [f"{BAD}why 0", "n0", f"{BAD}why 2", "n1"]),
         ([refusal(0, 1, 2, 3, count=4)], [f"{BAD}why {index}" for index in range(4)]),
         ([error("batch-size must be <= 3"), predictions(3), predictions(1)], ["n0", "n1", "n2", "n0"]),
+        (
+            [error("batch-size must be <= 2"), predictions(2), refusal(0, count=2), predictions(1)],
+            ["n0", "n1", f"{BAD}why 0", "n0"],
+        ),
         ([refusal(9, count=4), *[predictions(1)] * 4], ["n0", "n0", "n0", "n0"]),
         ([error("invalid request: no such variant")], ["invalid request: no such variant"] * 4),
     ],
-    ids=["good", "two bad", "all bad", "batch too large", "malformed", "refused"],
+    ids=["good", "two bad", "all bad", "batch too large", "bad in a later part", "malformed", "refused"],
 )
 def test_bad_images_of_a_request_fail_alone(way, steps, expected):
     script = Script(*steps)
