@@ -8,11 +8,11 @@ import zlib
 import numpy as np
 import pytest
 import simplejpeg
-from PIL import Image, PngImagePlugin
+from PIL import Image, ImageOps, PngImagePlugin
 
 from nereid.assets import COFFEE
 from nereid.imaging.buffers import Buffers
-from nereid.imaging.decode import MAX_SCANS, Limits, open_image
+from nereid.imaging.decode import MAX_SCANS, Limits, open_image, read_upright_size
 from nereid.serving_errors import InvalidImage
 from tests.pictures import PNG_MAGIC, png_chunk, save
 from tests.tables import cases
@@ -269,6 +269,15 @@ def test_orientation_of_a_jpeg_is_found(encode, gradient, mode, header):
     assert open_image(encoded[:2] + header + encoded[2:], Limits()).orientation == 6
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_upright_size_is_that_of_the_turned_image(encode, gradient, orientation):
+    plain = encode(gradient(8, 24), "JPEG")
+    turned = plain[:2] + segment(0xE1, b"Exif\0\0" + exif_block(orientation)) + plain[2:]
+
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(turned))).size
+    assert read_upright_size(turned, Limits()) == expected
+
+
 GARBAGE = {
     "empty": b"",
     "no byte order": b"nonsense",
@@ -354,6 +363,11 @@ def test_limits_are_checked_on_the_header(encode, gradient, image_format, limits
     with pytest.raises(InvalidImage, match=message):
         open_image(encoded, limits)
     assert decode(good, limits=Limits(len(good), 6_000, 100)).shape == (60, 100, 3)
+
+
+def test_height_is_a_side_too(encode, gradient):
+    with pytest.raises(InvalidImage, match=r"expected at most 99 pixels a side, got 60 x 100$"):
+        open_image(encode(gradient(100, 60), "PNG"), Limits(max_image_side_px=99))
 
 
 def _lying(image_format):

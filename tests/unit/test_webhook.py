@@ -66,6 +66,7 @@ FILE = "file: expected a name such as classify@monday.onnx"
         ({"signature": ""}, 401, "expected the headers nereid-timestamp, "),
         ({"file": "other.onnx"}, 401, "nereid-signature: expected that of the secret, "),
         ({"timestamp": "1000"}, 401, TIME),
+        ({"timestamp": "9999999999"}, 401, TIME),
         ({"timestamp": "now"}, 401, TIME),
         ({"body": b"another network"}, 400, "nereid-sha256: expected "),
         ({"name": "..%2Fup.onnx"}, 400, FILE),
