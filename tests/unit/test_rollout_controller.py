@@ -36,7 +36,7 @@ class Behaviour:
     errors: float = 0.0
     latency_s: float = 0.006
     breaker: int = 0
-    is_right: bool = True
+    shadow: str = "agreed"
 
 
 class Simulation:
@@ -95,8 +95,7 @@ class Simulation:
             else:
                 self.count(labels, drawn, round(drawn * found.errors), "weight", found.latency_s)
         for shadow in route.shadows:
-            outcome = "agreed" if self.behaviour["new"].is_right else "disagreed"
-            labels = f'route="{ROUTE}",shadow="{shadow.name}",outcome="{outcome}"'
+            labels = f'route="{ROUTE}",shadow="{shadow.name}",outcome="{self.behaviour["new"].shadow}"'
             self.server.counts[f"shadow_requests_total{{{labels}}}"] += requests
 
     def count(self, labels: str, requests: int, failed: int, reason: str, latency_s: float) -> None:
@@ -165,9 +164,10 @@ def test_bad_candidate_loses_the_traffic(rollout, behaviour, reason):
     assert rollout.server.loaded["net_new"] == {1}
 
 
-def test_wrong_candidate_is_found_by_its_shadow(rollout):
+@pytest.mark.parametrize("outcome", ["disagreed", "failed"])
+def test_wrong_candidate_is_found_by_its_shadow(rollout, outcome):
     """It never has a weight, and its shadow is removed."""
-    rollout.behaviour["new"].is_right = False
+    rollout.behaviour["new"].shadow = outcome
     rollout.start(steps=["shadow", 50, 100])
     rollout.run("measuring")
     assert rollout.weights() == {"old": 100, "new": 0}
@@ -261,6 +261,16 @@ def test_edit_just_before_a_change_is_not_overwritten(rollout, tmp_path):
 
     assert rollout.run("paused").reasons[0].startswith("the route was changed outside the rollout: ")
     assert rollout.weights() == {"old": 100, "new": 77}
+
+
+def test_order_just_before_a_change_counts(rollout, tmp_path):
+    """Here the hook is the other person, who pauses the rollout that the controller is about to begin."""
+    environment = f"XDG_RUNTIME_DIR={tmp_path} NEREID_REPOSITORY={rollout.server.repository}"
+    rollout.start(hooks={"before_step": f"env {environment} {sys.executable} -m nereid rollout pause"})
+
+    rollout.look(3)
+
+    assert (rollout.state.phase, rollout.weights()) == ("paused", {"old": 100, "new": 0})
 
 
 def test_hooks_run_and_a_failing_one_pauses(rollout, tmp_path):

@@ -8,7 +8,7 @@ from nereid.contract import MAX_LINES
 from nereid.text import boxes as finder
 from nereid.text.boxes import find_boxes
 from nereid.text.crops import LINE_HEIGHT_PX, MAX_LINE_WIDTH_PX, along_text, cut
-from nereid.text.page_turn import page_turn, positions_before
+from nereid.text.page_turn import page_turn, positions_before, turned
 from nereid.text.reading_order import reading_order
 
 
@@ -82,6 +82,17 @@ def test_crop_is_rectified():
     width = line.shape[1]
     assert line[8:40, : width // 2 - 10].max() < 60
     assert line[8:40, width // 2 + 10 : -10].min() > 200
+
+
+@pytest.mark.parametrize("quarters", range(4))
+def test_pixel_of_a_turned_page_was_there_before(quarters):
+    page = np.arange(5 * 7).reshape(5, 7, 1)
+    lying = turned(page, quarters)
+    rows, columns = np.indices(lying.shape[:2])
+
+    found = positions_before(np.stack([columns, rows], axis=-1), (7, 5), quarters)
+
+    np.testing.assert_array_equal(page[found[..., 1], found[..., 0]], lying)
 
 
 @pytest.mark.parametrize("quarters", range(4))
