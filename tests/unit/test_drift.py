@@ -3,13 +3,14 @@
 import datetime
 import json
 from itertools import product
+from math import inf
 
 import msgspec
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from nereid.drift import series
+from nereid.drift import scores, series
 from nereid.drift.baseline import Measured, from_traffic
 from nereid.drift.comparison import Target, VariantDrift, compare, why_not
 from nereid.drift.drift_metrics import metrics
@@ -148,6 +149,14 @@ def test_only_the_changed_signal_drifts():
     found = verdicts(window_of(drawn(2, brightness=0.35)), reference_of(drawn(1)))
 
     assert {signal for signal, verdict in found.items() if verdict == "drift"} == {"brightness"}
+
+
+@pytest.mark.parametrize("measure", ["psi", "js"])
+def test_either_measure_shows_drift(monkeypatch, measure):
+    limits = {"psi": inf, "js": inf, measure: 0.0}
+    monkeypatch.setattr(scores, "limit", lambda *given: scores.Distance(**limits))
+
+    assert verdicts(window_of(drawn(2, brightness=0.9)), reference_of(drawn(1)))["brightness"] == "drift"
 
 
 def test_few_images_are_not_compared():

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from nereid.processes import available_cores
-from nereid.repository.layout import Threads, configs, describe_threads, hidden_models, thread_budget
+from nereid.repository.layout import (
+    Threads,
+    configs,
+    describe_threads,
+    hidden_models,
+    served_versions,
+    thread_budget,
+)
 from nereid.serving_errors import InvalidConfig
 from tests.tables import cases
 
@@ -127,3 +134,20 @@ def test_line_about_threads_has_every_model():
         line + f"(a 2x{CORES}, b 0x9): instances of one model slow each other down",
         False,
     )
+
+
+@cases(
+    ("policy", "expected"),
+    {
+        "none": ({}, [10]),
+        "latest": ({"latest": {"num_versions": 2}}, [2, 10]),
+        "more than there are": ({"latest": {"num_versions": 9}}, [1, 2, 10]),
+        "all": ({"all": {}}, [1, 2, 10]),
+        "specific": ({"specific": {"versions": [2, 1]}}, [1, 2]),
+    },
+)
+def test_policy_chooses_the_versions(tmp_path, policy, expected):
+    for version in (10, 2, 1):
+        (tmp_path / str(version)).mkdir()
+
+    assert served_versions(tmp_path, {"version_policy": policy}) == expected

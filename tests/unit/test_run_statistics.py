@@ -43,6 +43,16 @@ def test_percentiles_are_those_of_the_latencies():
     assert percentiles(histogram(latencies)) == pytest.approx([500, 900, 990, 999, 1000], rel=1e-3)
 
 
+def test_wait_before_a_request_is_part_of_its_latency():
+    part = RunStatistics()
+    part.of("http").add(100.0, 10.0, "")
+
+    merged = RunStatistics.merged([part.encode()]).of("http")
+
+    assert merged.response.percentile_ms(50) == pytest.approx(100, rel=1e-3)
+    assert merged.service.percentile_ms(50) == pytest.approx(10, rel=1e-3)
+
+
 @cases(
     ("latency_ms", "counted_ms"),
     {"none": (0.0, 0.001), "clock went back": (-1.0, 0.001), "11 days": (1e9, 3.6e6)},

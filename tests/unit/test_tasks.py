@@ -76,6 +76,12 @@ def test_detectors_agree_by_their_sure_objects(ours, theirs, expected):
     assert found.distance == pytest.approx(expected.distance)
 
 
+def test_classes_of_every_image_must_agree():
+    ours, theirs = np.float32([[0.9, 0.1], [0.6, 0.4]]), np.float32([[0.9, 0.1], [0.4, 0.6]])
+
+    assert not ClassificationOutputs().compare({"scores": ours}, {"scores": theirs}).is_equal
+
+
 def test_boxes_that_are_not_numbers_do_not_compare():
     """A shadow with NaN has failed, and has not disagreed."""
     broken = objects(((0, 0, np.nan, 1), 0.9, "cup"))

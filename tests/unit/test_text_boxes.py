@@ -118,6 +118,11 @@ def test_slanted_rows_stay_together():
     assert reading_order(rows[::-1]).tolist() == [2, 1, 0]
 
 
+def test_text_in_a_tall_box_runs_downwards():
+    (found,) = along_text(box(200, 10, 220, 110)[None])
+    assert found[:2].tolist() == [[220, 10], [220, 110]]
+
+
 def test_page_without_a_main_direction_is_not_turned():
     upright, down = box(10, 10, 110, 30), along_text(box(200, 10, 220, 110)[None])[0]
     assert page_turn(np.stack([upright, down])) == 0

@@ -43,6 +43,13 @@ def test_valid_headers_are_accepted(header, is_valid):
     assert (parse(header) is not None) == is_valid
 
 
+@pytest.mark.parametrize(("flags", "is_sampled"), [("00", False), ("01", True), ("02", False), ("03", True)])
+def test_other_flags_do_not_hide_the_choice(flags, is_sampled):
+    context = parse(f"00-{TRACE}-{SPAN}-{flags}")
+    assert context is not None
+    assert context.is_sampled is is_sampled
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_share_of_new_traces(share):
     assert all(begin(None, share)[0].is_sampled == bool(share) for _ in range(100))

@@ -101,7 +101,7 @@ def test_rates_between_two_moments():
     before = {stays: ProcessCounts(10.0, 1.0, 100, 50), ended: ProcessCounts(50.0, 9.0, 900, 900)}
     after = {stays: ProcessCounts(11.5, 1.8, 250, 56), new: ProcessCounts(0.5, 0.2, 50, 4)}
 
-    found = contention.between(counts(before, 100.0, 0, 0, 0.0), counts(after, 103.0, 10, 20, 2.0))
+    found = contention.between(counts(before, 100.0, 5, 100, 0.0), counts(after, 103.0, 15, 120, 2.0))
 
     assert found == Contention(2, 1.0, 0.5, pytest.approx(0.5), 100.0, 5.0, 0.5)
 
