@@ -35,9 +35,12 @@ def test_gpu_with_its_packages_is_selected(tmp_path):
 
 def test_old_gpu_next_to_a_good_one_does_no_harm(tmp_path):
     gpus = recorded.DESKTOP_GPU + recorded.GPU.replace("0", "1", 1)
-    outputs = {**recorded.GOOD, "": recorded.NEW_HEAD, recorded.QUERY: gpus}
+    listed = "GPU 0: NVIDIA GeForce GTX 1080 (UUID: GPU-11ff)\n" + recorded.LIST.splitlines()[0].replace(
+        "GPU 0", "GPU 1"
+    )
+    outputs = {"": recorded.NEW_HEAD, recorded.QUERY: gpus, recorded.LISTED: listed}
 
-    assert chosen(tmp_path, outputs, CUDA_13).profile == "gpu"
+    assert chosen(tmp_path, recorded.GOOD | outputs, CUDA_13).profile == "gpu"
 
 
 def test_part_of_a_divided_gpu_is_selected(tmp_path):
