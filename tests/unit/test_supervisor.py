@@ -35,6 +35,7 @@ from nereid.server.supervision.supervisor_messages import (
     ServerEnded,
 )
 from nereid.triton.stub_processes import Process, Stub
+from tests.tables import cases
 
 FIRST = Stub(Process(10, 100), "eyes", 1, "eyes_0_0")
 SECOND = Stub(Process(11, 101), "eyes", 1, "eyes_0_1")
@@ -293,6 +294,17 @@ def test_stopped_stub_is_probed_by_several_and_judged_by_one_verdict(driver):
 
     assert driver.judge(Probe("eyes", 2)) == [ReadIndex()]
     assert driver.step(IndexRead(READY)) == [Kill(FIRST.process), BY_PROBE]
+
+
+@cases(("state", "commands"), {"stopped": (STOPPED, [Kill(FIRST.process), BY_PROBE]), "running": (LIVES, [])})
+def test_late_probe_is_a_verdict_on_a_stopped_stub(driver, state, commands):
+    """Triton's thread hangs if a process is stopped while it holds the lock of their shared memory."""
+    driver.round("eyes")
+    driver.see(pid10=state)
+    began_s = driver.now_s
+    driver.step(ProbeEnded(Probe("eyes", 1), "timed out", began_s), 5.0)
+
+    assert driver.step(IndexRead(READY)) == commands
 
 
 def test_number_of_probes_is_limited():

@@ -183,8 +183,16 @@ class Supervisor:
             is_dead = self._verdicts.add(instance, now_s, is_stopped=instance in self._stopped)
             if not is_dead and probe.attempt < MAX_ATTEMPTS:
                 return [Probe(probe.model, probe.number, probe.attempt + 1)]
+        if event.failure and not instance:
+            self._blame_stopped(probe.model, event.began_s, now_s)
         self._pending.pop(probe.number, None)
         return []
+
+    def _blame_stopped(self, model: str, began_s: float, now_s: float) -> None:
+        """Blame stopped processes of a model for a failed probe: Triton may hang on them, and name none."""
+        for instance in self._stopped:
+            if _model_of(instance) == model and self._is_news(instance, began_s):
+                self._verdicts.add(instance, now_s, is_stopped=True)
 
     def _is_news(self, instance: str, began_s: float) -> bool:
         """Return whether a failure is neither known nor older than the last repair."""
