@@ -151,6 +151,29 @@ def test_undisturbed_photos_raise_nothing(world):
     assert found.requests >= SENT
 
 
+def test_histograms_of_the_page_are_whole(world):
+    """Buckets rise up to the count, and all of them exist, as in a histogram of Prometheus."""
+    world.look_at(lambda photo: photo)
+    found: dict[tuple, dict[float, float]] = {}
+    others: dict[tuple, float] = {}
+    for sample in metrics_page.parse(metrics_page.fetch(f"127.0.0.1:{world.served.ports['metrics']}", 10)):
+        name, _, part = sample.name.rpartition("_")
+        labels = {key: value for key, value in sample.labels.items() if key != "le"}
+        signal = name.removeprefix("nereid_route_").removeprefix("nereid_image_")
+        if signal in series.BOUNDS and part == "bucket":
+            found.setdefault((signal, *labels.items()), {})[float(sample.labels["le"])] = sample.value
+        elif signal in series.BOUNDS:
+            others[signal, part, *labels.items()] = sample.value
+
+    assert {key[0] for key in found} == SIGNALS - {series.CLASS}
+    for (signal, *labels), buckets in found.items():
+        assert sorted(buckets) == [*series.BOUNDS[signal], float("inf")]
+        counts = [buckets[bound] for bound in sorted(buckets)]
+        assert counts == sorted(counts)
+        assert counts[-1] == others[signal, "count", *labels]
+        assert others[signal, "sum", *labels] > 0
+
+
 @pytest.mark.parametrize("name", drift_photos.DEGRADED)
 def test_degraded_photos_raise_their_signal(world, name):
     change, signals = drift_photos.DEGRADED[name]

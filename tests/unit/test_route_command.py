@@ -22,7 +22,7 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.routes import history
 from nereid.routes.change import change, reweighted
 from nereid.routes.diff import describe_moves
-from nereid.routes.served import RunningServer, Served, read_metrics
+from nereid.routes.served import RunningServer, Served, read_metrics, served_status
 from nereid.routes.target import find_route, percent, read_state
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
@@ -539,6 +539,15 @@ class FakeServer:
         self.polls -= 1
         served = sha256(self.file.read_bytes()).hexdigest() if self.polls < 0 else "0ff" * 20
         return Served(frozenset({served}), {})
+
+
+@pytest.mark.parametrize(
+    ("in_use", "status"), [({"a"}, "served"), ({"a", "b"}, "not served yet: the server uses SHA-256 b")]
+)
+def test_route_is_served_when_every_instance_has_it(repository, in_use, status):
+    server = FakeServer(repository / FILE, says=Served(frozenset(in_use), {}))
+
+    assert served_status(server, "r", "a")[0] == status
 
 
 def test_change_needs_ready_models(repository):
