@@ -125,7 +125,7 @@ def growth(old: Counts, new: Counts, pair: Pair, slow_s: float) -> Look:
     def drawn(variant: tuple[str, str]) -> int:
         return new.drawn.get(variant, 0) - old.drawn.get(variant, 0)
 
-    agreed, disagreed = shadow("agreed"), shadow("disagreed")
+    agreed, disagreed = shadow("agreed"), shadow("disagreed") + shadow("failed")
     both = pair.candidate, pair.control
     return Look(
         {
