@@ -32,11 +32,9 @@ def good_files(image=None):
         "progressive cmyk jpeg": save(image.convert("CMYK"), "JPEG", progressive=True, exif=exif),
         "gif": save(palette, "GIF", **frames),
         "bmp": save(image, "BMP"),
-        "palette bmp": save(palette, "BMP"),
         "tiff": save(image, "TIFF", exif=exif),
         "lzw tiff": save(image, "TIFF", compression="tiff_lzw"),
         "jpeg tiff": save(image, "TIFF", compression="jpeg"),
-        "16-bit tiff": save(wide, "TIFF"),
         "webp": save(image, "WEBP", exif=exif),
         "lossless webp": save(image.convert("RGBA"), "WEBP", lossless=True),
     }

@@ -151,15 +151,6 @@ def test_good_repository_has_no_findings(repository):
     assert {each.model for each in check(repository)} == {"net", "pre", "whole", "route", "foreign"}
 
 
-def test_parameter_that_no_backend_reads_is_noted(repository):
-    net(SIZE, SIZE + PARAMETER.format("intra_op_thread_cnt", "1"))(repository)
-
-    assert findings(repository) == [
-        "net, config.pbtxt, Triton's rules: the backend 'onnxruntime' does not read the parameter "
-        "'intra_op_thread_cnt'; the nearest name is 'intra_op_thread_count'"
-    ]
-
-
 net, pre, whole = (partial(edit, f"{name}/config.pbtxt") for name in ("net", "pre", "whole"))
 fused = partial(edit, CPU)
 
@@ -249,25 +240,21 @@ def test_fault_is_found(repository, fault, reason):
     assert any(re.search(reason, failure) for failure in failures), failures
 
 
-def test_empty_folder_and_unpublished_version_are_noted(repository):
+def test_oddities_are_noted(repository):
+    """Triton loads hidden folders, too; hidden files do not matter."""
     (repository / "pre" / "1" / ".gitkeep").unlink()
     (repository / "net" / "1" / "SHA256SUMS").unlink()
-
-    assert findings(repository) == [
-        "net, version 1: not published by nereid: no SHA256SUMS",
-        "pre, version 1: the folder is empty, and git does not store empty folders",
-    ]
-
-
-def test_hidden_folder_is_noted(repository):
-    """Triton loads hidden folders, too; hidden files do not matter."""
+    net(SIZE, SIZE + PARAMETER.format("intra_op_thread_cnt", "1"))(repository)
     (repository / ".git" / "1").mkdir(parents=True)
     (repository / ".gitignore").touch()
 
-    (finding,) = (each for each in check(repository) if each.verdict != "ok")
-
-    assert (finding.verdict, finding.model) == ("note", ".git")
-    assert finding.found == "Triton takes a hidden folder for a model when it loads all models"
+    assert findings(repository) == [
+        ".git, hidden folder: Triton takes a hidden folder for a model when it loads all models",
+        "net, config.pbtxt, Triton's rules: the backend 'onnxruntime' does not read the parameter "
+        "'intra_op_thread_cnt'; the nearest name is 'intra_op_thread_count'",
+        "net, version 1: not published by nereid: no SHA256SUMS",
+        "pre, version 1: the folder is empty, and git does not store empty folders",
+    ]
 
 
 def test_custom_operators_are_noted(repository):

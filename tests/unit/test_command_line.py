@@ -153,29 +153,19 @@ def test_doctor_gives_its_findings_as_json(tmp_path):
     assert {finding["verdict"] for finding in findings} <= {"ok", "note", "fail"}
 
 
-def test_keys_are_listed_as_json_without_their_secrets(tmp_path):
-    folder = {"XDG_CONFIG_HOME": str(tmp_path)}
-    secret = run("key", "add", "alice", "--scope", "infer", "--rate", "5", **folder).stdout
+def test_keys_are_listed_without_their_secrets(tmp_path):
+    """As JSON, and as a table that is not cut in a pipe."""
+    folder, name = {"XDG_CONFIG_HOME": str(tmp_path)}, "a-very-long-name-of-an-owner-" + "x" * 30
+    secret = run("key", "add", name, "--scope", "infer", "--rate", "5", **folder).stdout.strip()
+
     listed = run("key", "list", "--json", **folder).stdout
+    command, environment = [sys.executable, "-m", "nereid", "key", "list"], os.environ | {"COLUMNS": "40"}
+    table = subprocess.run(command, env=environment | folder, capture_output=True, text=True, check=True)
 
     (key,) = json.loads(listed)
-    assert (key["name"], key["scopes"], key["rate_per_s"]) == ("alice", ["infer"], 5)
-    assert secret.strip() not in listed
-
-
-def test_tables_are_not_cut_in_a_pipe(tmp_path):
-    name = "a-very-long-name-of-an-owner-" + "x" * 30
-    run("key", "add", name, "--scope", "admin", XDG_CONFIG_HOME=str(tmp_path))
-
-    done = subprocess.run(
-        [sys.executable, "-m", "nereid", "key", "list"],
-        env=os.environ | {"XDG_CONFIG_HOME": str(tmp_path), "COLUMNS": "40"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert name in done.stdout
+    assert (key["name"], key["scopes"], key["rate_per_s"]) == (name, ["infer"], 5)
+    assert name in table.stdout
+    assert secret not in listed + table.stdout
 
 
 @cases(
