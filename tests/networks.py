@@ -53,6 +53,13 @@ def constant(name: str, array: np.ndarray) -> onnx.TensorProto:
     return numpy_helper.from_array(array, name)
 
 
+def move_out(tensor: onnx.TensorProto, location: str) -> None:
+    """Declare that a tensor's values are in another file."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+
+
 def network(
     nodes: Iterable[onnx.NodeProto],
     inputs: Iterable[onnx.ValueInfoProto],
