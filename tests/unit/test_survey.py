@@ -5,7 +5,7 @@ import onnx
 from onnx import helper
 
 from nereid.publish.add import AddRequest, add
-from nereid.publish.examination.score_outputs import activation_of, last_operator
+from nereid.publish.examination.score_outputs import activation_of
 from nereid.publish.intake import description
 from tests.networks import constant, network, value
 from tests.tables import cases
@@ -32,13 +32,6 @@ LOGITS = [[7.0, -2.0, 0.1], [1.0, 4.0, 0.3]]
 def test_activation_is_recognised(rows, operator, expected):
     """Rows that sum to 1 are probabilities, a sigmoid makes independent ones, and the rest are logits."""
     assert activation_of(np.array(rows), operator) == expected
-
-
-def test_operator_before_conversions():
-    model = UserNetwork(activation="softmax", tail=2).build()
-
-    assert last_operator(model, "output") == "Softmax"
-    assert last_operator(model, "unknown") == ""
 
 
 def fixed_to_one() -> onnx.ModelProto:
