@@ -2,23 +2,28 @@
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from nereid import assets
+from nereid.errors import ServerError
 from nereid.processes import end_with_parent
 from nereid.server import run_dir
-from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
+from nereid.server.command_line import DEFAULT_PROFILE, KEEP_BUFFERS, ServerOptions
 from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 
 ANY_PORTS = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
 # The time after which `nereid serve` has killed a server that does not stop, and some more.
 END_S = STOP_TIMEOUT_S + 20.0
+# The time after which a service by hand has failed to start.
+START_S = 60.0
 # Characters of the log that an error message shows.
 LOG_CHARACTERS = 20000
 
@@ -143,6 +148,37 @@ def _started(
         _end(process)
 
 
+@contextlib.contextmanager
+def by_hand(module: str, environment: Mapping[str, str]) -> Iterator[tuple[int, int]]:
+    """Run a module's `app` under uvicorn on a free port, and wait until it listens; gives its pid and port.
+
+    Raises:
+        ServerError: the service did not start.
+    """
+    (port,) = free_ports(1)
+    words = ["--factory", "--port", str(port), "--no-access-log", "--log-level", "warning"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", f"{module}:app", *words],
+        env=KEEP_BUFFERS | dict(environment),
+        preexec_fn=end_with_parent(),
+    )
+    try:
+        end_s = time.monotonic() + START_S
+        while not _listens(port):
+            if process.poll() is not None or time.monotonic() > end_s:
+                raise ServerError("the service by hand did not start; its log is above")
+            time.sleep(0.1)
+        yield process.pid, port
+    finally:
+        _end(process)
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
 def log_tail(folder: Path) -> str:
     """Return the end of the log of the `supervised` server with this folder."""
     return (folder / "log").read_text(errors="replace")[-LOG_CHARACTERS:]
@@ -162,5 +198,5 @@ def _end(process: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    if process.stdout:
+        process.stdout.close()

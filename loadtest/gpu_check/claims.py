@@ -36,7 +36,7 @@ CLAIMS = (
     ),
     (
         "served.best_per_s / served.best_by_hand_per_s",
-        "this rate as a multiple of the best service by hand",
+        "this rate as a multiple of the service by hand",
         "≥ 3",
     ),
     ("served.best_cpu_per_s", "best rate of the profile `cpu` on the same machine", ""),

@@ -34,7 +34,7 @@ def plan(tmp_path):
             sections=dict.fromkeys(by_name, 3.0),
             limit_s=limit_s,
             folder=tmp_path,
-            targets=[tmp_path / "gpu_check.json"],
+            target=tmp_path / "gpu_check.json",
             header={"commit": "abc"},
             command=lambda name, _: [sys.executable, "-c", by_name[name], str(tmp_path / f"{name}.json")],
             environment=os.environ,
@@ -118,7 +118,7 @@ def test_claims_have_results_and_quotients():
 
     assert found["this rate as a share of min(decoder, network)"] == "0.85"
     assert found["JPEG of 1080p to scores through the server, one by one: p50 in ms"] == "4.5 (missed)"
-    assert found["this rate as a multiple of the best service by hand"] == "not run yet: timed out"
+    assert found["this rate as a multiple of the service by hand"] == "not run yet: timed out"
     assert found["memory that the stopped server keeps, in MiB"] == "not run yet"
     assert len(claims.missed(claims.rows(sections))) == 1
 
