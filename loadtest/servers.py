@@ -6,8 +6,10 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,6 +44,13 @@ class Supervised:
         found = run_dir.find(run_dir.root(self.environment), self.repository)
         assert found is not None, "nereid serve ended"
         return found
+
+    def is_ready(self) -> bool:
+        """Check whether the supervisor reports that the server is ready."""
+        url = f"http://{self.record.host}:{self.record.health_port}/readyz"
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=END_S) as response:
+            return bool(response.status == HTTPStatus.OK)
+        return False
 
 
 @dataclass(frozen=True, slots=True)
