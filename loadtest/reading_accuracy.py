@@ -1,6 +1,6 @@
 """How exactly rendered waybills are read, by RapidOCR and by Nereid, on two disjoint sets of images.
 
-python -m loadtest.reading_accuracy [--count 500] [--sets development,proof] [--server HOST:PORT]
+python -m loadtest.reading_accuracy [--count 500] [--sets development,proof]
     [--record reading_accuracy]
 
 The character error rate is the number of inserted, deleted and replaced characters, divided by the number of
@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,6 @@ HEADINGS = (
     "answered as valid",
     "of them right",
 )
-markdown_of = partial(record.markdown, HEADINGS)
 
 
 @dataclass(slots=True)
@@ -135,23 +133,6 @@ def nereid_reader() -> Read:
     return read
 
 
-def server_reader(address: str) -> Read:
-    """Return the model `read_text` of a server, over HTTP."""
-    from tritonclient.http import InferenceServerClient, InferInput
-
-    client = InferenceServerClient(address, network_timeout=600, connection_timeout=600)
-
-    def read(encoded: bytes) -> list[Line]:
-        image = InferInput("image", [1, 1], "BYTES")
-        image.set_data_from_numpy(np.array([[encoded]], np.object_))
-        found = client.infer("read_text", [image])
-        texts, scores, boxes = (found.as_numpy(name)[0] for name in ("text", "confidence", "box"))
-        parts = zip(texts, scores, boxes, strict=True)
-        return [Line(text.decode(), float(score), box) for text, score, box in parts]
-
-    return read
-
-
 def measure(seeds: Iterable[int], readers: Mapping[str, Read]) -> tuple[dict[str, Score], str]:
     """Read the waybills of some seeds with each reader; also returns the SHA-256 of all images."""
     specification = read_specification(FIELDS)
@@ -172,17 +153,20 @@ def measure(seeds: Iterable[int], readers: Mapping[str, Read]) -> tuple[dict[str
 
 def markdown(rows: Sequence[record.Row]) -> str:
     """Render the rows as the table of docs/reading.md."""
-    return markdown_of(
+    return record.markdown(
+        HEADINGS,
         (
-            f"{row['images']}, {row['set']}",
-            row["reader"],
-            f"{row['number_in_line']:.1%}",
-            f"{row['number_exact']:.1%}",
-            f"{row['character_error_rate']:.2%}",
-            f"{row['answered_as_valid']:.1%}",
-            f"{row['valid_right']:.1%}",
-        )
-        for row in rows
+            (
+                f"{row['images']}, {row['set']}",
+                row["reader"],
+                f"{row['number_in_line']:.1%}",
+                f"{row['number_exact']:.1%}",
+                f"{row['character_error_rate']:.2%}",
+                f"{row['answered_as_valid']:.1%}",
+                f"{row['valid_right']:.1%}",
+            )
+            for row in rows
+        ),
     )
 
 
@@ -213,11 +197,8 @@ def main() -> int:
     """Measure, print and record; exit status 1 if Nereid reads less exactly than RapidOCR."""
     made = record.parser(__doc__, count=500)
     made.add_argument("--sets", default="development,proof", help="default: development,proof")
-    made.add_argument("--server", default="", help="HTTP address of a server with read_text, measured too")
     args = record.parsed(made)
     readers = {"RapidOCR": rapidocr_reader(), "Nereid": nereid_reader()}
-    if args.server:
-        readers["Nereid, served"] = server_reader(args.server)
     rows, digests = [], {}
     for name in args.sets.split(","):
         scores, digests[name] = measure(SETS[name][: args.count], readers)

@@ -81,13 +81,7 @@ def summarise(outcomes: Mapping[str, list[list[Failure]]]) -> list[record.Row]:
 def _cells(row: record.Row) -> list[str]:
     killed = SERVER if row["killed"] == SERVER else f"a stub of `{row['killed']}`"
     times = f"{row['median']:.1f} s", f"{row['max']:.1f} s", f"{row['goal']:g} s"
-    return [
-        killed,
-        *times,
-        f"{row['last_error_max']:.1f} s",
-        f"{row['failed']:g}",
-        f"{row['unanswered']:g}",
-    ]
+    return [killed, *times, f"{row['last_error_max']:.1f} s", f"{row['failed']:g}", f"{row['unanswered']:g}"]
 
 
 def markdown(rows: list[record.Row]) -> str:

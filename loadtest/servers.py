@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -109,32 +110,26 @@ def supervised(
 
 
 @contextlib.contextmanager
-def gateway(http_port: int) -> Iterator[Gateway]:
-    """Run `nereid gateway` in front of a server of this machine, and wait until it listens.
+def gateway(server: int | Supervised) -> Iterator[Gateway]:
+    """Run `nereid gateway`, and wait until it listens.
+
+    Args:
+        server: its HTTP port, or the server itself; then the gateway is recorded for other commands.
 
     Raises:
         SystemExit: the gateway does not start.
     """
-    command = ["gateway", "--url", f"127.0.0.1:{http_port}", "--port", "0", "--workers", "1"]
-    with _started(command) as (pid, document):
-        yield Gateway(pid, document["http"])
-
-
-@contextlib.contextmanager
-def gateway_of(running: Supervised) -> Iterator[Gateway]:
-    """Run `nereid gateway` for the repository of a server, recorded for other commands.
-
-    Raises:
-        SystemExit: the gateway does not start.
-    """
-    command = ["gateway", "--repository", str(running.repository), "--port", "0", "--workers", "1"]
-    with _started(command, running.environment) as (pid, document):
+    where, environment = ["--url", f"127.0.0.1:{server}"], dict[str, str](os.environ)
+    if isinstance(server, Supervised):
+        where, environment = ["--repository", str(server.repository)], dict(server.environment)
+    command = ["gateway", *where, "--port", "0", "--workers", "1"]
+    with _started(command, environment) as (pid, document):
         yield Gateway(pid, document["http"])
 
 
 @contextlib.contextmanager
 def _started(
-    words: Sequence[str], environment: Mapping[str, str] | None = None, log: IO[str] | None = None
+    words: Sequence[str], environment: Mapping[str, str], log: IO[str] | None = None
 ) -> Iterator[tuple[int, Any]]:
     """Run a command of `nereid` that prints one line of JSON when it is ready; gives its pid and the JSON.
 

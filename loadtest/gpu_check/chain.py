@@ -140,11 +140,7 @@ def summary(spent_ms: Sequence[float]) -> dict[str, float]:
     """Return p50 and p99 in milliseconds, and the number of calls."""
     ordered = sorted(spent_ms)
     last = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-    return {
-        "p50_ms": round(statistics.median(ordered), 3),
-        "p99_ms": round(last, 3),
-        "calls": len(ordered),
-    }
+    return {"p50_ms": round(statistics.median(ordered), 3), "p99_ms": round(last, 3), "calls": len(ordered)}
 
 
 def steps_ms(preprocessor: Any, images: Sequence[bytes], seconds: float) -> dict[str, float]:

@@ -34,11 +34,7 @@ class Ended(NamedTuple):
 
 
 def run(
-    words: Sequence[str],
-    log: Path,
-    limit_s: float,
-    environment: Mapping[str, str],
-    stop_s: float = STOP_S,
+    words: Sequence[str], log: Path, limit_s: float, environment: Mapping[str, str], stop_s: float = STOP_S
 ) -> Ended:
     """Run a command for at most `limit_s` seconds, `stop_s` of them for its end; its output goes to `log`.
 

@@ -208,7 +208,7 @@ def run(folder: Path, environment: Mapping[str, str]) -> list[record.Row]:
     (own := folder / "run").mkdir()
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(servers.supervised(repository, own, environment))
-        gateway = stack.enter_context(servers.gateway_of(running))
+        gateway = stack.enter_context(servers.gateway(running))
         target = Target("", "", f"127.0.0.1:{gateway.port}")
         supervisor = f"127.0.0.1:{running.record.health_port}"
         addresses = {

@@ -21,12 +21,9 @@ MAX_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Photo:
-    """A photo to send.
+    """A photo to send; `kind` is its row in Locust's table.
 
-    Attributes:
-        kind: its row in Locust's table.
-        content: bytes of the file.
-        expected: correct results, of which a response must have one; empty if any result is correct.
+    A response must have one of the expected results; any is correct if there are none.
     """
 
     kind: str
