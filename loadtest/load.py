@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from loadtest.servers import served
 from loadtest.users import thresholds
@@ -54,22 +53,6 @@ def run_locust(target: Target, seconds: float, report: Path, words: Sequence[str
     return SIGNALLED - code if code < 0 else code or int(not report.exists())
 
 
-def read(report: Path) -> dict[str, Any]:
-    """Read the report of a run.
-
-    Raises:
-        SystemExit: the run wrote no report.
-    """
-    if not report.exists():
-        raise SystemExit("Locust ended without a report")
-    return dict(json.loads(report.read_text()))
-
-
-def rate(report: dict[str, Any]) -> float:
-    """Return the correct responses per second of a run, all protocols together."""
-    return float(sum(row["rate_per_s"] for row in report["rows"]))
-
-
 @contextlib.contextmanager
 def _target(args: argparse.Namespace, folder: Path) -> Iterator[Target]:
     if args.url:
@@ -88,7 +71,7 @@ def both_loops(target: Target, args: argparse.Namespace, folder: Path) -> list[i
     codes = [run_locust(target, args.seconds, closed, [*words, *common])]
     if not closed.exists():
         return codes
-    if not (per_s := SHARE * rate(read(closed))):
+    if not (per_s := SHARE * sum(row["rate_per_s"] for row in json.loads(closed.read_text())["rows"])):
         print("the open loop has no rate: the closed loop got no correct response", file=sys.stderr)
         return [codes[0] or 1]
     words = ["--scenario", "open", "--users", str(POOL), "--rate", f"{per_s:.2f}"]

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -70,13 +69,7 @@ def served(
     repository: Path = assets.REPOSITORY,
     flags: Sequence[str] = (),
 ) -> Iterator[EmbeddedServer]:
-    """Start a server and wait until it is ready.
-
-    Args:
-        folder: takes the files of the server; several servers may share one.
-        environment: of the server.
-        flags: for `tritonserver`.
-    """
+    """Start a server and wait until it is ready; several servers may share a folder for their files."""
     ports = Ports(*free_ports(3))
     options = ServerOptions(repository, profile, ports=ports, flags=tuple(flags))
     own = folder / f"server-{ports.http}"
@@ -91,10 +84,7 @@ def supervised(
 ) -> Iterator[Supervised]:
     """Run `nereid serve` on free ports, with a health port, and wait until it is ready.
 
-    Args:
-        folder: takes its log and its run directory.
-        environment: of the command.
-        words: more options of the command.
+    The folder takes its log and its run directory.
 
     Raises:
         SystemExit: the command does not start; the message has the end of its log.
@@ -119,17 +109,17 @@ def gateway(server: int | Supervised) -> Iterator[Gateway]:
     Raises:
         SystemExit: the gateway does not start.
     """
-    where, environment = ["--url", f"127.0.0.1:{server}"], dict[str, str](os.environ)
+    where, environment = ("--url", f"127.0.0.1:{server}"), dict[str, str]()
     if isinstance(server, Supervised):
-        where, environment = ["--repository", str(server.repository)], dict(server.environment)
-    command = ["gateway", *where, "--port", "0", "--workers", "1"]
-    with _started(command, environment) as (pid, document):
+        where, environment = ("--repository", str(server.repository)), dict(server.environment)
+    words = ["gateway", *where, "--port", "0", "--workers", "1"]
+    with _started(words, environment or None) as (pid, document):
         yield Gateway(pid, document["http"])
 
 
 @contextlib.contextmanager
 def _started(
-    words: Sequence[str], environment: Mapping[str, str], log: IO[str] | None = None
+    words: Sequence[str], environment: Mapping[str, str] | None = None, log: IO[str] | None = None
 ) -> Iterator[tuple[int, Any]]:
     """Run a command of `nereid` that prints one line of JSON when it is ready; gives its pid and the JSON.
 

@@ -10,6 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -185,7 +186,7 @@ class Run:
         report = Report.of(self._options.scenario, statistics, self._lost())
         report.show()
         if self._options.report:
-            Path(self._options.report).write_text(json.dumps(report.plain(), indent=2) + "\n")
+            Path(self._options.report).write_text(json.dumps(asdict(report), indent=2) + "\n")
         if self._options.thresholds:
             lines = thresholds.compare(report, thresholds.read(Path(self._options.thresholds)))
             thresholds.show(report.scenario, lines)
