@@ -109,11 +109,13 @@ def gateway(server: int | Supervised) -> Iterator[Gateway]:
     Raises:
         SystemExit: the gateway does not start.
     """
-    where, environment = ("--url", f"127.0.0.1:{server}"), dict[str, str]()
+    options = ["--port", "0", "--workers", "1"]
     if isinstance(server, Supervised):
-        where, environment = ("--repository", str(server.repository)), dict(server.environment)
-    words = ["gateway", *where, "--port", "0", "--workers", "1"]
-    with _started(words, environment or None) as (pid, document):
+        words = ["gateway", "--repository", str(server.repository), *options]
+        started = _started(words, server.environment)
+    else:
+        started = _started(["gateway", "--url", f"127.0.0.1:{server}", *options])
+    with started as (pid, document):
         yield Gateway(pid, document["http"])
 
 

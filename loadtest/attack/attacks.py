@@ -7,7 +7,7 @@ import http.client
 import json
 import socket
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -171,7 +171,7 @@ _CLASSIFIED = {"outputs": [{"name": "variant", "parameters": {"classification": 
 _REGION = {"parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 64}}
 _SIZED = image_input(data=None, parameters={"binary_data_size": 8})
 _NUMBER = _INPUT.replace(b"image", b"x").replace(b"BYTES", b"FP32") + b"[1e999]}]}"
-_SHAPES = ([0, 1], [2**32 + 1, 1], [-1, 1], [2**63, 2**63], [], [1] * 1000, [2, 1])
+_SHAPES: Sequence[Sequence[int]] = ([0, 1], [2**32 + 1, 1], [-1, 1], [2**63, 2**63], [], [1] * 1000, [2, 1])
 _PARAMETERS = (("timeout", 1.5), ("timeout", -1), ("priority", "x"), ("binary_data_output", 1))
 _DOCUMENTS = {
     "classes of a text": {**image_input(), **_CLASSIFIED},
