@@ -9,6 +9,7 @@ two times: from when on every new request succeeds, and when the last error came
 """
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -18,9 +19,10 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from loadtest import record, servers
-from loadtest.torture.traffic import Failure, Traffic, classifiers
+from loadtest.torture.traffic import Failure, Span, Traffic, classifiers
 from nereid import assets
 from nereid.triton import stub_processes
 
@@ -33,45 +35,52 @@ GOALS_S = {"stub": 3.0, SERVER: 15.0}
 HEADINGS = ("killed", "back after", "worst", "goal", "last error", "failed", "unanswered")
 
 
+class Outage(NamedTuple):
+    """Failed requests, and the begin of the first one from which on all succeeded; in s after the kill."""
+
+    failures: list[Failure]
+    back_s: float
+
+
 def is_unanswered(failure: Failure) -> bool:
     """Check whether a request timed out at its caller."""
     return failure.end_s - failure.begin_s >= TIMEOUT_S * 0.9
 
 
-def _kill(running: servers.Supervised, model: str, pid: int) -> list[Failure]:
-    """Kill a process under load; returns the requests that failed afterwards, in seconds since then."""
-    with Traffic(classifiers(running.record.url, model, CONCURRENCY, PER_S, TIMEOUT_S)) as traffic:
+def _kill(running: servers.Supervised, model: str, pid: int) -> Outage:
+    """Kill a process under load."""
+    answered: list[Span] = []
+    url = running.record.url
+    with Traffic(classifiers(url, model, CONCURRENCY, PER_S, TIMEOUT_S, answered=answered)) as traffic:
         time.sleep(BEFORE_S)
         killed_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         traffic.wait_calm(f"a killed process of '{model}'", CALM_S, WATCHDOG_S, running.is_ready)
     if wrong := [text for tally in traffic.tallies for text in tally.wrong]:
         raise SystemExit(f"wrong outcomes after a killed process of '{model}': {wrong[:5]}")
-    return [
+    failures = [
         Failure(each.end_s - killed_s, each.begin_s - killed_s, each.text)
         for each in traffic.failures(killed_s)
     ]
+    last_s = max((each.begin_s for each in failures), default=-math.inf)
+    later = [begin_s - killed_s for begin_s, end_s in answered if end_s > killed_s]
+    return Outage(failures, max(0.0, min(begin_s for begin_s in later if begin_s > last_s)))
 
 
-def back_after_s(failures: list[Failure]) -> float:
-    """Return the time in seconds after the kill from which on each new request succeeded."""
-    return max((each.begin_s for each in failures if each.begin_s > 0), default=0.0)
-
-
-def last_error_s(failures: list[Failure]) -> float:
+def last_error_s(outage: Outage) -> float:
     """Return the time of the last error after the kill; requests without any response do not count."""
-    return max((each.end_s for each in failures if not is_unanswered(each)), default=0.0)
+    return max((each.end_s for each in outage.failures if not is_unanswered(each)), default=0.0)
 
 
-def summarise(outcomes: Mapping[str, list[list[Failure]]]) -> list[record.Row]:
-    """Return a row for each killed process, from the failed requests of each round."""
+def summarise(outcomes: Mapping[str, list[Outage]]) -> list[record.Row]:
+    """Return a row for each killed process, from the outages of each round."""
     return [
         {"killed": killed}
-        | record.spread(map(back_after_s, rounds), 2)
+        | record.spread((each.back_s for each in rounds), 2)
         | {
             "last_error_max": round(max(map(last_error_s, rounds)), 2),
-            "failed": statistics.median(map(len, rounds)),
-            "unanswered": statistics.median(sum(map(is_unanswered, each)) for each in rounds),
+            "failed": statistics.median(len(each.failures) for each in rounds),
+            "unanswered": statistics.median(sum(map(is_unanswered, each.failures)) for each in rounds),
             "goal": GOALS_S[SERVER if killed == SERVER else "stub"],
         }
         for killed, rounds in outcomes.items()
@@ -89,7 +98,7 @@ def markdown(rows: list[record.Row]) -> str:
     return record.markdown(HEADINGS, map(_cells, rows))
 
 
-def _measure_round(repository: Path, folder: Path, outcomes: dict[str, list[list[Failure]]]) -> None:
+def _measure_round(repository: Path, folder: Path, outcomes: dict[str, list[Outage]]) -> None:
     folder.mkdir()
     with servers.supervised(repository, folder, os.environ) as running:
         server_pid = running.record.pid
@@ -102,12 +111,12 @@ def _measure_round(repository: Path, folder: Path, outcomes: dict[str, list[list
 def main() -> int:
     """Measure, print and record; exit status 1 if a goal is missed."""
     args = record.parsed(record.parser(__doc__, rounds=3))
-    outcomes: dict[str, list[list[Failure]]] = defaultdict(list)
+    outcomes: dict[str, list[Outage]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as scratch:
         repository = shutil.copytree(assets.REPOSITORY, Path(scratch) / "repository")
         for number in range(args.rounds):
             _measure_round(repository, Path(scratch) / str(number), outcomes)
-            print(json.dumps({name: round(back_after_s(each[-1]), 2) for name, each in outcomes.items()}))
+            print(json.dumps({name: round(each[-1].back_s, 2) for name, each in outcomes.items()}))
     rows = summarise(outcomes)
     print(markdown(rows))
     result = {"concurrency": CONCURRENCY, "per_s": PER_S, "rounds": args.rounds, "rows": rows}

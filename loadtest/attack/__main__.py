@@ -17,9 +17,8 @@ from loadtest import record, resource_usage, servers
 from loadtest.attack.attackers import attackers
 from loadtest.attack.attacks import Front
 from loadtest.attack.fuzz import fuzz
-from loadtest.torture.traffic import Kind, Target, Traffic
-from nereid.assets import COFFEE, REPOSITORY
-from nereid.client.classifier import Classifier
+from loadtest.torture.traffic import Span, Traffic, classifiers
+from nereid.assets import REPOSITORY
 from nereid.gateway.admission import key_changes
 from nereid.tune.load_generator import percentile
 
@@ -30,24 +29,16 @@ HEADINGS = ("attackers", "attacks", "requests", "failed", "p50 ms", "p99 ms")
 
 def measured(front: Front, count: int, seconds: float) -> record.Row:
     """Return what the steady client, which has no key, saw while attackers were at work."""
-    photo, spent_ms = COFFEE.read_bytes(), list[float]()
-
-    def opened(_: Target) -> Classifier:
-        return Classifier(f"127.0.0.1:{front.http_port}", "http")
-
-    def send(classifier: Classifier) -> str:
-        begin_s = time.monotonic()
-        classifier.classify(photo, top_k=1)
-        spent_ms.append((time.monotonic() - begin_s) * 1e3)
-        return ""
-
-    with attackers(front, count) as statuses, Traffic([Kind("steady", PER_S, opened, send)]) as traffic:
+    answered: list[Span] = []
+    steady = classifiers(lambda _: f"127.0.0.1:{front.http_port}", "classify", 1, PER_S, answered=answered)
+    with attackers(front, count) as statuses, Traffic(steady) as traffic:
         time.sleep(WARM_UP_S)
-        spent_ms.clear()
+        answered.clear()
         time.sleep(seconds)
-    failed, ordered_ms = len(traffic.faults()), sorted(spent_ms)
+    failed = len(traffic.faults())
+    ordered_ms = sorted((end_s - begin_s) * 1e3 for begin_s, end_s in answered)
     p50_ms, p99_ms = (round(percentile(ordered_ms, percent), 1) for percent in (50, 99))
-    values = count, statuses.total(), len(spent_ms) + failed, failed, p50_ms, p99_ms
+    values = count, statuses.total(), len(answered) + failed, failed, p50_ms, p99_ms
     return {**dict(zip(HEADINGS, values, strict=True)), "statuses": dict(sorted(statuses.items()))}
 
 

@@ -24,6 +24,9 @@ JOIN_S = 60.0
 POLL_S = 0.1
 PROTOCOLS: tuple[ProtocolName, ...] = ("http", "grpc")
 
+# Begin and end of a request in monotonic seconds.
+Span = tuple[float, float]
+
 
 class Failed(Exception):
     """The server answered that it cannot answer now."""
@@ -191,6 +194,7 @@ def classifiers(
     timeout_s: float = 30.0,
     check: Callable[[Prediction], str] = lambda prediction: "",
     api_key: str = "",
+    answered: list[Span] | None = None,
 ) -> list[Kind]:
     """Return callers that classify a photo; every other one uses gRPC.
 
@@ -198,18 +202,20 @@ def classifiers(
         url: returns the address for a protocol.
         per_s: requests per second of each caller.
         check: returns the fault of an answer, empty for a right one.
+        answered: gets begin and end of each request with an answer.
     """
-    photo = COFFEE.read_bytes()
+    photo, spans = COFFEE.read_bytes(), [] if answered is None else answered
 
     def opened(protocol: ProtocolName, _: Target) -> Classifier:
         return Classifier(url(protocol), protocol, model, timeout_s, api_key=api_key)
 
+    def send(classifier: Classifier) -> str:
+        begin_s = time.monotonic()
+        prediction = classifier.classify(photo, top_k=1)
+        spans.append((begin_s, time.monotonic()))
+        return check(prediction)
+
     return [
-        Kind(
-            f"caller {number}",
-            per_s,
-            partial(opened, PROTOCOLS[number % 2]),
-            lambda classifier: check(classifier.classify(photo, top_k=1)),
-        )
+        Kind(f"caller {number}", per_s, partial(opened, PROTOCOLS[number % 2]), send)
         for number in range(count)
     ]
