@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from loadtest.servers import served
 from loadtest.users import thresholds
@@ -43,13 +42,7 @@ class Target:
 def run_locust(target: Target, seconds: float, report: Path, words: Sequence[str]) -> int:
     """Run Locust without its web page; returns its exit code (128 and more for a signal).
 
-    A run without a report has failed, even if its exit code is 0.
-
-    Args:
-        target: the server.
-        seconds: duration of the load.
-        report: takes the report; an old one is removed first.
-        words: more options of Locust and of our users.
+    A run without a report has failed, even if its exit code is 0; an old report is removed first.
     """
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"]
@@ -58,23 +51,6 @@ def run_locust(target: Target, seconds: float, report: Path, words: Sequence[str
     command += ["--json-file", str(report.with_suffix(".locust")), "--loglevel", "WARNING"]
     code = subprocess.run([*command, "--report", str(report), *words]).returncode
     return SIGNALLED - code if code < 0 else code or int(not report.exists())
-
-
-def read(report: Path) -> dict[str, Any]:
-    """Read the report of a run.
-
-    Raises:
-        SystemExit: the run wrote no report.
-    """
-    if not report.exists():
-        raise SystemExit("Locust ended without a report")
-    result: dict[str, Any] = json.loads(report.read_text())
-    return result
-
-
-def rate(report: dict[str, Any]) -> float:
-    """Return the correct responses per second of a run, all protocols together."""
-    return float(sum(row["rate_per_s"] for row in report["rows"]))
 
 
 @contextlib.contextmanager
@@ -95,14 +71,14 @@ def both_loops(target: Target, args: argparse.Namespace, folder: Path) -> list[i
     codes = [run_locust(target, args.seconds, closed, [*words, *common])]
     if not closed.exists():
         return codes
-    if not (per_s := args.rate or SHARE * rate(read(closed))):
+    if not (per_s := SHARE * sum(row["rate_per_s"] for row in json.loads(closed.read_text())["rows"])):
         print("the open loop has no rate: the closed loop got no correct response", file=sys.stderr)
         return [codes[0] or 1]
     words = ["--scenario", "open", "--users", str(POOL), "--rate", f"{per_s:.2f}"]
     return [*codes, run_locust(target, args.seconds, opened, [*words, *common])]
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="", help="http://HOST:PORT of a running server")
@@ -112,21 +88,16 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repository", type=Path, default=assets.REPOSITORY, help="models to serve")
     parser.add_argument("--profile", default=DEFAULT_PROFILE, help="profile to serve")
     parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each loop, default: 10")
-    parser.add_argument(
-        "--rate",
-        type=float,
-        help=f"requests/s of the open loop; default: {SHARE:.0%}% of the closed loop's",
-    )
     parser.add_argument("--reports", type=Path, help="folder for closed.json and open.json")
     parser.add_argument("--thresholds", type=Path, default=thresholds.DEFAULT, help="file with the limits")
     parser.add_argument("locust", nargs="*", help="after --: more options of Locust and of our users")
-    args = parser.parse_args(words)
+    args = parser.parse_args()
     try:
         thresholds.read(args.thresholds)
     except thresholds.InvalidThresholds as error:
         parser.error(str(error))
-    if not all(0 < number < math.inf for number in (args.seconds, 1.0 if args.rate is None else args.rate)):
-        parser.error("--seconds and --rate must be larger than 0")
+    if not 0 < args.seconds < math.inf:
+        parser.error("--seconds must be larger than 0")
     return args
 
 

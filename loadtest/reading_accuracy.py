@@ -1,6 +1,6 @@
 """How exactly rendered waybills are read, by RapidOCR and by Nereid, on two disjoint sets of images.
 
-python -m loadtest.reading_accuracy [--count 500] [--sets development,proof] [--server HOST:PORT]
+python -m loadtest.reading_accuracy [--count 500] [--sets development,proof]
     [--record reading_accuracy]
 
 The character error rate is the number of inserted, deleted and replaced characters, divided by the number of
@@ -10,10 +10,8 @@ without spaces, with regard to case.
 
 import hashlib
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,15 +30,9 @@ FIELDS = TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json"
 # Of the numbers that are answered as valid.
 TARGET_RIGHT = 0.99
 HEADINGS = (
-    "images",
-    "reader",
-    "number is in its line",
-    "number is the field",
-    "character errors",
-    "answered as valid",
-    "of them right",
+    *("images", "reader", "number is in its line", "number is the field", "character errors"),
+    *("answered as valid", "of them right"),
 )
-markdown_of = partial(record.markdown, HEADINGS)
 
 
 @dataclass(slots=True)
@@ -50,15 +42,10 @@ class Score:
     images: int = 0
     in_line: int = 0
     exact: int = 0
-    answered: int = 0
     valid: int = 0
     valid_right: int = 0
-    corrected: int = 0
-    corrected_right: int = 0
     errors: int = 0
     characters: int = 0
-    seconds: float = 0.0
-    by_layout: dict[str, list[int]] = field(default_factory=dict)
     wrong_valid: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, image: Waybill, lines: Sequence[Line], number: Field) -> None:
@@ -68,15 +55,8 @@ class Score:
         self.images += 1
         self.in_line += has_number(image.tracking_number, found)
         self.exact += is_right
-        self.answered += number.value is not None
         self.errors += sum(map(errors, found))
         self.characters += sum(len(each.printed) for each in found)
-        layout = self.by_layout.setdefault(image.layout, [0, 0])
-        layout[0] += is_right
-        layout[1] += 1
-        if number.corrected:
-            self.corrected += 1
-            self.corrected_right += is_right
         if number.valid:
             self.valid += 1
             self.valid_right += is_right
@@ -90,17 +70,12 @@ class Score:
             "images": self.images,
             "number_in_line": _share(self.in_line, self.images),
             "number_exact": _share(self.exact, self.images),
-            "number_answered": _share(self.answered, self.images),
             "answered_as_valid": _share(self.valid, self.images),
             "valid_right": _share(self.valid_right, self.valid),
             "valid": self.valid,
             "wrong_valid": self.wrong_valid,
-            "corrected": self.corrected,
-            "corrected_right": self.corrected_right,
             "character_error_rate": round(self.errors / max(self.characters, 1), 5),
             "characters": self.characters,
-            "exact_by_layout": {name: _share(*pair) for name, pair in self.by_layout.items()},
-            "seconds_per_image": round(self.seconds / max(self.images, 1), 3),
         }
 
 
@@ -135,23 +110,6 @@ def nereid_reader() -> Read:
     return read
 
 
-def server_reader(address: str) -> Read:
-    """Return the model `read_text` of a server, over HTTP."""
-    from tritonclient.http import InferenceServerClient, InferInput
-
-    client = InferenceServerClient(address, network_timeout=600, connection_timeout=600)
-
-    def read(encoded: bytes) -> list[Line]:
-        image = InferInput("image", [1, 1], "BYTES")
-        image.set_data_from_numpy(np.array([[encoded]], np.object_))
-        found = client.infer("read_text", [image])
-        texts, scores, boxes = (found.as_numpy(name)[0] for name in ("text", "confidence", "box"))
-        parts = zip(texts, scores, boxes, strict=True)
-        return [Line(text.decode(), float(score), box) for text, score, box in parts]
-
-    return read
-
-
 def measure(seeds: Iterable[int], readers: Mapping[str, Read]) -> tuple[dict[str, Score], str]:
     """Read the waybills of some seeds with each reader; also returns the SHA-256 of all images."""
     specification = read_specification(FIELDS)
@@ -160,9 +118,7 @@ def measure(seeds: Iterable[int], readers: Mapping[str, Read]) -> tuple[dict[str
         image = waybill(seed)
         digest.update(image.encoded)
         for name, read in readers.items():
-            began_s = time.perf_counter()
             lines = read(image.encoded)
-            scores[name].seconds += time.perf_counter() - began_s
             (number,) = [each for each in find_fields(lines, specification) if each.name == "tracking_number"]
             scores[name].add(image, lines, number)
         if count % 50 == 0:
@@ -172,17 +128,20 @@ def measure(seeds: Iterable[int], readers: Mapping[str, Read]) -> tuple[dict[str
 
 def markdown(rows: Sequence[record.Row]) -> str:
     """Render the rows as the table of docs/reading.md."""
-    return markdown_of(
+    return record.markdown(
+        HEADINGS,
         (
-            f"{row['images']}, {row['set']}",
-            row["reader"],
-            f"{row['number_in_line']:.1%}",
-            f"{row['number_exact']:.1%}",
-            f"{row['character_error_rate']:.2%}",
-            f"{row['answered_as_valid']:.1%}",
-            f"{row['valid_right']:.1%}",
-        )
-        for row in rows
+            (
+                f"{row['images']}, {row['set']}",
+                row["reader"],
+                f"{row['number_in_line']:.1%}",
+                f"{row['number_exact']:.1%}",
+                f"{row['character_error_rate']:.2%}",
+                f"{row['answered_as_valid']:.1%}",
+                f"{row['valid_right']:.1%}",
+            )
+            for row in rows
+        ),
     )
 
 
@@ -213,11 +172,8 @@ def main() -> int:
     """Measure, print and record; exit status 1 if Nereid reads less exactly than RapidOCR."""
     made = record.parser(__doc__, count=500)
     made.add_argument("--sets", default="development,proof", help="default: development,proof")
-    made.add_argument("--server", default="", help="HTTP address of a server with read_text, measured too")
     args = record.parsed(made)
     readers = {"RapidOCR": rapidocr_reader(), "Nereid": nereid_reader()}
-    if args.server:
-        readers["Nereid, served"] = server_reader(args.server)
     rows, digests = [], {}
     for name in args.sets.split(","):
         scores, digests[name] = measure(SETS[name][: args.count], readers)

@@ -23,6 +23,7 @@ from nereid.processes import available_cores
 from nereid.text.characters import Characters
 from nereid.text.reader import Networks, TextReader
 from nereid.text.stages import STAGES
+from nereid.tune.load_generator import percentile
 from tests.waybills.generator import SETS, waybill
 
 MIN_THROUGHPUT, MAX_LATENCY = 1.3, 1.1
@@ -30,15 +31,8 @@ THREADS = (1, 2)
 # Images of one call, as the server's batches have them.
 BATCH = 4
 HEADINGS = (
-    "threads",
-    "reader",
-    "p50 alone",
-    "p99 alone",
-    "CPU time",
-    "finding lines",
-    "directions",
-    "recognition",
-    "images/s at saturation",
+    *("threads", "reader", "p50 alone", "p99 alone", "CPU time"),
+    *("finding lines", "directions", "recognition", "images/s at saturation"),
 )
 # The stages of each column of the table; those of RapidOCR have other names.
 PARTS = (("decode", "detect", "boxes", "crops", "detect, boxes"), ("direction",), ("recognise",))
@@ -162,11 +156,6 @@ def measure(threads: int, rounds: int, images: Sequence[bytes]) -> dict[str, Mea
     return found
 
 
-def percentile(values: Sequence[float], part: float) -> float:
-    """Return the smallest value that at least this part of the values does not exceed."""
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
-
-
 def row(threads: int, name: str, found: Measured) -> record.Row:
     """Return the measurements of one reader as a row."""
     stages = [*STAGES] if name == OURS else [*found.stages]
@@ -174,7 +163,7 @@ def row(threads: int, name: str, found: Measured) -> record.Row:
         "threads": threads,
         "reader": name,
         "p50_ms": round(statistics.median(found.alone_ms), 1),
-        "p99_ms": round(percentile(found.alone_ms, 0.99), 1),
+        "p99_ms": round(percentile(sorted(found.alone_ms), 99), 1),
         "cpu_ms": round(statistics.mean(found.cpu_ms), 1),
         "images_per_s": record.spread(found.rates),
         "stages_ms": {stage: round(statistics.median(found.stages[stage]), 1) for stage in stages},

@@ -61,11 +61,7 @@ def begin(name: str = "") -> Run:
 
 
 def parser(doc: str, **defaults: float) -> argparse.ArgumentParser:
-    """Return a measurement's command line: an option for each of `defaults`, and `--record`.
-
-    Args:
-        doc: the module's docstring; its first line becomes the description.
-    """
+    """Return a measurement's command line: an option for each of `defaults`, and `--record`."""
     made = argparse.ArgumentParser(description=doc.splitlines()[0])
     for name, default in defaults.items():
         words = name.replace("_", "-")
@@ -74,20 +70,13 @@ def parser(doc: str, **defaults: float) -> argparse.ArgumentParser:
     return made
 
 
-def parsed(made: argparse.ArgumentParser, problem: str = "") -> argparse.Namespace:
-    """Read the command line; `record` of the result is the `Run` that begins now.
-
-    Args:
-        made: from `parser`.
-        problem: a missing tool, for example; the program ends with this message.
-    """
+def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line; `record` of the result is the `Run` that begins now."""
     args = made.parse_args()
     try:
         args.record = begin(args.record)
     except WrongUsage as error:
-        problem = problem or str(error)
-    if problem:
-        made.error(problem)
+        made.error(str(error))
     return args
 
 

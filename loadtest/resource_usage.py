@@ -1,25 +1,13 @@
-"""CPU time, memory, threads and open files of a process tree."""
+"""CPU time and memory of a process tree, and the shared memory of the machine."""
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 SHARED_MEMORY = "/dev/shm"
 MB = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """A process tree at one moment; `memory_bytes` is the sum of `own_bytes`."""
-
-    processes: int
-    zombies: int
-    threads: int
-    open_files: int
-    memory_bytes: int
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -47,27 +35,9 @@ def own_bytes(pid: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
-def usage(pid: int) -> Usage:
-    """Measure the whole tree."""
-    statuses = list(_each(pid, "status"))
-    return Usage(
-        processes=len(statuses),
-        zombies=statuses.count(psutil.STATUS_ZOMBIE),
-        threads=sum(_each(pid, "num_threads")),
-        open_files=sum(_each(pid, "num_fds")),
-        memory_bytes=sum(_own_bytes_of_each(pid)),
-    )
-
-
 def shared_memory() -> list[str]:
     """Return the names of this machine's shared memory regions."""
     return [path.name for path in Path(SHARED_MEMORY).iterdir()]
-
-
-def _own_bytes_of_each(pid: int) -> Iterator[int]:
-    for process in tree(pid):
-        with contextlib.suppress(OSError):  # a process that ended, or a zombie
-            yield own_bytes(process.pid)
 
 
 def _each(pid: int, method: str) -> Iterator:

@@ -38,14 +38,8 @@ OBJECTIVES = Objectives(
 # One-sided 1 % of the normal distribution.
 FIXED_Z = 2.326
 HEADINGS = (
-    "candidate",
-    "rollouts",
-    "rolled back",
-    "promoted",
-    "requests, median",
-    "p95",
-    "candidate's requests",
-    "fixed-size test, rolled back",
+    *("candidate", "rollouts", "rolled back", "promoted", "requests, median", "p95"),
+    *("candidate's requests", "fixed-size test, rolled back"),
 )
 
 

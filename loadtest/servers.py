@@ -2,23 +2,30 @@
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
 
 from nereid import assets
+from nereid.errors import ServerError
 from nereid.processes import end_with_parent
 from nereid.server import run_dir
-from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions
+from nereid.server.command_line import DEFAULT_PROFILE, KEEP_BUFFERS, ServerOptions
 from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 
 ANY_PORTS = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
 # The time after which `nereid serve` has killed a server that does not stop, and some more.
 END_S = STOP_TIMEOUT_S + 20.0
+# The time after which a service by hand has failed to start.
+START_S = 60.0
 # Characters of the log that an error message shows.
 LOG_CHARACTERS = 20000
 
@@ -38,6 +45,13 @@ class Supervised:
         assert found is not None, "nereid serve ended"
         return found
 
+    def is_ready(self) -> bool:
+        """Check whether the supervisor reports that the server is ready."""
+        url = f"http://{self.record.host}:{self.record.health_port}/readyz"
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=END_S) as response:
+            return bool(response.status == HTTPStatus.OK)
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
@@ -55,13 +69,7 @@ def served(
     repository: Path = assets.REPOSITORY,
     flags: Sequence[str] = (),
 ) -> Iterator[EmbeddedServer]:
-    """Start a server and wait until it is ready.
-
-    Args:
-        folder: takes the files of the server; several servers may share one.
-        environment: of the server.
-        flags: for `tritonserver`.
-    """
+    """Start a server and wait until it is ready; several servers may share a folder for their files."""
     ports = Ports(*free_ports(3))
     options = ServerOptions(repository, profile, ports=ports, flags=tuple(flags))
     own = folder / f"server-{ports.http}"
@@ -76,10 +84,7 @@ def supervised(
 ) -> Iterator[Supervised]:
     """Run `nereid serve` on free ports, with a health port, and wait until it is ready.
 
-    Args:
-        folder: takes its log and its run directory.
-        environment: of the command.
-        words: more options of the command.
+    The folder takes its log and its run directory.
 
     Raises:
         SystemExit: the command does not start; the message has the end of its log.
@@ -95,26 +100,22 @@ def supervised(
 
 
 @contextlib.contextmanager
-def gateway(http_port: int) -> Iterator[Gateway]:
-    """Run `nereid gateway` in front of a server of this machine, and wait until it listens.
+def gateway(server: int | Supervised) -> Iterator[Gateway]:
+    """Run `nereid gateway`, and wait until it listens.
+
+    Args:
+        server: its HTTP port, or the server itself; then the gateway is recorded for other commands.
 
     Raises:
         SystemExit: the gateway does not start.
     """
-    command = ["gateway", "--url", f"127.0.0.1:{http_port}", "--port", "0", "--workers", "1"]
-    with _started(command) as (pid, document):
-        yield Gateway(pid, document["http"])
-
-
-@contextlib.contextmanager
-def gateway_of(running: Supervised) -> Iterator[Gateway]:
-    """Run `nereid gateway` for the repository of a server, recorded for other commands.
-
-    Raises:
-        SystemExit: the gateway does not start.
-    """
-    command = ["gateway", "--repository", str(running.repository), "--port", "0", "--workers", "1"]
-    with _started(command, running.environment) as (pid, document):
+    options = ["--port", "0", "--workers", "1"]
+    if isinstance(server, Supervised):
+        words = ["gateway", "--repository", str(server.repository), *options]
+        started = _started(words, server.environment)
+    else:
+        started = _started(["gateway", "--url", f"127.0.0.1:{server}", *options])
+    with started as (pid, document):
         yield Gateway(pid, document["http"])
 
 
@@ -143,6 +144,37 @@ def _started(
         _end(process)
 
 
+@contextlib.contextmanager
+def by_hand(module: str, environment: Mapping[str, str]) -> Iterator[tuple[int, int]]:
+    """Run a module's `app` under uvicorn on a free port, and wait until it listens; gives its pid and port.
+
+    Raises:
+        ServerError: the service did not start.
+    """
+    (port,) = free_ports(1)
+    words = ["--factory", "--port", str(port), "--no-access-log", "--log-level", "warning"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", f"{module}:app", *words],
+        env=KEEP_BUFFERS | dict(environment),
+        preexec_fn=end_with_parent(),
+    )
+    try:
+        end_s = time.monotonic() + START_S
+        while not _listens(port):
+            if process.poll() is not None or time.monotonic() > end_s:
+                raise ServerError("the service by hand did not start; its log is above")
+            time.sleep(0.1)
+        yield process.pid, port
+    finally:
+        _end(process)
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
 def log_tail(folder: Path) -> str:
     """Return the end of the log of the `supervised` server with this folder."""
     return (folder / "log").read_text(errors="replace")[-LOG_CHARACTERS:]
@@ -162,5 +194,5 @@ def _end(process: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    if process.stdout:
+        process.stdout.close()

@@ -1,4 +1,4 @@
-"""The committed rules, alerts and notifications with all durations divided by one factor; thresholds stay."""
+"""The committed rules and alerts with all durations divided by one factor; thresholds stay."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,6 @@ import yaml
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 RULES, ALERTS = (DEPLOY / "prometheus" / name for name in ("rules.yml", "alerts.yml"))
-NOTIFICATIONS = DEPLOY / "alertmanager" / "alertmanager.yml"
 # An hour passes in a minute.
 FACTOR = 60
 SCRAPE_S, EVALUATION_S = 2, 1
@@ -57,25 +56,11 @@ def rules(path: Path) -> dict[str, Any]:
     return document
 
 
-def notifications(url: str) -> dict[str, Any]:
-    """Return Alertmanager's configuration with scaled waits, and a webhook as its receiver."""
-    document: dict[str, Any] = yaml.safe_load(NOTIFICATIONS.read_text())
-    for route in (document["route"], *document["route"]["routes"]):
-        for key in {"group_wait", "group_interval", "repeat_interval"} & {*route}:
-            route[key] = f"{round(seconds(route[key]) * 1000)}ms"
-    document["route"]["receiver"] = "webhook"
-    document["receivers"] = [{"name": "webhook", "webhook_configs": [{"url": url, "send_resolved": True}]}]
-    return document
-
-
-def scrapes(targets: Mapping[str, list[str]], alertmanager: str) -> dict[str, Any]:
-    """Return Prometheus' configuration of local.yml with other targets, by job, and short intervals."""
+def scrapes(addresses: Mapping[str, str]) -> dict[str, Any]:
+    """Return Prometheus' configuration of local.yml with other addresses, by job, and short intervals."""
     document: dict[str, Any] = yaml.safe_load((RULES.parent / "local.yml").read_text())
-    document["global"] = {
-        "scrape_interval": f"{SCRAPE_S}s",
-        "evaluation_interval": f"{EVALUATION_S}s",
-    }
-    document["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
+    document["global"] = {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{EVALUATION_S}s"}
+    document.pop("alerting", None)
     for job in document["scrape_configs"]:
-        job["static_configs"] = [{"targets": targets[job["job_name"]]}]
+        job["static_configs"] = [{"targets": [addresses[job["job_name"]]]}]
     return document

@@ -20,11 +20,6 @@ def is_installed() -> bool:
     return shutil.which("wrk") is not None
 
 
-def missing() -> str:
-    """Return the error message if `wrk` is not installed, else an empty string."""
-    return "" if is_installed() else MISSING
-
-
 def version() -> str:
     """Return the version that `wrk` reports."""
     done = subprocess.run(["wrk", "-v"], capture_output=True, text=True)

@@ -3,17 +3,17 @@
 import base64
 import gzip
 import json
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from loadtest.http_receiver import listening
 from tests.routes import wait_until
 
 
@@ -79,9 +79,15 @@ def receiving() -> Iterator[Receiver]:
         def log_message(self, *words: Any) -> None:
             """Write nothing."""
 
-    with listening(Handler) as address:
-        receiver = Receiver(f"http://{address}")
-        yield receiver
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        receiver = Receiver(f"http://127.0.0.1:{server.server_port}")
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield receiver
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def from_json(body: bytes) -> ExportTraceServiceRequest:

@@ -9,7 +9,6 @@ images of 64 megapixels. The steady client has another key. Attackers are proces
 import os
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -18,43 +17,29 @@ from loadtest import record, resource_usage, servers
 from loadtest.attack.attackers import attackers
 from loadtest.attack.attacks import Front
 from loadtest.attack.fuzz import fuzz
-from loadtest.background_load import BackgroundLoad, Request
-from nereid import assets
+from loadtest.torture.traffic import Span, Traffic, classifiers
+from nereid.assets import REPOSITORY
 from nereid.gateway.admission import key_changes
-from nereid.server import run_dir
+from nereid.tune.load_generator import percentile
 
-ATTACKERS, PERIOD_S, WARM_UP_S = 4, 0.25, 2.0
+ATTACKERS, PER_S, WARM_UP_S = 4, 4.0, 2.0
 MAX_P99_RATIO = 3.0
 HEADINGS = ("attackers", "attacks", "requests", "failed", "p50 ms", "p99 ms")
 
 
-@dataclass(frozen=True, slots=True)
-class Steady:
-    """The address that the steady client uses."""
-
-    record: run_dir.ServerRecord
-
-    def url(self, protocol: str) -> str:
-        """Return HOST:PORT of the gateway."""
-        return f"{self.record.host}:{getattr(self.record.ports, protocol)}"
-
-
-def measured(steady: Steady, front: Front, count: int, seconds: float) -> record.Row:
-    """Return what the steady client saw while attackers were at work."""
-    with attackers(front, count) as statuses, BackgroundLoad(steady, "classify", 1, PERIOD_S) as load:
-        time.sleep(WARM_UP_S + seconds)
-    begin_s = load.requests[0].begin_s + WARM_UP_S
-    requests = [each for each in load.requests if each.begin_s >= begin_s]
-    failed = sum(bool(each.failure) for each in requests)
-    p50_ms, p99_ms = (round(quantile_ms(requests, share), 1) for share in (0.5, 0.99))
-    values = count, statuses.total(), len(requests), failed, p50_ms, p99_ms
+def measured(front: Front, count: int, seconds: float) -> record.Row:
+    """Return what the steady client, which has no key, saw while attackers were at work."""
+    answered: list[Span] = []
+    steady = classifiers(lambda _: f"127.0.0.1:{front.http_port}", "classify", 1, PER_S, answered=answered)
+    with attackers(front, count) as statuses, Traffic(steady) as traffic:
+        time.sleep(WARM_UP_S)
+        answered.clear()
+        time.sleep(seconds)
+    failed = len(traffic.faults())
+    ordered_ms = sorted((end_s - begin_s) * 1e3 for begin_s, end_s in answered)
+    p50_ms, p99_ms = (round(percentile(ordered_ms, percent), 1) for percent in (50, 99))
+    values = count, statuses.total(), len(answered) + failed, failed, p50_ms, p99_ms
     return {**dict(zip(HEADINGS, values, strict=True)), "statuses": dict(sorted(statuses.items()))}
-
-
-def quantile_ms(requests: list[Request], share: float) -> float:
-    """Return a quantile of the durations in ms."""
-    durations = sorted(each.end_s - each.begin_s for each in requests)
-    return durations[min(len(durations) - 1, int(share * len(durations)))] * 1e3
 
 
 def markdown(rows: list[record.Row]) -> str:
@@ -71,10 +56,10 @@ def main() -> int:
         keys = folder / "keys.json"
         secret = key_changes.add(keys, "attacker", ["infer"], None)
         words = ("--guard", "--keys", str(keys))
-        with servers.supervised(assets.REPOSITORY, folder, os.environ, words) as running:
-            steady = Steady(running.record)
-            front = Front(steady.record.ports.http, steady.record.ports.grpc, secret)
-            rows = [measured(steady, front, count, args.seconds) for count in (0, ATTACKERS)]
+        with servers.supervised(REPOSITORY, folder, os.environ, words) as running:
+            ports = running.record.ports
+            front = Front(ports.http, ports.grpc, secret)
+            rows = [measured(front, count, args.seconds) for count in (0, ATTACKERS)]
             pids = [each.pid for each in resource_usage.tree(running.pid)]
             outcome = uvloop.run(fuzz(front, pids, args.cases, args.seed))
     print(markdown(rows))

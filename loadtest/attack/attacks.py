@@ -7,7 +7,7 @@ import http.client
 import json
 import socket
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -124,9 +124,9 @@ def message(**changed: Any) -> v2.ModelInferRequest:
     return v2.ModelInferRequest(model_name=MODEL, inputs=inputs, raw_input_contents=contents)
 
 
-def nested(front: Front, begin: bytes, end: bytes) -> str:
-    """Send JSON that is nested 100,000 times at a place in a request."""
-    depth = 100_000
+def nested(front: Front, at: tuple[bytes, bytes]) -> str:
+    """Send JSON that is nested 100,000 times between the begin and the end of a request."""
+    (begin, end), depth = at, 100_000
     return infer(front, begin + b"[" * depth + b"1" + b"]" * depth + end)
 
 
@@ -165,137 +165,95 @@ def in_shared_memory() -> v2.ModelInferRequest:
     return request
 
 
+_POST = f"POST {INFER} HTTP/1.1\r\n".encode()
 _INPUT = b'{"inputs":[{"name":"image","shape":[1,1],"datatype":"BYTES","data":'
 _CLASSIFIED = {"outputs": [{"name": "variant", "parameters": {"classification": 1}}]}
 _REGION = {"parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 64}}
-_SIZED = {"parameters": {"binary_data_size": 8}}
+_SIZED = image_input(data=None, parameters={"binary_data_size": 8})
+_NUMBER = _INPUT.replace(b"image", b"x").replace(b"BYTES", b"FP32") + b"[1e999]}]}"
+_SHAPES: Sequence[Sequence[int]] = ([0, 1], [2**32 + 1, 1], [-1, 1], [2**63, 2**63], [], [1] * 1000, [2, 1])
+_PARAMETERS = (("timeout", 1.5), ("timeout", -1), ("priority", "x"), ("binary_data_output", 1))
+_DOCUMENTS = {
+    "classes of a text": {**image_input(), **_CLASSIFIED},
+    **{f"shape {shape}": image_input(shape=shape) for shape in _SHAPES},
+    **{
+        f"empty batch of {datatype}": image_input(datatype=datatype, shape=[0, 1], data=[])
+        for datatype in ("FP32", "UINT8")
+    },
+    **{
+        f"the parameter {name} = {value!r}": {**image_input(), "parameters": {name: value}}
+        for name, value in _PARAMETERS
+    },
+    "an unknown datatype": image_input(datatype="FP99"),
+    "shared memory": image_input(data=None, **_REGION),
+    "many inputs": {"inputs": image_input()["inputs"] * 1000},
+}
+_NESTED = {
+    "as a body": (b"", b""),
+    "in the data": (_INPUT, b"}]}"),
+    "in a parameter": (b'{"inputs":[],"parameters":{"a":', b"}}"),
+    "in an unknown field": (b'{"inputs":[],"a":', b"}"),
+}
+_PATHS = (
+    "/v2/repository/index",
+    f"/v2/repository/models/{MODEL}/unload",
+    "/v2/systemsharedmemory/region/a/register",
+    "/v2/cudasharedmemory/region/a/register",
+    "/v2/logging",
+    "/v2/trace/setting",
+    f"/v2/models/{MODEL}/generate",
+    f"/v2/models/..%2f{MODEL}/infer",
+    f"/v2/models/{MODEL}/versions/1%20/infer",
+    f"/v2//models/{MODEL}/infer",
+)
 _HUGE = b"content-length: 1000000000000000\r\n\r\n"
+_MISSING = b"x-request-timeout-ms: 300\r\ncontent-length: 1000\r\n\r\n"
+_BOMB = partial(post, path=INFER, body=TINY_WEBP, headers={"Inference-Header-Content-Length": "0"})
 HTTP_ATTACKS = (
-    *(
-        Attack(f"nested JSON {where}", partial(nested, begin=begin, end=end), BAD)
-        for where, begin, end in (
-            ("as a body", b"", b""),
-            ("in the data", _INPUT, b"}]}"),
-            ("in a parameter", b'{"inputs":[],"parameters":{"a":', b"}}"),
-            ("in an unknown field", b'{"inputs":[],"a":', b"}"),
-        )
-    ),
-    Attack("classes of a text", partial(infer, document={**image_input(), **_CLASSIFIED}), BAD),
+    *(Attack(f"nested JSON {where}", partial(nested, at=at), BAD) for where, at in _NESTED.items()),
+    *(Attack(name, partial(infer, document=document), BAD) for name, document in _DOCUMENTS.items()),
+    *(Attack(path, partial(post, path=path, body=b"{}"), UNKNOWN) for path in _PATHS),
     Attack("a million chunks", many_chunks, frozenset({"400", CLOSED})),
     Attack("1 MB that unpacks to 1 GB", compressed, frozenset({"400", "413"})),
+    Attack("a length of 1e15", partial(raw, head=_POST + _HUGE), frozenset({"413"})),
+    Attack("a body that does not come", partial(raw, head=_POST + _MISSING), frozenset({"408"})),
+    Attack("a number that is too large", partial(post, path=INFER, body=_NUMBER), BAD),
+    Attack("binary data with a wrong size", partial(infer, document=_SIZED, binary=b"x" * 7), BAD),
     Attack(
-        "a length of 1e15",
-        lambda front: raw(front, f"POST {INFER} HTTP/1.1\r\n".encode() + _HUGE),
-        frozenset({"413"}),
-    ),
-    Attack(
-        "a body that does not come",
-        lambda front: raw(
-            front,
-            f"POST {INFER} HTTP/1.1\r\nx-request-timeout-ms: 300\r\ncontent-length: 1000\r\n\r\n".encode(),
-        ),
-        frozenset({"408"}),
-    ),
-    *(
-        Attack(f"shape {shape}", partial(infer, document=image_input(shape=shape)), BAD)
-        for shape in ([0, 1], [2**32 + 1, 1], [-1, 1], [2**63, 2**63], [], [1] * 1000, [2, 1])
-    ),
-    *(
-        Attack(
-            f"empty batch of {datatype}",
-            partial(infer, document=image_input(datatype=datatype, shape=[0, 1], data=[])),
-            BAD,
-        )
-        for datatype in ("FP32", "UINT8")
-    ),
-    *(
-        Attack(
-            f"the parameter {name} = {value!r}",
-            partial(infer, document={**image_input(), "parameters": {name: value}}),
-            BAD,
-        )
-        for name, value in (("timeout", 1.5), ("timeout", -1), ("priority", "x"), ("binary_data_output", 1))
-    ),
-    Attack(
-        "a number that is too large",
-        partial(
-            post, path=INFER, body=_INPUT.replace(b"image", b"x").replace(b"BYTES", b"FP32") + b"[1e999]}]}"
-        ),
-        BAD,
-    ),
-    Attack("an unknown datatype", partial(infer, document=image_input(datatype="FP99")), BAD),
-    Attack("shared memory", partial(infer, document=image_input(data=None, **_REGION)), BAD),
-    Attack(
-        "binary data with a wrong size",
-        partial(infer, document=image_input(data=None, **_SIZED), binary=b"x" * 7),
-        BAD,
-    ),
-    Attack(
-        "an element longer than the data",
-        partial(infer, document=image_input(data=None, **_SIZED), binary=b"\xff\xff\xff\xff1234"),
-        BAD,
+        "an element longer than the data", partial(infer, document=_SIZED, binary=b"\xff" * 4 + b"1234"), BAD
     ),
     Attack("more JSON than body", partial(infer, document=image_input(), length=10**9), BAD),
-    Attack("many inputs", partial(infer, document={"inputs": image_input()["inputs"] * 1000}), BAD),
-    *(
-        Attack(path, partial(post, path=path, body=b"{}"), UNKNOWN)
-        for path in (
-            "/v2/repository/index",
-            f"/v2/repository/models/{MODEL}/unload",
-            "/v2/systemsharedmemory/region/a/register",
-            "/v2/cudasharedmemory/region/a/register",
-            "/v2/logging",
-            "/v2/trace/setting",
-            f"/v2/models/{MODEL}/generate",
-            f"/v2/models/..%2f{MODEL}/infer",
-            f"/v2/models/{MODEL}/versions/1%20/infer",
-            f"/v2//models/{MODEL}/infer",
-        )
-    ),
-    Attack(
-        "a 34-byte image of 64 megapixels",
-        partial(post, path=INFER, body=TINY_WEBP, headers={"Inference-Header-Content-Length": "0"}),
-        BAD,
-    ),
+    Attack("a 34-byte image of 64 megapixels", _BOMB, BAD),
 )
+_MESSAGES = {
+    "classes of a text": classified_text(),
+    "shape [0,1]": message(shape=[0, 1]),
+    "shape [2^32+1,1]": message(shape=[2**32 + 1, 1]),
+    "shape [-1,1]": message(shape=[-1, 1]),
+    "an empty batch of FP32": message(shape=[0, 1], datatype="FP32"),
+    "an unknown datatype": message(datatype="FP99"),
+    "a wrong datatype": message(datatype="FP32"),
+    "shared memory": in_shared_memory(),
+    "no input": v2.ModelInferRequest(model_name=MODEL),
+}
+_METHODS = (
+    *("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "SystemSharedMemoryRegister"),
+    *("CudaSharedMemoryRegister", "TraceSetting", "LogSettings", "ModelStreamInfer"),
+)
+_LONG = partial(call, name="ModelInfer", message=bytes(64 * 2**20))
+_TOO_LONG = frozenset({"RESOURCE_EXHAUSTED"})
 GRPC_ATTACKS = (
     *(
         Attack(f"gRPC: {name}", partial(call_infer, request=made), INVALID)
-        for name, made in (
-            ("classes of a text", classified_text()),
-            ("shape [0,1]", message(shape=[0, 1])),
-            ("shape [2^32+1,1]", message(shape=[2**32 + 1, 1])),
-            ("shape [-1,1]", message(shape=[-1, 1])),
-            ("an empty batch of FP32", message(shape=[0, 1], datatype="FP32")),
-            ("an unknown datatype", message(datatype="FP99")),
-            ("a wrong datatype", message(datatype="FP32")),
-            ("shared memory", in_shared_memory()),
-            ("no input", v2.ModelInferRequest(model_name=MODEL)),
-        )
+        for name, made in _MESSAGES.items()
     ),
+    *(Attack(f"gRPC: {name}", partial(call, name=name, message=b""), NOT_OFFERED) for name in _METHODS),
     Attack("gRPC: garbage", partial(call, name="ModelInfer", message=b"\xff" * 1000), INVALID),
-    Attack(
-        "gRPC: a long message",
-        partial(call, name="ModelInfer", message=bytes(64 * 2**20)),
-        frozenset({"RESOURCE_EXHAUSTED"}),
-    ),
+    Attack("gRPC: a long message", _LONG, _TOO_LONG),
     Attack(
         "gRPC: a compressed message",
-        partial(call, name="ModelInfer", message=bytes(64 * 2**20), compression=grpc.Compression.Gzip),
-        frozenset({"UNIMPLEMENTED", "RESOURCE_EXHAUSTED", "INTERNAL"}),
-    ),
-    *(
-        Attack(f"gRPC: {name}", partial(call, name=name, message=b""), NOT_OFFERED)
-        for name in (
-            "RepositoryIndex",
-            "RepositoryModelLoad",
-            "RepositoryModelUnload",
-            "SystemSharedMemoryRegister",
-            "CudaSharedMemoryRegister",
-            "TraceSetting",
-            "LogSettings",
-            "ModelStreamInfer",
-        )
+        partial(_LONG, compression=grpc.Compression.Gzip),
+        frozenset({"UNIMPLEMENTED", "INTERNAL"}) | _TOO_LONG,
     ),
 )
 ATTACKS = (*HTTP_ATTACKS, *GRPC_ATTACKS)

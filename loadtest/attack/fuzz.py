@@ -32,13 +32,7 @@ class ServerEnded(Exception):
 
 
 async def fuzz(front: Front, pids: Sequence[int], cases: int, seed: int) -> Outcome:
-    """Send cases, and check after each that all processes live.
-
-    Args:
-        front: the ports of the server.
-        pids: the processes that must not end.
-        cases: number of cases.
-        seed: selects the cases.
+    """Send a number of cases, and check after each that the processes with these pids live.
 
     Raises:
         ServerEnded: a process has ended.

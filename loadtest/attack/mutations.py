@@ -15,29 +15,11 @@ MAX_CHANGES = 4
 PHOTO = photos.jpeg((16, 16))
 # Words that parsers treat specially.
 TOKENS = (
-    *(b"0", b"-1", b"1e999", b"4294967297", b"9223372036854775808", b"-9223372036854775809", b"1.5", b"NaN"),
-    *(b"[", b"]", b"{", b"}", b'"', b",", b":", b"\\", b"\\ud800", b"\\u0000", b"null", b"true", b"[" * 2000),
-    *(
-        b"\r\n",
-        b"\n",
-        b"\0",
-        b"\xff\xff\xff\xff",
-        b"%00",
-        b"..",
-        b"/",
-        b"?",
-        b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01",
-    ),
-    *(b"BYTES", b"FP32", b"BOOL", b"image", b"variant", b"classification", b"binary_data_size", b"shape"),
-    *(
-        b"shared_memory_region",
-        b"binary_data",
-        b"sequence_id",
-        b"priority",
-        b"timeout",
-        b"outputs",
-        b"inputs",
-    ),
+    *b"0 -1 1e999 4294967297 9223372036854775808 -9223372036854775809 1.5 NaN null true".split(),
+    *b'[ ] { } " , : \\ \\ud800 \\u0000 %00 .. / ?'.split(),
+    *b"BYTES FP32 BOOL image variant classification binary_data_size shape shared_memory_region".split(),
+    *b"binary_data sequence_id priority timeout outputs inputs".split(),
+    *(b"[" * 2000, b"\r\n", b"\n", b"\0", b"\xff" * 4, b"\x80" * 9 + b"\x01"),
     *(b"transfer-encoding: chunked\r\n", b"content-length: 5\r\n", b"inference-header-content-length: 7\r\n"),
     *(
         b"content-encoding: gzip\r\n",
@@ -101,11 +83,7 @@ def _messages() -> list[bytes]:
 
 
 class Mutations:
-    """Draws cases.
-
-    Args:
-        seed: gives the same cases again.
-    """
+    """Draws cases; an equal seed gives the same cases again."""
 
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)

@@ -6,13 +6,7 @@ tries: see docs/experiments.md.
 """
 
 import asyncio
-import contextlib
-import socket
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -24,16 +18,12 @@ from starlette.routing import Route
 from loadtest.bench.plan import PRECISIONS
 from nereid import assets
 from nereid.config.model_config import ModelConfig
-from nereid.errors import ServerError
 from nereid.imaging.pipeline import Pipeline
 from nereid.inference.session import Session
-from nereid.processes import available_cores, end_with_parent
-from nereid.server.command_line import KEEP_BUFFERS
-from nereid.server.ports import free_ports
+from nereid.processes import available_cores
 
 PATH = "/classify/"
 TOP = 5
-START_S = 60.0
 
 
 class Service:
@@ -79,35 +69,3 @@ def app() -> Starlette:
             Route("/v2/models/{model}/stats", service.statistics),
         ]
     )
-
-
-@contextlib.contextmanager
-def serving(environment: Mapping[str, str]) -> Iterator[tuple[int, int]]:
-    """Run the service in an environment; gives its pid and its port.
-
-    Raises:
-        ServerError: the service did not start.
-    """
-    (port,) = free_ports(1)
-    words = ["--factory", "--port", str(port), "--no-access-log", "--log-level", "warning"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", f"{__name__}:app", *words],
-        env=KEEP_BUFFERS | dict(environment),
-        preexec_fn=end_with_parent(),
-    )
-    try:
-        end_s = time.monotonic() + START_S
-        while not _listens(port):
-            if process.poll() is not None or time.monotonic() > end_s:
-                raise ServerError("the service by hand did not start; its log is above")
-            time.sleep(0.1)
-        yield process.pid, port
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
-    return False

@@ -34,9 +34,7 @@ _sessions: dict[str, Session]
 def pool(environment: MutableMapping[str, str]) -> Iterator[Pool]:
     """Start a worker per core, in the environment of the server's processes.
 
-    Args:
-        environment: of this process; a worker's malloc reads it at the start. Other processes that start
-            during the context inherit the unchanged one.
+    A worker's malloc reads it at the start; other processes inherit the unchanged one.
     """
     with inheriting(environment, KEEP_BUFFERS | dict(environment)):
         workers = multiprocessing.get_context("spawn").Pool(available_cores(), _prepare)

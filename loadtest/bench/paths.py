@@ -170,6 +170,6 @@ def serving(folder: Path, environment: Mapping[str, str], cells: Sequence[Cell])
             port = front.port
             running["gateway"] = Running(ports, (*running["gateway"].pids, front.pid))
         if BY_HAND in {cell.path for cell in cells}:
-            pid, own = stack.enter_context(by_hand.serving(environment))
+            pid, own = stack.enter_context(servers.by_hand(by_hand.__name__, environment))
             running[BY_HAND] = Running(Ports(own, 0, 0), (pid,))
         yield Paths(folder, running, port)

@@ -15,9 +15,8 @@ PRECISIONS = {"fp32": 1, "int8": 2}
 CONCURRENCIES = (32, 8, 1)
 PROTOCOLS = ("http", "grpc")
 WRK, PERF_ANALYZER = "wrk", "perf_analyzer"
-# gRPC is compared with HTTP by perf_analyzer, which supports both.
-GENERATORS = {"http": (WRK, "http"), "grpc": (PERF_ANALYZER, "grpc")}
-BOTH_BY_ONE = (PERF_ANALYZER, "http")
+# The protocol for which a generator is needed; it compares gRPC with HTTP, and so measures both.
+GENERATORS = {WRK: "http", PERF_ANALYZER: "grpc"}
 TENSOR = "tensor"
 BATCH = 8
 IN_PROCESS, ALONE = "in process", "in process, one core"
@@ -69,11 +68,10 @@ TWICE = Cell("cpu", "small", "fp32", WRK, "http", 32)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The chosen paths, photos and so on; None selects the cells that have a target."""
+    """The chosen paths, photos, numbers of requests in flight, and protocols; None selects all."""
 
     paths: tuple[str, ...] | None = None
     photos: tuple[str, ...] | None = None
-    precisions: tuple[str, ...] | None = None
     concurrencies: tuple[int, ...] | None = None
     protocols: tuple[str, ...] | None = None
 
@@ -83,9 +81,9 @@ class Selection:
         Raises:
             ValueError: the selection is empty.
         """
-        served = [cell for cell in self._all() if self._is_wanted(cell)]
+        served = [cell for cell in _served() if self._is_chosen(cell)]
         if not served:
-            raise ValueError("nothing to measure: gRPC needs the path cpu or ensemble")
+            raise ValueError("nothing to measure: no cell has all of the options")
         found: list[Cell] = []
         for photo, precision in dict.fromkeys((cell.photo, cell.precision) for cell in served):
             group = [cell for cell in served if (cell.photo, cell.precision) == (photo, precision)]
@@ -94,36 +92,26 @@ class Selection:
                 found.append(replace(TWICE, again=True))
         return found
 
-    def _all(self) -> Iterator[Cell]:
-        protocols = self.protocols or PROTOCOLS
-        generators = [GENERATORS[protocol] for protocol in protocols]
-        if set(PROTOCOLS) <= set(protocols):
-            generators.append(BOTH_BY_ONE)
-        for photo, precision, concurrency, (generator, protocol), path in product(
-            (*(self.photos or PHOTOS), TENSOR),
-            self.precisions or PRECISIONS,
-            self.concurrencies or CONCURRENCIES,
-            generators,
-            self.paths or PATHS,
-        ):
-            if (path == "network") == (photo == TENSOR):
-                yield Cell(path, photo, precision, generator, protocol, concurrency)
-
-    def _is_wanted(self, cell: Cell) -> bool:
-        """Check whether a cell can be measured, and is chosen or has a target."""
-        if cell.generator == PERF_ANALYZER and cell.path not in ("cpu", "ensemble"):
-            return False
-        plain = cell.path == "cpu" and cell.concurrency == max(CONCURRENCIES)
+    def _is_chosen(self, cell: Cell) -> bool:
         return (
-            (bool(self.precisions) or cell.precision == "fp32" or (plain and cell.photo == "small"))
-            and (bool(self.protocols) or cell.generator == WRK or plain)
-            and (not (cell.precision == "int8" and cell.generator != WRK) or bool(self.protocols))
-            and (bool(self.paths) or cell.path not in ("route", "gateway") or _is_end(cell))
+            cell.path in (self.paths or PATHS)
+            and cell.photo in (*(self.photos or PHOTOS), TENSOR)
+            and cell.concurrency in (self.concurrencies or CONCURRENCIES)
+            and GENERATORS[cell.generator] in (self.protocols or PROTOCOLS)
         )
 
 
-def _is_end(cell: Cell) -> bool:
-    return cell.photo == "small" and cell.concurrency in (1, max(CONCURRENCIES))
+def _served() -> Iterator[Cell]:
+    """Yield the cells with a target or a place on a page; INT8 and gRPC only on `cpu` at saturation."""
+    for photo, concurrency in product(PHOTOS, CONCURRENCIES):
+        is_end = photo == "small" and concurrency in (1, max(CONCURRENCIES))
+        for path in ("cpu", "ensemble", BY_HAND, *(("route", "gateway") if is_end else ())):
+            yield Cell(path, photo, "fp32", WRK, "http", concurrency)
+    for photo, protocol in product(PHOTOS, PROTOCOLS):
+        yield Cell("cpu", photo, "fp32", PERF_ANALYZER, protocol, max(CONCURRENCIES))
+    for concurrency in CONCURRENCIES:
+        yield Cell("network", TENSOR, "fp32", WRK, "http", concurrency)
+    yield replace(TWICE, precision="int8")
 
 
 def limits(group: Sequence[Cell]) -> list[Cell]:
@@ -138,11 +126,7 @@ def limits(group: Sequence[Cell]) -> list[Cell]:
 
 
 def select(
-    paths: str | None,
-    photos: str | None,
-    precisions: str | None,
-    concurrency: str | None,
-    protocols: str | None,
+    paths: str | None, photos: str | None, concurrency: str | None, protocols: str | None
 ) -> Selection:
     """Parse lists with commas; None stays None.
 
@@ -152,7 +136,6 @@ def select(
     return Selection(
         _choose("path", paths, PATHS),
         _choose("photo", photos, tuple(PHOTOS)),
-        _choose("precision", precisions, tuple(PRECISIONS)),
         tuning.concurrencies(concurrency),
         _choose("protocol", protocols, PROTOCOLS),
     )

@@ -99,10 +99,7 @@ def _failures_named(where: str = "") -> Iterator[None]:
 
 
 def _measure(
-    cells: Sequence[Cell],
-    analyzer: perf_analyzer.Analyzer | None,
-    options: Options,
-    environment: Environment,
+    cells: Sequence[Cell], analyzer: perf_analyzer.Analyzer | None, options: Options, environment: Environment
 ) -> dict[Cell, list[Sample]]:
     series: dict[Cell, list[Sample]] = {cell: [] for cell in cells}
     with (

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from loadtest.bench.plan import BOTH_BY_ONE, BY_HAND, LIMITS, TWICE, WRK, Cell
+from loadtest.bench.plan import BY_HAND, LIMITS, TWICE, WRK, Cell
 from loadtest.record import Row, spread
 
 HEADINGS = (
@@ -218,7 +218,6 @@ def _beside_by_hand(series: Series) -> Iterable[Target]:
 
 def _between(series: Series) -> Iterable[Target]:
     """Compare the saturated `cpu` path with another precision, and with the other protocol."""
-    generator, protocol = BOTH_BY_ONE
     for cell in series:
         if (cell.path, cell.concurrency) != (TWICE.path, TWICE.concurrency):
             continue
@@ -227,7 +226,7 @@ def _between(series: Series) -> Iterable[Target]:
         if cell.precision == "int8" and cell.photo == "small" and cell.generator == WRK and plain in series:
             faster = _ratio(series, cell, plain, "rate")
             yield Target(f"{at} INT8, of FP32's", faster, min=MIN_INT8)
-        http = replace(cell, generator=generator, protocol=protocol)
+        http = replace(cell, protocol="http")
         if cell == plain and cell.protocol == "grpc" and http in series:
             by_http = _ratio(series, cell, http, "rate")
             yield Target(f"{at} gRPC, of HTTP's", by_http, *BETWEEN_PROTOCOLS)

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -48,14 +48,14 @@ NOT_REACHED = {"status": "not reached", "reason": "the run ended before", "resul
 class Plan:
     """A run: the time limits of its sections, its time, its files, and the command of a section's process.
 
-    `command` takes the name of a section and its seconds. `targets` are the files that get the results of the
-    run. A section has `stop_s` of its seconds to end. `earlier` has other sections, which stay.
+    `command` takes the name of a section and its seconds, of which it has `stop_s` to end. `target` gets the
+    results of the run. `earlier` has other sections, which stay.
     """
 
     sections: Mapping[str, float]
     limit_s: float
     folder: Path
-    targets: Sequence[Path]
+    target: Path
     header: Mapping[str, Any]
     command: Callable[[str, float], list[str]]
     environment: Mapping[str, str]
@@ -67,12 +67,12 @@ def run(plan: Plan, show: Callable[[str], None]) -> dict[str, Any]:
     """Run the sections, and write the results after each one; returns the results."""
     end_s = time.monotonic() + plan.limit_s
     sections: dict[str, Any] = {name: dict(NOT_REACHED) for name in plan.sections}
-    _write(plan, sections)
+    _store(plan.target, _document(plan, sections))
     for name, limit_s in plan.sections.items():
         show(f"{name} (at most {limit_s:.0f} s)")
         found = run_section(name, plan, min(limit_s, end_s - time.monotonic()))
         sections[name] = {**found, **{key: plan.header[key] for key in ABOUT if key in plan.header}}
-        _write(plan, sections)
+        _store(plan.target, _document(plan, sections))
         show("   " + " ".join(filter(None, [found["status"], found["reason"]])))
     return _document(plan, sections)
 
@@ -136,39 +136,31 @@ def plan_of(args: argparse.Namespace) -> Plan:
     sections = select(args.sections)
     begun = record.begin("" if args.commit else args.record)
     args.folder.mkdir(parents=True, exist_ok=True)
-    targets = [args.folder / "gpu_check.json", *[record.RESULTS / f"{args.record}.json"] * bool(args.record)]
-    libraries = [os.environ.get("LD_LIBRARY_PATH", ""), *map(str, cuda_folders())]
+    target = record.RESULTS / f"{args.record}.json" if args.record else args.folder / "gpu_check.json"
+    libraries = filter(None, [os.environ.get("LD_LIBRARY_PATH"), *map(str, cuda_folders())])
     own = [sys.executable, "-m", "loadtest.gpu_check", "--folder", str(args.folder)]
     return Plan(
         sections=sections,
         limit_s=args.minutes * 60 - MARGIN_S,
         folder=args.folder,
-        targets=targets,
+        target=target,
         header={**begun.header, **({"commit": args.commit} if args.commit else {})},
         command=lambda name, seconds: [*own, "--section", name, "--seconds", f"{seconds:.0f}"],
         # The CUDA libraries are those of the server. A process that is killed has written all of its log.
-        environment={
-            **os.environ,
-            "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
-            "PYTHONUNBUFFERED": "1",
-        },
-        earlier=_read(targets[-1]).get("sections", {}) if args.sections else {},
+        environment={**os.environ, "LD_LIBRARY_PATH": ":".join(libraries), "PYTHONUNBUFFERED": "1"},
+        earlier=_read(target).get("sections", {}) if args.sections else {},
     )
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    made = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    made = record.parser(str(__doc__), minutes=10.0)
     made.add_argument("--sections", default="", help=f"names with commas, default all: {', '.join(SECTIONS)}")
-    made.add_argument("--minutes", type=float, default=10.0, help="time limit of the run, default: 10")
-    made.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
     made.add_argument("--folder", type=Path, default=ROOT / ".gpu_check", help="results and logs of the run")
     made.add_argument("--commit", default="", help="commit of a copy of the checkout without its history")
-    made.add_argument(
-        "--dry-run", action="store_true", help="only import the sections, and list missing parts"
-    )
-    for name, kind in (("section", str), ("seconds", float)):
-        made.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
+    made.add_argument("--dry-run", action="store_true", help="import the sections, and list missing parts")
+    made.add_argument("--section", help=argparse.SUPPRESS)
+    made.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     return made
 
 
@@ -217,11 +209,6 @@ def unfinished(document: Mapping[str, Any]) -> list[str]:
 def _document(plan: Plan, sections: Mapping[str, Any]) -> dict[str, Any]:
     together = {**plan.earlier, **sections}
     return {**plan.header, "sections": {name: together[name] for name in SECTIONS if name in together}}
-
-
-def _write(plan: Plan, sections: Mapping[str, Any]) -> None:
-    for target in plan.targets:
-        _store(target, _document(plan, sections))
 
 
 def _store(file: Path, document: Mapping[str, Any]) -> None:

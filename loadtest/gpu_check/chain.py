@@ -27,6 +27,7 @@ from nereid.serving_errors import ServingError
 from nereid.triton.overlap.lanes import Lanes, Stages
 from nereid.triton.overlap.open_lanes import open_lanes, open_stream
 from nereid.triton.overlap.overlap import Overlap
+from nereid.tune.load_generator import percentile
 
 PROFILE = "gpu"
 PREPROCESS, NETWORK = "imagenet_preprocess", "efficientnet_lite0"
@@ -138,12 +139,11 @@ def timed_ms(call: Callable[[], Any], seconds: float) -> list[float]:
 
 def summary(spent_ms: Sequence[float]) -> dict[str, float]:
     """Return p50 and p99 in milliseconds, and the number of calls."""
-    ordered = sorted(spent_ms)
-    last = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    p99_ms = percentile(sorted(spent_ms), 99)
     return {
-        "p50_ms": round(statistics.median(ordered), 3),
-        "p99_ms": round(last, 3),
-        "calls": len(ordered),
+        "p50_ms": round(statistics.median(spent_ms), 3),
+        "p99_ms": round(p99_ms, 3),
+        "calls": len(spent_ms),
     }
 
 

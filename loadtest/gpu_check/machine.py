@@ -23,7 +23,7 @@ PARTS = {
     **dict.fromkeys(("cupy", "nvidia.nvimgcodec", "onnxruntime", "pytriton", "uvicorn", "uvloop"), EXTRAS),
     **dict.fromkeys(("onnx", "pytest", "xdist"), EXTRAS),
     "cupti": "pip install cupti-python, of the driver's CUDA release",
-    "torch": "optional: pip install torch, built for the driver's CUDA release",
+    "torch": "optional: pip install torch torchvision timm, built for the driver's CUDA release",
     "tensorrt": "optional: pip install tensorrt-cu12, in the release that ONNX Runtime names",
 }
 DRIVER_FIX = "install NVIDIA's driver, or give the container the capability utility"

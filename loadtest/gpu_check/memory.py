@@ -53,15 +53,7 @@ def per_process_mib() -> dict[str, int | None]:
 
 
 def unload_and_load(server: EmbeddedServer, before: int) -> Findings:
-    """Unload all models, and load them again; returns the memory after each step."""
-    unload(server)
-    unloaded = wait_below(before + 1) - before
-    load(server)
-    return {"after_unload_mib": unloaded, "after_load_mib": _after_requests(server) - before}
-
-
-def unload(server: EmbeddedServer) -> None:
-    """Unload all models, the ensembles first, and wait until they are gone."""
+    """Unload all models, the ensembles first, and load them again; returns the memory after each step."""
     control = Control(server.record())
     known = (*sorted(server.models), chain.NETWORK, chain.PREPROCESS)
     models = [model for model in known if not control.is_gone(model)]
@@ -70,13 +62,10 @@ def unload(server: EmbeddedServer) -> None:
     deadline_s = time.monotonic() + SETTLE_S
     while not all(map(control.is_gone, models)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-
-
-def load(server: EmbeddedServer) -> None:
-    """Load the models that the server had at its start."""
-    control = Control(server.record())
+    unloaded = wait_below(before + 1) - before
     for model in server.models:
         control.load(model)
+    return {"after_unload_mib": unloaded, "after_load_mib": _after_requests(server) - before}
 
 
 def when_full(server: EmbeddedServer) -> Findings:

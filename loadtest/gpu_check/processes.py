@@ -1,13 +1,14 @@
 """Processes with a time limit: what they found survives a hang, a crash, and the end of the run."""
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from nereid.processes import end_with_parent
 
@@ -33,11 +34,7 @@ class Ended(NamedTuple):
 
 
 def run(
-    words: Sequence[str],
-    log: Path,
-    limit_s: float,
-    environment: Mapping[str, str],
-    stop_s: float = STOP_S,
+    words: Sequence[str], log: Path, limit_s: float, environment: Mapping[str, str], stop_s: float = STOP_S
 ) -> Ended:
     """Run a command for at most `limit_s` seconds, `stop_s` of them for its end; its output goes to `log`.
 
@@ -76,27 +73,13 @@ def _end(process: subprocess.Popen, stop_s: float) -> None:
     if process.poll() is not None:
         return
     # Listed before the end, because a process that lost its parent cannot be found below it.
-    below = _descendants(process.pid)
+    below = psutil.Process(process.pid).children(recursive=True)
     process.terminate()
     try:
         process.wait(stop_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for pid in below:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _descendants(pid: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(
-                stat.read_text(errors="replace").rpartition(")")[2].split()[1]
-            )
-    found, level = list[int](), [pid]
-    while level:
-        level = [child for child, parent in parents.items() if parent in level]
-        found += level
-    return found
+    for each in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()

@@ -1,4 +1,4 @@
-"""Load on the server with the profile `gpu`, on services by hand, and on the profile `cpu`."""
+"""Load on the server with the profile `gpu`, on a service by hand, and on the profile `cpu`."""
 
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -9,14 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from loadtest import servers
 from loadtest.gpu_check import by_hand
 from loadtest.gpu_check.machine import has
 from loadtest.gpu_check.processes import Context
 from loadtest.gpu_check.speed import PHOTO_WH
 from nereid.processes import available_cores
-from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer, infer_path
-from nereid.server.ports import Ports, free_ports
 from nereid.tune import load_generator, photos
 from nereid.tune.load_generator import HOST, Load
 from nereid.tune.trial import TO_IMAGES
@@ -33,18 +32,15 @@ Rows = list[dict[str, Any]]
 
 
 def measure(context: Context) -> Iterator[dict[str, Any]]:
-    """Yield rates and latencies of the server, of the services by hand, and of the profile `cpu`."""
+    """Yield rates and latencies of the server, of the service by hand, and of the profile `cpu`."""
     photo = photos.jpeg(PHOTO_WH)
     for rows in served(context, "gpu", photo, LOAD_S):
         yield {"gpu": rows, "alone_p50_ms": rows[0]["p50_ms"], "best_per_s": best(rows)}
-    found: dict[str, Rows] = {}
-    for kind in ("onnxruntime", *["torch"] * all(map(has, ("torch", "torchvision", "timm")))):
-        (port,) = free_ports(1)
-        request = load_generator.post_request(HOST, port, by_hand.PATH, photo, {})
-        with by_hand.start(kind, port, context.environment):
+    if all(map(has, by_hand.PACKAGES)):
+        with servers.by_hand(by_hand.__name__, context.environment) as (_, port):
+            request = load_generator.post_request(HOST, port, by_hand.PATH, photo, {})
             for rows in loads(port, request, BY_HAND_S, context.left_s, BY_HAND_CONCURRENCIES):
-                found[kind] = rows
-                yield {"by_hand": found, "best_by_hand_per_s": max(map(best, found.values()))}
+                yield {"by_hand": {"torch": rows}, "best_by_hand_per_s": best(rows)}
     for rows in served(context, "cpu", photo, CPU_S):
         yield {"cpu": rows, "best_cpu_per_s": best(rows)}
 
@@ -60,11 +56,7 @@ def served(context: Context, profile: str, photo: bytes, seconds: float) -> Iter
 @contextmanager
 def running(context: Context, profile: str) -> Iterator[EmbeddedServer]:
     """Start a server of the default repository in a profile, and wait until it is ready."""
-    options = ServerOptions(profile=profile, ports=Ports(*free_ports(3)))
-    with (
-        TemporaryDirectory() as folder,
-        EmbeddedServer(options, Path(folder), context.environment, lambda line: None) as server,
-    ):
+    with TemporaryDirectory() as folder, servers.served(Path(folder), context.environment, profile) as server:
         yield server
 
 

@@ -15,11 +15,9 @@ import shutil
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from http import HTTPStatus
 from pathlib import Path
 
 from loadtest import record, servers
@@ -36,7 +34,7 @@ from nereid.tune import photos
 WARM_UP, WARM_UP_S, STEADY = 0.2, (5.0, 600.0), 0.5
 # Seconds between two rounds of changes, the limit on their short effects, and the least between samples.
 CALM_S, WARMING_CALM_S, SETTLING_S, MIN_PERIOD_S = (6.0, 20.0), 1.0, 2.0, 0.4
-CYCLES, MAX_SAMPLES, POLL_S = 40, 200, 0.1
+CYCLES, MAX_SAMPLES = 40, 200
 # A fault is over after this time without a failed request; a server that needs longer has not recovered.
 RECOVERED_S, MAX_RECOVERY_S, ROUNDS_PER_SERVER = 1.5, 30.0, 20
 MAX_SHOWN = 20
@@ -121,34 +119,16 @@ def _soak(
 def _play(scene: Scene, observer: Observer, traffic: Traffic, faults: Sequence[str], found: Findings) -> None:
     """Let one fault after the other happen; each must be over before the next one."""
     with found.noting(traffic, may_fail=True):
-        _recover(scene, traffic, "the start")
+        traffic.wait_calm("the start", RECOVERED_S, MAX_RECOVERY_S, scene.running.is_ready)
         for fault in faults:
             observer.note()
             began_s = time.monotonic()
             FAULTS[fault](scene)
-            _recover(scene, traffic, fault)
+            traffic.wait_calm(fault, RECOVERED_S, MAX_RECOVERY_S, scene.running.is_ready)
             failures = traffic.failures(began_s)
             back_s = failures[-1].end_s - began_s if failures else 0.0
             found.rounds.append({"fault": fault, "back_s": back_s, "failed": len(failures)})
             print(f"{fault}: {len(failures)} failed requests, the last after {back_s:.1f} s", file=sys.stderr)
-
-
-def _recover(scene: Scene, traffic: Traffic, fault: str) -> None:
-    over_s = time.monotonic()
-    while not (traffic.is_calm(over_s, RECOVERED_S) and _is_ready(scene)):
-        if time.monotonic() - over_s > MAX_RECOVERY_S:
-            last = "\n".join(each.text for each in traffic.failures(over_s)[-5:])
-            raise RuntimeError(
-                f"{fault}: no recovery within {MAX_RECOVERY_S:g} s; the last failures:\n{last}"
-            )
-        time.sleep(POLL_S)
-
-
-def _is_ready(scene: Scene) -> bool:
-    url = f"http://127.0.0.1:{scene.running.record.health_port}/readyz"
-    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=MAX_RECOVERY_S) as response:
-        return bool(response.status == HTTPStatus.OK)
-    return False
 
 
 def summarise(rounds: Sequence[record.Row]) -> list[record.Row]:

@@ -75,10 +75,8 @@ def write_candidate(path: Path, number: int) -> Path:
 class Changes:
     """Changes a running server as operators do; `rounds` counts the rounds.
 
-    Args:
-        running: a server of a copy of the default repository.
-        folder: takes the published networks.
-        photos: learn the expected answers of each version.
+    The server has a copy of the default repository. The folder takes the published networks, of which the
+    photos learn the expected answers.
     """
 
     def __init__(self, running: Supervised, folder: Path, photos: Sequence[Photo]) -> None:

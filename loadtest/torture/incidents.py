@@ -208,7 +208,7 @@ def run(folder: Path, environment: Mapping[str, str]) -> list[record.Row]:
     (own := folder / "run").mkdir()
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(servers.supervised(repository, own, environment))
-        gateway = stack.enter_context(servers.gateway_of(running))
+        gateway = stack.enter_context(servers.gateway(running))
         target = Target("", "", f"127.0.0.1:{gateway.port}")
         supervisor = f"127.0.0.1:{running.record.health_port}"
         addresses = {
@@ -246,10 +246,9 @@ def _slow_network(path: Path) -> Path:
 def _prometheus(folder: Path, addresses: Mapping[str, str]) -> Iterator[str]:
     """Run Prometheus with the committed rules in scaled time; gives its address."""
     folder.mkdir()
-    config = time_scale.scrapes({job: [address] for job, address in addresses.items()}, "")
-    del config["alerting"]
     documents = {path.name: time_scale.rules(path) for path in (time_scale.RULES, time_scale.ALERTS)}
-    for name, document in {**documents, "prometheus.yml": config}.items():
+    documents["prometheus.yml"] = time_scale.scrapes(addresses)
+    for name, document in documents.items():
         (folder / name).write_text(yaml.safe_dump(document, sort_keys=False, width=1000))
     address, log = f"127.0.0.1:{free_ports(1)[0]}", folder / "log"
     command = [PROGRAM, "--log.level=warn", f"--config.file={folder / 'prometheus.yml'}"]

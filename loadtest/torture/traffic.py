@@ -10,12 +10,22 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
+from nereid.assets import COFFEE
+from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import RequestRefused
+from nereid.client.prediction import Prediction
+from nereid.client.request import ProtocolName
 
 # The limit on requests in flight at the end; all timeouts of callers are shorter.
 JOIN_S = 60.0
+POLL_S = 0.1
+PROTOCOLS: tuple[ProtocolName, ...] = ("http", "grpc")
+
+# Begin and end of a request in monotonic seconds.
+Span = tuple[float, float]
 
 
 class Failed(Exception):
@@ -45,15 +55,16 @@ class Kind:
 
 
 class Failure(NamedTuple):
-    """A failed request: its end in monotonic seconds, and the reason."""
+    """A failed request: its end and begin in monotonic seconds, and the reason."""
 
     end_s: float
+    begin_s: float
     text: str
 
 
 @dataclass(slots=True)
 class Tally:
-    """The outcomes of one kind; `due` is known at the end."""
+    """The outcomes of one kind; `due` is known at the end. `begin_s` is that of the last request."""
 
     kind: Kind
     right: int = 0
@@ -61,6 +72,7 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
     failed: list[Failure] = field(default_factory=list)
     due: int = 0
+    begin_s: float = 0.0
     in_flight_since_s: float = math.inf
 
     @property
@@ -74,7 +86,7 @@ class Tally:
         Raises:
             Exception: the request failed.
         """
-        self.in_flight_since_s = time.monotonic()
+        self.begin_s = self.in_flight_since_s = time.monotonic()
         try:
             fault = self.kind.send(client)
         except RequestRefused as error:  # each kind expects its own refusals; this one has no reason
@@ -88,7 +100,7 @@ class Tally:
 
     def fail(self, text: str) -> None:
         """Count a failed request."""
-        self.failed.append(Failure(time.monotonic(), f"{self.kind.name}: {text}"))
+        self.failed.append(Failure(time.monotonic(), self.begin_s, f"{self.kind.name}: {text}"))
 
 
 class Traffic:
@@ -97,9 +109,9 @@ class Traffic:
     The times of a kind are fixed from the beginning. A request that is due while another runs is left out.
     """
 
-    def __init__(self, kinds: Sequence[Kind], target: Target) -> None:
+    def __init__(self, kinds: Sequence[Kind], target: Target | None = None) -> None:
         self.tallies = [Tally(kind) for kind in kinds]
-        self._target, self._over, self._began_s = target, threading.Event(), 0.0
+        self._target, self._over, self._began_s = target or Target("", ""), threading.Event(), 0.0
         self._threads = [
             threading.Thread(target=self._send_on, args=[each, place / len(kinds)], daemon=True)
             for place, each in enumerate(self.tallies)
@@ -130,6 +142,24 @@ class Traffic:
         found = [each for tally in self.tallies for each in list(tally.failed) if each.end_s > since_s]
         return sorted(found)
 
+    def faults(self) -> list[str]:
+        """Return the reasons of all wrong and failed requests."""
+        failed = [failure.text for failure in self.failures(-math.inf)]
+        return [*(text for tally in self.tallies for text in tally.wrong), *failed]
+
+    def wait_calm(self, after: str, seconds: float, limit_s: float, is_ready: Callable[[], bool]) -> None:
+        """Wait until all goes well for some seconds after a fault.
+
+        Raises:
+            RuntimeError: that takes longer than the limit; the message has the last failures.
+        """
+        since_s = time.monotonic()
+        while not (self.is_calm(since_s, seconds) and is_ready()):
+            if time.monotonic() - since_s > limit_s:
+                last = "\n".join(each.text for each in self.failures(since_s)[-5:])
+                raise RuntimeError(f"{after}: no recovery within {limit_s:g} s; the last failures:\n{last}")
+            time.sleep(POLL_S)
+
     def is_calm(self, since_s: float, seconds: float) -> bool:
         """Check that all goes well again since a time, and that no request failed in the last seconds."""
         now = time.monotonic()
@@ -145,6 +175,7 @@ class Traffic:
         due_s = self._began_s + offset * period_s
         while not self._over.wait(max(0.0, due_s - time.monotonic())):
             try:
+                tally.begin_s = time.monotonic()
                 # A new client after each failure: gRPC reconnects an old one only after seconds.
                 with tally.kind.opened(self._target) as client:
                     while not self._over.wait(max(0.0, due_s - time.monotonic())):
@@ -153,3 +184,38 @@ class Traffic:
             except Exception as error:  # a client that cannot be opened or closed has failed, too
                 tally.fail(f"{type(error).__name__}: {error}")
                 due_s = max(due_s, time.monotonic() + min(period_s, 0.5))
+
+
+def classifiers(
+    url: Callable[[ProtocolName], str],
+    model: str,
+    count: int,
+    per_s: float,
+    timeout_s: float = 30.0,
+    check: Callable[[Prediction], str] = lambda prediction: "",
+    api_key: str = "",
+    answered: list[Span] | None = None,
+) -> list[Kind]:
+    """Return callers that classify a photo; every other one uses gRPC.
+
+    Args:
+        url: returns the address for a protocol.
+        per_s: requests per second of each caller.
+        check: returns the fault of an answer, empty for a right one.
+        answered: gets begin and end of each request with an answer.
+    """
+    photo, spans = COFFEE.read_bytes(), [] if answered is None else answered
+
+    def opened(protocol: ProtocolName, _: Target) -> Classifier:
+        return Classifier(url(protocol), protocol, model, timeout_s, api_key=api_key)
+
+    def send(classifier: Classifier) -> str:
+        begin_s = time.monotonic()
+        prediction = classifier.classify(photo, top_k=1)
+        spans.append((begin_s, time.monotonic()))
+        return check(prediction)
+
+    return [
+        Kind(f"caller {number}", per_s, partial(opened, PROTOCOLS[number % 2]), send)
+        for number in range(count)
+    ]

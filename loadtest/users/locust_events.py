@@ -10,6 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,12 +49,8 @@ def add_options(parser: Any) -> None:
     """Add the options of our users."""
     parser.set_defaults(**DEFAULTS)
     add: Callable[..., Any] = parser.add_argument
-    add(
-        "--scenario",
-        choices=SCENARIOS,
-        default="closed",
-        help="closed: send after each response; open: by a schedule",
-    )
+    kinds = "closed: send after each response; open: by a schedule"
+    add("--scenario", choices=SCENARIOS, default="closed", help=kinds)
     add("--rate", type=_positive, default=20.0, help="open: requests per second, all users together")
     add("--arrivals", choices=ARRIVALS, default="poisson", help="open: distribution of the times")
     add("--model", default="classify", help="a route, or any model with an input 'image'")
@@ -61,29 +58,15 @@ def add_options(parser: Any) -> None:
     add("--grpc", default="", help="HOST:PORT of gRPC; default: the port after that of --host")
     key_help = "key for a guarded server; better in the variable"
     add("--api-key", default="", env_var="NEREID_KEY", include_in_web_ui=False, help=key_help)
-    add(
-        "--variants",
-        default="v1,v2",
-        help="of the route, with commas; '' for other models",
-    )
+    add("--variants", default="v1,v2", help="of the route, with commas; '' for other models")
     add("--keys", type=int, default=100, help="number of sticky callers; 0 while the route's weights change")
     add("--expect", default="", help="expected class index, label, or line of text; default: the sample's")
+    of_folder = "folder with photos to send; its sub-folders have the names of classes"
+    add("--images", default="", metavar="DIR", include_in_web_ui=False, help=of_folder)
     files = {"metavar": "FILE", "include_in_web_ui": False}
-    add(
-        "--images",
-        default="",
-        help="folder with photos to send; its sub-folders have the names of classes",
-        **files | {"metavar": "DIR"},
-    )
     add("--report", default="", help="write the report as JSON", **files)
-    default = str(thresholds.DEFAULT)
-    add(
-        "--thresholds",
-        type=_thresholds,
-        default=default,
-        help="file with the limits; '' for no limits",
-        **files,
-    )
+    of_limits = {"type": _thresholds, "default": str(thresholds.DEFAULT)}
+    add("--thresholds", help="file with the limits; '' for no limits", **of_limits, **files)
 
 
 class Run:
@@ -203,7 +186,7 @@ class Run:
         report = Report.of(self._options.scenario, statistics, self._lost())
         report.show()
         if self._options.report:
-            Path(self._options.report).write_text(json.dumps(report.plain(), indent=2) + "\n")
+            Path(self._options.report).write_text(json.dumps(asdict(report), indent=2) + "\n")
         if self._options.thresholds:
             lines = thresholds.compare(report, thresholds.read(Path(self._options.thresholds)))
             thresholds.show(report.scenario, lines)

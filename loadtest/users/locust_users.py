@@ -63,11 +63,7 @@ class HttpCaller(FastHttpUser):
         path = f"/v2/models/{quote(options.model)}/infer"
         body: Any = request.photo.content  # Locust's type excludes bytes
         with self.client.post(
-            path,
-            data=body,
-            headers=headers,
-            name=_name(options, request),
-            catch_response=True,
+            path, data=body, headers=headers, name=_name(options, request), catch_response=True
         ) as response:
             end_s, about = time.monotonic(), response.request_meta
             about["request_type"] = HTTP

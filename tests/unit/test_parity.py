@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from loadtest.drift_photos import jpeg, packaged
 from nereid.assets import REPOSITORY
 from nereid.config.model_config import ModelConfig
 from nereid.imaging.decode import open_image
@@ -14,6 +13,7 @@ from nereid.imaging.pipeline import Pipeline
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.transform import make_plan
 from nereid.inference.session import Session
+from tests.drift_photos import jpeg, packaged
 
 CONFIG = ModelConfig.from_file(REPOSITORY / "imagenet_preprocess", 1)
 SETTINGS = PreprocessSettings.from_config(CONFIG)

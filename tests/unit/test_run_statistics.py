@@ -1,16 +1,10 @@
 """The counts and histograms of a load test, and their sums over processes."""
 
-import random
-
 import msgpack
 import pytest
 
-from loadtest.users.report import PERCENTILES, Report
-from loadtest.users.run_statistics import (
-    STRAYED,
-    Histogram,
-    RunStatistics,
-)
+from loadtest.users.report import Report
+from loadtest.users.run_statistics import STRAYED, Histogram, RunStatistics
 from tests.tables import cases
 
 
@@ -19,28 +13,6 @@ def histogram(latencies_ms: list[float]) -> Histogram:
     for each in latencies_ms:
         result.add(each)
     return result
-
-
-def percentiles(of: Histogram) -> list[float]:
-    return [of.percentile_ms(percent) for percent in PERCENTILES.values()]
-
-
-def test_merged_histograms_equal_that_of_all():
-    draw = random.Random(1)
-    latencies = [draw.lognormvariate(3, 1) for _ in range(5_000)]
-
-    merged = Histogram()
-    for part in (latencies[:10], latencies[10:3_000], latencies[3_000:], []):
-        merged.merge(histogram(part).encode())
-
-    assert merged.count == 5_000
-    assert percentiles(merged) == percentiles(histogram(latencies))
-
-
-def test_percentiles_are_those_of_the_latencies():
-    latencies = [float(each) for each in range(1, 1_001)]
-
-    assert percentiles(histogram(latencies)) == pytest.approx([500, 900, 990, 999, 1000], rel=1e-3)
 
 
 def test_wait_before_a_request_is_part_of_its_latency():

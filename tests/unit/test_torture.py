@@ -122,7 +122,7 @@ def test_fault_is_over_when_all_kinds_succeed_again():
     traffic = Traffic([Kind("any", 1, nullcontext, str)], TARGET)
     good = Tally(traffic.tallies[0].kind, right=1, right_s=now)
     odd = {
-        "failed": replace(good, failed=[Failure(now, "late")]),
+        "failed": replace(good, failed=[Failure(now, now, "late")]),
         "silent": replace(good, right_s=now - 20),
         "waiting": replace(good, in_flight_since_s=now - 20),
     }
