@@ -257,6 +257,25 @@ def test_order_just_before_a_change_counts(rollout, tmp_path):
     assert (rollout.state.phase, rollout.weights()) == ("paused", {"old": 100, "new": 0})
 
 
+def test_order_in_the_moment_of_a_decision_counts(rollout):
+    """Here the page itself is late: a person pauses while the controller reads the one that decides."""
+    rollout.start()
+    rollout.run("measuring")
+    rollout.look(4)
+    rollout.behaviour["new"].errors, page = 1.0, rollout.server.page
+
+    def pause_and_answer() -> str:
+        rollout.server.page = page
+        orders.order(rollout.location, "pause")
+        rollout.answer(100 * REQUESTS)
+        return page()
+
+    rollout.server.page = pause_and_answer
+    rollout.look()
+
+    assert (rollout.state.phase, rollout.weights()) == ("paused", {"old": 90, "new": 10})
+
+
 def test_hooks_run_and_a_failing_one_pauses(rollout, tmp_path):
     seen = tmp_path / "seen.json"
     code = f"import sys, pathlib; pathlib.Path('{seen}').write_text(sys.stdin.read()); sys.exit('not yet')"
