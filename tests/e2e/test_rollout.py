@@ -15,67 +15,40 @@ from typer.testing import CliRunner
 from nereid.cli.main import app
 from nereid.errors import OperationFailed
 from nereid.rollout import orders, service
-from nereid.rollout.plan import make_plan
-from nereid.rollout.rollout_journal import Journals
 from nereid.routes.served import RunningServer
-from nereid.routes.target import find_route, read_state
+from nereid.routes.target import read_state
 from nereid.server import run_dir
 from tests.publishing import record_of
+from tests.rollouts import ROUTE, Rollouts, before
 from tests.routes import (
     WATCHDOG_S,
     Load,
     RouteServer,
     X,
-    document,
     given,
     order,
     replace,
     serve_routes,
     store_puppet,
     store_router,
-    variant,
     wait_until,
 )
 from tests.supervised import calling, serving
 
-ROUTE, CALLERS = "r", 6
-# The limits are wide, so that few requests suffice; the steps are short.
-QUICK = {
-    "candidate": "new",
-    "steps": [10, 50, 100],
-    "hold_s": 1,
-    "min_requests": 50,
-    "max_error_increase": 0.05,
-    "max_slow_increase": 0.9,
-    "slo_ms": 250,
-}
+CALLERS = 6
+BEFORE = before(shadow_max_in_flight=2 * CALLERS)
 DELAY_MS = 6
 # Watchdog of a phase of a rollout, which takes some 20 s on a machine with other load.
 ROLLOUT_S = 300
 
 
-class Rollout:
-    """A route with variants `old` and `new`, a server of it, and a controller in this process."""
+class Rollout(Rollouts):
+    """Rollouts in short steps, with a controller in this process."""
 
     def __init__(self, served: RouteServer, base: Path) -> None:
-        self.served, self.base = served, base
-        self.repository = served.repository
+        super().__init__(served.repository, record_of(served.server), hold_s=1, slo_ms=250)
+        self.served, self.base, self.repository = served, base, served.repository
         self.log: list[str] = []
-        self.record = record_of(served.server)
-
-    @property
-    def location(self):
-        return find_route(self.repository)
-
-    @property
-    def state(self):
-        return Journals.of(self.location).latest()
-
-    def weights(self) -> dict[str, float]:
-        return {each.name: each.weight for each in read_state(self.location).route().variants}
-
-    def start(self, **changed):
-        return orders.start(self.location, make_plan(**QUICK | changed), self.record)
 
     @contextlib.contextmanager
     def controlled(self):
@@ -98,7 +71,7 @@ def store_site(repository: Path) -> Path:
     for name in ("old", "new"):
         store_puppet(repository, f"net_{name}", delay_ms=DELAY_MS)
     store_router(repository, ROUTE)
-    replace(repository / f"{ROUTE}.route.json", json.dumps(before()).encode())
+    replace(repository / f"{ROUTE}.route.json", json.dumps(BEFORE).encode())
     return repository
 
 
@@ -114,20 +87,13 @@ def rollouts(tmp_path_factory):
         yield Rollout(served, base)
 
 
-def before():
-    """Return the route before a rollout: `new` is served only on request."""
-    return document(
-        variant("old", "net_old", 100), variant("new", "net_new", 0), shadow_max_in_flight=2 * CALLERS
-    )
-
-
 @pytest.fixture
 def rollout(rollouts):
     """Begin with the route before a rollout, a healthy candidate and no active rollout."""
     rollouts.log.clear()
     for name in ("old", "new"):
         order(rollouts.repository, f"net_{name}", delay_ms=DELAY_MS)
-    rollouts.served.use(ROUTE, before())
+    rollouts.served.use(ROUTE, BEFORE)
     yield rollouts
     with contextlib.suppress(OperationFailed):
         orders.order(rollouts.location, "abort")
@@ -208,22 +174,19 @@ def test_restarted_server_continues_the_rollout(tmp_path):
     """`nereid serve` replaces a killed `tritonserver`, whose counters begin anew; the rollout goes on."""
     repository = store_site(tmp_path / "models")
     with serving(repository, tmp_path / "run") as served:
-        state = orders.start(
-            find_route(repository), make_plan(**QUICK | {"hold_s": 5, "steps": [10, 100]}), served.record
-        )
-        logs = Journals.of(find_route(repository))
+        rollout = Rollouts(repository, served.record, hold_s=5, slo_ms=250)
+        number = rollout.start(steps=[10, 100]).number
 
         with calling(served, ROUTE, CALLERS, given=lambda protocol: given(protocol, X)):
-            wait_until(lambda: logs.latest().look, "a look")
+            wait_until(lambda: rollout.state.look, "a look")
             during = served.page("/metrics")[1]
             pid = served.record.pid
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda: served.record.pid != pid, "a new server")
-            wait_until(lambda: not logs.latest().is_active, "the end")
+            wait_until(lambda: not rollout.state.is_active, "the end")
             page = served.page("/metrics")[1]
 
-    assert logs.latest().result == "promoted", logs.latest().reasons
-    assert logs.latest().number == state.number
+    assert (rollout.state.result, rollout.state.number) == ("promoted", number), rollout.state.reasons
     # Which of its reasons to wait the controller meets first depends on the moment.
     assert "wait, step 10 %: " in served.log
     assert 'nereid_rollout_share{route="r",candidate="new"} 0.1' in during

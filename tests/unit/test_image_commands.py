@@ -14,12 +14,10 @@ from nereid.cli.image_commands.drawing import Drawings, draw_marks
 from nereid.cli.image_commands.outcomes import Outcomes, printing
 from nereid.cli.image_commands.views import OBJECTS, TEXTS, View
 from nereid.cli.main import app
-from nereid.cli.options import CLASSIFIERS, READERS, find_any_model, find_model
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.prediction import Timings
 from nereid.client.results.detected_objects import DetectedObject, Detection
 from nereid.client.results.text_reading import Correction, Field, Reading, TextLine
-from nereid.errors import WrongUsage
 from tests.tables import cases
 
 BOX = ((10.0, 20.0), (50.0, 20.0), (50.0, 40.0), (10.0, 40.0))
@@ -149,25 +147,3 @@ def test_wrong_usage_is_named(command, words, message, root, monkeypatch):
     done = CliRunner().invoke(app, [command, *words])
 
     assert (done.exit_code, message.format(command) in done.stderr) == (2, True)
-
-
-READER = """platform: "ensemble"
-input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
-output { name: "text" data_type: TYPE_STRING dims: [ -1 ] }
-output { name: "confidence" data_type: TYPE_FP32 dims: [ -1 ] }
-output { name: "box" data_type: TYPE_FP32 dims: [ -1, 4, 2 ] }
-"""
-
-
-def test_model_is_chosen_by_its_outputs(tmp_path):
-    for name in ("pages", "labels"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.pbtxt").write_text(READER)
-    with pytest.raises(WrongUsage, match="no model with input 'image' and output 'scores'"):
-        find_model(tmp_path, "", CLASSIFIERS)
-    with pytest.raises(WrongUsage, match="fix: name one with --model: labels, pages"):
-        find_any_model(tmp_path, "")
-    assert find_any_model(tmp_path, "pages") == "pages"
-    (tmp_path / "pages" / "config.pbtxt").unlink()
-
-    assert find_model(tmp_path, "", READERS) == find_any_model(tmp_path, "") == "labels"

@@ -1,7 +1,6 @@
 """Images are sent in requests while shared memory is refused."""
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,17 +154,6 @@ def test_error_of_an_image_is_not_a_refusal():
             classifier.classify(PHOTO)
         assert classifier.shared_memory_refusal == ""
     assert len(script.peers) == 1
-
-
-def test_threads_warn_together_once(sender, caplog):
-    triton = Triton(register=NO_FILE)
-
-    with ThreadPoolExecutor(8) as pool:
-        for future in [pool.submit(sender.send, triton) for _ in range(32)]:
-            future.result()
-
-    assert len(caplog.records) == 1
-    assert {*triton.ways} == {"bytes"}
 
 
 def test_full_gpu_is_a_refusal(monkeypatch, folder):

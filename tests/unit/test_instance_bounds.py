@@ -3,8 +3,6 @@
 import pytest
 
 from nereid.config.instance_bounds import InstanceBounds, chosen, read_bounds, with_chosen
-from nereid.config.model_config import RouteSettings
-from nereid.config.parameters import parse_parameters
 from nereid.serving_errors import InvalidConfig
 from tests.tables import cases
 
@@ -61,10 +59,3 @@ def test_chosen_number_is_within_the_bounds(wanted, count):
     assert config == document()
     del config["instance_group"]
     assert with_chosen(config, InstanceBounds(1, 4), wanted)["instance_group"] == [{"count": count}]
-
-
-def test_backends_ignore_the_parameters():
-    """They belong to `nereid serve`, so no backend rejects them as unknown."""
-    given = {"route": "a.route.json", "nereid.instances": "1-4", "nereid.instances_idle_s": "5"}
-
-    assert parse_parameters(given, RouteSettings, {}) == RouteSettings("a.route.json")

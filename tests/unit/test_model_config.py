@@ -2,11 +2,10 @@
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
-from nereid.config.model_config import FusedSettings, ModelConfig, TensorSpec, read_pbtxt
+from nereid.config.model_config import ModelConfig, TensorSpec, read_pbtxt
 from nereid.config.parameters import parse_bool, parse_int
 from nereid.serving_errors import InvalidConfig
 from tests.tables import cases
@@ -16,8 +15,6 @@ from tests.tables import cases
 class Settings:
     size_px: int
     mean: tuple[float, ...] = ()
-    name: str = "x"
-    is_on: bool = False
 
 
 def config(tmp_path, **parameters: str) -> ModelConfig:
@@ -54,12 +51,6 @@ def test_triton_arguments_and_file_give_the_same_config(tmp_path):
     # Only the document itself differs: Triton writes integers, protobuf's JSON strings.
     assert replace(from_file, document={}) == replace(from_triton, document={}, is_first=True)
     assert from_file.document == read_pbtxt(folder / "config.pbtxt")
-
-
-def test_config_without_anything_is_named_by_its_folder(tmp_path):
-    assert ModelConfig.from_document({}, tmp_path / "net", 1) == ModelConfig(
-        "net", 1, tmp_path / "net", (), (), 0, {}, {}, "CPU", 0, True
-    )
 
 
 @cases(
@@ -123,84 +114,20 @@ def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
     assert ModelConfig.from_document({}, tmp_path, 1, "GPU").names_gpu(profile) is expected
 
 
-@dataclass(frozen=True, slots=True)
-class Inner:
-    """A group of parameters, one of them required."""
-
-    height_px: int
-    is_fast: bool = False
-
-    def __post_init__(self) -> None:
-        if self.height_px < 0:
-            raise ValueError(f"height_px must not be negative, got {self.height_px}")
-
-
-@dataclass(frozen=True, slots=True)
-class Middle:
-    """A group within a group."""
-
-    inner: Inner
-    mean: tuple[float, ...] = (0.0,)
-
-
-@dataclass(frozen=True, slots=True)
-class Outer:
-    """A schema whose fields are groups, and one that is a parameter itself."""
-
-    middle: Middle
-    name: str = "x"
-
-
 @cases(
-    ("parameters", "fixed", "expected"),
+    ("parameters", "message"),
     {
-        "defaults": ({"height_px": "3"}, {}, Outer(Middle(Inner(3)))),
-        "Triton's own": ({"height_px": "3", "EXECUTION_ENV_PATH": "x"}, {}, Outer(Middle(Inner(3)))),
-        "all given": (
-            {"height_px": "3", "is_fast": "on", "mean": "1, 2", "name": "y"},
-            {},
-            Outer(Middle(Inner(3, True), (1.0, 2.0)), "y"),
-        ),
-        "fixed and given": (
-            {"is_fast": "1"},
-            {"height_px": 4, "name": "z"},
-            Outer(Middle(Inner(4, True)), "z"),
-        ),
-    },
-)
-def test_groups_of_parameters_are_one_flat_list(tmp_path, parameters, fixed, expected):
-    assert config(tmp_path, **parameters).settings(Outer, **fixed) == expected
-
-
-@cases(
-    ("schema", "parameters", "fixed", "message"),
-    {
-        "missing": (Settings, {}, {}, "parameter 'size_px' is required"),
-        "not a number": (Settings, {"size_px": "big"}, {}, "parameter 'size_px': expected int, got 'big'"),
+        "missing": ({}, "parameter 'size_px' is required"),
+        "not a number": ({"size_px": "big"}, "parameter 'size_px': expected int, got 'big'"),
         "not a list of numbers": (
-            Settings,
             {"size_px": "1", "mean": "1,x"},
-            {},
             "parameter 'mean': expected floats separated by commas, got '1,x'",
         ),
-        "name of a group": (
-            Outer,
-            {"height_px": "3", "inner": "1"},
-            {},
-            "unknown parameter 'inner': expected one of height_px, is_fast, mean, name",
-        ),
-        "fixed one given": (
-            Outer,
-            {"height_px": "3"},
-            {"height_px": 4},
-            "unknown parameter 'height_px': expected one of is_fast, mean, name",
-        ),
-        "fixed one rejected": (Outer, {}, {"height_px": -2}, "height_px must not be negative, got -2"),
     },
 )
-def test_wrong_parameter_is_named(tmp_path, schema, parameters, fixed, message):
+def test_wrong_parameter_is_named(tmp_path, parameters, message):
     with pytest.raises(InvalidConfig) as raised:
-        config(tmp_path, **parameters).settings(schema, **fixed)
+        config(tmp_path, **parameters).settings(Settings)
 
     assert str(raised.value) == f"model 'm': {message}"
 
@@ -300,16 +227,3 @@ def test_booleans_are_tritons_six_words():
     for text in ("", "yes", "2", " 1", "t"):
         with pytest.raises(InvalidConfig, match=f"^failed to convert '{text}' to boolean$"):
             parse_bool(text)
-
-
-def test_fused_model_may_replace_parameters_of_its_parts():
-    names = FusedSettings("p", 1, "n", 1, intra_op_thread_count=2, run_batch_size=4)
-
-    assert names.of_preprocess == {}
-    assert names.of_network == {"intra_op_thread_count": "2", "nereid.run_batch_size": "4"}
-
-
-def test_replaced_parameters_leave_the_others():
-    config = ModelConfig.from_document({"parameters": {"a": {"string_value": "1"}}}, Path("m"), 1)
-
-    assert (config.replacing({"b": "2"}).parameters, config.parameters) == ({"a": "1", "b": "2"}, {"a": "1"})

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from nereid.assets import COFFEE, REPOSITORY
-from nereid.cli.options import CLASSIFIERS, find_model
+from nereid.cli.options import CLASSIFIERS, READERS, find_any_model, find_model
 from nereid.cli.route_commands.gateway_route import RepositoryModels
 from nereid.errors import WrongUsage
 from nereid.gateway.models import PreviewRefused
@@ -20,6 +20,9 @@ input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "scores" data_type: TYPE_FP32 dims: [ 2 ] }
 """
 NETWORK = PINNED.replace('"image"', '"pixels"')
+READER = PINNED.replace('"scores"', '"text"') + "".join(
+    f'output {{ name: "{name}" data_type: TYPE_FP32 dims: [ -1 ] }}' for name in ("confidence", "box")
+)
 
 
 def repository(folder, **configs):
@@ -49,6 +52,16 @@ def test_default_model(tmp_path, configs, name, expected):
         found = str(error)
 
     assert found == expected or found.startswith(f"'{folder}' {expected}")
+
+
+def test_model_is_chosen_by_its_outputs(tmp_path):
+    folder = repository(tmp_path, labels=READER, pages=READER)
+    with pytest.raises(WrongUsage, match="fix: name one with --model: labels, pages"):
+        find_any_model(folder, "")
+    assert find_any_model(folder, "pages") == "pages"
+    (folder / "pages" / "config.pbtxt").unlink()
+
+    assert find_model(folder, "", READERS) == find_any_model(folder, "") == "labels"
 
 
 def test_gateway_offers_routes_and_the_default_model(tmp_path):

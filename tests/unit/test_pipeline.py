@@ -177,14 +177,6 @@ def build(root, folder, old, new):
     return Pipeline.from_config(ModelConfig.from_file(folder, 1))
 
 
-def test_batch_size_of_another_model_may_be_given(root):
-    config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
-
-    batch = Pipeline.from_config(config, max_batch_size=2, instances=1).run([[A], [B]])
-
-    assert batch.tensor.shape == (2, 3, 224, 224)
-
-
 ONE_INPUT = "expected one input, 'image' TYPE_STRING [1], got "
 SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
 

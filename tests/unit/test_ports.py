@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -56,33 +54,17 @@ def test_found_port_is_for_its_finder_only(tmp_path, monkeypatch):
             check_ports("127.0.0.1", Ports(port, port, port))
 
 
-ACCEPTING = """
-import socket
-with socket.create_server(("127.0.0.1", 0)) as server:
-    print(server.getsockname()[1], flush=True)
-    for _ in range(2):
-        with server.accept()[0] as connection:
-            print(connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF), flush=True)
-"""
-
-
-def test_later_connections_of_a_child_get_a_wide_receive_buffer():
+def test_later_connections_get_a_wide_receive_buffer():
     """The next connection has as much as the kernel allows; a port without a listener changes nothing."""
     largest = int(Path("/proc/sys/net/core/rmem_max").read_text())
-    with subprocess.Popen([sys.executable, "-c", ACCEPTING], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        port = int(child.stdout.readline())
-        seen = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
 
-        def connect():
-            """Connect once, and note the buffer of the accepted connection."""
-            with socket.create_connection(("127.0.0.1", port)):
-                seen.append(int(child.stdout.readline()))
+        def accepted_bytes() -> int:
+            with socket.create_connection(address), server.accept()[0] as connection:
+                return connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
-        connect()
-        was_possible = ports.widen_receive_buffers(child.pid, port)
-        connect()
-
-    assert was_possible
-    assert seen[1] == 2 * min(ports.RECEIVE_BYTES, largest) != seen[0]
-    assert not ports.widen_receive_buffers(os.getpid(), port)
+        before = accepted_bytes()
+        assert ports.widen_receive_buffers(os.getpid(), address[1])
+        assert accepted_bytes() == 2 * min(ports.RECEIVE_BYTES, largest) != before
+    assert not ports.widen_receive_buffers(os.getpid(), address[1])

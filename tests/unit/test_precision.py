@@ -11,10 +11,8 @@ import pytest
 from nereid.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.errors import OperationFailed
 from nereid.publish.examination.examine import Gates, Rejected
-from nereid.publish.intake import description
 from nereid.publish.intake.precision import CHANGE, convert
 from nereid.publish.publisher import publish
-from tests.detectors import add_detector
 from tests.networks import constant, identity, network, store, value
 from tests.publishing import contents
 from tests.tables import cases
@@ -141,15 +139,3 @@ def test_networks_of_the_readers_are_converted(tmp_path, name):
 
     assert done.version == 2
     assert (repository / name / "2" / "model.onnx").stat().st_size < 0.8 * source.stat().st_size
-
-
-@pytest.mark.slow
-def test_detector_is_converted_and_described(tmp_path):
-    repository = add_detector(tmp_path)
-
-    done = publish(repository, "cars", tmp_path / "cars.onnx", None, ANY_SPEED, precision="fp16")
-
-    assert done.report.difference == pytest.approx(0, abs=0.01)
-    found = description.read(repository / done.model / "2")
-    assert found is not None
-    assert found.changes[-1] == CHANGE

@@ -141,6 +141,7 @@ MEAN, STD, PAD = {"mean": "1, 2, 3"}, {"std": "1, 2, 3"}, {"pad_color": "0, 0, 0
 # Transform and Limits check their own fields: test_transform.py and test_decode.py. One of each is here.
 MISTAKES = [
     (EXACT | {"sise": "1"}, "unknown parameter 'sise': expected one of antialias, "),
+    (EXACT | {"height_px": "9"}, "unknown parameter 'height_px': expected one of antialias, "),
     ({"preset": "resnet"}, "preset: expected one of imagenet, efficientnet_lite, clip, "),
     (EXACT | {"layout": "CHW"}, "layout: expected one of NCHW, NHWC, got 'CHW'"),
     (EXACT | {"antialias": "maybe"}, "parameter 'antialias': expected bool, got 'maybe'"),

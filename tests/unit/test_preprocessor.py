@@ -1,12 +1,10 @@
 """Batches of the CPU preprocessor: rows in order, equal results with threads, no memory per batch."""
 
-import gc
 import os
 import subprocess
 import sys
 import threading
 import time
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -117,28 +115,6 @@ def test_pixels_in_work_are_bounded():
     assert counts[0] <= 2
     assert counts[1] <= 4
     assert counts[2] > 4
-
-
-def peak_bytes(preprocessor, images, runs=20):
-    """Return the peak of additional memory during runs after a warm-up."""
-    for _ in range(3):
-        preprocessor.prepare(images)
-    gc.collect()
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    for _ in range(runs):
-        assert preprocessor.prepare(images) == [None] * len(images)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak - before
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_steady_work_allocates_no_batch(threads):
-    """Twenty batches after the first together need less than one row."""
-    preprocessor = CpuPreprocessor(NCHW, Limits(), 4, threads)
-
-    assert peak_bytes(preprocessor, [A, B, A, B]) < preprocessor.tensor[0].nbytes
 
 
 # Prints by how many MiB a process has grown after a picture of 64 million pixels.

@@ -21,7 +21,6 @@ before = set(sys.modules)
 import nereid
 loaded = sorted(set(sys.modules) - before)
 import json
-import re
 print(json.dumps(loaded))
 """
 

@@ -18,7 +18,6 @@ from nereid.publish.engine import journal
 from nereid.publish.engine.actions import AddVariant, Install, Load, Policy, Warm
 from nereid.publish.engine.engine import begin, locked_repository
 from nereid.publish.engine.journal import Journal
-from nereid.publish.network import find_network
 from nereid.publish.pinned import successor
 from nereid.publish.publisher import publish, retire, rollback
 from nereid.publish.versions import versions
@@ -62,13 +61,6 @@ def test_successor_has_the_new_number():
     names = {"v1": "v12", "stable": "stable_v12", "net_v11": "net_v11_v12"}
 
     assert {name: successor(name, 1, 12) for name in names} == names
-
-
-def test_network_is_found_by_any_of_its_names(repository):
-    for name in (NET, f"{NET}_v1", ROUTE):
-        found = find_network(repository, name)
-        assert (found.name, [pin.model for pin in found.pins]) == (NET, ["net_v1"])
-        assert [(each.route, each.variant.name) for each in found.variants] == [(ROUTE, "v1")]
 
 
 @pytest.mark.parametrize("policy", [ALL_VERSIONS, ONLY_FIRST], ids=["all", "specific"])
@@ -256,7 +248,12 @@ def test_rollback_changes_all_routes_or_none(repository):
     assert weights(repository) == {"v1": 1, "v2": 0, "copy": 0}
 
 
-def test_rollback_leaves_other_networks_alone(repository):
+def test_rollback_leaves_other_models_alone(repository):
+    """Those of another network keep their weights, and broken ones prevent nothing."""
+    (repository / "broken").mkdir()
+    (repository / "broken" / "config.pbtxt").write_text("no config")
+    store_router(repository, "q")
+    (repository / "q.route.json").write_text("no route")
     store_versions(repository, 2)
     store_adding(repository, "other", 5)
     store_ensemble(repository, "other_v1", "other", 1)
@@ -266,18 +263,6 @@ def test_rollback_leaves_other_networks_alone(repository):
     rollback(repository, NET, None)
 
     assert weights(repository) == {"v1": 50, "o": 40, "v2": 0}
-
-
-def test_rollback_works_next_to_broken_models(repository, tmp_path):
-    publish_number(repository, tmp_path, None, 2, share=0.01)
-    (repository / "broken").mkdir()
-    (repository / "broken" / "config.pbtxt").write_text("no config")
-    store_router(repository, "q")
-    (repository / "q.route.json").write_text("no route")
-
-    rollback(repository, NET, None)
-
-    assert weights(repository) == {"v1": 100, "v2": 0}
 
 
 def test_rollback_moves_the_default_too(repository, tmp_path):

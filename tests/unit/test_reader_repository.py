@@ -18,11 +18,9 @@ from nereid.repository.layout import (
     hidden_models,
     pins,
     readable_configs,
-    served_steps,
     steps_of,
     thread_budget,
 )
-from nereid.tune.profiles import tunable
 from tests.tables import cases
 
 NETWORKS = {"text_detect", "text_direction", "text_recognise"}
@@ -54,14 +52,6 @@ def test_default_repository_has_no_failures(repository):
     assert failures(repository) == ""
 
 
-def remove_network(repository: Path) -> None:
-    shutil.rmtree(repository / "text_detect")
-
-
-def remove_fields(repository: Path) -> None:
-    (repository / "read_waybill_v1" / "waybill.json").unlink()
-
-
 def damage_fields(repository: Path) -> None:
     (repository / "read_waybill_v1" / "waybill.json").write_text('{"fields": []}')
 
@@ -73,7 +63,6 @@ FAILURES = {
         edited(CPU, NETWORK_VERSION % 1, NETWORK_VERSION % 9),
         "names version 9 of 'text_recognise', which is not there",
     ),
-    "model": (remove_network, "model 'read_text_v1' names version 1 of 'text_detect', which is not there"),
     "parameter": (edited(CPU, '"in_process"', '"here"'), "expected in_process or served, got 'here'"),
     "unserved": (
         edited("text_detect/config.pbtxt", "{ all {} }", "{ specific { versions: [ 2 ] } }"),
@@ -91,15 +80,10 @@ FAILURES = {
         edited("text_detect/config.pbtxt", "max_batch_size: 8", "max_batch_size: 0"),
         "expected max_batch_size 1 or more, got 0",
     ),
-    "own_output": (
-        edited(PLAIN, "dims: [ -1, 4, 2 ]", "dims: [ -1, 4 ]"),
-        "expected the outputs 'text' TYPE_STRING [-1], ",
-    ),
     "profile": (
         edited(CPU, 'string_value: "text_direction"', 'string_value: "text_detect"'),
         "expected version 1 of 'text_direction'",
     ),
-    "no_fields": (remove_fields, "waybill.json': No such file or directory"),
     "bad_fields": (damage_fields, "waybill.json': "),
 }
 
@@ -135,16 +119,6 @@ def test_networks_in_the_process_are_not_loaded_again(repository):
     assert hidden_models(repository, "") == set()
     assert {each.model for each in thread_budget(repository, "cpu")} == {"read_text_v1", "read_waybill_v1"}
     assert {each.model for each in thread_budget(repository, "")} == NETWORKS
-
-
-def test_networks_are_models_unless_the_config_says_otherwise(repository):
-    edited(PLAIN, 'parameters { key: "networks" value { string_value: "served" } }', "")(repository)
-
-    document = readable_configs(repository)["read_text_v1"]
-
-    assert {model for model, _ in served_steps(document)} == NETWORKS
-    assert tunable(repository, "read_text_v1", "ensemble").steps == tuple(sorted(NETWORKS))
-    assert tunable(repository, "read_text_v1", "cpu").steps == ()
 
 
 def test_readers_share_the_cores(repository):

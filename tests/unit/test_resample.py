@@ -11,7 +11,7 @@ from PIL import Image
 
 from nereid.assets import CHELSEA, COFFEE
 from nereid.imaging.buffers import Buffers
-from nereid.imaging.resample import FILTERS, REACH, Span, build_axis, estimate, resample
+from nereid.imaging.resample import FILTERS, Span, build_axis, resample
 from tests.pictures import assert_same_levels, noise
 
 PILLOW = {name: Image.Resampling[name.upper()] for name in FILTERS}
@@ -76,18 +76,6 @@ def test_overshoot_is_cut_off(filter_name, shrink):
     assert (levels.min(), levels.max()) == (0, 255)
 
 
-@pytest.mark.parametrize("shrink", [2, 4, 8])
-def test_estimate_gives_a_gradient_back(shrink):
-    """From the averages of an even gradient come its pixels; 0.02 of a block's step is what is left."""
-    places = np.arange((2 * REACH + 1) * shrink, dtype=np.float64)
-    averages = places.reshape(-1, shrink).mean(1)
-
-    estimated = estimate(shrink) @ averages
-
-    expected = places[REACH * shrink : (REACH + 1) * shrink]
-    np.testing.assert_allclose(estimated, expected, atol=0.02 * shrink)
-
-
 @pytest.mark.parametrize("filter_name", FILTERS)
 @pytest.mark.parametrize("shrink", [2, 4, 8])
 @pytest.mark.parametrize("photo", [COFFEE, CHELSEA], ids=["coffee", "chelsea"])
@@ -140,14 +128,3 @@ def test_every_window_lies_in_the_image(drawn):
         np.testing.assert_allclose(block.weights.sum(1), 1, atol=1e-4)  # sums of some 100 float32
         made |= set(range(block.outputs.start, block.outputs.stop))
     assert made == set(range(span.count))
-
-
-@pytest.mark.parametrize("shrink", [1, 2, 4, 8])
-@pytest.mark.parametrize("filter_name", FILTERS)
-def test_single_pixel_fills_everything(filter_name, shrink):
-    pixels = np.array([[[10, 128, 255]]], np.uint8)
-    axis = build_axis(Span(1, 40, 3, 30), filter_name, shrink=shrink)
-
-    levels = resampled(pixels, axis, axis)
-
-    np.testing.assert_array_equal(levels, np.broadcast_to(pixels, (30, 30, 3)))

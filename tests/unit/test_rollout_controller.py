@@ -14,19 +14,18 @@ from nereid.cli.main import app
 from nereid.errors import WrongUsage
 from nereid.rollout import orders
 from nereid.rollout.controller import Controller
-from nereid.rollout.plan import BOUNDS, make_plan
-from nereid.rollout.rollout_journal import Journals, folder_of
+from nereid.rollout.plan import BOUNDS
+from nereid.rollout.rollout_journal import folder_of
 from nereid.routes.change import change, reweighted
 from nereid.routes.served import RunningServer
-from nereid.routes.target import find_route, read_state
+from nereid.routes.target import read_state
 from nereid.server import run_dir
 from tests.fake_server import FakeServer, killed_at, running
+from tests.rollouts import ROUTE, Rollouts, before
 from tests.routes import document, replace, store_adding, store_router, variant
 from tests.tables import cases
 
-ROUTE, REQUESTS, LOOKS = "r", 400, 400
-QUICK = {"candidate": "new", "steps": [10, 50, 100], "hold_s": 5, "min_requests": 50, "slo_ms": 32}
-QUICK |= {"max_error_increase": 0.05, "max_slow_increase": 0.9}
+REQUESTS, LOOKS = 400, 400
 
 
 @dataclass
@@ -39,15 +38,15 @@ class Behaviour:
     shadow: str = "agreed"
 
 
-class Simulation:
+class Simulation(Rollouts):
     """A route with variants `old` and `new`, a fake server of it, and a controller with its own clock."""
 
     def __init__(self, folder, server, record) -> None:
-        self.folder, self.server, self.record = folder, server, record
+        super().__init__(server.repository, record, hold_s=5, slo_ms=32)
+        self.folder, self.server = folder, server
         self.log, self.now_s, self.requests = [], 0.0, REQUESTS
         self.behaviour = {"old": Behaviour(), "new": Behaviour()}
         self.is_up = True
-        self.location = find_route(server.repository)
         self.replace_controller()
 
     def replace_controller(self) -> None:
@@ -55,16 +54,6 @@ class Simulation:
         self.controller = Controller(
             self.location, lambda: self.record if self.is_up else None, self.log.append, lambda: self.now_s
         )
-
-    @property
-    def state(self):
-        return Journals.of(self.location).latest()
-
-    def weights(self) -> dict[str, float]:
-        return {each.name: each.weight for each in read_state(self.location).route().variants}
-
-    def start(self, **changed):
-        return orders.start(self.location, make_plan(**QUICK | changed), self.record)
 
     def look(self, count: int = 1) -> None:
         """Let seconds pass, each with requests and a look of the controller."""
@@ -112,11 +101,6 @@ class Simulation:
     def nereid(self, *words: str):
         environment = {"XDG_RUNTIME_DIR": str(self.folder), "NEREID_REPOSITORY": str(self.server.repository)}
         return CliRunner().invoke(app, ["rollout", *words], env=environment)
-
-
-def before(**more):
-    """Return the route before a rollout: `new` is served only on request."""
-    return document(variant("old", "net_old", 100), variant("new", "net_new", 0), **more)
 
 
 @pytest.fixture
@@ -273,6 +257,25 @@ def test_order_just_before_a_change_counts(rollout, tmp_path):
     assert (rollout.state.phase, rollout.weights()) == ("paused", {"old": 100, "new": 0})
 
 
+def test_order_in_the_moment_of_a_decision_counts(rollout):
+    """Here the page itself is late: a person pauses while the controller reads the one that decides."""
+    rollout.start()
+    rollout.run("measuring")
+    rollout.look(4)
+    rollout.behaviour["new"].errors, page = 1.0, rollout.server.page
+
+    def pause_and_answer() -> str:
+        rollout.server.page = page
+        orders.order(rollout.location, "pause")
+        rollout.answer(100 * REQUESTS)
+        return page()
+
+    rollout.server.page = pause_and_answer
+    rollout.look()
+
+    assert (rollout.state.phase, rollout.weights()) == ("paused", {"old": 90, "new": 10})
+
+
 def test_hooks_run_and_a_failing_one_pauses(rollout, tmp_path):
     seen = tmp_path / "seen.json"
     code = f"import sys, pathlib; pathlib.Path('{seen}').write_text(sys.stdin.read()); sys.exit('not yet')"
@@ -334,7 +337,7 @@ def test_restarted_server_continues_the_rollout(rollout):
 
 
 def test_plan_measures_the_traffic(rollout):
-    plan = make_plan(**QUICK | {"steps": ["shadow", 25, 100]})
+    plan = rollout.plan(steps=["shadow", 25, 100])
     rollout.answer(REQUESTS)
     busy = forecast(rollout, plan, REQUESTS)
     idle = forecast(rollout, plan, 0)

@@ -134,25 +134,6 @@ def test_shadow_step_adds_a_shadow_that_the_next_step_removes():
     assert [each.name for each in later.shadows] == ["own"]
 
 
-def test_state_follows_from_the_lines(tmp_path):
-    """After each line, the state is that of a controller that has read the file again."""
-    logs = Journals(tmp_path / "models", "classify")
-    with logs.writing(3) as writer:
-        writer.write("start", plan=state().plan, pair=PAIR, slow_s=0.1, risk=0.01, first=1)
-        phases = {"change": "stepping", "begin": "measuring", "pause": "paused", "resume": "stepping"}
-        phases |= {"pass": "stepping", "fail": "withdrawing", "end": "ended"}
-        for event in ("change", "begin", "pause", "resume", "begin", "pass", "begin", "fail", "end"):
-            writer.write(event, ("because",))
-            assert writer.state.phase == phases[event]
-    found = logs.latest()
-    assert found == writer.state
-    assert (found.number, found.step, found.result) == (3, 2, "rolled back")
-    assert describe(found) == "rollout 3 of new: rolled back, ended at step 100 %: because"
-    assert logs.active() is None
-    assert [each.event for each in logs.lines(3)][:2] == ["start", "change"]
-    assert isinstance(logs.lines(3)[0], Line)
-
-
 def test_waiting_keeps_the_reasons_of_a_decision():
     """A rollback that the server does not serve yet still names its cause; the next event ends the wait."""
     lines = [("fail", "worse"), ("wait", "no server runs")]

@@ -8,10 +8,8 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
-from math import inf, log
 from pathlib import Path
 
-import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -21,9 +19,8 @@ from nereid.cli.route_commands import route_view as view
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.routes import history
 from nereid.routes.change import change, reweighted
-from nereid.routes.diff import describe_moves
 from nereid.routes.served import RunningServer, Served, read_metrics, served_status
-from nereid.routes.target import find_route, percent, read_state
+from nereid.routes.target import find_route, read_state
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig
@@ -124,6 +121,10 @@ def test_weights_are_set_and_recorded(nereid, repository):
     recorded = json.loads(nereid("history", "--json").stdout)
     assert [entry["route"] for entry in recorded] == [expected, ROUTE]
     assert notes(nereid) == [(1, "set"), (0, "first seen")]
+    written = json.loads((repository / HISTORY).read_text().splitlines()[-1])
+    assert list(written) == ["time", "user", "generation", "sha256", "note", "route", "crc32"]
+    assert written["sha256"] == sha256((repository / FILE).read_bytes()).hexdigest()
+    assert written["user"] == json_lines.user_name(os.getuid())
 
 
 @pytest.mark.parametrize("source", ["file", "stdin"])
@@ -155,7 +156,6 @@ def test_no_change_writes_nothing(nereid, repository, words):
         "both": (["diff", "v1=1", "--file", "-"], "expected either NAME=WEIGHT… or --file, got both"),
         "variant": (["set", "v3=1"], "unknown variant 'v3': expected one of v1, v2"),
         "no weight": (["set", "v1"], "expected NAME=WEIGHT, such as v2=10, got 'v1'"),
-        "no name": (["set", "=1"], "expected NAME=WEIGHT, such as v2=10, got '=1'"),
         "not a number": (["set", "v1=nan"], "expected NAME=WEIGHT, such as v2=10, got 'v1=nan'"),
         "Python's digits": (["set", "v1=1_0"], "expected NAME=WEIGHT, such as v2=10, got 'v1=1_0'"),
         "twice": (["set", "v1=1", "v1=2"], "expected one weight for each variant, got two for 'v1'"),
@@ -181,10 +181,8 @@ def test_wrong_usage_is_exit_code_2(nereid, repository, words, message):
     ("words", "stdin", "message"),
     {
         "all 0": (["set", "v1=0", "v2=0", "--offline"], "", "one weight must be positive, got 0 for all"),
-        "large": (["set", f"v1={10**200}", "--offline"], "", "Expected `int` <= 1000000000 - at"),
         "empty": (SET_FILE, "", "stdin: Input data was truncated"),
         "bytes": (SET_FILE, b'{"default": "\xff"}', "stdin: JSON must be UTF-8"),
-        "deep": (SET_FILE, "[" * 100_000, "stdin: Expected `object`, got `array`"),
         "network": (
             ["diff", "--file", "-"],
             json.dumps(ROUTE).replace('"second"', '"third"'),
@@ -222,7 +220,6 @@ def test_failure_is_exit_code_1_and_leaves_the_file(nereid, repository, words, s
     ("name", "make", "words", "message"),
     {
         "folder": (FILE, Path.mkdir, SET, "'{path}': Is a directory"),
-        "history is a folder": (HISTORY, Path.mkdir, SET, "'{path}': Is a directory"),
         "pipe": (FILE, os.mkfifo, ["show"], "expected a regular file, got '{path}'"),
         "not writable": (
             FILE,
@@ -396,12 +393,6 @@ def test_diff_without_arguments_looks_back(nereid):
     assert nereid("diff", "v2=15").stdout == "no differences\n"
 
 
-def test_moves_are_printed_in_one_line():
-    assert describe_moves({}) == "no sticky key moves"
-    several = {("v1", "v2"): 0.041, ("v3", "v2"): 0.02}
-    assert describe_moves(several) == "6.1 % of sticky keys move: 4.1 % v1 → v2, 2.0 % v3 → v2"
-
-
 RULED = ROUTE | {
     "variants": [V1, V2 | {"headers": {"x-route-tenant": ["acme", "zoo"]}}],
     "shadows": [
@@ -447,21 +438,6 @@ def test_choice_is_explained(nereid, repository, words, variant, why):
     assert output["shares"] == ({} if variant else {"v1": 0.9, "v2": 0.1})
 
 
-def test_key_is_explained_by_the_scores(nereid, repository):
-    """Hash value, weight and score of all variants, the highest first: -w / ln(u)."""
-    route = ROUTE | {"variants": [V1, V2 | {"weight": 90}]}
-    (repository / FILE).write_text(json.dumps(route))
-    keys = [f"caller-{number}" for number in range(8)]
-    explanations = [json.loads(nereid("explain", "--key", key, "--json").stdout) for key in keys]
-
-    assert {output["variant"] for output in explanations} == {"v1", "v2"}
-    for output in explanations:
-        first, second = output["candidates"]
-        assert (first["variant"], first["score"] > second["score"]) == (output["variant"], True)
-        # The same formula in the same float64: only the last digit may be rounded otherwise.
-        assert first["score"] == pytest.approx(-first["weight"] / log(first["unit"]), rel=1e-12)
-
-
 def test_shadows_are_explained(nereid, repository):
     """A request is never mirrored to its own model; by its key always or never, else by chance."""
     (repository / FILE).write_text(json.dumps(RULED))
@@ -475,10 +451,6 @@ def test_shadows_are_explained(nereid, repository):
     keys = [("--header", f"x-route-key=caller-{number}") for number in range(12)]
     by_key = [mirrored(*key) for key in keys]
     assert {each["some"] for each in by_key if each["all"] == 0.0} == {0.0, 1.0}
-
-
-def test_percent_has_no_idle_digits():
-    assert [percent(each) for each in (0, 0.9, 1 / 3, 0.00001)] == ["0 %", "90 %", "33.333 %", "0.001 %"]
 
 
 def test_concurrent_writers_lose_nothing(nereid, repository):
@@ -516,15 +488,15 @@ def test_killed_writer_leaves_a_whole_file(nereid, repository):
     assert seen == sorted(seen, reverse=True)
 
 
+NOT_SERVED = Served(frozenset({"0ff" * 20}), {})
+
+
 @dataclass
 class FakeServer:
-    """A server whose models are ready except some, and that serves the file after `polls` polls."""
+    """A server whose models are ready except some, and what it says about a route."""
 
-    file: Path
+    says: Served | OperationFailed = NOT_SERVED
     not_ready: frozenset = frozenset()
-    polls: float = 0
-    dies: bool = False
-    says: Served | None = None
     checked: list = field(default_factory=list)
 
     def is_ready(self, model: str, version: int) -> bool:
@@ -532,27 +504,21 @@ class FakeServer:
         return model not in self.not_ready
 
     def served(self, route: str) -> Served:
-        if self.dies:
-            raise OperationFailed("the server at nowhere does not respond: refused")
-        if self.says:
-            return self.says
-        self.polls -= 1
-        served = sha256(self.file.read_bytes()).hexdigest() if self.polls < 0 else "0ff" * 20
-        return Served(frozenset({served}), {})
+        if isinstance(self.says, OperationFailed):
+            raise self.says
+        return self.says
 
 
 @pytest.mark.parametrize(
     ("in_use", "status"), [({"a"}, "served"), ({"a", "b"}, "not served yet: the server uses SHA-256 b")]
 )
-def test_route_is_served_when_every_instance_has_it(repository, in_use, status):
-    server = FakeServer(repository / FILE, says=Served(frozenset(in_use), {}))
-
-    assert served_status(server, "r", "a")[0] == status
+def test_route_is_served_when_every_instance_has_it(in_use, status):
+    assert served_status(FakeServer(Served(frozenset(in_use), {})), "r", "a")[0] == status
 
 
 def test_change_needs_ready_models(repository):
     before = files(repository)
-    server = FakeServer(repository / FILE, not_ready=frozenset({"second"}))
+    server = FakeServer(not_ready=frozenset({"second"}))
 
     with pytest.raises(InvalidConfig, match=r"^'v2' names version 3 of 'second': not ready$"):
         change(find_route(repository), reweighted({"v1": 30}), server)
@@ -563,32 +529,21 @@ def test_change_needs_ready_models(repository):
 
 
 @cases(
-    ("changes", "reason"),
+    ("says", "reason"),
     {
-        "not taken": ({"polls": inf}, "it is not served yet: the server uses SHA-256 0ff0ff0ff0ff; fix: see"),
-        "died": ({"dies": True}, "it is not confirmed: the server at nowhere does not respond: refused; fix"),
+        "not taken": (NOT_SERVED, "it is not served yet: the server uses SHA-256 0ff0ff0ff0ff; fix: see"),
+        "died": (OperationFailed("it does not respond"), "it is not confirmed: it does not respond; fix"),
     },
 )
-def test_change_that_is_not_served_is_a_failure(repository, changes, reason):
-    server = FakeServer(repository / FILE, **changes)
+def test_change_that_is_not_served_is_a_failure(repository, says, reason):
     target = find_route(repository)
 
     with pytest.raises(OperationFailed) as error:
-        change(target, reweighted({"v1": 30}), server, wait_s=0.1)
+        change(target, reweighted({"v1": 30}), FakeServer(says), wait_s=0.1)
 
     assert reason in str(error.value)
     assert "wrote generation 1 of '" in str(error.value)
     assert (weights(repository), len(json_lines.read(target.history, history.Entry))) == ([30, 10], 2)
-
-
-def test_unchanged_route_reports_the_served_file(repository):
-    server = FakeServer(repository / FILE, polls=1)
-    words = [change(find_route(repository), reweighted({"v1": 90}), server) for _ in range(2)]
-
-    assert [word.partition("v2 10 %, ")[2] for word in words] == [
-        "not served yet: the server uses SHA-256 0ff0ff0ff0ff",
-        "served",
-    ]
 
 
 @cases(
@@ -613,14 +568,10 @@ def test_server_that_does_not_respond_is_an_error(listens, http, grpc):
 def test_breaker_of_another_version_is_not_shown(repository, capsys):
     target = find_route(repository)
     served = Served(frozenset({"0ff" * 20}), {("v2", "3"): "open", ("v2", "4"): "closed"})
-    server = FakeServer(target.path, says=served)
 
-    view.show(target, read_state(target), server, as_json=True)
-    output = json.loads(capsys.readouterr().out)
-    view.show(target, read_state(target), server, as_json=False)
+    view.show(target, read_state(target), FakeServer(served), as_json=False)
+
     lines = capsys.readouterr().out.splitlines()
-
-    assert output["breakers"] == {"v2": "open"}
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
     assert [(row[0], row[-1]) for row in cells] == [("v1", "—"), ("v2", "open")]
     assert lines[-1] == "not served yet: the server uses SHA-256 0ff0ff0ff0ff"
@@ -648,16 +599,3 @@ def test_metrics_page_is_read_for_one_route():
 
     assert read_metrics(PAGE, "classify") == Served(frozenset({"new", "late"}), breakers)
     assert read_metrics(PAGE, "none") == Served(frozenset(), {})
-
-
-def test_history_is_readable_json_lines(nereid, repository):
-    nereid("set", "v1=1", "--offline")
-
-    lines = (repository / HISTORY).read_text().splitlines()
-    last = json.loads(lines[-1])
-
-    summed = sha256((repository / FILE).read_bytes()).hexdigest()
-    assert list(last) == ["time", "user", "generation", "sha256", "note", "route", "crc32"]
-    assert (last["sha256"], last["route"], last["time"][-1]) == (summed, document(repository), "Z")
-    assert last["user"] == json_lines.user_name(os.getuid())
-    assert msgspec.json.decode(lines[0], type=history.Entry).note == "first seen"

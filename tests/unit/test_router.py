@@ -598,19 +598,6 @@ def test_client_that_left_while_waiting_is_not_dispatched(world, waited_s, calle
     assert world.called == called
 
 
-def test_client_that_left_a_long_call_is_counted(world):
-    """An attempt cannot be cancelled; after a long one, the client's connection is checked."""
-
-    def take_long() -> np.ndarray:
-        world.now += 0.3
-        return CAT
-
-    world.models["m2"] = take_long
-
-    assert world.send(TO_V2, is_gone=True).outcome == ("v2", "12", "variant")
-    assert world.count("cancelled_total") == 1
-
-
 @cases(
     ("ours", "theirs", "outcome"),
     {
@@ -695,21 +682,6 @@ def test_hung_shadow_is_given_up():
     assert world.log[0] == "shadow 'dark' failed: deadline exceeded: no response in 10000 ms"
 
 
-def test_late_shadow_has_failed():
-    """A response after the deadline is not compared, even before `expire` runs."""
-    world = World(WITH_SHADOW)
-
-    def late() -> np.ndarray:
-        world.now += 10.0
-        return CAT
-
-    world.models["m3"] = late
-    world.send(KEY_V1)
-
-    assert world.count("shadow_requests_total", outcome="failed") == 1
-    assert world.count("shadow_requests_total") == 1
-
-
 def test_response_that_cannot_be_built_is_an_error(world):
     request = Request(world, {})
     request.respond = lambda *given: 1 / 0
@@ -730,18 +702,6 @@ def test_request_of_before_a_change_does_not_restore_old_settings(world):
         world.send(TO_V2)
 
     assert world.count("breaker_state", variant="v2") == 2
-
-
-def test_changed_variant_shares_its_series(world):
-    """Attempts in flight on the old and the new variant count together: their labels are equal."""
-    _, finish = hang_v2(world)
-    world.router.use(in_use(replace(ROUTE, variants=(V1, replace(V2, model="m1")))))
-
-    world.send(TO_V2)
-
-    assert world.count("in_flight", variant="v2") == 1
-    finish()
-    assert world.count("in_flight", variant="v2") == 0
 
 
 @cases(

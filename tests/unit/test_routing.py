@@ -153,28 +153,6 @@ def test_raising_a_weight_only_adds_callers_to_it(drawn, index, factor):
     assert {new for old, new in changes if old != new} <= {touched.name}
 
 
-@few
-@given(drawn=st.lists(weights, min_size=3, max_size=5), key=st.text(max_size=30))
-def test_removing_a_variant_moves_only_its_callers(drawn, key):
-    variants = [Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)]
-    before = assign(route(*variants), key)
-
-    left = [variant for variant in variants if variant is not variants[-1]]
-
-    if before is not variants[-1]:
-        assert assign(route(*left), key) is before
-
-
-def test_salt_shuffles():
-    first, second = route(V1, raised(V2, 90)), Route((V1, raised(V2, 90)), "v1", Salts("other", "b"))
-
-    pairs = Counter((assign(first, key).name, assign(second, key).name) for key in CALLERS)
-
-    # Four cells of a fair two-by-two table; 0.04 is five standard deviations.
-    assert all(count / len(CALLERS) == pytest.approx(0.25, abs=0.04) for count in pairs.values())
-    assert len(pairs) == 4
-
-
 def test_published_vectors_hold(root):
     """Every implementation must compute the results in docs/route_vectors.json; they never change."""
     document = json.loads((root / "docs" / "route_vectors.json").read_text())
@@ -223,7 +201,6 @@ def variant(**fields) -> bytes:
     ("text", "message"),
     {
         "cut": (b'{"variants": [', "Input data was truncated"),
-        "missing": (b"{}", "Object missing required field `variants`"),
         "empty": (changed(variants=[]), "Expected `array` of length >= 1 - at `$.variants`, got []"),
         "unknown": (
             changed(wieghts=1),
@@ -234,7 +211,6 @@ def variant(**fields) -> bytes:
             "Object contains unknown field `wieght` - at `$.variants[0]`: expected one of name, model",
         ),
         "default": (changed(default="v9"), "default must be one of v1, got 'v9'"),
-        "salt": (changed(salts={"variants": "", "shadows": "b"}), "Expected `str` matching regex"),
         "limit": (changed(max_in_flight=65), "Expected `int` <= 64 - at `$.max_in_flight`, got 65"),
         "breaker": (
             changed(breaker={"error_ratio": 0}),
@@ -271,10 +247,3 @@ def test_published_schema_is_the_one_in_use(root):
 
     assert schema == json.loads(json.dumps(json_schema()))
     Draft202012Validator.check_schema(schema)
-
-
-def test_every_field_of_the_schema_is_described():
-    for name, definition in json_schema()["$defs"].items():
-        for field, about in definition["properties"].items():
-            referenced = "$ref" in str(about)
-            assert referenced or about.get("description"), f"{name}.{field}"
