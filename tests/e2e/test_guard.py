@@ -35,7 +35,7 @@ from tests.classifiers import check_bytes_are_sent, opened
 from tests.e2e.conftest import ESPRESSO
 from tests.proof import REQUESTS
 from tests.routes import WATCHDOG_S, wait_until
-from tests.supervised import NEREID, Served, gateway, serving
+from tests.supervised import Served, gateway, serving
 from tests.tables import cases
 
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
@@ -347,32 +347,3 @@ def test_late_requests_end_no_server(guarded):
     with Classifier(guarded.url("http"), "http") as classifier:
         assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
     assert guarded.pid == pid
-
-
-def test_stop_leaves_no_process(tmp_path_factory):
-    with serving(REPOSITORY, tmp_path_factory.mktemp("stop") / "run", "--guard") as served:
-        urls = {protocol: f"127.0.0.1:{served.ports[protocol]}" for protocol in CLIENTS}
-        with Classifier(urls["grpc"], "grpc") as classifier:
-            assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
-        pid = served.record.pid
-
-        served.process.send_signal(signal.SIGTERM)
-
-        assert served.process.wait(WATCHDOG_S) == 0
-        assert not Path(f"/proc/{pid}").exists()
-        for url in urls.values():
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection((url.partition(":")[0], int(url.partition(":")[2])), 1)
-
-
-def test_serving_beyond_loopback_needs_keys(tmp_path):
-    done = subprocess.run(
-        [NEREID, "serve", "--host", "0.0.0.0"],
-        env=os.environ | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG_S,
-    )
-
-    assert done.returncode == 2
-    assert "listening beyond loopback needs API keys; fix: nereid key add" in done.stderr

@@ -88,8 +88,10 @@ def test_memory_of_requests_is_private_and_removed(tmp_path):
         wait_until(lambda: served.metric("repairs_total", model="eyes") == 1, "repair")
         served.numbers("eyes")
         wait_until(lambda: modes() == {0o600}, "private regions")
+        leader = served.record.pid
         served.process.kill()
         served.process.wait(WATCHDOG_S)
+        wait_until(lambda: group_members(leader) == [], "the server's end")
         assert any(region.exists() for region in regions)
 
     with serving(tmp_path / "repository", tmp_path / "again", "--drain-s", "600") as served:
