@@ -1,4 +1,4 @@
-"""Runs that fail with a broken device, with a supervisor and without."""
+"""Runs that fail with a broken device."""
 
 from collections import Counter
 
@@ -7,11 +7,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.faulty_networks import (
-    FRAGILE_IO,
-    ILLEGAL_ACCESS,
-    fragile,
-)
+from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, fragile
 from tests.networks import store
 from tests.routes import wait_until
 from tests.supervised import Served, serving
