@@ -171,7 +171,8 @@ def test_bad_candidate_loses_the_traffic(rollout):
         load.wait_for(lambda outcome: not outcome.is_failed, 20, since)
 
     assert (state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
-    assert state.reasons[0].startswith("error "), state.reasons
+    # Whether the measurement or the breaker is first depends on how fast the machine is.
+    assert state.reasons[0].startswith(("error ", "the breaker of 'new' has opened")), state.reasons
     assert {each.answer.variant for each in load.begun_after(since)} == {"old"}
     assert rollout.served.grpc.is_model_ready("net_new")
 
