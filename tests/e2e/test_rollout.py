@@ -81,7 +81,7 @@ class Rollout:
         environment = os.environ | {"XDG_RUNTIME_DIR": str(self.base)}
         with subprocess.Popen(words, env=environment) as controller:
             try:
-                wait_until(lambda: orders.is_controlled(self.location), "the controller")
+                wait_until(lambda: orders.wait_controlled(self.location), "the controller")
                 yield
             finally:
                 controller.send_signal(signal.SIGINT)
