@@ -91,8 +91,8 @@ def test_memory_of_requests_is_private_and_removed(tmp_path):
         leader = served.record.pid
         served.process.kill()
         served.process.wait(WATCHDOG_S)
-        wait_until(lambda: group_members(leader) == [], "the server's end")
         assert any(region.exists() for region in regions)
+        wait_until(lambda: group_members(leader) == [], "the server's end")
 
     with serving(tmp_path / "repository", tmp_path / "again", "--drain-s", "600") as served:
         assert not any(region.exists() for region in regions)
