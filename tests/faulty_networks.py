@@ -48,19 +48,3 @@ def fragile() -> onnx.ModelProto:
         [value("y", "FP32", [None, None])],
         [constant("ones", np.ones(4, np.float32))],
     )
-
-
-def fragile_scores() -> onnx.ModelProto:
-    """Build scores = x, float32[N, 3]; a row whose maximum is not 3 is a broken device."""
-    return network(
-        [
-            helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
-            helper.make_node("Cast", ["most"], ["whole"], to=onnx.TensorProto.INT64),
-            helper.make_node("Reshape", ["whole", "one"], ["columns"]),
-            helper.make_node("Concat", ["any", "columns"], ["shape"], axis=0),
-            helper.make_node("Reshape", ["x", "shape"], ["scores"], name=ILLEGAL_ACCESS),
-        ],
-        [value("x", "FP32", ["N", 3])],
-        [value("scores", "FP32", ["N", 3])],
-        [constant("one", np.array([1])), constant("any", np.array([-1]))],
-    )

@@ -1,9 +1,12 @@
 """Gateways for tests: an upstream with a given outcome, and requests without a network."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +25,7 @@ from nereid.gateway.route_control import (
 )
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
+from tests.proof import REQUESTS
 
 WATCHDOG_S = 60
 LOCAL = "http://127.0.0.1"
@@ -170,3 +174,16 @@ def send(made: Any, method: str, path: str, **options: Any) -> httpx.Response:
             return await client.request(method, path, **options)
 
     return asyncio.run(run())
+
+
+def check_schema(address: str, folder: Path, *words: str) -> None:
+    """Let schemathesis compare the responses of a gateway with its own description."""
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{address}/openapi.json", "--checks", checks]
+    # A millisecond would be a 504, and rightly.
+    command += ["-H", "X-Request-Timeout-Ms: 30000", "--phases", "examples,coverage,fuzzing"]
+    command += ["--max-examples", str(max(10, REQUESTS // 100)), "--seed", "1", *words]
+
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

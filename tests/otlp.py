@@ -1,8 +1,6 @@
 """A receiver of OTLP over HTTP for tests: it decodes the real messages, and builds the trees of traces."""
 
-import base64
 import gzip
-import json
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -10,7 +8,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
@@ -70,9 +67,7 @@ def receiving() -> Iterator[Receiver]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
-            is_json = self.headers["Content-Type"].startswith("application/json")
-            message = from_json(body) if is_json else ExportTraceServiceRequest.FromString(body)
-            receiver.spans += decoded(message)
+            receiver.spans += decoded(ExportTraceServiceRequest.FromString(body))
             self.send_response(200)
             self.end_headers()
 
@@ -88,21 +83,6 @@ def receiving() -> Iterator[Receiver]:
         finally:
             server.shutdown()
             thread.join()
-
-
-def from_json(body: bytes) -> ExportTraceServiceRequest:
-    """Read a message of Triton; OTLP's JSON has ids in hexadecimal, where protobuf's has base64."""
-
-    def with_base64(fields: dict[str, Any]) -> dict[str, Any]:
-        ids = ("traceId", "spanId", "parentSpanId")
-        return fields | {
-            name: base64.b64encode(bytes.fromhex(fields[name])).decode() for name in ids if name in fields
-        }
-
-    text = json.dumps(json.loads(body, object_hook=with_base64))
-    message = ExportTraceServiceRequest()
-    json_format.Parse(text, message, ignore_unknown_fields=True)
-    return message
 
 
 def decoded(message: ExportTraceServiceRequest) -> Iterator[Span]:

@@ -78,9 +78,6 @@ class TritonPythonModel:
         else:
             x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
             scores = np.float32(orders.get("factor", 1)) * x + np.float32(orders.get("add", 0))
-            if orders.get("return_timeout"):
-                scores = np.full_like(x, request.timeout() / 1e6)
-            scores = scores[:, : orders.get("classes", x.shape[1])]
             response = pb_utils.InferenceResponse([pb_utils.Tensor("scores", scores)])
         request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
@@ -132,10 +129,10 @@ def order(repository: Path, name: str, **orders: Any) -> None:
     Args:
         repository: the puppet's.
         name: the puppet's.
-        orders: `factor` and `add` make scores of x; `return_timeout` returns the timeout in seconds instead;
-            `classes`, the number of scores; `hold`, true to hold all responses until it is false; `blocks`,
-            true to process one request after the other; `error`, a message to fail with, and `error_share`,
-            the part of the requests that get it (default: all); `delay_ms`, the time until a response.
+        orders: `factor` and `add` make scores of x; `hold`, true to hold all responses until it is false;
+            `blocks`, true to process one request after the other; `error`, a message to fail with, and
+            `error_share`, the part of the requests that get it (default: all); `delay_ms`, the time until a
+            response.
     """
     replace(repository / f"{name}.orders.json", json.dumps(orders).encode())
 

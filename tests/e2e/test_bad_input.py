@@ -5,18 +5,15 @@ import json
 import re
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc
-from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
-from nereid.client.classifier_errors import ClassifierError, RequestRefused, Unreachable, UnusableImage
-from nereid.contract import DEADLINE_PARAMETER
+from nereid.client.classifier_errors import Unreachable
 from tests.classifiers import opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.tables import cases
@@ -98,31 +95,6 @@ def test_request_of_several_images_names_the_bad_ones(server):
         client.infer("classify", [tensor])
 
 
-def test_expired_request_is_refused(server):
-    tensor = tritonclient.grpc.InferInput("image", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[GOOD]], dtype=object))
-
-    with (
-        tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
-        pytest.raises(InferenceServerException, match="deadline exceeded: expired while queued"),
-    ):
-        client.infer("classify_v1", [tensor], parameters={DEADLINE_PARAMETER: 1})
-
-
-@pytest.mark.parametrize("model", ["classify", "classify_v1"])
-def test_requests_batched_with_a_bad_one_are_answered(server, model):
-    images = [GOOD, b"bad", GOOD, GOOD[:20_000], GOOD, b"", GOOD, BOMB] * 8
-
-    with Classifier(url(server, "grpc"), model=model, concurrency=16) as classifier:
-        outcomes = list(classifier.classify_many(images, top_k=1))
-
-    for image, outcome in zip(images, outcomes, strict=True):
-        if image == GOOD:
-            assert outcome.labels[0].index == ESPRESSO
-        else:
-            assert type(outcome) is RequestRefused
-
-
 @pytest.mark.parametrize("way", ["sync", "async"])
 @pytest.mark.parametrize(
     ("protocol", "port", "expected"),
@@ -153,29 +125,3 @@ def test_a_raw_image_without_its_header_is_explained(server, root):
         r"^\| `(failed to parse[^`]*)` \|.*`Inference-Header-Content-Length: 0`", page, re.M
     )
     assert (status, message in text) == (500, True)  # a fault of the caller, which Triton takes for its own
-
-
-@pytest.mark.parametrize("way", ["sync", "async"])
-def test_outcomes_name_their_images(server, tmp_path, way):
-    paths = [tmp_path / name for name in ("a.jpg", "missing.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg")]
-    for path, content in zip(paths, [GOOD, None, b"bad", GOOD, b"worse", GOOD], strict=True):
-        if content:
-            path.write_bytes(content)
-
-    with (
-        Image.open(paths[0]) as picture,
-        paths[3].open("rb") as file,
-        opened(way, url(server, "grpc"), "grpc") as classifier,
-    ):
-        sources = [*paths, str(paths[0]), GOOD, picture, file, picture.convert("L"), 5]
-        outcomes = list(classifier.classify_many(sources, batch_size=4, top_k=1))
-
-    named = [*paths, paths[0], "images[7]", paths[0], paths[3], "images[10]", "images[11]"]
-    assert [each.image for each in outcomes] == [str(name) for name in named]
-    bad = {Path(each.image).name: type(each) for each in outcomes if isinstance(each, ClassifierError)}
-    assert bad == {
-        "missing.jpg": UnusableImage,
-        "b.jpg": RequestRefused,
-        "d.jpg": RequestRefused,
-        "images[11]": UnusableImage,
-    }

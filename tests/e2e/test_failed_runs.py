@@ -1,6 +1,5 @@
-"""Runs that fail with a broken device, with a supervisor and without."""
+"""Runs that fail with a broken device."""
 
-import json
 from collections import Counter
 
 import numpy as np
@@ -8,14 +7,9 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.faulty_networks import (
-    FRAGILE_IO,
-    ILLEGAL_ACCESS,
-    fragile,
-    fragile_scores,
-)
+from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, fragile
 from tests.networks import store
-from tests.routes import NETWORK, document, serve_routes, store_router, variant, wait_until
+from tests.routes import wait_until
 from tests.supervised import Served, serving
 
 TWO_INSTANCES = "instance_group { kind: KIND_CPU count: 2 }\n"
@@ -75,25 +69,3 @@ def test_instance_with_a_broken_device_is_replaced(served):
     wait_until(lambda: not before & {each.process for each in served.stubs("fragile")}, "new processes")
     assert "supervisor: model 'fragile' version 1 had a failed device" in served.log
     assert triton_metric(served, 'nereid_onnxruntime_device_failures_total{model="fragile"') == 1
-
-
-def test_route_uses_another_variant_than_one_with_a_broken_device(tmp_path):
-    """Without a supervisor the device stays broken: every caller is served by the default variant."""
-    repository = tmp_path / "repository"
-    for name in ("broken", "sound"):
-        store(repository, name, fragile_scores(), NETWORK)
-        (repository / name / "labels.txt").write_text("a\nb\nc\n")
-    store_router(repository, "route")
-    variants = [variant("first", "broken", 100), variant("second", "sound", 0)]
-    (repository / "route.route.json").write_text(json.dumps(document(*variants, default="second")))
-    good, bad = np.array([[0, 3, 1]], np.float32), np.array([[0, 5, 1]], np.float32)
-    with serve_routes(repository, tmp_path / "run") as served:
-        assert served.send("route", x=good).variant == "first"
-        with pytest.raises(InferenceServerException, match="unavailable: device failed: "):
-            served.infer("broken", x=bad)
-
-        answers = [served.send("route", x=good) for _ in range(20)]
-        served.wait_metric(2, "breaker_state", variant="first")
-
-    assert {each.variant for each in answers} == {"second"}
-    assert all(each.scores.tolist() == good.tolist() for each in answers)

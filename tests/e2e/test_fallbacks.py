@@ -2,16 +2,13 @@
 
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from nereid import metrics_page
-from nereid.assets import REPOSITORY
 from nereid.server.control import Control
 from tests.routes import document, store_router, variant, wait_until
 from tests.supervised import IMAGE_TO_SCORES, Served, calling, serving, store_eyes
@@ -19,8 +16,6 @@ from tests.supervised import IMAGE_TO_SCORES, Served, calling, serving, store_ey
 CALLERS = 12
 # Numbers of the default variant, of its fallback, and of the configured answer.
 DEFAULT, SPARE, ANSWER = 11.0, 21.0, -1.0
-# What the sample photo shows, as an index of ImageNet's classes.
-ESPRESSO = 967
 
 
 @pytest.fixture(scope="module")
@@ -92,46 +87,3 @@ def test_answer_is_sent_while_no_variant_is_there(served):
     assert {*calls.since()} == {DEFAULT, SPARE, ANSWER}
     totals = answered + calls.count(ANSWER), before + calls.count(SPARE)
     wait_until(lambda: (counted(served, "answer"), counted(served, "spare")) == totals, f"{totals} counted")
-
-
-@pytest.fixture(scope="module")
-def classified(tmp_path_factory) -> Iterator[Served]:
-    """A server of the default models as ensembles; the route sends all to v1, which has a copy on the CPU."""
-    base = tmp_path_factory.mktemp("classified")
-    repository = shutil.copytree(
-        REPOSITORY, base / "models", ignore=shutil.ignore_patterns("*.history.jsonl")
-    )
-    path = repository / "classify.route.json"
-    route = json.loads(path.read_text())
-    route["variants"] = [each | {"weight": int(each["name"] == "v1")} for each in route["variants"]]
-    path.write_text(json.dumps(route))
-    with serving(repository, base / "run", "--profile", "ensemble") as running:
-        wait_until(running.is_ready, "ready")
-        done = running.nereid("route", "fallback", "--cpu")
-        assert done.returncode == 0, done.stderr
-        yield running
-
-
-def origin(result: Any) -> tuple[str, str, int]:
-    """Return the variant, the reason and the best class of a response."""
-    variant, reason = (result.as_numpy(name).item().decode() for name in ("variant", "route_reason"))
-    return variant, reason, int(result.as_numpy("scores").argmax())
-
-
-@pytest.mark.slow
-def test_copy_on_the_cpu_answers_for_the_default(classified):
-    before = counted(classified, "v1_cpu")
-    with calling(classified, "classify", CALLERS, origin) as calls:
-        wait_until(lambda: calls.count(("v1", "weight", ESPRESSO)) > 50, "responses of the default")
-        for stub in classified.stubs("efficientnet_lite0"):
-            os.kill(stub.process.pid, signal.SIGKILL)
-        # A few at least: the supervisor may have replaced the processes soon.
-        wait_until(lambda: counted(classified, "v1_cpu") > before, "responses of the copy")
-    wait_until(classified.is_ready, "ready again")
-
-    assert {*calls.since()} - {("v1_cpu", "breaker", ESPRESSO)} == {
-        ("v1", "weight", ESPRESSO),
-        ("v1_cpu", "retry", ESPRESSO),
-    }
-    total = before + sum(name == "v1_cpu" for name, _, _ in calls.since())
-    wait_until(lambda: counted(classified, "v1_cpu") == total, f"{total} counted fallbacks")

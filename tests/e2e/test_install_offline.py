@@ -109,15 +109,6 @@ def test_bundle_is_installed_once_without_an_index(original, target):
     assert version(target / "nereid") == "nereid 0.1.0 with leaf 2.0"
 
 
-def test_folder_and_interpreter_can_be_chosen(bundle, target):
-    (target / "programs" / f"python{THIS}").unlink()
-
-    done = install(target, *bundle.parts, "--into", "my tools/nereid", f"--python={sys.executable}")
-
-    assert done.returncode == 0, done.stderr
-    assert version(target / "my tools" / "nereid") == "nereid 0.1.0 with leaf 2.0"
-
-
 @pytest.fixture
 def system(target):
     """Another installation of Python on the machine, which has a package of the bundle in another version."""
@@ -161,70 +152,59 @@ def test_packages_of_the_machine_are_used_if_they_fit(
     assert version(target / "nereid") == f"nereid 0.1.0 with leaf {leaf}"
 
 
-def test_missing_parts_are_named(bundle, target):
-    first, *middle, last = bundle.parts
-    last.unlink()
-
-    done = install(target, *middle, last)
-
-    counts = f"missing parts: expected {len(middle) + 2}, got {len(middle)} without"
-    expect_error(done, target, f"{counts} {first.name} {last.name};", "copy them")
-
-
-@pytest.mark.parametrize("kind", ["one bit", "truncated"])
-def test_damaged_parts_are_named(bundle, target, kind):
-    path = bundle.parts[1]
+def flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[1000] ^= 1
-    path.write_bytes(content if kind == "one bit" else content[:100])
+    path.write_bytes(content)
+
+
+@cases(
+    ("harm", "passages"),
+    {
+        "missing": (
+            lambda part, sums: part.unlink(),
+            ["missing parts: expected {count}, got {left} without {part.name};", "copy them"],
+        ),
+        "one bit": (lambda part, sums: flip_a_bit(part), ["damaged parts:\n  {part}: expected SHA-256"]),
+        "truncated": (
+            lambda part, sums: part.write_bytes(part.read_bytes()[:100]),
+            ["damaged parts:\n  {part}: expected SHA-256", "fix: copy these parts again"],
+        ),
+        "foreign": (
+            lambda part, sums: part.with_name("nereid-offline-9.9.tar.001").touch(),
+            ["unknown part:", "nereid-offline-9.9.tar.001", "one bundle only"],
+        ),
+        "no sums": (lambda part, sums: sums.unlink(), ["missing sums: expected", "{sums}", "copy it"]),
+        "empty sums": (lambda part, sums: sums.write_text(""), ["got none", "{sums}", "copy it"]),
+        "other sums": (
+            lambda part, sums: sums.write_text("<html>\n"),
+            ["{sums}: expected nereid-offline-….tar.001", "copy it"],
+        ),
+    },
+)
+def test_incomplete_bundle_is_an_error(bundle, target, harm, passages):
+    count, part, sums = len(bundle.parts), bundle.parts[1], bundle.folder / "SHA256SUMS"
+    harm(part, sums)
 
     done = install(target, *bundle.parts)
 
-    passages = "damaged parts:", path.name, "expected SHA-256", "copy these parts again"
-    expect_error(done, target, *passages)
-    assert bundle.parts[0].name not in done.stderr
+    about = {"count": count, "left": count - 1, "part": part, "sums": sums}
+    expect_error(done, target, *(passage.format(**about) for passage in passages))
 
 
-def test_foreign_part_is_named(bundle, target):
-    (other := bundle.folder / "nereid-offline-9.9.tar.001").touch()
-
-    done = install(target, *bundle.parts, other)
-
-    expect_error(done, target, "unknown part:", str(other), "one bundle only")
-
-
-@pytest.mark.parametrize(
-    ("sums", "passage"),
-    [(None, "missing sums: expected"), ("", "got none"), ("<html>\n", "expected nereid-offline-….tar.001")],
-    ids=["missing", "empty", "other file"],
+@cases(
+    ("tags", "problem"),
+    {
+        "Python": ("cp39-manylinux_2_17_x86_64", f"wrong Python: expected CPython 3.9, got CPython {THIS}"),
+        "glibc": (f"{TAG}-manylinux_2_99_x86_64", "64-bit Python, glibc 2.99 or later, got Linux"),
+        "machine": (f"{TAG}-manylinux_2_17_aarch64", "wrong platform: expected Linux aarch64"),
+    },
 )
-def test_sums_are_required(bundle, target, sums, passage):
-    path = bundle.folder / "SHA256SUMS"
-    path.unlink() if sums is None else path.write_text(sums)
-
-    expect_error(install(target, *bundle.parts), target, passage, str(path), "copy it")
-
-
-@pytest.mark.parametrize(
-    ("tags", "passages"),
-    [
-        (
-            "cp39-manylinux_2_17_x86_64",
-            ["wrong Python: expected CPython 3.9, got CPython " + THIS, "--python"],
-        ),
-        (
-            f"{TAG}-manylinux_2_99_x86_64",
-            ["wrong platform: expected Linux x86_64", "glibc 2.99 or later", "got Linux"],
-        ),
-        (f"{TAG}-manylinux_2_17_aarch64", ["wrong platform: expected Linux aarch64", "got Linux x86_64"]),
-    ],
-    ids=["Python", "glibc", "machine"],
-)
-def test_wrong_target_is_an_error(wheels, target, tmp_path, tags, passages):
+def test_wrong_target_is_an_error(wheels, target, tmp_path, tags, problem):
     (target / "programs" / "python3").symlink_to(sys.executable)
     bundle = write_bundle(tmp_path / "bundle", wheels, tags)
 
-    expect_error(install(target, *bundle.parts), target, *passages, "; fix: ")
+    expect_error(install(target, *bundle.parts), target, problem, "; fix: ")
 
 
 def test_missing_python_is_an_error(bundle, target):
@@ -289,16 +269,17 @@ def test_full_folder_is_left_alone(bundle, target):
 
 
 def test_repeat_repairs_a_killed_installation(bundle, target):
-    (target / "nereid" / ".incomplete").mkdir(parents=True)
-    (target / "nereid" / "bin").mkdir()
-    (target / "nereid" / "bin" / "nereid").write_text("half")
-    (target / "nereid" / "stale").touch()
+    """Also in another folder, with another interpreter."""
+    (target / "programs" / f"python{THIS}").unlink()
+    folder = target / "my tools" / "nereid"
+    (folder / ".incomplete").mkdir(parents=True)
+    (folder / "stale").touch()
 
-    done = install(target, *bundle.parts)
+    done = install(target, *bundle.parts, "--into", "my tools/nereid", f"--python={sys.executable}")
 
     assert (done.returncode, "removing an incomplete installation" in done.stdout) == (0, True), done.stderr
-    assert version(target / "nereid") == "nereid 0.1.0 with leaf 2.0"
-    assert not (target / "nereid" / "stale").exists()
+    assert version(folder) == "nereid 0.1.0 with leaf 2.0"
+    assert not (folder / "stale").exists()
 
 
 def test_interrupted_installation_leaves_nothing(bundle, target):

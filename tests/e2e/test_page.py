@@ -19,12 +19,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from PIL import Image
 
-from nereid.assets import CHELSEA, COFFEE, REPOSITORY, TEXT_REPOSITORY
+from nereid.assets import CHELSEA, COFFEE, TEXT_REPOSITORY
 from nereid.cli.route_commands.gateway_route import RepositoryModels
+from nereid.client.classifier_errors import Unreachable
 from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import KeyRing
-from nereid.gateway.http.app import create_app, create_gateway
-from nereid.gateway.models import FixedModels
+from nereid.gateway.http.app import create_app, create_gateway, rest_app
 from nereid.gateway.settings import Settings
 from nereid.rollout import orders, service
 from nereid.routes.target import find_route
@@ -34,6 +34,8 @@ from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from tests.detectors import CLASSES, KNOWN, SIDE, add_detector
 from tests.e2e.conftest import url
+from tests.gateways import PREDICTION, Upstream
+from tests.gateways import gateway as in_front_of
 from tests.labels import BLANK, LABEL, WORDS
 from tests.pictures import save
 from tests.tasks import PHOTO, store_tasks
@@ -46,7 +48,6 @@ pytestmark = pytest.mark.nightly(minutes=4)
 MAX_PICTURE_BYTES, MAX_PHONE_PX = 280_000, 1_180
 # The route reports its counts every half second.
 METRICS_MS = 3_000
-MAX_PAGE_BYTES = 80_000
 FILE = {"name": "label.png", "mimeType": "image/png"}
 # A box of the overlay and the picture, in pixels of the page.
 PLACES = """() => [".boxes img", ".boxes polygon"].map((each) => {
@@ -226,12 +227,6 @@ def tabbed(page, until: Callable[[str], bool] = lambda name: False, max_steps: i
         if until(name):
             break
     return names
-
-
-def test_page_is_small(root):
-    files = [path for path in (root / "nereid/gateway/page").iterdir() if path.is_file()]
-
-    assert sum(path.stat().st_size for path in files) < MAX_PAGE_BYTES
 
 
 def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
@@ -787,26 +782,19 @@ def test_tabs_are_those_of_the_models(visit):
     sync_api.expect(page.locator("#connection")).to_have_text("live")
 
 
-def test_page_says_that_the_server_is_down(browser, tmp_path):
+def test_page_says_that_the_server_is_down(browser):
     """The gateway still answers, but the page does not call that live; it recovers without a reload."""
-    options = ServerOptions(REPOSITORY, "cpu", ports=Ports(*free_ports(3)))
-    app = create_app(
-        create_gateway(Settings(url=f"127.0.0.1:{options.ports.http}"), KeyRing(), FixedModels(("classify",)))
-    )
-    context = browser.new_context(viewport=DESK)
-    page = context.new_page()
+    upstream = Upstream()
+    page = browser.new_context(viewport=DESK).new_page()
     state, message = page.locator("#connection"), page.locator("#live-message")
-    folders = [tmp_path / name for name in ("first", "second")]
-    for folder in folders:
-        folder.mkdir()
 
-    with listening(app) as origin:
-        with EmbeddedServer(options, folders[0], os.environ):
-            page.goto(origin)
-            sync_api.expect(state).to_have_text("live")
+    with listening(rest_app(in_front_of(upstream))) as origin:
+        page.goto(origin)
+        sync_api.expect(state).to_have_text("live")
+        upstream.outcome = Unreachable("127.0.0.1:8000: connection refused")
         sync_api.expect(state).to_have_text("model not ready")
         sync_api.expect(message).to_contain_text("the server behind the gateway cannot be reached")
-        with EmbeddedServer(options, folders[1], os.environ):
-            sync_api.expect(state).to_have_text("live")
-            sync_api.expect(message).to_be_hidden()
-        context.close()
+        upstream.outcome = PREDICTION
+        sync_api.expect(state).to_have_text("live")
+        sync_api.expect(message).to_be_hidden()
+        page.context.close()

@@ -5,12 +5,10 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-from tritonclient.utils import InferenceServerException
 
 from nereid.assets import CHELSEA, COFFEE
-from tests.networks import connect, infer, parameter, serve
+from tests.networks import infer, parameter, serve
 from tests.pictures import save
-from tests.tables import cases
 
 IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }\n'
 # Name, output and parameters of each model.
@@ -82,27 +80,3 @@ def test_model_without_code_agrees_with_pillow(server, reference):
     one_level = {"clip_half": 1 / 255 / CLIP_STD.min()}.get(reference.__name__, 1.0)
     assert differences.max() <= one_level * 1.05
     assert (differences > one_level / 2).mean() < 0.01
-
-
-NCHW = "TYPE_FP32 dims: [ 3, 224, 224 ]"
-
-
-@cases(
-    ("output", "parameters", "message"),
-    {
-        "parameter": (NCHW, {"presets": "clip"}, "unknown parameter 'presets': expected one of antialias,"),
-        "layout": (
-            "TYPE_FP32 dims: [ 224, 224, 3 ]",
-            {"preset": "clip"},
-            r"output 'pixels': expected dims \[3, H, W\] for layout NCHW, got \[224, 224, 3\]",
-        ),
-    },
-)
-def test_wrong_config_fails_the_load(server, output, parameters, message):
-    """The client that loads the model gets the reason; all reasons are unit-tested."""
-    folder = server.options.repository / "wrong"
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    (folder / "config.pbtxt").write_text(config(output, parameters))
-
-    with connect(server) as client, pytest.raises(InferenceServerException, match=message):
-        client.load_model("wrong")

@@ -1,51 +1,38 @@
 """Versions that are published, rolled back and retired on the real server, under load, too."""
 
 import itertools
-import os
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
-from nereid.assets import SAMPLES
-from nereid.client.classifier import Classifier
-from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.imaging.pipeline import Pipeline
-from nereid.publish.add import AddRequest, add
-from nereid.publish.publisher import Gates, publish, retire, rollback
+from nereid.publish.publisher import publish, retire, rollback
 from nereid.publish.versions import versions
 from nereid.repository.layout import versions_there
 from nereid.routes.change import Superseded, change, reweighted
 from nereid.routes.served import RunningServer
 from nereid.routes.target import find_route
-from nereid.server import run_dir
 from nereid.server.run_dir import ServerRecord
 from tests.e2e.conftest import group_members
-from tests.networks import infer, run
 from tests.proof import IS_PROOF
 from tests.publishing import (
-    CLASSES,
     NET,
     ONLY_FIRST,
     OTHER_ANSWERS,
     ROUTE,
     candidate,
-    classifier,
     contents,
     publish_number,
     record_of,
     store_published,
 )
 from tests.routes import ALL_VERSIONS, Load, RouteResponse, X, answered_by, serve_routes, wait_until
-from tests.tables import cases
 
 # `make proof` runs 100 cycles; CI runs three.
 CYCLES = 100 if IS_PROOF else 3
@@ -134,26 +121,6 @@ def test_version_that_the_server_cannot_load_is_undone(served, record, tmp_path)
     assert (served.send(ROUTE).scores == X + 1).all()
 
 
-@once
-@cases(
-    ("number", "reason"),
-    {
-        "weights": (np.nan, r"weight .*: expected numbers, got NaN in 1 of 1 values"),
-        "answers": (2, r"output 'scores' .*; fix: publish it with --accept-change"),
-    },
-)
-def test_bad_network_never_reaches_the_server(served, record, tmp_path, number, reason):
-    before, lines = contents(served.repository), len(served.log)
-
-    with pytest.raises(OperationFailed, match=reason) as caught:
-        publish(served.repository, NET, candidate(tmp_path, number), record, Gates(max_slowdown=3.0))
-
-    assert "\n" not in str(caught.value)
-    assert contents(served.repository) == before
-    assert served.log[lines:] == []
-    assert served.send(ROUTE).added == 1
-
-
 def memory_bytes(leader: int) -> int:
     """Return the memory of a process group, its shared pages counted once."""
     pages = (Path(f"/proc/{pid}/smaps_rollup") for pid in group_members(leader))
@@ -209,56 +176,3 @@ def fidgeting(repository: Path, record: ServerRecord) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join()
-
-
-@once
-@pytest.mark.slow
-def test_killed_publisher_is_completed_under_load(served, record, tmp_path):
-    """The next command completes a publication that was killed after its first step; no request fails."""
-    repository = served.repository
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path), "NEREID_REPOSITORY": str(repository)}
-    command = [sys.executable, "-m", "nereid", "publish", NET, str(candidate(tmp_path, 20))]
-    with run_dir.occupy(run_dir.root(environment), repository) as folder, Load(served, ROUTE, 2) as load:
-        run_dir.write(folder, record)
-        with subprocess.Popen(
-            [*command, "--accept-change", "--max-slowdown", "100"],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert any(re.match(rf"{NET}/\d+: added", line) for line in process.stderr), "it ended before"
-            process.kill()
-        _, killed = versions_there(repository / NET)
-
-        last = publish_number(repository, tmp_path, record, 30).version
-        added = {1: 1, killed: 20, last: 30}
-        assert {
-            version: served.send(ROUTE, headers={"x-variant": f"v{version}"}).added for version in added
-        } == added
-
-    assert wrong(load, added) == []
-
-
-@once
-@pytest.mark.slow
-def test_network_is_served_with_one_command(served, record, tmp_path):
-    """An added network returns the scores of plain ONNX Runtime."""
-    repository, file = served.repository, tmp_path / "small.onnx"
-    onnx.save(classifier(), file)
-    labels = tmp_path / "labels.txt"
-    labels.write_text("".join(f"class {number}\n" for number in range(CLASSES)))
-
-    add(repository, AddRequest(file, "small", {"preset": "imagenet"}, labels), record)
-
-    image = np.array([[SAMPLES[0].read_bytes()]], np.object_)
-    (scores,) = infer(served.server, "small", {"image": image}, outputs=["scores"])["scores"]
-    with Classifier(record.url("grpc"), "grpc", "small") as client:
-        best = client.classify(SAMPLES[0], top_k=1)
-    pipeline = Pipeline.from_config(ModelConfig.from_file(repository / "small_preprocess", 1))
-    tensor = pipeline.run([[SAMPLES[0].read_bytes()]]).tensor.copy()
-    found = run(repository / "small_network" / "1" / "model.onnx", {"images": tensor})
-    expected = found["probabilities"][0]
-    # Another thread count adds up in another order.
-    np.testing.assert_allclose(scores, expected, rtol=1e-3, atol=1e-6)
-    assert best.labels[0].name == f"class {expected.argmax()}"
-    assert (best.variant, best.version) == ("v1", "1")

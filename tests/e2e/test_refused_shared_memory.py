@@ -1,6 +1,5 @@
 """Clients of a server that cannot open their shared memory: they send bytes."""
 
-import os
 import subprocess
 import sys
 
@@ -9,11 +8,8 @@ import pytest
 from nereid.assets import COFFEE, REPOSITORY
 from nereid.client import shared_regions
 from nereid.client.classifier import Classifier
-from nereid.server.command_line import ServerOptions
-from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.ports import Ports, free_ports
 from tests.classifiers import WAYS, check_bytes_are_sent, opened
-from tests.e2e.conftest import ESPRESSO, TOKEN
+from tests.e2e.conftest import ESPRESSO
 from tests.supervised import serving
 
 PHOTO = COFFEE.read_bytes()
@@ -73,23 +69,3 @@ def test_full_folder_of_the_client_is_no_error(elsewhere):
 
     assert done.stdout.startswith(f"{ESPRESSO} [Errno 28] No space left on device: '/dev/shm/nereid-")
     assert "images are sent in requests, not in shared memory" in done.stderr
-
-
-@pytest.mark.slow
-def test_server_that_changes_its_mind_loses_no_request(tmp_path):
-    """Restarts without and with shared memory, on the same ports: each request gets its scores."""
-    ports = Ports(*free_ports(3))
-    with (
-        Classifier(f"127.0.0.1:{ports.http}", "http", shared_memory="system") as by_http,
-        Classifier(f"127.0.0.1:{ports.grpc}", "grpc", shared_memory="system") as by_grpc,
-    ):
-        for is_allowed in (True, False, True):
-            options = ServerOptions(profile="cpu", ports=ports, token=TOKEN, allow_shm=is_allowed)
-            with EmbeddedServer(options, tmp_path, os.environ) as server:
-                for classifier in (by_http, by_grpc):
-                    answers = [classifier.classify(PHOTO) for _ in range(3)]
-                    assert {each.labels[0].index for each in answers} == {ESPRESSO}
-                    assert bool(classifier.shared_memory_refusal) is not is_allowed
-                server.stop(lambda: True)  # Triton waits for 30 s while a client is connected
-            for classifier in (by_http, by_grpc):
-                classifier._requests.images.reconnected()  # as a connection that breaks during a request

@@ -83,3 +83,13 @@ def test_gateway_shows_and_changes_the_same_route(served, nereid):
     assert route.show().generation == after.generation
     with pytest.raises(RouteFailed, match="has no route"):
         RepositoryRoute(served.repository / "classify", "", lambda: None).show()
+
+
+def test_copy_on_the_cpu_answers(served, nereid):
+    """The last test here, since it adds a variant."""
+    done = nereid("fallback", "--cpu")
+
+    assert done.exit_code == 0, done.stderr
+    with Classifier(f"127.0.0.1:{served.ports['grpc']}") as classifier:
+        answer = classifier.classify(COFFEE, variant="v1_cpu")
+    assert answer.labels[0].name == "espresso"

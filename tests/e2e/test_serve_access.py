@@ -1,10 +1,8 @@
 """Access of other tools to `nereid serve`: token, server name, and statistics without the probes."""
 
-import json
 import os
 import shutil
 import subprocess
-import urllib.request
 from pathlib import Path
 
 import onnx
@@ -60,14 +58,6 @@ def test_other_tools_load_and_unload_with_the_token(site):
     reload(site.repository, "eyes", site.record)  # finds the token in server.json
 
 
-def test_server_has_the_name_of_every_triton(site):
-    """Clients of other projects compare it."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{site.ports['http']}/v2", timeout=WATCHDOG_S) as answer:
-        assert json.load(answer)["name"] == "triton"
-    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{site.ports['grpc']}") as client:
-        assert client.get_server_metadata().name == "triton"
-
-
 def test_requests_are_the_statistics_without_the_probes(site):
     """As docs/supervision.md says: Triton counts probes, and the supervisor's metric has their number."""
 
@@ -97,12 +87,7 @@ def test_without_a_token_everybody_on_the_machine_administrates(tmp_path):
     ("content", "mode", "words", "message"),
     {
         "missing": (None, 0, [], "No such file or directory"),
-        "readable": (
-            TOKEN,
-            0o644,
-            [],
-            "only you can read, got mode 0644; fix: chmod 600",
-        ),
+        "readable": (TOKEN, 0o644, [], "only you can read, got mode 0644; fix: chmod 600"),
         "signs": (f"{TOKEN}:with=signs", 0o600, [], "expected 16 to 256 printable ASCII characters"),
         "both": (TOKEN, 0o600, ["--no-token"], "--token-file and --no-token exclude each other"),
     },
@@ -118,10 +103,19 @@ def test_unusable_token_is_wrong_usage(tmp_path, content, mode, words, message):
     assert (done.exit_code, message in done.stderr.splitlines()[-1]) == (2, True), done.stderr
 
 
-def test_server_without_a_token_stays_on_this_machine():
-    done = CliRunner().invoke(app, ["serve", "--no-token", "--host", "0.0.0.0"])
+@cases(
+    ("words", "message"),
+    {
+        "token": (["--no-token"], "--no-token needs --host 127.0.0.1, got 0.0.0.0"),
+        "keys": ([], "listening beyond loopback needs API keys; fix: nereid key add"),
+    },
+)
+def test_unprotected_server_stays_on_this_machine(tmp_path, words, message):
+    environment = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
 
-    assert (done.exit_code, "--no-token needs --host 127.0.0.1, got 0.0.0.0" in done.stderr) == (2, True)
+    done = CliRunner().invoke(app, ["serve", "--host", "0.0.0.0", *words], env=environment)
+
+    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nereid import Classifier
-from nereid.assets import COFFEE, REPOSITORY
+from nereid.assets import COFFEE
 from nereid.publish.remove import reload
 from nereid.repository.check import check
 from nereid.server.control import Control
@@ -95,18 +95,3 @@ def test_repository_without_any_config_is_served(tmp_path):
     done = nereid("serve", "--repository", str(models), *ANY_PORTS, XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 2
     assert "expected MODEL/config.pbtxt or MODEL/1/model.onnx" in " ".join(done.stderr.split())
-
-
-def test_damaged_version_is_not_served(tmp_path):
-    ignored = shutil.ignore_patterns(".*.nereid")
-    models = shutil.copytree(REPOSITORY, tmp_path / "models", ignore=ignored)
-    path = models / "efficientnet_lite0" / "1" / "model.onnx"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-    with serving(models, tmp_path / "run") as served:
-        reason = served.ports["not_served"]["classify_v1"]
-        assert "version 1 of 'efficientnet_lite0' is damaged: 'model.onnx' has changed" in reason
-        with Classifier(f"127.0.0.1:{served.ports['grpc']}", model="classify_v2") as classifier:
-            assert classifier.classify(COFFEE).labels[0].name == "espresso"

@@ -20,23 +20,20 @@ from nereid.triton import stub_processes
 from tests.deployment import check_health
 from tests.e2e.conftest import group_members
 from tests.networks import ONE_INSTANCE, store
-from tests.routes import WATCHDOG_S, adding, document, store_adding, store_router, variant, wait_until
+from tests.routes import WATCHDOG_S, adding, document, store_router, variant, wait_until
 from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, calling, image_input, serving, store_eyes
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of models with images, a model without, and routes to them; one config is incomplete."""
+    """A server of models with images, routes to them, and a model whose config is incomplete."""
     base = tmp_path_factory.mktemp("supervision")
     repository = base / "repository"
     store_eyes(repository, "eyes", 10)
     store_eyes(repository, "other", 20)
     store_eyes(repository, "slow", 30, sleep_s=0.01)
     store_eyes(repository, "single", 40, instances=1)
-    store_adding(repository, "adding", 1, 2)
     store(repository, "bare", adding(1), config=None)
-    store_router(repository, "route")
-    store_route(repository, "route", variant("one", "adding", 1), variant("two", "adding", 1, version=2))
     store_router(repository, "full", config=ONE_INSTANCE + IMAGE_TO_SCORES)
     store_route(repository, "full", variant("eyes", "eyes", 1), max_in_flight=1)
     store_router(repository, "look", config=IMAGE_TO_SCORES)
@@ -91,9 +88,11 @@ def test_memory_of_requests_is_private_and_removed(tmp_path):
         wait_until(lambda: served.metric("repairs_total", model="eyes") == 1, "repair")
         served.numbers("eyes")
         wait_until(lambda: modes() == {0o600}, "private regions")
+        leader = served.record.pid
         served.process.kill()
         served.process.wait(WATCHDOG_S)
         assert any(region.exists() for region in regions)
+        wait_until(lambda: group_members(leader) == [], "the server's end")
 
     with serving(tmp_path / "repository", tmp_path / "again", "--drain-s", "600") as served:
         assert not any(region.exists() for region in regions)
@@ -148,20 +147,6 @@ def overloaded(classifier: Classifier) -> bool:
     except Overloaded:
         return True
     return False
-
-
-@pytest.mark.slow
-def test_killed_stub_of_a_route_is_replaced(served):
-    before = served.metric("repairs_total", model="route")
-    killed = newest(served, "route")
-    os.kill(killed.process.pid, signal.SIGKILL)
-
-    wait_until(lambda: served.metric("repairs_total", model="route") == before + 1, "repair")
-    wait_until(served.is_ready, "ready again")
-
-    replaced = {each.slot for each in served.stubs("route") if each.process.started > killed.process.started}
-    assert killed.slot in replaced
-    assert Control(served.record).ready_versions()["adding"] == {1, 2}
 
 
 @pytest.mark.slow

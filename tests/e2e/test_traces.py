@@ -1,28 +1,24 @@
 """Traces on the real server: one connected tree for each request, received over OTLP."""
 
-import base64
 import json
-import os
 import random
 import shutil
-import subprocess
 import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from nereid import metrics_page
-from nereid.assets import CHELSEA, COFFEE, REPOSITORY
+from nereid.assets import COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
 from nereid.server.control import Control
 from nereid.tracing.collector import HOLD_S
 from tests.otlp import receiving, root_of
 from tests.routes import WATCHDOG_S, document, replace, variant, wait_until
-from tests.supervised import NEREID, gateway_of, serving
+from tests.supervised import gateway_of, serving
 
 ROUTE, ATTEMPT, PINNED = "route classify", "attempt v1", "classify_v1"
 STAGES = {"cpu": {PINNED: ["decode", "resize", "network"]}}
@@ -30,8 +26,6 @@ STAGES["ensemble"] = {"imagenet_preprocess": ["decode", "resize"], "efficientnet
 SHADOW = {"name": "s", "model": "classify_v2", "version": 1, "percent": 100, "deadline_ms": 5000}
 SLOW_MS = 100_000
 PHOTO, JPEG = COFFEE.read_bytes(), {"content-type": "image/jpeg"}
-# Backends report their counts this often.
-FLUSH_S = 0.5
 
 
 class Traced:
@@ -55,6 +49,11 @@ class Traced:
 
     def lines(self):
         return [json.loads(line) for line in self.served.log.splitlines() if line.startswith("{")]
+
+    def line(self, trace):
+        """Return the line of a request, once the log has it."""
+        (found,) = wait_until(lambda: [each for each in self.lines() if each["trace_id"] == trace], "a line")
+        return found
 
     def count(self, name):
         return sum(each.value for each in metrics_page.parse(self.served.triton_page()) if each.name == name)
@@ -149,26 +148,6 @@ def test_rest_request_is_one_tree_and_its_shadow_a_linked_one(traced):
 
 
 @pytest.mark.nightly(minutes=2)
-def test_batch_of_four_is_one_tree(traced):
-    images = [{"image": base64.b64encode(each.read_bytes()).decode()} for each in (COFFEE, CHELSEA) * 2]
-    body = json.dumps({"images": images}).encode()
-    status, text, trace, span = traced.post("/v1/classify", body, {"content-type": "application/json"})
-
-    assert status == 200, text
-    wait_until(
-        lambda: (
-            sum(each.name == "network" for each in traced.receiver.of(trace)) == 4
-            and any(each.name.startswith("gateway") for each in traced.receiver.of(trace))
-        ),
-        "four runs",
-    )
-    spans = traced.receiver.of(trace)
-    root_of(spans, span)
-    assert sum(each.name == "inference" for each in spans) == 4
-    assert sum(each.name == ROUTE for each in spans) == 4
-
-
-@pytest.mark.nightly(minutes=2)
 def test_bad_image_is_an_error_in_one_tree(traced):
     status, _, *ids = traced.post("/predict", b"not an image", JPEG)
 
@@ -218,9 +197,7 @@ def test_line_of_a_request_has_its_stages_and_no_secret(traced):
     headers = JPEG | {"x-request-id": name, "cookie": secret}
     _, _, trace, _ = traced.post("/predict", PHOTO, headers)
 
-    (line,) = wait_until(
-        lambda: [each for each in traced.lines() if each["trace_id"] == trace], "the line of the request"
-    )
+    line = traced.line(trace)
     assert (line["request_id"], line["variant"], line["outcome"]) == (name, "v1", "ok")
     stages = {name for names in STAGES[traced.profile].values() for name in names}
     assert {"receive", "admission", "transport", "route", "queue", "response", *stages} <= {
@@ -280,49 +257,23 @@ def test_damaged_headers_fail_only_their_own_request(traced):
 
 def test_requests_that_end_early_have_lines(traced):
     direct = f"/v2/models/{next(iter(STAGES[traced.profile]))}/infer"
-    binary_only = {"Inference-Header-Content-Length": "0"}
-    traces = [
-        traced.post(direct, PHOTO, binary_only)[2],
-        traced.post("/predict", b"x", {"content-type": "text/plain"})[2],
-    ]
 
-    for trace in traces:
-        (line,) = wait_until(lambda: [each for each in traced.lines() if each["trace_id"] == trace], "a line")  # noqa: B023
-        assert line["name"].startswith("gateway") or "decode" in line["stages_ms"]
+    of_model = traced.line(traced.post(direct, PHOTO, {"Inference-Header-Content-Length": "0"})[2])
+    of_gateway = traced.line(traced.post("/predict", b"x", {"content-type": "text/plain"})[2])
 
-
-@pytest.mark.nightly(minutes=2)
-def test_spans_of_triton_join_the_trace(tmp_path):
-    with ExitStack() as stack:
-        receiver = stack.enter_context(receiving())
-        own = ["mode=opentelemetry", f"opentelemetry,url={receiver.endpoint}/v1/traces", "rate=1"]
-        flags = [f"--trace-config={each}" for each in [*own, "level=TIMESTAMPS"]]
-        words = "--otlp", receiver.endpoint, "--", *flags
-        served = stack.enter_context(serving(REPOSITORY, tmp_path / "run", *words))
-        ports = stack.enter_context(gateway_of(served, tmp_path / "run" / "gateway.log"))
-        traced = Traced(served, ports, receiver, "cpu")
-        trace, span = traced.post("/predict?variant=v1", PHOTO, JPEG)[2:]
-
-        spans = receiver.wait_for(trace, *traced.names("gateway /predict"), "InferRequest")
-        inference = next(each for each in spans if each.name == "inference")
-        (theirs,) = (each for each in spans if each.name == "InferRequest")
-        assert theirs.parent == inference.span
-        root_of(spans, span)
+    assert ("decode" in of_model["stages_ms"], of_gateway["name"].startswith("gateway")) == (True, True)
 
 
 def why(traced, *words):
-    folder = Path(traced.served.record.records).parents[2]
-    command = [NEREID, "why", "--repository", str(traced.served.repository), *words]
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(folder.parent)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WATCHDOG_S)
+    done = traced.served.nereid("why", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.nightly(minutes=2)
 def test_why_explains_recorded_requests(traced):
-    _, _, trace, _ = traced.post("/predict", PHOTO, JPEG | {"x-request-id": "look-at-me"})
-    wait_until(lambda: [each for each in traced.lines() if each["trace_id"] == trace], "the line")
+    trace = traced.post("/predict", PHOTO, JPEG | {"x-request-id": "look-at-me"})[2]
+    traced.line(trace)
 
     found = json.loads(why(traced, "--since", "1h", "--json"))
     one = json.loads(why(traced, "--request", "look-at-me", "--json"))

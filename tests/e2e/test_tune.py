@@ -68,10 +68,10 @@ def assert_served_as_fused(repository, folder, instances: int) -> None:
 
 
 @contextmanager
-def trial(models, model, profile, folder, concurrencies=(8,), kind=TrialServer, until_s=float("inf")):
+def trial(models, model, profile, folder, concurrencies=(8,), kind=TrialServer):
     (folder / "trial").mkdir()
     tuned = profiles.tunable(models, model, profile)
-    with kind(models, tuned, (), concurrencies, folder / "trial", os.environ, until_s) as trying:
+    with kind(models, tuned, (), concurrencies, folder / "trial", os.environ, float("inf")) as trying:
         yield trying
 
 
@@ -169,14 +169,6 @@ def test_candidate_that_breaks_the_server_costs_only_itself(models, tmp_path):
     assert "classify_v1" in gone
     assert dead.startswith("at concurrency 2, 0 requests were answered")
     assert "does not respond" in hanging
-
-
-def test_default_is_measured_even_without_time(models, tmp_path, monkeypatch):
-    monkeypatch.setattr("nereid.tune.trial.MIN_LOAD_S", 0.01)
-    with trial(models, "classify_v1", "cpu", tmp_path, (2,), until_s=time.monotonic()) as trying:
-        assert trying.measure((), 0.2)[2].answered > 0
-        with pytest.raises(NotMeasured, match="not done after"):
-            trying.measure((("instances", 1),), 0.2)
 
 
 def test_bad_config_is_replaced(models, tmp_path):

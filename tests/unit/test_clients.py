@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+import PIL.Image
 import pytest
 from tritonclient.utils import InferenceServerException
 
@@ -31,6 +32,7 @@ from nereid.client.classifier_errors import (
     TimedOut,
     Unavailable,
     Unreachable,
+    UnusableImage,
     from_triton,
 )
 from nereid.client.prediction import Label, label
@@ -453,6 +455,27 @@ def test_outcomes_come_before_the_sources_error(way, batch_size):
         assert len([next(outcomes) for _ in range(3)]) == 3
         with pytest.raises(RuntimeError, match="camera gone"):
             next(outcomes)
+
+
+@both_ways
+def test_outcomes_name_their_images(way, tmp_path):
+    """Also those that cannot be read; a picture and an open file have the name of the file."""
+    photo, missing = tmp_path / "photo.jpg", tmp_path / "missing.jpg"
+    photo.write_bytes(PHOTO)
+    with (
+        PIL.Image.open(photo) as picture,
+        photo.open("rb") as file,
+        serving(Script(predictions(5))) as url,
+        opened(way, url, "http") as classifier,
+    ):
+        images = [PHOTO, missing, str(photo), picture, file, picture.convert("L"), 5]
+        outcomes = list(classifier.classify_many(images, batch_size=8))
+
+    names = ["images[0]", missing, photo, photo, photo, "images[5]", "images[6]"]
+    assert [each.image for each in outcomes] == [str(name) for name in names]
+    bad = {place: type(each.__cause__) for place, each in enumerate(outcomes) if isinstance(each, Exception)}
+    assert bad == {1: FileNotFoundError, 6: TypeError}
+    assert {type(outcomes[place]) for place in bad} == {UnusableImage}
 
 
 def test_images_are_read_little_ahead():

@@ -241,6 +241,18 @@ def recorded(seconds: float, measured: Measured) -> History:
     return history
 
 
+def test_traffic_becomes_the_reference():
+    """The classes are those of the reference before; a variant without traffic is left out."""
+    targets, lines = [TARGET, Target("v2", "net_v2", 1, "8", "net_v2", 1)], []
+    created = datetime.datetime.fromtimestamp(NOW - 7200, datetime.UTC)
+    old = msgspec.structs.replace(reference_of(drawn(2)), created=created)
+
+    made = from_traffic(recorded(3600, drawn(1)), "r", targets, 3600, NOW, old, lines.append)
+
+    assert [*made.variants] == [drawn(1).reference(TARGET, (0, 1, 2))]
+    assert lines == ["variant 'v2' is left out: 0 images in 1 h 0 min"]
+
+
 def test_too_little_traffic_is_an_error():
     with pytest.raises(OperationFailed, match="expected 1 h 0 min of recorded traffic, got 10 min"):
         from_traffic(recorded(600, drawn(1)), "r", [TARGET], 3600, NOW, None, print)
