@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
-from loadtest import http_receiver
+from tests import http_receiver
 from tests.conftest import ROOT
 from tests.routes import wait_until
 

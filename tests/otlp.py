@@ -1,16 +1,16 @@
 """A receiver of OTLP over HTTP for tests: it decodes the real messages, and builds the trees of traces."""
 
 import gzip
-import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from tests.http_receiver import listening
 from tests.routes import wait_until
 
 
@@ -74,15 +74,9 @@ def receiving() -> Iterator[Receiver]:
         def log_message(self, *words: Any) -> None:
             """Write nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        receiver = Receiver(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield receiver
-        finally:
-            server.shutdown()
-            thread.join()
+    with listening(Handler) as address:
+        receiver = Receiver(f"http://{address}")
+        yield receiver
 
 
 def decoded(message: ExportTraceServiceRequest) -> Iterator[Span]:
