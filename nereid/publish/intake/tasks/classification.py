@@ -9,6 +9,7 @@ from nereid.publish.configs import Addition, Names, Properties
 from nereid.publish.examination.examine import Survey
 from nereid.publish.intake import adaptation, form
 from nereid.publish.intake.adaptation import Activation
+from nereid.publish.intake.exporters import Size
 from nereid.publish.intake.form import Form
 from nereid.publish.intake.metadata import Metadata
 from nereid.publish.intake.tasks.image_input import Images
@@ -21,7 +22,7 @@ class Classification:
     name = "classify"
     input = Images()
 
-    def recognises(self, signature: Signature, meta: Metadata, size_px: int) -> bool:
+    def recognises(self, signature: Signature, meta: Metadata, size: Size) -> bool:
         """Return whether the metadata names the task, or the only output has two dims."""
         shapes = [each.shape for each in signature.outputs.values()]
         return meta.task == self.name or (len(shapes) == 1 and len(shapes[0]) == 2)
@@ -42,7 +43,7 @@ class Classification:
         self, original: Signature, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
     ) -> Form:
         """Read input and scores."""
-        return form.read(original, signature, form.scores_of(signature, outputs[0]), choices.size_px)
+        return form.read(original, signature, form.scores_of(signature, outputs[0]), choices.size)
 
     def models(self, names: Names, form: Form, choices: Choices, properties: Properties) -> Addition:
         """Return an ensemble: the scores are those of the network."""
