@@ -272,11 +272,11 @@ def _open_other(encoded: bytes, limits: Limits, unknown: str, is_header_enough: 
                 size_wh, orientation = image.size, 1
     except InvalidImage:
         raise
-    except UnidentifiedImageError:
-        raise InvalidImage(unknown) from None
     except Exception as error:  # on damaged files Pillow's parsers raise many types
         if len(plain := png.without_extras(encoded)) < len(encoded):
             return _open_other(plain, limits, unknown, is_header_enough)
+        if isinstance(error, UnidentifiedImageError):
+            raise InvalidImage(unknown) from None
         raise InvalidImage(f"file of {len(encoded)} bytes is damaged: {error}") from None
     return EncodedImage(encoded, size_wh, orientation, _opened=image)
 

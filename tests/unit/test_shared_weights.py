@@ -223,7 +223,7 @@ def branch():
     },
 )
 def test_weights_of_any_size_give_the_same_answers(tmp_path, model):
-    """Sizes that are no multiple of a cache line; the same kernels crashed on the copy that ONNX Runtime writes."""
+    """On the copy that ONNX Runtime writes itself, each of these kernels crashed."""
     path = store(tmp_path / "models", "odd", model)
     shape = [dim.dim_value or 2 for dim in model.graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
