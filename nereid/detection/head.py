@@ -139,7 +139,8 @@ def _is_certain(name: str, roles: Sequence[Output], frame: Frame, labels: int) -
     if name in ("detr", "detr_sigmoid"):
         return bool(labels) and first[1] == labels + (name == "detr")
     if name == "rtdetr":
-        return bool(labels) and first[1] == labels + 4 and 0 < first[0] <= MAX_SUPPRESSED_ROWS
+        # Rows of 6 or 7 numbers may also come from NMS.
+        return bool(labels) and first[1] == labels + 4 > 7 and 0 < first[0] <= MAX_SUPPRESSED_ROWS
     if name == "tensorflow":
         return True
     # A decoded YOLOX export has the shape of one that is not decoded.

@@ -114,7 +114,7 @@ def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) ->
     options.log_severity_level = ERROR  # ONNX Runtime warns about the intended settings
     try:
         session = opener(path, settings)
-        _arrange(partial, {each.name for each in session.get_overridable_initializers()})
+        _arrange(partial, {each.name for each in session.get_inputs()})
         options.optimized_model_filepath, options.log_severity_level = "", verbosity
         for each in partial.iterdir():
             files.sync(each)
@@ -124,12 +124,12 @@ def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) ->
         raise
 
 
-def _arrange(folder: Path, overridable: Collection[str]) -> None:
+def _arrange(folder: Path, inputs: Collection[str]) -> None:
     """Align the written weights, and remove inputs whose initializers the optimizer has dropped."""
     model = _schema()()
     model.ParseFromString((folder / MODEL).read_bytes())
     present = {each.name for each in model.graph.initializer}
-    kept = [each for each in model.graph.input if each.name not in overridable or each.name in present]
+    kept = [each for each in model.graph.input if each.name in inputs or each.name in present]
     del model.graph.input[:]
     model.graph.input.extend(kept)
     source, target = folder / WEIGHTS, folder / f"{WEIGHTS}.aligned"

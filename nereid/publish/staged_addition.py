@@ -158,7 +158,7 @@ class Staging:
         task = choose_task(
             request.task, found.signature, meta, request.size if any(request.size) else noted.size
         )
-        choices = task.input.with_size(request.choices, found.signature, noted)
+        choices = task.input.with_notes(request.choices, found.signature, noted)
         self._images = tuple(dict.fromkeys(request.images or task.input.samples))
         content = self._network.read_bytes()
         adapted = task.adapt(self._network, choices)

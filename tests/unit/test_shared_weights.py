@@ -168,6 +168,28 @@ def test_weights_on_a_gpu_are_refused(opened):
         opened(providers=((CUDA, {}), (CPU, {})))
 
 
+def test_dropped_initializers_leave_no_input(tmp_path):
+    """Old exporters list initializers as inputs, and the optimizer drops one of two equal ones."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "s1"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("Reshape", ["r", "s2"], ["y"]),
+    ]
+    dims = [value(name, "INT64", [2]) for name in ("s1", "s2")]
+    shapes = [constant(name, np.array([2, 2])) for name in ("s1", "s2")]
+    model = network(nodes, [value("x", "FP32", [1, 4]), *dims], [value("y", "FP32", [2, 2])], shapes)
+    model.ir_version = 3
+    io = tensor("input", "x", "FP32", [1, 4]) + tensor("output", "y", "FP32", [2, 2])
+    path = store(tmp_path / "models", "old", model, io)
+
+    session = Session.from_config(
+        ModelConfig.from_file(path.parents[1], 1), BackendSettings(shares_weights=True)
+    )
+
+    assert session.run({"x": np.ones((1, 4), np.float32)}, ["y"])[0].tolist() == [[1, 1], [1, 1]]
+    assert "with its own weights" not in str(session)
+
+
 def linear(rows: int, columns: int, op: str = "MatMul", **attributes):
     """Return a network whose only weight has rows × columns."""
     weights = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)

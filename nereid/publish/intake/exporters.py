@@ -26,12 +26,14 @@ class Noted:
         parameters: of a preprocess model; empty if there are none.
         origin: for messages.
         size: height and width of the input in pixels; zeros if unknown.
+        head: layout of a detector's outputs; empty if unknown.
         problem: why the noted preprocessing cannot be had; empty if it can.
     """
 
     parameters: Mapping[str, str] = field(default_factory=dict)
     origin: str = ""
     size: Size = ANY_SIZE
+    head: str = ""
     problem: str = ""
 
 
@@ -76,7 +78,14 @@ def _ultralytics(properties: Mapping[str, str]) -> Noted | None:
     if isinstance(sizes, list | tuple) and sizes and all(isinstance(each, int) for each in sizes):
         size = sizes[0], sizes[-1]
     if task == "detect":
-        return Noted(dict(PRESETS["yolo"]), origin, size)
+        exported = literal(properties.get("args", "")) or {}
+        is_whole = properties.get("end2end") == "True" or bool(exported.get("nms"))
+        is_rtdetr = "rtdetr" in properties.get("description", "").lower()
+        head = "nms" if is_whole else "rtdetr" if is_rtdetr else ""
+        preprocessing = (
+            {"resize": "exact", "scale": PRESETS["yolo"]["scale"]} if is_rtdetr else PRESETS["yolo"]
+        )
+        return Noted(preprocessing, origin, size, head)
     if task == "classify" and any(size):
         # Source: ultralytics, data/augment.py, classify_transforms; mean 0 and std 1 of pixels / 255.
         return Noted({"resize_shorter_px": str(max(size)), "scale": str(1 / 255)}, origin, size)
@@ -102,7 +111,7 @@ def _timm(config: Mapping[str, Any]) -> Noted | None:
         fill = ", ".join(str(round(255 * float(each))) for each in found["mean"])
         return Noted({"resize": "letterbox", "pad_color": fill, **numbers}, origin, (height, width))
     problem = f"{origin} has crop_mode '{mode}' with crop_pct {share:g} for {height} x {width} pixels"
-    return Noted({}, origin, (height, width), problem)
+    return Noted(origin=origin, size=(height, width), problem=problem)
 
 
 def _transformers(config: Mapping[str, Any]) -> Noted | None:
@@ -127,7 +136,7 @@ def _transformers(config: Mapping[str, Any]) -> Noted | None:
         cropped = _sides(crop)
         if not shorter:
             problem = f"{origin} resizes to {_sides(size)} and then crops to {cropped}"
-            return Noted({}, origin, cropped, problem)
+            return Noted(origin=origin, size=cropped, problem=problem)
         return Noted({"resize_shorter_px": str(shorter), **parameters}, origin, cropped)
     # Detectors keep the aspect ratio within two edges; an export for one size has the photo resized to that.
     whole = ANY_SIZE if "longest_edge" in size or not config.get("do_resize", True) else _sides(size)

@@ -28,10 +28,11 @@ class Images:
         """Return the class names."""
         return meta.labels, meta.labels_from
 
-    def with_size(self, choices: Choices, signature: Signature, noted: Noted) -> Choices:
-        """Return the choices with the noted size for a network that accepts any size."""
+    def with_notes(self, choices: Choices, signature: Signature, noted: Noted) -> Choices:
+        """Return the choices with the noted head, and with the noted size for a network that accepts any."""
         dims = [dim for each in signature.inputs.values() for dim in each.shape[1:]]
-        return replace(choices, size=noted.size) if -1 in dims and not any(choices.size) else choices
+        size = noted.size if -1 in dims and not any(choices.size) else choices.size
+        return replace(choices, size=size, head=choices.head or noted.head)
 
     def preprocessing(self, form: Form, noted: Noted, given: Mapping[str, str]) -> Preprocessing:
         """Return the given parameters, those of the file, and those that the form determines."""

@@ -37,7 +37,7 @@ class Lines:
         """Return the characters."""
         return meta.characters, dictionary.FILE
 
-    def with_size(self, choices: Choices, signature: Signature, noted: Noted) -> Choices:
+    def with_notes(self, choices: Choices, signature: Signature, noted: Noted) -> Choices:
         """Return the choices: the reader cuts its lines in one height."""
         return choices
 

@@ -66,8 +66,8 @@ class TaskInput(Protocol):
     def labels(self, meta: Metadata) -> tuple[tuple[str, ...], str]:
         """Return the class names or characters in the file, and their origin."""
 
-    def with_size(self, choices: Choices, signature: Signature, noted: Noted) -> Choices:
-        """Return the choices with the noted size, if neither the file nor the user fixes one."""
+    def with_notes(self, choices: Choices, signature: Signature, noted: Noted) -> Choices:
+        """Return the choices, completed by what the exporter noted."""
 
     def preprocessing(self, form: Form, noted: Noted, given: Mapping[str, str]) -> Preprocessing:
         """Return the parameters of the preprocessing.
