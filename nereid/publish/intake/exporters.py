@@ -20,7 +20,7 @@ CONVNEXT_CROPS_PX = 384
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What an exporter noted about the preprocessing.
+    """The notes of an exporter about the preprocessing.
 
     Args:
         parameters: of a preprocess model; empty if there are none.

@@ -34,7 +34,7 @@ def add_constant(model: Any, tensor: Any) -> None:
 
 
 def fixed_batch(model: Any) -> int:
-    """Return the fixed first dim of the only input that is no weight; 0 if there is none."""
+    """Return the fixed first dim of the only input besides the weights; 0 if there is none."""
     images = inputs(model)
     return max(0, next(iter(dims(images[0])), 0)) if len(images) == 1 else 0
 

@@ -7,6 +7,7 @@ from nereid.errors import WrongUsage
 from nereid.inference.signature import Signature
 from nereid.publish.configs import Addition, Names, Properties
 from nereid.publish.examination.examine import Survey
+from nereid.publish.examination.score_outputs import NUMBER
 from nereid.publish.intake import adaptation, form
 from nereid.publish.intake.adaptation import Activation
 from nereid.publish.intake.exporters import Size
@@ -50,8 +51,17 @@ class Classification:
         return Addition(names, form.image, form.outputs, properties)
 
     def activation(self, choices: Choices, seen: Survey) -> Activation:
-        """Return the one that turns the scores into probabilities."""
+        """Return the one that turns the scores into probabilities.
+
+        Raises:
+            WrongUsage: they are probabilities already, or nothing says what they are.
+        """
         rule = choices.activation
+        if rule == "auto" and seen.meaning == NUMBER:
+            raise WrongUsage(
+                "the network returns one number, which may be a logit or a value such as an age; "
+                "fix: --activation sigmoid for the probability of a class, or --activation none for a value"
+            )
         if rule not in ("auto", "none") and seen.activation == "none":
             raise WrongUsage(
                 f"cannot append a {rule}: the scores are probabilities already; fix: leave out --activation"
@@ -60,5 +70,5 @@ class Classification:
 
     def rows(self, form: Form, seen: Survey) -> list[tuple[str, str]]:
         """Return the number of classes, and the kind of the scores."""
-        kind = "independent probabilities" if seen.is_multi_label else "probabilities"
+        kind = seen.meaning
         return [("scores", f"{form.classes} classes, {kind}")]
