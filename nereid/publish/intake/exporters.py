@@ -144,7 +144,7 @@ def _transformers(config: Mapping[str, Any]) -> Noted | None:
 
 
 def _sides(size: Any) -> Size:
-    if isinstance(size, dict):
+    if isinstance(size, Mapping):
         edge = size.get("shortest_edge", 0)
         return int(size.get("height", edge)), int(size.get("width", edge))
     return int(size), int(size)

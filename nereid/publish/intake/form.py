@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nereid.errors import WrongUsage
-from nereid.imaging.preprocess_settings import PRESETS, REPLACES
+from nereid.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
 from nereid.inference.signature import NetworkTensor, Signature
 from nereid.publish.configs import Tensor
 from nereid.publish.intake.exporters import Noted, Size
@@ -89,8 +89,13 @@ def preprocessing(form: Form, noted: Noted, given: Mapping[str, str]) -> Preproc
     A given normalisation or preset replaces all that the exporter noted.
 
     Raises:
-        WrongUsage: nothing says how the network's pixels are normalised.
+        WrongUsage: a parameter is unknown, or nothing says how the network's pixels are normalised.
     """
+    if unknown := sorted(given.keys() - PARAMETERS):
+        raise WrongUsage(
+            f"unknown parameter of a preprocessing: expected one of {', '.join(sorted(PARAMETERS))}, "
+            f"got '{unknown[0]}'"
+        )
     known = _known_parameters(form, noted.parameters, given)
     found = {key: _per_channel(key, text) for key, text in {**known, **given}.items()}
     if form.is_grey and found.get("color_order", "RGB") != "RGB":
