@@ -106,32 +106,22 @@ def error(text: str, status: int = 400) -> bytes:
 
 
 def prediction_response(*rows: str, **about: str) -> bytes:
-    """Return Triton's response with one class per image: JSON with the fields of `about`, then the tensor."""
-    data = b"".join(len(row).to_bytes(4, "little") + row.encode() for row in rows)
-    scores: dict[str, Any] = {"name": "scores", "datatype": "BYTES", "shape": [len(rows), 1]}
-    scores["parameters"] = {"binary_data_size": len(data)}
-    model = {"model_name": "classify", "model_version": "1", "outputs": [scores]}
-    text = json.dumps(model | about).encode()
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nInference-Header-Content-Length: %d\r\n\r\n"
-    return head % (len(text) + len(data), len(text)) + text + data
+    """Return a response with one class per image."""
+    texts = np.array([[row.encode()] for row in rows], object)
+    return tensor_response({"model_name": "classify"} | about, scores=texts)
 
 
-def tensor_response(**tensors: np.ndarray) -> bytes:
+def tensor_response(about: dict[str, str] | None = None, /, **tensors: np.ndarray) -> bytes:
+    """Return Triton's response: JSON with the fields of `about`, then the tensors; texts are of bytes."""
     outputs, parts = [], []
     for name, array in tensors.items():
         is_text = array.dtype == np.object_
-        data = b"".join(len(each).to_bytes(4, "little") + each for each in array.ravel()) if is_text else b""
-        data = data or array.astype(np.float32).tobytes() * (not is_text)
-        outputs.append(
-            {
-                "name": name,
-                "datatype": "BYTES" if is_text else "FP32",
-                "shape": [*array.shape],
-                "parameters": {"binary_data_size": len(data)},
-            }
-        )
-        parts.append(data)
-    text = json.dumps({"model_name": "read", "model_version": "1", "outputs": outputs}).encode()
+        texts = (len(each).to_bytes(4, "little") + each for each in array.ravel()) if is_text else ()
+        parts.append(b"".join(texts) if is_text else array.astype(np.float32).tobytes())
+        output = {"name": name, "datatype": "BYTES" if is_text else "FP32", "shape": [*array.shape]}
+        outputs.append(output | {"parameters": {"binary_data_size": len(parts[-1])}})
+    model = {"model_name": "read", "model_version": "1", "outputs": outputs}
+    text = json.dumps(model | (about or {})).encode()
     body = text + b"".join(parts)
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nInference-Header-Content-Length: %d\r\n\r\n"
     return head % (len(body), len(text)) + body

@@ -3,16 +3,16 @@
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import httpx
 import yaml
 
+from loadtest import http_receiver
 from tests.conftest import ROOT
 from tests.routes import wait_until
 
@@ -90,11 +90,5 @@ def listening() -> Iterator[tuple[str, list[bytes]]]:
         def log_message(self, *about: object) -> None:
             """Say nothing on stderr."""
 
-    with HTTPServer(("127.0.0.1", 0), Page) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", bodies
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_receiver.listening(Page) as address:
+        yield f"http://{address}", bodies

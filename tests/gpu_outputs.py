@@ -74,11 +74,6 @@ CUPY_OLD_DRIVER = """Traceback (most recent call last):
 cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorInsufficientDriver: CUDA driver version is \
 insufficient for CUDA runtime version
 """
-# Source: cupy/cupy#9318.
-CUPY_NO_NVRTC = (
-    "RuntimeError: CuPy failed to load libnvrtc.so.13: OSError: libnvrtc.so.13: cannot open shared object "
-    "file: No such file or directory\n"
-)
 # What `nvidia-smi` prints, by the first word of its arguments; "" for none.
 Outputs = Mapping[str, str]
 QUERY, APPS, PERFORMANCE, LISTED = "--query-gpu", "--query-compute-apps", "-q", "--list-gpus"

@@ -18,18 +18,9 @@ RUNBOOK, MONITORING = ROOT / "docs" / "runbook.md", ROOT / "docs" / "monitoring.
 GPU_PAGE = ROOT / "tests" / "contract" / "triton_gpu.metrics"
 # Without what needs a cache or an option.
 # Source: triton-inference-server/server, docs/user_guide/metrics.md.
-TRITON = {
-    "nv_inference_request_success",
-    "nv_inference_request_failure",
-    "nv_inference_count",
-    "nv_inference_exec_count",
-    "nv_inference_pending_request_count",
-    "nv_inference_request_duration_us",
-    "nv_inference_queue_duration_us",
-    "nv_inference_compute_input_duration_us",
-    "nv_inference_compute_infer_duration_us",
-    "nv_inference_compute_output_duration_us",
-}
+COUNTS = ("request_success", "request_failure", "count", "exec_count", "pending_request_count")
+TIMES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+TRITON = {f"nv_inference_{name}" for name in (*COUNTS, *(f"{part}_duration_us" for part in TIMES))}
 OPERATORS = {"and", "or", "unless", "bool", "offset"}
 DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 

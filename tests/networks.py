@@ -19,20 +19,12 @@ from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 
 OPSET, IR_VERSION = 17, 8
+INTEGERS = [f"{sign}INT{bits}" for sign in ("U", "") for bits in (8, 16, 32, 64)]
 # Triton's words (without TYPE_), each with NumPy's; a string is a `bytes` object here.
 DATATYPES = {
     "BOOL": np.dtype(np.bool_),
-    "UINT8": np.dtype(np.uint8),
-    "UINT16": np.dtype(np.uint16),
-    "UINT32": np.dtype(np.uint32),
-    "UINT64": np.dtype(np.uint64),
-    "INT8": np.dtype(np.int8),
-    "INT16": np.dtype(np.int16),
-    "INT32": np.dtype(np.int32),
-    "INT64": np.dtype(np.int64),
-    "FP16": np.dtype(np.float16),
-    "FP32": np.dtype(np.float32),
-    "FP64": np.dtype(np.float64),
+    **{name: np.dtype(name.lower()) for name in INTEGERS},
+    **{f"FP{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
     "STRING": np.dtype(np.object_),
 }
 STRINGS = [b"plain", b"", b"a\0b", "naïve 日本".encode(), b"\0", b"ends in \0"]
@@ -53,6 +45,13 @@ def constant(name: str, array: np.ndarray) -> onnx.TensorProto:
     return numpy_helper.from_array(array, name)
 
 
+def move_out(tensor: onnx.TensorProto, location: str) -> None:
+    """Declare that a tensor's values are in another file."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+
+
 def network(
     nodes: Iterable[onnx.NodeProto],
     inputs: Iterable[onnx.ValueInfoProto],
@@ -68,11 +67,10 @@ def network(
     return model
 
 
-def identity(datatype: str, shape: Dims, *, x: str = "x", y: str = "y") -> onnx.ModelProto:
+def identity(datatype: str, shape: Dims) -> onnx.ModelProto:
     """Build the network whose output `y` is its input `x`."""
-    return network(
-        [helper.make_node("Identity", [x], [y])], [value(x, datatype, shape)], [value(y, datatype, shape)]
-    )
+    x, y = (value(name, datatype, shape) for name in "xy")
+    return network([helper.make_node("Identity", ["x"], ["y"])], [x], [y])
 
 
 def tensor(side: str, name: str, datatype: str, dims: Dims, more: str = "") -> str:

@@ -1,11 +1,9 @@
-"""Readers of prose: the sentences of Markdown pages, and the texts inside source files."""
+"""Readers of prose: the sentences, headings and links of Markdown pages."""
 
-import ast
 import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -15,30 +13,6 @@ FOREIGN = {"site", "dist", "build", "photos", "node_modules"}
 # Stands for a code span, which counts as one word.
 CODE = "\N{PLACE OF INTEREST SIGN}"
 SENTENCE_END = re.compile(r"(?<=[.!?])[)\"'”’]*\s+(?=[\"'(“]*[A-Z0-9⌘])")
-
-# The phrases that docs/style forbids, and what to write instead. Matched without regard to case.
-BANNED = {
-    r"mend(?:s|ed|ing)?": "fix",
-    r"(?<!there )(?:is|are|was|were) no (?!longer|more|less|fewer|later|matter)\w+": "is not a, has no",
-    r"cannot be meant": "is invalid",
-    r"(?:is|are|was|were) meant": "is intended",
-    r"at once": "immediately, atomically, at the same time",
-    r"beside": "next to",
-    r"so (?:many|long|much)": "a number, a duration",
-    r"tells?|told": "report, return, show",
-    r"asks|asked": "send, request",
-    r"whoever": "the client, the user",
-    r"whatever (?:is|are|was|were)": "any",
-    r"for ever": "permanently",
-}
-RULES = {re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE): better for phrase, better in BANNED.items()}
-# A clause in the place of a subject. A question may begin with these words.
-CLAUSE_START = re.compile(r"^(?:what|who|whoever|whatever)\b(?!.*\?$)", re.IGNORECASE | re.DOTALL)
-
-
-class Text(NamedTuple):
-    line: int
-    text: str
 
 
 def pages(root: Path) -> list[Path]:
@@ -55,13 +29,11 @@ def page_text(path: Path) -> str:
     return text
 
 
-def paragraphs(markdown: str) -> Iterator[Text]:
-    yield from _blocks(markdown, {"paragraph_open"})
-
-
-def passages(markdown: str) -> Iterator[Text]:
-    """Yield every text of a page that a reader sees as prose: headings and table cells too, but no code."""
-    yield from _blocks(markdown, {"paragraph_open", "heading_open", "th_open", "td_open"})
+def paragraphs(markdown: str) -> Iterator[tuple[int, str]]:
+    """Yield every paragraph of a page with its line."""
+    for opening, inline in pairwise(_parse(markdown)):
+        if opening.type == "paragraph_open" and opening.map:
+            yield opening.map[0] + 1, "".join(map(_plain, inline.children or []))
 
 
 def sentences(text: str) -> list[str]:
@@ -71,16 +43,6 @@ def sentences(text: str) -> list[str]:
 def words(sentence: str) -> int:
     """Count the words of a sentence; punctuation that stands alone is not a word."""
     return sum(any(letter.isalnum() or letter == CODE for letter in word) for word in sentence.split())
-
-
-def banned(text: str) -> list[str]:
-    found = [(match, better) for rule, better in RULES.items() for match in rule.finditer(text)]
-    return [f"{match[0]!r} (say: {better})" for match, better in found]
-
-
-def clauses(text: str) -> list[str]:
-    starts = [sentence for sentence in sentences(text) if CLAUSE_START.match(sentence)]
-    return [f"begins with a clause: {' '.join(start.split()[:6])} …" for start in starts]
 
 
 def headings(markdown: str) -> set[str]:
@@ -104,39 +66,8 @@ def links(markdown: str) -> list[str]:
     return [str(target) for target in targets if target]
 
 
-def source_texts(path: Path) -> Iterator[Text]:
-    """Yield the docstrings and messages of a Python file; of any other source, the comments and strings.
-
-    In other sources a text is a quoted string, the content of an element, or a comment. Code between them is
-    yielded, too: it cannot contain a phrase by chance.
-    """
-    if path.suffix != ".py":
-        yield from _quoted_texts(path.read_text())
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
-            yield Text(node.lineno, re.sub(r"``?[^`]*``?", CODE, node.value))
-
-
-def _quoted_texts(source: str) -> Iterator[Text]:
-    line = 1
-    # A line that continues a comment begins with an asterisk or slashes, which are not part of its sentence.
-    for piece in re.split(r"([\"`<>]|/\*+|\*/|(?<![:\S])//(?!.*\n\s*//))", source):
-        yield Text(line, re.sub(r"\s*\n\s*(?:\*|//)?\s*", " ", piece).strip())
-        line += piece.count("\n")
-
-
 def _parse(markdown: str) -> list[Token]:
     return MarkdownIt("commonmark").enable("table").parse(markdown)
-
-
-def _blocks(markdown: str, kinds: set[str]) -> Iterator[Text]:
-    line = 0
-    tokens = _parse(markdown)
-    for opening, inline in pairwise(tokens):
-        line = opening.map[0] + 1 if opening.map else line
-        if opening.type in kinds and inline.type == "inline":
-            yield Text(line, "".join(map(_plain, inline.children or [])))
 
 
 def _plain(token: Token) -> str:

@@ -14,11 +14,9 @@ from tests.monitoring import (
     RUNBOOK,
     alerting,
     alerts,
-    gpu_metrics,
     metrics_of,
     read,
     rules,
-    shown,
 )
 
 PROMTOOL, AMTOOL = shutil.which("promtool"), shutil.which("amtool")
@@ -81,9 +79,6 @@ def test_every_alert_has_severity_texts_and_runbook():
         assert alert["labels"]["severity"] in ("page", "ticket"), alert["alert"]
         assert texts["runbook_url"] == f"docs/runbook.md#{alert['alert'].lower()}"
         assert {*texts} == {"summary", "description", "runbook_url"}
-
-
-def test_every_alert_has_a_section_in_the_runbook():
     sections = re.findall(r"^### (\w+)$", RUNBOOK.read_text(), flags=re.M)
     assert sections == [*dict.fromkeys(each["alert"] for each in alerts())]
 
@@ -121,14 +116,6 @@ def test_sums_of_objectives_are_a_minute_apart():
     minutely = {rule["record"] for rule in groups["objectives"]["rules"]}
     assert (groups["objectives"]["interval"], groups["error_budgets"]["interval"]) == ("1m", "1m")
     assert minutely == {name for name in used if name.endswith("rate5m")}
-
-
-def test_gpu_metrics_are_tritons():
-    queries = [*rules().values(), *(each.expression for each in [*alerting(), *shown()])]
-    used = {name for query in queries for name in re.findall(r"\bnv_(?:gpu|energy)\w+", query)}
-
-    assert used <= gpu_metrics()
-    assert {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_power_usage"} <= used
 
 
 @needs_amtool

@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 import kubernetes_validate
 import msgspec
@@ -97,19 +96,14 @@ def test_probes_are_those_of_the_supervisor(overlay):
         assert server[name]["httpGet"] == {"path": page, "port": "health"}
 
 
-def test_probes_of_kserve_are_those_of_the_supervisor():
+def test_probes_of_kserve_run_the_health_check_which_ends_before_them():
     (server,) = containers("kserve")
 
     for name, page in (("readinessProbe", "readyz"), ("livenessProbe", "livez")):
-        check_photo_is_asked(server[name], f"--page=http://127.0.0.1:8003/{page}")
-
-
-def check_photo_is_asked(probe: dict[str, Any], *words: str) -> None:
-    """Check that a probe runs the health check, which ends before the probe does."""
-    *command_line, timeout = probe["exec"]["command"]
-    assert command_line == [*HEALTH_CHECK, *words]
-    (timeout_s,) = flags([timeout])["--timeout-s"]
-    assert probe["timeoutSeconds"] > float(timeout_s)
+        *words, timeout = server[name]["exec"]["command"]
+        assert words == [*HEALTH_CHECK, f"--page=http://127.0.0.1:8003/{page}"]
+        (timeout_s,) = flags([timeout])["--timeout-s"]
+        assert server[name]["timeoutSeconds"] > float(timeout_s)
 
 
 @pytest.mark.parametrize("overlay", PROFILES)

@@ -32,9 +32,9 @@ def served(tmp_path_factory) -> Iterator[Served]:
     store_eyes(repository, "spare", 20, sleep_s=0.01)
     store_router(repository, "look", config=IMAGE_TO_SCORES)
     route = document(
-        # A process that hangs is killed after about ten seconds.
+        # A process that hangs is killed after about ten seconds, and deadlines count from the arrival.
         variant("only", "eyes", 1, deadline_ms=30_000),
-        variant("spare", "spare"),
+        variant("spare", "spare", deadline_ms=30_000),
         fallbacks=["spare"],
         answer={"scores": ANSWER},
     )

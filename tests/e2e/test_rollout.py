@@ -175,7 +175,8 @@ def test_bad_candidate_loses_the_traffic(rollout):
         load.wait_for(lambda outcome: not outcome.is_failed, 20, since)
 
     assert (state.result, rollout.weights()) == ("rolled back", {"old": 100, "new": 0})
-    assert state.reasons[0].startswith("error "), state.reasons
+    # Three of the first seven requests may fail by chance, which opens the breaker.
+    assert state.reasons[0].startswith(("error ", "the breaker of 'new' has opened")), state.reasons
     assert {each.answer.variant for each in load.begun_after(since)} == {"old"}
     assert rollout.served.grpc.is_model_ready("net_new")
 

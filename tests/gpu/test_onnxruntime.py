@@ -63,13 +63,6 @@ def test_input_from_the_host_is_fetched(cupy, run):
     np.testing.assert_array_equal(y.get(), x)
 
 
-def test_capability_is_written_as_in_a_config(cupy):
-    """`cc_model_filenames` has a dot between major and minor."""
-    major, dot, minor = gpu.compute_capability(0).partition(".")
-
-    assert (major.isdigit(), dot, minor.isdigit()) == (True, ".", True)
-
-
 ROWS, SIZES = 64, (1, 8, 1, 64, 8)
 HEURISTIC = {"cudnn_conv_algo_search": "HEURISTIC"}
 # The first limit that holds half a batch, but no whole one, is the one to test.

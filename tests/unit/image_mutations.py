@@ -6,22 +6,15 @@ import zlib
 import numpy as np
 from PIL import Image
 
+from nereid.assets import COFFEE
 from tests.pictures import save
 
 SIZES = (0, 1, 2, 7, 63, 65, 255, 256, 4_000, 8_000, 16_384, 16_385, 32_767, 65_535)
 
 
-def smooth():
-    """Return a smooth picture with some noise, 96 x 72 pixels."""
-    random = np.random.default_rng(0)
-    rows, columns = np.mgrid[0:72, 0:96]
-    levels = np.stack([rows * 3, columns * 2, rows + columns], axis=-1) + random.integers(0, 30, (72, 96, 3))
-    return Image.fromarray(levels.clip(0, 255).astype(np.uint8))
-
-
 def good_files(image=None):
-    """Return an image, or the smooth one, as one file of each kind, by name."""
-    image = image or smooth()
+    """Return an image, or a small photo, as one file of each kind, by name."""
+    image = image or Image.open(COFFEE).resize((96, 72))
     exif = Image.Exif()
     exif[274] = 6
     wide = Image.fromarray(np.asarray(image)[:, :, 0].astype(np.uint16) * 250)
@@ -39,25 +32,18 @@ def good_files(image=None):
         "progressive cmyk jpeg": save(image.convert("CMYK"), "JPEG", progressive=True, exif=exif),
         "gif": save(palette, "GIF", **frames),
         "bmp": save(image, "BMP"),
-        "palette bmp": save(palette, "BMP"),
         "tiff": save(image, "TIFF", exif=exif),
         "lzw tiff": save(image, "TIFF", compression="tiff_lzw"),
         "jpeg tiff": save(image, "TIFF", compression="jpeg"),
-        "16-bit tiff": save(wide, "TIFF"),
         "webp": save(image, "WEBP", exif=exif),
         "lossless webp": save(image.convert("RGBA"), "WEBP", lossless=True),
     }
 
 
 def flip_bits(file, random, _files):
-    for place in random.integers(0, len(file), random.integers(1, 21)):
-        file[place] ^= 1 << random.integers(0, 8)
-    return file
-
-
-def flip_header_bits(file, random, _files):
-    """Flip one to four bits of the first 200 bytes, where the structure is."""
-    for place in random.integers(0, min(200, len(file)), random.integers(1, 5)):
+    """Flip up to 20 bits, every second time of the first 200 bytes, where the structure is."""
+    end = random.choice([len(file), min(200, len(file))])
+    for place in random.integers(0, end, random.integers(1, 21)):
         file[place] ^= 1 << random.integers(0, 8)
     return file
 
@@ -137,7 +123,7 @@ def _lie_in_tiff(file, random, small, large):
         struct.pack_into(order + "I", file, entry + 8, int(random.choice([small, large, 2**31, 2**32 - 1])))
 
 
-MUTATIONS = (flip_bits, flip_header_bits, truncate, splice, blank, lie, lie)
+MUTATIONS = (flip_bits, flip_bits, truncate, splice, blank, lie, lie)
 
 
 def mutated_files(count, image=None):

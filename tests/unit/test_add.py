@@ -2,10 +2,8 @@
 
 import json
 
-import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 from PIL import Image
 
 from nereid.config.model_config import ModelConfig
@@ -14,7 +12,7 @@ from nereid.publish.add import AddRequest, add
 from nereid.repository.check import check
 from nereid.repository.layout import Pin, configs, hidden_models, pins
 from nereid.routing.assignment import parse_route
-from tests.publishing import CLASSES, SIDE, classifier, contents
+from tests.publishing import SIDE, classifier, contents
 from tests.tables import cases
 
 
@@ -102,15 +100,6 @@ def test_request_that_does_not_fit_is_wrong_usage(repository, tmp_path, more, me
     assert not repository.exists() or contents(repository) == {}
 
 
-def test_one_of_several_outputs_can_be_chosen(repository, tmp_path):
-    onnx.save(classifier(outputs=("a", "b")), tmp_path / "new.onnx")
-
-    add(repository, request(tmp_path / "new.onnx", output="b"), None)
-
-    config = ModelConfig.from_file(repository / "small_network", 1)
-    assert [tensor.name for tensor in config.outputs] == ["probabilities"]
-
-
 def test_labels_lose_their_byte_order_mark(repository, file, tmp_path):
     """Editors on Windows write one, which would become part of the first label."""
     (tmp_path / "labels.txt").write_text("ä\nb\nc\nd\ne\n", encoding="utf-8-sig")
@@ -145,29 +134,21 @@ def test_route_file_that_is_there_is_kept(repository, file):
 
 
 def test_names_of_tensors_may_have_any_characters(repository, tmp_path):
-    model = classifier(outputs=['a"b\\c'])
+    model = classifier(outputs=['a"b\\c', "other"])
     model.graph.input[0].name = model.graph.node[0].input[0] = 'é"\n\\'
     onnx.save(model, tmp_path / "new.onnx")
 
-    add(repository, request(tmp_path / "new.onnx"), None)
+    add(repository, request(tmp_path / "new.onnx", output='a"b\\c'), None)
 
     assert [each for each in check(repository) if each.verdict != "ok"] == []
     config = ModelConfig.from_file(repository / "small_network", 1)
     assert [each.name for each in (*config.inputs, *config.outputs)] == ['é"\n\\', "probabilities"]
 
 
-def test_only_the_wanted_hardware_gets_configs(repository, file):
+def test_batches_are_small_on_a_cpu_and_any_on_a_gpu(repository, file):
+    """On a CPU, large batches would leave the other instance without work. Only the wanted configs exist."""
     add(repository, request(file, profiles=("cpu",)), None)
     add(repository, request(file, name="other", profiles=("gpu",)), None)
-
-    written = {str(path.relative_to(repository)) for path in repository.glob("*/configs/*")}
-    on_gpu = {f"other_{part}/configs/gpu.pbtxt" for part in ("network", "preprocess", "v1")}
-    assert written == {"small_v1/configs/cpu.pbtxt", *on_gpu}
-
-
-def test_batches_are_small_on_a_cpu_and_any_on_a_gpu(repository, file):
-    """On a CPU, large batches would leave the other instance without work."""
-    add(repository, request(file, profiles=("cpu", "gpu")), None)
 
     is_small = {
         str(path.relative_to(repository)): "preferred_batch_size: [ 2, 4 ]" in path.read_text()
@@ -175,28 +156,15 @@ def test_batches_are_small_on_a_cpu_and_any_on_a_gpu(repository, file):
         if "dynamic_batching" in path.read_text()
     }
     assert is_small == {
+        "other_network/config.pbtxt": True,
+        "other_network/configs/gpu.pbtxt": False,
+        "other_preprocess/config.pbtxt": True,
+        "other_preprocess/configs/gpu.pbtxt": False,
+        "other_v1/configs/gpu.pbtxt": False,
         "small_network/config.pbtxt": True,
-        "small_network/configs/gpu.pbtxt": False,
         "small_preprocess/config.pbtxt": True,
-        "small_preprocess/configs/gpu.pbtxt": False,
         "small_v1/configs/cpu.pbtxt": True,
-        "small_v1/configs/gpu.pbtxt": False,
     }
-
-
-def test_external_data_comes_along(repository, tmp_path):
-    model = classifier()
-    (weights,) = model.graph.initializer
-    weights.CopyFrom(numpy_helper.from_array(np.ones((3, CLASSES), np.float32), "weights"))
-    folder = tmp_path / "new"
-    folder.mkdir()
-    onnx.save(model, folder / "net.onnx", save_as_external_data=True, location="net.data", size_threshold=0)
-
-    add(repository, request(folder), None)
-
-    version = repository / "small_network" / "1"
-    assert (version / "net.data").exists()
-    assert "  net.data\n" in (version / "SHA256SUMS").read_text()
 
 
 def test_preview_shows_what_the_network_sees(repository, file, tmp_path):

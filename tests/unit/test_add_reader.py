@@ -4,18 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from onnx import helper
 from PIL import Image
 
 from nereid.assets import PARCEL_LABEL, STATE, TEXT_REPOSITORY
-from nereid.config.model_config import ModelConfig, read_pbtxt
+from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.add import AddRequest, add
-from nereid.publish.examination.examine import ExaminationRequest
-from nereid.publish.examination.read_lines import ReadLines
 from nereid.publish.publisher import Gates, publish
 from nereid.publish.remove import remove
 from nereid.publish.versions import versions
@@ -107,11 +104,14 @@ def test_recogniser_is_known_by_its_characters(repository, file):
         "blank": ({"images": (Path("blank.png"),)}, r"blank.png': expected lines of text, found none; fix: "),
         "no image": ({"images": (Path(__file__),)}, "golden image '.*': invalid image"),
         "preview": ({"preview": Path("seen.png")}, "no preview of whole images"),
+        # Another encoding would give other characters without an error.
+        "not UTF-8": ({"labels": Path("gbk.txt")}, "--labels: expected characters in UTF-8"),
     },
 )
 def test_request_that_does_not_fit_is_refused(repository, file, monkeypatch, more, message):
     monkeypatch.chdir(repository.parent)
     Image.new("RGB", (640, 480), "white").save("blank.png")
+    Path("gbk.txt").write_bytes("文\n字\n".encode("gbk"))
 
     with pytest.raises(OperationFailed, match=message):
         add(repository, request(file, **more), None)
@@ -154,23 +154,6 @@ def test_images_keep_their_lines(repository, bright, tmp_path):
     assert found.report.notes == ("no text is read in blank.png; fix: --images with text as you read it",)
 
 
-def test_images_have_the_limits_of_the_reader(texts, file):
-    config = texts / "read_text_v1" / "config.pbtxt"
-    limit = 'parameters { key: "max_image_side_px" value { string_value: "100" } }\n'
-    config.write_text(config.read_text() + limit)
-
-    with pytest.raises(OperationFailed, match=r"parcel_label.jpg': .* expected at most 100 pixels a side"):
-        publish(texts, "read_text", file, None, ANY_SPEED)
-
-
-def test_characters_that_are_not_utf8_are_refused(repository, file, tmp_path):
-    """A dictionary in GBK would give other characters without an error."""
-    (tmp_path / "characters.txt").write_bytes("文\n字\n".encode("gbk"))
-
-    with pytest.raises(WrongUsage, match="--labels: expected characters in UTF-8"):
-        add(repository, request(file, labels=tmp_path / "characters.txt"), None)
-
-
 def test_recogniser_of_single_lines_is_refused(repository, tmp_path):
     """The reader sends lines in batches, so a line that changes others is an error before it is served."""
     model = TestRecogniser(has_softmax=True).build()
@@ -183,49 +166,6 @@ def test_recogniser_of_single_lines_is_refused(repository, tmp_path):
 
     with pytest.raises(WrongUsage, match="expected a network that reads several lines at a time"):
         add(repository, request(tmp_path / "own.onnx"), None)
-
-
-@pytest.fixture
-def answers():
-    folder = TEXT_REPOSITORY / "text_recognise"
-    around = {"preprocess": None, "preprocess_version": 0, "reader": TEXT_REPOSITORY / "read_text_v1"}
-    document = read_pbtxt(folder / "config.pbtxt")
-    return ReadLines(ExaminationRequest("own", folder / "1", document, None, labels=None, **around))
-
-
-def best(classes) -> list[dict[str, np.ndarray]]:
-    """Return the outputs of the default recogniser for lines with the given classes."""
-    probability = np.ones((1, len(classes[0])), np.float32)
-    return [{"index": np.array([each]), "probability": probability} for each in classes]
-
-
-@cases(
-    ("changed", "is_same"),
-    {"equal": ({}, True), "one character": ({3: 9000}, True), "many": (dict.fromkeys(range(8), 7), False)},
-)
-def test_batch_is_compared_by_its_text(answers, changed, is_same):
-    """A quantised network takes its scale over the batch: a character may change to one of any class."""
-    first, second = [*range(1, 21)], [*range(21, 41)]
-    other = [changed.get(place, each) for place, each in enumerate(first)]
-
-    assert answers.is_same(best([first, second]), best([other, second])) is is_same
-
-
-def test_characters_of_the_current_version_are_no_option(repository, tmp_path):
-    """They may contain U+FFFD, and a message about their number does not name an option of `nereid add`."""
-    first = TestRecogniser(has_softmax=True, characters=("a", "b", "\N{REPLACEMENT CHARACTER}", "c", "d"))
-    onnx.save(first.build(), tmp_path / "first.onnx")
-    onnx.save(TestRecogniser(has_softmax=True, characters=()).build(), tmp_path / "bare.onnx")
-    onnx.save(TestRecogniser(has_softmax=True, characters=(), classes=12).build(), tmp_path / "other.onnx")
-    add(repository, request(tmp_path / "first.onnx"), None)
-
-    done = publish(repository, "own", tmp_path / "bare.onnx", None, OTHER_ANSWERS)
-
-    assert done.version == 2
-    with pytest.raises(
-        WrongUsage, match=r"got 5 from the current version; fix: write .* metadata 'character'"
-    ):
-        publish(repository, "own", tmp_path / "other.onnx", None, OTHER_ANSWERS)
 
 
 @pytest.mark.slow

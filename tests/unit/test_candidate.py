@@ -10,7 +10,7 @@ from onnx import helper
 from nereid.errors import OperationFailed
 from nereid.publish.candidate import stage
 from nereid.repository import onnx_file
-from tests.networks import constant, network, value
+from tests.networks import constant, move_out, network, value
 
 
 def save(path: Path, location: str) -> Path:
@@ -21,10 +21,7 @@ def save(path: Path, location: str) -> Path:
         [value("y", "FP32", ["N", 2])],
         [constant("w", np.float32([1, 2]))],
     )
-    (tensor,) = model.graph.initializer
-    tensor.ClearField("raw_data")
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=location)
+    move_out(model.graph.initializer[0], location)
     (path.parent / location).parent.mkdir(parents=True, exist_ok=True)
     (path.parent / location).write_bytes(np.float32([1, 2]).tobytes())
     onnx.save(model, path)

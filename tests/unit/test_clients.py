@@ -37,15 +37,11 @@ from nereid.client.detector_client import Detector
 from nereid.client.prediction import Label, label
 from nereid.client.reader_client import Reader
 from nereid.client.retry import Attempts, Budget
-from nereid.server.ports import free_ports
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
 from tests.routes import wait_until
 from tests.tables import cases
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
-all_ways = pytest.mark.parametrize(
-    ("way", "protocol"), WAYS, ids=[f"{way}-{protocol}" for way, protocol in WAYS]
-)
 PHOTO = COFFEE.read_bytes()
 PATIENCE_S, WATCHDOG_S = 0.2, 30.0
 # Addresses of one name: to be patient with each takes longer than the watchdog.
@@ -76,7 +72,6 @@ def test_label_is_read_from_tritons_form(entry, expected):
         ("429", "slow down", Overloaded),
         ("500", "why", ServerFailed),
         (None, "why", ServerFailed),
-        ("400", "Request for model 'm' version 1 is not ready", Unavailable),
         ("404", "an exception occurred in the client while decoding the response: <p>", Unreachable),
         ("StatusCode.INVALID_ARGUMENT", "why", RequestRefused),
         ("StatusCode.UNAVAILABLE", "failed to connect to all addresses", Unreachable),
@@ -93,16 +88,6 @@ def test_exception_has_the_party_at_fault(status, text, kind):
     got = from_triton(InferenceServerException(text, status))
 
     assert (type(got), str(got)) == (kind, text)
-
-
-@all_ways
-def test_unreachable_server_is_the_networks_fault(way, protocol):
-    (port,) = free_ports(1)
-
-    with opened(way, f"127.0.0.1:{port}", protocol) as classifier, pytest.raises(Unreachable) as caught:
-        classifier.classify(PHOTO, timeout_s=5)
-
-    assert caught.value.fault == "network"
 
 
 def bounded(act: Callable[[], float]) -> float:
@@ -156,6 +141,10 @@ def test_server_without_a_response_is_given_up(way, protocol, server):
         "a proxy's html": b"HTTP/1.1 502 Bad\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
         "other json": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
         "half an answer": b"HTTP/1.1 200 OK\r\nContent-Le",
+        "shape": PREDICTION.replace(b'"shape": [1, 1]', b'"shape": [9, 9]'),
+        "label": prediction_response("nonsense"),
+        "length": PREDICTION.replace(b"\x11\0\0\0", b"\xff\0\0\0"),
+        "version": PREDICTION.replace(b"model_version", b"model-version"),
     },
 )
 def test_response_of_another_peer_is_the_networks_fault(way, broken):
@@ -466,25 +455,6 @@ def test_bad_images_of_a_request_fail_alone(way, steps, expected):
 
 
 @both_ways
-@cases(
-    "answer",
-    {
-        "shape": PREDICTION.replace(b'"shape": [1, 1]', b'"shape": [9, 9]'),
-        "label": prediction_response("nonsense"),
-        "length": PREDICTION.replace(b"\x11\0\0\0", b"\xff\0\0\0"),
-        "version": PREDICTION.replace(b"model_version", b"model-version"),
-    },
-)
-def test_malformed_answer_is_an_outcome(way, answer):
-    script = Script(*[answer] * 4, PREDICTION)
-    with serving(script) as url, opened(way, url, "http", concurrency=1) as classifier:
-        outcomes = list(classifier.classify_many([PHOTO] * 6))
-
-    assert type(outcomes[0]) is Unreachable
-    assert outcomes[5].labels
-
-
-@both_ways
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_outcomes_come_before_the_sources_error(way, batch_size):
     def source() -> Iterator[bytes]:
@@ -496,17 +466,6 @@ def test_outcomes_come_before_the_sources_error(way, batch_size):
         assert len([next(outcomes) for _ in range(3)]) == 3
         with pytest.raises(RuntimeError, match="camera gone"):
             next(outcomes)
-
-
-@both_ways
-def test_unreadable_image_is_an_outcome(way, tmp_path):
-    images = [PHOTO, tmp_path / "missing.jpg", PHOTO, 5]
-    with serving(Script(predictions(2))) as url, opened(way, url, "http") as classifier:
-        outcomes = list(classifier.classify_many(images, batch_size=4))
-
-    kinds = [type(outcome).__name__ for outcome in outcomes]
-    assert kinds == ["Prediction", "UnusableImage", "Prediction", "UnusableImage"]
-    assert [type(outcomes[place].__cause__) for place in (1, 3)] == [FileNotFoundError, TypeError]
 
 
 def test_images_are_read_little_ahead():

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,11 +42,6 @@ def test_batch_limit_is_read():
     text = "inference request batch-size must be <= 8 for 'classify'"
 
     assert (contract.read_batch_limit(text), contract.read_batch_limit("invalid request: why")) == (8, None)
-
-
-@pytest.mark.parametrize("header", sorted(contract.OPTION_HEADERS.values()))
-def test_every_header_of_an_option_is_forwarded(header):
-    assert re.fullmatch(contract.ROUTE_HEADERS, header)
 
 
 def test_report_of_a_failed_device_is_read_as_it_was_written():

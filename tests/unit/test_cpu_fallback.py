@@ -15,7 +15,6 @@ from nereid.publish.add import add_cpu_fallback
 from nereid.publish.network import find_network
 from nereid.publish.publisher import Gates, publish, retire, rollback
 from nereid.publish.remove import remove
-from nereid.repository.check import check
 from nereid.repository.layout import hidden_models, parameters_of, steps_of
 from nereid.rollout.counts import Pair, read
 from nereid.rollout.plan import make_plan
@@ -85,13 +84,6 @@ def test_copy_never_uses_a_gpu(repository, before, after):
     add_cpu_fallback(repository, "", None)
 
     assert read_pbtxt(repository / COPY / "config.pbtxt")["instance_group"] == after
-
-
-def test_copy_passes_the_checks_of_a_repository(tmp_path):
-    repository = copied(REPOSITORY, tmp_path)
-    add_cpu_fallback(repository, "", None)
-
-    assert [each for each in check(repository) if each.verdict == "fail"] == []
 
 
 def test_reader_is_copied_like_a_classifier(tmp_path):

@@ -281,14 +281,11 @@ def test_upright_size_is_that_of_the_turned_image(encode, gradient, orientation)
 GARBAGE = {
     "empty": b"",
     "no byte order": b"nonsense",
-    "header only": b"II*\0",
     "directory outside": b"II*\0\xff\xff\xff\x7f",
     "directory cut short": exif_block(6)[:14],
     "value outside": b"II*\0\x08\0\0\0" + struct.pack("<HHHII", 1, 274, 3, 99, 0x7FFFFFFF),
     "orientation 0": exif_block(0),
     "orientation 9": exif_block(9),
-    "no value": exif_block(6, count=0),
-    "rational": exif_block(6, field_type=5),
     "unknown type": exif_block(6, field_type=200),
     "text": exif_block(0x3636, field_type=2, count=2),
     "directory in a circle": b"II*\0\x08\0\0\0\0\0\x08\0\0\0",
@@ -391,57 +388,33 @@ def test_truncated_file_is_refused(encode, gradient, image_format, mode):
 
 
 @cases(
-    ("limits", "message"),
+    ("size", "limits", "message"),
     {
-        "bytes": (Limits(max_image_bytes=99), r"expected at most 99 bytes, got [\d.]+ \w+$"),
-        "pixels": (Limits(max_image_pixels=5_999), "expected at most 5999 pixels, got 100 x 60$"),
-        "side": (Limits(max_image_side_px=99), "expected at most 99 pixels a side, got 100 x 60$"),
+        "bytes": ((60, 100), Limits(max_image_bytes=99), r"expected at most 99 bytes, got [\d.]+ \w+$"),
+        "pixels": ((60, 100), Limits(max_image_pixels=5_999), "at most 5999 pixels, got 100 x 60$"),
+        "width": ((60, 100), Limits(max_image_side_px=99), "at most 99 pixels a side, got 100 x 60$"),
+        "height": ((100, 60), Limits(max_image_side_px=99), "at most 99 pixels a side, got 60 x 100$"),
     },
 )
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP"])
-def test_limits_are_checked_on_the_header(encode, gradient, image_format, limits, message):
-    good = encode(gradient(60, 100), image_format)
+def test_limits_are_checked_on_the_header(encode, gradient, image_format, size, limits, message):
+    good = encode(gradient(*size), image_format)
     middle = len(good) // 2
     encoded = good[:middle] + b"\x55" * 48 + good[middle + 48 :]
 
     with pytest.raises(InvalidImage, match=message):
         open_image(encoded, limits)
-    assert decode(good, limits=Limits(len(good), 6_000, 100)).shape == (60, 100, 3)
+    assert decode(good, limits=Limits(len(good), 6_000, 100)).shape == (*size, 3)
 
 
-def test_height_is_a_side_too(encode, gradient):
-    with pytest.raises(InvalidImage, match=r"expected at most 99 pixels a side, got 60 x 100$"):
-        open_image(encode(gradient(100, 60), "PNG"), Limits(max_image_side_px=99))
+@cases(("image_format", "size"), {"GIF": ("GIF", "<HH"), "JPEG": ("JPEG", ">HH"), "BMP": ("BMP", "<ii")})
+def test_decompression_bomb_is_refused_from_its_header(image_format, size):
+    """The header of a small file claims 20,000 x 20,000 pixels."""
+    good = save(Image.new("RGB", (7, 7)), image_format)
+    bomb = good.replace(struct.pack(size, 7, 7), struct.pack(size, 20_000, 20_000))
 
-
-def _lying(image_format):
-    """Return a small file whose header claims 20,000 × 20,000 pixels, or 16,000 × 16,000 for WebP."""
-    good = bytearray(save(Image.new("RGB", (8, 8)), image_format, **{"lossless": True}))
-    if image_format == "PNG":
-        good[16:24] = struct.pack(">II", 20_000, 20_000)
-        good[29:33] = struct.pack(">I", zlib.crc32(good[12:29]))
-    if image_format == "JPEG":
-        start = good.index(b"\xff\xc0") + 5
-        good[start : start + 4] = struct.pack(">HH", 20_000, 20_000)
-    if image_format == "GIF":
-        good[6:10] = struct.pack("<HH", 20_000, 20_000)
-    if image_format == "BMP":
-        good[18:26] = struct.pack("<ii", 20_000, 20_000)
-    if image_format == "TIFF":
-        for tag in (256, 257):
-            place = good.index(struct.pack("<HHI", tag, 4, 1)) + 8
-            good[place : place + 4] = struct.pack("<I", 20_000)
-    if image_format == "WEBP":
-        good[21:25] = struct.pack("<I", 15_999 | 15_999 << 14)
-    return bytes(good)
-
-
-@pytest.mark.parametrize("image_format", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])
-def test_decompression_bomb_is_refused_from_its_header(image_format):
-    size = "16000 x 16000" if image_format == "WEBP" else "20000 x 20000"
-
-    with pytest.raises(InvalidImage, match=f"expected at most 64000000 pixels, got {size}"):
-        open_image(_lying(image_format), Limits())
+    with pytest.raises(InvalidImage, match="expected at most 64000000 pixels, got 20000 x 20000"):
+        open_image(bomb, Limits())
 
 
 def repeated(encoded, scans):

@@ -65,7 +65,7 @@ def plain_candidates(head: str, arrays: list, threshold: float) -> list[tuple]:
                 w, h = (float(np.exp(np.float64(min(each, 80)))) * stride for each in (w, h))
             if row[4] >= np.float32(threshold) and score >= np.float32(threshold):
                 found.append(((x - w / 2, y - h / 2, x + w / 2, y + h / 2), score, best))
-    elif head == "yolov8":
+    else:
         (columns,) = arrays
         for anchor in range(columns.shape[1]):
             scores = [columns[4 + index, anchor] for index in range(len(columns) - 4)]
@@ -73,11 +73,6 @@ def plain_candidates(head: str, arrays: list, threshold: float) -> list[tuple]:
             x, y, w, h = (float(each) for each in columns[:4, anchor])
             if scores[best] >= np.float32(threshold):
                 found.append(((x - w / 2, y - h / 2, x + w / 2, y + h / 2), scores[best], best))
-    elif head == "nms":
-        count, boxes, scores, classes = arrays
-        for place in range(int(count[0])):
-            if scores[place] >= np.float32(threshold) and classes[place] >= 0:
-                found.append((tuple(map(float, boxes[place])), scores[place], int(classes[place])))
     return found
 
 
@@ -101,7 +96,7 @@ def plain_objects(head: str, arrays: list, size_wh, threshold: float, iou: float
         ]
         if placed[2] <= placed[0] or placed[3] <= placed[1]:
             continue
-        if head != "nms" and any(index == other and plain_iou(k, box) > iou for k, other in kept):
+        if any(index == other and plain_iou(k, box) > iou for k, other in kept):
             continue
         kept.append((box, index))
         results.append((tuple(np.float32(each) for each in placed), score, index))
@@ -125,22 +120,16 @@ def network_outputs(draw, head: str):
         for place in draw(st.lists(st.integers(0, len(rows) - 1), min_size=count, max_size=count)):
             rows[place, :4] = [draw(low_high) for _ in range(4)]
             rows[place, 4:] = [draw(fractions) for _ in range(1 + len(CLASSES))]
-    elif head == "yolov8":
+    else:
         (columns,) = arrays.values()
         columns[:] = 0
         for place in draw(st.lists(st.integers(0, CELLS - 1), min_size=count, max_size=count)):
             columns[:4, place] = [draw(sides) for _ in range(4)]
             columns[4:, place] = [draw(fractions) for _ in CLASSES]
-    else:
-        number, boxes, scores, classes = arrays.values()
-        number[0] = count
-        for place in range(count):
-            boxes[place] = [draw(sides) for _ in range(4)]
-            scores[place], classes[place] = draw(fractions), draw(st.integers(-1, 5))
     return list(arrays.values())
 
 
-@pytest.mark.parametrize("head", ["yolov5", "yolov8", "yolox", "nms"])
+@pytest.mark.parametrize("head", ["yolov5", "yolov8", "yolox"])
 @settings(max_examples=60)
 @given(data=st.data())
 def test_objects_equal_the_plain_reference(head, data):

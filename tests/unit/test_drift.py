@@ -258,11 +258,8 @@ def test_gauges_have_every_signal():
     of_variant = 'route="r",variant="v1"'
     for signal, measure, kind in product(series.SIGNALS, ("psi", "js"), ("score", "limit")):
         assert f'nereid_drift_{kind}{{{of_variant},signal="{signal}",measure="{measure}"}} ' in page
-    for name, number in (
-        ("window_requests", 400),
-        ("reference_age_seconds", 60),
-        ("last_request_seconds", 12),
-    ):
+    numbers = {"window_requests": 400, "reference_age_seconds": 60, "last_request_seconds": 12}
+    for name, number in numbers.items():
         assert f"nereid_drift_{name}{{{of_variant}}} {number}\n" in page
     assert "v2" not in page
     assert metrics(None) == metrics(State(NOW, 1, 1, (RouteDrift("r", "", (not_compared,)),))) == ""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid.drift.scores import MIN_IMAGES, MIN_SHARE, PRIOR, add_up, distance, joined, limit, rounded_down
+from nereid.drift.scores import MIN_IMAGES, MIN_SHARE, PRIOR, add_up, distance, joined, limit
 
 histograms = st.integers(2, 20).flatmap(
     lambda size: st.tuples(
@@ -55,12 +55,6 @@ def test_groups_have_every_bucket_once(histogram, is_ordered):
         assert all(group == list(range(group[0], group[-1] + 1)) for group in groups)
 
 
-@pytest.mark.parametrize(("images", "expected"), [(7, 7), (99, 99), (201, 200), (1234, 1200), (98765, 98000)])
-def test_sizes_of_windows_are_rounded_down(images, expected):
-    """A limit for fewer images is higher, and so never too low."""
-    assert rounded_down(images) == expected
-
-
 @pytest.mark.parametrize(("size", "images"), [(300, 200), (300, 10_000), (5_000, 1_000)])
 @pytest.mark.parametrize("buckets", [3, 12, 30])
 def test_chance_rarely_exceeds_a_limit(size, images, buckets):
@@ -79,12 +73,3 @@ def test_chance_rarely_exceeds_a_limit(size, images, buckets):
     for measure in ("psi", "js"):
         over = np.mean([getattr(each, measure) > getattr(most, measure) for each in found])
         assert 0.003 <= over <= 0.02, measure
-
-
-def test_limit_is_smaller_for_more_images():
-    reference = (50, 100, 100, 50)
-    found = [limit(reference, images, 1e-5) for images in (200, 1_000, 10_000)]
-
-    assert [each.psi for each in found] == sorted((each.psi for each in found), reverse=True)
-    limit.cache_clear()
-    assert limit(reference, 200, 1e-5) == found[0]

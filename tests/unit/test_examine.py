@@ -24,7 +24,7 @@ from nereid.publish.examination.score_outputs import difference
 from nereid.repository.labels import InvalidLabels
 from nereid.repository.onnx_file import InvalidOnnx
 from nereid.serving_errors import InvalidConfig
-from tests.networks import DATATYPES, constant, identity, network, value
+from tests.networks import DATATYPES, constant, identity, move_out, network, value
 from tests.routes import wait_until
 from tests.tables import cases
 
@@ -139,10 +139,7 @@ def backwards() -> onnx.ModelProto:
 
 def external(location: str) -> onnx.ModelProto:
     model = classifier()
-    tensor = model.graph.initializer[0]
-    tensor.ClearField("raw_data")
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=location)
+    move_out(model.graph.initializer[0], location)
     return model
 
 
@@ -254,30 +251,6 @@ def test_nan_in_a_constant_is_found_infinity_is_not_refused(make_request):
     assert examined(make_request(classifier(more=[infinite, last]))).difference == 0
     with pytest.raises(Rejected, match="weight 'mask': expected numbers, got NaN in 1 of 1 values"):
         examined(make_request(classifier(more=[bad, last])))
-
-
-def nameless(*locations: str) -> onnx.ModelProto:
-    """Build a network with constants of two values that have no name; each is in its own file."""
-    nodes = [
-        helper.make_node("Constant", [], [each], value=constant("", np.float32([0, 0]))) for each in locations
-    ]
-    model = classifier(more=[*nodes, helper.make_node("Identity", ["sound"], ["scores"])])
-    for node in (each for each in model.graph.node if each.op_type == "Constant"):
-        tensor = node.attribute[0].t
-        tensor.ClearField("raw_data")
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        tensor.external_data.add(key="location", value=node.output[0])
-    return model
-
-
-def test_nameless_constants_are_each_checked(make_request):
-    """NaN is searched in each constant's own file, not in that of the first nameless one."""
-    question = make_request(nameless("good", "bad"))
-    (question.candidate / "good").write_bytes(np.float32([0, 0]).tobytes())
-    (question.candidate / "bad").write_bytes(np.float32([0, np.nan]).tobytes())
-
-    with pytest.raises(Rejected, match=r"weight '\(a constant\)': .* NaN in 1 of 2 values"):
-        examined(question)
 
 
 def test_accepted_difference_is_noted(make_request):

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import io
 import logging
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteView
 from nereid.gateway.settings import Settings
 from tests.gateways import PREDICTION, RING, Caller, Control, Upstream, asynchronous, gateway, send
+from tests.pictures import save
 from tests.tables import cases
 
 
@@ -100,9 +100,7 @@ def test_batch_counts_every_image_in_the_quota():
 
 
 def test_batch_of_large_images_is_answered():
-    with io.BytesIO() as file:
-        Image.new("RGB", (4000, 3000)).save(file, "PNG")
-        image = base64.b64encode(file.getvalue()).decode()
+    image = base64.b64encode(save(Image.new("RGB", (4000, 3000)))).decode()
     body = {"images": [{"image": image}] * (MAX_LARGE_WAITING + 4)}
 
     answer = send(gateway(Chooser(), Settings()), "POST", "/v1/classify", json=body)

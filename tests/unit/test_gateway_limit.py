@@ -128,12 +128,3 @@ def test_different_images_do_not_lower_the_limit():
     server = Server(lambda size, chance: chance.choice([0.003, 0.06]), 4, rate_per_s=400)
 
     assert server.run(60).answered / 60 > 0.94 * 4 / 0.0315
-
-
-def test_rejections_by_the_server_lower_the_limit():
-    concurrency_limit = ConcurrencyLimit(MAX_LIMIT, 0.0)
-
-    for _ in range(20):
-        concurrency_limit.dropped()
-
-    assert concurrency_limit.limit == MIN_LIMIT

@@ -1,6 +1,5 @@
 """The tasks of a gateway in front of fake upstreams: models by their outputs, answers, encodings."""
 
-import json
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -109,16 +108,6 @@ def test_other_task_names_what_fits(path, status, message):
 
     error = answer.json()["error"]
     assert (answer.status_code, message in error["message"]) == (status, True)
-
-
-def test_gbk_is_for_old_consumers():
-    made = gateway("read_text")
-
-    answer = send(made, "POST", "/v1/read?encoding=GBK", content=IMAGE)
-
-    assert answer.headers["content-type"] == "application/json; charset=gbk"
-    assert json.loads(answer.content.decode("gbk"))["lines"] == LINE_ANSWERS
-    assert "快递".encode("gbk") in answer.content
 
 
 @pytest.mark.parametrize("path", ["/v1/read", "/v1/waybill"])

@@ -122,13 +122,17 @@ def test_last_minute_of_all_workers_adds_up(tmp_path):
     state(tmp_path, 1).report(Report(time.monotonic(), 0, 0, {"classify": theirs.last_minute()}))
     (report,) = state(tmp_path, 0).others()
 
-    found = ours.state(0, 0, others=[report.models["classify"]])
+    found = ours.state(3, 8, others=[report.models["classify"]])
 
+    assert (found.requests_per_s, found.in_flight, found.limit) == (15.5, 3, 8)
     assert found.outcomes == {"ok": 30, "overloaded": 1}
     assert [each.requests_per_s for each in found.history] == [31, 0]
     assert [(each.variant, each.share) for each in found.variants] == [("v1", 0.6667), ("v2", 0.3333)]
     assert found.variants[0].p50_ms == pytest.approx(10, rel=0.15)
     assert found.variants[0].p99_ms == pytest.approx(100, rel=0.15)
+    now[0] = 1080
+    assert ours.state(0, 8).outcomes == {}
+    assert {each.p50_ms for each in ours.state(0, 8).history} == {None}
 
 
 @pytest.mark.parametrize(("count", "buffered"), [(1, 2**29), (3, 2**29 // 3), (64, 32 * 2**20)])

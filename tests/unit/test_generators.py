@@ -1,8 +1,5 @@
 """The output of generators, and the messages about missing ones."""
 
-import base64
-import json
-
 import pytest
 
 from loadtest import perf_analyzer, wrk
@@ -46,10 +43,3 @@ def test_reports_are_read():
 def test_invalid_reports_end_the_measurement(parse, text, message):
     with pytest.raises(SystemExit, match=message):
         parse(text)
-
-
-def test_an_image_is_sent_with_its_length(tmp_path):
-    perf_analyzer.write_input(tmp_path / "input.json", b"photo")
-
-    (request,) = json.loads((tmp_path / "input.json").read_text())["data"]
-    assert base64.b64decode(request["image"]["b64"]) == b"\x05\0\0\0photo"

@@ -7,6 +7,7 @@ import sys
 from nereid.config.server_flags import backend_settings, flag_values
 from tests.tables import cases
 
+OURS = "--backend-config=onnxruntime,a="
 # The words after it are those of a server; its child is a stub.
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
 CHILD = """
@@ -46,22 +47,13 @@ def test_values_of_a_flag_keep_their_order(words, values):
 @cases(
     ("words", "settings"),
     {
-        "last wins": (
-            ["--backend-config=onnxruntime,a=1", "--backend-config", "onnxruntime,a=2"],
-            {"a": "2"},
-        ),
+        "last wins": ([OURS + "1", "--backend-config", "onnxruntime,a=2"], {"a": "2"}),
         "other backends": (["--backend-config=python,a=1", "--backend-config=onnxruntime2,a=2"], {}),
-        "value with every separator": (["--backend-config=onnxruntime,a=/x=y:/z,w"], {"a": "/x=y:/z,w"}),
-        "empty value": (["--backend-config=onnxruntime,a="], {"a": ""}),
+        "value with every separator": ([OURS + "/x=y:/z,w"], {"a": "/x=y:/z,w"}),
+        "empty value": ([OURS], {"a": ""}),
         "all backends": (["--backend-config=a=1", "--backend-config", "b=2"], {"a": "1", "b": "2"}),
-        "own setting over all backends": (
-            ["--backend-config=onnxruntime,a=1", "--backend-config=a=2"],
-            {"a": "1"},
-        ),
-        "comma in the value for all backends": (
-            ["--backend-config=a=/x,onnxruntime,a=2"],
-            {"a": "/x,onnxruntime,a=2"},
-        ),
+        "own setting over all backends": ([OURS + "1", "--backend-config=a=2"], {"a": "1"}),
+        "comma in the value": (["--backend-config=a=/x,onnxruntime,a=2"], {"a": "/x,onnxruntime,a=2"}),
     },
 )
 def test_settings_are_those_of_one_backend(words, settings):

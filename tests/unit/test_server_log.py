@@ -13,9 +13,6 @@ NO_FILE = (
     "E1121 10:00:00.1 1 model_lifecycle.cc:642] \"failed to load 'net' version 1: Internal: InvalidConfig: "
     "unable to find '/r/net/1/model.onnx' for model instance 'net'\\n\\nAt:\\n  session.py(47)\\n\""
 )
-DEPENDS = (
-    "E1121 10:00:00.1 1 model_repository_manager.cc:703] \"Invalid argument: ensemble 'e' depends on 'net'\""
-)
 PARSE = (
     "[libprotobuf ERROR text_format.cc:337] Error parsing text-format inference.ModelConfig: 4:14: "
     'Message type "inference.ModelConfig" has no field named "max_batchsize".'

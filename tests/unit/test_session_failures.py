@@ -55,14 +55,6 @@ def test_halves_that_do_not_fit_fail(store_wide):
     assert (found["halved"], found["runs"]) == (1, [])
 
 
-@pytest.mark.slow
-def test_batch_is_not_divided_by_default(store_wide):
-    found = run_limited(store_wide(""), before=[1], rows=ROWS, mebibytes=FITS_HALF)
-
-    assert "Failed to allocate memory for requested buffer" in found["error"]
-    assert (found["halved"], found["runs"]) == (0, [])
-
-
 def test_memory_that_an_arena_keeps_is_released(store_wide):
     """A half needs more than the limit, and less than the limit and what an earlier batch has left."""
     found = run_limited(store_wide(HALVES), before=[1, 2], rows=ROWS, mebibytes=FITS_KEPT_HALF)

@@ -101,13 +101,7 @@ def test_changed_weights_get_a_copy_of_their_own(path, opened):
     np.testing.assert_array_equal(answer, np.zeros((1, 64), np.float32))
 
 
-@cases(
-    "changes",
-    {
-        "entry": {"extras": ("session.disable_prepacking=1",)},
-        "file": {"filename": "other.onnx"},
-    },
-)
+@cases("changes", {"entry": {"extras": ("other.so",)}, "file": {"filename": "other.onnx"}})
 def test_other_session_gets_a_copy_of_its_own(path, opened, changes):
     shutil.copy(path, path.with_name("other.onnx"))
     opened()

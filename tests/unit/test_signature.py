@@ -8,18 +8,10 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from nereid.config.model_config import ModelConfig, TensorSpec
-from nereid.inference.signature import (
-    NetworkTensor,
-    Signature,
-    batch_targets,
-    complete,
-    needs_completion,
-    sequence_controls,
-    validate,
-)
+from nereid.config.model_config import ModelConfig
+from nereid.inference.signature import NetworkTensor, Signature, complete, validate
 from nereid.serving_errors import InvalidConfig
-from tests.networks import OPSET, identity, value
+from tests.networks import DATATYPES, OPSET, identity, value
 from tests.tables import cases
 
 FLOATS = helper.make_tensor_type_proto(TensorProto.FLOAT, ["N", 3])
@@ -55,28 +47,23 @@ def signature(inputs=None, outputs=None, initializers=None) -> Signature:
     )
 
 
-def control(name: str = "START", data_type: str = "", **values) -> dict:
-    given = {"data_type": data_type} if data_type else {key: ["0", "1"] for key in values}
-    return {"control_input": [{"name": name, "control": [{"kind": "CONTROL_SEQUENCE_START", **given}]}]}
+def start_control(key: str) -> dict:
+    """Write the batching by sequences with a control whose values are those of `key`."""
+    given = {"kind": "CONTROL_SEQUENCE_START", key: ["0", "1"]}
+    return {"sequence_batching": {"control_input": [{"name": "START", "control": [given]}]}}
 
 
 def session(model: ModelProto) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-INTEGERS = {f"{sign}INT{bits}": f"{sign}INT{bits}".lower() for sign in ("", "U") for bits in (8, 16, 32, 64)}
-FLOATING = {"FP16": "float16", "FP32": "float", "FP64": "double"}
-
-
-@pytest.mark.parametrize(
-    ("datatype", "element"), [*(INTEGERS | FLOATING | {"BOOL": "bool", "STRING": "string"}).items()]
-)
-def test_every_datatype_is_read(datatype, element):
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_every_datatype_is_read(datatype):
     found = Signature.of(session(identity(datatype, ["N", 3, None])))
 
-    expected = NetworkTensor(element, (-1, 3, -1))
-    assert found == Signature({"x": expected}, {"y": expected}, {})
-    assert (found.inputs["x"].datatype, found.inputs["x"].can_batch) == (f"TYPE_{datatype}", True)
+    x, y = found.inputs["x"], found.outputs["y"]
+    assert x == y
+    assert (x.datatype, x.shape, x.can_batch) == (f"TYPE_{datatype}", (-1, 3, -1), True)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("SEQUENCE", "y"), ("MAP", "m")])
@@ -97,19 +84,6 @@ def test_other_than_a_tensor_is_refused(kind, name):
     assert str(raised.value) == (
         f"Unsupported ONNX Type 'ONNX_TYPE_{kind}' for I/O '{name}', expected 'ONNX_TYPE_TENSOR'."
     )
-
-
-@cases(
-    ("document", "expected"),
-    {
-        "nothing": ({}, True),
-        "outputs only": ({"output": [tensor("y")]}, True),
-        "both": ({"input": [tensor("x")], "output": [tensor("y")]}, False),
-        "batch inputs and outputs": ({"batch_input": [{}], "output": [tensor("y")]}, False),
-    },
-)
-def test_completion_is_needed_for_missing_tensors_only(document, expected):
-    assert needs_completion(document) is expected
 
 
 BATCHED = signature()
@@ -143,7 +117,6 @@ SEQUENCES = {"sequence_batching": {"direct": {}}}
     ("given", "network_signature", "default", "added", "warnings"),
     {
         "nothing given": ({}, BATCHED, 4, {"max_batch_size": 4, "dynamic_batching": {}, **X, **Y}, [WARNING]),
-        "default of 1": ({}, BATCHED, 1, {"max_batch_size": 1, **X, **Y}, [WARNING.replace("to 4", "to 1")]),
         "default of 0": ({}, BATCHED, 0, both("FP32", [-1, 16]), [WARNING.replace("to 4", "to 0")]),
         "batch size given": ({"max_batch_size": 2}, BATCHED, 4, {"dynamic_batching": {}, **X, **Y}, []),
         "batch size of 1 given": ({"max_batch_size": 1}, BATCHED, 4, X | Y, []),
@@ -206,6 +179,10 @@ COUNT = {"kind": "BATCH_ELEMENT_COUNT", "target_name": ["n"], "source_input": ["
 NO_BATCHES = signature({"x": ("float", (16,))}, {"y": ("float", (16,))})
 
 
+def with_start(element: str, *shape: int) -> Signature:
+    return signature({"x": ("float", (-1, 16)), "START": (element, shape)})
+
+
 ROWS_OF_ONE = {"x": ("float", (-1,))}, {"y": ("float", (-1,))}
 SCATTER = {"kind": "BATCH_SCATTER_WITH_INPUT_SHAPE", "target_name": ["y"], "source_input": ["x"]}
 RESHAPED = [tensor("x", dims=(1,), reshape={})], [tensor("y", dims=(1,), reshape={})]
@@ -233,28 +210,16 @@ RESHAPED = [tensor("x", dims=(1,), reshape={})], [tensor("y", dims=(1,), reshape
             config(outputs=[tensor("y", dims=(3, 3))], batch_output=[SCATTER]),
             signature(outputs={"y": ("float", (-1,))}),
         ),
-        "sequence control": (
-            config(sequence_batching=control(int32_false_true=1)),
-            signature({"x": ("float", (-1, 16)), "START": ("int32", (-1, 1))}),
-        ),
+        "sequence control": (config(**start_control("int32_false_true")), with_start("int32", -1, 1)),
     },
 )
 def test_fitting_config_passes(model, network_signature):
     validate(model, network_signature)
 
 
-def start_control(**values) -> dict:
-    return {"sequence_batching": control(**values)}
-
-
-def with_start(element: str, *shape: int) -> Signature:
-    return signature({"x": ("float", (-1, 16)), "START": (element, shape)})
-
-
 NOT_ROWS = "for the model to support batching"
 OPTIONAL = {name: tensor(name, optional=True) for name in "xw"}
 BF16 = signature({"x": ("bfloat16", (-1, 16))})
-SQUARE = tensor("x", dims=(4, 4))
 STATE = {"state": [{"input_name": "x", "output_name": "y"}]}
 
 
@@ -298,13 +263,8 @@ STATE = {"state": [{"input_name": "x", "output_name": "y"}]}
             "configuration specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 "
             "followed by the explicit tensor shape, making complete shape [-1,2,8])",
         ),
-        "varies in the config only": (config([tensor("x", dims=(-1,))]), signature(), "shape [-1,-1])"),
         "varies in the file only": (config(), signature(outputs={"y": ("float", (-1, -1))}), "[-1,-1])"),
-        "rank without batches": (
-            config([SQUARE], max_batch_size=0),
-            NO_BATCHES,
-            "2 dimensions (shape [4,4])",
-        ),
+        "varies in the config only": (config([tensor("x", dims=(-1,))]), signature(), "shape [-1,-1])"),
         "scalar": (
             config(outputs=[tensor("y", dims=(-1,))], max_batch_size=0),
             signature({"x": ("float", (16,))}, {"y": ("float", ())}),
@@ -312,17 +272,17 @@ STATE = {"state": [{"input_name": "x", "output_name": "y"}]}
         ),
         "ragged input": (config([RAGGED]), signature(), "ragged input 'x', model provides [-1,16]"),
         "control without an input": (
-            config(**start_control(int32_false_true=1)),
+            config(**start_control("int32_false_true")),
             signature(),
             "configuration specified sequence control 'START', but model does not provide that input",
         ),
         "dims of a control": (
-            config(**start_control(fp32_false_true=1)),
+            config(**start_control("fp32_false_true")),
             with_start("float", -1, 2),
             "sequence control 'START' in model has dims [2] but dims [1] is expected",
         ),
         "datatype of a control": (
-            config(**start_control(bool_false_true=1)),
+            config(**start_control("bool_false_true")),
             with_start("int64", -1, 1),
             "the model expects data-type INT64 but the model configuration specifies data-type TYPE_BOOL",
         ),
@@ -334,24 +294,3 @@ def test_unfitting_config_is_refused(model, network_signature, message):
         validate(model, network_signature)
 
     assert message in str(raised.value)
-
-
-def test_sequence_controls_have_the_datatype_of_their_values():
-    given = [
-        control("a", int32_false_true=1),
-        control("b", fp32_false_true=1),
-        control("c", bool_false_true=1),
-        control("d", "TYPE_STRING"),
-    ]
-    batching = {"control_input": [each["control_input"][0] for each in given]}
-
-    found = sequence_controls(config(sequence_batching=batching))
-
-    types = {"a": "TYPE_INT32", "b": "TYPE_FP32", "c": "TYPE_BOOL", "d": "TYPE_STRING"}
-    assert found == [TensorSpec(name, datatype, (1,), (1,)) for name, datatype in types.items()]
-
-
-def test_batch_targets_are_all_that_are_made_from_the_batch():
-    batch_input = [{**COUNT, "target_name": ["a", "b"]}, {**COUNT, "target_name": ["c"]}]
-
-    assert batch_targets(config(batch_input=batch_input)) == ["a", "b", "c"]

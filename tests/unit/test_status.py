@@ -8,7 +8,6 @@ from nereid.assets import REPOSITORY
 from nereid.cli.main import app
 from nereid.cli.observe_commands import status as command
 from nereid.observe.status import ModelStatus, ServerStatus, Status
-from nereid.server import run_dir
 from nereid.server.run_dir import GatewayRecord
 from nereid.units import format_duration
 
@@ -38,17 +37,6 @@ def test_without_a_server_the_models_are_shown_and_the_command_fails(tmp_path):
         "efficientnet_lite0": "network",
         "imagenet_preprocess": "preprocessing",
     }
-
-
-def test_gateway_is_listed_while_it_runs(tmp_path):
-    base, record = tmp_path / "base", GatewayRecord(7, "127.0.0.1", 8080)
-    with run_dir.occupy(base, REPOSITORY) as folder:
-        run_dir.write(folder, record)
-        assert run_dir.find_gateways(base, REPOSITORY) == [record]
-        assert run_dir.find_gateways(base, tmp_path) == []
-        assert run_dir.find(base, REPOSITORY) is None
-
-    assert run_dir.find_gateways(base, REPOSITORY) == []
 
 
 def test_lines_of_a_running_server(capsys):

@@ -10,7 +10,6 @@ from nereid.publish.examination.score_outputs import (
     NUMBER,
     PROBABILITIES,
     VECTOR,
-    last_operator,
     meaning_of,
 )
 from nereid.publish.intake import description
@@ -41,13 +40,6 @@ LOGITS = [[7.0, -2.0, 0.1], [1.0, 4.0, 0.3]]
 def test_meaning_is_recognised(rows, operator, expected):
     """Rows that sum to 1 are probabilities, a sigmoid makes independent ones, and the rest are logits."""
     assert meaning_of(np.array(rows), operator) == expected
-
-
-def test_operator_before_conversions():
-    model = UserNetwork(activation="softmax", tail=2).build()
-
-    assert last_operator(model, "output") == "Softmax"
-    assert last_operator(model, "unknown") == ""
 
 
 def mixed() -> onnx.ModelProto:

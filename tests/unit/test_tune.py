@@ -33,10 +33,14 @@ def rate_of(candidate: Candidate) -> float:
 
 @dataclass
 class Machine:
-    """A clock, and a server whose measurements take time; `noise` is a share of every rate."""
+    """A clock, and a server whose measurements take time; `noise` is a share of every rate.
+
+    It rejects some candidates, each after this number of measurements.
+    """
 
     noise: float = 0.0
     rejects: frozenset[Candidate] = frozenset()
+    after: int = 0
     p99_ms: float = 10.0
     now_s: float = 0.0
     measured: list[tuple[Candidate, float, float]] = field(default_factory=list)
@@ -48,7 +52,7 @@ class Machine:
     def measure(self, candidate: Candidate, seconds: float) -> dict[int, Load]:
         self.now_s += OVERHEAD_S + 2 * seconds
         self.measured.append((candidate, seconds, self.now_s))
-        if candidate in self.rejects:
+        if candidate in self.rejects and sum(each == candidate for each, *_ in self.measured) > self.after:
             raise NotMeasured("rejected")
         rate = rate_of(candidate) * (1 + self.draw.uniform(-self.noise, self.noise))
         return {1: load(rate / 4, 2.0, 1e3 / rate), 8: load(rate, self.p99_ms, 1e3 / rate)}
@@ -121,27 +125,19 @@ def test_missed_p99_is_infeasible():
 
 
 @cases(
-    ("machine", "more", "reason"),
+    ("machine", "until_s", "reason"),
     {
-        "no time": (
-            Machine(),
-            {"until_s": 2.0},
-            "there was no time for another candidate; fix: more --minutes",
-        ),
-        "little time": (
-            Machine(),
-            {"until_s": 20.0},
-            "there was time for 2 of 3 final rounds, too few to separate a gain",
-        ),
+        "no time": (Machine(), 2.0, "there was no time for another candidate; fix: more --minutes"),
+        "little time": (Machine(), 20.0, "there was time for 2 of 3 final rounds, too few to separate"),
         "all rejected": (
             Machine(rejects=frozenset(POINTS)),
-            {},
+            300.0,
             f"all {len(POINTS)} other candidates failed; the last one: rejected",
         ),
     },
 )
-def test_search_without_a_comparison_keeps_the_default(machine, more, reason):
-    searching, found = search(machine, **more)
+def test_search_without_a_comparison_keeps_the_default(machine, until_s, reason):
+    searching, found = search(machine, until_s=until_s)
 
     result = report(searching, found)
 
@@ -150,37 +146,18 @@ def test_search_without_a_comparison_keeps_the_default(machine, more, reason):
     assert len(result.document()["failed"]) == len(machine.rejects)
 
 
-@dataclass
-class Failing(Machine):
-    """A machine on which one candidate, or the default, fails requests from its nth measurement on."""
-
-    fails: Candidate = (("instances", 3), ("delay", 0))
-    after: int = 0
-
-    def measure(self, candidate, seconds):
-        if candidate == self.fails and sum(each == candidate for each, _, _ in self.measured) >= self.after:
-            self.measured.append((candidate, seconds, self.now_s))
-            self.now_s += OVERHEAD_S + 2 * seconds
-            raise NotMeasured("7 failed")
-        return super().measure(candidate, seconds)
-
-
-def measurements_before_the_duel(machine: Machine) -> int:
-    _, (best, duel) = search(machine)
-    return sum(candidate == best for candidate, _, _ in machine.measured) - len(duel.best)
-
-
 @pytest.mark.parametrize("rounds", [0, 4])
 def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
-    machine = Failing(after=measurements_before_the_duel(Machine()) + rounds)
+    _, (best, duel) = search(whole := Machine())
+    before = sum(candidate == best for candidate, *_ in whole.measured) - len(duel.best)
 
-    searching, found = search(machine)
+    searching, found = search(Machine(rejects=frozenset({best}), after=before + rounds))
     result = report(searching, found)
 
-    assert machine.fails in searching.failures
+    assert best in searching.failures
     assert (result.verdict, result.document()["chosen"]) == ("kept", None)
     assert result.reason() == (
-        "default kept: instances 3, delay 0 was best, but failed in the final rounds: 7 failed"
+        "default kept: instances 3, delay 0 was best, but failed in the final rounds: rejected"
     )
 
 
@@ -213,24 +190,17 @@ def test_front_has_the_points_that_none_beats():
 
 READS_IN_PROCESS = 'parameters { key: "networks" value { string_value: "in_process" } }'
 BATCHES = "max_batch_size", "preferred_batch_size", "max_queue_delay_microseconds"
+NETWORK, DECODER = {"instances", "intra_op_thread_count"}, {"instances", "decode_threads"}
 
 
 @cases(
     ("text", "backend", "names"),
     {
-        "fused": (
-            "max_batch_size: 8",
-            "fused",
-            {"instances", "intra_op_thread_count", "run_batch_size", *BATCHES},
-        ),
-        "no-batch": ("", "onnxruntime", {"instances", "intra_op_thread_count"}),
-        "preprocess": ("", "preprocess", {"instances", "decode_threads"}),
-        "sequences": (
-            "max_batch_size: 8 sequence_batching {}",
-            "preprocess",
-            {"instances", "decode_threads"},
-        ),
-        "reader": (READS_IN_PROCESS, "text_reader", {"instances", "intra_op_thread_count"}),
+        "fused": ("max_batch_size: 8", "fused", {*NETWORK, "run_batch_size", *BATCHES}),
+        "no-batch": ("", "onnxruntime", NETWORK),
+        "preprocess": ("", "preprocess", DECODER),
+        "sequences": ("max_batch_size: 8 sequence_batching {}", "preprocess", DECODER),
+        "reader": (READS_IN_PROCESS, "text_reader", NETWORK),
         "gpu": ("instance_group [ { kind: KIND_GPU } ]", "onnxruntime", {"instances"}),
         "two-groups": ("instance_group [ { count: 1 }, { count: 2 } ]", "python", set()),
     },

@@ -16,10 +16,6 @@ MAP = 'output { name: "map" data_type: TYPE_FP32 dims: [ 1, -1, -1 ] } '
     {
         "detector": (IMAGE + BOX, True),
         "one output of many": (IMAGE + SCORES + BOX, True),
-        "last step of a detector": (
-            'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ' + IMAGE + BOX,
-            True,
-        ),
         "classifier": (IMAGE + SCORES, False),
         "network whose outputs are as large as its picture": (PICTURE + MAP, False),
         "picture of the image's size": (IMAGE + MAP, False),

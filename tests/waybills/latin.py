@@ -126,20 +126,15 @@ def logistic(draw: Random) -> tuple[Paper, str]:
     )
     y += 110
     paper.rule(y)
-    for left, label, value in (
-        (30, "CONTENT", "0" + numbers.digits(draw, 13)),
-        (420, "COUNT", str(draw.randint(1, 200))),
+    for left, top, label, value in (
+        (30, y, "CONTENT", "0" + numbers.digits(draw, 13)),
+        (420, y, "COUNT", str(draw.randint(1, 200))),
+        (30, y + 90, "BEST BEFORE", f"{draw.randint(10, 28)}.{draw.randint(1, 12):02}.2027"),
+        (420, y + 90, "BATCH", f"{draw.choice('ABCDEF')}{numbers.digits(draw, 5)}"),
     ):
-        paper.text(left, y + 10, label, "bold", 22)
-        paper.text(left, y + 38, value, "wide", 30)
-    y += 90
-    for left, label, value in (
-        (30, "BEST BEFORE", f"{draw.randint(10, 28)}.{draw.randint(1, 12):02}.2027"),
-        (420, "BATCH", f"{draw.choice('ABCDEF')}{numbers.digits(draw, 5)}"),
-    ):
-        paper.text(left, y + 10, label, "bold", 22)
-        paper.text(left, y + 38, value, "wide", 30)
-    y += 95
+        paper.text(left, top + 10, label, "bold", 22)
+        paper.text(left, top + 38, value, "wide", 30)
+    y += 185
     paper.rule(y)
     paper.bars(60, y + 24, 680, 170, draw)
     paper.centered(y + 200, f"(02)0{numbers.digits(draw, 13)}(37){draw.randint(10, 99)}", "sans", 26)
