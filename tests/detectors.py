@@ -21,7 +21,7 @@ CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
 # (exponentials of 0, sigmoids of 0 and 1000), so that every path must return the same bits.
 Objects: TypeAlias = tuple[tuple[tuple[float, ...], float, int], ...]
 KNOWN: Objects = (((8.0, 16.0, 24.0, 32.0), 1.0, 1), ((24.0, 16.0, 56.0, 48.0), 0.5, 0))
-HEADS = ("yolov5", "yolov8", "yolox", "detr", "detr_sigmoid", "nms")
+HEADS = ("yolov5", "yolov8", "yolox", "detr", "detr_sigmoid", "rtdetr", "tensorflow", "nms")
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,22 @@ class TestDetector:
         outputs = self._detr_sigmoid(len(CLASSES) + 1)
         outputs["logits"][:, -1] = 0
         return outputs
+
+    def _rtdetr(self) -> dict[str, np.ndarray]:
+        rows = np.delete(self._rows(10), 4, axis=1)
+        rows[:, :4] /= SIDE
+        return {"output0": rows}
+
+    def _tensorflow(self) -> dict[str, np.ndarray]:
+        """Return the outputs of TensorFlow's exporter: top and left come first, and classes begin with 1."""
+        number, boxes, scores, classes = self._nms().values()
+        return {
+            "detection_boxes": boxes[:, [1, 0, 3, 2]] / SIDE,
+            "detection_classes": classes.astype(np.float32) + 1,
+            "detection_scores": scores,
+            "num_detections": number.astype(np.float32),
+            "raw_detection_boxes": np.zeros((50, 4), np.float32),
+        }
 
     def _nms(self) -> dict[str, np.ndarray]:
         count = len(self.objects)

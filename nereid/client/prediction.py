@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from nereid.client.request import Options
 from nereid.client.results.result_kind import ResultKind
 from nereid.contract import SCORES
 
@@ -83,4 +84,4 @@ def label(entry: str) -> Label:
     return Label(int(index), name[0] if name else "", float(score))
 
 
-PREDICTIONS = ResultKind("classify", (SCORES,), (), _count, _values, Prediction)
+PREDICTIONS = ResultKind("classify", (SCORES,), (), _count, _values, Prediction, Options)

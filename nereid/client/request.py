@@ -151,12 +151,23 @@ def key_header(api_key: str) -> Mapping[str, str]:
     return {KEY_HEADER: api_key} if api_key else {}
 
 
-def check_options(options: Options, timeout_s: float, is_for_scores: bool = False) -> CheckedOptions:
-    """Check the options of one request; `timeout_s` is the default time limit in seconds.
+def check_options(
+    options: Options, timeout_s: float, is_for_scores: bool = False, known: type = Options
+) -> CheckedOptions:
+    """Check the options of one request.
+
+    Args:
+        options: given by the caller.
+        timeout_s: default time limit in seconds.
+        is_for_scores: whether the scores of all classes are wanted.
+        known: the class with the options of this kind of request.
 
     Raises:
-        ValueError: an option is invalid.
+        ValueError: an option is unknown or invalid.
     """
+    names = known.__annotations__.keys()
+    if unknown := sorted(options.keys() - names):
+        raise ValueError(f"unknown option '{unknown[0]}', expected one of {', '.join(sorted(names))}")
     given: dict[str, Any] = {
         **{str(name).lower(): value for name, value in options.get("headers", {}).items()},
         **{header: options.get(name, "") for name, header in OPTION_HEADERS.items()},

@@ -140,7 +140,7 @@ class Detector:
 
     def label(self, index: int) -> str:
         """Return the name of a class, or its index if it has none."""
-        return self.labels[index] if index < len(self.labels) else str(index)
+        return self.labels[index] if index < len(self.labels) else str(index + self.head.layout.first_class)
 
     def tensors(self, objects: Objects) -> dict[str, np.ndarray]:
         """Return the outputs of a request with one image: a batch of 1 row."""

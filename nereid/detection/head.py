@@ -138,6 +138,11 @@ def _is_certain(name: str, roles: Sequence[Output], frame: Frame, labels: int) -
         return first[1] in cells and first[0] not in cells | anchored
     if name in ("detr", "detr_sigmoid"):
         return bool(labels) and first[1] == labels + (name == "detr")
+    if name == "rtdetr":
+        # Rows of 6 or 7 numbers may also come from NMS.
+        return bool(labels) and first[1] == labels + 4 > 7 and 0 < first[0] <= MAX_SUPPRESSED_ROWS
+    if name == "tensorflow":
+        return True
     # A decoded YOLOX export has the shape of one that is not decoded.
     is_short = 0 < first[0] <= MAX_SUPPRESSED_ROWS and first[0] not in cells | anchored if first else True
     return name == "nms" and (len(roles) > 1 or is_short)

@@ -9,6 +9,8 @@ import numpy as np
 # Pixels per cell of the grids on which YOLO networks predict.
 # Source: Megvii-BaseDetection/YOLOX, models/yolo_head.py.
 STRIDES_PX = (8, 16, 32)
+# Outputs of TensorFlow's Object Detection API. Source: tensorflow/models, object_detection/exporter.py.
+TENSORFLOW = ("num_detections", "detection_boxes", "detection_scores", "detection_classes")
 # A larger exponent is beyond any image, and overflows.
 MAX_EXPONENT = 80.0
 # Anchors per cell of YOLOv5. Source: ultralytics/yolov5, models/yolov5s.yaml.
@@ -58,6 +60,7 @@ class Layout:
         decode: one image's outputs by role, the frame and the smallest score to candidates.
         count_classes: number of classes, from the outputs by role; 0 if the shapes do not have it.
         suppresses: whether the network has removed boxes of the same object itself.
+        first_class: the network's number of its first class.
     """
 
     form: str
@@ -65,6 +68,7 @@ class Layout:
     decode: Decode
     count_classes: Callable[[Sequence[Output]], int]
     suppresses: bool = False
+    first_class: int = 0
 
 
 def grid_cells(frame: Frame, strides_px: Sequence[int] = STRIDES_PX) -> int:
@@ -102,12 +106,22 @@ def _find_queries(outputs: Sequence[Output]) -> tuple[Output, ...]:
     return logits[0], boxes[0]
 
 
+def _find_fractions(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    found = _only_matrix(outputs)
+    return found if found and found[0].dims[1] > 4 else ()
+
+
+def _find_tensorflow(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    by_name = {each.name.partition(":")[0]: each for each in outputs}
+    return tuple(by_name[name] for name in TENSORFLOW) if by_name.keys() >= set(TENSORFLOW) else ()
+
+
 def _find_suppressed(outputs: Sequence[Output]) -> tuple[Output, ...]:
     """Return [M, 6 or 7]; or [M, 5] and classes [M]; or the number, boxes [M, 4], scores [M], classes [M]."""
     matrices = [each for each in outputs if len(each.dims) == 2]
     vectors = [each for each in outputs if len(each.dims) == 1 and each.dims != (1,)]
     single = [each for each in outputs if each.dims in ((), (1,))]
-    if len(matrices) != 1:
+    if len(matrices) != 1 or _find_tensorflow(outputs):
         return ()
     width = matrices[0].dims[1]
     if len(outputs) == 1 and width in (6, 7):
@@ -197,6 +211,21 @@ def _queries(probabilities: np.ndarray, boxes: np.ndarray, frame: Frame, thresho
     return Candidates(_corners(sized), scores[kept], classes[kept])
 
 
+def _fractions(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode [Q, 4 + C]: centre and size as parts of the frame, probability of each class."""
+    (found,) = rows
+    return _queries(found[:, 4:], found[:, :4], frame, threshold)
+
+
+def _tensorflow(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode number, boxes [M, 4]: top, left, bottom, right as parts of the frame, scores, classes from 1."""
+    boxes, scores, classes = _suppressed_parts(rows)
+    kept = (scores >= threshold) & (classes >= 1)
+    height, width = frame
+    corners = boxes[kept][:, [1, 0, 3, 2]].astype(np.float64) * (width, height, width, height)
+    return Candidates(corners, scores[kept], classes[kept].astype(np.int64) - 1)
+
+
 def _suppressed(rows: Rows, frame: Frame, threshold: float) -> Candidates:
     """Decode the result of a network with NMS inside: corners in pixels of its input."""
     boxes, scores, classes = _suppressed_parts(rows)
@@ -256,6 +285,21 @@ LAYOUTS: Mapping[str, Layout] = {
         _detr_sigmoid,
         lambda found: found[0].dims[1],
         suppresses=True,
+    ),
+    "rtdetr": Layout(
+        "[N,Q,4+classes], boxes as parts of the image",
+        _find_fractions,
+        _fractions,
+        lambda found: found[0].dims[1] - 4,
+        suppresses=True,
+    ),
+    "tensorflow": Layout(
+        ", ".join(TENSORFLOW),
+        _find_tensorflow,
+        _tensorflow,
+        lambda found: 0,
+        suppresses=True,
+        first_class=1,
     ),
     "nms": Layout(
         "[N,M,6 or 7], or [N,M,5] and classes [N,M], or number, boxes [N,M,4], scores, classes [N,M]",

@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -37,8 +37,10 @@ SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 TO_EIGHT_BIT = ((np.arange(2**16, dtype=np.uint32) * 255 + 32895) >> 16).astype(np.uint8)
 # Pixels per conversion, so that a large image is in memory twice at most.
 BAND_PIXELS = 2**20
-# libjpeg's warnings about bytes outside the image data, which viewers ignore.
-HARMLESS = re.compile(r"extraneous bytes before marker|unknown JFIF revision")
+# libjpeg's warnings about bytes that do not change the pixels, which viewers ignore. Source: its jerror.h.
+HARMLESS = re.compile(
+    "extraneous bytes before marker|unknown JFIF revision|bad ICC marker|Unknown Adobe color|Invalid SOS"
+)
 # A JPEG's markers, except those without a length, which occur between and inside scans.
 MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 START_OF_SCAN, APP1 = 0xDA, 0xE1
@@ -123,6 +125,9 @@ class EncodedImage:
         except InvalidImage:
             raise
         except Exception as error:  # on damaged files Pillow's parsers raise many types
+            if len(plain := png.without_extras(self.encoded)) < len(self.encoded):
+                opened = Image.open(io.BytesIO(plain), formats=["PNG"])
+                return replace(self, encoded=plain, _opened=opened).pixels(shrink, background, buffers)
             raise InvalidImage(f"file of {len(self.encoded)} bytes is damaged: {error}") from None
 
 
@@ -267,9 +272,11 @@ def _open_other(encoded: bytes, limits: Limits, unknown: str, is_header_enough: 
                 size_wh, orientation = image.size, 1
     except InvalidImage:
         raise
-    except UnidentifiedImageError:
-        raise InvalidImage(unknown) from None
     except Exception as error:  # on damaged files Pillow's parsers raise many types
+        if len(plain := png.without_extras(encoded)) < len(encoded):
+            return _open_other(plain, limits, unknown, is_header_enough)
+        if isinstance(error, UnidentifiedImageError):
+            raise InvalidImage(unknown) from None
         raise InvalidImage(f"file of {len(encoded)} bytes is damaged: {error}") from None
     return EncodedImage(encoded, size_wh, orientation, _opened=image)
 

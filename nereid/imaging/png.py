@@ -13,6 +13,7 @@ MAX_CHUNKS = 65_536
 # Length and type of a chunk come before its data, a checksum after.
 CHUNK = struct.Struct(">I4s")
 CHECKSUM_BYTES = 4
+TRANSPARENCY = b"tRNS"
 # Width, height, bits of a sample, colour type, compression, filter, interlace.
 HEADER = struct.Struct(">IIBBBBB")
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
@@ -32,6 +33,22 @@ def check_chunks(encoded: bytes) -> None:
         for number, _ in enumerate(_chunks(encoded)):
             if number == MAX_CHUNKS:
                 raise InvalidImage(f"expected at most {MAX_CHUNKS} chunks in a PNG, got {number + 1} or more")
+
+
+def without_extras(encoded: bytes) -> bytes:
+    """Return a file, of which a PNG loses the chunks that change no pixel, such as texts and profiles.
+
+    For Pillow, a damaged one of them makes the whole picture unreadable.
+    """
+    if not encoded.startswith(MAGIC):
+        return encoded
+    parts, place = [MAGIC], len(MAGIC)
+    for kind, data in _chunks(encoded):
+        end = place + CHUNK.size + len(data) + CHECKSUM_BYTES
+        if kind[:1].isupper() or kind == TRANSPARENCY:
+            parts.append(encoded[place:end])
+        place = end
+    return b"".join(parts)
 
 
 def check_complete(encoded: bytes, image: Image.Image) -> None:

@@ -1,7 +1,7 @@
 """Settings of a `preprocess` model from its config.pbtxt, and the presets for several parameters."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import Any
 
@@ -70,6 +70,13 @@ class Resources:
         for name in ("decode_threads", "gpu_memory_limit_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+
+
+# Of a `preprocess` model. Its output determines the other fields of the transform.
+PARAMETERS = {
+    each.name for each in (*fields(Transform), *fields(Limits), *fields(Resources), *fields(Shorthand))
+}
+PARAMETERS -= {"height_px", "width_px", "datatype"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,8 +112,6 @@ def complete_config(
         document, version_folder.parent, int(version_folder.name), "GPU" if is_gpu else "CPU"
     )
     config = on_available_provider(config, onnxruntime.get_available_providers(), backend.profile)
-    settings = session_settings(config, backend)
-    # The session is used once, so optimization would not pay.
-    settings.options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    signature = Signature.of(open_file(path_of(config), settings))
+    # Optimized as at the load: folded constants may fix dims, and both must see the same.
+    signature = Signature.of(open_file(path_of(config), session_settings(config, backend)))
     complete(document, signature, backend.default_max_batch_size, warn)

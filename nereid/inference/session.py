@@ -55,7 +55,7 @@ class Session:
     exceed the cache, and its images cost more than those of a small batch.
 
     Args:
-        config: of the model; it must fit the network, which `from_config` checks.
+        config: of the model.
         settings: options of the session and its runs.
         events: receivers of what happens in the runs.
 
@@ -78,6 +78,7 @@ class Session:
         self._threads = settings.threads.intra_op
         self.note = ""
         self.signature = Signature.of(self._session)
+        validate(config, self.signature)
         self.provider = self._session.get_providers()[0]
         tensors = {**self.signature.inputs, **self.signature.initializers}
         self._texts = frozenset(n for n, tensor in tensors.items() if tensor.datatype == "TYPE_STRING")
@@ -131,7 +132,6 @@ class Session:
             settings = session_settings(config, backend, instances)
             session = cls(config, settings, events)
             session.note = f", {note}: {error}"
-        validate(config, session.signature)
         if not session.is_on_stream:
             session.warm_up(warm_up.requests(config, settings.warm_batch_sizes))
         return session

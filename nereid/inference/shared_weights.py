@@ -3,14 +3,21 @@
 An instance is a process, and ONNX Runtime keeps weights on the heap twice: in the layout of the file and in
 that of its kernels. The first instance writes both to a folder next to the repository, and all instances map
 them.
+
+ONNX Runtime writes the kernels' layout directly behind the file's, at any address, but its kernels load it in
+whole cache lines, and crash on another address. So the written weights are moved to multiples of `ALIGNMENT`.
 """
 
+import functools
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import onnxruntime
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from nereid import files
 from nereid.inference import version_state
@@ -19,6 +26,7 @@ from nereid.processes import return_memory
 from nereid.serving_errors import InvalidConfig
 
 FOLDER, PARTIAL = "weights", ".partial"
+FORM = "aligned"  # changes with the written form, so that the copies of an earlier release are not used
 ERROR = 3  # of ONNX Runtime's log levels
 MODEL, WEIGHTS = "model.onnx", "weights.bin"
 # Smaller tensors stay in the model file: a page has 4 kB, and only whole pages are shared.
@@ -27,6 +35,21 @@ SAVE_ENTRIES = {
     "session.optimized_model_external_initializers_file_name": WEIGHTS,
     "session.optimized_model_external_initializers_min_size_in_bytes": str(MIN_BYTES),
     "session.save_external_prepacked_constant_initializers": "1",
+}
+ALIGNMENT = 64  # bytes of a cache line, and of the widest registers
+# Where a kernel's layout is, in a value of `external_data`: KEY|OFFSET;LENGTH;CHECKSUM|…
+# Source: onnxruntime/core/framework/external_data_loader.cc and prepacked_weights_container.cc.
+PLACE = re.compile(r"(?<=[|])(\d+);(\d+)(?=;)")
+# The part of ONNX's schema that places weights, as message -> field -> number and message; protobuf keeps the
+# other fields as they are. Source: onnx/onnx.proto.
+SCHEMA = {
+    "Model": {"graph": (7, "Graph")},
+    "Graph": {"node": (1, "Node"), "initializer": (5, "Tensor"), "input": (11, "Value")},
+    "Node": {"attribute": (5, "Attribute")},
+    "Attribute": {"g": (6, "Graph"), "graphs": (11, "Graph")},
+    "Tensor": {"name": (8, ""), "external_data": (13, "Entry")},
+    "Entry": {"key": (1, ""), "value": (2, "")},
+    "Value": {"name": (1, "")},
 }
 Open = Callable[[Path, SessionSettings], onnxruntime.InferenceSession]
 
@@ -67,7 +90,7 @@ def open_shared(
 def _key(path: Path, settings: SessionSettings) -> str:
     """Return a digest of all that the written form depends on: files, ONNX Runtime, CPU and options."""
     level = settings.options.graph_optimization_level.name
-    return version_state.digest(path, onnxruntime.__version__, level, *settings.extras, _processor())
+    return version_state.digest(path, FORM, onnxruntime.__version__, level, *settings.extras, _processor())
 
 
 def _processor() -> str:
@@ -90,7 +113,8 @@ def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) ->
     verbosity = options.log_severity_level
     options.log_severity_level = ERROR  # ONNX Runtime warns about the intended settings
     try:
-        opener(path, settings)
+        session = opener(path, settings)
+        _arrange(partial, {each.name for each in session.get_inputs()})
         options.optimized_model_filepath, options.log_severity_level = "", verbosity
         for each in partial.iterdir():
             files.sync(each)
@@ -98,3 +122,71 @@ def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) ->
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _arrange(folder: Path, inputs: Collection[str]) -> None:
+    """Align the written weights, and remove inputs whose initializers the optimizer has dropped."""
+    model = _schema()()
+    model.ParseFromString((folder / MODEL).read_bytes())
+    present = {each.name for each in model.graph.initializer}
+    kept = [each for each in model.graph.input if each.name in inputs or each.name in present]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    source, target = folder / WEIGHTS, folder / f"{WEIGHTS}.aligned"
+    if source.exists():
+        with source.open("rb") as old, target.open("wb") as new:
+            for entries in _external(model.graph):
+                _move(entries, old, new)
+        target.rename(source)
+    (folder / MODEL).write_bytes(model.SerializeToString())
+
+
+def _external(graph: Any) -> Iterator[dict[str, Any]]:
+    """Return the entries of each tensor outside of the model file by key, also of subgraphs."""
+    for tensor in graph.initializer:
+        if tensor.external_data:
+            yield {entry.key: entry for entry in tensor.external_data}
+    for node in graph.node:
+        for attribute in node.attribute:
+            for each in (attribute.g, *attribute.graphs):
+                yield from _external(each)
+
+
+def _move(entries: dict[str, Any], old: BinaryIO, new: BinaryIO) -> None:
+    """Copy a tensor and its kernels' layouts to aligned places, and note the places."""
+
+    def copied(offset: int, length: int) -> int:
+        new.write(b"\0" * (-new.tell() % ALIGNMENT))
+        begin = new.tell()
+        old.seek(offset)
+        new.write(old.read(length))
+        return begin
+
+    offset = entries["offset"]
+    offset.value = str(copied(int(offset.value), int(entries["length"].value)))
+    for key, entry in entries.items():
+        if key.startswith("prepacked"):
+            entry.value = PLACE.sub(
+                lambda found: f"{copied(int(found[1]), int(found[2]))};{found[2]}", entry.value
+            )
+
+
+@functools.cache
+def _schema() -> Any:
+    """Return protobuf's class for `SCHEMA`'s model."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="weights.proto", package="weights")
+    for name, fields in SCHEMA.items():
+        message = file.message_type.add(name=name)
+        for field, (number, target) in fields.items():
+            is_one = not target or (name, field) in {("Model", "graph"), ("Attribute", "g")}
+            message.field.add(
+                name=field,
+                number=number,
+                label=kinds.LABEL_OPTIONAL if is_one else kinds.LABEL_REPEATED,
+                type=kinds.TYPE_MESSAGE if target else kinds.TYPE_STRING,
+                type_name=f".weights.{target}" if target else None,
+            )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("weights.Model"))

@@ -1,6 +1,5 @@
 """The state of a repository: its server, gateways, models, processes and memory, for `nereid status`."""
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ KINDS = {
     "preprocess": "preprocessing",
     "text_reader": "pinned",
 }
-PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +153,7 @@ def _processes(record: ServerRecord | None) -> tuple[Counter[str], Counter[str]]
 
 
 def _server(record: ServerRecord, trouble: str) -> ServerStatus:
-    folder = PROC / str(record.pid)
-    uptime_s = round(time.time() - folder.stat().st_ctime, 1) if folder.exists() else 0.0
+    uptime_s = round(stub_processes.uptime_s(record.pid) or 0.0, 1)
     # The port of HTTP is unknown if the command line has named the server.
     ports = {name: port for name in ("http", "grpc", "metrics") if (port := getattr(record.ports, name))}
     if record.health_port:

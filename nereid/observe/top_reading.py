@@ -22,6 +22,7 @@ from nereid.server.run_dir import GatewayRecord, ServerRecord
 from nereid.server.supervision import process_usage
 from nereid.server.supervision.process_usage import GATEWAY, Usage
 from nereid.serving_errors import InvalidConfig
+from nereid.triton import stub_processes
 
 TIMEOUT_S = 2.0
 # Addresses on which a process listens, and the one under which this machine reaches it.
@@ -94,7 +95,7 @@ class TopReader:
             record,
             page,
             trouble,
-            _uptime_s(record.pid),
+            stub_processes.uptime_s(record.pid),
             reasons,
             _usage(record),
             read_machine(record.pid) if record.pid else None,
@@ -164,12 +165,6 @@ def _usage(record: ServerRecord) -> Sequence[Usage]:
     if not record.pid or not (supervisor := process_usage.parent_of(record.pid)):
         return ()
     return process_usage.read(supervisor, Path(record.repository))
-
-
-def _uptime_s(pid: int) -> float | None:
-    with contextlib.suppress(OSError):
-        return time.time() - (Path("/proc") / str(pid)).stat().st_ctime if pid else None
-    return None
 
 
 def _routes(repository: Path) -> dict[str, Route]:

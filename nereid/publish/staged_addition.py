@@ -27,6 +27,7 @@ from nereid.publish.examination.examine import (
 from nereid.publish.intake import description, metadata
 from nereid.publish.intake.adaptation import ActivationRule
 from nereid.publish.intake.description import Description
+from nereid.publish.intake.exporters import ANY_SIZE, Size
 from nereid.publish.intake.form import Form
 from nereid.publish.intake.metadata import Metadata
 from nereid.publish.intake.tasks.image_input import PROCESS_BYTES
@@ -53,7 +54,8 @@ class AddRequest:
         parameters: parameters of the preprocessing, a `preset` among them.
         labels: a file with one class or character per line; None for the names in the file's metadata.
         activation: function to append to the scores; `auto` decides after a run.
-        size_px: height and width of the input, for a network that accepts any size.
+        size: height and width of the input in pixels, for a network that accepts any size; zeros for those
+            of the file or its metadata.
         output: the output with the scores, for a network with several outputs.
         profiles: hardware profiles to write configs for.
         instances: processes of the pinned model on a CPU; None for those that fit the machine.
@@ -70,7 +72,7 @@ class AddRequest:
     parameters: Mapping[str, str] = field(default_factory=dict)
     labels: Path | None = None
     activation: ActivationRule = "auto"
-    size_px: int = 0
+    size: Size = ANY_SIZE
     output: str = ""
     profiles: tuple[str, ...] = PROFILES
     instances: int | None = None
@@ -85,7 +87,7 @@ class AddRequest:
     def choices(self) -> Choices:
         """The choices about the network."""
         labels = _lines(self.labels) if self.labels else ()
-        return Choices(self.size_px, self.output, self.activation, self.head, self.last_step, labels)
+        return Choices(self.size, self.output, self.activation, self.head, self.last_step, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +154,17 @@ class Staging:
         candidate.stage(request.source, self._version, "model.onnx")
         found = onnx_file.read(self._network)
         meta = metadata.read(original, found.model)
-        task, choices = choose_task(request.task, found.signature, meta, request.size_px), request.choices
+        noted = meta.preprocessing
+        task = choose_task(
+            request.task, found.signature, meta, request.size if any(request.size) else noted.size
+        )
+        choices = task.input.with_notes(request.choices, found.signature, noted)
         self._images = tuple(dict.fromkeys(request.images or task.input.samples))
         content = self._network.read_bytes()
         adapted = task.adapt(self._network, choices)
-        kind = self._form(task, found.signature, adapted.outputs, len(meta.labels))
+        kind = self._form(task, found.signature, adapted.outputs, choices, len(choices.labels or meta.labels))
         labels, labels_from = self._labels(task, meta, kind)
-        given = task.input.preprocessing(kind, meta.parameters, request.parameters)
+        given = task.input.preprocessing(kind, noted, request.parameters)
         shared = copy_companions(task.input.companions, names.route, self._workspace.repository, self._new)
         properties = Properties(given.parameters, bool(labels), True, request.instances, shared)
         models = self._write(task, kind, properties, labels)
@@ -168,7 +174,7 @@ class Staging:
         if (activation := task.activation(choices, seen)) != "none":
             self._network.write_bytes(content)
             adapted = task.adapt(self._network, choices, activation)
-            kind = self._form(task, found.signature, adapted.outputs, len(labels))
+            kind = self._form(task, found.signature, adapted.outputs, choices, len(labels))
             if seen.lines:  # the reader leaves out lines by their probabilities, which have changed
                 seen = survey(self._examination(models), progress=self._progress)
         models = self._write(task, kind, properties._replace(can_batch=seen.can_batch), labels)
@@ -184,7 +190,7 @@ class Staging:
             seen,
             measured,
             parameters=given.parameters,
-            parameters_from=meta.parameters_from if given.is_from_file else "",
+            parameters_from=noted.origin if given.is_from_file else "",
             value_range=(seen_by_network.lowest, seen_by_network.highest) if seen_by_network else None,
             labels=labels,
             labels_from=labels_from,
@@ -214,9 +220,11 @@ class Staging:
             **origins,
         )
 
-    def _form(self, task: Task, original: Signature, outputs: Sequence[str], labels: int) -> Form:
+    def _form(
+        self, task: Task, original: Signature, outputs: Sequence[str], choices: Choices, labels: int
+    ) -> Form:
         signature = onnx_file.read(self._network).signature
-        return task.read_form(original, signature, outputs, self._request.choices, labels)
+        return task.read_form(original, signature, outputs, choices, labels)
 
     def _labels(self, task: Task, meta: Metadata, kind: Form) -> tuple[tuple[str, ...], str]:
         """Return the class names and their origin; names of the metadata that do not fit are left out."""

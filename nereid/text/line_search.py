@@ -16,6 +16,8 @@ from nereid.text.reading_order import reading_order
 from nereid.text.stages import StageTimes
 from nereid.text.upright import UprightDecoder, UprightImage
 
+# As many lines may all be mistaken for upside down.
+FEW = 3
 Network = Callable[[np.ndarray], np.ndarray]
 
 
@@ -41,7 +43,8 @@ class FoundLines:
 def find_lines(image: UprightImage, detect: Network, direction: Network, times: StageTimes) -> FoundLines:
     """Return the lines of an image; a page on its side or its head is turned first.
 
-    A line that is then still upside down may be a mistake of the network, so it is returned both ways.
+    A line that is then still upside down may be a mistake of the network, so it is returned both ways. So are
+    those of a page that was turned for a few lines.
 
     Args:
         image: the page.
@@ -55,6 +58,8 @@ def find_lines(image: UprightImage, detect: Network, direction: Network, times: 
         boxes, crops, flipped = _turned_lines(turned(pixels, quarters), detect, direction, times)
         height, width = pixels.shape[:2]
         boxes = positions_before(boxes, (width, height), quarters)
+        if len(crops) <= FEW:
+            flipped = np.arange(len(crops))
     return FoundLines(
         np.concatenate([boxes, np.roll(boxes[flipped], 2, axis=1)]) * image.scale_xy,
         crops + [turned_around(crops[line]) for line in flipped],

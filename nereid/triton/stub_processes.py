@@ -9,6 +9,7 @@ from pathlib import Path
 
 ZOMBIE, STOPPED = "Z", "T"
 PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Positions in the stub's command line: the path of its model.py, and the name of its instance.
 MODEL_PATH, INSTANCE = 1, 8
 
@@ -71,10 +72,16 @@ def can_answer(repository: Path, instance: str, age_s: float, proc: Path = PROC)
         proc: where the kernel shows processes.
     """
     model = instance.rsplit("_", 2)[0]
-    latest = (time.clock_gettime(time.CLOCK_BOOTTIME) - age_s) * os.sysconf("SC_CLK_TCK")
+    latest = (time.clock_gettime(time.CLOCK_BOOTTIME) - age_s) * TICKS_PER_S
     stubs = [stub for stub in find(os.getppid(), repository, proc) if stub.model == model]
     processes = [stub.process for stub in stubs if stub.process.started <= latest]
     return any(letter not in (ZOMBIE, STOPPED) for letter in states(processes, proc).values())
+
+
+def uptime_s(pid: int, proc: Path = PROC) -> float | None:
+    """Return how many seconds ago a process started; None if there is none."""
+    status = _status(proc / str(pid))
+    return status and time.clock_gettime(time.CLOCK_BOOTTIME) - status[2] / TICKS_PER_S
 
 
 def _stub(process: Process, repository: Path, folder: Path) -> Iterator[Stub]:

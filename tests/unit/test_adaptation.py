@@ -1,6 +1,8 @@
 """Changes of users' networks: the same numbers as a float64 reference, for every form of network."""
 
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -9,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from nereid.errors import WrongUsage
-from nereid.publish.intake.adaptation import Choices, adapt, fit_runtimes
+from nereid.publish.intake.adaptation import Choices, adapt, adapt_outputs_of_file, fit_runtimes
 from nereid.repository.onnx_runtimes import supported_runtimes
-from tests.networks import network, value
+from tests.networks import constant, network, value
 from tests.user_networks import CLASSES, UserNetwork
 
 DTYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
@@ -53,6 +55,88 @@ def test_every_form_becomes_a_classifier(form, activation):
     assert scores.shape == (3, CLASSES)
     tolerance = 0.03 if form.datatype == "FP16" else 1e-4
     np.testing.assert_allclose(scores, form.probabilities(pixels, activation), atol=tolerance, rtol=0.01)
+
+
+def fixed(*nodes: onnx.NodeProto, shape: Sequence[int] = (1, 12, 4), **constants: Any) -> onnx.ModelProto:
+    """Return a network for one image of 8 x 8 pixels, from the 12 channels `c` that it computes first."""
+    weights = np.random.default_rng(0).standard_normal((12, 3, 4, 4)).astype(np.float32)
+    first = helper.make_node("Conv", ["image", "w"], ["c"], kernel_shape=[4, 4], strides=[4, 4])
+    initializers = [constant(name, np.asarray(numbers)) for name, numbers in constants.items()]
+    return network(
+        [first, *nodes],
+        [value("image", "FP32", [1, 3, 8, 8])],
+        [value("y", "FP32", shape)],
+        [constant("w", weights), *initializers],
+    )
+
+
+FIXED = {
+    # As Ultralytics exports its heads.
+    "reshape": fixed(helper.make_node("Reshape", ["c", "s"], ["y"]), s=[1, 12, -1]),
+    "all dims": fixed(
+        helper.make_node("Reshape", ["c", "s"], ["r"]),
+        helper.make_node("Transpose", ["r"], ["t"], perm=[0, 2, 1, 3]),
+        helper.make_node("Softmax", ["t"], ["m"], axis=1),
+        helper.make_node("Reshape", ["m", "t2"], ["y"]),
+        s=[1, 3, 4, 4],
+        t2=[1, 12, 4],
+    ),
+    # As transformers that were exported for one image.
+    "token": fixed(
+        helper.make_node("Reshape", ["c", "s"], ["r"]),
+        helper.make_node("Concat", ["r", "token"], ["y"], axis=2),
+        shape=(1, 12, 5),
+        s=[1, 12, 4],
+        token=np.ones((1, 12, 1), np.float32),
+    ),
+    "resize": fixed(
+        helper.make_node("Resize", ["c", "", "", "s"], ["y"], mode="nearest"),
+        shape=(1, 12, 4, 4),
+        s=[1, 12, 4, 4],
+    ),
+    "expand": fixed(
+        helper.make_node("Expand", ["one", "s"], ["e"]),
+        helper.make_node("Reshape", ["c", "t"], ["r"]),
+        helper.make_node("Concat", ["r", "e"], ["y"], axis=1),
+        shape=(1, 13, 4),
+        s=[1, 1, 4],
+        t=[1, 12, 4],
+        one=np.ones((1, 1, 1), np.float32),
+    ),
+}
+# The batch is in a place where it cannot be told from another 1.
+ALONE = {
+    "mean": fixed(
+        helper.make_node("ReduceMean", ["c"], ["m"], axes=[0, 2, 3], keepdims=1),
+        helper.make_node("Reshape", ["m", "s"], ["y"]),
+        shape=(1, 12),
+        s=[1, 12],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*FIXED, "mean"])
+def test_network_of_one_image_computes_several(tmp_path, name):
+    """Its rows are those that the user's file returns for each image alone."""
+    onnx.save((FIXED | ALONE)[name], path := tmp_path / "model.onnx")
+    images = np.random.default_rng(1).standard_normal((3, 3, 8, 8)).astype(np.float32)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    expected = [session.run(["y"], {"image": images[row : row + 1]})[0] for row in range(3)]
+
+    changes = adapt_outputs_of_file(path)
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert not isinstance(session.get_outputs()[0].shape[0], int)
+    if name in FIXED:
+        assert changes == ["the batch of 1 is declared as variable"]
+        np.testing.assert_allclose(
+            session.run(["y"], {"image": images})[0], np.concatenate(expected), atol=1e-5
+        )
+    else:
+        assert changes == ["it computes one image at a time: its operators have a fixed batch of 1"]
+        for row in range(3):
+            found = session.run(["y"], {"image": images[row : row + 1]})[0]
+            np.testing.assert_allclose(found, expected[row], atol=1e-6)
 
 
 def test_fitting_network_stays_as_it_is():

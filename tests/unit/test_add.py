@@ -60,16 +60,16 @@ def test_added_model_has_all_its_parts(repository, file, tmp_path):
 @cases(
     ("datatype", "shape", "size", "dims", "layout"),
     {
-        "channels-first": ("FP32", ["N", 3, SIDE, SIDE], 0, (3, SIDE, SIDE), "NCHW"),
-        "channels-last-uint8": ("UINT8", ["N", SIDE, SIDE, 3], 0, (SIDE, SIDE, 3), "NHWC"),
-        "any-size-fp16": ("FP16", ["N", 3, "H", "W"], 48, (3, 48, 48), "NCHW"),
-        "oblong": ("FP32", ["N", 3, 40, SIDE], 0, (3, 40, SIDE), "NCHW"),
+        "channels-first": ("FP32", ["N", 3, SIDE, SIDE], (0, 0), (3, SIDE, SIDE), "NCHW"),
+        "channels-last-uint8": ("UINT8", ["N", SIDE, SIDE, 3], (0, 0), (SIDE, SIDE, 3), "NHWC"),
+        "any-size-fp16": ("FP16", ["N", 3, "H", "W"], (48, 40), (3, 48, 40), "NCHW"),
+        "oblong": ("FP32", ["N", 3, 40, SIDE], (0, 0), (3, 40, SIDE), "NCHW"),
     },
 )
 def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, size, dims, layout):
     onnx.save(classifier(datatype, shape), tmp_path / "new.onnx")
 
-    add(repository, request(tmp_path / "new.onnx", size_px=size), None)
+    add(repository, request(tmp_path / "new.onnx", size=size), None)
 
     config = ModelConfig.from_file(repository / "small_preprocess", 1)
     (output,) = config.outputs

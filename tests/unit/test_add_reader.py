@@ -100,7 +100,7 @@ def test_recogniser_is_known_by_its_characters(repository, file):
     ("more", "message"),
     {
         "preprocessing": ({"parameters": {"preset": "imagenet"}}, "no parameters of a preprocessing"),
-        "size": ({"size_px": 48}, "no size, head or thresholds"),
+        "size": ({"size": (48, 48)}, "no size, head or thresholds"),
         "blank": ({"images": (Path("blank.png"),)}, r"blank.png': expected lines of text, found none; fix: "),
         "no image": ({"images": (Path(__file__),)}, "golden image '.*': invalid image"),
         "preview": ({"preview": Path("seen.png")}, "no preview of whole images"),

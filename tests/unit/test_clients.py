@@ -35,7 +35,9 @@ from nereid.client.classifier_errors import (
     UnusableImage,
     from_triton,
 )
+from nereid.client.detector_client import Detector
 from nereid.client.prediction import Label, label
+from nereid.client.reader_client import Reader
 from nereid.client.retry import Attempts, Budget
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
 from tests.routes import wait_until
@@ -376,6 +378,11 @@ def test_connection_that_the_server_closed_is_not_used():
         "number": ({"headers": {"x-a": 5}}, "x-a must be printable ASCII, got 5"),
         "injected": ({"headers": {"x-a: 1\r\nx-b": "2"}}, "a header must not be named 'x-a: 1"),
         "framing": ({"headers": {"Content-Length": "2"}}, "a header must not be named 'content-length'"),
+        "another name": (
+            {"topk": 1},
+            "unknown option 'topk', expected one of headers, request_id, route_key, ",
+        ),
+        "misspelt": ({"varaint": "v9"}, "unknown option 'varaint'"),
     },
 )
 def test_wrong_argument_never_reaches_the_server(way, options, message):
@@ -384,6 +391,12 @@ def test_wrong_argument_never_reaches_the_server(way, options, message):
             classifier.classify(PHOTO, **options)
         with pytest.raises(ValueError, match=message):
             classifier.classify_many([PHOTO], **options)
+
+
+@pytest.mark.parametrize("client", [Detector, Reader])
+def test_option_of_another_task_is_refused(client):
+    with client("127.0.0.1:1") as opened_client, pytest.raises(ValueError, match="unknown option 'top_k'"):
+        opened_client.infer(PHOTO, top_k=5)
 
 
 @both_ways

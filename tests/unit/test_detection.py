@@ -209,6 +209,7 @@ DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]
         "yolov8": ([matrix(84, 8400)], 0, "yolov8"),
         "end to end": ([matrix(300, 6)], 80, "nms"),
         "detr": (DETR, 91, "detr"),
+        "rt-detr of Ultralytics": ([matrix(300, 84)], 80, "rtdetr"),
         "rt-detr": ([matrix(300, 80, name="logits"), matrix(300, 4, name="boxes")], 80, "detr_sigmoid"),
     },
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.publish.examination.examine import ExaminationRequest, FoundObject
+from nereid.publish.examination.examine import ExaminationRequest, FoundObject, Rejected
 from nereid.publish.examination.found_objects import SHOWN, FoundObjects
 from nereid.publish.examination.samples import Sample
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
@@ -64,6 +64,18 @@ def test_photo_without_an_object_is_noted(found_objects):
 
     assert note == "no object is found in photo; fix: --images with photos of your objects"
     assert list(found_objects.notes(None, [PHOTO], [outputs(*KNOWN)])) == []
+
+
+@cases(
+    ("objects", "message"),
+    {
+        "mask coefficients as scores": ([(LEFT, 150.0, 0)], "expected scores up to 1, got 150"),
+        "fractions as pixels": ([((0.1, 0.2, 0.5, 0.6), 0.9, 0)], "expected boxes in pixels, got 1 smaller"),
+    },
+)
+def test_outputs_of_another_head_are_refused(found_objects, objects, message):
+    with pytest.raises(Rejected, match=message):
+        found_objects.first_run(None, [PHOTO], [outputs(*objects)], True)
 
 
 def test_survey_shows_the_best_objects(found_objects):

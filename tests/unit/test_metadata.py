@@ -73,26 +73,91 @@ def test_labels_are_found(found, properties, files, origin):
 def test_unknown_metadata_is_skipped(found, properties, files):
     metadata = found(properties, files)
 
-    assert (metadata.labels, dict(metadata.parameters)) == ((), {})
+    assert (metadata.labels, dict(metadata.preprocessing.parameters)) == ((), {})
 
 
 def test_preprocessing_of_ultralytics(found):
     """A classifier of Ultralytics sees pixels / 255 of the centre, a detector those of a letterbox."""
-    metadata = found({"task": "classify", "imgsz": "[224, 224]"})
+    noted = found({"task": "classify", "imgsz": "[224, 224]"}).preprocessing
 
-    assert dict(metadata.parameters) == {"resize_shorter_px": "224", "scale": str(1 / 255)}
-    assert found({"task": "segment", "imgsz": "[640, 640]"}).parameters == {}
-    detector = found({"task": "detect", "imgsz": "[640, 640]"})
-    assert (detector.task, detector.parameters["resize"]) == ("detect", "letterbox")
+    assert dict(noted.parameters) == {"resize_shorter_px": "224", "scale": str(1 / 255)}
+    assert found({"task": "segment", "imgsz": "[640, 640]"}).preprocessing.parameters == {}
+    detector = found({"task": "detect", "imgsz": "[480, 640]"})
+    assert (detector.task, detector.preprocessing.parameters["resize"]) == ("detect", "letterbox")
+    assert detector.preprocessing.size == (480, 640)
 
 
-def test_preprocessing_of_timm(found):
+SHORTER = {"resize_shorter_px": "248"}
+BORDER = {"resize": "letterbox", "pad_color": "128, 102, 76"}
+
+
+@cases(
+    ("changes", "parameters"),
+    {
+        "center": ({}, SHORTER),
+        "squash": ({"crop_mode": "squash", "crop_pct": 1}, {"resize": "exact"}),
+        "border": ({"crop_mode": "border", "crop_pct": 1.0}, BORDER),
+        "squash and crop": ({"crop_mode": "squash"}, {}),
+        "border and crop": ({"crop_mode": "border"}, {}),
+        "not square": ({"input_size": [3, 128, 256]}, {}),
+        "another mode": ({"crop_mode": "spiral"}, {}),
+    },
+)
+def test_preprocessing_of_timm(found, changes, parameters):
     """The numbers of timm are for pixels / 255, and the crop is a share of the resized image."""
-    metadata = found({}, {"config.json": json.dumps(TIMM)})
+    config = {"pretrained_cfg": TIMM["pretrained_cfg"] | changes}
 
-    assert dict(metadata.parameters) == {
-        "resize_shorter_px": "248",
-        "interpolation": "bicubic",
-        "mean": "127.5, 102, 76.5",
-        "std": "51, 51, 51",
-    }
+    noted = found({}, {"config.json": json.dumps(config)}).preprocessing
+
+    numbers = {"interpolation": "bicubic", "mean": "127.5, 102, 76.5", "std": "51, 51, 51"}
+    assert noted.parameters == (parameters | numbers if parameters else {})
+    assert bool(noted.problem) is not bool(parameters)
+
+
+EDGES = {
+    "do_rescale": True,
+    "do_normalize": True,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.2] * 3,
+    "resample": 3,
+}
+LEVELS = {"mean": "127.5, 127.5, 127.5", "std": "51, 51, 51", "interpolation": "bicubic"}
+
+
+@cases(
+    ("config", "parameters", "size"),
+    {
+        "vit": (EDGES | {"size": {"height": 224, "width": 224}}, {"resize": "exact"} | LEVELS, (224, 224)),
+        "old": (EDGES | {"size": 224}, {"resize": "exact"} | LEVELS, (224, 224)),
+        "clip": (
+            EDGES | {"size": {"shortest_edge": 248}, "do_center_crop": True, "crop_size": 224},
+            SHORTER | LEVELS,
+            (224, 224),
+        ),
+        "convnext": (EDGES | {"size": {"shortest_edge": 224}, "crop_pct": 0.9}, SHORTER | LEVELS, (224, 224)),
+        "convnext 384": (
+            EDGES | {"size": {"shortest_edge": 384}, "crop_pct": 0.9},
+            {"resize": "exact"} | LEVELS,
+            (384, 384),
+        ),
+        "rt-detr": (
+            {"do_normalize": False, "do_rescale": True, "size": {"height": 480, "width": 640}},
+            {"resize": "exact", "scale": "0.00392156862745098", "interpolation": "bilinear"},
+            (480, 640),
+        ),
+        "detr": (
+            EDGES | {"size": {"shortest_edge": 800, "longest_edge": 1333}},
+            {"resize": "exact"} | LEVELS,
+            (0, 0),
+        ),
+        "both sides, then a crop": (
+            EDGES | {"size": {"height": 256, "width": 256}, "do_center_crop": True, "crop_size": 224},
+            {},
+            (224, 224),
+        ),
+    },
+)
+def test_preprocessing_of_transformers(found, config, parameters, size):
+    noted = found({}, {"preprocessor_config.json": json.dumps(config)}).preprocessing
+
+    assert (noted.parameters, noted.size, bool(noted.problem)) == (parameters, size, not parameters)

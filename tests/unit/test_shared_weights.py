@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from nereid import files
 from nereid.config.model_config import ModelConfig
-from nereid.inference import shared_weights
+from nereid.inference import network_file, shared_weights
 from nereid.inference.session import Session
 from nereid.inference.session_options import CPU, CUDA, SHARED_WEIGHTS, BackendSettings, session_settings
 from nereid.serving_errors import InvalidConfig
@@ -160,3 +160,93 @@ def test_weights_on_a_gpu_are_refused(opened):
     """Processes cannot map memory of a GPU."""
     with pytest.raises(InvalidConfig, match=f"nereid.shared_weights: expected {CPU} only, got {CUDA}"):
         opened(providers=((CUDA, {}), (CPU, {})))
+
+
+def test_dropped_initializers_leave_no_input(tmp_path):
+    """Old exporters list initializers as inputs, and the optimizer drops one of two equal ones."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "s1"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("Reshape", ["r", "s2"], ["y"]),
+    ]
+    dims = [value(name, "INT64", [2]) for name in ("s1", "s2")]
+    shapes = [constant(name, np.array([2, 2])) for name in ("s1", "s2")]
+    model = network(nodes, [value("x", "FP32", [1, 4]), *dims], [value("y", "FP32", [2, 2])], shapes)
+    model.ir_version = 3
+    io = tensor("input", "x", "FP32", [1, 4]) + tensor("output", "y", "FP32", [2, 2])
+    path = store(tmp_path / "models", "old", model, io)
+
+    session = Session.from_config(
+        ModelConfig.from_file(path.parents[1], 1), BackendSettings(shares_weights=True)
+    )
+
+    assert session.run({"x": np.ones((1, 4), np.float32)}, ["y"])[0].tolist() == [[1, 1], [1, 1]]
+    assert "with its own weights" not in str(session)
+
+
+def linear(rows: int, columns: int, op: str = "MatMul", **attributes):
+    """Return a network whose only weight has rows × columns."""
+    weights = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+    width = columns if attributes else rows
+    node = helper.make_node(op, ["x", "A"], ["y"], **attributes)
+    initializers = [constant("A", weights)]
+    return network(
+        [node], [value("x", "FP32", ["n", width])], [value("y", "FP32", ["n", None])], initializers
+    )
+
+
+def recurrent(op: str, gates: int, hidden: int):
+    """Return a network of one recurrent layer for 33 features."""
+    random = np.random.default_rng(0)
+    weights = [
+        constant(name, random.standard_normal((1, gates * hidden, width)).astype(np.float32))
+        for name, width in (("W", 33), ("R", hidden))
+    ]
+    node = helper.make_node(op, ["x", "W", "R"], ["y"], hidden_size=hidden)
+    return network(
+        [node], [value("x", "FP32", [1, "n", 33])], [value("y", "FP32", [1, 1, "n", hidden])], weights
+    )
+
+
+def branch():
+    """Return a network whose weights belong to the two branches of an If, and have odd sizes."""
+    inner = [
+        helper.make_graph(
+            [node], name, [], [value(name, "FP32", ["n", columns])], [constant(f"A{name}", weights)]
+        )
+        for name, columns in (("u", 37), ("v", 41))
+        for weights in [np.full((70, columns), 0.5, np.float32)]
+        for node in [helper.make_node("MatMul", ["x", f"A{name}"], [name])]
+    ]
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["m"], keepdims=0),
+        helper.make_node("Cast", ["m"], ["c"], to=TensorProto.BOOL),
+        helper.make_node("If", ["c"], ["y"], then_branch=inner[0], else_branch=inner[1]),
+    ]
+    return network(nodes, [value("x", "FP32", ["n", 70])], [value("y", "FP32", ["n", None])])
+
+
+@cases(
+    "model",
+    {
+        "MatMul": linear(70, 37),
+        "small": linear(130, 10),
+        "wide": linear(7, 300),
+        "Gemm": linear(37, 70, "Gemm", transB=1),
+        "LSTM": recurrent("LSTM", 4, 37),
+        "GRU": recurrent("GRU", 3, 19),
+        "If": branch(),
+    },
+)
+def test_weights_of_any_size_give_the_same_answers(tmp_path, model):
+    """On the copy that ONNX Runtime writes itself, each of these kernels crashed."""
+    path = store(tmp_path / "models", "odd", model)
+    shape = [dim.dim_value or 2 for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    expected = onnxruntime.InferenceSession(path, providers=[CPU]).run(None, {"x": x})
+    config = ModelConfig.from_file(path.parents[1], 1)
+
+    for _ in range(2):
+        settings = session_settings(config)
+        session = shared_weights.open_shared(path, place(path), settings, network_file.open_file)
+        np.testing.assert_array_equal(session.run(None, {"x": x}), expected)

@@ -5,40 +5,48 @@ import onnx
 from onnx import helper
 
 from nereid.publish.add import AddRequest, add
-from nereid.publish.examination.score_outputs import activation_of
+from nereid.publish.examination.score_outputs import (
+    INDEPENDENT,
+    NUMBER,
+    PROBABILITIES,
+    VECTOR,
+    meaning_of,
+)
 from nereid.publish.intake import description
 from tests.networks import constant, network, value
 from tests.tables import cases
 from tests.user_networks import CLASSES, UserNetwork
 
-PROBABILITIES = [[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]]
-INDEPENDENT = [[0.9, 0.8, 0.1], [0.1, 0.1, 0.2]]
+SHARES = [[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]]
+LABELS = [[0.9, 0.8, 0.1], [0.1, 0.1, 0.2]]
 LOGITS = [[7.0, -2.0, 0.1], [1.0, 4.0, 0.3]]
 
 
 @cases(
     ("rows", "operator", "expected"),
     {
-        "softmax": (PROBABILITIES, "Softmax", ("none", False)),
-        "softmax of another kind": (PROBABILITIES, "Div", ("none", False)),
-        "sigmoid": (INDEPENDENT, "Sigmoid", ("none", True)),
-        "logits": (LOGITS, "Gemm", ("softmax", False)),
-        "small logits": (INDEPENDENT, "Gemm", ("softmax", False)),
-        "log softmax": ([[-0.1, -2.4, -7.0]], "LogSoftmax", ("softmax", False)),
-        "one class, logits": ([[3.0], [-2.0]], "Gemm", ("sigmoid", True)),
-        "one class, sigmoid": ([[0.9], [0.2]], "Sigmoid", ("none", True)),
+        "softmax": (SHARES, "Softmax", ("none", PROBABILITIES)),
+        "softmax of another kind": (SHARES, "Div", ("none", PROBABILITIES)),
+        "sigmoid": (LABELS, "Sigmoid", ("none", INDEPENDENT)),
+        "logits": (LOGITS, "Gemm", ("softmax", PROBABILITIES)),
+        "small logits": (LABELS, "Gemm", ("softmax", PROBABILITIES)),
+        "log softmax": ([[-0.1, -2.4, -7.0]], "LogSoftmax", ("softmax", PROBABILITIES)),
+        "embedding": ([[0.6, -0.8], [-1.0, 0.0]], "Div", ("none", VECTOR)),
+        "no embedding": ([[0.6, -0.8], [-1.0, 0.1]], "Gemm", ("softmax", PROBABILITIES)),
+        "one class, logits": ([[3.0], [-2.0]], "Gemm", ("sigmoid", NUMBER)),
+        "one class, sigmoid": ([[0.9], [0.2]], "Sigmoid", ("none", INDEPENDENT)),
     },
 )
-def test_activation_is_recognised(rows, operator, expected):
+def test_meaning_is_recognised(rows, operator, expected):
     """Rows that sum to 1 are probabilities, a sigmoid makes independent ones, and the rest are logits."""
-    assert activation_of(np.array(rows), operator) == expected
+    assert meaning_of(np.array(rows), operator) == expected
 
 
-def fixed_to_one() -> onnx.ModelProto:
-    """Build a network whose inner reshape has a batch of 1 in it, as some exporters write."""
+def mixed() -> onnx.ModelProto:
+    """Build a network whose rows depend on all images of a batch."""
     return network(
         [
-            helper.make_node("GlobalAveragePool", ["image"], ["means"]),
+            helper.make_node("ReduceMean", ["image"], ["means"], axes=[0, 2, 3]),
             helper.make_node("Reshape", ["means", "shape"], ["flat"]),
             helper.make_node("MatMul", ["flat", "weights"], ["output"]),
         ],
@@ -51,9 +59,7 @@ def fixed_to_one() -> onnx.ModelProto:
     )
 
 
-@cases(
-    ("model", "can_batch"), {"inner": (fixed_to_one(), False), "outer": (UserNetwork(batch=1).build(), True)}
-)
+@cases(("model", "can_batch"), {"mixed": (mixed(), False), "outer": (UserNetwork(batch=1).build(), True)})
 def test_batches_are_tried(tmp_path, model, can_batch):
     onnx.save(model, tmp_path / "network.onnx")
     seen = []

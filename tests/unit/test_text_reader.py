@@ -89,6 +89,21 @@ def test_blank_does_not_replace_a_text():
     assert texts(found) == EXPECTED
 
 
+def test_few_lines_that_seem_upside_down_are_read_in_both_directions():
+    """A page is turned for its only line, whose direction the network does not see a second time."""
+    seen = iter([[[0, 1]]])
+    default = networks()
+
+    def direction(lines: np.ndarray) -> np.ndarray:
+        return np.array(next(seen, [[1, 0]] * len(lines)), np.float32)
+
+    (found,) = reader(other=Networks(default.detect, direction, default.recognise)).read(
+        [encoded(page(LINES[:1]))]
+    )
+
+    assert texts(found) == EXPECTED[:1]
+
+
 def test_single_line_upside_down_is_read():
     mixed = page()
     mixed.paste(mixed.crop((0, 66, 640, 130)).rotate(180), (0, 66))

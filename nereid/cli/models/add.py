@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nereid.assets import REPOSITORY
-from nereid.cli.models.preprocessing import Preprocess, parameters_of
+from nereid.cli.models.preprocessing import Preprocess, parameters_of, size_of
 from nereid.cli.models.publish import served
 from nereid.cli.options import AsJson, Repository, complete_preset, own_repository, show_progress
 from nereid.cli.server_options import find_server
@@ -56,13 +56,14 @@ def add(
         ),
     ] = "auto",
     size: Annotated[
-        int,
+        str,
         typer.Option(
-            help="Height and width of the input in pixels, for a network that accepts any size.",
-            show_default="that of the network",
-            min=0,
+            help="Height and width of the input in pixels, for a network that accepts any size: `640` or "
+            "`480x640`.",
+            show_default="that of the network, or of its metadata",
+            metavar="PIXELS",
         ),
-    ] = 0,
+    ] = "",
     task: Annotated[
         str,
         typer.Option(
@@ -142,7 +143,7 @@ def add(
         parameters_of(preprocess or [], preset),
         labels,
         activation,  # type: ignore[arg-type]
-        size,
+        size_of(size),
         output,
         tuple(profile or adding.PROFILES),
         instances,

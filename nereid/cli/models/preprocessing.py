@@ -36,6 +36,24 @@ def parameters_of(words: Sequence[str], preset: str) -> dict[str, str]:
     return found
 
 
+def size_of(word: str) -> tuple[int, int]:
+    """Return height and width in pixels: `640` for both, or `480x640`; zeros for no word.
+
+    Raises:
+        WrongUsage: it is something else.
+    """
+    if not word:
+        return 0, 0
+    height, times, width = word.lower().partition("x")
+    try:
+        found = int(height), int(width if times else height)
+    except ValueError:
+        found = 0, 0
+    if min(found) < 1:
+        raise WrongUsage(f"--size: expected pixels such as 640, or height and width as 480x640, got '{word}'")
+    return found
+
+
 def _from_file(path: Path) -> dict[str, str]:
     try:
         document = json.loads(path.read_text())

@@ -60,7 +60,7 @@ class ModelRequests(Generic[Result]):
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        check_options(options, self._timeout_s)
+        check_options(options, self._timeout_s, known=self.kind.options)
 
     def start(self, options: Options, is_for_scores: bool = False) -> "ImageRequest[Result]":
         """Check the options of a request, and start its time limit.
@@ -69,7 +69,7 @@ class ModelRequests(Generic[Result]):
             ValueError: an option is invalid.
         """
         began_s = time.perf_counter()
-        checked = check_options(options, self._timeout_s, is_for_scores)
+        checked = check_options(options, self._timeout_s, is_for_scores, self.kind.options)
         return ImageRequest(self, checked, Attempts(self._budget, checked.timeout_s), began_s)
 
     def send(self, checked: CheckedOptions, attempts: Attempts, files: list[bytes]) -> Flow[Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nereid.client.classifier_errors import RequestRefused, Unreachable
+from nereid.client.request import RequestOptions
 from nereid.contract import REASON, ROUTE_OUTPUTS, VARIANT, VERSION
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class ResultKind(Generic[Result]):
             have a wrong shape.
         values: returns the first arguments of `result` for each image.
         result: class of the results; its further arguments are those of `Prediction`.
+        options: class of the options of a request.
     """
 
     action: str
@@ -36,6 +38,7 @@ class ResultKind(Generic[Result]):
     count: Callable[[Any], int]
     values: Callable[[Any], list[tuple[Any, ...]]]
     result: Callable[..., Result]
+    options: type = RequestOptions
 
     def wanted_outputs(self, metadata: Any) -> list[str]:
         """Return the names of the outputs to request from a model.

@@ -159,7 +159,9 @@ class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
         checked = check_message(settings, given)
         response = await inference.run(gateway, request, path, headers, checked, timeout_s)
         request.model_name = given.model_name
-        answer = to_message(response.body, int(response.headers[inference.LENGTH]))
+        # Without binary data, the whole body is JSON.
+        json_bytes = int(response.headers.get(inference.LENGTH, len(response.body)))
+        answer = to_message(response.body, json_bytes)
         return bytes(answer.SerializeToString())
 
     async def _message(

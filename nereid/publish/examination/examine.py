@@ -131,7 +131,7 @@ class Survey:
     Args:
         can_batch: whether the rows of a batch get the same outputs as alone.
         activation: the function that turns scores into probabilities; `none` if they are.
-        is_multi_label: whether the scores are independent probabilities, whose sum is not 1.
+        meaning: of the scores, in words.
         top_classes: per image the indices of the largest scores, the largest first; () without scores.
         objects: per image the objects, the best score first; () for other tasks.
         lines: per image the lines of text; () for other tasks.
@@ -139,7 +139,7 @@ class Survey:
 
     can_batch: bool
     activation: Activation = "none"
-    is_multi_label: bool = False
+    meaning: str = ""
     top_classes: tuple[tuple[int, ...], ...] = ()
     objects: tuple[tuple[FoundObject, ...], ...] = ()
     lines: tuple[tuple[str, ...], ...] = ()

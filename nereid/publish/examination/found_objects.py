@@ -13,6 +13,7 @@ from nereid.publish.examination.samples import Arrays, Sample, golden_samples
 from nereid.repository.onnx_file import OnnxFile
 from nereid.serving_errors import ServingError
 
+SCORE_SLACK = 0.01  # of half precision
 # Objects that a survey shows per image.
 SHOWN = 10
 # An object that falls below the threshold is looked for down to this part of it: a score of 0.26 that becomes
@@ -51,6 +52,8 @@ class FoundObjects:
         self, file: OnnxFile, samples: Sequence[Sample], outputs: Sequence[Arrays], can_batch: bool
     ) -> Survey:
         """Return the objects in each image."""
+        for each in zip(samples, outputs, strict=True):
+            self._check_meaning(*each)
         found = (self._find(self._detector, *each) for each in zip(samples, outputs, strict=True))
         return Survey(can_batch, objects=tuple(self._named(each) for each in found))
 
@@ -78,6 +81,22 @@ class FoundObjects:
             if max(scores) >= self._detector.score_threshold:
                 was, now = (self._text(each, at) for each, at in zip((old, new), pair.places, strict=True))
                 yield Change(pair.difference, f"object in {sample.name}: expected {was}, got {now}")
+
+    def _check_meaning(self, sample: Sample, outputs: Arrays) -> None:
+        """Refuse numbers that no detector means as scores, or as boxes in pixels."""
+        rows, head = outputs_by_role(self._detector, outputs), self._detector.head
+        try:
+            found = head.candidates(rows, self._detector.score_threshold)
+        except ServingError as error:
+            raise Rejected(f"{sample.name}: {error}") from None
+        fix = f"the outputs are not those of head {head.name}; fix: --head with another one"
+        if (highest := found.scores.max(initial=0)) > 1 + SCORE_SLACK:
+            raise Rejected(f"{sample.name}: expected scores up to 1, got {highest:.4g}: {fix}")
+        sides = found.boxes[:, 2:] - found.boxes[:, :2]
+        if len(sides) and sides.max() < 1:
+            raise Rejected(
+                f"{sample.name}: expected boxes in pixels, got {len(sides)} smaller than one: {fix}"
+            )
 
     def _find(self, detector: Detector, sample: Sample, outputs: Arrays) -> Objects:
         try:

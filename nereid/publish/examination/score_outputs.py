@@ -21,6 +21,10 @@ PROBABILITY_SLACK = 0.01
 KEEPING = frozenset({"Cast", "Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "DequantizeLinear"})
 SIGMOIDS = frozenset({"Sigmoid", "HardSigmoid"})
 TOP = 3
+LENGTH_SLACK = 1e-3
+# What scores mean, in words.
+PROBABILITIES, INDEPENDENT = "probabilities", "independent probabilities"
+NUMBER, VECTOR = "one number", "a vector of length 1 (an embedding), as the network returns it"
 
 
 class Scores:
@@ -47,9 +51,8 @@ class Scores:
         """Return the kind of the scores, and the top classes."""
         (name,) = outputs[0]
         rows = np.concatenate([each[name] for each in outputs])
-        activation, is_multi_label = activation_of(rows, last_operator(file.model, name))
         top = tuple(tuple(map(int, np.argsort(-row, kind="stable")[:TOP])) for row in rows)
-        return Survey(can_batch, activation, is_multi_label, top)
+        return Survey(can_batch, *meaning_of(rows, last_operator(file.model, name)), top)
 
     def notes(
         self, config: ModelConfig, samples: Sequence[Sample], outputs: Sequence[Arrays]
@@ -61,7 +64,8 @@ class Scores:
             if not is_score or scores.dtype.kind != "f":
                 continue
             total = float(scores.sum(dtype=np.float64)) / (len(scores) if config.max_batch_size else 1)
-            if abs(total - 1) > PROBABILITY_SLACK or scores.min() < 0:
+            rows = scores.reshape(len(scores) if config.max_batch_size else 1, -1)
+            if not _are_fractions(rows) and not _have_length_1(rows):
                 yield (
                     f"output '{entry['name']}' does not contain probabilities: expected sum 1, "
                     f"got {total:.3g}; fix: append a softmax with nereid add --activation softmax"
@@ -78,22 +82,34 @@ class Scores:
                 yield Change(difference(old, news[name]), text)
 
 
-def activation_of(rows: np.ndarray, operator: str) -> tuple[Activation, bool]:
-    """Return the activation that turns scores into probabilities, and whether they are multi-label.
+def meaning_of(rows: np.ndarray, operator: str) -> tuple[Activation, str]:
+    """Return the activation that turns scores into probabilities, `none` if none does, and their meaning.
 
     Args:
         rows: the scores of several images, float[N, C].
         operator: computes them, as `last_operator` returns it.
     """
-    is_fraction = bool(rows.min() >= -PROBABILITY_SLACK and rows.max() <= 1 + PROBABILITY_SLACK)
     sums_to_1 = bool(np.all(np.abs(rows.sum(1, dtype=np.float64) - 1) <= PROBABILITY_SLACK))
     if rows.shape[1] == 1:  # a softmax of one class is always 1
-        return "none" if is_fraction and (operator in SIGMOIDS or not sums_to_1) else "sigmoid", True
-    if is_fraction and sums_to_1:
-        return "none", False
-    if is_fraction and operator in SIGMOIDS:
-        return "none", True
-    return "softmax", False
+        is_activated = _are_fractions(rows) and (operator in SIGMOIDS or not sums_to_1)
+        return ("none", INDEPENDENT) if is_activated else ("sigmoid", NUMBER)
+    if _have_length_1(rows):
+        return "none", VECTOR
+    if _are_fractions(rows) and sums_to_1:
+        return "none", PROBABILITIES
+    if _are_fractions(rows) and operator in SIGMOIDS:
+        return "none", INDEPENDENT
+    return "softmax", PROBABILITIES
+
+
+def _are_fractions(rows: np.ndarray) -> bool:
+    return bool(rows.min() >= -PROBABILITY_SLACK and rows.max() <= 1 + PROBABILITY_SLACK)
+
+
+def _have_length_1(rows: np.ndarray) -> bool:
+    """Return whether rows are vectors of length 1 in any direction, as embeddings are."""
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
+    return bool(np.all(np.abs(lengths - 1) <= LENGTH_SLACK) and rows.min() < -PROBABILITY_SLACK)
 
 
 def last_operator(model: Any, output: str) -> str:

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nereid.errors import WrongUsage
+from nereid.publish.intake.changed_file import change_file, declare_outputs
+from nereid.publish.intake.exporters import ANY_SIZE, Size
 from nereid.publish.intake.graph_edits import (
     add_constant,
     dims,
+    fix_size,
     free_batch,
     free_name,
     inputs,
@@ -48,14 +51,13 @@ def adapt_file(path: Path, choices: Choices, like: tuple[str, str] | None = None
 
     Arguments, results and errors as `adapt`.
     """
-    import onnx
 
-    model = onnx.load(path, load_external_data=False)
-    changes = fit_runtimes(model, supported_runtimes())
-    scores, more = adapt(model, choices)
-    if changes or more:
-        onnx.save(model, path)
-    return scores, [*changes, *more]
+    def change(model: Any) -> tuple[str, list[str]]:
+        changes = fit_runtimes(model, supported_runtimes())
+        scores, more = adapt(model, choices)
+        return scores, [*changes, *more]
+
+    return change_file(path, change)
 
 
 def adapt(model: Any, choices: Choices) -> tuple[str, list[str]]:
@@ -106,18 +108,31 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime]) -> list[str]:
     return changes
 
 
-def adapt_outputs_of_file(path: Path) -> list[str]:
-    """Change an ONNX file with any outputs: its batch is variable, and its numbers are FP32."""
-    import onnx
+def adapt_outputs_of_file(path: Path, size: Size = ANY_SIZE) -> list[str]:
+    """Change an ONNX file with any outputs: its batch is variable, and its numbers are FP32.
 
-    model = onnx.load(path, load_external_data=False)
-    changes, outputs = fit_runtimes(model, supported_runtimes()), list(model.graph.output)
-    changes += [*free_batch(model, outputs, keeps_rank=True), *_accept_colours(model)]
-    for each in outputs:
-        changes += to_fp32(model, each)
-    if changes:
-        del model.graph.value_info[:]
-        onnx.save(model, path)
+    Args:
+        path: the file.
+        size: height and width in pixels, for a network that accepts any size; then the dims of its outputs
+            are declared as a run returns them.
+
+    Raises:
+        OperationFailed: the network cannot be run at this size.
+    """
+
+    def change(model: Any) -> tuple[None, list[str]]:
+        changes, outputs = fit_runtimes(model, supported_runtimes()), list(model.graph.output)
+        changes += free_batch(model, outputs, keeps_rank=True)
+        changes += [*_accept_colours(model), *fix_size(model, size)]
+        for each in outputs:
+            changes += to_fp32(model, each)
+        if changes:
+            del model.graph.value_info[:]
+        return None, changes
+
+    _, changes = change_file(path, change)
+    if any(size):
+        declare_outputs(path)
     return changes
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nereid.errors import WrongUsage
-from nereid.imaging.preprocess_settings import PRESETS, REPLACES
+from nereid.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
 from nereid.inference.signature import NetworkTensor, Signature
 from nereid.publish.configs import Tensor
+from nereid.publish.intake.exporters import Noted, Size
 from nereid.repository.onnx_file import describe
 
 PIXELS = ("TYPE_FP32", "TYPE_FP16", "TYPE_UINT8")
@@ -59,7 +60,7 @@ def read(
     original: Signature,
     signature: Signature,
     outputs: tuple[Tensor, ...],
-    size_px: int,
+    size: Size,
     classes: int | None = None,
     head: str = "",
 ) -> Form:
@@ -69,34 +70,40 @@ def read(
         original: the inputs and outputs in the user's file.
         signature: those after the changes.
         outputs: those that are served, by role.
-        size_px: height and width, for a network that accepts any size; 0 if it does not.
+        size: height and width in pixels, for a network that accepts any size; zeros if it does not.
         classes: the number of classes; None for the first dim of the first output.
         head: the layout of a detector's outputs.
 
     Raises:
         WrongUsage: the network does not take images.
     """
-    image, is_last = read_input(signature.inputs, size_px)
+    image, is_last = read_input(signature.inputs, size)
     was_grey = any(CHANNELS not in each.shape and 1 in each.shape[1:] for each in original.inputs.values())
     number = outputs[0].dims[0] if classes is None else classes
     return Form(image, outputs, is_last, was_grey, number, head)
 
 
-def preprocessing(form: Form, known: Mapping[str, str], given: Mapping[str, str]) -> Preprocessing:
-    """Return all parameters of the preprocessing: the known and the given ones, and those of the form.
+def preprocessing(form: Form, noted: Noted, given: Mapping[str, str]) -> Preprocessing:
+    """Return all parameters of the preprocessing: the noted and the given ones, and those of the form.
 
-    A given normalisation or preset replaces all that are known from the file.
+    A given normalisation or preset replaces all that the exporter noted.
 
     Raises:
-        WrongUsage: nothing says how the network's pixels are normalised.
+        WrongUsage: a parameter is unknown, or nothing says how the network's pixels are normalised.
     """
-    known = _known_parameters(form, known, given)
+    if unknown := sorted(given.keys() - PARAMETERS):
+        raise WrongUsage(
+            f"unknown parameter of a preprocessing: expected one of {', '.join(sorted(PARAMETERS))}, "
+            f"got '{unknown[0]}'"
+        )
+    known = _known_parameters(form, noted.parameters, given)
     found = {key: _per_channel(key, text) for key, text in {**known, **given}.items()}
     if form.is_grey and found.get("color_order", "RGB") != "RGB":
         raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")
     if form.image.datatype != "TYPE_UINT8" and not any(found.get(key) for key in NORMALISATION):
+        reason = f"{noted.problem}, which cannot be had; " if noted.problem else ""
         raise WrongUsage(
-            "expected the preprocessing that the network was trained with; fix: name a --preset "
+            f"{reason}expected the preprocessing that the network was trained with; fix: name a --preset "
             f"({', '.join(PRESETS)}), or its numbers with --preprocess mean=… --preprocess std=…"
         )
     if form.is_last:
@@ -126,7 +133,7 @@ def _per_channel(key: str, text: str) -> str:
     return ", ".join([text] * CHANNELS) if key in ("mean", "std") and "," not in text else text
 
 
-def read_input(inputs: Mapping[str, NetworkTensor], size_px: int) -> tuple[Tensor, bool]:
+def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[Tensor, bool]:
     """Return the input, and whether its layout is NHWC; arguments and errors as `read`."""
     if len(inputs) != 1:
         raise WrongUsage(f"expected a network with one input, for images, got: {', '.join(inputs) or 'none'}")
@@ -141,13 +148,13 @@ def read_input(inputs: Mapping[str, NetworkTensor], size_px: int) -> tuple[Tenso
         )
     if not tensor.can_batch:
         raise WrongUsage(f"input '{name}': expected images as rows of a batch, got {describe(tensor)}")
-    height, width = (size_px if side == -1 else side for side in sides)
+    height, width = (wanted if side == -1 else side for side, wanted in zip(sides, size, strict=True))
     if not height or not width:
         raise WrongUsage(
             f"input '{name}' has no fixed size, {describe(tensor)}; fix: set height and width with --size"
         )
-    if size_px and (height, width) != (size_px, size_px):
-        raise WrongUsage(f"input '{name}': expected {height} x {width} pixels, got --size {size_px}")
+    if any(size) and (height, width) != size:
+        raise WrongUsage(f"input '{name}': expected {height} x {width} pixels, got {size[0]} x {size[1]}")
     dims = (height, width, CHANNELS) if is_last else (CHANNELS, height, width)
     return Tensor(name, tensor.datatype, dims), is_last
 

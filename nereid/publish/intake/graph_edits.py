@@ -6,6 +6,12 @@ from typing import Any
 from nereid.repository import onnx_graph
 
 BATCH = "N"
+# Channels of grey and colour images.
+COLOURS = (1, 3)
+# The input with the shape of the result, by operator.
+SHAPES = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
+# Behind those that compute the number of images and the latest shape.
+AFTER_SHAPES = 3
 # Older files list every initializer as an input, too. Source: ONNX, IR.md.
 FREE_INITIALIZERS = 4
 
@@ -27,43 +33,150 @@ def add_constant(model: Any, tensor: Any) -> None:
     model.ir_version = max(model.ir_version, FREE_INITIALIZERS)
 
 
-def free_batch(model: Any, outputs: Sequence[Any], keeps_rank: bool = False) -> Iterator[str]:
-    """Make a fixed first dim of images and outputs variable; outputs keep all dims, or become [N, rest]."""
+def fixed_batch(model: Any) -> int:
+    """Return the fixed first dim of the only input besides the weights; 0 if there is none."""
     images = inputs(model)
-    sizes = {dims(each)[0] for each in images if dims(each)}
-    if len(images) != 1 or sizes == {-1} or not sizes:
+    return max(0, next(iter(dims(images[0])), 0)) if len(images) == 1 else 0
+
+
+def free_batch(model: Any, outputs: Sequence[Any], keeps_rank: bool = False) -> Iterator[str]:
+    """Make a fixed first dim of images and outputs variable, also where operators have it as a number.
+
+    Outputs keep all dims, or become [N, rest].
+    """
+    from onnx import helper
+
+    if not (size := fixed_batch(model)):
         return
-    (size,) = sizes
+    (image,) = inputs(model)
     fixed = [each for each in outputs if dims(each)[:1] == [size]]
-    for value in (images[0], *model.graph.output):
+    for value in (image, *model.graph.output):
         if dims(value)[:1] == [size]:
             value.type.tensor_type.shape.dim[0].dim_param = BATCH
+    _free_shapes(model, image.name, size)
     for output in fixed:
-        rest = dims(output)[1:] if keeps_rank else [-1]
-        if rest.count(-1) < 2:
-            _hide_batch(model, images[0].name, output, rest)
-        if not keeps_rank:
+        if not keeps_rank and len(dims(output)) > 2 and set(dims(output)[2:]) != {1}:
+            before = take_name(model, output, "fixed")
+            model.graph.node.append(helper.make_node("Flatten", [before], [output.name], axis=1))
             del output.type.tensor_type.shape.dim[2:]
     yield f"the batch of {size} is declared as variable"
 
 
-def _hide_batch(model: Any, image: str, output: Any, rest: Sequence[int]) -> None:
-    """Reshape an output to the rows of the input: an operator inside may still have the fixed batch."""
+def take_one_image(model: Any) -> Iterator[str]:
+    """Give a network with a fixed batch of 1 a variable one, of which it computes the first row only."""
+    from onnx import helper
+
+    (image,) = inputs(model)
+    first = free_name(model, f"{image.name}_first")
+    for node in operators(model):
+        for position, name in enumerate(node.input):
+            if name == image.name:
+                node.input[position] = first
+    places = [
+        _constant(model, f"{first}_{word}", [at]) for word, at in (("begin", 0), ("end", 1), ("axis", 0))
+    ]
+    rows = _rows(model, image.name)
+    single = [each for each in model.graph.output if dims(each)[:1] == [1]]
+    for output in single:
+        # ONNX Runtime cannot see through the shape, and takes the first dim for variable.
+        shape = _shape(model, rows, [1] * (len(dims(output)) - 1))
+        before = take_name(model, output, "alone")
+        model.graph.node.append(helper.make_node("Expand", [before, shape], [output.name]))
+    model.graph.node.insert(0, helper.make_node("Slice", [image.name, *places], [first]))
+    for value in (image, *single):
+        value.type.tensor_type.shape.dim[0].dim_param = BATCH
+    yield "it computes one image at a time: its operators have a fixed batch of 1"
+
+
+def _free_shapes(model: Any, image: str, size: int) -> None:
+    """Let shapes begin with the number of images, where they begin with a fixed batch as a number."""
+    from onnx import helper
+
+    known, rows = _small_constants(model), ""
+    from_image = {image}
+    for node in [*model.graph.node]:
+        is_of_image = not from_image.isdisjoint(node.input)
+        from_image.update(node.output if is_of_image else ())
+        place = SHAPES.get(node.op_type, len(node.input))
+        has_batch = place < len(node.input) and [*known.get(node.input[place], ())][:1] == [size]
+        if has_batch and (is_of_image or node.op_type != "Reshape"):
+            rows = rows or _rows(model, image)
+            node.input[place] = _shape(model, rows, known[node.input[place]][1:])
+        elif (
+            node.op_type == "Concat"
+            and is_of_image
+            and not any(each.name == "axis" and each.i == 0 for each in node.attribute)
+        ):
+            for position, name in enumerate(node.input):
+                weight = next((each for each in model.graph.initializer if each.name == name), None)
+                # Such as the class token of a transformer.
+                if weight is not None and [*weight.dims][:1] == [size]:
+                    rows = rows or _rows(model, image)
+                    shape, wide = _shape(model, rows, weight.dims[1:]), free_name(model, f"{name}_rows")
+                    model.graph.node.insert(AFTER_SHAPES, helper.make_node("Expand", [name, shape], [wide]))
+                    node.input[position] = wide
+    used = {name for node in operators(model) for name in node.input}
+    left = [each for each in model.graph.initializer if each.name in used]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(left)
+
+
+def _small_constants(model: Any) -> dict[str, list[int]]:
+    """Return the vectors of whole numbers in a graph, by name."""
+    from onnx import TensorProto, numpy_helper
+
+    tensors = {each.name: each for each in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            tensors[node.output[0]] = node.attribute[0].t
+    return {
+        name: numpy_helper.to_array(each).tolist()
+        for name, each in tensors.items()
+        if each.data_type == TensorProto.INT64 and len(each.dims) == 1 and not onnx_graph.is_external(each)
+    }
+
+
+def _rows(model: Any, image: str) -> str:
+    """Add the number of images as a tensor; return its name."""
+    from onnx import helper
+
+    shape, rows = free_name(model, "image_shape"), free_name(model, "image_rows")
+    first = _constant(model, "first_dim", [0])
+    model.graph.node.insert(0, helper.make_node("Shape", [image], [shape]))
+    model.graph.node.insert(1, helper.make_node("Gather", [shape, first], [rows]))
+    return rows
+
+
+def _shape(model: Any, rows: str, rest: Sequence[int]) -> str:
+    """Add the shape [rows, *rest] as a tensor; return its name."""
+    from onnx import helper
+
+    if not rest:
+        return rows
+    others, target = _constant(model, "other_dims", rest), free_name(model, "batch_shape")
+    model.graph.node.insert(2, helper.make_node("Concat", [rows, others], [target], axis=0))
+    return target
+
+
+def _constant(model: Any, name: str, numbers: Sequence[int]) -> str:
+    """Add a vector of whole numbers; return its name."""
     from onnx import TensorProto, helper
 
-    shape, rows, target = (free_name(model, name) for name in ("image_shape", "image_rows", "scores_shape"))
-    index, others = free_name(model, "first_dim"), free_name(model, "other_dims")
-    for name, numbers in ((index, [0]), (others, rest)):
-        add_constant(model, helper.make_tensor(name, TensorProto.INT64, [len(numbers)], numbers))
-    before = take_name(model, output, "fixed")
-    model.graph.node.extend(
-        [
-            helper.make_node("Shape", [image], [shape]),
-            helper.make_node("Gather", [shape, index], [rows]),
-            helper.make_node("Concat", [rows, others], [target], axis=0),
-            helper.make_node("Reshape", [before, target], [output.name]),
-        ]
-    )
+    free = free_name(model, name)
+    add_constant(model, helper.make_tensor(free, TensorProto.INT64, [len(numbers)], numbers))
+    return free
+
+
+def fix_size(model: Any, size: tuple[int, int]) -> Iterator[str]:
+    """Declare variable height and width of the image as `size`; zeros leave them."""
+    images = inputs(model)
+    if not any(size) or len(images) != 1 or len(dims(images[0])) != 4 or -1 not in dims(images[0])[1:]:
+        return
+    declared = images[0].type.tensor_type.shape.dim
+    places = (1, 2) if dims(images[0])[3] in COLOURS else (2, 3)
+    for place, side in zip(places, size, strict=True):
+        declared[place].dim_value = side
+    yield f"input '{images[0].name}' takes {size[0]} x {size[1]} pixels"
 
 
 def to_fp32(model: Any, scores: Any) -> Iterator[str]:

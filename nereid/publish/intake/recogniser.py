@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from nereid.errors import WrongUsage
 from nereid.publish.intake import dictionary
 from nereid.publish.intake.adaptation import Activation, fit_runtimes, rename_file
+from nereid.publish.intake.changed_file import change_file
 from nereid.publish.intake.dictionary import LABELS, Classes
 from nereid.publish.intake.graph_edits import add_constant, dims, free_batch, free_name, inputs, to_fp32
 from nereid.repository.onnx_runtimes import supported_runtimes
@@ -45,15 +46,15 @@ def adapt_file(
 
     Other arguments, results and errors as `adapt`.
     """
-    import onnx
 
-    model = onnx.load(path, load_external_data=False)
-    changes = fit_runtimes(model, supported_runtimes())
-    outputs, more, notes = adapt(model, output, activation, characters, origin)
-    onnx.save(model, path)
-    changes += more
+    def change(model: Any) -> tuple[tuple[str, Adaptation], list[str]]:
+        changes = fit_runtimes(model, supported_runtimes())
+        found = adapt(model, output, activation, characters, origin)
+        return (inputs(model)[0].name, found), [*changes, *found.changes]
+
+    (image, (outputs, _, notes)), changes = change_file(path, change)
     if names:
-        changes += rename_file(path, [inputs(model)[0].name, *outputs], names)
+        changes += rename_file(path, [image, *outputs], names)
         outputs = tuple(names[1:])
     return Adaptation(outputs, changes, notes)
 

@@ -7,8 +7,10 @@ from nereid.errors import WrongUsage
 from nereid.inference.signature import Signature
 from nereid.publish.configs import Addition, Names, Properties
 from nereid.publish.examination.examine import Survey
+from nereid.publish.examination.score_outputs import NUMBER
 from nereid.publish.intake import adaptation, form
 from nereid.publish.intake.adaptation import Activation
+from nereid.publish.intake.exporters import Size
 from nereid.publish.intake.form import Form
 from nereid.publish.intake.metadata import Metadata
 from nereid.publish.intake.tasks.image_input import Images
@@ -21,7 +23,7 @@ class Classification:
     name = "classify"
     input = Images()
 
-    def recognises(self, signature: Signature, meta: Metadata, size_px: int) -> bool:
+    def recognises(self, signature: Signature, meta: Metadata, size: Size) -> bool:
         """Return whether the metadata names the task, or the only output has two dims."""
         shapes = [each.shape for each in signature.outputs.values()]
         return meta.task == self.name or (len(shapes) == 1 and len(shapes[0]) == 2)
@@ -42,15 +44,24 @@ class Classification:
         self, original: Signature, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
     ) -> Form:
         """Read input and scores."""
-        return form.read(original, signature, form.scores_of(signature, outputs[0]), choices.size_px)
+        return form.read(original, signature, form.scores_of(signature, outputs[0]), choices.size)
 
     def models(self, names: Names, form: Form, choices: Choices, properties: Properties) -> Addition:
         """Return an ensemble: the scores are those of the network."""
         return Addition(names, form.image, form.outputs, properties)
 
     def activation(self, choices: Choices, seen: Survey) -> Activation:
-        """Return the one that turns the scores into probabilities."""
+        """Return the one that turns the scores into probabilities.
+
+        Raises:
+            WrongUsage: they are probabilities already, or nothing says what they are.
+        """
         rule = choices.activation
+        if rule == "auto" and seen.meaning == NUMBER:
+            raise WrongUsage(
+                "the network returns one number, which may be a logit or a value such as an age; "
+                "fix: --activation sigmoid for the probability of a class, or --activation none for a value"
+            )
         if rule not in ("auto", "none") and seen.activation == "none":
             raise WrongUsage(
                 f"cannot append a {rule}: the scores are probabilities already; fix: leave out --activation"
@@ -59,5 +70,5 @@ class Classification:
 
     def rows(self, form: Form, seen: Survey) -> list[tuple[str, str]]:
         """Return the number of classes, and the kind of the scores."""
-        kind = "independent probabilities" if seen.is_multi_label else "probabilities"
+        kind = seen.meaning
         return [("scores", f"{form.classes} classes, {kind}")]

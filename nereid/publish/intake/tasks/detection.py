@@ -13,6 +13,7 @@ from nereid.publish.configs import Addition, LastStep, Names, Properties, Tensor
 from nereid.publish.examination.examine import Survey
 from nereid.publish.intake import adaptation, form
 from nereid.publish.intake.adaptation import Activation
+from nereid.publish.intake.exporters import Size
 from nereid.publish.intake.form import Form
 from nereid.publish.intake.metadata import Metadata
 from nereid.publish.intake.tasks.image_input import Images
@@ -34,7 +35,7 @@ class Detection:
     name = "detect"
     input = Images()
 
-    def recognises(self, signature: Signature, meta: Metadata, size_px: int) -> bool:
+    def recognises(self, signature: Signature, meta: Metadata, size: Size) -> bool:
         """Return whether the metadata names the task, or the outputs have exactly one layout."""
         if meta.task:
             return meta.task == self.name
@@ -42,7 +43,7 @@ class Detection:
         if len(shapes) != 1 or len(shapes[0]) != 4:
             return False
         sides = shapes[0][1:3] if shapes[0][3] in COLOURS and shapes[0][1] not in COLOURS else shapes[0][2:]
-        height, width = (size_px if each == -1 else each for each in sides)
+        height, width = (known if each == -1 else each for each, known in zip(sides, size, strict=True))
         try:
             find_head(_outputs(signature), Frame(height, width), labels=len(meta.labels))
         except UnknownHead:
@@ -57,11 +58,11 @@ class Detection:
         names: Sequence[str] | None = None,
     ) -> Adapted:
         """Change a file to [N,3,H,W] in and outputs of N rows; numbers become FP32."""
-        changes = adaptation.adapt_outputs_of_file(path)
+        changes = adaptation.adapt_outputs_of_file(path, choices.size)
         signature = onnx_file.read(path).signature
         if not names:
             return Adapted(tuple(signature.outputs), changes)
-        image, is_last = form.read_input(signature.inputs, choices.size_px)
+        image, is_last = form.read_input(signature.inputs, choices.size)
         head = _head(signature, image, is_last, choices.head, 0)
         found = [each.name for each in head.outputs]
         return Adapted(
@@ -72,14 +73,14 @@ class Detection:
         self, original: Signature, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
     ) -> Form:
         """Read the input, and the outputs that the head uses."""
-        image, is_last = form.read_input(signature.inputs, choices.size_px)
+        image, is_last = form.read_input(signature.inputs, choices.size)
         head = _head(signature, image, is_last, choices.head, labels)
         for each in head.outputs:
             if not signature.outputs[each.name].can_batch:
                 found = onnx_file.describe(signature.outputs[each.name])
                 raise WrongUsage(f"output '{each.name}': expected rows of a batch, got {found}")
         used = tuple(Tensor(each.name, each.datatype, each.dims) for each in head.outputs)
-        return form.read(original, signature, used, choices.size_px, head.classes, head.name)
+        return form.read(original, signature, used, choices.size, head.classes, head.name)
 
     def models(self, names: Names, form: Form, choices: Choices, properties: Properties) -> Addition:
         """Return an ensemble with a model of the backend `boxes` at the end."""

@@ -1,11 +1,14 @@
 """Networks that take whole images, behind a preprocess model."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nereid.assets import SAMPLES
+from nereid.inference.signature import Signature
 from nereid.publish.intake.description import Description
+from nereid.publish.intake.exporters import Noted
 from nereid.publish.intake.form import CHANNELS, Form, Preprocessing, preprocessing
 from nereid.publish.intake.metadata import Metadata
 from nereid.publish.intake.tasks.task import Choices
@@ -25,15 +28,21 @@ class Images:
         """Return the class names."""
         return meta.labels, meta.labels_from
 
-    def preprocessing(self, form: Form, known: Mapping[str, str], given: Mapping[str, str]) -> Preprocessing:
+    def with_notes(self, choices: Choices, signature: Signature, noted: Noted) -> Choices:
+        """Return the choices with the noted head, and with the noted size for a network that accepts any."""
+        dims = [dim for each in signature.inputs.values() for dim in each.shape[1:]]
+        size = noted.size if -1 in dims and not any(choices.size) else choices.size
+        return replace(choices, size=size, head=choices.head or noted.head)
+
+    def preprocessing(self, form: Form, noted: Noted, given: Mapping[str, str]) -> Preprocessing:
         """Return the given parameters, those of the file, and those that the form determines."""
-        return preprocessing(form, known, given)
+        return preprocessing(form, noted, given)
 
     def repeated(self, path: Path, current: Path, past: Description, image: Mapping[str, Any]) -> Choices:
         """Return the choices of the current version."""
-        sides = {int(each) for each in image["dims"] if int(each) != CHANNELS}
-        size_px = sides.pop() if len(sides) == 1 else 0  # a network of any size was added for a square
-        return Choices(size_px, past.output, past.activation, past.head)
+        dims = [int(each) for each in image["dims"]]
+        size = (dims[0], dims[1]) if dims[-1] == CHANNELS and dims[0] != CHANNELS else (dims[-2], dims[-1])
+        return Choices(size, past.output, past.activation, past.head)
 
     def process_bytes(self, network_bytes: int) -> int:
         """Return the memory of the network and of Python."""

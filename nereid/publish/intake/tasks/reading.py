@@ -12,6 +12,7 @@ from nereid.publish.examination.examine import Survey
 from nereid.publish.intake import dictionary, recogniser
 from nereid.publish.intake.adaptation import Activation
 from nereid.publish.intake.description import Description
+from nereid.publish.intake.exporters import Noted, Size
 from nereid.publish.intake.form import Form, Preprocessing
 from nereid.publish.intake.metadata import Metadata
 from nereid.publish.intake.tasks.reader_models import DETECT, DIRECTION, ReaderModels
@@ -36,7 +37,11 @@ class Lines:
         """Return the characters."""
         return meta.characters, dictionary.FILE
 
-    def preprocessing(self, form: Form, known: Mapping[str, str], given: Mapping[str, str]) -> Preprocessing:
+    def with_notes(self, choices: Choices, signature: Signature, noted: Noted) -> Choices:
+        """Return the choices: the reader cuts its lines in one height."""
+        return choices
+
+    def preprocessing(self, form: Form, noted: Noted, given: Mapping[str, str]) -> Preprocessing:
         """Return nothing: the reader prepares the lines.
 
         Raises:
@@ -68,7 +73,7 @@ class Reading:
     name = "read"
     input = Lines()
 
-    def recognises(self, signature: Signature, meta: Metadata, size_px: int) -> bool:
+    def recognises(self, signature: Signature, meta: Metadata, size: Size) -> bool:
         """Return whether the metadata names the task, or has characters for outputs of a recogniser."""
         kinds = sorted((each.datatype, len(each.shape)) for each in signature.outputs.values())
         has_steps = kinds == BEST or any(rank == 3 for _, rank in kinds)
@@ -84,7 +89,7 @@ class Reading:
         """Change a file to lines [N, 3, 48, W] in, index and probability of the best characters out."""
         if choices.labels_from == dictionary.LABELS and UNREADABLE in "".join(choices.labels):
             raise WrongUsage("--labels: expected characters in UTF-8; fix: convert the file")
-        if choices.size_px or choices.head or choices.last_step:
+        if any(choices.size) or choices.head or choices.last_step:
             raise WrongUsage(
                 "a recogniser has no size, head or thresholds; fix: leave out --size, --head, "
                 "--score-threshold and --iou-threshold"

@@ -4,23 +4,31 @@ from collections.abc import Mapping
 
 from nereid.errors import WrongUsage
 from nereid.inference.signature import Signature
+from nereid.publish.intake.exporters import Size
 from nereid.publish.intake.metadata import Metadata
 from nereid.publish.intake.tasks.classification import Classification
 from nereid.publish.intake.tasks.detection import Detection
 from nereid.publish.intake.tasks.reading import Reading
 from nereid.publish.intake.tasks.task import Task
 
+# Results of Ultralytics' other tasks. Read as boxes, they are wrong without an error.
+UNSERVED = {"segment": "masks", "pose": "key points", "obb": "turned boxes"}
 DEFAULT = Classification.name
 # In the order in which a file is tried.
 TASKS: Mapping[str, Task] = {each.name: each for each in (Reading(), Classification(), Detection())}
 
 
-def choose_task(name: str, signature: Signature, meta: Metadata, size_px: int) -> Task:
+def choose_task(name: str, signature: Signature, meta: Metadata, size: Size) -> Task:
     """Return the task with a name; without one, the task that recognises the file, else classification.
 
     Raises:
         WrongUsage: no task has that name, or the metadata names another kind of network.
     """
+    if meta.task in UNSERVED:
+        raise WrongUsage(
+            f"the file's metadata names the task '{meta.task}': its {UNSERVED[meta.task]} cannot be served; "
+            f"fix: a network for one of {', '.join(sorted(TASKS))}"
+        )
     if name:
         return named_task(name)
     if meta.task and meta.task not in TASKS:
@@ -28,9 +36,7 @@ def choose_task(name: str, signature: Signature, meta: Metadata, size_px: int) -
             f"the file's metadata names the task '{meta.task}': expected one of {', '.join(sorted(TASKS))}; "
             "fix: --task, if its outputs are those of that task"
         )
-    return next(
-        (each for each in TASKS.values() if each.recognises(signature, meta, size_px)), TASKS[DEFAULT]
-    )
+    return next((each for each in TASKS.values() if each.recognises(signature, meta, size)), TASKS[DEFAULT])
 
 
 def named_task(name: str) -> Task:

@@ -11,6 +11,7 @@ from nereid.publish.examination.examine import Survey
 from nereid.publish.intake.adaptation import Activation, ActivationRule
 from nereid.publish.intake.description import Description
 from nereid.publish.intake.dictionary import LABELS
+from nereid.publish.intake.exporters import ANY_SIZE, Noted, Size
 from nereid.publish.intake.form import Form, Preprocessing
 from nereid.publish.intake.metadata import Metadata
 
@@ -20,7 +21,8 @@ class Choices:
     """Choices of the user about a network, which its file does not contain.
 
     Args:
-        size_px: height and width of the input, for a network that accepts any size; 0 for that of the file.
+        size: height and width of the input in pixels, for a network that accepts any size; zeros for that of
+            the file.
         output: the output with the scores; empty for the only one.
         activation: function to append to the scores; `auto` decides after a run.
         head: layout of a detector's outputs; empty to find it from names and shapes.
@@ -29,7 +31,7 @@ class Choices:
         labels_from: the origin of the labels, for messages.
     """
 
-    size_px: int = 0
+    size: Size = ANY_SIZE
     output: str = ""
     activation: ActivationRule = "auto"
     head: str = ""
@@ -64,12 +66,15 @@ class TaskInput(Protocol):
     def labels(self, meta: Metadata) -> tuple[tuple[str, ...], str]:
         """Return the class names or characters in the file, and their origin."""
 
-    def preprocessing(self, form: Form, known: Mapping[str, str], given: Mapping[str, str]) -> Preprocessing:
+    def with_notes(self, choices: Choices, signature: Signature, noted: Noted) -> Choices:
+        """Return the choices, completed by what the exporter noted."""
+
+    def preprocessing(self, form: Form, noted: Noted, given: Mapping[str, str]) -> Preprocessing:
         """Return the parameters of the preprocessing.
 
         Args:
             form: of the network.
-            known: those of the file's metadata.
+            noted: what the exporter noted.
             given: those of the user.
 
         Raises:
@@ -101,7 +106,7 @@ class Task(Protocol):
     def input(self) -> TaskInput:
         """The input of its networks."""
 
-    def recognises(self, signature: Signature, meta: Metadata, size_px: int) -> bool:
+    def recognises(self, signature: Signature, meta: Metadata, size: Size) -> bool:
         """Return whether a file is certainly of this task."""
 
     def adapt(

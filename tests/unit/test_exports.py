@@ -1,0 +1,89 @@
+"""Detectors as other programs export them, added without an option that their files answer."""
+
+import onnx
+import pytest
+from onnx import helper
+from PIL import Image
+
+from nereid.config.model_config import ModelConfig
+from nereid.errors import WrongUsage
+from nereid.publish.add import AddRequest, Proposal, add
+from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
+from tests.tables import cases
+
+# Source: ultralytics, engine/exporter.py.
+ULTRALYTICS = {
+    "task": "detect",
+    "imgsz": f"[{SIDE}, {SIDE}]",
+    "names": str(dict(enumerate(CLASSES))),
+    "stride": "32",
+    "batch": "1",
+}
+FOUND = [(CLASSES[index], score) for _, score, index in KNOWN]
+
+
+@pytest.fixture
+def proposed(tmp_path):
+    """Add an exported network as `cars`, and return what would be added."""
+    Image.new("RGB", (SIDE, SIDE)).save(photo := tmp_path / "photo.png")
+
+    def add_network(model: onnx.ModelProto, metadata=None, **more) -> Proposal:
+        helper.set_model_props(model, metadata or {})
+        onnx.save(model, tmp_path / "cars.onnx")
+        seen: list[Proposal] = []
+        request = AddRequest(tmp_path / "cars.onnx", "cars", images=(photo,), **more)
+        add(tmp_path / "models", request, None, confirm=lambda proposal: not seen.append(proposal))
+        return seen[0]
+
+    return add_network
+
+
+def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Declare height, width and all dims of the outputs as variable, as exports with dynamic axes do."""
+    for place, name in ((2, "height"), (3, "width")):
+        model.graph.input[0].type.tensor_type.shape.dim[place].dim_param = name
+    for output in model.graph.output:
+        for place, dim in enumerate(output.type.tensor_type.shape.dim):
+            dim.dim_param = f"{output.name}_{place}"
+    return model
+
+
+@cases(
+    ("model", "more", "head"),
+    {
+        "fixed": (TestDetector("yolov8", batch=1).build(), {}, "yolov8"),
+        "dynamic": (any_size(TestDetector("yolov8").build()), {}, "yolov8"),
+        "dynamic yolov5": (any_size(TestDetector("yolov5").build()), {}, "yolov5"),
+        "rt-detr": (
+            TestDetector("rtdetr", batch=1).build(),
+            {"description": "Ultralytics rtdetr-l"},
+            "rtdetr",
+        ),
+    },
+)
+def test_metadata_of_ultralytics_is_enough(proposed, tmp_path, model, more, head):
+    found = proposed(model, ULTRALYTICS | more)
+
+    assert (found.task, found.form.head, found.form.sides_px) == ("detect", head, (SIDE, SIDE))
+    assert [(each.label, each.score) for each in found.objects["photo.png"]] == FOUND
+    assert ModelConfig.from_file(tmp_path / "models" / "cars_network", 1).max_batch_size > 0
+
+
+def test_given_labels_tell_the_head(proposed, tmp_path):
+    """RT-DETR of transformers has one column per class, and DETR one more."""
+    (labels := tmp_path / "names.txt").write_text("\n".join(CLASSES))
+
+    found = proposed(
+        TestDetector("detr_sigmoid").build(), task="detect", parameters={"preset": "rtdetr"}, labels=labels
+    )
+
+    assert [(each.label, each.score) for each in found.objects["photo.png"]] == FOUND
+
+
+@pytest.mark.parametrize("task", ["", "detect"])
+def test_results_that_cannot_be_served_are_named(proposed, task):
+    message = (
+        "names the task 'segment': its masks cannot be served; fix: a network for one of classify, detect"
+    )
+    with pytest.raises(WrongUsage, match=message):
+        proposed(TestDetector("yolov8").build(), ULTRALYTICS | {"task": "segment"}, task=task)
