@@ -41,7 +41,7 @@ def loaded(served: Served) -> Instances:
     return Control(served.record).instances("eyes")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 def test_instances_follow_the_load(tmp_path):
     repository = tmp_path / "repository"
     store_bounded(repository, "1-3")
@@ -64,7 +64,7 @@ def test_instances_follow_the_load(tmp_path):
         assert served.metric("repairs_total") == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 def test_new_version_and_new_bounds_are_loaded_in_between(tmp_path):
     repository = tmp_path / "repository"
     store_bounded(repository, "1-2")
@@ -85,7 +85,7 @@ def test_new_version_and_new_bounds_are_loaded_in_between(tmp_path):
         assert {*calls.since()} <= {11.0, 12.0}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=2)
 @pytest.mark.parametrize(
     ("bounds", "count", "clients", "goal"), [("2-3", 2, 6, 3), ("1-3", 3, 1, 2)], ids=["more", "fewer"]
 )

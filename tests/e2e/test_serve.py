@@ -94,7 +94,7 @@ def limits(pid: int) -> list[str]:
     return next(line.split()[3:5] for line in lines if line.startswith("Max open"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 def test_start_waits_for_a_server_without_supervisor(environment, tmp_path):
     """A killed supervisor leaves a server that answers its last requests; the next one on its ports waits."""
     ports = free_ports(3)

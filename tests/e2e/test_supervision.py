@@ -273,7 +273,7 @@ def test_model_that_writes_as_triton_does_not_end_the_server(served):
     assert (served.record.pid, served.numbers("eyes", 1)) == (first, [11.0])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 def test_server_that_cannot_start_again_is_tried_again(tmp_path):
     """Its reason is reported until it succeeds, with new models and without broken ones; SIGTERM ends it."""
     repository = tmp_path / "repository"

@@ -105,7 +105,7 @@ class Terminal:
         return line
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 def test_walk_through_the_page(folder):
     seen: dict[str, str] = {}
     with ExitStack() as stack:
