@@ -1,5 +1,6 @@
 """The router, with functions as variants and a clock that the test moves."""
 
+import gc
 import threading
 import tracemalloc
 from collections import Counter
@@ -757,6 +758,7 @@ def test_routing_leaks_nothing():
         world.now += 100  # the breakers' windows, which vary in size, become short
         for kind in 20 * kinds:
             world.send(kind)
+        gc.collect()
         return tracemalloc.get_traced_memory()[0]
 
     tracemalloc.start()
