@@ -1,9 +1,9 @@
 # `nereid serve` on Python's image for Debian, without NVIDIA's image: at most 600 MB. Build it from the checkout:
 #
-#   docker build --file deploy/embedded.Dockerfile --tag nereid-embedded:0.1.0 .
+#   docker build --file deploy/embedded.Dockerfile --tag nereid-embedded:0.2.0 .
 #   docker run --init --read-only --tmpfs /tmp:exec,mode=1777 --shm-size 1g --cap-drop ALL \
 #       --security-opt no-new-privileges:true --user "$(id -u):$(id -g)" -v "$PWD/keys:/keys:ro" \
-#       -p 8000-8001:8000-8001 -p 127.0.0.1:8002-8003:8002-8003 nereid-embedded:0.1.0
+#       -p 8000-8001:8000-8001 -p 127.0.0.1:8002-8003:8002-8003 nereid-embedded:0.2.0
 #
 # The server needs keys first: nereid key add me --scope infer --keys keys/keys.json
 #

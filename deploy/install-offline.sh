@@ -135,7 +135,7 @@ join_parts() { # PATHS…
 	done <"$sums"
 }
 
-# Set `version`, `glibc` and `machine` from a name such as nereid-offline-0.1.0-cp312-manylinux_2_35_x86_64.tar.001.
+# Set `version`, `glibc` and `machine` from a name such as nereid-offline-0.2.0-cp312-manylinux_2_35_x86_64.tar.001.
 read_tags() { # NAME
 	case $1 in
 	nereid-offline-*-cp3*-manylinux_2_*_*.tar.001) ;;

@@ -1,6 +1,6 @@
 # NVIDIA's Triton with this project, for docker-compose.yml and deploy/kubernetes. Built from the checkout:
 #
-#   docker build --file deploy/triton.Dockerfile --build-arg EXTRAS=gpu13,text,gateway,publish,traces --tag nereid-triton:0.1.0-gpu .
+#   docker build --file deploy/triton.Dockerfile --build-arg EXTRAS=gpu13,text,gateway,publish,traces --tag nereid-triton:0.2.0-gpu .
 #
 # `nereid serve` runs the Triton of the image. For amd64 and arm64, like NVIDIA's image.
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver
