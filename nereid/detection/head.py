@@ -143,6 +143,8 @@ def _is_certain(name: str, roles: Sequence[Output], frame: Frame, labels: int) -
         return bool(labels) and first[1] == labels + 4 > 7 and 0 < first[0] <= MAX_SUPPRESSED_ROWS
     if name == "tensorflow":
         return True
+    if len(roles) == 1 and labels and first[1] == labels + 4:  # or a row of `rtdetr`
+        return False
     # A decoded YOLOX export has the shape of one that is not decoded.
     is_short = 0 < first[0] <= MAX_SUPPRESSED_ROWS and first[0] not in cells | anchored if first else True
     return name == "nms" and (len(roles) > 1 or is_short)

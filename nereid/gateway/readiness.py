@@ -71,7 +71,6 @@ class Readiness:
         try:
             await self._infer(
                 self._image,
-                top_k=1,
                 timeout_s=TIMEOUT_S,
                 request_id=f"readyz-{new_request_id()}",
                 headers={PROBE_HEADER: "1"},

@@ -233,6 +233,11 @@ def test_uncertain_or_wrong_heads_are_refused(outputs, name, message):
         find_head(outputs, Frame(640, 640), name)
 
 
+def test_few_labels_may_be_columns_or_one_number():
+    with pytest.raises(UnknownHead, match=r"rtdetr: .*; nms: "):
+        find_head([matrix(300, 6)], Frame(640, 640), labels=2)
+
+
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
 @pytest.mark.parametrize("head", HEADS)
 def test_numbers_that_are_not_finite_are_errors(head, bad):
