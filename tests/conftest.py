@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,8 +40,10 @@ UPRIGHT = {
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Note when the run began, so that it removes only what it left itself."""
+    """Note when the run began, so that it removes only what it left; let Ctrl-C reach what tests start."""
     session.config.stash[BEGAN_S] = time.time()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -168,7 +168,7 @@ def test_recogniser_of_single_lines_is_refused(repository, tmp_path):
         add(repository, request(tmp_path / "own.onnx"), None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(minutes=1)
 def test_next_version_is_changed_and_compared_by_its_text(repository, file, tmp_path):
     add(repository, request(file), None)
     characters = raw(tmp_path / "bare.onnx", characters=())
