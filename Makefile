@@ -63,8 +63,8 @@ fix: .venv/.testing  ## repair format and what lint can repair safely
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-unit: .venv/.testing  ## run the tests that need no server, in less than a minute
-	$(PYTEST) --quiet -m 'not slow and not nightly' tests/unit
+unit: .venv/.testing  ## run the tests that start no server or other process, in less than a minute
+	$(PYTEST) --quiet -m 'not slow and not nightly and not process' tests/unit
 
 test: .venv/.testing  ## run all tests except the long ones and those of check, also against the real server; TESTS chooses
 	$(PYTEST) -m 'not slow and not nightly' --ignore tests/contract $(TESTS)

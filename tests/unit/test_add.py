@@ -15,6 +15,8 @@ from nereid.routing.assignment import parse_route
 from tests.publishing import SIDE, classifier, contents
 from tests.tables import cases
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def file(tmp_path):

@@ -24,6 +24,7 @@ from tests.publishing import OTHER_ANSWERS, classifier
 from tests.recognisers import TestRecogniser, raw
 from tests.tables import cases
 
+pytestmark = pytest.mark.process
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 
 FINDERS = ("text_detect", "text_direction")

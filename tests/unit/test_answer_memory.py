@@ -29,6 +29,7 @@ def test_label_or_index_is_compared(label, is_correct):
     assert memory.rate("id", 2) == Rated("classify", "v2", True, True)
 
 
+@pytest.mark.process
 def test_recent_answers_are_known_and_old_ones_forgotten():
     """Half of the capacity is known almost always; after twice the capacity, almost nothing old is left."""
     now = [0.0]

@@ -18,6 +18,7 @@ from nereid.errors import OperationFailed
 from tests.tables import cases
 from tools.commands_page import commands
 
+pytestmark = pytest.mark.process
 COMMANDS = [*commands(typer.main.get_command(app))]
 
 

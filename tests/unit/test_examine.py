@@ -28,6 +28,7 @@ from tests.networks import DATATYPES, constant, identity, move_out, network, val
 from tests.routes import wait_until
 from tests.tables import cases
 
+pytestmark = pytest.mark.process
 INPUT, SCORES = ("x", "FP32", ["N", 3, 8, 8]), ("scores", "FP32", ["N", 4])
 REFUSALS = (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig)
 PREPROCESS = """name: "pre" backend: "preprocess" max_batch_size: 8

@@ -11,6 +11,7 @@ from nereid.publish.add import AddRequest, Proposal, add
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
 from tests.tables import cases
 
+pytestmark = pytest.mark.process
 # Source: ultralytics, engine/exporter.py.
 ULTRALYTICS = {
     "task": "detect",

@@ -15,6 +15,7 @@ from nereid.tune.load_generator import Load
 from tests.conftest import ROOT
 from tests.tables import cases
 
+pytestmark = pytest.mark.process
 FIRST, SECOND = "machine", "speed"
 # The name of the section is the first argument; its results are in a file of the working folder.
 WRITES = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text('{\"found\": 1}'); "

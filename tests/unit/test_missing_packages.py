@@ -11,6 +11,8 @@ import pytest
 from nereid.cli.exit_codes import MODULES
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.process
+
 RUN = "import sys; sys.modules[sys.argv.pop(1)] = None; from nereid.cli.main import main; main()"
 
 

@@ -24,6 +24,7 @@ from tests.conftest import UPRIGHT
 from tests.pictures import noise
 from tests.tables import cases
 
+pytestmark = pytest.mark.process
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
 SHIM = """
 #include <algorithm>

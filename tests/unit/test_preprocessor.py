@@ -136,6 +136,7 @@ print((pages() - before) * 4096 >> 20)
 """
 
 
+@pytest.mark.process
 def test_memory_of_a_large_image_is_returned(tmp_path):
     """With the server's settings of the C library, which would keep up to 256 MiB per process."""
     for name, side in (("small", 100), ("large", 8000)):

@@ -39,6 +39,8 @@ from tests.publishing import (
 from tests.routes import ALL_VERSIONS, document, store_adding, store_ensemble, store_router, variant
 from tests.tables import cases
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def repository(tmp_path):

@@ -13,6 +13,7 @@ from nereid.cli.main import app
 from tests.publishing import NET, candidate, classifier, contents, store_published
 from tests.tables import cases
 
+pytestmark = pytest.mark.process
 WATCHDOG_S = 120
 
 

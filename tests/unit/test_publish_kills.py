@@ -32,6 +32,7 @@ from tests.publishing import (
     store_published,
 )
 
+pytestmark = pytest.mark.process
 Report = Callable[[str], None]
 
 

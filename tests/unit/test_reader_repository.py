@@ -143,6 +143,7 @@ def test_copy_for_a_waybill_keeps_its_fields(repository):
     assert (repository / "read_waybill_v2" / "waybill.json").is_file()
 
 
+@pytest.mark.process
 def test_only_reading_itself_needs_the_packages_of_its_extra():
     program = """
 import sys

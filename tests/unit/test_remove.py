@@ -12,6 +12,8 @@ from tests.publishing import NET, OTHER_ANSWERS, ROUTE, classifier, contents, st
 from tests.routes import variant
 from tests.user_networks import UserNetwork
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def repository(tmp_path):

@@ -25,6 +25,7 @@ from tests.rollouts import ROUTE, Rollouts, before
 from tests.routes import document, replace, store_adding, store_router, variant
 from tests.tables import cases
 
+pytestmark = pytest.mark.process
 REQUESTS, LOOKS = 400, 400
 
 

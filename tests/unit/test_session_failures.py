@@ -14,6 +14,7 @@ from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, MEBIBYTE, WIDE_IO,
 from tests.limited_memory import run_limited
 from tests.networks import ONE_INSTANCE, store
 
+pytestmark = pytest.mark.process
 ROW_MEBIBYTES, ROWS = 30, 8
 # A batch needs 240 MiB, of which the C library may have kept 30 of the run before, and a half 120. After a
 # failure, the C library may reserve 64 more.

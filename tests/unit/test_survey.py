@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import pytest
 from onnx import helper
 
 from nereid.publish.add import AddRequest, add
@@ -16,6 +17,8 @@ from nereid.publish.intake import description
 from tests.networks import constant, network, value
 from tests.tables import cases
 from tests.user_networks import CLASSES, UserNetwork
+
+pytestmark = pytest.mark.process
 
 SHARES = [[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]]
 LABELS = [[0.9, 0.8, 0.1], [0.1, 0.1, 0.2]]

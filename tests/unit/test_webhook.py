@@ -14,6 +14,7 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import webhook
 from nereid.publish.drop_folder import JOURNAL, Line
 
+pytestmark = pytest.mark.process
 SECRET, NAME, BODY = b"a secret of the publisher", "classify@monday.onnx", b"a network"
 WATCHDOG_S = 60
 
