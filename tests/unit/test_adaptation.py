@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from nereid.errors import WrongUsage
+from nereid.publish.intake import network_trial
 from nereid.publish.intake.adaptation import Choices, adapt, adapt_outputs_of_file, fit_runtimes
 from nereid.repository.onnx_runtimes import supported_runtimes
 from tests.networks import constant, network, value
@@ -115,6 +116,7 @@ ALONE = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", [*FIXED, "mean"])
 def test_network_of_one_image_computes_several(tmp_path, name):
     """Its rows are those that the user's file returns for each image alone."""
@@ -137,6 +139,13 @@ def test_network_of_one_image_computes_several(tmp_path, name):
         for row in range(3):
             found = session.run(["y"], {"image": images[row : row + 1]})[0]
             np.testing.assert_allclose(found, expected[row], atol=1e-6)
+
+
+def test_network_that_takes_too_long_is_left_to_the_examination(tmp_path, monkeypatch):
+    monkeypatch.setattr(network_trial, "TIMEOUT_S", 0.001)
+    onnx.save(ALONE["mean"], path := tmp_path / "model.onnx")
+
+    assert adapt_outputs_of_file(path) == ["the batch of 1 is declared as variable"]
 
 
 def test_fitting_network_stays_as_it_is():

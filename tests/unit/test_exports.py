@@ -53,6 +53,7 @@ def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
     ("model", "more", "head"),
     {
         "fixed": (TestDetector("yolov8", batch=1).build(), {}, "yolov8"),
+        "strange notes": (TestDetector("yolov8").build(), {"args": "[1]", "imgsz": "[-1, 0]"}, "yolov8"),
         "dynamic": (any_size(TestDetector("yolov8").build()), {}, "yolov8"),
         "dynamic yolov5": (any_size(TestDetector("yolov5").build()), {}, "yolov5"),
         "rt-detr": (

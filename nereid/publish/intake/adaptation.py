@@ -115,23 +115,21 @@ def adapt_outputs_of_file(path: Path, size: Size = ANY_SIZE) -> list[str]:
         path: the file.
         size: height and width in pixels, for a network that accepts any size; then the dims of its outputs
             are declared as a run returns them.
-
-    Raises:
-        OperationFailed: the network cannot be run at this size.
     """
 
-    def change(model: Any) -> tuple[None, list[str]]:
+    def change(model: Any) -> tuple[bool, list[str]]:
         changes, outputs = fit_runtimes(model, supported_runtimes()), list(model.graph.output)
         changes += free_batch(model, outputs, keeps_rank=True)
-        changes += [*_accept_colours(model), *fix_size(model, size)]
+        sized = [*fix_size(model, size)]
+        changes += [*_accept_colours(model), *sized]
         for each in outputs:
             changes += to_fp32(model, each)
         if changes:
             del model.graph.value_info[:]
-        return None, changes
+        return bool(sized), changes
 
-    _, changes = change_file(path, change)
-    if any(size):
+    is_sized, changes = change_file(path, change)
+    if is_sized:
         declare_outputs(path)
     return changes
 

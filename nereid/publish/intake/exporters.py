@@ -75,11 +75,16 @@ def _ultralytics(properties: Mapping[str, str]) -> Noted | None:
     task, size = properties.get("task"), ANY_SIZE
     origin = "the file's metadata of Ultralytics"
     sizes = literal(properties.get("imgsz", ""))
-    if isinstance(sizes, list | tuple) and sizes and all(isinstance(each, int) for each in sizes):
+    if (
+        isinstance(sizes, list | tuple)
+        and sizes
+        and all(isinstance(each, int) and each > 0 for each in sizes)
+    ):
         size = sizes[0], sizes[-1]
     if task == "detect":
-        exported = literal(properties.get("args", "")) or {}
-        is_whole = properties.get("end2end") == "True" or bool(exported.get("nms"))
+        exported = literal(properties.get("args", ""))
+        has_nms = isinstance(exported, dict) and bool(exported.get("nms"))
+        is_whole = properties.get("end2end") == "True" or has_nms
         is_rtdetr = "rtdetr" in properties.get("description", "").lower()
         head = "nms" if is_whole else "rtdetr" if is_rtdetr else ""
         preprocessing = (

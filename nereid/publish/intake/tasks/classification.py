@@ -70,5 +70,4 @@ class Classification:
 
     def rows(self, form: Form, seen: Survey) -> list[tuple[str, str]]:
         """Return the number of classes, and the kind of the scores."""
-        kind = seen.meaning
-        return [("scores", f"{form.classes} classes, {kind}")]
+        return [("scores", f"{form.classes} classes, {seen.meaning}")]

@@ -1,0 +1,85 @@
+"""A first run of a network on two images, in a process of its own: what it does there harms no command.
+
+It writes a JSON line to stdout: the shapes of its outputs for one image, and whether two images together get
+what each gets alone.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnxruntime
+
+from nereid.processes import PR_SET_PDEATHSIG
+
+# NumPy's types of images, by ONNX Runtime's words.
+ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
+# Largest difference of a row alone and in a batch, relative to its largest number: kernels may differ.
+ROW_TOLERANCE = 0.02
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Shapes of the outputs for one image, by name, and whether the rows of a batch are independent."""
+
+    shapes: dict[str, list[int]]
+    computes_rows: bool
+
+
+def try_network(path: Path) -> Trial | None:
+    """Run a network of images; None if it fails, crashes or takes too long, which an examination explains."""
+    words = [sys.executable, "-P", "-m", __name__, str(path), str(os.getpid())]
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=TIMEOUT_S, check=True)
+        return msgspec.json.decode(done.stdout, type=Trial)
+    except (subprocess.SubprocessError, msgspec.DecodeError):
+        return None
+
+
+def main(path: Path, parent: int) -> None:
+    """Run the network, and write the results; the process ends with its parent."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)  # output of libraries must not reach the results
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        (image,) = session.get_inputs()
+        levels = np.random.default_rng(0).integers(0, 256, (2, *image.shape[1:])).astype(ELEMENTS[image.type])
+        pixels = levels if levels.dtype == np.uint8 else levels / levels.dtype.type(255)
+        alone = [session.run(None, {image.name: pixels[place : place + 1]}) for place in (0, 1)]
+        names = [each.name for each in session.get_outputs()]
+        shapes = {name: list(row.shape) for name, row in zip(names, alone[0], strict=True)}
+        json.dump({"shapes": shapes, "computes_rows": _computes_rows(session, pixels, alone)}, out)
+
+
+def _computes_rows(
+    session: onnxruntime.InferenceSession, pixels: np.ndarray, alone: list[list[np.ndarray]]
+) -> bool:
+    if any(isinstance(each.shape[0], int) for each in session.get_outputs() if each.shape):
+        return False
+    try:
+        together = session.run(None, {session.get_inputs()[0].name: pixels})
+    except Exception:  # ONNX Runtime's own exceptions share no base class
+        return False
+    pairs = [(place, *each) for place in (0, 1) for each in zip(together, alone[place], strict=True)]
+    return all(_is_row(found, place, row) for place, found, row in pairs)
+
+
+def _is_row(found: np.ndarray, place: int, row: np.ndarray) -> bool:
+    if found.shape != (2, *row.shape[1:]):
+        return False
+    limit = ROW_TOLERANCE * (np.abs(row).max(initial=0) or 1)
+    return bool(np.allclose(found[place], row[0], rtol=0, atol=limit, equal_nan=True))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
