@@ -145,7 +145,9 @@ def _started(
 
 
 @contextlib.contextmanager
-def by_hand(module: str, environment: Mapping[str, str]) -> Iterator[tuple[int, int]]:
+def by_hand(
+    module: str, environment: Mapping[str, str], python: str = sys.executable
+) -> Iterator[tuple[int, int]]:
     """Run a module's `app` under uvicorn on a free port, and wait until it listens; gives its pid and port.
 
     Raises:
@@ -154,7 +156,7 @@ def by_hand(module: str, environment: Mapping[str, str]) -> Iterator[tuple[int, 
     (port,) = free_ports(1)
     words = ["--factory", "--port", str(port), "--no-access-log", "--log-level", "warning"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", f"{module}:app", *words],
+        [python, "-m", "uvicorn", f"{module}:app", *words],
         env=KEEP_BUFFERS | dict(environment),
         preexec_fn=end_with_parent(),
     )

@@ -34,6 +34,7 @@ SECTIONS = {
     "served": 105.0,
     "zero_copy": 40.0,
     "tests": 235.0,
+    "text": 60.0,
     "memory": 70.0,
     "precisions": 50.0,
 }

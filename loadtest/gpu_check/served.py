@@ -1,6 +1,9 @@
 """Load on the server with the profile `gpu`, on a service by hand, and on the profile `cpu`."""
 
+import json
 import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,7 +14,6 @@ from typing import Any
 
 from loadtest import servers
 from loadtest.gpu_check import by_hand
-from loadtest.gpu_check.machine import has
 from loadtest.gpu_check.processes import Context
 from loadtest.gpu_check.speed import PHOTO_WH
 from nereid.processes import available_cores
@@ -23,6 +25,8 @@ from nereid.tune.trial import TO_IMAGES
 MODEL = "classify_v1"
 CONCURRENCIES, BY_HAND_CONCURRENCIES = (1, 8, 32, 64, 128), (1, 8, 64)
 LOAD_S, BY_HAND_S, CPU_S = 2.0, 1.5, 1.0
+# A Python that has PyTorch, torchvision, timm and Starlette.
+BY_HAND_PYTHON = "BY_HAND_PYTHON"
 # One client process could limit the rate of a fast GPU.
 MAX_CLIENTS = 4
 # Time that the end of the server needs.
@@ -36,8 +40,9 @@ def measure(context: Context) -> Iterator[dict[str, Any]]:
     photo = photos.jpeg(PHOTO_WH)
     for rows in served(context, "gpu", photo, LOAD_S):
         yield {"gpu": rows, "alone_p50_ms": rows[0]["p50_ms"], "best_per_s": best(rows)}
-    if all(map(has, by_hand.PACKAGES)):
-        with servers.by_hand(by_hand.__name__, context.environment) as (_, port):
+    python = context.environment.get(BY_HAND_PYTHON, sys.executable)
+    if not subprocess.run([python, "-c", f"import {', '.join(by_hand.PACKAGES)}"], check=False).returncode:
+        with servers.by_hand(by_hand.__name__, context.environment, python) as (_, port):
             request = load_generator.post_request(HOST, port, by_hand.PATH, photo, {})
             for rows in loads(port, request, BY_HAND_S, context.left_s, BY_HAND_CONCURRENCIES):
                 yield {"by_hand": {"torch": rows}, "best_by_hand_per_s": best(rows)}
@@ -50,7 +55,19 @@ def served(context: Context, profile: str, photo: bytes, seconds: float) -> Iter
     with running(context, profile) as server:
         port = server.options.ports.http
         request = load_generator.post_request(HOST, port, infer_path(MODEL), photo, TO_IMAGES)
-        yield from loads(port, request, seconds, context.left_s)
+        for rows in loads(port, request, seconds, context.left_s):
+            if len(rows) == 1:
+                rows[0]["triton_ms"] = stages_ms(port)
+            yield rows
+
+
+def stages_ms(port: int) -> dict[str, float]:
+    """Return the mean durations of a request's stages so far, as Triton counts them."""
+    with urllib.request.urlopen(f"http://{HOST}:{port}/v2/models/{MODEL}/stats") as page:
+        found = json.load(page)["model_stats"][0]["inference_stats"]
+    return {
+        name: round(each["ns"] / max(1, each["count"]) / 1e6, 3) for name, each in found.items() if each["ns"]
+    }
 
 
 @contextmanager

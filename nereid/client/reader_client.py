@@ -19,8 +19,8 @@ class Reader(ModelClient[Reading]):
 
     Example:
         >>> with Reader("localhost:8001") as reader:
-        ...     reader.read("label.jpg").lines[1].text
-        '1Z 999 AA1 01 2345 6784'
+        ...     reader.read("label.jpg").lines[12].text
+        'RB 123 456 785 GB'
     """
 
     def __init__(
