@@ -29,14 +29,13 @@ NO_GPU = "no NVIDIA GPU with its driver (/proc/driver/nvidia/version); fix: anot
 # Each section is a module of this package, with its time limit in seconds. The most valuable come first,
 # because a run may be cut short.
 SECTIONS = {
-    "machine": 30.0,
-    "speed": 60.0,
-    "served": 105.0,
-    "zero_copy": 40.0,
+    "machine": 25.0,
+    "speed": 45.0,
+    "served": 130.0,
+    "zero_copy": 25.0,
     "tests": 235.0,
-    "text": 60.0,
     "memory": 70.0,
-    "precisions": 50.0,
+    "precisions": 40.0,
 }
 # The results are written, and the last process is ended, before the time is over.
 MARGIN_S = 10.0

@@ -13,10 +13,10 @@ from nereid.processes import available_cores
 
 # Time limits of the files in seconds.
 FILES = {
+    "test_onnxruntime": 40.0,
+    "test_cuda_shared_memory": 60.0,
+    "test_server_on_gpu": 120.0,
     "test_gpu_preprocessor": 90.0,
-    "test_server_on_gpu": 110.0,
-    "test_onnxruntime": 60.0,
-    "test_cuda_shared_memory": 45.0,
 }
 # Most of the time of these tests is spent in the compiler of the kernel.
 COMPILING, PROCESSES = "test_gpu_preprocessor", 12

@@ -192,6 +192,11 @@ class GpuPreprocessor:
             each.owners = []
 
     @property
+    def held_bytes(self) -> int:
+        """Memory of the tensors and of pixels from the host, used or kept for later; not nvImageCodec's."""
+        return int(self._pool.total_bytes())
+
+    @property
     def tensor(self) -> Any:
         """The tensor of the first slot."""
         return self._slots[0].tensor

@@ -1,4 +1,4 @@
-"""The profile `gpu` of both repositories: its configs fit the plain ones, their networks and the options."""
+"""The profile `gpu`: its configs fit the plain ones, their networks and the options."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 
 CONFIGS = sorted(
     str(path.relative_to(ROOT))
-    for path in ROOT.glob("*_repository/*/configs/gpu.pbtxt")
+    for path in ROOT.glob("model_repository/*/configs/gpu.pbtxt")
     if 'backend: "fused"' not in path.read_text()
 )
 NETWORKS = [each for each in CONFIGS if 'backend: "onnxruntime"' in (ROOT / each).read_text()]
@@ -33,12 +33,12 @@ def test_every_network_and_preprocessing_has_a_config_for_the_gpu():
     backends = ("onnxruntime", "preprocess")
     plain = {
         path.parent.name
-        for path in ROOT.glob("*_repository/*/config.pbtxt")
+        for path in ROOT.glob("model_repository/*/config.pbtxt")
         if read_pbtxt(path).get("backend") in backends
     }
 
     assert on_gpu == plain
-    assert len(NETWORKS) == 4
+    assert len(NETWORKS) == 1
 
 
 @pytest.mark.parametrize("relative", CONFIGS)

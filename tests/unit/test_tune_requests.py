@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from nereid.assets import PARCEL_LABEL, TEXT_REPOSITORY
+from nereid.assets import PARCEL_LABEL, REPOSITORY
 from nereid.errors import WrongUsage
 from nereid.repository.pbtxt import parse
 from nereid.tune import photos, profiles
@@ -52,13 +52,13 @@ def test_reader_gets_a_page_with_text():
 
 
 def test_steps_have_their_configs_of_the_profile(tmp_path):
-    repository = shutil.copytree(TEXT_REPOSITORY, tmp_path / "models")
-    on_gpu = (repository / "text_detect" / "configs" / "gpu.pbtxt").read_text()
+    repository = shutil.copytree(REPOSITORY, tmp_path / "models")
+    on_gpu = (repository / "efficientnet_lite0" / "configs" / "gpu.pbtxt").read_text()
     (tmp_path / "trial").mkdir()
-    tuned = profiles.tunable(repository, "read_text_v1", "gpu")
+    tuned = profiles.tunable(repository, "classify_v1", "gpu")
 
     TrialServer(repository, tuned, (), (1,), tmp_path / "trial", os.environ)
 
-    served = tmp_path / "trial" / "models" / "text_detect" / "configs" / "tuned.pbtxt"
+    served = tmp_path / "trial" / "models" / "efficientnet_lite0" / "configs" / "tuned.pbtxt"
     assert served.read_text().endswith(on_gpu)
     assert not [*repository.rglob("tuned.pbtxt")]
