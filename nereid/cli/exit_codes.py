@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from typer._click.exceptions import ClickException  # Typer's copy of Click; not exported otherwise
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
@@ -73,6 +73,22 @@ def end(error: Exception) -> NoReturn:
     for line in [*details, f"error: {first}"]:
         print(line, file=sys.stderr)
     sys.exit(exit_code(error))
+
+
+class Command(TyperCommand):
+    """A command whose first argument may be typed as an option, as in other commands: `--model NAME`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse a command line."""
+        first = next((each.name for each in self.params if each.param_type_name == "argument"), "")
+        if first in ("model", "repository"):
+            for index, word in enumerate(args):
+                name, equals, value = word.partition("=")
+                if name == f"--{first}" and (equals or index + 1 < len(args)):
+                    rest = args[:index] + args[index + (1 if equals else 2) :]
+                    args = [value if equals else args[index + 1], *rest]
+                    break
+        return list(super().parse_args(ctx, args))
 
 
 class CommandGroup(TyperGroup):

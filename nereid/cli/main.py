@@ -7,7 +7,7 @@ import typer
 
 from nereid.cli import demo, gateway, init, keys, serve
 from nereid.cli.drift_commands import drift
-from nereid.cli.exit_codes import CommandGroup
+from nereid.cli.exit_codes import Command, CommandGroup
 from nereid.cli.image_commands import classify, detect, read
 from nereid.cli.models import add, publish, remove, tune, versions, watch
 from nereid.cli.observe_commands import check, doctor, status, top, why
@@ -44,7 +44,7 @@ for command in (
     doctor.doctor,
     tune.tune,
 ):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(route.app, name="route")
 app.add_typer(rollout.app, name="rollout")
 app.add_typer(drift.app, name="drift")

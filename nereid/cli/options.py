@@ -27,15 +27,21 @@ class ModelKind:
     Attributes:
         default: name of the model that is used first.
         outputs: names of the outputs that a model must have.
+        fix: how to get one.
     """
 
     default: str
     outputs: tuple[str, ...]
+    fix: str
 
 
-CLASSIFIERS = ModelKind(DEFAULT_MODEL, (SCORES,))
-READERS = ModelKind("read_text", (TEXT, CONFIDENCE, BOX))
-DETECTORS = ModelKind("detect", (BOX, SCORE, LABEL))
+CLASSIFIERS = ModelKind(DEFAULT_MODEL, (SCORES,), f"--repository '{assets.REPOSITORY}', or nereid add")
+READERS = ModelKind(
+    "read_text",
+    (TEXT, CONFIDENCE, BOX),
+    f"nereid serve --task read, then here --repository '{assets.TEXT_REPOSITORY}'",
+)
+DETECTORS = ModelKind("detect", (BOX, SCORE, LABEL), "nereid add a detector")
 MODEL_KINDS = CLASSIFIERS, READERS, DETECTORS
 
 
@@ -157,7 +163,9 @@ def find_model(repository: Path, name: str, kind: ModelKind) -> str:
     if not found:
         outputs = ", ".join(f"'{each}'" for each in kind.outputs)
         word = "outputs" if len(kind.outputs) > 1 else "output"
-        raise WrongUsage(f"'{repository}' has no model with input '{IMAGE}' and {word} {outputs}")
+        raise WrongUsage(
+            f"'{repository}' has no model with input '{IMAGE}' and {word} {outputs}; fix: {kind.fix}"
+        )
     if name:
         raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {known}")
     if len(found) > 1:

@@ -14,6 +14,7 @@ from nereid.publish.engine.journal import Journal
 from nereid.publish.pinned import successor
 from nereid.repository.check import check
 from nereid.repository.layout import Pin, config_files, model_folders, pins, readable_configs, steps_of
+from nereid.rollout.rollout_journal import check_none_active
 from nereid.routes.target import check_repository, find_routes, read_state
 from nereid.routing.assignment import Route
 from nereid.server.control import Control, Refused
@@ -45,11 +46,12 @@ def remove(
 
     Raises:
         WrongUsage: the model does not exist, or another model or route needs one of those.
-        OperationFailed: the server refuses; the next command continues.
+        OperationFailed: the server refuses, and the next command continues; or a rollout has not ended.
         OSError: a file cannot be moved.
     """
     check_repository(repository)
     with locked_repository(repository, record, report) as (log, unstaged):
+        check_none_active(repository, f"remove '{name}'", name)
         parts = find_parts(repository, name)
         if not parts.models:
             return _unload_leftover(repository, name, record)

@@ -239,8 +239,9 @@ def folder_of(repository: Path) -> Path:
 
 
 def routes_of(repository: Path) -> list[str]:
-    """Return the routes that have had rollouts."""
-    return sorted({path.name.rsplit(".", 2)[0] for path in folder_of(repository).glob("*.*.jsonl")})
+    """Return the routes that have had rollouts, without removed ones."""
+    found = {path.name.rsplit(".", 2)[0] for path in folder_of(repository).glob("*.*.jsonl")}
+    return sorted(name for name in found if (repository / name).is_dir())
 
 
 def active_rollouts(repository: Path) -> dict[str, State]:
@@ -253,13 +254,14 @@ def active_rollouts(repository: Path) -> dict[str, State]:
     return {route: state for route, state in states.items() if state}
 
 
-def check_none_active(repository: Path, what: str) -> None:
-    """Raise `RolloutActive` if a rollout is active, since `what` would disturb it."""
+def check_none_active(repository: Path, what: str, only: str = "") -> None:
+    """Raise `RolloutActive` if a rollout, or that of route `only`, is active: `what` would disturb it."""
     for route, state in active_rollouts(repository).items():
-        raise RolloutActive(
-            f"cannot {what}: the rollout of '{state.plan.candidate}' on route '{route}' is at step "
-            f"{state.step_name}; fix: wait, or nereid rollout abort"
-        )
+        if only in ("", route):
+            raise RolloutActive(
+                f"cannot {what}: the rollout of '{state.plan.candidate}' on route '{route}' is at step "
+                f"{state.step_name}; fix: wait, or nereid rollout abort"
+            )
 
 
 def _first(number: int, line: Line) -> State | None:

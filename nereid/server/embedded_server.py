@@ -214,7 +214,7 @@ class EmbeddedServer:
             path, body = f"/v2/repository/models/{name}/load", json.dumps({"parameters": parameters})
             status, text = self._exchange(path, body.encode(), headers, LOAD_S)
             if status != http.HTTPStatus.OK:
-                raise ServerError(f"cannot start {count} instances of '{name}': {text.decode()}")
+                raise self.log.refused_load(name, text.decode(errors="replace"))
 
         pool = ThreadPoolExecutor(self.fitted.machine.cores)
         try:

@@ -57,6 +57,11 @@ class ServerRecord:
     trace_share: float = 0.0
     objective_ms: float = 0.0
 
+    @property
+    def all_ports(self) -> dict[str, int]:
+        """The ports by name, with that of the supervisor's pages."""
+        return asdict(self.ports) | ({"health": self.health_port} if self.health_port else {})
+
     def url(self, protocol: str) -> str:
         """Return Triton's own address for `http`, `grpc` or `metrics`: HOST:PORT or `unix:PATH`."""
         if self.sockets:

@@ -1,7 +1,6 @@
 """`nereid serve`: the embedded server in the foreground, supervised, until a signal."""
 
 import contextlib
-import json
 import secrets
 import signal
 import sys
@@ -16,15 +15,17 @@ from nereid.errors import ServerError
 from nereid.processes import BackOff, MemoryKills, allow_open_files, on_signals
 from nereid.repository.fitting import Fitted
 from nereid.repository.layout import describe_threads, thread_budget
-from nereid.server import orphans, request_traces, run_dir
+from nereid.server import request_traces, run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
-from nereid.server.embedded_server import EmbeddedServer, image_models
+from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.front import Front, metrics_of
 from nereid.server.ports import Ports, check_ports, free_ports, wait_until_free
+from nereid.server.ready_line import announcement, ready_line
 from nereid.server.request_traces import TraceOptions
 from nereid.server.run_dir import ServerRecord
 from nereid.server.start_checks import unservable_models
 from nereid.server.supervision import health as health_page
+from nereid.server.supervision import orphans
 from nereid.server.supervision.health import Health
 from nereid.server.supervision.watchdog import Watchdog
 from nereid.serving_errors import InvalidConfig
@@ -32,7 +33,7 @@ from nereid.triton import stub_memory
 
 UNGUARDED = (
     "the ports are Triton's own, and any program that reaches them can end the server with one request; "
-    "--guard checks all requests (docs/security.md)"
+    "--guard checks all requests"
 )
 # A signal that another thread receives, or that arrives just before a wait, does not end that wait.
 SIGNAL_POLL_S = 1.0
@@ -121,6 +122,7 @@ def serve(
     token = secrets.token_urlsafe(24) if token is None else token
     sampling = tracing.sampling if tracing else None
     options = replace(options, token=token, has_other_tools=has_other_tools, sampling=sampling)
+    _check_is_first(options, environment, health_port)
     try:
         with contextlib.ExitStack() as stack:
             port, metrics = 0, [companion.metrics for companion in companions]
@@ -292,32 +294,23 @@ def front_of(
             front.stop(lambda: True)
 
 
+def _check_is_first(options: ServerOptions, environment: Mapping[str, str], health_port: int | None) -> None:
+    """Refuse the ports of a running server of the same repository."""
+    wanted = {*asdict(options.ports).values(), health_port}
+    for each in run_dir.find_servers(run_dir.root(environment), options.repository):
+        if shared := wanted & {*each.all_ports.values()}:
+            raise ServerError(
+                f"a server of '{options.repository}' runs already on port {min(filter(None, shared))}: "
+                f"pid {each.pid}",
+                "nereid status shows it; a second one needs other ports: --http-port 0 --grpc-port 0 "
+                "--metrics-port 0",
+            )
+
+
 def _with_free_ports(options: ServerOptions) -> Ports:
     chosen = asdict(options.ports)
     free = iter(free_ports(len(chosen)))
     return Ports(**{name: port or next(free) for name, port in chosen.items()})
-
-
-def ready_line(record: ServerRecord, failed: Mapping[str, str]) -> str:
-    """Return the ports as JSON, for programs; `not_served` has models that could not be loaded, and why."""
-    return json.dumps(_all_ports(record) | ({"not_served": dict(failed)} if failed else {}))
-
-
-def _all_ports(record: ServerRecord) -> dict[str, int]:
-    return asdict(record.ports) | ({"health": record.health_port} if record.health_port else {})
-
-
-def announcement(options: ServerOptions, record: ServerRecord, failed: Collection[str] = ()) -> str:
-    """Return the addresses, a request to try and the models that are not served, for a person."""
-    host = "127.0.0.1" if record.host == "0.0.0.0" else record.host
-    addresses = ", ".join(f"{name} {host}:{port}" for name, port in _all_ports(record).items())
-    models = [name for name in image_models(options) if name not in failed]
-    path = f"models/{'classify' if 'classify' in models else models[0]}" if models else "health/ready"
-    needs_key = options.requires_keys or (options.is_guarded and options.host not in LOOPBACK)
-    key = "-H 'X-API-Key: KEY' " if needs_key else ""
-    attempt = f"curl -i {key}http://{host}:{record.ports.http}/v2/{path}"
-    missing = f"; not served: {', '.join(failed)}" if failed else ""
-    return f"ready: {addresses}{missing}; try: {attempt}; stop: Ctrl-C"
 
 
 def _log_threads(options: ServerOptions, fitted: Fitted) -> None:

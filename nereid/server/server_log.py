@@ -1,6 +1,7 @@
 """Triton's log for an operator, without noise and repetitions, and the reasons of failures."""
 
 import contextlib
+import json
 import queue
 import re
 import time
@@ -130,6 +131,15 @@ class ServerLog:
         error = ServerError("tritonserver ended without an error message")
         error.add_note(self.tail())
         return error
+
+    def refused_load(self, model: str, body: str) -> ServerError:
+        """Return the error for Triton's response to a load that failed; it counts as one of `failures`."""
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            body = json.loads(body)["error"]
+        text = body.partition("\n")[0]
+        found = FAILED_AT_END.search(text)
+        self._fail(model, found["reason"] if found else text)
+        return ServerError(self.failures[model])
 
     def _is_repetition(self, line: str) -> bool:
         """Return whether a line repeats a failure that is logged elsewhere, or that `failure` will have."""

@@ -57,6 +57,13 @@ def test_served_repository_is_found_and_used(asked):
         assert "NVML" not in log.replace("Triton's CUDA, NVML and DCGM warnings", "")
 
 
+def test_second_server_of_a_repository_is_told_of_the_first(asked):
+    done = asked.nereid("serve", "--http-port", str(asked.ports["http"]))
+
+    assert done.returncode == 1
+    assert f"runs already on port {asked.ports['http']}: pid {asked.record.pid}; fix: " in done.stderr
+
+
 def test_profile_loads_only_what_it_serves(asked):
     """Profile `cpu` runs the networks in its fused models, so models of ensembles stay unloaded."""
     client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{asked.ports['grpc']}")

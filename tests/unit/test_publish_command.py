@@ -33,10 +33,10 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
     done = nereid(
         "publish", NET, candidate(tmp_path, 2), "--accept-change", "--max-slowdown", 100, "--share", "10%"
     )
-    assert (done.exit_code, done.stdout.split(",")[0]) == (0, "net 2: in the repository")
+    assert (done.exit_code, done.stdout.split(" as ")[0]) == (0, "net 2: in the repository (no server runs)")
     assert "adds-2.onnx: staged as version 2 of 'net'\n" in done.stderr
 
-    listed = json.loads(nereid("versions", "r", "--json").stdout)
+    listed = json.loads(nereid("versions", "--json", "--model=r").stdout)
     assert [(each["version"], each["shares"]) for each in listed["versions"]] == [
         (2, {"r": pytest.approx(0.1)}),
         (1, {"r": pytest.approx(0.9)}),
@@ -57,7 +57,7 @@ def test_version_is_converted_to_fp16(nereid, tmp_path):
     assert nereid(*words, "int8").exit_code == 2
     done = nereid(*words, "fp16")
 
-    assert (done.exit_code, done.stdout.split(",")[0]) == (0, "net 2: in the repository")
+    assert (done.exit_code, done.stdout.split(" as ")[0]) == (0, "net 2: in the repository (no server runs)")
     assert "are converted to FP16, inputs and outputs stay FP32\n" in done.stderr
 
 
@@ -72,7 +72,7 @@ def test_network_is_added(nereid, tmp_path):
 
     done = nereid(*words, "--yes")
 
-    assert (done.exit_code, done.stdout.split(",")[0]) == (0, "small: in the repository")
+    assert (done.exit_code, done.stdout.split(",")[0]) == (0, "small: in the repository (no server runs)")
     assert "change         a softmax is appended to output 'logits', as 'probabilities'" in done.stderr
 
     (version,) = json.loads(nereid("versions", "small", "--json").stdout)["versions"]

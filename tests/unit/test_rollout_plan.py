@@ -12,11 +12,12 @@ from jsonschema import Draft202012Validator
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.drop_folder import TemporaryFailure
 from nereid.publish.publisher import retire
+from nereid.publish.remove import remove
 from nereid.publish.watch import publication
 from nereid.rollout import hooks, plan
 from nereid.rollout.counts import Pair
 from nereid.rollout.progress import describe, metrics
-from nereid.rollout.rollout_journal import Journals, Line, RolloutActive, State
+from nereid.rollout.rollout_journal import Journals, Line, RolloutActive, State, active_rollouts
 from nereid.rollout.route_steps import at_step, compared, first_step, withdrawn
 from nereid.routes.target import RouteState
 from nereid.routing.assignment import Table, assign, format_route, parse_route
@@ -148,7 +149,7 @@ def test_waiting_keeps_the_reasons_of_a_decision():
 
 
 def test_publications_wait_for_the_end_of_a_rollout(tmp_path):
-    """`publish` and `retire` are rejected with the step; `nereid watch` tries the file again later."""
+    """Commands are rejected with the step; `nereid watch` tries the file again later."""
     repository = tmp_path / "models"
     repository.mkdir()
     store_published(repository)
@@ -160,18 +161,27 @@ def test_publications_wait_for_the_end_of_a_rollout(tmp_path):
         publish_number(repository, tmp_path, None, 2)
     with pytest.raises(RolloutActive, match=message):
         retire(repository, NET, 1, None)
+    with pytest.raises(RolloutActive, match=message):
+        remove(repository, ROUTE, None)
     publishing = publication(repository, lambda: None, OTHER_ANSWERS, 0, print)
     with pytest.raises(TemporaryFailure, match=message):
         publishing(NET, candidate(tmp_path, 3))
 
 
 def test_metrics_are_those_of_active_rollouts(tmp_path):
+    (tmp_path / "models" / 'a"b').mkdir(parents=True)
     with Journals(tmp_path / "models", 'a"b').writing(1) as writer:
         writer.write("start", plan=state().plan, pair=PAIR, slow_s=0.1, risk=0.01)
         assert 'nereid_rollout_share{route="a\\"b",candidate="new"} 0.01' in metrics(tmp_path / "models")
         writer.write("end")
+        assert metrics(tmp_path / "models") == ""
 
-    assert metrics(tmp_path / "models") == ""
+
+def test_removed_route_has_no_rollout(tmp_path):
+    with Journals(tmp_path / "models", ROUTE).writing(1) as writer:
+        writer.write("start", plan=state().plan, pair=PAIR, slow_s=0.1, risk=0.01)
+
+    assert active_rollouts(tmp_path / "models") == {}
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import pytest
 from nereid.assets import REPOSITORY
 from nereid.server.command_line import ServerOptions
 from nereid.server.ports import Ports
+from nereid.server.ready_line import announcement
 from nereid.server.run_dir import ServerRecord
-from nereid.server.serve import announcement
 
 
 def record(host: str = "127.0.0.1") -> ServerRecord:
@@ -19,12 +19,12 @@ def test_persons_get_addresses_and_a_request_to_try(host):
 
     assert line == (
         "ready: http 127.0.0.1:1, grpc 127.0.0.1:2, metrics 127.0.0.1:3, health 127.0.0.1:4; "
-        "try: curl -i http://127.0.0.1:1/v2/models/classify; stop: Ctrl-C"
+        "try: nereid classify IMAGE; stop: Ctrl-C"
     )
 
 
 def test_request_to_try_is_for_a_served_model(tmp_path):
     line = announcement(ServerOptions(REPOSITORY, "cpu"), record(), {"classify": "reason", "dogs": "reason"})
-    assert "; not served: classify, dogs; try: curl -i http://127.0.0.1:1/v2/models/classify_v1;" in line
+    assert "; not served: classify, dogs; try: nereid classify IMAGE --model classify_v1;" in line
 
     assert "curl -i http://127.0.0.1:1/v2/health/ready;" in announcement(ServerOptions(tmp_path), record())

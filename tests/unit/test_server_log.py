@@ -1,5 +1,7 @@
 """Triton's log as an operator sees it, on lines that 24.10 wrote."""
 
+import json
+
 from nereid.server.server_log import MAX_REPETITIONS, PERIOD_S, ServerLog
 
 NOISE = [
@@ -55,6 +57,18 @@ def test_reason_without_a_failed_model_is_tritons_error():
     assert str(log.failure()) == (
         "failed to start HTTP service: Unavailable; creating server: Internal - failed to load all models"
     )
+
+
+def test_refused_load_names_the_model_and_its_reason():
+    """Recorded from Triton 24.10."""
+    log, _ = read(LOADING)
+    reason = (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: RuntimeError: no weights"
+    )
+    body = json.dumps({"error": f"{reason}\n\nAt:\n  /r/m/1/model.py(3): initialize\n;\n"})
+
+    assert str(log.refused_load("m", body)) == "model 'm': RuntimeError: no weights"
+    assert log.failures.keys() == {"m"}
 
 
 def test_each_failure_is_logged_once():

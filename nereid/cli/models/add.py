@@ -35,7 +35,7 @@ def add(
     preset: Annotated[
         str,
         typer.Option(
-            help="Preprocessing that the network was trained with, see docs/preprocess.md.",
+            help="Preprocessing that the network was trained with, such as `imagenet`.",
             autocompletion=complete_preset,
             show_default="from the file's metadata",
         ),
@@ -75,7 +75,7 @@ def add(
     head: Annotated[
         str,
         typer.Option(
-            help="Layout of a detector's outputs, see docs/detection.md.",
+            help="Layout of a detector's outputs, such as `yolov8`.",
             show_default="found from names and shapes",
         ),
     ] = "",

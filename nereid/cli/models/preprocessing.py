@@ -13,8 +13,8 @@ Preprocess: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE|FILE.json",
-        help="Parameter of the preprocessing, such as `mean=127.5,127.5,127.5`, or a JSON file with several; "
-        "see docs/preprocess.md. May be repeated.",
+        help="Parameter of the preprocessing, such as `mean=127.5,127.5,127.5`, or a JSON file with several. "
+        "May be repeated.",
         show_default="those of the preset",
     ),
 ]

@@ -142,4 +142,4 @@ def retire(
 
 def served(record: "ServerRecord | None") -> str:
     """Return whether a server serves the change already."""
-    return "served" if record else "in the repository, no server runs"
+    return "served" if record else "in the repository (no server runs)"

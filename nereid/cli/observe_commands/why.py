@@ -30,7 +30,8 @@ def why(
         str, typer.Option("--since", help="Length of the window that ends now.", metavar="DURATION")
     ] = "5m",
     route: Annotated[
-        str | None, typer.Option(help="Only requests of this route.", show_default="all requests")
+        str | None,
+        typer.Option("--model", "--route", help="Only requests of this model.", show_default="all requests"),
     ] = None,
     request: Annotated[
         str | None,

@@ -1,0 +1,49 @@
+"""What `nereid serve` prints when it is ready: JSON for programs, a line for persons."""
+
+import json
+from collections.abc import Collection, Mapping
+
+from nereid.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.contract import LABEL, SCORES, TEXT
+from nereid.repository.layout import readable_configs
+from nereid.server.command_line import LOOPBACK, ServerOptions
+from nereid.server.embedded_server import image_models
+from nereid.server.run_dir import ServerRecord
+
+# By output: the command for its models, the default of its option --model, and that of --repository.
+COMMANDS = {
+    SCORES: ("classify", "classify", REPOSITORY),
+    TEXT: ("read", "read_text", TEXT_REPOSITORY),
+    LABEL: ("detect", "detect", REPOSITORY),
+}
+
+
+def ready_line(record: ServerRecord, failed: Mapping[str, str]) -> str:
+    """Return the ports as JSON, for programs; `not_served` has models that could not be loaded, and why."""
+    return json.dumps(record.all_ports | ({"not_served": dict(failed)} if failed else {}))
+
+
+def announcement(options: ServerOptions, record: ServerRecord, failed: Collection[str] = ()) -> str:
+    """Return the addresses, a request to try and the models that are not served, for a person."""
+    host = "127.0.0.1" if record.host == "0.0.0.0" else record.host
+    addresses = ", ".join(f"{name} {host}:{port}" for name, port in record.all_ports.items())
+    needs_key = options.requires_keys or (options.is_guarded and options.host not in LOOPBACK)
+    key = "NEREID_KEY=KEY " if needs_key else ""
+    command = _command(options, [name for name in image_models(options) if name not in failed])
+    attempt = f"{key}{command}" if command else f"curl -i http://{host}:{record.ports.http}/v2/health/ready"
+    missing = f"; not served: {', '.join(failed)}" if failed else ""
+    return f"ready: {addresses}{missing}; try: {attempt}; stop: Ctrl-C"
+
+
+def _command(options: ServerOptions, models: Collection[str]) -> str:
+    """Return the command that sends an image to one of the models, "" without one."""
+    configs = readable_configs(options.repository, options.profile)
+    for output, (command, default, own) in COMMANDS.items():
+        found = [name for name in models if any(each["name"] == output for each in configs[name]["output"])]
+        if found:
+            model = "" if default in found else f" --model {found[0]}"
+            is_own = options.repository.resolve() == own.resolve()
+            return f"nereid {command} IMAGE{model}" + (
+                "" if is_own else f" --repository {options.repository}"
+            )
+    return ""
