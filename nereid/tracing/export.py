@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
@@ -38,8 +38,12 @@ class Exporter:
         self._processor = BatchSpanProcessor(
             OTLPSpanExporter(endpoint.rstrip("/") + PATH), schedule_delay_millis=EXPORT_EVERY_MS
         )
+        # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME.
+        given = OTELResourceDetector().detect()
+        first = given.attributes.get("service.name", "nereid")
         self._resources = {
-            name: Resource({"service.name": f"nereid-{name}"}) for name in ("gateway", "route", "model")
+            name: given.merge(Resource({"service.name": f"{first}-{name}"}))
+            for name in ("gateway", "route", "model")
         }
 
     def export(self, records: Sequence[Record]) -> None:

@@ -85,6 +85,8 @@ def traced(request, tmp_path_factory):
     )
     replace(repository / "classify.route.json", json.dumps(route).encode())
     with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=shop")
         receiver = stack.enter_context(receiving())
         words = "--otlp", receiver.endpoint, "--trace-share", "0", "--objective-ms", str(SLOW_MS)
         served = stack.enter_context(
@@ -122,7 +124,7 @@ def test_v2_request_is_one_tree(traced, port):
         assert (about["nereid.batch_size"], about["nereid.device"]) == (1, "CPU")
         assert about["nereid.queue_ms"] >= 0
     assert spans["network"].begin_ns >= spans["decode"].end_ns
-    assert "nereid-gateway" in {each.service for each in spans.values()} or port == "http"
+    assert "shop-gateway" in {each.service for each in spans.values()} or port == "http"
 
 
 @pytest.mark.parametrize("port", ["gateway", "http"])
