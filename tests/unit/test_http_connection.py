@@ -84,8 +84,11 @@ def test_unwanted_response_is_nobodys(pieces):
     """It could be another caller's: the first response stays as it was, and the connection ends."""
 
     async def twice(connections: HttpConnections) -> list[HttpResponse]:
-        first = await send(connections)
-        await asyncio.sleep(0.2)
+        async with connections.taken() as connection:
+            first = await connection.send([GET])
+            async with asyncio.timeout(WATCHDOG_S):
+                while connection.is_open:
+                    await asyncio.sleep(0.01)
         return [first, await send(connections)]
 
     for answer in served(twice, *pieces):
