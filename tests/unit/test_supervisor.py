@@ -170,6 +170,16 @@ def test_calm_time_resets_the_waits(driver):
     assert line.text.endswith("next try in 1 s")
 
 
+def test_instance_that_a_repair_does_not_start_again_stays_gone(driver):
+    """The load may start fewer instances than before: the machine may serve more models meanwhile."""
+    assert driver.die(SECOND) == [ReportBroken({"eyes": "the process of 'eyes_0_1' is dead"}), ReadIndex()]
+    driver.add(NEW)
+    driver.repair()
+
+    assert driver.see() == [ReportBroken({})]
+    assert driver.see(later_s=max(REPAIR_DELAYS_S) + 1)[-1] == ReportBroken({})
+
+
 def test_other_models_do_not_wait_for_a_refused_one():
     driver = Driver(stubs=(*BOTH, OTHER))
     driver.see(pid10=ENDED, pid12=ENDED)

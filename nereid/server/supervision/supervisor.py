@@ -259,6 +259,8 @@ class Supervisor:
         wait_s = max(pause_s, POLLED_S) if self._mode == "poll" else pause_s
         self._of(order.model).not_before_s = now_s + wait_s
         self._close_repair(now_s, is_refused=bool(event.refusal))
+        if not event.refusal and self._mode == "explicit":  # the load may have started fewer instances
+            self._retired.add(order.model, repair.old, now_s)
         return [Log(text)]
 
     def _close_repair(self, now_s: float, is_refused: bool = False) -> None:
