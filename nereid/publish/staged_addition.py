@@ -24,6 +24,7 @@ from nereid.publish.examination.examine import (
     examine,
     survey,
 )
+from nereid.publish.examination.score_outputs import PROBABILITIES
 from nereid.publish.intake import description, metadata
 from nereid.publish.intake.adaptation import ActivationRule
 from nereid.publish.intake.description import Description
@@ -177,6 +178,8 @@ class Staging:
             kind = self._form(task, found.signature, adapted.outputs, choices, len(labels))
             if seen.lines:  # the reader leaves out lines by their probabilities, which have changed
                 seen = survey(self._examination(models), progress=self._progress)
+        elif seen.meaning == PROBABILITIES and seen.activation != activation:
+            seen = replace(seen, meaning="values as the network returns them")
         models = self._write(task, kind, properties._replace(can_batch=seen.can_batch), labels)
         measured = self._examine(models, adapted.notes)
         rule = (request.output, request.activation)

@@ -8,12 +8,13 @@ from PIL import Image
 
 from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish.add import AddRequest, add
+from nereid.publish.add import AddRequest, Proposal, add
 from nereid.repository.check import check
 from nereid.repository.layout import Pin, configs, hidden_models, pins
 from nereid.routing.assignment import parse_route
 from tests.publishing import SIDE, classifier, contents
 from tests.tables import cases
+from tests.user_networks import UserNetwork
 
 pytestmark = pytest.mark.process
 
@@ -57,6 +58,19 @@ def test_added_model_has_all_its_parts(repository, file, tmp_path):
     config = ModelConfig.from_file(repository / "small_network", 1)
     sizes = [int(each["batch_size"]) for each in config.document["model_warmup"]]
     assert sizes == list(range(1, config.max_batch_size + 1))
+
+
+def test_logits_that_stay_are_not_called_probabilities(repository, tmp_path):
+    onnx.save(UserNetwork().build(), tmp_path / "logits.onnx")
+    seen: list[Proposal] = []
+
+    wanted = request(tmp_path / "logits.onnx", activation="none")
+    add(repository, wanted, None, confirm=lambda proposal: not seen.append(proposal))
+
+    assert [text for name, text in seen[0].about if name == "scores"] == [
+        "5 classes, values as the network returns them"
+    ]
+    assert len(seen[0].report.notes) == 1
 
 
 @cases(

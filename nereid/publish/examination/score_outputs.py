@@ -57,15 +57,17 @@ class Scores:
     def notes(
         self, config: ModelConfig, samples: Sequence[Sample], outputs: Sequence[Arrays]
     ) -> Iterator[str]:
-        """Yield a note if scores are not probabilities; scores are outputs for images, or with labels."""
+        """Yield a note for each output for images, or with labels, whose scores are no probabilities."""
+        noted = set[str]()
         for entry, arrays in product(config.document.get("output", ()), outputs):
             scores = arrays[entry["name"]]
             is_score = self._request.preprocess or entry.get("label_filename")
-            if not is_score or scores.dtype.kind != "f":
+            if not is_score or scores.dtype.kind != "f" or entry["name"] in noted:
                 continue
             total = float(scores.sum(dtype=np.float64)) / (len(scores) if config.max_batch_size else 1)
             rows = scores.reshape(len(scores) if config.max_batch_size else 1, -1)
             if not _are_fractions(rows) and not _have_length_1(rows):
+                noted.add(entry["name"])
                 yield (
                     f"output '{entry['name']}' does not contain probabilities: expected sum 1, "
                     f"got {total:.3g}; fix: append a softmax with nereid add --activation softmax"
