@@ -131,6 +131,15 @@ async def test_trailers_are_bounded_and_bodies_are_not():
 
 
 @asynchronous
+async def test_trailers_are_no_headers():
+    """A proxy that filters headers may pass them on: a key there counts for nothing, right or wrong."""
+    protocol, wire = connect(Settings())
+    protocol.data_received(CHUNKED + b"1\r\na\r\n0\r\nx-api-key: unknown\r\n\r\n")
+
+    assert await wire.status() == b"200"
+
+
+@asynchronous
 async def test_rejected_body_is_read_for_a_limited_time(monkeypatch):
     monkeypatch.setattr(bounded_protocol, "LINGER_S", 0.5)
     head = POST + b"x-api-key: wrong\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"
