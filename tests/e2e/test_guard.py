@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -305,12 +306,19 @@ def test_full_shared_memory_is_an_overload(tmp_path, encode):
     photo = encode(np.zeros((2800, 2800, 3), np.uint8), "BMP")
 
     with serving(REPOSITORY, tmp_path / "run", "--guard", launcher=small) as served:
+
+        def limit() -> float:
+            page = urllib.request.urlopen(f"http://127.0.0.1:{served.ports['http']}/metrics").read().decode()
+            return float(re.search(r"^nereid_gateway_limit (\S+)$", page, re.MULTILINE)[1])
+
+        before = limit()
         for protocol in CLIENTS:
             for model in ("classify", "classify_v1"):
                 with Classifier(f"127.0.0.1:{served.ports[protocol]}", protocol, model) as classifier:
                     with pytest.raises(Overloaded, match=r"overloaded: the memory .* share is full$"):
                         classifier.classify(photo)
                     assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
+        assert limit() < before
 
 
 @pytest.mark.slow

@@ -119,13 +119,11 @@ async def run(
     finally:
         request.stages_s["inference"] = request.elapsed_s() - sent_s
         request.spans.add("inference", request.stages_s["inference"], span)
-    is_ok = response.status == HTTPStatus.OK
-    if is_ok and work == [1]:
-        slot.answered()
-    else:
-        slot.release()
-    if not is_ok:
-        raise failure_of(response)
+    if response.status != HTTPStatus.OK:
+        failure = failure_of(response)
+        (slot.rejected if failure.code == "overloaded" else slot.release)()
+        raise failure
+    (slot.answered if work == [1] else slot.release)()
     return response
 
 
