@@ -95,7 +95,7 @@ def read_entry(path: Path) -> Entry | None:
     Raises:
         OSError: it cannot be read.
     """
-    _check_inside(path, path.resolve(), path.parent)
+    _check_inside(path, _target(path), path.parent)
     is_folder = path.is_dir()
     if is_folder and not any(each.suffix == SUFFIX for each in path.iterdir()):
         return None
@@ -109,7 +109,7 @@ def read_entry(path: Path) -> Entry | None:
         except FileNotFoundError:  # renamed meanwhile, or a link whose target is still missing
             return None
         if stat.S_ISREG(status.st_mode):
-            _check_inside(each, each.resolve(), path.parent)
+            _check_inside(each, _target(each), path.parent)
             name = str(each.relative_to(path if is_folder else path.parent))
             files.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
     # The writer of an empty file has only just begun.
@@ -160,6 +160,11 @@ def _opened_inside(path: Path, folder: Path) -> Iterator[BufferedReader]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(f"'{path.name}' is not a regular file")
         yield file
+
+
+def _target(path: Path) -> Path:
+    # `Path.resolve` of Python before 3.13 raises an error that is no `OSError` for a link to itself.
+    return Path(os.path.realpath(path))
 
 
 def _check_inside(path: Path, target: Path, folder: Path) -> None:

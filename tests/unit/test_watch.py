@@ -184,6 +184,21 @@ def test_other_files_are_ignored_and_reported_once(drop):
     ]
 
 
+@pytest.mark.parametrize("name", ["net@loop.onnx", "net/net.onnx", "net/more/loop"])
+def test_link_to_itself_delays_no_other_file(drop, name):
+    (drop.folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (drop.folder / name).symlink_to(drop.folder / name)
+    drop.write("net/net.onnx" if name.endswith("loop") else "other.onnx", "a")
+    drop.write("eyes.onnx", "b")
+
+    drop.wait(20)
+
+    assert ("eyes", "b") in drop.published
+    assert [line.partition(": ")[2] for line in drop.reported] == [
+        "cannot be read: Too many levels of symbolic links"
+    ]
+
+
 def in_pieces(drop: Drop) -> Callable[[], object]:
     drop.write("net/net.onnx", "a")
     part = drop.write("net/weights.data.part", "b")
