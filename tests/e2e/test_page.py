@@ -644,6 +644,10 @@ def test_another_model_is_chosen(visit):
     page = visit("several").page
     field = page.locator("#model")
     sync_api.expect(field.locator("option")).to_have_text(["classify", "classify_v2"])
+    for viewport in (PHONE, DESK):  # the field and its label are in one line, away from the edge
+        page.set_viewport_size(viewport)
+        line, box = (page.locator(each).bounding_box() for each in ("#model-field", "#model"))
+        assert (line["height"], line["y"] > 5) == (box["height"], True)
     classify_coffee(page)
 
     field.select_option("classify_v2")
