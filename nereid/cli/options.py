@@ -166,7 +166,7 @@ def find_model(repository: Path, name: str, kind: ModelKind) -> str:
 
 
 def find_any_model(repository: Path, name: str) -> str:
-    """Return the model `name`, else the default or first one of the first task with models, else the first one.
+    """Return the model `name`, else the default one of a task, else the first one of the repository.
 
     Raises:
         WrongUsage: the repository has no such model, or none; the message has the models of all tasks.
