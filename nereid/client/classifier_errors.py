@@ -184,11 +184,11 @@ def from_failure(url: str, error: Exception) -> ClassifierError:
     """Return the error for any exception that a transport raised."""
     from tritonclient.utils import InferenceServerException  # `nereid serve` needs only `is_overload`
 
-    is_triton = isinstance(error, InferenceServerException)
-    if hint := connection_hint((is_triton and error.message()) or str(error)):
+    text = error.message() if isinstance(error, InferenceServerException) else ""
+    if hint := connection_hint(text or str(error)):
         failure = Unreachable(f"{url}: {hint}")
         failure.hint = hint
         return failure
-    if is_triton:
+    if isinstance(error, InferenceServerException):
         return from_triton(error)
     return Unreachable(f"{url}: {type(error).__name__}: {error}")
