@@ -15,7 +15,7 @@ from nereid.addresses import unix_path
 # Headers that say where a body ends; without them the end of the connection does.
 _FRAMING = {b"content-length", b"transfer-encoding"}
 # Bytes of a peer without HTTP in its error.
-MAX_LINE = 64
+MAX_LINE = 24
 
 
 @dataclass(slots=True)

@@ -122,6 +122,10 @@ _TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
     # reason, has the status of a deadline.
     ("Stream removed (Data frame with END_STREAM", Unreachable),
 )
+_LISTENS = (
+    "listens there; fix: nereid serve, or the address of a server, by default port "
+    f"{contract.HTTP_PORT} for HTTP and {contract.GRPC_PORT} for gRPC"
+)
 # What the client sees of a port without a server for it, and what to do.
 _PORTS: tuple[tuple[str, str], ...] = (
     # HTTP/2's SETTINGS frame on stream 0, which a gRPC server sends first (RFC 9113, section 3.4).
@@ -136,12 +140,9 @@ _PORTS: tuple[tuple[str, str], ...] = (
         f"the port does not speak gRPC, or the server is ending; fix: Triton's gRPC port, by default "
         f"{contract.GRPC_PORT}",
     ),
-    (
-        rf"(Multiple exceptions: )?\[Errno ({errno.ECONNREFUSED}|{errno.ENOENT})\]"
-        "|failed to connect .*: (Connection refused|No such file or directory)",
-        "no server listens there; fix: nereid serve, or the address of a server, by default port "
-        f"{contract.HTTP_PORT} for HTTP and {contract.GRPC_PORT} for gRPC",
-    ),
+    (rf"(Multiple exceptions: )?\[Errno ({errno.ECONNREFUSED}|{errno.ENOENT})\]", f"no server {_LISTENS}"),
+    # gRPC has only the error of the last address; another address of the host may have a port of HTTP.
+    ("failed to connect .*: (Connection refused|No such file or directory)", f"no gRPC server {_LISTENS}"),
     (rf"\[Errno {socket.EAI_NONAME}\]|errors resolving", "unknown host name; fix: the address of a server"),
 )
 

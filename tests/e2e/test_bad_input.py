@@ -110,7 +110,7 @@ def test_request_of_several_images_names_the_bad_ones(server):
         ("http", "grpc", "the port speaks gRPC; fix: Triton's HTTP port, by default 8000"),
         ("http", "metrics", "expected a response of Triton's HTTP port, .*; fix: the port; by default .*"),
         ("http", "closed", "no server listens there; fix: nereid serve, or the address of a server.*"),
-        ("grpc", "closed", "no server listens there; fix: nereid serve, or the address of a server.*"),
+        ("grpc", "closed", "no gRPC server listens there; fix: nereid serve, or the address of a server.*"),
     ],
 )
 def test_a_wrong_port_is_told(server, root, way, protocol, port, expected):
