@@ -14,6 +14,8 @@ from nereid.addresses import unix_path
 
 # Headers that say where a body ends; without them the end of the connection does.
 _FRAMING = {b"content-length", b"transfer-encoding"}
+# Bytes of a peer without HTTP in its error.
+MAX_LINE = 24
 
 
 @dataclass(slots=True)
@@ -34,6 +36,7 @@ class HttpConnection(asyncio.Protocol):
         self._response, self._pieces = HttpResponse(), list[bytes]()
         self._parser = httptools.HttpResponseParser(self)
         self._has_head = False
+        self._foreign = b""
 
     @classmethod
     async def open(cls, url: str) -> "HttpConnection":
@@ -51,12 +54,14 @@ class HttpConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse the next part of a response; other bytes end the connection."""
         if not self._is_awaited:
+            self._foreign = data
             self.close()
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._fail(http.client.BadStatusLine(str(error)))
+        except httptools.HttpParserError:
+            self._foreign = data
+            self._fail(self._ended())
             self.close()
 
     def on_message_begin(self) -> None:
@@ -92,7 +97,13 @@ class HttpConnection(asyncio.Protocol):
         ends_body = self._has_head and error is None and not _FRAMING & self._response.headers.keys()
         if ends_body and self._is_awaited:
             self.on_message_complete()
-        self._fail(ConnectionResetError("the connection ended before the response"))
+        self._fail(self._ended())
+
+    def _ended(self) -> Exception:
+        """Return the error without a response; bytes other than HTTP show which protocol the peer speaks."""
+        if self._foreign:
+            return http.client.BadStatusLine(self._foreign[:MAX_LINE].decode("latin-1"))
+        return ConnectionResetError("the connection ended before the response")
 
     def _fail(self, error: Exception) -> None:
         if self._answer and self._is_awaited:
@@ -112,9 +123,10 @@ class HttpConnection(asyncio.Protocol):
 
         Raises:
             ConnectionResetError: the connection ended before the response.
-            BadStatusLine: the peer does not send HTTP.
+            BadStatusLine: the peer does not send HTTP; the error has its first bytes.
         """
-        assert self._transport is not None
+        if self._transport is None:
+            raise self._ended()
         self._parser = httptools.HttpResponseParser(self)
         self._has_head = False
         self._answer = asyncio.get_running_loop().create_future()

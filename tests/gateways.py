@@ -13,7 +13,7 @@ import httpx
 
 from nereid.client.prediction import Label, Prediction, Timings
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
-from nereid.gateway.http.app import rest_app
+from nereid.gateway.http.app import create_app, rest_app
 from nereid.gateway.models import Models, PreviewRefused
 from nereid.gateway.route_control import (
     RolloutOrder,
@@ -169,7 +169,7 @@ def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 
 def send(made: Any, method: str, path: str, **options: Any) -> httpx.Response:
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(rest_app(made))
+        transport = httpx.ASGITransport(create_app(made))
         async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
             return await client.request(method, path, **options)
 

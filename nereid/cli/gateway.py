@@ -41,7 +41,7 @@ def gateway(
             help="Model that answers requests without a model's name. With --url, repeat it for further "
             "models; else all routes of the repository are offered.",
             autocompletion=complete_model,
-            show_default="`classify`, or the first model of another task",
+            show_default="`classify`, or the first model of the repository",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

@@ -174,15 +174,24 @@ def find_model(repository: Path, name: str, kind: ModelKind) -> str:
 
 
 def find_any_model(repository: Path, name: str) -> str:
-    """Return the model of any task: `name`, else that of `find_model` for the first task that has models.
+    """Return the model `name`, else the default one of a task, else the first one of the repository.
 
     Raises:
-        WrongUsage: the repository has no such model, or several; the message has their names.
+        WrongUsage: the repository has no such model, or none; the message has the models of all tasks.
     """
-    from nereid.routes.target import models_with
+    from nereid.repository.layout import is_model, model_folders
+    from nereid.routes.target import check_repository, models_with
 
-    with_models = [kind for kind in MODEL_KINDS if models_with(repository, kind.outputs)]
-    return find_model(repository, name, (with_models or [CLASSIFIERS])[0])
+    check_repository(repository)
+    found: dict[str, None] = {}
+    for kind in MODEL_KINDS:
+        found |= dict.fromkeys(sorted(models_with(repository, kind.outputs), key=kind.default.__ne__))
+    known = [*found] or [folder.name for folder in model_folders(repository) if is_model(folder)]
+    if name and not (repository / name).is_dir():
+        raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {', '.join(known)}")
+    if not known:
+        raise WrongUsage(f"'{repository}' has no model; fix: nereid add FILE --repository {repository}")
+    return name or known[0]
 
 
 def own_repository(repository: Path) -> Path:

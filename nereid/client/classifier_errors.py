@@ -12,6 +12,9 @@
 The texts that identify a class are part of the wire contract: docs/contract.md.
 """
 
+import errno
+import re
+import socket
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from nereid import contract
@@ -67,10 +70,15 @@ class Unavailable(ServerFailed):
 
 
 class Unreachable(ServerFailed):
-    """The server is unreachable, the connection broke, or the peer is not a Triton server."""
+    """The server is unreachable, the connection broke, or the peer is not a Triton server.
+
+    Attributes:
+        hint: the likely cause, and what to do; empty if it is not known.
+    """
 
     fault = "network"
     is_repeatable = True
+    hint: str = ""
 
 
 # Statuses over HTTP and gRPC; all others are failures of the server.
@@ -114,6 +122,34 @@ _TEXTS: tuple[tuple[str, type[ClassifierError]], ...] = (
     # reason, has the status of a deadline.
     ("Stream removed (Data frame with END_STREAM", Unreachable),
 )
+_LISTENS = (
+    "listens there; fix: nereid serve, or the address of a server, by default port "
+    f"{contract.HTTP_PORT} for HTTP and {contract.GRPC_PORT} for gRPC"
+)
+# What the client sees of a port without a server for it, and what to do.
+_PORTS: tuple[tuple[str, str], ...] = (
+    # HTTP/2's SETTINGS frame on stream 0, which a gRPC server sends first (RFC 9113, section 3.4).
+    (r"...\x04\0{5}", f"the port speaks gRPC; fix: Triton's HTTP port, by default {contract.HTTP_PORT}"),
+    (
+        "failed to connect .* http1.x server",
+        f"the port speaks HTTP; fix: Triton's gRPC port, by default {contract.GRPC_PORT}",
+    ),
+    # Triton's ports of HTTP and of metrics close a connection without HTTP.
+    (
+        "failed to connect .*: Socket closed",
+        f"the port does not speak gRPC, or the server is ending; fix: Triton's gRPC port, by default "
+        f"{contract.GRPC_PORT}",
+    ),
+    (rf"(Multiple exceptions: )?\[Errno ({errno.ECONNREFUSED}|{errno.ENOENT})\]", f"no server {_LISTENS}"),
+    # gRPC has only the error of the last address; another address of the host may have a port of HTTP.
+    ("failed to connect .*: (Connection refused|No such file or directory)", f"no gRPC server {_LISTENS}"),
+    (rf"\[Errno {socket.EAI_NONAME}\]|errors resolving", "unknown host name; fix: the address of a server"),
+)
+
+
+def connection_hint(text: str) -> str:
+    """Return why no connection is possible, and what to do, from the text of an error; empty if unknown."""
+    return next((hint for seen, hint in _PORTS if re.match(seen, text, re.DOTALL)), "")
 
 
 def is_overload(text: str) -> bool:
@@ -149,6 +185,11 @@ def from_failure(url: str, error: Exception) -> ClassifierError:
     """Return the error for any exception that a transport raised."""
     from tritonclient.utils import InferenceServerException  # `nereid serve` needs only `is_overload`
 
+    text = error.message() if isinstance(error, InferenceServerException) else ""
+    if hint := connection_hint(text or str(error)):
+        failure = Unreachable(f"{url}: {hint}")
+        failure.hint = hint
+        return failure
     if isinstance(error, InferenceServerException):
         return from_triton(error)
     return Unreachable(f"{url}: {type(error).__name__}: {error}")

@@ -9,7 +9,13 @@ from typing import Any
 import tritonclient.grpc
 import tritonclient.grpc.aio
 
-from nereid.client.classifier_errors import ClassifierError, TimedOut, Unreachable, from_failure
+from nereid.client.classifier_errors import (
+    ClassifierError,
+    TimedOut,
+    Unreachable,
+    connection_hint,
+    from_failure,
+)
 from nereid.client.request import CHANNEL, ProtocolName
 from nereid.client.rest.asynchronous import AsyncRestClient
 from nereid.client.rest.blocking import RestClient
@@ -18,8 +24,6 @@ from nereid.contract import GRPC_PORT, HTTP_PORT
 
 # Errors about a response that is not HTTP, or not JSON.
 FOREIGN = (http.client.BadStatusLine, ValueError)
-# gRPC's text if the peer accepts a connection, and closes it immediately.
-CLOSED_AT_ONCE = ("failed to connect", "Socket closed")
 PORTS_HINT = f"the port; by default Triton has HTTP on {HTTP_PORT} and gRPC on {GRPC_PORT}"
 
 
@@ -153,11 +157,8 @@ def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) ->
     if isinstance(error, TimeoutError) and not error.errno:
         return TimedOut(f"{url}: no response within {remaining_s:.3g} s")
     # A connection that breaks is an OSError, too.
-    if isinstance(error, FOREIGN) and not isinstance(error, OSError):
+    if isinstance(error, FOREIGN) and not isinstance(error, OSError) and not connection_hint(str(error)):
         return Unreachable(
             f"{url}: expected a response of Triton's HTTP port, got {type(error).__name__}; fix: {PORTS_HINT}"
         )
-    failure = from_failure(url, error)
-    if all(words in str(failure) for words in CLOSED_AT_ONCE):
-        return Unreachable(f"{failure}; if the server runs, fix: {PORTS_HINT}")
-    return failure
+    return from_failure(url, error)

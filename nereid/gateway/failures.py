@@ -132,6 +132,12 @@ def invalid_request(message: str) -> Failure:
     return Failure("invalid_request", message)
 
 
+def unreachable(hint: str) -> Failure:
+    """Return the error response if no response came from the server, with a hint that may be empty."""
+    reasons = filter(None, ("the server behind the gateway cannot be reached", hint))
+    return Failure("unreachable", ": ".join(reasons), UNAVAILABLE_RETRY_S)
+
+
 def from_classifier(error: ClassifierError, timeout_s: float, retry_after_s: float) -> Failure:
     """Return the error response to a failed inference.
 
@@ -156,7 +162,5 @@ def from_classifier(error: ClassifierError, timeout_s: float, retry_after_s: flo
         case Unavailable() | RequestRefused():
             return Failure("unavailable", "the requested model is not served", UNAVAILABLE_RETRY_S)
         case Unreachable():
-            return Failure(
-                "unreachable", "the server behind the gateway cannot be reached", UNAVAILABLE_RETRY_S
-            )
+            return unreachable(error.hint)
     return Failure("inference_failed", "the server failed; the logs of server and gateway have the reason")

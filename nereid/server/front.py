@@ -15,9 +15,7 @@ from pathlib import Path
 from nereid import metrics_page
 from nereid.errors import ServerError
 from nereid.processes import BackOff, end_with_parent
-from nereid.repository.layout import model_folders
 from nereid.server.command_line import ServerOptions
-from nereid.server.embedded_server import image_models
 from nereid.server.supervision.health import JSON, TEXT, Page
 
 START_S, STOP_S, STOP_POLL_S = 60.0, 40.0, 0.1
@@ -119,11 +117,8 @@ class Front:
 
     def _command(self) -> list[str]:
         options = self._options
-        names = [*image_models(options), *(folder.name for folder in model_folders(options.repository))]
-        model = "classify" if "classify" in names else names[0]
         words = {
             "repository": options.repository,
-            "model": model,
             "host": options.host,
             "port": options.ports.http,
             "grpc-port": options.ports.grpc,

@@ -14,8 +14,14 @@ from tritonclient.utils import InferenceServerException
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import Unreachable
+from nereid.gateway.admission.keys import KeyRing
+from nereid.gateway.http.app import create_gateway
+from nereid.gateway.models import FixedModels
+from nereid.gateway.settings import Settings
+from nereid.server.ports import free_ports
 from tests.classifiers import opened
 from tests.e2e.conftest import ESPRESSO, url
+from tests.gateways import send
 from tests.tables import cases
 
 GOOD = COFFEE.read_bytes()
@@ -99,21 +105,30 @@ def test_request_of_several_images_names_the_bad_ones(server):
 @pytest.mark.parametrize(
     ("protocol", "port", "expected"),
     [
-        ("grpc", "http", "failed to connect to all addresses; "),
-        ("grpc", "metrics", "failed to connect to all addresses; "),
-        ("http", "grpc", "expected a response of Triton's HTTP port"),
-        ("http", "metrics", "expected a response of Triton's HTTP port"),
+        ("grpc", "http", "the port does not speak gRPC, .*; fix: Triton's gRPC port, by default 8001"),
+        ("grpc", "metrics", "the port does not speak gRPC, .*; fix: Triton's gRPC port, by default 8001"),
+        ("http", "grpc", "the port speaks gRPC; fix: Triton's HTTP port, by default 8000"),
+        ("http", "metrics", "expected a response of Triton's HTTP port, .*; fix: the port; by default .*"),
+        ("http", "closed", "no server listens there; fix: nereid serve, or the address of a server.*"),
+        ("grpc", "closed", "no gRPC server listens there; fix: nereid serve, or the address of a server.*"),
     ],
 )
 def test_a_wrong_port_is_told(server, root, way, protocol, port, expected):
-    with (
-        opened(way, url(server, port), protocol) as classifier,
-        pytest.raises(Unreachable, match=expected) as caught,
-    ):
+    address = f"localhost:{free_ports(1)[0]}" if port == "closed" else url(server, port)
+    with opened(way, address, protocol) as classifier, pytest.raises(Unreachable) as caught:
         classifier.classify(GOOD)
 
-    assert str(caught.value).endswith("fix: the port; by default Triton has HTTP on 8000 and gRPC on 8001")
-    assert f"| `{expected}" in (root / "docs" / "clients.md").read_text()
+    assert re.fullmatch(f"{re.escape(address)}: {expected}", str(caught.value))
+    assert f"`{re.split('[,;]', expected)[0]}`" in (root / "docs" / "clients.md").read_text()
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/predict"), ("GET", "/v2/models/classify")])
+def test_gateway_tells_the_wrong_port(server, method, path):
+    made = create_gateway(Settings(url=url(server, "grpc")), KeyRing(), FixedModels(("classify",)))
+
+    response = send(made, method, path, content=GOOD, headers={"Content-Type": "image/jpeg"})
+
+    assert (response.status_code, "the port speaks gRPC; fix: Triton's" in response.text) == (503, True)
 
 
 def test_a_raw_image_without_its_header_is_explained(server, root):

@@ -6,6 +6,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -643,6 +644,10 @@ def test_another_model_is_chosen(visit):
     page = visit("several").page
     field = page.locator("#model")
     sync_api.expect(field.locator("option")).to_have_text(["classify", "classify_v2"])
+    for viewport in (PHONE, DESK):  # the field and its label are in one line, away from the edge
+        page.set_viewport_size(viewport)
+        line, box = (page.locator(each).bounding_box() for each in ("#model-field", "#model"))
+        assert (line["height"], line["y"] > 5) == (box["height"], True)
     classify_coffee(page)
 
     field.select_option("classify_v2")
@@ -655,6 +660,28 @@ def test_another_model_is_chosen(visit):
     sync_api.expect(page.locator("#variants th")).to_have_text("the model ")
     field.select_option("classify")
     sync_api.expect(page.locator("#answer .source")).to_contain_text("selected by weight")
+
+
+def test_switch_shows_nothing_of_the_other_model(visit):
+    """Both have a variant v1. Nothing stays, also if all requests are under way, and nothing appears late."""
+    page = visit("tasks").page
+    held: list[sync_api.Route] = []
+    read_label(page)
+    note = page.locator("#weights .note")
+    sync_api.expect(note).to_have_text("read_text_v1, version 1")
+    page.route(re.compile("/models/read_text/(read|route)$"), lambda route: held.append(route))
+    page.locator("#again").click()
+    while {each.request.url.rpartition("/")[2] for each in held} != {"read", "route"}:
+        page.wait_for_timeout(100)
+
+    page.get_by_role("tab", name="Read a waybill").click()
+
+    assert "read_text" not in page.locator("body").inner_text()
+    for each in held:
+        each.continue_()
+    sync_api.expect(note).to_have_text("read_waybill_v1, version 1")
+    expect_busy(page, "false")
+    assert "read_text" not in page.locator("body").inner_text()
 
 
 def turned() -> bytes:

@@ -17,12 +17,15 @@ ONE = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none"
 TWO = b"HTTP/1.1 404 Not Found\r\nX: y\r\nContent-Length: 3\r\n\r\ntwo"
 
 
-def served(use: Callable[[HttpConnections], Awaitable[T]], *pieces: bytes, stays: bool = True) -> T:
+def served(
+    use: Callable[[HttpConnections], Awaitable[T]], *pieces: bytes, stays: bool = True, greeting: bytes = b""
+) -> T:
     """Use connections to a server that answers each request with these pieces, one after the other."""
     answering = set[asyncio.Task[None] | None]()
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answering.add(asyncio.current_task())
+        writer.write(greeting)
         with contextlib.suppress(ConnectionError):
             while await reader.read(2**16):
                 for piece in pieces:
@@ -77,6 +80,18 @@ def test_body_is_complete(pieces, body):
 def test_broken_response_is_an_error(piece, error):
     with pytest.raises(error):
         served(send, piece, stays=False)
+
+
+def test_peer_that_speaks_first_is_shown():
+    """As a gRPC server does; its bytes may come before the request leaves."""
+
+    async def late(connections: HttpConnections) -> HttpResponse:
+        async with connections.taken() as connection:
+            await asyncio.sleep(0.2)
+            return await connection.send([GET])
+
+    with pytest.raises(http.client.BadStatusLine, match="frames"):
+        served(late, greeting=b"frames")
 
 
 @pytest.mark.parametrize("pieces", [[ONE + TWO], [ONE, TWO], [ONE + TWO[:10]], [ONE, b"x"]])

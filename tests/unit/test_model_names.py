@@ -1,4 +1,4 @@
-"""The model that `nereid classify` and `nereid gateway` use, and the names that the gateway offers."""
+"""The models that `nereid classify` and `nereid gateway` use, and the names that the gateway offers."""
 
 import io
 
@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from nereid.assets import COFFEE, REPOSITORY
-from nereid.cli.options import CLASSIFIERS, READERS, find_any_model, find_model
+from nereid.cli.options import CLASSIFIERS, READERS, ModelKind, find_any_model, find_model
 from nereid.cli.route_commands.gateway_route import RepositoryModels
 from nereid.errors import WrongUsage
 from nereid.gateway.models import PreviewRefused
@@ -23,6 +23,9 @@ NETWORK = PINNED.replace('"image"', '"pixels"')
 READER = PINNED.replace('"scores"', '"text"') + "".join(
     f'output {{ name: "{name}" data_type: TYPE_FP32 dims: [ -1 ] }}' for name in ("confidence", "box")
 )
+DETECTOR = PINNED.replace('"scores"', '"box"') + "".join(
+    f'output {{ name: "{name}" data_type: TYPE_FP32 dims: [ -1 ] }}' for name in ("score", "label")
+)
 
 
 def repository(folder, **configs):
@@ -33,35 +36,53 @@ def repository(folder, **configs):
 
 
 @cases(
-    ("configs", "name", "expected"),
+    ("kind", "configs", "name", "expected"),
     {
-        "classify": ({"classify": ROUTE, "dogs": ROUTE}, "", "classify"),
-        "only route": ({"dogs": ROUTE, "dogs_v1": PINNED, "dogs_network": NETWORK}, "", "dogs"),
-        "named": ({"dogs": ROUTE, "dogs_v1": PINNED}, "dogs_v1", "dogs_v1"),
-        "no route": ({"pinned": PINNED, "network": NETWORK, "broken": "{"}, "", "pinned"),
-        "unknown": ({"dogs": ROUTE}, "cats", "has no model 'cats'; expected one of: dogs"),
-        "several": ({"cats": ROUTE, "dogs": ROUTE}, "", "has several models; fix: name one with --model: "),
-        "none": ({"network": NETWORK}, "", "has no model with input 'image' and output 'scores'"),
+        "classify": (CLASSIFIERS, {"classify": ROUTE, "dogs": ROUTE}, "", "classify"),
+        "only route": (CLASSIFIERS, {"dogs": ROUTE, "dogs_v1": PINNED, "dogs_network": NETWORK}, "", "dogs"),
+        "named": (CLASSIFIERS, {"dogs": ROUTE, "dogs_v1": PINNED}, "dogs_v1", "dogs_v1"),
+        "no route": (CLASSIFIERS, {"pinned": PINNED, "network": NETWORK, "broken": "{"}, "", "pinned"),
+        "unknown": (CLASSIFIERS, {"dogs": ROUTE}, "cats", "has no model 'cats'; expected one of: dogs"),
+        "several": (
+            CLASSIFIERS,
+            {"cats": ROUTE, "dogs": ROUTE},
+            "",
+            "has several models; fix: name one with --model: ",
+        ),
+        "none": (
+            CLASSIFIERS,
+            {"network": NETWORK},
+            "",
+            "has no model with input 'image' and output 'scores'",
+        ),
+        "reader": (READERS, {"read": READER, "dogs": ROUTE}, "", "read"),
+        "any of several": (None, {"cats": ROUTE, "dogs": ROUTE}, "", "cats"),
+        "any, the default": (
+            None,
+            {"labels": READER, "read_text": READER, "cars": DETECTOR},
+            "",
+            "read_text",
+        ),
+        "any, named": (None, {"cats": ROUTE, "cars": DETECTOR}, "cars", "cars"),
+        "any, unknown": (
+            None,
+            {"pages": READER, "cars": DETECTOR, "cats": ROUTE, "network": NETWORK},
+            "dogs",
+            "has no model 'dogs'; expected one of: cats, pages, cars",
+        ),
+        "any network": (None, {"network": NETWORK}, "", "network"),
+        "empty": (None, {}, "", "has no model; fix: nereid add FILE"),
     },
 )
-def test_default_model(tmp_path, configs, name, expected):
+def test_default_model(tmp_path, kind: ModelKind | None, configs, name, expected):
+    """Without a kind, the model is one of any task."""
     folder = repository(tmp_path, **configs)
     try:
-        found = find_model(folder, name, CLASSIFIERS)
+        found = find_model(folder, name, kind) if kind else find_any_model(folder, name)
     except WrongUsage as error:
         found = str(error)
 
     assert found == expected or found.startswith(f"'{folder}' {expected}")
-
-
-def test_model_is_chosen_by_its_outputs(tmp_path):
-    folder = repository(tmp_path, labels=READER, pages=READER)
-    with pytest.raises(WrongUsage, match="fix: name one with --model: labels, pages"):
-        find_any_model(folder, "")
-    assert find_any_model(folder, "pages") == "pages"
-    (folder / "pages" / "config.pbtxt").unlink()
-
-    assert find_model(folder, "", READERS) == find_any_model(folder, "") == "labels"
 
 
 def test_gateway_offers_routes_and_the_default_model(tmp_path):

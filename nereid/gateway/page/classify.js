@@ -75,8 +75,11 @@ export function startClassify({ onImage }) {
   showSamples(takeSample);
   return {
     setRoute: offerVariants,
-    /** Show what belongs to another task or model. */
+    /** Show what belongs to another task or model, and nothing of the present one. */
     setModel() {
+      byId("verdict").replaceChildren();
+      if (image) byId("answer").replaceChildren();
+      byId("seen").hidden = true;
       showSamples(takeSample);
       classify();
     },

@@ -8,7 +8,7 @@ import { bar, bars, byId, errorBlock, make, milliseconds, modelNote, variantName
 // One latency is not enough. The variants take turns, so that a moment of load affects all of them.
 const ROUNDS = 3;
 
-/** Compare on request; a new image empties the table. */
+/** Compare on request; a new image or another model empties the table. */
 export function startCompare() {
   /** @type {?Blob} */
   let image = null;
@@ -24,14 +24,13 @@ export function startCompare() {
   }
 
   async function compare() {
-    pending.abort();
+    clear();
     pending = new AbortController();
     const { signal } = pending;
     const file = image;
     if (!file) return;
     /** @type {Column[]} */
     const columns = variants.map((variant) => ({ variant, element: column(variant), times_ms: [] }));
-    clear();
     byId("columns").replaceChildren(...columns.map(({ element }) => element));
     for (const each of columns) await fill(each, columns, file, signal);
     if (signal.aborted) return;
@@ -42,6 +41,7 @@ export function startCompare() {
   }
 
   function clear() {
+    pending.abort();
     byId("agreement").replaceChildren();
     byId("columns").replaceChildren();
     byId("compare-unit").replaceChildren();
@@ -51,12 +51,12 @@ export function startCompare() {
   refresh();
   return {
     setImage(file) {
-      pending.abort();
       image = file;
       clear();
       refresh();
     },
     setRoute(route, error) {
+      if (!route) clear();
       variants = route?.variants ?? [];
       why = error ? `Not available: ${error.message}` : "";
       refresh();

@@ -80,6 +80,10 @@ export function startLive({ onTick }) {
     /** Show another model. */
     restart() {
       last = null;
+      for (const chart of [rate, latency]) chart.draw([]);
+      for (const id of ["variants", "outcomes"]) byId(id).replaceChildren();
+      byId("live-message").hidden = true;
+      showState("waiting", "connecting");
       resume();
     },
     setAccess(may) {

@@ -22,8 +22,9 @@ const route = startRoute({
 const live = startLive({ onTick: route.refresh });
 const models = startModels({
   onModel: () => {
+    // The route comes first: its variants are options of a request.
+    route.restart();
     classify.setModel();
-    route.refresh(true);
     live.restart();
   },
 });

@@ -5,15 +5,21 @@ import { rove } from "./boxes.js";
 import { byId, make } from "./dom.js";
 import { TASKS } from "./tasks.js";
 
-/** Call `onModel` after each choice of another task or model. */
+/** Call `onModel` after each change of the task or the model. */
 export function startModels(/** @type {{onModel: () => void}} */ { onModel }) {
   const select = byId("model");
   /** @type {api.Model[]} */
   let models = [];
   let task = "classify";
+  let used = "classify/";
 
-  function choose(name) {
-    api.useModel(name === models[0]?.name ? "" : name);
+  function use(name) {
+    const model = name === models[0]?.name ? "" : name;
+    api.useTask(task);
+    api.useModel(model);
+    if (`${task}/${model}` === used) return;
+    used = `${task}/${model}`;
+    onModel();
   }
 
   function show() {
@@ -22,19 +28,16 @@ export function startModels(/** @type {{onModel: () => void}} */ { onModel }) {
     select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
     select.value = names.includes(chosen) ? chosen : (names[0] ?? "");
     byId("model-field").hidden = names.length < 2;
-    api.useTask(task);
-    choose(select.value);
     byId("classify-title").textContent = TASKS[task].title;
     byId("again").textContent = TASKS[task].again;
     byId("top-k-field").hidden = byId("compare").hidden = task !== "classify";
     for (const tab of byId("tasks").children) tab.setAttribute("aria-selected", String(tab.dataset.task === task));
+    use(select.value);
   }
 
   function chooseTask(name) {
-    if (name === task) return;
     task = name;
     show();
-    onModel();
   }
 
   function showTabs() {
@@ -49,21 +52,16 @@ export function startModels(/** @type {{onModel: () => void}} */ { onModel }) {
     rove(byId("tasks"), tabs);
   }
 
-  select.addEventListener("change", () => {
-    choose(select.value);
-    onModel();
-  });
+  select.addEventListener("change", () => use(select.value));
   return {
     async refresh() {
       const found = await api.models().catch(() => []);
       // A server that does not respond leaves the task unknown.
       models = found.map((model) => ({ ...model, task: model.task in TASKS ? model.task : "classify" }));
       const isOffered = models.some((model) => model.task === task);
-      const before = task;
       if (!isOffered && models.length) task = models[0].task;
       showTabs();
       show();
-      if (task !== before) onModel();
     },
   };
 }

@@ -16,16 +16,20 @@ export function startRollout({ onOrder }) {
   let shown = "";
 
   async function order(name, candidate = "") {
+    const model = route?.model;
     byId("rollout-message").replaceChildren();
     try {
-      show(await api.orderRollout(name, candidate));
+      const state = await api.orderRollout(name, candidate);
+      if (route?.model !== model) return;
+      show(state);
       onOrder();
     } catch (error) {
-      byId("rollout-message").replaceChildren(errorBlock(error));
+      if (route?.model === model) byId("rollout-message").replaceChildren(errorBlock(error));
     }
   }
 
   function show(state) {
+    if (!state) byId("rollout-message").replaceChildren();
     route = state;
     byId("rollout").hidden = !route;
     const rollout = route?.rollout;

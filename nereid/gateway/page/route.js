@@ -18,6 +18,7 @@ export function startRoute({ onRoute }) {
   let missing = null;
   let fetchedAt = -Infinity;
   let isApplying = false;
+  let shown = new AbortController();
 
   const isEdited = () => route?.variants.some(({ name, weight }) => input(name)?.value !== String(weight)) ?? false;
 
@@ -25,17 +26,19 @@ export function startRoute({ onRoute }) {
   async function refresh(isForced = false) {
     if (isApplying || (!isForced && performance.now() - fetchedAt < EVERY_MS)) return;
     fetchedAt = performance.now();
+    const { signal } = shown;
     try {
-      const state = await api.route();
+      const state = await api.route(signal);
       if (!isApplying) take(state, isEdited());
     } catch (error) {
+      if (signal.aborted) return;
       const { status, message } = error;
       if ([401, 403, 404].includes(status)) lose(error);
       else if (status) warn(message);
     }
   }
 
-  function lose(error) {
+  function lose(/** @type {?api.ApiError} */ error) {
     route = null;
     missing = error;
     byId("weights").replaceChildren();
@@ -53,7 +56,10 @@ export function startRoute({ onRoute }) {
     if (names(state) !== names(route)) showInputs(state);
     else if (keepsEdits) return onRoute(state, null);
     route = state;
-    for (const { name, weight } of state.variants) input(name).value = String(weight);
+    for (const { name, weight, model, version } of state.variants) {
+      input(name).value = String(weight);
+      input(name).parentElement.querySelector(".note").replaceWith(modelNote(model, version));
+    }
     showShares();
     showRights();
     onRoute(state, null);
@@ -111,29 +117,31 @@ export function startRoute({ onRoute }) {
   async function apply() {
     if (!route) return;
     const { weights } = proposed();
+    const { signal } = shown;
     isApplying = true;
     byId("apply").disabled = true;
     say("Changing the route …");
     try {
       const state = await api.setWeights(weights, route.generation);
+      if (signal.aborted) return;
       take(state, false);
       say(`Generation ${state.generation} ${state.is_served ? "is served" : "is written, but not served yet"}.`);
     } catch (error) {
-      await explain((error));
+      if (!signal.aborted) await explain(error, signal);
     } finally {
-      isApplying = false;
+      if (!signal.aborted) isApplying = false;
     }
   }
 
   /** Show the reason of a rejected change; after a conflict, also the present weights. */
-  async function explain(error) {
+  async function explain(error, /** @type {AbortSignal} */ signal) {
     if (error.code !== "conflict") {
       byId("apply").disabled = false;
       byId("weights-message").replaceChildren(errorBlock(error));
       return;
     }
-    await api.route().then((state) => take(state, false), () => {});
-    say("Another user changed the route. These are the present weights; yours were not applied.");
+    await api.route(signal).then((state) => take(state, false), () => {});
+    if (!signal.aborted) say("Another user changed the route. These are the present weights; yours were not applied.");
   }
 
   byId("weights-form").addEventListener("submit", (event) => {
@@ -147,6 +155,16 @@ export function startRoute({ onRoute }) {
   });
   return {
     refresh,
+    /** Show another model; what is under way for the present one is not shown. */
+    restart() {
+      shown.abort();
+      shown = new AbortController();
+      isApplying = false;
+      lose(null);
+      warn("");
+      say("");
+      refresh(true);
+    },
     setAccess(given, maySee) {
       access = given;
       if (maySee) refresh(true);

@@ -3,7 +3,8 @@
 import http.client
 from collections.abc import Sequence
 
-from nereid.gateway.failures import Failure
+from nereid.client.classifier_errors import connection_hint
+from nereid.gateway.failures import unreachable
 from nereid.http_connection import HttpConnections, HttpResponse
 
 
@@ -27,4 +28,4 @@ class TritonHttp(HttpConnections):
             async with self.taken() as connection:
                 return await connection.send([start, *filter(len, body)])
         except (OSError, http.client.HTTPException) as error:
-            raise Failure("unreachable", "the server behind the gateway cannot be reached", 1.0) from error
+            raise unreachable(connection_hint(str(error))) from error
