@@ -91,12 +91,12 @@ def take_one_image(model: Any) -> Iterator[str]:
 
 def add_batch(model: Any) -> Iterator[str]:
     """Give results of one image a batch of 1, and its image, too, if it has none."""
-    from onnx import helper
+    from onnx import TensorProto, helper
 
     (image,) = inputs(model)
     if len(dims(image)) == 3:
         alone, first = free_name(model, f"{image.name}_alone"), free_name(model, "first_image")
-        add_constant(model, helper.make_tensor(first, helper.TensorProto.INT64, [], [0]))
+        add_constant(model, helper.make_tensor(first, TensorProto.INT64, [], [0]))
         for node in operators(model):
             node.input[:] = [alone if name == image.name else name for name in node.input]
         model.graph.node.insert(0, helper.make_node("Gather", [image.name, first], [alone]))
@@ -115,7 +115,7 @@ def add_batch(model: Any) -> Iterator[str]:
 
 def opset(model: Any) -> int:
     """Return the version of the standard operators."""
-    return max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    return max(int(each.version) for each in model.opset_import if each.domain in ("", "ai.onnx"))
 
 
 def declare(value: Any, shape: Sequence[int]) -> None:
