@@ -94,10 +94,10 @@ def of_one_image(model: onnx.ModelProto, rank: int) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("rank", [3, 4])
-def test_results_of_one_image_get_a_batch(proposed, rank):
+@cases(("rank", "given"), {"alone": (3, {}), "batch of one": (4, {}), "normalised": (4, {"scale": "1"})})
+def test_results_of_one_image_get_a_batch(proposed, rank, given):
     """As torchvision documents its export; two images in one run would get the results of the first."""
-    found = proposed(of_one_image(TestDetector("torchvision", batch=1).build(), rank))
+    found = proposed(of_one_image(TestDetector("torchvision", batch=1).build(), rank), parameters=given)
 
     assert (found.form.head, found.can_batch, found.parameters["resize"]) == ("torchvision", False, "exact")
     assert [(each.label, each.score) for each in found.objects["photo.png"]] == [

@@ -99,6 +99,8 @@ def preprocessing(form: Form, noted: Noted, given: Mapping[str, str]) -> Preproc
         )
     own = LAYOUTS[form.head].preprocessing if form.head else {}
     known = _known_parameters(form, noted.parameters or own, given)
+    if own and given.keys().isdisjoint(("preset", "resize", "resize_shorter_px")):
+        known = {"resize": own["resize"], **known}  # also with a given normalisation
     found = {key: _per_channel(key, text) for key, text in {**known, **given}.items()}
     if form.is_grey and found.get("color_order", "RGB") != "RGB":
         raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")
