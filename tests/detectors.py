@@ -21,7 +21,18 @@ CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
 # (exponentials of 0, sigmoids of 0 and 1000), so that every path must return the same bits.
 Objects: TypeAlias = tuple[tuple[tuple[float, ...], float, int], ...]
 KNOWN: Objects = (((8.0, 16.0, 24.0, 32.0), 1.0, 1), ((24.0, 16.0, 56.0, 48.0), 0.5, 0))
-HEADS = ("yolov5", "yolov8", "yolox", "detr", "detr_sigmoid", "rtdetr", "tensorflow", "nms")
+HEADS = (
+    "yolov5",
+    "yolov8",
+    "yolox",
+    "detr",
+    "detr_sigmoid",
+    "rtdetr",
+    "rtdetr_best",
+    "tensorflow",
+    "torchvision",
+    "nms",
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,15 @@ class TestDetector:
         rows = np.delete(self._rows(10), 4, axis=1)
         rows[:, :4] /= SIDE
         return {"output0": rows}
+
+    def _rtdetr_best(self) -> dict[str, np.ndarray]:
+        found = [(score, index) for _, score, index in self.objects]
+        rows = np.concatenate([self._sized() / SIDE, found], axis=1, dtype=np.float32)
+        return {"output0": np.concatenate([rows, np.zeros((8, 6), np.float32)])}
+
+    def _torchvision(self) -> dict[str, np.ndarray]:
+        boxes, scores, classes = (np.array(each) for each in zip(*self.objects, strict=True))
+        return {"boxes": boxes.astype(np.float32), "labels": classes, "scores": scores.astype(np.float32)}
 
     def _tensorflow(self) -> dict[str, np.ndarray]:
         """Return the outputs of TensorFlow's exporter: top and left come first, and classes begin with 1."""

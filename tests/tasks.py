@@ -81,6 +81,6 @@ def store_tasks(folder: Path, *heads: str, sources: Sequence[Path] = (REPOSITORY
     for head in heads:
         network = TestDetector(head, batch=1 if head == "detr" else None)
         # The others are found by their names and shapes.
-        is_named = head in ("yolox", "detr", "detr_sigmoid", "rtdetr")
+        is_named = head in ("yolox", "detr", "detr_sigmoid", "rtdetr", "rtdetr_best")
         add_detector(folder, head, network, head if is_named else "", instances=1)
     return folder / "models"

@@ -141,8 +141,10 @@ def _is_certain(name: str, roles: Sequence[Output], frame: Frame, labels: int) -
     if name == "rtdetr":
         # Rows of 6 or 7 numbers may also come from NMS.
         return bool(labels) and first[1] == labels + 4 > 7 and 0 < first[0] <= MAX_SUPPRESSED_ROWS
-    if name == "tensorflow":
+    if name in ("tensorflow", "torchvision"):
         return True
+    if name == "rtdetr_best":  # its rows look like those of NMS
+        return False
     if len(roles) == 1 and labels and first[1] == labels + 4:  # or a row of `rtdetr`
         return False
     # A decoded YOLOX export has the shape of one that is not decoded.

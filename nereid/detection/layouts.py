@@ -1,7 +1,7 @@
 """The layouts in which detectors return objects, and what each turns into: candidates in network pixels."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -61,14 +61,16 @@ class Layout:
         count_classes: number of classes, from the outputs by role; 0 if the shapes do not have it.
         suppresses: whether the network has removed boxes of the same object itself.
         first_class: the network's number of its first class.
+        preprocessing: what is left to do in front of a network that resizes or normalises its images itself.
     """
 
     form: str
     find: Callable[[Sequence[Output]], tuple[Output, ...]]
     decode: Decode
-    count_classes: Callable[[Sequence[Output]], int]
+    count_classes: Callable[[Sequence[Output]], int] = lambda found: 0
     suppresses: bool = False
     first_class: int = 0
+    preprocessing: Mapping[str, str] = field(default_factory=dict)
 
 
 def grid_cells(frame: Frame, strides_px: Sequence[int] = STRIDES_PX) -> int:
@@ -95,7 +97,9 @@ def _find_columns(outputs: Sequence[Output]) -> tuple[Output, ...]:
 def _find_queries(outputs: Sequence[Output]) -> tuple[Output, ...]:
     """Return logits [Q, K] and boxes [Q, 4]; other outputs, such as hidden states, are skipped."""
     matrices = [each for each in outputs if len(each.dims) == 2]
-    boxes = [each for each in matrices if each.dims[1] == 4]
+    boxes = [
+        each for each in matrices if each.dims[1] == 4 or (each.dims[1] < 0 and "box" in each.name.lower())
+    ]
     if len(boxes) > 1:
         boxes = [each for each in boxes if "box" in each.name.lower()]
     logits = [each for each in matrices if each not in boxes and each.dims[1] > 0]
@@ -109,6 +113,18 @@ def _find_queries(outputs: Sequence[Output]) -> tuple[Output, ...]:
 def _find_fractions(outputs: Sequence[Output]) -> tuple[Output, ...]:
     found = _only_matrix(outputs)
     return found if found and found[0].dims[1] > 4 else ()
+
+
+def _find_best(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    found = _only_matrix(outputs)
+    return found if found and found[0].dims[1] == 6 else ()
+
+
+def _find_torchvision(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    """Return boxes [M, 4], scores [M], classes [M]; exporters choose names and order."""
+    kinds = {(each.datatype, each.dims[1:] if each.dims else (0,)): each for each in outputs}
+    wanted = (("TYPE_FP32", (4,)), ("TYPE_FP32", ()), ("TYPE_INT64", ()))
+    return tuple(kinds[each] for each in wanted) if len(outputs) == 3 and kinds.keys() == {*wanted} else ()
 
 
 def _find_tensorflow(outputs: Sequence[Output]) -> tuple[Output, ...]:
@@ -217,6 +233,14 @@ def _fractions(rows: Rows, frame: Frame, threshold: float) -> Candidates:
     return _queries(found[:, 4:], found[:, :4], frame, threshold)
 
 
+def _fractions_best(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode [Q, 6]: centre and size as parts of the frame, score, class."""
+    (found,) = rows
+    found = found[found[:, 4] >= threshold]
+    sized = found[:, :4].astype(np.float64) * ([frame.width_px, frame.height_px] * 2)
+    return Candidates(_corners(sized), found[:, 4], found[:, 5].astype(np.int64))
+
+
 def _tensorflow(rows: Rows, frame: Frame, threshold: float) -> Candidates:
     """Decode number, boxes [M, 4]: top, left, bottom, right as parts of the frame, scores, classes from 1."""
     boxes, scores, classes = _suppressed_parts(rows)
@@ -238,6 +262,9 @@ def _suppressed_parts(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         number, boxes, scores, classes = rows
         count = max(0, int(number.reshape(-1)[0]))
         return boxes[:count], scores[:count], classes[:count]
+    if len(rows) == 3:
+        boxes, scores, classes = rows
+        return boxes, scores, classes
     if len(rows) == 2:
         found, classes = rows
         return found[:, :4], found[:, 4], classes
@@ -293,19 +320,29 @@ LAYOUTS: Mapping[str, Layout] = {
         lambda found: found[0].dims[1] - 4,
         suppresses=True,
     ),
+    "rtdetr_best": Layout(
+        "[N,Q,6]: boxes as parts of the image, score, class", _find_best, _fractions_best, suppresses=True
+    ),
     "tensorflow": Layout(
         ", ".join(TENSORFLOW),
         _find_tensorflow,
         _tensorflow,
-        lambda found: 0,
         suppresses=True,
         first_class=1,
+        preprocessing={"resize": "exact"},
+    ),
+    "torchvision": Layout(
+        "boxes [N,M,4], scores [N,M] and INT64 classes [N,M]",
+        _find_torchvision,
+        _suppressed,
+        suppresses=True,
+        # Source: torchvision, models/detection/transform.py; the network resizes and normalises.
+        preprocessing={"resize": "exact", "scale": str(1 / 255)},
     ),
     "nms": Layout(
         "[N,M,6 or 7], or [N,M,5] and classes [N,M], or number, boxes [N,M,4], scores, classes [N,M]",
         _find_suppressed,
         _suppressed,
-        lambda found: 0,
         suppresses=True,
     ),
 }

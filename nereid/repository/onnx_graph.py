@@ -6,6 +6,9 @@ from typing import Any
 # Domains whose operators every ONNX Runtime includes.
 BUILT_IN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
 
+# Name of the operator in front of a network that computes only the first image of a batch.
+FIRST_IMAGE = "first_image_only"
+
 
 def tensors(model: Any) -> Iterator[Any]:
     """Yield every TensorProto of a ModelProto: weights and constants, also in subgraphs and functions."""

@@ -204,7 +204,7 @@ def test_unclear_output_is_rejected(output, got):
     with pytest.raises(WrongUsage) as error:
         adapt(two_outputs(), Choices(output=output))
 
-    outputs = "features, probabilities; fix: name one with --output"
+    outputs = "features, probabilities; fix: name one with --output, or --task detect"
     assert str(error.value) == f"expected one output with scores, {got}: {outputs}"
 
 

@@ -1,5 +1,6 @@
 """Detectors as other programs export them, added without an option that their files answer."""
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
@@ -9,6 +10,7 @@ from nereid.config.model_config import ModelConfig
 from nereid.errors import WrongUsage
 from nereid.publish.add import AddRequest, Proposal, add
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
+from tests.networks import constant
 from tests.tables import cases
 
 pytestmark = pytest.mark.process
@@ -61,6 +63,11 @@ def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
             {"description": "Ultralytics rtdetr-l"},
             "rtdetr",
         ),
+        "rt-detr of 2026": (
+            TestDetector("rtdetr_best", batch=1).build(),
+            {"description": "Ultralytics rtdetr-l", "head": "RTDETRDecoder"},
+            "rtdetr_best",
+        ),
     },
 )
 def test_metadata_of_ultralytics_is_enough(proposed, tmp_path, model, more, head):
@@ -69,6 +76,58 @@ def test_metadata_of_ultralytics_is_enough(proposed, tmp_path, model, more, head
     assert (found.task, found.form.head, found.form.sides_px) == ("detect", head, (SIDE, SIDE))
     assert [(each.label, each.score) for each in found.objects["photo.png"]] == FOUND
     assert ModelConfig.from_file(tmp_path / "models" / "cars_network", 1).max_batch_size > 0
+
+
+def of_one_image(model: onnx.ModelProto, rank: int) -> onnx.ModelProto:
+    """Take an image of that rank, and return results without a batch, as torchvision's exports do."""
+    (image,) = model.graph.input
+    if rank == 3:
+        model.graph.node.insert(0, helper.make_node("Unsqueeze", ["alone", "axis"], ["image"]))
+        image.name = "alone"
+        del image.type.tensor_type.shape.dim[0]
+    model.graph.initializer.append(constant("axis", np.array([0])))
+    for output in model.graph.output:
+        model.graph.node.append(helper.make_node("Squeeze", [output.name, "axis"], [f"{output.name}_alone"]))
+        output.name += "_alone"
+        del output.type.tensor_type.shape.dim[0]
+        output.type.tensor_type.shape.dim[0].dim_param = "found"
+    return model
+
+
+@cases(("rank", "given"), {"alone": (3, {}), "batch of one": (4, {}), "normalised": (4, {"scale": "1"})})
+def test_results_of_one_image_get_a_batch(proposed, rank, given):
+    """As torchvision documents its export; two images in one run would get the results of the first."""
+    found = proposed(of_one_image(TestDetector("torchvision", batch=1).build(), rank), parameters=given)
+
+    assert (found.form.head, found.can_batch, found.parameters["resize"]) == ("torchvision", False, "exact")
+    assert [(each.label, each.score) for each in found.objects["photo.png"]] == [
+        (str(index), score) for _, score, index in KNOWN
+    ]
+
+
+def test_tensorflow_resizes_itself(proposed):
+    """As tf2onnx writes it: bytes of any size."""
+    model = any_size(TestDetector("tensorflow").build())
+    model.graph.node.insert(0, helper.make_node("Cast", ["bytes"], ["image"], to=onnx.TensorProto.FLOAT))
+    model.graph.input[0].name = "bytes"
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+
+    found = proposed(model)
+
+    assert (found.form.sides_px, found.parameters["resize"]) == ((640, 640), "exact")
+    assert [each.box for each in found.objects["photo.png"]] == [box for box, _, _ in KNOWN]
+
+
+def test_boxes_of_transformers_are_found_by_their_name(proposed):
+    """Its exports declare even the four sides of a box as variable."""
+    model = any_size(TestDetector("detr_sigmoid").build())
+    model.graph.output[0].type.tensor_type.shape.dim[2].dim_value = len(CLASSES)
+
+    found = proposed(
+        model, {"names": str(dict(enumerate(CLASSES)))}, size=(64, 64), parameters={"scale": "1"}
+    )
+
+    assert [(each.label, each.score) for each in found.objects["photo.png"]] == FOUND
 
 
 def test_given_labels_tell_the_head(proposed, tmp_path):

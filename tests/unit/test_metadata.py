@@ -148,7 +148,7 @@ LEVELS = {"mean": "127.5, 127.5, 127.5", "std": "51, 51, 51", "interpolation": "
         "detr": (
             EDGES | {"size": {"shortest_edge": 800, "longest_edge": 1333}},
             {"resize": "exact"} | LEVELS,
-            (0, 0),
+            (800, 800),
         ),
         "both sides, then a crop": (
             EDGES | {"size": {"height": 256, "width": 256}, "do_center_crop": True, "crop_size": 224},

@@ -6,6 +6,8 @@ import pytest
 from onnx import helper
 
 from nereid.publish.add import AddRequest, add
+from nereid.publish.examination.output_meaning import image_pair
+from nereid.publish.examination.samples import Sample
 from nereid.publish.examination.score_outputs import (
     INDEPENDENT,
     NUMBER,
@@ -43,6 +45,15 @@ LOGITS = [[7.0, -2.0, 0.1], [1.0, 4.0, 0.3]]
 def test_meaning_is_recognised(rows, operator, expected):
     """Rows that sum to 1 are probabilities, a sigmoid makes independent ones, and the rest are logits."""
     assert meaning_of(np.array(rows), operator) == expected
+
+
+def test_one_photo_is_paired_with_its_mirror_image():
+    """Twice the same photo would hide a network that computes only the first one."""
+    sample = Sample("photo", {"image": np.arange(6).reshape(1, 2, 3)})
+
+    _, second = image_pair([sample])
+
+    assert second.inputs["image"].tolist() == [[[2, 1, 0], [5, 4, 3]]]
 
 
 def mixed() -> onnx.ModelProto:

@@ -77,7 +77,7 @@ def image_pair(samples: Sequence[Sample]) -> tuple[Sample, Sample]:
     """Return the first and the last sample if they have one shape, or the first one and its mirror image."""
     first, last = samples[0], samples[-1]
     (name,) = first.inputs
-    if first.inputs[name].shape == last.inputs[name].shape:
+    if first is not last and first.inputs[name].shape == last.inputs[name].shape:
         return first, last
     mirrored = np.ascontiguousarray(first.inputs[name][..., ::-1])
     return first, replace(first, inputs={name: mirrored})

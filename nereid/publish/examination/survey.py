@@ -10,6 +10,7 @@ from nereid.publish.examination.measurements import Network
 from nereid.publish.examination.output_meaning import Answers
 from nereid.publish.examination.outputs import answers_of, check_finite
 from nereid.publish.examination.samples import Sample
+from nereid.repository import onnx_graph
 
 
 def survey(request: ExaminationRequest, progress: Progress) -> Survey:
@@ -27,7 +28,9 @@ def survey(request: ExaminationRequest, progress: Progress) -> Survey:
     outputs = [network.run(sample) for sample in samples]
     for sample, arrays in zip(samples, outputs, strict=True):
         check_finite(arrays, sample.name)
-    return answers.first_run(file, samples, outputs, _can_batch(network, answers, samples))
+    is_single = any(node.name == onnx_graph.FIRST_IMAGE for node in onnx_graph.nodes(file.model))
+    can_batch = not is_single and _can_batch(network, answers, samples)
+    return answers.first_run(file, samples, outputs, can_batch)
 
 
 def _can_batch(network: Network, answers: Answers, samples: Sequence[Sample]) -> bool:

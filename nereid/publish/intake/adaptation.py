@@ -11,6 +11,7 @@ from nereid.errors import WrongUsage
 from nereid.publish.intake.changed_file import change_file, declare_outputs
 from nereid.publish.intake.exporters import ANY_SIZE, Size
 from nereid.publish.intake.graph_edits import (
+    add_batch,
     add_constant,
     dims,
     fix_size,
@@ -18,6 +19,7 @@ from nereid.publish.intake.graph_edits import (
     free_name,
     inputs,
     operators,
+    opset,
     take_name,
     to_fp32,
 )
@@ -86,9 +88,9 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime]) -> list[str]:
     from onnx import defs
 
     changes = []
-    opset = min(each.opset for each in runtimes)
+    highest = min(each.opset for each in runtimes)
     (standard,) = [each for each in model.opset_import if each.domain in ("", "ai.onnx")] or [None]
-    if standard is not None and standard.version > opset:
+    if standard is not None and standard.version > highest:
         try:
             newest = max(
                 defs.get_schema(node.op_type, standard.version, "").since_version
@@ -97,10 +99,12 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime]) -> list[str]:
             )
         except (defs.SchemaError, ValueError):
             return []
-        if newest > opset:
+        if newest > highest:
             return []
-        changes.append(f"opset {standard.version} is written as {opset}, in which its operators are the same")
-        standard.version = opset
+        changes.append(
+            f"opset {standard.version} is written as {highest}, in which its operators are the same"
+        )
+        standard.version = highest
     ir_version = min(each.ir_version for each in runtimes)
     if model.ir_version > ir_version:
         changes.append(f"IR version {model.ir_version} is written as {ir_version}")
@@ -113,8 +117,9 @@ def adapt_outputs_of_file(path: Path, size: Size = ANY_SIZE) -> list[str]:
 
     Args:
         path: the file.
-        size: height and width in pixels, for a network that accepts any size; then the dims of its outputs
-            are declared as a run returns them.
+        size: height and width in pixels, for a network that accepts any size.
+
+    Open dims of the outputs are declared as a run returns them.
     """
 
     def change(model: Any) -> tuple[bool, list[str]]:
@@ -126,11 +131,22 @@ def adapt_outputs_of_file(path: Path, size: Size = ANY_SIZE) -> list[str]:
             changes += to_fp32(model, each)
         if changes:
             del model.graph.value_info[:]
-        return bool(sized), changes
+        return bool(sized) or any(-1 in dims(each)[1:] for each in outputs), changes
 
-    is_sized, changes = change_file(path, change)
-    if is_sized:
+    is_open, changes = change_file(path, change)
+    if is_open:
         declare_outputs(path)
+    return changes
+
+
+def add_batch_to_file(path: Path) -> list[str]:
+    """Give the results of one image a batch of 1 in an ONNX file."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    changes = [*add_batch(model)]
+    del model.graph.value_info[:]
+    onnx.save(model, path)
     return changes
 
 
@@ -201,8 +217,7 @@ def _accept_colours(model: Any) -> Iterator[str]:
 def _reduce_sum(model: Any, source: str, axes: str, channel: int, target: str) -> Any:
     from onnx import helper
 
-    opset = max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
-    if opset >= 13:  # axes became an input
+    if opset(model) >= 13:  # axes became an input
         return helper.make_node("ReduceSum", [source, axes], [target], keepdims=1)
     return helper.make_node("ReduceSum", [source], [target], axes=[channel], keepdims=1)
 
@@ -212,7 +227,9 @@ def _scores(model: Any, output: str) -> Any:
     if len(found) != 1:
         names = ", ".join(each.name for each in model.graph.output)
         got = f"'{output}', the network has: {names}" if output else names
-        raise WrongUsage(f"expected one output with scores, got: {got}; fix: name one with --output")
+        raise WrongUsage(
+            f"expected one output with scores, got: {got}; fix: name one with --output, or --task detect"
+        )
     return found[0]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nereid.publish.intake.graph_edits import fixed_batch, take_one_image
+from nereid.publish.intake.graph_edits import declare, dims, fixed_batch, take_one_image
 from nereid.publish.intake.network_trial import try_network
 from nereid.repository import onnx_graph
 
@@ -42,17 +42,15 @@ def change_file(path: Path, change: Callable[[Any], tuple[Result, list[str]]]) -
 def declare_outputs(path: Path) -> None:
     """Declare the dims of an ONNX file's outputs behind the batch, as a run returns them.
 
-    A network with NMS inside returns as many rows as it finds objects, so its outputs stay as they are.
+    A network with NMS inside returns as many rows as it finds, so it gets the dims that ONNX Runtime infers.
     """
     import onnx
 
     model = onnx.load(path, load_external_data=False)
     is_counting = any(node.op_type in COUNTING for node in onnx_graph.nodes(model))
-    trial = None if is_counting else try_network(path)
-    if not trial:
+    if not (trial := try_network(path)):
         return
     for each in model.graph.output:
-        del each.type.tensor_type.shape.dim[1:]
-        for dim in trial.shapes[each.name][1:]:
-            each.type.tensor_type.shape.dim.add().dim_value = dim
+        shape = (trial.inferred if is_counting else trial.shapes)[each.name]
+        declare(each, [dims(each)[0], *shape[1:]] if shape else [])
     onnx.save(model, path)

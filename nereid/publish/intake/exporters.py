@@ -86,7 +86,9 @@ def _ultralytics(properties: Mapping[str, str]) -> Noted | None:
         has_nms = isinstance(exported, dict) and bool(exported.get("nms"))
         is_whole = properties.get("end2end") == "True" or has_nms
         is_rtdetr = "rtdetr" in properties.get("description", "").lower()
-        head = "nms" if is_whole else "rtdetr" if is_rtdetr else ""
+        # Since it notes the head, the decoder returns the best class of each row only.
+        rtdetr = "rtdetr_best" if properties.get("head") == "RTDETRDecoder" else "rtdetr"
+        head = "nms" if is_whole else rtdetr if is_rtdetr else ""
         preprocessing = (
             {"resize": "exact", "scale": PRESETS["yolo"]["scale"]} if is_rtdetr else PRESETS["yolo"]
         )
@@ -143,8 +145,8 @@ def _transformers(config: Mapping[str, Any]) -> Noted | None:
             problem = f"{origin} resizes to {_sides(size)} and then crops to {cropped}"
             return Noted(origin=origin, size=cropped, problem=problem)
         return Noted({"resize_shorter_px": str(shorter), **parameters}, origin, cropped)
-    # Detectors keep the aspect ratio within two edges; an export for one size has the photo resized to that.
-    whole = ANY_SIZE if "longest_edge" in size or not config.get("do_resize", True) else _sides(size)
+    # Detectors keep the aspect ratio within two edges; here, each photo is resized to one size.
+    whole = _sides(size) if config.get("do_resize", True) else ANY_SIZE
     return Noted({"resize": "exact", **parameters}, origin, whole)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nereid.detection.layouts import LAYOUTS
 from nereid.errors import WrongUsage
 from nereid.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
 from nereid.inference.signature import NetworkTensor, Signature
@@ -96,7 +97,10 @@ def preprocessing(form: Form, noted: Noted, given: Mapping[str, str]) -> Preproc
             f"unknown parameter of a preprocessing: expected one of {', '.join(sorted(PARAMETERS))}, "
             f"got '{unknown[0]}'"
         )
-    known = _known_parameters(form, noted.parameters, given)
+    own = LAYOUTS[form.head].preprocessing if form.head else {}
+    known = _known_parameters(form, noted.parameters or own, given)
+    if own and given.keys().isdisjoint(("preset", "resize", "resize_shorter_px")):
+        known = {"resize": own["resize"], **known}  # also with a given normalisation
     found = {key: _per_channel(key, text) for key, text in {**known, **given}.items()}
     if form.is_grey and found.get("color_order", "RGB") != "RGB":
         raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")

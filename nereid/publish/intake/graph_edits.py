@@ -82,10 +82,52 @@ def take_one_image(model: Any) -> Iterator[str]:
         shape = _shape(model, rows, [1] * (len(dims(output)) - 1))
         before = take_name(model, output, "alone")
         model.graph.node.append(helper.make_node("Expand", [before, shape], [output.name]))
-    model.graph.node.insert(0, helper.make_node("Slice", [image.name, *places], [first]))
+    node = helper.make_node("Slice", [image.name, *places], [first], name=onnx_graph.FIRST_IMAGE)
+    model.graph.node.insert(0, node)
     for value in (image, *single):
         value.type.tensor_type.shape.dim[0].dim_param = BATCH
     yield "it computes one image at a time: its operators have a fixed batch of 1"
+
+
+def add_batch(model: Any) -> Iterator[str]:
+    """Give results of one image a batch of 1, and its image, too, if it has none."""
+    from onnx import TensorProto, helper
+
+    (image,) = inputs(model)
+    if len(dims(image)) == 3:
+        alone, first = free_name(model, f"{image.name}_alone"), free_name(model, "first_image")
+        add_constant(model, helper.make_tensor(first, TensorProto.INT64, [], [0]))
+        for node in operators(model):
+            node.input[:] = [alone if name == image.name else name for name in node.input]
+        model.graph.node.insert(0, helper.make_node("Gather", [image.name, first], [alone]))
+        declare(image, [1, *dims(image)])
+    declare(image, [1, *dims(image)[1:]])
+    for output in model.graph.output:
+        before = take_name(model, output, "unbatched")
+        if opset(model) >= 13:  # axes became an input
+            node = helper.make_node("Unsqueeze", [before, _constant(model, "batch_axis", [0])], [output.name])
+        else:
+            node = helper.make_node("Unsqueeze", [before], [output.name], axes=[0])
+        model.graph.node.append(node)
+        declare(output, [1, *dims(output)])
+    yield "its image and results get a batch of 1"
+
+
+def opset(model: Any) -> int:
+    """Return the version of the standard operators."""
+    return max(int(each.version) for each in model.opset_import if each.domain in ("", "ai.onnx"))
+
+
+def declare(value: Any, shape: Sequence[int]) -> None:
+    """Set the dims of an input or output; -1 for a variable one."""
+    declared = value.type.tensor_type.shape.dim
+    batch = declared[0].dim_param if declared else ""
+    del declared[:]
+    for place, side in enumerate(shape):
+        if side >= 0:
+            declared.add().dim_value = side
+        else:
+            declared.add().dim_param = (batch if not place else "") or f"{value.name}_{place}"
 
 
 def _free_shapes(model: Any, image: str, size: int) -> None:
@@ -173,9 +215,11 @@ def fix_size(model: Any, size: tuple[int, int]) -> Iterator[str]:
     if not any(size) or len(images) != 1 or len(dims(images[0])) != 4 or -1 not in dims(images[0])[1:]:
         return
     declared = images[0].type.tensor_type.shape.dim
-    places = (1, 2) if dims(images[0])[3] in COLOURS else (2, 3)
+    *places, channels = (1, 2, 3) if dims(images[0])[3] in COLOURS else (2, 3, 1)
     for place, side in zip(places, size, strict=True):
         declared[place].dim_value = side
+    if dims(images[0])[channels] < 0:
+        declared[channels].dim_value = COLOURS[-1]
     yield f"input '{images[0].name}' takes {size[0]} x {size[1]} pixels"
 
 

@@ -28,9 +28,16 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Shapes of the outputs for one image, by name, and whether the rows of a batch are independent."""
+    """Shapes of the outputs by name, and whether the rows of a batch are independent.
+
+    Args:
+        shapes: those for one image.
+        inferred: those that ONNX Runtime knows before a run, -1 for variable dims.
+        computes_rows: whether each row of a batch gets what it gets alone.
+    """
 
     shapes: dict[str, list[int]]
+    inferred: dict[str, list[int]]
     computes_rows: bool
 
 
@@ -58,7 +65,12 @@ def main(path: Path, parent: int) -> None:
         alone = [session.run(None, {image.name: pixels[place : place + 1]}) for place in (0, 1)]
         names = [each.name for each in session.get_outputs()]
         shapes = {name: list(row.shape) for name, row in zip(names, alone[0], strict=True)}
-        json.dump({"shapes": shapes, "computes_rows": _computes_rows(session, pixels, alone)}, out)
+        inferred = {
+            each.name: [dim if isinstance(dim, int) else -1 for dim in each.shape]
+            for each in session.get_outputs()
+        }
+        is_independent = _computes_rows(session, pixels, alone)
+        json.dump({"shapes": shapes, "inferred": inferred, "computes_rows": is_independent}, out)
 
 
 def _computes_rows(

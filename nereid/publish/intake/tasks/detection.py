@@ -16,7 +16,7 @@ from nereid.publish.intake.adaptation import Activation
 from nereid.publish.intake.exporters import Size
 from nereid.publish.intake.form import Form
 from nereid.publish.intake.metadata import Metadata
-from nereid.publish.intake.tasks.image_input import Images
+from nereid.publish.intake.tasks.image_input import Images, returns_one_image
 from nereid.publish.intake.tasks.task import Adapted, Choices
 from nereid.repository import onnx_file
 
@@ -39,6 +39,8 @@ class Detection:
         """Return whether the metadata names the task, or the outputs have exactly one layout."""
         if meta.task:
             return meta.task == self.name
+        if returns_one_image(signature):
+            return True
         shapes = [each.shape for each in signature.inputs.values()]
         if len(shapes) != 1 or len(shapes[0]) != 4:
             return False
@@ -58,7 +60,9 @@ class Detection:
         names: Sequence[str] | None = None,
     ) -> Adapted:
         """Change a file to [N,3,H,W] in and outputs of N rows; numbers become FP32."""
-        changes = adaptation.adapt_outputs_of_file(path, choices.size)
+        is_unbatched = returns_one_image(onnx_file.read(path).signature)
+        changes = adaptation.add_batch_to_file(path) if is_unbatched else []
+        changes += adaptation.adapt_outputs_of_file(path, choices.size)
         signature = onnx_file.read(path).signature
         if not names:
             return Adapted(tuple(signature.outputs), changes)

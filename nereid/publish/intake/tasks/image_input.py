@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nereid.assets import SAMPLES
+from nereid.detection.layouts import LAYOUTS, Output
 from nereid.inference.signature import Signature
 from nereid.publish.intake.description import Description
 from nereid.publish.intake.exporters import Noted
@@ -15,6 +16,22 @@ from nereid.publish.intake.tasks.task import Choices
 
 # Python, NumPy and ONNX Runtime in a process without a network. Source: docs/experiments.md.
 PROCESS_BYTES = 45 * 2**20
+
+
+# Photos of COCO have a longer side of 640 pixels.
+USUAL_SIZE = (640, 640)
+
+
+def returns_one_image(signature: Signature) -> bool:
+    """Return whether results have no batch, as those of torchvision's detectors."""
+    outputs = [Output(each, about.datatype, about.shape) for each, about in signature.outputs.items()]
+    ranks = [len(each.shape) for each in signature.inputs.values()]
+    return ranks in ([3], [4]) and bool(LAYOUTS["torchvision"].find(outputs))
+
+
+def _resizes_itself(signature: Signature) -> bool:
+    outputs = [Output(each, "", ()) for each in signature.outputs]
+    return returns_one_image(signature) or bool(LAYOUTS["tensorflow"].find(outputs))
 
 
 class Images:
@@ -29,9 +46,11 @@ class Images:
         return meta.labels, meta.labels_from
 
     def with_notes(self, choices: Choices, signature: Signature, noted: Noted) -> Choices:
-        """Return the choices with the noted head, and with the noted size for a network that accepts any."""
+        """Return the choices with the noted head, and with a size for a network that accepts any."""
         dims = [dim for each in signature.inputs.values() for dim in each.shape[1:]]
         size = noted.size if -1 in dims and not any(choices.size) else choices.size
+        if -1 in dims and not any(size) and _resizes_itself(signature):
+            size = USUAL_SIZE
         return replace(choices, size=size, head=choices.head or noted.head)
 
     def preprocessing(self, form: Form, noted: Noted, given: Mapping[str, str]) -> Preprocessing:
