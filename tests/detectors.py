@@ -21,7 +21,7 @@ CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
 # (exponentials of 0, sigmoids of 0 and 1000), so that every path must return the same bits.
 Objects: TypeAlias = tuple[tuple[tuple[float, ...], float, int], ...]
 KNOWN: Objects = (((8.0, 16.0, 24.0, 32.0), 1.0, 1), ((24.0, 16.0, 56.0, 48.0), 0.5, 0))
-HEADS = ("yolov5", "yolov8", "yolox", "detr", "detr_sigmoid", "rtdetr", "tensorflow", "nms")
+HEADS = ("yolov5", "yolov8", "yolox", "detr", "detr_sigmoid", "yolonas", "rtdetr", "tensorflow", "nms")
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,12 @@ class TestDetector:
         rows = np.delete(self._rows(10), 4, axis=1)
         rows[:, :4] /= SIDE
         return {"output0": rows}
+
+    def _yolonas(self) -> dict[str, np.ndarray]:
+        rows = self._rows(CELLS)
+        for place, (box, _, _) in enumerate(self.objects):
+            rows[place, :4] = box
+        return {"904": rows[:, :4].copy(), "913": rows[:, 5:].copy()}
 
     def _tensorflow(self) -> dict[str, np.ndarray]:
         """Return the outputs of TensorFlow's exporter: top and left come first, and classes begin with 1."""

@@ -137,7 +137,9 @@ def _is_certain(name: str, roles: Sequence[Output], frame: Frame, labels: int) -
     if name == "yolov8":
         return first[1] in cells and first[0] not in cells | anchored
     if name in ("detr", "detr_sigmoid"):
-        return bool(labels) and first[1] == labels + (name == "detr")
+        return bool(labels) and first[1] == labels + (name == "detr") and first[0] not in cells
+    if name == "yolonas":
+        return first[0] in cells
     if name == "rtdetr":
         # Rows of 6 or 7 numbers may also come from NMS.
         return bool(labels) and first[1] == labels + 4 > 7 and 0 < first[0] <= MAX_SUPPRESSED_ROWS

@@ -211,6 +211,14 @@ def _queries(probabilities: np.ndarray, boxes: np.ndarray, frame: Frame, thresho
     return Candidates(_corners(sized), scores[kept], classes[kept])
 
 
+def _cornered(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode probabilities [A, C], and boxes [A, 4]: corners in pixels."""
+    scores, boxes = rows
+    classes, best = _best(scores)
+    kept = best >= threshold
+    return Candidates(boxes[kept].astype(np.float64), best[kept], classes[kept])
+
+
 def _fractions(rows: Rows, frame: Frame, threshold: float) -> Candidates:
     """Decode [Q, 4 + C]: centre and size as parts of the frame, probability of each class."""
     (found,) = rows
@@ -285,6 +293,12 @@ LAYOUTS: Mapping[str, Layout] = {
         _detr_sigmoid,
         lambda found: found[0].dims[1],
         suppresses=True,
+    ),
+    "yolonas": Layout(
+        "boxes [N,anchors,4] and scores [N,anchors,classes]",
+        _find_queries,
+        _cornered,
+        lambda found: found[0].dims[1],
     ),
     "rtdetr": Layout(
         "[N,Q,4+classes], boxes as parts of the image",

@@ -7,6 +7,11 @@ from typing import Any
 BUILT_IN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
 
 
+def opsets(model: Any) -> dict[str, int]:
+    """Return the version of each operator set; of several for a domain, ONNX Runtime takes the last."""
+    return {"" if each.domain == "ai.onnx" else each.domain: each.version for each in model.opset_import}
+
+
 def tensors(model: Any) -> Iterator[Any]:
     """Yield every TensorProto of a ModelProto: weights and constants, also in subgraphs and functions."""
     for graph in graphs(model.graph):

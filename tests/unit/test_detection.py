@@ -210,6 +210,7 @@ DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]
         "end to end": ([matrix(300, 6)], 80, "nms"),
         "detr": (DETR, 91, "detr"),
         "rt-detr of Ultralytics": ([matrix(300, 84)], 80, "rtdetr"),
+        "yolo-nas": ([matrix(8400, 4, name="904"), matrix(8400, 80, name="913")], 80, "yolonas"),
         "rt-detr": ([matrix(300, 80, name="logits"), matrix(300, 4, name="boxes")], 80, "detr_sigmoid"),
     },
 )

@@ -87,11 +87,11 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime]) -> list[str]:
 
     changes = []
     opset = min(each.opset for each in runtimes)
-    (standard,) = [each for each in model.opset_import if each.domain in ("", "ai.onnx")] or [None]
-    if standard is not None and standard.version > opset:
+    given = onnx_graph.opsets(model).get("", 0)
+    if given > opset:
         try:
             newest = max(
-                defs.get_schema(node.op_type, standard.version, "").since_version
+                defs.get_schema(node.op_type, given, "").since_version
                 for node in onnx_graph.nodes(model)
                 if node.domain in ("", "ai.onnx")
             )
@@ -99,8 +99,10 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime]) -> list[str]:
             return []
         if newest > opset:
             return []
-        changes.append(f"opset {standard.version} is written as {opset}, in which its operators are the same")
-        standard.version = opset
+        changes.append(f"opset {given} is written as {opset}, in which its operators are the same")
+        for each in model.opset_import:
+            if each.domain in ("", "ai.onnx"):
+                each.version = opset
     ir_version = min(each.ir_version for each in runtimes)
     if model.ir_version > ir_version:
         changes.append(f"IR version {model.ir_version} is written as {ir_version}")
@@ -201,8 +203,7 @@ def _accept_colours(model: Any) -> Iterator[str]:
 def _reduce_sum(model: Any, source: str, axes: str, channel: int, target: str) -> Any:
     from onnx import helper
 
-    opset = max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
-    if opset >= 13:  # axes became an input
+    if onnx_graph.opsets(model).get("", 0) >= 13:  # axes became an input
         return helper.make_node("ReduceSum", [source, axes], [target], keepdims=1)
     return helper.make_node("ReduceSum", [source], [target], axes=[channel], keepdims=1)
 

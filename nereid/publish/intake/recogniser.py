@@ -13,6 +13,7 @@ from nereid.publish.intake.adaptation import Activation, fit_runtimes, rename_fi
 from nereid.publish.intake.changed_file import change_file
 from nereid.publish.intake.dictionary import LABELS, Classes
 from nereid.publish.intake.graph_edits import add_constant, dims, free_batch, free_name, inputs, to_fp32
+from nereid.repository import onnx_graph
 from nereid.repository.onnx_runtimes import supported_runtimes
 from nereid.text.characters import KEY, split_characters
 from nereid.text.reading_settings import TENSORS
@@ -196,8 +197,7 @@ def _reduce(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
 def _reduce_max(model: Any, source: str, target: str) -> Any:
     from onnx import TensorProto, helper
 
-    opset = max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
-    if opset < AXES_ARE_INPUT:
+    if onnx_graph.opsets(model).get("", 0) < AXES_ARE_INPUT:
         return helper.make_node("ReduceMax", [source], [target], axes=[2], keepdims=0)
     axes = free_name(model, f"{target}_axes")
     add_constant(model, helper.make_tensor(axes, TensorProto.INT64, [1], [2]))
