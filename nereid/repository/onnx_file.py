@@ -78,6 +78,7 @@ def read(path: Path) -> OnnxFile:
         _check_text(path, model)
         for tensor in tensors(model):
             _check_element(onnx, tensor.name, tensor.data_type)
+            _check_values(onnx, path, tensor)
         return OnnxFile(
             path=path,
             sha256=hashlib.sha256(content).hexdigest(),
@@ -222,6 +223,19 @@ def _parse(onnx: Any, path: Path, content: bytes) -> Any:
 def _check_element(onnx: Any, name: str, element: int) -> None:
     if element not in onnx.TensorProto.DataType.values():
         raise InvalidOnnx(f"'{name}' of the network has an unknown element type, {element}")
+
+
+def _check_values(onnx: Any, path: Path, tensor: Any) -> None:
+    """Refuse values in the file that do not fit the shape, on which other readers fail."""
+    if is_external(tensor) or tensor.data_type == onnx.TensorProto.STRING:
+        return
+    try:
+        onnx.numpy_helper.to_array(tensor)
+    except Exception as error:  # of several classes
+        raise InvalidOnnx(
+            f"'{path}' is damaged: expected values for shape {list(tensor.dims)} of tensor '{tensor.name}', "
+            f"got: {error}"
+        ) from None
 
 
 def _check_text(path: Path, model: Any) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loadtest.attack.image_mutations import mutated_files
 from nereid.imaging.decode import Limits
 from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.transform import Transform
 from nereid.serving_errors import InvalidImage
-from tests.unit.image_mutations import mutated_files
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = 2_000

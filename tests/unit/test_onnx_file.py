@@ -82,6 +82,12 @@ def typed(input_element: int = 1, weight_element: int = 1) -> bytes:
     return model.SerializeToString()
 
 
+def weights(**fields) -> bytes:
+    model = weighted()
+    model.graph.initializer[0].MergeFrom(onnx.TensorProto(**fields))
+    return model.SerializeToString()
+
+
 def sequence() -> bytes:
     output = helper.make_tensor_sequence_value_info("y", onnx.TensorProto.FLOAT, None)
     node = helper.make_node("SequenceConstruct", ["x"], ["y"])
@@ -113,6 +119,11 @@ NO_PLACE = "external tensor 'w' has no location of its values"
         "element-type": (typed(99), "'x' of the network has an unknown element type, 99"),
         "input-name": (garbled(weighted(), "x"), r"is damaged: expected a name in UTF-8, got b'\\xff'"),
         "name-of-external": (garbled(weighted(location="w.bin"), "w"), "is damaged: expected a name"),
+        "few-values": (
+            weights(raw_data=bytes(44)),
+            r"is damaged: expected values for shape \[12\] of tensor 'w'",
+        ),
+        "huge-shape": (weights(dims=[2**40, 2**40]), "is damaged: expected values for shape"),
         "sequence": (sequence(), "'y' of the network: expected a tensor, got sequence"),
         "no-location": (external(length=48), NO_PLACE),
         "offset-negative": (external(location="w", offset=-4), NO_PLACE),

@@ -95,7 +95,7 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime]) -> list[str]:
                 for node in onnx_graph.nodes(model)
                 if node.domain in ("", "ai.onnx")
             )
-        except (defs.SchemaError, ValueError):
+        except (defs.SchemaError, ValueError, TypeError):  # a version of more than 32 bits is a TypeError
             return []
         if newest > opset:
             return []
@@ -211,9 +211,12 @@ def _reduce_sum(model: Any, source: str, axes: str, channel: int, target: str) -
 def _scores(model: Any, output: str) -> Any:
     found = [each for each in model.graph.output if output in ("", each.name)]
     if len(found) != 1:
-        names = ", ".join(each.name for each in model.graph.output)
+        names = ", ".join(each.name for each in model.graph.output) or "none"
         got = f"'{output}', the network has: {names}" if output else names
-        raise WrongUsage(f"expected one output with scores, got: {got}; fix: name one with --output")
+        raise WrongUsage(
+            f"expected one output with scores, got: {got}; fix: name one with --output, or --task detect for "
+            "a network that returns boxes"
+        )
     return found[0]
 
 

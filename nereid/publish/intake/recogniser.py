@@ -103,8 +103,8 @@ def adapt(
 
 def characters_of(model: Any) -> tuple[str, ...]:
     """Return the characters in a file's metadata; () if it has none."""
-    texts = [each.value for each in model.metadata_props if each.key == KEY]
-    return tuple(split_characters(texts[0])) if texts and texts[0] else ()
+    text = onnx_graph.metadata(model).get(KEY)
+    return tuple(split_characters(text)) if text else ()
 
 
 def _declare_input(model: Any) -> Iterator[str]:
