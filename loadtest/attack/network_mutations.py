@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from nereid.assets import TEXT_REPOSITORY
 from nereid.repository import onnx_graph
@@ -181,10 +181,28 @@ def _drop_edge(model: onnx.ModelProto, draw: random.Random) -> None:
 
 
 def _change_attribute(model: onnx.ModelProto, draw: random.Random) -> None:
-    attribute = draw.choice(_node(model, draw).attribute)
-    attribute.i, attribute.f = draw.choice(NUMBERS), draw.choice((0.0, -1.0, float("nan"), float("inf")))
-    attribute.ints.append(draw.choice(NUMBERS))
-    attribute.type = draw.choice((attribute.type, *range(15)))
+    attributes = [each for node in onnx_graph.nodes(model) for each in node.attribute]
+    attribute = draw.choice(attributes)
+    if draw.random() < 0.2:
+        attribute.type = draw.choice(range(15))
+    elif attribute.ints and draw.random() < 0.8:
+        attribute.ints[draw.randrange(len(attribute.ints))] = draw.choice(NUMBERS)
+    elif attribute.ints:
+        attribute.ints.append(draw.choice(NUMBERS))
+    else:
+        attribute.i, attribute.f = draw.choice(NUMBERS), draw.choice((0.0, -1.0, float("nan"), float("inf")))
+
+
+def _change_numbers(model: onnx.ModelProto, draw: random.Random) -> None:
+    """Write another number into a vector such as a shape, an axis or the bounds of a slice."""
+    found = [*onnx_graph.tensors(model)]
+    known = [
+        each for each in found if each.data_type == TensorProto.INT64 and not onnx_graph.is_external(each)
+    ]
+    tensor = draw.choice(known)
+    numbers = numpy_helper.to_array(tensor).copy()
+    numbers.flat[draw.randrange(numbers.size)] = draw.choice(NUMBERS)
+    tensor.raw_data = numbers.tobytes()
 
 
 def _drop_attribute(model: onnx.ModelProto, draw: random.Random) -> None:
@@ -315,7 +333,18 @@ def _note(model: onnx.ModelProto, draw: random.Random) -> None:
 
 CHANGES: tuple[Change, ...] = (
     *(_import_opset, _drop_opset, _set_version, _drop_node, _repeat_node, _shuffle_nodes, _replace_operator),
-    *(_rewire, _drop_edge, _change_attribute, _drop_attribute, _rename_value, _repeat_value, _drop_value),
+    *(
+        _rewire,
+        _drop_edge,
+        _change_attribute,
+        _change_attribute,
+        _change_numbers,
+        _change_numbers,
+        _drop_attribute,
+        _rename_value,
+        _repeat_value,
+        _drop_value,
+    ),
     *(_change_element, _change_dims, _change_dims, _change_kind, _empty_tensor, _change_tensor, _move_tensor),
     *(_drop_tensor, _repeat_tensor, _list_tensor, _nest_graph, _call_function, _note, _note, _note, _note),
 )

@@ -257,6 +257,8 @@ def _signature(onnx: Any, graph: Any) -> Signature:
 
 
 def _tensor(onnx: Any, value: Any) -> NetworkTensor:
+    if not value.name:
+        raise InvalidOnnx("an input or output of the network: expected a name, got none")
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         found = (kind or "none").removesuffix("_type")

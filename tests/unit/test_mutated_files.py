@@ -72,5 +72,15 @@ def test_many_mutated_files_are_answered():
     assert found["growth_bytes"] < GROWTH_BYTES
 
 
+@pytest.mark.process
+def test_mutated_files_are_answered_by_every_command():
+    """Networks and images for `add`, `check`, `publish`, `watch`, `classify`, `detect` and `read`."""
+    command = [sys.executable, "-m", "loadtest.attack.files", "--cases", str(FEW_FILES)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, cwd=ROOT)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 if __name__ == "__main__":
     answer()

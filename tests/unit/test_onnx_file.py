@@ -75,8 +75,9 @@ def garbled(model: onnx.ModelProto, name: str) -> bytes:
     return content.replace(b"\x01" + name.encode(), b"\x01\xff")
 
 
-def typed(input_element: int = 1, weight_element: int = 1) -> bytes:
+def typed(input_element: int = 1, weight_element: int = 1, name: str = "x") -> bytes:
     model = weighted()
+    model.graph.input[0].name = name
     model.graph.input[0].type.tensor_type.elem_type = input_element
     model.graph.initializer[0].data_type = weight_element
     return model.SerializeToString()
@@ -119,6 +120,7 @@ NO_PLACE = "external tensor 'w' has no location of its values"
         "element-type": (typed(99), "'x' of the network has an unknown element type, 99"),
         "input-name": (garbled(weighted(), "x"), r"is damaged: expected a name in UTF-8, got b'\\xff'"),
         "name-of-external": (garbled(weighted(location="w.bin"), "w"), "is damaged: expected a name"),
+        "no-name": (typed(name=""), "an input or output of the network: expected a name, got none"),
         "few-values": (
             weights(raw_data=bytes(44)),
             r"is damaged: expected values for shape \[12\] of tensor 'w'",
