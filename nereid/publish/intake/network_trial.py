@@ -56,7 +56,7 @@ def main(path: Path, parent: int) -> None:
 
 def run(path: Path) -> Trial:
     """Run the network in this process."""
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"], enable_fallback=0)
     (image,) = session.get_inputs()
     levels = np.random.default_rng(0).integers(0, 256, (2, *image.shape[1:])).astype(ELEMENTS[image.type])
     pixels = levels if levels.dtype == np.uint8 else levels / levels.dtype.type(255)
