@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from nereid.detection.layouts import STRIDES_PX, Frame, cell_places
+from nereid.detection.decoding import STRIDES_PX, Frame, cell_places
 from nereid.publish.add import AddRequest, add
 from tests.networks import constant, network, value
 
@@ -27,6 +27,7 @@ HEADS = (
     "yolox",
     "detr",
     "detr_sigmoid",
+    "yolonas",
     "rtdetr",
     "rtdetr_best",
     "tensorflow",
@@ -121,6 +122,12 @@ class TestDetector:
     def _torchvision(self) -> dict[str, np.ndarray]:
         boxes, scores, classes = (np.array(each) for each in zip(*self.objects, strict=True))
         return {"boxes": boxes.astype(np.float32), "labels": classes, "scores": scores.astype(np.float32)}
+
+    def _yolonas(self) -> dict[str, np.ndarray]:
+        rows = self._rows(CELLS)
+        for place, (box, _, _) in enumerate(self.objects):
+            rows[place, :4] = box
+        return {"904": rows[:, :4].copy(), "913": rows[:, 5:].copy()}
 
     def _tensorflow(self) -> dict[str, np.ndarray]:
         """Return the outputs of TensorFlow's exporter: top and left come first, and classes begin with 1."""

@@ -38,6 +38,7 @@ ELSEWHERE = {
     "chaos": "supervision.md",
     "gpu_check": "gpu.md",
     "incidents": "monitoring.md",
+    "mutated_files": "security.md",
     "reading_accuracy": "reading.md",
     "reading_speed": "reading.md",
     "recovery": "supervision.md",

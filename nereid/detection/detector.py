@@ -7,8 +7,9 @@ import numpy as np
 
 from nereid.config.model_config import ModelConfig
 from nereid.contract import BOX, IMAGE, LABEL, MAX_OBJECTS, SCORE
+from nereid.detection.decoding import Frame
 from nereid.detection.head import Head, UnknownHead, find_head
-from nereid.detection.layouts import Frame, Output
+from nereid.detection.layouts import Output
 from nereid.detection.suppression import suppress
 from nereid.imaging.decode import Limits, read_upright_size
 from nereid.imaging.preprocess_settings import PreprocessSettings

@@ -5,18 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nereid.detection.layouts import (
-    ANCHORS_PER_CELL,
-    LAYOUTS,
-    STRIDES_PX,
-    Candidates,
-    Frame,
-    Layout,
-    Output,
-    Rows,
-    grid_cells,
-    used_rows,
-)
+from nereid.detection.decoding import STRIDES_PX, Candidates, Frame, Rows, used_rows
+from nereid.detection.layouts import ANCHORS_PER_CELL, LAYOUTS, Layout, Output, grid_cells
 from nereid.serving_errors import InferenceFailed
 
 # Networks for large images have a fourth grid. Source: ultralytics/yolov5, models/hub/yolov5s6.yaml.
@@ -137,7 +127,9 @@ def _is_certain(name: str, roles: Sequence[Output], frame: Frame, labels: int) -
     if name == "yolov8":
         return first[1] in cells and first[0] not in cells | anchored
     if name in ("detr", "detr_sigmoid"):
-        return bool(labels) and first[1] == labels + (name == "detr")
+        return bool(labels) and first[1] == labels + (name == "detr") and first[0] not in cells
+    if name == "yolonas":
+        return first[0] in cells
     if name == "rtdetr":
         # Rows of 6 or 7 numbers may also come from NMS.
         return bool(labels) and first[1] == labels + 4 > 7 and 0 < first[0] <= MAX_SUPPRESSED_ROWS

@@ -1,5 +1,6 @@
 """The ONNX file of a version, and ONNX Runtime's sessions of it."""
 
+import re
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,27 @@ from nereid.inference.session_options import (
 from nereid.inference.signature import Signature, complete, needs_completion
 from nereid.inference.tensorrt import TENSORRT
 from nereid.serving_errors import InvalidConfig, official_text
+
+START_BYTES = 2**16
+# Files that are given instead of a network: their beginning, what they are, and what to do.
+TO_ONNX = "export the network to ONNX"
+OTHER_FILES = (
+    (rb"version https://git-lfs\.", "a Git LFS pointer", "git lfs pull"),
+    (rb"(?i)\s*(<!--.*-->\s*)?<(!doctype )?html", "an HTML page", "download the file itself, not its page"),
+    (rb"(?s)PK\x03\x04.*data\.pkl", "a PyTorch file", f"{TO_ONNX} with torch.onnx.export"),
+    (rb"\x80[\x02-\x05]", "a PyTorch file or another pickle", f"{TO_ONNX} with torch.onnx.export"),
+    (rb".{8}\{\s*\"", "a safetensors file, which has weights only", f"{TO_ONNX} with torch.onnx.export"),
+    (rb"(?s)PK\x03\x04.*\.keras|\x89HDF", "a Keras file", f"{TO_ONNX} with tf2onnx"),
+    (rb"(?s).*serving_default", "a TensorFlow SavedModel", f"{TO_ONNX} with tf2onnx"),
+    (rb"(?s).{4}TFL3", "a TensorFlow Lite file", f"{TO_ONNX} with tf2onnx"),
+    (rb"(?s).{4}ORTM", "a network in ONNX Runtime's format", "the ONNX file that it was made from"),
+    (rb"[fp]trt", "a TensorRT engine", "the ONNX file that it was made from"),
+    (rb"PK\x03\x04|\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd", "an archive", "unpack it"),
+    (rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF", "an image", "give the network's file"),
+    (rb"[\t\n\f\r -~]*$", "a text file", "export it again"),
+    (rb"\x08[\x01-\x20][\x12-\x7a]", "a truncated or incomplete network", "copy it, or export it again"),
+    (rb"", "an unknown file", "export it again"),
+)
 
 
 def path_of(config: ModelConfig) -> Path:
@@ -67,6 +89,12 @@ def _open_tensorrt(
         return open_file(path, replace(settings, providers=providers))
 
 
+def describe_other(content: bytes) -> tuple[str, str]:
+    """Return what a file that is not an ONNX network is instead, and what to do."""
+    start = content[:START_BYTES] + content[-START_BYTES:]  # an archive lists its files at the end
+    return next((what, fix) for pattern, what, fix in OTHER_FILES if re.match(pattern, start))
+
+
 def open_file(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSession:
     """Open `path` with exactly the configured providers: ONNX Runtime itself falls back to fewer.
 
@@ -78,7 +106,8 @@ def open_file(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSes
             path, settings.options, providers=list(settings.providers), enable_fallback=0
         )
     except Exception as error:  # ONNX Runtime's own exceptions share no base class
-        raise InvalidConfig(official_text(error)) from None
+        is_parsed = "Protobuf parsing failed" not in str(error)
+        raise InvalidConfig(f"{official_text(error)}{'' if is_parsed else _other(path)}") from None
     missing = [name for name, _ in settings.providers if name not in session.get_providers()]
     if missing:
         raise InvalidConfig(
@@ -86,6 +115,11 @@ def open_file(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSes
             "its warnings above name the missing library"
         )
     return session
+
+
+def _other(path: Path) -> str:
+    what, fix = describe_other(path.read_bytes())
+    return f" '{path.name}' is {what}; fix: {fix}"
 
 
 def complete_config(

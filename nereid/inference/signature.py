@@ -1,6 +1,7 @@
 """Inputs and outputs of an ONNX file, and the rules by which a config.pbtxt must agree with them.
 
-Source of every rule and message: onnxruntime_backend r24.10, src/onnxruntime.cc and onnxruntime_utils.cc.
+Source of every rule, and of most messages: onnxruntime_backend r24.10, src/onnxruntime.cc and
+onnxruntime_utils.cc.
 """
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -37,10 +38,9 @@ class NetworkTensor:
 
     @property
     def provided(self) -> str:
-        """The datatype as NVIDIA's messages spell it, where strings are bytes."""
-        return {"TYPE_STRING": "TYPE_BYTES", "TYPE_INVALID": "TYPE_<invalid>"}.get(
-            self.datatype, self.datatype
-        )
+        """The datatype as messages spell it: in NVIDIA's, strings are bytes."""
+        other = "BYTES" if self.element == "string" else self.element.upper()
+        return f"TYPE_{other}" if self.datatype in ("TYPE_STRING", "TYPE_INVALID") else self.datatype
 
     @property
     def can_batch(self) -> bool:
@@ -235,6 +235,11 @@ def _check_input(config: ModelConfig, tensor: TensorSpec, found: NetworkTensor) 
 
 
 def _check_datatype(config: ModelConfig, what: str, tensor: TensorSpec, found: NetworkTensor) -> None:
+    if found.datatype == "TYPE_INVALID":
+        raise InvalidConfig(
+            f"model '{config.name}', {what} '{tensor.name}': expected a datatype of Triton's ONNX Runtime "
+            f"backend, got {found.provided} from the network; fix: convert it to FP32 in the network"
+        )
     if tensor.datatype not in DATATYPES.values():
         raise InvalidConfig(
             f"unsupported datatype {tensor.datatype} for {what} '{tensor.name}' for model '{config.name}'"
@@ -267,15 +272,10 @@ def _check_shape(config: ModelConfig, tensor: TensorSpec, shape: Sequence[int], 
         dims = (-1, *dims)
     pairs = zip(shape, dims, strict=False)
     if len(shape) != len(dims) or any(have != want and (is_exact or have != -1) for have, want in pairs):
-        explained = (
-            "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
-            "making complete "
-            if config.max_batch_size
-            else ""
-        )
+        batch = ", the batch of max_batch_size included" if config.max_batch_size else ""
         raise InvalidConfig(
-            f"{problem}: the model expects {len(shape)} dimensions (shape {_printed(shape)}) but the model "
-            f"configuration specifies {len(dims)} dimensions ({explained}shape {_printed(dims)})"
+            f"{problem}: expected shape {_printed(shape)} of the network, got {_printed(dims)} from the "
+            f"config{batch}; fix: dims: {_printed(shape[len(dims) - len(tensor.network_dims) :])}"
         )
 
 

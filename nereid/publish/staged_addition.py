@@ -1,6 +1,5 @@
 """The new files of an addition: staged, examined, and described as a proposal."""
 
-import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +23,6 @@ from nereid.publish.examination.examine import (
     examine,
     survey,
 )
-from nereid.publish.examination.score_outputs import PROBABILITIES
 from nereid.publish.intake import description, metadata
 from nereid.publish.intake.adaptation import ActivationRule
 from nereid.publish.intake.description import Description
@@ -37,10 +35,10 @@ from nereid.publish.intake.tasks.task import Choices, Task
 from nereid.publish.pinned import models_around
 from nereid.repository import fitting, onnx_file
 from nereid.repository.check import check
+from nereid.repository.labels import read_lines
 from nereid.repository.layout import Pin, pins, readable_configs
 from nereid.routing.assignment import Route, Salts, Variant, format_route
 from nereid.serving_errors import InvalidConfig, InvalidImage
-from nereid.text.characters import split_characters
 
 PROFILES = ("cpu", "gpu")
 
@@ -87,7 +85,7 @@ class AddRequest:
     @property
     def choices(self) -> Choices:
         """The choices about the network."""
-        labels = _lines(self.labels) if self.labels else ()
+        labels = read_lines(self.labels) if self.labels else ()
         return Choices(self.size, self.output, self.activation, self.head, self.last_step, labels)
 
 
@@ -178,8 +176,6 @@ class Staging:
             kind = self._form(task, found.signature, adapted.outputs, choices, len(labels))
             if seen.lines:  # the reader leaves out lines by their probabilities, which have changed
                 seen = survey(self._examination(models), progress=self._progress)
-        elif seen.meaning == PROBABILITIES and seen.activation != activation:
-            seen = replace(seen, meaning="values as the network returns them")
         models = self._write(task, kind, properties._replace(can_batch=seen.can_batch), labels)
         measured = self._examine(models, adapted.notes)
         rule = (request.output, request.activation)
@@ -190,7 +186,7 @@ class Staging:
         return self._proposal(
             task,
             kind,
-            seen,
+            seen.served_with(activation),
             measured,
             parameters=given.parameters,
             parameters_from=noted.origin if given.is_from_file else "",
@@ -233,7 +229,7 @@ class Staging:
         """Return the class names and their origin; names of the metadata that do not fit are left out."""
         path, (labels, origin) = self._request.labels, task.input.labels(meta)
         if path:
-            return _lines(path), f"'{path.name}'"
+            return read_lines(path, kind.classes), f"'{path.name}'"
         if labels and kind.classes and len(labels) != kind.classes:
             self._report(
                 f"note: {origin} has {len(labels)} class names, but the network has "
@@ -284,18 +280,13 @@ class Staging:
             if name != names.network:
                 (folder / "1" / ".gitkeep").touch()
             if name in models.labelled:
-                self._write_labels(folder / candidate.LABELS, labels)
+                lines = "".join(f"{label}\n" for label in labels)
+                (folder / candidate.LABELS).write_text(lines, encoding="utf-8")
         variant = Variant("v1", names.pinned, 1, 100, deadline_ms=models.deadline_ms)
         salts = Salts(variants=names.route, shadows=f"{names.route} shadows")
         route = Route(variants=(variant,), default="v1", salts=salts)
         (self._new / f"{names.route}.route.json").write_bytes(format_route(route))
         return models
-
-    def _write_labels(self, path: Path, labels: Sequence[str]) -> None:
-        if self._request.labels:
-            path.write_bytes(self._request.labels.read_bytes().removeprefix(codecs.BOM_UTF8))
-        else:
-            path.write_text("".join(f"{label}\n" for label in labels))
 
     def _examine(self, models: Models, notes: Sequence[str]) -> Report:
         """Check the files as a server would, and examine the network; the notes are the first of the report.
@@ -304,7 +295,10 @@ class Staging:
             OperationFailed: a model cannot be loaded, or the network is rejected.
         """
         if failures := [finding for finding in check(self._new) if finding.verdict == "fail"]:
-            raise OperationFailed("; ".join(f"{each.model}, {each.what}: {each.found}" for each in failures))
+            first = {each.found: each for each in reversed(failures)}  # several files may have one fault
+            raise OperationFailed(
+                "; ".join(f"{each.model}, {each.what}: {found}" for found, each in first.items())
+            )
         measured = examine(self._examination(models), progress=self._progress)
         measured = replace(measured, notes=(*notes, *measured.notes))
         for note in measured.notes:
@@ -334,11 +328,6 @@ class Staging:
 
     def _progress(self, line: str) -> None:
         self._report(f"examination: {line}")
-
-
-def _lines(path: Path) -> tuple[str, ...]:
-    """Return the lines of a label file; other line breaks of Unicode may be characters of a recogniser."""
-    return tuple(split_characters(path.read_text(encoding="utf-8-sig", errors="replace")))
 
 
 def _titles(images: Sequence[Path]) -> list[str]:

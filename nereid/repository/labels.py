@@ -4,7 +4,8 @@ from math import prod
 from pathlib import Path
 
 from nereid.config.model_config import TensorSpec
-from nereid.errors import OperationFailed
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.text.characters import split_characters
 
 
 class InvalidLabels(OperationFailed):
@@ -26,3 +27,27 @@ def check_count(labels: Path, output: TensorSpec) -> int:
             f"{labels.name}: expected {classes} labels for the classes of output '{output.name}', got {count}"
         )
     return count
+
+
+def read_lines(path: Path, classes: int = 0) -> tuple[str, ...]:
+    """Return the lines of a user's file; other line breaks of Unicode may be characters of a recogniser.
+
+    Args:
+        classes: the number of lines that a network needs; 0 for any.
+
+    Raises:
+        WrongUsage: the number differs, or the file is not UTF-8.
+    """
+    try:
+        lines = tuple(split_characters(path.read_text(encoding="utf-8-sig")))
+    except UnicodeDecodeError as error:
+        found = error.object[error.start]
+        raise WrongUsage(
+            f"--labels: expected text in UTF-8, got byte {found:#04x} in '{path.name}'; fix: convert the file"
+        ) from None
+    if classes and len(lines) != classes:
+        raise WrongUsage(
+            f"--labels: expected {classes:,} lines, one for each class of the network, got {len(lines):,} in "
+            f"'{path.name}'"
+        )
+    return lines

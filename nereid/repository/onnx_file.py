@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nereid.errors import OperationFailed, WrongUsage
+from nereid.inference.network_file import describe_other
 from nereid.inference.session_options import BackendSettings
 from nereid.inference.signature import NetworkTensor, Signature, complete, needs_completion
-from nereid.repository.onnx_graph import custom_domains, is_external, names, tensors
+from nereid.repository.onnx_graph import custom_domains, is_external, names, opsets, tensors
 
 INSTALL = "pip install 'nereid-serving[publish]'"
 DEFAULT_MAX_BATCH_SIZE = BackendSettings().default_max_batch_size
@@ -77,14 +78,13 @@ def read(path: Path) -> OnnxFile:
         _check_text(path, model)
         for tensor in tensors(model):
             _check_element(onnx, tensor.name, tensor.data_type)
+            _check_values(onnx, path, tensor)
         return OnnxFile(
             path=path,
             sha256=hashlib.sha256(content).hexdigest(),
             size_bytes=len(content),
             ir_version=model.ir_version,
-            opsets={
-                "" if each.domain == "ai.onnx" else each.domain: each.version for each in model.opset_import
-            },
+            opsets=opsets(model),
             signature=_signature(onnx, model.graph),
             external=tuple(external_data(path, each) for each in tensors(model) if is_external(each)),
             custom_domains=custom_domains(model),
@@ -211,12 +211,12 @@ def _parse(onnx: Any, path: Path, content: bytes) -> Any:
     try:
         model = onnx.ModelProto.FromString(content)
     except Exception:  # protobuf's implementations have different classes
-        kind = "a text file" if _is_text(content) else "a truncated or other file"
-        raise InvalidOnnx(
-            f"'{path}': expected an ONNX network, got {kind} ({len(content):,} bytes); fix: export it again"
-        ) from None
+        model = onnx.ModelProto()
     if not model.ir_version or not model.opset_import or not model.graph.node:
-        raise InvalidOnnx(f"'{path}' is not a complete ONNX network: no IR version, opset or operators")
+        kind, fix = describe_other(content)
+        raise InvalidOnnx(
+            f"'{path}': expected an ONNX network, got {kind} ({len(content):,} bytes); fix: {fix}"
+        )
     return model
 
 
@@ -225,16 +225,24 @@ def _check_element(onnx: Any, name: str, element: int) -> None:
         raise InvalidOnnx(f"'{name}' of the network has an unknown element type, {element}")
 
 
+def _check_values(onnx: Any, path: Path, tensor: Any) -> None:
+    """Refuse values in the file that do not fit the shape, on which other readers fail."""
+    if is_external(tensor) or tensor.data_type == onnx.TensorProto.STRING:
+        return
+    try:
+        onnx.numpy_helper.to_array(tensor)
+    except Exception as error:  # of several classes
+        raise InvalidOnnx(
+            f"'{path}' is damaged: expected values for shape {list(tensor.dims)} of tensor '{tensor.name}', "
+            f"got: {error}"
+        ) from None
+
+
 def _check_text(path: Path, model: Any) -> None:
     """Refuse names that are not UTF-8, which other readers cannot parse."""
     for name in names(model):
         if isinstance(name, bytes):
             raise InvalidOnnx(f"'{path}' is damaged: expected a name in UTF-8, got {name!r}")
-
-
-def _is_text(content: bytes) -> bool:
-    start = content[:1024]
-    return b"\0" not in start and all(byte >= 32 or byte in b"\t\n\r\f" for byte in start)
 
 
 def _signature(onnx: Any, graph: Any) -> Signature:
@@ -249,6 +257,8 @@ def _signature(onnx: Any, graph: Any) -> Signature:
 
 
 def _tensor(onnx: Any, value: Any) -> NetworkTensor:
+    if not value.name:
+        raise InvalidOnnx("an input or output of the network: expected a name, got none")
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         found = (kind or "none").removesuffix("_type")

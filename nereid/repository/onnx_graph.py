@@ -10,6 +10,17 @@ BUILT_IN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com
 FIRST_IMAGE = "first_image_only"
 
 
+def opsets(model: Any) -> dict[str, int]:
+    """Return the version of each operator set; of several for a domain, ONNX Runtime takes the last."""
+    return {"" if each.domain == "ai.onnx" else each.domain: each.version for each in model.opset_import}
+
+
+def metadata(model: Any) -> dict[str, str]:
+    """Return the metadata of a ModelProto; texts that are not UTF-8, bytes in protobuf, are left out."""
+    texts = {each.key: each.value for each in model.metadata_props}
+    return {key: text for key, text in texts.items() if isinstance(key, str) and isinstance(text, str)}
+
+
 def tensors(model: Any) -> Iterator[Any]:
     """Yield every TensorProto of a ModelProto: weights and constants, also in subgraphs and functions."""
     for graph in graphs(model.graph):

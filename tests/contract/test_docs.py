@@ -11,6 +11,7 @@ import typer.main
 
 from loadtest import reading_accuracy, reading_speed, recovery, rollout_simulation
 from loadtest.attack import __main__ as attack
+from loadtest.attack import files
 from loadtest.bench import __main__ as benchmark
 from loadtest.bench import page as benchmarks
 from loadtest.gpu_check import claims as gpu_claims
@@ -126,6 +127,7 @@ def test_recorded_benchmark_can_be_repeated(root):
         "chaos": ("chaos", torture.markdown, "faults", "supervision.md"),
         "incidents": ("incidents", incidents.markdown, "alerts", "monitoring.md"),
         "attack": ("attack", attack.markdown, "steady", "security.md"),
+        "files": ("mutated_files", files.markdown, "rows", "security.md"),
         "fuzz": ("attack", lambda fuzz: f"{fuzz['cases']:,} random requests", "fuzz", "security.md"),
     },
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from loadtest.attack.image_mutations import mutated_files
 from nereid.contract import MAX_LINES
 from nereid.server.supervision import process_usage
 from tests.e2e.conftest import url
@@ -17,7 +18,6 @@ from tests.pictures import save
 from tests.proof import REQUESTS
 from tests.readers import page
 from tests.routes import WATCHDOG_S
-from tests.unit.image_mutations import mutated_files
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 pytestmark = pytest.mark.nightly(minutes=4)

@@ -204,14 +204,20 @@ def test_unclear_output_is_rejected(output, got):
     with pytest.raises(WrongUsage) as error:
         adapt(two_outputs(), Choices(output=output))
 
-    outputs = "features, probabilities; fix: name one with --output, or --task detect"
-    assert str(error.value) == f"expected one output with scores, {got}: {outputs}"
+    outputs = "features, probabilities; fix: name one with --output"
+    assert str(error.value).startswith(f"expected one output with scores, {got}: {outputs}, or --task detect")
 
 
-def test_new_stamps_are_lowered_if_nothing_changes():
-    """A network of old operators under a too new opset and IR version is written in older ones, exactly."""
+@pytest.mark.parametrize("imported", [(28,), (28, 28), (7, 28)])
+def test_new_stamps_are_lowered_if_nothing_changes(imported):
+    """A network of old operators under a too new opset and IR version is written in older ones, exactly.
+
+    skl2onnx imports an opset twice; ONNX Runtime takes the last one.
+    """
     form = UserNetwork(opset=28, ir_version=14)
     model = form.build()
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid("", each) for each in imported)
 
     changes = fit_runtimes(model, supported_runtimes())
 

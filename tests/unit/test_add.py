@@ -1,6 +1,7 @@
 """Files that `nereid add` writes and requests that it refuses, without a server."""
 
 import json
+from pathlib import Path
 
 import onnx
 import pytest
@@ -17,6 +18,7 @@ from tests.tables import cases
 from tests.user_networks import UserNetwork
 
 pytestmark = pytest.mark.process
+UTF_16 = Path("utf-16.txt")
 
 
 @pytest.fixture
@@ -105,10 +107,14 @@ def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, 
         "preset": ({"preset": "vgg"}, r"invalid preset: expected one of imagenet, .*, got 'vgg'"),
         "profile": ({"profiles": ("tpu",)}, r"invalid profile: expected one of cpu, gpu, got 'tpu'"),
         "outputs": ({}, "expected one output with scores, got: a, b; fix: name one with --output"),
+        "few labels": ({"output": "a", "labels": Path(__file__)}, "--labels: expected 5 lines, .*, got"),
+        "labels of UTF-16": ({"labels": UTF_16}, "--labels: expected text in UTF-8, got byte 0xff in 'u"),
     },
 )
-def test_request_that_does_not_fit_is_wrong_usage(repository, tmp_path, more, message):
+def test_request_that_does_not_fit_is_wrong_usage(repository, tmp_path, monkeypatch, more, message):
     onnx.save(classifier(outputs=("a", "b")), tmp_path / "new.onnx")
+    (tmp_path / UTF_16).write_text("a", encoding="utf-16")
+    monkeypatch.chdir(tmp_path)
 
     with pytest.raises(WrongUsage, match=message):
         add(repository, request(tmp_path / "new.onnx", **more), None)

@@ -106,7 +106,7 @@ def test_recogniser_is_known_by_its_characters(repository, file):
         "no image": ({"images": (Path(__file__),)}, "golden image '.*': invalid image"),
         "preview": ({"preview": Path("seen.png")}, "no preview of whole images"),
         # Another encoding would give other characters without an error.
-        "not UTF-8": ({"labels": Path("gbk.txt")}, "--labels: expected characters in UTF-8"),
+        "not UTF-8": ({"labels": Path("gbk.txt")}, "--labels: expected text in UTF-8"),
     },
 )
 def test_request_that_does_not_fit_is_refused(repository, file, monkeypatch, more, message):

@@ -190,7 +190,7 @@ FAULTS = {
     "network-missing": (remove("net/2/model.onnx"), "net, config.pbtxt, onnxruntime: version 2: cannot read"),
     "network-text": (write("net/1/model.onnx", "oops"), "version 1: .* got a text file"),
     "opset": (version(opset=27), "version 2: 'model.onnx': expected opset at most .*, got 27"),
-    "shape": (net("[ 3, 8, 8 ]", "[ 3, 9, 9 ]"), r"version 1: .* \'x\': the model expects 4 dimensions"),
+    "shape": (net("[ 3, 8, 8 ]", "[ 3, 9, 9 ]"), r"version 1: .* 'x': expected shape \[-1,3,8,8\] of the n"),
     "step-model": (whole('"pre"', '"gone"'), "whole, .*ensemble: step 'gone' does not exist"),
     "step-self": (whole('"pre"', '"whole"'), "step 'whole' is the ensemble itself"),
     "step-unpinned": (whole("version: 2", "version: -1"), "expected model_version 1 or more, got -1"),

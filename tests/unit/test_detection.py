@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from nereid.contract import MAX_OBJECTS
 from nereid.detection import detector as detectors
+from nereid.detection.decoding import STRIDES_PX, Frame
 from nereid.detection.detector import Detector, Objects
 from nereid.detection.head import UnknownHead, find_head
-from nereid.detection.layouts import STRIDES_PX, Frame, Output
+from nereid.detection.layouts import Output
 from nereid.detection.matching import Pair, match
 from nereid.detection.suppression import suppress
 from nereid.imaging.decode import Limits
@@ -210,6 +211,7 @@ DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]
         "end to end": ([matrix(300, 6)], 80, "nms"),
         "detr": (DETR, 91, "detr"),
         "rt-detr of Ultralytics": ([matrix(300, 84)], 80, "rtdetr"),
+        "yolo-nas": ([matrix(8400, 4, name="904"), matrix(8400, 80, name="913")], 80, "yolonas"),
         "rt-detr": ([matrix(300, 80, name="logits"), matrix(300, 4, name="boxes")], 80, "detr_sigmoid"),
     },
 )

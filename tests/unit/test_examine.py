@@ -209,7 +209,7 @@ BAD = {
         "'scores': expected .*, got none; unexpected output 'raw'",
     ),
     "extra-input": (masked(), {}, r"^unexpected input 'mask' FP32 \[-1,4\]$"),
-    "config": (crop(9), {"current": None}, r"the model expects 4 dimensions .* but the model configuration"),
+    "config": (crop(9), {"current": None}, r"expected shape \[-1,3,9,9\] .*; fix: dims: \[3,9,9\]"),
     "not-finite": (not_finite(), {}, "'scores' on random input 1: expected finite .* in 4 of 4 values"),
     "other-answers": (
         classifier(weights(seed=1)),

@@ -10,7 +10,7 @@ from nereid.config.model_config import ModelConfig
 from nereid.errors import WrongUsage
 from nereid.publish.add import AddRequest, Proposal, add
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
-from tests.networks import constant
+from tests.networks import constant, network, value
 from tests.tables import cases
 
 pytestmark = pytest.mark.process
@@ -141,10 +141,25 @@ def test_given_labels_tell_the_head(proposed, tmp_path):
     assert [(each.label, each.score) for each in found.objects["photo.png"]] == FOUND
 
 
+FLAT = network(
+    [helper.make_node("Flatten", ["image"], ["graph2_flat_predictions"])],
+    [value("image", "FP32", [1, 7, 1, 1])],
+    [value("graph2_flat_predictions", "FP32", ["num_predictions", 7])],
+)
+
+
 @pytest.mark.parametrize("task", ["", "detect"])
-def test_results_that_cannot_be_served_are_named(proposed, task):
-    message = (
-        "names the task 'segment': its masks cannot be served; fix: a network for one of classify, detect"
-    )
+@cases(
+    ("model", "metadata", "message"),
+    {
+        "masks": (
+            TestDetector("yolov8").build(),
+            ULTRALYTICS | {"task": "segment"},
+            "names the task 'segment': its masks cannot be served; fix: a network for one of classify",
+        ),
+        "YOLO-NAS's list": (FLAT, {}, "expected rows of each image, got one list .* fix: export it with"),
+    },
+)
+def test_results_that_cannot_be_served_are_named(proposed, task, model, metadata, message):
     with pytest.raises(WrongUsage, match=message):
-        proposed(TestDetector("yolov8").build(), ULTRALYTICS | {"task": "segment"}, task=task)
+        proposed(model, metadata, task=task)

@@ -18,6 +18,7 @@ from nereid.client.classifier_errors import RequestRefused
 from nereid.client.prediction import Timings
 from nereid.client.results.detected_objects import DetectedObject, Detection
 from nereid.client.results.text_reading import Correction, Field, Reading, TextLine
+from tests.pictures import png_chunk, save
 from tests.tables import cases
 
 BOX = ((10.0, 20.0), (50.0, 20.0), (50.0, 40.0), (10.0, 40.0))
@@ -120,6 +121,17 @@ def test_images_of_one_name_have_their_own_drawings(tmp_path):
         drawings.draw(tmp_path / folder / "x.jpg", [(BOX, "")])
 
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["x.jpg-2.png", "x.jpg.png"]
+
+
+def test_picture_is_drawn_whatever_its_texts_are(tmp_path):
+    """Pillow refuses the file for a chunk that changes no pixel, and the server reads it."""
+    encoded = save(Image.new("RGB", (60, 60), "lime"))
+    (tmp_path / "x.png").write_bytes(encoded[:33] + png_chunk(b"cHRM", b"short") + encoded[33:])
+
+    Drawings(tmp_path / "out.png", 1).draw(tmp_path / "x.png", [])
+
+    with Image.open(tmp_path / "out.png") as drawn:
+        assert drawn.getcolors() == [(3600, (0, 255, 0))]
 
 
 def test_image_that_is_gone_is_a_failure(tmp_path, capsys):

@@ -66,6 +66,8 @@ def test_labels_are_found(found, properties, files, origin):
         "deep": ({"names": "[" * 100_000}, {}),
         "long": ({"names": json.dumps(["x" * 2**20])}, {}),
         "broken file": ({}, {"config.json": "{"}),
+        "deep file": ({}, {"config.json": "[" * 100_000}),
+        "a document for a word": ({"task": "[" * 1000}, {}),
         "another document": ({}, {"config.json": "[]"}),
         "no numbers": ({}, {"config.json": json.dumps({"pretrained_cfg": {"input_size": "big"}})}),
     },
@@ -73,7 +75,7 @@ def test_labels_are_found(found, properties, files, origin):
 def test_unknown_metadata_is_skipped(found, properties, files):
     metadata = found(properties, files)
 
-    assert (metadata.labels, dict(metadata.preprocessing.parameters)) == ((), {})
+    assert (metadata.labels, dict(metadata.preprocessing.parameters), metadata.task) == ((), {}, "")
 
 
 def test_preprocessing_of_ultralytics(found):

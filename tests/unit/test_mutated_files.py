@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loadtest.attack.image_mutations import mutated_files
 from nereid.imaging.decode import Limits
 from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.transform import Transform
 from nereid.serving_errors import InvalidImage
-from tests.unit.image_mutations import mutated_files
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = 2_000
@@ -70,6 +70,16 @@ def test_many_mutated_files_are_answered():
     assert (len(names), found["wrong"]) == (FILES, [])
     assert FILES / 10 < found["refused"] < FILES * 9 / 10
     assert found["growth_bytes"] < GROWTH_BYTES
+
+
+@pytest.mark.process
+def test_mutated_files_are_answered_by_every_command():
+    """Networks and images for `add`, `check`, `publish`, `watch`, `classify`, `detect` and `read`."""
+    command = [sys.executable, "-m", "loadtest.attack.files", "--cases", str(FEW_FILES)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, cwd=ROOT)
+
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 if __name__ == "__main__":

@@ -75,10 +75,17 @@ def garbled(model: onnx.ModelProto, name: str) -> bytes:
     return content.replace(b"\x01" + name.encode(), b"\x01\xff")
 
 
-def typed(input_element: int = 1, weight_element: int = 1) -> bytes:
+def typed(input_element: int = 1, weight_element: int = 1, name: str = "x") -> bytes:
     model = weighted()
+    model.graph.input[0].name = name
     model.graph.input[0].type.tensor_type.elem_type = input_element
     model.graph.initializer[0].data_type = weight_element
+    return model.SerializeToString()
+
+
+def weights(**fields) -> bytes:
+    model = weighted()
+    model.graph.initializer[0].MergeFrom(onnx.TensorProto(**fields))
     return model.SerializeToString()
 
 
@@ -99,14 +106,26 @@ NO_PLACE = "external tensor 'w' has no location of its values"
     ("content", "reason"),
     {
         "missing": (None, "No such file"),
-        "text": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "a text file"),
-        "picture": (b"\x89PNG\r\n\x1a\n" + bytes(64), "expected an ONNX network, got a truncated or other"),
-        "truncated": (weighted().SerializeToString()[:-20], "truncated"),
-        "cut-at-a-field": (onnx.ModelProto(ir_version=8).SerializeToString(), "no IR version, opset or op"),
+        "text": (b"oops\n", "expected an ONNX network, got a text file"),
+        "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "LFS .* git lfs pull"),
+        "page": (b"\n<!DOCTYPE html>\n<html>", "got an HTML page .*; fix: download the file itself"),
+        "torch": (b"PK\3\4" + bytes(99) + b"net/data.pkl" + bytes(9), "PyTorch .* with torch.onnx.export"),
+        "old-torch": (b"\x80\2\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "PyTorch .* with torch.onnx.export"),
+        "saved-model": (b"\x08\1\x12\x99\x0fserving_default\0", "TensorFlow SavedModel .* with tf2onnx"),
+        "archive": (b"PK\3\4" + bytes(30) + b"net.onnx" + bytes(9), "an archive .*; fix: unpack it"),
+        "picture": (b"\x89PNG\r\n\x1a\n" + bytes(64), "expected an ONNX network, got an image"),
+        "truncated": (weighted().SerializeToString()[:-20], "a truncated or incomplete network"),
+        "cut-at-a-field": (b"\x08\x08\x12\x01p", "got a truncated or incomplete network"),
         "element-type-of-weights": (typed(weight_element=126), "'w' .* unknown element type, 126"),
         "element-type": (typed(99), "'x' of the network has an unknown element type, 99"),
         "input-name": (garbled(weighted(), "x"), r"is damaged: expected a name in UTF-8, got b'\\xff'"),
         "name-of-external": (garbled(weighted(location="w.bin"), "w"), "is damaged: expected a name"),
+        "no-name": (typed(name=""), "an input or output of the network: expected a name, got none"),
+        "few-values": (
+            weights(raw_data=bytes(44)),
+            r"is damaged: expected values for shape \[12\] of tensor 'w'",
+        ),
+        "huge-shape": (weights(dims=[2**40, 2**40]), "is damaged: expected values for shape"),
         "sequence": (sequence(), "'y' of the network: expected a tensor, got sequence"),
         "no-location": (external(length=48), NO_PLACE),
         "offset-negative": (external(location="w", offset=-4), NO_PLACE),

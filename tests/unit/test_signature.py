@@ -241,12 +241,13 @@ STATE = {"state": [{"input_name": "x", "output_name": "y"}]}
             "unable to load model 'm', configuration expects datatype TYPE_FP64 for output 'y', "
             "model provides TYPE_BYTES",
         ),
-        "Triton lacks it, in the file": (config(), BF16, "input 'x', model provides TYPE_<invalid>"),
-        "Triton lacks it, in the config": (
+        "Triton lacks it, in the file": (
             config([tensor("x", "BF16")]),
             BF16,
-            "unsupported datatype TYPE_BF16",
+            "input 'x': expected a datatype of Triton's ONNX Runtime backend, got TYPE_BFLOAT16 from the "
+            "network; fix: convert it to FP32 in the network",
         ),
+        "Triton lacks it, in the config": (config([tensor("x", "BF16")]), signature(), "unsupported data"),
         "optional input and batches": (
             config([tensor("x"), OPTIONAL["w"]]),
             signature(initializers={"w": ("float", (16,))}),
@@ -254,17 +255,20 @@ STATE = {"state": [{"input_name": "x", "output_name": "y"}]}
         ),
         "input without batches": (config(), signature({"x": ("float", (1, 16))}), f"'x': {NOT_ROWS}"),
         "output without batches": (config(), signature(outputs={"y": ("float", (16,))}), f"'y': {NOT_ROWS}"),
-        "rank beyond equal dims": (config(), signature({"x": ("float", (-1, 16, 4))}), "(shape [-1,16,4])"),
-        "dim": (config([tensor("x", dims=(15,))]), signature(), "making complete shape [-1,15])"),
+        "rank beyond equal dims": (config(), signature({"x": ("float", (-1, 16, 4))}), "shape [-1,16,4] of"),
+        "dim": (config([tensor("x", dims=(15,))]), signature(), "got [-1,15] from the config"),
         "reshape": (
             config([tensor("x", dims=(16,), reshape={"shape": ["2", "8"]})]),
             signature(),
-            "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,16]) but the model "
-            "configuration specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 "
-            "followed by the explicit tensor shape, making complete shape [-1,2,8])",
+            "model 'm', tensor 'x': expected shape [-1,16] of the network, got [-1,2,8] from the config, the "
+            "batch of max_batch_size included; fix: dims: [16]",
         ),
-        "varies in the file only": (config(), signature(outputs={"y": ("float", (-1, -1))}), "[-1,-1])"),
-        "varies in the config only": (config([tensor("x", dims=(-1,))]), signature(), "shape [-1,-1])"),
+        "varies in the file only": (
+            config(),
+            signature(outputs={"y": ("float", (-1, -1))}),
+            "shape [-1,-1] ",
+        ),
+        "varies in the config only": (config([tensor("x", dims=(-1,))]), signature(), "got [-1,-1] from the"),
         "scalar": (
             config(outputs=[tensor("y", dims=(-1,))], max_batch_size=0),
             signature({"x": ("float", (16,))}, {"y": ("float", ())}),

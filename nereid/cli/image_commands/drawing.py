@@ -4,13 +4,17 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import ExifTags, Image, ImageDraw, ImageFont, ImageOps
 
 from nereid.cli.image_commands.views import Mark
 from nereid.cli.image_files import SUFFIXES
 from nereid.errors import WrongUsage
+from nereid.imaging.buffers import Buffers
+from nereid.imaging.decode import Limits, open_image
+from nereid.serving_errors import InvalidImage
 
 COLOURS = ("#0b7a8f", "#c2570c", "#6741d9", "#2f7d32", "#c2255c")
+BACKGROUND = (255, 255, 255)
 # Fonts with Chinese characters, then one with many others; Pillow's own font has only Latin letters.
 FONTS = ("NotoSansCJK-Regular.ttc", "DroidSansFallbackFull.ttf", "wqy-zenhei.ttc", "DejaVuSans.ttf")
 
@@ -42,8 +46,7 @@ class Drawings:
             raise OSError(f"'{image}' is not a regular file")
         path = self._target if self._is_file else self._target / self._unique(image.name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with Image.open(image) as opened:
-            picture = ImageOps.exif_transpose(opened).convert("RGB")
+        picture = _upright(image.read_bytes())
         draw_marks(picture, marks)
         picture.save(path)
 
@@ -52,6 +55,17 @@ class Drawings:
         self._names[name] += 1
         count = self._names[name]
         return f"{name}.png" if count == 1 else f"{name}-{count}.png"
+
+
+def _upright(encoded: bytes) -> Image.Image:
+    """Decode a file as the server does, which reads some that Pillow alone refuses."""
+    try:
+        opened = open_image(encoded, Limits())
+        picture = Image.fromarray(opened.pixels(1, BACKGROUND, Buffers()))
+    except InvalidImage as error:
+        raise OSError(str(error)) from None
+    picture.getexif()[ExifTags.Base.Orientation] = opened.orientation
+    return ImageOps.exif_transpose(picture)
 
 
 def draw_marks(picture: Image.Image, marks: Sequence[Mark]) -> None:

@@ -144,6 +144,12 @@ class Survey:
     objects: tuple[tuple[FoundObject, ...], ...] = ()
     lines: tuple[tuple[str, ...], ...] = ()
 
+    def served_with(self, activation: Activation) -> "Survey":
+        """Return what is seen if this function is appended; logits without one are no probabilities."""
+        if activation == "none" and self.activation == "softmax":
+            return replace(self, meaning="values as the network returns them")
+        return self
+
 
 class Rejected(OperationFailed):
     """The network must not be served; the message is the reason on one line."""

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 
 from nereid.config.model_config import ModelConfig
@@ -40,6 +41,7 @@ from nereid.repository.onnx_file import InvalidOnnx
 from nereid.serving_errors import InvalidConfig
 
 NICENESS = 19
+UNEXPECTED = "the examination failed unexpectedly"
 
 
 def examine(request: ExaminationRequest, progress: Progress) -> Report:
@@ -117,16 +119,20 @@ def main(parent: int) -> None:
             with contextlib.suppress(BrokenPipeError):
                 out.write(json.dumps({kind: content}) + "\n")
 
-        request = ExaminationRequest.from_json(sys.stdin.read())
-        try:
-            run = survey if request.is_survey else examine
-            write("report", asdict(run(request, lambda line: write("progress", line))))
-        except (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig) as error:
-            write("rejected", _line(error))
-        except (OperationFailed, ImportError) as error:  # such as a missing package
-            write("failed", str(error))
-        except Exception as error:  # only the network differs between examinations
-            write("rejected", f"the examination failed unexpectedly: {type(error).__name__}: {_line(error)}")
+        answer(ExaminationRequest.from_json(sys.stdin.read()), write)
+
+
+def answer(request: ExaminationRequest, write: Callable[[str, object], None]) -> None:
+    """Examine or survey a network, and write the steps and the result by their kinds."""
+    try:
+        run = survey if request.is_survey else examine
+        write("report", asdict(run(request, lambda line: write("progress", line))))
+    except (Rejected, InvalidOnnx, InvalidLabels, InvalidConfig) as error:
+        write("rejected", _line(error))
+    except (OperationFailed, ImportError) as error:  # such as a missing package
+        write("failed", str(error))
+    except Exception as error:  # only the network differs between examinations
+        write("rejected", f"{UNEXPECTED}: {type(error).__name__}: {_line(error)}")
 
 
 def _line(error: Exception) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nereid.config.model_config import ModelConfig
-from nereid.publish.examination.examine import ExaminationRequest, Survey
+from nereid.publish.examination.examine import ExaminationRequest, Rejected, Survey
 from nereid.publish.examination.output_meaning import Change, image_pair, is_close
 from nereid.publish.examination.samples import Arrays, Sample, golden_samples, random_samples
 from nereid.publish.intake.adaptation import Activation
@@ -50,6 +50,13 @@ class Scores:
     ) -> Survey:
         """Return the kind of the scores, and the top classes."""
         (name,) = outputs[0]
+        for sample, arrays in zip(samples, outputs, strict=True):
+            if len(arrays[name]) != 1:
+                raise Rejected(
+                    f"output '{name}' on {sample.name}: expected one row of scores for one image, got shape "
+                    f"{list(arrays[name].shape)}; fix: name another output with --output, or export the "
+                    "network with a batch of images"
+                )
         rows = np.concatenate([each[name] for each in outputs])
         top = tuple(tuple(map(int, np.argsort(-row, kind="stable")[:TOP])) for row in rows)
         return Survey(can_batch, *meaning_of(rows, last_operator(file.model, name)), top)

@@ -19,7 +19,6 @@ from nereid.publish.intake.graph_edits import (
     free_name,
     inputs,
     operators,
-    opset,
     take_name,
     to_fp32,
 )
@@ -88,23 +87,23 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime]) -> list[str]:
     from onnx import defs
 
     changes = []
-    highest = min(each.opset for each in runtimes)
-    (standard,) = [each for each in model.opset_import if each.domain in ("", "ai.onnx")] or [None]
-    if standard is not None and standard.version > highest:
+    opset = min(each.opset for each in runtimes)
+    given = onnx_graph.opsets(model).get("", 0)
+    if given > opset:
         try:
             newest = max(
-                defs.get_schema(node.op_type, standard.version, "").since_version
+                defs.get_schema(node.op_type, given, "").since_version
                 for node in onnx_graph.nodes(model)
                 if node.domain in ("", "ai.onnx")
             )
-        except (defs.SchemaError, ValueError):
+        except (defs.SchemaError, ValueError, TypeError):  # a version of more than 32 bits is a TypeError
             return []
-        if newest > highest:
+        if newest > opset:
             return []
-        changes.append(
-            f"opset {standard.version} is written as {highest}, in which its operators are the same"
-        )
-        standard.version = highest
+        changes.append(f"opset {given} is written as {opset}, in which its operators are the same")
+        for each in model.opset_import:
+            if each.domain in ("", "ai.onnx"):
+                each.version = opset
     ir_version = min(each.ir_version for each in runtimes)
     if model.ir_version > ir_version:
         changes.append(f"IR version {model.ir_version} is written as {ir_version}")
@@ -217,7 +216,7 @@ def _accept_colours(model: Any) -> Iterator[str]:
 def _reduce_sum(model: Any, source: str, axes: str, channel: int, target: str) -> Any:
     from onnx import helper
 
-    if opset(model) >= 13:  # axes became an input
+    if onnx_graph.opsets(model).get("", 0) >= 13:  # axes became an input
         return helper.make_node("ReduceSum", [source, axes], [target], keepdims=1)
     return helper.make_node("ReduceSum", [source], [target], axes=[channel], keepdims=1)
 
@@ -225,10 +224,11 @@ def _reduce_sum(model: Any, source: str, axes: str, channel: int, target: str) -
 def _scores(model: Any, output: str) -> Any:
     found = [each for each in model.graph.output if output in ("", each.name)]
     if len(found) != 1:
-        names = ", ".join(each.name for each in model.graph.output)
+        names = ", ".join(each.name for each in model.graph.output) or "none"
         got = f"'{output}', the network has: {names}" if output else names
         raise WrongUsage(
-            f"expected one output with scores, got: {got}; fix: name one with --output, or --task detect"
+            f"expected one output with scores, got: {got}; fix: name one with --output, or --task detect for "
+            "a network that returns boxes"
         )
     return found[0]
 

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nereid.errors import OperationFailed
 from nereid.publish.intake.graph_edits import declare, dims, fixed_batch, take_one_image
 from nereid.publish.intake.network_trial import try_network
 from nereid.repository import onnx_graph
+from nereid.repository.onnx_file import InvalidOnnx, check_with_onnx
 
 # Operators whose results have as many rows as there are findings.
 COUNTING = frozenset({"NonMaxSuppression", "NonZero", "Unique"})
@@ -26,7 +28,14 @@ def change_file(path: Path, change: Callable[[Any], tuple[Result, list[str]]]) -
 
     model = onnx.load(path, load_external_data=False)
     size, content = fixed_batch(model), path.read_bytes()
-    result, changes = change(model)
+    try:
+        result, changes = change(model)
+    except OperationFailed:
+        raise
+    except Exception as error:  # a malformed graph can fail at any step
+        check_with_onnx(path)
+        found = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InvalidOnnx(f"expected a well-formed network, got {found}; fix: export it again") from error
     if changes:
         onnx.save(model, path)
     trial = try_network(path) if size == 1 else None

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from nereid.detection.layouts import LAYOUTS
 from nereid.errors import WrongUsage
+from nereid.imaging.decode import Limits
 from nereid.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
 from nereid.inference.signature import NetworkTensor, Signature
 from nereid.publish.configs import Tensor
@@ -16,6 +17,8 @@ PIXELS = ("TYPE_FP32", "TYPE_FP16", "TYPE_UINT8")
 CHANNELS = 3
 # The presets' `resize_shorter_px` is for this side; other sides scale it in proportion.
 USUAL_SIDE_PX = 224
+# Larger images are not decoded, either.
+MAX_SIDE_PX = Limits().max_image_side_px
 NORMALISATION = ("preset", "mean", "std", "scale")
 
 
@@ -159,6 +162,10 @@ def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[Tensor,
         )
     if any(size) and (height, width) != size:
         raise WrongUsage(f"input '{name}': expected {height} x {width} pixels, got {size[0]} x {size[1]}")
+    if max(height, width) > MAX_SIDE_PX:
+        raise WrongUsage(
+            f"input '{name}': expected at most {MAX_SIDE_PX:,} pixels a side, got {describe(tensor)}"
+        )
     dims = (height, width, CHANNELS) if is_last else (CHANNELS, height, width)
     return Tensor(name, tensor.datatype, dims), is_last
 

@@ -104,18 +104,13 @@ def add_batch(model: Any) -> Iterator[str]:
     declare(image, [1, *dims(image)[1:]])
     for output in model.graph.output:
         before = take_name(model, output, "unbatched")
-        if opset(model) >= 13:  # axes became an input
+        if onnx_graph.opsets(model).get("", 0) >= 13:  # axes became an input
             node = helper.make_node("Unsqueeze", [before, _constant(model, "batch_axis", [0])], [output.name])
         else:
             node = helper.make_node("Unsqueeze", [before], [output.name], axes=[0])
         model.graph.node.append(node)
         declare(output, [1, *dims(output)])
     yield "its image and results get a batch of 1"
-
-
-def opset(model: Any) -> int:
-    """Return the version of the standard operators."""
-    return max(int(each.version) for each in model.opset_import if each.domain in ("", "ai.onnx"))
 
 
 def declare(value: Any, shape: Sequence[int]) -> None:

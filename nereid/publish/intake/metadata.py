@@ -1,6 +1,7 @@
 """Class names and preprocessing from the metadata of exporters: in the ONNX file, and in files next to it."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any
 
 from nereid.publish.intake import exporters
 from nereid.publish.intake.recogniser import characters_of
+from nereid.repository import onnx_graph
 
 LABEL_FILES = ("labels.txt", "classes.txt")
 # Keys of ONNX metadata with class names; `names` is Ultralytics'.
 LABEL_KEYS = ("names", "classes", "labels", "class_names", "id2label")
 # Preprocessing files of timm and of Hugging Face, next to the ONNX file.
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
+TASK = re.compile(r"[\w-]{,40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +40,17 @@ class Metadata:
 
 def read(network: Path, model: Any) -> Metadata:
     """Read the metadata of a ModelProto and of the files next to it; unknown metadata is skipped."""
-    properties = {each.key: each.value for each in model.metadata_props}
+    properties = onnx_graph.metadata(model)
     documents = {name: _document(network.parent / name) for name in CONFIG_FILES}
     labels, labels_from = _labels(network.parent, properties, documents)
-    task, characters = properties.get("task", ""), characters_of(model)
-    return Metadata(labels, labels_from, exporters.noted(properties, documents), task, characters)
+    noted, task = exporters.noted(properties, documents), properties.get("task", "")
+    return Metadata(labels, labels_from, noted, task if TASK.fullmatch(task) else "", characters_of(model))
 
 
 def _document(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -78,4 +81,5 @@ def _names(found: Any) -> tuple[str, ...]:
     if not isinstance(found, Sequence) or isinstance(found, str):
         return ()
     is_named = bool(found) and all(isinstance(each, str) for each in found)
-    return tuple(" ".join(each.split()) for each in found) if is_named else ()
+    names = (" ".join(each.encode(errors="replace").decode().split()) for each in found if is_named)
+    return tuple(names)

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
@@ -58,19 +58,23 @@ def main(path: Path, parent: int) -> None:
         return
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)  # output of libraries must not reach the results
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        (image,) = session.get_inputs()
-        levels = np.random.default_rng(0).integers(0, 256, (2, *image.shape[1:])).astype(ELEMENTS[image.type])
-        pixels = levels if levels.dtype == np.uint8 else levels / levels.dtype.type(255)
-        alone = [session.run(None, {image.name: pixels[place : place + 1]}) for place in (0, 1)]
-        names = [each.name for each in session.get_outputs()]
-        shapes = {name: list(row.shape) for name, row in zip(names, alone[0], strict=True)}
-        inferred = {
-            each.name: [dim if isinstance(dim, int) else -1 for dim in each.shape]
-            for each in session.get_outputs()
-        }
-        is_independent = _computes_rows(session, pixels, alone)
-        json.dump({"shapes": shapes, "inferred": inferred, "computes_rows": is_independent}, out)
+        json.dump(asdict(run(path)), out)
+
+
+def run(path: Path) -> Trial:
+    """Run the network in this process."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"], enable_fallback=0)
+    (image,) = session.get_inputs()
+    levels = np.random.default_rng(0).integers(0, 256, (2, *image.shape[1:])).astype(ELEMENTS[image.type])
+    pixels = levels if levels.dtype == np.uint8 else levels / levels.dtype.type(255)
+    alone = [session.run(None, {image.name: pixels[place : place + 1]}) for place in (0, 1)]
+    names = [each.name for each in session.get_outputs()]
+    shapes = {name: list(row.shape) for name, row in zip(names, alone[0], strict=True)}
+    inferred = {
+        each.name: [dim if isinstance(dim, int) else -1 for dim in each.shape]
+        for each in session.get_outputs()
+    }
+    return Trial(shapes, inferred, _computes_rows(session, pixels, alone))
 
 
 def _computes_rows(

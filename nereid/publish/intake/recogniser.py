@@ -13,6 +13,7 @@ from nereid.publish.intake.adaptation import Activation, fit_runtimes, rename_fi
 from nereid.publish.intake.changed_file import change_file
 from nereid.publish.intake.dictionary import LABELS, Classes
 from nereid.publish.intake.graph_edits import add_constant, dims, free_batch, free_name, inputs, to_fp32
+from nereid.repository import onnx_graph
 from nereid.repository.onnx_runtimes import supported_runtimes
 from nereid.text.characters import KEY, split_characters
 from nereid.text.reading_settings import TENSORS
@@ -102,8 +103,8 @@ def adapt(
 
 def characters_of(model: Any) -> tuple[str, ...]:
     """Return the characters in a file's metadata; () if it has none."""
-    texts = [each.value for each in model.metadata_props if each.key == KEY]
-    return tuple(split_characters(texts[0])) if texts and texts[0] else ()
+    text = onnx_graph.metadata(model).get(KEY)
+    return tuple(split_characters(text)) if text else ()
 
 
 def _declare_input(model: Any) -> Iterator[str]:
@@ -196,8 +197,7 @@ def _reduce(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
 def _reduce_max(model: Any, source: str, target: str) -> Any:
     from onnx import TensorProto, helper
 
-    opset = max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
-    if opset < AXES_ARE_INPUT:
+    if onnx_graph.opsets(model).get("", 0) < AXES_ARE_INPUT:
         return helper.make_node("ReduceMax", [source], [target], axes=[2], keepdims=0)
     axes = free_name(model, f"{target}_axes")
     add_constant(model, helper.make_tensor(axes, TensorProto.INT64, [1], [2]))

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nereid.contract import BOX, LABEL, MAX_OBJECTS, SCORE
+from nereid.detection.decoding import Frame
 from nereid.detection.head import Head, UnknownHead, find_head
-from nereid.detection.layouts import Frame, Output
+from nereid.detection.layouts import Output
 from nereid.errors import WrongUsage
 from nereid.inference.signature import Signature
 from nereid.publish.candidate import LABELS

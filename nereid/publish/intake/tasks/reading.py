@@ -21,7 +21,6 @@ from nereid.repository import onnx_file
 from nereid.repository.fitting import READER_BYTES
 from nereid.text.reading_settings import TENSORS
 
-UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 # Datatypes and ranks of a recogniser that returns only the best characters.
 BEST = [("TYPE_FP32", 2), ("TYPE_INT64", 2)]
 
@@ -87,8 +86,6 @@ class Reading:
         names: Sequence[str] | None = None,
     ) -> Adapted:
         """Change a file to lines [N, 3, 48, W] in, index and probability of the best characters out."""
-        if choices.labels_from == dictionary.LABELS and UNREADABLE in "".join(choices.labels):
-            raise WrongUsage("--labels: expected characters in UTF-8; fix: convert the file")
         if any(choices.size) or choices.head or choices.last_step:
             raise WrongUsage(
                 "a recogniser has no size, head or thresholds; fix: leave out --size, --head, "

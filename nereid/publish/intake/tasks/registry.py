@@ -13,6 +13,8 @@ from nereid.publish.intake.tasks.task import Task
 
 # Results of Ultralytics' other tasks. Read as boxes, they are wrong without an error.
 UNSERVED = {"segment": "masks", "pose": "key points", "obb": "turned boxes"}
+# Source: super-gradients, training/utils/export_utils.py.
+FLAT = "flat_predictions"
 DEFAULT = Classification.name
 # In the order in which a file is tried.
 TASKS: Mapping[str, Task] = {each.name: each for each in (Reading(), Classification(), Detection())}
@@ -22,12 +24,17 @@ def choose_task(name: str, signature: Signature, meta: Metadata, size: Size) -> 
     """Return the task with a name; without one, the task that recognises the file, else classification.
 
     Raises:
-        WrongUsage: no task has that name, or the metadata names another kind of network.
+        WrongUsage: no task has that name, or metadata or outputs are those of another kind of network.
     """
     if meta.task in UNSERVED:
         raise WrongUsage(
             f"the file's metadata names the task '{meta.task}': its {UNSERVED[meta.task]} cannot be served; "
             f"fix: a network for one of {', '.join(sorted(TASKS))}"
+        )
+    if flat := [each for each in signature.outputs if each.endswith(FLAT)]:
+        raise WrongUsage(
+            f"output '{flat[0]}': expected rows of each image, got one list for all images (YOLO-NAS's flat "
+            "format); fix: export it with output_predictions_format=DetectionOutputFormatMode.BATCH_FORMAT"
         )
     if name:
         return named_task(name)

@@ -2,9 +2,14 @@
 
 import struct
 import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from nereid.assets import COFFEE
 from tests.pictures import save
@@ -12,16 +17,22 @@ from tests.pictures import save
 SIZES = (0, 1, 2, 7, 63, 65, 255, 256, 4_000, 8_000, 16_384, 16_385, 32_767, 65_535)
 
 
-def good_files(image=None):
+@cache
+def good_files(image: Image.Image | None = None) -> dict[str, bytes]:
     """Return an image, or a small photo, as one file of each kind, by name."""
     image = image or Image.open(COFFEE).resize((96, 72))
     exif = Image.Exif()
     exif[274] = 6
     wide = Image.fromarray(np.asarray(image)[:, :, 0].astype(np.uint16) * 250)
     palette = image.quantize(32)
-    frames = {"save_all": True, "append_images": [palette.rotate(180)]}
+    texts = PngInfo()
+    for is_packed in (False, True):
+        texts.add_text("Comment", "text" * 9, zip=is_packed)
+        texts.add_itxt("Title", "text" * 9, zip=is_packed)
+    frames: dict[str, Any] = {"save_all": True, "append_images": [palette.rotate(180)]}
     return {
         "png": save(image, "PNG", exif=exif),
+        "png with texts": save(image, "PNG", pnginfo=texts, dpi=(72, 72), icc_profile=b"profile" * 9),
         "palette png": save(palette, "PNG", transparency=3),
         "16-bit png": save(wide, "PNG"),
         "rgba png": save(image.convert("RGBA"), "PNG"),
@@ -40,7 +51,7 @@ def good_files(image=None):
     }
 
 
-def flip_bits(file, random, _files):
+def flip_bits(file: bytearray, random: Generator, _files: Sequence[bytes]) -> bytearray:
     """Flip up to 20 bits, every second time of the first 200 bytes, where the structure is."""
     end = random.choice([len(file), min(200, len(file))])
     for place in random.integers(0, end, random.integers(1, 21)):
@@ -48,36 +59,35 @@ def flip_bits(file, random, _files):
     return file
 
 
-def truncate(file, random, _files):
+def truncate(file: bytearray, random: Generator, _files: Sequence[bytes]) -> bytearray:
+    """Cut the end off."""
     return file[: random.integers(0, len(file))]
 
 
-def splice(file, random, files):
+def splice(file: bytearray, random: Generator, files: Sequence[bytes]) -> bytearray:
     """Replace the end by the end of another file, or by a part of this file."""
     other = files[random.integers(0, len(files))] if random.integers(0, 2) else bytes(file)
     return file[: random.integers(0, len(file))] + other[random.integers(0, len(other)) :]
 
 
-def blank(file, random, _files):
+def blank(file: bytearray, random: Generator, _files: Sequence[bytes]) -> bytearray:
+    """Overwrite a part with one byte."""
     start = random.integers(0, len(file))
     end = min(len(file), start + random.integers(1, 200))
     file[start:end] = bytes([random.choice([0x00, 0xFF, 0x55])]) * (end - start)
     return file
 
 
-def lie(file, random, _files):
+def lie(file: bytearray, random: Generator, _files: Sequence[bytes]) -> bytearray:
     """Write another width, height, length or offset into an intact header."""
     if random.integers(0, 2):
         small, large = (int(size) for size in random.choice(SIZES, 2))
     else:
         small, large = (int(2**exponent) for exponent in random.uniform(0, 15, 2))
     if file[:3] == b"\xff\xd8\xff":
-        return _lie_in_jpeg(file, random, small, large)
-    if file[:4] == b"\x89PNG":
-        file[16:24] = struct.pack(">II", small, large)
-        if random.integers(0, 3) == 0:
-            file[24 + random.integers(0, 5)] = random.integers(0, 17)
-        file[29:33] = struct.pack(">I", zlib.crc32(file[12:29]))
+        _lie_in_jpeg(file, random, small, large)
+    elif file[:4] == b"\x89PNG":
+        _lie_in_png(file, random, small, large)
     elif file[:3] == b"GIF":
         frame = file.find(b"\x2c", 13)
         place = 6 if random.integers(0, 2) or frame < 0 else frame + 1 + 4 * random.integers(0, 2)
@@ -93,7 +103,27 @@ def lie(file, random, _files):
     return file
 
 
-def _lie_in_jpeg(file, random, small, large):
+def _lie_in_png(file: bytearray, random: Generator, small: int, large: int) -> None:
+    """Change the size in the header, or data or checksum of any other chunk."""
+    places, place = [], 33
+    while place + 12 <= len(file):
+        places.append(place)
+        place += 12 + int.from_bytes(file[place : place + 4])
+    if random.integers(0, 2) or not places:
+        file[16:24] = struct.pack(">II", small, large)
+        if random.integers(0, 3) == 0:
+            file[24 + random.integers(0, 5)] = random.integers(0, 17)
+        file[29:33] = struct.pack(">I", zlib.crc32(file[12:29]))
+        return
+    place = int(random.choice(places))
+    end = place + 8 + int.from_bytes(file[place : place + 4])
+    if end > place + 8:
+        file[place + 8 + random.integers(0, end - place - 8)] ^= random.integers(1, 256)
+    if random.integers(0, 2):
+        file[end : end + 4] = struct.pack(">I", zlib.crc32(file[place + 4 : end]))
+
+
+def _lie_in_jpeg(file: bytearray, random: Generator, small: int, large: int) -> None:
     """Change the size in the frame header, or the length of any segment."""
     places, place = [], 2
     while place + 4 <= len(file) and file[place] == 0xFF and file[place + 1] != 0xDA:
@@ -105,10 +135,9 @@ def _lie_in_jpeg(file, random, small, large):
     else:
         place = int(random.choice(places))
         file[place + 2 : place + 4] = struct.pack(">H", small)
-    return file
 
 
-def _lie_in_tiff(file, random, small, large):
+def _lie_in_tiff(file: bytearray, random: Generator, small: int, large: int) -> None:
     """Change the count, the type or the value of any field."""
     order = "<" if file[:2] == b"II" else ">"
     (directory,) = struct.unpack_from(order + "I", file, 4)
@@ -123,10 +152,13 @@ def _lie_in_tiff(file, random, small, large):
         struct.pack_into(order + "I", file, entry + 8, int(random.choice([small, large, 2**31, 2**32 - 1])))
 
 
-MUTATIONS = (flip_bits, flip_bits, truncate, splice, blank, lie, lie)
+# For files of any kind.
+Change = Callable[[bytearray, Generator, Sequence[bytes]], bytearray]
+ANY_FILE: Sequence[Change] = (flip_bits, flip_bits, truncate, splice, blank)
+MUTATIONS: Sequence[Change] = (*ANY_FILE, lie, lie)
 
 
-def mutated_files(count, image=None):
+def mutated_files(count: int, image: Image.Image | None = None) -> Iterator[tuple[str, bytes]]:
     """Yield name and bytes of that many files of an image, the same ones each time."""
     good = good_files(image)
     names, files = list(good), list(good.values())
