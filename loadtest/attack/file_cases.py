@@ -48,6 +48,7 @@ OTHER_FILES = (
 )
 # One row per command: part of all cases.
 PARTS = {"classify": 3, "read": 2, "detect": 3, "check": 4, "add": 5, "publish": 2, "watch": 1}
+GOOD_FILES = image_mutations.good_files()
 PUBLISHED = {"c": UserNetwork().build(), "d": TestDetector("yolov8").build()}
 
 
@@ -81,7 +82,7 @@ class Cases:
         return Case(command, name, content, draw)
 
     def _image(self, draw: random.Random) -> tuple[str, bytes]:
-        return _changed(draw, image_mutations.good_files(), [*network_mutations.bases().values()])
+        return _changed(draw, GOOD_FILES, [*network_mutations.bases().values()])
 
     def _network(self, command: str, draw: random.Random) -> tuple[str, bytes]:
         if draw.random() < 0.02:
@@ -90,7 +91,7 @@ class Cases:
         known = {name: model.SerializeToString() for name, model in PUBLISHED.items()} if own else None
         name, content = network_mutations.mutated(draw, known or network_mutations.bases(self.more))
         if draw.random() < 0.2:
-            others = [*image_mutations.good_files().values(), *network_mutations.bases().values()]
+            others = [*GOOD_FILES.values(), *network_mutations.bases().values()]
             more, content = _changed(draw, {name: content}, others)
             return f"{name}; {more}", content
         return name, content

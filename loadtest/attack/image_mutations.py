@@ -3,7 +3,6 @@
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from tests.pictures import save
 SIZES = (0, 1, 2, 7, 63, 65, 255, 256, 4_000, 8_000, 16_384, 16_385, 32_767, 65_535)
 
 
-@cache
 def good_files(image: Image.Image | None = None) -> dict[str, bytes]:
     """Return an image, or a small photo, as one file of each kind, by name."""
     image = image or Image.open(COFFEE).resize((96, 72))
