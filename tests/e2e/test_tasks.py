@@ -372,6 +372,10 @@ def test_outputs_of_any_length_cross_the_v2_protocol(gateway, protocol):
             outputs = [client.InferRequestedOutput(name, class_count=2)]
             with pytest.raises(InferenceServerException, match=f"classification {reason}"):
                 connection.infer("read_text", [tensor(BLANK)], outputs=outputs)
+        for names in (("text",), ("confidence", "box"), ("text", "confidence", "box")):
+            outputs = [client.InferRequestedOutput(name) for name in names]
+            nothing = connection.infer("read_text", [tensor(BLANK)], outputs=outputs)
+            assert [nothing.as_numpy(name).size for name in names] == [0] * len(names)
 
     words = [each if isinstance(each, str) else each.decode() for each in found.as_numpy("text")[0]]
     assert words == WORDS

@@ -132,7 +132,7 @@ def test_network_of_a_user_is_right(site, tmp_path, cell):
         name,
         parameters,
         labels if cell.labels == "file" else None,
-        size_px=0 if cell.form.side_px else SIDE,
+        size=(0, 0) if cell.form.side_px else (SIDE, SIDE),
         profiles=("cpu",),
     )
 
