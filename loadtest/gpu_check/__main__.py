@@ -18,12 +18,11 @@ from typing import Any
 
 from loadtest import record
 from loadtest.gpu_check import claims, machine, processes
-from loadtest.gpu_check.processes import Context
+from loadtest.gpu_check.processes import ROOT, Context
 from nereid import files
 from nereid.errors import WrongUsage
 from nereid.server.installation import cuda_folders
 
-ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path("/proc/driver/nvidia/version")
 NO_GPU = "no NVIDIA GPU with its driver (/proc/driver/nvidia/version); fix: another machine, or --dry-run"
 # Each section is a module of this package, with its time limit in seconds. The most valuable come first,

@@ -14,6 +14,7 @@ from nereid.processes import end_with_parent
 
 # A process that gets SIGTERM has this long to stop its server; a hang in CUDA ignores SIGTERM.
 STOP_S = 5.0
+ROOT = Path(__file__).resolve().parents[2]
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG_LINES = 12
 
@@ -46,7 +47,7 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=ROOT,
             env=environment,
             start_new_session=True,
             preexec_fn=end_with_parent(),
@@ -59,7 +60,9 @@ def run(
         _end(process, stop_s)
     if code == 0:
         return Ended("done", "")
-    lines = COLOURS.sub("", log.read_text(errors="replace")).splitlines()[-LOG_LINES:]
+    # The reason goes into a record, which has no paths of a machine.
+    text = COLOURS.sub("", log.read_text(errors="replace")).replace(f"{ROOT}/", "").replace(str(ROOT), ".")
+    lines = text.splitlines()[-LOG_LINES:]
     tail = "its output ends: " + " | ".join(lines) if lines else "no output"
     if code is None:
         return Ended("timed out", f"not done after {limit_s:.0f} s; {tail}")

@@ -9,13 +9,14 @@ from typing import Any
 from nereid.config.instance_bounds import read_bounds
 from nereid.errors import OperationFailed
 from nereid.repository.layout import (
+    ROUTE,
     backend_of,
     hidden_models,
     model_folders,
     readable_configs,
     served_versions,
 )
-from nereid.routes.target import BACKEND, check_repository, find_route, read_state
+from nereid.routes.target import check_repository, find_route, read_state
 from nereid.routing.assignment import shares
 from nereid.server import run_dir
 from nereid.server.command_line import PLAIN_PROFILE
@@ -26,7 +27,7 @@ from nereid.serving_errors import InvalidConfig
 from nereid.triton import stub_processes
 
 KINDS = {
-    BACKEND: "route",
+    ROUTE: "route",
     "boxes": "postprocessing",
     "fused": "pinned",
     "onnxruntime": "network",
@@ -172,7 +173,7 @@ def _kind(folder: Path, document: Mapping[str, Any] | None) -> str:
 
 
 def _traffic(repository: Path, name: str, document: Mapping[str, Any]) -> Mapping[str, float]:
-    if document.get("backend") != BACKEND:
+    if document.get("backend") != ROUTE:
         return {}
     try:
         return shares(read_state(find_route(repository, name)).route())

@@ -16,6 +16,7 @@ from nereid.config.model_config import ModelConfig, read_profile, with_instances
 from nereid.processes import available_bytes, available_cores
 from nereid.repository.layout import (
     PARTS,
+    ROUTE,
     backend_of,
     hidden_models,
     parameters_of,
@@ -27,7 +28,6 @@ from nereid.routing.route_file import path_of, read
 from nereid.serving_errors import InvalidConfig
 from nereid.text.reading_settings import BACKEND as READER
 
-ROUTE = "ab_router"
 BACKENDS = frozenset({"boxes", "onnxruntime", "preprocess", ROUTE, *PARTS})
 # Instances of all models together, per core: while one model has nothing to do, the others use all cores.
 PER_CORE = 2

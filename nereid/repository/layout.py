@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nereid.config.model_config import CONFIGS, FusedSettings, ModelConfig, read_profile
+from nereid.contract import IMAGE, SCORES
 from nereid.inference.threads import thread_counts
 from nereid.processes import available_cores
 from nereid.serving_errors import InvalidConfig
@@ -16,6 +17,8 @@ from nereid.text.reading_settings import BACKEND, SERVED, ReadingSettings
 # Backends that turn the outputs of a network into those of the model.
 LAST_STEPS = frozenset({"boxes"})
 Documents = Mapping[str, Mapping[str, Any]]
+# The backend of routes.
+ROUTE = "ab_router"
 # Backends of models that name other models in parameters: each part has a parameter for its version, too.
 # `nereid publish` replaces the part `network`; the part `after` may be missing.
 NETWORK_PART, LAST_PART = "network", "after"
@@ -217,3 +220,13 @@ def backend_of(folder: Path, document: Mapping[str, Any]) -> str:
 
 def _used_by(documents: Documents) -> set[str]:
     return {name for document in documents.values() for name, _ in served_steps(document)}
+
+
+def output_names(config: Mapping[str, Any]) -> set[str]:
+    """Return the outputs of a model for images, empty for other models; a route without any classifies."""
+    inputs, outputs = (
+        {str(tensor.get("name")) for tensor in config.get(kind, ())} for kind in ("input", "output")
+    )
+    if config.get("backend") == ROUTE:
+        return outputs or {SCORES}
+    return outputs if inputs == {IMAGE} else set()

@@ -1,7 +1,7 @@
 """Routes of a repository: their locations, files and histories."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -11,16 +11,13 @@ from msgspec.structs import replace
 
 from nereid import json_lines
 from nereid.config.model_config import ModelConfig, read_pbtxt
-from nereid.contract import IMAGE, SCORES
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.repository.layout import pins
+from nereid.repository.layout import ROUTE, output_names, pins
 from nereid.routes import history
 from nereid.routes.history import Entry
 from nereid.routing import route_file
 from nereid.routing.assignment import Route, Table, parse_route, shares
 from nereid.serving_errors import InvalidConfig
-
-BACKEND = "ab_router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,7 @@ def find_route(repository: Path, name: str = "") -> RouteLocation:
     known = ", ".join(found)
     if not found:
         reasons = "".join(f"; {reason}" for reason in broken)
-        raise WrongUsage(f"'{repository}' has no route: expected a model with backend {BACKEND}{reasons}")
+        raise WrongUsage(f"'{repository}' has no route: expected a model with backend {ROUTE}{reasons}")
     if name and name not in found:
         raise WrongUsage(f"'{repository}' has no route '{name}', it has: {known}")
     if not name and len(found) > 1:
@@ -126,7 +123,7 @@ def find_routes(repository: Path) -> list[RouteLocation]:
 def models_with(repository: Path, outputs: Sequence[str]) -> list[str]:
     """Return the models of a task by its outputs: its routes, or without a route all from `image` to them."""
     found = {name: config for name, config in _configs(repository) if {*outputs} <= output_names(config)}
-    routes = [name for name, config in found.items() if config.get("backend") == BACKEND]
+    routes = [name for name, config in found.items() if config.get("backend") == ROUTE]
     return routes or list(found)
 
 
@@ -142,16 +139,6 @@ def preprocessing_of(repository: Path, name: str) -> ModelConfig | None:
     return None
 
 
-def output_names(config: Mapping[str, Any]) -> set[str]:
-    """Return the outputs of a model for images, empty for other models; a route without any classifies."""
-    inputs, outputs = (
-        {str(tensor.get("name")) for tensor in config.get(kind, ())} for kind in ("input", "output")
-    )
-    if config.get("backend") == BACKEND:
-        return outputs or {SCORES}
-    return outputs if inputs == {IMAGE} else set()
-
-
 def _location(folder: Path) -> RouteLocation:
     config = ModelConfig.from_file(folder, 1)
     return RouteLocation(config, Path(os.path.realpath(route_file.path_of(config))))
@@ -160,7 +147,7 @@ def _location(folder: Path) -> RouteLocation:
 def _route_names(repository: Path) -> tuple[list[str], list[str]]:
     """Return the models that are routes, and the reasons why others cannot be read."""
     broken: list[str] = []
-    found = [name for name, config in _configs(repository, broken) if config.get("backend") == BACKEND]
+    found = [name for name, config in _configs(repository, broken) if config.get("backend") == ROUTE]
     return found, broken
 
 

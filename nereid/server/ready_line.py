@@ -1,11 +1,12 @@
 """What `nereid serve` prints when it is ready: JSON for programs, a line for persons."""
 
 import json
+import shlex
 from collections.abc import Collection, Mapping
 
 from nereid.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.contract import LABEL, SCORES, TEXT
-from nereid.repository.layout import readable_configs
+from nereid.repository.layout import output_names, readable_configs
 from nereid.server.command_line import LOOPBACK, ServerOptions
 from nereid.server.embedded_server import image_models
 from nereid.server.run_dir import ServerRecord
@@ -39,11 +40,10 @@ def _command(options: ServerOptions, models: Collection[str]) -> str:
     """Return the command that sends an image to one of the models, "" without one."""
     configs = readable_configs(options.repository, options.profile)
     for output, (command, default, own) in COMMANDS.items():
-        found = [name for name in models if any(each["name"] == output for each in configs[name]["output"])]
+        # A config may leave its outputs to the file.
+        found = [name for name in models if output in output_names(configs[name])]
         if found:
-            model = "" if default in found else f" --model {found[0]}"
+            words = ["nereid", command, "IMAGE"] + ["--model", found[0]] * (default not in found)
             is_own = options.repository.resolve() == own.resolve()
-            return f"nereid {command} IMAGE{model}" + (
-                "" if is_own else f" --repository {options.repository}"
-            )
+            return shlex.join(words if is_own else [*words, "--repository", str(options.repository)])
     return ""

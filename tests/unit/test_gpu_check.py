@@ -21,7 +21,9 @@ FIRST, SECOND = "machine", "speed"
 WRITES = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text('{\"found\": 1}'); "
 # Ignores SIGTERM, as a thread that hangs in CUDA does.
 HANGS = WRITES + "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-CRASHES = WRITES + "import os, signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
+CRASHES = (
+    WRITES + f"import os, signal; print('last words at {ROOT}/a.py', flush=True); os.kill(os.getpid(), 11)"
+)
 FAILS = "raise SystemExit('CUDA error 999')"
 
 
@@ -51,7 +53,7 @@ def plan(tmp_path):
     {
         "done": (WRITES, "done", "", {"found": 1}),
         "hang": (HANGS, "timed out", "not done after 3 s", {"found": 1}),
-        "crash": (CRASHES, "crashed", "SIGSEGV; its output ends: last words", {"found": 1}),
+        "crash": (CRASHES, "crashed", "SIGSEGV; its output ends: last words at a.py", {"found": 1}),
         "failure": (FAILS, "failed", "CUDA error 999", {}),
     },
 )

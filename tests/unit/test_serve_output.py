@@ -28,3 +28,11 @@ def test_request_to_try_is_for_a_served_model(tmp_path):
     assert "; not served: classify, dogs; try: nereid classify IMAGE --model classify_v1;" in line
 
     assert "curl -i http://127.0.0.1:1/v2/health/ready;" in announcement(ServerOptions(tmp_path), record())
+
+
+def test_model_that_leaves_its_outputs_to_the_file_is_not_tried(tmp_path):
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    text = 'backend: "onnxruntime" input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
+    (tmp_path / "m" / "config.pbtxt").write_text(text)
+
+    assert "/v2/health/ready;" in announcement(ServerOptions(tmp_path), record())

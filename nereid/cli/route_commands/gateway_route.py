@@ -20,6 +20,7 @@ from nereid.gateway.route_control import (
 from nereid.gateway.tasks.gateway_task import TASKS
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.preview import preview
+from nereid.repository.layout import output_names
 from nereid.rollout import orders
 from nereid.rollout.plan import make_plan
 from nereid.rollout.progress import describe
@@ -32,7 +33,6 @@ from nereid.routes.target import (
     find_route,
     find_routes,
     models_with,
-    output_names,
     preprocessing_of,
     present_table,
     read_state,
