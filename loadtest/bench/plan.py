@@ -48,7 +48,7 @@ class Cell:
 
     @property
     def is_plain(self) -> bool:
-        """Whether targets, plots and README use the cell: FP32, in process or by `wrk`, not again."""
+        """Whether targets and README use the cell: FP32, in process or by `wrk`, not again."""
         return (self.precision, self.again) == ("fp32", False) and self.generator in ("", WRK)
 
     @property
