@@ -39,7 +39,6 @@ ELSEWHERE = {
     "reading_accuracy": "reading.md",
     "reading_speed": "reading.md",
     "recovery": "supervision.md",
-    "rollout_simulation": "rollouts.md",
     "soak": "torture.md",
 }
 HEAD = """# Benchmarks
@@ -58,9 +57,10 @@ HOW = """
   `by-hand` is a service of 50 lines with the same decoder and session, [Starlette](https://www.starlette.io)
   and uvicorn. It shows the cost of everything else that Nereid does.
   Photos are JPEGs of 640x427 and 1920x1080.
-- **Load** is a closed loop by `wrk`, or by NVIDIA's `perf_analyzer`, which supports both protocols. The
-  generator shares the cores with the server. Under `wrk`, the server counts the images per second while
-  responses flow. The generator's own count would begin before the first response.
+- **Load** is a closed loop by `wrk`, which shares the cores with the server. The server counts the images per
+  second while responses flow. The generator's own count would begin before the first response. An earlier
+  version of the program compared gRPC with HTTP, both by NVIDIA's `perf_analyzer`; [load
+  tests](load_testing.md) measure both protocols.
 - Each round measures each line once, and odd rounds run backwards. The table shows medians over the rounds.
   **Of the limit** is the median of the rounds' own ratios, so a slow phase of the machine affects both alike.
 - **CPU ms** is the CPU time per image of the server's process tree, or of the workers in process. It counts
