@@ -100,22 +100,14 @@ def supervised(
 
 
 @contextlib.contextmanager
-def gateway(server: int | Supervised) -> Iterator[Gateway]:
-    """Run `nereid gateway`, and wait until it listens.
-
-    Args:
-        server: its HTTP port, or the server itself; then the gateway is recorded for other commands.
+def gateway(http_port: int) -> Iterator[Gateway]:
+    """Run `nereid gateway` in front of a server, and wait until it listens.
 
     Raises:
         SystemExit: the gateway does not start.
     """
-    options = ["--port", "0", "--workers", "1"]
-    if isinstance(server, Supervised):
-        words = ["gateway", "--repository", str(server.repository), *options]
-        started = _started(words, server.environment)
-    else:
-        started = _started(["gateway", "--url", f"127.0.0.1:{server}", *options])
-    with started as (pid, document):
+    words = ["gateway", "--url", f"127.0.0.1:{http_port}", "--port", "0", "--workers", "1"]
+    with _started(words) as (pid, document):
         yield Gateway(pid, document["http"])
 
 

@@ -22,20 +22,17 @@ def bench(
     concurrency: Annotated[
         str | None, typer.Option(help="Numbers of requests in flight.", show_default="32,8,1")
     ] = None,
-    protocols: Annotated[
-        str | None, typer.Option(help="Some of http (wrk), grpc (perf_analyzer).", show_default="both")
-    ] = None,
     record: Annotated[str, typer.Option(help="Store the result as loadtest/results/NAME.json.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure the cost of serving, compared with the same work in process; needs `wrk`.
 
-    Lists take commas. INT8 and gRPC are measured on `cpu` with 32 requests in flight, and route and gateway
+    Lists take commas. INT8 is measured on `cpu` with 32 requests in flight, and route and gateway
     with the small photo. The exit code is 1 if a target is missed.
     """
     with exiting():
         try:
-            selection = select(paths, photos, concurrency, protocols)
+            selection = select(paths, photos, concurrency)
         except ValueError as error:
             raise WrongUsage(str(error)) from None
         options = runner.Options(selection, rounds, seconds, record, as_json)

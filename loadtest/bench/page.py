@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md, its plot, and tables of two other pages from the records; part of `make docs`.
+"""Write docs/benchmarks.md, and tables of two other pages, from the records; part of `make docs`.
 
 python -m loadtest.bench.page
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from loadtest import record
-from loadtest.bench import plots, summary
+from loadtest.bench import summary
 from loadtest.bench.plan import ALONE, IN_PROCESS, PHOTOS, WRK
 from loadtest.record import Row
 from nereid.assets import CHECKOUT
@@ -19,7 +19,6 @@ Record = Row
 DOCS = CHECKOUT / "docs"
 README, CAPACITY = CHECKOUT / "README.md", DOCS / "capacity.md"
 NAME = "bench"
-PLOT = "bench-throughput.svg"
 SHORT = ("photo", "path", "images/s", "of the limit", "CPU ms per image", "p50 ms alone", "p99 ms of 32")
 MARK = "<!-- Written by `make docs` from loadtest/results/bench.json. -->\n"
 COST = (
@@ -30,19 +29,16 @@ COST = (
 COMMANDS = {
     "python -m loadtest.soak": "python -m loadtest.torture",
     "python -m loadtest.chaos": "python -m loadtest.torture --rounds 200",
-    "python -m loadtest.incidents": "python -m loadtest.torture --incidents",
 }
 # The pages of the other records.
 ELSEWHERE = {
     "attack": "security.md",
     "chaos": "supervision.md",
     "gpu_check": "gpu.md",
-    "incidents": "monitoring.md",
     "mutated_files": "security.md",
     "reading_accuracy": "reading.md",
     "reading_speed": "reading.md",
     "recovery": "supervision.md",
-    "rollout_simulation": "rollouts.md",
     "soak": "torture.md",
 }
 HEAD = """# Benchmarks
@@ -61,9 +57,10 @@ HOW = """
   `by-hand` is a service of 50 lines with the same decoder and session, [Starlette](https://www.starlette.io)
   and uvicorn. It shows the cost of everything else that Nereid does.
   Photos are JPEGs of 640x427 and 1920x1080.
-- **Load** is a closed loop by `wrk`, or by NVIDIA's `perf_analyzer`, which supports both protocols. The
-  generator shares the cores with the server. Under `wrk`, the server counts the images per second while
-  responses flow. The generator's own count would begin before the first response.
+- **Load** is a closed loop by `wrk`, which shares the cores with the server. The server counts the images per
+  second while responses flow. The generator's own count would begin before the first response. An earlier
+  version of the program compared gRPC with HTTP, both by NVIDIA's `perf_analyzer`; [load
+  tests](load_testing.md) measure both protocols.
 - Each round measures each line once, and odd rounds run backwards. The table shows medians over the rounds.
   **Of the limit** is the median of the rounds' own ratios, so a slow phase of the machine affects both alike.
 - **CPU ms** is the CPU time per image of the server's process tree, or of the workers in process. It counts
@@ -84,7 +81,6 @@ def render(bench: Record, others: Mapping[str, Record]) -> str:
         _conditions(bench),
         "".join(f"\n- {note}\n" for note in bench["notes"]),
         _targets(bench["targets"]),
-        f"\n![Throughput of each path]({PLOT})\n",
         HOW,
         "\n## Noise\n\n",
         _noise(bench),
@@ -229,7 +225,6 @@ def pages() -> dict[Path, str]:
         DOCS / "benchmarks.md": render(bench, found),
         README: with_section(README, readme_section(bench)),
         CAPACITY: with_section(CAPACITY, capacity_section(bench)),
-        DOCS / PLOT: plots.throughput(bench["rows"]),
     }
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from loadtest import perf_analyzer, resource_usage, servers, wrk
+from loadtest import resource_usage, servers, wrk
 from loadtest.bench import by_hand, limit
-from loadtest.bench.plan import BY_HAND, PHOTOS, PRECISIONS, TENSOR, WRK, Cell
+from loadtest.bench.plan import BY_HAND, PHOTOS, PRECISIONS, TENSOR, Cell
 from loadtest.bench.summary import Sample
 from nereid.contract import VARIANT_HEADER
 from nereid.server.command_line import PLAIN_PROFILE
@@ -104,36 +104,28 @@ class Paths:
         self._running = running
         self._gateway_port = gateway_port
         for name, size in PHOTOS.items():
-            self._file(name).write_bytes(jpeg := photos.jpeg(photos.SIZES_WH[size]))
-            perf_analyzer.write_input(self._file(name).with_suffix(".json"), jpeg)
+            self._file(name).write_bytes(photos.jpeg(photos.SIZES_WH[size]))
         self._file(TENSOR).write_bytes(limit.tensor().tobytes())
 
-    def measure(self, cell: Cell, seconds: float, analyzer: perf_analyzer.Analyzer | None) -> Sample:
+    def measure(self, cell: Cell, seconds: float) -> Sample:
         """Measure one cell.
 
         Raises:
             LoadFailed: requests failed, or no response came.
         """
-        load = partial(self._load, cell, seconds, analyzer)
-        return self._running[cell.path].sample(model_of(cell), load)
+        return self._running[cell.path].sample(model_of(cell), partial(self._load, cell, seconds))
 
-    def _load(self, cell: Cell, seconds: float, analyzer: perf_analyzer.Analyzer | None) -> Load:
-        running, file = self._running[cell.path], self._file(cell.photo)
-        ports = running.ports
-        if cell.generator == WRK:
-            port, path, headers = self._gateway_port, PREDICT, {VARIANT_HEADER: f"v{_version(cell)}"}
-            if cell.path != "gateway":
-                port, path = ports.http, infer_path(model_of(cell))
-            if cell.path not in ("gateway", "route"):
-                headers = {}
-            if cell.path == BY_HAND:
-                path = f"{by_hand.PATH}{cell.precision}"
-            post = partial(wrk.post, port, path, file, cell.concurrency, headers=headers)
-            return running.flowing(model_of(cell), post, seconds)
-        assert analyzer is not None, "planned without perf_analyzer"
-        port = ports.grpc if cell.protocol == "grpc" else ports.http
-        target = perf_analyzer.Target(cell.protocol, port, model_of(cell), file.with_suffix(".json"))
-        return analyzer.load(target, cell.concurrency, seconds)
+    def _load(self, cell: Cell, seconds: float) -> Load:
+        running = self._running[cell.path]
+        port, path, headers = self._gateway_port, PREDICT, {VARIANT_HEADER: f"v{_version(cell)}"}
+        if cell.path != "gateway":
+            port, path = running.ports.http, infer_path(model_of(cell))
+        if cell.path not in ("gateway", "route"):
+            headers = {}
+        if cell.path == BY_HAND:
+            path = f"{by_hand.PATH}{cell.precision}"
+        post = partial(wrk.post, port, path, self._file(cell.photo), cell.concurrency, headers=headers)
+        return running.flowing(model_of(cell), post, seconds)
 
     def _file(self, photo: str) -> Path:
         return self._folder / f"{photo}.bytes"

@@ -13,10 +13,7 @@ PATHS = ("cpu", "ensemble", BY_HAND, "route", "gateway", "network")
 PHOTOS = dict(zip(("small", "1080p"), photos.SIZES_WH, strict=True))
 PRECISIONS = {"fp32": 1, "int8": 2}
 CONCURRENCIES = (32, 8, 1)
-PROTOCOLS = ("http", "grpc")
-WRK, PERF_ANALYZER = "wrk", "perf_analyzer"
-# The protocol for which a generator is needed; it compares gRPC with HTTP, and so measures both.
-GENERATORS = {WRK: "http", PERF_ANALYZER: "grpc"}
+WRK = "wrk"
 TENSOR = "tensor"
 BATCH = 8
 IN_PROCESS, ALONE = "in process", "in process, one core"
@@ -26,7 +23,10 @@ LIMITS = (IN_PROCESS, BATCHES, ALONE)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One measurement of each round; `again` marks the A/A measurement."""
+    """One measurement of each round; `again` marks the A/A measurement.
+
+    Older records have a second generator, for gRPC.
+    """
 
     path: str
     photo: str
@@ -48,7 +48,7 @@ class Cell:
 
     @property
     def is_plain(self) -> bool:
-        """Whether targets, plots and README use the cell: FP32, in process or by `wrk`, not again."""
+        """Whether targets and README use the cell: FP32, in process or by `wrk`, not again."""
         return (self.precision, self.again) == ("fp32", False) and self.generator in ("", WRK)
 
     @property
@@ -68,12 +68,11 @@ TWICE = Cell("cpu", "small", "fp32", WRK, "http", 32)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The chosen paths, photos, numbers of requests in flight, and protocols; None selects all."""
+    """The chosen paths, photos and numbers of requests in flight; None selects all."""
 
     paths: tuple[str, ...] | None = None
     photos: tuple[str, ...] | None = None
     concurrencies: tuple[int, ...] | None = None
-    protocols: tuple[str, ...] | None = None
 
     def cells(self) -> list[Cell]:
         """Return the cells of a round; the limits of a photo precede its cells.
@@ -97,18 +96,15 @@ class Selection:
             cell.path in (self.paths or PATHS)
             and cell.photo in (*(self.photos or PHOTOS), TENSOR)
             and cell.concurrency in (self.concurrencies or CONCURRENCIES)
-            and GENERATORS[cell.generator] in (self.protocols or PROTOCOLS)
         )
 
 
 def _served() -> Iterator[Cell]:
-    """Yield the cells with a target or a place on a page; INT8 and gRPC only on `cpu` at saturation."""
+    """Yield the cells with a target or a place on a page; INT8 only on `cpu` at saturation."""
     for photo, concurrency in product(PHOTOS, CONCURRENCIES):
         is_end = photo == "small" and concurrency in (1, max(CONCURRENCIES))
         for path in ("cpu", "ensemble", BY_HAND, *(("route", "gateway") if is_end else ())):
             yield Cell(path, photo, "fp32", WRK, "http", concurrency)
-    for photo, protocol in product(PHOTOS, PROTOCOLS):
-        yield Cell("cpu", photo, "fp32", PERF_ANALYZER, protocol, max(CONCURRENCIES))
     for concurrency in CONCURRENCIES:
         yield Cell("network", TENSOR, "fp32", WRK, "http", concurrency)
     yield replace(TWICE, precision="int8")
@@ -125,9 +121,7 @@ def limits(group: Sequence[Cell]) -> list[Cell]:
     return found
 
 
-def select(
-    paths: str | None, photos: str | None, concurrency: str | None, protocols: str | None
-) -> Selection:
+def select(paths: str | None, photos: str | None, concurrency: str | None) -> Selection:
     """Parse lists with commas; None stays None.
 
     Raises:
@@ -137,7 +131,6 @@ def select(
         _choose("path", paths, PATHS),
         _choose("photo", photos, tuple(PHOTOS)),
         tuning.concurrencies(concurrency),
-        _choose("protocol", protocols, PROTOCOLS),
     )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from loadtest import perf_analyzer, record, wrk
+from loadtest import record, wrk
 from loadtest.bench import limit, paths, summary
-from loadtest.bench.plan import LIMITS, PERF_ANALYZER, Cell, Selection
+from loadtest.bench.plan import LIMITS, Cell, Selection
 from loadtest.bench.summary import Sample
 from nereid.errors import OperationFailed, ServerError, WrongUsage
 from nereid.processes import exit_on_sigterm
@@ -53,37 +53,20 @@ def bench(options: Options, environment: Environment) -> bool:
         cells = options.selection.cells()
     except ValueError as error:
         raise WrongUsage(str(error)) from None
-    cells, analyzer, notes = _with_analyzer(cells, environment)
     size = f"{len(cells)} measurements of {options.seconds:g} s in each of {options.rounds} rounds"
-    print("\n  ".join([size, *map(str, cells), *notes]), file=sys.stderr)
+    print("\n  ".join([size, *map(str, cells)]), file=sys.stderr)
     load_before = os.getloadavg()[0]
     with exit_on_sigterm(), _failures_named():
-        series = _measure(cells, analyzer, options, environment)
-    tools = {"wrk": wrk.version()} | ({"perf_analyzer": perf_analyzer.VERSION} if analyzer else {})
+        series = _measure(cells, options, environment)
     result = {
         **_conditions(options, environment),
-        "tools": tools,
+        "tools": {"wrk": wrk.version()},
         "load_before": round(load_before, 2),
-        **_report(series, notes),
+        **_report(series),
     }
     run.write(result)
     _show(run, result, options.as_json)
     return all(target["met"] for target in result["targets"])
-
-
-def _with_analyzer(
-    cells: list[Cell], environment: Environment
-) -> tuple[list[Cell], perf_analyzer.Analyzer | None, list[str]]:
-    """Return the cells that can be measured here; notes explain missing ones."""
-    if all(cell.generator != PERF_ANALYZER for cell in cells):
-        return cells, None, []
-    try:
-        return cells, perf_analyzer.find(environment), []
-    except perf_analyzer.Unavailable as reason:
-        left = [cell for cell in cells if cell.generator != PERF_ANALYZER]
-        if all(cell.path in LIMITS for cell in left):
-            raise OperationFailed(str(reason)) from None
-        return left, None, [f"without gRPC: {reason}"]
 
 
 @contextlib.contextmanager
@@ -98,9 +81,7 @@ def _failures_named(where: str = "") -> Iterator[None]:
         raise OperationFailed(f"{place}{error}") from None
 
 
-def _measure(
-    cells: Sequence[Cell], analyzer: perf_analyzer.Analyzer | None, options: Options, environment: Environment
-) -> dict[Cell, list[Sample]]:
+def _measure(cells: Sequence[Cell], options: Options, environment: Environment) -> dict[Cell, list[Sample]]:
     series: dict[Cell, list[Sample]] = {cell: [] for cell in cells}
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -113,7 +94,7 @@ def _measure(
                     if cell.path in LIMITS:
                         sample = limit.measure(workers, cell, options.seconds)
                     else:
-                        sample = served.measure(cell, options.seconds, analyzer)
+                        sample = served.measure(cell, options.seconds)
                 series[cell].append(sample)
             print(f"round {number + 1} of {options.rounds} measured", file=sys.stderr)
     return series
@@ -124,10 +105,10 @@ def _conditions(options: Options, environment: Environment) -> dict[str, Any]:
     return {"rounds": options.rounds, "seconds": options.seconds, "environment": malloc}
 
 
-def _report(series: dict[Cell, list[Sample]], notes: list[str]) -> dict[str, Any]:
+def _report(series: dict[Cell, list[Sample]]) -> dict[str, Any]:
     noise = summary.noise(series)
     return {
-        "notes": [*notes, *summary.warning(noise)],
+        "notes": summary.warning(noise),
         "rows": summary.rows(series),
         "noise": noise,
         "targets": [

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from loadtest.bench.plan import BY_HAND, LIMITS, TWICE, WRK, Cell
+from loadtest.bench.plan import BY_HAND, LIMITS, TWICE, Cell
 from loadtest.record import Row, spread
 
 HEADINGS = (
@@ -23,7 +23,6 @@ MIN_INT8 = 1.6
 # The limit on the A/A ratio's distance from 1, and on its range over the rounds. The median alone is 1
 # even if half of the rounds gave half, and the others twice.
 MAX_NOISE, MAX_SPREAD = 0.05, 0.5
-BETWEEN_PROTOCOLS = 0.95, 1.05
 # Requests in flight, the measure, and the limits of `cpu` as a multiple of the service by hand.
 BESIDE_BY_HAND = (
     (32, "rate", "throughput", 1.0, None),
@@ -164,7 +163,7 @@ def warning(found: Row | None) -> list[str]:
 
 def targets(series: Series) -> list[Target]:
     """Compare the measured cells with their targets."""
-    return [*_throughput(series), *_latency(series), *_between(series), *_beside_by_hand(series)]
+    return [*_throughput(series), *_latency(series), *_of_int8(series), *_beside_by_hand(series)]
 
 
 def _judged(series: Series, path: str, concurrency: int | None = None) -> dict[str, list[Cell]]:
@@ -216,17 +215,9 @@ def _beside_by_hand(series: Series) -> Iterable[Target]:
                 yield Target(what, got, low, high)
 
 
-def _between(series: Series) -> Iterable[Target]:
-    """Compare the saturated `cpu` path with another precision, and with the other protocol."""
-    for cell in series:
-        if (cell.path, cell.concurrency) != (TWICE.path, TWICE.concurrency):
-            continue
-        at = f"cpu, {cell.photo}, concurrency {cell.concurrency}: throughput of"
-        plain = replace(cell, precision="fp32")
-        if cell.precision == "int8" and cell.photo == "small" and cell.generator == WRK and plain in series:
-            faster = _ratio(series, cell, plain, "rate")
-            yield Target(f"{at} INT8, of FP32's", faster, min=MIN_INT8)
-        http = replace(cell, protocol="http")
-        if cell == plain and cell.protocol == "grpc" and http in series:
-            by_http = _ratio(series, cell, http, "rate")
-            yield Target(f"{at} gRPC, of HTTP's", by_http, *BETWEEN_PROTOCOLS)
+def _of_int8(series: Series) -> Iterable[Target]:
+    """Compare the saturated `cpu` path in INT8 with FP32."""
+    int8 = replace(TWICE, precision="int8")
+    if int8 in series and TWICE in series:
+        name = f"cpu, small, concurrency {TWICE.concurrency}: throughput of INT8, of FP32's"
+        yield Target(name, _ratio(series, int8, TWICE, "rate"), min=MIN_INT8)

@@ -1,10 +1,10 @@
-"""Torture a real server: minutes of traffic and changes, rounds of faults, and incidents with their alerts.
+"""Torture a real server: minutes of traffic and changes, and rounds of faults.
 
 `nereid serve` and `nereid gateway` get valid and invalid requests of many kinds. Every outcome is compared
 with the expected one. A soak fails on any other outcome, and if memory grows or anything is left over. Around
 a fault requests may fail; the next fault follows when all succeed again. A wrong answer is never allowed.
 
-    python -m loadtest.torture [--minutes 20] [--rounds 200 [--seed 1]] [--incidents] [--record NAME]
+    python -m loadtest.torture [--minutes 20] [--rounds 200 [--seed 1]] [--record NAME]
 """
 
 import argparse
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from loadtest import record, servers
-from loadtest.torture import incidents, requests, verdict
+from loadtest.torture import requests, verdict
 from loadtest.torture.changes import Changes, Photo
 from loadtest.torture.faults import FAULTS, Gateway, Scene, own_file_systems
 from loadtest.torture.observation import Observer, Sample
@@ -176,29 +176,21 @@ def _run(args: argparse.Namespace, found: Findings) -> None:
 def main() -> int:
     """Torture, print and record; exit status 1 if anything failed."""
     parser = record.parser(__doc__, minutes=0.0, rounds=0, seed=1)
-    parser.add_argument("--incidents", action="store_true", help="let incidents happen, and watch the alerts")
-    args, found, alerts = record.parsed(parser), Findings(), list[record.Row]()
-    if not (args.minutes or args.rounds or args.incidents):
-        parser.error("expected --minutes, --rounds or --incidents")
-    if args.incidents and not shutil.which(incidents.PROGRAM):
-        parser.error(f"missing: {incidents.PROGRAM}; fix: apt-get install {incidents.PROGRAM}")
-    if args.minutes or args.rounds:
-        _run(args, found)
-    if args.incidents:
-        with tempfile.TemporaryDirectory() as scratch:
-            alerts = incidents.run(Path(scratch), os.environ)
+    args, found = record.parsed(parser), Findings()
+    if not (args.minutes or args.rounds):
+        parser.error("expected --minutes or --rounds")
+    _run(args, found)
     memory = [asdict(each) for each in found.verdicts if each.what.startswith("memory")]
     faults = summarise(found.rounds)
-    print(verdict.markdown(memory), markdown(faults), incidents.markdown(alerts), sep="\n")
+    print(verdict.markdown(memory), markdown(faults), sep="\n")
     failures = [each.text() for each in found.verdicts if not each.is_good] + found.trouble
-    failures += [each for row in alerts for each in incidents.problems(row)]
     counts = {"requests": found.requests, "changes": found.changes, "checks": len(found.verdicts)}
     print(f"{counts}: {len(failures)} failed")
     for failure in failures[:MAX_SHOWN]:
         print(f"failed: {failure}", file=sys.stderr)
     if not found.trouble:
         about = {"minutes": args.minutes, "rounds": args.rounds, "seed": args.seed}
-        args.record.write(about | counts | {"memory": memory, "faults": faults, "alerts": alerts})
+        args.record.write(about | counts | {"memory": memory, "faults": faults})
     return int(bool(failures))
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 import typer.main
 
-from loadtest import reading_accuracy, reading_speed, recovery, rollout_simulation
+from loadtest import reading_accuracy, reading_speed, recovery
 from loadtest.attack import __main__ as attack
 from loadtest.attack import files
 from loadtest.bench import __main__ as benchmark
@@ -17,7 +17,7 @@ from loadtest.bench import page as benchmarks
 from loadtest.gpu_check import claims as gpu_claims
 from loadtest.gpu_check.__main__ import SECTIONS
 from loadtest.torture import __main__ as torture
-from loadtest.torture import incidents, verdict
+from loadtest.torture import verdict
 from nereid.cli.main import app
 from nereid.drift.drift_metrics import METRICS as DRIFT_METRICS
 from nereid.drift.series import SIGNALS
@@ -98,7 +98,6 @@ def test_shell_lines_name_real_commands(root, page):
 def test_measured_numbers_are_the_recorded_ones():
     for path, text in benchmarks.pages().items():
         assert path.read_text() == text, f"{path.name}; fix: make docs"
-        assert path.suffix != ".svg" or len(text) < 60_000
 
 
 def test_every_record_is_on_a_page(root):
@@ -120,12 +119,10 @@ def test_recorded_benchmark_can_be_repeated(root):
     ("name", "render", "part", "page"),
     {
         "recovery": ("recovery", recovery.markdown, "rows", "supervision.md"),
-        "rollout": ("rollout_simulation", rollout_simulation.markdown, "rows", "rollouts.md"),
         "accuracy": ("reading_accuracy", reading_accuracy.markdown, "rows", "reading.md"),
         "speed": ("reading_speed", reading_speed.markdown, "rows", "reading.md"),
         "soak": ("soak", verdict.markdown, "memory", "torture.md"),
         "chaos": ("chaos", torture.markdown, "faults", "supervision.md"),
-        "incidents": ("incidents", incidents.markdown, "alerts", "monitoring.md"),
         "attack": ("attack", attack.markdown, "steady", "security.md"),
         "files": ("mutated_files", files.markdown, "rows", "security.md"),
         "fuzz": ("attack", lambda fuzz: f"{fuzz['cases']:,} random requests", "fuzz", "security.md"),

@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from loadtest import perf_analyzer, wrk
+from loadtest import wrk
 from loadtest.bench.plan import BATCHES, PATHS
 from tests.routes import wait_until
 
@@ -32,7 +32,7 @@ def bench(*words: str) -> dict:
 
 
 def test_every_path_over_http_has_sane_numbers():
-    result = bench("--protocols", "http", "--concurrency", "32")
+    result = bench("--concurrency", "32")
 
     rows = {row["path"]: row for row in result["rows"] if row["precision"] == "fp32"}
     assert set(rows) == {"in process", BATCHES, *PATHS}
@@ -48,21 +48,6 @@ def test_every_path_over_http_has_sane_numbers():
         *["cpu, small, concurrency 32"] * 7,
     ]
     assert result["command"].startswith("python -m loadtest.bench --rounds 1")
-
-
-def test_grpc_is_measured_by_nvidias_tool():
-    """With HTTP by the same tool beside it, to compare the two."""
-    try:
-        perf_analyzer.find(os.environ)
-    except perf_analyzer.Unavailable as reason:
-        pytest.skip(str(reason))
-
-    result = bench("--paths", "cpu", "--concurrency", "32")
-
-    loads = {(row["generator"], row["protocol"]) for row in result["rows"] if row["path"] == "cpu"}
-    assert loads == {("wrk", "http"), ("perf_analyzer", "grpc"), ("perf_analyzer", "http")}
-    assert result["noise"]["rate"]["median"] > 0
-    assert any("gRPC" in each["what"] for each in result["targets"])
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

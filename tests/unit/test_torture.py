@@ -1,4 +1,4 @@
-"""The verdict of the torture program fails for planted wrong answers, lost requests, leaks and alerts."""
+"""The verdict of the torture program fails for planted wrong answers, lost requests and leaks."""
 
 import subprocess
 import sys
@@ -16,7 +16,6 @@ import pytest
 from loadtest.torture import traffic as traffic_module
 from loadtest.torture import verdict
 from loadtest.torture.changes import Photo
-from loadtest.torture.incidents import problems
 from loadtest.torture.observation import Observer, gauges
 from loadtest.torture.requests import batch_fault, refused
 from loadtest.torture.traffic import Failure, Kind, Tally, Target, Traffic
@@ -197,28 +196,3 @@ def test_gauge_that_is_on_no_page_is_not_zero():
     """One that has another name now would pass for ever."""
     with pytest.raises(LookupError, match="no page has nereid_gateway_in_flight"):
         gauges([metrics_page.Sample("nereid_route_in_flight", {}, 1.0)])
-
-
-ROW = {
-    "incident": "30 % damaged images",
-    "alert": "RouteInvalidImages",
-    "resolved_s": 8.0,
-    "cause": "invalid_image",
-    "calm_pages": [],
-    "others": [],
-}
-
-
-@pytest.mark.parametrize(
-    ("fault", "problem"),
-    [
-        ({"alert": None, "others": ["TargetDown"]}, "expected RouteInvalidImages or"),
-        ({"resolved_s": None}, "did not end"),
-        ({"cause": "network"}, "expected the cause 'invalid_image', got 'network'"),
-        ({"calm_pages": ["RouteSlow"]}, "RouteSlow fired in the calm phase"),
-    ],
-)
-def test_alert_that_is_not_as_expected_is_told(fault, problem):
-    assert problems(ROW) == []
-    (found,) = problems({**ROW, **fault})
-    assert problem in found
