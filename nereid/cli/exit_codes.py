@@ -24,6 +24,9 @@ MODULES = {
     "traces": ("opentelemetry",),
 }
 
+# Options that stand for the first argument of a command, by its name.
+OPTIONS_OF_ARGUMENTS = {"model": ("--model", "--route"), "repository": ("--repository",)}
+
 
 def exit_code(error: Exception) -> int:
     """Return the exit code of an error: 2 if the command itself is wrong, else 1."""
@@ -81,13 +84,12 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a command line."""
         first = next((each.name for each in self.params if each.param_type_name == "argument"), "")
-        if first in ("model", "repository"):
-            for index, word in enumerate(args):
-                name, equals, value = word.partition("=")
-                if name == f"--{first}" and (equals or index + 1 < len(args)):
-                    rest = args[:index] + args[index + (1 if equals else 2) :]
-                    args = [value if equals else args[index + 1], *rest]
-                    break
+        for index, word in enumerate(args):
+            name, equals, value = word.partition("=")
+            if name in OPTIONS_OF_ARGUMENTS.get(first, ()) and (equals or index + 1 < len(args)):
+                rest = args[:index] + args[index + (1 if equals else 2) :]
+                args = [value if equals else args[index + 1], *rest]
+                break
         return list(super().parse_args(ctx, args))
 
 

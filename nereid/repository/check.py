@@ -56,11 +56,12 @@ def check(repository: Path) -> list[Finding]:
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.model)
 
 
-def count(repository: Path, findings: list[Finding]) -> str:
-    """Return the counts as a line, such as `5 models, 9 versions: 2 notes, 0 failures`."""
-    models, versions = len(model_folders(repository)), len(_version_folders(repository))
+def count(repository: Path, findings: list[Finding], model: str = "") -> str:
+    """Return the counts of all models or of one, such as `5 models, 9 versions: 2 notes, 0 failures`."""
+    models = [each.name for each in model_folders(repository) if model in ("", each.name)]
+    versions = [each for each in _version_folders(repository) if each.parent.name in models]
     notes, failures = (sum(each.verdict == verdict for each in findings) for verdict in ("note", "fail"))
-    parts = [(models, "model"), (versions, "version"), (notes, "note"), (failures, "failure")]
+    parts = [(len(models), "model"), (len(versions), "version"), (notes, "note"), (failures, "failure")]
     counted = [f"{number} {word}{'' if number == 1 else 's'}" for number, word in parts]
     return f"{counted[0]}, {counted[1]}: {counted[2]}, {counted[3]}"
 

@@ -274,8 +274,10 @@ def test_command_prints_counts_and_the_first_failure(repository):
     good = CliRunner().invoke(app, ["check", str(repository)])
     (repository / "route.json").unlink()
     bad = CliRunner().invoke(app, ["check"], env={"NEREID_REPOSITORY": str(repository), "COLUMNS": "200"})
+    one = CliRunner().invoke(app, ["check", str(repository), "--model", "net"])
 
     assert CliRunner().invoke(app, ["check", str(repository), "--json"]).exit_code == 1
+    assert (one.exit_code, one.stdout) == (0, "1 model, 2 versions: 0 notes, 0 failures\n")
     assert (good.exit_code, good.stdout) == (0, "5 models, 6 versions: 0 notes, 0 failures\n")
     assert (bad.exit_code, bad.stdout.splitlines()[-1]) == (1, "5 models, 6 versions: 0 notes, 1 failure")
     assert bad.stderr.startswith("error: 1 failure, the first: route, config.pbtxt, ab_router: cannot read")

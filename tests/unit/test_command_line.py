@@ -48,6 +48,8 @@ def test_short_help_option_works_everywhere(name):
         ("watch /nonexistent", 2),
         ("tune unknown", 2),
         ("init /proc/nereid", 1),
+        ("why classify", 1),
+        ("why --route classify", 1),
         ("route history --model unknown", 2),
         ("key add alice", 2),
         ("key list --keys {broken}", 1),

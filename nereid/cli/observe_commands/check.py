@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from nereid.assets import REPOSITORY
-from nereid.cli.options import DEFAULT_REPOSITORY, AsJson
+from nereid.cli.options import DEFAULT_REPOSITORY, AsJson, complete_model, find_any_model
 from nereid.cli.tables import print_json, print_table
 from nereid.errors import OperationFailed
 
@@ -21,6 +21,12 @@ def check(
             show_default=DEFAULT_REPOSITORY,
         ),
     ] = REPOSITORY,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Only findings of this model.", show_default="all models", autocompletion=complete_model
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Check a model repository without a server: configs, networks, ensembles, labels, routes, checksums.
@@ -32,7 +38,9 @@ def check(
     from nereid.routes.target import check_repository
 
     check_repository(repository)
-    findings = examination.check(repository)
+    if model:
+        find_any_model(repository, model)
+    findings = [each for each in examination.check(repository) if model in ("", each.model)]
     if as_json:
         print_json(findings)
     else:
@@ -43,7 +51,7 @@ def check(
         ]
         if rows:
             print_table("", "model", "check", "found", "fix", rows=rows)
-        print(examination.count(repository, findings))
+        print(examination.count(repository, findings, model))
     failures = [finding for finding in findings if finding.verdict == "fail"]
     if failures:
         first = f"{failures[0].model}, {failures[0].what}: {failures[0].found}"

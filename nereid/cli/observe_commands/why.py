@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nereid.assets import REPOSITORY
-from nereid.cli.options import AsJson, Repository, environment
+from nereid.cli.options import AsJson, Repository, complete_model, environment
 from nereid.cli.server_options import find_server
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.units import format_bytes, format_duration, format_ms, parse_duration
@@ -26,13 +26,18 @@ MEASURED_S = 2.0
 
 def why(
     context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Only requests of this route or model.",
+            metavar="MODEL",
+            show_default="all requests",
+            autocompletion=complete_model,
+        ),
+    ] = None,
     window: Annotated[
         str, typer.Option("--since", help="Length of the window that ends now.", metavar="DURATION")
     ] = "5m",
-    route: Annotated[
-        str | None,
-        typer.Option("--model", "--route", help="Only requests of this model.", show_default="all requests"),
-    ] = None,
     request: Annotated[
         str | None,
         typer.Option(help="Show the stages of one request, by its request id or trace id.", metavar="ID"),
@@ -64,7 +69,7 @@ def why(
     lines = [
         each
         for each in request_history.read(record, time.time() - window_s)
-        if route is None or route in (each.get("route"), each.get("model"))
+        if model is None or model in (each.get("route"), each.get("model"))
     ]
     base = run_dir.root(environment(context))
     contention = _measured(record, [each.pid for each in run_dir.find_gateways(base, repository)])

@@ -40,8 +40,9 @@ def change_file(path: Path, change: Callable[[Any], tuple[Result, list[str]]]) -
         onnx.save(model, path)
     trial = try_network(path) if size == 1 else None
     if trial and not trial.computes_rows:
-        model = onnx.ModelProto.FromString(content)
-        alone = [*take_one_image(model)]
+        path.write_bytes(content)
+        given, model = try_network(path), onnx.ModelProto.FromString(content)
+        alone = [*take_one_image(model, given.inferred if given else {})]
         result, changes = change(model)
         changes = [*alone, *changes]
         onnx.save(model, path)

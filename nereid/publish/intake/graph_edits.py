@@ -1,6 +1,6 @@
 """Edits of an ONNX graph that several tasks need: variable batches, FP32 outputs, free names."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nereid.repository import onnx_graph
@@ -62,8 +62,11 @@ def free_batch(model: Any, outputs: Sequence[Any], keeps_rank: bool = False) -> 
     yield f"the batch of {size} is declared as variable"
 
 
-def take_one_image(model: Any) -> Iterator[str]:
-    """Give a network with a fixed batch of 1 a variable one, of which it computes the first row only."""
+def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    """Give a network with a fixed batch of 1 a variable one, of which it computes the first row only.
+
+    An output may declare a variable first dim, although its inferred shape begins with 1.
+    """
     from onnx import helper
 
     (image,) = inputs(model)
@@ -76,7 +79,11 @@ def take_one_image(model: Any) -> Iterator[str]:
         _constant(model, f"{first}_{word}", [at]) for word, at in (("begin", 0), ("end", 1), ("axis", 0))
     ]
     rows = _rows(model, image.name)
-    single = [each for each in model.graph.output if dims(each)[:1] == [1]]
+    single = [
+        each
+        for each in model.graph.output
+        if dims(each)[:1] == [1] or [*inferred.get(each.name, ())][:1] == [1]
+    ]
     for output in single:
         # ONNX Runtime cannot see through the shape, and takes the first dim for variable.
         shape = _shape(model, rows, [1] * (len(dims(output)) - 1))
