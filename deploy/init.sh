@@ -1,8 +1,7 @@
 #!/bin/sh
-# Prepare the volumes of docker-compose.yml: the default models, if there are none, two keys, and the webhook's secret. A
-# later start keeps all.
+# Prepare the volumes of docker-compose.yml: the default models, if there are none, and three keys. A later start keeps all.
 #
-# first.key may classify and change routes; Prometheus reads the metrics with prometheus.key, as another user.
+# first.key may classify and change routes, and publisher.key may publish, too; Prometheus reads the metrics with prometheus.key, as another user.
 set -eu
 
 for folder in /data /keys; do
@@ -24,10 +23,8 @@ make_key() { # NAME SCOPE...
 	nereid key add "$name" "$@" --keys /keys/keys.json >"/keys/$name.key"
 }
 make_key first --scope infer --scope route
+make_key publisher --scope admin
 make_key prometheus --scope infer
-if [ ! -s /keys/webhook.secret ]; then
-	head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >/keys/webhook.secret
-fi
 chmod 644 /keys/prometheus.key
 chmod 755 /keys
 

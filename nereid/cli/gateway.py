@@ -144,6 +144,7 @@ def gateway(
             sampling=Sampling(running.trace_share, running.objective_ms / 1e3)
             if running
             else DEFAULT_SAMPLING,
+            repository=None if url else repository,
         )
     with ExitStack() as stack:
         serving.serve(

@@ -2,6 +2,7 @@
 
 import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
 
 from nereid.contract import HTTP_PORT, MAX_IMAGE_BYTES
 from nereid.tracing.records import DEFAULT_SAMPLING, Sampling
@@ -28,6 +29,7 @@ class Settings:
         max_images: limit of one batch.
         traces: socket of the server's collector of traces, "" for none.
         sampling: the traces to keep.
+        repository: folder of the models to publish into; None for a server elsewhere.
         max_in_flight: upper bound of the adaptive limit; a route rejects more than 64.
     """
 
@@ -49,6 +51,7 @@ class Settings:
     max_in_flight: int = 64
     traces: str = ""
     sampling: Sampling = DEFAULT_SAMPLING
+    repository: Path | None = None
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

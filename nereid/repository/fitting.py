@@ -136,11 +136,15 @@ def counts(wanted: Mapping[str, float], machine: Machine, readers: Collection[st
 
 
 def override(
-    repository: Path, profile: str, model: str, machine: Machine, backends: Collection[str]
+    repository: Path, profile: str, model: str, machine: Machine, backends: Collection[str], in_use: int = 0
 ) -> str | None:
-    """Return a model's config with its fitted instances as JSON; None if it has a count of its own."""
+    """Return a model's config with its instances as JSON; None if it has a count of its own.
+
+    Args:
+        in_use: the number to keep; 0 for the number that fits now.
+    """
     if count := fitted(repository, profile, machine, backends).counts.get(model):
-        return json.dumps(with_instances(read_profile(repository / model, profile), count))
+        return json.dumps(with_instances(read_profile(repository / model, profile), in_use or count))
     return None
 
 

@@ -96,11 +96,14 @@ class Control:
         """Return the ModelConfig message of a loaded model."""
         return self._request("get_model_config", model).config
 
-    def load(self, model: str) -> None:
+    def load(self, model: str, in_use: int = 0) -> None:
         """Load a model as it is on disk; versions that have not changed stay loaded.
 
         If its config leaves the number of instances open, the model gets those that fit the server's cores. A
         model with bounds keeps the number that was chosen.
+
+        Args:
+            in_use: the number of instances to keep instead of those that fit; a repair changes no number.
         """
         record, config = self._record, None
         repository = Path(record.repository)
@@ -114,7 +117,8 @@ class Control:
             return
         if record.cores:
             machine = fitting.Machine(record.cores, available_bytes())
-            config = fitting.override(repository, record.profile, model, machine, record.fitted_backends)
+            backends = record.fitted_backends
+            config = fitting.override(repository, record.profile, model, machine, backends, in_use)
         self._request("load_model", model, is_load=True, config=config)
 
     def change_instances(self, model: str, count: int) -> None:

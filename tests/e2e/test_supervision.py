@@ -6,22 +6,29 @@ import os
 import shutil
 import signal
 import stat
+import time
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
-from nereid.assets import COFFEE
+from nereid.assets import COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import Overloaded
+from nereid.gateway.admission import key_changes
+from nereid.server import run_dir
 from nereid.server.control import Control, Refused
 from nereid.triton import stub_processes
 from tests.deployment import check_health
 from tests.e2e.conftest import group_members
 from tests.networks import ONE_INSTANCE, store
+from tests.proof import REQUESTS
 from tests.routes import WATCHDOG_S, adding, document, store_router, variant, wait_until
 from tests.supervised import IMAGE_TO_SCORES, INSTANCES, Served, calling, image_input, serving, store_eyes
+
+# Of each kind of process: 2 in CI, 20 in `make proof`.
+KILLS = max(2, REQUESTS // 1000)
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +243,40 @@ def test_complete_configs_are_not_completed(tmp_path):
         wait_until(served.is_ready, "ready again")
         assert "--disable-auto-complete-config" in command_of(served)
         assert served.numbers("eyes") == [11.0] * 2 * INSTANCES
+
+
+@pytest.mark.nightly(minutes=3)
+def test_every_repair_ends_after_an_addition(tmp_path):
+    """A further model leaves each one fewer instances, and no repair waits for those that are gone."""
+    repository = shutil.copytree(REPOSITORY, tmp_path / "repository")
+    network = repository / "efficientnet_lite0"
+    key_changes.add(tmp_path / "keys.json", "me", ["infer"], None)
+
+    def kill_and_wait(pid: int, what: str) -> None:
+        os.kill(pid, signal.SIGKILL)
+        began_s = time.monotonic()
+        served.why_not_ready()
+        wait_until(served.is_ready, f"ready after the end of {what}")
+        print(f"{what}: {time.monotonic() - began_s:.1f} s")
+
+    with serving(repository, tmp_path / "run", "--guard", "--keys", str(tmp_path / "keys.json")) as served:
+        words = "--name=more", "--preset=efficientnet_lite", "--labels", str(network / "labels.txt"), "--yes"
+        added = served.nereid("add", str(network / "1" / "model.onnx"), *words)
+        assert added.returncode == 0, added.stderr
+        wait_until(served.is_ready, "ready")
+        models = sorted({each.model for each in stub_processes.find(served.record.pid, repository)})
+        for _ in range(KILLS):
+            for model in models:
+                kill_and_wait(newest(served, model).process.pid, f"a stub of '{model}'")
+            kill_and_wait(served.record.pid, "tritonserver")
+            (gateway,) = run_dir.find_gateways(served.base, repository)
+            kill_and_wait(gateway.pid, "the gateway")
+
+        assert {model: served.metric("repairs_total", model=model) for model in models} == dict.fromkeys(
+            models, KILLS
+        )
+        assert served.metric("restarts_total") == KILLS
+        assert served.is_ready(), served.log
 
 
 def command_of(served: Served) -> list[str]:

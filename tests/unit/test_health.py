@@ -1,8 +1,10 @@
 """Pages of the health port, with a fake clock."""
 
+import contextlib
 import http.client
 import json
 import socket
+import urllib.request
 from functools import partial
 
 import pytest
@@ -182,6 +184,44 @@ def test_health_port_responds(health, method, path, status):
         connection.close()
 
     assert response.status == status
+
+
+@cases(
+    ("limits", "left"),
+    {"of a peer": ({"MAX_OF_PEER": 5}, 5), "of all": ({"MAX_CONNECTIONS": 4}, 4)},
+)
+def test_idle_connections_delay_no_health_check(limits, left, health, monkeypatch):
+    """A new connection closes the oldest; each one holds a thread."""
+    for name, value in limits.items():
+        monkeypatch.setattr(pages, name, value)
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(pages.serve(partial(pages.page, health), "127.0.0.1", 0, "health"))
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 60)) for _ in range(40)]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60) as answer:
+            assert answer.status == 200
+        closed = [each.recv(1) for each in idle[: 41 - left]]
+
+    assert closed == [b""] * (41 - left)
+
+
+def test_late_head_ends_its_connection(health, monkeypatch):
+    """Each byte of the head is in time, and all together are late."""
+    monkeypatch.setattr(pages, "CLIENT_TIMEOUT_S", 0.2)
+    with (
+        pages.serve(partial(pages.page, health), "127.0.0.1", 0, "health") as port,
+        socket.create_connection(("127.0.0.1", port), 0.02) as connection,
+    ):
+        for _ in range(500):
+            try:
+                connection.sendall(b"G")
+                is_open = bool(connection.recv(1))
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                is_open = False
+            assert not is_open
+            return
+    pytest.fail("the connection stays open")
 
 
 def test_taken_port_is_an_error(health):

@@ -41,6 +41,7 @@ FIRST = Stub(Process(10, 100), "eyes", 1, "eyes_0_0")
 SECOND = Stub(Process(11, 101), "eyes", 1, "eyes_0_1")
 OTHER = Stub(Process(12, 102), "other", 1, "other_0_0")
 NEW = replace(FIRST, process=Process(20, 500))
+NEXT = replace(SECOND, process=Process(21, 501))
 LAST = replace(FIRST, process=Process(30, 900))
 BOTH = (FIRST, SECOND)
 LIVES, STOPPED, ENDED = "S", "T", "Z"
@@ -48,6 +49,7 @@ READY = {"eyes": {1}, "other": {1}}
 UNHEALTHY = """500 {"error":"Stub process 'eyes_0_0' is not healthy."}"""
 DEAD = ReportBroken({"eyes": "the process of 'eyes_0_0' is dead"})
 FAILED = ReportBroken({"eyes": "the device of 'eyes_0_0' failed"})
+FEWER = "model 'eyes' has 1 instance(s) instead of 2: the repair started no new eyes_0_1"
 BY_PID, BY_PROBE = Reload("eyes", frozenset({1}), "pid"), Reload("eyes", frozenset({1}), "probe")
 
 
@@ -119,6 +121,7 @@ def test_dead_stub_is_confirmed_reported_and_repaired_once(driver):
     assert driver.step(IndexRead(READY)) == [BY_PID]
     assert driver.see() == [ReportBroken({"eyes": "is being loaded again"})]
     driver.add(NEW)
+    driver.add(NEXT)
     driver.see(later_s=0.5)
     done = driver.step(Reloaded())
 
@@ -173,11 +176,46 @@ def test_calm_time_resets_the_waits(driver):
 def test_instance_that_a_repair_does_not_start_again_stays_gone(driver):
     """The load may start fewer instances than before: the machine may serve more models meanwhile."""
     assert driver.die(SECOND) == [ReportBroken({"eyes": "the process of 'eyes_0_1' is dead"}), ReadIndex()]
+    driver.step(IndexRead(READY))
     driver.add(NEW)
-    driver.repair()
+    driver.see()
 
+    done = driver.step(Reloaded())
+
+    assert done[1:] == [Log(FEWER)]
     assert driver.see() == [ReportBroken({})]
     assert driver.see(later_s=max(REPAIR_DELAYS_S) + 1)[-1] == ReportBroken({})
+
+
+def test_polled_instance_that_a_repair_does_not_start_again_is_given_up():
+    """Triton loads by itself: only the next look tells whether it started new instances."""
+    driver = Driver("poll")
+    driver.die(SECOND)
+    driver.repair()
+    driver.add(NEW)
+    driver.see()
+
+    assert driver.see(later_s=POLLED_S + 1)[-1] == ReadIndex()
+    assert driver.step(IndexRead(READY)) == [Log(FEWER)]
+    assert driver.see()[-1] == ReportBroken({})
+
+
+def test_repairs_that_do_not_help_wait_longer_and_say_so(driver):
+    """A stub dies again after each repair; the longest wait does not count as a calm time."""
+    stub, waits = FIRST, []
+    for number, delay_s in enumerate([*REPAIR_DELAYS_S, max(REPAIR_DELAYS_S)]):
+        driver.die(stub)
+        driver.step(IndexRead(READY))
+        stub = replace(FIRST, process=Process(50 + number, 1000 + number))
+        driver.replace_all(stub)
+        (line,) = driver.step(Reloaded())
+        waits.append(line.text.partition("; ")[2])
+        driver.see(later_s=delay_s)
+
+    longer = [
+        f"it had a repair just before, so the next one waits for {each:g} s" for each in REPAIR_DELAYS_S
+    ]
+    assert waits == ["", *longer[1:], longer[-1]]
 
 
 def test_other_models_do_not_wait_for_a_refused_one():
@@ -209,6 +247,7 @@ def test_stub_with_a_failed_device_is_replaced(driver):
     assert driver.report(FIRST.process.pid) == [FAILED, ReadIndex()]
     assert driver.step(IndexRead(READY)) == [Reload("eyes", frozenset({1}), "device")]
     driver.add(NEW)
+    driver.add(NEXT)
     driver.see(later_s=0.5)
     (line,) = driver.step(Reloaded())
 

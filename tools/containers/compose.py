@@ -24,7 +24,7 @@ from nereid.server.ports import free_ports
 TOOLS = Path(__file__).parent
 CHECKOUT = TOOLS.parent.parent
 MAKE_S, UP_S, COMMAND_S, PAGE_S = 900, 600, 180, 10
-SERVICES = ("GATEWAY", "GATEWAY_GRPC", "PROMETHEUS", "ALERTMANAGER", "GRAFANA", "JAEGER", "LOCUST", "WEBHOOK")
+SERVICES = ("GATEWAY", "GATEWAY_GRPC", "PROMETHEUS", "ALERTMANAGER", "GRAFANA", "JAEGER", "LOCUST")
 PORTS = tuple(f"{service}_PORT" for service in SERVICES)
 # Names an engine that stays; otherwise each caller starts one, and deletes it.
 KEPT = "CONTAINER_ENGINE"

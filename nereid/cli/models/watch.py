@@ -1,7 +1,5 @@
 """`nereid watch`: publish every network that appears in a folder."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +9,6 @@ from nereid.assets import REPOSITORY
 from nereid.cli.models.publish import AcceptChange, MaxMemory, MaxSlowdown, Share, Tolerance
 from nereid.cli.options import Repository, complete_model, own_repository, show_progress
 from nereid.cli.server_options import find_server
-from nereid.errors import WrongUsage
 
 
 def watch(
@@ -36,16 +33,6 @@ def watch(
             "--poll", help="Poll the folder instead of using file system events, for network drives."
         ),
     ] = False,
-    webhook: Annotated[
-        str,
-        typer.Option(
-            help="Also listen on this address for files that are posted with a signature.",
-            metavar="HOST:PORT",
-        ),
-    ] = "",
-    webhook_secret: Annotated[
-        Path | None, typer.Option(help="File with the secret of the signatures.", metavar="FILE")
-    ] = None,
     share: Share = 0,
     accept_change: AcceptChange = False,
     tolerance: Tolerance = 0.05,
@@ -74,25 +61,4 @@ def watch(
     )
     terms = f"{model} {tolerance} {accept_change} {max_slowdown} {max_memory}"
     staging = watching.staging_for(folder, repository)
-    with _webhook(folder, webhook, webhook_secret):
-        watching.watch(
-            folder, staging, publishing, settle_s=settle_s, model=model, terms=terms, is_polling=poll
-        )
-
-
-@contextlib.contextmanager
-def _webhook(folder: Path, address: str, secret: Path | None) -> Iterator[None]:
-    if not address:
-        yield
-        return
-    from nereid.publish import watch as watching
-    from nereid.publish import webhook
-
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise WrongUsage(f"--webhook: expected HOST:PORT, got '{address}'")
-    if secret is None:
-        raise WrongUsage("--webhook needs --webhook-secret FILE")
-    with webhook.listening(folder, webhook.read_secret(secret), host, int(port), watching.report) as taken:
-        watching.report(f"webhook on http://{host}:{taken}{webhook.PATH}")
-        yield
+    watching.watch(folder, staging, publishing, settle_s=settle_s, model=model, terms=terms, is_polling=poll)

@@ -8,10 +8,11 @@ from nereid.gateway.failures import Failure
 from nereid.gateway.settings import Settings
 
 # "open": no key needed; "any": every valid key.
-Need = Literal["open", "any", "infer", "route"]
+Need = Literal["open", "any", "infer", "route", "admin"]
 EXPOSED_WITHOUT_KEYS = "listening beyond loopback needs API keys; fix: nereid key add NAME --scope infer"
 REQUIRED_WITHOUT_KEYS = "there are no API keys yet; fix: nereid key add NAME --scope infer"
-CHANGE_WITHOUT_KEYS = "changing a route needs a key; fix: nereid key add NAME --scope route"
+CHANGE_WITHOUT_KEYS = "a change needs a key; fix: nereid key add NAME --scope "
+CHANGES: tuple[Need, ...] = ("route", "admin")
 HOW = "send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
 
 
@@ -44,17 +45,16 @@ def identify(keys: KeyRing, keys_needed: bool, headers: dict[bytes, bytes], need
     Raises:
         Failure: the key is missing, unknown, or lacks the scope.
     """
-    is_needed = need == "route" or (keys_needed and need != "open")
+    is_needed = need in CHANGES or (keys_needed and need != "open")
     secret = secret_of(headers)
     if not secret:
         if not is_needed:
             return None
-        is_change = need == "route" and not keys
-        raise Failure(
-            "unauthenticated", CHANGE_WITHOUT_KEYS if is_change else f"an API key is required; {HOW}"
-        )
+        is_change = need in CHANGES and not keys
+        fix = f"{CHANGE_WITHOUT_KEYS}{need}" if is_change else f"an API key is required; {HOW}"
+        raise Failure("unauthenticated", fix)
     if (key := keys.find(secret)) is None:
         raise Failure("unauthenticated", f"unknown API key; {HOW}")
-    if is_needed and need in ("infer", "route") and not key.may(need):
+    if is_needed and need != "open" and need != "any" and not key.may(need):
         raise Failure("forbidden", f"the key '{key.name}' lacks the scope '{need}'")
     return key

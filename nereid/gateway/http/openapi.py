@@ -24,6 +24,14 @@ _PARAMETERS = {
         "Encoding of the JSON: utf-8, or gbk, which has not all characters.",
         {"type": "string", "enum": list(ENCODINGS)},
     ),
+    "share": ("Initial share of the traffic, such as 10%; 0 without it.", _WORD),
+    "accept_change": (
+        "Publish although the results differ from the current version's.",
+        {"type": "string", "enum": ["true"]},
+    ),
+    "tolerance": ("Maximum difference of scores from the current version.", _WORD),
+    "max_slowdown": ("Maximum time per image, as a multiple of the current version's.", _WORD),
+    "max_memory": ("Maximum memory, as a multiple of the current version's.", _WORD),
     "route_key": ("Route key: the same key gets the same variant; same as header x-route-key.", _WORD),
 }
 _MODEL: dict[str, Any] = {

@@ -15,7 +15,9 @@ from nereid.gateway.answers import Answer, BatchAnswer
 from nereid.gateway.failures import Code, Failure, invalid_request
 from nereid.gateway.feedback import Feedback, FeedbackAnswer, feedback
 from nereid.gateway.gateway_metrics import CONTENT_TYPE
+from nereid.gateway.http import publish_endpoint
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
+from nereid.gateway.http.publish_endpoint import PublishAnswer, publish
 from nereid.gateway.http.upload import FORM, JSON, BatchBody, ImageBody
 from nereid.gateway.image_preview import preview
 from nereid.gateway.live import LiveState
@@ -306,6 +308,17 @@ OPERATIONS = (
         body=RolloutChange,
         kinds=(JSON,),
         errors=("no_route_control", "conflict", "unavailable", *_BODY),
+        is_of_model=True,
+    ),
+    Operation(
+        "POST",
+        "/v1/publish",
+        publish,
+        "admin",
+        PublishAnswer,
+        publish_endpoint.PARAMETERS,
+        kinds=("application/octet-stream",),
+        errors=("not_found", "conflict", "unavailable", *_BODY),
         is_of_model=True,
     ),
     Operation(

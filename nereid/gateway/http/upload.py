@@ -233,10 +233,8 @@ def kind_of(request: GatewayRequest, known: tuple[Kind, ...]) -> Kind:
     for each in known:
         if kind == each:
             return each
-    raw = "image/*, application/octet-stream, " if RAW in known else ""
-    raise Failure(
-        "unsupported_media_type", f"Content-Type must be {raw}{FORM} or {JSON}, got {media[:64] or 'none'!r}"
-    )
+    expected = " or ".join("image/* or application/octet-stream" if each == RAW else each for each in known)
+    raise Failure("unsupported_media_type", f"Content-Type must be {expected}, got {media[:64] or 'none'!r}")
 
 
 def _decode(kind: Any, body: bytes, max_images: int) -> Any:

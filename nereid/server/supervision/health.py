@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import io
 import json
 import socket
 import threading
@@ -18,7 +19,10 @@ from nereid.server.ports import unusable_port, why_unusable
 FRESH_S = 14.0
 # Processes are observed every second: without an observation for this long, the thread has failed.
 ALIVE_S = 30.0
+# For the head of a request, and for its response.
 CLIENT_TIMEOUT_S = 10.0
+# Open connections; a new one closes the oldest, so that a health check is answered.
+MAX_CONNECTIONS, MAX_OF_PEER = 128, 32
 NOT_PROBED = "not probed yet"
 RUNNING, STARTING, RESTARTING, STOPPING = "running", "starting", "restarting", "stopping"
 PREFIX = "nereid_supervisor_"
@@ -226,6 +230,31 @@ def serve(page_of: Callable[[str], Page], host: str, port: int, name: str) -> It
 
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
+        self._lock, self._peers = threading.Lock(), dict[Any, str]()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a connection, within the limits."""
+        peer = str(client_address[0])
+        with self._lock:
+            of_peer = [each for each, its in self._peers.items() if its == peer]
+            is_full = len(self._peers) >= MAX_CONNECTIONS
+            if len(of_peer) >= MAX_OF_PEER or is_full:
+                oldest = next(iter(self._peers if is_full else of_peer))
+                del self._peers[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread then ends
+            self._peers[request] = peer
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._peers.pop(request, None)
+        super().shutdown_request(request)
 
     def server_bind(self) -> None:
         # The base class looks up a DNS name that is not used.
@@ -236,10 +265,29 @@ class _Server(http.server.ThreadingHTTPServer):
         """Ignore clients that closed their connection."""
 
 
+class _HeadReader(socket.SocketIO):
+    """A connection whose head must be complete in time; a timeout of each read would allow one byte each."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection, "r")
+        self._connection, self._deadline = connection, time.monotonic() + CLIENT_TIMEOUT_S
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._connection.settimeout(max(self._deadline - time.monotonic(), 0.001))
+        try:
+            return super().readinto(buffer)
+        finally:
+            self._connection.settimeout(CLIENT_TIMEOUT_S)
+
+
 def _handler(page_of: Callable[[str], Page]) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = CLIENT_TIMEOUT_S
         server_version, sys_version = "nereid", ""
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile = io.BufferedReader(_HeadReader(self.connection))
 
         def do_GET(self) -> None:
             self._send(*page_of(self.path.partition("?")[0]))

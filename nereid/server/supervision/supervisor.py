@@ -54,6 +54,8 @@ class _Model:
     # When its processes were replaced last, by a repair or a change of their number.
     renewed_s: float = float("-inf")
     not_before_s: float = float("-inf")
+    # The processes before the last repair that Triton accepted.
+    former: list[Process] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -216,8 +218,14 @@ class Supervisor:
         for cause, stubs in ((PID, self._dead), (DEVICE, self._failed)):
             for model in {stub.model for stub in stubs}:
                 versions = {stub.version for stub in stubs if stub.model == model} & ready.get(model, set())
-                if versions and now_s >= self._of(model).not_before_s:
-                    return self._order(Reload(model, frozenset(versions), cause), now_s)
+                if not versions or now_s < self._of(model).not_before_s:
+                    continue
+                former = self._of(model).former
+                if all(stub.process in former for stub in stubs if stub.model == model) and (
+                    changed := self._retire_former(model, versions, now_s)
+                ):
+                    return changed
+                return self._order(Reload(model, frozenset(versions), cause), now_s)
         for instance in list(self._verdicts.dead):
             in_use = self._roster.in_use(instance)
             model = in_use[0].model if in_use else _model_of(instance)
@@ -233,6 +241,18 @@ class Supervisor:
             return kills
         return []
 
+    def _retire_former(self, model: str, versions: Collection[int], now_s: float) -> Commands:
+        """Give up the processes before the last repair, if others run; report another number of instances."""
+        former, in_use = self._of(model).former, self._roster.of(model, versions)
+        old = {stub.slot for stub in in_use if stub.process in former and stub.process not in self._retired}
+        new = {stub.slot for stub in in_use if stub.process not in former}
+        if not new:
+            return []
+        self._retired.add(model, former, now_s)
+        lost = ", ".join(sorted(instance for _, _, instance in old - new))
+        change = f"{len(new)} instance(s) instead of {len(old)}"
+        return [Log(f"model '{model}' has {change}: the repair started no new {lost}")] if lost else []
+
     def _order(self, reload: Reload, now_s: float) -> Commands:
         model = self._of(reload.model)
         old = [stub.process for stub in self._roster.of(reload.model, reload.versions)]
@@ -241,7 +261,8 @@ class Supervisor:
             return self._end(
                 f"a stub of '{reload.model}' must be replaced, and models cannot be loaded in this mode"
             )
-        pause_s = model.back_off.next_s(now_s - model.repaired_s)
+        # The pause itself is no calm time: a repair after the longest pause does not begin with the first.
+        pause_s = model.back_off.next_s(now_s - max(model.repaired_s, model.not_before_s))
         self._is_repairing, self._repair = True, _Repair(reload, now_s, old, pause_s)
         return [reload]
 
@@ -256,12 +277,17 @@ class Supervisor:
         text = f"{named} had {trouble}{found}: loaded again in {took_s:.1f} s"
         if event.refusal:
             text = f"{named} has {trouble} and cannot be loaded: {event.refusal}; next try in {pause_s:g} s"
+        elif pause_s > REPAIR_DELAYS_S[0]:
+            text += f"; it had a repair just before, so the next one waits for {pause_s:g} s"
         wait_s = max(pause_s, POLLED_S) if self._mode == "poll" else pause_s
         self._of(order.model).not_before_s = now_s + wait_s
         self._close_repair(now_s, is_refused=bool(event.refusal))
-        if not event.refusal and self._mode == "explicit":  # the load may have started fewer instances
-            self._retired.add(order.model, repair.old, now_s)
-        return [Log(text)]
+        if event.refusal:
+            return [Log(text)]
+        self._of(order.model).former = repair.old
+        # In the poll mode, the load is still to come.
+        changed = self._retire_former(order.model, order.versions, now_s) if self._mode == "explicit" else []
+        return [Log(text), *changed]
 
     def _close_repair(self, now_s: float, is_refused: bool = False) -> None:
         repair, self._repair, self._is_repairing = self._repair, None, False

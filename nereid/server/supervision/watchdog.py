@@ -244,9 +244,10 @@ class Watchdog:
     def _load_again(self, order: messages.Reload, folder: Path) -> None:
         touched = [stubs.touch(folder / str(version)) for version in order.versions]
         if self._options.model_control_mode != "poll":
+            in_use = self._control.instances(order.model).count
             if not all(touched):  # another user owns the files: the loaded versions must go first
                 self._control.unload(order.model)
-            self._control.load(order.model)
+            self._control.load(order.model, in_use)
 
     def _handle(self, event: Event) -> None:
         with self._lock:

@@ -1,0 +1,84 @@
+"""`POST /v1/publish`: an admin's network becomes the next version; what is refused leaves nothing."""
+
+import pytest
+
+from nereid import files
+from nereid.gateway.http import publish_endpoint
+from nereid.gateway.models import Models
+from nereid.gateway.settings import Settings
+from nereid.gateway.state import build
+from tests.gateways import NO_KEYS, RING, Source, Upstream, send
+from tests.publishing import NET, contents, store_published
+from tests.routes import adding
+from tests.tables import cases
+
+pytestmark = pytest.mark.process
+OPTIONS = "accept_change=true&max_slowdown=100"
+ADMIN = {"x-api-key": "admin"}
+
+
+@pytest.fixture
+def repository(tmp_path):
+    store_published(tmp_path / "models")
+    return tmp_path / "models"
+
+
+def publish(repository, query=OPTIONS, headers=ADMIN, content=None, keys=RING, model=NET):
+    settings = Settings(repository=repository)
+    made = build(settings, keys, Models(NET, Source(other=NET), lambda name, kind: Upstream()))
+    body = adding(2).SerializeToString() if content is None else content
+    return send(made, "POST", f"/v1/models/{model}/publish?{query}", content=body, headers=headers)
+
+
+def test_upload_is_published(repository):
+    answer = publish(repository, f"{OPTIONS}&share=10%25")
+
+    assert answer.status_code == 200, answer.text
+    assert {**answer.json(), "detail": ""} == {"model": NET, "version": 2, "detail": ""}
+    assert (repository / NET / "2" / "model.onnx").read_bytes() == adding(2).SerializeToString()
+    assert not (files.state_folder(repository) / "upload").exists()
+
+
+@cases(
+    ("given", "status", "reason"),
+    {
+        "no keys": ({"headers": {}, "keys": NO_KEYS}, 401, "fix: nereid key add NAME --scope admin"),
+        "no key": ({"headers": {}}, 401, "an API key is required"),
+        "scope route": ({"headers": {"x-api-key": "route"}}, 403, "lacks the scope 'admin'"),
+        "scope infer": ({"headers": {"x-api-key": "infer"}}, 403, "lacks the scope 'admin'"),
+        "no network": ({"content": b"a network"}, 409, "net.onnx"),
+        "other results": ({"query": "max_slowdown=100"}, 409, "--accept-change"),
+        "empty": ({"content": b""}, 400, "got an empty body"),
+        "share": ({"query": "share=200%25"}, 400, "expected 0 to"),
+        "option": ({"query": "repository=/"}, 400, "unknown query parameter 'repository'"),
+        "flag": ({"query": "accept_change=no"}, 400, "expected true"),
+        "type": ({"headers": {**ADMIN, "content-type": "text/html"}}, 415, "Content-Type"),
+        "size": ({"headers": {**ADMIN, "content-length": str(2**31 + 1)}}, 413, "at most 2048 MiB"),
+        "model": ({"model": "other"}, 404, "unknown model 'other'"),
+    },
+)
+def test_refused_upload_leaves_nothing(given, status, reason, repository):
+    before = contents(repository)
+
+    answer = publish(repository, **given)
+
+    assert answer.status_code == status, answer.text
+    assert reason in answer.json()["error"]["message"]
+    assert str(repository) not in answer.text
+    assert contents(repository) == before
+
+
+def test_gateway_of_a_server_elsewhere_says_so():
+    answer = publish(None)
+
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, publish_endpoint.ELSEWHERE)
+
+
+def test_one_upload_at_a_time(repository):
+    state = files.state_folder(repository)
+    state.mkdir()
+
+    with files.locked_file(state / "upload.lock", "another request"):
+        answer = publish(repository)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
