@@ -48,7 +48,7 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
 
     async def outcome(position: int, image: BatchImage) -> Result | FailedResult:
         name = position if image.id is None else image.id
-        is_large = work[position] > images.LARGE_WORK
+        is_large = work[position] >= images.LARGE_WORK
         async with large if is_large else nullcontext(), slots:
             try:
                 found, stages_s = await infer(

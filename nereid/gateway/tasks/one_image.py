@@ -45,7 +45,7 @@ async def answer_one(
     received_s = request.end_stage("receive")
     work = images.work(image, settings.max_pixels)
     gateway.quotas.take(request.key, work - 1, is_debt=True)
-    is_large = work > images.LARGE_WORK
+    is_large = work >= images.LARGE_WORK
     async with cancelled_on_disconnect(request):
         result, stages_s = await infer(gateway, request, task, image, is_large, options, timeout_s)
     request.variant = gateway.metrics.variant(result.variant)

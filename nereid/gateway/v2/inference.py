@@ -100,7 +100,7 @@ async def run(
     began_s = request.elapsed_s()
     if began_s >= timeout_s:
         raise Failure("deadline_exceeded", late)
-    slot = await gateway.admission.take(timeout_s - began_s, request.owner, max(work) > LARGE_WORK)
+    slot = await gateway.admission.take(timeout_s - began_s, request.owner, max(work) >= LARGE_WORK)
     sent_s = request.end_stage("admission", began_s)
     span = request.spans.context.child()
     if request.spans.is_forwarded:
