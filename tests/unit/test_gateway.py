@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,13 +26,13 @@ from nereid.gateway.tasks.gateway_task import CLASSIFY
 from tests.gateways import (
     IMAGE,
     NO_KEYS,
-    PREDICTION,
     RING,
     SMALL,
     Caller,
     Control,
     Source,
     Upstream,
+    Upstreams,
     asynchronous,
     gateway,
     send,
@@ -513,8 +512,8 @@ async def test_request_leaves_no_reference_cycle(headers, status):
 
 
 def test_paths_name_a_model():
-    upstreams = {name: Upstream(replace(PREDICTION, model=name)) for name in ("classify", "dogs")}
-    made = build(SMALL, NO_KEYS, Models("classify", Source(Control()), lambda name, kind: upstreams[name]))
+    upstreams = Upstreams(classify=Upstream(), dogs=Upstream())
+    made = build(SMALL, NO_KEYS, Models("classify", Source(Control()), upstreams))
 
     models = [{"name": name, "task": "classify"} for name in ("classify", "dogs")]
     assert send(made, "GET", "/v1/models").json() == models
@@ -540,15 +539,13 @@ def test_paths_name_a_model():
     "name", ["cats", "a" * 5000, "..", "dogs%2fclassify", "%00"], ids=lambda name: name[:9]
 )
 def test_unknown_model_is_named_with_those_that_exist(name):
-    connected = []
-    made = build(
-        SMALL, NO_KEYS, Models("classify", Source(), lambda name, kind: connected.append(name) or Upstream())
-    )
+    upstream = Upstream()
+    made = gateway(upstream)
 
     answer = send(made, "POST", f"/v1/models/{name}/predict", content=IMAGE)
 
     assert code(answer) == (404, "not_found")
-    assert connected == []
+    assert upstream.received == []
     assert name != "cats" or answer.json()["error"]["message"] == (
         "unknown model 'cats'; expected one of: classify, dogs"
     )
