@@ -3,8 +3,7 @@
 import asyncio
 import http.client
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -53,7 +52,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the next part of a response; other bytes end the connection."""
-        if not self._is_awaited:
+        if self._answer is None or self._answer.done():
             self._foreign = data
             self.close()
             return
@@ -67,7 +66,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Start a response; one that nobody awaits ends the connection. Called by the parser."""
         self._response, self._pieces, self._has_head = HttpResponse(), [], False
-        if not self._is_awaited:
+        if self._answer is None or self._answer.done():
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -88,14 +87,14 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
         self._response.status = self._parser.get_status_code()
         self._response.body = b"".join(self._pieces)
-        if self._answer and self._is_awaited:
+        if self._answer and not self._answer.done():
             self._answer.set_result(self._response)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Report to the sender that no response will come, or that its body has ended."""
         self._transport = None
         ends_body = self._has_head and error is None and not _FRAMING & self._response.headers.keys()
-        if ends_body and self._is_awaited:
+        if ends_body:
             self.on_message_complete()
         self._fail(self._ended())
 
@@ -106,32 +105,38 @@ class HttpConnection(asyncio.Protocol):
         return ConnectionResetError("the connection ended before the response")
 
     def _fail(self, error: Exception) -> None:
-        if self._answer and self._is_awaited:
+        if self._answer and not self._answer.done():
             self._answer.set_exception(error)
-
-    @property
-    def _is_awaited(self) -> bool:
-        return self._answer is not None and not self._answer.done()
 
     @property
     def is_open(self) -> bool:
         """Whether another request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def send(self, request: Sequence[bytes | memoryview]) -> HttpResponse:
+    async def send(
+        self, request: Sequence[bytes | memoryview], timeout_s: float | None = None
+    ) -> HttpResponse:
         """Send the parts of a complete request, and return its response.
 
         Raises:
             ConnectionResetError: the connection ended before the response.
             BadStatusLine: the peer does not send HTTP; the error has its first bytes.
+            TimeoutError: there was no response in time.
         """
         if self._transport is None:
             raise self._ended()
         self._parser = httptools.HttpResponseParser(self)
         self._has_head = False
-        self._answer = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
         self._transport.writelines(request)
-        return await self._answer
+        if timeout_s is None:
+            return await self._answer
+        timer = loop.call_later(timeout_s, self._fail, TimeoutError())
+        try:
+            return await self._answer
+        finally:
+            timer.cancel()
 
     def close(self) -> None:
         """Close the connection immediately."""
@@ -152,31 +157,31 @@ class HttpConnections:
         self._idle: deque[HttpConnection] = deque()
         self._busy: set[HttpConnection] = set()
 
-    @asynccontextmanager
-    async def taken(self) -> AsyncIterator[HttpConnection]:
+    def taken(self, timeout_s: float | None = None) -> "TakenConnection":
         """Give a connection for one request; an error or a cancellation ends the connection.
 
         Raises:
-            OSError: the server cannot be reached.
+            OSError: the server cannot be reached; TimeoutError without a number: not in time.
         """
-        connection = await self._connect()
-        self._busy.add(connection)
-        is_reusable = False
-        try:
-            yield connection
-            is_reusable = connection.is_open
-        finally:
-            self._busy.discard(connection)
-            if is_reusable:
-                self._idle.append(connection)
-            else:
-                connection.close()
+        return TakenConnection(self._url, self._idle, self._busy, timeout_s)
 
-    async def _connect(self) -> HttpConnection:
-        while self._idle:
-            if (connection := self._idle.pop()).is_open:
-                return connection
-        return await HttpConnection.open(self._url)
+    async def request(
+        self,
+        method: str,
+        path: str,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+        body: Sequence[bytes | memoryview] = (),
+        timeout_s: float | None = None,
+    ) -> HttpResponse:
+        """Send a request, and return its response; a cancelled request ends its connection.
+
+        Raises:
+            OSError: no response came; TimeoutError without a number: not in time.
+            HTTPException: the peer does not send HTTP.
+        """
+        head = self.head(method, path, headers, sum(map(len, body)))
+        async with self.taken(timeout_s) as connection:
+            return await connection.send([head, *filter(len, body)], timeout_s)
 
     def close(self) -> None:
         """Close all connections; requests in flight fail."""
@@ -189,3 +194,33 @@ class HttpConnections:
         lines = [f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\n".encode()]
         lines += [b"%b: %b\r\n" % header for header in headers]
         return b"".join([*lines, b"content-length: %d\r\n\r\n" % body_bytes])
+
+
+class TakenConnection:
+    """A connection for one request, as an asynchronous context."""
+
+    __slots__ = ("_busy", "_connection", "_idle", "_timeout_s", "_url")
+
+    def __init__(
+        self, url: str, idle: deque[HttpConnection], busy: set[HttpConnection], timeout_s: float | None
+    ) -> None:
+        self._url, self._idle, self._busy, self._timeout_s = url, idle, busy, timeout_s
+
+    async def __aenter__(self) -> HttpConnection:
+        while self._idle:
+            if (connection := self._idle.pop()).is_open:
+                break
+        else:
+            async with asyncio.timeout(self._timeout_s):
+                connection = await HttpConnection.open(self._url)
+        self._busy.add(connection)
+        self._connection = connection
+        return connection
+
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        connection = self._connection
+        self._busy.discard(connection)
+        if kind is None and connection.is_open:
+            self._idle.append(connection)
+        else:
+            connection.close()

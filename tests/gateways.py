@@ -1,17 +1,24 @@
 """Gateways for tests: an upstream with a given outcome, and requests without a network."""
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
+from nereid.client import classifier_errors as errors
 from nereid.client.prediction import Label, Prediction, Timings
+from nereid.client.results.detected_objects import DETECTIONS, Detection
+from nereid.client.results.text_reading import READINGS, Field, Reading
+from nereid.contract import OPTION_HEADERS, ROUTE_OUTPUTS
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
 from nereid.gateway.http.app import create_app, rest_app
 from nereid.gateway.models import Models, PreviewRefused
@@ -25,6 +32,7 @@ from nereid.gateway.route_control import (
 )
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
+from nereid.http_connection import HttpResponse
 from tests.proof import REQUESTS
 
 WATCHDOG_S = 60
@@ -36,13 +44,17 @@ ROUTE = RouteState(
     "classify", 3, "v1", True, "", [VariantState("v1", "classify_v1", "1", 1.0, 1.0, "closed")]
 )
 # Below the sizes of the sample photos, so that tests reach the limits.
+SOURCE = ("variant", "version", "reason")
 SMALL = Settings(
     max_body_bytes=1000, max_buffered_bytes=3000, max_pixels=10_000, max_side_px=500, max_images=3
 )
 
 
 class Upstream:
-    """A client that returns or raises `outcome`; requests wait while `gate` is closed."""
+    """Triton's HTTP port, which returns or raises `outcome`; requests wait while `gate` is closed.
+
+    It keeps the image and the options of each inference.
+    """
 
     def __init__(self, outcome: Any = PREDICTION) -> None:
         self.outcome = outcome
@@ -50,6 +62,30 @@ class Upstream:
         self.gate = asyncio.Event()
         self.gate.set()
         self.cancelled = 0
+
+    async def request(
+        self, method: str, path: str, headers: Any = (), body: Any = (), timeout_s: float = 0
+    ) -> HttpResponse:
+        try:
+            if method == "GET":
+                described = [{"name": name} for name in outputs_of(self.outcome)]
+                return HttpResponse(200, {}, json.dumps({"name": "", "outputs": described}).encode())
+            document, given = json.loads(body[0]), {name.decode(): value.decode() for name, value in headers}
+            options = {"request_id": document["id"], "headers": {}}
+            for output in document["outputs"]:
+                options["top_k"] = output["parameters"].get("classification", 0) or options.get("top_k")
+            names = {header: name for name, header in OPTION_HEADERS.items()}
+            for name, value in given.items():
+                if name in names:
+                    options[names[name]] = value
+                elif name not in ("content-type", "inference-header-content-length"):
+                    options["headers"][name] = value
+            return response_of(await self.infer(body[2], **options))
+        except errors.ClassifierError as error:
+            if type(error) in (errors.TimedOut, errors.Unreachable):
+                raise TimeoutError if isinstance(error, errors.TimedOut) else ConnectionResetError from None
+            status = {errors.RequestRefused: 400, errors.Overloaded: 429}.get(type(error), 500)
+            return HttpResponse(status, {}, json.dumps({"error": str(error)}).encode())
 
     async def infer(self, image: bytes, **options: Any) -> Any:
         self.received.append((image, options))
@@ -62,8 +98,49 @@ class Upstream:
             raise self.outcome
         return self.outcome
 
-    async def close(self) -> None:
-        """Do nothing; no connection is open."""
+
+class Upstreams(dict[str, Upstream]):
+    """One upstream for each model."""
+
+    async def request(self, method: str, path: str, *more: Any) -> HttpResponse:
+        return await self[path.split("/")[3]].request(method, path, *more)
+
+
+def outputs_of(result: Any) -> dict[str, Any]:
+    """Return the outputs for one image by name."""
+    found = {name: [getattr(result, of, "")] for name, of in zip(ROUTE_OUTPUTS, SOURCE, strict=True)}
+    match result:
+        case Reading():
+            found |= {name: [getattr(line, name) for line in result.lines] for name in READINGS.outputs}
+            return found | {"field": [json.dumps(_field(each)) for each in result.fields]}
+        case Detection():
+            return found | {
+                name: [getattr(each, name) for each in result.objects] for name in DETECTIONS.outputs
+            }
+    labels = getattr(result, "labels", ())
+    return found | {"scores": [f"{label.score}:{label.index}:{label.name}" for label in labels]}
+
+
+def _field(field: Field) -> dict[str, Any]:
+    corrected = [{"position": each.position, "from": each.read, "to": each.value} for each in field.corrected]
+    return {**asdict(field), "corrected": corrected}
+
+
+def response_of(result: Any) -> HttpResponse:
+    """Return a result as Triton's response."""
+    outputs, data = [], b""
+    for name, row in outputs_of(result).items():
+        array, datatype = np.array([row]), "FP32"
+        if array.dtype.kind == "U":
+            datatype, words = "BYTES", [word.encode() for word in row]
+            sent = b"".join(len(word).to_bytes(4, "little") + word for word in words)
+        else:
+            sent = array.astype("<f4").tobytes()
+        size = {"binary_data_size": len(sent)}
+        outputs.append({"name": name, "datatype": datatype, "shape": array.shape, "parameters": size})
+        data += sent
+    head = json.dumps({"model_version": "1", "outputs": outputs}).encode()
+    return HttpResponse(200, {b"inference-header-content-length": b"%d" % len(head)}, head + data)
 
 
 class Control:
@@ -151,9 +228,9 @@ def key(name: str, *scopes: Scope, rate_per_s: float | None = None) -> Key:
 RING, NO_KEYS = Ring({each: key(each, each) for each in SCOPES}), Ring()
 
 
-def gateway(upstream: Upstream, settings: Settings = SMALL, keys: Any = NO_KEYS, route: Any = None) -> Any:
+def gateway(upstream: Any, settings: Settings = SMALL, keys: Any = NO_KEYS, route: Any = None) -> Any:
     """Return a gateway in front of `upstream`, which answers for all models."""
-    return build(settings, keys, Models("classify", Source(route), lambda name, kind: upstream))
+    return build(settings, keys, Models("classify", Source(route), upstream))
 
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

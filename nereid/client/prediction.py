@@ -75,12 +75,12 @@ def _count(result: Any) -> int:
 
 
 def _values(result: Any) -> list[tuple[tuple[Label, ...]]]:
-    return [(tuple(label(entry.decode()) for entry in row),) for row in result.as_numpy(SCORES)]
+    return [(tuple(map(label, row)),) for row in result.as_numpy(SCORES)]
 
 
-def label(entry: str) -> Label:
+def label(entry: bytes) -> Label:
     """Read one entry of Triton's classification extension, `SCORE:INDEX:NAME`; the name may be missing."""
-    score, index, *name = entry.split(":", 2)
+    score, index, *name = entry.decode().split(":", 2)
     return Label(int(index), name[0] if name else "", float(score))
 
 

@@ -1,10 +1,9 @@
 """Response bodies of the classification endpoints; the OpenAPI page shows the same classes."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from nereid.client.prediction import Prediction
 from nereid.gateway.failures import Reason
 
 
@@ -56,7 +55,6 @@ class FailedResult(Struct):
     error: Reason
 
 
-Kind = TypeVar("Kind", Answer, Result)
 # msgspec has no schema for two Structs without a tag.
 _RESULT = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("Result", "FailedResult")]}
 
@@ -66,9 +64,3 @@ class BatchAnswer(Struct):
 
     request_id: str
     results: Annotated[list[Any], Meta(extra_json_schema={"items": _RESULT})]
-
-
-def answer(kind: type[Kind], name: Any, found: Prediction, timings_ms: TimingsMs) -> Kind:
-    """Return a prediction as an answer or a result; `name` is the id of the request or of the image."""
-    scores = [Score(label.name, label.index, label.score) for label in found.labels]
-    return kind(name, found.model, found.variant, found.version, found.reason, scores, timings_ms)

@@ -1,19 +1,13 @@
 """Error responses of the gateway: codes, statuses, messages and headers."""
 
+import re
 from math import ceil
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from nereid import contract
-from nereid.client.classifier_errors import (
-    ClassifierError,
-    Overloaded,
-    RequestRefused,
-    TimedOut,
-    Unavailable,
-    Unreachable,
-)
+from nereid.client.classifier_errors import connection_hint
 
 Code = Literal[
     "invalid_image",
@@ -36,38 +30,69 @@ Code = Literal[
     "unreachable",
     "deadline_exceeded",
 ]
-STATUS: dict[Code, int] = {
-    "invalid_image": 400,
-    "invalid_request": 400,
-    "unauthenticated": 401,
-    "forbidden": 403,
-    "not_found": 404,
-    "no_route_control": 404,
-    "unknown_request": 404,
-    "method_not_allowed": 405,
-    "body_timeout": 408,
-    "conflict": 409,
-    "too_large": 413,
-    "unsupported_media_type": 415,
-    "unencodable_text": 422,
-    "rate_limited": 429,
-    "overloaded": 429,
-    "inference_failed": 500,
-    "unavailable": 503,
-    "unreachable": 503,
-    "deadline_exceeded": 504,
+Fault = Literal["caller", "load", "server"]
+
+
+class ErrorKind(NamedTuple):
+    """What a code means, the same in every protocol.
+
+    Attributes:
+        status: the HTTP status.
+        fault: what caused it; only a fault of the server counts as a failure of the service.
+        is_repeatable: whether the gateway may send an image again: the model has not computed it.
+        prefix: first words of the message in the v2 protocol, where a client has no code.
+    """
+
+    status: int
+    fault: Fault = "caller"
+    is_repeatable: bool = False
+    prefix: str = ""
+
+
+KINDS: dict[Code, ErrorKind] = {
+    "invalid_image": ErrorKind(400, prefix=contract.INVALID_IMAGE_PREFIX),
+    "invalid_request": ErrorKind(400, prefix=contract.INVALID_REQUEST_PREFIX),
+    "unauthenticated": ErrorKind(401),
+    "forbidden": ErrorKind(403),
+    "not_found": ErrorKind(404),
+    "no_route_control": ErrorKind(404),
+    "unknown_request": ErrorKind(404),
+    "method_not_allowed": ErrorKind(405),
+    "body_timeout": ErrorKind(408),
+    "conflict": ErrorKind(409),
+    "too_large": ErrorKind(413),
+    "unsupported_media_type": ErrorKind(415),
+    "unencodable_text": ErrorKind(422),
+    "rate_limited": ErrorKind(429),
+    "overloaded": ErrorKind(429, "load", prefix=contract.OVERLOADED_PREFIX),
+    "inference_failed": ErrorKind(500, "server", prefix=contract.INFERENCE_FAILED_PREFIX),
+    "unavailable": ErrorKind(503, "server", is_repeatable=True, prefix=contract.UNAVAILABLE_PREFIX),
+    "unreachable": ErrorKind(503, "server", is_repeatable=True, prefix=contract.UNAVAILABLE_PREFIX),
+    "deadline_exceeded": ErrorKind(504, "load", prefix=contract.DEADLINE_EXCEEDED_PREFIX),
 }
+STATUS: dict[Code, int] = {code: kind.status for code, kind in KINDS.items()}
+# Faults of the service; other outcomes are caused by callers or by load.
+FAULTS = frozenset(code for code, kind in KINDS.items() if kind.fault == "server")
+# Outcomes that the server or its load caused, not the image.
+SERVER_OUTCOMES = frozenset(code for code, kind in KINDS.items() if kind.fault != "caller")
+# The outcome of a request whose client has disconnected.
+CLIENT_CLOSED = "client_closed"
+GATEWAY_FAILED = "the gateway failed; its log has the request id"
 UNAVAILABLE_RETRY_S = 1.0
-# First words of a message in the v2 protocol, where a client has no code.
-PREFIXES: dict[Code, str] = {
-    "invalid_image": contract.INVALID_IMAGE_PREFIX,
-    "invalid_request": contract.INVALID_REQUEST_PREFIX,
-    "overloaded": contract.OVERLOADED_PREFIX,
-    "deadline_exceeded": contract.DEADLINE_EXCEEDED_PREFIX,
-    "unavailable": contract.UNAVAILABLE_PREFIX,
-    "unreachable": contract.UNAVAILABLE_PREFIX,
-    "inference_failed": contract.INFERENCE_FAILED_PREFIX,
-}
+# Names of shared memory regions help to attack a server (CVE-2025-23320); paths tell about the machine.
+_INTERNAL = re.compile(r"shm|shared memory|nereid-[0-9a-f]{8}|(?:^|[\s'\"(=])/\w[\w.-]*/")
+_HIDDEN = "the logs of server and gateway have the reason"
+_BLAMED: dict[int, Code] = {400: "invalid_request", 404: "not_found", 429: "overloaded"}
+_TEXTS: tuple[tuple[str, Code], ...] = (
+    *((kind.prefix, code) for code, kind in KINDS.items() if kind.prefix and code != "unreachable"),
+    (contract.CANCELLED_PREFIX, "inference_failed"),
+    (contract.QUEUE_FULL_TEXT, "overloaded"),
+    (contract.QUEUE_TIMEOUT_TEXT, "deadline_exceeded"),
+    (contract.NOT_HEALTHY_TEXT, "inference_failed"),
+    (contract.NOT_READY_TEXT, "unavailable"),
+    # Such as a number that is too large.
+    ("failed to parse the request JSON buffer", "invalid_request"),
+)
 
 
 class Reason(msgspec.Struct):
@@ -91,6 +116,10 @@ class Failure(Exception):
         code: the code for programs; it decides the status.
         message: the expected and the received value; never a secret.
         retry_after_s: seconds until a retry makes sense; sent in whole seconds, at least 1.
+
+    Attributes:
+        is_repeatable: whether the gateway may send the image again.
+        is_by_status: whether only the status of Triton's response decided the code.
     """
 
     def __init__(self, code: Code, message: str, retry_after_s: float | None = None) -> None:
@@ -98,6 +127,8 @@ class Failure(Exception):
         self.code: Code = code
         self.message = message
         self.retry_after_s = retry_after_s
+        self.is_repeatable = KINDS[code].is_repeatable
+        self.is_by_status = False
 
     @property
     def status(self) -> int:
@@ -119,7 +150,7 @@ class Failure(Exception):
     @property
     def v2_message(self) -> str:
         """The message in the v2 protocol, with the words that clients recognize."""
-        return PREFIXES.get(self.code, "") + self.message
+        return KINDS[self.code].prefix + self.message
 
     @property
     def reason(self) -> Reason:
@@ -138,29 +169,32 @@ def unreachable(hint: str) -> Failure:
     return Failure("unreachable", ": ".join(reasons), UNAVAILABLE_RETRY_S)
 
 
-def from_classifier(error: ClassifierError, timeout_s: float, retry_after_s: float) -> Failure:
-    """Return the error response to a failed inference.
+def from_error(error: Exception) -> Failure:
+    """Return the error response if a request ended without a response of the server."""
+    return unreachable(connection_hint(str(error)))
 
-    Only messages about the caller's own request are passed on. Others name addresses and internals of the
-    server.
 
-    Args:
-        error: the error of the classifier.
-        timeout_s: the caller's timeout.
-        retry_after_s: seconds until a slot is expected to be free.
+def from_triton(status: int, body: bytes) -> Failure:
+    """Return the error response for an error of Triton; callers do not read what helps an attacker.
+
+    The first known words in its text decide, because an ensemble adds its own text before them.
     """
-    text = str(error)
-    match error:
-        case Overloaded():
-            return Failure("overloaded", "too many images are in flight; retry later", retry_after_s)
-        case TimedOut():
-            return Failure("deadline_exceeded", f"no response within {timeout_s:.3g} s")
-        case RequestRefused() if contract.INVALID_IMAGE_PREFIX in text:
-            return Failure("invalid_image", text.partition(contract.INVALID_IMAGE_PREFIX)[2])
-        case RequestRefused() if contract.INVALID_REQUEST_PREFIX in text:
-            return invalid_request(text.partition(contract.INVALID_REQUEST_PREFIX)[2])
-        case Unavailable() | RequestRefused():
-            return Failure("unavailable", "the requested model is not served", UNAVAILABLE_RETRY_S)
-        case Unreachable():
-            return unreachable(error.hint)
-    return Failure("inference_failed", "the server failed; the logs of server and gateway have the reason")
+    try:
+        text = str(msgspec.json.decode(body)["error"])
+    except (ValueError, LookupError, TypeError):
+        text = ""
+    if contract.SHARED_MEMORY_FULL_TEXT in text:
+        return Failure("overloaded", contract.SHARED_MEMORY_FULL)
+    hidden = _HIDDEN if _INTERNAL.search(text) else ""
+    found = [(text.find(words), words, code) for words, code in _TEXTS if words in text]
+    if found:
+        _, words, code = min(found)
+        message = hidden or text.partition(words)[2] or text
+    else:
+        code = _BLAMED.get(status, "inference_failed")
+        message = f"the server rejected the request; {_HIDDEN}" if hidden else text
+    if code == "inference_failed":
+        message = f"the server failed; {_HIDDEN}"
+    failure = Failure(code, message, UNAVAILABLE_RETRY_S if code == "unavailable" else None)
+    failure.is_by_status = not found
+    return failure

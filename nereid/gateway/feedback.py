@@ -6,8 +6,7 @@ from msgspec import Meta, Struct
 
 from nereid.client.prediction import Prediction
 from nereid.gateway.failures import Failure
-from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
-from nereid.gateway.http.tracing import MAX_ID_LENGTH
+from nereid.gateway.http.http_request import MAX_ID_LENGTH, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.state import Gateway
 
 MAX_LABEL = 1024

@@ -1,6 +1,6 @@
 """Prometheus metrics of the gateway, in their own registry; label values are bounded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -61,6 +61,7 @@ class Metrics:
         # `labels` of prometheus_client costs more than the observation.
         self._observe: dict[tuple[str, ...], Callable[[float], None]] = {}
         self._count: dict[tuple[str, ...], Callable[[], None]] = {}
+        self._count_image: dict[tuple[str, ...], Callable[[], None]] = {}
 
     def variant(self, name: str) -> str:
         """Return the label of a variant that has answered; beyond a limit, variants share one label."""
@@ -77,9 +78,18 @@ class Metrics:
             count = self._count[labels] = self._requests.labels(*labels).inc
         count()
 
-    def count_image(self, endpoint: str, model: str, variant: str, outcome: str) -> None:
-        """Count one image of a request."""
-        self._images.labels(endpoint, model, variant, outcome).inc()
+    def count_image(
+        self, endpoint: str, model: str, variant: str, outcome: str, stages_s: Mapping[str, float]
+    ) -> str:
+        """Count one image of a request, and record its stages; return the label of the variant."""
+        variant = self.variant(variant)
+        labels = endpoint, model, variant, outcome
+        if (count := self._count_image.get(labels)) is None:
+            count = self._count_image[labels] = self._images.labels(*labels).inc
+        count()
+        for stage, seconds in stages_s.items():
+            self.observe(endpoint, model, variant, stage, outcome, seconds)
+        return variant
 
     def count_feedback(self, model: str, variant: str, is_correct: bool) -> None:
         """Count feedback about an answer as `correct` or `wrong`; both series exist from then on."""

@@ -12,15 +12,15 @@ from nereid.gateway.state import Gateway
 async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Return a picture (PNG) of an image as the network sees it."""
     settings = gateway.settings
-    timeout_s = request.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
-    image = await gateway.uploads.one(request, timeout_s - request.elapsed_s())
+    left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
+    image = await gateway.uploads.one(request, left_s)
     image_size.check(image, settings.max_pixels, settings.max_side_px)
     try:
         # One at a time: decoding costs as much as an inference, and requests for predictions come first.
-        async with asyncio.timeout(timeout_s - request.elapsed_s()), gateway.previewing:
+        async with asyncio.timeout(request.left_s()), gateway.previewing:
             png = await asyncio.to_thread(gateway.models.preview, request.model.name, image)
     except TimeoutError:
-        raise Failure("deadline_exceeded", f"no response within {timeout_s:.3g} s") from None
+        raise request.late() from None
     except PreviewRefused as error:
         raise Failure("invalid_image", str(error)) from None
     if png is None:

@@ -1,38 +1,28 @@
-"""The models that a gateway offers: task, connection, readiness, last minute and route of each."""
+"""The models that a gateway offers: task, readiness, last minute and route of each."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, Unpack
+from typing import Protocol
+from urllib.parse import quote
 
-from nereid.client.classifier_errors import ClassifierError
-from nereid.client.request import Options
-from nereid.client.results.result_kind import ResultKind
-from nereid.client.transport import Connection
+from nereid.contract import PROBE_HEADER
 from nereid.gateway.failures import Failure, invalid_request
+from nereid.gateway.http.http_request import new_request_id
+from nereid.gateway.inference import ImageCall, request, send
 from nereid.gateway.live import Live
 from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.tasks.gateway_task import CLASSIFY, GatewayTask, task_of
+from nereid.http_connection import HttpConnections
+from nereid.retry import Budget
 
 # Names in an error message; a repository may have hundreds.
 MAX_NAMES = 20
 # A server that does not respond delays no request for longer, and is not tried again sooner.
 METADATA_TIMEOUT_S, METADATA_PAUSE_S = 1.0, 2.0
-
-
-class Upstream(Protocol):
-    """The client of one model behind the gateway, usually an `AsyncModelClient`."""
-
-    async def infer(self, image: bytes, **options: Unpack[Options]) -> Any:
-        """Return the result of one image."""
-
-    async def close(self) -> None:
-        """Close all connections to the server."""
-
-
-Connect: TypeAlias = Callable[[str, ResultKind[Any]], Upstream]
 
 
 class PreviewRefused(Exception):
@@ -59,6 +49,11 @@ class ModelSource(Protocol):
         """
 
 
+def path_of(model: str) -> str:
+    """Return Triton's path of a model."""
+    return f"/v2/models/{quote(model)}"
+
+
 @dataclass(frozen=True, slots=True)
 class FixedModels:
     """Models with fixed names, whose routes cannot be changed; for a server elsewhere.
@@ -79,14 +74,18 @@ class FixedModels:
         """Return the outputs in the metadata of the model; empty if the server does not respond."""
         if not self.url:
             return ()
-        connection = Connection(self.url, "http")
         try:
-            metadata = connection.call("get_model_metadata", METADATA_TIMEOUT_S, name)
+            metadata = json.loads(asyncio.run(self._metadata(name)))
             return [output["name"] for output in metadata["outputs"]]
-        except (ClassifierError, LookupError, TypeError):
+        except (Failure, TimeoutError, ValueError, LookupError, TypeError):
             return ()
+
+    async def _metadata(self, name: str) -> bytes:
+        triton = HttpConnections(self.url)
+        try:
+            return (await request(triton, "GET", path_of(name), timeout_s=METADATA_TIMEOUT_S)).body
         finally:
-            connection.close()
+            triton.close()
 
     def route(self, name: str) -> RouteControl | None:
         """Return None."""
@@ -103,16 +102,17 @@ class OfferedModel:
 
     Attributes:
         task: its task; None while it is not known.
-        connect: returns a client of the model for a kind of results.
+        budget: retries of its images.
+        outputs: names of the outputs to request, by the work of a task.
     """
 
     name: str
     live: Live
     readiness: Readiness
     route: RouteView | None
-    connect: Connect
     task: GatewayTask | None = None
-    _upstreams: dict[str, Upstream] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
+    outputs: dict[str, list[str]] = field(default_factory=dict)
     _finding: "asyncio.Task[None] | None" = None
     _found_s: float = 0.0
 
@@ -130,16 +130,10 @@ class OfferedModel:
         finally:
             self._found_s = time.monotonic()
 
-    def upstream(self, kind: ResultKind[Any]) -> Upstream:
-        """Return the client for a kind of results; a model whose task is not known may get several."""
-        if kind.action not in self._upstreams:
-            self._upstreams[kind.action] = self.connect(self.name, kind)
-        return self._upstreams[kind.action]
-
-    async def close(self) -> None:
-        """Close the connections."""
-        for upstream in self._upstreams.values():
-            await upstream.close()
+    @property
+    def path(self) -> str:
+        """Triton's path of the model."""
+        return path_of(self.name)
 
 
 class Models:
@@ -148,11 +142,11 @@ class Models:
     Args:
         default: name of the model that answers requests without a name, if it has their task.
         source: names, outputs and routes of the models.
-        connect: returns the client of a model for a kind of results.
+        triton: the connections to the server.
     """
 
-    def __init__(self, default: str, source: ModelSource, connect: Connect) -> None:
-        self._source, self._connect = source, connect
+    def __init__(self, default: str, source: ModelSource, triton: HttpConnections) -> None:
+        self._source, self.triton = source, triton
         self.known: dict[str, OfferedModel] = {}
         self._first: dict[str, OfferedModel] = {}
         self.default = self._add(default)
@@ -192,11 +186,6 @@ class Models:
         for name in await self.names():
             yield self.known.get(name) or self._add(name)
 
-    async def close(self) -> None:
-        """Close the connections of all models."""
-        for model in self.known.values():
-            await model.close()
-
     async def _named(self, name: str) -> OfferedModel:
         names = await self.names()
         if name not in names:
@@ -218,11 +207,14 @@ class Models:
         raise Failure("not_found", f"no model {task.work} here; expected such a model, got: {offered}")
 
     def _add(self, name: str) -> OfferedModel:
-        async def probe(image: bytes, **options: Unpack[Options]) -> Any:
-            kind = (await self.task_of(model) or CLASSIFY).kind
-            return await model.upstream(kind).infer(image, **options)
+        async def probe(image: bytes, timeout_s: float) -> None:
+            task, end_s = await self.task_of(model) or CLASSIFY, time.monotonic() + timeout_s
+            headers, name = [(PROBE_HEADER.encode(), b"1")], f"readyz-{new_request_id()}"
+            call = ImageCall(model, task.kind, image, 1, headers, name)
+            async with asyncio.timeout(timeout_s):
+                await send(self.triton, call, lambda: end_s - time.monotonic())
 
         route = self._source.route(name)
         view = RouteView(route) if route else None
-        model = self.known[name] = OfferedModel(name, Live(), Readiness(probe), view, self._connect)
+        model = self.known[name] = OfferedModel(name, Live(), Readiness(probe), view)
         return model

@@ -1,45 +1,82 @@
-"""`POST /predict` and `POST /v1/classify`: from a request body to a response."""
+"""Images by REST: from the body of a request to the result of a model, for every task."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import nullcontext
+from typing import Any
 
-from nereid.client.request import Options
+from nereid.client.prediction import Prediction
 from nereid.gateway import image_size as images
-from nereid.gateway.answers import Answer, BatchAnswer, FailedResult, Result, answer
-from nereid.gateway.failures import Failure, invalid_request
+from nereid.gateway.answers import Answer, BatchAnswer, FailedResult, Result, Score, TimingsMs
+from nereid.gateway.failures import FAULTS, GATEWAY_FAILED, SERVER_OUTCOMES, Failure, invalid_request
 from nereid.gateway.feedback import remember
-from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response, whole_number
-from nereid.gateway.http.middleware import FAULTS, log
-from nereid.gateway.http.upload import MAX_TOP_K, BatchBody, BatchImage
+from nereid.gateway.http.http_request import (
+    OPTIONS,
+    GatewayRequest,
+    GatewayResponse,
+    json_response,
+    whole_number,
+)
+from nereid.gateway.http.middleware import log
+from nereid.gateway.http.upload import MAX_TOP_K, BatchBody, BatchImage, CancelOnDisconnect
+from nereid.gateway.inference import ImageCall, run
 from nereid.gateway.state import Gateway
-from nereid.gateway.tasks import one_image
-from nereid.gateway.tasks.gateway_task import CLASSIFY
-from nereid.gateway.tasks.one_image import answer_one, cancelled_on_disconnect, infer, timings_ms
+from nereid.gateway.tasks.gateway_task import CLASSIFY, GatewayTask
 
-PARAMETERS = ("top_k", *one_image.PARAMETERS)
-# Outcomes that the server or its load caused, not the image.
-SERVER_OUTCOMES = FAULTS | {"overloaded", "deadline_exceeded"}
+ROUTE_PARAMETERS = tuple(OPTIONS)
+PARAMETERS = ("top_k", *ROUTE_PARAMETERS)
+DEFAULT_TOP_K = 5
 
 
 async def predict(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Classify one image."""
-    options = read_options(request, request.query(PARAMETERS))
-    prediction, timings = await answer_one(gateway, request, CLASSIFY, options)
-    remember(gateway, request, prediction)
-    return json_response(answer(Answer, request.request_id, prediction, timings))
+    found, timings_ms = await answer_one(gateway, request, CLASSIFY, request.query(PARAMETERS))
+    remember(gateway, request, found)
+    source = found.model, found.variant, found.version, found.reason
+    return json_response(Answer(request.request_id, *source, _scores(found), timings_ms))
+
+
+async def answer_one(
+    gateway: Gateway, request: GatewayRequest, task: GatewayTask, given: Mapping[str, str]
+) -> tuple[Any, TimingsMs]:
+    """Read the image of a request, and run the request's model; return the result and the timings.
+
+    Args:
+        gateway: limits and models.
+        request: the request.
+        task: its task.
+        given: its parameters.
+
+    Raises:
+        Failure: the body is invalid, or the image was not admitted, or the model failed.
+        ClientClosed: the client has disconnected.
+    """
+    settings = gateway.settings
+    headers, top_k = request.forwarded(given), _top_k(given)
+    left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
+    gateway.admission.check(left_s, request.owner)
+    image = await gateway.uploads.one(request, left_s)
+    received_s = request.end_stage("receive")
+    work = images.work(image, settings.max_pixels)
+    call = ImageCall(request.model, task.kind, image, work, headers, request.request_id, top_k, work - 1)
+    with CancelOnDisconnect(request):
+        result = await run(gateway, request, call)
+    request.variant = call.variant
+    return result, _timings_ms(request, received_s, call.stages_s)
 
 
 async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Classify several images; each image is admitted, and can fail, on its own."""
     settings = gateway.settings
-    timeout_s = request.timeout_s(settings.default_timeout_s, settings.max_timeout_s)
+    left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
     query = request.query(PARAMETERS)
-    gateway.admission.check(timeout_s - request.elapsed_s(), request.owner)
-    batch = await gateway.uploads.several(request, timeout_s - request.elapsed_s())
+    gateway.admission.check(left_s, request.owner)
+    batch = await gateway.uploads.several(request, left_s)
     received_s = request.end_stage("receive")
     work = [images.work(each.image, settings.max_pixels) for each in batch.images]
     gateway.quotas.take(request.key, sum(work) - 1, is_debt=True)
-    options = read_options(request, merged(query, batch))
+    given = merged(query, batch)
+    headers, top_k = request.forwarded(given), _top_k(given)
     # A batch leaves half of the slots to other requests.
     slots = asyncio.Semaphore(max(1, gateway.admission.limit // 2))
     # Large images go one at a time anyway, and few of a key may wait.
@@ -48,20 +85,22 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
 
     async def outcome(position: int, image: BatchImage) -> Result | FailedResult:
         name = position if image.id is None else image.id
-        is_large = work[position] > images.LARGE_WORK
-        async with large if is_large else nullcontext(), slots:
+        content, cost = image.image, work[position]
+        call = ImageCall(request.model, CLASSIFY.kind, content, cost, headers, request.request_id, top_k)
+        async with large if cost >= images.LARGE_WORK else nullcontext(), slots:
             try:
-                found, stages_s = await infer(
-                    gateway, request, CLASSIFY, image.image, is_large, options, timeout_s
-                )
+                found = await run(gateway, request, call)
             except Exception as error:
                 failures.append(_as_failure(error))
                 return FailedResult(name, failures[-1].reason)
         remember(gateway, request, found, name)
-        return answer(Result, name, found, timings_ms(request, received_s, stages_s))
+        source = found.model, found.variant, found.version, found.reason
+        timings_ms = _timings_ms(request, received_s, call.stages_s)
+        return Result(name, *source, _scores(found), timings_ms)
 
-    async with cancelled_on_disconnect(request), asyncio.TaskGroup() as group:
-        tasks = [group.create_task(outcome(position, image)) for position, image in enumerate(batch.images)]
+    with CancelOnDisconnect(request):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(outcome(*each)) for each in enumerate(batch.images)]
     _report_faults(request, failures, len(tasks))
     return json_response(BatchAnswer(request.request_id, [task.result() for task in tasks]))
 
@@ -69,7 +108,7 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
 def _as_failure(error: Exception) -> Failure:
     if isinstance(error, Failure):
         return error
-    failure = Failure("inference_failed", "the gateway failed; its log has the request id")
+    failure = Failure("inference_failed", GATEWAY_FAILED)
     failure.__cause__ = error
     return failure
 
@@ -88,16 +127,6 @@ def _report_faults(request: GatewayRequest, failures: list[Failure], count: int)
         request.outcome = fault.code
 
 
-def read_options(request: GatewayRequest, given: dict[str, str]) -> Options:
-    """Return the options of a classification from parameters and headers.
-
-    Raises:
-        Failure: a value is invalid, or parameter and header disagree.
-    """
-    top_k = whole_number("top_k", given.get("top_k", "5"), MAX_TOP_K)
-    return {**one_image.read_options(request, given), "top_k": top_k}
-
-
 def merged(query: dict[str, str], batch: BatchBody) -> dict[str, str]:
     """Merge the parameters of query and body.
 
@@ -112,3 +141,17 @@ def merged(query: dict[str, str], batch: BatchBody) -> dict[str, str]:
         if given.setdefault(name, str(value)) != str(value):
             raise invalid_request(f"{name} is {given[name]!r} in the query, but {value!r} in the body")
     return given
+
+
+def _top_k(given: Mapping[str, str]) -> int:
+    return whole_number("top_k", given["top_k"], MAX_TOP_K) if "top_k" in given else DEFAULT_TOP_K
+
+
+def _scores(found: Prediction) -> list[Score]:
+    return [Score(label.name, label.index, label.score) for label in found.labels]
+
+
+def _timings_ms(request: GatewayRequest, received_s: float, stages_s: dict[str, float]) -> TimingsMs:
+    """Return the durations of the stages so far."""
+    durations_s = received_s, stages_s["admission"], stages_s["inference"], request.elapsed_s()
+    return TimingsMs(*[round(seconds * 1e3, 3) for seconds in durations_s])

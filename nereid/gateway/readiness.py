@@ -8,10 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from nereid.assets import COFFEE
-from nereid.client.classifier_errors import ClassifierError, Overloaded
-from nereid.contract import PROBE_HEADER
-from nereid.gateway.failures import from_classifier
-from nereid.gateway.http.tracing import new_request_id
+from nereid.gateway.failures import Failure
 
 CACHE_S, TIMEOUT_S = 2.0, 5.0
 # Age of a result that a watched page still shows.
@@ -35,7 +32,8 @@ class Readiness:
     """Probe the server with a real inference, at most one at a time and every `CACHE_S` seconds.
 
     Args:
-        infer: sends an image to the model; bypasses admission, so that load does not count as a failure.
+        infer: sends an image to the model within a time; bypasses admission, so that load does not count as a
+            failure.
         clock: monotonic time in seconds.
     """
 
@@ -69,16 +67,13 @@ class Readiness:
 
     async def _inferred(self) -> Ready:
         try:
-            await self._infer(
-                self._image,
-                timeout_s=TIMEOUT_S,
-                request_id=f"readyz-{new_request_id()}",
-                headers={PROBE_HEADER: "1"},
-            )
-        except Overloaded:  # moving the load to the next server would overload that one
-            return Ready(True)
-        except ClassifierError as error:
-            return Ready(False, from_classifier(error, TIMEOUT_S, 1.0).message)
+            await self._infer(self._image, TIMEOUT_S)
+        except TimeoutError:
+            return Ready(False, f"no response within {TIMEOUT_S:.3g} s")
+        except Failure as failure:
+            # Overload is no reason: moving the load to the next server would overload that one.
+            if failure.code != "overloaded":
+                return Ready(False, failure.message)
         finally:
             self._probed_s = self._clock()
         return Ready(True)

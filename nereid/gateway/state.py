@@ -8,17 +8,16 @@ from nereid.gateway.admission.admission import Admission
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.admission.turns import Turns
+from nereid.gateway.failures import CLIENT_CLOSED as CLIENT_CLOSED
 from nereid.gateway.gateway_metrics import Metrics
 from nereid.gateway.http.upload import Uploads
 from nereid.gateway.live import LiveState
 from nereid.gateway.models import Models, OfferedModel
 from nereid.gateway.settings import Settings
-from nereid.gateway.v2.upstream import TritonHttp
 from nereid.gateway.workers.answer_memory import AnswerMemory
 from nereid.gateway.workers.shared_state import Report, SharedState
+from nereid.http_connection import HttpConnections
 from nereid.tracing.records import Tracer
-
-CLIENT_CLOSED = "client_closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +33,10 @@ class Gateway:
     metrics: Metrics
     previewing: asyncio.Lock
     unpacking: Turns
-    triton: TritonHttp
+    triton: HttpConnections
     memory: AnswerMemory
     tracer: Tracer | None = None
     shared: SharedState | None = None
-
-    def count_image(
-        self, endpoint: str, model: OfferedModel, variant: str, outcome: str, stages_s: dict[str, float]
-    ) -> None:
-        """Record the outcome of an image and the durations of its stages."""
-        self.metrics.count_image(endpoint, model.name, variant, outcome)
-        for stage, seconds in stages_s.items():
-            self.metrics.observe(endpoint, model.name, variant, stage, outcome, seconds)
-        model.live.note(outcome, variant, sum(stages_s.values()))
 
     def report(self) -> None:
         """Update what the other workers of this gateway see."""
@@ -84,7 +74,7 @@ def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState
         Metrics(*in_work, is_shared=shared is not None),
         asyncio.Lock(),
         Turns(lambda: 1),
-        TritonHttp(settings.url),
+        models.triton,
         shared.memory if shared else AnswerMemory(),
         Tracer(settings.traces, settings.sampling) if settings.traces else None,
         shared,

@@ -3,7 +3,7 @@
 import io
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,22 +12,18 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from nereid.contract import MAX_IMAGE_BYTES
-from nereid.imaging import png
 from nereid.imaging.buffers import Buffers
+from nereid.imaging.formats import jpeg, png
 from nereid.serving_errors import InvalidImage
 from nereid.units import format_bytes
 
 # Our own limit is checked on every header; Pillow's would warn or raise at other sizes.
 Image.MAX_IMAGE_PIXELS = None
 
-JPEG_MAGIC = b"\xff\xd8\xff"
 FORMATS = ("PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG")
 # Factors by which the decoder may shrink a JPEG. Only these have SIMD code in libjpeg-turbo: a 640×427 photo
 # decodes faster at 8/8 than at 5/8. Source: docs/experiments.md.
 SHRINKS = (1, 2, 4, 8)
-# Encoders write about ten scans, each of which costs a pass over the whole image, and few segments.
-MAX_SCANS = 32
-MAX_SEGMENTS = 4_096
 # Pillow's modes; others have more than 16 bits per channel or no conversion to RGB.
 EIGHT_BIT = frozenset(
     {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
@@ -41,12 +37,6 @@ BAND_PIXELS = 2**20
 HARMLESS = re.compile(
     "extraneous bytes before marker|unknown JFIF revision|bad ICC marker|Unknown Adobe color|Invalid SOS"
 )
-# A JPEG's markers, except those without a length, which occur between and inside scans.
-MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
-START_OF_SCAN, APP1 = 0xDA, 0xE1
-WITHOUT_SUCCESSOR = frozenset({0xD8, 0xD9})
-START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-SEQUENTIAL = frozenset({0xC0, 0xC1})
 EXIF = b"Exif\0\0"
 # TIFF's tags; PHOTOMETRIC is PhotometricInterpretation.
 IMAGE_WIDTH, IMAGE_LENGTH, BITS_PER_SAMPLE, PHOTOMETRIC, TILE_WIDTH, TILE_LENGTH = (
@@ -125,9 +115,6 @@ class EncodedImage:
         except InvalidImage:
             raise
         except Exception as error:  # on damaged files Pillow's parsers raise many types
-            if len(plain := png.without_extras(self.encoded)) < len(self.encoded):
-                opened = Image.open(io.BytesIO(plain), formats=["PNG"])
-                return replace(self, encoded=plain, _opened=opened).pixels(shrink, background, buffers)
             raise InvalidImage(f"file of {len(self.encoded)} bytes is damaged: {error}") from None
 
 
@@ -148,7 +135,7 @@ def open_image(encoded: bytes, limits: Limits, is_header_enough: bool = False) -
     if len(encoded) > limits.max_image_bytes:
         limit, size = format_bytes(limits.max_image_bytes), format_bytes(len(encoded))
         raise InvalidImage(f"expected at most {limit}, got {size}")
-    if encoded[:3] == JPEG_MAGIC:
+    if encoded.startswith(jpeg.MAGIC):
         return _open_jpeg(encoded, limits)
     got = f"{len(encoded)} bytes starting with {encoded[:8]!r}"
     unknown = f"expected an image file ({', '.join(FORMATS)}), got {got}"
@@ -189,25 +176,18 @@ def _walk_jpeg(encoded: bytes) -> bytes:
     Raises:
         InvalidImage: it has too many scans or segments, each of which costs a pass of the decoder.
     """
-    exif = components = b""
-    place = len(JPEG_MAGIC) - 1
-    scans = segments = 0
-    while (found := MARKER.search(encoded, place)) and (marker := found[0][1]) not in WITHOUT_SUCCESSOR:
-        place = found.end() + max(2, int.from_bytes(encoded[found.end() : found.end() + 2]))
-        payload = encoded[found.end() + 2 : place]
-        segments += 1
-        if marker in START_OF_FRAME:
-            components = payload[5:6] if marker in SEQUENTIAL else b""
-        elif marker == APP1 and payload.startswith(EXIF):
+    exif, components, scans = b"", None, 0
+    for marker, payload in jpeg.segments(encoded):
+        if marker in jpeg.START_OF_FRAME:
+            components = payload[5:6] if marker in jpeg.SEQUENTIAL else None
+        elif marker == jpeg.APP1 and payload.startswith(EXIF):
             exif = exif or payload
-        elif marker == START_OF_SCAN:
+        elif marker == jpeg.START_OF_SCAN:
             scans += 1
             if payload[:1] == components:  # this scan has all components, so the decoder reads no other
                 break
-        if scans > MAX_SCANS:
-            raise InvalidImage(f"expected at most {MAX_SCANS} scans in a JPEG, got {scans} or more")
-        if segments > MAX_SEGMENTS:
-            raise InvalidImage(f"expected at most {MAX_SEGMENTS} segments in a JPEG, got {segments} or more")
+        if scans > jpeg.MAX_SCANS:
+            raise InvalidImage(f"expected at most {jpeg.MAX_SCANS} scans in a JPEG, got {scans} or more")
     return exif
 
 
@@ -233,9 +213,15 @@ def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarr
     try:
         pixels: np.ndarray = simplejpeg.decode_jpeg(image.encoded, **options)
     except Exception as error:  # also for warnings; on damaged files it raises KeyError and more
-        if HARMLESS.search(str(error)):
+        if not HARMLESS.search(str(error)):
+            raise _damaged(image, error) from None
+        try:
+            simplejpeg.decode_jpeg_header(image.encoded)
+        except Exception:  # it warned about the header, and decoded nothing
             return _decode_with_pillow(image, shrink)
-        raise _damaged(image, error) from None
+        if image.encoded.rfind(jpeg.END) < image.encoded.rfind(jpeg.SCAN):
+            raise _damaged(image, "it ends too early") from None
+        pixels = memory.reshape(height, width, -1)  # all of them: it warned at the end
     if image.colorspace == "CMYK":  # JPEGs store the complement
         np.subtract(255, pixels, out=pixels)
         return _to_rgb(Image.frombuffer("CMYK", (width, height), pixels, "raw", "CMYK", 0, 1), (0, 0, 0))
@@ -243,21 +229,25 @@ def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarr
 
 
 def _decode_with_pillow(image: EncodedImage, shrink: int) -> np.ndarray:
-    """Decode a JPEG with junk between its segments, of which simplejpeg cannot ignore all."""
+    """Decode a JPEG with junk in front of its pixels, which simplejpeg cannot ignore."""
     try:
         opened = Image.open(io.BytesIO(image.encoded), formats=["JPEG"])
-        return _to_rgb(opened.reduce(shrink), (0, 0, 0))
+        width, height = (max(1, side // shrink) for side in image.size_wh)
+        opened.draft(None, (width, height))
+        return _to_rgb(opened, (0, 0, 0))
     except Exception as error:  # on damaged files Pillow's parsers raise many types
         raise _damaged(image, error) from None
 
 
-def _damaged(image: EncodedImage, error: Exception) -> InvalidImage:
+def _damaged(image: EncodedImage, error: object) -> InvalidImage:
     return InvalidImage(f"JPEG of {len(image.encoded)} bytes is damaged: {error}")
 
 
 def _open_other(encoded: bytes, limits: Limits, unknown: str, is_header_enough: bool = False) -> EncodedImage:
     """Read a header with Pillow; `unknown` is the message for an unknown format."""
-    png.check_chunks(encoded)
+    if encoded.startswith(png.MAGIC):
+        png.check_chunks(encoded)
+        encoded = png.without_extras(encoded)
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
         _check_size(*image.size, limits)
@@ -273,8 +263,6 @@ def _open_other(encoded: bytes, limits: Limits, unknown: str, is_header_enough: 
     except InvalidImage:
         raise
     except Exception as error:  # on damaged files Pillow's parsers raise many types
-        if len(plain := png.without_extras(encoded)) < len(encoded):
-            return _open_other(plain, limits, unknown, is_header_enough)
         if isinstance(error, UnidentifiedImageError):
             raise InvalidImage(unknown) from None
         raise InvalidImage(f"file of {len(encoded)} bytes is damaged: {error}") from None

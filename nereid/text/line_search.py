@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from nereid.contract import MAX_LINES
 from nereid.imaging.decode import Limits
+from nereid.serving_errors import InvalidImage
 from nereid.text.boxes import find_boxes
 from nereid.text.crops import along_text, cut, turned_around
 from nereid.text.detector_input import DetectorInput
@@ -40,7 +42,13 @@ class FoundLines:
         return len(self.crops) - len(self.others)
 
 
-def find_lines(image: UprightImage, detect: Network, direction: Network, times: StageTimes) -> FoundLines:
+def find_lines(
+    image: UprightImage,
+    detect: Network,
+    direction: Network,
+    times: StageTimes,
+    max_lines: int = MAX_LINES,
+) -> FoundLines:
     """Return the lines of an image; a page on its side or its head is turned first.
 
     A line that is then still upside down may be a mistake of the network, so it is returned both ways. So are
@@ -51,11 +59,15 @@ def find_lines(image: UprightImage, detect: Network, direction: Network, times: 
         detect: a network, [1, 3, H, W] to probabilities of text float32[1, 1, H, W].
         direction: a network, [N, 3, 48, 192] to probabilities float32[N, 2] of upright and upside down.
         times: receives those of the stages.
+        max_lines: how many there may be; each costs time.
+
+    Raises:
+        InvalidImage: there are more.
     """
     pixels = image.pixels
-    boxes, crops, flipped = _turned_lines(pixels, detect, direction, times)
+    boxes, crops, flipped = _turned_lines(pixels, detect, direction, times, max_lines)
     if quarters := page_turn(boxes):
-        boxes, crops, flipped = _turned_lines(turned(pixels, quarters), detect, direction, times)
+        boxes, crops, flipped = _turned_lines(turned(pixels, quarters), detect, direction, times, max_lines)
         height, width = pixels.shape[:2]
         boxes = positions_before(boxes, (width, height), quarters)
         if len(crops) <= FEW:
@@ -82,15 +94,21 @@ def cut_lines(encoded: bytes, detect: Network, direction: Network, limits: Limit
 
 
 def _turned_lines(
-    pixels: np.ndarray, detect: Network, direction: Network, times: StageTimes
+    pixels: np.ndarray, detect: Network, direction: Network, times: StageTimes, max_lines: int
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
     """Return boxes and crops of all lines, and the places of those that were upside down."""
     with times.stage("detect"):
         prepared = DetectorInput(pixels)
         probabilities = detect(prepared.tensor)[0, 0]
     with times.stage("boxes"):
+        found = find_boxes(probabilities)
+        if len(found) > max_lines:
+            raise InvalidImage(
+                f"expected at most {max_lines} lines of text in an image, got {len(found)} or more; "
+                "fix: send parts of it"
+            )
         height, width = pixels.shape[:2]
-        boxes = along_text(prepared.positions(find_boxes(probabilities)))
+        boxes = along_text(prepared.positions(found))
         boxes = np.clip(boxes, 0, np.array([width - 1, height - 1], np.float32))
     with times.stage("crops"):
         crops = [cut(pixels, box) for box in boxes]

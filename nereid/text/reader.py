@@ -13,7 +13,7 @@ from nereid.imaging.image_signals import ImageMeter, Sink, size_signals
 from nereid.imaging.probe_image import ProbeImage
 from nereid.imaging.transform import Transform
 from nereid.processes import return_memory
-from nereid.serving_errors import ServingError, from_exception
+from nereid.serving_errors import InvalidImage, ServingError, from_exception
 from nereid.text.characters import Characters
 from nereid.text.crops import LINE_HEIGHT_PX
 from nereid.text.detector_input import normalised
@@ -22,6 +22,7 @@ from nereid.text.line import Line
 from nereid.text.line_search import FoundLines, Network, find_lines
 from nereid.text.lines_batch import batches, stacked
 from nereid.text.reading_order import reading_order
+from nereid.text.reading_settings import DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S
 from nereid.text.stages import StageTimes
 from nereid.text.upright import UprightDecoder, UprightImage
 
@@ -80,6 +81,8 @@ class TextReader:
         characters: of the recogniser.
         limits: on the images.
         min_confidence: lines below it are left out.
+        max_lines: an image with more regions of text is rejected.
+        max_read_s: an image whose stages take longer is rejected.
         sink: receives the signals of each image, for the comparison with a reference.
 
     `times` has those of each image of the last batch.
@@ -92,7 +95,10 @@ class TextReader:
         limits: Limits | None = None,
         min_confidence: float = MIN_CONFIDENCE,
         sink: Sink | None = None,
+        max_lines: int = DEFAULT_MAX_LINES,
+        max_read_s: float = DEFAULT_MAX_READ_S,
     ) -> None:
+        self._max_lines, self._max_read_s = max_lines, max_read_s
         self._networks, self._characters = networks, characters
         self._decode = UprightDecoder(limits or Limits())
         self._min_confidence, self._sink = min_confidence, sink
@@ -137,7 +143,9 @@ class TextReader:
             else:
                 if self._sink:
                     _measure(image, self._sink)
-                page.found = find_lines(image, networks.detect, networks.direction, page.times)
+                page.found = find_lines(
+                    image, networks.detect, networks.direction, page.times, self._max_lines
+                )
         except Exception as error:  # a bad image must not fail the others
             page.error = from_exception(error)
         finally:
@@ -157,6 +165,7 @@ class TextReader:
         for page in pages:
             try:
                 page.check()
+                self._check_time(page)
             except Exception as error:
                 page.error = from_exception(error)
         alive = [(page, line) for page, line in group if not page.error]
@@ -174,6 +183,14 @@ class TextReader:
         for page in pages:
             page.error = page.error or failure
             page.times.add("recognise", begin_ns, end_ns)
+
+    def _check_time(self, page: _Page) -> None:
+        if sum(page.times.milliseconds().values()) > self._max_read_s * 1e3:
+            count = len(page.found)
+            raise InvalidImage(
+                f"expected text that is read within {self._max_read_s:g} s, "
+                f"got {min(len(page.texts), count)} of {count} lines in this time; fix: send parts of it"
+            )
 
     def _lines(self, page: _Page) -> list[Line]:
         places = [_better(page, line) for line in range(len(page.found))]

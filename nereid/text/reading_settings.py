@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nereid.config.model_config import ModelConfig, TensorSpec
-from nereid.contract import BOX, CONFIDENCE, FIELD, IMAGE, MAX_IMAGE_BYTES, TEXT
+from nereid.contract import BOX, CONFIDENCE, FIELD, IMAGE, MAX_IMAGE_BYTES, MAX_LINES, TEXT
 
 BACKEND = "text_reader"
+# A page of a newspaper has about 400 lines, a dense letter 60; a page of 1,000 takes 8 s of a core.
+DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S = 500, 5.0
 # Values of the parameter `networks`: where they run.
 IN_PROCESS, SERVED = "in_process", "served"
 # Parameters that name the networks, each with its `…_version`. The recogniser is `network`, as elsewhere: the
@@ -21,7 +23,8 @@ class ReadingSettings:
 
     `networks` is `in_process` or `served`: as models of the same server. `intra_op_thread_count` replaces
     that of networks in the process; 0 keeps their own. Lines below `min_confidence` are left out. `fields`
-    names a file with the fields of a document, in the version's folder or in the model's.
+    names a file with the fields of a document, in the version's folder or in the model's. An image with more
+    than `max_lines` regions of text, or that takes the reader more than `max_read_s`, is rejected.
     """
 
     network: str
@@ -34,6 +37,8 @@ class ReadingSettings:
     intra_op_thread_count: int = 0
     min_confidence: float = 0.5
     fields: str = ""
+    max_lines: int = DEFAULT_MAX_LINES
+    max_read_s: float = DEFAULT_MAX_READ_S
     max_image_bytes: int = MAX_IMAGE_BYTES
     max_image_pixels: int = 64_000_000
     max_image_side_px: int = 16_384
@@ -43,6 +48,10 @@ class ReadingSettings:
             raise ValueError(f"networks: expected {IN_PROCESS} or {SERVED}, got '{self.networks}'")
         if not 0 <= self.min_confidence <= 1:
             raise ValueError(f"min_confidence: expected 0 to 1, got {self.min_confidence}")
+        if not 1 <= self.max_lines <= MAX_LINES:
+            raise ValueError(f"max_lines: expected 1 to {MAX_LINES}, got {self.max_lines}")
+        if self.max_read_s <= 0:
+            raise ValueError(f"max_read_s: expected more than 0, got {self.max_read_s}")
         if self.fields != Path(self.fields).name:
             raise ValueError(f"fields: expected the name of a file without folders, got '{self.fields}'")
 

@@ -75,6 +75,8 @@ class ReaderModel:
             Limits(settings.max_image_bytes, settings.max_image_pixels, settings.max_image_side_px),
             settings.min_confidence,
             self._signals.sink,
+            settings.max_lines,
+            settings.max_read_s,
         )
         self._is_batching = config.max_batch_size > 0
         self._metrics = ReaderMetrics(config.name, config.version)

@@ -7,22 +7,18 @@ import json
 import logging
 import re
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from nereid.assets import COFFEE
 from nereid.client import classifier_errors as errors
-from nereid.gateway import image_size
 from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS
 from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.failures import STATUS
 from nereid.gateway.http.app import create_gateway
 from nereid.gateway.http.operations import OPERATIONS
-from nereid.gateway.image_size import HEAD_BYTES, size_wh
 from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
@@ -30,13 +26,13 @@ from nereid.gateway.tasks.gateway_task import CLASSIFY
 from tests.gateways import (
     IMAGE,
     NO_KEYS,
-    PREDICTION,
     RING,
     SMALL,
     Caller,
     Control,
     Source,
     Upstream,
+    Upstreams,
     asynchronous,
     gateway,
     send,
@@ -83,11 +79,14 @@ def test_image_is_forwarded_unchanged(body):
     assert (options["top_k"], options["request_id"]) == (2, found["request_id"])
 
 
+WIDE_PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\2\0\0\0\0\1" + bytes(9) + b"\0\0\0\0IDAT"
+
+
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [
         ({"content": b""}, "invalid_image"),
-        ({"content": b"\x89PNG\r\n\x1a\n" + bytes(8) + b"\0\0\2\0\0\0\0\1" + bytes(9)}, "invalid_image"),
+        ({"content": WIDE_PNG}, "invalid_image"),
         ({"content": bytes(1001)}, "too_large"),
         ({"files": {"file": bytes(1001)}}, "too_large"),
         ({"files": [("file", IMAGE), ("file", IMAGE)]}, "invalid_request"),
@@ -386,42 +385,6 @@ def test_metrics_have_no_labels_from_callers():
     assert made.metrics.variant("one more") == "other"
 
 
-@cases(
-    ("mark", "image_format", "options"),
-    {
-        "PNG": (b"PNG", "PNG", {}),
-        "JPEG": (b"\xff\xd8\xff", "JPEG", {}),
-        "GIF": (b"GIF8", "GIF", {}),
-        "BMP": (b"BM", "BMP", {}),
-        "TIFF": (b"II*", "TIFF", {}),
-        "VP8": (b"VP8 ", "WEBP", {}),
-        "VP8L": (b"VP8L", "WEBP", {"lossless": True}),
-        "VP8X": (b"VP8X", "WEBP", {"icc_profile": b"profile"}),
-    },
-)
-def test_size_is_read_from_the_head(encode, gradient, mark, image_format, options):
-    encoded = encode(gradient(30, 70), image_format, **options)
-
-    assert mark in encoded[:16]
-    assert size_wh(encoded) == (None if image_format == "TIFF" else (70, 30))
-    assert size_wh(encoded[:20]) is None
-
-
-RARE_JPEG = (
-    b"\xff\xd8\xff\xe0\x00\x04ab" + bytes.fromhex("ffc00011080040004003001400021100031100") + bytes(64)
-)
-OLD_BMP = b"BM" + bytes(12) + (12).to_bytes(4, "little") + (64).to_bytes(2, "little") * 2 + bytes(20)
-
-
-@pytest.mark.parametrize(
-    ("head", "expected"),
-    [(RARE_JPEG, None), (b"\xff\xd8\xff" + b"\xd0" * (HEAD_BYTES + 10), None), (OLD_BMP, (64, 64))],
-    ids=["rare subsampling", "more than a megabyte", "OS/2 header"],
-)
-def test_unusual_head_is_read_or_left_to_the_server(head, expected):
-    assert size_wh(head) == expected
-
-
 async def until(is_true):
     async with asyncio.timeout(10):
         while not is_true():
@@ -524,22 +487,6 @@ def test_rate_is_limited_by_key_and_pixels():
     assert status("admin", (10, 10)) == 200
 
 
-@cases(
-    ("image", "expected"),
-    {
-        "photo": (COFFEE.read_bytes(), 1),
-        "jpeg": (save(Image.new("RGB", (8000, 2000)), "JPEG"), 2),
-        "png": (save(Image.new("RGB", (8000, 2000))), 16),
-        "tiff": (save(Image.new("RGB", (10, 10)), "TIFF"), 16),
-        "unknown size": (b"\xff\xd8\xff without a size", 8),
-        "no image": (b"no image", 1),
-        "too large": (OLD_BMP.replace((64).to_bytes(2, "little") * 2, (60_000).to_bytes(2, "little") * 2), 1),
-    },
-)
-def test_work_of_an_image_is_known_from_its_head(image, expected):
-    assert image_size.work(image, 64_000_000) == expected
-
-
 @pytest.mark.parametrize(
     ("headers", "status"), [((), 200), ([(b"x-request-timeout-ms", b"0")], 400)], ids=["answered", "rejected"]
 )
@@ -565,8 +512,8 @@ async def test_request_leaves_no_reference_cycle(headers, status):
 
 
 def test_paths_name_a_model():
-    upstreams = {name: Upstream(replace(PREDICTION, model=name)) for name in ("classify", "dogs")}
-    made = build(SMALL, NO_KEYS, Models("classify", Source(Control()), lambda name, kind: upstreams[name]))
+    upstreams = Upstreams(classify=Upstream(), dogs=Upstream())
+    made = build(SMALL, NO_KEYS, Models("classify", Source(Control()), upstreams))
 
     models = [{"name": name, "task": "classify"} for name in ("classify", "dogs")]
     assert send(made, "GET", "/v1/models").json() == models
@@ -592,15 +539,13 @@ def test_paths_name_a_model():
     "name", ["cats", "a" * 5000, "..", "dogs%2fclassify", "%00"], ids=lambda name: name[:9]
 )
 def test_unknown_model_is_named_with_those_that_exist(name):
-    connected = []
-    made = build(
-        SMALL, NO_KEYS, Models("classify", Source(), lambda name, kind: connected.append(name) or Upstream())
-    )
+    upstream = Upstream()
+    made = gateway(upstream)
 
     answer = send(made, "POST", f"/v1/models/{name}/predict", content=IMAGE)
 
     assert code(answer) == (404, "not_found")
-    assert connected == []
+    assert upstream.received == []
     assert name != "cats" or answer.json()["error"]["message"] == (
         "unknown model 'cats'; expected one of: classify, dogs"
     )

@@ -157,7 +157,7 @@ async def test_changed_weights_are_shown_immediately():
 @asynchronous
 async def test_readiness_is_probed_once_for_all_and_again_after_two_seconds():
     now, upstream = [0.0], Upstream()
-    readiness = Readiness(upstream.infer, lambda: now[0])
+    readiness = Readiness(lambda image, timeout_s: upstream.infer(image), lambda: now[0])
     for now[0], probes in ((0.0, 1), (1.9, 1), (2.1, 2)):
         upstream.gate.clear()
         asyncio.get_running_loop().call_later(0.01, upstream.gate.set)

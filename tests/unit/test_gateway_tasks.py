@@ -8,12 +8,12 @@ import pytest
 
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.prediction import Timings
-from nereid.client.results.detected_objects import DETECTIONS, DetectedObject, Detection
-from nereid.client.results.text_reading import READINGS, Correction, Field, Reading, TextLine
+from nereid.client.results.detected_objects import DetectedObject, Detection
+from nereid.client.results.text_reading import Correction, Field, Reading, TextLine
 from nereid.gateway.models import Models
 from nereid.gateway.state import build
 from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ
-from tests.gateways import IMAGE, NO_KEYS, PREDICTION, SMALL, Source, Upstream, asynchronous, send
+from tests.gateways import IMAGE, NO_KEYS, PREDICTION, SMALL, Source, Upstream, Upstreams, asynchronous, send
 
 BOX = ((1.0, 2.0), (5.0, 2.0), (5.0, 4.0), (1.0, 4.0))
 CORNERS = [[1.0, 2.0], [5.0, 2.0], [5.0, 4.0], [1.0, 4.0]]
@@ -50,10 +50,8 @@ class Several(Source):
 
 
 def gateway(*names: str, **results: Any) -> Any:
-    def connect(name: str, kind: Any) -> Upstream:
-        return Upstream({**RESULTS, **results}[name])
-
-    return build(SMALL, NO_KEYS, Models(names[0], Several(names), connect))
+    upstreams = {name: Upstream(result) for name, result in {**RESULTS, **results}.items()}
+    return build(SMALL, NO_KEYS, Models(names[0], Several(names), Upstreams(upstreams)))
 
 
 def test_every_task_has_its_answer():
@@ -63,12 +61,12 @@ def test_every_task_has_its_answer():
         send(made, "POST", path, content=IMAGE).json() for path in ("/v1/read", "/v1/waybill", "/v1/detect")
     )
 
-    for answer in (read, waybill, detect):
+    for answer, model in ((read, "read_text"), (waybill, "read_waybill"), (detect, "cars")):
         timings = answer.pop("timings_ms")
         assert {*timings} == {"receive", "admission", "inference", "total"}
         assert len(answer.pop("request_id")) == 32
         source = [answer.pop(name) for name in ("model", "variant", "version", "reason")]
-        assert source == ["read_text", "v1", "1", "weight"]
+        assert source == [model, "v1", "1", "weight"]
     assert read == {"lines": LINE_ANSWERS}
     field = {"name": "number", "value": "RA1", "confidence": 0.5, "box": CORNERS, "valid": True}
     missing = {"name": "weight", "value": None, "confidence": 0.0, "box": None, "valid": None}
@@ -137,19 +135,25 @@ def test_models_have_their_task():
 
 @asynchronous
 async def test_unknown_outputs_leave_the_choice_to_the_server():
-    source, kinds = Several(["odd"]), list[str]()
+    source, upstream = Several(["odd"]), Upstream()
+    made = build(SMALL, NO_KEYS, Models("odd", source, upstream))
 
-    def connect(name: str, kind: Any) -> Upstream:
-        kinds.append(kind.action)
-        return Upstream(RequestRefused("model 'odd' has no output 'scores'"))
-
-    models = Models("odd", source, connect)
     for task in (CLASSIFY, READ, DETECT, DETECT):
-        (await models.find(None, task)).upstream(task.kind)
-        (await models.find("odd", task)).upstream(task.kind)
+        assert (
+            (await made.models.find(None, task)).name == (await made.models.find("odd", task)).name == "odd"
+        )
 
-    assert kinds == ["classify", READINGS.action, DETECTIONS.action]
     assert source.looked_up == ["odd"]  # not again before a pause
+
+
+def test_model_of_another_task_is_not_served():
+    made = build(SMALL, NO_KEYS, Models("odd", Several(["odd"]), Upstream(READING)))
+
+    statuses = {
+        path: send(made, "POST", path, content=IMAGE).status_code for path in ("/predict", "/v1/read")
+    }
+
+    assert statuses == {"/predict": 503, "/v1/read": 200}
 
 
 @pytest.mark.parametrize(

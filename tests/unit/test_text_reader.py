@@ -178,6 +178,30 @@ def noting(note: Callable[[str, np.ndarray], None]) -> Networks:
     return Networks(*(noted(name, getattr(networks(), name)) for name in names))
 
 
+@cases(
+    ("budget", "message"),
+    {
+        "lines": ({"max_lines": 2}, "expected at most 2 lines of text in an image, got 3 or more"),
+        "time": ({"max_read_s": 1e-6}, "within 1e-06 s, got 0 of 3 lines in this time"),
+    },
+)
+@pytest.mark.parametrize("quarters", [0, 1])
+def test_image_beyond_the_budget_is_refused_before_its_lines_are_read(budget, message, quarters):
+    image = encoded(page().rotate(90 * quarters, expand=True))
+    runs = networks()
+
+    def recognise(tensor: np.ndarray) -> Any:
+        pytest.fail("a line was read")
+
+    limited = reader(other=Networks(runs.detect, runs.direction, recognise), **budget)
+
+    refused, empty = limited.read([image, encoded(Image.new("RGB", (64, 64)))])
+
+    assert isinstance(refused, InvalidImage)
+    assert message in str(refused)
+    assert empty == []
+
+
 def test_images_share_batches_of_lines():
     runs, image = [], encoded(page(("RB123456785GB",)))
     many = reader(other=noting(lambda name, x: runs.append(len(x)) if name == "recognise" else None))

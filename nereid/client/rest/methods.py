@@ -9,10 +9,10 @@ from functools import partialmethod
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from nereid.client.request import HttpInput, HttpOutput
+from nereid.client.results.result_kind import HttpResult
 from nereid.client.shared_regions import Kind
 
 LENGTH = "Inference-Header-Content-Length"
@@ -61,7 +61,7 @@ class RestMethods(ABC):
         timeout: int,
         client_timeout: float = 0.0,
     ) -> Any:
-        """Run a model, and return tritonclient's `InferResult`; `timeout` is the server's limit, in µs."""
+        """Run a model, and return its `HttpResult`; `timeout` is the server's limit, in µs."""
         document = {
             "id": request_id,
             "parameters": {"timeout": timeout},
@@ -74,7 +74,7 @@ class RestMethods(ABC):
         path = f"models/{quote(model)}/infer"
 
         def read(content: bytes, json_size: int | None) -> Any:
-            result = InferenceServerClient.parse_response_body(content, header_length=json_size)
+            result = HttpResult(content, json_size)
             response_id = result.get_response().get("id", request_id)
             if response_id != request_id:
                 raise http.client.HTTPException(

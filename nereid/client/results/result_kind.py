@@ -1,9 +1,12 @@
 """The kinds of results that clients read; all that a client knows about a task."""
 
+import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
 
 from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.client.request import RequestOptions
@@ -15,6 +18,54 @@ if TYPE_CHECKING:
 # Exceptions of tritonclient and of this package for a malformed response.
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError, struct.error)
 Result = TypeVar("Result")
+# NumPy's types of datatypes. Source: docs/protocol of triton-inference-server/server.
+_TYPES = {"BOOL": "?", "BYTES": "O", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"} | {
+    f"{sign}INT{8 * size}": f"<{kind}{size}"
+    for sign, kind in (("", "i"), ("U", "u"))
+    for size in (1, 2, 4, 8)
+}
+
+
+class HttpResult:
+    """Triton's response over HTTP, with the methods of tritonclient's `InferResult`, at a tenth of the cost.
+
+    Args:
+        body: JSON, and the binary data of the outputs.
+        json_bytes: length of the JSON; None if no data follow it.
+    """
+
+    def __init__(self, body: bytes, json_bytes: int | None) -> None:
+        self._response: Any = json.loads(body[:json_bytes])
+        self._outputs: dict[str, tuple[Any, bytes | None]] = {}
+        at = json_bytes or 0
+        for output in self._response.get("outputs", ()):
+            size = output.get("parameters", {}).get("binary_data_size")
+            data = None if size is None else body[at : at + size]
+            self._outputs[output["name"]] = output, data
+            at += size or 0
+
+    def get_response(self) -> Any:
+        """Return the JSON."""
+        return self._response
+
+    def as_numpy(self, name: str) -> Any:
+        """Return an output; None if the response does not have it."""
+        if name not in self._outputs:
+            return None
+        output, data = self._outputs[name]
+        dtype = _TYPES[output["datatype"]]
+        if data is None:
+            return np.array(output["data"], dtype).reshape(output["shape"])
+        if dtype != "O":
+            return np.frombuffer(data, dtype).reshape(output["shape"])
+        elements, at = [], 0
+        while at < len(data):
+            begin = at + 4
+            at = begin + int.from_bytes(data[at:begin], "little")
+            elements.append(data[begin:at])
+        if at != len(data):
+            raise ValueError(f"output '{name}' ends within an element")
+        return np.array(elements, object).reshape(output["shape"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +76,7 @@ class ResultKind(Generic[Result]):
         action: the work of its models in the infinitive, for messages: `classify`.
         outputs: names of the outputs that a model must have.
         optional: names of further outputs, which are requested from a model that has them.
-        count: returns the number of images in tritonclient's `InferResult`, -1 if outputs are missing or
+        count: returns the number of images in an `InferResult`, -1 if outputs are missing or
             have a wrong shape.
         values: returns the first arguments of `result` for each image.
         result: class of the results; its further arguments are those of `Prediction`.
@@ -67,7 +118,7 @@ class ResultKind(Generic[Result]):
             return False
 
     def read(self, result: Any, model: str, request_id: str, timings: "Timings") -> list[Result]:
-        """Read one result per image from tritonclient's `InferResult` (HTTP or gRPC) that `is_complete`.
+        """Read one result per image from an `HttpResult`, or gRPC's `InferResult`, that `is_complete`.
 
         Raises:
             Unreachable: the response is malformed.
@@ -76,7 +127,7 @@ class ResultKind(Generic[Result]):
             response = result.get_response()
             own_version = response["model_version"] if isinstance(response, dict) else response.model_version
             values = self.values(result)
-            columns = (_words(result, name, len(values)) for name in (VARIANT, VERSION, REASON))
+            columns = [_words(result, name, len(values)) for name in (VARIANT, VERSION, REASON)]
             return [
                 self.result(*value, model, version or own_version, variant, reason, request_id, timings)
                 for value, variant, version, reason in zip(values, *columns, strict=True)
@@ -88,4 +139,4 @@ class ResultKind(Generic[Result]):
 def _words(result: Any, output: str, count: int) -> list[str]:
     """Return one word per image; empty words for a missing output."""
     array = result.as_numpy(output)
-    return [""] * count if array is None else [word.decode() for word in array.ravel()]
+    return [""] * count if array is None else [*map(bytes.decode, array.ravel())]

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,9 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nereid.client.model_client.async_model_client import AsyncModelClient
 from nereid.client.request import CONCURRENCY, check_arguments
-from nereid.client.results.result_kind import ResultKind
 from nereid.gateway.admission.access import check_ring, identify
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.failures import Code, Failure
@@ -28,6 +25,7 @@ from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway, build
 from nereid.gateway.v2 import http_front
 from nereid.gateway.workers.shared_state import SharedState
+from nereid.http_connection import HttpConnections
 
 _CODES: dict[int, Code] = {404: "not_found", 405: "method_not_allowed"}
 
@@ -48,11 +46,7 @@ def create_gateway(
     """
     check_ring(keys, settings)
     check_arguments(settings.url, "http", CONCURRENCY, None)
-
-    def connect(model: str, kind: ResultKind[Any]) -> AsyncModelClient[Any]:
-        return AsyncModelClient(kind, settings.url, "http", model, settings.default_timeout_s)
-
-    return build(settings, keys, Models(settings.model, source, connect), shared)
+    return build(settings, keys, Models(settings.model, source, HttpConnections(settings.url)), shared)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
@@ -88,7 +82,6 @@ def rest_app(gateway: Gateway) -> Starlette:
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await gateway.models.close()
         gateway.triton.close()
         if gateway.tracer:
             gateway.tracer.close()

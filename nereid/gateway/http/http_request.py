@@ -1,19 +1,24 @@
 """One request with its context, and its response; kept cheap, because every request pays for it."""
 
+import random
+import re
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from nereid.contract import ROUTE_HEADER_PREFIX, VARIANT_HEADER, VERSION_HEADER
+from nereid.contract import OPTION_HEADERS, ROUTE_HEADER_PREFIX, VARIANT_HEADER, VERSION_HEADER
 from nereid.gateway.admission.keys import Key
 from nereid.gateway.failures import ErrorAnswer, Failure, invalid_request
-from nereid.gateway.http.tracing import RequestSpans, is_word, new_request_id
-from nereid.gateway.models import OfferedModel
-from nereid.tracing.records import Tracer
+from nereid.tracing.context import TraceContext, begin, parse
+from nereid.tracing.records import Record, Tracer, failed, harmless, inner, kept, span
+
+if TYPE_CHECKING:
+    from nereid.gateway.models import OfferedModel
 
 JSON = b"application/json"
 ROUTE_PREFIX = ROUTE_HEADER_PREFIX.encode()
@@ -32,7 +37,25 @@ SINGLE = frozenset(
         VERSION_HEADER.encode(),
     }
 )
+# The headers of callers that Triton receives, by the names of the parameters with the same meaning.
+OPTIONS = {name: header.encode() for name, header in OPTION_HEADERS.items()}
+# gRPC rejects other names, and decodes values of `-bin` names as base64.
+_RULE_HEADER = re.compile(rb"x-route-[a-z0-9-]{1,56}(?<!-bin)")
+MAX_FORWARDED = 32
+FORWARDED = frozenset(OPTIONS.values())
+NO_PARAMETERS: Mapping[str, str] = {}
 encode = msgspec.json.Encoder().encode
+MAX_ID_LENGTH = 128
+
+
+def is_word(value: str, max_length: int = MAX_ID_LENGTH) -> bool:
+    """Return whether a value is printable ASCII and not too long."""
+    return 0 < len(value) <= max_length and value.isascii() and value.isprintable()
+
+
+def new_request_id() -> str:
+    """Return 32 hexadecimal digits; unique, not secret."""
+    return f"{random.getrandbits(128):032x}"
 
 
 class GatewayRequest:
@@ -42,6 +65,7 @@ class GatewayRequest:
         headers: by lower-case name; the last value where repeated headers are allowed.
         spans: spans of the request.
         began_s: arrival of the head, from `time.perf_counter`.
+        limit_s: the caller's timeout, from the arrival of the head.
         offered: the model that the request is about, if any.
         endpoint, variant, outcome: labels for metrics and the log; "" while unknown.
         model_name: a model that has answered by the v2 protocol.
@@ -56,17 +80,18 @@ class GatewayRequest:
         self.scope, self.receive = scope, receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        self.request_id = given if is_word(given) else new_request_id()
+        self.request_id = given if given and is_word(given) else new_request_id()
         self.spans = RequestSpans(tracer, self.headers.get(b"traceparent", b"").decode("latin-1"))
         self.endpoint = self.variant = self.outcome = self.model_name = ""
         self.offered: OfferedModel | None = None
         self.key: Key | None = None
         self.is_inference = False
+        self.limit_s = 0.0
         self.status = self.images = self.body_bytes = 0
         self.stages_s: dict[str, float] = {}
 
     @property
-    def model(self) -> OfferedModel:
+    def model(self) -> "OfferedModel":
         """The model that the request is about; only for operations of a model."""
         assert self.offered
         return self.offered
@@ -78,9 +103,10 @@ class GatewayRequest:
 
     def end_stage(self, stage: str, began_s: float = 0.0) -> float:
         """Record the duration of a stage that ends now, and return the seconds since the request arrived."""
-        now_s = self.elapsed_s()
+        now_s = time.perf_counter() - self.began_s
         self.stages_s[stage] = now_s - began_s
-        self.spans.add(stage, now_s - began_s)
+        if self.spans.is_traced:
+            self.spans.add(stage, now_s - began_s)
         return now_s
 
     def reject_repeats(self) -> None:
@@ -134,15 +160,61 @@ class GatewayRequest:
             raise invalid_request("a query parameter is repeated")
         return given
 
-    def timeout_s(self, default_s: float, max_s: float) -> float:
-        """Return the timeout of the caller, from the arrival of the request.
+    def start_timeout(self, default_s: float, max_s: float) -> float:
+        """Read the caller's timeout, which starts at the arrival of the request; return the time left.
 
         Raises:
-            Failure: the header is invalid.
+            Failure: the header is invalid, or no time is left.
         """
-        if TIMEOUT_HEADER not in self.headers:
-            return default_s
-        return whole_number("X-Request-Timeout-Ms", self.header(TIMEOUT_HEADER), int(max_s * 1000)) / 1000
+        self.limit_s = default_s
+        if TIMEOUT_HEADER in self.headers:
+            text = self.header(TIMEOUT_HEADER)
+            self.limit_s = whole_number("X-Request-Timeout-Ms", text, int(max_s * 1000)) / 1000
+        return self.left_s()
+
+    def left_s(self) -> float:
+        """Return the time that is left, in seconds.
+
+        Raises:
+            Failure: `deadline_exceeded`, none is left.
+        """
+        if (left_s := self.began_s + self.limit_s - time.perf_counter()) > 0:
+            return left_s
+        raise self.late()
+
+    def late(self) -> Failure:
+        """Return the error response if no response came in time."""
+        return Failure("deadline_exceeded", f"no response within {self.limit_s:.3g} s")
+
+    def forwarded(self, given: Mapping[str, str] = NO_PARAMETERS) -> list[tuple[bytes, bytes]]:
+        """Return the headers that a route reads, also those that came as parameters.
+
+        Raises:
+            Failure: there are too many, a value is not printable ASCII, or parameter and header disagree.
+        """
+        found = [
+            (name, value)
+            for name, value in self.headers.items()
+            if name.startswith(ROUTE_PREFIX) or name in FORWARDED
+        ]
+        for option, text in given.items():
+            if text and (name := OPTIONS.get(option)):
+                if (in_head := self.header(name)) and in_head != text:
+                    raise invalid_request(f"{option} is {text!r}, but {name.decode()} is {in_head!r}")
+                if not is_word(text):
+                    raise invalid_request(f"{option} must be printable ASCII of at most 128 characters")
+                if not in_head:
+                    found.append((name, text.encode()))
+        if len(found) > MAX_FORWARDED:
+            raise invalid_request(f"expected at most {MAX_FORWARDED} headers for routes, got {len(found)}")
+        for name, value in found:
+            is_known = name in FORWARDED or _RULE_HEADER.fullmatch(name)
+            if not (is_known and is_word(value.decode("latin-1"))):
+                raise invalid_request(
+                    f"header {name[:64].decode('latin-1')!r}: expected a name such as x-route-group, and "
+                    "printable ASCII of at most 128 characters"
+                )
+        return found
 
 
 def whole_number(name: str, text: str, max_value: int) -> int:
@@ -154,6 +226,72 @@ def whole_number(name: str, text: str, max_value: int) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= max_value:
         return int(text)
     raise invalid_request(f"{name} must be a whole number from 1 to {max_value}, got {text[:64]!r}")
+
+
+class RequestSpans:
+    """The spans of one request: its own, and those of its stages.
+
+    Args:
+        tracer: sends the record, None if tracing is off.
+        traceparent: the caller's, "" or invalid for none.
+
+    Attributes:
+        context: the span of the request.
+        is_traced: whether tracing is on.
+        is_forwarded: whether the server gets the trace context: with tracing, or if a caller began the trace.
+    """
+
+    def __init__(self, tracer: Tracer | None, traceparent: str) -> None:
+        self._tracer, self._inner = tracer, list[Record]()
+        self.is_traced = tracer is not None
+        caller = parse(traceparent) if traceparent else None
+        self.context, self._parent = begin(caller, tracer.sampling.share if tracer else 0.0)
+        self.is_forwarded = tracer is not None or caller is not None
+        self._begin_ns = time.time_ns() if tracer else 0
+
+    @harmless
+    def add(self, stage: str, seconds: float, context: TraceContext | None = None, of: str = "") -> None:
+        """Add a stage that ends now; only if `is_traced`.
+
+        Args:
+            stage: `receive`, `admission` or `inference`.
+            seconds: its duration.
+            context: span of an inference, which the server continues.
+            of: id of the inference that an admission is for.
+        """
+        end_ns = time.time_ns()
+        record = inner(stage, end_ns - int(seconds * 1e9), end_ns)
+        self._inner.append({**record, **({"span": context.span_id} if context else {}), "of": of})
+
+    @harmless
+    def end(self, request_id: str, outcome: str, is_fault: bool, **about: Any) -> None:
+        """Send the record of the request, which ends now.
+
+        Args:
+            request_id: of the request.
+            outcome: `ok` or the code of the failure.
+            is_fault: whether the service is at fault; such traces are kept.
+            about: attributes.
+        """
+        if self._tracer is None:
+            return
+        is_failed = outcome != "ok"
+        ended = span(
+            self.context, self._parent, f"gateway {about['endpoint']}", self._begin_ns, time.time_ns()
+        )
+        is_slow = self._tracer.is_slow(ended["begin"], ended["end"])
+        self._tracer.send(
+            {
+                **ended,
+                "kind": "gateway",
+                "id": request_id,
+                "about": {**about, "outcome": outcome},
+                "inner": self._inner,
+                **kept(is_fault or is_slow, is_failed),
+                "sampled": self.context.is_sampled,
+                **failed(outcome if is_failed else None),
+            }
+        )
 
 
 class GatewayResponse:

@@ -7,20 +7,19 @@ from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nereid.gateway.failures import STATUS, Failure
+from nereid.gateway.failures import CLIENT_CLOSED, STATUS, Failure
+from nereid.gateway.failures import FAULTS as FAULTS
+from nereid.gateway.failures import GATEWAY_FAILED as GATEWAY_FAILED
 from nereid.gateway.gateway_metrics import OTHER
 from nereid.gateway.http.http_request import GatewayRequest, failure_response
 from nereid.gateway.http.origin_guard import OriginGuard, head_of
 from nereid.gateway.http.upload import ClientClosed
-from nereid.gateway.state import CLIENT_CLOSED, Gateway
+from nereid.gateway.state import Gateway
 
 log = logging.getLogger("nereid.gateway")
 # One line of JSON for each request.
 access_log = logging.getLogger("nereid.gateway.access")
 CLIENT_CLOSED_STATUS = 499
-# Faults of the service; other outcomes are caused by callers or by load.
-FAULTS = frozenset({"inference_failed", "unavailable", "unreachable"})
-GATEWAY_FAILED = "the gateway failed; its log has the request id"
 IMAGE_ENDPOINTS = ("/predict", "/v1/classify", "/v1/read", "/v1/waybill", "/v1/detect")
 # The first of several codes with a status stands for it.
 _CODES = {status: code for code, status in reversed(STATUS.items())}

@@ -21,7 +21,7 @@ from nereid.gateway.http.publish_endpoint import PublishAnswer, publish
 from nereid.gateway.http.upload import FORM, JSON, BatchBody, ImageBody
 from nereid.gateway.image_preview import preview
 from nereid.gateway.live import LiveState
-from nereid.gateway.predict import PARAMETERS, classify_batch, predict
+from nereid.gateway.predict import PARAMETERS, ROUTE_PARAMETERS, classify_batch, predict
 from nereid.gateway.readiness import Health, Ready
 from nereid.gateway.route_control import (
     RolloutOrder,
@@ -32,7 +32,7 @@ from nereid.gateway.route_control import (
     RouteView,
 )
 from nereid.gateway.state import Gateway
-from nereid.gateway.tasks import one_image, read_endpoints
+from nereid.gateway.tasks import read_endpoints
 from nereid.gateway.tasks.detect_endpoint import DetectAnswer, detect
 from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ, WAYBILL, GatewayTask
 from nereid.gateway.tasks.read_endpoints import ReadAnswer, WaybillAnswer, read, waybill
@@ -263,7 +263,7 @@ OPERATIONS = (
     ),
     _of_one_image(READ, read, ReadAnswer, read_endpoints.PARAMETERS, "unencodable_text"),
     _of_one_image(WAYBILL, waybill, WaybillAnswer, read_endpoints.PARAMETERS, "unencodable_text"),
-    _of_one_image(DETECT, detect, DetectAnswer, one_image.PARAMETERS),
+    _of_one_image(DETECT, detect, DetectAnswer, ROUTE_PARAMETERS),
     Operation(
         "POST",
         "/v1/preview",

@@ -30,6 +30,35 @@ class ClientClosed(Exception):
     """The client has disconnected."""
 
 
+class CancelOnDisconnect:
+    """Cancel the current task if the client disconnects, as a context.
+
+    Raises:
+        ClientClosed: the client has disconnected.
+    """
+
+    def __init__(self, request: GatewayRequest) -> None:
+        self._request = request
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._task = task
+        self._watching = asyncio.create_task(_cancel_on_disconnect(self._request, task))
+
+    def __exit__(self, *error: object) -> None:
+        if self._watching.done():
+            self._task.uncancel()
+            raise ClientClosed from None
+        self._watching.cancel()
+
+
+async def _cancel_on_disconnect(request: GatewayRequest, task: "asyncio.Task[object]") -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()
+
+
 class ImageBody(msgspec.Struct, forbid_unknown_fields=True):
     """One image, an encoded file as base64."""
 
@@ -145,10 +174,9 @@ class Uploads:
             ClientClosed: the client disconnected before the end of the body.
         """
         max_bytes = min(max_bytes or self._settings.max_body_bytes, self._settings.max_body_bytes)
-        expected = f"expected a body of at most {format_bytes(max_bytes)}"
         declared = request.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > max_bytes:
-            raise Failure("too_large", f"{expected}, got {format_bytes(int(declared))}")
+            raise _too_large(max_bytes, format_bytes(int(declared)))
         chunks: list[bytes] = []
         try:
             async with asyncio.timeout(remaining_s):
@@ -158,7 +186,7 @@ class Uploads:
                         raise ClientClosed
                     chunk = message.get("body", b"")
                     if request.body_bytes + len(chunk) > max_bytes:
-                        raise Failure("too_large", f"{expected}, got more")
+                        raise _too_large(max_bytes, "more")
                     self.buffers.take(request.key, len(chunk))
                     request.body_bytes += len(chunk)
                     chunks.append(chunk)
@@ -213,6 +241,10 @@ def _filename(head: bytes) -> str | None:
     if name != "file":
         raise invalid_request(f"expected parts with the name 'file', got {name[:64]!r}")
     return options.get(b"filename", b"").decode("utf-8", "replace") or None
+
+
+def _too_large(max_bytes: int, got: str) -> Failure:
+    return Failure("too_large", f"expected a body of at most {format_bytes(max_bytes)}, got {got}")
 
 
 def _damaged(how: str) -> Failure:

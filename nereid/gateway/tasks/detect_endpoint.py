@@ -6,8 +6,8 @@ from msgspec import Meta, Struct
 
 from nereid.gateway.answers import TimingsMs
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
+from nereid.gateway.predict import ROUTE_PARAMETERS, answer_one
 from nereid.gateway.state import Gateway
-from nereid.gateway.tasks import one_image
 from nereid.gateway.tasks.gateway_task import DETECT
 
 Sides = Annotated[list[float], Meta(min_length=4, max_length=4)]
@@ -35,8 +35,7 @@ class DetectAnswer(Struct):
 
 async def detect(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Find the objects in one image."""
-    options = one_image.read_options(request, request.query(one_image.PARAMETERS))
-    found, timings = await one_image.answer_one(gateway, request, DETECT, options)
+    found, timings = await answer_one(gateway, request, DETECT, request.query(ROUTE_PARAMETERS))
     objects = [ObjectAnswer(each.label, each.score, [*each.box]) for each in found.objects]
     source = found.model, found.variant, found.version, found.reason
     return json_response(DetectAnswer(request.request_id, *source, objects, timings))

@@ -8,12 +8,12 @@ from nereid.client.results.text_reading import Corners, Field, Reading
 from nereid.gateway.answers import TimingsMs
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse, json_response
+from nereid.gateway.predict import ROUTE_PARAMETERS, answer_one
 from nereid.gateway.state import Gateway
-from nereid.gateway.tasks import one_image
 from nereid.gateway.tasks.gateway_task import READ, WAYBILL, GatewayTask
 from nereid.tasks.text_encoding import NotInEncoding, encode_gbk
 
-PARAMETERS = (*one_image.PARAMETERS, "encoding")
+PARAMETERS = (*ROUTE_PARAMETERS, "encoding")
 UTF_8, _ = ENCODINGS = "utf-8", "gbk"
 # A point (x, y) and the four corners of a box.
 Point = Annotated[list[float], Meta(min_length=2, max_length=2)]
@@ -92,8 +92,7 @@ async def _found(
     encoding = given.get("encoding", UTF_8).lower()
     if encoding not in ENCODINGS:
         raise invalid_request(f"encoding must be one of {', '.join(ENCODINGS)}, got {encoding[:32]!r}")
-    options = one_image.read_options(request, given)
-    found, timings = await one_image.answer_one(gateway, request, task, options)
+    found, timings = await answer_one(gateway, request, task, given)
     return found, timings, encoding
 
 

@@ -7,8 +7,8 @@ import zlib
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse
 from nereid.gateway.http.operations import Operation
+from nereid.gateway.http.upload import CancelOnDisconnect
 from nereid.gateway.state import Gateway
-from nereid.gateway.tasks.one_image import cancelled_on_disconnect
 from nereid.gateway.v2 import inference
 from nereid.gateway.v2.inference import LENGTH
 from nereid.gateway.v2.inference_body import check_body
@@ -23,17 +23,17 @@ _ANY_WINDOW = 47
 async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Check an inference request, and let Triton run it."""
     settings = gateway.settings
-    timeout_s = request.timeout_s(settings.max_timeout_s, settings.max_timeout_s)
-    path = _path(request)
-    headers = inference.forwarded_headers(request)
-    gateway.admission.check(timeout_s - request.elapsed_s(), request.owner)
+    left_s = request.start_timeout(settings.max_timeout_s, settings.max_timeout_s)
+    path, headers = _path(request), request.forwarded()
+    gateway.admission.check(left_s, request.owner)
     max_bytes = settings.max_body_bytes + MAX_HEAD_BYTES
-    body = await gateway.uploads.whole(request, timeout_s - request.elapsed_s(), max_bytes)
+    body = await gateway.uploads.whole(request, left_s, max_bytes)
     request.end_stage("receive")
-    body = await _unpacked(gateway, request, body, max_bytes, timeout_s)
+    if b"content-encoding" in request.headers:
+        body = await _unpacked(gateway, request, body, max_bytes)
     checked = check_body(settings, body, _json_bytes(request))
-    async with cancelled_on_disconnect(request):
-        response = await inference.run(gateway, request, path, headers, checked, timeout_s)
+    with CancelOnDisconnect(request):
+        response = await inference.run(gateway, request, path, headers, checked, request.limit_s)
     request.model_name = request.scope["path_params"]["model"]
     length = [(LENGTH, response.headers[LENGTH])] if LENGTH in response.headers else []
     return GatewayResponse(response.body, response.headers.get(b"content-type", JSON), 200, length)
@@ -67,9 +67,7 @@ def _json_bytes(request: GatewayRequest) -> int | None:
     return int(text)
 
 
-async def _unpacked(
-    gateway: Gateway, request: GatewayRequest, body: bytes, max_bytes: int, timeout_s: float
-) -> bytes:
+async def _unpacked(gateway: Gateway, request: GatewayRequest, body: bytes, max_bytes: int) -> bytes:
     """Return the body without compression; one body at a time is unpacked, and keys take turns.
 
     Raises:
@@ -82,9 +80,11 @@ async def _unpacked(
         expected = "Content-Encoding: expected gzip or deflate"
         raise Failure("unsupported_media_type", f"{expected}, got {encoding[:32]!r}")
     try:
-        await gateway.unpacking.take(request.owner, max(0.0, timeout_s - request.elapsed_s()))
+        await gateway.unpacking.take(request.owner, request.left_s())
     except TimeoutError:
-        raise Failure("deadline_exceeded", f"the body was not unpacked within {timeout_s:.3g} s") from None
+        raise Failure(
+            "deadline_exceeded", f"the body was not unpacked within {request.limit_s:.3g} s"
+        ) from None
     try:
         unpacked = await asyncio.to_thread(unpack, body, max_bytes)
     finally:

@@ -148,9 +148,8 @@ def image_work(settings: Settings, image: memoryview) -> int:
     Raises:
         Failure: it is too large.
     """
-    head = bytes(image[: image_size.HEAD_BYTES])
-    image_size.check(head, settings.max_pixels, settings.max_side_px)
-    return image_size.work(head, settings.max_pixels)
+    image_size.check(image, settings.max_pixels, settings.max_side_px)
+    return image_size.work(image, settings.max_pixels)
 
 
 def _split(name: str, shape: Sequence[int], count: int, data: memoryview) -> list[memoryview]:

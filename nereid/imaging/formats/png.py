@@ -13,7 +13,7 @@ MAX_CHUNKS = 65_536
 # Length and type of a chunk come before its data, a checksum after.
 CHUNK = struct.Struct(">I4s")
 CHECKSUM_BYTES = 4
-TRANSPARENCY = b"tRNS"
+TRANSPARENCY, EXIF = b"tRNS", b"eXIf"
 # Width, height, bits of a sample, colour type, compression, filter, interlace.
 HEADER = struct.Struct(">IIBBBBB")
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
@@ -24,31 +24,33 @@ STEP_BYTES = 2**16
 
 
 def check_chunks(encoded: bytes) -> None:
-    """Check that reading the chunks of a file, PNG or not, takes less time than decoding an image.
+    """Check that reading the chunks takes less time than decoding an image.
 
     Raises:
-        InvalidImage: it has too many.
+        InvalidImage: there are too many.
     """
-    if encoded.startswith(MAGIC):
-        for number, _ in enumerate(_chunks(encoded)):
-            if number == MAX_CHUNKS:
-                raise InvalidImage(f"expected at most {MAX_CHUNKS} chunks in a PNG, got {number + 1} or more")
+    for number, _ in enumerate(chunks(memoryview(encoded))):
+        if number == MAX_CHUNKS:
+            raise InvalidImage(f"expected at most {MAX_CHUNKS} chunks in a PNG, got {number + 1} or more")
 
 
 def without_extras(encoded: bytes) -> bytes:
-    """Return a file, of which a PNG loses the chunks that change no pixel, such as texts and profiles.
+    """Return a PNG without the chunks that change no pixel, such as texts and profiles.
 
-    For Pillow, a damaged one of them makes the whole picture unreadable.
+    For Pillow, a damaged one of them makes the whole picture unreadable, perhaps after it was decoded.
     """
-    if not encoded.startswith(MAGIC):
-        return encoded
-    parts, place = [MAGIC], len(MAGIC)
-    for kind, data in _chunks(encoded):
+    view, parts, place = memoryview(encoded), [memoryview(MAGIC)], len(MAGIC)
+    for kind, data in chunks(view):
         end = place + CHUNK.size + len(data) + CHECKSUM_BYTES
-        if kind[:1].isupper() or kind == TRANSPARENCY:
-            parts.append(encoded[place:end])
+        if kind[:1].isupper() or kind == TRANSPARENCY or (kind == EXIF and _is_sound(view[place:end])):
+            parts.append(view[place:end])
         place = end
     return b"".join(parts)
+
+
+def _is_sound(chunk: memoryview) -> bool:
+    checked, checksum = chunk[CHUNK.size - 4 : -CHECKSUM_BYTES], chunk[-CHECKSUM_BYTES:]
+    return zlib.crc32(checked) == int.from_bytes(checksum)
 
 
 def check_complete(encoded: bytes, image: Image.Image) -> None:
@@ -72,7 +74,7 @@ def _has_color(image: Image.Image, place: tuple[int, int]) -> bool:
 
 def _is_complete(encoded: bytes) -> bool:
     expected, stream = 0, zlib.decompressobj()
-    for kind, data in _chunks(encoded):
+    for kind, data in chunks(encoded):
         if kind == b"IHDR":
             expected = _unpacked_bytes(data)
         while kind == b"IDAT" and data:
@@ -83,7 +85,7 @@ def _is_complete(encoded: bytes) -> bool:
     return False
 
 
-def _unpacked_bytes(header: bytes) -> int:
+def _unpacked_bytes(header: bytes | memoryview) -> int:
     width, height, bits, color_type, _, _, is_interlaced = HEADER.unpack(header)
     total = 0
     for left, top, right, down in PASSES if is_interlaced else WHOLE:
@@ -93,7 +95,8 @@ def _unpacked_bytes(header: bytes) -> int:
     return total
 
 
-def _chunks(encoded: bytes) -> Iterator[tuple[bytes, bytes]]:
+def chunks(encoded: bytes | memoryview) -> Iterator[tuple[bytes, bytes | memoryview]]:
+    """Yield the type and the data of each chunk."""
     place = len(MAGIC)
     while place + CHUNK.size <= len(encoded):
         size, kind = CHUNK.unpack_from(encoded, place)

@@ -1,0 +1,355 @@
+"""The one way of an inference to Triton, whatever protocol it came by: admit it, send it, account for it."""
+
+import asyncio
+import http.client
+import json
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nereid.client.classifier_errors import RequestRefused, Unreachable
+from nereid.client.prediction import Timings
+from nereid.client.results.result_kind import MALFORMED, HttpResult, ResultKind
+from nereid.contract import IMAGE, SCORES
+from nereid.gateway import image_size
+from nereid.gateway.failures import (
+    CLIENT_CLOSED,
+    UNAVAILABLE_RETRY_S,
+    Code,
+    Failure,
+    from_error,
+    from_triton,
+    unreachable,
+)
+from nereid.gateway.v2.inference_body import (
+    BINARY_SIZE,
+    CLASSIFICATION,
+    CheckedBody,
+    Inference,
+    Input,
+    Output,
+)
+from nereid.gateway.v2.tensor_checks import BYTES, LENGTH_BYTES
+from nereid.http_connection import HttpConnections, HttpResponse
+from nereid.retry import MAX_ATTEMPTS, Budget, pause_s
+
+if TYPE_CHECKING:
+    from nereid.gateway.http.http_request import GatewayRequest
+    from nereid.gateway.models import OfferedModel
+    from nereid.gateway.settings import Settings
+    from nereid.gateway.state import Gateway
+
+Headers = Sequence[tuple[bytes, bytes]]
+LENGTH = b"inference-header-content-length"
+BINARY: dict[str, Any] = {"binary_data": True}
+_OCTETS = (b"content-type", b"application/octet-stream")
+_JSON = (b"content-type", b"application/json")
+# The client's times, which the gateway measures itself.
+_NO_TIMINGS = Timings(0.0, 0.0)
+# What callers of the REST API read instead of Triton's words.
+_MESSAGES: dict[Code, str] = {
+    "overloaded": "too many images are in flight; retry later",
+    "unavailable": "the requested model is not served",
+}
+
+
+class TensorCall:
+    """An inference of checked tensors, whose response is passed on.
+
+    Args:
+        path: Triton's path of the model.
+        headers: headers for a route.
+        checked: the request for Triton.
+
+    Attributes:
+        offered: the model of the gateway; None for tensors.
+        budget: that of retries; None for no retries, because a sequence must not see a request twice.
+        work: cost of each image or tensor, in units of a small photo.
+        debt: cost that the quota of the key does not have yet.
+        stages_s: durations of the stages so far.
+        variant: label of the variant that answered, for metrics.
+    """
+
+    offered: "OfferedModel | None" = None
+    budget: Budget | None = None
+    variant = ""
+
+    def __init__(self, path: str, headers: Headers, checked: CheckedBody) -> None:
+        self._path, self._headers, self._checked = path, headers, checked
+        self.work, self.debt = checked.work, sum(checked.work) - 1
+        self.stages_s: dict[str, float] = {}
+
+    def check(self, settings: "Settings") -> None:
+        """Do nothing; the tensors were checked when they were read."""
+
+    async def prepare(self, triton: HttpConnections, left_s: float) -> None:
+        """Do nothing."""
+
+    def encode(self, left_s: float) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
+        """Return path, headers and body of the request to Triton."""
+        json_bytes = self._checked.json_bytes
+        content = [_JSON] if json_bytes is None else [_OCTETS, (LENGTH, b"%d" % json_bytes)]
+        return self._path, [*content, *self._headers], self._checked.parts
+
+    def read(self, response: HttpResponse) -> HttpResponse:
+        """Return the response.
+
+        Raises:
+            Failure: it is an error.
+        """
+        if response.status != HTTPStatus.OK:
+            raise from_triton(response.status, response.body)
+        return response
+
+
+class ImageCall:
+    """An inference of one image, whose response is read as a result of a task.
+
+    Args:
+        offered: the model.
+        kind: the results of the task.
+        image: the image file.
+        work: its cost in units of a small photo.
+        headers: headers for a route.
+        request_id: the id of the request.
+        top_k: number of classes, for a classification.
+        debt: cost that the quota of the key does not have yet.
+
+    Attributes: as those of a `TensorCall`.
+    """
+
+    def __init__(
+        self,
+        offered: "OfferedModel",
+        kind: ResultKind[Any],
+        image: bytes,
+        work: int,
+        headers: Headers,
+        request_id: str,
+        top_k: int = 1,
+        debt: int = 0,
+    ) -> None:
+        self.offered, self.budget, self._kind = offered, offered.budget, kind
+        self._image, self._headers, self._id, self.variant = image, headers, request_id, ""
+        self._classes: dict[str, Any] = {**BINARY, CLASSIFICATION: top_k}
+        self.work, self.debt = [work], debt
+        self.stages_s = {"admission": 0.0}
+
+    def check(self, settings: "Settings") -> None:
+        """Reject an image that is empty, or too large by its head.
+
+        Raises:
+            Failure: `invalid_image`.
+        """
+        if not self._image:
+            raise Failure("invalid_image", "the image is empty")
+        image_size.check(self._image, settings.max_pixels, settings.max_side_px)
+
+    async def prepare(self, triton: HttpConnections, left_s: float) -> None:
+        """Find out which outputs of the model to request, once.
+
+        Raises:
+            Failure: the model cannot be reached, or has another task.
+        """
+        if self._kind.action in self.offered.outputs:
+            return
+        response = await request(triton, "GET", self.offered.path, timeout_s=left_s)
+        if response.status != HTTPStatus.OK:
+            raise _of_image(from_triton(response.status, response.body))
+        try:
+            found = self._kind.wanted_outputs(json.loads(response.body))
+        except RequestRefused as error:
+            raise _not_served() from error
+        except (Unreachable, *MALFORMED) as error:
+            raise unreachable("") from error
+        self.offered.outputs[self._kind.action] = found
+
+    def encode(self, left_s: float) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
+        """Return path, headers and body of the request to Triton."""
+        size, outputs = len(self._image), self.offered.outputs[self._kind.action]
+        head = msgspec.json.encode(
+            Inference(
+                [Input(IMAGE, [1, 1], BYTES, {BINARY_SIZE: size + LENGTH_BYTES})],
+                self._id,
+                [Output(name, self._classes if name == SCORES else BINARY) for name in outputs],
+                {"timeout": max(1, int(left_s * 1e6))},
+            )
+        )
+        headers = [_OCTETS, (LENGTH, b"%d" % len(head)), *self._headers]
+        return (
+            f"{self.offered.path}/infer",
+            headers,
+            [head, size.to_bytes(LENGTH_BYTES, "little"), self._image],
+        )
+
+    def read(self, response: HttpResponse) -> Any:
+        """Return the result.
+
+        Raises:
+            Failure: the response is an error, or not that of Triton to this request.
+        """
+        if response.status != HTTPStatus.OK:
+            raise _of_image(from_triton(response.status, response.body))
+        size, kind = response.headers.get(LENGTH), self._kind
+        try:
+            result = HttpResult(response.body, None if size is None else int(size))
+            if result.get_response().get("id", self._id) == self._id and kind.is_complete(result, 1):
+                return kind.read(result, self.offered.name, self._id, _NO_TIMINGS)[0]
+        except (Unreachable, *MALFORMED) as error:
+            raise unreachable("") from error
+        raise unreachable("")
+
+
+def _not_served() -> Failure:
+    failure = Failure("unavailable", _MESSAGES["unavailable"], UNAVAILABLE_RETRY_S)
+    failure.is_repeatable = False
+    return failure
+
+
+def _of_image(failure: Failure) -> Failure:
+    """Return the error response to an image: the gateway wrote the request, so it is not invalid."""
+    if failure.is_by_status and failure.code in ("invalid_request", "not_found"):
+        return _not_served()
+    failure.message = _MESSAGES.get(failure.code, failure.message)
+    return failure
+
+
+async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall | ImageCall") -> Any:
+    """Run an inference within the limits of its key, of the server, and of its time; return its result.
+
+    Raises:
+        Failure: the inference was not admitted, or failed, or no response came in time.
+    """
+    outcome, variant = "inference_failed", ""
+    try:
+        call.check(gateway.settings)
+        gateway.quotas.take(request.key, call.debt, is_debt=True)
+        result = await _admitted(gateway, request, call)
+        outcome, variant = "ok", getattr(result, "variant", "")
+    except Failure as failure:
+        outcome = failure.code
+        raise
+    except asyncio.CancelledError:
+        outcome = CLIENT_CLOSED
+        raise
+    finally:
+        account(gateway, request, call, outcome, variant)
+    return result
+
+
+def account(
+    gateway: "Gateway", request: "GatewayRequest", call: TensorCall | ImageCall, outcome: str, variant: str
+) -> None:
+    """Record an inference that has ended: its outcome, and the durations of its stages."""
+    if call.offered is None:
+        request.stages_s |= call.stages_s
+        return
+    request.images += 1
+    call.variant = gateway.metrics.count_image(
+        request.endpoint, call.offered.name, variant, outcome, call.stages_s
+    )
+    call.offered.live.note(outcome, call.variant, sum(call.stages_s.values()))
+
+
+async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: TensorCall | ImageCall) -> Any:
+    admission, spans = gateway.admission, request.spans
+    span, is_large = spans.context.child(), max(call.work) >= image_size.LARGE_WORK
+    left_s, began_s = request.left_s(), time.perf_counter()
+    try:
+        slot = await admission.take(left_s, request.owner, is_large)
+    finally:
+        call.stages_s["admission"] = time.perf_counter() - began_s
+        if spans.is_traced:
+            spans.add("admission", call.stages_s["admission"], of=span.span_id)
+    began_s = time.perf_counter()
+    trace = [(b"traceparent", str(span).encode())] if spans.is_forwarded else []
+    try:
+        result = await send(gateway.triton, call, request.left_s, trace)
+    except (TimeoutError, asyncio.CancelledError) as error:  # the server still computes it
+        asyncio.get_running_loop().call_later(slot.rest_s(), slot.release)
+        if isinstance(error, TimeoutError):
+            raise request.late() from None
+        raise
+    except BaseException as error:
+        if isinstance(error, Failure) and error.code == "overloaded":
+            slot.rejected()
+            error.retry_after_s = admission.retry_after_s()
+        slot.release()
+        raise
+    finally:
+        call.stages_s["inference"] = time.perf_counter() - began_s
+        if spans.is_traced:
+            spans.add("inference", call.stages_s["inference"], span)
+    if len(call.work) == 1:
+        slot.answered()
+    slot.release()
+    return result
+
+
+async def send(
+    triton: HttpConnections,
+    call: TensorCall | ImageCall,
+    left_s: Callable[[], float],
+    more_headers: Headers = (),
+) -> Any:
+    """Send an inference, again after a fault that is safe to repeat, and return its result.
+
+    Args:
+        triton: the connections to the server.
+        call: the inference.
+        left_s: returns the seconds that are left, or raises an error.
+        more_headers: headers in addition to those of the call.
+
+    Raises:
+        Failure: the inference failed.
+        TimeoutError: no response came in time.
+    """
+    budget, attempt = call.budget or Budget(), 1
+    budget.running += 1
+    try:
+        while True:
+            try:
+                await call.prepare(triton, left_s())
+                remaining_s = left_s()
+                path, headers, parts = call.encode(remaining_s)
+                response = await request(triton, "POST", path, [*headers, *more_headers], parts, remaining_s)
+                result = call.read(response)
+            except Failure as failure:
+                can_repeat = call.budget and failure.is_repeatable and budget.failed()
+                pause = pause_s(attempt)
+                if not can_repeat or attempt == MAX_ATTEMPTS or pause >= left_s():
+                    raise
+                attempt += 1
+                await asyncio.sleep(pause)
+            else:
+                if budget.taken:
+                    budget.succeeded()
+                return result
+    finally:
+        budget.running -= 1
+
+
+async def request(
+    triton: HttpConnections,
+    method: str,
+    path: str,
+    headers: Headers = (),
+    body: Sequence[bytes | memoryview] = (),
+    timeout_s: float | None = None,
+) -> HttpResponse:
+    """Return Triton's response.
+
+    Raises:
+        Failure: `unreachable`, no response came.
+        TimeoutError: no response came in time.
+    """
+    try:
+        return await triton.request(method, path, headers, body, timeout_s)
+    except (OSError, http.client.HTTPException) as error:
+        # A network that loses packets raises TimeoutError, too, but with a number.
+        if isinstance(error, TimeoutError) and not error.errno:
+            raise
+        raise from_error(error) from error

@@ -1,0 +1,1 @@
+"""The structure of image files, read without decoding a pixel."""

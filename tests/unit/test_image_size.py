@@ -1,0 +1,114 @@
+"""The cost of an image before it is decoded: no file gets it cheaper than it says."""
+
+import struct
+
+import pytest
+from PIL import Image
+
+from loadtest.attack.image_mutations import mutated_files
+from nereid.assets import COFFEE
+from nereid.gateway import image_size
+from nereid.imaging.decode import Limits, open_image
+from nereid.imaging.formats.size import read_size
+from nereid.serving_errors import InvalidImage
+from tests.pictures import PNG_MAGIC, png_chunk, save
+from tests.tables import cases
+
+MAX_PIXELS, SIDE = 64_000_000, 3000
+JPEG = b"\xff\xd8\xff"
+
+
+def large(image_format: str, **options) -> bytes:
+    return save(Image.new("L", (SIDE, SIDE)), image_format, **options)
+
+
+def insert(encoded: bytes, before: bytes, more: bytes) -> bytes:
+    return encoded.replace(before, more + before, 1)
+
+
+def small_screen() -> bytes:
+    return large("GIF")[:6] + struct.pack("<HH", 1, 1) + large("GIF")[10:]
+
+
+def small_frame() -> bytes:
+    """A frame of 2 x 2 pixels at the end of a large screen."""
+    gif = save(Image.new("P", (2, 2)), "GIF")
+    return gif.replace(b",\0\0\0\0", b"," + struct.pack("<HH", SIDE - 2, SIDE - 2))
+
+
+INTERLACED = png_chunk(b"IHDR", struct.pack(">IIBBBBB", 4000, 4000, 8, 0, 0, 0, 1))
+TINY_HEADER = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
+PADDING = b"\xff\xfe\xff\xff" + bytes(65_533)
+
+
+@cases(
+    ("encoded", "expected"),
+    {
+        "a GIF with a small screen": (small_screen(), 9),
+        "a GIF with a frame far from the corner": (small_frame(), 9),
+        "a GIF behind comments": (insert(large("GIF"), b",\0\0", b"!\xfe\1x\0" * 99), 9),
+        "a PNG whose text comes first": (
+            insert(large("PNG"), b"\0\0\0\rIHDR", png_chunk(b"tEXt", TINY_HEADER)),
+            9,
+        ),
+        "a PNG with two headers": (
+            insert(large("PNG"), b"\0\0\0\rIHDR", png_chunk(b"IHDR", TINY_HEADER)),
+            9,
+        ),
+        "a JPEG behind 1 MiB": (insert(large("JPEG"), b"\xff\xdb", PADDING * 17), 1),
+        "a progressive JPEG behind 1 MiB": (
+            insert(large("JPEG", progressive=True), b"\xff\xdb", PADDING * 17),
+            9_000_000 * 6 // 8_000_000,
+        ),
+        "a JPEG behind junk": (insert(large("JPEG"), b"\xff\xdb", bytes(2**17)), image_size.UNKNOWN_WORK),
+        "a BMP upside down": (
+            large("BMP")[:22] + struct.pack("<i", -SIDE) + large("BMP")[26:],
+            9,
+        ),
+        "a TIFF": (large("TIFF"), image_size.UNKNOWN_WORK),
+        "a TIFF with its mark reversed": (b"II\0*" + large("TIFF")[4:], image_size.UNKNOWN_WORK),
+        "a WebP": (large("WEBP"), 9),
+        "a lossless WebP": (large("WEBP", lossless=True), 9),
+        "a WebP with a profile": (large("WEBP", icc_profile=b"profile"), 9),
+    },
+)
+def test_file_costs_what_the_decoder_finds(encoded, expected):
+    assert open_image(encoded, Limits()).size_wh == (SIDE, SIDE)
+
+    assert image_size.work(encoded, MAX_PIXELS) == expected
+    assert image_size.work(memoryview(encoded), MAX_PIXELS) == expected
+
+
+@cases(
+    ("encoded", "expected"),
+    {
+        "photo": (COFFEE.read_bytes(), 1),
+        "interlaced": (PNG_MAGIC + INTERLACED + png_chunk(b"IDAT", b""), 32),
+        "too large": (b"BM" + bytes(12) + struct.pack("<IHH", 12, 60_000, 60_000) + bytes(8), 1),
+        "no image": (b"no image", 1),
+        "no frame": (JPEG + b" without a size", image_size.UNKNOWN_WORK),
+        "GIF that goes on": (b"GIF89a" + bytes(7) + b"!\xfe" + b"\1x" * 2**20, image_size.UNKNOWN_WORK),
+        "cut WebP": (large("WEBP")[:20], image_size.UNKNOWN_WORK),
+        "32 scans": (
+            JPEG + b"\xc2\0\x0b\x08\x10\0\x10\0\1\1\x11\0" + b"\xff\xda\0\2" * 99,
+            4096 * 4096 * 32 // 8_000_000,
+        ),
+    },
+)
+def test_file_that_no_decoder_has_seen_costs_enough(encoded, expected):
+    """Unknown is large, unless it is certain that no decoder opens it."""
+    assert image_size.work(encoded, MAX_PIXELS) == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_changed_file_hides_no_pixels():
+    opened = 0
+    for name, encoded in mutated_files(800):
+        try:
+            width, height = open_image(encoded, Limits()).size_wh
+        except InvalidImage:
+            continue
+        found, opened = read_size(encoded), opened + 1
+        assert found, name
+        assert found.size_wh is None or found.size_wh[0] * found.size_wh[1] >= width * height, name
+    assert opened > 400

@@ -1,0 +1,79 @@
+"""Count what one photo's request enters in the gateway: `python -m tools.gateway_calls [HOST:PORT]`.
+
+Without the address of a server's HTTP port it starts a server. Each resumption of a coroutine is a call, too.
+"""
+
+import asyncio
+import http.client
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from loadtest.servers import served
+from nereid.assets import COFFEE
+from nereid.gateway.admission.keys import KeyRing
+from nereid.gateway.http.app import create_app, create_gateway
+from nereid.gateway.http.bounded_protocol import BoundedProtocol
+from nereid.gateway.models import FixedModels
+from nereid.gateway.settings import Settings
+
+WARM_UP, SETTLED_S = 50, 0.2
+PATHS = {"REST": "/predict", "v2 over HTTP": "/v2/models/classify/infer"}
+HEADERS = {"content-type": "application/octet-stream", "inference-header-content-length": "0"}
+
+
+def measure(url: str, shows_modules: bool) -> None:
+    """Print the counts of one request of each protocol."""
+    app = create_app(create_gateway(Settings(url), KeyRing(), FixedModels(("classify",), url)))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, http=BoundedProtocol, log_level="error"))
+    loop, entered = server.config.get_loop_factory()(), Counter[str]()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            entered[frame.f_globals["__name__"]] += 1
+
+    async def profile(is_on: bool) -> None:
+        sys.setprofile(note if is_on else None)
+
+    threading.Thread(target=loop.run_until_complete, args=[server.serve()], daemon=True).start()
+    while not server.started:
+        time.sleep(SETTLED_S)
+    client = http.client.HTTPConnection(*server.servers[0].sockets[0].getsockname())
+    for name, path in PATHS.items():
+        for _ in range(WARM_UP):
+            post(client, path)
+        asyncio.run_coroutine_threadsafe(profile(True), loop).result()
+        entered.clear()
+        post(client, path)
+        time.sleep(SETTLED_S)
+        asyncio.run_coroutine_threadsafe(profile(False), loop).result()
+        own = {module: count for module, count in entered.items() if module.startswith("nereid.")}
+        print(f"{name}: {len(own)} modules, {sum(own.values())} calls; in all {entered.total()} calls")
+        for module, count in entered.most_common() if shows_modules else ():
+            print(f"  {count:4} {module}")
+    server.should_exit = True
+
+
+def post(client: http.client.HTTPConnection, path: str) -> None:
+    """Send the photo, and check the response."""
+    client.request("POST", path, COFFEE.read_bytes(), HEADERS)
+    response = client.getresponse()
+    assert response.read()
+    assert response.status == http.client.OK
+
+
+if __name__ == "__main__":
+    words = [word for word in sys.argv[1:] if word != "-v"]
+    if words:
+        measure(words[0], "-v" in sys.argv)
+    else:
+        with tempfile.TemporaryDirectory() as folder, served(Path(folder), os.environ) as triton:
+            measure(f"127.0.0.1:{triton.options.ports.http}", "-v" in sys.argv)
