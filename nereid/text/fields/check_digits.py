@@ -31,10 +31,12 @@ class Checksum:
     Attributes:
         holds: whether a number fulfils the rule; false for other lengths and characters.
         covers: whether the rule depends on the character at a place of a number of this length.
+        chance: how many random numbers of its length fulfil it, 0..1.
     """
 
     holds: Callable[[str], bool]
     covers: Callable[[int, int], bool] = lambda place, length: True
+    chance: float = 0.1
 
 
 def upu_s10(number: str) -> bool:
@@ -61,8 +63,17 @@ def ups_1z(number: str) -> bool:
     Source: UPS, Guide to Labeling. Vectors: 1Z5R89390357567127, 1Z879E930346834440
     (github.com/jkeen/tracking_number_data), 1Z999AA10123456784 (UPS developer guide).
     """
-    body, check = number[2:-1], number[-1:]
-    if len(number) != 18 or not number.startswith("1Z") or not set(body) <= set(ALPHANUMERIC):
+    return len(number) == 18 and number.startswith("1Z") and mod_10_1_2(number[2:])
+
+
+def mod_10_1_2(number: str) -> bool:
+    """Check letters and digits as `ups_1z` does, but of any length; the last is the check digit.
+
+    Source and vectors: C11031500001879, D10011354453707 (OnTrac), 1506235620 (UPS, without its K)
+    (github.com/jkeen/tracking_number_data).
+    """
+    body, check = number[:-1], number[-1:]
+    if not body or not set(body) <= set(ALPHANUMERIC):
         return False
     values = [int(each) if each in DIGITS else (ord(each) - 63) % 10 for each in body]
     total = sum(value * weight for value, weight in zip(values, cycle((1, 2)), strict=False))
@@ -75,19 +86,37 @@ def gs1(number: str) -> bool:
     Source: GS1 General Specifications, 7.9. Vectors: GTIN-13 6291041500213 (GS1's calculator), GTIN-12
     036000241457, SSCC-18 000123450000000027 (github.com/jkeen/tracking_number_data).
     """
-    if len(number) not in GS1_LENGTHS or not _is_digits(number):
-        return False
-    return _weighted(number[::-1], (1, 3)) % 10 == 0
+    return len(number) in GS1_LENGTHS and mod_10_3_1(number)
+
+
+def mod_10_3_1(number: str) -> bool:
+    """Check digits as `gs1` does, but of any length.
+
+    Source and vectors: 9400111206206406260787 (USPS), 568283610012000 (FedEx Ground), 0073938000549297
+    (Canada Post) (github.com/jkeen/tracking_number_data).
+    """
+    return len(number) > 1 and _is_digits(number) and _weighted(number[::-1], (1, 3)) % 10 == 0
+
+
+def mod_7(number: str) -> bool:
+    """Check a number of DHL Express: the last digit is the others' remainder modulo 7.
+
+    Source and vectors: 3318810025, 73891051146 (github.com/jkeen/tracking_number_data).
+    """
+    return len(number) > 1 and _is_digits(number) and int(number[:-1]) % 7 == int(number[-1])
 
 
 def fedex_12(number: str) -> bool:
-    """Check a number of FedEx Express: weights 3, 1, 7 in turn, modulo 11, then modulo 10.
+    """Check a number of FedEx: weights 1, 3, 7 in turn from the right, modulo 11, then modulo 10.
 
-    Source and vectors: 986578788855, 477179081230, 799531274483 (github.com/jkeen/tracking_number_data).
+    It has 12 digits, or 14 at the end of a longer number.
+
+    Source and vectors: 986578788855, 477179081230, 799531274483, 00779017972697
+    (github.com/jkeen/tracking_number_data).
     """
-    if len(number) != 12 or not _is_digits(number):
+    if len(number) not in {12, 14} or not _is_digits(number):
         return False
-    return _weighted(number[:-1], (3, 1, 7)) % 11 % 10 == int(number[-1])
+    return _weighted(number[-2::-1], (1, 3, 7)) % 11 % 10 == int(number[-1])
 
 
 def luhn(number: str) -> bool:
@@ -140,11 +169,15 @@ def _weighted(digits: str, weights: Sequence[int]) -> int:
 
 
 CHECKSUMS: Mapping[str, Checksum] = {
-    "upu_s10": Checksum(upu_s10, lambda place, length: 2 <= place < length - 2),
+    # 249 of the 676 pairs of letters are countries.
+    "upu_s10": Checksum(upu_s10, lambda place, length: 2 <= place < length - 2, chance=0.1 * 249 / 676),
     "ups_1z": Checksum(ups_1z, lambda place, length: place >= 2),
     "gs1": Checksum(gs1),
     "fedex_12": Checksum(fedex_12),
     "luhn": Checksum(luhn),
+    "mod_7": Checksum(mod_7),
+    "mod_10_1_2": Checksum(mod_10_1_2),
+    "mod_10_3_1": Checksum(mod_10_3_1),
     "mod_11": Checksum(mod_11),
-    "mod_37_36": Checksum(mod_37_36),
+    "mod_37_36": Checksum(mod_37_36, chance=1 / 36),
 }

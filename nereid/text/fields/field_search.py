@@ -1,40 +1,47 @@
-"""The fields of a document: candidates for each, ranked by checksum and by the nearest label."""
+"""The fields of a document: candidates for each, ranked by the evidence for them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from nereid.text.fields.corrections import Correction, Reading, read_number
-from nereid.text.fields.rows import Place, Row, rows_of
-from nereid.text.fields.shapes import VALUE
-from nereid.text.fields.specification import (
-    FieldRule,
-    Format,
-    Specification,
-    expression,
-    joined_by_length,
-    label_expression,
-)
+from nereid.text.fields.corrections import Correction, Reading
+from nereid.text.fields.labels import Labels, Nearness, named_carriers
+from nereid.text.fields.row_search import readings_in
+from nereid.text.fields.rows import Row, row_of_barcode, rows_of
+from nereid.text.fields.specification import FieldRule, Specification, is_repeated
 from nereid.text.line import Line
 
-# Groups of characters that one number may have, such as `1Z 999 AA1 01 2345 6784`.
-MAX_GROUPS = 12
-# Bounds of one field; further ones are left out in reading order.
-MAX_CANDIDATES, MAX_LABELS_FOUND = 2000, 200
-# How far a value may be from its label, in heights of the text.
-REACH_RIGHT, REACH_BELOW = 20.0, 6.0
-# A value that is below counts as this much farther than one at the right.
-BELOW_PENALTY = 1.0
+# Bound of one field; further ones are left out in reading order.
+MAX_CANDIDATES = 2000
+# Evidence, as logarithm: without a label, a corrected number needs so much.
+CORRECTED = 1.5
+# A number whose checksum does not hold is not the number as it was read.
+NOT_VALID = -4.0
+# Bars that a printed number agrees with.
+BARCODE = 5.0
+# A value is certain if so much more speaks for it than for any other, and its line is read well.
+CERTAIN, AHEAD, CONFIDENT = 3.5, 1.5, 0.8
+# What a format with one check digit and its carrier's name on the page have: that is as good as a label.
+NAMED_AND_CHECKED = 2.4
+# Evidence of about one check digit: so much names a carrier.
+CHECK_DIGIT = 0.9
 # Row, start and end of a candidate.
 Span = tuple[int, int, int]
-_GROUP = re.compile(r"[0-9A-Za-z]+")
-# A full stop may be dirt, or that of a decimal: it separates only what needs no label.
-_STOPS = re.compile(r"[.·]")
-_SEPARATORS = re.compile(r"[\s\-\u2010-\u2015\u2212().·]*")
+_ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]")
+
+
+class Barcode(Protocol):
+    """What bars say, and their corners float[4, 2] in pixels of the upright image."""
+
+    @property
+    def text(self) -> str: ...  # noqa: D102
+
+    @property
+    def box(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +52,67 @@ class Candidate:
         reading: the value, and what is known of it.
         confidence: of the line; the least one if several boxes have the value.
         box: corners float32[4, 2] of the value in pixels of the upright image.
-        distance: to the nearest label, in heights of the text; infinite if none is near.
+        nearness: what labels say.
         needs_label: whether the format counts only near a label.
+        carrier: whose number it is; "" if not known.
+        base: evidence of the format and the checksum.
+        sources: where it was read: `text`, `barcode` or both of them.
     """
 
     reading: Reading
     confidence: float
     box: np.ndarray
-    distance: float = np.inf
+    nearness: Nearness = field(default_factory=Nearness)
     needs_label: bool = False
+    carrier: str = ""
+    base: float = 0.0
+    sources: tuple[str, ...] = ("text",)
 
     @property
     def claim(self) -> tuple[bool, float]:
         """Sort key of fields that want the same text."""
-        return self.reading.valid is not True, self.distance
+        return self.reading.valid is not True, self.nearness.distance
 
     @property
-    def rank(self) -> tuple[bool, float, bool, float]:
+    def evidence(self) -> float:
+        """Logarithm of how much rarer this is for a random text; 3 stands for 1 of 1,000."""
+        not_valid = NOT_VALID if self.reading.valid is False else 0.0
+        return self.base + self.nearness.evidence + not_valid + BARCODE * (len(self.sources) > 1)
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
         """Sort key, the best first."""
-        valid = self.reading.valid
-        return valid is not True, self.distance, valid is False, -self.confidence
+        return -self.evidence, self.nearness.distance, -self.confidence
+
+    @property
+    def proof(self) -> str:
+        """What agrees, such as `label+checksum`; `format only` if nothing else does."""
+        bars = list(self.sources) if "barcode" in self.sources else []
+        label = ["label"] if self.nearness.is_labelled and not bars else []
+        return "+".join([*bars, *label, *(["checksum"] if self.reading.valid else [])]) or "format only"
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether this value would be certain on a page without another one."""
+        if len(self.sources) > 1:
+            return self.reading.valid is not False and not is_repeated(self.reading.value)
+        is_clear = self.evidence >= CERTAIN and self.confidence >= CONFIDENT
+        return self.reading.valid is True and self.base >= CHECK_DIGIT and is_clear
+
+    def agrees(self, other: "Candidate") -> bool:
+        """Return whether one has the other's value, as FedEx's 34 digits have the 12 of the parcel."""
+        ours, theirs = self.reading.value, other.reading.value
+        return ours in theirs or theirs in ours
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a document; `value` and `box` are None if it was not found, and `confidence` is 0."""
+    """A field of a document; `value`, `box`, `proof` and `carrier` are None if it was not found.
+
+    Attributes:
+        certain: whether a checksum, or bars and text, prove the value, and no other value is about as likely.
+        candidates: all values that are about equally likely, this one first; none if it has no rival.
+    """
 
     name: str
     value: str | None = None
@@ -77,6 +120,10 @@ class Field:
     box: np.ndarray | None = None
     valid: bool | None = None
     corrected: tuple[Correction, ...] = ()
+    proof: str | None = None
+    carrier: str | None = None
+    certain: bool = False
+    candidates: tuple[Candidate, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object of the field, as docs/contract.md has it."""
@@ -84,32 +131,62 @@ class Field:
             "name": self.name,
             "value": self.value,
             "confidence": round(self.confidence, 4),
-            "box": None if self.box is None else np.round(self.box.astype(float), 1).tolist(),
+            "box": _corners(self.box),
             "valid": self.valid,
             "corrected": [
                 {"position": each.position, "from": each.before, "to": each.after} for each in self.corrected
             ],
+            "proof": self.proof,
+            "carrier": self.carrier,
+            "certain": self.certain,
+            "candidates": [
+                {
+                    "value": each.reading.value,
+                    "box": _corners(each.box),
+                    "valid": each.reading.valid,
+                    "proof": each.proof,
+                    "carrier": each.carrier or None,
+                }
+                for each in self.candidates
+            ],
         }
 
 
-def find_fields(lines: Sequence[Line], specification: Specification) -> list[Field]:
+def _corners(box: np.ndarray | None) -> list[list[float]] | None:
+    return None if box is None else np.round(box.astype(float), 1).tolist()
+
+
+def find_fields(
+    lines: Sequence[Line], specification: Specification, barcodes: Sequence[Barcode] = ()
+) -> list[Field]:
     """Return each field of the specification, in its order, with its best candidate.
 
     Time is bounded: at most `MAX_LINES` lines count, and patterns are bounded by `count_ways`.
     """
     return [
-        Field(name)
-        if not found
-        else Field(
-            name,
-            found[0].reading.value,
-            found[0].confidence,
-            found[0].box,
-            found[0].reading.valid,
-            found[0].reading.corrections,
-        )
-        for name, found in find_candidates(lines, specification).items()
+        _field(name, found) if found else Field(name)
+        for name, found in find_candidates(lines, specification, barcodes).items()
     ]
+
+
+def _field(name: str, found: Sequence[Candidate]) -> Field:
+    best = found[0]
+    rivals: dict[str, Candidate] = {}
+    for each in found:
+        if each.evidence > best.evidence - AHEAD and not each.agrees(best):
+            rivals.setdefault(each.reading.value, each)
+    return Field(
+        name,
+        best.reading.value,
+        best.confidence,
+        best.box,
+        best.reading.valid,
+        best.reading.corrections,
+        best.proof,
+        best.carrier or None,
+        best.is_proven and not rivals,
+        (best, *rivals.values()) if rivals else (),
+    )
 
 
 def missing_fields(fields: Sequence[Field], specification: Specification) -> list[str]:
@@ -118,13 +195,16 @@ def missing_fields(fields: Sequence[Field], specification: Specification) -> lis
     return [rule.name for rule in specification.fields if rule.required and rule.name not in complete]
 
 
-def find_candidates(lines: Sequence[Line], specification: Specification) -> dict[str, list[Candidate]]:
+def find_candidates(
+    lines: Sequence[Line], specification: Specification, barcodes: Sequence[Barcode] = ()
+) -> dict[str, list[Candidate]]:
     """Return the candidates of each field by its name, the best first.
 
     A text that fits several fields belongs to the one whose checksum holds, else to the nearest label.
     """
     rows = rows_of(lines)
-    found = {rule.name: _candidates(rows, rule) for rule in specification.fields}
+    bars = [row_of_barcode(each.text, each.box) for each in barcodes]
+    found = {rule.name: _candidates(rows, bars, rule) for rule in specification.fields}
     best: dict[Span, tuple[bool, float]] = {}
     for candidates in found.values():
         for key, candidate in candidates.items():
@@ -137,19 +217,51 @@ def find_candidates(lines: Sequence[Line], specification: Specification) -> dict
     }
 
 
-def _candidates(rows: Sequence[Row], rule: FieldRule) -> Mapping[Span, Candidate]:
-    """Return the candidates of a field by row, start and end."""
-    labels = _label_places(rows, rule)
+def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> Mapping[Span, Candidate]:
+    """Return the candidates of a field by row, start and end; bars are further rows."""
+    labels, named = Labels(rows, rule), named_carriers(rows, rule)
+    texts = [_ALPHANUMERIC.sub("", row.text).upper() for row in codes]
     found: dict[Span, Candidate] = {}
     readings = (
-        (number, row, each) for number, row in enumerate(rows) for each in _readings(row, rule.formats)
+        (number, row, each)
+        for number, row in enumerate((*rows, *codes))
+        for each in readings_in(row, rule, named)
     )
-    for number, row, (start, end, reading, form) in islice(readings, MAX_CANDIDATES):
-        distance = _distance(labels, row.place(start, end))
-        if not form.needs_label or np.isfinite(distance):
-            confidence, box = row.confidence(start, end), row.box(start, end)
-            found[number, start, end] = Candidate(reading, confidence, box, distance, form.needs_label)
-    return _without_parts(found)
+    for number, row, (start, end, match) in islice(readings, MAX_CANDIDATES):
+        if match.reading.corrections and match.evidence < 0:
+            continue
+        if number >= len(rows):
+            nearness, sources = Nearness(), ("barcode",)
+        else:
+            nearness = labels.nearness(row, number, start, end)
+            agrees = bool(match.reading.value) and any(match.reading.value in text for text in texts)
+            sources = ("barcode", "text") if agrees else ("text",)
+        carrier = match.carrier.name if match.carrier else ""
+        candidate = Candidate(
+            match.reading,
+            row.confidence(start, end),
+            row.box(start, end),
+            nearness,
+            match.form.needs_label,
+            carrier if match.evidence >= CHECK_DIGIT else "",
+            match.evidence,
+            sources,
+        )
+        is_named = carrier in named and match.evidence >= NAMED_AND_CHECKED and nearness.evidence == 0
+        if nearness.is_labelled or is_named or len(sources) > 1 or not _needs_label(candidate):
+            found[number, start, end] = candidate
+    read = {each.reading.value for (number, *_), each in found.items() if number < len(rows)}
+    return {
+        key: each
+        for key, each in _without_parts(found).items()
+        if key[0] < len(rows) or not any(value in each.reading.value for value in read)
+    }
+
+
+def _needs_label(candidate: Candidate) -> bool:
+    """Return whether a number counts only near a label: it is not rare enough without one."""
+    is_poor = bool(candidate.reading.corrections) and candidate.base < CORRECTED
+    return candidate.needs_label or is_poor or is_repeated(candidate.reading.value)
 
 
 def _without_parts(found: Mapping[Span, Candidate]) -> Mapping[Span, Candidate]:
@@ -166,72 +278,3 @@ def _without_parts(found: Mapping[Span, Candidate]) -> Mapping[Span, Candidate]:
             kept[number, start, end] = candidate
             ends[number, is_valid] = end
     return kept
-
-
-def _readings(row: Row, formats: tuple[Format, ...]) -> Iterator[tuple[int, int, Reading, Format]]:
-    """Yield start, end, reading and format of every value in a row."""
-    for form in formats:
-        if not form.joined:
-            for match in expression(form).finditer(row.text):
-                start, end = match.span(VALUE if VALUE in match.re.groupindex else 0)
-                if end > start:
-                    yield start, end, Reading(row.text[start:end], None), form
-    by_length = joined_by_length(formats)
-    longest = max(by_length, default=0)
-    groups = list(_GROUP.finditer(row.text))
-    for first, group in enumerate(groups):
-        text, has_stop = "", False
-        for last in range(first, min(first + MAX_GROUPS, len(groups))):
-            gap = row.text[groups[last - 1].end() : groups[last].start()] if last > first else ""
-            text += groups[last][0]
-            if len(text) > longest or not _SEPARATORS.fullmatch(gap):
-                break
-            has_stop = has_stop or bool(_STOPS.search(gap))
-            forms = by_length.get(len(text), ())
-            if has_stop and forms:
-                forms = tuple(form for form in forms if not form.needs_label)
-            read = read_number(text, forms) if forms else None
-            if read and not (read[1].needs_label and _goes_on(row, groups, first, last)):
-                yield group.start(), groups[last].end(), *read
-
-
-def _goes_on(row: Row, groups: Sequence[re.Match[str]], first: int, last: int) -> bool:
-    """Return whether groups with digits follow or precede in the same box: then it is a part of a number."""
-    for inner, outer in ((first, first - 1), (last, last + 1)):
-        if 0 <= outer < len(groups) and re.search("[0-9]", groups[outer][0]):
-            begin, end = (
-                min(groups[inner].end(), groups[outer].end()),
-                max(groups[inner].start(), groups[outer].start()),
-            )
-            if _SEPARATORS.fullmatch(row.text[begin:end]) and row.is_one_box(begin, end):
-                return True
-    return False
-
-
-def _label_places(rows: Sequence[Row], rule: FieldRule) -> np.ndarray:
-    """Return the places of a field's labels, float64[N, 4]: left, top, right, bottom."""
-    found: list[Place] = []
-    if rule.labels:
-        for row in rows:
-            matches = label_expression(rule.labels).finditer(row.text)
-            found += [row.place(*match.span()) for match in matches]
-    places = [(each.left, each.top, each.right, each.bottom) for each in found[:MAX_LABELS_FOUND]]
-    return np.array(places, np.float64).reshape(-1, 4)
-
-
-def _distance(labels: np.ndarray, place: Place) -> float:
-    """Return how far a value is from the nearest label at its left or above it, in heights of the text."""
-    if not len(labels):
-        return np.inf
-    left, top, right, bottom = labels.T
-    height = np.maximum(bottom - top, place.height)
-    offset = np.abs((top + bottom) / 2 - (place.top + place.bottom) / 2) / height
-    gap = (place.left - right) / height
-    is_right = (gap >= -0.5) & (gap <= REACH_RIGHT) & (offset <= 0.6)
-    below = (place.top - bottom) / height
-    shift = np.maximum(np.maximum(left - place.right, place.left - right), 0) / height
-    is_below = (below >= -0.5) & (below <= REACH_BELOW) & (shift <= REACH_BELOW)
-    is_below &= place.left >= left - 4 * height
-    distances = np.where(is_right, np.maximum(gap, 0) / 4 + offset, np.inf)
-    under = np.maximum(below, 0) + shift / 2 + np.abs(place.left - left) / height / 20 + BELOW_PENALTY
-    return float(np.minimum(distances, np.where(is_below, under, np.inf)).min())

@@ -73,6 +73,11 @@ class Row:
         """Return whether no box begins inside a part."""
         return not any(start < each.start <= end for each in self.pieces)
 
+    def box_ends(self, start: int) -> tuple[int, int]:
+        """Return where the box of a character begins and ends in the text."""
+        box = next(each for each in self.pieces if start < each.end)
+        return box.start, box.end
+
     def box(self, start: int, end: int) -> np.ndarray:
         """Return the corners float32[4, 2] of a part, in the image."""
         return self._corners(start, end, "box")
@@ -126,6 +131,12 @@ def rows_of(lines: Sequence[Line]) -> list[Row]:
             number = following.get(number)
         found.append(Row(" ".join(each.text for each in pieces), tuple(pieces)))
     return found
+
+
+def row_of_barcode(text: str, box: np.ndarray) -> Row:
+    """Return the text of a barcode with its corners [4, 2] as a row."""
+    corners = np.asarray(box, np.float64)
+    return Row(text := _normalised(text), (_Piece(corners, corners, 1.0, 0, text),))
 
 
 def _normalised(text: str) -> str:

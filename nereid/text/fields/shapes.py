@@ -9,14 +9,16 @@ from typing import Any
 MAX_CHARACTERS = 64
 # Most ways in which a pattern may match from one place.
 MAX_WAYS = 1000
-# The group of a pattern that is its value; without it, the whole match is.
-VALUE = "value"
+# Groups of a pattern: its value, which is the whole match without it, and the part of it with a check digit.
+VALUE, CHECKED = "value", "checked"
 DIGITS = frozenset("0123456789")
 LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
-# Characters that fit at a place, and whether the place belongs to the value.
-Place = tuple[frozenset[str], bool]
+# Characters that fit at a place, whether it belongs to the value, and whether to what the check digit covers.
+Place = tuple[frozenset[str], bool, bool]
 Shape = tuple[Place, ...]
+# Characters that fit at each place, and the groups that the place is in.
+_Sequence = tuple[tuple[frozenset[str], frozenset[Any]], ...]
 
 
 def count_ways(pattern: str) -> int:
@@ -38,8 +40,19 @@ def shapes(pattern: str) -> tuple[Shape, ...]:
         ValueError: the pattern has parts that do not stand for one character each, such as `(?=…)` or `.`.
     """
     tree = parser.parse(pattern)
-    group = tree.state.groupdict.get(VALUE)
-    return tuple(_sequences(tree, group is None, group))
+    value, checked = (tree.state.groupdict.get(name) for name in (VALUE, CHECKED))
+    sequences = _sequences(tree, frozenset(), (value, checked))
+    return tuple(
+        tuple(
+            (
+                accepted,
+                is_value := value in inside or value is None,
+                checked in inside if checked else is_value,
+            )
+            for accepted, inside in sequence
+        )
+        for sequence in sequences
+    )
 
 
 def width_range(pattern: str) -> tuple[int, int]:
@@ -76,30 +89,32 @@ def _ways_of(operation: Any, argument: Any) -> int:
     return 1
 
 
-def _sequences(tree: Any, is_value: bool, group: int | None) -> list[Shape]:
-    found: list[Shape] = [()]
+def _sequences(tree: Any, inside: frozenset[Any], groups: tuple[int | None, ...]) -> list[_Sequence]:
+    found: list[_Sequence] = [()]
     for operation, argument in tree:
-        further = list(_places(operation, argument, is_value, group))
+        further = list(_places(operation, argument, inside, groups))
         found = [before + after for before in found for after in further]
         if len(found) > MAX_WAYS:
             raise ValueError(f"expected at most {MAX_WAYS} forms, got more")
     return found
 
 
-def _places(operation: Any, argument: Any, is_value: bool, group: int | None) -> Iterator[Shape]:
+def _places(
+    operation: Any, argument: Any, inside: frozenset[Any], groups: tuple[int | None, ...]
+) -> Iterator[_Sequence]:
     if operation is code.SUBPATTERN:
-        yield from _sequences(argument[-1], is_value or argument[0] == group, group)
+        yield from _sequences(argument[-1], inside | {argument[0]} & {*groups}, groups)
     elif operation is code.BRANCH:
         for each in argument[1]:
-            yield from _sequences(each, is_value, group)
+            yield from _sequences(each, inside, groups)
     elif operation in {code.MAX_REPEAT, code.MIN_REPEAT}:
         least, most, body = argument
         for count in range(least, min(int(most), MAX_CHARACTERS) + 1):
-            yield from _sequences([*body] * count, is_value, group)
+            yield from _sequences([*body] * count, inside, groups)
     elif operation is code.AT:
         yield ()
     else:
-        yield ((_accepted(operation, argument), is_value),)
+        yield ((_accepted(operation, argument), inside),)
 
 
 def _accepted(operation: Any, argument: Any) -> frozenset[str]:

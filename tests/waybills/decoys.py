@@ -1,0 +1,128 @@
+"""Pages of text without images: a tracking number of any carrier, or none, and numbers that are none.
+
+Each number of a carrier is drawn from a format of the package's own table; its check digit is found by trial.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from nereid.text.fields.shapes import shapes
+from nereid.text.fields.specification import Form, Format, judge
+from nereid.text.line import Line
+from tests.waybills import words
+from tests.waybills.numbers import digits, grouped
+from tests.waybills.paper import rectangle
+
+HEIGHT, LEADING = 20.0, 32.0
+OWN_LABELS = ("TRACKING #", "Tracking number:", "TRK#", "Waybill No.", "Sendungsnummer:", "N° de suivi", "运单号", "快递单号：")
+OTHERS = {
+    "Order No": "7 9 10 12 13 14 15 17",
+    "Purchase order": "10 12",
+    "Account": "9 10 12",
+    "Invoice #": "8 10 12 15",
+    "Customer reference": "10 12 16 20",
+    "ID No.": "15 18",
+    "Card no": "16",
+    "EAN": "8 13",
+    "Kundennummer": "9 10 12",
+    "Rechnungsnummer": "10 12",
+    "订单号": "12 15 18 20",
+    "身份证号": "18",
+    "客户编号": "10 12",
+    # Words that the table does not list.
+    "Vorgang": "10 12 18",
+    "Locker": "4 9",
+    "Permit": "3 9 12",
+    "网点编码": "6 10 12",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Lines of text, and the tracking number without spaces; None if there is none."""
+
+    lines: list[Line]
+    number: str | None
+
+
+def page(seed: int, forms: Sequence[Form]) -> Page:
+    """Return the page of a seed: half of them have other numbers, and one of ten has no tracking number.
+
+    Of the pages without one, some have its label and nothing beside it.
+    """
+    draw = Random(seed)
+    has_number, has_decoys = seed % 10 != 0, seed % 2 == 0
+    form, carrier = draw.choice([each for each in forms if each[1] and each[0].joined])
+    blocks = [[words.person(draw), *words.address(draw)], [f"SHIP TO: {words.person(draw)}"]]
+    if carrier and carrier.labels and draw.random() < 0.5:
+        blocks.append([draw.choice(carrier.labels)])
+    number = None
+    if has_number:
+        written, number = _number(draw, form)
+        label, kind = draw.choice(OWN_LABELS), draw.random()
+        blocks.append([written] if kind < 0.1 else [label, written] if kind < 0.5 else [f"{label} {written}"])
+    elif draw.random() < 0.3:
+        blocks.append([draw.choice(OWN_LABELS)])
+    if has_decoys:
+        blocks += [_decoy(draw) for _ in range(draw.randint(2, 6))]
+    if has_decoys and draw.random() < 0.2:
+        blocks.append(_table(draw))
+    draw.shuffle(blocks)
+    return Page(_set(draw, blocks), number)
+
+
+def _number(draw: Random, form: Format) -> tuple[str, str]:
+    """Return a number of a format as it is printed, and its value."""
+    while True:
+        shape = draw.choice(shapes(form.pattern))
+        text = "".join(draw.choice(sorted(accepted)) for accepted, *_ in shape)
+        found = judge(form, text)
+        if found and found[1] is not False and len({*found[0]}) > 3:
+            return grouped(text, *draw.choice(((99,), (4,), (3,), (2, 4)))), found[0]
+
+
+def _decoy(draw: Random) -> list[str]:
+    """Return the lines of another number: beside its label, below it, or alone."""
+    kind = draw.random()
+    if kind < 0.2:
+        us, cn = f"+1 {words.phone(draw)}", f"+86 {words.chinese_phone(draw)}"
+        free = f"1-800-{digits(draw, 3)}-{digits(draw, 4)}"
+        phone = draw.choice((us, cn, free, words.phone(draw), words.chinese_phone(draw)))
+        return [draw.choice(("", "TEL ", "电话：", "Questions? ", "For tracking call ", "运单查询")) + phone]
+    if kind < 0.3:
+        day = f"2026-{draw.randint(1, 12):02}-{draw.randint(1, 28):02}"
+        return [draw.choice((f"Date {day} 14:{digits(draw, 2)}", f"{day} {digits(draw, 2)}:12:09", f"PRINTED {day}"))]
+    label = draw.choice(list(OTHERS))
+    number = digits(draw, int(draw.choice(OTHERS[label].split())))
+    number = draw.choice(("", "", "", "SO", "INV", "A")) + number
+    written = grouped(number, draw.choice((99, 99, 4)))
+    if kind < 0.35:
+        return [written]
+    if kind < 0.4:
+        return [draw.choice(("Track your parcel at www.example.com/tracking", "扫码查询运单")), written]
+    return [label, written] if kind < 0.5 else [f"{label}{draw.choice((': ', ' '))}{written}"]
+
+
+def _table(draw: Random) -> list[str]:
+    """Return labels of other numbers in a row, and their numbers in the next one."""
+    labels = draw.sample([each for each in OTHERS if each.isascii()], 2)
+    values = [digits(draw, int(draw.choice(OTHERS[each].split()))) for each in labels]
+    return [f"{labels[0]:<24}{labels[1]}", f"{values[0]:<24}{values[1]}"]
+
+
+def _set(draw: Random, blocks: Sequence[Sequence[str]]) -> list[Line]:
+    """Place the blocks below each other, or in two columns."""
+    width, y = draw.choice((1, 1, 2)), 20.0
+    lines: list[Line] = []
+    for start in range(0, len(blocks), width):
+        for column, block in enumerate(blocks[start : start + width]):
+            for row, text in enumerate(block):
+                left, top = 30 + 560.0 * column, y + row * LEADING
+                wide = sum(2 if ord(each) > 0x2E80 else 1 for each in text) * HEIGHT / 2
+                box = rectangle(left, top, left + wide, top + HEIGHT).astype(np.float32)
+                lines.append(Line(text, draw.uniform(0.85, 1.0), box))
+        y += LEADING * max(map(len, blocks[start : start + width])) + draw.choice((0, 12, 40))
+    return lines
