@@ -11,6 +11,7 @@ from nereid.text.upright import UprightImage
 
 # Bars are searched on at most this many pixels per side: an A4 page at 210 dpi.
 MAX_SIDE_PX = 2500
+BLUR_PX = 15
 # A page of a document has fewer; further ones are left out.
 MAX_BARCODES = 64
 # Without Codabar, whose missing check digit finds bars in tables. ZXing reads MaxiCode only on images that show
@@ -46,18 +47,26 @@ class Barcode:
 def find_barcodes(image: UprightImage) -> Sequence[Barcode]:
     """Return the barcodes of a page in any direction, from its top to its bottom."""
     grey = cv2.cvtColor(image.pixels, cv2.COLOR_RGB2GRAY)
-    height, width = grey.shape
-    if (scale := MAX_SIDE_PX / max(height, width)) < 1:
-        grey = cv2.resize(grey, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
-    found = [
+    room = MAX_SIDE_PX / max(grey.shape)
+    scale = 2.0 if room >= 2 else min(room, 1.0)
+    if scale != 1:
+        way = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
+        grey = cv2.resize(grey, None, fx=scale, fy=scale, interpolation=way)
+    # The mean along upright bars has less noise, and keeps their edges.
+    found = _read(grey) or _read(cv2.blur(grey, (1, BLUR_PX)))
+    barcodes = [
         Barcode(
             each.text,
             _GS1.get(each.symbology_identifier, str(each.format)),
-            _corners(each.position) * image.scale_xy / min(scale, 1),
+            _corners(each.position) * image.scale_xy / np.float32(scale),
         )
-        for each in zxingcpp.read_barcodes(grey, formats=_FORMATS)
+        for each in found
     ]
-    return sorted(found, key=lambda each: float(each.box[:, 1].mean()))[:MAX_BARCODES]
+    return sorted(barcodes, key=lambda each: float(each.box[:, 1].mean()))[:MAX_BARCODES]
+
+
+def _read(grey: np.ndarray) -> list[zxingcpp.Barcode]:
+    return zxingcpp.read_barcodes(grey, formats=_FORMATS)
 
 
 def _corners(position: zxingcpp.Position) -> np.ndarray:
