@@ -14,8 +14,8 @@ MAX_SIDE_PX = 2500
 BLUR_PX = 15
 # A page of a document has fewer; further ones are left out.
 MAX_BARCODES = 64
-# Without Codabar, whose missing check digit finds bars in tables. ZXing reads MaxiCode only on images that show
-# nothing else.
+# Without Codabar, whose missing check digit finds bars in tables. ZXing reads MaxiCode only on images that
+# show nothing else.
 _FORMATS = zxingcpp.barcode_formats_from_str(
     "Code128,Code39,Code93,ITF,EAN13,EAN8,UPCA,UPCE,DataBar,PDF417,DataMatrix,QRCode,Aztec"
 )

@@ -48,7 +48,7 @@ class Waybill:
 
 
 def waybill(seed: int, has_barcodes: bool = False) -> Waybill:
-    """Return the waybill of a seed, perhaps with bars that a scanner reads; equal seeds give equal waybills."""
+    """Return the waybill of a seed, perhaps with bars that say it; equal seeds give equal ones."""
     draw = Random(seed)
     layout = list(LAYOUTS)[seed % len(LAYOUTS)]
     paper, number = LAYOUTS[layout](draw)
