@@ -13,6 +13,8 @@ IMAGE, SCORES = "image", "scores"
 TEXT, CONFIDENCE, BOX = "text", "confidence", "box"
 # Further output of a model that reads fields of a document: one JSON object per field.
 FIELD = "field"
+# Further outputs of a model that reads barcodes: one entry per barcode. `barcode_box` is [-1, 4, 2].
+BARCODE, SYMBOLOGY, BARCODE_BOX = BARCODE_OUTPUTS = "barcode", "symbology", "barcode_box"
 # Outputs of a model that finds objects, with `box` [-1, 4]: left, top, right, bottom. One entry per object.
 SCORE, LABEL = "score", "label"
 # Most lines of text, and most objects, of one image; those with the least confidence are left out.

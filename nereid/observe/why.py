@@ -51,6 +51,7 @@ MEANINGS = {
         "send JPEG instead of PNG, or smaller images; look at the sizes above",
     ),
     "resize": ("resizing the images takes long", "send smaller images; look at the sizes above"),
+    "barcodes": ("searching the images for barcodes takes long", "send smaller images"),
     "detect": (
         "searching the images for text takes long",
         "send smaller images, nereid tune, or a GPU for the network that finds text",

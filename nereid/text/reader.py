@@ -14,6 +14,7 @@ from nereid.imaging.probe_image import ProbeImage
 from nereid.imaging.transform import Transform
 from nereid.processes import return_memory
 from nereid.serving_errors import InvalidImage, ServingError, from_exception
+from nereid.text.barcodes import Barcode, find_barcodes
 from nereid.text.characters import Characters
 from nereid.text.crops import LINE_HEIGHT_PX
 from nereid.text.detector_input import normalised
@@ -61,6 +62,7 @@ class _Page:
         networks: that read it.
         times: of its stages.
         found: its lines.
+        barcodes: that it has.
         texts: by the place of the line, text and confidence.
         error: why it is not read on.
     """
@@ -69,6 +71,7 @@ class _Page:
     networks: Networks
     times: StageTimes
     found: FoundLines = field(default_factory=FoundLines)
+    barcodes: Sequence[Barcode] = ()
     texts: dict[int, tuple[str, float]] = field(default_factory=dict)
     error: ServingError | None = None
 
@@ -84,8 +87,9 @@ class TextReader:
         max_lines: an image with more regions of text is rejected.
         max_read_s: an image whose stages take longer is rejected.
         sink: receives the signals of each image, for the comparison with a reference.
+        reads_barcodes: whether barcodes are searched.
 
-    `times` has those of each image of the last batch.
+    `times` and `barcodes` have those of each image of the last batch.
     """
 
     def __init__(
@@ -97,12 +101,15 @@ class TextReader:
         sink: Sink | None = None,
         max_lines: int = DEFAULT_MAX_LINES,
         max_read_s: float = DEFAULT_MAX_READ_S,
+        reads_barcodes: bool = False,
     ) -> None:
         self._max_lines, self._max_read_s = max_lines, max_read_s
         self._networks, self._characters = networks, characters
         self._decode = UprightDecoder(limits or Limits())
         self._min_confidence, self._sink = min_confidence, sink
+        self._reads_barcodes = reads_barcodes
         self.times: list[StageTimes] = []
+        self.barcodes: list[Sequence[Barcode]] = []
 
     def read(
         self,
@@ -121,7 +128,7 @@ class TextReader:
         checks = checks or [_no_check] * len(images)
         networks = networks or [self._networks] * len(images)
         pages = [self._prepare(*each) for each in zip(images, checks, networks, strict=True)]
-        self.times = [page.times for page in pages]
+        self.times, self.barcodes = [page.times for page in pages], [page.barcodes for page in pages]
         self._recognise(pages)
         return [page.error or self._lines(page) for page in pages]
 
@@ -143,6 +150,9 @@ class TextReader:
             else:
                 if self._sink:
                     _measure(image, self._sink)
+                if self._reads_barcodes:
+                    with page.times.stage("barcodes"):
+                        page.barcodes = find_barcodes(image)
                 page.found = find_lines(
                     image, networks.detect, networks.direction, page.times, self._max_lines
                 )
@@ -196,7 +206,13 @@ class TextReader:
         places = [_better(page, line) for line in range(len(page.found))]
         boxes = page.found.boxes[places]
         lines = [Line(*page.texts[places[each]], boxes[each]) for each in reading_order(boxes)]
-        return [line for line in lines if line.text.strip() and line.confidence >= self._min_confidence]
+        return [
+            line
+            for line in lines
+            if line.text.strip()
+            and line.confidence >= self._min_confidence
+            and not any(barcode.has(line.box) for barcode in page.barcodes)
+        ]
 
 
 def _better(page: _Page, line: int) -> int:

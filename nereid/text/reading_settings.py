@@ -5,11 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nereid.config.model_config import ModelConfig, TensorSpec
-from nereid.contract import BOX, CONFIDENCE, FIELD, IMAGE, MAX_IMAGE_BYTES, MAX_LINES, TEXT
+from nereid.contract import (
+    BARCODE,
+    BARCODE_BOX,
+    BOX,
+    CONFIDENCE,
+    FIELD,
+    IMAGE,
+    MAX_IMAGE_BYTES,
+    MAX_LINES,
+    SYMBOLOGY,
+    TEXT,
+)
 
 BACKEND = "text_reader"
 # A page of a newspaper has about 400 lines, a dense letter 60; a page of 1,000 takes 8 s of a core.
-DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S = 500, 5.0
+DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S = 500, 30.0
 # Values of the parameter `networks`: where they run.
 IN_PROCESS, SERVED = "in_process", "served"
 # Parameters that name the networks, each with its `…_version`. The recogniser is `network`, as elsewhere: the
@@ -82,7 +93,12 @@ LINE_OUTPUTS = (
     _tensor(CONFIDENCE, "FP32", -1),
     _tensor(BOX, "FP32", -1, 4, 2),
 )
-FIELD_OUTPUTS = (*LINE_OUTPUTS, _tensor(FIELD, "STRING", -1))
+FIELD_OUTPUTS = (_tensor(FIELD, "STRING", -1),)
+BARCODE_OUTPUTS = (
+    _tensor(BARCODE, "STRING", -1),
+    _tensor(SYMBOLOGY, "STRING", -1),
+    _tensor(BARCODE_BOX, "FP32", -1, 4, 2),
+)
 # Input and outputs of each network, in their order; their names are free.
 TENSORS = {
     "detect": (_tensor("", "FP32", 3, -1, -1), [_tensor("", "FP32", 1, -1, -1)]),
@@ -93,15 +109,25 @@ TENSORS = {
 
 def own_problems(config: ModelConfig, settings: ReadingSettings) -> Iterator[str]:
     """Yield what is wrong with the tensors of a reader itself."""
+    outputs = (
+        *LINE_OUTPUTS,
+        *(FIELD_OUTPUTS if settings.fields else ()),
+        *(BARCODE_OUTPUTS if reads_barcodes(config) else ()),
+    )
     for side, wanted, given in (
         ("input", INPUTS, config.inputs),
-        ("output", FIELD_OUTPUTS if settings.fields else LINE_OUTPUTS, config.outputs),
+        ("output", outputs, config.outputs),
     ):
         expected, got = (
             ", ".join(f"'{each.name}' {each.kind}" for each in tensors) for tensors in (wanted, given)
         )
         if expected != got:
             yield f"expected the {side}s {expected}, got {got or 'none'}"
+
+
+def reads_barcodes(config: ModelConfig) -> bool:
+    """Return whether a reader has the outputs for barcodes."""
+    return any(each.name == BARCODE for each in config.outputs)
 
 
 def fields_path(config: ModelConfig, settings: ReadingSettings) -> Path | None:

@@ -8,7 +8,7 @@ from typing import Any
 from nereid.imaging.decode import EncodedImage
 
 # In their order. The last stage runs for the lines of several images together.
-STAGES = ("decode", "detect", "boxes", "crops", "direction", "recognise")
+STAGES = ("decode", "barcodes", "detect", "boxes", "crops", "direction", "recognise")
 
 
 class StageTimes:

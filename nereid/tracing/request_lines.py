@@ -12,7 +12,7 @@ from typing import Any
 from nereid.tracing.records import Record
 
 # In the order of a request. `transport` is between gateway and route, `retry` has attempts before the last
-# one, `queue` is for an instance, `detect` to `fields` are those of a reader of text, `hop` is between the
+# one, `queue` is for an instance, `barcodes` to `fields` are those of a reader of text, `hop` is between the
 # models of an ensemble, and `response` is from the last model back to the route.
 STAGES = (
     "receive",
@@ -23,6 +23,7 @@ STAGES = (
     "queue",
     "decode",
     "resize",
+    "barcodes",
     "detect",
     "boxes",
     "crops",

@@ -6,12 +6,12 @@ The networks run in the same process, or as models of the server; the code aroun
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nereid.config.model_config import ModelConfig
-from nereid.contract import BOX, CONFIDENCE, FIELD, TEXT
+from nereid.contract import BARCODE, BARCODE_BOX, BOX, CONFIDENCE, FIELD, SYMBOLOGY, TEXT
 from nereid.imaging.decode import Limits
 from nereid.imaging.probe_image import ProbeImage
 from nereid.inference import network_file
@@ -21,7 +21,13 @@ from nereid.text.characters import Characters
 from nereid.text.fields.field_search import Field, find_fields, missing_fields
 from nereid.text.fields.specification import read_specification
 from nereid.text.line import Line
-from nereid.text.reading_settings import ReadingSettings, fields_path, own_problems, tensor_problems
+from nereid.text.reading_settings import (
+    ReadingSettings,
+    fields_path,
+    own_problems,
+    reads_barcodes,
+    tensor_problems,
+)
 from nereid.text.stages import StageTimes
 from nereid.triton.metric_reporter import ReaderMetrics
 from nereid.triton.model_trace import ModelTracer
@@ -29,6 +35,9 @@ from nereid.triton.quality_reporter import ImageSignals
 from nereid.triton.reader_networks import open_network
 from nereid.triton.steps.after_network import only_one
 from nereid.triton.tensors import read_request, reject, respond
+
+if TYPE_CHECKING:
+    from nereid.text.barcodes import Barcode
 
 Outcome = dict[str, np.ndarray] | ServingError
 
@@ -42,7 +51,7 @@ class ReaderModel:
         Raises:
             InvalidConfig: one is missing, or its tensors do not fit, or a package is missing.
         """
-        try:  # here, because OpenCV is installed only where text is read
+        try:  # here, because OpenCV and ZXing are installed only where text is read
             from nereid.text.reader import Networks, TextReader
         except ImportError as error:
             raise InvalidConfig(
@@ -51,6 +60,7 @@ class ReaderModel:
         settings = config.settings(ReadingSettings)
         path = fields_path(config, settings)
         self._specification = read_specification(path) if path else None
+        self._reads_barcodes = reads_barcodes(config)
         if problem := next(own_problems(config, settings), ""):
             raise InvalidConfig(f"model '{config.name}': {problem}")
         siblings = {part: config.sibling(*pinned) for part, pinned in settings.parts.items()}
@@ -77,6 +87,7 @@ class ReaderModel:
             self._signals.sink,
             settings.max_lines,
             settings.max_read_s,
+            self._reads_barcodes,
         )
         self._is_batching = config.max_batch_size > 0
         self._metrics = ReaderMetrics(config.name, config.version)
@@ -89,7 +100,7 @@ class ReaderModel:
         images, checks = [image for image, _ in read], [check for _, check in read]
         networks = [*map(self._networks_in, trace.traceparents)] if trace else None
         found = self._reader.read(images, checks, networks)
-        outcomes = [*map(self._outcome, images, found, self._reader.times)]
+        outcomes = [*map(self._outcome, images, found, self._reader.barcodes, self._reader.times)]
         responses = [self._respond(each) for each in outcomes]
         if trace:
             trace.prepared([[times] for times in self._reader.times])
@@ -105,16 +116,22 @@ class ReaderModel:
             network.close()
 
     def _outcome(
-        self, image: bytes | ServingError, found: list[Line] | ServingError, times: StageTimes
+        self,
+        image: bytes | ServingError,
+        found: list[Line] | ServingError,
+        barcodes: Sequence["Barcode"],
+        times: StageTimes,
     ) -> Outcome:
         """Return the outputs of one request, without the batch dimension, or its error; both are counted."""
         try:
             if isinstance(found, ServingError):
                 raise found
             tensors, missing = _tensors(found), list[str]()
+            if self._reads_barcodes:
+                tensors |= _barcode_tensors(barcodes)
             if self._specification:
                 with times.stage("fields"):
-                    fields = find_fields(found, self._specification)
+                    fields = find_fields(found, self._specification, barcodes)
                     tensors[FIELD] = _texts(map(_json, fields))
                     missing = missing_fields(fields, self._specification)
         except Exception as raised:  # an exception that leaves `execute` fails the whole batch
@@ -141,6 +158,14 @@ def _tensors(lines: Sequence[Line]) -> dict[str, np.ndarray]:
         TEXT: _texts(line.text for line in lines),
         CONFIDENCE: np.array([line.confidence for line in lines], np.float32),
         BOX: np.array([line.box for line in lines], np.float32).reshape(-1, 4, 2),
+    }
+
+
+def _barcode_tensors(barcodes: Sequence["Barcode"]) -> dict[str, np.ndarray]:
+    return {
+        BARCODE: _texts(each.text for each in barcodes),
+        SYMBOLOGY: _texts(each.symbology for each in barcodes),
+        BARCODE_BOX: np.array([each.box for each in barcodes], np.float32).reshape(-1, 4, 2),
     }
 
 

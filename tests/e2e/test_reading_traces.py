@@ -17,7 +17,7 @@ pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 pytestmark = pytest.mark.slow
 
 NETWORKS = ("text_detect", "text_direction", "text_recognise")
-STAGES = ("decode", "detect", "boxes", "crops", "direction", "recognise")
+STAGES = ("decode", "barcodes", "detect", "boxes", "crops", "direction", "recognise")
 
 
 def test_networks_of_a_reader_are_in_its_trace(tmp_path):

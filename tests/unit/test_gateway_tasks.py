@@ -9,7 +9,7 @@ import pytest
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.prediction import Timings
 from nereid.client.results.detected_objects import DetectedObject, Detection
-from nereid.client.results.text_reading import Correction, Field, Reading, TextLine
+from nereid.client.results.text_reading import Barcode, Correction, Field, Reading, TextLine
 from nereid.gateway.models import Models
 from nereid.gateway.state import build
 from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ
@@ -23,7 +23,8 @@ FIELDS = (
     Field("number", "RA1", 0.5, BOX, True, (Correction(1, "O", "0"),)),
     Field("weight", None, 0.0, None, None),
 )
-READING, WAYBILL_READING = Reading(LINES, (), *SOURCE), Reading(LINES, FIELDS, *SOURCE)
+BARCODES = (Barcode("(00)1", "GS1-128", BOX),)
+READING, WAYBILL_READING = Reading(LINES, (), BARCODES, *SOURCE), Reading(LINES, FIELDS, BARCODES, *SOURCE)
 DETECTION = Detection((DetectedObject("cat", 0.5, (1.0, 2.0, 3.0, 4.0)),), *SOURCE)
 OUTPUTS: dict[str, Collection[str]] = {
     "classify": ["scores", "variant"],
@@ -33,6 +34,7 @@ OUTPUTS: dict[str, Collection[str]] = {
     "half": ["box", "score"],
 }
 RESULTS = {"classify": PREDICTION, "read_text": READING, "read_waybill": WAYBILL_READING, "cars": DETECTION}
+BARCODE_ANSWERS = [{"text": "(00)1", "symbology": "GS1-128", "box": CORNERS, "elements": {"00": "1"}}]
 LINE_ANSWERS = [{"text": "快递 A", "confidence": 0.5, "box": CORNERS}]
 
 
@@ -67,7 +69,7 @@ def test_every_task_has_its_answer():
         assert len(answer.pop("request_id")) == 32
         source = [answer.pop(name) for name in ("model", "variant", "version", "reason")]
         assert source == [model, "v1", "1", "weight"]
-    assert read == {"lines": LINE_ANSWERS}
+    assert read == {"lines": LINE_ANSWERS, "barcodes": BARCODE_ANSWERS}
     field = {"name": "number", "value": "RA1", "confidence": 0.5, "box": CORNERS, "valid": True}
     missing = {"name": "weight", "value": None, "confidence": 0.0, "box": None, "valid": None}
     assert waybill == {
@@ -76,6 +78,7 @@ def test_every_task_has_its_answer():
             {**missing, "corrected": []},
         ],
         "lines": LINE_ANSWERS,
+        "barcodes": BARCODE_ANSWERS,
     }
     assert detect == {"objects": [{"label": "cat", "score": 0.5, "box": [1.0, 2.0, 3.0, 4.0]}]}
     assert send(made, "POST", "/predict", content=IMAGE).json()["predictions"]

@@ -17,7 +17,7 @@ from nereid.cli.main import app
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.prediction import Timings
 from nereid.client.results.detected_objects import DetectedObject, Detection
-from nereid.client.results.text_reading import Correction, Field, Reading, TextLine
+from nereid.client.results.text_reading import Barcode, Correction, Field, Reading, TextLine
 from tests.pictures import png_chunk, save
 from tests.tables import cases
 
@@ -28,8 +28,9 @@ FIELDS = (
     Field("weight", None, 0.0, None, None),
     Field("code", "12", 0.25, tuple((x + 0.05, y - 0.05) for x, y in BOX), False),
 )
-READING = Reading((TextLine("a [red]b", 0.5, BOX),), FIELDS, *SOURCE)
-EMPTY = Reading((), (), *SOURCE)
+BARCODES = (Barcode("7", "ITF", tuple((x, y + 50) for x, y in BOX)),)
+READING = Reading((TextLine("a [red]b", 0.5, BOX),), FIELDS, BARCODES, *SOURCE)
+EMPTY = Reading((), (), (), *SOURCE)
 DETECTION = Detection((DetectedObject("cat", 0.5, (1.0, 2.0, 30.0, 40.5)),), *SOURCE)
 NOTHING = Detection((), *SOURCE)
 
@@ -58,16 +59,23 @@ def test_fields_are_shown_with_their_verdict(capsys):
     assert all(word in lines["number"] for word in ("RA100", "0.500", "yes", "O→0 at 3"))
     assert "not found" in lines["weight"]
     assert "no" in lines["code"]
+    assert "│ 7       │ ITF       │ 10, 70    │" in text
 
 
 def test_csv_has_lines_and_fields(capsys):
-    line, number, weight, code, empty = rows(printed(capsys, "csv", TEXTS, READING, EMPTY))
+    line, number, weight, code, bars, empty = rows(printed(capsys, "csv", TEXTS, READING, EMPTY))
 
     flat = "10 20 50 20 50 40 10 40"
     about = {"entry": "line", "name": "", "text": "a [red]b", "confidence": "0.5", "valid": "", "box": flat}
     assert line == about
     assert number == {**about, "entry": "field", "name": "number", "text": "RA100", "valid": "yes"}
     assert (weight["text"], weight["box"], weight["valid"], code["valid"]) == ("", "", "", "no")
+    assert (bars["entry"], bars["name"], bars["text"], bars["box"]) == (
+        "barcode",
+        "ITF",
+        "7",
+        "10 70 50 70 50 90 10 90",
+    )
     assert {*empty.values()} == {""}
 
 
@@ -93,8 +101,8 @@ def test_field_is_drawn_instead_of_its_line():
     """A line that is a field has one text, not two over each other."""
     rounded = replace(READING, fields=FIELDS[2:])
 
-    assert [text for _, text in TEXTS.marks(READING)] == ["number: RA100", "code: 12"]
-    assert [text for _, text in TEXTS.marks(rounded)] == ["code: 12"]
+    assert [text for _, text in TEXTS.marks(READING)] == ["7", "number: RA100", "code: 12"]
+    assert [text for _, text in TEXTS.marks(rounded)] == ["7", "code: 12"]
     assert TEXTS.marks(EMPTY) == []
 
 

@@ -11,7 +11,7 @@ from nereid import AsyncDetector, AsyncReader, Detector, Reader
 from nereid.assets import COFFEE
 from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.client.results.detected_objects import DetectedObject
-from nereid.client.results.text_reading import Correction, Field, TextLine
+from nereid.client.results.text_reading import Barcode, Correction, Field, TextLine
 from tests.classifiers import Script, serving, tensor_response
 from tests.tables import cases
 
@@ -83,6 +83,15 @@ def test_fields_are_read():
         Field("weight", None, 0.0, None, None),
     )
     assert b'"name":"field"' in script.peers[0][1]
+
+
+def test_barcodes_are_read():
+    bars = {"barcode": texts(b"(00)1"), "symbology": texts(b"GS1-128"), "barcode_box": GOOD["box"]}
+    script = scripted((*READ, *bars), tensor_response(**GOOD, **bars))
+    with serving(script) as url, Reader(url, "http") as reader:
+        found = reader.read(PHOTO)
+
+    assert found.barcodes == (Barcode("(00)1", "GS1-128", ((0.0, 0.0),) * 4),)
 
 
 @pytest.mark.parametrize("labels", [(), ("cat", "7")], ids=["none", "two"])

@@ -255,13 +255,13 @@ def test_request_that_expires_before_its_lines_are_read_keeps_its_error():
 
 def test_stages_and_signals_are_reported():
     signals = []
-    measured = reader(sink=signals.append)
+    measured = reader(sink=signals.append, reads_barcodes=True)
 
     measured.read([encoded(page())])
 
     (times,) = measured.times
     assert tuple(times.milliseconds()) == STAGES
-    assert [span["name"] for span in times.spans()][:2] == ["decode", "detect"]
+    assert [span["name"] for span in times.spans()][:2] == ["decode", "barcodes"]
     assert times.spans()[0]["about"]["width"] == 640
     assert signals[0]["megapixels"] == pytest.approx(640 * 232 / 1e6)
 

@@ -11,7 +11,7 @@ def courier(draw: Random) -> tuple[Paper, str]:
     paper.text(30, 24, draw.choice(("海燕速运", "北极星快递", "蓝鲸物流")), "chinese", 46)
     paper.text(600, 30, draw.choice(("标快", "特快", "陆运包裹")), "chinese", 40)
     paper.rule(94, 4)
-    paper.bars(60, 110, 680, 130, draw)
+    paper.bars(60, 110, 680, 130, draw, number)
     label = draw.choice(("运单号", "运单号码", "快递单号")) + draw.choice(("：", " ", ":"))
     written = numbers.grouped(number, 2, 4) if draw.random() < 0.4 else number
     paper.text(120, 250, label + written, "chinese", 32)
@@ -47,7 +47,7 @@ def postal(draw: Random) -> tuple[Paper, str]:
     paper = Paper(900, 900, draw.randint(0, 60))
     number = numbers.postal(draw, ("EA", "EB", "EV", "LB", "RX", "CX"), ("CN",))
     paper.text(30, 22, draw.choice(("国际特快专递邮件", "挂号信函", "国内快递包裹")), "chinese", 44)
-    paper.bars(420, 90, 440, 110, draw)
+    paper.bars(420, 90, 440, 110, draw, number)
     paper.text(30, 120, draw.choice(("邮件号：", "邮件号码：", "运单号：")), "chinese", 28)
     written = numbers.grouped(number, 2, 3, 3, 3, 2) if draw.random() < 0.6 else number
     paper.text(430, 208, written, draw.choice(("mono", "bold", "chinese")), 36)

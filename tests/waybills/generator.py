@@ -47,11 +47,13 @@ class Waybill:
     ignored: tuple[np.ndarray, ...]
 
 
-def waybill(seed: int) -> Waybill:
-    """Return the waybill of a seed; equal seeds give equal waybills."""
+def waybill(seed: int, has_barcodes: bool = False) -> Waybill:
+    """Return the waybill of a seed, perhaps with bars that say it; equal seeds give equal ones."""
     draw = Random(seed)
     layout = list(LAYOUTS)[seed % len(LAYOUTS)]
     paper, number = LAYOUTS[layout](draw)
+    if has_barcodes:
+        paper.print_numbers()
     bad_print(paper, draw)
     label = folded(stamped(paper, draw), draw)
     photo, matrix = photographed(label, draw)

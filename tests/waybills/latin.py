@@ -30,7 +30,7 @@ def parcel(draw: Random) -> tuple[Paper, str]:
     written = numbers.grouped(number, 2, 3, 3, 2, 4) if draw.random() < 0.8 else number
     paper.text(30, y + 90, f"TRACKING #: {written}", family[0], draw.choice((26, 30, 34)))
     paper.rule(y + 140, 3)
-    paper.bars(70, y + 160, 660, 190, draw)
+    paper.bars(70, y + 160, 660, 190, draw, number)
     paper.rule(y + 370, 8)
     y = paper.text(30, y + 390, f"BILLING: {draw.choice(('P/P', 'F/C', 'T/P'))}", family[0], 24)
     paper.text(30, y, f"REF 1: {words.one_of(draw, words.GOODS)} {numbers.digits(draw, 5)}", family[0], 24)
@@ -67,7 +67,7 @@ def express(draw: Random) -> tuple[Paper, str]:
         30, y + 110, f"{draw.choice(('XH', 'NA', 'WZ'))} {draw.choice(('PNSA', 'LUKA', 'BVYA'))}", "bold", 80
     )
     paper.text(560, y + 130, numbers.digits(draw, 5), "bold", 54)
-    paper.bars(40, y + 230, 720, 200, draw)
+    paper.bars(40, y + 230, 720, 200, draw, number)
     return paper, number
 
 
@@ -88,7 +88,7 @@ def postal(draw: Random) -> tuple[Paper, str]:
     for line in (words.person(draw), *words.address(draw)):
         y = paper.text(30, y, line, "serif", 32)
     paper.upright_rule(430, 84, 400)
-    paper.bars(460, 100, 500, 150, draw)
+    paper.bars(460, 100, 500, 150, draw, number)
     written = numbers.grouped(number, 2, 3, 3, 3, 2) if draw.random() < 0.7 else number
     paper.text(500, 264, written, draw.choice(("bold", "mono", "wide")), draw.choice((30, 36, 40)))
     paper.text(460, 330, f"Weight: {words.weight(draw)} kg", "sans", 24)
@@ -138,6 +138,6 @@ def logistic(draw: Random) -> tuple[Paper, str]:
     paper.rule(y)
     paper.bars(60, y + 24, 680, 170, draw)
     paper.centered(y + 200, f"(02)0{numbers.digits(draw, 13)}(37){draw.randint(10, 99)}", "sans", 26)
-    paper.bars(60, y + 250, 680, 170, draw)
+    paper.bars(60, y + 250, 680, 170, draw, f"(00){number}")
     paper.centered(y + 426, f"(00){number}", "sans", 28)
     return paper, number

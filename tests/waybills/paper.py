@@ -5,6 +5,7 @@ from functools import cache
 from random import Random
 
 import numpy as np
+import zxingcpp
 from PIL import Image, ImageDraw, ImageFont
 
 FONTS = {
@@ -45,13 +46,17 @@ class Printed:
 
 @dataclass(slots=True)
 class Paper:
-    """A grey sheet; `lines` are its text, and `ignored` the corners of marks whose text does not count."""
+    """A grey sheet; `lines` are its text, and `ignored` the corners of marks whose text does not count.
+
+    Its bars look like bars, and say nothing until `print_numbers`.
+    """
 
     width: int
     height: int
     ink: int = 20
     lines: list[Printed] = field(default_factory=list)
     ignored: list[np.ndarray] = field(default_factory=list)
+    numbered: list[tuple[int, int, int, int, str]] = field(default_factory=list)
     image: Image.Image = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,12 +90,24 @@ class Paper:
         self.draw.rectangle((x, y, x + width + size, y + size * 1.4), fill=self.ink)
         self.text(x + size / 2, y + size * 0.1, text, "chinese", size, ink=250)
 
-    def bars(self, x: float, y: float, width: float, height: float, draw: Random) -> None:
+    def bars(self, x: float, y: float, width: float, height: float, draw: Random, number: str = "") -> None:
         pen, place = self.draw, x
+        if number:
+            self.numbered.append((int(x), int(y), int(width), int(height), number))
         while place < x + width:
             bar = draw.choice((2, 2, 4, 6))
             pen.rectangle((place, y, min(place + bar, x + width) - 1, y + height), fill=self.ink)
             place += bar + draw.choice((2, 2, 4, 6))
+
+    def print_numbers(self) -> None:
+        """Print the bars of Code 128 or GS1-128 where those of a number are."""
+        for x, y, width, height, number in self.numbered:
+            options = {"gs1": True} if number.startswith("(") else {}
+            made = zxingcpp.create_barcode(number, zxingcpp.BarcodeFormat.Code128, **options)
+            modules = np.array(zxingcpp.write_barcode_to_image(made))[0]
+            levels = np.where(np.repeat(modules, width // len(modules)) < 128, self.ink, 252).astype(np.uint8)
+            self.draw.rectangle((x, y, x + width, y + height), fill=252)
+            self.image.paste(Image.fromarray(np.tile(levels, (height, 1))), (x, y))
 
     def squares(self, x: float, y: float, size: int, draw: Random) -> None:
         cells = np.array([[draw.random() < 0.5 for _ in range(size // 6)] for _ in range(size // 6)])

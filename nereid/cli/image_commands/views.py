@@ -46,7 +46,8 @@ def _show_classes(found: Prediction) -> None:
 
 def _texts(found: Reading) -> list[Cells]:
     lines = [("line", "", line.text, line.confidence, "", _flat(line.box)) for line in found.lines]
-    return [*lines, *map(_field_row, found.fields)]
+    barcodes = [("barcode", each.symbology, each.text, "", "", _flat(each.box)) for each in found.barcodes]
+    return [*lines, *map(_field_row, found.fields), *barcodes]
 
 
 def _field_row(field: Field) -> Cells:
@@ -72,6 +73,9 @@ def _show_texts(found: Reading) -> None:
     if found.fields:
         columns = ("field", "value", "confidence", "valid", "corrected")
         print_table(*columns, rows=map(_field_cells, found.fields))
+    if found.barcodes:
+        codes = [(each.text, each.symbology, _place(each.box)) for each in found.barcodes]
+        print_table("barcode", "symbology", "left, top", rows=codes)
 
 
 def _field_cells(field: Field) -> tuple[str, ...]:
@@ -88,7 +92,9 @@ def _place(box: Corners) -> str:
 def _marked_texts(found: Reading) -> list[Mark]:
     fields = [(each.box, f"{each.name}: {each.value}") for each in found.fields if each.box]
     named = [box for box, _ in fields]
-    return [*((line.box, line.text) for line in found.lines if not _is_any(line.box, named)), *fields]
+    barcodes = [(each.box, each.text) for each in found.barcodes]
+    lines = [(line.box, line.text) for line in found.lines if not _is_any(line.box, named)]
+    return [*lines, *barcodes, *fields]
 
 
 def _is_any(box: Corners, others: Sequence[Corners]) -> bool:

@@ -1,6 +1,7 @@
 """Text that was read from an image, and the fields of a document."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -9,10 +10,12 @@ import numpy as np
 
 from nereid.client.prediction import Timings
 from nereid.client.results.result_kind import ResultKind
-from nereid.contract import BOX, CONFIDENCE, FIELD, TEXT
+from nereid.contract import BARCODE_OUTPUTS, BOX, CONFIDENCE, FIELD, TEXT
 
 # Corners (x, y) in pixels of the upright image, clockwise from the top left of the text.
 Corners: TypeAlias = tuple[tuple[float, float], ...]
+# An application identifier and its value. Source: GS1 General Specifications 3.2.
+_ELEMENT = re.compile(r"\((\d{2,4})\)(.*?)(?=\(\d{2,4}\)|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +64,40 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
+class Barcode:
+    """One barcode.
+
+    Attributes:
+        text: what it says. GS1's application identifiers are in parentheses, as printed below the bars.
+        symbology: such as `Code 128`, `QR Code` or `GS1-128`.
+        box: its four corners, as those of a line, clockwise from the symbol's top left.
+    """
+
+    text: str
+    symbology: str
+    box: Corners
+
+    @property
+    def elements(self) -> dict[str, str]:
+        """The values of GS1 by their application identifiers, such as `00`; empty for other barcodes."""
+        is_gs1 = self.symbology.startswith(("GS1", "DataBar"))
+        return dict(_ELEMENT.findall(self.text)) if is_gs1 else {}
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """The text of one image, and the model that read it.
 
     Attributes:
         lines: in reading order; none if the image has no text.
         fields: those of the document; none from a model that reads only lines.
+        barcodes: from top to bottom; none from a model that reads only text.
         model, version, variant, reason, request_id, timings, image: as of a `Prediction`.
     """
 
     lines: tuple[TextLine, ...]
     fields: tuple[Field, ...]
+    barcodes: tuple[Barcode, ...]
     model: str
     version: str
     variant: str
@@ -87,21 +113,31 @@ def _count(result: Any) -> int:
     return len(text) if is_sound else -1
 
 
-def _values(result: Any) -> list[tuple[tuple[TextLine, ...], tuple[Field, ...]]]:
+def _values(result: Any) -> list[tuple[tuple[TextLine, ...], tuple[Field, ...], tuple[Barcode, ...]]]:
     text, confidence, box = (result.as_numpy(name) for name in (TEXT, CONFIDENCE, BOX))
     field = result.as_numpy(FIELD)
     fields = [()] * len(text) if field is None else field
+    columns = [result.as_numpy(name) for name in BARCODE_OUTPUTS]
+    has_barcodes = all(column is not None for column in columns)
+    barcodes = [*zip(*columns, strict=True)] if has_barcodes else [((), (), ())] * len(text)
     return [
         (
             tuple(map(_line, texts, confidences, boxes)),
             tuple(_field(json.loads(entry)) for entry in entries),
+            tuple(map(_barcode, *found)),
         )
-        for texts, confidences, boxes, entries in zip(text, confidence, box, fields, strict=True)
+        for texts, confidences, boxes, entries, found in zip(
+            text, confidence, box, fields, barcodes, strict=True
+        )
     ]
 
 
 def _line(text: bytes, confidence: np.float32, box: np.ndarray) -> TextLine:
     return TextLine(text.decode(), float(confidence), _corners(box.tolist()))
+
+
+def _barcode(text: bytes, symbology: bytes, box: np.ndarray) -> Barcode:
+    return Barcode(text.decode(), symbology.decode(), _corners(box.tolist()))
 
 
 def _field(entry: Mapping[str, Any]) -> Field:
@@ -119,4 +155,4 @@ def _corners(box: list[list[float]]) -> Corners:
     return tuple((float(x), float(y)) for x, y in box)
 
 
-READINGS = ResultKind("read", (TEXT, CONFIDENCE, BOX), (FIELD,), _count, _values, Reading)
+READINGS = ResultKind("read", (TEXT, CONFIDENCE, BOX), (FIELD, *BARCODE_OUTPUTS), _count, _values, Reading)

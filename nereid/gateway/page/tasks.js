@@ -26,7 +26,7 @@ function showClasses(answer) {
 }
 
 function showLines(answer, file) {
-  return { verdict: counted(answer.lines.length, "line"), found: boxed(file, [linesOf(answer)]) };
+  return { verdict: counted(answer.lines.length, "line"), found: boxed(file, [linesOf(answer), ...barcodesOf(answer)]) };
 }
 
 function showFields(answer, file) {
@@ -34,7 +34,7 @@ function showFields(answer, file) {
   const entries = answer.fields.map((field) => ({ corners: field.box, label: `${field.name}: ${field.value}`, content: fieldContent(field) }));
   return {
     verdict: [make("strong", {}, `${present.length} of ${answer.fields.length}`), " fields found"],
-    found: boxed(file, [{ title: "Fields", entries }, linesOf(answer)]),
+    found: boxed(file, [{ title: "Fields", entries }, linesOf(answer), ...barcodesOf(answer)]),
   };
 }
 
@@ -54,6 +54,15 @@ function linesOf(answer) {
     content: [make("span", {}, text), make("span", { class: "score" }, percent(confidence))],
   }));
   return { title: "Lines", entries };
+}
+
+function barcodesOf(answer) {
+  const entries = answer.barcodes.map(({ text, symbology, box }) => ({
+    corners: box,
+    label: `${symbology}: ${text}`,
+    content: [make("small", {}, symbology), make("span", {}, text)],
+  }));
+  return entries.length ? [{ title: "Barcodes", entries }] : [];
 }
 
 function fieldContent({ name, value, confidence, valid, corrected }) {

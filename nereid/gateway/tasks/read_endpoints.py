@@ -47,8 +47,17 @@ class FieldAnswer(Struct):
     corrected: list[CorrectionAnswer]
 
 
+class BarcodeAnswer(Struct):
+    """One barcode: text, symbology, corners, and GS1's values by their application identifiers."""
+
+    text: str
+    symbology: str
+    box: Box
+    elements: dict[str, str]
+
+
 class ReadAnswer(Struct):
-    """The lines of text in an image, in reading order, and the variant that answered."""
+    """The lines of text in an image, in reading order, its barcodes, and the variant that answered."""
 
     request_id: str
     model: str
@@ -56,6 +65,7 @@ class ReadAnswer(Struct):
     version: str
     reason: str
     lines: list[TextLineAnswer]
+    barcodes: list[BarcodeAnswer]
     timings_ms: TimingsMs
 
 
@@ -69,20 +79,22 @@ class WaybillAnswer(Struct):
     reason: str
     fields: list[FieldAnswer]
     lines: list[TextLineAnswer]
+    barcodes: list[BarcodeAnswer]
     timings_ms: TimingsMs
 
 
 async def read(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Read the text of one image."""
     found, timings, encoding = await _found(gateway, request, READ)
-    return _encoded(ReadAnswer(*_source(request, found), _lines(found), timings), encoding)
+    return _encoded(ReadAnswer(*_source(request, found), _lines(found), _barcodes(found), timings), encoding)
 
 
 async def waybill(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Read the fields of one document."""
     found, timings, encoding = await _found(gateway, request, WAYBILL)
     fields = [_field(each) for each in found.fields]
-    return _encoded(WaybillAnswer(*_source(request, found), fields, _lines(found), timings), encoding)
+    answer = WaybillAnswer(*_source(request, found), fields, _lines(found), _barcodes(found), timings)
+    return _encoded(answer, encoding)
 
 
 async def _found(
@@ -102,6 +114,12 @@ def _source(request: GatewayRequest, found: Reading) -> tuple[str, str, str, str
 
 def _lines(found: Reading) -> list[TextLineAnswer]:
     return [TextLineAnswer(line.text, line.confidence, _box(line.box)) for line in found.lines]
+
+
+def _barcodes(found: Reading) -> list[BarcodeAnswer]:
+    return [
+        BarcodeAnswer(each.text, each.symbology, _box(each.box), each.elements) for each in found.barcodes
+    ]
 
 
 def _field(field: Field) -> FieldAnswer:
