@@ -18,7 +18,7 @@ from nereid.client import classifier_errors as errors
 from nereid.client.prediction import Label, Prediction, Timings
 from nereid.client.results.detected_objects import DETECTIONS, Detection
 from nereid.client.results.text_reading import READINGS, Field, Reading
-from nereid.contract import OPTION_HEADERS, ROUTE_OUTPUTS
+from nereid.contract import BARCODE_OUTPUTS, OPTION_HEADERS, ROUTE_OUTPUTS
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
 from nereid.gateway.http.app import create_app, rest_app
 from nereid.gateway.models import Models, PreviewRefused
@@ -112,6 +112,8 @@ def outputs_of(result: Any) -> dict[str, Any]:
     match result:
         case Reading():
             found |= {name: [getattr(line, name) for line in result.lines] for name in READINGS.outputs}
+            for name, of in zip(BARCODE_OUTPUTS, ("text", "symbology", "box"), strict=True):
+                found[name] = [getattr(each, of) for each in result.barcodes]
             return found | {"field": [json.dumps(_field(each)) for each in result.fields]}
         case Detection():
             return found | {
