@@ -13,6 +13,6 @@ def exported(tmp_path_factory):
 
 
 @pytest.mark.parametrize("axes", real_exports.AXES)
-@pytest.mark.parametrize("family", real_exports.FAMILIES)
+@pytest.mark.parametrize("family", real_exports.ULTRALYTICS)
 def test_boxes_are_those_of_ultralytics(exported, tmp_path, family, axes):
     real_exports.assert_same_objects(exported, family, axes, tmp_path / "models")

@@ -1,7 +1,7 @@
 """Export detectors of Ultralytics with random weights, and find objects with the PyTorch networks themselves.
 
 `python tools/export/detectors.py PHOTO FOLDER FAMILY...` writes two exports per family, with fixed and with
-variable shapes, and `boxes.json`: label, score and box of the best objects. It needs Ultralytics 8.4.190.
+variable shapes, and `boxes.json`: label, score and box of each object. It needs Ultralytics 8.4.190.
 
 With `--tiny` the networks are narrow and have few different weights. `tests/exports` holds those, made with
 the photos of `tests/real_exports.py` and packed with
@@ -21,8 +21,6 @@ from ultralytics.nn.tasks import yaml_model_load
 from ultralytics.utils import YAML
 
 SIDE = 320
-# Objects kept per family; what is added shows ten.
-BEST = 20
 THRESHOLDS = {"conf": 0.25, "iou": 0.45}
 NAMES = {0: "parcel", 1: "pallet", 2: "van"}
 
@@ -118,7 +116,7 @@ def main(photo: str, folder: str, *families: str, is_tiny: bool = False) -> None
             exported = onnx.load(path)
             notes = [
                 each for each in exported.metadata_props if each.key != "date"
-            ]  # the same bytes every time
+            ]  # so that two runs write the same
             del exported.metadata_props[:]
             exported.metadata_props.extend(notes)
             onnx.save(exported, f"{folder}/{family}-{axes}.onnx")
@@ -128,8 +126,8 @@ def main(photo: str, folder: str, *families: str, is_tiny: bool = False) -> None
         names = [result.names[int(each)] for each in result.boxes.cls]
         # RT-DETR's are not limited to the photo.
         sides = result.boxes.xyxy.clamp(torch.zeros(4), torch.tensor([*picture.size] * 2))
-        numbers = result.boxes.conf.tolist(), sides.numpy().round(4).tolist()
-        found[family] = list(zip(names, *numbers, strict=True))[:BEST]
+        numbers = [each.numpy().astype(float).round(4).tolist() for each in (result.boxes.conf, sides)]
+        found[family] = list(zip(names, *numbers, strict=True))
         boxes.write_text(json.dumps(found))
 
 
