@@ -1,5 +1,6 @@
 """Error responses of the gateway: codes, statuses, messages and headers."""
 
+from enum import IntEnum
 from math import ceil
 from typing import Literal
 
@@ -36,27 +37,47 @@ Code = Literal[
     "unreachable",
     "deadline_exceeded",
 ]
-STATUS: dict[Code, int] = {
-    "invalid_image": 400,
-    "invalid_request": 400,
-    "unauthenticated": 401,
-    "forbidden": 403,
-    "not_found": 404,
-    "no_route_control": 404,
-    "unknown_request": 404,
-    "method_not_allowed": 405,
-    "body_timeout": 408,
-    "conflict": 409,
-    "too_large": 413,
-    "unsupported_media_type": 415,
-    "unencodable_text": 422,
-    "rate_limited": 429,
-    "overloaded": 429,
-    "inference_failed": 500,
-    "unavailable": 503,
-    "unreachable": 503,
-    "deadline_exceeded": 504,
+
+
+class GrpcStatus(IntEnum):
+    """Statuses of gRPC. Source: grpc/doc/statuscodes.md."""
+
+    OK = 0
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    ABORTED = 10
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+# The statuses of HTTP and of gRPC.
+_STATUSES: dict[Code, tuple[int, GrpcStatus]] = {
+    "invalid_image": (400, GrpcStatus.INVALID_ARGUMENT),
+    "invalid_request": (400, GrpcStatus.INVALID_ARGUMENT),
+    "unauthenticated": (401, GrpcStatus.UNAUTHENTICATED),
+    "forbidden": (403, GrpcStatus.PERMISSION_DENIED),
+    "not_found": (404, GrpcStatus.NOT_FOUND),
+    "no_route_control": (404, GrpcStatus.NOT_FOUND),
+    "unknown_request": (404, GrpcStatus.NOT_FOUND),
+    "method_not_allowed": (405, GrpcStatus.UNIMPLEMENTED),
+    "body_timeout": (408, GrpcStatus.DEADLINE_EXCEEDED),
+    "conflict": (409, GrpcStatus.ABORTED),
+    "too_large": (413, GrpcStatus.INVALID_ARGUMENT),
+    "unsupported_media_type": (415, GrpcStatus.UNIMPLEMENTED),
+    "unencodable_text": (422, GrpcStatus.INVALID_ARGUMENT),
+    "rate_limited": (429, GrpcStatus.RESOURCE_EXHAUSTED),
+    "overloaded": (429, GrpcStatus.RESOURCE_EXHAUSTED),
+    "inference_failed": (500, GrpcStatus.INTERNAL),
+    "unavailable": (503, GrpcStatus.UNAVAILABLE),
+    "unreachable": (503, GrpcStatus.UNAVAILABLE),
+    "deadline_exceeded": (504, GrpcStatus.DEADLINE_EXCEEDED),
 }
+STATUS: dict[Code, int] = {code: status for code, (status, _) in _STATUSES.items()}
 UNAVAILABLE_RETRY_S = 1.0
 # First words of a message in the v2 protocol, where a client has no code.
 PREFIXES: dict[Code, str] = {
@@ -103,6 +124,11 @@ class Failure(Exception):
     def status(self) -> int:
         """The HTTP status of the code."""
         return STATUS[self.code]
+
+    @property
+    def grpc_status(self) -> GrpcStatus:
+        """The gRPC status of the code."""
+        return _STATUSES[self.code][1]
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
