@@ -1,6 +1,7 @@
 """Error responses of the gateway: codes, statuses, messages and headers."""
 
 import re
+from enum import IntEnum
 from math import ceil
 from typing import Literal, NamedTuple
 
@@ -33,42 +34,68 @@ Code = Literal[
 Fault = Literal["caller", "load", "server"]
 
 
+class GrpcStatus(IntEnum):
+    """Statuses of gRPC. Source: grpc/doc/statuscodes.md."""
+
+    OK = 0
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    ABORTED = 10
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
 class ErrorKind(NamedTuple):
     """What a code means, the same in every protocol.
 
     Attributes:
         status: the HTTP status.
+        grpc: the gRPC status.
         fault: what caused it; only a fault of the server counts as a failure of the service.
         is_repeatable: whether the gateway may send an image again: the model has not computed it.
         prefix: first words of the message in the v2 protocol, where a client has no code.
     """
 
     status: int
+    grpc: GrpcStatus
     fault: Fault = "caller"
     is_repeatable: bool = False
     prefix: str = ""
 
 
 KINDS: dict[Code, ErrorKind] = {
-    "invalid_image": ErrorKind(400, prefix=contract.INVALID_IMAGE_PREFIX),
-    "invalid_request": ErrorKind(400, prefix=contract.INVALID_REQUEST_PREFIX),
-    "unauthenticated": ErrorKind(401),
-    "forbidden": ErrorKind(403),
-    "not_found": ErrorKind(404),
-    "no_route_control": ErrorKind(404),
-    "unknown_request": ErrorKind(404),
-    "method_not_allowed": ErrorKind(405),
-    "body_timeout": ErrorKind(408),
-    "conflict": ErrorKind(409),
-    "too_large": ErrorKind(413),
-    "unsupported_media_type": ErrorKind(415),
-    "unencodable_text": ErrorKind(422),
-    "rate_limited": ErrorKind(429),
-    "overloaded": ErrorKind(429, "load", prefix=contract.OVERLOADED_PREFIX),
-    "inference_failed": ErrorKind(500, "server", prefix=contract.INFERENCE_FAILED_PREFIX),
-    "unavailable": ErrorKind(503, "server", is_repeatable=True, prefix=contract.UNAVAILABLE_PREFIX),
-    "unreachable": ErrorKind(503, "server", is_repeatable=True, prefix=contract.UNAVAILABLE_PREFIX),
-    "deadline_exceeded": ErrorKind(504, "load", prefix=contract.DEADLINE_EXCEEDED_PREFIX),
+    "invalid_image": ErrorKind(400, GrpcStatus.INVALID_ARGUMENT, prefix=contract.INVALID_IMAGE_PREFIX),
+    "invalid_request": ErrorKind(400, GrpcStatus.INVALID_ARGUMENT, prefix=contract.INVALID_REQUEST_PREFIX),
+    "unauthenticated": ErrorKind(401, GrpcStatus.UNAUTHENTICATED),
+    "forbidden": ErrorKind(403, GrpcStatus.PERMISSION_DENIED),
+    "not_found": ErrorKind(404, GrpcStatus.NOT_FOUND),
+    "no_route_control": ErrorKind(404, GrpcStatus.NOT_FOUND),
+    "unknown_request": ErrorKind(404, GrpcStatus.NOT_FOUND),
+    "method_not_allowed": ErrorKind(405, GrpcStatus.UNIMPLEMENTED),
+    "body_timeout": ErrorKind(408, GrpcStatus.DEADLINE_EXCEEDED),
+    "conflict": ErrorKind(409, GrpcStatus.ABORTED),
+    "too_large": ErrorKind(413, GrpcStatus.INVALID_ARGUMENT),
+    "unsupported_media_type": ErrorKind(415, GrpcStatus.UNIMPLEMENTED),
+    "unencodable_text": ErrorKind(422, GrpcStatus.INVALID_ARGUMENT),
+    "rate_limited": ErrorKind(429, GrpcStatus.RESOURCE_EXHAUSTED),
+    "overloaded": ErrorKind(429, GrpcStatus.RESOURCE_EXHAUSTED, "load", prefix=contract.OVERLOADED_PREFIX),
+    "inference_failed": ErrorKind(
+        500, GrpcStatus.INTERNAL, "server", prefix=contract.INFERENCE_FAILED_PREFIX
+    ),
+    "unavailable": ErrorKind(
+        503, GrpcStatus.UNAVAILABLE, "server", is_repeatable=True, prefix=contract.UNAVAILABLE_PREFIX
+    ),
+    "unreachable": ErrorKind(
+        503, GrpcStatus.UNAVAILABLE, "server", is_repeatable=True, prefix=contract.UNAVAILABLE_PREFIX
+    ),
+    "deadline_exceeded": ErrorKind(
+        504, GrpcStatus.DEADLINE_EXCEEDED, "load", prefix=contract.DEADLINE_EXCEEDED_PREFIX
+    ),
 }
 STATUS: dict[Code, int] = {code: kind.status for code, kind in KINDS.items()}
 # Faults of the service; other outcomes are caused by callers or by load.
@@ -134,6 +161,11 @@ class Failure(Exception):
     def status(self) -> int:
         """The HTTP status of the code."""
         return STATUS[self.code]
+
+    @property
+    def grpc_status(self) -> GrpcStatus:
+        """The gRPC status of the code."""
+        return KINDS[self.code].grpc
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:

@@ -21,8 +21,6 @@ from nereid.server.supervision.health import JSON, TEXT, Page
 START_S, STOP_S, STOP_POLL_S = 60.0, 40.0, 0.1
 METRICS_S = 5.0
 RESTART_DELAYS_S, CALM_S = (0.1, 1.0, 5.0, 30.0), 60.0
-# gRPC's core writes a line for each rejected message.
-QUIET = {"GRPC_VERBOSITY": "NONE"}
 PACKAGE, INSTALL = "uvicorn", "pip install 'nereid-serving[gateway]'"
 
 
@@ -107,7 +105,7 @@ class Front:
         self._began_s, self._next_s, self._has_listened = time.monotonic(), 0.0, False
         self._process = subprocess.Popen(
             self._command(),
-            env={**QUIET, **self._environment},
+            env=dict(self._environment),
             stdout=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,

@@ -72,10 +72,10 @@ class _UvicornServer(uvicorn.Server):
         ports = {"http": sockets[0].getsockname()[1]}
         try:
             if self.listen.grpc_port is not None:
-                self.grpc = GrpcFront(self.gateway)
-                ports["grpc"] = await self.grpc.start(
-                    self.listen.host, self.listen.grpc_port, _grpc_credentials(self.listen)
-                )
+                opened = _open(self.listen.host, self.listen.grpc_port, self.gateway.shared is not None)
+                ports["grpc"] = opened.getsockname()[1]
+                self.grpc = GrpcFront(self.gateway, self.listen.keep_alive_s)
+                await self.grpc.start(opened, _grpc_tls(self.listen))
             self.announce(ports)
         except OperationFailed as error:
             self.failure, self.should_exit = error, True
@@ -209,12 +209,14 @@ def _check_certificate(listen: Listen) -> None:
         ) from None
 
 
-def _grpc_credentials(listen: Listen) -> tuple[bytes, bytes] | None:
-    """Return the certificate and its key as PEM."""
+def _grpc_tls(listen: Listen) -> ssl.SSLContext | None:
+    """Return the context of the certificate for HTTP/2."""
     if listen.certificate is None:
         return None
-    certificate = listen.certificate.read_bytes()
-    return certificate, listen.certificate_key.read_bytes() if listen.certificate_key else certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(listen.certificate, listen.certificate_key, password="")
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
 @contextlib.contextmanager

@@ -2,212 +2,206 @@
 
 import asyncio
 import logging
-from typing import Any, TypeAlias
+import socket
+import ssl
+from contextlib import suppress
+from math import inf
+from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as v2
 
-from nereid.errors import OperationFailed
 from nereid.gateway.admission.access import Need, identify
-from nereid.gateway.failures import Code, Failure, invalid_request
+from nereid.gateway.admission.holders import KEY, PEER, Holders
+from nereid.gateway.failures import Failure, GrpcStatus, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest
-from nereid.gateway.http.middleware import FAULTS, GATEWAY_FAILED, record
-from nereid.gateway.state import CLIENT_CLOSED, Gateway
+from nereid.gateway.http.middleware import FAULTS, GATEWAY_FAILED
+from nereid.gateway.state import Gateway
 from nereid.gateway.v2 import inference
+from nereid.gateway.v2.grpc_call import GrpcCall, trailers
+from nereid.gateway.v2.grpc_connection import HEAD, GrpcConnection, Headers
 from nereid.gateway.v2.grpc_reads import HEALTH_CHECK, READ, read
 from nereid.gateway.v2.message import check_message, to_message
-from nereid.units import format_bytes
 
 log = logging.getLogger("nereid.gateway")
-SERVICE = "/inference.GRPCInferenceService/"
+SERVICE, CONTENT = "/inference.GRPCInferenceService/", b"application/grpc"
 INFER = "ModelInfer"
 OPEN = ("ServerLive", "ServerReady", HEALTH_CHECK)
 MAX_READ_BYTES = 4096
 # Framing of the tensors of an image of the largest size.
 MAX_FRAME_BYTES = 2**20
-# Half of a message may stay on its way for this time; the connection then ends after the grace.
-MAX_CONNECTION_S, GRACE_S = 600, 60
-MAX_STREAMS = 256
-_STATUS: dict[Code, grpc.StatusCode] = {
-    "invalid_image": grpc.StatusCode.INVALID_ARGUMENT,
-    "invalid_request": grpc.StatusCode.INVALID_ARGUMENT,
-    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
-    "forbidden": grpc.StatusCode.PERMISSION_DENIED,
-    "not_found": grpc.StatusCode.NOT_FOUND,
-    "too_large": grpc.StatusCode.INVALID_ARGUMENT,
-    "body_timeout": grpc.StatusCode.DEADLINE_EXCEEDED,
-    "rate_limited": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "unavailable": grpc.StatusCode.UNAVAILABLE,
-    "unreachable": grpc.StatusCode.UNAVAILABLE,
-    "deadline_exceeded": grpc.StatusCode.DEADLINE_EXCEEDED,
-}
-# grpc has no types; this is grpc.aio.ServicerContext.
-Context: TypeAlias = Any
+# Connections in all; the oldest without a key gives way. Open calls that show no key, of all addresses.
+MAX_CONNECTIONS, MAX_KEYLESS_CALLS = 2048, 128
+CHECK_S, STOP_POLL_S, BACKLOG = 1.0, 0.02, 1024
+# Seconds in one unit of the header `grpc-timeout`.
+_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
-class GrpcFront(grpc.GenericRpcHandler):  # type: ignore[misc]
+class GrpcFront:
     """Checks each call, and passes it to Triton over HTTP.
-
-    The handlers read the messages themselves, so that a key is checked before its message is received.
 
     Args:
         gateway: settings, keys and limits.
+        keep_alive_s: seconds after which an unused connection is closed.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, gateway: Gateway, keep_alive_s: float) -> None:
+        self._gateway, self._tracer, self.keep_alive_s = gateway, gateway.tracer, keep_alive_s
         self._max_bytes = gateway.settings.max_body_bytes + MAX_FRAME_BYTES
+        self.holders, self.connections = Holders(), dict[GrpcConnection, None]()
+        self.keyless_calls = 0
 
-    def service(self, details: Any) -> grpc.RpcMethodHandler | None:
-        """Return the handler of a method; None for methods that the gateway does not offer."""
-        method: str = details.method
-        name = method.removeprefix(SERVICE) if method.startswith(SERVICE) else method
-        if name != INFER and name not in READ:
-            return None
+    async def start(self, opened: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Listen on a socket; with a context, over TLS."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: GrpcConnection(self), sock=opened, ssl=tls, backlog=BACKLOG
+        )
+        self._checking = asyncio.create_task(self._check())
 
-        async def handle(messages: Any, context: Context) -> bytes:
-            return await self._handle(name, context)
-
-        return grpc.stream_unary_rpc_method_handler(handle)
-
-    async def start(self, host: str, port: int, tls: tuple[bytes, bytes] | None) -> int:
-        """Listen, and return the port.
-
-        Args:
-            host, port: the address; port 0 selects a free port.
-            tls: certificate and key as PEM, None for no TLS.
-
-        Raises:
-            OperationFailed: the address cannot be used.
-        """
-        self._server = grpc.aio.server(handlers=[self], options=self._options())
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            if tls:
-                credentials = grpc.ssl_server_credentials([(tls[1], tls[0])])
-                port = self._server.add_secure_port(address, credentials)
-            else:
-                port = self._server.add_insecure_port(address)
-        except RuntimeError:
-            raise OperationFailed(
-                f"cannot listen on {host} port {port} for gRPC; fix: choose another with --grpc-port"
-            ) from None
-        await self._server.start()
-        return port
-
-    def _options(self) -> list[tuple[str, int]]:
-        return [
-            ("grpc.max_receive_message_length", self._max_bytes),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.max_metadata_size", 2**14),
-            ("grpc.max_concurrent_streams", MAX_STREAMS),
-            ("grpc.max_connection_age_ms", MAX_CONNECTION_S * 1000),
-            ("grpc.max_connection_age_grace_ms", GRACE_S * 1000),
-            # Only uncompressed messages: unpacking has no limit of its own.
-            ("grpc.compression_enabled_algorithms_bitset", 1),
-            ("grpc.so_reuseport", int(self._gateway.shared is not None)),
-        ]
+    async def _check(self) -> None:
+        """End connections whose time is over."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            now_s = asyncio.get_running_loop().time()
+            for connection in [*self.connections]:
+                connection.check(now_s)
 
     async def stop(self, grace_s: float) -> None:
         """Let calls in flight finish within a time, and close all connections."""
-        await self._server.stop(grace_s)
+        self._server.close()
+        for connection in [*self.connections]:
+            connection.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self.connections:
+                    await asyncio.sleep(STOP_POLL_S)
+        self._checking.cancel()
+        for connection in [*self.connections]:
+            connection.abort()
 
-    async def _handle(self, name: str, context: Context) -> bytes:
-        """Handle one call, and record its outcome."""
-        gateway = self._gateway
-        sent = [(key.encode(), _as_bytes(value)) for key, value in context.invocation_metadata() or ()]
-        request = GatewayRequest({"method": "gRPC", "path": name, "headers": sent}, _nothing, gateway.tracer)
+    def admits(self, connection: GrpcConnection) -> bool:
+        """Return whether there is room for a connection; the oldest without a key gives way."""
+        if len(self.connections) <= MAX_CONNECTIONS:
+            return True
+        if oldest := next((each for each in self.connections if each.gives_way), None):
+            oldest.calm("too many connections")
+        return oldest is not connection and oldest is not None
+
+    def begin(self, connection: GrpcConnection, stream: int, headers: Headers) -> None:
+        """Begin a call, or reject it before its message is received."""
+        fields = dict(headers)
+        name = fields.get(b":path", b"").decode("latin-1").removeprefix(SERVICE)
+        is_call = fields.get(b":method") == b"POST" and fields.get(b"content-type", b"").startswith(CONTENT)
+        peer = self.holders.find(connection.peer, PEER)
+        request = GatewayRequest({"method": "gRPC", "path": name, "headers": headers}, _nothing, self._tracer)
         request.endpoint, request.is_inference = name, name == INFER
+        call = GrpcCall(self._gateway, connection, stream, request, peer)
+        failure = self._identify(call, connection) if is_call and (name in READ or name == INFER) else None
+        if not call.is_identified and not peer.begins.take(1):
+            connection.calm("too many calls without a key")
+        elif not is_call:
+            connection.respond(stream, None, [(b":status", b"415")])
+        elif name != INFER and name not in READ:
+            connection.respond(stream, None, [*HEAD, *trailers(GrpcStatus.UNIMPLEMENTED, "unknown method")])
+        else:
+            try:
+                if failure:
+                    raise failure
+                self._admit(call, fields)
+            except Failure as failure:
+                call.fail(failure)
+
+    def _identify(self, call: GrpcCall, connection: GrpcConnection) -> Failure | None:
+        """Find the key of a call; return what is wrong with it."""
+        request, settings = call.request, self._gateway.settings
+        need: Need = "open" if request.endpoint in OPEN else "infer"
         try:
             request.reject_repeats()
-            need: Need = "open" if name in OPEN else "infer"
-            request.key = identify(gateway.keys, gateway.settings.requires_keys, request.headers, need)
-            if name == INFER:
-                return await self._infer(request, context)
-            return await self._read(name, request, context)
+            request.key = identify(self._gateway.keys, settings.requires_keys, request.headers, need)
         except Failure as failure:
-            if failure.code in FAULTS:
-                log.warning("request %s: %s: %r", request.request_id, failure.code, failure.__cause__)
-            return await _abort(context, request, failure)
-        except asyncio.CancelledError:
-            request.outcome = CLIENT_CLOSED
-            raise
-        except Exception:
-            log.exception("request %s failed", request.request_id)
-            return await _abort(context, request, Failure("inference_failed", GATEWAY_FAILED))
-        finally:
-            asyncio.get_running_loop().call_soon(record, gateway, request)
+            return failure
+        if need == "infer":
+            call.is_identified = True
+            call.holder = self.holders.find(request.owner or connection.peer, KEY)
+            connection.identify(call.holder)
+        return None
 
-    async def _read(self, name: str, request: GatewayRequest, context: Context) -> bytes:
-        timeout_s = self._gateway.settings.default_timeout_s
-        message = await self._message(request, context, timeout_s, MAX_READ_BYTES)
-        return await read(self._gateway, name, _parsed(READ[name], message))
-
-    async def _infer(self, request: GatewayRequest, context: Context) -> bytes:
-        gateway, settings = self._gateway, self._gateway.settings
-        left_s = context.time_remaining()
-        timeout_s = settings.max_timeout_s if left_s is None else min(left_s, settings.max_timeout_s)
-        gateway.quotas.take(request.key)
-        headers = inference.forwarded_headers(request)
-        gateway.admission.check(timeout_s, request.owner)
-        message = await self._message(request, context, timeout_s, self._max_bytes)
-        request.end_stage("receive")
-        given = _parsed(v2.ModelInferRequest, message)
-        path = inference.path_of(given.model_name, given.model_version)
-        checked = check_message(settings, given)
-        response = await inference.run(gateway, request, path, headers, checked, timeout_s)
-        request.model_name = given.model_name
-        # Without binary data, the whole body is JSON.
-        json_bytes = int(response.headers.get(inference.LENGTH, len(response.body)))
-        answer = to_message(response.body, json_bytes)
-        return bytes(answer.SerializeToString())
-
-    async def _message(
-        self, request: GatewayRequest, context: Context, timeout_s: float, max_bytes: int
-    ) -> bytes:
-        """Receive the message of a call within the limits of its key.
+    def _admit(self, call: GrpcCall, fields: dict[bytes, bytes]) -> None:
+        """Let a call send its message.
 
         Raises:
-            Failure: it is late, or too large.
+            Failure: the call is invalid, or over a limit.
         """
+        gateway, settings, request = self._gateway, self._gateway.settings, call.request
+        encoding = fields.get(b"grpc-encoding", b"identity")
+        if encoding != b"identity":  # unpacking has no limit of its own
+            expected = "expected a message without compression"
+            raise Failure("unsupported_media_type", f"{expected}, got {encoding[:32].decode('latin-1')!r}")
+        is_full = call.holder.calls >= call.holder.allowance.calls
+        if is_full or (not call.is_identified and self.keyless_calls >= MAX_KEYLESS_CALLS):
+            raise Failure("overloaded", "too many calls are open; retry later", 1.0)
+        left_s = timeout_of(fields.get(b"grpc-timeout"))
+        if request.endpoint != INFER:
+            call.expect(self, min(left_s, settings.default_timeout_s), MAX_READ_BYTES)
+            return
+        timeout_s = min(left_s, settings.max_timeout_s)
+        gateway.quotas.take(request.key)
+        call.headers = inference.forwarded_headers(request)
+        gateway.admission.check(timeout_s, request.owner)
+        call.expect(self, timeout_s, self._max_bytes)
+
+    async def handle(self, call: GrpcCall) -> None:
+        """Answer a call whose message is complete."""
         try:
-            async with asyncio.timeout(timeout_s):
-                message = await context.read()
-        except TimeoutError:
-            raise Failure("body_timeout", f"the message did not arrive within {timeout_s:.3g} s") from None
-        if not isinstance(message, bytes):
-            raise invalid_request("expected one message, got none")
-        if len(message) > max_bytes:
-            raise Failure(
-                "too_large", f"expected at most {format_bytes(max_bytes)}, got {format_bytes(len(message))}"
-            )
-        self._gateway.uploads.buffers.take(request.key, len(message))
-        request.body_bytes = len(message)
-        return message
+            call.answer(await (self._infer if call.request.is_inference else self._read)(call))
+        except Failure as failure:
+            if failure.code in FAULTS:
+                log.warning("request %s: %s: %r", call.request.request_id, failure.code, failure.__cause__)
+            call.fail(failure)
+        except Exception:
+            log.exception("request %s failed", call.request.request_id)
+            call.fail(Failure("inference_failed", GATEWAY_FAILED))
+
+    async def _read(self, call: GrpcCall) -> bytes:
+        name = call.request.endpoint
+        return await read(self._gateway, name, _parsed(READ[name], call.take_message()))
+
+    async def _infer(self, call: GrpcCall) -> bytes:
+        gateway, request = self._gateway, call.request
+        request.end_stage("receive")
+        given = _parsed(v2.ModelInferRequest, call.take_message())
+        name, path = given.model_name, inference.path_of(given.model_name, given.model_version)
+        checked = check_message(gateway.settings, given)
+        del given  # the checked request has the bytes
+        response = await inference.run(gateway, request, path, call.headers, checked, call.timeout_s)
+        request.model_name = name
+        # Without binary data, the whole body is JSON.
+        json_bytes = int(response.headers.get(inference.LENGTH, len(response.body)))
+        return bytes(to_message(response.body, json_bytes).SerializeToString())
 
 
-async def _abort(context: Context, request: GatewayRequest, failure: Failure) -> bytes:
-    request.outcome = failure.code
-    status = _STATUS.get(failure.code, grpc.StatusCode.INTERNAL)
-    await context.abort(status, failure.v2_message, _trailers(failure))
-    raise AssertionError  # abort raises
+def timeout_of(value: bytes | None) -> float:
+    """Return the seconds that a caller waits, from the value of `grpc-timeout`.
+
+    Raises:
+        Failure: the value is invalid.
+    """
+    if value is None:
+        return inf
+    digits, unit = value[:-1], _UNITS.get(value[-1:])
+    if unit is None or not digits.isdigit() or len(digits) > 8:
+        raise invalid_request(
+            f"grpc-timeout: expected a value such as 250m, got {value[:32].decode('latin-1')!r}"
+        )
+    return int(digits) * unit
 
 
-def _parsed(kind: type[Message], message: bytes) -> Any:
+def _parsed(kind: type[Message], message: memoryview) -> Any:
     try:
         return kind.FromString(message)
     except DecodeError:
         raise invalid_request(f"expected a message {kind.DESCRIPTOR.name}") from None
-
-
-def _as_bytes(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else value.encode("latin-1", "replace")
-
-
-def _trailers(failure: Failure) -> tuple[tuple[str, str], ...]:
-    return tuple((name.decode(), value.decode()) for name, value in failure.headers if name == b"retry-after")
 
 
 async def _nothing() -> Any:

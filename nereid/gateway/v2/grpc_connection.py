@@ -1,0 +1,335 @@
+"""One HTTP/2 connection with gRPC calls, within the limits of its holder. h2 parses, this module counts."""
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any, cast
+
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    PingAckReceived,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes
+from hyperframe.frame import GoAwayFrame
+
+from nereid.gateway.admission.holders import PEER, Holder, peer_of
+from nereid.gateway.http.bounded_protocol import HEAD_S
+from nereid.gateway.v2.http2 import CONNECTION_WINDOW, STREAM_WINDOW, FrameCosts, HeadersTooLong, Http2
+
+if TYPE_CHECKING:
+    from nereid.gateway.v2.grpc_call import GrpcCall
+    from nereid.gateway.v2.grpc_front import GrpcFront
+
+# Bytes of a connection without a key cost as much as a frame.
+BYTES_PER_FRAME = 4096
+# h2 keeps a frame until it is complete. Before a valid key, frames have the smallest size that HTTP/2 allows.
+KEY_FRAME_BYTES = 2**18
+# What a connection may send before its address pays, so that a key is heard from any address.
+FREE_FRAMES = 64
+# What each answered call of a key returns: its headers, its message, windows and pings.
+FRAMES_PER_CALL = 20
+# Answers to a client that does not read them, such as to its pings.
+MAX_UNREAD_BYTES = 2**20
+# A connection ends after this time, give or take a tenth; calls in flight then have the grace.
+MAX_CONNECTION_S, GRACE_S = 600.0, 60.0
+# Seconds for a client to read why its connection ends.
+LINGER_S = 0.5
+_LAST_STREAM = 2**31 - 1
+_DRAINED = b"draining"
+Headers = list[tuple[bytes, bytes]]
+HEAD: Headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+
+
+class GrpcConnection(asyncio.Protocol):
+    """Serves the calls of one connection; over budget it answers GOAWAY, and only what is in work.
+
+    Args:
+        front: begins the calls.
+    """
+
+    def __init__(self, front: "GrpcFront") -> None:
+        self._front, self._loop = front, asyncio.get_running_loop()
+        self._http2, self._costs = Http2(), FrameCosts()
+        self._free = float(FREE_FRAMES)
+        self._unsent: dict[int, tuple[memoryview, Headers]] = {}
+        self.calls: dict[int, GrpcCall] = {}
+        self._is_paused = self._is_deaf = self._is_leaving = self._is_draining = False
+        self._has_settings = self.is_identified = False
+        self._began_s = self._last_s = self._loop.time()
+        self._block_s = self._paused_s = 0.0
+        self._end_s = self._began_s + MAX_CONNECTION_S * random.uniform(0.9, 1.1)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the settings, if there is room for this connection."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.peer = peer_of(transport.get_extra_info("peername"))
+        self.holder = self._front.holders.find(self.peer, PEER)
+        tls = transport.get_extra_info("ssl_object")
+        self._front.connections[self] = None
+        self.holder.connections[self] = None
+        if (tls and tls.selected_alpn_protocol() != "h2") or not self._front.admits(self):
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        self._http2.initiate_connection()
+        self._http2.increment_flow_control_window(CONNECTION_WINDOW - 2**16 + 1)
+        self._write()
+        if len(self.holder.connections) > self.holder.allowance.connections:
+            next(iter(self.holder.connections)).calm("too many connections without a key")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel all calls."""
+        self._is_deaf = True
+        self.holder.connections.pop(self, None)
+        self._front.connections.pop(self, None)
+        for call in [*self.calls.values()]:
+            call.cancel()
+        self.calls.clear()
+        self._unsent.clear()
+
+    def identify(self, holder: Holder) -> None:
+        """Count this connection as one of a key, and allow it larger frames."""
+        if self.is_identified:
+            return
+        self.is_identified = True
+        self.holder.connections.pop(self, None)
+        self.holder = holder
+        holder.connections[self] = None
+        if len(holder.connections) > holder.allowance.connections:
+            self.calm("too many connections of a key")
+            return
+        self._http2.update_settings({SettingCodes.MAX_FRAME_SIZE: KEY_FRAME_BYTES})
+
+    def data_received(self, data: bytes) -> None:
+        """Count the frames, and let h2 parse them."""
+        if self._is_deaf:
+            return
+        self._last_s = self._loop.time()
+        try:
+            cost = self._costs.count(data)
+        except HeadersTooLong:
+            self.calm("headers too long")
+            return
+        if not self.is_identified:
+            cost += len(data) / BYTES_PER_FRAME
+        free = min(cost, self._free)
+        self._free -= free
+        if cost > free and not self.holder.frames.take(cost - free):
+            self.calm("too many frames")
+            return
+        try:
+            events = self._http2.receive_data(data)
+        except ProtocolError:  # h2 has its answer, and sends nothing else
+            self._end(keeps_calls=False)
+            return
+        for event in events:
+            self._on_event(event)
+            if self._is_deaf:
+                return
+        self._block_s = (self._block_s or self._last_s) if self._costs.block_bytes else 0.0
+        self._write()
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case DataReceived():
+                size, stream = event.flow_controlled_length or 0, event.stream_id
+                call = self.calls.get(stream)
+                if size:
+                    self._http2.acknowledge_received_data(size, stream)
+                if call:
+                    call.receive(event.data or b"")
+            case RequestReceived():
+                if self._is_leaving:  # began after the end of the connection was announced
+                    self._http2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
+                else:
+                    self._front.begin(self, event.stream_id, cast(Any, event.headers))
+            case StreamEnded():
+                if call := self.calls.get(event.stream_id):
+                    call.complete()
+            case StreamReset():
+                self._on_reset(event.stream_id)
+            case WindowUpdated() | RemoteSettingsChanged():
+                self._has_settings = True  # a client's first frame has them
+                self._flush()
+            case PingAckReceived() if event.ping_data == _DRAINED:
+                self._is_leaving = True
+                self._go_away(self._http2.highest_inbound_stream_id)
+                self._close_if_done()
+            case ConnectionTerminated():
+                self._is_leaving = True
+                self._close_if_done()
+
+    def _on_reset(self, stream: int) -> None:
+        if call := self.calls.get(stream):
+            self._forget(stream)
+            if not call.holder.resets.take(1):
+                self.calm("too many calls are cancelled")
+
+    def respond(
+        self, stream: int, call: "GrpcCall | None", trailers: Headers, message: bytes | None = None
+    ) -> None:
+        """Send the answer to a call; without a message, the headers given are all of it."""
+        if not self._is_open(stream):
+            self._forget(stream)
+            if call:
+                call.cancel()
+            return
+        if call is None or message is None:
+            self.calls.pop(stream, None)
+            self._http2.send_headers(stream, trailers, end_stream=True)
+            self._stop_receiving(stream)
+            if call:
+                self._sent(call)
+        else:
+            self._http2.send_headers(stream, HEAD)
+            framed = b"\0" + len(message).to_bytes(4) + message
+            self._unsent[stream] = memoryview(framed), trailers
+            self._flush_stream(stream)
+        self._write()
+        self._close_if_done()
+
+    def _flush(self) -> None:
+        for stream in [*self._unsent]:
+            self._flush_stream(stream)
+        self._close_if_done()
+
+    def _flush_stream(self, stream: int) -> None:
+        """Send what the client's windows allow of an answer."""
+        left, trailers = self._unsent[stream]
+        if not self._is_open(stream):
+            self._forget(stream)
+            return
+        while left and not self._is_paused:
+            size = min(self._http2.local_flow_control_window(stream), self._http2.max_outbound_frame_size)
+            if size <= 0:
+                break
+            self._http2.send_data(stream, left[:size])
+            left = left[size:]
+            self._write()
+        if left:
+            self._unsent[stream] = left, trailers
+            return
+        del self._unsent[stream]
+        self._http2.send_headers(stream, trailers, end_stream=True)
+        self._stop_receiving(stream)
+        self._sent(self.calls.pop(stream))
+
+    def _sent(self, call: "GrpcCall") -> None:
+        call.sent()
+        if call.is_identified:
+            self.holder.frames.give(FRAMES_PER_CALL)
+
+    def _stop_receiving(self, stream: int) -> None:
+        """Tell the client to send no more of a message whose answer it has."""
+        if self._is_open(stream):
+            self._http2.reset_stream(stream, ErrorCodes.NO_ERROR)
+
+    def _is_open(self, stream: int) -> bool:
+        """Return whether a stream can be written; the client may have reset it in the same piece."""
+        found = self._http2.streams.get(stream)
+        return found is not None and not found.closed and not self._transport.is_closing()
+
+    def widen(self, stream: int, size: int) -> None:
+        """Let a message of this size arrive without waiting for windows, up to that of the connection."""
+        if size > STREAM_WINDOW and self._is_open(stream):
+            more = min(size, CONNECTION_WINDOW) - STREAM_WINDOW
+            self._http2.increment_flow_control_window(more, stream)
+
+    def abandon(self, stream: int) -> None:
+        """End a call whose answer the client does not take."""
+        if self._is_open(stream):
+            self._http2.reset_stream(stream, ErrorCodes.CANCEL)
+        self._forget(stream)
+        self._write()
+
+    def _forget(self, stream: int) -> None:
+        """Cancel a call that cannot be answered."""
+        self._unsent.pop(stream, None)
+        if call := self.calls.pop(stream, None):
+            call.cancel()
+
+    def pause_writing(self) -> None:
+        """Send no more answers; the client does not read."""
+        self._is_paused, self._paused_s = True, self._loop.time()
+
+    def resume_writing(self) -> None:
+        """Send the answers that wait."""
+        self._is_paused, self._paused_s = False, 0.0
+        self._flush()
+        self._write()
+
+    def drain(self) -> None:
+        """Announce the end of the connection; calls that the client has begun until it knows are answered."""
+        if self._is_deaf or self._is_draining:
+            return
+        self._is_draining = True
+        self._end_s = min(self._end_s, self._loop.time())
+        self._go_away(_LAST_STREAM)
+        self._http2.ping(_DRAINED)
+        self._write()
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether it may end for another connection."""
+        return not (self.is_identified or self._is_deaf)
+
+    def calm(self, reason: str) -> None:
+        """End the connection of a client that is over its budget; only calls of keys in work are answered."""
+        if self._is_deaf:
+            return
+        self._write()
+        self._go_away(self._http2.highest_inbound_stream_id, ErrorCodes.ENHANCE_YOUR_CALM, reason.encode())
+        self._end()
+
+    def _end(self, keeps_calls: bool = True) -> None:
+        """Read no more, and close once calls of keys in work are answered and the client knows why."""
+        self._write()
+        self._is_deaf = self._is_leaving = True
+        self._end_s = min(self._end_s, self._loop.time())
+        self.holder.connections.pop(self, None)
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+        for stream, call in [*self.calls.items()]:
+            if not (keeps_calls and call.is_identified and call.is_complete):
+                self._forget(stream)
+        self._close_if_done()
+
+    def check(self, now_s: float) -> None:
+        """End the connection if a time limit is over."""
+        is_late = not self._has_settings and now_s > self._began_s + HEAD_S
+        is_late |= bool(self._block_s) and now_s > self._block_s + HEAD_S
+        is_late |= bool(self._paused_s) and now_s > self._paused_s + GRACE_S
+        is_late |= self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES and self._is_paused
+        if is_late or now_s > self._end_s + GRACE_S:
+            self.abort()
+        elif now_s > self._end_s or (not self.calls and now_s > self._last_s + self._front.keep_alive_s):
+            self.drain()
+
+    def abort(self) -> None:
+        """Close the connection without a word."""
+        self._transport.abort()
+
+    def _go_away(self, last: int, code: ErrorCodes = ErrorCodes.NO_ERROR, reason: bytes = b"") -> None:
+        # Not through h2, which would send nothing afterwards.
+        frame = GoAwayFrame(0, last_stream_id=last, error_code=code, additional_data=reason)
+        self._transport.write(frame.serialize())
+
+    def _write(self) -> None:
+        if data := self._http2.data_to_send():
+            self._transport.write(data)
+
+    def _close_if_done(self) -> None:
+        if self._is_leaving and not self.calls:
+            self._write()
+            if self._is_deaf:  # an immediate end could lose what was written
+                self._loop.call_later(LINGER_S, self.abort)
+            else:
+                self._is_deaf, self._end_s = True, self._loop.time()
+                self._transport.close()
