@@ -67,6 +67,7 @@ class TensorCall:
     Attributes:
         offered: the model of the gateway; None for tensors.
         budget: that of retries; None for no retries, because a sequence must not see a request twice.
+        path: Triton's path of the inference.
         work: cost of each image or tensor, in units of a small photo.
         debt: cost that the quota of the key does not have yet.
         stages_s: durations of the stages so far.
@@ -78,7 +79,7 @@ class TensorCall:
     variant = ""
 
     def __init__(self, path: str, headers: Headers, checked: CheckedBody) -> None:
-        self._path, self._headers, self._checked = path, headers, checked
+        self.path, self._headers, self._checked = path, headers, checked
         self.work, self.debt = checked.work, sum(checked.work) - 1
         self.stages_s: dict[str, float] = {}
 
@@ -92,7 +93,7 @@ class TensorCall:
         """Return path, headers and body of the request to Triton."""
         json_bytes = self._checked.json_bytes
         content = [_JSON] if json_bytes is None else [_OCTETS, (LENGTH, b"%d" % json_bytes)]
-        return self._path, [*content, *self._headers], self._checked.parts
+        return self.path, [*content, *self._headers], self._checked.parts
 
     def read(self, response: HttpResponse) -> HttpResponse:
         """Return the response.
@@ -135,7 +136,7 @@ class ImageCall:
         self.offered, self.budget, self._kind = offered, offered.budget, kind
         self._image, self._headers, self._id, self.variant = image, headers, request_id, ""
         self._classes: dict[str, Any] = {**BINARY, CLASSIFICATION: top_k}
-        self.work, self.debt = [work], debt
+        self.path, self.work, self.debt = f"{offered.path}/infer", [work], debt
         self.stages_s = {"admission": 0.0}
 
     def check(self, settings: "Settings") -> None:
@@ -180,7 +181,7 @@ class ImageCall:
         )
         headers = [_OCTETS, (LENGTH, b"%d" % len(head)), *self._headers]
         return (
-            f"{self.offered.path}/infer",
+            self.path,
             headers,
             [head, size.to_bytes(LENGTH_BYTES, "little"), self._image],
         )
@@ -256,10 +257,10 @@ def account(
 
 async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: TensorCall | ImageCall) -> Any:
     admission, spans = gateway.admission, request.spans
-    span, is_large = spans.context.child(), max(call.work) >= image_size.LARGE_WORK
+    span = spans.context.child()
     left_s, began_s = request.left_s(), time.perf_counter()
     try:
-        slot = await admission.take(left_s, request.owner, is_large)
+        slot = await admission.take(left_s, request.owner, call.work, call.path)
     finally:
         call.stages_s["admission"] = time.perf_counter() - began_s
         if spans.is_traced:
@@ -280,12 +281,11 @@ async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: TensorC
         slot.release()
         raise
     finally:
+        gateway.quotas.take(request.key, slot.measure(), is_debt=True)
         call.stages_s["inference"] = time.perf_counter() - began_s
         if spans.is_traced:
             spans.add("inference", call.stages_s["inference"], span)
-    if len(call.work) == 1:
-        slot.answered()
-    slot.release()
+    slot.answered()
     return result
 
 

@@ -1,6 +1,5 @@
 """State that all requests of one gateway share."""
 
-import asyncio
 import time
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ class Gateway:
     quotas: Quotas
     uploads: Uploads
     metrics: Metrics
-    previewing: asyncio.Lock
+    previewing: Admission
     unpacking: Turns
     triton: HttpConnections
     memory: AnswerMemory
@@ -72,7 +71,7 @@ def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState
         Quotas(settings.rate_per_s, settings.burst, shared.buckets if shared else None),
         Uploads(settings),
         Metrics(*in_work, is_shared=shared is not None),
-        asyncio.Lock(),
+        Admission(1),
         Turns(lambda: 1),
         models.triton,
         shared.memory if shared else AnswerMemory(),
