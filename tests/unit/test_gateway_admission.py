@@ -1,6 +1,7 @@
 """Admission: slots, estimates of the wait, and token quotas."""
 
 import asyncio
+import sys
 
 import pytest
 
@@ -320,6 +321,7 @@ async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(cloc
 @asynchronous
 async def test_first_request_that_gives_up_lets_the_next_one_go(clock):
     admission = Admission(1, clock)
+    admission.costs.note("b", "", 0.01, 1)
     held = await admission.take(9)
     first, second = (asyncio.create_task(admission.take(9, "a")) for _ in range(2))
     await asyncio.sleep(0)
@@ -329,6 +331,26 @@ async def test_first_request_that_gives_up_lets_the_next_one_go(clock):
 
     (await second).release()
     assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+@cases(
+    ("requests", "most"),
+    {
+        "only key": ([("a", 1.0)], sys.maxsize),
+        "unknown": ([("b", 1.0)], 1),
+        "fast": ([("b", 0.05), ("a", 0.05)], sys.maxsize),
+        "slow": ([("b", 1.0), ("a", 1.0)], 4),
+        "no key": ([("b", 1.0), ("", 1.0)], sys.maxsize),
+    },
+)
+def test_slow_requests_of_a_key_leave_instances_to_others(clock, requests, most):
+    costs, owner = Costs(clock, cores=8), "a" if requests[-1][0] else ""
+    for name, seconds in requests:
+        costs.note(name, "m", seconds, 1)
+
+    assert costs.most_in_flight(owner, "m") == most
+    clock.now_s += MEMORY_S + 1
+    assert costs.most_in_flight(owner, "m") == sys.maxsize
 
 
 @cases(
@@ -355,9 +377,9 @@ def test_cost_of_a_key_is_that_beyond_others(clock, requests, is_costly, debt):
     *_, last = [costs.note(owner, "m", *request) for owner, *request in requests]
 
     assert (costs.is_costly("a", "m"), last) == (is_costly, debt)
-    assert (costs.is_costly("a", "other"), costs.knows("a", "other")) == (False, False)
+    assert not costs.is_costly("a", "other")
     clock.now_s += MEMORY_S + 1
-    assert (costs.is_costly("a", "m"), costs.knows("a", "m")) == (False, False)
+    assert not costs.is_costly("a", "m")
 
 
 def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(clock):

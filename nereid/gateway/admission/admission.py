@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
 
 from nereid.gateway.admission.concurrency_limit import ConcurrencyLimit
 from nereid.gateway.admission.costs import Costs
@@ -23,7 +24,7 @@ class Admission:
 
     A request in this queue can still be cancelled without cost. In Triton's queue it cannot. Keys take turns.
     One large image is in flight at a time, so that the server's other instances serve the small ones. So is
-    one request of the keys whose requests take as long, and the first request of a key to a model.
+    one request of the keys whose requests take as long. No key fills all instances with slow ones.
 
     Args:
         max_limit: upper bound of the limit.
@@ -35,9 +36,8 @@ class Admission:
         self._concurrency_limit = ConcurrencyLimit(max_limit, clock())
         self._turns, self._large = Turns(lambda: self.limit), Turns(lambda: 1)
         self.costs = Costs(clock)
-        # The first request of a key to a model, and how many of the key wait for its end.
-        self._firsts: dict[tuple[str, str], asyncio.Future[None]] = {}
-        self._behind_first = Counter[str]()
+        # Of each key and model that has requests.
+        self._own: dict[tuple[str, str], Turns] = {}
 
     @property
     def limit(self) -> int:
@@ -52,7 +52,7 @@ class Admission:
     @property
     def waiting(self) -> int:
         """The number of requests in the queue."""
-        return self._turns.waiting + self._large.waiting + self._behind_first.total()
+        return sum(each.waiting for each in (self._turns, self._large, *self._own.values()))
 
     def check(self, remaining_s: float, owner: str = "") -> None:
         """Reject a request that would wait too long or miss its deadline; takes no slot.
@@ -64,7 +64,8 @@ class Admission:
         Raises:
             Failure: `overloaded`, with the time after which a retry makes sense.
         """
-        waiting = self._turns.waiting_before(owner) + self._behind_first[owner]
+        own = sum(turns.waiting for (name, _), turns in self._own.items() if name == owner)
+        waiting = self._turns.waiting_before(owner) + own
         if waiting >= MAX_WAITING_PER_SLOT * self._concurrency_limit.steady:
             raise Failure(
                 "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
@@ -95,15 +96,15 @@ class Admission:
         slot = Slot(self, owner, model, sum(work))
         try:
             async with asyncio.timeout(remaining_s):
-                is_large = max(work) >= LARGE_WORK
-                slot.is_first = not is_large and await self._is_first(owner, model)
-                if is_large or self.costs.is_costly(owner, model):
+                if owner and max(work) < LARGE_WORK:
+                    await slot.wait(self._own_turns(owner, model), "")
+                if max(work) >= LARGE_WORK or self.costs.is_costly(owner, model):
                     self._check_large(owner)
-                    await self._large.take(owner)
                     slot.is_large = True
-                await self._turns.take(owner)
+                    await slot.wait(self._large, owner)
+                await slot.wait(self._turns, owner)
         except BaseException as error:
-            slot.give_up()
+            slot.release()
             if not isinstance(error, TimeoutError):
                 raise
             text = f"no slot became free within {remaining_s:.3g} s"
@@ -119,18 +120,17 @@ class Admission:
                 self.retry_after_s(),
             )
 
-    async def _is_first(self, owner: str, model: str) -> bool:
-        """Wait until it is known what a key's requests to a model cost; return whether this one tells."""
-        while not self.costs.knows(owner, model):
-            if (first := self._firsts.get((owner, model))) is None:
-                self._firsts[owner, model] = asyncio.get_running_loop().create_future()
-                return True
-            self._behind_first[owner] += 1
-            try:
-                await asyncio.shield(first)
-            finally:
-                self._behind_first[owner] -= 1
-        return False
+    def _own_turns(self, owner: str, model: str) -> Turns:
+        if (owner, model) not in self._own:
+            limit = partial(self.costs.most_in_flight, owner, model)
+            self._own[owner, model] = Turns(limit)
+        return self._own[owner, model]
+
+    def forget(self, owner: str, model: str) -> None:
+        """Forget the turns of a key and a model that has no requests."""
+        turns = self._own.get((owner, model))
+        if turns and not turns.taken and not turns.waiting:
+            del self._own[owner, model]
 
     def retry_after_s(self) -> float:
         """Return the estimated time for the requests in flight and in the queue, at the recent speed."""
@@ -145,24 +145,25 @@ class Slot:
     """A slot of one request in flight; released exactly once.
 
     Attributes:
-        is_large: whether it occupies the lane of large images, too.
-        is_first: whether other requests of its key wait to know what it costs.
+        is_large: whether it is in the lane of large images.
     """
 
-    __slots__ = (
-        *("_admission", "_began_s", "_in_flight", "_is_held", "_model", "_owner", "_work"),
-        *("is_first", "is_large"),
-    )
+    __slots__ = ("_admission", "_began_s", "_in_flight", "_model", "_owner", "_turns", "_work", "is_large")
 
     def __init__(self, admission: Admission, owner: str, model: str, work: int) -> None:
         self._admission, self._owner, self._model, self._work = admission, owner, model, work
-        self._began_s, self._in_flight = 0.0, 1
-        self._is_held = self.is_large = self.is_first = False
+        self._began_s, self._in_flight = inf, 1
+        self._turns: list[tuple[Turns, str]] = []
+        self.is_large = False
+
+    async def wait(self, turns: Turns, owner: str) -> None:
+        """Wait for a turn, which the slot then has."""
+        await turns.take(owner)
+        self._turns.append((turns, owner))
 
     def begin(self) -> None:
         """Note that the request is in flight from now on."""
-        self._began_s, self._is_held = self._admission._clock(), True
-        self._in_flight = self._admission.in_flight
+        self._began_s, self._in_flight = self._admission._clock(), self._admission.in_flight
 
     def measure(self) -> int:
         """Record the time in flight of a request; return the units that it cost beyond the declared ones."""
@@ -182,16 +183,11 @@ class Slot:
         self.release()
 
     def release(self) -> None:
-        """Release the slot without a sample."""
-        if self._is_held:
-            self._is_held = False
-            seconds = self._in_flight_s()
-            self._admission._turns.leave(self._owner, seconds)
-            self._leave_lane(seconds)
-
-    def give_up(self) -> None:
-        """Let others pass, without having had a slot."""
-        self._leave_lane(0.0)
+        """Release the slot without a sample, also one that is only waited for."""
+        while self._turns:
+            turns, owner = self._turns.pop()
+            turns.leave(owner, self._in_flight_s())
+        self._admission.forget(self._owner, self._model)
 
     def rest_s(self) -> float:
         """Return the estimated time that the server still works on a cancelled request.
@@ -204,11 +200,4 @@ class Slot:
         return max(0.0, each_s * self._work - self._in_flight_s())
 
     def _in_flight_s(self) -> float:
-        return self._admission._clock() - self._began_s
-
-    def _leave_lane(self, seconds: float) -> None:
-        admission = self._admission
-        if self.is_large:
-            admission._large.leave(self._owner, seconds)
-        if self.is_first:
-            admission._firsts.pop((self._owner, self._model)).set_result(None)
+        return max(0.0, self._admission._clock() - self._began_s)

@@ -5,17 +5,21 @@ change what clients of the v2 protocol see. So the measure is the time in flight
 at the same time. Requests that are in flight together share it: many cheap ones wait for each other.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
 from nereid.gateway.image_size import LARGE_WORK
+from nereid.processes import available_cores
 
 # Seconds in flight over which a mean is formed: cheap requests hide no expensive one.
 HORIZON_S = 10.0
 # A key that was idle for so long is not known any more, nor is it compared with.
 MEMORY_S = 60.0
+# A request that takes so long can keep a core busy alone.
+SLOW_S = 0.1
 # Models, which callers of the v2 protocol name, and keys that a key is compared with.
 MAX_MODELS, MAX_OTHERS = 256, 32
 
@@ -36,16 +40,29 @@ class _Mean:
 
 
 class Costs:
-    """Mean times in flight per unit of work, by model and key; pure, with a clock in seconds."""
+    """Mean times in flight per unit of work, by model and key; pure.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    Args:
+        clock: monotonic time in seconds.
+        cores: those of the server.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, cores: int = available_cores()) -> None:
+        self._clock, self._half = clock, max(1, cores // 2)
         # The last changed model, and the last changed key of each model, are the last.
         self._means: dict[str, dict[str, _Mean]] = {}
 
-    def knows(self, owner: str, model: str) -> bool:
-        """Return whether a request of a key to a model was measured lately; no key needs none."""
-        return not owner or owner in self._recent(model)
+    def most_in_flight(self, owner: str, model: str) -> int:
+        """Return how many requests of a key to a model may be in flight, so that others find an instance.
+
+        One until it is known what they take, and half of the cores if that is much.
+        """
+        means = self._recent(model)
+        if not owner or not means.keys() - {owner}:
+            return sys.maxsize
+        if owner not in means:
+            return 1
+        return self._half if means[owner].share_s >= SLOW_S else sys.maxsize
 
     def is_costly(self, owner: str, model: str) -> bool:
         """Return whether the requests of a key cost as much as large images, whatever they declare."""
