@@ -1,6 +1,5 @@
 """Admission control: a limited number of requests in flight, a queue, and early rejection."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -64,8 +63,9 @@ class Admission:
         Raises:
             Failure: `overloaded`, with the time after which a retry makes sense.
         """
-        own = sum(turns.waiting for (name, _), turns in self._own.items() if name == owner)
-        waiting = self._turns.waiting_before(owner) + own
+        waiting = self._turns.waiting_before(owner)
+        if owner:
+            waiting += sum(turns.waiting for (name, _), turns in self._own.items() if name == owner)
         if waiting >= MAX_WAITING_PER_SLOT * self._concurrency_limit.steady:
             raise Failure(
                 "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
@@ -93,16 +93,15 @@ class Admission:
             Failure: as `check`; `deadline_exceeded` if no slot became free in time.
         """
         self.check(remaining_s, owner)
-        slot = Slot(self, owner, model, sum(work))
+        slot, deadline_s = Slot(self, owner, model, sum(work)), self._clock() + remaining_s
         try:
-            async with asyncio.timeout(remaining_s):
-                if owner and max(work) < LARGE_WORK:
-                    await slot.wait(self._own_turns(owner, model), "")
-                if max(work) >= LARGE_WORK or self.costs.is_costly(owner, model):
-                    self._check_large(owner)
-                    slot.is_large = True
-                    await slot.wait(self._large, owner)
-                await slot.wait(self._turns, owner)
+            if owner and max(work) < LARGE_WORK:
+                await slot.wait(self._own_turns(owner, model), "", remaining_s)
+            if max(work) >= LARGE_WORK or (owner and self.costs.is_costly(owner, model)):
+                self._check_large(owner)
+                slot.is_large = True
+                await slot.wait(self._large, owner, max(0.0, deadline_s - self._clock()))
+            await slot.wait(self._turns, owner, max(0.0, deadline_s - self._clock()))
         except BaseException as error:
             slot.release()
             if not isinstance(error, TimeoutError):
@@ -156,9 +155,9 @@ class Slot:
         self._turns: list[tuple[Turns, str]] = []
         self.is_large = False
 
-    async def wait(self, turns: Turns, owner: str) -> None:
+    async def wait(self, turns: Turns, owner: str, remaining_s: float) -> None:
         """Wait for a turn, which the slot then has."""
-        await turns.take(owner)
+        await turns.take(owner, remaining_s)
         self._turns.append((turns, owner))
 
     def begin(self) -> None:
@@ -167,8 +166,10 @@ class Slot:
 
     def measure(self) -> int:
         """Record the time in flight of a request; return the units that it cost beyond the declared ones."""
+        if not (owner := self._owner):
+            return 0
         costs = self._admission.costs
-        return costs.note(self._owner, self._model, self._in_flight_s(), self._work, self._in_flight)
+        return costs.note(owner, self._model, self._in_flight_s(), self._work, self._in_flight)
 
     def answered(self) -> None:
         """Release the slot after a correct response, and record its round trip unless the image is large."""
@@ -187,7 +188,8 @@ class Slot:
         while self._turns:
             turns, owner = self._turns.pop()
             turns.leave(owner, self._in_flight_s())
-        self._admission.forget(self._owner, self._model)
+        if self._owner:
+            self._admission.forget(self._owner, self._model)
 
     def rest_s(self) -> float:
         """Return the estimated time that the server still works on a cancelled request.

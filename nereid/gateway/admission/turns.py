@@ -47,15 +47,16 @@ class Turns:
         Raises:
             TimeoutError: there was no turn in time.
         """
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if owner not in self._queues and not self._held[owner]:
             self._used_s[owner] = max(self._used_s[owner], self._now_s)
+        if not self._queues and self._may_take(owner, self._limit()):
+            self._begin(owner)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queues.setdefault(owner, deque()).append(turn)
         self._give()
-        if turn.done():
-            return
         try:
-            async with asyncio.timeout(remaining_s):
+            async with asyncio.timeout(None if turn.done() else remaining_s):
                 await turn
         except BaseException:
             self._give_up(owner, turn)
@@ -71,21 +72,28 @@ class Turns:
         self._give()
 
     def _give(self) -> None:
-        while self.taken < self._limit() and (owner := self._next()) is not None:
+        while (owner := self._next()) is not None:
             queue = self._queues.pop(owner)
             turn = queue.popleft()
             if queue:
                 self._queues[owner] = queue
             if not turn.done():
-                self.taken += 1
-                self._held[owner] += 1
-                self._now_s = max(self._now_s, self._used_s[owner])
+                self._begin(owner)
                 turn.set_result(None)
+
+    def _begin(self, owner: str) -> None:
+        self.taken += 1
+        self._held[owner] += 1
+        self._now_s = max(self._now_s, self._used_s[owner])
+
+    def _may_take(self, owner: str, limit: int) -> bool:
+        """Return whether there is a turn for an owner, which leaves one to others."""
+        return self.taken < limit and (not owner or self._held[owner] < max(1, limit - 1))
 
     def _next(self) -> str | None:
         """Return the owner whose turn it is: turns that it still has count as long as its last one."""
-        most = max(1, self._limit() - 1)
-        able = (owner for owner in self._queues if not owner or self._held[owner] < most)
+        limit = self._limit() if self._queues else 0
+        able = (owner for owner in self._queues if self._may_take(owner, limit))
         return min(able, key=self._tag_s, default=None)
 
     def _tag_s(self, owner: str) -> float:
