@@ -60,8 +60,7 @@ class Metrics:
         self._variants: set[str] = {""}
         # `labels` of prometheus_client costs more than the observation.
         self._observe: dict[tuple[str, ...], Callable[[float], None]] = {}
-        self._count: dict[tuple[str, ...], Callable[[], None]] = {}
-        self._count_image: dict[tuple[str, ...], Callable[[], None]] = {}
+        self._count: dict[tuple[object, ...], Callable[[], None]] = {}
 
     def variant(self, name: str) -> str:
         """Return the label of a variant that has answered; beyond a limit, variants share one label."""
@@ -71,39 +70,44 @@ class Metrics:
             self._variants.add(name)
         return name
 
-    def count_request(self, endpoint: str, model: str, variant: str, outcome: str) -> None:
-        """Count a request that has ended."""
-        labels = endpoint, model, variant, outcome
-        if (count := self._count.get(labels)) is None:
-            count = self._count[labels] = self._requests.labels(*labels).inc
-        count()
+    def count_request(
+        self, endpoint: str, model: str, variant: str, outcome: str, stages_s: Mapping[str, float]
+    ) -> None:
+        """Count a request that has ended, and record its stages."""
+        self._record(self._requests, endpoint, model, variant, outcome, stages_s)
 
     def count_image(
         self, endpoint: str, model: str, variant: str, outcome: str, stages_s: Mapping[str, float]
     ) -> str:
         """Count one image of a request, and record its stages; return the label of the variant."""
-        variant = self.variant(variant)
-        labels = endpoint, model, variant, outcome
-        if (count := self._count_image.get(labels)) is None:
-            count = self._count_image[labels] = self._images.labels(*labels).inc
+        if variant not in self._variants:
+            variant = self.variant(variant)
+        self._record(self._images, endpoint, model, variant, outcome, stages_s)
+        return variant
+
+    def _record(
+        self,
+        counter: Counter,
+        endpoint: str,
+        model: str,
+        variant: str,
+        outcome: str,
+        stages_s: Mapping[str, float],
+    ) -> None:
+        labels = counter, endpoint, model, variant, outcome
+        if (count := self._count.get(labels)) is None:
+            count = self._count[labels] = counter.labels(endpoint, model, variant, outcome).inc
         count()
         for stage, seconds in stages_s.items():
-            self.observe(endpoint, model, variant, stage, outcome, seconds)
-        return variant
+            of_stage = endpoint, model, variant, stage, outcome
+            if (observe := self._observe.get(of_stage)) is None:
+                observe = self._observe[of_stage] = self._stages.labels(*of_stage).observe
+            observe(seconds)
 
     def count_feedback(self, model: str, variant: str, is_correct: bool) -> None:
         """Count feedback about an answer as `correct` or `wrong`; both series exist from then on."""
         for result, count in (("correct", is_correct), ("wrong", not is_correct)):
             self._feedback.labels(model, variant, result).inc(count)
-
-    def observe(
-        self, endpoint: str, model: str, variant: str, stage: str, outcome: str, seconds: float
-    ) -> None:
-        """Record the duration of a stage."""
-        labels = endpoint, model, variant, stage, outcome
-        if (observe := self._observe.get(labels)) is None:
-            observe = self._observe[labels] = self._stages.labels(*labels).observe
-        observe(seconds)
 
     def refresh(self) -> None:
         """Update the gauges."""

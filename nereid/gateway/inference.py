@@ -69,12 +69,14 @@ class TensorCall:
         budget: that of retries; None for no retries, because a sequence must not see a request twice.
         work: cost of each image or tensor, in units of a small photo.
         debt: cost that the quota of the key does not have yet.
+        is_prepared: whether the outputs to request are known.
         stages_s: durations of the stages so far.
         variant: label of the variant that answered, for metrics.
     """
 
     offered: "OfferedModel | None" = None
     budget: Budget | None = None
+    is_prepared = True
     variant = ""
 
     def __init__(self, path: str, headers: Headers, checked: CheckedBody) -> None:
@@ -136,6 +138,7 @@ class ImageCall:
         self._image, self._headers, self._id, self.variant = image, headers, request_id, ""
         self._classes: dict[str, Any] = {**BINARY, CLASSIFICATION: top_k}
         self.work, self.debt = [work], debt
+        self.is_prepared = kind.action in offered.outputs
         self.stages_s = {"admission": 0.0}
 
     def check(self, settings: "Settings") -> None:
@@ -154,8 +157,6 @@ class ImageCall:
         Raises:
             Failure: the model cannot be reached, or has another task.
         """
-        if self._kind.action in self.offered.outputs:
-            return
         response = await request(triton, "GET", self.offered.path, timeout_s=left_s)
         if response.status != HTTPStatus.OK:
             raise _of_image(from_triton(response.status, response.body))
@@ -165,7 +166,7 @@ class ImageCall:
             raise _not_served() from error
         except (Unreachable, *MALFORMED) as error:
             raise unreachable("") from error
-        self.offered.outputs[self._kind.action] = found
+        self.offered.outputs[self._kind.action], self.is_prepared = found, True
 
     def encode(self, left_s: float) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
         """Return path, headers and body of the request to Triton."""
@@ -256,7 +257,9 @@ def account(
 
 async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: TensorCall | ImageCall) -> Any:
     admission, spans = gateway.admission, request.spans
-    span, is_large = spans.context.child(), max(call.work) > image_size.LARGE_WORK
+    # Nobody reads the span of an inference without tracing.
+    span = spans.context.child() if spans.is_forwarded else spans.context
+    is_large = max(call.work) > image_size.LARGE_WORK
     left_s, began_s = request.left_s(), time.perf_counter()
     try:
         slot = await admission.take(left_s, request.owner, is_large)
@@ -307,29 +310,33 @@ async def send(
         Failure: the inference failed.
         TimeoutError: no response came in time.
     """
-    budget, attempt = call.budget or Budget(), 1
-    budget.running += 1
+    budget, attempt, remaining_s = call.budget, 1, left_s()
+    if budget:
+        budget.running += 1
     try:
         while True:
             try:
-                await call.prepare(triton, left_s())
-                remaining_s = left_s()
+                if not call.is_prepared:
+                    await call.prepare(triton, remaining_s)
+                    remaining_s = left_s()
                 path, headers, parts = call.encode(remaining_s)
                 response = await request(triton, "POST", path, [*headers, *more_headers], parts, remaining_s)
                 result = call.read(response)
             except Failure as failure:
-                can_repeat = call.budget and failure.is_repeatable and budget.failed()
                 pause = pause_s(attempt)
+                can_repeat = budget and failure.is_repeatable and budget.failed()
                 if not can_repeat or attempt == MAX_ATTEMPTS or pause >= left_s():
                     raise
                 attempt += 1
                 await asyncio.sleep(pause)
+                remaining_s = left_s()
             else:
-                if budget.taken:
+                if budget and budget.taken:
                     budget.succeeded()
                 return result
     finally:
-        budget.running -= 1
+        if budget:
+            budget.running -= 1
 
 
 async def request(

@@ -34,6 +34,7 @@ class Gateway:
     previewing: asyncio.Lock
     unpacking: Turns
     triton: HttpConnections
+    keys_needed: bool
     memory: AnswerMemory
     tracer: Tracer | None = None
     shared: SharedState | None = None
@@ -75,6 +76,7 @@ def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState
         asyncio.Lock(),
         Turns(lambda: 1),
         models.triton,
+        settings.requires_keys,
         shared.memory if shared else AnswerMemory(),
         Tracer(settings.traces, settings.sampling) if settings.traces else None,
         shared,

@@ -18,6 +18,7 @@ SETS, PLACES = 2**13, 8
 ENTRY = Struct("=16sdi8sB112s")
 SET_BYTES = PLACES * ENTRY.size
 _SEPARATOR = "\0"
+_FREE = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class AnswerMemory:
         with self._locked(key) as begin:
             place = self._find(begin, key)
             if place is None:
-                place = min(self._places(begin), key=self._age_key)
+                place = self._free(begin)
             ENTRY.pack_into(self._memory, place, key, self._clock(), index, _label_digest(label), 0, names)
 
     def rate(self, name: str, label: str | int) -> Rated | None:
@@ -86,15 +87,21 @@ class AnswerMemory:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, number)
 
     def _find(self, begin: int, key: bytes) -> int | None:
-        return next((place for place in self._places(begin) if self._memory[place : place + 16] == key), None)
+        for place in range(begin, begin + SET_BYTES, ENTRY.size):
+            if self._memory[place : place + 16] == key:
+                return place
+        return None
 
-    def _age_key(self, place: int) -> float:
-        key, at_s, *_ = ENTRY.unpack_from(self._memory, place)
-        return at_s if any(key) else -inf
-
-    @staticmethod
-    def _places(begin: int) -> range:
-        return range(begin, begin + SET_BYTES, ENTRY.size)
+    def _free(self, begin: int) -> int:
+        """Return a free place of a set, or that of the oldest answer."""
+        oldest, oldest_s = begin, inf
+        for place in range(begin, begin + SET_BYTES, ENTRY.size):
+            key, at_s, *_ = ENTRY.unpack_from(self._memory, place)
+            if key == _FREE:
+                return place
+            if at_s < oldest_s:
+                oldest, oldest_s = place, at_s
+        return oldest
 
 
 def _digest(text: str, size: int) -> bytes:
