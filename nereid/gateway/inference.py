@@ -136,9 +136,9 @@ class ImageCall:
     ) -> None:
         self.offered, self.budget, self._kind = offered, offered.budget, kind
         self._image, self._headers, self._id, self.variant = image, headers, request_id, ""
-        self._classes: dict[str, Any] = {**BINARY, CLASSIFICATION: top_k}
+        self._wanted = kind.action, top_k
         self.work, self.debt = [work], debt
-        self.is_prepared = kind.action in offered.outputs
+        self.is_prepared = self._wanted in offered.outputs
         self.stages_s = {"admission": 0.0}
 
     def check(self, settings: "Settings") -> None:
@@ -166,16 +166,18 @@ class ImageCall:
             raise _not_served() from error
         except (Unreachable, *MALFORMED) as error:
             raise unreachable("") from error
-        self.offered.outputs[self._kind.action], self.is_prepared = found, True
+        classes = {**BINARY, CLASSIFICATION: self._wanted[1]}
+        outputs = [Output(name, classes if name == SCORES else BINARY) for name in found]
+        self.offered.outputs[self._wanted], self.is_prepared = outputs, True
 
     def encode(self, left_s: float) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
         """Return path, headers and body of the request to Triton."""
-        size, outputs = len(self._image), self.offered.outputs[self._kind.action]
+        size, outputs = len(self._image), self.offered.outputs[self._wanted]
         head = msgspec.json.encode(
             Inference(
                 [Input(IMAGE, [1, 1], BYTES, {BINARY_SIZE: size + LENGTH_BYTES})],
                 self._id,
-                [Output(name, self._classes if name == SCORES else BINARY) for name in outputs],
+                outputs,
                 {"timeout": max(1, int(left_s * 1e6))},
             )
         )
@@ -197,7 +199,7 @@ class ImageCall:
         size, kind = response.headers.get(LENGTH), self._kind
         try:
             result = HttpResult(response.body, None if size is None else int(size))
-            if result.get_response().get("id", self._id) == self._id and kind.is_complete(result, 1):
+            if result.response.get("id", self._id) == self._id and kind.is_complete(result, 1):
                 return kind.read(result, self.offered.name, self._id, _NO_TIMINGS)[0]
         except (Unreachable, *MALFORMED) as error:
             raise unreachable("") from error
@@ -227,7 +229,8 @@ async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall |
     outcome, variant = "inference_failed", ""
     try:
         call.check(gateway.settings)
-        gateway.quotas.take(request.key, call.debt, is_debt=True)
+        if call.debt:
+            gateway.quotas.take(request.key, call.debt, is_debt=True)
         result = await _admitted(gateway, request, call)
         outcome, variant = "ok", getattr(result, "variant", "")
     except Failure as failure:

@@ -9,9 +9,8 @@ from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import CLIENT_CLOSED as CLIENT_CLOSED
-from nereid.gateway.gateway_metrics import Metrics
+from nereid.gateway.gateway_metrics import LiveState, Metrics
 from nereid.gateway.http.upload import Uploads
-from nereid.gateway.live import LiveState
 from nereid.gateway.models import Models, OfferedModel
 from nereid.gateway.settings import Settings
 from nereid.gateway.workers.answer_memory import AnswerMemory

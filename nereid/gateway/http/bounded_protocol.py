@@ -46,7 +46,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Limit the time of a further head."""
         super().on_message_begin()
         if self._head_timer is None:
-            self._wait_for_head()
+            self._head_timer = self.loop.call_later(HEAD_S, self._end_late_head)
 
     def _wait_for_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S, self._end_late_head)
@@ -99,7 +99,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Restart the counts of bytes, and end the wait for the head."""
-        self._stop_waiting()
+        if self._head_timer:
+            self._head_timer.cancel()
+            self._head_timer = None
         self._head_bytes = self._pieces = self._piece_bytes = 0
         before = self.cycle
         super().on_headers_complete()
@@ -148,6 +150,7 @@ class _TransportOfRequest:
 
     def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol, self._cycle = protocol, cycle
+        self.write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._protocol.transport, name)

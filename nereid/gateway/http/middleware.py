@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -102,12 +103,23 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            request.reject_repeats()
+            if len(request.headers) != len(scope["headers"]):
+                request.reject_repeats()
             own += self._origin_guard.check(request)
             reply = self._origin_guard.preflight(request) if scope["method"] == "OPTIONS" else None
             if not reply and (operation := self._find(scope)):
-                reply = await perform(self._gateway, operation, request)
-            await (reply or self._pages)(scope, receive, send_with_headers)
+                self._admit(operation, request)
+                if operation.is_of_model:
+                    name = scope.get("path_params", {}).get("model")
+                    request.offered = await self._gateway.models.find(name, operation.task)
+                reply = await operation.run(self._gateway, request)
+            if reply is None:
+                await self._pages(scope, receive, send_with_headers)
+                return
+            request.status = reply.status
+            head = [*reply.headers, *own]
+            await send({"type": "http.response.start", "status": reply.status, "headers": head})
+            await send({"type": "http.response.body", "body": reply.body})
         except Failure as failure:
             request.outcome = failure.code
             if failure.code in FAULTS:
@@ -127,6 +139,20 @@ class RequestMiddleware:
             asyncio.get_running_loop().call_soon(record, self._gateway, request)
             # Breaks a reference cycle, which would wait for Python's garbage collector.
             del scope["nereid.request"]
+
+    def _admit(self, operation: "Operation", request: GatewayRequest) -> None:
+        """Check key and quota.
+
+        Raises:
+            Failure: the request may not run the operation now, or not with this query.
+        """
+        gateway = self._gateway
+        request.endpoint, request.is_inference = operation.path, operation.is_limited
+        request.key = identify(gateway.keys, gateway.keys_needed, request.headers, operation.need)
+        if operation.is_limited:
+            gateway.quotas.take(request.key)
+        else:
+            request.query(operation.query)
 
     def _find(self, scope: Scope) -> "Operation | None":
         """Return the operation of a request; None for other paths.
@@ -151,25 +177,12 @@ class RequestMiddleware:
         raise failure
 
 
-async def perform(gateway: Gateway, operation: "Operation", request: GatewayRequest) -> GatewayResponse:
-    """Check key and quota, then run an operation; return its response."""
-    request.endpoint, request.is_inference = operation.path, operation.is_limited
-    request.key = identify(gateway.keys, gateway.keys_needed, request.headers, operation.need)
-    if operation.is_limited:
-        gateway.quotas.take(request.key)
-    else:
-        request.query(operation.query)
-    if operation.is_of_model:
-        name = request.scope.get("path_params", {}).get("model")
-        request.offered = await gateway.models.find(name, operation.task)
-    return await operation.run(gateway, request)
-
-
 def record(gateway: Gateway, request: GatewayRequest) -> None:
     """Record the outcome of a request, and release what it held."""
     outcome = request.outcome or _CODES.get(request.status, "ok")
-    endpoint, metrics, model = request.endpoint or OTHER, gateway.metrics, request.model_label
-    total_s = request.elapsed_s()
+    endpoint, metrics = request.endpoint or OTHER, gateway.metrics
+    model = request.offered.name if request.offered else request.model_name
+    total_s = time.perf_counter() - request.began_s
     gateway.uploads.buffers.give_back(request.key, request.body_bytes)
     request.stages_s["total"] = total_s
     metrics.count_request(endpoint, model, request.variant, outcome, request.stages_s)
@@ -223,7 +236,9 @@ class OriginGuard:
             Failure: the request has a foreign host or origin.
         """
         host = request.headers.get(b"host", b"").lower()
-        if self._hosts and hostname(host) not in self._hosts:
+        # Most hosts have no brackets.
+        is_plain = host.partition(b":")[0].decode("latin-1") in self._hosts
+        if self._hosts and not is_plain and hostname(host) not in self._hosts:
             raise invalid_request(f"the host {host.decode('latin-1')[:128]!r} is not allowed")
         origin = request.headers.get(b"origin")
         if origin is None:
