@@ -8,9 +8,8 @@ from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import CLIENT_CLOSED as CLIENT_CLOSED
-from nereid.gateway.gateway_metrics import Metrics
+from nereid.gateway.gateway_metrics import LiveState, Metrics
 from nereid.gateway.http.upload import Uploads
-from nereid.gateway.live import LiveState
 from nereid.gateway.models import Models, OfferedModel
 from nereid.gateway.settings import Settings
 from nereid.gateway.workers.answer_memory import AnswerMemory
@@ -33,6 +32,7 @@ class Gateway:
     previewing: Admission
     unpacking: Turns
     triton: HttpConnections
+    keys_needed: bool
     memory: AnswerMemory
     tracer: Tracer | None = None
     shared: SharedState | None = None
@@ -74,6 +74,7 @@ def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState
         Admission(1),
         Turns(lambda: 1),
         models.triton,
+        settings.requires_keys,
         shared.memory if shared else AnswerMemory(),
         Tracer(settings.traces, settings.sampling) if settings.traces else None,
         shared,

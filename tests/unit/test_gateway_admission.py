@@ -382,10 +382,20 @@ def test_cost_of_a_key_is_that_beyond_others(clock, requests, is_costly, debt):
     assert not costs.is_costly("a", "m")
 
 
-def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(clock):
+@cases(
+    ("work", "spent_s", "rest_s"),
+    {
+        "small": (1, 0.5, 1.5),
+        "batch": (3, 0.5, 5.5),
+        "later than usual": (1, 5.0, 0.0),
+        "large": (64, 5.0, 123.0),
+        "large, and later than usual": (64, 200.0, 200.0),
+    },
+)
+def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(clock, work, spent_s, rest_s):
     admission = Admission(64, clock)
     admission.costs.note("a", "m", 2.0, 1)
-    slot = asyncio.run(admission.take(9, "a", [3], "m"))
-    clock.now_s += 0.5
+    slot = asyncio.run(admission.take(9, "a", [work], "m"))
+    clock.now_s += spent_s
 
-    assert slot.rest_s() == pytest.approx(3 * 2.0 - 0.5)
+    assert slot.rest_s() == pytest.approx(rest_s)

@@ -195,11 +195,12 @@ class Slot:
         """Return the estimated time that the server still works on a cancelled request.
 
         The server finishes a dispatched request without a report. The mean time of its key is assumed, for
-        each unit that it declared.
+        each unit that it declared; of a large image, at least half of its time is left.
         """
         admission = self._admission
         each_s = max(admission._concurrency_limit.rtt_s, admission.costs.expected_s(self._owner, self._model))
-        return max(0.0, each_s * self._work - self._in_flight_s())
+        spent_s = self._in_flight_s()
+        return max(spent_s if self.is_large else 0.0, each_s * self._work - spent_s)
 
     def _in_flight_s(self) -> float:
         return max(0.0, self._admission._clock() - self._began_s)
