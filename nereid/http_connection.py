@@ -157,13 +157,13 @@ class HttpConnections:
         self._idle: deque[HttpConnection] = deque()
         self._busy: set[HttpConnection] = set()
 
-    def taken(self, timeout_s: float | None = None) -> "TakenConnection":
+    def taken(self) -> "TakenConnection":
         """Give a connection for one request; an error or a cancellation ends the connection.
 
         Raises:
-            OSError: the server cannot be reached; TimeoutError without a number: not in time.
+            OSError: the server cannot be reached.
         """
-        return TakenConnection(self._url, self._idle, self._busy, timeout_s)
+        return TakenConnection(self._url, self._idle, self._busy)
 
     async def request(
         self,
@@ -180,7 +180,7 @@ class HttpConnections:
             HTTPException: the peer does not send HTTP.
         """
         head = self.head(method, path, headers, sum(map(len, body)))
-        async with self.taken(timeout_s) as connection:
+        async with TakenConnection(self._url, self._idle, self._busy, timeout_s) as connection:
             return await connection.send([head, *filter(len, body)], timeout_s)
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class HttpConnections:
     def head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], body_bytes: int) -> bytes:
         """Return the head of a request with a body of that length."""
         lines = [f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\n".encode()]
-        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines += map(b"%b: %b\r\n".__mod__, headers)
         return b"".join([*lines, b"content-length: %d\r\n\r\n" % body_bytes])
 
 
@@ -202,13 +202,18 @@ class TakenConnection:
     __slots__ = ("_busy", "_connection", "_idle", "_timeout_s", "_url")
 
     def __init__(
-        self, url: str, idle: deque[HttpConnection], busy: set[HttpConnection], timeout_s: float | None
+        self,
+        url: str,
+        idle: deque[HttpConnection],
+        busy: set[HttpConnection],
+        timeout_s: float | None = None,
     ) -> None:
         self._url, self._idle, self._busy, self._timeout_s = url, idle, busy, timeout_s
 
     async def __aenter__(self) -> HttpConnection:
         while self._idle:
-            if (connection := self._idle.pop()).is_open:
+            transport = (connection := self._idle.pop())._transport
+            if transport is not None and not transport.is_closing():
                 break
         else:
             async with asyncio.timeout(self._timeout_s):
@@ -220,7 +225,8 @@ class TakenConnection:
     async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
         connection = self._connection
         self._busy.discard(connection)
-        if kind is None and connection.is_open:
+        transport = connection._transport
+        if kind is None and transport is not None and not transport.is_closing():
             self._idle.append(connection)
         else:
             connection.close()

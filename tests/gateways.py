@@ -20,7 +20,7 @@ from nereid.client.results.detected_objects import DETECTIONS, Detection
 from nereid.client.results.text_reading import READINGS, Field, Reading
 from nereid.contract import BARCODE_OUTPUTS, OPTION_HEADERS, ROUTE_OUTPUTS
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
-from nereid.gateway.http.app import create_app, rest_app
+from nereid.gateway.http.app import create_app
 from nereid.gateway.models import Models, PreviewRefused
 from nereid.gateway.route_control import (
     RolloutOrder,
@@ -198,7 +198,7 @@ class Ring(dict[str, Key]):
 
 class Caller:
     def __init__(self, made: Any, body: bytes = IMAGE, is_complete: bool = True, headers: Any = ()) -> None:
-        self.app, self.sent = rest_app(made), list[Any]()
+        self.app, self.sent = create_app(made), list[Any]()
         self.messages: asyncio.Queue = asyncio.Queue()
         self.messages.put_nowait({"type": "http.request", "body": body, "more_body": not is_complete})
         self.scope = {
@@ -216,8 +216,8 @@ class Caller:
         """Return the next message; refers to the request, as in uvicorn."""
         return await self.messages.get()
 
-    def start(self) -> asyncio.Task:
-        return asyncio.create_task(self.app(self.scope, self.receive, self.send))
+    def start(self) -> asyncio.Future:
+        return asyncio.ensure_future(self.app(self.scope, self.receive, self.send))
 
     def disconnect(self) -> None:
         self.messages.put_nowait({"type": "http.disconnect"})

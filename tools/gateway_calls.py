@@ -6,6 +6,7 @@ Without the address of a server's HTTP port it starts a server. Each resumption 
 import asyncio
 import http.client
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -27,13 +28,19 @@ from nereid.gateway.settings import Settings
 
 WARM_UP, SETTLED_S = 50, 0.2
 PATHS = {"REST": "/predict", "v2 over HTTP": "/v2/models/classify/infer"}
-HEADERS = {"content-type": "application/octet-stream", "inference-header-content-length": "0"}
+PHOTO = COFFEE.read_bytes()
+HEAD = (
+    "POST {} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\n"
+    f"inference-header-content-length: 0\r\ncontent-length: {len(PHOTO)}\r\n\r\n"
+)
 
 
 def measure(url: str, shows_modules: bool) -> None:
     """Print the counts of one request of each protocol."""
     app = create_app(create_gateway(Settings(url), KeyRing(), FixedModels(("classify",), url)))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, http=BoundedProtocol, log_level="error"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, http=BoundedProtocol, log_level="error", proxy_headers=False)
+    )
     loop, entered = server.config.get_loop_factory()(), Counter[str]()
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
@@ -46,7 +53,7 @@ def measure(url: str, shows_modules: bool) -> None:
     threading.Thread(target=loop.run_until_complete, args=[server.serve()], daemon=True).start()
     while not server.started:
         time.sleep(SETTLED_S)
-    client = http.client.HTTPConnection(*server.servers[0].sockets[0].getsockname())
+    client = socket.create_connection(server.servers[0].sockets[0].getsockname())
     for name, path in PATHS.items():
         for _ in range(WARM_UP):
             post(client, path)
@@ -62,10 +69,11 @@ def measure(url: str, shows_modules: bool) -> None:
     server.should_exit = True
 
 
-def post(client: http.client.HTTPConnection, path: str) -> None:
-    """Send the photo, and check the response."""
-    client.request("POST", path, COFFEE.read_bytes(), HEADERS)
-    response = client.getresponse()
+def post(client: socket.socket, path: str) -> None:
+    """Send the photo in one piece, and check the response."""
+    client.sendall(HEAD.format(path).encode() + PHOTO)
+    response = http.client.HTTPResponse(client, method="POST")
+    response.begin()
     assert response.read()
     assert response.status == http.client.OK
 

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2 as v2
 
+from loadtest.attack.costly import COSTLY
 from nereid.assets import COFFEE
 
 MODEL = "classify"
@@ -74,6 +75,11 @@ def infer(front: Front, document: Any, binary: bytes = b"", length: int | None =
     head = document if isinstance(document, bytes) else json.dumps(document).encode()
     sent = {"Inference-Header-Content-Length": str(len(head) if length is None else length)}
     return post(front, INFER, head + binary, sent if binary or length is not None else {})
+
+
+def send_image(front: Front, make: Callable[[], bytes]) -> str:
+    """Send an image without JSON around it."""
+    return post(front, INFER, make(), _RAW)
 
 
 def raw(front: Front, head: bytes, *pieces: bytes) -> str:
@@ -208,7 +214,8 @@ _PATHS = (
 )
 _HUGE = b"content-length: 1000000000000000\r\n\r\n"
 _MISSING = b"x-request-timeout-ms: 300\r\ncontent-length: 1000\r\n\r\n"
-_BOMB = partial(post, path=INFER, body=TINY_WEBP, headers={"Inference-Header-Content-Length": "0"})
+_RAW = {"Inference-Header-Content-Length": "0"}
+_BOMB = partial(post, path=INFER, body=TINY_WEBP, headers=_RAW)
 HTTP_ATTACKS = (
     *(Attack(f"nested JSON {where}", partial(nested, at=at), BAD) for where, at in _NESTED.items()),
     *(Attack(name, partial(infer, document=document), BAD) for name, document in _DOCUMENTS.items()),
@@ -256,4 +263,7 @@ GRPC_ATTACKS = (
         frozenset({"UNIMPLEMENTED", "INTERNAL"}) | _TOO_LONG,
     ),
 )
-ATTACKS = (*HTTP_ATTACKS, *GRPC_ATTACKS)
+COSTLY_ATTACKS = tuple(
+    Attack(name, partial(send_image, make=make), frozenset({"200", "429"})) for name, make in COSTLY.items()
+)
+ATTACKS = (*HTTP_ATTACKS, *GRPC_ATTACKS, *COSTLY_ATTACKS)

@@ -1,5 +1,6 @@
 """Predictions of a classifier, read from tritonclient's results."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,13 +76,16 @@ def _count(result: Any) -> int:
 
 
 def _values(result: Any) -> list[tuple[tuple[Label, ...]]]:
-    return [(tuple(map(label, row)),) for row in result.as_numpy(SCORES)]
+    return [(labels(row),) for row in result.as_numpy(SCORES)]
 
 
-def label(entry: bytes) -> Label:
-    """Read one entry of Triton's classification extension, `SCORE:INDEX:NAME`; the name may be missing."""
-    score, index, *name = entry.decode().split(":", 2)
-    return Label(int(index), name[0] if name else "", float(score))
+def labels(row: Iterable[bytes]) -> tuple[Label, ...]:
+    """Read entries of Triton's classification extension, `SCORE:INDEX:NAME`; the name may be missing."""
+    found = []
+    for entry in row:
+        score, index, *name = entry.decode().split(":", 2)
+        found.append(Label(int(index), name[0] if name else "", float(score)))
+    return tuple(found)
 
 
 PREDICTIONS = ResultKind("classify", (SCORES,), (), _count, _values, Prediction, Options)

@@ -147,6 +147,7 @@ class Failure(Exception):
     Attributes:
         is_repeatable: whether the gateway may send the image again.
         is_by_status: whether only the status of Triton's response decided the code.
+        more_headers: further headers of the response.
     """
 
     def __init__(self, code: Code, message: str, retry_after_s: float | None = None) -> None:
@@ -156,6 +157,7 @@ class Failure(Exception):
         self.retry_after_s = retry_after_s
         self.is_repeatable = KINDS[code].is_repeatable
         self.is_by_status = False
+        self.more_headers: list[tuple[bytes, bytes]] = []
 
     @property
     def status(self) -> int:
@@ -170,7 +172,7 @@ class Failure(Exception):
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The headers of the response that depend on the error."""
-        headers = []
+        headers = [*self.more_headers]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(max(1, ceil(self.retry_after_s))).encode()))
         if self.code == "unauthenticated":

@@ -15,10 +15,21 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
     image = await gateway.uploads.one(request, left_s)
     image_size.check(image, settings.max_pixels, settings.max_side_px)
+    work = image_size.work(image, settings.max_pixels)
+    gateway.quotas.take(request.key, work - 1, is_debt=True)
+    # One at a time, to its end: decoding costs as much as an inference, and predictions come first.
+    slot = await gateway.previewing.take(request.left_s(), request.owner, [work], request.model.name)
+
+    def end(preparing: "asyncio.Task[bytes | None]") -> None:
+        preparing.exception()
+        gateway.quotas.take(request.key, slot.measure(), is_debt=True)
+        slot.release()
+
+    preparing = asyncio.create_task(asyncio.to_thread(gateway.models.preview, request.model.name, image))
+    preparing.add_done_callback(end)
     try:
-        # One at a time: decoding costs as much as an inference, and requests for predictions come first.
-        async with asyncio.timeout(request.left_s()), gateway.previewing:
-            png = await asyncio.to_thread(gateway.models.preview, request.model.name, image)
+        async with asyncio.timeout(request.left_s()):
+            png = await asyncio.shield(preparing)
     except TimeoutError:
         raise request.late() from None
     except PreviewRefused as error:

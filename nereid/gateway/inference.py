@@ -67,18 +67,21 @@ class TensorCall:
     Attributes:
         offered: the model of the gateway; None for tensors.
         budget: that of retries; None for no retries, because a sequence must not see a request twice.
+        path: Triton's path of the inference.
         work: cost of each image or tensor, in units of a small photo.
         debt: cost that the quota of the key does not have yet.
+        is_prepared: whether the outputs to request are known.
         stages_s: durations of the stages so far.
         variant: label of the variant that answered, for metrics.
     """
 
     offered: "OfferedModel | None" = None
     budget: Budget | None = None
+    is_prepared = True
     variant = ""
 
     def __init__(self, path: str, headers: Headers, checked: CheckedBody) -> None:
-        self._path, self._headers, self._checked = path, headers, checked
+        self.path, self._headers, self._checked = path, headers, checked
         self.work, self.debt = checked.work, sum(checked.work) - 1
         self.stages_s: dict[str, float] = {}
 
@@ -92,7 +95,7 @@ class TensorCall:
         """Return path, headers and body of the request to Triton."""
         json_bytes = self._checked.json_bytes
         content = [_JSON] if json_bytes is None else [_OCTETS, (LENGTH, b"%d" % json_bytes)]
-        return self._path, [*content, *self._headers], self._checked.parts
+        return self.path, [*content, *self._headers], self._checked.parts
 
     def read(self, response: HttpResponse) -> HttpResponse:
         """Return the response.
@@ -134,8 +137,9 @@ class ImageCall:
     ) -> None:
         self.offered, self.budget, self._kind = offered, offered.budget, kind
         self._image, self._headers, self._id, self.variant = image, headers, request_id, ""
-        self._classes: dict[str, Any] = {**BINARY, CLASSIFICATION: top_k}
-        self.work, self.debt = [work], debt
+        self._wanted = kind.action, top_k
+        self.path, self.work, self.debt = f"{offered.path}/infer", [work], debt
+        self.is_prepared = self._wanted in offered.outputs
         self.stages_s = {"admission": 0.0}
 
     def check(self, settings: "Settings") -> None:
@@ -154,8 +158,6 @@ class ImageCall:
         Raises:
             Failure: the model cannot be reached, or has another task.
         """
-        if self._kind.action in self.offered.outputs:
-            return
         response = await request(triton, "GET", self.offered.path, timeout_s=left_s)
         if response.status != HTTPStatus.OK:
             raise _of_image(from_triton(response.status, response.body))
@@ -165,22 +167,24 @@ class ImageCall:
             raise _not_served() from error
         except (Unreachable, *MALFORMED) as error:
             raise unreachable("") from error
-        self.offered.outputs[self._kind.action] = found
+        classes = {**BINARY, CLASSIFICATION: self._wanted[1]}
+        outputs = [Output(name, classes if name == SCORES else BINARY) for name in found]
+        self.offered.outputs[self._wanted], self.is_prepared = outputs, True
 
     def encode(self, left_s: float) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
         """Return path, headers and body of the request to Triton."""
-        size, outputs = len(self._image), self.offered.outputs[self._kind.action]
+        size, outputs = len(self._image), self.offered.outputs[self._wanted]
         head = msgspec.json.encode(
             Inference(
                 [Input(IMAGE, [1, 1], BYTES, {BINARY_SIZE: size + LENGTH_BYTES})],
                 self._id,
-                [Output(name, self._classes if name == SCORES else BINARY) for name in outputs],
+                outputs,
                 {"timeout": max(1, int(left_s * 1e6))},
             )
         )
         headers = [_OCTETS, (LENGTH, b"%d" % len(head)), *self._headers]
         return (
-            f"{self.offered.path}/infer",
+            self.path,
             headers,
             [head, size.to_bytes(LENGTH_BYTES, "little"), self._image],
         )
@@ -196,7 +200,7 @@ class ImageCall:
         size, kind = response.headers.get(LENGTH), self._kind
         try:
             result = HttpResult(response.body, None if size is None else int(size))
-            if result.get_response().get("id", self._id) == self._id and kind.is_complete(result, 1):
+            if result.response.get("id", self._id) == self._id and kind.is_complete(result, 1):
                 return kind.read(result, self.offered.name, self._id, _NO_TIMINGS)[0]
         except (Unreachable, *MALFORMED) as error:
             raise unreachable("") from error
@@ -226,7 +230,8 @@ async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall |
     outcome, variant = "inference_failed", ""
     try:
         call.check(gateway.settings)
-        gateway.quotas.take(request.key, call.debt, is_debt=True)
+        if call.debt:
+            gateway.quotas.take(request.key, call.debt, is_debt=True)
         result = await _admitted(gateway, request, call)
         outcome, variant = "ok", getattr(result, "variant", "")
     except Failure as failure:
@@ -256,10 +261,11 @@ def account(
 
 async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: TensorCall | ImageCall) -> Any:
     admission, spans = gateway.admission, request.spans
-    span, is_large = spans.context.child(), max(call.work) >= image_size.LARGE_WORK
+    # Nobody reads the span of an inference without tracing.
+    span = spans.context.child() if spans.is_forwarded else spans.context
     left_s, began_s = request.left_s(), time.perf_counter()
     try:
-        slot = await admission.take(left_s, request.owner, is_large)
+        slot = await admission.take(left_s, request.owner, call.work, call.path)
     finally:
         call.stages_s["admission"] = time.perf_counter() - began_s
         if spans.is_traced:
@@ -280,12 +286,11 @@ async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: TensorC
         slot.release()
         raise
     finally:
+        gateway.quotas.take(request.key, slot.measure(), is_debt=True)
         call.stages_s["inference"] = time.perf_counter() - began_s
         if spans.is_traced:
             spans.add("inference", call.stages_s["inference"], span)
-    if len(call.work) == 1:
-        slot.answered()
-    slot.release()
+    slot.answered()
     return result
 
 
@@ -307,29 +312,33 @@ async def send(
         Failure: the inference failed.
         TimeoutError: no response came in time.
     """
-    budget, attempt = call.budget or Budget(), 1
-    budget.running += 1
+    budget, attempt, remaining_s = call.budget, 1, left_s()
+    if budget:
+        budget.running += 1
     try:
         while True:
             try:
-                await call.prepare(triton, left_s())
-                remaining_s = left_s()
+                if not call.is_prepared:
+                    await call.prepare(triton, remaining_s)
+                    remaining_s = left_s()
                 path, headers, parts = call.encode(remaining_s)
                 response = await request(triton, "POST", path, [*headers, *more_headers], parts, remaining_s)
                 result = call.read(response)
             except Failure as failure:
-                can_repeat = call.budget and failure.is_repeatable and budget.failed()
                 pause = pause_s(attempt)
+                can_repeat = budget and failure.is_repeatable and budget.failed()
                 if not can_repeat or attempt == MAX_ATTEMPTS or pause >= left_s():
                     raise
                 attempt += 1
                 await asyncio.sleep(pause)
+                remaining_s = left_s()
             else:
-                if budget.taken:
+                if budget and budget.taken:
                     budget.succeeded()
                 return result
     finally:
-        budget.running -= 1
+        if budget:
+            budget.running -= 1
 
 
 async def request(

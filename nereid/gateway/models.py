@@ -10,12 +10,13 @@ from urllib.parse import quote
 
 from nereid.contract import PROBE_HEADER
 from nereid.gateway.failures import Failure, invalid_request
+from nereid.gateway.gateway_metrics import Live
 from nereid.gateway.http.http_request import new_request_id
 from nereid.gateway.inference import ImageCall, request, send
-from nereid.gateway.live import Live
 from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.tasks.gateway_task import CLASSIFY, GatewayTask, task_of
+from nereid.gateway.v2.inference_body import Output
 from nereid.http_connection import HttpConnections
 from nereid.retry import Budget
 
@@ -102,8 +103,9 @@ class OfferedModel:
 
     Attributes:
         task: its task; None while it is not known.
+        path: Triton's path of the model.
         budget: retries of its images.
-        outputs: names of the outputs to request, by the work of a task.
+        outputs: the outputs to request, by the work of a task and the number of classes.
     """
 
     name: str
@@ -111,8 +113,9 @@ class OfferedModel:
     readiness: Readiness
     route: RouteView | None
     task: GatewayTask | None = None
+    path: str = ""
     budget: Budget = field(default_factory=Budget)
-    outputs: dict[str, list[str]] = field(default_factory=dict)
+    outputs: dict[tuple[str, int], list[Output]] = field(default_factory=dict)
     _finding: "asyncio.Task[None] | None" = None
     _found_s: float = 0.0
 
@@ -129,11 +132,6 @@ class OfferedModel:
             self.task = task_of(await asyncio.to_thread(outputs, self.name))
         finally:
             self._found_s = time.monotonic()
-
-    @property
-    def path(self) -> str:
-        """Triton's path of the model."""
-        return path_of(self.name)
 
 
 class Models:
@@ -216,5 +214,5 @@ class Models:
 
         route = self._source.route(name)
         view = RouteView(route) if route else None
-        model = self.known[name] = OfferedModel(name, Live(), Readiness(probe), view)
+        model = self.known[name] = OfferedModel(name, Live(), Readiness(probe), view, path=path_of(name))
         return model

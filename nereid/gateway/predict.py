@@ -1,6 +1,7 @@
 """Images by REST: from the body of a request to the result of a model, for every task."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -52,13 +53,15 @@ async def answer_one(
         ClientClosed: the client has disconnected.
     """
     settings = gateway.settings
-    headers, top_k = request.forwarded(given), _top_k(given)
+    headers = request.forwarded(given)
+    top_k = _top_k(given) if "top_k" in given else DEFAULT_TOP_K
     left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
     gateway.admission.check(left_s, request.owner)
     image = await gateway.uploads.one(request, left_s)
     received_s = request.end_stage("receive")
     work = images.work(image, settings.max_pixels)
-    call = ImageCall(request.model, task.kind, image, work, headers, request.request_id, top_k, work - 1)
+    assert request.offered
+    call = ImageCall(request.offered, task.kind, image, work, headers, request.request_id, top_k, work - 1)
     with CancelOnDisconnect(request):
         result = await run(gateway, request, call)
     request.variant = call.variant
@@ -148,10 +151,16 @@ def _top_k(given: Mapping[str, str]) -> int:
 
 
 def _scores(found: Prediction) -> list[Score]:
-    return [Score(label.name, label.index, label.score) for label in found.labels]
+    scores = []
+    for label in found.labels:
+        scores.append(Score(label.name, label.index, label.score))
+    return scores
 
 
 def _timings_ms(request: GatewayRequest, received_s: float, stages_s: dict[str, float]) -> TimingsMs:
     """Return the durations of the stages so far."""
-    durations_s = received_s, stages_s["admission"], stages_s["inference"], request.elapsed_s()
-    return TimingsMs(*[round(seconds * 1e3, 3) for seconds in durations_s])
+    admission_ms, inference_ms = stages_s["admission"] * 1e3, stages_s["inference"] * 1e3
+    total_ms = (time.perf_counter() - request.began_s) * 1e3
+    return TimingsMs(
+        round(received_s * 1e3, 3), round(admission_ms, 3), round(inference_ms, 3), round(total_ms, 3)
+    )

@@ -1,6 +1,5 @@
 """State that all requests of one gateway share."""
 
-import asyncio
 import time
 from dataclasses import dataclass
 
@@ -9,9 +8,8 @@ from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import CLIENT_CLOSED as CLIENT_CLOSED
-from nereid.gateway.gateway_metrics import Metrics
+from nereid.gateway.gateway_metrics import LiveState, Metrics
 from nereid.gateway.http.upload import Uploads
-from nereid.gateway.live import LiveState
 from nereid.gateway.models import Models, OfferedModel
 from nereid.gateway.settings import Settings
 from nereid.gateway.workers.answer_memory import AnswerMemory
@@ -31,9 +29,10 @@ class Gateway:
     quotas: Quotas
     uploads: Uploads
     metrics: Metrics
-    previewing: asyncio.Lock
+    previewing: Admission
     unpacking: Turns
     triton: HttpConnections
+    keys_needed: bool
     memory: AnswerMemory
     tracer: Tracer | None = None
     shared: SharedState | None = None
@@ -72,9 +71,10 @@ def build(settings: Settings, keys: KeyRing, models: Models, shared: SharedState
         Quotas(settings.rate_per_s, settings.burst, shared.buckets if shared else None),
         Uploads(settings),
         Metrics(*in_work, is_shared=shared is not None),
-        asyncio.Lock(),
+        Admission(1),
         Turns(lambda: 1),
         models.triton,
+        settings.requires_keys,
         shared.memory if shared else AnswerMemory(),
         Tracer(settings.traces, settings.sampling) if settings.traces else None,
         shared,

@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 from threading import Lock
 
@@ -90,7 +91,7 @@ class ServedVariant:
         self._metrics, self._log = metrics, log
         self._shown = State.CLOSED
         self._is_retired = False
-        self.in_flight = self.late = 0
+        self.in_flight = self.late = self.late_large = 0
         self.is_dead = False
         # When it last answered, in seconds; too late counts, too.
         self.answered_at = -inf
@@ -116,6 +117,12 @@ class ServedVariant:
             self.breaker.record(attempt.blames_variant(error), now, attempt.is_trial)
         if error is None or isinstance(error, Died):
             self.is_dead = error is not None
+
+    def count_late(self, attempt: "Attempt", change: int) -> None:
+        """Count attempts that go on after their deadline, or with a negative `change`, that have returned."""
+        if change:
+            self.late += change
+            self.late_large += change * attempt.is_large
 
     def note_death(self, instance: str, now: float) -> None:
         """Record that an instance is dead."""
@@ -272,6 +279,11 @@ class Attempt:
         """Whether its variant is the chosen one, and no replacement."""
         return self.reason not in (BREAKER, RETRY)
 
+    @cached_property
+    def is_large(self) -> bool:
+        """Whether an image of the request is large; first read before the request is answered."""
+        return self.admitted.request.is_large()
+
     @property
     def has_fallbacks(self) -> bool:
         """Whether its route has variants or an answer that replace the default."""
@@ -289,9 +301,10 @@ class Attempt:
         if not is_fault(error):
             return None
         if isinstance(error, DeadlineExceeded):
-            # A variant that answered others meanwhile has more work than time.
+            # A variant that answered others meanwhile has more work than time. So has one with large images.
             is_silent = self.served.answered_at < self.begun_at
-            return True if self._is_own_deadline and is_silent else None
+            is_blamed = self._is_own_deadline and is_silent and not self.served.late_large
+            return True if is_blamed and not self.is_large else None
         return True
 
 

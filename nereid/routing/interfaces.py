@@ -28,6 +28,9 @@ class RoutedRequest(Protocol):
     def is_cancelled(self) -> bool:
         """Return whether the client has disconnected."""
 
+    def is_large(self) -> bool:
+        """Return whether an image is so large that its request may take long; reads all of them."""
+
     def forward(
         self, model: str, version: int, timeout_s: float, parameters: Mapping[str, Any] = NO_PARAMETERS
     ) -> Any:

@@ -299,7 +299,7 @@ class Router:
             self._in_flight_by_label.count(attempt.served, -1)
             self._abandoned -= attempt.admitted.is_abandoned
             attempt.admitted.is_abandoned = False
-            attempt.served.late -= is_late
+            attempt.served.count_late(attempt, -is_late)
             if error is None:
                 attempt.served.answered_at = self._clock()
         if is_late:
@@ -326,7 +326,7 @@ class Router:
                 return False
             self._attempts.remove(attempt)
             attempt.served.record(attempt, error, now)
-            attempt.served.late += is_late
+            attempt.served.count_late(attempt, is_late)
             if isinstance(error, Died) and (attempt.has_fallbacks or not attempt.is_survived):
                 shorten_deadlines(self._attempts, attempt.served, now)
             if error is None:

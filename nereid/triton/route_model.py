@@ -11,7 +11,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from nereid.config.model_config import ModelConfig
-from nereid.contract import ROUTE_OUTPUTS
+from nereid.contract import IMAGE, ROUTE_OUTPUTS
+from nereid.imaging.formats.work import LARGE_WORK, work
 from nereid.routing import deadline
 from nereid.routing.assignment import ANSWER, ROUTE_THREADS, Table
 from nereid.routing.attempts import AdmittedRequest
@@ -177,6 +178,11 @@ class TritonRequest:
     def is_cancelled(self) -> bool:
         """Return whether the client has disconnected; a round trip to the server."""
         return bool(self._request.is_cancelled())
+
+    def is_large(self) -> bool:
+        """Return whether an image is so large that its request may take long; reads all of them."""
+        images = pb_utils.get_input_tensor_by_name(self._request, IMAGE)
+        return images is not None and any(work(each) >= LARGE_WORK for each in images.as_numpy().ravel())
 
     def forward(
         self, model: str, version: int, timeout_s: float, parameters: Mapping[str, Any] = NO_PARAMETERS

@@ -1,7 +1,6 @@
 """`nereid gateway` as a user runs it: a process, its ready line, keys, and its end."""
 
 import http.client
-import io
 import json
 import os
 import re
@@ -11,23 +10,25 @@ import threading
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import psutil
 import pytest
-from PIL import Image
 from tritonclient.grpc import InferenceServerClient
 from typer.testing import CliRunner
 
-from nereid.assets import COFFEE
+from loadtest.attack.costly import COSTLY, crowded_page
+from nereid.assets import COFFEE, PARCEL_LABEL
 from nereid.cli.main import app
 from nereid.gateway.settings import Settings
 from nereid.server.ports import free_ports
 from tests.e2e.conftest import url
 from tests.routes import wait_until
 from tests.supervised import gateway
+from tests.tables import cases
 
 WATCHDOG_S = 60
 BURST = Settings().burst
@@ -35,9 +36,11 @@ BURST = Settings().burst
 UNUSED_S = 6.5
 
 
-def post(address: str, key: str = "", image: bytes = COFFEE.read_bytes()) -> tuple[int, dict]:
+def post(
+    address: str, key: str = "", image: bytes = COFFEE.read_bytes(), path: str = "/predict?variant=v1"
+) -> tuple[int, dict]:
     headers = {"Content-Type": "image/jpeg"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    request = urllib.request.Request(f"{address}/predict?variant=v1", image, headers)
+    request = urllib.request.Request(address + path, image, headers)
     try:
         with urllib.request.urlopen(request, timeout=WATCHDOG_S) as answer:
             return answer.status, json.load(answer)
@@ -72,33 +75,41 @@ def test_unused_connection_is_kept_for_a_load_balancer(tmp_path):
 
 
 @pytest.mark.slow
-def test_large_images_of_one_key_leave_the_others_in_service(both_profiles, tmp_path, nereid_key):
-    """Small files of 64 million pixels on many connections: every request of another key is answered."""
-    with io.BytesIO() as file:
-        Image.new("RGB", (8000, 8000)).save(file, "WEBP", lossless=True)
-        large = file.getvalue()
+@cases(
+    ("server", "model", "path", "costly", "photo", "count"),
+    {
+        "images": ("both_profiles", "classify", "/predict", [*COSTLY.values()], COFFEE, 40),
+        "pages": ("text_server", "read_text", "/v1/read", [crowded_page] * 4, PARCEL_LABEL, 8),
+    },
+)
+def test_costly_files_of_one_key_leave_the_others_in_service(
+    request, tmp_path, nereid_key, server, model, path, costly, photo, count
+):
+    """Small files that take seconds on many connections: every request of another key is answered."""
     hostile, steady = (nereid_key("add", name, "--scope", "infer") for name in ("hostile", "steady"))
-    words = ["--url", url(both_profiles["cpu"], "http"), "--keys", str(tmp_path / "keys.json")]
-    over = threading.Event()
+    serving, over = request.getfixturevalue(server), threading.Event()
+    serving = serving["cpu"] if server == "both_profiles" else serving
+    words = ["--url", url(serving, "http"), "--model", model, "--require-keys"]
+    words += ["--keys", str(tmp_path / "keys.json")]
 
-    def flood(address: str) -> set[int]:
+    def flood(address: str, make: Callable[[], bytes]) -> set[int]:
         statuses = set()
         while not over.is_set():
-            statuses.add(post(address, hostile, large)[0])
+            statuses.add(post(address, hostile, make(), path)[0])
         return statuses
 
-    with gateway(tmp_path / "log", *words, "--require-keys") as (_, address), ThreadPoolExecutor(48) as pool:
-        flooding = [pool.submit(flood, address) for _ in range(48)]
+    with gateway(tmp_path / "log", *words) as (_, address), ThreadPoolExecutor(48) as pool:
+        first = post(address, steady, photo.read_bytes(), path)
+        flooding = [pool.submit(flood, address, make) for make in costly for _ in range(12)]
         try:
-            answers = [post(address, steady) for _ in range(40)]
+            answers = [first, *(post(address, steady, photo.read_bytes(), path) for _ in range(count))]
         finally:
             over.set()
         refused = set().union(*(each.result() for each in flooding))
 
-    assert len(large) < 10_000
-    assert [status for status, _ in answers] == [200] * 40
-    assert {answer["variant"] for _, answer in answers} == {"v1"}
-    assert refused <= {200, 429, 504}
+    assert [status for status, _ in answers] == [200] * (1 + count)
+    assert {answer["variant"] for _, answer in answers} <= {"v1", "v2"}
+    assert refused <= {200, 400, 429, 504}
 
 
 @pytest.mark.parametrize(

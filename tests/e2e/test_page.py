@@ -25,7 +25,7 @@ from nereid.cli.route_commands.gateway_route import RepositoryModels
 from nereid.client.classifier_errors import Unreachable
 from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import KeyRing
-from nereid.gateway.http.app import create_app, create_gateway, rest_app
+from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.settings import Settings
 from nereid.rollout import orders, service
 from nereid.routes.target import find_route
@@ -815,7 +815,7 @@ def test_page_says_that_the_server_is_down(browser):
     page = browser.new_context(viewport=DESK).new_page()
     state, message = page.locator("#connection"), page.locator("#live-message")
 
-    with listening(rest_app(in_front_of(upstream))) as origin:
+    with listening(create_app(in_front_of(upstream))) as origin:
         page.goto(origin)
         sync_api.expect(state).to_have_text("live")
         upstream.outcome = Unreachable("127.0.0.1:8000: connection refused")

@@ -36,7 +36,7 @@ from nereid.client.classifier_errors import (
     from_triton,
 )
 from nereid.client.detector_client import Detector
-from nereid.client.prediction import Label, label
+from nereid.client.prediction import Label, labels
 from nereid.client.reader_client import Reader
 from nereid.client.retry import Attempts
 from nereid.retry import Budget
@@ -65,7 +65,7 @@ def short_pauses(monkeypatch):
     },
 )
 def test_label_is_read_from_tritons_form(entry, expected):
-    assert label(entry.encode()) == expected
+    assert labels([entry.encode()]) == (expected,)
 
 
 @pytest.mark.parametrize(

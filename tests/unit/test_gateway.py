@@ -6,18 +6,21 @@ import gc
 import json
 import logging
 import re
+import threading
 import weakref
+from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from PIL import Image
 
 from nereid.client import classifier_errors as errors
 from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS
-from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT
+from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT, Admission
 from nereid.gateway.admission.keys import KeyRing
-from nereid.gateway.failures import STATUS
-from nereid.gateway.http.app import create_gateway
+from nereid.gateway.failures import STATUS, Failure
+from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings
@@ -28,13 +31,16 @@ from tests.gateways import (
     NO_KEYS,
     RING,
     SMALL,
+    WATCHDOG_S,
     Caller,
     Control,
+    Ring,
     Source,
     Upstream,
     Upstreams,
     asynchronous,
     gateway,
+    key,
     send,
 )
 from tests.pictures import save
@@ -475,6 +481,27 @@ def test_readiness_has_a_reason(error, status, reason):
     assert (answer.status_code, answer.json()) == (status, {"ready": status == 200, "reason": reason})
 
 
+def test_costly_request_is_paid_afterwards():
+    """A small file that took 100 times as long as those of another key costs as much as 100."""
+    now_s = [0.0]
+
+    class Slow(Upstream):
+        async def infer(self, image: bytes, **options: Any) -> Any:
+            now_s[0] += 1.0
+            return await super().infer(image, **options)
+
+    made = gateway(Slow(), Settings(rate_per_s=0.01, burst=20), keys=RING)
+    made = replace(made, admission=Admission(8, lambda: now_s[0]))
+    made.admission.costs.note("other", "/v2/models/classify/infer", 0.01, 1)
+
+    statuses = [
+        send(made, "POST", "/predict", content=IMAGE, headers={"x-api-key": "infer"}).status_code
+        for _ in range(2)
+    ]
+
+    assert statuses == [200, 429]
+
+
 def test_rate_is_limited_by_key_and_pixels():
     """A small file of 25 million pixels costs as much as 25 photos, as debt."""
     made = gateway(Upstream(), Settings(rate_per_s=0.01, burst=20), keys=RING)
@@ -572,3 +599,35 @@ def test_preview_shows_what_the_network_sees(path, body, expected):
     else:
         assert code(answer) == expected
     assert upstream.received == []
+
+
+@asynchronous
+async def test_previews_go_one_at_a_time_to_their_end_and_cost_what_they_take(monkeypatch):
+    """A preview whose client has its error still decodes; the next one waits for it."""
+    ring = Ring({name: key(name, "infer") for name in ("a", "b")})
+    made = gateway(Upstream(), Settings(rate_per_s=0.001, burst=20), keys=ring)
+    go_on, running = threading.Event(), []
+
+    def prepare(name: str, image: bytes) -> bytes:
+        running.append(image)
+        go_on.wait(WATCHDOG_S)
+        return b"picture"
+
+    monkeypatch.setattr(made.models, "preview", prepare)
+    image, transport = save(Image.new("RGB", (3500, 1000))), httpx.ASGITransport(create_app(made))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+
+        def ask(name: str, timeout_ms: int) -> "asyncio.Task[httpx.Response]":
+            headers = {"x-api-key": name, "x-request-timeout-ms": str(timeout_ms)}
+            return asyncio.create_task(client.post("/v1/preview", content=image, headers=headers))
+
+        late = await ask("a", 200)
+        others = [ask(name, 60_000) for name in "aab"]
+        await until(lambda: made.previewing.waiting == 3)
+        assert (code(late), len(running)) == ((504, "deadline_exceeded"), 1)
+        go_on.set()
+
+        assert [(await each).status_code for each in others] == [200, 200, 200]
+    with pytest.raises(Failure, match="images per second"):
+        made.quotas.take(ring["a"], 20 - 3 * 3 + 1)
+    assert made.previewing.in_flight == 0

@@ -1,13 +1,18 @@
 """Admission: slots, estimates of the wait, and token quotas."""
 
 import asyncio
+import sys
 
 import pytest
 
 from nereid.gateway.admission.admission import MAX_LARGE_WAITING, MAX_WAITING_PER_SLOT, Admission, Slot
+from nereid.gateway.admission.costs import MEMORY_S, Costs
 from nereid.gateway.admission.quotas import Quotas
+from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import Failure
+from nereid.gateway.image_size import LARGE_WORK
 from tests.gateways import asynchronous, key
+from tests.tables import cases
 
 
 class Clock:
@@ -164,25 +169,33 @@ def test_images_of_a_batch_are_taken_as_debt(clock):
     quotas.take(alice)
 
 
+@cases(
+    ("before", "seconds", "expected"),
+    {
+        "equal": ("", {"a": 1, "b": 1}, "ababababb"),
+        "one takes three times as long": ("", {"a": 3, "b": 1}, "abbbabbaa"),
+        "one was alone before": ("aaaaaaaaa", {"a": 1, "b": 1}, "babababab"),
+    },
+)
 @asynchronous
-async def test_keys_take_turns(clock):
-    admission, came = Admission(1, clock), []
+async def test_keys_share_the_time(before, seconds, expected):
+    turns, came = Turns(lambda: 1), ""
 
-    async def wait(owner: str, number: int) -> None:
-        slot = await admission.take(9, owner)
-        came.append(f"{owner}{number}")
-        slot.release()
+    async def wait(owner: str) -> None:
+        nonlocal came
+        await turns.take(owner)
+        came += owner
+        turns.leave(owner, seconds[owner])
 
-    slot = await admission.take(9)
-    tasks = [asyncio.create_task(wait("a", number)) for number in range(3)]
+    for owner in before:
+        await wait(owner)
+    await turns.take("")
+    tasks = [asyncio.create_task(wait(owner)) for owner in sorted(expected)]
     await asyncio.sleep(0)
-    tasks += [asyncio.create_task(wait("b", number)) for number in range(2)]
-    await asyncio.sleep(0)
-    slot.release()
+    turns.leave("")
     await asyncio.gather(*tasks)
 
-    assert came == ["a0", "b0", "a1", "b1", "a2"]
-    assert (admission.in_flight, admission.waiting) == (0, 0)
+    assert came == before + expected
 
 
 @asynchronous
@@ -209,14 +222,16 @@ async def test_full_queue_of_a_key_is_full_for_that_key_only(clock):
 @asynchronous
 async def test_large_images_go_one_at_a_time(clock):
     admission = Admission(64, clock)
-    first = await admission.take(9, "a", is_large=True)
-    others = [asyncio.create_task(admission.take(9, "a", is_large=True)) for _ in range(MAX_LARGE_WAITING)]
+    first = await admission.take(9, "a", work=[LARGE_WORK])
+    others = [
+        asyncio.create_task(admission.take(9, "a", work=[LARGE_WORK])) for _ in range(MAX_LARGE_WAITING)
+    ]
     await asyncio.sleep(0)
 
     with pytest.raises(Failure, match=f"{MAX_LARGE_WAITING} large images of this key are in the queue"):
-        await admission.take(9, "a", is_large=True)
+        await admission.take(9, "a", work=[LARGE_WORK])
     (await admission.take(9, "a")).release()
-    other_key = asyncio.create_task(admission.take(9, "b", is_large=True))
+    other_key = asyncio.create_task(admission.take(9, "b", work=[LARGE_WORK]))
     await asyncio.sleep(0)
     assert (admission.in_flight, admission.waiting) == (1, MAX_LARGE_WAITING + 1)
 
@@ -236,15 +251,15 @@ async def test_large_image_that_gives_up_frees_its_turn(clock):
     admission = Admission(1, clock)
     small = await admission.take(9)
     with pytest.raises(Failure, match=r"no slot became free within 0.01 s"):
-        await admission.take(0.01, is_large=True)
-    waiting = [asyncio.create_task(admission.take(9, is_large=True)) for _ in range(2)]
+        await admission.take(0.01, work=[LARGE_WORK])
+    waiting = [asyncio.create_task(admission.take(9, work=[LARGE_WORK])) for _ in range(2)]
     await asyncio.sleep(0)
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     small.release()
 
-    (await admission.take(9, is_large=True)).release()
+    (await admission.take(9, work=[LARGE_WORK])).release()
     assert (admission.in_flight, admission.waiting) == (0, 0)
 
 
@@ -252,10 +267,135 @@ def test_round_trip_of_a_large_image_says_nothing(clock):
     """It would lower the limit for small ones."""
     admission = Admission(64, clock)
     learn(admission, clock, 0.2)
-    slot = asyncio.run(admission.take(99, is_large=True))
+    slot = asyncio.run(admission.take(99, work=[LARGE_WORK]))
     clock.now_s += 60
     slot.answered()
     learn(admission, clock, 0.2)
 
     take(admission)
     admission.check(0.3)
+
+
+@asynchronous
+async def test_one_key_leaves_a_slot_to_others(clock):
+    admission = Admission(64, clock)
+    admission.costs.note("a", "", 0.01, 1)
+    admission.costs.note("b", "", 0.01, 1)
+    many = [asyncio.create_task(admission.take(9, "a")) for _ in range(admission.limit + 5)]
+    await asyncio.sleep(0)
+    assert admission.in_flight == admission.limit - 1
+
+    (await admission.take(9, "b")).release()
+    without_key = await admission.take(9)
+    assert admission.in_flight == admission.limit
+
+    without_key.release()
+    for task in many:
+        (await task).release()
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+@asynchronous
+async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(clock):
+    admission = Admission(64, clock)
+    admission.costs.note("b", "read", 0.01, 1)
+    tasks = [asyncio.create_task(admission.take(9, "a", model="read")) for _ in range(4)]
+    await asyncio.sleep(0)
+    other_model = await admission.take(9, "a", model="classify")
+    assert (admission.in_flight, admission.waiting) == (2, 3)
+
+    first = await tasks[0]
+    clock.now_s += 1
+    first.measure()
+    first.answered()
+    await asyncio.sleep(0.01)
+    assert (admission.in_flight, admission.waiting) == (2, 2)  # costly ones go one at a time
+    (await admission.take(9, "b", model="read")).release()
+
+    other_model.release()
+    for task in tasks[1:]:
+        (await task).release()
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+@asynchronous
+async def test_first_request_that_gives_up_lets_the_next_one_go(clock):
+    admission = Admission(1, clock)
+    admission.costs.note("b", "", 0.01, 1)
+    held = await admission.take(9)
+    first, second = (asyncio.create_task(admission.take(9, "a")) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    held.release()
+
+    (await second).release()
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+@cases(
+    ("requests", "most"),
+    {
+        "only key": ([("a", 1.0)], sys.maxsize),
+        "unknown": ([("b", 1.0)], 1),
+        "fast": ([("b", 0.05), ("a", 0.05)], sys.maxsize),
+        "slow": ([("b", 1.0), ("a", 1.0)], 4),
+        "no key": ([("b", 1.0), ("", 1.0)], sys.maxsize),
+    },
+)
+def test_slow_requests_of_a_key_leave_instances_to_others(clock, requests, most):
+    costs, owner = Costs(clock, cores=8), "a" if requests[-1][0] else ""
+    for name, seconds in requests:
+        costs.note(name, "m", seconds, 1)
+
+    assert costs.most_in_flight(owner, "m") == most
+    clock.now_s += MEMORY_S + 1
+    assert costs.most_in_flight(owner, "m") == sys.maxsize
+
+
+@cases(
+    ("requests", "is_costly", "debt"),
+    {
+        "as others": ([("b", 0.01, 1, 1)] * 3 + [("a", 0.01, 1, 1)], False, 0),
+        "little more": ([("b", 0.01, 1, 1), ("a", 0.07, 1, 1)], False, 0),
+        "undeclared": ([("b", 0.01, 1, 1), ("a", 1.0, 1, 1)], True, 99),
+        "declared": ([("b", 0.01, 1, 1), ("a", 0.64, 64, 1)], False, 0),
+        "many cheap ones at once": ([("b", 0.01, 1, 1), ("a", 0.32, 1, 32)], False, 0),
+        "many costly ones at once": ([("b", 0.01, 1, 1), ("a", 8.0, 1, 8)], True, 99),
+        "behind those of another key": ([("b", 2.0, 1, 1), ("a", 2.0, 1, 2)], False, 0),
+        "hidden among cheap ones": (
+            [("b", 0.01, 1, 1), ("a", 2.0, 1, 1)] + [("a", 0.01, 1, 1)] * 50,
+            True,
+            0,
+        ),
+        "alone": ([("a", 9.0, 1, 1)], False, 0),
+    },
+)
+def test_cost_of_a_key_is_that_beyond_others(clock, requests, is_costly, debt):
+    costs = Costs(clock)
+
+    *_, last = [costs.note(owner, "m", *request) for owner, *request in requests]
+
+    assert (costs.is_costly("a", "m"), last) == (is_costly, debt)
+    assert not costs.is_costly("a", "other")
+    clock.now_s += MEMORY_S + 1
+    assert not costs.is_costly("a", "m")
+
+
+@cases(
+    ("work", "spent_s", "rest_s"),
+    {
+        "small": (1, 0.5, 1.5),
+        "batch": (3, 0.5, 5.5),
+        "later than usual": (1, 5.0, 0.0),
+        "large": (64, 5.0, 123.0),
+        "large, and later than usual": (64, 200.0, 200.0),
+    },
+)
+def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(clock, work, spent_s, rest_s):
+    admission = Admission(64, clock)
+    admission.costs.note("a", "m", 2.0, 1)
+    slot = asyncio.run(admission.take(9, "a", [work], "m"))
+    clock.now_s += spent_s
+
+    assert slot.rest_s() == pytest.approx(rest_s)

@@ -8,7 +8,7 @@ from uvicorn.server import ServerState
 
 from nereid.gateway.failures import Failure
 from nereid.gateway.http import bounded_protocol
-from nereid.gateway.http.app import rest_app
+from nereid.gateway.http.app import create_app
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, UploadBuffers, read_form
 from nereid.gateway.settings import Settings
@@ -58,7 +58,7 @@ class Wire(asyncio.Transport):
 
 def connect(settings: Settings = SMALL) -> tuple[BoundedProtocol, Wire]:
     """Return a connection to a gateway with keys, as `nereid gateway` serves it."""
-    config = uvicorn.Config(rest_app(gateway(Upstream(), settings, RING)), lifespan="off", log_config=None)
+    config = uvicorn.Config(create_app(gateway(Upstream(), settings, RING)), lifespan="off", log_config=None)
     protocol, wire = BoundedProtocol(config, ServerState(), {}), Wire()
     wire.set_protocol(protocol)
     protocol.connection_made(wire)

@@ -12,7 +12,7 @@ import pytest
 from nereid.errors import OperationFailed
 from nereid.gateway.admission import token_buckets
 from nereid.gateway.admission.token_buckets import TokenBuckets
-from nereid.gateway.live import Live
+from nereid.gateway.gateway_metrics import Live
 from nereid.gateway.settings import Settings
 from nereid.gateway.workers.shared_state import MAX_AGE_S, METRICS_FOLDER, Report, SharedState
 

@@ -112,13 +112,20 @@ class World:
 class Request:
     """One request with its parameters and its outcome."""
 
-    def __init__(self, world: World, parameters: dict, timeout_s: float = 0.0, is_gone: bool = False) -> None:
+    def __init__(
+        self,
+        world: World,
+        parameters: dict,
+        timeout_s: float = 0.0,
+        is_gone: bool = False,
+        is_large: bool = False,
+    ) -> None:
         self.timeout_s = timeout_s
         self.timeouts: list[float] = []
         self.answers: list[tuple[str, str, str]] = []
         self.errors: list[ServingError] = []
         self.is_gone = is_gone
-        self._world, self._parameters = world, parameters
+        self._world, self._parameters, self.is_large = world, parameters, lambda: is_large
 
     def check(self) -> None: ...
 
@@ -380,6 +387,31 @@ def test_late_variant_is_at_fault_only_if_it_is_silent(world, others):
         world.send(TO_V2)
 
     assert world.count("breaker_state", variant="v2") == (0 if others else 2)
+
+
+def test_late_large_image_is_no_fault_of_the_variant(world):
+    """It costs what it costs; nor is the variant at fault that others wait behind it."""
+    world.fail("m2", DeadlineExceeded("x"))
+    for _ in range(10):
+        world.send(TO_V2, is_large=True)
+    assert world.count("breaker_state", variant="v2") == 0
+
+    def busy() -> np.ndarray:
+        world.now += 20
+        world.router.expire()  # it is late, and goes on
+        world.fail("m2", DeadlineExceeded("x"))
+        for _ in range(10):
+            world.send(TO_V2)
+        return CAT
+
+    world.models["m2"] = busy
+    world.send(TO_V2, is_large=True)
+    assert world.count("breaker_state", variant="v2") == 0
+
+    for _ in range(10):
+        world.now += 1
+        world.send(TO_V2)
+    assert world.count("breaker_state", variant="v2") == 2
 
 
 NONE_HEALTHY = "unavailable: no healthy variant: {}; retried every 5 s"

@@ -32,13 +32,16 @@ class HttpResult:
     Args:
         body: JSON, and the binary data of the outputs.
         json_bytes: length of the JSON; None if no data follow it.
+
+    Attributes:
+        response: the JSON.
     """
 
     def __init__(self, body: bytes, json_bytes: int | None) -> None:
-        self._response: Any = json.loads(body[:json_bytes])
+        self.response: Any = json.loads(body[:json_bytes])
         self._outputs: dict[str, tuple[Any, bytes | None]] = {}
         at = json_bytes or 0
-        for output in self._response.get("outputs", ()):
+        for output in self.response.get("outputs", ()):
             size = output.get("parameters", {}).get("binary_data_size")
             data = None if size is None else body[at : at + size]
             self._outputs[output["name"]] = output, data
@@ -46,7 +49,7 @@ class HttpResult:
 
     def get_response(self) -> Any:
         """Return the JSON."""
-        return self._response
+        return self.response
 
     def as_numpy(self, name: str) -> Any:
         """Return an output; None if the response does not have it."""
@@ -127,16 +130,15 @@ class ResultKind(Generic[Result]):
             response = result.get_response()
             own_version = response["model_version"] if isinstance(response, dict) else response.model_version
             values = self.values(result)
-            columns = [_words(result, name, len(values)) for name in (VARIANT, VERSION, REASON)]
-            return [
-                self.result(*value, model, version or own_version, variant, reason, request_id, timings)
-                for value, variant, version, reason in zip(values, *columns, strict=True)
-            ]
+            columns = []
+            for name in (VARIANT, VERSION, REASON):
+                array = result.as_numpy(name)  # one word per image, or no output
+                words = [""] * len(values) if array is None else map(bytes.decode, array.ravel())
+                columns.append(words)
+            results = []
+            for value, variant, version, reason in zip(values, *columns, strict=True):
+                source = model, version or own_version, variant, reason
+                results.append(self.result(*value, *source, request_id, timings))
+            return results
         except MALFORMED as error:
             raise Unreachable(f"the peer is not a Triton server: {type(error).__name__}: {error}") from None
-
-
-def _words(result: Any, output: str, count: int) -> list[str]:
-    """Return one word per image; empty words for a missing output."""
-    array = result.as_numpy(output)
-    return [""] * count if array is None else [*map(bytes.decode, array.ravel())]

@@ -1,11 +1,15 @@
 """Admission control: a limited number of requests in flight, a queue, and early rejection."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
 
 from nereid.gateway.admission.concurrency_limit import ConcurrencyLimit
+from nereid.gateway.admission.costs import Costs
 from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import Failure
+from nereid.gateway.image_size import LARGE_WORK
 
 MAX_RETRY_AFTER_S = 30.0
 # Queue length per request in flight: a response then takes at most about five round trips.
@@ -18,7 +22,8 @@ class Admission:
     """Limit the requests in flight to the server by an adaptive limit, and queue the next ones.
 
     A request in this queue can still be cancelled without cost. In Triton's queue it cannot. Keys take turns.
-    One large image is in flight at a time, so that the server's other instances serve the small ones.
+    One large image is in flight at a time, so that the server's other instances serve the small ones. So is
+    one request of the keys whose requests take as long. No key fills all instances with slow ones.
 
     Args:
         max_limit: upper bound of the limit.
@@ -29,6 +34,9 @@ class Admission:
         self._clock = clock
         self._concurrency_limit = ConcurrencyLimit(max_limit, clock())
         self._turns, self._large = Turns(lambda: self.limit), Turns(lambda: 1)
+        self.costs = Costs(clock)
+        # Of each key and model that has requests.
+        self._own: dict[tuple[str, str], Turns] = {}
 
     @property
     def limit(self) -> int:
@@ -43,7 +51,7 @@ class Admission:
     @property
     def waiting(self) -> int:
         """The number of requests in the queue."""
-        return self._turns.waiting + self._large.waiting
+        return sum(each.waiting for each in (self._turns, self._large, *self._own.values()))
 
     def check(self, remaining_s: float, owner: str = "") -> None:
         """Reject a request that would wait too long or miss its deadline; takes no slot.
@@ -56,6 +64,8 @@ class Admission:
             Failure: `overloaded`, with the time after which a retry makes sense.
         """
         waiting = self._turns.waiting_before(owner)
+        if owner:
+            waiting += sum(turns.waiting for (name, _), turns in self._own.items() if name == owner)
         if waiting >= MAX_WAITING_PER_SLOT * self._concurrency_limit.steady:
             raise Failure(
                 "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
@@ -69,40 +79,57 @@ class Admission:
                 self.retry_after_s(),
             )
 
-    async def take(self, remaining_s: float, owner: str = "", is_large: bool = False) -> "Slot":
-        """Wait for a slot and take it; arguments as `check`, and whether the image is large.
+    async def take(
+        self, remaining_s: float, owner: str = "", work: Sequence[int] = (1,), model: str = ""
+    ) -> "Slot":
+        """Wait for a slot and take it.
+
+        Args:
+            remaining_s, owner: as those of `check`.
+            work: units of each image or tensor.
+            model: its model, whose requests take about the same time.
 
         Raises:
             Failure: as `check`; `deadline_exceeded` if no slot became free in time.
         """
         self.check(remaining_s, owner)
-        if is_large and (waiting := self._large.waiting_of(owner)) >= MAX_LARGE_WAITING:
+        slot, deadline_s = Slot(self, owner, model, sum(work)), self._clock() + remaining_s
+        try:
+            if owner and max(work) < LARGE_WORK:
+                await slot.wait(self._own_turns(owner, model), "", remaining_s)
+            if max(work) >= LARGE_WORK or (owner and self.costs.is_costly(owner, model)):
+                self._check_large(owner)
+                slot.is_large = True
+                await slot.wait(self._large, owner, max(0.0, deadline_s - self._clock()))
+            await slot.wait(self._turns, owner, max(0.0, deadline_s - self._clock()))
+        except BaseException as error:
+            slot.release()
+            if not isinstance(error, TimeoutError):
+                raise
+            text = f"no slot became free within {remaining_s:.3g} s"
+            raise Failure("deadline_exceeded", text) from None
+        slot.begin()
+        return slot
+
+    def _check_large(self, owner: str) -> None:
+        if (waiting := self._large.waiting_of(owner)) >= MAX_LARGE_WAITING:
             raise Failure(
                 "overloaded",
                 f"{waiting} large images of this key are in the queue; retry later",
                 self.retry_after_s(),
             )
-        deadline_s = self._clock() + remaining_s
-        has_lane = False
-        try:
-            if is_large:
-                await self._large.take(owner, remaining_s)
-                has_lane = True
-            await self._turns.take(owner, max(0.0, deadline_s - self._clock()))
-        except BaseException as error:
-            if has_lane:
-                self._large.leave()
-            if not isinstance(error, TimeoutError):
-                raise
-            text = f"no slot became free within {remaining_s:.3g} s"
-            raise Failure("deadline_exceeded", text) from None
-        return Slot(self, is_large)
 
-    def leave(self, is_large: bool) -> None:
-        """Free a slot, for the next request in the queue."""
-        self._turns.leave()
-        if is_large:
-            self._large.leave()
+    def _own_turns(self, owner: str, model: str) -> Turns:
+        if (owner, model) not in self._own:
+            limit = partial(self.costs.most_in_flight, owner, model)
+            self._own[owner, model] = Turns(limit)
+        return self._own[owner, model]
+
+    def forget(self, owner: str, model: str) -> None:
+        """Forget the turns of a key and a model that has no requests."""
+        turns = self._own.get((owner, model))
+        if turns and not turns.taken and not turns.waiting:
+            del self._own[owner, model]
 
     def retry_after_s(self) -> float:
         """Return the estimated time for the requests in flight and in the queue, at the recent speed."""
@@ -114,19 +141,40 @@ class Admission:
 
 
 class Slot:
-    """A slot of one request in flight; released exactly once."""
+    """A slot of one request in flight; released exactly once.
 
-    __slots__ = ("_admission", "_began_s", "_is_held", "_is_large")
+    Attributes:
+        is_large: whether it is in the lane of large images.
+    """
 
-    def __init__(self, admission: Admission, is_large: bool) -> None:
-        self._admission, self._is_large = admission, is_large
-        self._began_s = admission._clock()
-        self._is_held = True
+    __slots__ = ("_admission", "_began_s", "_in_flight", "_model", "_owner", "_turns", "_work", "is_large")
+
+    def __init__(self, admission: Admission, owner: str, model: str, work: int) -> None:
+        self._admission, self._owner, self._model, self._work = admission, owner, model, work
+        self._began_s, self._in_flight = inf, 1
+        self._turns: list[tuple[Turns, str]] = []
+        self.is_large = False
+
+    async def wait(self, turns: Turns, owner: str, remaining_s: float) -> None:
+        """Wait for a turn, which the slot then has."""
+        await turns.take(owner, remaining_s)
+        self._turns.append((turns, owner))
+
+    def begin(self) -> None:
+        """Note that the request is in flight from now on."""
+        self._began_s, self._in_flight = self._admission._clock(), self._admission.in_flight
+
+    def measure(self) -> int:
+        """Record the time in flight of a request; return the units that it cost beyond the declared ones."""
+        if not (owner := self._owner):
+            return 0
+        costs = self._admission.costs
+        return costs.note(owner, self._model, self._in_flight_s(), self._work, self._in_flight)
 
     def answered(self) -> None:
         """Release the slot after a correct response, and record its round trip unless the image is large."""
         admission, now_s = self._admission, self._admission._clock()
-        if not self._is_large:
+        if not self.is_large and self._work == 1:
             admission._concurrency_limit.sample(now_s - self._began_s, admission.in_flight - 1, now_s)
         self.release()
 
@@ -136,15 +184,23 @@ class Slot:
         self.release()
 
     def release(self) -> None:
-        """Release the slot without a sample."""
-        if self._is_held:
-            self._is_held = False
-            self._admission.leave(self._is_large)
+        """Release the slot without a sample, also one that is only waited for."""
+        while self._turns:
+            turns, owner = self._turns.pop()
+            turns.leave(owner, self._in_flight_s())
+        if self._owner:
+            self._admission.forget(self._owner, self._model)
 
     def rest_s(self) -> float:
         """Return the estimated time that the server still works on a cancelled request.
 
-        The server finishes a dispatched request without a report; a mean round trip is assumed.
+        The server finishes a dispatched request without a report. The mean time of its key is assumed, for
+        each unit that it declared; of a large image, at least half of its time is left.
         """
         admission = self._admission
-        return max(0.0, admission._concurrency_limit.rtt_s - (admission._clock() - self._began_s))
+        each_s = max(admission._concurrency_limit.rtt_s, admission.costs.expected_s(self._owner, self._model))
+        spent_s = self._in_flight_s()
+        return max(spent_s if self.is_large else 0.0, each_s * self._work - spent_s)
+
+    def _in_flight_s(self) -> float:
+        return max(0.0, self._admission._clock() - self._began_s)

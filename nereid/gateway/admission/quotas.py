@@ -41,7 +41,7 @@ class Quotas:
         """
         own = None if key is None else key.rate_per_s
         rate_per_s = self._rate_per_s if own is None else own
-        if rate_per_s is None:
+        if rate_per_s is None or not tokens:
             return
         with self._buckets.held(key.id if key else "") as bucket:
             now_s, left = self._clock(), float(self._burst)

@@ -1,12 +1,17 @@
-"""A limited number of turns at a time; those who wait get theirs in turn by owner."""
+"""A limited number of turns at a time; those who wait get theirs by the time that their owner has used."""
 
 import asyncio
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 
 
 class Turns:
-    """Turns that many owners share: one owner's long queue does not delay the first request of another.
+    """Turns that many owners share: each gets the same time, however long its queue or its turns are.
+
+    The next turn goes to the owner that has used the least time, which counts from the moment when it joins
+    the others. One owner leaves a turn to others; without a name it may take all.
+
+    Source: start-time fair queueing (Goyal, Vin and Cheng 1996); the time of a turn is known when it ends.
 
     Args:
         limit: returns how many turns there may be at a time.
@@ -14,8 +19,12 @@ class Turns:
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
-        # The owner at the front gets the next turn, and then goes to the back.
+        # The owner that got a turn last is the last.
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
+        self._held = Counter[str]()
+        self._used_s = defaultdict[str, float](float)
+        self._last_s = defaultdict[str, float](float)
+        self._now_s = 0.0
         self.taken = 0
 
     @property
@@ -24,7 +33,7 @@ class Turns:
         return sum(map(len, self._queues.values()))
 
     def waiting_before(self, owner: str) -> int:
-        """Return how many of those that wait get their turn before another request of an owner."""
+        """Return how many of those that wait get their turn before another request of an owner, about."""
         own = self.waiting_of(owner)
         return sum(min(len(queue), own + (name != owner)) for name, queue in self._queues.items())
 
@@ -32,36 +41,63 @@ class Turns:
         """Return how many requests of an owner wait."""
         return len(self._queues.get(owner, ()))
 
-    async def take(self, owner: str, remaining_s: float) -> None:
+    async def take(self, owner: str, remaining_s: float | None = None) -> None:
         """Wait for a turn and take it; `leave` ends it.
 
         Raises:
             TimeoutError: there was no turn in time.
         """
-        if self.taken < self._limit() and not self._queues:
-            self.taken += 1
+        if owner not in self._queues and not self._held[owner]:
+            self._used_s[owner] = max(self._used_s[owner], self._now_s)
+        if not self._queues and self._may_take(owner, self._limit()):
+            self._begin(owner)
             return
-        turn = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queues.setdefault(owner, deque()).append(turn)
+        self._give()
         try:
-            async with asyncio.timeout(remaining_s):
+            async with asyncio.timeout(None if turn.done() else remaining_s):
                 await turn
         except BaseException:
             self._give_up(owner, turn)
             raise
 
-    def leave(self) -> None:
-        """End a turn, and give it to the next one who waits."""
+    def leave(self, owner: str, seconds: float = 0.0) -> None:
+        """End a turn of an owner that took this time, and give it to the next one who waits."""
         self.taken -= 1
-        while self._queues and self.taken < self._limit():
-            owner, queue = next(iter(self._queues.items()))
+        self._held[owner] -= 1
+        self._used_s[owner] += seconds
+        self._last_s[owner] = seconds
+        self._forget(owner)
+        self._give()
+
+    def _give(self) -> None:
+        while (owner := self._next()) is not None:
+            queue = self._queues.pop(owner)
             turn = queue.popleft()
-            del self._queues[owner]
             if queue:
                 self._queues[owner] = queue
             if not turn.done():
-                self.taken += 1
+                self._begin(owner)
                 turn.set_result(None)
+
+    def _begin(self, owner: str) -> None:
+        self.taken += 1
+        self._held[owner] += 1
+        self._now_s = max(self._now_s, self._used_s[owner])
+
+    def _may_take(self, owner: str, limit: int) -> bool:
+        """Return whether there is a turn for an owner, which leaves one to others."""
+        return self.taken < limit and (not owner or self._held[owner] < max(1, limit - 1))
+
+    def _next(self) -> str | None:
+        """Return the owner whose turn it is: turns that it still has count as long as its last one."""
+        limit = self._limit() if self._queues else 0
+        able = (owner for owner in self._queues if self._may_take(owner, limit))
+        return min(able, key=self._tag_s, default=None)
+
+    def _tag_s(self, owner: str) -> float:
+        return self._used_s[owner] + self._held[owner] * self._last_s[owner]
 
     def _give_up(self, owner: str, turn: "asyncio.Future[None]") -> None:
         queue = self._queues.get(owner, deque())
@@ -69,5 +105,12 @@ class Turns:
             queue.remove(turn)
             if not queue:
                 del self._queues[owner]
+            self._forget(owner)
         elif not turn.cancelled():  # a turn was given in the same moment
-            self.leave()
+            self.leave(owner)
+
+    def _forget(self, owner: str) -> None:
+        """Forget an owner that has no turn, waits for none, and has used no more than others."""
+        if not self._held[owner] and owner not in self._queues and self._used_s[owner] <= self._now_s:
+            for each in (self._held, self._used_s, self._last_s):
+                each.pop(owner, None)

@@ -28,7 +28,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """HTTP with limits that uvicorn lacks: for heads, trailers, tiny pieces, and late heads and bodies."""
 
     _head_bytes = _pieces = _piece_bytes = 0
-    _is_head = _closes_after_body = False
+    _closes_after_body = False
     _linger: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -45,9 +45,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Limit the time of a further head."""
         super().on_message_begin()
-        self._is_head = True
         if self._head_timer is None:
-            self._wait_for_head()
+            self._head_timer = self.loop.call_later(HEAD_S, self._end_late_head)
 
     def _wait_for_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S, self._end_late_head)
@@ -98,18 +97,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write(_CONTINUE)
             self.loop.call_later(pause_s, self._test_client, min(2 * pause_s, MAX_CLIENT_TEST_S))
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header of the head; a trailer, which a proxy may not have checked, is dropped."""
-        if self._is_head:
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         """Restart the counts of bytes, and end the wait for the head."""
-        self._is_head = False
-        self._stop_waiting()
+        if self._head_timer:
+            self._head_timer.cancel()
+            self._head_timer = None
         self._head_bytes = self._pieces = self._piece_bytes = 0
         before = self.cycle
         super().on_headers_complete()
+        self.headers = []  # not of the request: trailers, which a proxy may not have checked, are dropped
         if self.cycle is not before:  # an upgrade to another protocol has none
             self._closes_after_body = False
             self.cycle.transport = _TransportOfRequest(self, self.cycle)  # type: ignore[assignment]
@@ -154,6 +150,7 @@ class _TransportOfRequest:
 
     def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol, self._cycle = protocol, cycle
+        self.write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._protocol.transport, name)

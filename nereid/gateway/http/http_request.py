@@ -80,7 +80,7 @@ class GatewayRequest:
         self.scope, self.receive = scope, receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        self.request_id = given if given and is_word(given) else new_request_id()
+        self.request_id = given if given and is_word(given) else f"{random.getrandbits(128):032x}"
         self.spans = RequestSpans(tracer, self.headers.get(b"traceparent", b"").decode("latin-1"))
         self.endpoint = self.variant = self.outcome = self.model_name = ""
         self.offered: OfferedModel | None = None
@@ -168,9 +168,11 @@ class GatewayRequest:
         """
         self.limit_s = default_s
         if TIMEOUT_HEADER in self.headers:
-            text = self.header(TIMEOUT_HEADER)
-            self.limit_s = whole_number("X-Request-Timeout-Ms", text, int(max_s * 1000)) / 1000
-        return self.left_s()
+            given = self.header(TIMEOUT_HEADER)
+            self.limit_s = whole_number("X-Request-Timeout-Ms", given, int(max_s * 1000)) / 1000
+        if (left_s := self.began_s + self.limit_s - time.perf_counter()) > 0:
+            return left_s
+        raise self.late()
 
     def left_s(self) -> float:
         """Return the time that is left, in seconds.
@@ -192,13 +194,13 @@ class GatewayRequest:
         Raises:
             Failure: there are too many, a value is not printable ASCII, or parameter and header disagree.
         """
-        found = [
-            (name, value)
-            for name, value in self.headers.items()
-            if name.startswith(ROUTE_PREFIX) or name in FORWARDED
-        ]
+        found = []
+        for name, value in self.headers.items():
+            if name.startswith(ROUTE_PREFIX) or (name in FORWARDED and value):
+                found.append((name, value))
         for option, text in given.items():
-            if text and (name := OPTIONS.get(option)):
+            if text and option in OPTIONS:
+                name = OPTIONS[option]
                 if (in_head := self.header(name)) and in_head != text:
                     raise invalid_request(f"{option} is {text!r}, but {name.decode()} is {in_head!r}")
                 if not is_word(text):

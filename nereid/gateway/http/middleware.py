@@ -1,20 +1,28 @@
-"""Middleware for every request: ids, security headers, metrics and the log."""
+"""Every HTTP request: ids, security headers, the operation with its key and quota, metrics and the log."""
 
 import asyncio
 import json
 import logging
+import time
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nereid.gateway.failures import CLIENT_CLOSED, STATUS, Failure
+from nereid.contract import OPTION_HEADERS
+from nereid.gateway.admission.access import identify
+from nereid.gateway.failures import CLIENT_CLOSED, STATUS, Failure, invalid_request
 from nereid.gateway.failures import FAULTS as FAULTS
 from nereid.gateway.failures import GATEWAY_FAILED as GATEWAY_FAILED
 from nereid.gateway.gateway_metrics import OTHER
-from nereid.gateway.http.http_request import GatewayRequest, failure_response
-from nereid.gateway.http.origin_guard import OriginGuard, head_of
+from nereid.gateway.http.http_request import ROUTE_PREFIX, GatewayRequest, GatewayResponse, failure_response
 from nereid.gateway.http.upload import ClientClosed
+from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway
+
+if TYPE_CHECKING:
+    from nereid.gateway.http.operations import Operation
 
 log = logging.getLogger("nereid.gateway")
 # One line of JSON for each request.
@@ -24,22 +32,66 @@ IMAGE_ENDPOINTS = ("/predict", "/v1/classify", "/v1/read", "/v1/waybill", "/v1/d
 # The first of several codes with a status stands for it.
 _CODES = {status: code for code, status in reversed(STATUS.items())}
 
+Head = list[tuple[bytes, bytes]]
+_CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self' blob:{image}; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_COMMON: Head = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+STRICT: Head = [(b"content-security-policy", _CSP.format(style="", image="").encode()), *_COMMON]
+# Swagger UI sets styles in its elements, and its icons are `data:`.
+DOCS: Head = [
+    (b"content-security-policy", _CSP.format(style=" 'unsafe-inline'", image=" data:").encode()),
+    *_COMMON,
+]
+ALLOWED_METHODS = b"GET, HEAD, POST, PUT"
+EXPOSED_HEADERS = b"x-request-id, traceparent, retry-after"
+ALLOWED_HEADERS = (
+    b"authorization, x-api-key, content-type, x-request-id, traceparent, x-request-timeout-ms, "
+    + ", ".join(OPTION_HEADERS.values()).encode()
+)
+PREFLIGHT_S = b"600"
+
+
+_MODELS = "/v1/models/"
+Find = Callable[[str, str], "tuple[Operation, dict[str, str]]"]
+
 
 class RequestMiddleware:
-    """Wrap the whole application; pure ASGI."""
+    """The whole application; pure ASGI.
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
-        self._app, self._gateway = app, gateway
+    Args:
+        pages: answers requests for other paths.
+        gateway: state of the gateway.
+        operations: the operations. Starlette's router would delay them by 0.1 ms.
+        find_v2: finds the operation of a path of the v2 protocol.
+    """
+
+    def __init__(
+        self, pages: ASGIApp, gateway: Gateway, operations: Iterable["Operation"], find_v2: Find
+    ) -> None:
+        self._pages, self._gateway, self._find_v2 = pages, gateway, find_v2
         self._origin_guard = OriginGuard(gateway.settings)
+        self._methods: dict[str, dict[str, Operation]] = {}
+        for operation in operations:
+            for path in operation.paths:
+                self._methods.setdefault(path, {})[operation.method] = operation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one HTTP request, and record its outcome."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._pages(scope, receive, send)
             return
         request = scope["nereid.request"] = GatewayRequest(scope, receive, self._gateway.tracer)
+        path: str = scope["path"]
         own = [
-            *head_of(scope["path"]),
+            *(DOCS if path == "/docs" or path.startswith("/docs/") else STRICT),
             (b"x-request-id", request.request_id.encode()),
             (b"traceparent", str(request.spans.context).encode()),
         ]
@@ -51,10 +103,23 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            request.reject_repeats()
+            if len(request.headers) != len(scope["headers"]):
+                request.reject_repeats()
             own += self._origin_guard.check(request)
-            reply = self._origin_guard.preflight(request)
-            await (reply or self._app)(scope, receive, send_with_headers)
+            reply = self._origin_guard.preflight(request) if scope["method"] == "OPTIONS" else None
+            if not reply and (operation := self._find(scope)):
+                self._admit(operation, request)
+                if operation.is_of_model:
+                    name = scope.get("path_params", {}).get("model")
+                    request.offered = await self._gateway.models.find(name, operation.task)
+                reply = await operation.run(self._gateway, request)
+            if reply is None:
+                await self._pages(scope, receive, send_with_headers)
+                return
+            request.status = reply.status
+            head = [*reply.headers, *own]
+            await send({"type": "http.response.start", "status": reply.status, "headers": head})
+            await send({"type": "http.response.body", "body": reply.body})
         except Failure as failure:
             request.outcome = failure.code
             if failure.code in FAULTS:
@@ -75,23 +140,58 @@ class RequestMiddleware:
             # Breaks a reference cycle, which would wait for Python's garbage collector.
             del scope["nereid.request"]
 
+    def _admit(self, operation: "Operation", request: GatewayRequest) -> None:
+        """Check key and quota.
+
+        Raises:
+            Failure: the request may not run the operation now, or not with this query.
+        """
+        gateway = self._gateway
+        request.endpoint, request.is_inference = operation.path, operation.is_limited
+        request.key = identify(gateway.keys, gateway.keys_needed, request.headers, operation.need)
+        if operation.is_limited:
+            gateway.quotas.take(request.key)
+        else:
+            request.query(operation.query)
+
+    def _find(self, scope: Scope) -> "Operation | None":
+        """Return the operation of a request; None for other paths.
+
+        Raises:
+            Failure: the path has no operation with this method.
+        """
+        method, path = scope["method"], scope["path"]
+        if path.startswith("/v2"):
+            operation, scope["path_params"] = self._find_v2(method, path)
+            return operation
+        pattern = path
+        if path.startswith(_MODELS):
+            name, _, rest = path[len(_MODELS) :].partition("/")
+            scope["path_params"], pattern = {"model": name}, f"{_MODELS}{{model}}/{rest}" if name else ""
+        if (methods := self._methods.get(pattern)) is None:
+            return None
+        if found := methods.get("GET" if method == "HEAD" else method):
+            return found
+        failure = Failure("method_not_allowed", f"unknown operation {method} {path[:128]}")
+        failure.more_headers = [(b"allow", ", ".join(methods).encode())]
+        raise failure
+
 
 def record(gateway: Gateway, request: GatewayRequest) -> None:
     """Record the outcome of a request, and release what it held."""
     outcome = request.outcome or _CODES.get(request.status, "ok")
     endpoint, metrics = request.endpoint or OTHER, gateway.metrics
-    total_s = request.elapsed_s()
+    model = request.offered.name if request.offered else request.model_name
+    total_s = time.perf_counter() - request.began_s
     gateway.uploads.buffers.give_back(request.key, request.body_bytes)
-    labels = endpoint, request.model_label, request.variant
-    metrics.count_request(*labels, outcome)
-    metrics.observe(*labels, "total", outcome, total_s)
-    for stage, seconds in request.stages_s.items():
-        metrics.observe(*labels, stage, outcome, seconds)
+    request.stages_s["total"] = total_s
+    metrics.count_request(endpoint, model, request.variant, outcome, request.stages_s)
+    del request.stages_s["total"]
     if endpoint in IMAGE_ENDPOINTS and not request.images:
         (request.offered or gateway.models.default).live.note(outcome, "", 0.0)
-    is_fault = outcome in FAULTS or outcome == "deadline_exceeded"
-    about = {"endpoint": endpoint, "model": request.model_label, "variant": request.variant}
-    if request.is_inference:
+    if request.is_inference and request.spans.is_traced:
+        is_fault = outcome in FAULTS or outcome == "deadline_exceeded"
+        about = {"endpoint": endpoint, "model": model, "variant": request.variant}
         request.spans.end(request.request_id, outcome, is_fault, **about)
     if access_log.isEnabledFor(logging.INFO):
         access_log.info("%s", _log_line(request, outcome, total_s))
@@ -115,3 +215,71 @@ def _log_line(request: GatewayRequest, outcome: str, total_s: float) -> str:
             "key_id": request.key.id if request.key else None,
         }
     )
+
+
+class OriginGuard:
+    """Check `Host` and `Origin`.
+
+    A foreign page can point its own name at this machine (DNS rebinding); `Host` then has that name. A
+    foreign page can also send simple requests without reading the responses; `Origin` then has its origin.
+    Programs that are not browsers send no `Origin`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._hosts = settings.hosts
+        self._origins = frozenset(origin.lower().encode() for origin in settings.cors_origins)
+
+    def check(self, request: GatewayRequest) -> Head:
+        """Return the CORS headers of the response.
+
+        Raises:
+            Failure: the request has a foreign host or origin.
+        """
+        host = request.headers.get(b"host", b"").lower()
+        # Most hosts have no brackets.
+        is_plain = host.partition(b":")[0].decode("latin-1") in self._hosts
+        if self._hosts and not is_plain and hostname(host) not in self._hosts:
+            raise invalid_request(f"the host {host.decode('latin-1')[:128]!r} is not allowed")
+        origin = request.headers.get(b"origin")
+        if origin is None:
+            return [(b"vary", b"origin")] if self._origins else []
+        if origin.lower() in self._origins:
+            return [
+                (b"vary", b"origin"),
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", EXPOSED_HEADERS),
+            ]
+        if origin.lower().partition(b"://")[2] != host:
+            raise Failure("forbidden", f"the origin {origin.decode('latin-1')[:128]!r} is not allowed")
+        return []
+
+    def preflight(self, request: GatewayRequest) -> GatewayResponse | None:
+        """Return the response to a CORS preflight; None for other requests."""
+        is_preflight = (
+            request.scope["method"] == "OPTIONS" and b"access-control-request-method" in request.headers
+        )
+        if not (is_preflight and request.headers.get(b"origin", b"").lower() in self._origins):
+            return None
+        request.endpoint = "preflight"
+        wanted = request.headers.get(b"access-control-request-headers", b"")
+        rules = [
+            name for name in wanted.lower().replace(b" ", b"").split(b",") if name.startswith(ROUTE_PREFIX)
+        ]
+        return GatewayResponse(
+            b"",
+            b"text/plain",
+            204,
+            [
+                (b"access-control-allow-methods", ALLOWED_METHODS),
+                (b"access-control-allow-headers", b", ".join([ALLOWED_HEADERS, *rules])),
+                (b"access-control-max-age", PREFLIGHT_S),
+            ],
+        )
+
+
+def hostname(host: bytes) -> str:
+    """Return the name in a `Host` header, without port and brackets."""
+    text = host.decode("latin-1")
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0]

@@ -14,13 +14,12 @@ from nereid.gateway.admission.keys import Scope
 from nereid.gateway.answers import Answer, BatchAnswer
 from nereid.gateway.failures import Code, Failure, invalid_request
 from nereid.gateway.feedback import Feedback, FeedbackAnswer, feedback
-from nereid.gateway.gateway_metrics import CONTENT_TYPE
+from nereid.gateway.gateway_metrics import CONTENT_TYPE, LiveState
 from nereid.gateway.http import publish_endpoint
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.publish_endpoint import PublishAnswer, publish
 from nereid.gateway.http.upload import FORM, JSON, BatchBody, ImageBody
 from nereid.gateway.image_preview import preview
-from nereid.gateway.live import LiveState
 from nereid.gateway.predict import PARAMETERS, ROUTE_PARAMETERS, classify_batch, predict
 from nereid.gateway.readiness import Health, Ready
 from nereid.gateway.route_control import (

@@ -257,10 +257,11 @@ def kind_of(request: GatewayRequest, known: tuple[Kind, ...]) -> Kind:
     Raises:
         Failure: the operation does not accept it.
     """
-    encoding = request.header(b"content-encoding").strip().lower()
+    encoding = request.headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
     if encoding not in ("", "identity"):
         raise Failure("unsupported_media_type", f"Content-Encoding: expected none, got {encoding[:64]!r}")
-    media = request.header(b"content-type").partition(";")[0].strip().lower()
+    content_type = request.headers.get(b"content-type", b"").decode("latin-1")
+    media = content_type.partition(";")[0].strip().lower()
     kind = RAW if media.startswith("image/") or media in OCTETS else media
     for each in known:
         if kind == each:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 import zlib
 
 from nereid.gateway.failures import Failure, invalid_request
@@ -85,10 +86,11 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: bytes, max_
         raise Failure(
             "deadline_exceeded", f"the body was not unpacked within {request.limit_s:.3g} s"
         ) from None
+    began_s = time.monotonic()
     try:
         unpacked = await asyncio.to_thread(unpack, body, max_bytes)
     finally:
-        gateway.unpacking.leave()
+        gateway.unpacking.leave(request.owner, time.monotonic() - began_s)
     gateway.uploads.buffers.take(request.key, len(unpacked))
     request.body_bytes += len(unpacked)
     return unpacked

@@ -5,8 +5,7 @@ import mmap
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import inf
@@ -18,6 +17,7 @@ SETS, PLACES = 2**13, 8
 ENTRY = Struct("=16sdi8sB112s")
 SET_BYTES = PLACES * ENTRY.size
 _SEPARATOR = "\0"
+_FREE = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,45 +56,56 @@ class AnswerMemory:
         if len(names) > 112:
             return
         key = _digest(name, 16)
-        with self._locked(key) as begin:
-            place = self._find(begin, key)
-            if place is None:
-                place = min(self._places(begin), key=self._age_key)
-            ENTRY.pack_into(self._memory, place, key, self._clock(), index, _label_digest(label), 0, names)
+        entry = key, self._clock(), index, _label_digest(label), 0, names
+        begin = self._lock(key)
+        try:
+            if (place := self._find(begin, key)) is None:
+                place = self._free(begin)
+            ENTRY.pack_into(self._memory, place, *entry)
+        finally:
+            self._unlock(begin)
 
     def rate(self, name: str, label: str | int) -> Rated | None:
         """Compare an answer with the true class, a label or an index; None if the answer is not known."""
         key = _digest(name, 16)
-        with self._locked(key) as begin:
+        begin = self._lock(key)
+        try:
             place = self._find(begin, key)
             if place is None:
                 return None
             _, at_s, index, digest, has_feedback, names = ENTRY.unpack_from(self._memory, place)
             ENTRY.pack_into(self._memory, place, key, at_s, index, digest, 1, names)
+        finally:
+            self._unlock(begin)
         is_correct = label == index if isinstance(label, int) else _label_digest(label) == digest
         model, variant = names.rstrip(b"\0").decode().partition(_SEPARATOR)[::2]
         return Rated(model, variant, is_correct, not has_feedback)
 
-    @contextmanager
-    def _locked(self, key: bytes) -> Iterator[int]:
-        """Give the place where the set of a key begins, which no other process changes meanwhile."""
+    def _lock(self, key: bytes) -> int:
+        """Return the place where the set of a key begins, which no other process changes until `_unlock`."""
         number = int.from_bytes(key[:8]) % SETS
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1, number)
-        try:
-            yield number * SET_BYTES
-        finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, number)
+        return number * SET_BYTES
+
+    def _unlock(self, begin: int) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, begin // SET_BYTES)
 
     def _find(self, begin: int, key: bytes) -> int | None:
-        return next((place for place in self._places(begin) if self._memory[place : place + 16] == key), None)
+        for place in range(begin, begin + SET_BYTES, ENTRY.size):
+            if self._memory[place : place + 16] == key:
+                return place
+        return None
 
-    def _age_key(self, place: int) -> float:
-        key, at_s, *_ = ENTRY.unpack_from(self._memory, place)
-        return at_s if any(key) else -inf
-
-    @staticmethod
-    def _places(begin: int) -> range:
-        return range(begin, begin + SET_BYTES, ENTRY.size)
+    def _free(self, begin: int) -> int:
+        """Return a free place of a set, or that of the oldest answer."""
+        oldest, oldest_s = begin, inf
+        for place in range(begin, begin + SET_BYTES, ENTRY.size):
+            key, at_s, *_ = ENTRY.unpack_from(self._memory, place)
+            if key == _FREE:
+                return place
+            if at_s < oldest_s:
+                oldest, oldest_s = place, at_s
+        return oldest
 
 
 def _digest(text: str, size: int) -> bytes:

@@ -14,7 +14,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from nereid.errors import OperationFailed
 from nereid.gateway.admission.token_buckets import TokenBuckets
-from nereid.gateway.live import LastMinute
+from nereid.gateway.gateway_metrics import LastMinute
 from nereid.gateway.settings import Settings
 from nereid.gateway.workers.answer_memory import AnswerMemory
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from itertools import count, islice
+from math import prod
 
 from nereid.serving_errors import InvalidImage
 
@@ -21,45 +22,49 @@ _WITHOUT_SUCCESSOR = frozenset({0xD8, 0xD9})
 _MAX_JUNK_BYTES = 2**16
 
 
-def segments(encoded: bytes | memoryview, max_junk_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
+def segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield marker and payload of each segment, to the end of the image.
-
-    Args:
-        max_junk_bytes: how many bytes between segments may follow each other or be pixels; None for no limit.
 
     Raises:
         InvalidImage: it has too many segments, each of which costs time.
     """
-    place, left = len(MAGIC) - 1, len(encoded) if max_junk_bytes is None else max_junk_bytes
+    place = len(MAGIC) - 1
     for number in count():
-        found = _MARKER.search(encoded, place, place + left + 2)
+        found = _MARKER.search(encoded, place)
         if not found or (marker := found[0][1]) in _WITHOUT_SUCCESSOR:
             return
         if number == MAX_SEGMENTS:
             raise InvalidImage(
                 f"expected at most {MAX_SEGMENTS} segments in a JPEG, got {number + 1} or more"
             )
-        left -= found.start() - place
-        place = found.end() + max(2, int.from_bytes(encoded[found.end() : found.end() + 2]))
-        yield marker, bytes(encoded[found.end() + 2 : place])
+        begin = found.end() + 2
+        place = found.end() + max(2, int.from_bytes(encoded[begin - 2 : begin]))
+        yield marker, encoded[begin:place]
 
 
 def size_and_scans(encoded: bytes | memoryview) -> tuple[tuple[int, int], int] | None:
     """Return width and height in pixels, and how many passes over them the scans cost, at most `MAX_SCANS`.
 
     None if there is no frame in front of the first scan, or hidden by much that is no segment.
-
-    Raises:
-        InvalidImage: it has too many segments.
     """
-    size_wh, components = None, None
-    for marker, payload in segments(encoded, _MAX_JUNK_BYTES):
-        if marker in START_OF_FRAME:
-            height, width = int.from_bytes(payload[1:3]), int.from_bytes(payload[3:5])
-            size_wh = max(size_wh or (0, 0), (width, height), key=lambda size: size[0] * size[1])
-            components = payload[5:6] if marker in SEQUENTIAL else None
+    size_wh, place = (0, 0), len(MAGIC) - 1
+    components: bytes | memoryview | None = None
+    junk_end = place + _MAX_JUNK_BYTES
+    for _ in range(MAX_SEGMENTS):
+        found = _MARKER.search(encoded, place, junk_end)
+        if not found:
+            break
+        marker, begin = found[0][1], found.end() + 2
+        length = max(2, int.from_bytes(encoded[begin - 2 : begin]))
+        if marker in START_OF_FRAME and len(head := encoded[begin : begin + 6]) == 6:
+            height, width = int.from_bytes(head[1:3]), int.from_bytes(head[3:5])
+            size_wh = max(size_wh, (width, height), key=prod)
+            components = head[5:] if marker in SEQUENTIAL else None
         elif marker == START_OF_SCAN:
-            is_only = payload[:1] == components  # it has all components, so the decoder reads no other
+            # A scan of all components is the only one that the decoder reads.
+            is_only = encoded[begin : begin + 1] == components
             scans = 1 if is_only else sum(1 for _ in islice(_SCAN.finditer(encoded), MAX_SCANS))
-            return (size_wh, scans) if size_wh else None
+            return (size_wh, scans) if all(size_wh) else None
+        junk_end += length + 2
+        place = begin - 2 + length
     return None

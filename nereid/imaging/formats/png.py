@@ -3,10 +3,12 @@
 import struct
 import zlib
 from collections.abc import Iterator
-
-from PIL import Image
+from typing import TYPE_CHECKING
 
 from nereid.serving_errors import InvalidImage
+
+if TYPE_CHECKING:  # routes read sizes, and load no image library
+    from PIL import Image
 
 MAGIC = b"\x89PNG\r\n\x1a\n"
 MAX_CHUNKS = 65_536
@@ -53,7 +55,7 @@ def _is_sound(chunk: memoryview) -> bool:
     return zlib.crc32(checked) == int.from_bytes(checksum)
 
 
-def check_complete(encoded: bytes, image: Image.Image) -> None:
+def check_complete(encoded: bytes, image: "Image.Image") -> None:
     """Check that a decoded PNG has all its rows; Pillow fills missing ones with zeros.
 
     Counting the rows means to unpack the file once more. So only images are counted whose last pixels are
@@ -67,7 +69,7 @@ def check_complete(encoded: bytes, image: Image.Image) -> None:
         raise InvalidImage(f"PNG of {len(encoded)} bytes is damaged: its rows end too early")
 
 
-def _has_color(image: Image.Image, place: tuple[int, int]) -> bool:
+def _has_color(image: "Image.Image", place: tuple[int, int]) -> bool:
     value = image.getpixel(place)
     return any(value) if isinstance(value, tuple) else bool(value)
 

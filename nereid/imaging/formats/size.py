@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from nereid.imaging.formats import jpeg, png
-from nereid.serving_errors import InvalidImage
 
 CORE_HEADER_BYTES = 12
 # Parts in front of the pixels; a file with more keeps its size to itself.
@@ -40,10 +39,7 @@ def read_size(encoded: bytes | memoryview) -> FileSize | None:
     """
     head = bytes(encoded[:32])
     if head.startswith(jpeg.MAGIC):
-        try:
-            found = jpeg.size_and_scans(encoded)
-        except InvalidImage:
-            found = None
+        found = jpeg.size_and_scans(encoded)
         return FileSize(True, *found) if found else FileSize(True)
     if head.startswith(png.MAGIC):
         size_wh, is_interlaced = _png(memoryview(encoded))
