@@ -11,7 +11,7 @@ from nereid.gateway.state import Gateway
 from nereid.gateway.tasks.one_image import cancelled_on_disconnect
 from nereid.gateway.v2 import inference
 from nereid.gateway.v2.inference import LENGTH
-from nereid.gateway.v2.inference_body import check_body
+from nereid.gateway.v2.inference_body import check_body_apart
 from nereid.units import format_bytes
 
 # JSON for an image of the largest size.
@@ -31,7 +31,7 @@ async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     body = await gateway.uploads.whole(request, timeout_s - request.elapsed_s(), max_bytes)
     request.end_stage("receive")
     body = await _unpacked(gateway, request, body, max_bytes, timeout_s)
-    checked = check_body(settings, body, _json_bytes(request))
+    checked = await check_body_apart(settings, body, _json_bytes(request))
     async with cancelled_on_disconnect(request):
         response = await inference.run(gateway, request, path, headers, checked, timeout_s)
     request.model_name = request.scope["path_params"]["model"]
