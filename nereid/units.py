@@ -1,4 +1,21 @@
-"""Readable numbers with units."""
+"""Readable numbers with units, and text that a terminal only shows."""
+
+# Control characters (C0, DEL, C1), line separators, marks that change the direction of a text, and bytes that
+# are not text. A line break and a tab are harmless.
+_CODES = {
+    *range(0xA0),
+    0x2028,
+    0x2029,
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+    *range(0xD800, 0xE000),
+}
+_ESCAPES = {code: ascii(chr(code))[1:-1] for code in sorted(_CODES - {*range(0x20, 0x7F), *map(ord, "\n\t")})}
+
+
+def escaped(text: str) -> str:
+    """Return a text with escapes instead of characters that would act on a terminal."""
+    return text.translate(_ESCAPES)
 
 
 def format_bytes(count: int) -> str:

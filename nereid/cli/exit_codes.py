@@ -1,4 +1,4 @@
-"""Exit codes of the command line, and the one place that maps errors to them."""
+"""Exit codes of the command line, the one place that maps errors to them, and its safe output."""
 
 import contextlib
 import os
@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.serving_errors import ServingError
+from nereid.units import escaped
 
 FAILED, WRONG_USAGE = 1, 2
 # The modules that an extra of the distribution brings; all others come with Nereid itself.
@@ -72,10 +73,26 @@ def end(error: Exception) -> NoReturn:
 
     Details come first, so that the last line is the reason itself.
     """
-    first, *details = reason(error).splitlines() or [type(error).__name__]
+    first, *details = (reason(error).rstrip() or type(error).__name__).split("\n")
     for line in [*details, f"error: {first}"]:
         print(line, file=sys.stderr)
     sys.exit(exit_code(error))
+
+
+class SafeStream:
+    """A text stream that escapes what would act on a terminal: names and messages may come from anybody."""
+
+    def __init__(self, raw: Any) -> None:
+        # Rich writes its own sequences to this; `tables.SafeConsole` escapes the rest.
+        self.rich_proxied_file = raw
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        self.rich_proxied_file.write(escaped(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
 
 
 class Command(TyperCommand):
@@ -98,7 +115,8 @@ class CommandGroup(TyperGroup):
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command line, and end the process."""
-        with exiting():
+        safe = SafeStream(sys.stdout), SafeStream(sys.stderr)
+        with contextlib.redirect_stdout(safe[0]), contextlib.redirect_stderr(safe[1]), exiting():
             code = super().main(*args, **options | {"standalone_mode": False})
             sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)

@@ -6,25 +6,38 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import IO, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
+
+from nereid.units import escaped
 
 # Wider than any row, so that nothing is cut where no terminal has a width.
 UNLIMITED = 10_000
 
 
+class SafeConsole(Console):
+    """A console whose own sequences reach the terminal, and those inside of a text do not."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the pieces of a text with their styles."""
+        for each in super().render(renderable, options):
+            yield each if each.control else Segment(escaped(each.text), each.style)
+
+
 def console(file: IO[str] | None = None) -> Console:
     """Return a console that is as wide as its terminal, or without a limit elsewhere."""
     target = file or sys.stdout
-    return Console(file=file, width=None if target.isatty() else UNLIMITED)
+    raw = getattr(target, "rich_proxied_file", target)
+    return SafeConsole(file=raw, width=None if target.isatty() else UNLIMITED)
 
 
 def print_table(*columns: str, rows: Iterable[Sequence[str]]) -> None:
     """Print rows of text under their columns."""
     table = Table(*(Column(name, overflow="fold") for name in columns))
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # Text: a value may look like markup
+        table.add_row(*(Text(escaped(cell)) for cell in row))  # Text: a value may look like markup
     console().print(table)
 
 

@@ -37,15 +37,15 @@ def remember(
 ) -> None:
     """Keep the best class of an answer for feedback about it."""
     if found.labels:
-        best, name = found.labels[0], _name(request.request_id, image)
+        best, name = found.labels[0], _name(request.owner, request.request_id, image)
         variant = gateway.metrics.variant(found.variant)
         gateway.memory.remember(name, request.model.name, variant, best.index, best.name)
 
 
 async def feedback(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
-    """Compare an answer with the true class, and count the result; each answer counts once."""
+    """Compare an answer to the same key with the true class, and count the result once."""
     given = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Feedback)
-    rated = gateway.memory.rate(_name(given.request_id, given.image), given.label)
+    rated = gateway.memory.rate(_name(request.owner, given.request_id, given.image), given.label)
     if rated is None:
         raise Failure(
             "unknown_request", f"no answer to request {given.request_id!r} is known: wrong id, or too old"
@@ -56,6 +56,7 @@ async def feedback(gateway: Gateway, request: GatewayRequest) -> GatewayResponse
     return json_response(FeedbackAnswer(given.request_id, rated.model, rated.variant, rated.is_correct))
 
 
-def _name(request_id: str, image: str | int | None) -> str:
-    # An id and a position are different names, as in the body of a batch.
-    return request_id if image is None else f"{request_id}\0{image!r}"
+def _name(owner: str, request_id: str, image: str | int | None) -> str:
+    # The callers choose the ids: another key may have used the same one. An id and a position of an image are
+    # different names, as in the body of a batch.
+    return f"{owner}\0{request_id}" if image is None else f"{owner}\0{request_id}\0{image!r}"

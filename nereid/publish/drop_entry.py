@@ -13,6 +13,7 @@ from pathlib import Path
 from nereid.repository.checksums import digest
 
 PUBLISHED, REJECTED = "published", "rejected"
+MAX_DEPTH = 32
 SUFFIX, UNFINISHED = ".onnx", (".tmp", ".part")
 
 
@@ -99,7 +100,7 @@ def read_entry(path: Path) -> Entry | None:
     is_folder = path.is_dir()
     if is_folder and not any(each.suffix == SUFFIX for each in path.iterdir()):
         return None
-    below = sorted(path.rglob("*")) if is_folder else [path]
+    below = _below(path) if is_folder else [path]
     if any(each.suffix in UNFINISHED for each in below):
         return None
     files = []
@@ -160,6 +161,22 @@ def _opened_inside(path: Path, folder: Path) -> Iterator[BufferedReader]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(f"'{path.name}' is not a regular file")
         yield file
+
+
+def _below(folder: Path) -> list[Path]:
+    """Return all paths below a folder.
+
+    Raises:
+        OSError: the folders are nested too deeply for functions that call themselves for each.
+    """
+    found, folders = list[Path](), [folder]
+    for _ in range(MAX_DEPTH):
+        inside = [path for each in folders for path in each.iterdir()]
+        found += inside
+        folders = [each for each in inside if each.is_dir() and not each.is_symlink()]
+        if not folders:
+            return sorted(found)
+    raise OSError(f"expected at most {MAX_DEPTH} folders in each other, got more")
 
 
 def _target(path: Path) -> Path:

@@ -123,8 +123,11 @@ class DropFolder:
         for name, entry in found.items():
             if entry is None or self._done.get(name) == entry or self._is_paused(entry):
                 continue
-            if digests := self._settled(entry):
-                return self._handle(entry, digests)
+            try:
+                if digests := self._settled(entry):
+                    return self._handle(entry, digests)
+            except Exception as error:
+                self._pause(entry, error)
         return False
 
     def _find(self) -> dict[str, Entry | None]:
@@ -144,9 +147,11 @@ class DropFolder:
                     self._report_once(path.name, reason)
                 else:
                     found[path.name] = read_entry(path)
-            except OSError as error:
+            except (
+                Exception
+            ) as error:  # such as folders that are nested too deeply: one must not stop all others
                 found[path.name] = None
-                self._report_once(path.name, f"cannot be read: {error.strerror}")
+                self._report_once(path.name, f"cannot be read: {_why(error)}")
         return found
 
     def _is_paused(self, entry: Entry) -> bool:
@@ -168,7 +173,7 @@ class DropFolder:
         try:
             digests = entry.digests()
         except OSError as error:
-            self._report_once(name, f"cannot be read: {error.strerror}")
+            self._report_once(name, f"cannot be read: {_why(error)}")
             digests = {}
         if digests == last.digests:
             return digests
@@ -194,7 +199,7 @@ class DropFolder:
         model = self._model_of(entry)
         pause_s = min(2 * self._pauses.get(model, (0, FIRST_PAUSE_S / 2))[1], MAX_PAUSE_S)
         self._pauses[model] = (self._clock() + pause_s, pause_s)
-        self._report(f"{entry.path.name}: not possible now, next attempt in {pause_s:g} s: {error}")
+        self._report(f"{entry.path.name}: not possible now, next attempt in {pause_s:g} s: {_why(error)}")
 
     def _submit(self, entry: Entry, copy: Path, sha256: str) -> bool:
         try:
@@ -259,6 +264,13 @@ class DropFolder:
             self._reported[name] = line
             shown = name if name.isprintable() else ascii(name)
             self._report(f"{shown}: {line}" if name else line)
+
+
+def _why(error: Exception) -> str:
+    """Return the reason of any error; those of a class that is not expected are named."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) if isinstance(error, OperationFailed) else f"{type(error).__name__}: {error}"
 
 
 def _free_name(folder: Path, path: Path, suffix: str) -> Path:

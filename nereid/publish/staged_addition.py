@@ -35,7 +35,7 @@ from nereid.publish.intake.tasks.task import Choices, Task
 from nereid.publish.pinned import models_around
 from nereid.repository import fitting, onnx_file
 from nereid.repository.check import check
-from nereid.repository.labels import read_lines
+from nereid.repository.labels import check_names, read_lines
 from nereid.repository.layout import Pin, pins, readable_configs
 from nereid.routing.assignment import Route, Salts, Variant, format_route
 from nereid.serving_errors import InvalidConfig, InvalidImage
@@ -229,7 +229,9 @@ class Staging:
         """Return the class names and their origin; names of the metadata that do not fit are left out."""
         path, (labels, origin) = self._request.labels, task.input.labels(meta)
         if path:
-            return read_lines(path, kind.classes), f"'{path.name}'"
+            labels, origin = read_lines(path, kind.classes), f"'{path.name}'"
+        if task.input.unit != "line":  # a control character may be one that a network reads
+            check_names(labels, origin)
         if labels and kind.classes and len(labels) != kind.classes:
             self._report(
                 f"note: {origin} has {len(labels)} class names, but the network has "

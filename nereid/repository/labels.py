@@ -1,11 +1,13 @@
 """Label files of models: one line per class of an output."""
 
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
 from nereid.config.model_config import TensorSpec
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.text.characters import split_characters
+from nereid.units import escaped
 
 
 class InvalidLabels(OperationFailed):
@@ -27,6 +29,20 @@ def check_count(labels: Path, output: TensorSpec) -> int:
             f"{labels.name}: expected {classes} labels for the classes of output '{output.name}', got {count}"
         )
     return count
+
+
+def check_names(names: Sequence[str], origin: str) -> None:
+    """Refuse class names with characters that act on a terminal, or end a text.
+
+    Raises:
+        WrongUsage: with the first one.
+    """
+    for number, name in enumerate(names, start=1):
+        if (shown := escaped(name)) != name or "\t" in name:
+            raise WrongUsage(
+                f"label {number} of {origin}: expected no control characters, got '{shown[:64]}'; "
+                "fix: --labels FILE with plain names"
+            )
 
 
 def read_lines(path: Path, classes: int = 0) -> tuple[str, ...]:

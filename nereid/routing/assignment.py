@@ -37,6 +37,8 @@ Salt = Annotated[
 ]
 DEADLINE_MS = 10_000
 MAX_VARIANTS, MAX_WEIGHT = 16, 10**9
+# A smaller weight has no share of its own, and one of 1e-320 loses its digits.
+MIN_WEIGHT = 1 / MAX_WEIGHT
 # Upper bounds of the settings of one instance of a route.
 MAX_IN_FLIGHT, MAX_MIRRORED = 64, 16
 # Requests, attempts that go on without a slot (late, or their client left), and mirrored requests occupy one
@@ -138,6 +140,9 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         names = [each.name for each in self.targets()]
         if len(set(names)) != len(names):
             raise ValueError(f"names of variants and shadows must differ, got {', '.join(names)}")
+        if small := [variant for variant in self.variants if 0 < variant.weight < MIN_WEIGHT]:
+            allowed = f"0, or {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
+            raise ValueError(f"weight of '{small[0].name}' must be {allowed}, got {small[0].weight:g}")
         if not any(variant.weight > 0 for variant in self.variants):
             raise ValueError("one weight must be positive, got 0 for all")
         if self.default not in (known := [variant.name for variant in self.variants]):

@@ -1,6 +1,7 @@
 """Files that `nereid add` writes and requests that it refuses, without a server."""
 
 import json
+import re
 from pathlib import Path
 
 import onnx
@@ -97,6 +98,31 @@ def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, 
     assert config.parameters["resize_shorter_px"] == str(
         round(256 * max(dims[:2] if layout == "NHWC" else dims[1:]) / 224)
     )
+
+
+@cases(
+    ("label", "shown"),
+    {
+        "NUL": ("cat\0", r"cat\x00"),
+        "title": ("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
+        "colour": ("\x9b31m", r"\x9b31m"),
+        "direction": ("\u202egnp", r"\u202egnp"),
+    },
+)
+@pytest.mark.parametrize("place", ["--labels", "metadata"])
+def test_label_with_a_control_character_is_refused(repository, tmp_path, place, label, shown):
+    model, names = classifier(), [label, "b", "c", "d", "e"]
+    (tmp_path / "names.txt").write_text("\n".join(names) + "\n")
+    if place == "metadata":
+        onnx.helper.set_model_props(model, {"names": json.dumps(names)})
+    onnx.save(model, tmp_path / "new.onnx")
+    labels = tmp_path / "names.txt" if place == "--labels" else None
+
+    message = re.escape(f"expected no control characters, got '{shown}'")
+    with pytest.raises(WrongUsage, match=f"^label 1 of .*{message}"):
+        add(repository, request(tmp_path / "new.onnx", labels=labels), None)
+
+    assert not repository.exists() or contents(repository) == {}
 
 
 # tests/e2e/test_user_models.py has the networks that do not fit.

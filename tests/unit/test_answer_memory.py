@@ -10,6 +10,7 @@ import pytest
 
 from nereid.gateway.workers.answer_memory import PLACES, SETS, AnswerMemory, Rated
 from tests.gateways import IMAGE, RING, SMALL, WATCHDOG_S, Upstream, gateway, send
+from tests.tables import cases
 
 CAPACITY = SETS * PLACES
 
@@ -73,8 +74,8 @@ def test_workers_count_each_answer_once():
     assert (done.stdout.split(), done.stderr) == (["3000"], "")
 
 
-def feedback(made, **body):
-    answer = send(made, "POST", "/v1/feedback", json=body)
+def feedback(made, key="", /, **body):
+    answer = send(made, "POST", "/v1/feedback", json=body, headers={"x-api-key": key} if key else {})
     return answer.status_code, answer.json()
 
 
@@ -109,6 +110,27 @@ def test_images_of_a_batch_have_their_own_feedback():
     assert feedback(made, request_id="batch", image=1, label=967)[0] == 200
     assert feedback(made, request_id="batch", image=0, label=967)[0] == 404
     assert feedback(made, request_id="batch", label=967)[0] == 404
+
+
+@cases(
+    ("senders", "other", "body", "status"),
+    {
+        "another key": (["infer"], "admin", {"request_id": "a"}, 404),
+        "another key with the same id": (["infer", "admin"], "admin", {"request_id": "a"}, 200),
+        "no key": (["infer", "admin"], "", {"request_id": "a"}, 404),
+        "no key with the same id": (["infer", ""], "", {"request_id": "a"}, 200),
+        "a key in the id": (["infer"], "", {"request_id": "id-infer\0a"}, 404),
+    },
+)
+def test_feedback_of_another_key_changes_nothing(senders, other, body, status):
+    made = gateway(Upstream(), keys=RING)
+    for key in senders:  # the later answer does not replace the earlier one
+        headers = {"x-request-id": "a"} | ({"x-api-key": key} if key else {})
+        send(made, "POST", "/predict", content=IMAGE, headers=headers)
+
+    assert feedback(made, other, label="cup", **body)[0] == status
+    assert feedback(made, "infer", request_id="a", label="espresso")[0] == 200
+    assert feedback(made, "infer", request_id="a", label="espresso")[0] == 409
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ import typer.main
 from typer.testing import CliRunner
 
 from nereid import assets
-from nereid.cli import init, options
+from nereid.cli import init, options, tables
 from nereid.cli.exit_codes import end
 from nereid.cli.main import app
 from nereid.errors import OperationFailed
+from nereid.units import escaped
+from tests.publishing import classifier
 from tests.tables import cases
 from tools.commands_page import commands
 
@@ -32,6 +34,43 @@ def test_without_a_command_the_help_is_shown(words):
 
     assert (done.exit_code, done.stderr) == (0, "")
     assert "Commands" in done.stdout
+
+
+@cases(
+    ("name", "shown"),
+    {
+        "title": ("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
+        "colour": ("\x9b31m", r"\x9b31m"),
+        "line": ("\rok", r"\rok"),
+        "direction": ("\u202egnp", r"\u202egnp"),
+        "no text": ("\udcff", r"\udcff"),
+    },
+)
+@pytest.mark.parametrize("words", ["publish NAME net.onnx", "add NAME.onnx --name x --yes"])
+def test_names_do_not_act_on_a_terminal(words, name, shown):
+    done = run(*words.replace("NAME", name).split(" "))
+
+    assert shown in done.stderr
+    assert escaped(done.output) == done.output
+
+
+def test_operators_do_not_act_on_a_terminal(tmp_path):
+    """The message is that of the package `onnx`."""
+    model = classifier()
+    model.graph.node[0].op_type = "\x1b[2JCast"
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+
+    done = run("add", str(tmp_path / "net.onnx"), "--name=x", "--yes", "--preset=imagenet")
+
+    assert r"\x1b[2JCast" in done.stderr
+    assert escaped(done.output) == done.output
+
+
+def test_tables_do_not_act_on_a_terminal(capsys):
+    tables.print_table("model", rows=[("\x1b[31mred",), ("\u2066a",)])
+
+    assert escaped(out := capsys.readouterr().out) == out
+    assert r"\x1b[31mred" in out
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -330,6 +330,24 @@ def test_foreign_hosts_and_origins_are_rejected():
     assert code(send(plain, "OPTIONS", "/predict", headers=preflight)) == (403, "forbidden")
 
 
+@cases(
+    ("address", "origin", "status"),
+    {
+        "own": ("http://localhost", "http://localhost", 200),
+        "own with TLS": ("https://localhost", "https://localhost", 200),
+        "proxy with TLS": ("http://localhost", "https://localhost", 200),
+        "page without TLS": ("https://localhost", "http://localhost", 403),
+        "other scheme": ("http://localhost", "ftp://localhost", 403),
+        "extension": ("http://localhost", "chrome-extension://localhost", 403),
+        "no scheme": ("http://localhost", "localhost", 403),
+    },
+)
+def test_origin_has_the_scheme_of_the_gateway(address, origin, status):
+    answer = send(gateway(Upstream()), "GET", f"{address}/healthz", headers={"origin": origin})
+
+    assert answer.status_code == status
+
+
 @pytest.mark.parametrize(
     ("method", "path", "expected"),
     [

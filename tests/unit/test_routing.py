@@ -225,6 +225,11 @@ def variant(**fields) -> bytes:
             "Expected `int` <= 9007199254740992 - at `$.generation`, got 1000",
         ),
         "weights": (variant(weight=0), "one weight must be positive, got 0 for all"),
+        "tiny weight": (
+            variant(weight=1e-320),
+            "weight of 'v1' must be 0, or 1e-09 to 1e+09, got 9.99989e-321",
+        ),
+        "small weight": (variant(weight=0.9e-9), "weight of 'v1' must be 0, or 1e-09 to 1e+09, got 9e-10"),
         "not a number": (variant(weight=float("nan")), "JSON is malformed: invalid character"),
         "infinite": (
             variant(weight=0).replace(b'"weight": 0', b'"weight": 1e999'),

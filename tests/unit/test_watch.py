@@ -4,7 +4,9 @@ import contextlib
 import hashlib
 import os
 import shutil
+import socket
 import stat
+import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -197,6 +199,72 @@ def test_link_to_itself_delays_no_other_file(drop, name):
     assert [line.partition(": ")[2] for line in drop.reported] == [
         "cannot be read: Too many levels of symbolic links"
     ]
+
+
+def make_deep(path: Path) -> None:
+    """Make folders in each other, more than Python calls functions in each other."""
+    here = os.open(".", os.O_RDONLY)
+    try:
+        path.mkdir()
+        os.chdir(path)
+        Path("a.onnx").write_text("a")
+        for _ in range(1500):
+            Path("a").mkdir()
+            os.chdir("a")
+    finally:
+        os.fchdir(here)
+        os.close(here)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+def make_loop(path: Path) -> None:
+    path.with_name(".a").symlink_to(path)
+    path.symlink_to(path.with_name(".a"))
+
+
+def make_full(path: Path) -> None:
+    """Make a path that is too long for a copy elsewhere, and for a name with a suffix."""
+    long = path.with_name("a" * 250 + ".onnx")
+    long.mkdir()
+    inside = long / ("b" * 250) / ("c" * 250)
+    inside.mkdir(parents=True)
+    (inside / "a.onnx").write_text("a")
+    (long / "a.onnx").write_text("a")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_deep,
+        make_socket,
+        make_loop,
+        make_full,
+        os.mkfifo,
+        Path.mkdir,
+        lambda path: path.symlink_to("/proc/self/mem"),
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to("a" * 300),
+        lambda path: path.symlink_to("a/" * 2000),
+        lambda path: path.symlink_to("."),
+        lambda path: path.symlink_to("other.onnx/more"),
+    ],
+)
+def test_odd_entry_ends_nothing(drop, make):
+    make(drop.folder / "odd.onnx")
+    drop.write("other.onnx", "b")
+
+    drop.wait(20)
+    drop.start()
+    drop.wait(20)
+    subprocess.run(
+        ["rm", "-rf", drop.folder, drop.staging], check=True
+    )  # Python 3.11 cannot remove deep folders
+
+    assert ("other", "b") in drop.published
 
 
 def in_pieces(drop: Drop) -> Callable[[], object]:

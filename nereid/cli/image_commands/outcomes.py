@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -27,6 +26,7 @@ from nereid.cli.image_commands.drawing import Drawings
 from nereid.cli.image_commands.views import View
 from nereid.cli.image_files import images_in
 from nereid.cli.options import show_progress
+from nereid.cli.tables import console
 from nereid.client.classifier_errors import ClassifierError
 from nereid.errors import OperationFailed
 from nereid.processes import StopFlag
@@ -186,7 +186,7 @@ def _progress(count: int) -> Progress:
         MofNCompleteColumn(),
         _Rate(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),  # stdout has only the responses
+        console=console(sys.stderr),  # stdout has only the responses
         # Only where both streams share a terminal would the bar overwrite responses.
         redirect_stdout=sys.stdout.isatty(),
         disable=count < 2 or not sys.stderr.isatty(),

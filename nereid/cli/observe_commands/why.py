@@ -123,7 +123,7 @@ def _show(found: "Explanation", contention: "Contention", window_s: float) -> No
         f"throttled {contention.throttled:.0%}"
     )
     name = found.cause or "nothing unusual"
-    print(f"\ncause: {name}: {_printable(found.why)}\ntry:   {found.next_step}")
+    print(f"\ncause: {name}: {found.why}\ntry:   {found.next_step}")
 
 
 def _show_request(lines: list[dict[str, Any]], name: str, as_json: bool) -> None:
@@ -140,14 +140,9 @@ def _show_request(lines: list[dict[str, Any]], name: str, as_json: bool) -> None
             continue
         rest = {key: value for key, value in line.items() if key not in ("stages_ms", "ms")}
         for key, value in rest.items():
-            print(f"{key:<14} {_printable(value if isinstance(value, str) else json.dumps(value))}")
+            print(f"{key:<14} {value if isinstance(value, str) else json.dumps(value)}")
         print(f"{'total':<14} {format_ms(line['ms'])}")
         for stage, value in line["stages_ms"].items():
             bar = "█" * round(BAR_WIDTH * value / max(line["ms"], 1e-9))
             print(f"  {stage:<12} {format_ms(value):>10} {bar}")
     sys.stdout.flush()
-
-
-def _printable(text: str) -> str:
-    """Escape what a caller could send to a terminal."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

@@ -249,7 +249,10 @@ class OriginGuard:
                 (b"access-control-allow-origin", origin),
                 (b"access-control-expose-headers", EXPOSED_HEADERS),
             ]
-        if origin.lower().partition(b"://")[2] != host:
+        scheme, _, own = origin.lower().partition(b"://")
+        # A proxy with TLS sends requests of its own pages, which have https, over plain HTTP.
+        schemes = (b"https",) if request.scope.get("scheme") == "https" else (b"http", b"https")
+        if own != host or scheme not in schemes:
             raise Failure("forbidden", f"the origin {origin.decode('latin-1')[:128]!r} is not allowed")
         return []
 

@@ -12,7 +12,7 @@ from nereid.gateway.http.upload import CancelOnDisconnect
 from nereid.gateway.state import Gateway
 from nereid.gateway.v2 import inference
 from nereid.gateway.v2.inference import LENGTH
-from nereid.gateway.v2.inference_body import check_body
+from nereid.gateway.v2.inference_body import check_body_apart
 from nereid.units import format_bytes
 
 # JSON for an image of the largest size.
@@ -32,7 +32,7 @@ async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     request.end_stage("receive")
     if b"content-encoding" in request.headers:
         body = await _unpacked(gateway, request, body, max_bytes)
-    checked = check_body(settings, body, _json_bytes(request))
+    checked = await check_body_apart(settings, body, _json_bytes(request))
     with CancelOnDisconnect(request):
         response = await inference.run(gateway, request, path, headers, checked, request.limit_s)
     request.model_name = request.scope["path_params"]["model"]

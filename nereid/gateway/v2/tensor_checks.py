@@ -4,12 +4,12 @@ Each check protects Triton 24.10 from requests that end or block it; docs/securi
 """
 
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 from nereid.contract import IMAGE, RESERVED_PARAMETERS, SCORES
 from nereid.gateway import image_size
-from nereid.gateway.failures import invalid_request
+from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.settings import Settings
 
 # Bytes of an element. Source: docs/protocol/README.md of triton-inference-server/server; BYTES has no size.
@@ -23,8 +23,8 @@ BYTES = "BYTES"
 MAX_TENSORS, MAX_PARAMETERS, MAX_DIMENSIONS = 64, 64, 16
 MAX_TEXT = 1024
 MAX_ELEMENTS = 2**31
-# Elements of type BYTES, such as images of a batch or words.
-MAX_STRINGS = 65_536
+# Elements of type BYTES, such as words, and images of a batch. Each takes up to 1 µs of the event loop.
+MAX_STRINGS, MAX_IMAGES = 8192, 64
 LENGTH_BYTES = 4
 # Bytes of a numeric tensor that cost about as much as a small photo.
 BYTES_PER_UNIT = 2**20
@@ -32,6 +32,8 @@ _SHARED_MEMORY = "shared_memory_"
 # Parameters that Triton reads. Source: docs/protocol of triton-inference-server/server, the extensions
 # classification, binary tensor data, schedule policy and sequence.
 _NUMBERS = frozenset({"classification", "priority", "timeout"})
+_SEQUENCE = "sequence_id"
+MAX_NUMBER = 2**63 - 1
 _FLAGS = frozenset({"binary_data", "binary_data_output", "sequence_start", "sequence_end"})
 
 
@@ -69,8 +71,16 @@ def check_parameters(what: str, parameters: Mapping[str, Any]) -> None:
             raise invalid_request(f"parameter '{name}' is reserved; a trace comes as the header traceparent")
         if name.startswith(_SHARED_MEMORY):
             raise invalid_request(f"{what}: shared memory cannot be used through the gateway; send the data")
-        if name in _NUMBERS and (type(value) is not int or value < 0):
-            raise invalid_request(f"parameter '{name}': expected a whole number of 0 or more, got {value!r}")
+        is_number = type(value) is int and 0 <= value <= MAX_NUMBER
+        if name in _NUMBERS and not is_number:
+            raise invalid_request(
+                f"parameter '{name}': expected a whole number from 0 to {MAX_NUMBER}, got {value!r}"
+            )
+        if name == _SEQUENCE and not is_number and type(value) is not str:
+            expected = f"a text, or a whole number from 0 to {MAX_NUMBER}"
+            raise invalid_request(f"parameter '{name}': expected {expected}, got {value!r}")
+        if type(value) is float and not isfinite(value):
+            raise invalid_request(f"parameter '{name[:128]}': expected a finite number, got {value!r}")
         if name in _FLAGS and type(value) is not bool:
             raise invalid_request(f"parameter '{name}': expected true or false, got {value!r}")
 
@@ -90,9 +100,13 @@ def element_count(name: str, datatype: str, shape: Sequence[int]) -> int:
             f"input '{name[:128]}': expected a shape of at most {MAX_DIMENSIONS} dimensions of 1 or more, "
             f"got {_listed(shape)}"
         )
-    count = prod(shape)
-    if count > (MAX_STRINGS if datatype == BYTES else MAX_ELEMENTS):
-        raise invalid_request(f"input '{name[:128]}': the shape {_listed(shape)} has too many elements")
+    count, max_count = prod(shape), MAX_ELEMENTS
+    if datatype == BYTES:
+        max_count = MAX_IMAGES if name == IMAGE else MAX_STRINGS
+    if count > max_count:
+        raise invalid_request(
+            f"input '{name[:128]}': expected at most {max_count} elements, got the shape {_listed(shape)}"
+        )
     return count
 
 
@@ -139,6 +153,8 @@ def elements_work(settings: Settings, name: str, elements: Sequence[memoryview])
     """
     if name != IMAGE:
         return [1 + sum(map(len, elements)) // BYTES_PER_UNIT]
+    if not all(map(len, elements)):
+        raise Failure("invalid_image", "the image is empty")
     return [image_work(settings, element) for element in elements]
 
 

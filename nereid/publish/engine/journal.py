@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from nereid import files, json_lines
 from nereid.errors import OperationFailed
 from nereid.publish.engine.actions import Action
+from nereid.units import escaped
 
 Kind = Literal["add", "publish", "retire", "remove"]
 # Up to `commit` the repository is unchanged. From `commit` on the actions are done, from `undo` on undone.
@@ -74,7 +75,7 @@ class Journal:
         if event in FINISHED and not operation.actions:
             # Before the line, as the files may fill the disk; without actions, they are not needed to undo.
             shutil.rmtree(self.staging(operation), ignore_errors=True)
-        json_lines.append(self.file, Line(datetime.now(UTC), event, operation, note))
+        json_lines.append(self.file, Line(datetime.now(UTC), event, operation, escaped(note)))
         if event in FINISHED:
             shutil.rmtree(self.staging(operation), ignore_errors=True)
 
