@@ -14,7 +14,7 @@ import httpx
 from nereid.client.prediction import Label, Prediction, Timings
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
 from nereid.gateway.http.app import create_app, rest_app
-from nereid.gateway.models import Models, PreviewRefused
+from nereid.gateway.models import DocumentField, Models, PreviewRefused
 from nereid.gateway.route_control import (
     RolloutOrder,
     RouteConflict,
@@ -110,6 +110,9 @@ class Source:
         if image != IMAGE:
             raise PreviewRefused("expected an image file")
         return b"picture" if name == "classify" else None
+
+    def fields(self, name: str) -> list[DocumentField] | None:
+        return [DocumentField("number", True, ["UPS"])] if name == "read_waybill" else None
 
 
 class Ring(dict[str, Key]):

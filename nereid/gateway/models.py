@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, Unpack
 
+from msgspec import Struct
+
 from nereid.client.classifier_errors import ClassifierError
 from nereid.client.request import Options
 from nereid.client.results.result_kind import ResultKind
@@ -35,6 +37,14 @@ class Upstream(Protocol):
 Connect: TypeAlias = Callable[[str, ResultKind[Any]], Upstream]
 
 
+class DocumentField(Struct):
+    """A field that a reader of documents finds, and the carriers whose formats it knows."""
+
+    name: str
+    required: bool
+    carriers: list[str]
+
+
 class PreviewRefused(Exception):
     """An image cannot be shown as the network sees it; the message says why."""
 
@@ -57,6 +67,9 @@ class ModelSource(Protocol):
         Raises:
             PreviewRefused: it is not an image, or damaged.
         """
+
+    def fields(self, name: str) -> list[DocumentField] | None:
+        """Return the fields of a reader of documents, or None if they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,10 @@ class FixedModels:
         return None
 
     def preview(self, name: str, image: bytes) -> bytes | None:
+        """Return None."""
+        return None
+
+    def fields(self, name: str) -> list[DocumentField] | None:
         """Return None."""
         return None
 
@@ -181,6 +198,10 @@ class Models:
     def preview(self, name: str, image: bytes) -> bytes | None:
         """Return an image as a model's network sees it; blocks, see `ModelSource.preview`."""
         return self._source.preview(name, image)
+
+    def fields(self, name: str) -> list[DocumentField] | None:
+        """Return the fields of a reader of documents; blocks, see `ModelSource.fields`."""
+        return self._source.fields(name)
 
     async def names(self) -> list[str]:
         """Return the names of all models, the default one first."""

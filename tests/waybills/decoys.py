@@ -17,7 +17,16 @@ from tests.waybills.numbers import digits, grouped
 from tests.waybills.paper import rectangle
 
 HEIGHT, LEADING = 20.0, 32.0
-OWN_LABELS = ("TRACKING #", "Tracking number:", "TRK#", "Waybill No.", "Sendungsnummer:", "N° de suivi", "运单号", "快递单号：")
+OWN_LABELS = (
+    "TRACKING #",
+    "Tracking number:",
+    "TRK#",
+    "Waybill No.",
+    "Sendungsnummer:",
+    "N° de suivi",
+    "运单号",
+    "快递单号：",
+)
 OTHERS = {
     "Order No": "7 9 10 12 13 14 15 17",
     "Purchase order": "10 12",
@@ -94,7 +103,11 @@ def _decoy(draw: Random) -> list[str]:
         return [draw.choice(("", "TEL ", "电话：", "Questions? ", "For tracking call ", "运单查询")) + phone]
     if kind < 0.3:
         day = f"2026-{draw.randint(1, 12):02}-{draw.randint(1, 28):02}"
-        return [draw.choice((f"Date {day} 14:{digits(draw, 2)}", f"{day} {digits(draw, 2)}:12:09", f"PRINTED {day}"))]
+        return [
+            draw.choice(
+                (f"Date {day} 14:{digits(draw, 2)}", f"{day} {digits(draw, 2)}:12:09", f"PRINTED {day}")
+            )
+        ]
     label = draw.choice(list(OTHERS))
     number = digits(draw, int(draw.choice(OTHERS[label].split())))
     number = draw.choice(("", "", "", "SO", "INV", "A")) + number

@@ -1,5 +1,6 @@
 """`POST /v1/read` and `POST /v1/waybill`: the text of an image, and the fields of a document."""
 
+import asyncio
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -36,8 +37,21 @@ class CorrectionAnswer(Struct, rename={"read": "from", "value": "to"}):
     value: str
 
 
+class CandidateAnswer(Struct):
+    """One of several values of a field that are about equally likely."""
+
+    value: str
+    box: Box
+    valid: bool | None
+    proof: str
+    carrier: str | None
+
+
 class FieldAnswer(Struct):
-    """One field; `value` and `box` are null if it was not found, `valid` is null without a checksum."""
+    """One field; `value`, `box` and `proof` are null if it was not found, `valid` is null without a checksum.
+
+    If `certain` is true, a checksum proves the value, and no other value is about as likely.
+    """
 
     name: str
     value: str | None
@@ -45,6 +59,10 @@ class FieldAnswer(Struct):
     box: Box | None
     valid: bool | None
     corrected: list[CorrectionAnswer]
+    proof: str | None
+    carrier: str | None
+    certain: bool
+    candidates: list[CandidateAnswer]
 
 
 class ReadAnswer(Struct):
@@ -85,6 +103,14 @@ async def waybill(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     return _encoded(WaybillAnswer(*_source(request, found), fields, _lines(found), timings), encoding)
 
 
+async def fields(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """List the fields that a model finds, and the carriers whose numbers it knows."""
+    found = await asyncio.to_thread(gateway.models.fields, request.model.name)
+    if found is None:
+        raise Failure("not_found", f"this gateway does not know the fields of '{request.model.name}'")
+    return json_response(found)
+
+
 async def _found(
     gateway: Gateway, request: GatewayRequest, task: GatewayTask
 ) -> tuple[Reading, TimingsMs, str]:
@@ -107,8 +133,13 @@ def _lines(found: Reading) -> list[TextLineAnswer]:
 
 def _field(field: Field) -> FieldAnswer:
     corrected = [CorrectionAnswer(each.position, each.read, each.value) for each in field.corrected]
+    candidates = [
+        CandidateAnswer(each.value, _box(each.box), each.valid, each.proof, each.carrier)
+        for each in field.candidates
+    ]
     box = None if field.box is None else _box(field.box)
-    return FieldAnswer(field.name, field.value, field.confidence, box, field.valid, corrected)
+    known = field.proof, field.carrier, field.certain, candidates
+    return FieldAnswer(field.name, field.value, field.confidence, box, field.valid, corrected, *known)
 
 
 def _box(corners: Corners) -> list[list[float]]:

@@ -41,7 +41,7 @@ class Barcode(Protocol):
     def text(self) -> str: ...  # noqa: D102
 
     @property
-    def box(self) -> np.ndarray: ...
+    def box(self) -> np.ndarray: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Nearness:
 
     @property
     def is_labelled(self) -> bool:
+        """Whether the value stands near a label."""
         return bool(np.isfinite(self.distance))
 
 

@@ -43,7 +43,7 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
             forms = by_length.get(len(text), ())
             if has_stop and forms:
                 forms = tuple(each for each in forms if not each[0].needs_label)
-            if not forms or (is_number := text.isdigit()) and _is_other(row, groups, first, last):
+            if not forms or ((is_number := text.isdigit()) and _is_other(row, groups, first, last)):
                 continue
             read = read_number(text, forms, named)
             # Letters and a checksum that holds tell a number from what stands beside it.
