@@ -9,7 +9,7 @@ import pytest
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.prediction import Timings
 from nereid.client.results.detected_objects import DETECTIONS, DetectedObject, Detection
-from nereid.client.results.text_reading import READINGS, Correction, Field, FieldCandidate, Reading, TextLine
+from nereid.client.results.text_reading import READINGS, Correction, Field, Reading, TextLine
 from nereid.gateway.models import Models
 from nereid.gateway.state import build
 from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ
@@ -22,7 +22,7 @@ LINES = (TextLine("快递 A", 0.5, BOX),)
 FIELDS = (
     Field(
         *("number", "RA1", 0.5, BOX, True, (Correction(1, "O", "0"),), "checksum", "EMS", False),
-        candidates=(FieldCandidate("RA2", BOX, None, "label", None),),
+        candidates=("RA1", "RA2"),
     ),
     Field("weight", None, 0.0, None, None),
 )
@@ -75,8 +75,7 @@ def test_every_task_has_its_answer():
     assert read == {"lines": LINE_ANSWERS}
     field = {"name": "number", "value": "RA1", "confidence": 0.5, "box": CORNERS, "valid": True}
     missing = {"name": "weight", "value": None, "confidence": 0.0, "box": None, "valid": None}
-    rival = {"value": "RA2", "box": CORNERS, "valid": None, "proof": "label", "carrier": None}
-    proof = {"proof": "checksum", "carrier": "EMS", "certain": False, "candidates": [rival]}
+    proof = {"proof": "checksum", "carrier": "EMS", "certain": False, "candidates": ["RA1", "RA2"]}
     assert waybill == {
         "fields": [
             {**field, "corrected": [{"position": 1, "from": "O", "to": "0"}], **proof},

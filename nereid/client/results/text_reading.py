@@ -40,17 +40,6 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True)
-class FieldCandidate:
-    """One of several values that are about equally likely; its attributes are those of a field."""
-
-    value: str
-    box: Corners
-    valid: bool | None
-    proof: str
-    carrier: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Field:
     """One field of a document.
 
@@ -77,7 +66,7 @@ class Field:
     proof: str | None = None
     carrier: str | None = None
     certain: bool = False
-    candidates: tuple[FieldCandidate, ...] = ()
+    candidates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +125,7 @@ def _field(entry: Mapping[str, Any]) -> Field:
         entry.get("proof"),
         entry.get("carrier"),
         entry.get("certain", False),
-        tuple(
-            FieldCandidate(
-                each["value"], _corners(each["box"]), each["valid"], each["proof"], each["carrier"]
-            )
-            for each in entry.get("candidates", ())
-        ),
+        tuple(entry.get("candidates", ())),
     )
 
 

@@ -37,16 +37,6 @@ class CorrectionAnswer(Struct, rename={"read": "from", "value": "to"}):
     value: str
 
 
-class CandidateAnswer(Struct):
-    """One of several values of a field that are about equally likely."""
-
-    value: str
-    box: Box
-    valid: bool | None
-    proof: str
-    carrier: str | None
-
-
 class FieldAnswer(Struct):
     """One field; `value`, `box` and `proof` are null if it was not found, `valid` is null without a checksum.
 
@@ -62,7 +52,7 @@ class FieldAnswer(Struct):
     proof: str | None
     carrier: str | None
     certain: bool
-    candidates: list[CandidateAnswer]
+    candidates: list[str]
 
 
 class ReadAnswer(Struct):
@@ -133,12 +123,8 @@ def _lines(found: Reading) -> list[TextLineAnswer]:
 
 def _field(field: Field) -> FieldAnswer:
     corrected = [CorrectionAnswer(each.position, each.read, each.value) for each in field.corrected]
-    candidates = [
-        CandidateAnswer(each.value, _box(each.box), each.valid, each.proof, each.carrier)
-        for each in field.candidates
-    ]
     box = None if field.box is None else _box(field.box)
-    known = field.proof, field.carrier, field.certain, candidates
+    known = field.proof, field.carrier, field.certain, [*field.candidates]
     return FieldAnswer(field.name, field.value, field.confidence, box, field.valid, corrected, *known)
 
 
