@@ -136,6 +136,6 @@ def _set(draw: Random, blocks: Sequence[Sequence[str]]) -> list[Line]:
                 left, top = 30 + 560.0 * column, y + row * LEADING
                 wide = sum(2 if ord(each) > 0x2E80 else 1 for each in text) * HEIGHT / 2
                 box = rectangle(left, top, left + wide, top + HEIGHT).astype(np.float32)
-                lines.append(Line(text, draw.uniform(0.85, 1.0), box))
+                lines.append(Line(text, draw.uniform(0.9, 1.0), box))
         y += LEADING * max(map(len, blocks[start : start + width])) + draw.choice((0, 12, 40))
     return lines

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nereid.text.fields.corrections import Correction, Reading
-from nereid.text.fields.labels import Labels, Nearness, named_carriers
+from nereid.text.fields.labels import Labels, Nearness
 from nereid.text.fields.row_search import readings_in
 from nereid.text.fields.rows import Row, row_of_barcode, rows_of
 from nereid.text.fields.specification import FieldRule, Specification, is_repeated
@@ -24,7 +24,7 @@ NOT_VALID = -4.0
 # Bars that a printed number of so many characters agrees with, and what must speak for it to be certain.
 BARCODE, MIN_CODE, AGREED = 5.0, 8, 2.0
 # A value is certain if so much more speaks for it than for any other, and its line is read well.
-CERTAIN, AHEAD, CONFIDENT = 3.5, 1.5, 0.8
+CERTAIN, AHEAD, CONFIDENT = 3.5, 1.5, 0.9
 # What a format with one check digit and its carrier's name on the page have: that is as good as a label.
 NAMED_AND_CHECKED = 2.4
 # Evidence of about one check digit: so much names a carrier.
@@ -198,13 +198,13 @@ def find_candidates(
 
 def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> Mapping[Span, Candidate]:
     """Return the candidates of a field by row, start and end; bars are further rows."""
-    labels, named = Labels(rows, rule), named_carriers(rows, rule)
+    labels = Labels(rows, rule)
     texts = [_ALPHANUMERIC.sub("", row.text).upper() for row in codes]
     found: dict[Span, Candidate] = {}
     readings = (
         (number, row, each)
         for number, row in enumerate((*rows, *codes))
-        for each in readings_in(row, rule, named)
+        for each in readings_in(row, rule, labels.named)
     )
     for number, row, (start, end, match) in islice(readings, MAX_CANDIDATES):
         if match.reading.corrections and match.evidence < 0:
@@ -227,7 +227,7 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
             match.evidence,
             sources,
         )
-        is_named = carrier in named and match.evidence >= NAMED_AND_CHECKED and nearness.evidence == 0
+        is_named = carrier in labels.named and match.evidence >= NAMED_AND_CHECKED and nearness.evidence == 0
         if nearness.is_labelled or is_named or len(sources) > 1 or not _needs_label(candidate):
             found[number, start, end] = candidate
     read = {each.reading.value for (number, *_), each in found.items() if number < len(rows)}
