@@ -56,6 +56,8 @@ def test_examples_are_found_beside_their_label(form, carrier):
         "only bars": (["TO: A"], [UPS], (UPS, True, "barcode+checksum", "UPS", True)),
         "bars of goods": (["TO: A"], ["4006381333931"], (None, None)),
         "chance beside a label": ([f"单号：{ZTO}", f"证件号 {ORDER_LIKE_UPS}"], [], (ZTO, None)),
+        "end of another word": ([f"业务单号：{FEDEX}"], [], (None, None)),
+        "end of a carrier's name": ([f"中通单号：{ZTO}"], [], (ZTO, None, "label", "ZTO Express")),
         "number beside another label": ([f"Order no: {FEDEX}"], [], (None, None)),
         "label of another number is nearer": (["TRACKING", f"Invoice {FEDEX}"], [], (None, None)),
         "address of a page": (["www.example.com/tracking", FEDEX], [], (None, None)),

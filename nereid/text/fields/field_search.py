@@ -33,6 +33,8 @@ CHECK_DIGIT = 0.9
 Span = tuple[int, int, int]
 # What bars say, and their corners float[4, 2] in pixels of the upright image.
 Barcode: TypeAlias = tuple[str, np.ndarray]
+_TEXT: tuple[str, ...] = ("text",)
+_BARS: tuple[str, ...] = ("barcode",)
 _ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]")
 
 
@@ -58,7 +60,7 @@ class Candidate:
     needs_label: bool = False
     carrier: str = ""
     base: float = 0.0
-    sources: tuple[str, ...] = ("text",)
+    sources: tuple[str, ...] = _TEXT
 
     @property
     def claim(self) -> tuple[bool, float]:
@@ -210,12 +212,12 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
         if match.reading.corrections and match.evidence < 0:
             continue
         if number >= len(rows):
-            nearness, sources = Nearness(), ("barcode",)
+            nearness, sources = Nearness(), _BARS
         else:
             nearness = labels.nearness(row, number, start, end)
             is_long = match.form.joined and len(match.reading.value) >= MIN_CODE
             agrees = is_long and any(match.reading.value in text for text in texts)
-            sources = ("barcode", "text") if agrees and nearness.evidence >= 0 else ("text",)
+            sources = (*_BARS, *_TEXT) if agrees and nearness.evidence >= 0 else _TEXT
         carrier = match.carrier.name if match.carrier else ""
         candidate = Candidate(
             match.reading,

@@ -22,6 +22,8 @@ _Corners: TypeAlias = tuple[float, float, float, float, bool]
 _VALUE = re.compile(r"\d[\d\s-]{3,}\d")
 # Words that may be between a label and its value are shorter, such as `no`.
 _WORD = re.compile(r"[^\W\d_]{3,}|[\u3400-\u9fff]")
+_CHINESE = re.compile(r"[\u3400-\u9fff]")
+MAX_SHORT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,18 @@ class Labels:
 
 
 def _labels_in(text: str, rule: FieldRule) -> Iterator[tuple[int, int, bool]]:
-    """Yield start and end of the labels in a text, and whether they are the field's own."""
+    """Yield start and end of the labels in a text, and whether they are the field's own.
+
+    A short Chinese label at the end of another word, such as 业务单号, is that of another number.
+    """
+    names = tuple(label for carrier in rule.carriers for label in carrier.labels)
     if labels := (*rule.labels, *rule.other_labels):
         for match in label_expression(labels).finditer(text):
-            yield *match.span(), bool(rule.labels and label_expression(rule.labels).fullmatch(match[0]))
+            is_own = bool(rule.labels and label_expression(rule.labels).fullmatch(match[0]))
+            is_end = len(match[0]) <= MAX_SHORT and _CHINESE.search(text[: match.start()][-1:])
+            if is_end and rule.other_labels and not text[: match.start()].endswith(names):
+                is_own = False
+            yield *match.span(), is_own
 
 
 def _corners(row: Row, start: int, end: int, is_number: bool) -> _Corners:
