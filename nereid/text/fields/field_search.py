@@ -25,8 +25,6 @@ NOT_VALID = -4.0
 BARCODE, MIN_CODE, AGREED = 5.0, 8, 2.0
 # A value is certain if so much more speaks for it than for any other, and its line is read well.
 CERTAIN, AHEAD, CONFIDENT = 3.5, 1.5, 0.9
-# What a format with one check digit and its carrier's name on the page have: that is as good as a label.
-NAMED_AND_CHECKED = 2.4
 # Evidence of about one check digit: so much names a carrier.
 CHECK_DIGIT = 0.9
 # Row, start and end of a candidate.
@@ -229,7 +227,7 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
             match.evidence,
             sources,
         )
-        is_named = carrier in labels.named and match.evidence >= NAMED_AND_CHECKED and nearness.evidence == 0
+        is_named = carrier in labels.named and match.reading.valid is True and nearness.evidence == 0
         if nearness.is_labelled or is_named or len(sources) > 1 or not _needs_label(candidate):
             found[number, start, end] = candidate
     read = {each.reading.value for (number, *_), each in found.items() if number < len(rows)}

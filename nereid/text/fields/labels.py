@@ -17,7 +17,7 @@ REACH_RIGHT, REACH_BELOW = 20.0, 6.0
 BELOW_PENALTY = 1.0
 # Evidence, as logarithm: a value beside a label, what is lost with each height of distance, and what is left
 # if another word is between them. A number beside another number's label is the field in 1 of 1,000 cases.
-LABEL, PER_HEIGHT, INDIRECT, OTHER = 5.0, 0.5, 1.0, -3.0
+LABEL, PER_HEIGHT, INDIRECT, OTHER = 5.0, 0.8, 1.0, -3.0
 _Corners: TypeAlias = tuple[float, float, float, float, bool]
 _VALUE = re.compile(r"\d[\d\s-]{3,}\d")
 # Words that may be between a label and its value are shorter, such as `no`.
