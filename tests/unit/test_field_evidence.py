@@ -65,6 +65,7 @@ def test_examples_are_found_beside_their_label(form, carrier):
         "date": (["TRACKING #", "2026-11-27 14"], [], (None, None)),
         "part of a longer number": (["SF1234567890123 4567"], [], (None, None)),
         "zeros": (["TRK#", "0000 0000 0000"], [], ("000000000000", None, "label")),
+        "letters for zeros": (["TRK#", "OO00 0000 0000"], [], ("OO0000000000", False, "label")),
         "zeros without a label": (["TBA000000000000"], [], (None, None)),
         "letters for digits": (["TRK#", "GS2951 1749 4011 1690 41"], [], (None, None)),
     },

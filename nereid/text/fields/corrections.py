@@ -11,7 +11,7 @@ from math import log10
 
 from nereid.text.fields.check_digits import CHECKSUMS, Checksum
 from nereid.text.fields.shapes import DIGITS, LETTERS, Shape
-from nereid.text.fields.specification import Carrier, Form, Format, judge, shapes_by_length
+from nereid.text.fields.specification import Carrier, Form, Format, is_repeated, judge, shapes_by_length
 
 # Most characters that are replaced in one number: more replacements let a checksum hold by chance.
 MAX_CORRECTED = 3
@@ -128,7 +128,7 @@ def _read(text: str, form: Format) -> Reading | None:
     for shape in shapes:
         for value, checked, corrections in _corrected(text, shape, checksum):
             is_near = True
-            if checksum.holds(form.checksum_prefix + checked):
+            if checksum.holds(form.checksum_prefix + checked) and not is_repeated(value):
                 rarity = _rarity(shape, kinds) or 0.0
                 evidence = rarity + _proof(form, True) + _cost(corrections)
                 reading = Reading(value, True, corrections, evidence)
