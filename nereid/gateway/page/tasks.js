@@ -61,9 +61,9 @@ function fieldContent({ name, value, confidence, valid, corrected, proof, carrie
   if (value === null) return [title, make("span", { class: "badge" }, "not found")];
   const checked = valid === null ? [] : [make("span", { class: "badge", "data-valid": String(valid) }, valid ? "checksum right" : "checksum wrong")];
   const changes = corrected.map(({ from, to, position }) => make("span", { class: "badge" }, `${from} → ${to} at ${position + 1}`));
-  const known = [certain ? "certain" : null, carrier, proof, ...candidates.slice(1).map((other) => `or ${other}`)];
-  const badges = known.filter(Boolean).map((text) => make("span", { class: "badge" }, text));
-  return [title, make("strong", {}, value), make("span", { class: "score" }, percent(confidence)), ...checked, ...changes, ...badges];
+  const known = [certain ? "certain" : "", carrier, proof, ...candidates.slice(1).map((other) => `or ${other}`)];
+  const proven = make("small", {}, known.filter(Boolean).join(", "));
+  return [title, make("strong", {}, value), make("span", { class: "score" }, percent(confidence)), ...checked, ...changes, proven];
 }
 
 function counted(count, noun) {
