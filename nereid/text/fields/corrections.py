@@ -186,7 +186,6 @@ def _corrected(
     A character that fits stays, even if another one would make the checksum hold: it proves too little. A
     place that the checksum does not cover is replaced only if the pattern has a single character there.
     """
-    length = sum(is_checked for *_, is_checked in shape)
     options: list[str] = []
     wrong = position = 0
     for character, (accepted, _, is_checked) in zip(text, shape, strict=True):
@@ -195,7 +194,7 @@ def _corrected(
         else:
             wrong += 1
             fitting = "".join(each for each in LOOK_ALIKES.get(character, "") if each in accepted)
-            is_covered = is_checked and checksum.covers(position, length)
+            is_covered = is_checked and checksum.covers(position, sum(each[2] for each in shape))
             if wrong > MAX_CORRECTED or not fitting or not (is_covered or len(accepted) == 1):
                 return
             options.append(fitting)
