@@ -21,7 +21,7 @@ from nereid.client.results.text_reading import READINGS, Field, Reading
 from nereid.contract import BARCODE_OUTPUTS, OPTION_HEADERS, ROUTE_OUTPUTS
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
 from nereid.gateway.http.app import create_app
-from nereid.gateway.models import Models, PreviewRefused
+from nereid.gateway.models import DocumentField, Models, PreviewRefused
 from nereid.gateway.route_control import (
     RolloutOrder,
     RouteConflict,
@@ -189,6 +189,9 @@ class Source:
         if image != IMAGE:
             raise PreviewRefused("expected an image file")
         return b"picture" if name == "classify" else None
+
+    def fields(self, name: str) -> list[DocumentField] | None:
+        return [DocumentField("number", True, ["UPS"])] if name == "read_waybill" else None
 
 
 class Ring(dict[str, Key]):

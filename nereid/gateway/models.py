@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import quote
 
+from msgspec import Struct
+
 from nereid.client.retry import Budget
 from nereid.contract import PROBE_HEADER
 from nereid.gateway.failures import Failure, invalid_request
@@ -24,6 +26,14 @@ from nereid.http_connection import HttpConnections
 MAX_NAMES = 20
 # A server that does not respond delays no request for longer, and is not tried again sooner.
 METADATA_TIMEOUT_S, METADATA_PAUSE_S = 1.0, 2.0
+
+
+class DocumentField(Struct):
+    """A field that a reader of documents finds, and the carriers whose formats it knows."""
+
+    name: str
+    required: bool
+    carriers: list[str]
 
 
 class PreviewRefused(Exception):
@@ -48,6 +58,9 @@ class ModelSource(Protocol):
         Raises:
             PreviewRefused: it is not an image, or damaged.
         """
+
+    def fields(self, name: str) -> list[DocumentField] | None:
+        """Return the fields of a reader of documents, or None if they are not known."""
 
 
 def path_of(model: str) -> str:
@@ -93,6 +106,10 @@ class FixedModels:
         return None
 
     def preview(self, name: str, image: bytes) -> bytes | None:
+        """Return None."""
+        return None
+
+    def fields(self, name: str) -> list[DocumentField] | None:
         """Return None."""
         return None
 
@@ -173,6 +190,10 @@ class Models:
     def preview(self, name: str, image: bytes) -> bytes | None:
         """Return an image as a model's network sees it; blocks, see `ModelSource.preview`."""
         return self._source.preview(name, image)
+
+    def fields(self, name: str) -> list[DocumentField] | None:
+        """Return the fields of a reader of documents; blocks, see `ModelSource.fields`."""
+        return self._source.fields(name)
 
     async def names(self) -> list[str]:
         """Return the names of all models, the default one first."""

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from nereid import json_lines
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.repository.layout import ROUTE, output_names, pins
+from nereid.repository.layout import ROUTE, output_names, pins, versions_there
 from nereid.routes import history
 from nereid.routes.history import Entry
 from nereid.routing import route_file
 from nereid.routing.assignment import Route, Table, parse_route, shares
 from nereid.serving_errors import InvalidConfig
+from nereid.text import reading_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +130,26 @@ def models_with(repository: Path, outputs: Sequence[str]) -> list[str]:
 
 def preprocessing_of(repository: Path, name: str) -> ModelConfig | None:
     """Return the config of the preprocessing behind a pinned model, or behind a route's default variant."""
-    pinned = name
-    if name in _route_names(repository)[0]:
-        route = read_state(find_route(repository, name)).route()
-        pinned = next(each.model for each in route.variants if each.name == route.default)
+    pinned, _ = _default_variant(repository, name)
     for pin in pins(repository, dict(_configs(repository))):
         if pin.model == pinned and pin.preprocess:
             return ModelConfig.from_file(repository / pin.preprocess, pin.preprocess_version)
     return None
+
+
+def fields_of(repository: Path, name: str) -> Path | None:
+    """Return the file with the fields of a reader, or of a route's default variant; None without one."""
+    model, version = _default_variant(repository, name)
+    config = ModelConfig.from_file(repository / model, version)
+    return reading_settings.fields_path(config, config.settings(reading_settings.ReadingSettings))
+
+
+def _default_variant(repository: Path, name: str) -> tuple[str, int]:
+    """Return model and version of a route's default variant; of another model, its newest version."""
+    if name not in _route_names(repository)[0]:
+        return name, max(versions_there(repository / name), default=1)
+    route = read_state(find_route(repository, name)).route()
+    return next((each.model, each.version) for each in route.variants if each.name == route.default)
 
 
 def _location(folder: Path) -> RouteLocation:

@@ -749,6 +749,7 @@ def test_fields_highlight_their_boxes(visit):
     number = fields.filter(has_text="tracking_number")
     sync_api.expect(number.locator("strong")).to_have_text(WORDS[1])
     sync_api.expect(number.locator(".badge")).to_have_text("checksum right")
+    sync_api.expect(number.locator("small").last).to_contain_text("certain, ")
     number.hover()
     assert number.evaluate("each => each.classList.contains('lit')")
     lit = page.locator(".boxes polygon.lit")

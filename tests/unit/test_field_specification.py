@@ -42,6 +42,12 @@ def test_published_schema_is_the_one_in_use(root):
         (specification(pattern=r"(\d)\1"), r"pattern '(\d)\1': expected at most 1,000 ways"),
         (specification(pattern=".{12}", checksum="gs1"), "pattern '.{12}': expected letters, digits"),
         (specification(checksum="gs1", joined=False), "expected joined with a checksum"),
+        (specification(examples=["12"]), r"pattern '\d{12}': expected the example to fit: '12'"),
+        (
+            specification(counterexamples=["1234 5678 9012"]),
+            "the counterexample not to fit: '1234 5678 9012'",
+        ),
+        (b'{"fields": [{"name": "a"}]}', "field 'a': expected formats or carriers, got none"),
         (b'{"fields": [%s, %s]}' % (FIELD, FIELD), "names of fields must differ, got a, a"),
         (specification(needs_label=True), "field 'number': expected labels for a format with needs_label"),
     ],

@@ -20,7 +20,10 @@ CORNERS = [[1.0, 2.0], [5.0, 2.0], [5.0, 4.0], [1.0, 4.0]]
 SOURCE = ("read_text", "1", "v1", "weight", "id", Timings(0, 1))
 LINES = (TextLine("快递 A", 0.5, BOX),)
 FIELDS = (
-    Field("number", "RA1", 0.5, BOX, True, (Correction(1, "O", "0"),)),
+    Field(
+        *("number", "RA1", 0.5, BOX, True, (Correction(1, "O", "0"),), "checksum", "EMS", False),
+        candidates=("RA1", "RA2"),
+    ),
     Field("weight", None, 0.0, None, None),
 )
 BARCODES = (Barcode("(00)1", "GS1-128", BOX),)
@@ -72,16 +75,26 @@ def test_every_task_has_its_answer():
     assert read == {"lines": LINE_ANSWERS, "barcodes": BARCODE_ANSWERS}
     field = {"name": "number", "value": "RA1", "confidence": 0.5, "box": CORNERS, "valid": True}
     missing = {"name": "weight", "value": None, "confidence": 0.0, "box": None, "valid": None}
+    proof = {"proof": "checksum", "carrier": "EMS", "certain": False, "candidates": ["RA1", "RA2"]}
     assert waybill == {
         "fields": [
-            {**field, "corrected": [{"position": 1, "from": "O", "to": "0"}]},
-            {**missing, "corrected": []},
+            {**field, "corrected": [{"position": 1, "from": "O", "to": "0"}], **proof},
+            {**missing, "corrected": [], "proof": None, "carrier": None, "certain": False, "candidates": []},
         ],
         "lines": LINE_ANSWERS,
         "barcodes": BARCODE_ANSWERS,
     }
     assert detect == {"objects": [{"label": "cat", "score": 0.5, "box": [1.0, 2.0, 3.0, 4.0]}]}
     assert send(made, "POST", "/predict", content=IMAGE).json()["predictions"]
+
+
+def test_fields_of_a_reader_are_listed():
+    made = gateway(*RESULTS)
+
+    for path in ("/v1/fields", "/v1/models/read_waybill/fields"):
+        assert send(made, "GET", path).json() == [{"name": "number", "required": True, "carriers": ["UPS"]}]
+    refused = send(made, "GET", "/v1/models/read_text/fields")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
 
 
 def test_reader_of_documents_reads_lines_too():

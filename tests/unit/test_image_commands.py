@@ -24,7 +24,7 @@ from tests.tables import cases
 BOX = ((10.0, 20.0), (50.0, 20.0), (50.0, 40.0), (10.0, 40.0))
 SOURCE = ("model", "1", "v1", "weight", "id", Timings(1, 2), "a.jpg")
 FIELDS = (
-    Field("number", "RA100", 0.5, BOX, True, (Correction(3, "O", "0"),)),
+    Field("number", "RA100", 0.5, BOX, True, (Correction(3, "O", "0"),), "label+checksum", "DHL", True),
     Field("weight", None, 0.0, None, None),
     Field("code", "12", 0.25, tuple((x + 0.05, y - 0.05) for x, y in BOX), False),
 )
@@ -55,8 +55,10 @@ def test_fields_are_shown_with_their_verdict(capsys):
 
     assert "a.jpg: variant v1 by weight, model version 1, 3.0 ms" in text
     assert "a [red]b" in text
-    lines = {line.split("│")[1].strip(): line for line in text.splitlines() if line.count("│") == 6}
-    assert all(word in lines["number"] for word in ("RA100", "0.500", "yes", "O→0 at 3"))
+    lines = {line.split("│")[1].strip(): line for line in text.splitlines() if line.count("│") == 9}
+    assert all(
+        word in lines["number"] for word in ("RA100", "0.500", "yes", "O→0 at 3", "label+checksum", "DHL")
+    )
     assert "not found" in lines["weight"]
     assert "no" in lines["code"]
     assert "│ 7       │ ITF       │ 10, 70    │" in text
@@ -67,8 +69,9 @@ def test_csv_has_lines_and_fields(capsys):
 
     flat = "10 20 50 20 50 40 10 40"
     about = {"entry": "line", "name": "", "text": "a [red]b", "confidence": "0.5", "valid": "", "box": flat}
-    assert line == about
-    assert number == {**about, "entry": "field", "name": "number", "text": "RA100", "valid": "yes"}
+    proof = {"proof": "label+checksum", "carrier": "DHL", "certain": "yes"}
+    assert line == {**about, **dict.fromkeys(proof, "")}
+    assert number == {**about, "entry": "field", "name": "number", "text": "RA100", "valid": "yes", **proof}
     assert (weight["text"], weight["box"], weight["valid"], code["valid"]) == ("", "", "", "no")
     assert (bars["entry"], bars["name"], bars["text"], bars["box"]) == (
         "barcode",

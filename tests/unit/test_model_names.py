@@ -5,7 +5,7 @@ import io
 import pytest
 from PIL import Image
 
-from nereid.assets import COFFEE, REPOSITORY
+from nereid.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
 from nereid.cli.options import CLASSIFIERS, READERS, ModelKind, find_any_model, find_model
 from nereid.cli.route_commands.gateway_route import RepositoryModels
 from nereid.errors import WrongUsage
@@ -106,3 +106,14 @@ def test_preview_is_that_of_the_preprocessing():
     assert models.preview("efficientnet_lite0", photo) is None
     with pytest.raises(PreviewRefused, match="expected an image file"):
         models.preview("classify", b"text")
+
+
+@cases("name", {"route": "read_waybill", "its variant": "read_waybill_v1"})
+def test_fields_are_those_of_the_default_variant(name):
+    models = RepositoryModels(TEXT_REPOSITORY, lambda: None)
+
+    fields = {field.name: field for field in models.fields(name)}
+
+    assert (fields["tracking_number"].required, fields["weight"].required) == (True, False)
+    assert {"UPS", "EMS"} <= {*fields["tracking_number"].carriers}
+    assert [models.fields(other) for other in ("read_text", "text_detect", "none")] == [None] * 3

@@ -17,27 +17,13 @@ from tests.waybills.numbers import digits, grouped
 from tests.waybills.paper import rectangle
 
 HEIGHT, LEADING = 20.0, 32.0
-OWN_LABELS = ("TRACKING #", "Tracking number:", "TRK#", "Waybill No.", "Sendungsnummer:", "N° de suivi", "运单号", "快递单号：")
-OTHERS = {
-    "Order No": "7 9 10 12 13 14 15 17",
-    "Purchase order": "10 12",
-    "Account": "9 10 12",
-    "Invoice #": "8 10 12 15",
-    "Customer reference": "10 12 16 20",
-    "ID No.": "15 18",
-    "Card no": "16",
-    "EAN": "8 13",
-    "Kundennummer": "9 10 12",
-    "Rechnungsnummer": "10 12",
-    "订单号": "12 15 18 20",
-    "身份证号": "18",
-    "客户编号": "10 12",
-    # Words that the table does not list.
-    "Vorgang": "10 12 18",
-    "Locker": "4 9",
-    "Permit": "3 9 12",
-    "网点编码": "6 10 12",
-}
+LENGTHS = (7, 9, 10, 10, 12, 12, 12, 13, 14, 15, 16, 18, 20, 22)
+OWN_LABELS = "TRACKING #|Tracking number:|TRK#|Waybill No.|Sendungsnummer:|N° de suivi|运单号|快递单号："
+# The table of the package does not list the last four.
+OTHER_LABELS = (
+    "Order No|Purchase order|Account|Invoice #|Customer reference|ID No.|Card no|EAN|Kundennummer|"
+    "Rechnungsnummer|订单号|身份证号|客户编号|Vorgang|Locker|Permit|网点编码"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +48,10 @@ def page(seed: int, forms: Sequence[Form]) -> Page:
     number = None
     if has_number:
         written, number = _number(draw, form)
-        label, kind = draw.choice(OWN_LABELS), draw.random()
+        label, kind = words.one_of(draw, OWN_LABELS), draw.random()
         blocks.append([written] if kind < 0.1 else [label, written] if kind < 0.5 else [f"{label} {written}"])
     elif draw.random() < 0.3:
-        blocks.append([draw.choice(OWN_LABELS)])
+        blocks.append([words.one_of(draw, OWN_LABELS)])
     if has_decoys:
         blocks += [_decoy(draw) for _ in range(draw.randint(2, 6))]
     if has_decoys and draw.random() < 0.2:
@@ -94,9 +80,9 @@ def _decoy(draw: Random) -> list[str]:
         return [draw.choice(("", "TEL ", "电话：", "Questions? ", "For tracking call ", "运单查询")) + phone]
     if kind < 0.3:
         day = f"2026-{draw.randint(1, 12):02}-{draw.randint(1, 28):02}"
-        return [draw.choice((f"Date {day} 14:{digits(draw, 2)}", f"{day} {digits(draw, 2)}:12:09", f"PRINTED {day}"))]
-    label = draw.choice(list(OTHERS))
-    number = digits(draw, int(draw.choice(OTHERS[label].split())))
+        return [draw.choice((f"Date {day} 14:20", f"{day} {digits(draw, 2)}:12:09", f"PRINTED {day}"))]
+    label = words.one_of(draw, OTHER_LABELS)
+    number = digits(draw, draw.choice(LENGTHS))
     number = draw.choice(("", "", "", "SO", "INV", "A")) + number
     written = grouped(number, draw.choice((99, 99, 4)))
     if kind < 0.35:
@@ -108,9 +94,9 @@ def _decoy(draw: Random) -> list[str]:
 
 def _table(draw: Random) -> list[str]:
     """Return labels of other numbers in a row, and their numbers in the next one."""
-    labels = draw.sample([each for each in OTHERS if each.isascii()], 2)
-    values = [digits(draw, int(draw.choice(OTHERS[each].split()))) for each in labels]
-    return [f"{labels[0]:<24}{labels[1]}", f"{values[0]:<24}{values[1]}"]
+    values = [digits(draw, draw.choice(LENGTHS)) for _ in range(2)]
+    labels = [words.one_of(draw, "Order No|Invoice|Account|Permit") for _ in range(2)]
+    return ["".join(f"{text:<24}" for text in texts).strip() for texts in (labels, values)]
 
 
 def _set(draw: Random, blocks: Sequence[Sequence[str]]) -> list[Line]:
@@ -123,6 +109,6 @@ def _set(draw: Random, blocks: Sequence[Sequence[str]]) -> list[Line]:
                 left, top = 30 + 560.0 * column, y + row * LEADING
                 wide = sum(2 if ord(each) > 0x2E80 else 1 for each in text) * HEIGHT / 2
                 box = rectangle(left, top, left + wide, top + HEIGHT).astype(np.float32)
-                lines.append(Line(text, draw.uniform(0.85, 1.0), box))
+                lines.append(Line(text, draw.uniform(0.9, 1.0), box))
         y += LEADING * max(map(len, blocks[start : start + width])) + draw.choice((0, 12, 40))
     return lines

@@ -14,7 +14,7 @@ Cells: TypeAlias = tuple[Any, ...]
 Mark: TypeAlias = tuple[Corners, str]
 # Boxes of fields are rounded to a tenth of a pixel.
 ROUNDING_PX = 0.1
-READ_COLUMNS = ("entry", "name", "text", "confidence", "valid", "box")
+READ_COLUMNS = ("entry", "name", "text", "confidence", "valid", "box", "proof", "carrier", "certain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,24 @@ def _show_classes(found: Prediction) -> None:
 
 
 def _texts(found: Reading) -> list[Cells]:
-    lines = [("line", "", line.text, line.confidence, "", _flat(line.box)) for line in found.lines]
-    barcodes = [("barcode", each.symbology, each.text, "", "", _flat(each.box)) for each in found.barcodes]
+    lines = [
+        ("line", "", line.text, line.confidence, "", _flat(line.box), "", "", "") for line in found.lines
+    ]
+    barcodes = [
+        ("barcode", each.symbology, each.text, "", "", _flat(each.box), "", "", "") for each in found.barcodes
+    ]
     return [*lines, *map(_field_row, found.fields), *barcodes]
 
 
 def _field_row(field: Field) -> Cells:
     box = "" if field.box is None else _flat(field.box)
-    return "field", field.name, field.value or "", field.confidence, _verdict(field), box
+    return "field", field.name, field.value or "", field.confidence, _verdict(field), box, *_proof(field)
+
+
+def _proof(field: Field) -> tuple[str, str, str]:
+    """Return proof, carrier, and whether the value is certain."""
+    certain = "" if field.value is None else "yes" if field.certain else "no"
+    return field.proof or "", field.carrier or "", certain
 
 
 def _verdict(field: Field) -> str:
@@ -71,7 +81,7 @@ def _show_texts(found: Reading) -> None:
     else:
         print("no text")
     if found.fields:
-        columns = ("field", "value", "confidence", "valid", "corrected")
+        columns = ("field", "value", "confidence", "valid", "corrected", "proof", "carrier", "certain")
         print_table(*columns, rows=map(_field_cells, found.fields))
     if found.barcodes:
         codes = [(each.text, each.symbology, _place(each.box)) for each in found.barcodes]
@@ -80,9 +90,9 @@ def _show_texts(found: Reading) -> None:
 
 def _field_cells(field: Field) -> tuple[str, ...]:
     if field.value is None:
-        return field.name, "not found", "", "", ""
+        return field.name, "not found", *[""] * 6
     corrected = ", ".join(f"{each.read}→{each.value} at {each.position}" for each in field.corrected)
-    return field.name, field.value, f"{field.confidence:.3f}", _verdict(field), corrected
+    return field.name, field.value, f"{field.confidence:.3f}", _verdict(field), corrected, *_proof(field)
 
 
 def _place(box: Corners) -> str:

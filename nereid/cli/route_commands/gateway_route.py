@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.gateway.models import PreviewRefused
+from nereid.gateway.models import DocumentField, PreviewRefused
 from nereid.gateway.route_control import (
     RolloutOrder,
     RolloutState,
@@ -30,6 +30,7 @@ from nereid.routes.change import Proposal, Propose
 from nereid.routes.served import NO_SERVER, SERVED, RunningServer, served_status
 from nereid.routes.target import (
     RouteLocation,
+    fields_of,
     find_route,
     find_routes,
     models_with,
@@ -41,6 +42,7 @@ from nereid.routes.target import RouteState as StoredRoute
 from nereid.routing.assignment import shares
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig, InvalidImage
+from nereid.text.fields.specification import read_specification
 
 
 class RepositoryModels:
@@ -87,6 +89,19 @@ class RepositoryModels:
             return preview(PreprocessSettings.from_config(config), {"image": image}).png
         except InvalidImage as error:
             raise PreviewRefused(error.args[0]) from None
+
+    def fields(self, name: str) -> list[DocumentField] | None:
+        """Return the fields of a reader of documents; for a route, those of its default variant."""
+        try:
+            path = fields_of(self._repository, name)
+            rules = read_specification(path).fields if path else ()
+        except (InvalidConfig, OperationFailed, OSError):
+            return None
+        found = [
+            DocumentField(each.name, each.required, [carrier.name for carrier in each.carriers])
+            for each in rules
+        ]
+        return found or None
 
 
 class RepositoryRoute:

@@ -53,6 +53,11 @@ class Field:
         box: its four corners, as those of a line; None if the field was not found.
         valid: whether its checksum is right; None for a field without a checksum.
         corrected: the characters that its checksum corrected.
+        proof: what speaks for the value: `label+checksum`, `checksum`, `label` or `format only`, or with
+            bars `barcode+text+checksum`; None if the field was not found.
+        carrier: whose number it is; None if not known.
+        certain: whether the value is proven, and no other one is about as likely.
+        candidates: the values that are about equally likely, this one first; none if it has no rival.
     """
 
     name: str
@@ -61,6 +66,10 @@ class Field:
     box: Corners | None
     valid: bool | None
     corrected: tuple[Correction, ...] = ()
+    proof: str | None = None
+    carrier: str | None = None
+    certain: bool = False
+    candidates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,11 @@ def _field(entry: Mapping[str, Any]) -> Field:
         None if entry["box"] is None else _corners(entry["box"]),
         entry["valid"],
         tuple(Correction(each["position"], each["from"], each["to"]) for each in entry["corrected"]),
+        # A server of an older release does not tell them.
+        entry.get("proof"),
+        entry.get("carrier"),
+        entry.get("certain", False),
+        tuple(entry.get("candidates", ())),
     )
 
 

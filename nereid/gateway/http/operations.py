@@ -20,6 +20,7 @@ from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, js
 from nereid.gateway.http.publish_endpoint import PublishAnswer, publish
 from nereid.gateway.http.upload import FORM, JSON, BatchBody, ImageBody
 from nereid.gateway.image_preview import preview
+from nereid.gateway.models import DocumentField
 from nereid.gateway.predict import PARAMETERS, ROUTE_PARAMETERS, classify_batch, predict
 from nereid.gateway.readiness import Health, Ready
 from nereid.gateway.route_control import (
@@ -277,6 +278,16 @@ OPERATIONS = (
         response_type="image/png",
     ),
     Operation("GET", "/v1/models", models, "infer", list[ModelName]),
+    Operation(
+        "GET",
+        "/v1/fields",
+        read_endpoints.fields,
+        "infer",
+        list[DocumentField],
+        errors=("not_found",),
+        is_of_model=True,
+        task=WAYBILL,
+    ),
     Operation("GET", "/v1/live", live, "infer", LiveState, is_of_model=True),
     Operation(
         "GET",

@@ -65,12 +65,14 @@ function barcodesOf(answer) {
   return entries.length ? [{ title: "Barcodes", entries }] : [];
 }
 
-function fieldContent({ name, value, confidence, valid, corrected }) {
+function fieldContent({ name, value, confidence, valid, corrected, proof, carrier, certain, candidates }) {
   const title = make("small", {}, name);
   if (value === null) return [title, make("span", { class: "badge" }, "not found")];
   const checked = valid === null ? [] : [make("span", { class: "badge", "data-valid": String(valid) }, valid ? "checksum right" : "checksum wrong")];
   const changes = corrected.map(({ from, to, position }) => make("span", { class: "badge" }, `${from} → ${to} at ${position + 1}`));
-  return [title, make("strong", {}, value), make("span", { class: "score" }, percent(confidence)), ...checked, ...changes];
+  const known = [certain ? "certain" : "", carrier, proof, ...candidates.slice(1).map((other) => `or ${other}`)];
+  const proven = make("small", {}, known.filter(Boolean).join(", "));
+  return [title, make("strong", {}, value), make("span", { class: "score" }, percent(confidence)), ...checked, ...changes, proven];
 }
 
 function counted(count, noun) {

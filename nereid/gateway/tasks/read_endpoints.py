@@ -1,5 +1,6 @@
 """`POST /v1/read` and `POST /v1/waybill`: the text of an image, and the fields of a document."""
 
+import asyncio
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -37,7 +38,10 @@ class CorrectionAnswer(Struct, rename={"read": "from", "value": "to"}):
 
 
 class FieldAnswer(Struct):
-    """One field; `value` and `box` are null if it was not found, `valid` is null without a checksum."""
+    """One field; `value`, `box` and `proof` are null if it was not found, `valid` is null without a checksum.
+
+    If `certain` is true, a checksum proves the value, and no other value is about as likely.
+    """
 
     name: str
     value: str | None
@@ -45,6 +49,10 @@ class FieldAnswer(Struct):
     box: Box | None
     valid: bool | None
     corrected: list[CorrectionAnswer]
+    proof: str | None
+    carrier: str | None
+    certain: bool
+    candidates: list[str]
 
 
 class BarcodeAnswer(Struct):
@@ -97,6 +105,14 @@ async def waybill(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     return _encoded(answer, encoding)
 
 
+async def fields(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """List the fields that a model finds, and the carriers whose numbers it knows."""
+    found = await asyncio.to_thread(gateway.models.fields, request.model.name)
+    if found is None:
+        raise Failure("not_found", f"this gateway does not know the fields of '{request.model.name}'")
+    return json_response(found)
+
+
 async def _found(
     gateway: Gateway, request: GatewayRequest, task: GatewayTask
 ) -> tuple[Reading, TimingsMs, str]:
@@ -125,7 +141,8 @@ def _barcodes(found: Reading) -> list[BarcodeAnswer]:
 def _field(field: Field) -> FieldAnswer:
     corrected = [CorrectionAnswer(each.position, each.read, each.value) for each in field.corrected]
     box = None if field.box is None else _box(field.box)
-    return FieldAnswer(field.name, field.value, field.confidence, box, field.valid, corrected)
+    known = field.proof, field.carrier, field.certain, [*field.candidates]
+    return FieldAnswer(field.name, field.value, field.confidence, box, field.valid, corrected, *known)
 
 
 def _box(corners: Corners) -> list[list[float]]:

@@ -11,7 +11,7 @@ from math import log10
 
 from nereid.text.fields.check_digits import CHECKSUMS, Checksum
 from nereid.text.fields.shapes import DIGITS, LETTERS, Shape
-from nereid.text.fields.specification import Carrier, Form, Format, judge, shapes_by_length
+from nereid.text.fields.specification import Carrier, Form, Format, is_repeated, judge, shapes_by_length
 
 # Most characters that are replaced in one number: more replacements let a checksum hold by chance.
 MAX_CORRECTED = 3
@@ -128,7 +128,7 @@ def _read(text: str, form: Format) -> Reading | None:
     for shape in shapes:
         for value, checked, corrections in _corrected(text, shape, checksum):
             is_near = True
-            if checksum.holds(form.checksum_prefix + checked):
+            if checksum.holds(form.checksum_prefix + checked) and not is_repeated(value):
                 rarity = _rarity(shape, kinds) or 0.0
                 evidence = rarity + _proof(form, True) + _cost(corrections)
                 reading = Reading(value, True, corrections, evidence)
@@ -186,7 +186,6 @@ def _corrected(
     A character that fits stays, even if another one would make the checksum hold: it proves too little. A
     place that the checksum does not cover is replaced only if the pattern has a single character there.
     """
-    length = sum(is_checked for *_, is_checked in shape)
     options: list[str] = []
     wrong = position = 0
     for character, (accepted, _, is_checked) in zip(text, shape, strict=True):
@@ -195,7 +194,7 @@ def _corrected(
         else:
             wrong += 1
             fitting = "".join(each for each in LOOK_ALIKES.get(character, "") if each in accepted)
-            is_covered = is_checked and checksum.covers(position, length)
+            is_covered = is_checked and checksum.covers(position, sum(each[2] for each in shape))
             if wrong > MAX_CORRECTED or not fitting or not (is_covered or len(accepted) == 1):
                 return
             options.append(fitting)

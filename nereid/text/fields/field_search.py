@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from nereid.text.fields.corrections import Correction, Reading
-from nereid.text.fields.labels import Labels, Nearness, named_carriers
+from nereid.text.fields.labels import Labels, Nearness
 from nereid.text.fields.row_search import readings_in
 from nereid.text.fields.rows import Row, row_of_barcode, rows_of
 from nereid.text.fields.specification import FieldRule, Specification, is_repeated
@@ -21,27 +21,19 @@ MAX_CANDIDATES = 2000
 CORRECTED = 1.5
 # A number whose checksum does not hold is not the number as it was read.
 NOT_VALID = -4.0
-# Bars that a printed number agrees with.
-BARCODE = 5.0
+# Bars that a printed number of so many characters agrees with, and what must speak for it to be certain.
+BARCODE, MIN_CODE, AGREED = 5.0, 8, 2.0
 # A value is certain if so much more speaks for it than for any other, and its line is read well.
-CERTAIN, AHEAD, CONFIDENT = 3.5, 1.5, 0.8
-# What a format with one check digit and its carrier's name on the page have: that is as good as a label.
-NAMED_AND_CHECKED = 2.4
+CERTAIN, AHEAD, CONFIDENT = 3.5, 1.5, 0.9
 # Evidence of about one check digit: so much names a carrier.
 CHECK_DIGIT = 0.9
 # Row, start and end of a candidate.
 Span = tuple[int, int, int]
+# What bars say, and their corners float[4, 2] in pixels of the upright image.
+Barcode: TypeAlias = tuple[str, np.ndarray]
+_TEXT: tuple[str, ...] = ("text",)
+_BARS: tuple[str, ...] = ("barcode",)
 _ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]")
-
-
-class Barcode(Protocol):
-    """What bars say, and their corners float[4, 2] in pixels of the upright image."""
-
-    @property
-    def text(self) -> str: ...  # noqa: D102
-
-    @property
-    def box(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +58,7 @@ class Candidate:
     needs_label: bool = False
     carrier: str = ""
     base: float = 0.0
-    sources: tuple[str, ...] = ("text",)
+    sources: tuple[str, ...] = _TEXT
 
     @property
     def claim(self) -> tuple[bool, float]:
@@ -94,8 +86,10 @@ class Candidate:
     @property
     def is_proven(self) -> bool:
         """Whether this value would be certain on a page without another one."""
+        if is_repeated(self.reading.value) or self.reading.valid is False:
+            return False
         if len(self.sources) > 1:
-            return self.reading.valid is not False and not is_repeated(self.reading.value)
+            return self.evidence >= BARCODE + AGREED
         is_clear = self.evidence >= CERTAIN and self.confidence >= CONFIDENT
         return self.reading.valid is True and self.base >= CHECK_DIGIT and is_clear
 
@@ -110,7 +104,7 @@ class Field:
     """A field of a document; `value`, `box`, `proof` and `carrier` are None if it was not found.
 
     Attributes:
-        certain: whether a checksum, or bars and text, prove the value, and no other value is about as likely.
+        certain: whether a checksum, or bars and text, prove the value, and no other one is about as likely.
         candidates: all values that are about equally likely, this one first; none if it has no rival.
     """
 
@@ -123,7 +117,7 @@ class Field:
     proof: str | None = None
     carrier: str | None = None
     certain: bool = False
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object of the field, as docs/contract.md has it."""
@@ -131,7 +125,7 @@ class Field:
             "name": self.name,
             "value": self.value,
             "confidence": round(self.confidence, 4),
-            "box": _corners(self.box),
+            "box": None if self.box is None else np.round(self.box.astype(float), 1).tolist(),
             "valid": self.valid,
             "corrected": [
                 {"position": each.position, "from": each.before, "to": each.after} for each in self.corrected
@@ -139,21 +133,8 @@ class Field:
             "proof": self.proof,
             "carrier": self.carrier,
             "certain": self.certain,
-            "candidates": [
-                {
-                    "value": each.reading.value,
-                    "box": _corners(each.box),
-                    "valid": each.reading.valid,
-                    "proof": each.proof,
-                    "carrier": each.carrier or None,
-                }
-                for each in self.candidates
-            ],
+            "candidates": [*self.candidates],
         }
-
-
-def _corners(box: np.ndarray | None) -> list[list[float]] | None:
-    return None if box is None else np.round(box.astype(float), 1).tolist()
 
 
 def find_fields(
@@ -171,10 +152,8 @@ def find_fields(
 
 def _field(name: str, found: Sequence[Candidate]) -> Field:
     best = found[0]
-    rivals: dict[str, Candidate] = {}
-    for each in found:
-        if each.evidence > best.evidence - AHEAD and not each.agrees(best):
-            rivals.setdefault(each.reading.value, each)
+    near = [each for each in found if each.evidence > best.evidence - AHEAD and not each.agrees(best)]
+    rivals = dict.fromkeys(each.reading.value for each in near)
     return Field(
         name,
         best.reading.value,
@@ -185,7 +164,7 @@ def _field(name: str, found: Sequence[Candidate]) -> Field:
         best.proof,
         best.carrier or None,
         best.is_proven and not rivals,
-        (best, *rivals.values()) if rivals else (),
+        (best.reading.value, *rivals) if rivals else (),
     )
 
 
@@ -203,7 +182,7 @@ def find_candidates(
     A text that fits several fields belongs to the one whose checksum holds, else to the nearest label.
     """
     rows = rows_of(lines)
-    bars = [row_of_barcode(each.text, each.box) for each in barcodes]
+    bars = [row_of_barcode(*each) for each in barcodes]
     found = {rule.name: _candidates(rows, bars, rule) for rule in specification.fields}
     best: dict[Span, tuple[bool, float]] = {}
     for candidates in found.values():
@@ -219,23 +198,24 @@ def find_candidates(
 
 def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> Mapping[Span, Candidate]:
     """Return the candidates of a field by row, start and end; bars are further rows."""
-    labels, named = Labels(rows, rule), named_carriers(rows, rule)
+    labels = Labels(rows, rule)
     texts = [_ALPHANUMERIC.sub("", row.text).upper() for row in codes]
     found: dict[Span, Candidate] = {}
     readings = (
         (number, row, each)
         for number, row in enumerate((*rows, *codes))
-        for each in readings_in(row, rule, named)
+        for each in readings_in(row, rule, labels.named)
     )
     for number, row, (start, end, match) in islice(readings, MAX_CANDIDATES):
         if match.reading.corrections and match.evidence < 0:
             continue
         if number >= len(rows):
-            nearness, sources = Nearness(), ("barcode",)
+            nearness, sources = Nearness(), _BARS
         else:
             nearness = labels.nearness(row, number, start, end)
-            agrees = bool(match.reading.value) and any(match.reading.value in text for text in texts)
-            sources = ("barcode", "text") if agrees else ("text",)
+            is_long = match.form.joined and len(match.reading.value) >= MIN_CODE
+            agrees = is_long and any(match.reading.value in text for text in texts)
+            sources = (*_BARS, *_TEXT) if agrees and nearness.evidence >= 0 else _TEXT
         carrier = match.carrier.name if match.carrier else ""
         candidate = Candidate(
             match.reading,
@@ -247,7 +227,7 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
             match.evidence,
             sources,
         )
-        is_named = carrier in named and match.evidence >= NAMED_AND_CHECKED and nearness.evidence == 0
+        is_named = carrier in labels.named and match.reading.valid is True and nearness.evidence == 0
         if nearness.is_labelled or is_named or len(sources) > 1 or not _needs_label(candidate):
             found[number, start, end] = candidate
     read = {each.reading.value for (number, *_), each in found.items() if number < len(rows)}

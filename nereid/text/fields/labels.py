@@ -17,11 +17,13 @@ REACH_RIGHT, REACH_BELOW = 20.0, 6.0
 BELOW_PENALTY = 1.0
 # Evidence, as logarithm: a value beside a label, what is lost with each height of distance, and what is left
 # if another word is between them. A number beside another number's label is the field in 1 of 1,000 cases.
-LABEL, PER_HEIGHT, INDIRECT, OTHER = 5.0, 0.5, 1.0, -3.0
-# Words that may be anywhere between a label and its value are shorter, such as `no`.
-_VALUE = re.compile(r"\d[\d\s-]{3,}\d")
+LABEL, PER_HEIGHT, INDIRECT, OTHER = 5.0, 0.8, 1.0, -3.0
 _Corners: TypeAlias = tuple[float, float, float, float, bool]
+_VALUE = re.compile(r"\d[\d\s-]{3,}\d")
+# Words that may be between a label and its value are shorter, such as `no`.
 _WORD = re.compile(r"[^\W\d_]{3,}|[\u3400-\u9fff]")
+_CHINESE = re.compile(r"[\u3400-\u9fff]")
+MAX_SHORT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +41,22 @@ class Nearness:
 
     @property
     def is_labelled(self) -> bool:
+        """Whether the value stands near a label."""
         return bool(np.isfinite(self.distance))
 
 
 class Labels:
-    """The labels of a field on a page."""
+    """The labels of a field on a page.
+
+    Attributes:
+        named: names of the carriers whose words are on the page.
+    """
 
     def __init__(self, rows: Sequence[Row], rule: FieldRule) -> None:
-        """Find the labels; of two that overlap, the longer one counts."""
+        """Find the labels."""
         self._ends: dict[int, list[int]] = {}
-        places: dict[bool, list[_Corners]] = {True: [], False: []}
         self._is_number = any(form.joined for form, _ in forms_of(rule))
+        places: dict[bool, list[_Corners]] = {True: [], False: []}
         for number, row in enumerate(rows):
             for start, end, is_own in _labels_in(row.text, rule):
                 self._ends.setdefault(number, []).append(end)
@@ -57,8 +64,11 @@ class Labels:
         self._own, self._other = (
             np.array(places[is_own][:MAX_LABELS_FOUND], np.float64).reshape(-1, 5) for is_own in (True, False)
         )
-        names = {name for carrier in rule.carriers for name in carrier.labels}
-        self._names = label_expression((*sorted(names), *rule.labels)) if names or rule.labels else None
+        carriers = {each.name: label_expression(each.labels) for each in rule.carriers if each.labels}
+        self.named = frozenset(
+            name for name, words in carriers.items() if any(words.search(row.text) for row in rows)
+        )
+        self._names = [carriers[name] for name in self.named]
 
     def nearness(self, row: Row, number: int, start: int, end: int) -> Nearness:
         """Return what the labels say of a part of a row."""
@@ -68,37 +78,27 @@ class Labels:
             return Nearness(evidence=OTHER)
         if not np.isfinite(distance):
             return Nearness()
-        before = row.text[
-            max((each for each in self._ends.get(number, ()) if each <= start), default=0) : start
-        ]
-        is_direct = not self._is_number or not _WORD.search(
-            self._names.sub("", before) if self._names else before
-        )
+        ends = (each for each in self._ends.get(number, ()) if each <= start)
+        before = row.text[max(ends, default=0) : start]
+        for name in self._names:
+            before = name.sub("", before)
+        is_direct = not self._is_number or not _WORD.search(before)
         return Nearness(distance, max(LABEL - PER_HEIGHT * distance, INDIRECT) if is_direct else INDIRECT)
 
 
-def named_carriers(rows: Sequence[Row], rule: FieldRule) -> frozenset[str]:
-    """Return the names of the carriers whose words are on a page."""
-    return frozenset(
-        carrier.name
-        for carrier in rule.carriers
-        if carrier.labels and any(label_expression(carrier.labels).search(row.text) for row in rows)
-    )
-
-
 def _labels_in(text: str, rule: FieldRule) -> Iterator[tuple[int, int, bool]]:
-    """Yield start and end of the labels in a text, and whether they are the field's own."""
-    found = [
-        (*match.span(), is_own)
-        for labels, is_own in ((rule.labels, True), (rule.other_labels, False))
-        if labels
-        for match in label_expression(labels).finditer(text)
-    ]
-    taken: list[tuple[int, int]] = []
-    for start, end, is_own in sorted(found, key=lambda each: each[0] - each[1]):
-        if all(end <= first or last <= start for first, last in taken):
-            taken.append((start, end))
-            yield start, end, is_own
+    """Yield start and end of the labels in a text, and whether they are the field's own.
+
+    A short Chinese label at the end of another word, such as 业务单号, is that of another number.
+    """
+    names = tuple(label for carrier in rule.carriers for label in carrier.labels)
+    if labels := (*rule.labels, *rule.other_labels):
+        for match in label_expression(labels).finditer(text):
+            is_own = bool(rule.labels and label_expression(rule.labels).fullmatch(match[0]))
+            is_end = len(match[0]) <= MAX_SHORT and _CHINESE.search(text[: match.start()][-1:])
+            if is_end and rule.other_labels and not text[: match.start()].endswith(names):
+                is_own = False
+            yield *match.span(), is_own
 
 
 def _corners(row: Row, start: int, end: int, is_number: bool) -> _Corners:

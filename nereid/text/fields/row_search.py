@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from nereid.text.fields.corrections import Match, Reading, read_number
 from nereid.text.fields.rows import Row
 from nereid.text.fields.shapes import VALUE
-from nereid.text.fields.specification import FieldRule, expression, forms_of, joined_by_length
+from nereid.text.fields.specification import FieldRule, Form, expression, forms_of, joined_by_length
 
 # Groups of characters that one number may have, such as `1Z 999 AA1 01 2345 6784`; or one character each.
 MAX_GROUPS, MAX_SINGLE_CHARACTERS = 16, 40
@@ -43,20 +43,20 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
             forms = by_length.get(len(text), ())
             if has_stop and forms:
                 forms = tuple(each for each in forms if not each[0].needs_label)
-            if not forms or (is_number := text.isdigit()) and _is_other(row, groups, first, last):
+            start, end = group.start(), groups[last].end()
+            is_part = bool(forms) and _goes_on(row, groups, first, last)
+            if is_part:
+                # Letters and a checksum that holds tell a number from what stands beside it.
+                forms = () if text.isdigit() else tuple(filter(_is_clear, forms))
+            elif text.isdigit() and _OTHER_KINDS.fullmatch(row.text[max(start - 1, 0) : end].strip()):
                 continue
-            read = read_number(text, forms, named)
-            # Letters and a checksum that holds tell a number from what stands beside it.
-            is_clear = read and read.reading.valid and not read.form.needs_label
-            if read and (is_number or is_clear or not _goes_on(row, groups, first, last)):
-                yield group.start(), groups[last].end(), read
+            read = read_number(text, forms, named) if forms else None
+            if read and (read.reading.valid or not is_part):
+                yield start, end, read
 
 
-def _is_other(row: Row, groups: Sequence[re.Match[str]], first: int, last: int) -> bool:
-    """Return whether digits are a part of a longer number, or a telephone number or a date."""
-    start, end = groups[first].start(), groups[last].end()
-    is_other_kind = _OTHER_KINDS.fullmatch(row.text[max(start - 1, 0) : end].strip())
-    return bool(is_other_kind) or _goes_on(row, groups, first, last)
+def _is_clear(form: Form) -> bool:
+    return form[0].checksum != "none" and not form[0].needs_label
 
 
 def _goes_on(row: Row, groups: Sequence[re.Match[str]], first: int, last: int) -> bool:

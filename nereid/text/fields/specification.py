@@ -71,7 +71,11 @@ class Format(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         ),
     ] = True
     needs_label: Annotated[
-        bool, Meta(description="Accepts values only near a label, for formats that other numbers have, too.")
+        bool,
+        Meta(
+            description="Accepts values only near a label, for formats that other numbers have, too; or with "
+            "a checksum that holds, on a page that names the carrier."
+        ),
     ] = False
     examples: Annotated[Examples, Meta(description="Values that match, and whose checksum holds.")] = ()
     counterexamples: Annotated[
