@@ -131,7 +131,9 @@ class ReaderModel:
                 tensors |= _barcode_tensors(barcodes)
             if self._specification:
                 with times.stage("fields"):
-                    fields = find_fields(found, self._specification, barcodes)
+                    fields = find_fields(
+                        found, self._specification, [(each.text, each.box) for each in barcodes]
+                    )
                     tensors[FIELD] = _texts(map(_json, fields))
                     missing = missing_fields(fields, self._specification)
         except Exception as raised:  # an exception that leaves `execute` fails the whole batch
