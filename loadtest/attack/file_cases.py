@@ -70,15 +70,9 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Draws cases by number; an equal seed gives the same ones again.
-
-    Args:
-        more: a folder with further ONNX files; None for none.
-        prepared: a repository to publish to.
-    """
+    """Draws cases by number; an equal seed gives the same ones again. `prepared` takes publications."""
 
     seed: int
-    more: Path | None
     prepared: Path
 
     def case(self, number: int) -> Case:
@@ -96,7 +90,7 @@ class Cases:
             return "another file", draw.choice(OTHER_FILES)
         own = command in ("publish", "watch") and draw.random() < 0.8
         known = {name: model.SerializeToString() for name, model in PUBLISHED.items()} if own else None
-        name, content = network_mutations.mutated(draw, known or network_mutations.bases(self.more))
+        name, content = network_mutations.mutated(draw, known or network_mutations.bases())
         if draw.random() < 0.2:
             others = [*GOOD_FILES.values(), *network_mutations.bases().values()]
             more, content = _changed(draw, {name: content}, others)

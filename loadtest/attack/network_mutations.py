@@ -40,16 +40,11 @@ STRINGS = {"key": (*KEYS, "location", "offset", "length"), "value": TEXTS}
 
 
 @cache
-def bases(more: Path | None = None) -> Mapping[str, bytes]:
-    """Return the networks to change by name: ours, those of the package `onnx`, and small ones of all tasks.
-
-    Args:
-        more: a folder with further ONNX files.
-    """
+def bases() -> Mapping[str, bytes]:
+    """Return the networks to change by name: ours, those of the package `onnx`, and small ones."""
     data = Path(onnx.__file__).parent / "backend" / "test" / "data"
     paths = [TEXT_REPOSITORY / "text_direction" / "1" / "model.onnx"]
     paths += [path for kind in KINDS for path in sorted(data.glob(kind)) if path.stem not in SLOW]
-    paths += sorted(more.glob("**/*.onnx")) if more else []
     found = {str(Path(*each.parts[-3:])): each.read_bytes() for each in paths}
     own = {RARE: _rare()}
     for head in HEADS:
