@@ -45,9 +45,9 @@ def copies(dockerfile: str) -> list[tuple[str, str]]:
     return [(source, target) for *sources, target in lines for source in sources]
 
 
-def check_health(*words: str, workspace: Path = ROOT) -> tuple[int, str]:
+def check_health(*words: str) -> tuple[int, str]:
     """Run the health check without this environment's packages; returns its exit code and output."""
-    program = [sys.executable, "-I", "-S", str(workspace / "deploy" / "healthcheck.py"), *words]
+    program = [sys.executable, "-I", "-S", str(ROOT / "deploy" / "healthcheck.py"), *words]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert done.stdout == ""
     return done.returncode, done.stderr

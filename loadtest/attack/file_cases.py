@@ -40,7 +40,14 @@ REFUSALS = (OperationFailed, ServingError, Failure, OSError)
 UNCLEAR = re.compile(
     rf"{UNEXPECTED}|well-formed network, got|unexpected [A-Z]\w+: |Traceback|not possible now"
 )
-SIDES = ((64, 64), (16, 16), (32, 48), (1, 1))
+# Of `nereid add`, each drawn now and then.
+OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "task": ("classify", "detect", "read"),
+    "head": ("yolov5", "yolov8", "detr", "nms", "yolonas"),
+    "activation": ("none", "softmax", "sigmoid"),
+    "output": network_mutations.NAMES,
+    "size": ((64, 64), (16, 16), (32, 48), (1, 1)),
+}
 NEXT_TO_IT = ("labels.txt", "classes.txt", "config.json", "preprocessor_config.json", "weights.bin")
 OTHER_FILES = (
     *(b"", b"\0", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", b"<!DOCTYPE html>\n<html>"),
@@ -63,15 +70,9 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Draws cases by number; an equal seed gives the same ones again.
-
-    Args:
-        more: a folder with further ONNX files; None for none.
-        prepared: a repository to publish to.
-    """
+    """Draws cases by number; an equal seed gives the same ones again. `prepared` takes publications."""
 
     seed: int
-    more: Path | None
     prepared: Path
 
     def case(self, number: int) -> Case:
@@ -89,7 +90,7 @@ class Cases:
             return "another file", draw.choice(OTHER_FILES)
         own = command in ("publish", "watch") and draw.random() < 0.8
         known = {name: model.SerializeToString() for name, model in PUBLISHED.items()} if own else None
-        name, content = network_mutations.mutated(draw, known or network_mutations.bases(self.more))
+        name, content = network_mutations.mutated(draw, known or network_mutations.bases())
         if draw.random() < 0.2:
             others = [*GOOD_FILES.values(), *network_mutations.bases().values()]
             more, content = _changed(draw, {name: content}, others)
@@ -133,23 +134,14 @@ class Cases:
 
     def _add(self, case: Case, folder: Path, repository: Path) -> None:
         draw, options = case.draw, dict[str, Any]()
-        if draw.random() < 0.2:
-            options["task"] = draw.choice(("classify", "detect", "read"))
+        for name, values in OPTIONS.items():
+            if draw.random() < 0.1:
+                options[name] = draw.choice(values)
         if draw.random() < 0.1:
-            options["head"] = draw.choice(("yolov5", "yolov8", "detr", "nms", "yolonas"))
-        if draw.random() < 0.1:
-            options["activation"] = draw.choice(("none", "softmax", "sigmoid"))
-        if draw.random() < 0.1:
-            options["output"] = draw.choice(network_mutations.NAMES)
-        if draw.random() < 0.1:
-            (labels := folder.parent / "names").write_bytes(
-                draw.choice((b"a\nb\nc\n", b"\0", b"", b"\xff\xfe"))
-            )
-            options["labels"] = labels
+            options["labels"] = folder.parent / "names"
+            options["labels"].write_bytes(draw.choice((b"a\nb\nc\n", b"\0", b"", b"\xff\xfe")))
         is_reader = options.get("task") == "read" or "recogniser" in case.name
         parameters = {} if is_reader else {"preset": draw.choice(("imagenet", "yolo"))}
-        if draw.random() < 0.1:
-            options["size"] = draw.choice(SIDES)
         request = AddRequest(folder, "m", parameters, profiles=("cpu",), **options)
         add(repository, request, None, confirm=lambda _: False)
 

@@ -120,13 +120,12 @@ def outcomes(cases: Cases, numbers: list[int], workers: int, is_real: bool = Fal
 def main() -> int:
     """Do all cases, print and record."""
     parser = record.parser(__doc__ or "", cases=20_000, seed=1)
-    parser.add_argument("--networks", type=Path, help="a folder with further ONNX files")
     parser.add_argument("--only", type=int, action="append", help="do this case in this process")
     args = record.parsed(parser)
     start_s, counts, wrong = time.monotonic(), Counter[tuple[str, str]](), list[str]()
     with tempfile.TemporaryDirectory() as scratch:
         prepare(repository := Path(scratch) / "models")
-        cases = Cases(args.seed, args.networks, repository)
+        cases = Cases(args.seed, repository)
         if args.only:
             for number in args.only:
                 case = cases.case(number)

@@ -12,19 +12,16 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-import numpy as np
-from tritonclient.utils import InferenceServerException
-
 from loadtest.torture.changes import ROUTE, Photo
 from loadtest.torture.traffic import Failed, Kind, Target
 from nereid.assets import COFFEE
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
-from nereid.client.classifier_errors import RequestRefused, TimedOut, from_triton
+from nereid.client.classifier_errors import RequestRefused, TimedOut
 from nereid.client.prediction import Label, Prediction, Timings
 
 INFER, RAW = f"/v2/models/{ROUTE}/infer", {"Inference-Header-Content-Length": "0"}
-JPEG, JSON = {"Content-Type": "image/jpeg"}, {"Content-Type": "application/json"}
+JPEG = {"Content-Type": "image/jpeg"}
 NOT_AN_IMAGE, GOOD = b"this is not an image", COFFEE.read_bytes()
 TRUNCATED = GOOD[:20_000]
 # Parallel requests of an asyncio caller, and the place of the invalid image in a batch.
@@ -40,14 +37,6 @@ REFUSED: tuple[tuple[bytes, dict[str, str], str], ...] = (
     (bytes(32 * 2**20 + 1), {}, "invalid image: expected at most"),
     (GOOD, {"variant": "nobody"}, "unknown x-variant"),
     (GOOD, {"version": "1000000"}, "unknown x-model-version"),
-)
-# Datatype, shape and name of the input, and Triton's error.
-TENSORS = (
-    ("FP32", [1, 1], "image", "expects 'BYTES'"),
-    ("BYTES", [1, 2], "image", "Expected [-1,1], got [1,2]"),
-    ("BYTES", [1], "image", "Expected [-1,1], got [1]"),
-    ("BYTES", [9, 1], "image", "batch-size must be <= 8"),
-    ("BYTES", [1, 1], "picture", "unexpected inference input"),
 )
 # Path, body, headers, and the statuses and codes of the gateway's response.
 GATEWAY_REQUESTS = (
@@ -73,7 +62,7 @@ WAYS: Ways = (*HTTP, ("grpc", None), ("grpc", "system"))
 
 
 def kinds(small: Photo, large: Photo) -> list[Kind]:
-    """Return all kinds: about 30 images and 10 bad requests per second."""
+    """Return all kinds: about 30 images and 9 bad requests per second."""
     ways, cycle = partial(_in_turn, _open, WAYS), itertools.cycle
     late = ("/predict", large.file, {**JPEG, "X-Request-Timeout-Ms": f"{TOO_SHORT_S * 1e3:.0f}"}, *LATE)
     return [
@@ -89,7 +78,6 @@ def kinds(small: Photo, large: Photo) -> list[Kind]:
         # Over HTTP only: a cancellation over gRPC can end Triton 24.10, see docs/security.md.
         Kind("too little time", 1, partial(_in_turn, _open, HTTP), partial(_time_out, large)),
         Kind("cancelled", 0.5, partial(_in_turn, _open_async, HTTP), partial(_cancel, large)),
-        Kind("wrong tensors", 1, _server, partial(_send_tensor, cycle(TENSORS))),
         Kind("cut off", 2, nullcontext, partial(_cut_off, cycle(CUT_OFF), large.file)),
         Kind("gateway, refused", 1.5, to_gateway, partial(_post_invalid, cycle([late, *GATEWAY_REQUESTS]))),
     ]
@@ -118,10 +106,6 @@ def _open_async(
             yield runner, classifier
         finally:
             runner.run(classifier.close())
-
-
-def _server(target: Target) -> AbstractContextManager[Connection]:
-    return closing(Connection(target.http, timeout=TIMEOUT_S))
 
 
 def to_gateway(target: Target) -> AbstractContextManager[Connection]:
@@ -217,15 +201,6 @@ def _cancel(photo: Photo, following: Following) -> str:
         return ""
 
     return str(runner.run(send()))
-
-
-def _send_tensor(cases: Iterator[Any], connection: Connection) -> str:
-    datatype, shape, name, words = next(cases)
-    data = ["a" if datatype == "BYTES" else 1] * int(np.prod(shape))
-    entry = {"name": name, "datatype": datatype, "shape": shape, "data": data}
-    status, document = post(connection, INFER, json.dumps({"inputs": [entry]}).encode(), JSON)
-    error = from_triton(InferenceServerException(document.get("error", ""), str(status)))
-    return refused(partial(_result, document if status == HTTPStatus.OK else error), words)
 
 
 def _cut_off(cases: Iterator[Any], body: bytes, target: Target) -> str:

@@ -1,7 +1,4 @@
-"""The gateway's page in a real browser, against the real gateway and the real server.
-
-`SCREENSHOTS=docs pytest tests/e2e/test_page.py -m slow -k pictures` writes the pictures that the docs show.
-"""
+"""The gateway's page in a real browser, against the real gateway and the real server."""
 
 import io
 import json
@@ -46,7 +43,6 @@ pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: extra dev")
 pytestmark = pytest.mark.nightly(minutes=4)
 
-MAX_PICTURE_BYTES, MAX_PHONE_PX = 280_000, 1_180
 # The route reports its counts every half second.
 METRICS_MS = 3_000
 FILE = {"name": "label.png", "mimeType": "image/png"}
@@ -55,15 +51,6 @@ PLACES = """() => [".boxes img", ".boxes polygon"].map((each) => {
   const {x, y, width, height} = document.querySelector(each).getBoundingClientRect();
   return [x, y, width, height];
 })"""
-TRAFFIC = """async (secret) => {
-  const body = await (await fetch("samples/coffee.jpg")).blob();
-  const headers = {Authorization: `Bearer ${secret}`, "Content-Type": body.type};
-  const send = async () => {
-    await fetch("predict", {method: "POST", body, headers});
-    setTimeout(send, 70 + 40 * Math.sin(performance.now() / 4000));
-  };
-  send();
-}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,56 +575,6 @@ def test_page_is_readable_and_fits_a_phone(visit, scheme):
     assert len(texts) > 130
     assert [(text, round(contrast, 2)) for text, contrast in texts if contrast < 4.5] == []
     assert (widths, table) == ([PHONE["width"]] * 3, True)
-
-
-def smaller(shown: bytes) -> Image.Image:
-    """Return a screenshot with six bits a colour: no visible difference, and a quarter smaller."""
-    picture = Image.open(io.BytesIO(shown)).convert("RGB")
-    return picture.point(lambda value: (value >> 2) * 255 // 63).convert("RGB")
-
-
-def test_pictures_are_small(visit, gateways, tmp_path):
-    """Screenshots in light, dark and phone layout are below a size limit; `SCREENSHOTS` sets their folder."""
-    folder, is_kept = Path(os.environ.get("SCREENSHOTS", tmp_path)), "SCREENSHOTS" in os.environ
-    secret = gateways["keyed"].secrets["route"]
-    looks = {
-        "light": {"color_scheme": "light"},
-        "dark": {"color_scheme": "dark"},
-        "phone": {"color_scheme": "light", "viewport": PHONE},
-    }
-    if is_kept:
-        busy = visit("keyed").page
-        busy.evaluate(TRAFFIC, secret)
-        busy.wait_for_timeout(60_000)
-
-    for name, look in looks.items():
-        page = visit("keyed", key="route", **look).page
-        upload(page, COFFEE)
-        # The pictures should not show the load of a page start.
-        page.wait_for_timeout(3000 * is_kept)
-        page.locator("#again").click()
-        expect_busy(page, "false")
-        page.get_by_role("button", name="Classify with every variant").click()
-        sync_api.expect(page.locator("#compare-unit")).not_to_be_empty()
-        page.mouse.move(0, 0)
-        page.wait_for_timeout(3000 * is_kept)
-        picture = smaller(page.screenshot(full_page=True, animations="disabled"))
-        if name == "phone":
-            picture = picture.crop((0, 0, PHONE["width"], MAX_PHONE_PX))
-        picture.save(folder / f"page-{name}.png", optimize=True)
-    page = visit("tasks").page
-    page.get_by_role("tab", name="Read text").click()
-    page.get_by_role("button", name="parcel label").click()
-    sync_api.expect(page.locator("#verdict")).to_contain_text("lines")
-    page.locator("#again").click()
-    expect_busy(page, "false")
-    page.locator(".found li").nth(1).hover()
-    shown = page.locator("#classify").screenshot(animations="disabled")
-    smaller(shown).save(folder / "page-read.png", optimize=True)
-
-    sizes = {path.name: path.stat().st_size for path in folder.glob("page-*.png")}
-    assert {*sizes} == {f"page-{name}.png" for name in (*looks, "read")}
-    assert max(sizes.values()) < MAX_PICTURE_BYTES
 
 
 def test_another_model_is_chosen(visit):

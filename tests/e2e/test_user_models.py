@@ -1,7 +1,7 @@
 """Users' classifiers on the real server: every form of network is right, or refused with a reason."""
 
 import io
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +11,8 @@ from onnx import helper
 from PIL import Image
 
 from nereid import Classifier
-from nereid.errors import WrongUsage
 from nereid.publish.add import AddRequest, add
-from nereid.publish.examination.examine import Gates
-from nereid.publish.intake import description
-from nereid.publish.publisher import publish
 from nereid.publish.remove import remove
-from tests.networks import network, value
 from tests.pairwise import Row, pairwise
 from tests.pictures import noise, save
 from tests.publishing import record_of
@@ -150,38 +145,3 @@ def test_network_of_a_user_is_right(site, tmp_path, cell):
     assert found.labels[0].name == ("" if cell.labels == "none" else NAMES[best])
     # All cells together would need more threads than the machine allows.
     assert remove(repository, name, record)[-1] == name
-
-
-def test_next_version_gets_the_same_changes(site, tmp_path):
-    """The file of another exporter becomes version 2, with its own softmax instead of an appended one."""
-    repository, running = site
-    record = record_of(running.server)
-    first = UserNetwork(channels=1, datatype="FP16", batch=1)
-    second = replace(first, activation="softmax", tail=2, weights=2)
-    cells = [Cell(form, "scale", "none") for form in (first, second)]
-    sources = [write(cell, tmp_path / cell.form.activation) for cell in cells]
-    renamed = onnx.load(sources[1])
-    renamed.graph.input[0].name = renamed.graph.node[0].input[0] = "pixels"
-    onnx.save(renamed, sources[1])
-    add(repository, AddRequest(sources[0], "grown", PREPROCESSING["scale"][0], profiles=("cpu",)), record)
-
-    gates = Gates(is_change_accepted=True, max_slowdown=1000)
-    publish(repository, "grown", sources[1], record, gates, share=0.25)
-
-    encoded = photo()
-    with Classifier(record.url("grpc"), model="grown") as classifier:
-        for variant, cell in zip(("v1", "v2"), cells, strict=True):
-            expected = cell.form.probabilities(network_input(cell, encoded), "softmax")[0]
-            np.testing.assert_allclose(classifier.scores(encoded, variant=variant), expected, atol=0.02)
-    about = description.read(repository / "grown_network" / "2")
-    assert "input 'pixels' is named 'image'" in about.changes
-    assert not any("softmax is appended" in change for change in about.changes)
-
-
-def test_network_without_a_number_of_classes_is_refused(tmp_path):
-    flatten = helper.make_node("Flatten", ["image"], ["output"], axis=1)
-    image, output = value("image", "FP32", ("N", 3, SIDE, SIDE)), value("output", "FP32", ["N", "C"])
-    onnx.save(network([flatten], [image], [output]), tmp_path / "network.onnx")
-
-    with pytest.raises(WrongUsage, match="or export the network with a fixed number of classes"):
-        add(tmp_path / "models", AddRequest(tmp_path / "network.onnx", "bad", {"scale": "1"}), None)

@@ -1,7 +1,6 @@
 """`python -m loadtest.bench` without a server: plan, arithmetic and errors of wrong options."""
 
 import json
-import os
 import subprocess
 from collections import Counter
 from dataclasses import replace
@@ -10,14 +9,10 @@ from pathlib import Path
 import pytest
 
 from loadtest import record
-from loadtest.bench import limit, plan, summary
-from loadtest.bench.paths import LEAD_S, Running
+from loadtest.bench import plan, summary
 from loadtest.bench.plan import LIMITS, TWICE, Selection
 from loadtest.bench.summary import Sample
 from nereid.errors import WrongUsage
-from nereid.server.command_line import KEEP_BUFFERS
-from nereid.server.ports import Ports
-from nereid.tune.load_generator import Load
 
 
 def sample(rate: float, ms: float = 10, cpu_ms: float = 8) -> Sample:
@@ -130,31 +125,6 @@ def test_noise_is_the_same_by_the_same():
     (spread,) = summary.warning({"rate": {"median": 1.0, "min": 0.5, "max": 2.0}})
     assert "the A/A ratio was 1.2" in told
     assert "(0.5..2.0)" in spread
-
-
-def test_only_the_workers_have_the_servers_malloc():
-    """The gateway starts while they run, and has what a real one has: what its user gave it."""
-    name, value = next(iter(KEEP_BUFFERS.items()))
-    assert name not in os.environ
-
-    with limit.pool(os.environ) as workers:
-        assert name not in os.environ
-        assert workers.apply(os.getenv, [name]) == value
-
-
-def test_rate_is_what_the_server_counts_while_load_flows(monkeypatch):
-    asked, count = list[float](), iter((100, 150))
-    monkeypatch.setattr(Running, "answered", lambda running, model: next(count))
-
-    def post(seconds: float) -> Load:
-        asked.append(seconds)
-        return Load(7000.0, 1.0, 2.0, 3.0)
-
-    load = Running(Ports(0, 0, 0), ()).flowing("classify_v1", post, 0.1)
-
-    assert asked == [0.1 + LEAD_S]
-    assert 0 < load.rate <= 50 / 0.1
-    assert load == Load(load.rate, 1.0, 2.0, 3.0)
 
 
 @pytest.fixture

@@ -1,17 +1,14 @@
 """The GPU check without a GPU: a hang, a crash or the end of the run costs one section and no result."""
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from loadtest.gpu_check import __main__ as check
-from loadtest.gpu_check import by_hand, claims, served, speed, zero_copy
-from nereid.tune.load_generator import Load
+from loadtest.gpu_check import claims
 from tests.conftest import ROOT
 from tests.tables import cases
 
@@ -119,50 +116,3 @@ def test_claims_have_results_and_quotients():
 
     assert results == ["4.5 (missed)", "850.0", "0.85", "not run yet: timed out", "not run yet: timed out"]
     assert len(claims.missed(found)) == 1
-
-
-def test_copies_are_summed_by_direction():
-    assert zero_copy.summed([(1, 4096), (2, 64), (2, 1), (7, 5)]) == {
-        zero_copy.TO_DEVICE: {"count": 1, "bytes": 4096},
-        zero_copy.TO_HOST: {"count": 2, "bytes": 65},
-        "kind 7": {"count": 1, "bytes": 5},
-    }
-
-
-def test_loads_of_several_clients_are_joined():
-    first, second = Load(100.0, 3.0, 5.0, 9.0, 200, 0), Load(50.0, 4.0, 4.5, 20.0, 100, 1)
-
-    assert served.together([first, second]) == Load(150.0, 4.0, 5.0, 20.0, 300, 1)
-    assert served.best([{"per_s": 10, "failed": 0}, {"per_s": 99, "failed": 1}]) == 10
-
-
-def test_results_of_mixed_batches_are_compared():
-    alone, bad, job = speed.Job([b"a"]), speed.Job([b"b"]), speed.Job([b"a", b"a", b"b", b"b"])
-    alone.scores, job.scores = np.zeros((1, 3)), np.array([[0.01], [0.9], [0], [0]]) * np.ones((4, 3))
-    bad.errors, job.errors = ["invalid"], [None, None, "invalid", None]  # type: ignore[list-item]
-
-    expected = [alone, alone, bad, bad]
-    assert [speed.is_same(job, row, each) for row, each in enumerate(expected)] == [True, False, True, False]
-
-
-def test_service_by_hand_answers_in_batches():
-    """Requests in flight share a batch, each with its own scores; an error is the answer of its batch."""
-    sizes = []
-
-    def scores(photos):
-        sizes.append(len(photos))
-        return np.array([[float(photo)] for photo in photos], np.float32)
-
-    batcher = by_hand.Batcher(scores, 4, 0.05)
-
-    async def classify(*photos: bytes):
-        task = asyncio.create_task(batcher.run())
-        futures = [asyncio.get_running_loop().create_future() for _ in photos]
-        for item in zip(photos, futures, strict=True):
-            batcher._queue.put_nowait(item)
-        found = await asyncio.gather(*futures, return_exceptions=True)
-        task.cancel()
-        return found
-
-    assert [float(row[0]) for row in asyncio.run(classify(b"1", b"2", b"3"))] == [1.0, 2.0, 3.0]
-    assert sizes == [3]

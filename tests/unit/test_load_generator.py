@@ -11,7 +11,6 @@ from nereid.tune.load_generator import (
     Load,
     Response,
     closed_loop,
-    percentile,
     post_request,
     run,
     summary,
@@ -105,11 +104,6 @@ def test_other_process_loads_at_each_concurrency(port, tmp_path):
 
     assert [*loads] == [1, 3]
     assert all(load.answered > 0 and load.failed == 0 and load.p99_ms >= 1 for load in loads.values())
-
-
-@pytest.mark.parametrize(("percent", "value"), [(50, 50), (99, 99), (100, 100), (0, 1)])
-def test_percentile_is_one_of_the_values(percent, value):
-    assert percentile(range(1, 101), percent) == value
 
 
 def test_summary_counts_successful_responses_only():

@@ -37,17 +37,6 @@ def test_image_i_is_in_row_i(threads):
     np.testing.assert_array_equal(preprocessor.tensor[[2, 0]], alone)
 
 
-@pytest.mark.parametrize("transform", [NCHW, NHWC], ids=["nchw", "nhwc"])
-def test_threads_change_nothing(encode, gradient, transform):
-    images = [encode(gradient(20 + 37 * i, 300 - 17 * i), "JPEG" if i % 2 else "PNG") for i in range(12)]
-    images += [A, B] * 2
-    one, four = (CpuPreprocessor(transform, Limits(), 16, threads) for threads in (1, 4))
-
-    for _ in range(3):
-        assert one.prepare(images) == four.prepare(images) == [None] * 16
-        np.testing.assert_array_equal(one.tensor, four.tensor)
-
-
 class Meeting:
     """Transform in which each image waits for another one."""
 

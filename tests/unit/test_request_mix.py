@@ -1,21 +1,16 @@
 """What the callers ask, and that no wrong answer passes."""
 
 import json
-import random
-from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from loadtest.users.photo_set import ESPRESSO, Photo, expectation, sample
+from loadtest.users.photo_set import ESPRESSO, Photo, expectation
 from loadtest.users.request_mix import (
     LENGTH,
     Answer,
     ImageRequest,
-    RequestMix,
     fault,
-    grpc_outputs,
     http_outputs,
     read,
 )
@@ -31,24 +26,6 @@ def scores(best: int) -> bytes:
     values = np.zeros(1000, np.float32)
     values[best] = 0.9
     return values.tobytes()
-
-
-def test_sizes_and_ways_are_mixed():
-    requests = RequestMix(sample(frozenset()), ["v1", "v2"], 3, random.Random(1))
-
-    asked = [requests.next() for _ in range(4_000)]
-
-    sizes = Counter(each.photo.kind for each in asked)
-    assert sizes["1920x1080"] / len(asked) == pytest.approx(0.1, abs=0.03)
-    assert {each.variant for each in asked} == {"", "v1", "v2"}
-    assert {each.key for each in asked} == {"", "caller-0", "caller-1", "caller-2"}
-    assert sum(not each.headers for each in asked) / len(asked) == pytest.approx(0.5, abs=0.05)
-
-
-def test_a_model_that_is_no_route_gets_no_headers():
-    requests = RequestMix([PHOTO], [], 100, random.Random(1))
-
-    assert {tuple(requests.next().headers) for _ in range(200)} == {()}
 
 
 @cases(
@@ -108,14 +85,6 @@ def test_lines_and_labels_are_read():
         read({"text": words[:-1]}, "text")
     with pytest.raises(ValueError, match=r"expected text, got the outputs \['scores'\]"):
         read({"scores": b""}, "text")
-
-
-def test_answers_of_both_protocols_are_read():
-    outputs = [SimpleNamespace(name=name) for name in ("variant", "scores")]
-    grpc = SimpleNamespace(outputs=outputs, raw_output_contents=[V1, scores(3)])
-
-    for found in (http_outputs(*http_answer(scores=scores(3), variant=V1)), grpc_outputs(grpc)):
-        assert read(found) == Answer(frozenset([3]), "v1")
 
 
 @cases(

@@ -4,15 +4,7 @@ import msgpack
 import pytest
 
 from loadtest.users.report import Report
-from loadtest.users.run_statistics import STRAYED, Histogram, RunStatistics
-from tests.tables import cases
-
-
-def histogram(latencies_ms: list[float]) -> Histogram:
-    result = Histogram()
-    for each in latencies_ms:
-        result.add(each)
-    return result
+from loadtest.users.run_statistics import STRAYED, RunStatistics
 
 
 def test_wait_before_a_request_is_part_of_its_latency():
@@ -23,17 +15,6 @@ def test_wait_before_a_request_is_part_of_its_latency():
 
     assert merged.response.percentile_ms(50) == pytest.approx(100, rel=1e-3)
     assert merged.service.percentile_ms(50) == pytest.approx(10, rel=1e-3)
-
-
-@cases(
-    ("latency_ms", "counted_ms"),
-    {"none": (0.0, 0.001), "clock went back": (-1.0, 0.001), "11 days": (1e9, 3.6e6)},
-)
-def test_no_latency_is_lost(latency_ms, counted_ms):
-    one = histogram([latency_ms])
-
-    assert one.count == 1
-    assert one.percentile_ms(100) == pytest.approx(counted_ms, rel=1e-3)
 
 
 def statistics(good: int, failures: dict[str, int], **about: object) -> RunStatistics:

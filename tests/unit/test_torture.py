@@ -1,23 +1,16 @@
 """The verdict of the torture program fails for planted wrong answers, lost requests and leaks."""
 
-import subprocess
-import sys
-import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from tempfile import NamedTemporaryFile
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from loadtest.torture import traffic as traffic_module
 from loadtest.torture import verdict
 from loadtest.torture.changes import Photo
-from loadtest.torture.observation import Observer, gauges
-from loadtest.torture.requests import batch_fault, refused
+from loadtest.torture.observation import gauges
+from loadtest.torture.requests import refused
 from loadtest.torture.traffic import Failure, Kind, Tally, Target, Traffic
 from nereid import metrics_page
 from nereid.client.classifier_errors import RequestRefused, ServerFailed, TimedOut
@@ -61,16 +54,6 @@ def test_answer_has_its_class_score_and_version_and_a_refusal_its_words():
         refused(raising(ServerFailed("invalid image: none")), "invalid image: ")
 
 
-def test_each_image_of_a_batch_has_its_own_outcome():
-    refusal, wrong = RequestRefused("invalid image: none"), replace(RIGHT, version="2")
-
-    assert batch_fault(photo(), refusal, [RIGHT, RIGHT]) == ""
-    assert "expected a refusal" in batch_fault(photo(), RIGHT, [RIGHT])
-    assert "version 2" in batch_fault(photo(), refusal, [RIGHT, wrong])
-    with pytest.raises(TimedOut):
-        batch_fault(photo(), refusal, [RIGHT, TimedOut("late")])
-
-
 @cases(
     ("send", "may_fail", "expected"),
     {
@@ -94,26 +77,6 @@ def test_outcomes_of_traffic_are_judged(send, may_fail, expected):
     found = [each.partition(" (")[0] for each in failed(verdict.judge_traffic(traffic.tallies, may_fail))]
     assert set(expected) <= set(found)
     assert bool(expected) == bool(found)
-
-
-def test_lost_request_is_told(monkeypatch):
-    monkeypatch.setattr(traffic_module, "JOIN_S", 0.1)
-    sent, is_over = threading.Event(), threading.Event()
-
-    def hang(client: object) -> str:
-        sent.set()
-        is_over.wait(WATCHDOG_S)
-        return ""
-
-    with Traffic([Kind("hanging", 50, nullcontext, hang)], TARGET) as traffic:
-        assert sent.wait(WATCHDOG_S)
-        assert not traffic.is_calm(time.monotonic() - 1, 0)
-        time.sleep(0.3)
-    verdicts = list(verdict.judge_traffic(traffic.tallies, may_fail=False))
-    is_over.set()
-
-    assert "lost: neither a response nor a failure" in traffic.tallies[0].failed[0].text
-    assert any(each.startswith("kinds sent too rarely (hanging") for each in failed(verdicts))
 
 
 def test_fault_is_over_when_all_kinds_succeed_again():
@@ -173,23 +136,6 @@ def test_counts_may_fall_and_not_rise():
 
     assert failed(verdict.judge_quiet(before, fewer)) == []
     assert failed(verdict.judge_quiet(before, more)) == ["open files", "zombies"]
-
-
-def test_process_and_region_that_stay_are_told(monkeypatch):
-    monkeypatch.setattr("loadtest.torture.observation.END_S", 0.1)
-    command = [sys.executable, "-c", "input()"]
-    with (
-        NamedTemporaryFile(dir="/dev/shm", prefix="torture-test-") as file,
-        subprocess.Popen(command, stdin=subprocess.PIPE) as process,
-    ):
-        server = SimpleNamespace(pid=process.pid, record=SimpleNamespace(pid=process.pid))
-        observer = Observer(server, SimpleNamespace(pid=process.pid))
-        observer.note()
-        (left,), regions = observer.left()
-        process.kill()
-
-    assert left.startswith(f"{process.pid} ")
-    assert Path(file.name).name in regions
 
 
 def test_gauge_that_is_on_no_page_is_not_zero():

@@ -1,6 +1,5 @@
 """The turns of a load test's callers in one process: in a closed loop, and by the clock."""
 
-import math
 import random
 import statistics
 import time
@@ -86,13 +85,6 @@ def test_a_turn_whose_caller_was_taken_away_is_for_another(callers):
     assert len(answered) == turns.statistics.of("http").planned
 
 
-@pytest.mark.parametrize("rate", [0.0, math.nan, math.inf])
-def test_a_rate_that_no_clock_can_keep_is_refused(rate):
-    """Locust's page hands over what was typed; some numbers would have all requests due at once, for good."""
-    with pytest.raises(ValueError, match="expected a rate"):
-        TurnScheduler("open", random.Random(1)).schedule(rate, "poisson", {"http": 1})
-
-
 class Clock:
     """A clock that only `wait` advances."""
 
@@ -120,26 +112,6 @@ def test_being_late_moves_no_later_time():
     assert sent == [(101.0, 101.0), (102.0, 102.9), (102.5, 102.9), (104.0, 104.0)]
 
 
-def test_what_was_due_before_the_end_is_sent_even_late():
-    clock, sent = Clock(), []
-
-    def send(due_s: float) -> None:
-        sent.append(due_s)
-        clock.wait(5.0)
-
-    dispatch([1.0, 2.0, 3.0, 4.0], 100.0, clock, clock.wait, send, lambda: 103.5)
-
-    assert sent == [101.0, 102.0, 103.0]
-
-
-def test_the_end_is_noticed_while_waiting():
-    clock, sent, ends = Clock(), [], iter([float("inf"), 100.5, 100.5])
-
-    dispatch([1.0], 100.0, clock, lambda seconds: clock.wait(0.5), sent.append, lambda: next(ends))
-
-    assert sent == []
-
-
 def test_poisson_intervals_have_mean_and_deviation_of_their_rate():
     """Intervals of a Poisson process are exponential: the standard deviation equals the mean."""
     times = list(islice(arrival_offsets(50.0, "poisson", random.Random(1)), 20_000))
@@ -149,12 +121,3 @@ def test_poisson_intervals_have_mean_and_deviation_of_their_rate():
     # The standard error of both is about 0.7 %.
     assert statistics.mean(intervals) == pytest.approx(1 / 50, rel=0.03)
     assert statistics.stdev(intervals) == pytest.approx(1 / 50, rel=0.03)
-
-
-def test_fixed_intervals_are_equal_and_begin_within_the_first():
-    """Only the begin is random, so two processes do not send in step."""
-    times = list(islice(arrival_offsets(50.0, "fixed", random.Random(1)), 1_000))
-
-    assert 0 <= times[0] < 1 / 50
-    assert [after - before for before, after in pairwise(times)] == pytest.approx([1 / 50] * 999)
-    assert times[0] != next(arrival_offsets(50.0, "fixed", random.Random(2)))
