@@ -86,7 +86,7 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
         shape = _shape(model, rows, [1] * (len(dims(output)) - 1))
         before = take_name(model, output, "alone")
         model.graph.node.append(helper.make_node("Expand", [before, shape], [output.name]))
-    places = {"starts": [0], "ends": [1], "axes": [0]}
+    places: dict[str, Any] = {"starts": [0], "ends": [1], "axes": [0]}
     if onnx_graph.opsets(model).get("", 0) >= 10:  # they became inputs
         given = [_constant(model, f"{first}_{word}", numbers) for word, numbers in places.items()]
         node = helper.make_node("Slice", [image.name, *given], [first], name=onnx_graph.FIRST_IMAGE)
