@@ -116,8 +116,21 @@ ALONE = {
 }
 
 
+def old(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a network as exporters wrote it in 2018, which listed all weights as inputs."""
+    older = onnx.ModelProto.FromString(model.SerializeToString())
+    older.ir_version, older.opset_import[0].version = 3, 9
+    for each in older.graph.initializer:
+        older.graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+    return older
+
+
+FIXED["old"] = old(FIXED["reshape"])
+ALONE["old mean"] = old(ALONE["mean"])
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("name", [*FIXED, "mean"])
+@pytest.mark.parametrize("name", [*FIXED, *ALONE])
 def test_network_of_one_image_computes_several(tmp_path, name):
     """Its rows are those that the user's file returns for each image alone."""
     onnx.save((FIXED | ALONE)[name], path := tmp_path / "model.onnx")
@@ -128,6 +141,7 @@ def test_network_of_one_image_computes_several(tmp_path, name):
     changes = adapt_outputs_of_file(path)
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert [each.name for each in session.get_inputs()] == ["image"]
     assert not isinstance(session.get_outputs()[0].shape[0], int)
     if name in FIXED:
         assert changes == ["the batch of 1 is declared as variable"]

@@ -75,9 +75,6 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
         for position, name in enumerate(node.input):
             if name == image.name:
                 node.input[position] = first
-    places = [
-        _constant(model, f"{first}_{word}", [at]) for word, at in (("begin", 0), ("end", 1), ("axis", 0))
-    ]
     rows = _rows(model, image.name)
     single = [
         each
@@ -89,7 +86,12 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
         shape = _shape(model, rows, [1] * (len(dims(output)) - 1))
         before = take_name(model, output, "alone")
         model.graph.node.append(helper.make_node("Expand", [before, shape], [output.name]))
-    node = helper.make_node("Slice", [image.name, *places], [first], name=onnx_graph.FIRST_IMAGE)
+    places: dict[str, Any] = {"starts": [0], "ends": [1], "axes": [0]}
+    if onnx_graph.opsets(model).get("", 0) >= 10:  # they became inputs
+        given = [_constant(model, f"{first}_{word}", numbers) for word, numbers in places.items()]
+        node = helper.make_node("Slice", [image.name, *given], [first], name=onnx_graph.FIRST_IMAGE)
+    else:
+        node = helper.make_node("Slice", [image.name], [first], name=onnx_graph.FIRST_IMAGE, **places)
     model.graph.node.insert(0, node)
     for value in (image, *single):
         value.type.tensor_type.shape.dim[0].dim_param = BATCH
@@ -160,9 +162,11 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
                     model.graph.node.insert(AFTER_SHAPES, helper.make_node("Expand", [name, shape], [wide]))
                     node.input[position] = wide
     used = {name for node in operators(model) for name in node.input}
-    left = [each for each in model.graph.initializer if each.name in used]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(left)
+    unused = {each.name for each in model.graph.initializer} - used
+    for values in (model.graph.initializer, model.graph.input):  # older files list weights as inputs, too
+        left = [each for each in values if each.name not in unused]
+        del values[:]
+        values.extend(left)
 
 
 def _small_constants(model: Any) -> dict[str, list[int]]:
