@@ -133,7 +133,7 @@ class GrpcConnection(asyncio.Protocol):
             self._on_event(event)
             if self._is_deaf:
                 return
-        self._block_s = (self._block_s or self._last_s) if self._costs.block_bytes else 0.0
+        self._block_s = (self._block_s or self._last_s) if self._costs.has_partial_headers else 0.0
         self._write()
 
     def _on_event(self, event: Event) -> None:

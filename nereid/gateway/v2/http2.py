@@ -24,12 +24,13 @@ class HeadersTooLong(Exception):
 
 
 class FrameCosts:
-    """Follow the frames of one connection; `block_bytes` is the length of headers that are still arriving."""
+    """Follow the frames of one connection; `has_partial_headers` says whether headers are still arriving."""
 
-    __slots__ = ("_head", "_skipped", "block_bytes")
+    __slots__ = ("_block_bytes", "_head", "_skipped", "has_partial_headers")
 
     def __init__(self) -> None:
-        self._head, self._skipped, self.block_bytes = b"", PREFACE_BYTES, 0
+        self._head, self._skipped, self._block_bytes = b"", PREFACE_BYTES, 0
+        self.has_partial_headers = False
 
     def count(self, data: bytes) -> float:
         """Return the cost of received bytes: 1 for each frame, less for messages in pieces of a usual size.
@@ -49,11 +50,12 @@ class FrameCosts:
             at += length
             cost += max(0.0, 1 - length / MIN_DATA_BYTES) if kind == DATA else 1
             if kind in (HEADERS, CONTINUATION):
-                self.block_bytes += length
-                if self.block_bytes > MAX_BLOCK_BYTES:
+                self._block_bytes += length
+                if self._block_bytes > MAX_BLOCK_BYTES:
                     raise HeadersTooLong
-                if head[4] & END_HEADERS:
-                    self.block_bytes = 0
+                self.has_partial_headers = not head[4] & END_HEADERS
+                if not self.has_partial_headers:
+                    self._block_bytes = 0
         self._skipped = at - end
         return cost
 
