@@ -6,6 +6,7 @@ import ssl
 import subprocess
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import grpc
@@ -15,11 +16,11 @@ from h2.errors import ErrorCodes
 from h2.events import ResponseReceived, StreamReset, TrailersReceived
 from h2.settings import SettingCodes
 from h2.settings import Settings as Http2Settings
-from hyperframe.frame import GoAwayFrame, HeadersFrame
+from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame
 from tritonclient.grpc import service_pb2 as v2
 
 from loadtest.attack.attacks import SERVICE, Front
-from loadtest.attack.floods import FLOODS, headers
+from loadtest.attack.floods import FLOODS, flood, head, headers
 from nereid.gateway.admission.holders import KEY as OF_KEY
 from nereid.gateway.admission.holders import PEER
 from nereid.gateway.http.serving import http2_context
@@ -79,17 +80,50 @@ async def status(channel, name, message, metadata=KEY, **options) -> str:
     return "OK"
 
 
-@cases("flood", {each.name: each for each in FLOODS})
+@cases("attack", {each.name: each for each in FLOODS})
 @asynchronous
-async def test_flood_ends_only_its_own_connection(flood):
+async def test_flood_ends_only_its_own_connection(attack):
     async with door() as (made, front, at), steady(at.grpc_port) as found:
-        outcome = await asyncio.to_thread(flood.send, at)
+        outcome = await asyncio.to_thread(attack.send, at)
 
-        assert outcome in flood.expected
+        assert outcome in attack.expected
         assert front.keyless_calls == 0
     assert found
     assert {*found} == {"NOT_FOUND: unknown model 'a/b'"}
     assert made.uploads.buffers._held_bytes == {}
+
+
+@cases(
+    ["frames", "expected"],
+    {
+        "streams": (partial(head, name="ModelInfer", key="infer"), "PROTOCOL_ERROR"),
+        "the size of a frame": (lambda *_: DataFrame(1, data=bytes(2**14 + 1)), "FRAME_SIZE_ERROR"),
+    },
+)
+@asynchronous
+async def test_other_limits_of_a_connection(frames, expected):
+    async with door() as (_, front, at), steady(at.grpc_port) as found:
+        assert await asyncio.to_thread(flood, at, frames) == expected
+
+        assert sum(each.calls for each in front.holders._known.values()) <= 1
+    assert {*found} == {"NOT_FOUND: unknown model 'a/b'"}
+
+
+@asynchronous
+async def test_flood_costs_only_its_own_address(monkeypatch):
+    """While one address is over its budget, another one without a key is served."""
+    restrict(monkeypatch, PEER, {"begins": 5, "begins_per_s": 0})
+    async with held_server() as (url, gate, _), door(replace(SETTINGS, url=url)) as (_, _, at):
+        gate.set()
+        calls = next(each.send for each in FLOODS if each.name == "gRPC: calls")
+        await asyncio.to_thread(calls, at, source="127.0.0.2")
+        client, other = await Client.connect(at), await Client.connect(at, source="127.0.0.2")
+        stream = client.begin("ServerLive", "", is_complete=True)
+        other.begin("ServerLive", "", is_complete=True)
+        await until(lambda: client.statuses and (other.statuses or other.is_closed))
+
+        assert client.statuses == {stream: "OK"}
+        assert other.gone == ErrorCodes.ENHANCE_YOUR_CALM
 
 
 @cases(
@@ -165,9 +199,11 @@ class Client:
         return [], []
 
     @classmethod
-    async def connect(cls, at: Front, **settings: int) -> "Client":
+    async def connect(cls, at: Front, source: str = "127.0.0.1", **settings: int) -> "Client":
         self = cls()
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", at.grpc_port)
+        self.reader, self.writer = await asyncio.open_connection(
+            "127.0.0.1", at.grpc_port, local_addr=(source, 0)
+        )
         given = {SettingCodes[name]: value for name, value in settings.items()}
         self.http2.local_settings = Http2Settings(client=True, initial_values=given)
         self.http2.initiate_connection()

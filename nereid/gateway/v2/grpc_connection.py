@@ -106,6 +106,9 @@ class GrpcConnection(asyncio.Protocol):
             self.calm("too many connections of a key")
             return
         self._http2.update_settings({SettingCodes.MAX_FRAME_SIZE: KEY_FRAME_BYTES})
+        self._http2.max_inbound_frame_size = (
+            KEY_FRAME_BYTES  # grpc may send such frames before its acknowledgement
+        )
 
     def data_received(self, data: bytes) -> None:
         """Count the frames, and let h2 parse them."""
