@@ -12,7 +12,6 @@ from typing import Any
 from PIL import Image
 
 from loadtest.attack.attacks import ATTACKS, INFER, Attack, Front, post
-from loadtest.attack.floods import FLOODS
 
 RAW = {"Inference-Header-Content-Length": "0"}
 
@@ -28,7 +27,7 @@ def _attack(front: Front, number: int, over: Any, reports: Any) -> None:
     """Send attacks in a loop, every other attacker large images; report the number of each status."""
     os.nice(19)  # the attackers of a real server have cores of their own
     statuses: Counter[str] = Counter()
-    attacks: tuple[Attack, ...] = (*ATTACKS, *FLOODS)
+    attacks: tuple[Attack, ...] = ATTACKS
     if number % 2:
         large = _large_image()
         attacks = (Attack("large", lambda front: post(front, INFER, large, RAW), frozenset()),)

@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2 as v2
 from loadtest.attack.attacks import SERVICE, Front
 from loadtest.attack.floods import FLOODS, flood, head, headers
 from nereid.gateway.admission.holders import KEY as OF_KEY
-from nereid.gateway.admission.holders import PEER
+from nereid.gateway.admission.holders import PEER, peer_of
 from nereid.gateway.http.serving import http2_context
 from nereid.gateway.settings import Settings
 from nereid.gateway.v2 import grpc_call, grpc_connection, grpc_front
@@ -78,6 +78,20 @@ async def status(channel, name, message, metadata=KEY, **options) -> str:
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
     return "OK"
+
+
+@cases(
+    ["address", "expected"],
+    {
+        "IPv4": (("192.0.2.1", 9), "192.0.2.1"),
+        "IPv4 on an IPv6 socket": (("::ffff:192.0.2.1", 9, 0, 0), "192.0.2.1"),
+        "one network of IPv6": (("2001:db8::ffff:1", 9, 0, 0), peer_of(("2001:db8::2",))),
+        "a zone": (("fe80::1%eth0", 9, 0, 2), peer_of(("fe80::2",))),
+    },
+)
+def test_address_stands_for_one_client(address, expected):
+    assert peer_of(address) == expected
+    assert peer_of(("2001:db8:1::1",)) != expected
 
 
 @cases("attack", {each.name: each for each in FLOODS})
