@@ -19,7 +19,7 @@ MAX_HEADER_BYTES = 2**14
 STREAM_WINDOW, CONNECTION_WINDOW = 2**18, 2**22
 
 # h2 makes the text of each frame for its log, also without one: 40 µs for the hexadecimal digits of 80 kB.
-DataFrame._body_repr = lambda frame: ""  # type: ignore[method-assign]
+DataFrame._body_repr = lambda frame: ""  # type: ignore[method-assign, assignment]
 
 
 class HeadersTooLong(Exception):
