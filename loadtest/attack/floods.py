@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from itertools import count
 
 from h2.config import H2Configuration
@@ -112,17 +112,18 @@ def _end_of(received: bytes) -> str:
     return CLOSED
 
 
-def _head(front: Front, stream: int, name: str = "ServerLive", key: str = "") -> Frame:
+def head(front: Front, stream: int, name: str = "ServerLive", key: str = "") -> Frame:
+    """Return the headers of a call, whose message does not follow."""
     block = Encoder().encode(headers(front, name, key))
     return HeadersFrame(stream, data=block, flags=["END_HEADERS"])
 
 
 def _call(front: Front, stream: int, name: str = "ServerLive", key: str = "") -> list[Frame]:
-    return [_head(front, stream, name, key), DataFrame(stream, data=bytes(5), flags=["END_STREAM"])]
+    return [head(front, stream, name, key), DataFrame(stream, data=bytes(5), flags=["END_STREAM"])]
 
 
 def _reset(front: Front, stream: int, name: str = "ServerLive", key: str = "") -> list[Frame]:
-    return [_head(front, stream, name, key), RstStreamFrame(stream, error_code=ErrorCodes.CANCEL)]
+    return [head(front, stream, name, key), RstStreamFrame(stream, error_code=ErrorCodes.CANCEL)]
 
 
 def _unknown(front: Front, stream: int) -> Frame:
@@ -137,8 +138,17 @@ def _endless_headers(front: Front, stream: int) -> Frame:
     return ContinuationFrame(1, data=b"\0\x01a\x01b" * 1000)
 
 
+@cache
+def _long_block(front: Front) -> bytes:
+    return bytes(Encoder().encode([*headers(front, "ServerLive"), ("x-long", "a" * 2**14)]))
+
+
+def _long_headers(front: Front, stream: int) -> Frame:
+    return HeadersFrame(stream, data=_long_block(front), flags=["END_HEADERS"])
+
+
 def _empty_data(front: Front, stream: int) -> Frame:
-    return _head(front, 1) if stream == 1 else DataFrame(1)
+    return head(front, 1) if stream == 1 else DataFrame(1)
 
 
 _MESSAGES = {
@@ -161,6 +171,7 @@ _FRAMES: dict[str, Frames] = {
     "frames of an unknown type": _unknown,
     "empty data": _empty_data,
     "endless headers": _endless_headers,
+    "long headers": _long_headers,
 }
 FLOODS = (
     *(

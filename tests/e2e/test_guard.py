@@ -13,6 +13,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -23,9 +24,10 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from loadtest import resource_usage
-from loadtest.attack.attacks import ATTACKS, Front
+from loadtest.attack.attacks import ATTACKS, Attack, Front
+from loadtest.attack.floods import ACCEPTED, FLOODS, messages
 from loadtest.attack.fuzz import fuzz
-from loadtest.torture.traffic import Traffic, classifiers
+from loadtest.torture.traffic import Kind, Traffic, classifiers
 from nereid.addresses import unix_path
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
@@ -43,6 +45,8 @@ CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 NETWORK = "efficientnet_lite0"
 # Requests of each of three callers. Most runs with a gateway that uses gRPC end the server.
 LATE = 3000
+# A key holds at most half of the 512 MiB for messages.
+MAX_GATEWAY_KB = 450_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,33 @@ def test_attacks_are_rejected_and_do_not_disturb_others(guarded):
     assert traffic.sent > 5
     assert traffic.faults() == []
     assert guarded.pid == pid
+
+
+def test_floods_end_only_their_own_connections(guarded, tmp_path):
+    """Neither an address without a key nor another key takes memory or answers from the caller with a key."""
+    words = ["--url", guarded.served.record.url("http"), "--grpc-port", str(port := free_ports(1)[0])]
+    keys = tmp_path / "keys.json"
+    key, other = (key_changes.add(keys, name, ["infer"], None) for name in ("steady", "other"))
+    flooding = [
+        *FLOODS,
+        Attack("of a key", partial(messages, name="ModelInfer", key=other), frozenset({ACCEPTED})),
+    ]
+
+    with gateway(tmp_path / "log", *words, "--require-keys", "--keys", str(keys)) as (process, _):
+        steady = Kind(
+            "steady",
+            10.0,
+            lambda _: Classifier(f"127.0.0.1:{port}", "grpc", api_key=key),
+            lambda classifier: str(classifier.classify(COFFEE).labels[0].index - ESPRESSO).strip("0"),
+        )
+        with Traffic([steady]) as traffic:
+            found = {each.name: each.send(Front(0, port)) for each in flooding}
+        peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+
+    assert {each.name: found[each.name] for each in flooding if found[each.name] not in each.expected} == {}
+    assert traffic.sent > 20
+    assert traffic.faults() == []
+    assert int(peak[1]) < MAX_GATEWAY_KB
 
 
 @cases(

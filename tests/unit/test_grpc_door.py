@@ -2,34 +2,52 @@
 
 import asyncio
 import socket
-from contextlib import asynccontextmanager
+import ssl
+import subprocess
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
+from functools import partial
+from typing import ClassVar
 
 import grpc
-import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import ResponseReceived, StreamReset, TrailersReceived
+from h2.settings import SettingCodes
+from h2.settings import Settings as Http2Settings
+from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame
 from tritonclient.grpc import service_pb2 as v2
 
 from loadtest.attack.attacks import SERVICE, Front
-from loadtest.attack.floods import FLOODS
+from loadtest.attack.floods import FLOODS, flood, head, headers
+from nereid.gateway.admission.holders import KEY as OF_KEY
+from nereid.gateway.admission.holders import PEER, peer_of
+from nereid.gateway.http.serving import http2_context
 from nereid.gateway.settings import Settings
+from nereid.gateway.v2 import grpc_call, grpc_connection, grpc_front
 from nereid.gateway.v2.grpc_front import GrpcFront
-from tests.gateways import RING, Upstream, asynchronous, gateway
+from tests.gateways import RING, Ring, Upstream, asynchronous, gateway, key
 from tests.tables import cases
 
 KEY = (("x-api-key", "infer"),)
 SETTINGS = Settings(url="127.0.0.1:1", keys_needed=True)
+KEYS = Ring({**RING, "other": key("other", "infer")})
 LONG = [("grpc.max_send_message_length", -1)]
 
 
 @asynccontextmanager
-async def door(settings: Settings = SETTINGS):
+async def door(settings: Settings = SETTINGS, keep_alive_s: float = 90, tls: ssl.SSLContext | None = None):
     """Serve gRPC on a free port of loopback."""
-    made = gateway(Upstream(), settings, RING)
-    front, opened = GrpcFront(made, 90), socket.create_server(("127.0.0.1", 0))
-    await front.start(opened, None)
+    made = gateway(Upstream(), settings, KEYS)
+    front, opened = GrpcFront(made, keep_alive_s), socket.create_server(("127.0.0.1", 0))
+    await front.start(opened, tls)
     try:
         yield made, front, Front(0, opened.getsockname()[1], "infer")
     finally:
+        for client in Client.opened:
+            await client.close()
+        Client.opened.clear()
         await front.stop(5)
 
 
@@ -62,17 +80,64 @@ async def status(channel, name, message, metadata=KEY, **options) -> str:
     return "OK"
 
 
-@cases("flood", {each.name: each for each in FLOODS})
-@asynchronous
-async def test_flood_ends_only_its_own_connection(flood):
-    async with door() as (made, front, at), steady(at.grpc_port) as found:
-        outcome = await asyncio.to_thread(flood.send, at)
+@cases(
+    ["address", "expected"],
+    {
+        "IPv4": (("192.0.2.1", 9), "192.0.2.1"),
+        "IPv4 on an IPv6 socket": (("::ffff:192.0.2.1", 9, 0, 0), "192.0.2.1"),
+        "one network of IPv6": (("2001:db8::ffff:1", 9, 0, 0), peer_of(("2001:db8::2",))),
+        "a zone": (("fe80::1%eth0", 9, 0, 2), peer_of(("fe80::2",))),
+    },
+)
+def test_address_stands_for_one_client(address, expected):
+    assert peer_of(address) == expected
+    assert peer_of(("2001:db8:1::1",)) != expected
 
-        assert outcome in flood.expected
+
+@cases("attack", {each.name: each for each in FLOODS})
+@asynchronous
+async def test_flood_ends_only_its_own_connection(attack):
+    async with door() as (made, front, at), steady(at.grpc_port) as found:
+        outcome = await asyncio.to_thread(attack.send, at)
+
+        assert outcome in attack.expected
         assert front.keyless_calls == 0
     assert found
     assert {*found} == {"NOT_FOUND: unknown model 'a/b'"}
     assert made.uploads.buffers._held_bytes == {}
+
+
+@cases(
+    ["frames", "expected"],
+    {
+        "streams": (partial(head, name="ModelInfer", key="infer"), "PROTOCOL_ERROR"),
+        "the size of a frame": (lambda *_: DataFrame(1, data=bytes(2**14 + 1)), "FRAME_SIZE_ERROR"),
+    },
+)
+@asynchronous
+async def test_other_limits_of_a_connection(frames, expected):
+    async with door() as (_, front, at), steady(at.grpc_port) as found:
+        assert await asyncio.to_thread(flood, at, frames) == expected
+
+        assert sum(each.calls for each in front.holders._known.values()) <= 1
+    assert {*found} == {"NOT_FOUND: unknown model 'a/b'"}
+
+
+@asynchronous
+async def test_flood_costs_only_its_own_address(monkeypatch):
+    """While one address is over its budget, another one without a key is served."""
+    restrict(monkeypatch, PEER, {"begins": 5, "begins_per_s": 0})
+    async with held_server() as (url, gate, _), door(replace(SETTINGS, url=url)) as (_, _, at):
+        gate.set()
+        calls = next(each.send for each in FLOODS if each.name == "gRPC: calls")
+        await asyncio.to_thread(calls, at, source="127.0.0.2")
+        client, other = await Client.connect(at), await Client.connect(at, source="127.0.0.2")
+        stream = client.begin("ServerLive", "", is_complete=True)
+        other.begin("ServerLive", "", is_complete=True)
+        await until(lambda: client.statuses and (other.statuses or other.is_closed))
+
+        assert client.statuses == {stream: "OK"}
+        assert other.gone == ErrorCodes.ENHANCE_YOUR_CALM
 
 
 @cases(
@@ -127,3 +192,319 @@ async def test_call_is_answered(name, message, options, expected):
 
         assert [each.startswith(expected) for each in found] == [True, True], found
     assert made.uploads.buffers._held_bytes == {}
+
+
+class Client:
+    """One connection without gRPC's own behaviour; `statuses` by stream, and the code of GOAWAY."""
+
+    opened: ClassVar["list[Client]"] = []
+
+    def __init__(self) -> None:
+        self.http2 = H2Connection(H2Configuration(header_encoding="utf-8"))
+        # As a client does: calls in flight go on.
+        self.http2._frame_dispatch_table[GoAwayFrame] = self._on_goaway
+        self.statuses: dict[int, str] = {}
+        self.resets: dict[int, int] = {}
+        self.gone: int | None = None
+        self.is_closed = False
+
+    def _on_goaway(self, frame: GoAwayFrame) -> tuple[list, list]:
+        self.gone = frame.error_code
+        return [], []
+
+    @classmethod
+    async def connect(cls, at: Front, source: str = "127.0.0.1", **settings: int) -> "Client":
+        self = cls()
+        self.reader, self.writer = await asyncio.open_connection(
+            "127.0.0.1", at.grpc_port, local_addr=(source, 0)
+        )
+        given = {SettingCodes[name]: value for name, value in settings.items()}
+        self.http2.local_settings = Http2Settings(client=True, initial_values=given)
+        self.http2.initiate_connection()
+        self._send()
+        self._reading = asyncio.create_task(self._read())
+        self.opened.append(self)
+        await until(lambda: self.http2.outbound_flow_control_window > 2**16 or self.is_closed)
+        return self
+
+    def _send(self) -> None:
+        self.writer.write(self.http2.data_to_send())
+
+    async def _read(self) -> None:
+        with suppress(ConnectionError):
+            while data := await self.reader.read(2**16):
+                for event in self.http2.receive_data(data):
+                    match event:
+                        case TrailersReceived() | ResponseReceived():
+                            if found := dict(event.headers).get("grpc-status"):
+                                self.statuses[event.stream_id] = grpc_status(int(found))
+                        case StreamReset():
+                            self.resets[event.stream_id] = event.error_code
+                self._send()
+        self.is_closed = True
+
+    def begin(self, name: str, secret: str = "infer", size: int = 0, is_complete: bool = False) -> int:
+        """Begin a call, and send a part of its message, or a whole one."""
+        stream = self.http2.get_next_available_stream_id()
+        self.http2.send_headers(stream, [*headers(Front(0, 0), name, secret), ("grpc-timeout", "30S")])
+        declared = size if is_complete else size + 1
+        sent = b"\0" + declared.to_bytes(4) + bytes(size)
+        for at in range(0, len(sent), 2**14):
+            self.http2.send_data(stream, sent[at : at + 2**14])
+        if is_complete:
+            self.http2.end_stream(stream)
+        self._send()
+        return stream
+
+    def cancel(self, stream: int) -> None:
+        self.http2.reset_stream(stream, 8)
+        self._send()
+
+    async def close(self) -> None:
+        self.writer.close()
+        await self._reading
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+def grpc_status(number: int) -> str:
+    return next(each.name for each in grpc.StatusCode if each.value[0] == number)
+
+
+async def until(condition) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+@asynchronous
+async def test_unfinished_messages_count():
+    """A key holds its share of memory by messages that never end, and no other key's."""
+    small = replace(SETTINGS, max_body_bytes=200_000, max_buffered_bytes=400_000)
+    async with door(small) as (made, front, at):
+        client = await Client.connect(at)
+        streams = [client.begin("ModelInfer", size=120_000) for _ in range(2)]
+        await until(lambda: client.statuses)
+        other = await Client.connect(at)
+        held = made.uploads.buffers._held_bytes["id-infer"]
+        stream = other.begin("ModelReady", "other", is_complete=True)
+        await until(lambda: other.statuses)
+        await client.close()
+        await until(lambda: not made.uploads.buffers._held_bytes)
+
+        assert client.statuses == {streams[1]: "RESOURCE_EXHAUSTED"}
+        assert held == 120_005
+        assert other.statuses == {stream: "NOT_FOUND"}
+        assert [each.calls for each in front.holders._known.values()] == [0] * 3
+
+
+@cases(
+    ["of", "limit", "name", "expected"],
+    {
+        "calls of a key": (OF_KEY, {"calls": 2}, "ModelInfer", "RESOURCE_EXHAUSTED"),
+        "calls of an address": (PEER, {"calls": 2}, "ServerLive", "RESOURCE_EXHAUSTED"),
+        "calls without a key": (None, {"MAX_KEYLESS_CALLS": 2}, "ServerLive", "RESOURCE_EXHAUSTED"),
+    },
+)
+@asynchronous
+async def test_open_calls_are_limited(monkeypatch, of, limit, name, expected):
+    restrict(monkeypatch, of, limit)
+    async with door() as (_, _, at):
+        client = await Client.connect(at)
+        streams = [client.begin(name) for _ in range(3)]
+        await until(lambda: client.statuses)
+        client.cancel(streams[0])
+        streams.append(client.begin(name))
+        other = await Client.connect(at)
+        stream = other.begin("ModelReady", "other", is_complete=True)
+        await until(lambda: other.statuses)
+
+        assert client.statuses == {streams[2]: expected}
+        assert client.gone is None
+        assert other.statuses == {stream: "NOT_FOUND"}
+
+
+def restrict(monkeypatch, of, limit) -> None:
+    if of is None:
+        for name, value in limit.items():
+            monkeypatch.setattr(grpc_front, name, value)
+        return
+    name, restricted = ("KEY" if of is OF_KEY else "PEER"), replace(of, **limit)
+    for module in (grpc_front, grpc_connection):
+        monkeypatch.setattr(module, name, restricted, raising=False)
+
+
+@cases(
+    ["of", "limit", "secret", "ends"],
+    {
+        "of an address": (PEER, {"connections": 2}, "", [True, False, False]),
+        "of a key": (OF_KEY, {"connections": 2}, "infer", [False, False, True]),
+        "in all": (None, {"MAX_CONNECTIONS": 2}, "", [True, False, False]),
+    },
+)
+@asynchronous
+async def test_connections_are_limited(monkeypatch, of, limit, secret, ends):
+    restrict(monkeypatch, of, limit)
+    async with door() as (_, _, at):
+        clients = []
+        for _ in ends:
+            clients.append(await Client.connect(at))
+            stream = clients[-1].begin("ModelInfer", secret, is_complete=bool(secret))
+            await until(lambda: clients[-1].statuses or clients[-1].is_closed)
+        await until(lambda: any(each.is_closed for each in clients))
+
+        assert [each.gone == ErrorCodes.ENHANCE_YOUR_CALM for each in clients] == ends
+        assert stream
+
+
+@asynchronous
+async def test_cancelled_calls_of_a_key_are_limited(monkeypatch):
+    restrict(monkeypatch, OF_KEY, {"resets": 3, "resets_per_s": 0})
+    async with door() as (_, _, at):
+        client, other = await Client.connect(at), await Client.connect(at)
+        for _ in range(3):
+            client.cancel(client.begin("ModelInfer"))
+        other.cancel(other.begin("ModelInfer", "other"))
+        assert client.gone is None
+        client.cancel(client.begin("ModelInfer"))
+        await until(lambda: client.is_closed)
+
+        assert client.gone == ErrorCodes.ENHANCE_YOUR_CALM
+        assert other.gone is None
+
+
+@cases(
+    ["sent", "limits", "goes"],
+    {
+        "no preface": (b"", {"HEAD_S": 0.1}, None),
+        "half of the headers": ("half", {"HEAD_S": 0.1}, None),
+        "nothing to do": ("settings", {"GRACE_S": 0.1}, ErrorCodes.NO_ERROR),
+        "a great age": ("call", {"MAX_CONNECTION_S": 0.1, "GRACE_S": 0.1}, ErrorCodes.NO_ERROR),
+    },
+)
+@asynchronous
+async def test_time_of_a_connection_is_limited(monkeypatch, sent, limits, goes):
+    monkeypatch.setattr(grpc_front, "CHECK_S", 0.02)
+    for name, value in limits.items():
+        monkeypatch.setattr(grpc_connection, name, value)
+    async with door(keep_alive_s=0.1 if sent == "settings" else 90) as (_, _, at):
+        if not sent:
+            reader, writer = await asyncio.open_connection("127.0.0.1", at.grpc_port)
+            while await reader.read(2**16):
+                pass
+            writer.close()
+            return
+        client = await Client.connect(at)
+        if sent == "half":
+            client.writer.write(HeadersFrame(1, data=b"").serialize())
+        if sent == "call":
+            client.begin("ModelInfer")
+        await until(lambda: client.is_closed)
+
+        assert client.gone == goes
+
+
+@asynccontextmanager
+async def held_server():
+    """Accept connections, and answer with the body's status once `gate` is set; gives URL, gate and count."""
+    gate, opened = asyncio.Event(), []
+
+    async def answer(reader, writer) -> None:
+        opened.append(reader)
+        with suppress(asyncio.IncompleteReadError), closing(writer):
+            while await reader.readuntil(b"\r\n\r\n"):
+                await gate.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", gate, opened
+
+
+@asynchronous
+async def test_stop_lets_calls_finish():
+    async with held_server() as (url, gate, opened), door(replace(SETTINGS, url=url)) as (_, front, at):
+        client = await Client.connect(at)
+        stream = client.begin("ServerLive", is_complete=True)
+        await until(lambda: opened)
+        stopping = asyncio.create_task(front.stop(30))
+        await until(lambda: client.gone is not None)
+        gate.set()
+        await stopping
+        await until(lambda: client.is_closed)
+
+        assert client.statuses == {stream: "OK"}
+        assert client.gone == ErrorCodes.NO_ERROR
+
+
+@asynchronous
+async def test_cancelled_call_ends_its_request():
+    async with held_server() as (url, gate, opened), door(replace(SETTINGS, url=url)) as (_, front, at):
+        client = await Client.connect(at)
+        stream = client.begin("ServerLive", is_complete=True)
+        await until(lambda: opened)
+        client.cancel(stream)
+        await until(lambda: opened[0].at_eof())
+        gate.set()
+
+        assert front.keyless_calls == 0
+
+
+@asynchronous
+async def test_answer_waits_for_a_window(monkeypatch):
+    monkeypatch.setattr(grpc_call, "GRACE_S", 0.2)
+    async with held_server() as (url, gate, _), door(replace(SETTINGS, url=url)) as (made, _, at):
+        gate.set()
+        client = await Client.connect(at, INITIAL_WINDOW_SIZE=0)
+        streams = [client.begin("ServerLive", is_complete=True) for _ in range(2)]
+        await until(lambda: len(client.http2.streams) == 2 and made.uploads.buffers._held_bytes)
+        client.http2.increment_flow_control_window(100, streams[0])
+        client._send()
+        await until(lambda: client.statuses and client.resets)
+
+        assert client.statuses == {streams[0]: "OK"}
+        assert client.resets == {streams[1]: ErrorCodes.CANCEL}
+        await until(lambda: not made.uploads.buffers._held_bytes)
+
+
+@asynchronous
+async def test_late_message_ends_the_call():
+    async with door() as (_, front, at):
+        client = await Client.connect(at)
+        client.http2.send_headers(1, [*headers(at, "ModelInfer", "infer"), ("grpc-timeout", "50m")])
+        client._send()
+        await until(lambda: client.statuses)
+
+        assert client.statuses == {1: "DEADLINE_EXCEEDED"}
+        assert [each.calls for each in front.holders._known.values()] == [0, 0]
+
+
+@asynchronous
+async def test_tls(tmp_path):
+    pem = tmp_path / "both.pem"
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+        "-days",
+        "1",
+    ]
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(pem), "-out", str(tmp_path / "cert")]
+    subprocess.run([*made, *names], check=True, capture_output=True)
+    certificate = (tmp_path / "cert").read_bytes()
+    pem.write_bytes(pem.read_bytes() + certificate)
+    context = http2_context(pem, None)
+
+    async with door(tls=context) as (_, _, at):
+        credentials = grpc.ssl_channel_credentials(certificate)
+        async with grpc.aio.secure_channel(f"localhost:{at.grpc_port}", credentials) as channel:
+            assert await status(channel, "ModelReady", b"") == "NOT_FOUND: unknown model ''"
+        other = ssl.create_default_context(cadata=certificate.decode())
+        reader, writer = await asyncio.open_connection("localhost", at.grpc_port, ssl=other)
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()

@@ -1,7 +1,7 @@
 """What each caller may hold of the gRPC port: by address before it shows a key, and by key afterwards."""
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
@@ -100,11 +100,11 @@ class Holders:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: dict[Hashable, Holder] = {}
+        self._known: dict[tuple[str, Allowance], Holder] = {}
 
     def find(self, name: str, allowance: Allowance) -> Holder:
         """Return the holder with a name and an allowance, which may be new."""
-        place = (name, allowance is KEY)
+        place = name, allowance
         if holder := self._known.get(place):
             return holder
         if len(self._known) >= MAX_IDLE:

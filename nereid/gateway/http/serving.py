@@ -75,7 +75,10 @@ class _UvicornServer(uvicorn.Server):
                 opened = _open(self.listen.host, self.listen.grpc_port, self.gateway.shared is not None)
                 ports["grpc"] = opened.getsockname()[1]
                 self.grpc = GrpcFront(self.gateway, self.listen.keep_alive_s)
-                await self.grpc.start(opened, _grpc_tls(self.listen))
+                pem = self.listen.certificate
+                await self.grpc.start(
+                    opened, http2_context(pem, self.listen.certificate_key) if pem else None
+                )
             self.announce(ports)
         except OperationFailed as error:
             self.failure, self.should_exit = error, True
@@ -209,12 +212,10 @@ def _check_certificate(listen: Listen) -> None:
         ) from None
 
 
-def _grpc_tls(listen: Listen) -> ssl.SSLContext | None:
-    """Return the context of the certificate for HTTP/2."""
-    if listen.certificate is None:
-        return None
+def http2_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
+    """Return the context of a certificate for HTTP/2, which clients of gRPC ask for."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(listen.certificate, listen.certificate_key, password="")
+    context.load_cert_chain(certificate, key, password="")
     context.set_alpn_protocols(["h2"])
     return context
 

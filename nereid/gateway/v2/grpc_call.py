@@ -130,6 +130,8 @@ class GrpcCall:
         Raises:
             Failure: the caller holds too much already.
         """
+        if self._is_over:
+            return
         self._gateway.uploads.buffers.take(self.request.key, len(message))
         self._answer_bytes = len(message)
         self._connection.respond(self._stream, self, OK, message)
@@ -141,6 +143,8 @@ class GrpcCall:
 
     def fail(self, failure: Failure) -> None:
         """Send an error."""
+        if self._is_over:
+            return
         self.request.outcome = failure.code
         more = [(name, value) for name, value in failure.headers if name == b"retry-after"]
         found = [*HEAD, *trailers(failure.grpc_status, failure.v2_message, more)]

@@ -106,6 +106,9 @@ class GrpcConnection(asyncio.Protocol):
             self.calm("too many connections of a key")
             return
         self._http2.update_settings({SettingCodes.MAX_FRAME_SIZE: KEY_FRAME_BYTES})
+        self._http2.max_inbound_frame_size = (
+            KEY_FRAME_BYTES  # grpc may send such frames before its acknowledgement
+        )
 
     def data_received(self, data: bytes) -> None:
         """Count the frames, and let h2 parse them."""
@@ -133,7 +136,7 @@ class GrpcConnection(asyncio.Protocol):
             self._on_event(event)
             if self._is_deaf:
                 return
-        self._block_s = (self._block_s or self._last_s) if self._costs.block_bytes else 0.0
+        self._block_s = (self._block_s or self._last_s) if self._costs.has_partial_headers else 0.0
         self._write()
 
     def _on_event(self, event: Event) -> None:
