@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from nereid.gateway.admission.admission import MAX_LARGE_WAITING, MAX_WAITING_PER_SLOT, Admission, Slot
-from nereid.gateway.admission.costs import MEMORY_S, Costs
+from nereid.gateway.admission.costs import MEMORY_S, PATIENCE_S, Costs
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import Failure
@@ -388,8 +388,7 @@ def test_cost_of_a_key_is_that_beyond_others(clock, requests, is_costly, debt):
         "small": (1, 0.5, 1.5),
         "batch": (3, 0.5, 5.5),
         "later than usual": (1, 5.0, 0.0),
-        "large": (64, 5.0, 123.0),
-        "large, and later than usual": (64, 200.0, 200.0),
+        "large": (64, 5.0, 4 * 64 * 2.0 - 5.0),
     },
 )
 def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(clock, work, spent_s, rest_s):
@@ -399,3 +398,7 @@ def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(clock,
     clock.now_s += spent_s
 
     assert slot.rest_s() == pytest.approx(rest_s)
+    slot.measure()
+    assert admission.costs.expected_s("a", "m") >= 2.0  # what was left early says nothing about less
+    admission.costs.note("b", "m", 0.2, 1)
+    assert slot.rest_s() == pytest.approx(max(rest_s, PATIENCE_S - spent_s))

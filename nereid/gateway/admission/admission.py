@@ -6,7 +6,7 @@ from functools import partial
 from math import inf
 
 from nereid.gateway.admission.concurrency_limit import ConcurrencyLimit
-from nereid.gateway.admission.costs import Costs
+from nereid.gateway.admission.costs import PATIENCE_S, Costs
 from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import Failure
 from nereid.gateway.image_size import LARGE_WORK
@@ -16,6 +16,8 @@ MAX_RETRY_AFTER_S = 30.0
 MAX_WAITING_PER_SLOT = 4
 # Large images of one key that may wait; each takes up to some seconds.
 MAX_LARGE_WAITING = 4
+# A large image may take so many times as long as its pixels say.
+LARGE_MARGIN = 4
 
 
 class Admission:
@@ -147,13 +149,16 @@ class Slot:
         is_large: whether it is in the lane of large images.
     """
 
-    __slots__ = ("_admission", "_began_s", "_in_flight", "_model", "_owner", "_turns", "_work", "is_large")
+    __slots__ = (
+        *("_admission", "_began_s", "_in_flight", "_is_over", "_model", "_owner", "_turns", "_work"),
+        "is_large",
+    )
 
     def __init__(self, admission: Admission, owner: str, model: str, work: int) -> None:
         self._admission, self._owner, self._model, self._work = admission, owner, model, work
         self._began_s, self._in_flight = inf, 1
         self._turns: list[tuple[Turns, str]] = []
-        self.is_large = False
+        self.is_large, self._is_over = False, True
 
     async def wait(self, turns: Turns, owner: str, remaining_s: float) -> None:
         """Wait for a turn, which the slot then has."""
@@ -169,7 +174,8 @@ class Slot:
         if not (owner := self._owner):
             return 0
         costs = self._admission.costs
-        return costs.note(owner, self._model, self._in_flight_s(), self._work, self._in_flight)
+        seconds = self._in_flight_s()
+        return costs.note(owner, self._model, seconds, self._work, self._in_flight, self._is_over)
 
     def answered(self) -> None:
         """Release the slot after a correct response, and record its round trip unless the image is large."""
@@ -192,15 +198,17 @@ class Slot:
             self._admission.forget(self._owner, self._model)
 
     def rest_s(self) -> float:
-        """Return the estimated time that the server still works on a cancelled request.
+        """Return the estimated time that the server still works on a request whose caller has left.
 
         The server finishes a dispatched request without a report. The mean time of its key is assumed, for
-        each unit that it declared; of a large image, at least half of its time is left.
+        each unit that it declared; for a large image four times as much, and `PATIENCE_S` for a slow one.
         """
-        admission = self._admission
-        each_s = max(admission._concurrency_limit.rtt_s, admission.costs.expected_s(self._owner, self._model))
-        spent_s = self._in_flight_s()
-        return max(spent_s if self.is_large else 0.0, each_s * self._work - spent_s)
+        admission, costs, self._is_over = self._admission, self._admission.costs, False
+        each_s = max(admission._concurrency_limit.rtt_s, costs.expected_s(self._owner, self._model))
+        whole_s = each_s * self._work * (LARGE_MARGIN if self.is_large else 1)
+        if self.is_large or costs.is_slow(self._owner, self._model):
+            whole_s = max(whole_s, PATIENCE_S)
+        return max(0.0, whole_s - self._in_flight_s())
 
     def _in_flight_s(self) -> float:
         return max(0.0, self._admission._clock() - self._began_s)

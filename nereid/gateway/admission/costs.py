@@ -18,8 +18,9 @@ from nereid.processes import available_cores
 HORIZON_S = 10.0
 # A key that was idle for so long is not known any more, nor is it compared with.
 MEMORY_S = 60.0
-# A request that takes so long can keep a core busy alone.
-SLOW_S = 0.1
+# A request that takes so long can keep a core busy alone. Nobody knows how long the server works on one whose
+# caller has left; it is taken for `PATIENCE_S`, in which a reader ends.
+SLOW_S, PATIENCE_S = 0.1, 5.0
 # Models, which callers of the v2 protocol name, and keys that a key is compared with.
 MAX_MODELS, MAX_OTHERS = 256, 32
 
@@ -62,7 +63,14 @@ class Costs:
             return sys.maxsize
         if owner not in means:
             return 1
-        return self._half if means[owner].share_s >= SLOW_S else sys.maxsize
+        return self._half if self.is_slow(owner, model) else sys.maxsize
+
+    def is_slow(self, owner: str, model: str) -> bool:
+        """Return whether other keys use a model too, and the requests of a key or of the others take long."""
+        means = self._recent(model)
+        others = [mean.share_s for mean in self._others(owner, means)]
+        own = means[owner].share_s if owner in means else 0.0
+        return bool(others) and max(own, _median(others)) >= SLOW_S
 
     def is_costly(self, owner: str, model: str) -> bool:
         """Return whether the requests of a key cost as much as large images, whatever they declare."""
@@ -74,7 +82,15 @@ class Costs:
         mean = self._recent(model).get(owner)
         return mean.in_flight_s if mean else 0.0
 
-    def note(self, owner: str, model: str, seconds: float, work: int, in_flight: int = 1) -> int:
+    def note(
+        self,
+        owner: str,
+        model: str,
+        seconds: float,
+        work: int,
+        in_flight: int = 1,
+        is_over: bool = True,
+    ) -> int:
         """Record a request; return the units that it cost beyond the declared ones.
 
         Args:
@@ -83,6 +99,7 @@ class Costs:
             seconds: its time in flight.
             work: the units that it declared, of a small photo each.
             in_flight: the number of requests in flight when it was sent, with it.
+            is_over: whether it was answered; else the server may work on it for longer.
         """
         if not owner:
             return 0
@@ -96,8 +113,9 @@ class Costs:
             del self._means[next(iter(self._means))]
         units = share_s / (self._typical_s(owner, means) or share_s or 1.0) * work
         weight = seconds / (seconds + HORIZON_S)
-        mean.in_flight_s += weight * (each_s - mean.in_flight_s)
-        mean.share_s += weight * (share_s - mean.share_s)
+        if is_over or each_s > mean.in_flight_s:
+            mean.in_flight_s += weight * (each_s - mean.in_flight_s)
+            mean.share_s += weight * (share_s - mean.share_s)
         mean.at_s = now_s
         return int(units) - work if units >= LARGE_WORK * work else 0
 
@@ -110,6 +128,13 @@ class Costs:
 
     def _typical_s(self, owner: str, means: dict[str, _Mean]) -> float:
         """Return the median of other keys, or the mean of the only key."""
+        others = [mean.in_flight_s for mean in self._others(owner, means)]
+        return _median(others) if others else means[owner].in_flight_s
+
+    def _others(self, owner: str, means: dict[str, _Mean]) -> list[_Mean]:
         last = islice(reversed(means.items()), MAX_OTHERS)
-        others = sorted(mean.in_flight_s for name, mean in last if name != owner)
-        return others[len(others) // 2] if others else means[owner].in_flight_s
+        return [mean for name, mean in last if name != owner]
+
+
+def _median(numbers: list[float]) -> float:
+    return sorted(numbers)[len(numbers) // 2]
