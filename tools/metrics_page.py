@@ -94,9 +94,8 @@ def of_gateway() -> Iterator[Family]:
         ValueError: a family has no samples, because no method that counts it is called here.
     """
     page = Metrics(lambda: 0, lambda: 0, lambda: 0)
-    page.count_request("", "", "", "")
-    page.count_image("", "", "", "")
-    page.observe("", "", "", "", "", 0.0)
+    page.count_request("", "", "", "", {"": 0.0})
+    page.count_image("", "", "", "", {})
     page.count_feedback("", "", is_correct=True)
     for family in page.registry.collect():
         samples = [each for each in family.samples if not each.name.endswith("_created")]

@@ -13,6 +13,7 @@ import msgspec
 from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.client.prediction import Timings
 from nereid.client.results.result_kind import MALFORMED, HttpResult, ResultKind
+from nereid.client.retry import MAX_ATTEMPTS, pause_after_s
 from nereid.contract import IMAGE, SCORES
 from nereid.gateway import image_size
 from nereid.gateway.failures import (
@@ -27,26 +28,24 @@ from nereid.gateway.failures import (
 from nereid.gateway.v2.inference_body import (
     BINARY_SIZE,
     CLASSIFICATION,
-    CheckedBody,
     Inference,
     Input,
     Output,
 )
 from nereid.gateway.v2.tensor_checks import BYTES, LENGTH_BYTES
 from nereid.http_connection import HttpConnections, HttpResponse
-from nereid.retry import MAX_ATTEMPTS, Budget, pause_s
 
 if TYPE_CHECKING:
     from nereid.gateway.http.http_request import GatewayRequest
     from nereid.gateway.models import OfferedModel
     from nereid.gateway.settings import Settings
     from nereid.gateway.state import Gateway
+    from nereid.gateway.v2.inference import TensorCall
 
 Headers = Sequence[tuple[bytes, bytes]]
 LENGTH = b"inference-header-content-length"
 BINARY: dict[str, Any] = {"binary_data": True}
-_OCTETS = (b"content-type", b"application/octet-stream")
-_JSON = (b"content-type", b"application/json")
+OCTETS = (b"content-type", b"application/octet-stream")
 # The client's times, which the gateway measures itself.
 _NO_TIMINGS = Timings(0.0, 0.0)
 # What callers of the REST API read instead of Triton's words.
@@ -54,58 +53,6 @@ _MESSAGES: dict[Code, str] = {
     "overloaded": "too many images are in flight; retry later",
     "unavailable": "the requested model is not served",
 }
-
-
-class TensorCall:
-    """An inference of checked tensors, whose response is passed on.
-
-    Args:
-        path: Triton's path of the model.
-        headers: headers for a route.
-        checked: the request for Triton.
-
-    Attributes:
-        offered: the model of the gateway; None for tensors.
-        budget: that of retries; None for no retries, because a sequence must not see a request twice.
-        path: Triton's path of the inference.
-        work: cost of each image or tensor, in units of a small photo.
-        debt: cost that the quota of the key does not have yet.
-        is_prepared: whether the outputs to request are known.
-        stages_s: durations of the stages so far.
-        variant: label of the variant that answered, for metrics.
-    """
-
-    offered: "OfferedModel | None" = None
-    budget: Budget | None = None
-    is_prepared = True
-    variant = ""
-
-    def __init__(self, path: str, headers: Headers, checked: CheckedBody) -> None:
-        self.path, self._headers, self._checked = path, headers, checked
-        self.work, self.debt = checked.work, sum(checked.work) - 1
-        self.stages_s: dict[str, float] = {}
-
-    def check(self, settings: "Settings") -> None:
-        """Do nothing; the tensors were checked when they were read."""
-
-    async def prepare(self, triton: HttpConnections, left_s: float) -> None:
-        """Do nothing."""
-
-    def encode(self, left_s: float) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
-        """Return path, headers and body of the request to Triton."""
-        json_bytes = self._checked.json_bytes
-        content = [_JSON] if json_bytes is None else [_OCTETS, (LENGTH, b"%d" % json_bytes)]
-        return self.path, [*content, *self._headers], self._checked.parts
-
-    def read(self, response: HttpResponse) -> HttpResponse:
-        """Return the response.
-
-        Raises:
-            Failure: it is an error.
-        """
-        if response.status != HTTPStatus.OK:
-            raise from_triton(response.status, response.body)
-        return response
 
 
 class ImageCall:
@@ -137,8 +84,8 @@ class ImageCall:
     ) -> None:
         self.offered, self.budget, self._kind = offered, offered.budget, kind
         self._image, self._headers, self._id, self.variant = image, headers, request_id, ""
-        self._wanted = kind.action, top_k
-        self.path, self.work, self.debt = f"{offered.path}/infer", [work], debt
+        self._wanted, self.path = (kind.action, top_k), f"{offered.path}/infer"
+        self.work, self.debt = [work], debt
         self.is_prepared = self._wanted in offered.outputs
         self.stages_s = {"admission": 0.0}
 
@@ -182,7 +129,7 @@ class ImageCall:
                 {"timeout": max(1, int(left_s * 1e6))},
             )
         )
-        headers = [_OCTETS, (LENGTH, b"%d" % len(head)), *self._headers]
+        headers = [OCTETS, (LENGTH, b"%d" % len(head)), *self._headers]
         return (
             self.path,
             headers,
@@ -246,7 +193,7 @@ async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall |
 
 
 def account(
-    gateway: "Gateway", request: "GatewayRequest", call: TensorCall | ImageCall, outcome: str, variant: str
+    gateway: "Gateway", request: "GatewayRequest", call: "TensorCall | ImageCall", outcome: str, variant: str
 ) -> None:
     """Record an inference that has ended: its outcome, and the durations of its stages."""
     if call.offered is None:
@@ -259,7 +206,7 @@ def account(
     call.offered.live.note(outcome, call.variant, sum(call.stages_s.values()))
 
 
-async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: TensorCall | ImageCall) -> Any:
+async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall | ImageCall") -> Any:
     admission, spans = gateway.admission, request.spans
     # Nobody reads the span of an inference without tracing.
     span = spans.context.child() if spans.is_forwarded else spans.context
@@ -296,7 +243,7 @@ async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: TensorC
 
 async def send(
     triton: HttpConnections,
-    call: TensorCall | ImageCall,
+    call: "TensorCall | ImageCall",
     left_s: Callable[[], float],
     more_headers: Headers = (),
 ) -> Any:
@@ -325,12 +272,12 @@ async def send(
                 response = await request(triton, "POST", path, [*headers, *more_headers], parts, remaining_s)
                 result = call.read(response)
             except Failure as failure:
-                pause = pause_s(attempt)
+                pause_s = pause_after_s(attempt)
                 can_repeat = budget and failure.is_repeatable and budget.failed()
-                if not can_repeat or attempt == MAX_ATTEMPTS or pause >= left_s():
+                if not can_repeat or attempt == MAX_ATTEMPTS or pause_s >= left_s():
                     raise
                 attempt += 1
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause_s)
                 remaining_s = left_s()
             else:
                 if budget and budget.taken:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import quote
 
+from nereid.client.retry import Budget
 from nereid.contract import PROBE_HEADER
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import Live
@@ -18,7 +19,6 @@ from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.tasks.gateway_task import CLASSIFY, GatewayTask, task_of
 from nereid.gateway.v2.inference_body import Output
 from nereid.http_connection import HttpConnections
-from nereid.retry import Budget
 
 # Names in an error message; a repository may have hundreds.
 MAX_NAMES = 20

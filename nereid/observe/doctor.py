@@ -12,13 +12,12 @@ from pathlib import Path
 from nereid.assets import REPOSITORY
 from nereid.client import shared_memory, shared_regions, transport
 from nereid.client.classifier_errors import ClassifierError
-from nereid.client.retry import Attempts
+from nereid.client.retry import Attempts, Budget
 from nereid.errors import ServerError
 from nereid.observe.finding import Finding
 from nereid.observe.gpu_checks import gpu_findings
 from nereid.repository.fitting import DRIVER, Machine, fitted
 from nereid.repository.layout import describe_threads, thread_budget
-from nereid.retry import Budget
 from nereid.server import preflight, run_dir
 from nereid.server.command_line import ServerOptions, environment
 from nereid.server.control import RESPONSE_S, token_headers

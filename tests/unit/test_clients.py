@@ -19,9 +19,9 @@ import PIL.Image
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from nereid import retry
 from nereid.assets import COFFEE
 from nereid.cli.image_files import collect
+from nereid.client import retry
 from nereid.client.async_classifier import AsyncClassifier
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import (
@@ -38,8 +38,7 @@ from nereid.client.classifier_errors import (
 from nereid.client.detector_client import Detector
 from nereid.client.prediction import Label, labels
 from nereid.client.reader_client import Reader
-from nereid.client.retry import Attempts
-from nereid.retry import Budget
+from nereid.client.retry import Attempts, Budget
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
 from tests.routes import wait_until
 from tests.tables import cases

@@ -18,10 +18,9 @@ from nereid.client.classifier_errors import (
     Unreachable,
 )
 from nereid.client.image_sender import ImageSender
-from nereid.client.retry import Attempts
+from nereid.client.retry import Attempts, Budget
 from nereid.client.sans_io import Rpc
 from nereid.client.shared_memory import Regions
-from nereid.retry import Budget
 from tests.classifiers import PREDICTION, Script, error, opened, serving
 
 PHOTO = COFFEE.read_bytes()

@@ -23,11 +23,10 @@ from nereid.client.classifier_errors import (
     Unreachable,
     from_triton,
 )
-from nereid.client.retry import Attempts
+from nereid.client.retry import Attempts, Budget
 from nereid.client.sans_io import Rpc
 from nereid.client.shared_memory import Regions
 from nereid.client.shared_regions import is_stale, remove_stale
-from nereid.retry import Budget
 from tests.classifiers import PREDICTION, WAYS, Script, opened, serving
 from tests.tables import cases
 

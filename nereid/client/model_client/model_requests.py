@@ -20,10 +20,9 @@ from nereid.client.request import (
     check_options,
 )
 from nereid.client.results.result_kind import Result, ResultKind
-from nereid.client.retry import Attempts
+from nereid.client.retry import Attempts, Budget
 from nereid.client.sans_io import Flow, Pause, Rpc
 from nereid.client.shared_memory import Regions
-from nereid.retry import Budget
 
 
 class ModelRequests(Generic[Result]):

@@ -120,20 +120,15 @@ class RequestMiddleware:
             head = [*reply.headers, *own]
             await send({"type": "http.response.start", "status": reply.status, "headers": head})
             await send({"type": "http.response.body", "body": reply.body})
-        except Failure as failure:
-            request.outcome = failure.code
-            if failure.code in FAULTS:
-                log.warning("request %s: %s: %r", request.request_id, failure.code, failure.__cause__)
-            await failure_response(failure, request)(scope, receive, send_with_headers)
         except ClientClosed:
             request.outcome, request.status = CLIENT_CLOSED, CLIENT_CLOSED_STATUS
-        except Exception:
-            log.exception("request %s failed", request.request_id)
-            if request.status:
+        except Exception as error:
+            failure = _logged(request, error)
+            if request.status and failure is not error:
                 raise
-            request.outcome = "inference_failed"
-            fault = Failure("inference_failed", GATEWAY_FAILED)
-            await failure_response(fault, request)(scope, receive, send_with_headers)
+            request.outcome = failure.code
+            await failure_response(failure, request)(scope, receive, send_with_headers)
+            del failure  # its traceback refers to this frame
         finally:
             # After the response: uvloop writes it at the end of this turn of the loop.
             asyncio.get_running_loop().call_soon(record, self._gateway, request)
@@ -175,6 +170,16 @@ class RequestMiddleware:
         failure = Failure("method_not_allowed", f"unknown operation {method} {path[:128]}")
         failure.more_headers = [(b"allow", ", ".join(methods).encode())]
         raise failure
+
+
+def _logged(request: GatewayRequest, error: Exception) -> Failure:
+    """Log the fault of the service, if it is one; return the error response."""
+    if not isinstance(error, Failure):
+        log.exception("request %s failed", request.request_id)
+        return Failure("inference_failed", GATEWAY_FAILED)
+    if error.code in FAULTS:
+        log.warning("request %s: %s: %r", request.request_id, error.code, error.__cause__)
+    return error
 
 
 def record(gateway: Gateway, request: GatewayRequest) -> None:

@@ -5,18 +5,74 @@ import re
 from collections.abc import Sequence
 from http import HTTPStatus
 
+from nereid.client.retry import Budget
 from nereid.gateway.failures import Failure, from_triton
 from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.inference import LENGTH as LENGTH
-from nereid.gateway.inference import TensorCall
+from nereid.gateway.inference import OCTETS, Headers
 from nereid.gateway.inference import request as request_triton
 from nereid.gateway.inference import run as run_inference
+from nereid.gateway.models import OfferedModel
+from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway
 from nereid.gateway.v2 import tensor_checks as tensors
 from nereid.gateway.v2.inference_body import CheckedBody
-from nereid.http_connection import HttpResponse
+from nereid.http_connection import HttpConnections, HttpResponse
 
+_JSON = (b"content-type", b"application/json")
 NAME, VERSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}"), re.compile(r"[0-9]{1,19}")
+
+
+class TensorCall:
+    """An inference of checked tensors, whose response is passed on.
+
+    Args:
+        path: Triton's path of the model.
+        headers: headers for a route.
+        checked: the request for Triton.
+
+    Attributes:
+        offered: the model of the gateway; None for tensors.
+        budget: that of retries; None for no retries, because a sequence must not see a request twice.
+        path: Triton's path of the inference.
+        work: cost of each image or tensor, in units of a small photo.
+        debt: cost that the quota of the key does not have yet.
+        is_prepared: whether the outputs to request are known.
+        stages_s: durations of the stages so far.
+        variant: label of the variant that answered, for metrics.
+    """
+
+    offered: OfferedModel | None = None
+    budget: Budget | None = None
+    is_prepared = True
+    variant = ""
+
+    def __init__(self, path: str, headers: Headers, checked: CheckedBody) -> None:
+        self.path, self._headers, self._checked = path, headers, checked
+        self.work, self.debt = checked.work, sum(checked.work) - 1
+        self.stages_s: dict[str, float] = {}
+
+    def check(self, settings: Settings) -> None:
+        """Do nothing; the tensors were checked when they were read."""
+
+    async def prepare(self, triton: HttpConnections, left_s: float) -> None:
+        """Do nothing."""
+
+    def encode(self, left_s: float) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
+        """Return path, headers and body of the request to Triton."""
+        json_bytes = self._checked.json_bytes
+        content = [_JSON] if json_bytes is None else [OCTETS, (LENGTH, b"%d" % json_bytes)]
+        return self.path, [*content, *self._headers], self._checked.parts
+
+    def read(self, response: HttpResponse) -> HttpResponse:
+        """Return the response.
+
+        Raises:
+            Failure: it is an error.
+        """
+        if response.status != HTTPStatus.OK:
+            raise from_triton(response.status, response.body)
+        return response
 
 
 def path_of(name: str, version: str) -> str:
