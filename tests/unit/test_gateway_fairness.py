@@ -48,14 +48,16 @@ class Server:
         began_s = self._now_s()
         slot = await self.admission.take(timeout_s, key, [work], "m")
         running = asyncio.create_task(self._run(seconds))  # the server goes on, whoever waits
+        is_answered = False
         try:
             async with asyncio.timeout(began_s + timeout_s - self._now_s()):
                 await asyncio.shield(running)
+            is_answered = True
         except TimeoutError:
             asyncio.get_running_loop().call_later(slot.rest_s(), slot.release)
             raise
         finally:
-            slot.measure()
+            slot.measure(is_answered)
         slot.answered()
         return self._now_s() - began_s
 

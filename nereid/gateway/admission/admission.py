@@ -1,5 +1,6 @@
 """Admission control: a limited number of requests in flight, a queue, and early rejection."""
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -149,16 +150,13 @@ class Slot:
         is_large: whether it is in the lane of large images.
     """
 
-    __slots__ = (
-        *("_admission", "_began_s", "_in_flight", "_is_over", "_model", "_owner", "_turns", "_work"),
-        "is_large",
-    )
+    __slots__ = ("_admission", "_began_s", "_in_flight", "_model", "_owner", "_turns", "_work", "is_large")
 
     def __init__(self, admission: Admission, owner: str, model: str, work: int) -> None:
         self._admission, self._owner, self._model, self._work = admission, owner, model, work
         self._began_s, self._in_flight = inf, 1
         self._turns: list[tuple[Turns, str]] = []
-        self.is_large, self._is_over = False, True
+        self.is_large = False
 
     async def wait(self, turns: Turns, owner: str, remaining_s: float) -> None:
         """Wait for a turn, which the slot then has."""
@@ -169,13 +167,13 @@ class Slot:
         """Note that the request is in flight from now on."""
         self._began_s, self._in_flight = self._admission._clock(), self._admission.in_flight
 
-    def measure(self) -> int:
+    def measure(self, is_answered: bool) -> int:
         """Record the time in flight of a request; return the units that it cost beyond the declared ones."""
         if not (owner := self._owner):
             return 0
         costs = self._admission.costs
         seconds = self._in_flight_s()
-        return costs.note(owner, self._model, seconds, self._work, self._in_flight, self._is_over)
+        return costs.note(owner, self._model, seconds, self._work, self._in_flight, is_answered)
 
     def answered(self) -> None:
         """Release the slot after a correct response, and record its round trip unless the image is large."""
@@ -201,12 +199,13 @@ class Slot:
         """Return the estimated time that the server still works on a request whose caller has left.
 
         The server finishes a dispatched request without a report. The mean time of its key is assumed, for
-        each unit that it declared; for a large image four times as much, and `PATIENCE_S` for a slow one.
+        each unit that it declared; for a large image four times as much. It is `PATIENCE_S` for a key whose
+        requests are limited.
         """
-        admission, costs, self._is_over = self._admission, self._admission.costs, False
+        admission, costs = self._admission, self._admission.costs
         each_s = max(admission._concurrency_limit.rtt_s, costs.expected_s(self._owner, self._model))
         whole_s = each_s * self._work * (LARGE_MARGIN if self.is_large else 1)
-        if self.is_large or costs.is_slow(self._owner, self._model):
+        if self.is_large or costs.most_in_flight(self._owner, self._model) < sys.maxsize:
             whole_s = max(whole_s, PATIENCE_S)
         return max(0.0, whole_s - self._in_flight_s())
 
