@@ -25,7 +25,7 @@ from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.models import FixedModels
 from nereid.gateway.settings import Settings
 
-WARM_UP, SETTLED_S = 50, 0.2
+WARM_UP, SETTLED_S = 50, 0.05
 PATHS = {"REST": "/predict", "v2 over HTTP": "/v2/models/classify/infer"}
 PHOTO = COFFEE.read_bytes()
 HEAD = (
