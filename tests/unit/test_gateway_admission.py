@@ -5,7 +5,13 @@ import sys
 
 import pytest
 
-from nereid.gateway.admission.admission import MAX_LARGE_WAITING, MAX_WAITING_PER_SLOT, Admission, Slot
+from nereid.gateway.admission.admission import (
+    MAX_LARGE_WAITING,
+    MAX_REST_S,
+    MAX_WAITING_PER_SLOT,
+    Admission,
+    Slot,
+)
 from nereid.gateway.admission.costs import MEMORY_S, PATIENCE_S, Costs
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.admission.turns import Turns
@@ -390,8 +396,9 @@ def test_cost_of_a_key_is_that_beyond_others(clock, requests, is_costly, debt):
     {
         "small": (1, 0.5, 1.5),
         "batch": (3, 0.5, 5.5),
+        "very large": (64, 12.0, 0.0),
         "later than usual": (1, 5.0, 0.0),
-        "large": (64, 5.0, 4 * 64 * 2.0 - 5.0),
+        "large": (8, 5.0, MAX_REST_S - 5.0),
     },
 )
 def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(clock, work, spent_s, rest_s):

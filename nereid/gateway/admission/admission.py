@@ -17,8 +17,9 @@ MAX_RETRY_AFTER_S = 30.0
 MAX_WAITING_PER_SLOT = 4
 # Large images of one key that may wait; each takes up to some seconds.
 MAX_LARGE_WAITING = 4
-# A large image may take so many times as long as its pixels say.
-LARGE_MARGIN = 4
+# A large image may take so many times as long as its pixels say, but little takes longer than the deadline of
+# a route.
+LARGE_MARGIN, MAX_REST_S = 4, 10.0
 
 
 class Admission:
@@ -207,7 +208,7 @@ class Slot:
         whole_s = each_s * self._work * (LARGE_MARGIN if self.is_large else 1)
         if self.is_large or costs.most_in_flight(self._owner, self._model) < sys.maxsize:
             whole_s = max(whole_s, PATIENCE_S)
-        return max(0.0, whole_s - self._in_flight_s())
+        return max(0.0, min(whole_s, MAX_REST_S) - self._in_flight_s())
 
     def _in_flight_s(self) -> float:
         return max(0.0, self._admission._clock() - self._began_s)
