@@ -59,8 +59,9 @@ def measure(url: str) -> None:
         post(client, path)
         time.sleep(SETTLED_S)
         loop.call_soon_threadsafe(sys.setprofile, None)
-        own = {module: count for module, count in entered.items() if module.startswith("nereid.")}
-        print(f"{name}: {len(own)} modules, {sum(own.values())} calls; in all {entered.total()} calls")
+        for own in ("nereid.gateway", "nereid.", ""):
+            found = [count for module, count in entered.items() if module.startswith(own)]
+            print(f"{name}, {own or 'in all'}: {len(found)} modules, {sum(found)} calls")
         print(*(f"  {count:4} {module}" for module, count in entered.most_common()), sep="\n")
     server.should_exit = True
 
@@ -68,8 +69,7 @@ def measure(url: str) -> None:
 def post(client: socket.socket, path: str) -> None:
     """Send the photo in one piece, and check the response."""
     client.sendall(HEAD.format(path).encode() + PHOTO)
-    response = http.client.HTTPResponse(client, method="POST")
-    response.begin()
+    (response := http.client.HTTPResponse(client, method="POST")).begin()
     assert (response.status, bool(response.read())) == (http.client.OK, True)
 
 
