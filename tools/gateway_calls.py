@@ -3,7 +3,6 @@
 Without the address of a server's HTTP port it starts a server. Each resumption of a coroutine is a call, too.
 """
 
-import asyncio
 import http.client
 import os
 import socket
@@ -26,7 +25,7 @@ from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.models import FixedModels
 from nereid.gateway.settings import Settings
 
-WARM_UP, SETTLED_S = 50, 0.2
+WARM_UP, SETTLED_S = 50, 0.05
 PATHS = {"REST": "/predict", "v2 over HTTP": "/v2/models/classify/infer"}
 PHOTO = COFFEE.read_bytes()
 HEAD = (
@@ -35,20 +34,17 @@ HEAD = (
 )
 
 
-def measure(url: str, shows_modules: bool) -> None:
-    """Print the counts of one request of each protocol."""
-    app = create_app(create_gateway(Settings(url), KeyRing(), FixedModels(("classify",), url)))
-    server = uvicorn.Server(
-        uvicorn.Config(app, port=0, http=BoundedProtocol, log_level="error", proxy_headers=False)
-    )
-    loop, entered = server.config.get_loop_factory()(), Counter[str]()
+def measure(url: str) -> None:
+    """Print the counts of one request of each protocol, and its calls by module."""
+    gateway = create_gateway(Settings(url), KeyRing(), FixedModels(("classify",), url))
+    app = create_app(gateway)
+    config = uvicorn.Config(app, port=0, http=BoundedProtocol, log_level="error", proxy_headers=False)
+    server = uvicorn.Server(config)
+    loop, entered = config.get_loop_factory()(), Counter[str]()
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
             entered[frame.f_globals["__name__"]] += 1
-
-    async def profile(is_on: bool) -> None:
-        sys.setprofile(note if is_on else None)
 
     threading.Thread(target=loop.run_until_complete, args=[server.serve()], daemon=True).start()
     while not server.started:
@@ -57,31 +53,29 @@ def measure(url: str, shows_modules: bool) -> None:
     for name, path in PATHS.items():
         for _ in range(WARM_UP):
             post(client, path)
-        asyncio.run_coroutine_threadsafe(profile(True), loop).result()
+        loop.call_soon_threadsafe(sys.setprofile, note)
+        time.sleep(SETTLED_S)
         entered.clear()
         post(client, path)
         time.sleep(SETTLED_S)
-        asyncio.run_coroutine_threadsafe(profile(False), loop).result()
-        own = {module: count for module, count in entered.items() if module.startswith("nereid.")}
-        print(f"{name}: {len(own)} modules, {sum(own.values())} calls; in all {entered.total()} calls")
-        for module, count in entered.most_common() if shows_modules else ():
-            print(f"  {count:4} {module}")
+        loop.call_soon_threadsafe(sys.setprofile, None)
+        for own in ("nereid.gateway", "nereid.", ""):
+            found = [count for module, count in entered.items() if module.startswith(own)]
+            print(f"{name}, {own or 'in all'}: {len(found)} modules, {sum(found)} calls")
+        print(*(f"  {count:4} {module}" for module, count in entered.most_common()), sep="\n")
     server.should_exit = True
 
 
 def post(client: socket.socket, path: str) -> None:
     """Send the photo in one piece, and check the response."""
     client.sendall(HEAD.format(path).encode() + PHOTO)
-    response = http.client.HTTPResponse(client, method="POST")
-    response.begin()
-    assert response.read()
-    assert response.status == http.client.OK
+    (response := http.client.HTTPResponse(client, method="POST")).begin()
+    assert (response.status, bool(response.read())) == (http.client.OK, True)
 
 
 if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if word != "-v"]
-    if words:
-        measure(words[0], "-v" in sys.argv)
+    if sys.argv[1:]:
+        measure(sys.argv[1])
     else:
         with tempfile.TemporaryDirectory() as folder, served(Path(folder), os.environ) as triton:
-            measure(f"127.0.0.1:{triton.options.ports.http}", "-v" in sys.argv)
+            measure(f"127.0.0.1:{triton.options.ports.http}")

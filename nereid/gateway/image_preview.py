@@ -21,8 +21,8 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     slot = await gateway.previewing.take(request.left_s(), request.owner, [work], request.model.name)
 
     def end(preparing: "asyncio.Task[bytes | None]") -> None:
-        preparing.exception()
-        gateway.quotas.take(request.key, slot.measure(), is_debt=True)
+        is_answered = preparing.exception() is None
+        gateway.quotas.take(request.key, slot.measure(is_answered), is_debt=True)
         slot.release()
 
     preparing = asyncio.create_task(asyncio.to_thread(gateway.models.preview, request.model.name, image))

@@ -219,6 +219,7 @@ async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: "Tensor
             spans.add("admission", call.stages_s["admission"], of=span.span_id)
     began_s = time.perf_counter()
     trace = [(b"traceparent", str(span).encode())] if spans.is_forwarded else []
+    result = None
     try:
         result = await send(gateway.triton, call, request.left_s, trace)
     except (TimeoutError, asyncio.CancelledError) as error:  # the server still computes it
@@ -233,7 +234,7 @@ async def _admitted(gateway: "Gateway", request: "GatewayRequest", call: "Tensor
         slot.release()
         raise
     finally:
-        gateway.quotas.take(request.key, slot.measure(), is_debt=True)
+        gateway.quotas.take(request.key, slot.measure(result is not None), is_debt=True)
         call.stages_s["inference"] = time.perf_counter() - began_s
         if spans.is_traced:
             spans.add("inference", call.stages_s["inference"], span)

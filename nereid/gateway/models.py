@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,7 +15,6 @@ from nereid.client.retry import Budget
 from nereid.contract import PROBE_HEADER
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import Live
-from nereid.gateway.http.http_request import new_request_id
 from nereid.gateway.inference import ImageCall, request, send
 from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteControl, RouteView
@@ -228,7 +228,7 @@ class Models:
     def _add(self, name: str) -> OfferedModel:
         async def probe(image: bytes, timeout_s: float) -> None:
             task, end_s = await self.task_of(model) or CLASSIFY, time.monotonic() + timeout_s
-            headers, name = [(PROBE_HEADER.encode(), b"1")], f"readyz-{new_request_id()}"
+            headers, name = [(PROBE_HEADER.encode(), b"1")], f"readyz-{uuid.uuid4().hex}"
             call = ImageCall(model, task.kind, image, 1, headers, name)
             async with asyncio.timeout(timeout_s):
                 await send(self.triton, call, lambda: end_s - time.monotonic())

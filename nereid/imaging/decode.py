@@ -219,7 +219,7 @@ def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarr
             simplejpeg.decode_jpeg_header(image.encoded)
         except Exception:  # it warned about the header, and decoded nothing
             return _decode_with_pillow(image, shrink)
-        if image.encoded.rfind(jpeg.END) < image.encoded.rfind(jpeg.SCAN):
+        if not any(marker == jpeg.END_OF_IMAGE for marker, _ in jpeg.segments(image.encoded)):
             raise _damaged(image, "it ends too early") from None
         pixels = memory.reshape(height, width, -1)  # all of them: it warned at the end
     if image.colorspace == "CMYK":  # JPEGs store the complement

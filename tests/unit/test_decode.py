@@ -490,6 +490,7 @@ def insert(encoded: bytes, marker: int, more: bytes) -> bytes:
     "change",
     {
         "before the end": lambda good: good[:-2] + b"\0\0" + good[-2:],
+        "before the end, and a film": lambda good: good[:-2] + bytes(99) + good[-2:] + b"\0\xff\xda\0\2",
         "before the scan": lambda good: insert(good, 0xDA, b"\x12\x34\x56"),
         "a short segment": lambda good: insert(good, 0xDB, b"\xff\xe5\0\1"),
         "a profile behind the frame": lambda good: insert(good, 0xC4, b"\xff\xe2\0\x12ICC_PROFILE\0\1\1xx"),

@@ -5,8 +5,14 @@ import sys
 
 import pytest
 
-from nereid.gateway.admission.admission import MAX_LARGE_WAITING, MAX_WAITING_PER_SLOT, Admission, Slot
-from nereid.gateway.admission.costs import MEMORY_S, Costs
+from nereid.gateway.admission.admission import (
+    MAX_LARGE_WAITING,
+    MAX_REST_S,
+    MAX_WAITING_PER_SLOT,
+    Admission,
+    Slot,
+)
+from nereid.gateway.admission.costs import MEMORY_S, PATIENCE_S, Costs
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import Failure
@@ -306,7 +312,7 @@ async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(cloc
 
     first = await tasks[0]
     clock.now_s += 1
-    first.measure()
+    first.measure(is_answered=True)
     first.answered()
     await asyncio.sleep(0.01)
     assert (admission.in_flight, admission.waiting) == (2, 2)  # costly ones go one at a time
@@ -358,10 +364,13 @@ def test_slow_requests_of_a_key_leave_instances_to_others(clock, requests, most)
     {
         "as others": ([("b", 0.01, 1, 1)] * 3 + [("a", 0.01, 1, 1)], False, 0),
         "little more": ([("b", 0.01, 1, 1), ("a", 0.07, 1, 1)], False, 0),
-        "undeclared": ([("b", 0.01, 1, 1), ("a", 1.0, 1, 1)], True, 99),
+        "undeclared": ([("b", 0.01, 1, 1), ("a", 1.0, 1, 1)], True, 79),
         "declared": ([("b", 0.01, 1, 1), ("a", 0.64, 64, 1)], False, 0),
         "many cheap ones at once": ([("b", 0.01, 1, 1), ("a", 0.32, 1, 32)], False, 0),
-        "many costly ones at once": ([("b", 0.01, 1, 1), ("a", 8.0, 1, 8)], True, 99),
+        "many costly ones at once": ([("b", 0.01, 1, 1), ("a", 8.0, 1, 8)], True, 79),
+        "beside early refusals": ([("b", 0.001, 1, 1, False)] * 3 + [("a", 0.3, 1, 1)], False, 0),
+        "beside tiny images": ([("b", 0.001, 1, 1)] * 3 + [("a", 0.05, 1, 1)], False, 0),
+        "refused late": ([("b", 0.3, 1, 1), ("a", 9.0, 1, 1, False)], False, 29),
         "behind those of another key": ([("b", 2.0, 1, 1), ("a", 2.0, 1, 2)], False, 0),
         "hidden among cheap ones": (
             [("b", 0.01, 1, 1), ("a", 2.0, 1, 1)] + [("a", 0.01, 1, 1)] * 50,
@@ -387,9 +396,9 @@ def test_cost_of_a_key_is_that_beyond_others(clock, requests, is_costly, debt):
     {
         "small": (1, 0.5, 1.5),
         "batch": (3, 0.5, 5.5),
+        "very large": (64, 12.0, 0.0),
         "later than usual": (1, 5.0, 0.0),
-        "large": (64, 5.0, 123.0),
-        "large, and later than usual": (64, 200.0, 200.0),
+        "large": (8, 5.0, MAX_REST_S - 5.0),
     },
 )
 def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(clock, work, spent_s, rest_s):
@@ -399,3 +408,7 @@ def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(clock,
     clock.now_s += spent_s
 
     assert slot.rest_s() == pytest.approx(rest_s)
+    slot.measure(is_answered=False)
+    assert admission.costs.expected_s("a", "m") >= 2.0  # what was left early says nothing about less
+    admission.costs.note("b", "m", 0.2, 1)
+    assert slot.rest_s() == pytest.approx(max(rest_s, PATIENCE_S - spent_s))

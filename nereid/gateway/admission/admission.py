@@ -1,12 +1,13 @@
 """Admission control: a limited number of requests in flight, a queue, and early rejection."""
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 
 from nereid.gateway.admission.concurrency_limit import ConcurrencyLimit
-from nereid.gateway.admission.costs import Costs
+from nereid.gateway.admission.costs import PATIENCE_S, Costs
 from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import Failure
 from nereid.gateway.image_size import LARGE_WORK
@@ -16,6 +17,9 @@ MAX_RETRY_AFTER_S = 30.0
 MAX_WAITING_PER_SLOT = 4
 # Large images of one key that may wait; each takes up to some seconds.
 MAX_LARGE_WAITING = 4
+# A large image may take so many times as long as its pixels say, but little takes longer than the deadline of
+# a route.
+LARGE_MARGIN, MAX_REST_S = 4, 10.0
 
 
 class Admission:
@@ -164,12 +168,13 @@ class Slot:
         """Note that the request is in flight from now on."""
         self._began_s, self._in_flight = self._admission._clock(), self._admission.in_flight
 
-    def measure(self) -> int:
+    def measure(self, is_answered: bool) -> int:
         """Record the time in flight of a request; return the units that it cost beyond the declared ones."""
         if not (owner := self._owner):
             return 0
         costs = self._admission.costs
-        return costs.note(owner, self._model, self._in_flight_s(), self._work, self._in_flight)
+        seconds = self._in_flight_s()
+        return costs.note(owner, self._model, seconds, self._work, self._in_flight, is_answered)
 
     def answered(self) -> None:
         """Release the slot after a correct response, and record its round trip unless the image is large."""
@@ -192,15 +197,18 @@ class Slot:
             self._admission.forget(self._owner, self._model)
 
     def rest_s(self) -> float:
-        """Return the estimated time that the server still works on a cancelled request.
+        """Return the estimated time that the server still works on a request whose caller has left.
 
         The server finishes a dispatched request without a report. The mean time of its key is assumed, for
-        each unit that it declared; of a large image, at least half of its time is left.
+        each unit that it declared; for a large image four times as much. It is `PATIENCE_S` for a key whose
+        requests are limited.
         """
-        admission = self._admission
-        each_s = max(admission._concurrency_limit.rtt_s, admission.costs.expected_s(self._owner, self._model))
-        spent_s = self._in_flight_s()
-        return max(spent_s if self.is_large else 0.0, each_s * self._work - spent_s)
+        admission, costs = self._admission, self._admission.costs
+        each_s = max(admission._concurrency_limit.rtt_s, costs.expected_s(self._owner, self._model))
+        whole_s = each_s * self._work * (LARGE_MARGIN if self.is_large else 1)
+        if self.is_large or costs.most_in_flight(self._owner, self._model) < sys.maxsize:
+            whole_s = max(whole_s, PATIENCE_S)
+        return max(0.0, min(whole_s, MAX_REST_S) - self._in_flight_s())
 
     def _in_flight_s(self) -> float:
         return max(0.0, self._admission._clock() - self._began_s)

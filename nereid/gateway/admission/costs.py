@@ -18,8 +18,9 @@ from nereid.processes import available_cores
 HORIZON_S = 10.0
 # A key that was idle for so long is not known any more, nor is it compared with.
 MEMORY_S = 60.0
-# A request that takes so long can keep a core busy alone.
-SLOW_S = 0.1
+# A request that takes so long can keep a core busy alone. Nobody knows how long the server works on one whose
+# caller has left; it is taken for `PATIENCE_S`, in which a reader ends.
+SLOW_S, PATIENCE_S = 0.1, 5.0
 # Models, which callers of the v2 protocol name, and keys that a key is compared with.
 MAX_MODELS, MAX_OTHERS = 256, 32
 
@@ -44,11 +45,11 @@ class Costs:
 
     Args:
         clock: monotonic time in seconds.
-        cores: those of the server.
+        cores: those of the server; 0 for those of this machine.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, cores: int = available_cores()) -> None:
-        self._clock, self._half = clock, max(1, cores // 2)
+    def __init__(self, clock: Callable[[], float] = time.monotonic, cores: int = 0) -> None:
+        self._clock, self._half = clock, max(1, (cores or available_cores()) // 2)
         # The last changed model, and the last changed key of each model, are the last.
         self._means: dict[str, dict[str, _Mean]] = {}
 
@@ -62,19 +63,35 @@ class Costs:
             return sys.maxsize
         if owner not in means:
             return 1
-        return self._half if means[owner].share_s >= SLOW_S else sys.maxsize
+        return self._half if self.is_slow(owner, model) else sys.maxsize
+
+    def is_slow(self, owner: str, model: str) -> bool:
+        """Return whether other keys use a model too, and the requests of a key or of the others take long."""
+        means = self._recent(model)
+        others = [mean.share_s for mean in self._others(owner, means)]
+        own = means[owner].share_s if owner in means else 0.0
+        return bool(others) and max(own, _median(others)) >= SLOW_S
 
     def is_costly(self, owner: str, model: str) -> bool:
         """Return whether the requests of a key cost as much as large images, whatever they declare."""
         means = self._recent(model)
-        return owner in means and means[owner].share_s >= LARGE_WORK * self._typical_s(owner, means)
+        mean = means.get(owner)
+        return mean is not None and mean.share_s >= LARGE_WORK * self._typical_s(owner, means, mean)
 
     def expected_s(self, owner: str, model: str) -> float:
         """Return the mean time of a key per unit of work; 0 if it is not known."""
         mean = self._recent(model).get(owner)
         return mean.in_flight_s if mean else 0.0
 
-    def note(self, owner: str, model: str, seconds: float, work: int, in_flight: int = 1) -> int:
+    def note(
+        self,
+        owner: str,
+        model: str,
+        seconds: float,
+        work: int,
+        in_flight: int = 1,
+        is_answered: bool = True,
+    ) -> int:
         """Record a request; return the units that it cost beyond the declared ones.
 
         Args:
@@ -83,23 +100,31 @@ class Costs:
             seconds: its time in flight.
             work: the units that it declared, of a small photo each.
             in_flight: the number of requests in flight when it was sent, with it.
+            is_answered: whether it has a result. Else it says nothing about the time that others would take:
+                it was refused early, or the server still works on it.
         """
         if not owner:
             return 0
         now_s, means = self._clock(), self._recent(model)
         each_s, share_s = seconds / work, seconds / work / in_flight
-        mean = means.pop(owner, None) or _Mean(each_s, share_s, now_s)
-        means[owner] = mean
+        mean = means.pop(owner, None)
+        units = share_s / self._typical_s(owner, means, mean or _Mean(each_s, share_s, now_s)) * work
+        if is_answered:
+            mean = mean or _Mean(each_s, share_s, now_s)
+        if mean and (is_answered or each_s > mean.in_flight_s):
+            weight = seconds / (seconds + HORIZON_S)
+            mean.in_flight_s += weight * (each_s - mean.in_flight_s)
+            mean.share_s += weight * (share_s - mean.share_s)
+        if mean:
+            self._keep(owner, model, means, mean, now_s)
+        return int(units) - work if units >= LARGE_WORK * work else 0
+
+    def _keep(self, owner: str, model: str, means: dict[str, _Mean], mean: _Mean, now_s: float) -> None:
+        means[owner], mean.at_s = mean, now_s
         self._means.pop(model, None)
         self._means[model] = means
         if len(self._means) > MAX_MODELS:
             del self._means[next(iter(self._means))]
-        units = share_s / (self._typical_s(owner, means) or share_s or 1.0) * work
-        weight = seconds / (seconds + HORIZON_S)
-        mean.in_flight_s += weight * (each_s - mean.in_flight_s)
-        mean.share_s += weight * (share_s - mean.share_s)
-        mean.at_s = now_s
-        return int(units) - work if units >= LARGE_WORK * work else 0
 
     def _recent(self, model: str) -> dict[str, _Mean]:
         """Return the means of the keys that used a model lately; the others are forgotten."""
@@ -108,8 +133,15 @@ class Costs:
             del means[oldest]
         return means
 
-    def _typical_s(self, owner: str, means: dict[str, _Mean]) -> float:
-        """Return the median of other keys, or the mean of the only key."""
+    def _typical_s(self, owner: str, means: dict[str, _Mean], own: _Mean) -> float:
+        """Return the median of other keys, or the mean of the only key; but what a photo may take."""
+        others = [mean.in_flight_s for mean in self._others(owner, means)]
+        return max(SLOW_S / LARGE_WORK, _median(others) if others else own.in_flight_s)
+
+    def _others(self, owner: str, means: dict[str, _Mean]) -> list[_Mean]:
         last = islice(reversed(means.items()), MAX_OTHERS)
-        others = sorted(mean.in_flight_s for name, mean in last if name != owner)
-        return others[len(others) // 2] if others else means[owner].in_flight_s
+        return [mean for name, mean in last if name != owner]
+
+
+def _median(numbers: list[float]) -> float:
+    return sorted(numbers)[len(numbers) // 2]

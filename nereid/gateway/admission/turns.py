@@ -69,7 +69,8 @@ class Turns:
         self._used_s[owner] += seconds
         self._last_s[owner] = seconds
         self._forget(owner)
-        self._give()
+        if self._queues:
+            self._give()
 
     def _give(self) -> None:
         while (owner := self._next()) is not None:
@@ -92,7 +93,7 @@ class Turns:
 
     def _next(self) -> str | None:
         """Return the owner whose turn it is: turns that it still has count as long as its last one."""
-        limit = self._limit() if self._queues else 0
+        limit = self._limit()
         able = (owner for owner in self._queues if self._may_take(owner, limit))
         return min(able, key=self._tag_s, default=None)
 

@@ -53,11 +53,6 @@ def is_word(value: str, max_length: int = MAX_ID_LENGTH) -> bool:
     return 0 < len(value) <= max_length and value.isascii() and value.isprintable()
 
 
-def new_request_id() -> str:
-    """Return 32 hexadecimal digits; unique, not secret."""
-    return f"{random.getrandbits(128):032x}"
-
-
 class GatewayRequest:
     """A request from its arrival to its response.
 
@@ -95,11 +90,6 @@ class GatewayRequest:
         """The model that the request is about; only for operations of a model."""
         assert self.offered
         return self.offered
-
-    @property
-    def model_label(self) -> str:
-        """The model as a label of metrics; "" for requests about no model."""
-        return self.offered.name if self.offered else self.model_name
 
     def end_stage(self, stage: str, began_s: float = 0.0) -> float:
         """Record the duration of a stage that ends now, and return the seconds since the request arrived."""

@@ -189,9 +189,8 @@ def record(gateway: Gateway, request: GatewayRequest) -> None:
     model = request.offered.name if request.offered else request.model_name
     total_s = time.perf_counter() - request.began_s
     gateway.uploads.buffers.give_back(request.key, request.body_bytes)
-    request.stages_s["total"] = total_s
-    metrics.count_request(endpoint, model, request.variant, outcome, request.stages_s)
-    del request.stages_s["total"]
+    stages_s = {"total": total_s, **request.stages_s}
+    metrics.count_request(endpoint, model, request.variant, outcome, stages_s)
     if endpoint in IMAGE_ENDPOINTS and not request.images:
         (request.offered or gateway.models.default).live.note(outcome, "", 0.0)
     if request.is_inference and request.spans.is_traced:
@@ -199,10 +198,10 @@ def record(gateway: Gateway, request: GatewayRequest) -> None:
         about = {"endpoint": endpoint, "model": model, "variant": request.variant}
         request.spans.end(request.request_id, outcome, is_fault, **about)
     if access_log.isEnabledFor(logging.INFO):
-        access_log.info("%s", _log_line(request, outcome, total_s))
+        access_log.info("%s", _log_line(request, model, outcome, total_s))
 
 
-def _log_line(request: GatewayRequest, outcome: str, total_s: float) -> str:
+def _log_line(request: GatewayRequest, model: str, outcome: str, total_s: float) -> str:
     return json.dumps(
         {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -213,7 +212,7 @@ def _log_line(request: GatewayRequest, outcome: str, total_s: float) -> str:
             "ms": round(total_s * 1e3, 1),
             "request_id": request.request_id,
             "trace_id": request.spans.context.trace_id,
-            "model": request.model_label,
+            "model": model,
             "variant": request.variant,
             "bytes": request.body_bytes,
             "stages_ms": {stage: round(seconds * 1e3, 3) for stage, seconds in request.stages_s.items()},

@@ -272,7 +272,7 @@ OPERATIONS = (
         None,
         kinds=_ONE_IMAGE,
         body=ImageBody,
-        errors=("invalid_image", *_BODY, "rate_limited", "not_found", "deadline_exceeded"),
+        errors=("invalid_image", *_BODY, "rate_limited", "overloaded", "not_found", "deadline_exceeded"),
         is_limited=True,
         is_of_model=True,
         response_type="image/png",

@@ -7,23 +7,22 @@ from math import prod
 
 from nereid.serving_errors import InvalidImage
 
-MAGIC, SCAN, END = b"\xff\xd8\xff", b"\xff\xda", b"\xff\xd9"
+MAGIC = b"\xff\xd8\xff"
 # Encoders write about ten scans, each of which costs a pass over the whole image, and few segments.
 MAX_SCANS = 32
 MAX_SEGMENTS = 4_096
-START_OF_SCAN, APP1 = 0xDA, 0xE1
+START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN, APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 SEQUENTIAL = frozenset({0xC0, 0xC1})
 # Markers, except those without a length, which occur between and inside scans.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
-_SCAN = re.compile(SCAN)
-_WITHOUT_SUCCESSOR = frozenset({0xD8, 0xD9})
+_SCAN = re.compile(rb"\xff\xda")
 # Bytes between segments that the search for the frame passes over: they take time, and cameras write few.
 _MAX_JUNK_BYTES = 2**16
 
 
 def segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield marker and payload of each segment, to the end of the image.
+    """Yield marker and payload of each segment, to the end of the image, whose marker has none.
 
     Raises:
         InvalidImage: it has too many segments, each of which costs time.
@@ -31,7 +30,10 @@ def segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
     place = len(MAGIC) - 1
     for number in count():
         found = _MARKER.search(encoded, place)
-        if not found or (marker := found[0][1]) in _WITHOUT_SUCCESSOR:
+        if not found or (marker := found[0][1]) == START_OF_IMAGE:
+            return
+        if marker == END_OF_IMAGE:
+            yield marker, b""
             return
         if number == MAX_SEGMENTS:
             raise InvalidImage(
