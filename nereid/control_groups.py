@@ -1,4 +1,4 @@
-"""Limits of the control groups of a process: cores, memory, and their effects."""
+"""Limits of the control groups of a process: cores, memory, processes, and their effects."""
 
 import contextlib
 from collections.abc import Iterator
@@ -52,6 +52,22 @@ class ControlGroups:
                     lines = (folder / name).read_text().splitlines()
                     return int(dict(line.split(maxsplit=1) for line in lines)["oom_kill"])
         return 0
+
+    def process_limit(self) -> float:
+        """Return the smallest limit of processes and threads, infinite without one."""
+        limits = [inf]
+        for folder in self._folders("pids"):
+            with contextlib.suppress(OSError, ValueError):  # "max" is not a number
+                limits.append(int((folder / "pids.max").read_text()))
+        return min(limits)
+
+    def process_refusals(self) -> int:
+        """Return how many processes and threads the kernel has refused; 0 if it does not count them."""
+        count = 0
+        for folder in self._folders("pids"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                count += int((folder / "pids.events").read_text().split()[1])
+        return count
 
     def throttling(self) -> tuple[int, int]:
         """Return the periods in which the quota in cores stopped threads, and all periods; 0 without one."""

@@ -52,6 +52,26 @@ class MemoryKills:
         return f"lack of memory: {ended}; {why}; fix: {fix}, or fewer instances (count in config.pbtxt)"
 
 
+class ProcessRefusals:
+    """Describes the processes and threads that the kernel refuses to this control group."""
+
+    def __init__(self, groups: ControlGroups = OWN) -> None:
+        """Count from now on."""
+        self._groups = groups
+        self._seen = groups.process_refusals()
+
+    def new(self) -> str:
+        """Describe those since the last call, with the limit and a fix; empty if there are none."""
+        before, self._seen = self._seen, self._groups.process_refusals()
+        if self._seen <= before:
+            return ""
+        count, limit = self._seen - before, self._groups.process_limit()
+        return (
+            f"lack of processes: the kernel refused {count} process(es) or thread(s) of this control group; "
+            f"the limit is {limit:g}; fix: a higher limit (pids.max, TasksMax=, or --pids-limit)"
+        )
+
+
 def allow_open_files() -> int:
     """Let this process and its children open as many files as the system allows; return that number."""
     import resource  # not at the top: stubs import this module, and never need it

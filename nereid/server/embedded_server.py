@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from nereid.client.classifier_errors import is_overload
 from nereid.config.model_config import with_instances
 from nereid.contract import IMAGE, PROBE_HEADER, TOKEN_HEADER
 from nereid.errors import ServerError
-from nereid.processes import end_with_parent
+from nereid.processes import ProcessRefusals, end_with_parent
 from nereid.repository import layout as repository
 from nereid.repository.completion import are_complete
 from nereid.repository.fitting import BACKENDS, Fitted, Machine, fitted
@@ -34,9 +34,10 @@ from nereid.server.ports import check_ports, is_listening, widen_receive_buffers
 from nereid.server.request_traces import record_fields
 from nereid.server.run_dir import ServerRecord, make_socket_folder, socket_folder, trace_socket
 from nereid.server.server_log import ServerLog
+from nereid.server.start_checks import models_to_load
 from nereid.triton.stub_memory import StubMemory
 
-STOP_TIMEOUT_S, STOP_POLL_S = 40.0, 0.25
+STOP_TIMEOUT_S, STOP_POLL_S, LOAD_POLL_S = 40.0, 0.25, 1.0
 
 
 class EmbeddedServer:
@@ -75,6 +76,7 @@ class EmbeddedServer:
         self.id = f"nereid-{secrets.token_hex(8)}"
         self.memory = StubMemory(self.id)
         self._environments = EnvironmentFolders()
+        self._refusals = ProcessRefusals()
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
@@ -128,7 +130,7 @@ class EmbeddedServer:
             check_ports(self.options.host, self.options.ports)
         backends = assemble_backends(triton, self._run_dir / "backends")
         # Listed only once: models may come or go while the server starts.
-        models = _models_to_load(self.options)
+        models = models_to_load(self.options)
         wanted = [name for name in models if self._among is None or name in self._among]
         self.models = [name for name in wanted if name not in self._without]
         self._fit(triton)
@@ -218,8 +220,12 @@ class EmbeddedServer:
 
         pool = ThreadPoolExecutor(self.fitted.machine.cores)
         try:
-            for _ in pool.map(start, self.fitted.counts.keys(), self.fitted.counts.values()):
-                pass
+            pending = {pool.submit(start, *each) for each in self.fitted.counts.items()}
+            while pending:
+                done, pending = wait(pending, LOAD_POLL_S, FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+                self._raise_if_ended()
         finally:  # a signal must not wait for loads
             pool.shutdown(wait=False, cancel_futures=True)
         self.memory.protect()
@@ -288,6 +294,9 @@ class EmbeddedServer:
                 shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _raise_if_ended(self) -> None:
+        # Triton and its models wait forever for a thread that did not start.
+        if refused := self._refusals.new():
+            raise ServerError(refused)
         if self.poll() is not None:
             self._drain_log()
             raise self.log.failure()
@@ -327,22 +336,12 @@ class EmbeddedServer:
             self._reader.join(timeout=5)
 
 
-def _models_to_load(options: ServerOptions) -> list[str]:
-    """Return the models to load at start: all, except those that the profile does not use."""
-    hidden = repository.hidden_models(options.repository, options.profile)
-    return [
-        folder.name for folder in repository.model_folders(options.repository) if folder.name not in hidden
-    ]
-
-
 def image_models(options: ServerOptions) -> list[str]:
     """Return the models on disk whose only input is an encoded `image`."""
     documents = repository.readable_configs(options.repository, options.profile)
-    return [name for name, document in documents.items() if _inputs(document) == [(IMAGE, "TYPE_STRING")]]
-
-
-def _inputs(document: Mapping[str, Any]) -> list[tuple[str | None, str | None]]:
-    return [(each.get("name"), each.get("data_type")) for each in document.get("input", ())]
+    inputs = {name: each.get("input", ()) for name, each in documents.items()}
+    wanted = {"name": IMAGE, "data_type": "TYPE_STRING"}.items()
+    return [name for name, each in inputs.items() if len(each) == 1 and wanted <= each[0].items()]
 
 
 def infer_path(model: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from nereid.errors import ServerError
-from nereid.processes import BackOff, MemoryKills, allow_open_files, on_signals
+from nereid.processes import BackOff, MemoryKills, ProcessRefusals, allow_open_files, on_signals
 from nereid.repository.fitting import Fitted
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import request_traces, run_dir
@@ -164,7 +164,9 @@ class _Service:
     is_strict: bool
     signals: _Signals
     front: Front | None
-    kills: MemoryKills = field(default_factory=MemoryKills)
+    limits: tuple[MemoryKills, ProcessRefusals] = field(
+        default_factory=lambda: (MemoryKills(), ProcessRefusals())
+    )
 
     def run(self) -> NoReturn:
         began_s, among = time.monotonic(), None
@@ -239,7 +241,7 @@ class _Service:
         except _Stopped:
             server.stop(lambda: self.signals.count > 1 or watchdog.is_emptied())
             raise
-        self._report_kills()
+        self._report_limits()
         server.stop(lambda: is_signalled or watchdog.is_emptied())
         return watchdog.ready, reason
 
@@ -247,9 +249,10 @@ class _Service:
         if not self.options.is_guarded:  # then the ports are the gateway's
             wait_until_free(self.options.host, self.options.ports, PORTS_FREE_S)
 
-    def _report_kills(self) -> None:
-        if kills := self.kills.new():
-            _log(f"supervisor: {kills}")
+    def _report_limits(self) -> None:
+        for limit in self.limits:
+            if text := limit.new():
+                _log(f"supervisor: {text}")
 
     def _wait(self, watchdog: Watchdog, record: ServerRecord, failed: Mapping[str, str] | None) -> None:
         """Announce the server, then wait for its end or for a signal and the drain time."""
@@ -264,7 +267,7 @@ class _Service:
             while not watchdog.wait(SIGNAL_POLL_S):
                 if self.signals.count:
                     raise _Stopped
-                self._report_kills()
+                self._report_limits()
                 if self.front:
                     self.health.front_observed(self.front.keep())
         except _Stopped:

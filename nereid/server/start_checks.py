@@ -1,4 +1,4 @@
-"""Checks of the models before a server starts: those that it must not serve."""
+"""The models of a server before its start: those that it loads, and those that it must not serve."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -7,13 +7,26 @@ from typing import Any
 
 from nereid.config.instance_bounds import read_bounds
 from nereid.repository import checksums
-from nereid.repository.layout import hidden_models, readable_configs, served_steps, served_versions, steps_of
+from nereid.repository.layout import (
+    hidden_models,
+    model_folders,
+    readable_configs,
+    served_steps,
+    served_versions,
+    steps_of,
+)
 from nereid.repository.triton_rules import fatal_problem
 from nereid.server.command_line import ServerOptions
 from nereid.serving_errors import InvalidConfig
 
 Documents = Mapping[str, Mapping[str, Any]]
 RESTORE = "restore the file, or publish it as a new version"
+
+
+def models_to_load(options: ServerOptions) -> list[str]:
+    """Return the models to load at start: all, except those that the profile does not use."""
+    hidden = hidden_models(options.repository, options.profile)
+    return [folder.name for folder in model_folders(options.repository) if folder.name not in hidden]
 
 
 def unservable_models(options: ServerOptions) -> dict[str, str]:

@@ -26,6 +26,8 @@ from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import ANY_PORTS, NEREID, nereid, serving
 from tests.tables import cases
 
+PROCESSES = Path("/sys/fs/cgroup/pids")
+
 
 @pytest.fixture
 def environment(tmp_path):
@@ -145,6 +147,42 @@ def test_server_may_open_as_many_files_as_the_system_allows(environment, tmp_pat
         "error: expected a limit of at least 256 open files, got 100; fix: ulimit -n 256",
     )
     assert raised == ["4000", "4000"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.access(PROCESSES, os.W_OK), reason="no control groups of version 1")
+@pytest.mark.parametrize("limit", [30, 260])
+def test_lack_of_processes_ends_the_start(environment, limit):
+    """Triton would wait forever for a thread that it did not get."""
+    group = PROCESSES / f"nereid-{os.getpid()}"
+    group.mkdir()
+    (group / "pids.max").write_text(str(limit))
+    enter = 'echo $$ > "$0"; exec "$@"'
+    try:
+        done = subprocess.run(
+            [
+                "sh",
+                "-c",
+                enter,
+                group / "cgroup.procs",
+                NEREID,
+                "serve",
+                "--repository",
+                REPOSITORY,
+                *ANY_PORTS,
+            ],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=WATCHDOG_S,
+        )
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), "the end of all processes")
+        group.rmdir()
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "a higher limit" in done.stderr.splitlines()[-1], done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @cases(

@@ -5,7 +5,7 @@ from math import inf
 from pathlib import Path
 
 from nereid.control_groups import ControlGroups
-from nereid.processes import MemoryKills, available_bytes, available_cores
+from nereid.processes import MemoryKills, ProcessRefusals, available_bytes, available_cores
 from tests.tables import cases
 
 MEMINFO = "MemTotal: 9000 kB\nMemAvailable:    1000 kB\n"
@@ -98,6 +98,29 @@ def test_kills_for_lack_of_memory_are_described(tmp_path, membership, limits, na
         "fix: a higher limit, or fewer instances (count in config.pbtxt)"
     )
     assert kills.new() == ""
+
+
+@cases(
+    ("membership", "folders", "limit"),
+    {
+        "version 2": ("0::/a/b\n", ("a/b", "a"), "260"),
+        "version 1": ("8:pids:/a/b\n", ("pids/a/b", "pids/a"), "260"),
+        "without a limit": ("0::/a\n", ("a",), "max"),
+    },
+)
+def test_refused_processes_are_described(tmp_path, membership, folders, limit):
+    """A group around the own one may have the limit."""
+    events = {f"{folder}/pids.events": "max 3\n" for folder in folders}
+    limits = {f"{folders[-1]}/pids.max": limit, f"{folders[0]}/pids.current": "1"}
+    refusals = ProcessRefusals(groups(tmp_path, membership, events | limits))
+
+    assert refusals.new() == ""
+    groups(tmp_path, membership, {f"{folders[0]}/pids.events": "max 5\n"})
+    assert refusals.new() == (
+        "lack of processes: the kernel refused 2 process(es) or thread(s) of this control group; the limit "
+        f"is {limit.replace('max', 'inf')}; fix: a higher limit (pids.max, TasksMax=, or --pids-limit)"
+    )
+    assert refusals.new() == ""
 
 
 def test_kills_are_unknown_without_control_groups(tmp_path):

@@ -22,8 +22,8 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 class Wire(asyncio.Transport):
     """The gateway's end of a connection; records the written bytes."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, peer: str = "a") -> None:
+        super().__init__({"peername": (peer, 1)})
         self.written = b""
         self.closed = asyncio.Event()
 
@@ -56,10 +56,10 @@ class Wire(asyncio.Transport):
         return self.written[9:12]
 
 
-def connect(settings: Settings = SMALL) -> tuple[BoundedProtocol, Wire]:
+def connect(settings: Settings = SMALL, peer: str = "a") -> tuple[BoundedProtocol, Wire]:
     """Return a connection to a gateway with keys, as `nereid gateway` serves it."""
     config = uvicorn.Config(create_app(gateway(Upstream(), settings, RING)), lifespan="off", log_config=None)
-    protocol, wire = BoundedProtocol(config, ServerState(), {}), Wire()
+    protocol, wire = BoundedProtocol(config, ServerState(), {}), Wire(peer)
     wire.set_protocol(protocol)
     protocol.connection_made(wire)
     return protocol, wire
@@ -85,6 +85,38 @@ async def test_head_is_bounded(sent):
 
     assert b"HTTP/1.1 431 " in wire.written
     assert wire.is_closing()
+
+
+@cases(
+    ("limits", "peers", "closed"),
+    {
+        "of an address": ({"MAX_OF_PEER": 3}, "aaaaab", [True, True, False, False, False, False]),
+        "of all": ({"MAX_CONNECTIONS": 4}, "baaaac", [False, True, True, False, False, False]),
+        "not reached": ({"MAX_OF_PEER": 5}, "aaaaab", [False] * 6),
+    },
+)
+@asynchronous
+async def test_many_connections_close_the_oldest_idle_one(monkeypatch, limits, peers, closed):
+    monkeypatch.setattr(bounded_protocol, "_OPEN", {})
+    for name, value in limits.items():
+        monkeypatch.setattr(bounded_protocol, name, value)
+
+    wires = [connect(peer=peer)[1] for peer in peers]
+
+    assert [wire.is_closing() for wire in wires] == closed
+
+
+@asynchronous
+async def test_connection_with_a_request_stays(monkeypatch):
+    """If all are busy, the new one is closed."""
+    monkeypatch.setattr(bounded_protocol, "_OPEN", {})
+    monkeypatch.setattr(bounded_protocol, "MAX_OF_PEER", 1)
+    protocol, busy = connect(Settings())
+    protocol.data_received(POST + b"content-length: 4\r\n\r\n")
+    _, new = connect()
+    protocol.data_received(b"abcd")
+
+    assert (new.is_closing(), await busy.status()) == (True, b"200")
 
 
 @asynchronous

@@ -8,6 +8,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 MAX_HEAD_BYTES = 64 * 2**10
 # Seconds for the head of a request, from the connection or from the head's first byte.
 HEAD_S = 10.0
+# Open connections of an address, and of all. A further one closes the oldest idle one of the address that
+# has the most.
+MAX_OF_PEER, MAX_CONNECTIONS = 2048, 8192
 # Seconds to discard the rest of a body after the response. An immediate close could lose the response, and
 # the client could not reuse the connection.
 LINGER_S = 5.0
@@ -33,13 +36,31 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Limit the time of the first head."""
+        """Limit the time of the first head, and the number of connections."""
         super().connection_made(transport)
         self._wait_for_head()
+        self._peer = self.client[0] if self.client else ""
+        of_peer = _OPEN.setdefault(self._peer, {})
+        of_peer[self] = None
+        if len(of_peer) > MAX_OF_PEER or sum(map(len, _OPEN.values())) > MAX_CONNECTIONS:
+            most = max(_OPEN.values(), key=len)
+            victim = next((each for each in most if each._is_idle()), self)
+            victim._forget()
+            victim.transport.close()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _forget(self) -> None:
+        of_peer = _OPEN.get(self._peer, {})
+        of_peer.pop(self, None)
+        if not of_peer:
+            _OPEN.pop(self._peer, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the wait for a head."""
         self._stop_waiting()
+        self._forget()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -143,6 +164,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body:
             self._linger = self.loop.call_later(LINGER_S, self.transport.close)
+
+
+# The connections of this process by address, oldest first.
+_OPEN: dict[str, dict[BoundedProtocol, None]] = {}
 
 
 class _TransportOfRequest:
