@@ -19,9 +19,17 @@ FAILED, WRONG_USAGE = 1, 2
 MODULES = {
     "embedded": ("pytriton",),
     "cpu": ("onnxruntime",),
-    "text": ("cv2",),
+    "text": ("cv2", "zxingcpp"),
     "publish": ("onnx", "watchfiles"),
-    "gateway": ("uvicorn", "starlette", "python_multipart", "prometheus_client", "swagger_ui_bundle"),
+    "gateway": (
+        "uvicorn",
+        "starlette",
+        "python_multipart",
+        "prometheus_client",
+        "swagger_ui_bundle",
+        "h2",
+        "hyperframe",
+    ),
     "traces": ("opentelemetry",),
 }
 

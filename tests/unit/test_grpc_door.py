@@ -27,7 +27,8 @@ from nereid.gateway.http.serving import http2_context
 from nereid.gateway.settings import Settings
 from nereid.gateway.v2 import grpc_call, grpc_connection, grpc_front
 from nereid.gateway.v2.grpc_front import GrpcFront
-from tests.gateways import RING, Ring, Upstream, asynchronous, gateway, key
+from nereid.http_connection import HttpConnections
+from tests.gateways import RING, Ring, asynchronous, gateway, key
 from tests.tables import cases
 
 KEY = (("x-api-key", "infer"),)
@@ -39,7 +40,7 @@ LONG = [("grpc.max_send_message_length", -1)]
 @asynccontextmanager
 async def door(settings: Settings = SETTINGS, keep_alive_s: float = 90, tls: ssl.SSLContext | None = None):
     """Serve gRPC on a free port of loopback."""
-    made = gateway(Upstream(), settings, KEYS)
+    made = gateway(HttpConnections(settings.url), settings, KEYS)
     front, opened = GrpcFront(made, keep_alive_s), socket.create_server(("127.0.0.1", 0))
     await front.start(opened, tls)
     try:
