@@ -11,9 +11,8 @@ from nereid.serving_errors import InvalidImage
 from nereid.text.boxes import find_boxes
 from nereid.text.crops import along_text, cut, turned_around
 from nereid.text.detector_input import DetectorInput
-from nereid.text.direction import MIN_PROBABILITY, upside_down
+from nereid.text.direction import MIN_PROBABILITY, page_turn, positions_before, turned, upside_down
 from nereid.text.lines_batch import batches, stacked
-from nereid.text.page_turn import page_turn, positions_before, turned
 from nereid.text.reading_order import reading_order
 from nereid.text.stages import StageTimes
 from nereid.text.upright import UprightDecoder, UprightImage

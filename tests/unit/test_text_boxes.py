@@ -8,7 +8,7 @@ from nereid.contract import MAX_LINES
 from nereid.text import boxes as finder
 from nereid.text.boxes import find_boxes
 from nereid.text.crops import LINE_HEIGHT_PX, MAX_LINE_WIDTH_PX, along_text, cut
-from nereid.text.page_turn import page_turn, positions_before, turned
+from nereid.text.direction import page_turn, positions_before, turned
 from nereid.text.reading_order import reading_order
 
 
