@@ -177,7 +177,7 @@ _FRAMES: dict[str, Frames] = {
 }
 FLOODS = (
     *(
-        Attack(f"gRPC: messages of {label}", partial(messages, name=name), CALM | {REFUSED})
+        Attack(f"gRPC: messages of {label}", partial(messages, name=name), CALM | {REFUSED, CLOSED})
         for label, name in _MESSAGES.items()
     ),
     *(Attack(f"gRPC: {label}", partial(flood, frames=frames), ENDED) for label, frames in _FRAMES.items()),
