@@ -26,6 +26,8 @@ from hyperframe.frame import (
 from loadtest.attack.attacks import CLOSED, SERVICE, Attack, Front
 
 CALM = frozenset({ErrorCodes.ENHANCE_YOUR_CALM.name})
+# One piece may have more calls than a connection may have open.
+ENDED = CALM | {ErrorCodes.PROTOCOL_ERROR.name}
 REFUSED, ACCEPTED = "refused", "accepted"
 STREAMS, MESSAGE_BYTES, PAUSE_S = 40, 32 * 2**20, 2.0
 # Frames in one piece, and pieces: more than any budget.
@@ -175,9 +177,9 @@ _FRAMES: dict[str, Frames] = {
 }
 FLOODS = (
     *(
-        Attack(f"gRPC: messages of {label}", partial(messages, name=name), CALM | {REFUSED})
+        Attack(f"gRPC: messages of {label}", partial(messages, name=name), CALM | {REFUSED, CLOSED})
         for label, name in _MESSAGES.items()
     ),
-    *(Attack(f"gRPC: {label}", partial(flood, frames=frames), CALM) for label, frames in _FRAMES.items()),
+    *(Attack(f"gRPC: {label}", partial(flood, frames=frames), ENDED) for label, frames in _FRAMES.items()),
     Attack("gRPC: pieces of one byte", partial(flood, frames=_call, piece=1), CALM),
 )

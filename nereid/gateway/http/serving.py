@@ -72,7 +72,7 @@ class _UvicornServer(uvicorn.Server):
         ports = {"http": sockets[0].getsockname()[1]}
         try:
             if self.listen.grpc_port is not None:
-                opened = _open(self.listen.host, self.listen.grpc_port, self.gateway.shared is not None)
+                opened = self._open_grpc()
                 ports["grpc"] = opened.getsockname()[1]
                 self.grpc = GrpcFront(self.gateway, self.listen.keep_alive_s)
                 pem = self.listen.certificate
@@ -84,6 +84,13 @@ class _UvicornServer(uvicorn.Server):
             self.failure, self.should_exit = error, True
         if self.gateway.shared:
             self.reporting = asyncio.create_task(self._report())
+
+    def _open_grpc(self) -> socket.socket:
+        assert self.listen.grpc_port is not None
+        try:
+            return _open(self.listen.host, self.listen.grpc_port, self.gateway.shared is not None)
+        except OperationFailed as error:
+            raise OperationFailed(f"{error}; fix: choose another with --grpc-port") from None
 
     async def _report(self) -> None:
         while True:

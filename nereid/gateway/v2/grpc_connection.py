@@ -106,9 +106,8 @@ class GrpcConnection(asyncio.Protocol):
             self.calm("too many connections of a key")
             return
         self._http2.update_settings({SettingCodes.MAX_FRAME_SIZE: KEY_FRAME_BYTES})
-        self._http2.max_inbound_frame_size = (
-            KEY_FRAME_BYTES  # grpc may send such frames before its acknowledgement
-        )
+        # At once: grpc may send such frames before it acknowledges the setting.
+        self._http2.max_inbound_frame_size = KEY_FRAME_BYTES
 
     def data_received(self, data: bytes) -> None:
         """Count the frames, and let h2 parse them."""
@@ -149,10 +148,10 @@ class GrpcConnection(asyncio.Protocol):
                 if call:
                     call.receive(event.data or b"")
             case RequestReceived():
-                if self._is_leaving:  # began after the end of the connection was announced
-                    self._http2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
-                else:
+                if not self._is_leaving:
                     self._front.begin(self, event.stream_id, cast(Any, event.headers))
+                elif self._is_open(event.stream_id):  # began after the end of the connection was announced
+                    self._http2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
             case StreamEnded():
                 if call := self.calls.get(event.stream_id):
                     call.complete()

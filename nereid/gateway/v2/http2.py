@@ -66,7 +66,8 @@ class FrameCosts:
 class Http2(H2Connection):
     """HTTP/2 for as many calls as there are, also after the client has announced its end."""
 
-    MAX_CLOSED_STREAMS = 2 * MAX_STREAMS
+    # Those whose messages may still be on their way after an early answer.
+    MAX_CLOSED_STREAMS = 8 * MAX_STREAMS
 
     def __init__(self) -> None:
         super().__init__(
