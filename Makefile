@@ -22,7 +22,7 @@ EXTRAS ?= embedded,cpu,text,publish,gateway
 PART ?= 100M
 
 # The records of `make bench`, in this order; `make record-NAME` writes one of them.
-RECORDS := $(addprefix record-,bench recovery attack reading_accuracy reading_speed chaos)
+RECORDS := $(addprefix record-,bench recovery attack rollout_simulation reading_accuracy reading_speed chaos)
 # One target after the other. If one fails, the others still run, and the whole fails at the end.
 EACH = $(MAKE) --no-print-directory --keep-going --jobs=1
 
@@ -93,6 +93,8 @@ record-recovery:
 	$(BIN)/python -m loadtest.recovery --record recovery
 record-attack:
 	$(BIN)/python -m loadtest.attack --seconds 60 --cases 1000000 --record attack
+record-rollout_simulation:
+	$(BIN)/python -m loadtest.rollout_simulation --record rollout_simulation
 record-reading_accuracy:
 	$(BIN)/python -m loadtest.reading_accuracy --record reading_accuracy
 record-reading_speed:

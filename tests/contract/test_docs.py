@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 import typer.main
 
-from loadtest import reading_accuracy, reading_speed, recovery
+from loadtest import reading_accuracy, reading_speed, recovery, rollout_simulation
 from loadtest.attack import __main__ as attack
 from loadtest.attack import files
 from loadtest.bench import __main__ as benchmark
@@ -119,6 +119,7 @@ def test_recorded_benchmark_can_be_repeated(root):
     ("name", "render", "part", "page"),
     {
         "recovery": ("recovery", recovery.markdown, "rows", "supervision.md"),
+        "rollout": ("rollout_simulation", rollout_simulation.markdown, "rows", "rollouts.md"),
         "accuracy": ("reading_accuracy", reading_accuracy.markdown, "rows", "reading.md"),
         "speed": ("reading_speed", reading_speed.markdown, "rows", "reading.md"),
         "soak": ("soak", verdict.markdown, "memory", "torture.md"),
