@@ -20,7 +20,15 @@ MODULES = {
     "cpu": ("onnxruntime",),
     "text": ("cv2",),
     "publish": ("onnx", "watchfiles"),
-    "gateway": ("uvicorn", "starlette", "python_multipart", "prometheus_client", "swagger_ui_bundle"),
+    "gateway": (
+        "uvicorn",
+        "starlette",
+        "python_multipart",
+        "prometheus_client",
+        "swagger_ui_bundle",
+        "h2",
+        "hyperframe",
+    ),
     "traces": ("opentelemetry",),
 }
 

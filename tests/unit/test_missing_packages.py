@@ -48,7 +48,7 @@ def test_every_package_of_an_extra_is_known():
     modules = [each for names in MODULES.values() for each in names]
     known = {re.sub("[-_.]+", "-", name) for each in modules for name in packages[each]}
 
-    required = {re.match("[a-z-]+", each)[0] for extra in MODULES for each in extras[extra]}
+    required = {re.match("[a-z0-9-]+", each)[0] for extra in MODULES for each in extras[extra]}
 
     assert required - {"numpy"} <= known
     # Those of a GPU and of developers; `nereid tune` checks `load` itself.
