@@ -13,6 +13,7 @@ from tritonclient.grpc import service_pb2 as v2
 from nereid.gateway.admission.access import Need, identify
 from nereid.gateway.admission.holders import KEY, PEER, Holders
 from nereid.gateway.failures import Failure, GrpcStatus, invalid_request
+from nereid.gateway.http.bounded_protocol import HEAD_S
 from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.http.middleware import FAULTS, GATEWAY_FAILED
 from nereid.gateway.state import Gateway
@@ -54,7 +55,11 @@ class GrpcFront:
         """Listen on a socket; with a context, over TLS."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: GrpcConnection(self), sock=opened, ssl=tls, backlog=BACKLOG
+            lambda: GrpcConnection(self),
+            sock=opened,
+            ssl=tls,
+            ssl_handshake_timeout=HEAD_S if tls else None,
+            backlog=BACKLOG,
         )
         self._checking = asyncio.create_task(self._check())
 
