@@ -20,7 +20,7 @@ from nereid.server.supervision.health import JSON, TEXT, Page
 
 START_S, STOP_S, STOP_POLL_S = 60.0, 40.0, 0.1
 METRICS_S = 5.0
-RESTART_DELAYS_S, CALM_S = (0.1, 1.0, 5.0, 30.0), 60.0
+RESTART_DELAYS_S, CALM_S = (0.1, 1.0, 5.0, 30.0), 10.0
 PACKAGE, INSTALL = "uvicorn", "pip install 'nereid-serving[gateway]'"
 
 

@@ -37,7 +37,7 @@ UNGUARDED = (
 )
 # A signal that another thread receives, or that arrives just before a wait, does not end that wait.
 SIGNAL_POLL_S = 1.0
-RESTART_DELAYS_S, CALM_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 60.0
+RESTART_DELAYS_S, CALM_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 10.0
 # The ports of a killed server are free immediately, those of a server that ends itself after about 3 s.
 PORTS_FREE_S = 10.0
 # Seconds for the last requests of a server that got SIGTERM from another program. Clients with open

@@ -12,7 +12,7 @@ from typing import NoReturn
 from nereid.errors import OperationFailed
 from nereid.processes import STOP_SIGNALS, BackOff, end_with_parent
 
-RESTART_DELAYS_S, CALM_S = (0.1, 1.0, 5.0, 30.0), 60.0
+RESTART_DELAYS_S, CALM_S = (0.1, 1.0, 5.0, 30.0), 10.0
 START_POLL_S = 0.05
 WAITED_FOR = {signal.SIGCHLD, *STOP_SIGNALS}
 # Receives the function that the worker calls when it listens.
