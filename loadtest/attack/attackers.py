@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from loadtest.attack.attacks import ATTACKS, COSTLY_ATTACKS, Front
+from loadtest.attack.floods import FLOODS
 
 
 def _attack(front: Front, number: int, over: Any, reports: Any) -> None:
     """Send attacks in a loop, every other attacker costly images; report the number of each status."""
     os.nice(19)  # the attackers of a real server have cores of their own
     statuses: Counter[str] = Counter()
-    for each in itertools.cycle(COSTLY_ATTACKS if number % 2 else ATTACKS):
+    for each in itertools.cycle(COSTLY_ATTACKS if number % 2 else (*ATTACKS, *FLOODS)):
         if over.is_set():
             break
         statuses[each.send(front)] += 1
