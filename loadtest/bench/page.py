@@ -39,6 +39,7 @@ ELSEWHERE = {
     "reading_accuracy": "reading.md",
     "reading_speed": "reading.md",
     "recovery": "supervision.md",
+    "rollout_simulation": "rollouts.md",
     "soak": "torture.md",
 }
 HEAD = """# Benchmarks
