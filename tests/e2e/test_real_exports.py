@@ -8,7 +8,7 @@ import pytest
 
 from tests import real_exports
 
-pytestmark = pytest.mark.nightly(minutes=6)
+pytestmark = pytest.mark.nightly(minutes=9)
 TORCH = "torch==2.13.0"
 # Of packages that need PyTorch, only those that an export needs and this environment lacks.
 PACKAGES = ("torchvision==0.28.0", "ultralytics==8.4.190", "ultralytics-thop==2.2.3", "onnxslim==0.1.98")
