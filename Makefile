@@ -92,7 +92,7 @@ record-bench:
 record-recovery:
 	$(BIN)/python -m loadtest.recovery --record recovery
 record-attack:
-	$(BIN)/python -m loadtest.attack --seconds 60 --cases 1000000 --record attack
+	$(BIN)/python -m loadtest.attack --seconds 60 --cases 100000 --record attack
 record-rollout_simulation:
 	$(BIN)/python -m loadtest.rollout_simulation --record rollout_simulation
 record-reading_accuracy:
