@@ -10,7 +10,6 @@ import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -92,16 +91,18 @@ def test_costly_files_of_one_key_leave_the_others_in_service(
     words = ["--url", url(serving, "http"), "--model", model, "--require-keys"]
     words += ["--keys", str(tmp_path / "keys.json")]
 
-    def flood(address: str, make: Callable[[], bytes]) -> set[int]:
+    files = [make() for make in costly]  # once: each takes a second, and 200 MB
+
+    def flood(address: str, image: bytes) -> set[int]:
         statuses = set()
         while not over.is_set():
             with suppress(OSError):  # the gateway may answer, and close, before it has the body
-                statuses.add(post(address, hostile, make(), path)[0])
+                statuses.add(post(address, hostile, image, path)[0])
         return statuses
 
     with gateway(tmp_path / "log", *words) as (_, address), ThreadPoolExecutor(48) as pool:
         first = post(address, steady, photo.read_bytes(), path)
-        flooding = [pool.submit(flood, address, make) for make in costly for _ in range(12)]
+        flooding = [pool.submit(flood, address, image) for image in files for _ in range(12)]
         try:
             answers = [first, *(post(address, steady, photo.read_bytes(), path) for _ in range(count))]
         finally:
