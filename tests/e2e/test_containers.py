@@ -161,7 +161,7 @@ class TestDefault:
 def post(project: Project, model: str, body: bytes) -> int:
     words = ("run", "--rm", "--no-deps", "--entrypoint", "cat", "init", "/keys/publisher.key")
     headers = {"x-api-key": project.compose(*words).strip(), "content-type": "application/octet-stream"}
-    address = f"http://{project.address('http')}/v1/models/{model}/publish?max_slowdown=100"
+    address = f"http://{project.url('http')}/v1/models/{model}/publish?max_slowdown=100"
     with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=COMMAND_S) as answer:
         return json.load(answer)["version"]
 
