@@ -20,6 +20,7 @@ from nereid.errors import OperationFailed
 from nereid.gateway import image_size
 from nereid.gateway.failures import Failure
 from nereid.imaging.decode import Limits, read_upright_size
+from nereid.imaging.formats.size import read_size
 from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.transform import Transform
 from nereid.publish import watch
@@ -204,7 +205,7 @@ def _judged(text: str) -> str:
 
 
 def _classify(case: Case, folder: Path, repository: Path) -> None:
-    image_size.check(case.content, Limits().max_image_pixels, Limits().max_image_side_px)
+    image_size.check(read_size(case.content), Limits().max_image_pixels, Limits().max_image_side_px)
     preprocessor = CpuPreprocessor(Transform(64, 64, resize="letterbox"), Limits(), 1)
     (error,) = preprocessor.prepare([case.content])
     if error:

@@ -7,6 +7,8 @@ from nereid.gateway.failures import Failure
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse
 from nereid.gateway.models import PreviewRefused
 from nereid.gateway.state import Gateway
+from nereid.imaging.formats.size import read_size
+from nereid.imaging.formats.work import work_of
 
 
 async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -14,8 +16,9 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     settings = gateway.settings
     left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
     image = await gateway.uploads.one(request, left_s)
-    image_size.check(image, settings.max_pixels, settings.max_side_px)
-    work = image_size.work(image, settings.max_pixels)
+    size = read_size(image)
+    image_size.check(size, settings.max_pixels, settings.max_side_px)
+    work = work_of(size, settings.max_pixels)
     gateway.quotas.take(request.key, work - 1, is_debt=True)
     # One at a time, to its end: decoding costs as much as an inference, and predictions come first.
     slot = await gateway.previewing.take(request.left_s(), request.owner, [work], request.model.name)

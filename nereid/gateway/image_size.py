@@ -1,19 +1,16 @@
 """Sizes of images, before they are decoded."""
 
 from nereid.gateway.failures import Failure
-from nereid.imaging.formats.size import read_size
-from nereid.imaging.formats.work import LARGE_WORK as LARGE_WORK
-from nereid.imaging.formats.work import UNKNOWN_WORK as UNKNOWN_WORK
-from nereid.imaging.formats.work import work as work
+from nereid.imaging.formats.size import FileSize
 
 
-def check(encoded: bytes | memoryview, max_pixels: int, max_side_px: int) -> None:
+def check(found: FileSize | None, max_pixels: int, max_side_px: int) -> None:
     """Reject an image that is too large according to its structure.
 
     Raises:
         Failure: `invalid_image`, with the limit and the received size.
     """
-    if (found := read_size(encoded)) is None or found.size_wh is None:
+    if found is None or found.size_wh is None:
         return
     width, height = found.size_wh
     if width * height > max_pixels or max(width, height) > max_side_px:

@@ -34,6 +34,7 @@ from nereid.gateway.v2.inference_body import (
 )
 from nereid.gateway.v2.tensor_checks import BYTES, LENGTH_BYTES
 from nereid.http_connection import HttpConnections, HttpResponse
+from nereid.imaging.formats.size import FileSize
 
 if TYPE_CHECKING:
     from nereid.gateway.http.http_request import GatewayRequest
@@ -62,6 +63,7 @@ class ImageCall:
         offered: the model.
         kind: the results of the task.
         image: the image file.
+        size: its size, as its structure says.
         work: its cost in units of a small photo.
         headers: headers for a route.
         request_id: the id of the request.
@@ -76,6 +78,7 @@ class ImageCall:
         offered: "OfferedModel",
         kind: ResultKind[Any],
         image: bytes,
+        size: FileSize | None,
         work: int,
         headers: Headers,
         request_id: str,
@@ -83,7 +86,8 @@ class ImageCall:
         debt: int = 0,
     ) -> None:
         self.offered, self.budget, self._kind = offered, offered.budget, kind
-        self._image, self._headers, self._id, self.variant = image, headers, request_id, ""
+        self._image, self._size = image, size
+        self._headers, self._id, self.variant = headers, request_id, ""
         self._wanted, self.path = (kind.action, top_k), f"{offered.path}/infer"
         self.work, self.debt = [work], debt
         self.is_prepared = self._wanted in offered.outputs
@@ -97,7 +101,7 @@ class ImageCall:
         """
         if not self._image:
             raise Failure("invalid_image", "the image is empty")
-        image_size.check(self._image, settings.max_pixels, settings.max_side_px)
+        image_size.check(self._size, settings.max_pixels, settings.max_side_px)
 
     async def prepare(self, triton: HttpConnections, left_s: float) -> None:
         """Find out which outputs of the model to request, once.

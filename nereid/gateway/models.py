@@ -229,7 +229,7 @@ class Models:
         async def probe(image: bytes, timeout_s: float) -> None:
             task, end_s = await self.task_of(model) or CLASSIFY, time.monotonic() + timeout_s
             headers, name = [(PROBE_HEADER.encode(), b"1")], f"readyz-{uuid.uuid4().hex}"
-            call = ImageCall(model, task.kind, image, 1, headers, name)
+            call = ImageCall(model, task.kind, image, None, 1, headers, name)
             async with asyncio.timeout(timeout_s):
                 await send(self.triton, call, lambda: end_s - time.monotonic())
 

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import Any
 
 from nereid.client.prediction import Prediction
-from nereid.gateway import image_size as images
 from nereid.gateway.answers import Answer, BatchAnswer, FailedResult, Result, Score, TimingsMs
 from nereid.gateway.failures import FAULTS, GATEWAY_FAILED, SERVER_OUTCOMES, Failure, invalid_request
 from nereid.gateway.feedback import remember
@@ -23,6 +22,8 @@ from nereid.gateway.http.upload import MAX_TOP_K, BatchBody, BatchImage, CancelO
 from nereid.gateway.inference import ImageCall, run
 from nereid.gateway.state import Gateway
 from nereid.gateway.tasks.gateway_task import CLASSIFY, GatewayTask
+from nereid.imaging.formats.size import read_size
+from nereid.imaging.formats.work import LARGE_WORK, work_of
 
 ROUTE_PARAMETERS = tuple(OPTIONS)
 PARAMETERS = ("top_k", *ROUTE_PARAMETERS)
@@ -59,9 +60,9 @@ async def answer_one(
     gateway.admission.check(left_s, request.owner)
     image = await gateway.uploads.one(request, left_s)
     received_s = request.end_stage("receive")
-    work = images.work(image, settings.max_pixels)
-    assert request.offered
-    call = ImageCall(request.offered, task.kind, image, work, headers, request.request_id, top_k, work - 1)
+    size = read_size(image)
+    work, name = work_of(size, settings.max_pixels), request.request_id
+    call = ImageCall(request.model, task.kind, image, size, work, headers, name, top_k, work - 1)
     with CancelOnDisconnect(request):
         result = await run(gateway, request, call)
     request.variant = call.variant
@@ -76,7 +77,8 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
     gateway.admission.check(left_s, request.owner)
     batch = await gateway.uploads.several(request, left_s)
     received_s = request.end_stage("receive")
-    work = [images.work(each.image, settings.max_pixels) for each in batch.images]
+    sizes = [read_size(each.image) for each in batch.images]
+    work = [work_of(size, settings.max_pixels) for size in sizes]
     gateway.quotas.take(request.key, sum(work) - 1, is_debt=True)
     given = merged(query, batch)
     headers, top_k = request.forwarded(given), _top_k(given)
@@ -88,9 +90,9 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
 
     async def outcome(position: int, image: BatchImage) -> Result | FailedResult:
         name = position if image.id is None else image.id
-        content, cost = image.image, work[position]
-        call = ImageCall(request.model, CLASSIFY.kind, content, cost, headers, request.request_id, top_k)
-        async with large if cost >= images.LARGE_WORK else nullcontext(), slots:
+        image_file = image.image, sizes[position], work[position]
+        call = ImageCall(request.model, CLASSIFY.kind, *image_file, headers, request.request_id, top_k)
+        async with large if work[position] >= LARGE_WORK else nullcontext(), slots:
             try:
                 found = await run(gateway, request, call)
             except Exception as error:

@@ -147,9 +147,7 @@ class DropFolder:
                     self._report_once(path.name, reason)
                 else:
                     found[path.name] = read_entry(path)
-            except (
-                Exception
-            ) as error:  # such as folders that are nested too deeply: one must not stop all others
+            except Exception as error:  # one entry, such as folders nested too deeply, must not stop others
                 found[path.name] = None
                 self._report_once(path.name, f"cannot be read: {_why(error)}")
         return found

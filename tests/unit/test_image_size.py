@@ -7,9 +7,9 @@ from PIL import Image
 
 from loadtest.attack.image_mutations import mutated_files
 from nereid.assets import COFFEE
-from nereid.gateway import image_size
 from nereid.imaging.decode import Limits, open_image
 from nereid.imaging.formats.size import read_size
+from nereid.imaging.formats.work import UNKNOWN_WORK, work
 from nereid.serving_errors import InvalidImage
 from tests.pictures import PNG_MAGIC, png_chunk, save
 from tests.tables import cases
@@ -60,13 +60,13 @@ PADDING = b"\xff\xfe\xff\xff" + bytes(65_533)
             insert(large("JPEG", progressive=True), b"\xff\xdb", PADDING * 17),
             9_000_000 * 6 // 8_000_000,
         ),
-        "a JPEG behind junk": (insert(large("JPEG"), b"\xff\xdb", bytes(2**17)), image_size.UNKNOWN_WORK),
+        "a JPEG behind junk": (insert(large("JPEG"), b"\xff\xdb", bytes(2**17)), UNKNOWN_WORK),
         "a BMP upside down": (
             large("BMP")[:22] + struct.pack("<i", -SIDE) + large("BMP")[26:],
             9,
         ),
-        "a TIFF": (large("TIFF"), image_size.UNKNOWN_WORK),
-        "a TIFF with its mark reversed": (b"II\0*" + large("TIFF")[4:], image_size.UNKNOWN_WORK),
+        "a TIFF": (large("TIFF"), UNKNOWN_WORK),
+        "a TIFF with its mark reversed": (b"II\0*" + large("TIFF")[4:], UNKNOWN_WORK),
         "a WebP": (large("WEBP"), 9),
         "a lossless WebP": (large("WEBP", lossless=True), 9),
         "a WebP with a profile": (large("WEBP", icc_profile=b"profile"), 9),
@@ -75,8 +75,8 @@ PADDING = b"\xff\xfe\xff\xff" + bytes(65_533)
 def test_file_costs_what_the_decoder_finds(encoded, expected):
     assert open_image(encoded, Limits()).size_wh == (SIDE, SIDE)
 
-    assert image_size.work(encoded, MAX_PIXELS) == expected
-    assert image_size.work(memoryview(encoded), MAX_PIXELS) == expected
+    assert work(encoded, MAX_PIXELS) == expected
+    assert work(memoryview(encoded), MAX_PIXELS) == expected
 
 
 @cases(
@@ -86,9 +86,9 @@ def test_file_costs_what_the_decoder_finds(encoded, expected):
         "interlaced": (PNG_MAGIC + INTERLACED + png_chunk(b"IDAT", b""), 32),
         "too large": (b"BM" + bytes(12) + struct.pack("<IHH", 12, 60_000, 60_000) + bytes(8), 1),
         "no image": (b"no image", 1),
-        "no frame": (JPEG + b" without a size", image_size.UNKNOWN_WORK),
-        "GIF that goes on": (b"GIF89a" + bytes(7) + b"!\xfe" + b"\1x" * 2**20, image_size.UNKNOWN_WORK),
-        "cut WebP": (large("WEBP")[:20], image_size.UNKNOWN_WORK),
+        "no frame": (JPEG + b" without a size", UNKNOWN_WORK),
+        "GIF that goes on": (b"GIF89a" + bytes(7) + b"!\xfe" + b"\1x" * 2**20, UNKNOWN_WORK),
+        "cut WebP": (large("WEBP")[:20], UNKNOWN_WORK),
         "32 scans": (
             JPEG + b"\xc2\0\x0b\x08\x10\0\x10\0\1\1\x11\0" + b"\xff\xda\0\2" * 99,
             4096 * 4096 * 32 // 8_000_000,
@@ -97,7 +97,7 @@ def test_file_costs_what_the_decoder_finds(encoded, expected):
 )
 def test_file_that_no_decoder_has_seen_costs_enough(encoded, expected):
     """Unknown is large, unless it is certain that no decoder opens it."""
-    assert image_size.work(encoded, MAX_PIXELS) == expected
+    assert work(encoded, MAX_PIXELS) == expected
 
 
 @pytest.mark.filterwarnings("ignore")

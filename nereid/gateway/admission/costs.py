@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from nereid.gateway.image_size import LARGE_WORK
+from nereid.imaging.formats.work import LARGE_WORK
 from nereid.processes import available_cores
 
 # Seconds in flight over which a mean is formed: cheap requests hide no expensive one.
@@ -19,7 +19,7 @@ HORIZON_S = 10.0
 # A key that was idle for so long is not known any more, nor is it compared with.
 MEMORY_S = 60.0
 # A request that takes so long can keep a core busy alone. Nobody knows how long the server works on one whose
-# caller has left; it is taken for `PATIENCE_S`, in which a reader ends.
+# caller has left; it is taken for `PATIENCE_S`, in which a core reads a page of the most lines.
 SLOW_S, PATIENCE_S = 0.1, 5.0
 # Models, which callers of the v2 protocol name, and keys that a key is compared with.
 MAX_MODELS, MAX_OTHERS = 256, 32

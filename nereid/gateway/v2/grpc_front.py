@@ -154,7 +154,7 @@ class GrpcFront:
             return
         timeout_s = min(left_s, settings.max_timeout_s)
         gateway.quotas.take(request.key)
-        call.headers = inference.forwarded_headers(request)
+        call.headers, request.limit_s = request.forwarded(), timeout_s
         gateway.admission.check(timeout_s, request.owner)
         call.expect(self, timeout_s, self._max_bytes)
 
@@ -181,7 +181,7 @@ class GrpcFront:
         name, path = given.model_name, inference.path_of(given.model_name, given.model_version)
         checked = check_message(gateway.settings, given)
         del given  # the checked request has the bytes
-        response = await inference.run(gateway, request, path, call.headers, checked, call.timeout_s)
+        response = await inference.run(gateway, request, path, call.headers, checked)
         request.model_name = name
         # Without binary data, the whole body is JSON.
         json_bytes = int(response.headers.get(inference.LENGTH, len(response.body)))

@@ -34,7 +34,7 @@ async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
         body = await _unpacked(gateway, request, body, max_bytes)
     checked = await check_body_apart(settings, body, _json_bytes(request))
     with CancelOnDisconnect(request):
-        response = await inference.run(gateway, request, path, headers, checked, request.limit_s)
+        response = await inference.run(gateway, request, path, headers, checked)
     request.model_name = request.scope["path_params"]["model"]
     length = [(LENGTH, response.headers[LENGTH])] if LENGTH in response.headers else []
     return GatewayResponse(response.body, response.headers.get(b"content-type", JSON), 200, length)

@@ -88,18 +88,12 @@ def path_of(name: str, version: str) -> str:
     return f"/v2/models/{name}" + (f"/versions/{version}" if version else "")
 
 
-def forwarded_headers(request: GatewayRequest) -> list[tuple[bytes, bytes]]:
-    """Return the headers that a route reads; see `GatewayRequest.forwarded`."""
-    return request.forwarded()
-
-
 async def run(
     gateway: Gateway,
     request: GatewayRequest,
     path: str,
     headers: Sequence[tuple[bytes, bytes]],
     checked: CheckedBody,
-    timeout_s: float,
 ) -> HttpResponse:
     """Send an inference within the limits of its key and of the server; return Triton's response.
 
@@ -109,12 +103,10 @@ async def run(
         path: Triton's path of the model.
         headers: headers for the route.
         checked: the request for Triton.
-        timeout_s: time limit from the arrival of the request.
 
     Raises:
         Failure: the request was not admitted, or failed, or no response came in time.
     """
-    request.limit_s = timeout_s
     if checked.classified:
         described = await read(gateway, path)
         if described.status != HTTPStatus.OK:

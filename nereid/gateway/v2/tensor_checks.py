@@ -11,6 +11,8 @@ from nereid.contract import IMAGE, RESERVED_PARAMETERS, SCORES
 from nereid.gateway import image_size
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.settings import Settings
+from nereid.imaging.formats.size import read_size
+from nereid.imaging.formats.work import work_of
 
 # Bytes of an element. Source: docs/protocol/README.md of triton-inference-server/server; BYTES has no size.
 ELEMENT_BYTES = {
@@ -164,8 +166,9 @@ def image_work(settings: Settings, image: memoryview) -> int:
     Raises:
         Failure: it is too large.
     """
-    image_size.check(image, settings.max_pixels, settings.max_side_px)
-    return image_size.work(image, settings.max_pixels)
+    size = read_size(image)
+    image_size.check(size, settings.max_pixels, settings.max_side_px)
+    return work_of(size, settings.max_pixels)
 
 
 def _split(name: str, shape: Sequence[int], count: int, data: memoryview) -> list[memoryview]:

@@ -1,6 +1,6 @@
 """What decoding an image costs, before it is decoded."""
 
-from nereid.imaging.formats.size import read_size
+from nereid.imaging.formats.size import FileSize, read_size
 
 # Pixels whose decoding costs about as much as a small photo with its inference.
 PIXELS_PER_UNIT, PIXELS_PER_UNIT_OF_JPEG = 1_000_000, 8_000_000
@@ -16,7 +16,12 @@ def work(encoded: bytes | memoryview, max_pixels: int | None = None) -> int:
     JPEGs are decoded at a fraction of their size; a pixel of another format costs about eight times as much.
     Each scan of a progressive JPEG passes over all pixels. What is rejected without decoding costs 1.
     """
-    if (found := read_size(encoded)) is None:
+    return work_of(read_size(encoded), max_pixels)
+
+
+def work_of(found: FileSize | None, max_pixels: int | None = None) -> int:
+    """Return the cost of an image whose structure was read, as `work` does."""
+    if found is None:
         return 1
     if found.size_wh is None:
         return UNKNOWN_WORK
