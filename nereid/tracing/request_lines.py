@@ -86,6 +86,7 @@ class _Trace:
 
     def of_route(self, route: Record) -> dict[str, Any]:
         """Return the line of a request to a route."""
+        route = self._until_response(route, route["parent"])
         attempts = self._attempts[route["span"]]
         earlier, last = attempts[:-1], attempts[-1] if attempts else None
         taken = sum(_ms_within(each, route) for each in attempts)
@@ -104,7 +105,14 @@ class _Trace:
     def of_models(self, first: Record) -> dict[str, Any]:
         """Return the line of a request to a model without a route."""
         models = self._models[first["parent"]] if first["parent"] else [first]
-        return self._joined(first, _stages_of_models(models), models)
+        models = [*models[:-1], self._until_response(models[-1], first["parent"])]
+        whole = first | {"end": models[-1]["end"]}
+        return self._joined(whole, _stages_of_models(models), models)
+
+    def _until_response(self, record: Record, parent: str) -> Record:
+        """Return a record without the work that went on after the gateway had the response."""
+        _, inference = self._inferences.get(parent, (None, record))
+        return record | {"end": min(record["end"], inference["end"])}
 
     def _joined(self, record: Record, stages: dict[str, float], models: Sequence[Record]) -> dict[str, Any]:
         gateway, inference = self._inferences.get(record["parent"], (None, None))

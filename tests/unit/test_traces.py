@@ -233,6 +233,23 @@ def test_gateway_in_front_of_a_model_without_a_route():
     assert line["ms"] == 100
 
 
+@cases(
+    "records",
+    {
+        "a route": (ROUTE | {"end": 104 * MS}, MODEL),
+        "an ensemble": (
+            MODEL | {"parent": "i", "end": 60 * MS, "inner": []},
+            MODEL | {"parent": "i", "span": "n", "begin": 61 * MS, "end": 104 * MS, "inner": []},
+        ),
+    },
+)
+def test_work_after_the_response_belongs_to_no_stage(records):
+    """Otherwise the stages take longer than the request."""
+    (line,) = lines(GATEWAY, *records)
+
+    assert sum(line["stages_ms"].values()) <= line["ms"]
+
+
 def test_images_of_a_batch_have_their_own_time():
     inner = [*GATEWAY["inner"], part("inference", 200, 299, span="j")]
     both = GATEWAY | {"end": 300 * MS, "inner": inner}
