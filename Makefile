@@ -71,8 +71,8 @@ test: .venv/.testing  ## run all tests except the long ones and those of check, 
 containers: .venv/.testing  ## run docker-compose.yml in a container engine of its own; needs root and Debian's apt
 	$(BIN)/pytest -m nightly -rs tests/e2e/test_containers.py
 
-test-slow: .venv/.testing  ## run the long tests, with SLOW_REQUESTS (1000) requests each
-	SLOW_REQUESTS=$(SLOW_REQUESTS) $(PYTEST) --durations 25 -m 'slow and not nightly'
+test-slow: .venv/.testing  ## run the long tests, with SLOW_REQUESTS (1000) requests each; NIGHTLY_PART adds nightly ones
+	SLOW_REQUESTS=$(SLOW_REQUESTS) $(PYTEST) --durations 25 -m 'slow $(if $(NIGHTLY_PART),or,and not) nightly'
 
 nightly: .venv/.testing  ## run what takes minutes and changes rarely; NIGHTLY_PART=1 to 4 runs a quarter of it
 	SLOW_REQUESTS=$(SLOW_REQUESTS) $(PYTEST) --durations 25 -m nightly

@@ -57,9 +57,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         minutes[_group(item)] = max(_minutes(item), minutes.get(_group(item), 0))
     items.sort(key=lambda item: (-minutes[_group(item)], _group(item) not in SHARED_SERVERS))
     if part := os.environ.get("NIGHTLY_PART"):
-        chosen = deal(minutes)[int(part) - 1]
-        config.hook.pytest_deselected(items=[item for item in items if _group(item) not in chosen])
-        items[:] = [item for item in items if _group(item) in chosen]
+        nightly = {item: _group(item) for item in items if item.get_closest_marker("nightly")}
+        chosen = deal({group: minutes[group] for group in nightly.values()})[int(part) - 1]
+        left_out = {item for item, group in nightly.items() if group not in chosen}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _group(item: pytest.Item) -> str:
