@@ -1,4 +1,7 @@
-"""Errors of operations on models, routes and servers; `nereid.cli` maps each class to an exit code."""
+"""Errors of operations on models, routes and servers; `nereid.application.exit_codes` maps each class."""
+
+import contextlib
+from collections.abc import Iterator
 
 
 class OperationFailed(Exception):
@@ -15,3 +18,12 @@ class WrongUsage(OperationFailed):
 
 class ServerError(OperationFailed):
     """The server cannot start, or ended by itself."""
+
+
+@contextlib.contextmanager
+def invalid_values() -> Iterator[None]:
+    """Turn a `ValueError` about an option into wrong usage."""
+    try:
+        yield
+    except ValueError as error:
+        raise WrongUsage(str(error)) from None

@@ -1,9 +1,10 @@
-"""Processes of this machine: cores, signals, death with the parent, and waits between attempts."""
+"""Processes of this machine: cores, signals, death with the parent, waits between attempts, threads."""
 
 import contextlib
 import os
 import platform
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil, inf
 from pathlib import Path
@@ -17,6 +18,8 @@ SIGNALLED = 128
 PR_SET_PDEATHSIG = 1
 # Seconds until a killed process has ended, unless the kernel holds it.
 KILL_S = 1.0
+# A child that ran for as long counts as started.
+RESTART_CALM_S = 10.0
 
 
 def available_cores(groups: ControlGroups = OWN) -> int:
@@ -204,19 +207,47 @@ def end_with_parent() -> Callable[[], None]:
 
 
 class BackOff:
-    """Waits that grow with each failure, up to the last of `delays_s`.
+    """Pauses that grow with each failure, up to the last of `delays_s`; for children, and for repairs.
 
-    After `calm_s` seconds without a failure, they start again with the first delay.
+    After `calm_s` seconds without a failure, they start again with the first delay. `due_s` is when the next
+    attempt is due, None while nothing has failed. All times are of the caller's monotonic clock.
     """
 
-    def __init__(self, delays_s: Sequence[float], calm_s: float) -> None:
+    def __init__(
+        self, delays_s: Sequence[float] = (0.1, 1.0, 5.0, 30.0), calm_s: float = RESTART_CALM_S
+    ) -> None:
         self._delays_s, self._calm_s = delays_s, calm_s
-        self._failures = 0
+        self._failures, self._began_s = 0, -inf
+        self.due_s: float | None = None
 
-    def next_s(self, ran_s: float) -> float:
-        """Return the seconds to wait after a failure that came after `ran_s` seconds without one."""
-        if ran_s >= self._calm_s:
+    def began(self, now_s: float) -> None:
+        """Record an attempt, or the time from which its success counts."""
+        self._began_s, self.due_s = now_s, None
+
+    def failed(self, now_s: float) -> float:
+        """Return the seconds to wait after a failure."""
+        if now_s - self._began_s >= self._calm_s:
             self._failures = 0
-        delay = self._delays_s[min(self._failures, len(self._delays_s) - 1)]
+        delay_s = self._delays_s[min(self._failures, len(self._delays_s) - 1)]
         self._failures += 1
-        return delay
+        self.due_s = now_s + delay_s
+        return delay_s
+
+
+@contextlib.contextmanager
+def in_background(name: str, run: Callable[[threading.Event], object], join_s: float) -> Iterator[None]:
+    """Run a function in a thread while the context is open; its event is set at the end.
+
+    Args:
+        name: of the thread.
+        run: returns soon after its event was set.
+        join_s: seconds to wait for that; a thread that takes longer does not prevent the end of the process.
+    """
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=[stop], name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=join_s)

@@ -47,6 +47,19 @@ def format_ms(value_ms: float) -> str:
     return f"{value_ms:.2f} ms" if value_ms >= 0.005 else "< 0.01 ms"
 
 
+def parse_share(text: str) -> float:
+    """Return a share of the traffic such as `10%` or `0.1` as a number.
+
+    Raises:
+        ValueError: the text is not a number.
+    """
+    number = text.removesuffix("%")
+    try:
+        return float(number) / (100 if number != text else 1)
+    except ValueError:
+        raise ValueError(f"expected a share such as 10% or 0.1, got '{text[:64]}'") from None
+
+
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as `30s`, `5m` or `1h`.
 

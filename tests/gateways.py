@@ -173,8 +173,8 @@ class Control:
 class Source:
     """The model `classify`, with a route if one is given, and another model."""
 
-    def __init__(self, route: Any = None, other: str = "dogs") -> None:
-        self._route, self._other = route, other
+    def __init__(self, route: Any = None, other: str = "dogs", publisher: Any = None) -> None:
+        self._route, self._other, self.publisher = route, other, publisher
 
     def names(self) -> list[str]:
         return ["classify", self._other]

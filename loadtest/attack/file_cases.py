@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from loadtest.attack import image_mutations, network_mutations
-from nereid.cli.exit_codes import reason
+from nereid.application.exit_codes import reason
 from nereid.cli.image_commands.drawing import Drawings
 from nereid.errors import OperationFailed
 from nereid.gateway import image_size

@@ -7,7 +7,7 @@ import typer
 
 from loadtest.bench import runner
 from loadtest.bench.plan import select
-from nereid.cli.exit_codes import exiting
+from nereid.application.exit_codes import exiting
 from nereid.errors import OperationFailed, WrongUsage
 
 

@@ -1,9 +1,5 @@
 """`nereid gateway`: the REST API and the web page in front of a server."""
 
-import json
-import os
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,20 +7,13 @@ import typer
 
 from nereid.assets import REPOSITORY
 from nereid.cli.keys import KeysFile
-from nereid.cli.options import (
-    DEFAULT_MODEL,
-    Repository,
-    Task,
-    complete_model,
-    environment,
-    find_any_model,
-    invalid_values,
-    repository_of,
-)
+from nereid.cli.options import Repository, Task, complete_model, environment, repository_of
 from nereid.cli.server_options import find_server
+from nereid.contract import HTTP_PORT
+from nereid.errors import invalid_values
+from nereid.gateway.settings import KEEP_ALIVE_S, Listen, Settings
 
-# A worker needs about 0.7 ms of CPU for an image, and the models 7 ms and more.
-CORES_PER_WORKER, MAX_WORKERS = 8, 64
+MAX_WORKERS = 64
 
 
 def gateway(
@@ -93,7 +82,7 @@ def gateway(
             help="Seconds after which an unused connection is closed; more than a load balancer's in front.",
             min=1,
         ),
-    ] = 90,
+    ] = KEEP_ALIVE_S,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -114,70 +103,33 @@ def gateway(
     When the gateway listens, it prints its ports as one line of JSON on stdout. On loopback, every caller may
     classify. Elsewhere every request needs a key. Changing a route's weights always needs a key.
     """
-    from nereid.cli.route_commands.gateway_route import RepositoryModels
-    from nereid.contract import HTTP_PORT
-    from nereid.gateway.admission.key_changes import open_ring
-    from nereid.gateway.http import serving
-    from nereid.gateway.models import FixedModels, ModelSource
-    from nereid.gateway.settings import Settings
-    from nereid.processes import available_cores
-    from nereid.tracing.records import DEFAULT_SAMPLING, Sampling
+    from nereid.application import gateway_program
 
-    repository = repository_of(context, repository, task)
-    source: ModelSource
-    if url:
-        running, source = None, FixedModels(tuple(model or [DEFAULT_MODEL]), url)
-    else:
-        running = find_server(context, repository)
-        model = [find_any_model(repository, name) for name in model or [""]]
-        source = RepositoryModels(repository, lambda: find_server(context, repository), model)
+    served = repository_of(context, repository, task)
+    if not url:
+        find_server(context, served)  # notes that there are several
     with invalid_values():
         settings = Settings(
-            url=url or (running.url("http") if running else f"127.0.0.1:{HTTP_PORT}"),
-            model=source.names()[0],
+            url or f"127.0.0.1:{HTTP_PORT}",
             host=host,
             keys_needed=require_keys,
             rate_per_s=rate,
             allowed_hosts=tuple(allowed_host or ()),
             cors_origins=tuple(cors_origin or ()),
-            traces=running.traces if running else "",
-            sampling=Sampling(running.trace_share, running.objective_ms / 1e3)
-            if running
-            else DEFAULT_SAMPLING,
-            repository=None if url else repository,
         )
-    with ExitStack() as stack:
-        serving.serve(
-            settings,
-            serving.Listen(
-                host,
-                port,
-                grpc_port,
-                certificate,
-                certificate_key,
-                keep_alive_s,
-                workers or max(1, available_cores() // CORES_PER_WORKER),
-            ),
-            open_ring(keys_file, environment(context)),
-            source,
-            _announcement(context, host, None if url else repository, stack),
-            access_log,
-        )
-
-
-def _announcement(
-    context: typer.Context, host: str, repository: Path | None, stack: ExitStack
-) -> Callable[[dict[str, int]], None]:
-    """Return a function that prints the ports, and records HTTP's for `status` until `stack` closes."""
-    from nereid.errors import ServerError
-    from nereid.server import run_dir
-
-    def announce(ports: dict[str, int]) -> None:
-        print(json.dumps(ports), flush=True)
-        if repository:
-            with suppress(ServerError, OSError):  # such as a read-only file system
-                base = run_dir.root(environment(context))
-                folder = stack.enter_context(run_dir.occupy(base, repository))
-                run_dir.write(folder, run_dir.GatewayRecord(os.getpid(), host, ports["http"]))
-
-    return announce
+    listen = Listen(
+        host,
+        port,
+        grpc_port,
+        certificate,
+        certificate_key,
+        keep_alive_s,
+        workers or gateway_program.default_workers(),
+    )
+    models = tuple(model or ())
+    gateway_program.gateway(
+        gateway_program.GatewayOptions(
+            listen, settings, None if url else served, models, keys_file, access_log
+        ),
+        environment(context),
+    )

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from nereid.cli import demo, gateway, init, keys, serve
+from nereid.cli.command_group import Command, CommandGroup
 from nereid.cli.drift_commands import drift
-from nereid.cli.exit_codes import Command, CommandGroup
 from nereid.cli.image_commands import classify, detect, read
 from nereid.cli.models import add, publish, remove, tune, versions, watch
 from nereid.cli.observe_commands import check, doctor, status, top, why

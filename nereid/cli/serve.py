@@ -1,10 +1,6 @@
 """`nereid serve`: serve a model repository in the foreground."""
 
-import contextlib
-import os
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,29 +8,19 @@ import typer
 
 from nereid.assets import REPOSITORY
 from nereid.cli.keys import KeysFile
-from nereid.cli.options import (
-    Profile,
-    Repository,
-    Task,
-    environment,
-    invalid_values,
-    repository_of,
-    show_progress,
-)
+from nereid.cli.options import Profile, Repository, Task, environment, repository_of
 from nereid.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
-from nereid.errors import WrongUsage
+from nereid.errors import WrongUsage, invalid_values
 from nereid.server.command_line import (
     AUTO_PROFILE,
     LOOPBACK,
     ServerOptions,
-    check_options,
     read_token,
 )
 from nereid.server.ports import Ports
 
 if TYPE_CHECKING:
-    from nereid.server.run_dir import ServerRecord
-    from nereid.server.serve import Companion
+    pass
 
 ControlMode = Literal["explicit", "poll", "none"]
 
@@ -169,140 +155,34 @@ def serve(
     On 127.0.0.1 the ports are Triton's own, for programs that you trust. On other addresses a gateway has the
     ports: it checks every request, and every request needs a key.
     """
-    from nereid.server import serve as server
+    from nereid.application import serve_program
     from nereid.server.request_traces import TraceOptions
+    from nereid.server.serve import ServeOptions
     from nereid.tracing.records import Sampling
 
     if otlp and not re.fullmatch(r"https?://[^/\s]+\S*", otlp):
         raise WrongUsage(f"--otlp: expected an address such as http://localhost:4318, got '{otlp[:128]}'")
     if not trace and (otlp or access_log):
         raise WrongUsage("--no-trace excludes --otlp and --access-log")
-    ports = Ports(http_port, grpc_port, metrics_port)
-    served, variables = repository_of(context, repository, task).resolve(), environment(context)
+    if no_token and token_file:
+        raise WrongUsage("--token-file and --no-token exclude each other")
     with invalid_values():
-        variables = with_gpus(variables, gpu_id)
-        profile = choose_profile(profile, served, variables, gpu_id)
+        token = read_token(token_file) if token_file else ""
     options = ServerOptions(
-        served,
+        repository_of(context, repository, task).resolve(),
         profile,
         host,
-        ports,
+        Ports(http_port, grpc_port, metrics_port),
         model_control_mode,
+        token,
         allow_shm=allow_shm,
         is_guarded=(require_keys or host not in LOOPBACK) if guard is None else guard,
         requires_keys=require_keys,
         measures_signals=signals,
         flags=tuple(flags or ()),
     )
-    with invalid_values():
-        check_options(options)
-        token = read_token(token_file) if token_file else None
-    if no_token:
-        if token_file:
-            raise WrongUsage("--token-file and --no-token exclude each other")
-        if host not in LOOPBACK:
-            raise WrongUsage(f"--no-token needs --host 127.0.0.1, got {host}: anybody could load models")
-        token = ""
-    if require_keys and not options.is_guarded:
-        raise WrongUsage("--require-keys and --unguarded exclude each other")
-    if options.is_guarded:
-        check_keys(options, keys_file, variables)
-    server.serve(
-        options,
-        variables,
-        health_port,
-        drain_s,
-        strict,
-        token,
-        keys_file,
-        [_rollouts(options, context), _processes(options), _drift(options, context)],
-        TraceOptions(Sampling(trace_share, objective_ms / 1e3), otlp, access_log) if trace else None,
+    tracing = TraceOptions(Sampling(trace_share, objective_ms / 1e3), otlp, access_log) if trace else None
+    serve_program.serve(
+        ServeOptions(options, health_port, drain_s, strict, no_token, keys_file, tracing, gpu_id),
+        environment(context),
     )
-
-
-def with_gpus(variables: Mapping[str, str], gpu_id: str) -> Mapping[str, str]:
-    """Return the environment of a server that uses the GPUs `gpu_id`; empty for those that CUDA shows.
-
-    Raises:
-        ValueError: this machine has no such GPU.
-    """
-    if not gpu_id:
-        return variables
-    from nereid.server.gpu import selection
-
-    return {**variables, **selection.select(gpu_id, variables)}
-
-
-def choose_profile(profile: str, repository: Path, variables: Mapping[str, str], gpu_id: str) -> str:
-    """Return a profile other than `auto`, and log how it was selected.
-
-    Raises:
-        ValueError: GPUs are named, and the selected profile does not use them.
-    """
-    if profile != AUTO_PROFILE:
-        return profile
-    from nereid.server.gpu.profile_choice import check_named_gpus, choose
-
-    choice = choose(repository, variables)
-    check_named_gpus(gpu_id, choice)
-    show_progress(str(choice))
-    return choice.profile
-
-
-def _rollouts(options: ServerOptions, context: typer.Context) -> "Companion":
-    """Return what carries out the rollouts of a served repository."""
-    from nereid.rollout import progress, service
-    from nereid.server import run_dir
-    from nereid.server.serve import Companion
-
-    def find() -> "ServerRecord | None":
-        return run_dir.find(run_dir.root(environment(context)), options.repository)
-
-    repository = options.repository
-    return Companion(partial(service.in_background, repository, find), partial(progress.metrics, repository))
-
-
-def _processes(options: ServerOptions) -> "Companion":
-    """Return what reports CPU time and memory of the processes of a served repository."""
-    from nereid.server.serve import Companion
-    from nereid.server.supervision.process_usage import ProcessMetrics, read
-
-    metrics = ProcessMetrics(partial(read, os.getpid(), options.repository))
-    return Companion(lambda log: contextlib.nullcontext(), metrics.page)
-
-
-def _drift(options: ServerOptions, context: typer.Context) -> "Companion":
-    """Return what compares the traffic of a served repository with its references."""
-    from nereid.drift import drift_metrics, monitor
-    from nereid.server import run_dir
-    from nereid.server.serve import Companion
-
-    base, repository = run_dir.root(environment(context)), options.repository
-
-    def find() -> monitor.Server | None:
-        record, folder = run_dir.find(base, repository), run_dir.find_folder(base, repository)
-        return monitor.Server(record, folder) if record and folder else None
-
-    def running(log: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-        watcher.log = log
-        return monitor.in_background(watcher)
-
-    watcher = monitor.Monitor(repository, find, print)
-    return Companion(running, lambda: drift_metrics.metrics(watcher.state))
-
-
-def check_keys(options: ServerOptions, file: Path | None, environment: Mapping[str, str]) -> None:
-    """Check that a guarded server has keys, if its address needs some.
-
-    Raises:
-        WrongUsage: there are none.
-    """
-    from nereid.gateway.admission.access import check_ring
-    from nereid.gateway.admission.key_changes import open_ring
-    from nereid.gateway.settings import Settings
-
-    settings = Settings(host=options.host, keys_needed=options.requires_keys)
-    try:
-        check_ring(open_ring(file, environment), settings)
-    except ValueError as error:
-        raise WrongUsage(str(error)) from None

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,16 +193,3 @@ def watch(monitor: Monitor, stop: threading.Event) -> None:
     while not stop.wait(min(CHECK_S, monitor.timing.interval_s)):
         if monitor.is_due():
             monitor.look()
-
-
-@contextlib.contextmanager
-def in_background(monitor: Monitor) -> Iterator[None]:
-    """Run the monitor in a thread until the context ends."""
-    stop = threading.Event()
-    thread = threading.Thread(target=watch, args=[monitor, stop], name="drift", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(timeout=1.0)

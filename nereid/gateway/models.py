@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
@@ -40,8 +41,61 @@ class PreviewRefused(Exception):
     """An image cannot be shown as the network sees it; the message says why."""
 
 
+class PublishOrder(Struct, frozen=True):
+    """A network to publish.
+
+    Attributes:
+        model: its name, or that of its route.
+        source: the ONNX file.
+        share: initial part of the traffic.
+        is_change_accepted: whether the results may differ from the current version's.
+        limits: further limits of the examination, by name.
+    """
+
+    model: str
+    source: Path
+    share: float
+    is_change_accepted: bool
+    limits: dict[str, float]
+
+
+class PublishAnswer(Struct):
+    """A published version, and a line about it."""
+
+    model: str
+    version: int
+    detail: str
+
+
+class PublishRefused(Exception):
+    """A network was not published; `is_invalid` if the order itself is wrong, and not the network."""
+
+    def __init__(self, reason: str, is_invalid: bool) -> None:
+        super().__init__(reason)
+        self.is_invalid = is_invalid
+
+
+class Publisher(Protocol):
+    """Publishes networks in the repository of a gateway's server."""
+
+    @property
+    def repository(self) -> Path:
+        """The folder of the models."""
+
+    async def publish(self, order: PublishOrder) -> PublishAnswer:
+        """Publish a network as the next version of a model, and return once it is served.
+
+        Raises:
+            PublishRefused: it was not published.
+        """
+
+
 class ModelSource(Protocol):
     """The names of the models behind a gateway, which may change; its methods block."""
+
+    @property
+    def publisher(self) -> Publisher | None:
+        """Publishes further versions of the models; None for a server elsewhere."""
 
     def names(self) -> Sequence[str]:
         """Return the names of the models that the gateway offers now."""
@@ -79,6 +133,10 @@ class FixedModels:
 
     fixed: tuple[str, ...]
     url: str = ""
+
+    @property
+    def publisher(self) -> None:
+        """Return None."""
 
     def names(self) -> Sequence[str]:
         """Return the fixed names."""
@@ -161,7 +219,7 @@ class Models:
     """
 
     def __init__(self, default: str, source: ModelSource, triton: HttpConnections) -> None:
-        self._source, self.triton = source, triton
+        self._source, self.triton, self.publisher = source, triton, source.publisher
         self.known: dict[str, OfferedModel] = {}
         self._first: dict[str, OfferedModel] = {}
         self.default = self._add(default)

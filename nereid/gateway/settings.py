@@ -1,4 +1,4 @@
-"""Settings of a gateway."""
+"""Settings and address of a gateway."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -8,6 +8,26 @@ from nereid.contract import HTTP_PORT, MAX_IMAGE_BYTES
 from nereid.tracing.records import DEFAULT_SAMPLING, Sampling
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+# Load balancers keep unused connections for about 60 s. If the gateway closed one first, a request could meet
+# the close, and its caller would get a 502.
+KEEP_ALIVE_S = 90
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Address of the gateway; port 0 selects a free port. A certificate and its key turn TLS on.
+
+    `grpc_port` is that of the v2 protocol over gRPC, None for none. `keep_alive_s` is the time after which an
+    unused connection is closed. `workers` processes listen on the same ports.
+    """
+
+    host: str
+    port: int
+    grpc_port: int | None = None
+    certificate: Path | None = None
+    certificate_key: Path | None = None
+    keep_alive_s: int = KEEP_ALIVE_S
+    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +49,6 @@ class Settings:
         max_images: limit of one batch.
         traces: socket of the server's collector of traces, "" for none.
         sampling: the traces to keep.
-        repository: folder of the models to publish into; None for a server elsewhere.
         max_in_flight: upper bound of the adaptive limit; a route rejects more than 64.
     """
 
@@ -51,7 +70,6 @@ class Settings:
     max_in_flight: int = 64
     traces: str = ""
     sampling: Sampling = DEFAULT_SAMPLING
-    repository: Path | None = None
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

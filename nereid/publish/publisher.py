@@ -32,7 +32,7 @@ from nereid.routing.assignment import MAX_VARIANTS
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 
-__all__ = ["Gates", "Published", "RouteFull", "publish", "retire", "rollback"]
+__all__ = ["Gates", "Published", "RouteFull", "publish", "retire", "rollback", "served"]
 
 ROLLBACK_S = 30.0
 # A version that gets all traffic is a change of the route, not of the repository.
@@ -52,6 +52,16 @@ class Published:
     pinned: tuple[str, ...]
     report: Report
     seconds: float
+
+    def line(self, record: ServerRecord | None) -> str:
+        """Return what has happened, for a person; `record` is the running server."""
+        behind = f" as {', '.join(self.pinned)}" if self.pinned else ""
+        return f"{self.model} {self.version}: {served(record)}{behind}, after {self.seconds:.1f} s"
+
+
+def served(record: ServerRecord | None) -> str:
+    """Return whether a server serves a change already."""
+    return "served" if record else "in the repository (no server runs)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from nereid import files
@@ -65,18 +65,3 @@ def _signature(folder: Path) -> list[tuple[str, int, int]]:
             status = path.stat()
             found.append((path.name, status.st_size, status.st_mtime_ns))
     return sorted(found)
-
-
-@contextlib.contextmanager
-def in_background(repository: Path, find_server: FindServer, log: Log) -> Iterator[None]:
-    """Carry out all rollouts in a thread until the context ends."""
-    stop = threading.Event()
-    thread = threading.Thread(
-        target=run, args=[repository, find_server, stop, log], name="rollouts", daemon=True
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(timeout=LOOK_S + 1)

@@ -6,50 +6,41 @@ import json
 import select
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
-from pathlib import Path
 
 from nereid import metrics_page
 from nereid.errors import ServerError
-from nereid.processes import BackOff, end_with_parent
+from nereid.processes import BackOff
 from nereid.server.command_line import ServerOptions
 from nereid.server.supervision.health import JSON, TEXT, Page
 
 START_S, STOP_S, STOP_POLL_S = 60.0, 40.0, 0.1
 METRICS_S = 5.0
-RESTART_DELAYS_S, CALM_S = (0.1, 1.0, 5.0, 30.0), 10.0
 PACKAGE, INSTALL = "uvicorn", "pip install 'nereid-serving[gateway]'"
+# Starts the gateway, which prints its ports on its stdout.
+Launch = Callable[[], "subprocess.Popen[str]"]
+Launcher = Callable[[ServerOptions], "subprocess.Popen[str]"]
 
 
 class Front:
     """A gateway process, started again when it ends.
 
     Args:
-        options: settings of the guarded server.
-        keys: file with the keys of the callers; None for the default file.
-        environment: environment variables of this process.
+        launch: starts the process; Ctrl-C must not reach it, and it must end with this one.
         log: receives one line for each start after the first.
 
     Raises:
         ServerError: the packages of the gateway are missing.
     """
 
-    def __init__(
-        self,
-        options: ServerOptions,
-        keys: Path | None,
-        environment: Mapping[str, str],
-        log: Callable[[str], None],
-    ) -> None:
+    def __init__(self, launch: Launch, log: Callable[[str], None]) -> None:
         if importlib.util.find_spec(PACKAGE) is None:
             raise ServerError(f"a guarded server needs the package '{PACKAGE}'", INSTALL)
-        self._options, self._keys, self._environment, self._log = options, keys, environment, log
+        self._launch_process, self._log = launch, log
         self._process: subprocess.Popen[str] | None = None
-        self._back_off = BackOff(RESTART_DELAYS_S, CALM_S)
-        self._began_s = self._next_s = 0.0
+        self._back_off = BackOff()
         self._has_listened = False
 
     def start(self) -> None:
@@ -73,11 +64,10 @@ class Front:
         if (status := self._process.poll()) is None:
             return None if self._is_listening(0) else "the gateway starts"
         now_s = time.monotonic()
-        if not self._next_s:
-            pause_s = self._back_off.next_s(now_s - self._began_s)
-            self._next_s = now_s + pause_s
+        if self._back_off.due_s is None:
+            pause_s = self._back_off.failed(now_s)
             self._log(f"supervisor: the gateway ended with status {status}; it starts again in {pause_s:g} s")
-        if now_s >= self._next_s:
+        elif now_s >= self._back_off.due_s:
             self._launch()
         return f"the gateway ended with status {status}"
 
@@ -102,28 +92,8 @@ class Front:
         return self._has_listened
 
     def _launch(self) -> None:
-        self._began_s, self._next_s, self._has_listened = time.monotonic(), 0.0, False
-        self._process = subprocess.Popen(
-            self._command(),
-            env=dict(self._environment),
-            stdout=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches only this process, which stops both in order
-            preexec_fn=end_with_parent(),
-        )
-
-    def _command(self) -> list[str]:
-        options = self._options
-        words = {
-            "repository": options.repository,
-            "host": options.host,
-            "port": options.ports.http,
-            "grpc-port": options.ports.grpc,
-            **({"keys": self._keys} if self._keys else {}),
-        }
-        command = [sys.executable, "-m", "nereid", "gateway", *["--require-keys"] * options.requires_keys]
-        return [*command, *(f"--{name}={value}" for name, value in words.items())]
+        self._back_off.began(time.monotonic())
+        self._process, self._has_listened = self._launch_process(), False
 
 
 def metrics_of(url: str, path: str) -> Page:

@@ -4,19 +4,11 @@ import json
 import shlex
 from collections.abc import Collection, Mapping
 
-from nereid.assets import REPOSITORY, TEXT_REPOSITORY
-from nereid.contract import LABEL, SCORES, TEXT
+from nereid.assets import TASKS
 from nereid.repository.layout import output_names, readable_configs
 from nereid.server.command_line import LOOPBACK, ServerOptions
 from nereid.server.embedded_server import image_models
 from nereid.server.run_dir import ServerRecord
-
-# By output: the command for its models, the default of its option --model, and that of --repository.
-COMMANDS = {
-    SCORES: ("classify", "classify", REPOSITORY),
-    TEXT: ("read", "read_text", TEXT_REPOSITORY),
-    LABEL: ("detect", "detect", REPOSITORY),
-}
 
 
 def ready_line(record: ServerRecord, failed: Mapping[str, str]) -> str:
@@ -39,11 +31,11 @@ def announcement(options: ServerOptions, record: ServerRecord, failed: Collectio
 def _command(options: ServerOptions, models: Collection[str]) -> str:
     """Return the command that sends an image to one of the models, "" without one."""
     configs = readable_configs(options.repository, options.profile)
-    for output, (command, default, own) in COMMANDS.items():
+    for task in TASKS:
         # A config may leave its outputs to the file.
-        found = [name for name in models if output in output_names(configs[name])]
+        found = [name for name in models if {*task.outputs} <= {*output_names(configs[name])}]
         if found:
-            words = ["nereid", command, "IMAGE"] + ["--model", found[0]] * (default not in found)
-            is_own = options.repository.resolve() == own.resolve()
+            words = ["nereid", task.command, "IMAGE"] + ["--model", found[0]] * (task.default not in found)
+            is_own = options.repository.resolve() == task.repository.resolve()
             return shlex.join(words if is_own else [*words, "--repository", str(options.repository)])
     return ""

@@ -4,6 +4,7 @@ import contextlib
 import secrets
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -12,13 +13,20 @@ from pathlib import Path
 from typing import NoReturn
 
 from nereid.errors import ServerError
-from nereid.processes import BackOff, MemoryKills, ProcessRefusals, allow_open_files, on_signals
+from nereid.processes import (
+    BackOff,
+    MemoryKills,
+    ProcessRefusals,
+    allow_open_files,
+    in_background,
+    on_signals,
+)
 from nereid.repository.fitting import Fitted
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import request_traces, run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.front import Front, metrics_of
+from nereid.server.front import Front, Launch, Launcher, metrics_of
 from nereid.server.ports import Ports, check_ports, free_ports, wait_until_free
 from nereid.server.ready_line import announcement, ready_line
 from nereid.server.request_traces import TraceOptions
@@ -37,7 +45,7 @@ UNGUARDED = (
 )
 # A signal that another thread receives, or that arrives just before a wait, does not end that wait.
 SIGNAL_POLL_S = 1.0
-RESTART_DELAYS_S, CALM_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 10.0
+RESTART_DELAYS_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # The ports of a killed server are free immediately, those of a server that ends itself after about 3 s.
 PORTS_FREE_S = 10.0
 # Seconds for the last requests of a server that got SIGTERM from another program. Clients with open
@@ -45,17 +53,48 @@ PORTS_FREE_S = 10.0
 LAST_REQUESTS_S = 1.0
 # `tritonserver` and its stubs open about 150; the rest is for connections.
 MIN_OPEN_FILES = 256
+# Seconds for the jobs to end.
+JOB_STOP_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Companion:
-    """Work for the served repository: `running` does it in the background, and logs with its argument.
+class ServeOptions:
+    """A supervised server.
 
-    `metrics` returns its samples for the supervisor's metrics page.
+    Attributes:
+        server: settings of the server; without a token, a random one is made.
+        health_port: port of the supervisor's pages; 0 for any free one, None for none.
+        drain_s: seconds to continue serving after the first signal, while `/readyz` is already 503.
+        is_strict: end if a model cannot be loaded.
+        is_open: leave the administrative APIs open; the server then has no token.
+        keys: file with the keys of a guarded server's callers; None for the default file.
+        tracing: the traces of requests to keep; None turns tracing off.
+        gpu_id: the GPUs to use; empty for those that CUDA shows.
     """
 
-    running: Callable[[Callable[[str], None]], contextlib.AbstractContextManager[None]]
+    server: ServerOptions
+    health_port: int | None = None
+    drain_s: float = 0.0
+    is_strict: bool = False
+    is_open: bool = False
+    keys: Path | None = None
+    tracing: TraceOptions | None = None
+    gpu_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Work for the served repository.
+
+    Attributes:
+        metrics: returns its samples for the supervisor's metrics page.
+        name: of its thread.
+        run: works until its event is set; None for no work in the background.
+    """
+
     metrics: Callable[[], str]
+    name: str = ""
+    run: Callable[[threading.Event], object] | None = None
 
 
 class _Stopped(BaseException):
@@ -80,17 +119,7 @@ class _Signals:
             time.sleep(min(left_s, SIGNAL_POLL_S))
 
 
-def serve(
-    options: ServerOptions,
-    environment: Mapping[str, str],
-    health_port: int | None = None,
-    drain_s: float = 0.0,
-    is_strict: bool = False,
-    token: str | None = None,
-    keys: Path | None = None,
-    companions: Sequence[Companion] = (),
-    tracing: TraceOptions | None = None,
-) -> None:
+def serve(given: ServeOptions, environment: Mapping[str, str], jobs: Sequence[Job], launch: Launcher) -> None:
     """Serve until SIGINT or SIGTERM, and print the ports on stdout once the server is ready.
 
     The ports are one JSON line, or a sentence on a terminal. A stub that dies is replaced, and so is the
@@ -98,15 +127,10 @@ def serve(
     that cannot be loaded is reported and left out.
 
     Args:
-        options: settings of the server.
+        given: settings of the server and of its supervision.
         environment: environment variables of this process.
-        health_port: port of the supervisor's pages; 0 for any free one, None for none.
-        drain_s: seconds to continue serving after the first signal, while `/readyz` is already 503.
-        is_strict: end if a model cannot be loaded.
-        token: opens the administrative APIs; None for a random one, "" leaves them open.
-        keys: file with the keys of a guarded server's callers; None for the default file.
-        companions: run as long as this process serves.
-        tracing: the traces of requests to keep; None turns tracing off.
+        jobs: run as long as this process serves.
+        launch: starts the gateway of a guarded server.
 
     Raises:
         ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
@@ -117,34 +141,42 @@ def serve(
             f"expected a limit of at least {MIN_OPEN_FILES} open files, got {most}",
             f"ulimit -n {MIN_OPEN_FILES}",
         )
-    # Only our commands know a random token, and flags of Triton may name other models.
-    has_other_tools = token is not None or bool(options.flags)
-    token = secrets.token_urlsafe(24) if token is None else token
-    sampling = tracing.sampling if tracing else None
-    options = replace(options, token=token, has_other_tools=has_other_tools, sampling=sampling)
-    _check_is_first(options, environment, health_port)
+    options, root = _completed(given), run_dir.root(environment)
+    _check_is_first(options, environment, given.health_port)
     try:
         with contextlib.ExitStack() as stack:
-            port, metrics = 0, [companion.metrics for companion in companions]
-            if health_port is not None:
+            port, metrics = 0, [job.metrics for job in jobs]
+            if given.health_port is not None:
                 more = partial(_joined, metrics)
                 pages = partial(health_page.page, health, more_metrics=more)
-                port = stack.enter_context(health_page.serve(pages, options.host, health_port, "health"))
+                port = stack.enter_context(
+                    health_page.serve(pages, options.host, given.health_port, "health")
+                )
             options = replace(options, ports=_with_free_ports(options))
-            orphans.wait_for_end(run_dir.root(environment), options.repository, _log)
-            folder = stack.enter_context(run_dir.occupy(run_dir.root(environment), options.repository))
+            orphans.wait_for_end(root, options.repository, log)
+            folder = stack.enter_context(run_dir.occupy(root, options.repository))
             stub_memory.remove_stale()
-            for companion in companions:
-                stack.enter_context(companion.running(_log))
-            if tracing:
-                metrics.append(stack.enter_context(request_traces.collecting(folder, tracing, _log)))
-            is_strict = is_strict or options.model_control_mode != "explicit"
-            front = None
+            for job in jobs:
+                if job.run:
+                    stack.enter_context(in_background(job.name, job.run, JOB_STOP_S))
+            if given.tracing:
+                metrics.append(stack.enter_context(request_traces.collecting(folder, given.tracing, log)))
+            gateway = None
             if options.is_guarded:
-                front = stack.enter_context(front_of(options, folder, keys, environment))
-            _Service(options, folder, environment, health, port, drain_s, is_strict, signals, front).run()
+                gateway = stack.enter_context(front_of(options, folder, partial(launch, options)))
+            _Service(given, options, folder, environment, health, port, signals, gateway).run()
     except _Stopped:
-        _log("stopped")
+        log("stopped")
+
+
+def _completed(given: ServeOptions) -> ServerOptions:
+    """Return the options of a server with its token, and with what the other options decide."""
+    options = given.server
+    # Only our commands know a random token, and flags of Triton may name other models.
+    has_other_tools = given.is_open or bool(options.token or options.flags)
+    token = "" if given.is_open else options.token or secrets.token_urlsafe(24)
+    sampling = given.tracing.sampling if given.tracing else None
+    return replace(options, token=token, has_other_tools=has_other_tools, sampling=sampling)
 
 
 def _joined(metrics: Sequence[Callable[[], str]]) -> str:
@@ -155,13 +187,12 @@ def _joined(metrics: Sequence[Callable[[], str]]) -> str:
 class _Service:
     """A supervised server, restarted on the same ports when it ends."""
 
+    given: ServeOptions
     options: ServerOptions
     folder: Path
     environment: Mapping[str, str]
     health: Health
     health_port: int
-    drain_s: float
-    is_strict: bool
     signals: _Signals
     front: Front | None
     limits: tuple[MemoryKills, ProcessRefusals] = field(
@@ -169,29 +200,29 @@ class _Service:
     )
 
     def run(self) -> NoReturn:
-        began_s, among = time.monotonic(), None
+        among, back_off = None, BackOff(RESTART_DELAYS_S)
+        back_off.began(time.monotonic())
         server, failed = self._start()
         with contextlib.ExitStack() as stack:
             stack.push(server)  # it is entered already
             _log_threads(self.options, server.fitted)
             if not self.options.is_guarded:
-                _log(f"{'note' if self.options.host in LOOPBACK else 'warning'}: {UNGUARDED}")
+                log(f"{'note' if self.options.host in LOOPBACK else 'warning'}: {UNGUARDED}")
             ready, reason = self._supervise(server, failed)
-        back_off = BackOff(RESTART_DELAYS_S, CALM_S)
         while True:
-            pause_s = back_off.next_s(time.monotonic() - began_s)
-            _log(f"supervisor: {reason}; restart of tritonserver in {pause_s:g} s")
+            pause_s = back_off.failed(time.monotonic())
+            log(f"supervisor: {reason}; restart of tritonserver in {pause_s:g} s")
             self.health.enter(health_page.RESTARTING, reason)
             self.signals.sleep(pause_s)
             self._wait_for_ports()
-            began_s = time.monotonic()
+            back_off.began(began_s := time.monotonic())
             # A model that failed at the start may have been repaired and loaded since.
             failed = {name: why for name, why in failed.items() if name not in ready}
-            server = EmbeddedServer(self.options, self.folder, self.environment, _log, among, failed)
+            server = EmbeddedServer(self.options, self.folder, self.environment, log, among, failed)
             try:
                 with server:
                     self.health.restarted()
-                    _log(f"supervisor: tritonserver is ready again after {time.monotonic() - began_s:.1f} s")
+                    log(f"supervisor: tritonserver is ready again after {time.monotonic() - began_s:.1f} s")
                     ready, reason = self._supervise(server)
                     among = None
             except ServerError as error:
@@ -202,18 +233,19 @@ class _Service:
     def _start(self) -> tuple[EmbeddedServer, Mapping[str, str]]:
         """Start a server, without the models that cannot be loaded; returns the reasons of those."""
         failed = unservable_models(self.options)
-        if failed and self.is_strict:
+        is_strict = self.given.is_strict or self.options.model_control_mode != "explicit"
+        if failed and is_strict:
             raise ServerError("; ".join(failed.values()))
         while True:
-            server = EmbeddedServer(self.options, self.folder, self.environment, _log, without=failed)
+            server = EmbeddedServer(self.options, self.folder, self.environment, log, without=failed)
             try:
                 return server.__enter__(), failed
             except ServerError:
                 new = server.log.failures
-                if self.is_strict or not new.keys() - failed or not {*server.models} - new.keys():
+                if is_strict or not new.keys() - failed or not {*server.models} - new.keys():
                     raise
                 failed |= new
-                _log(f"not loaded: {', '.join(new)}; the server starts again with the other models")
+                log(f"not loaded: {', '.join(new)}; the server starts again with the other models")
                 self._wait_for_ports()
 
     def _supervise(
@@ -224,7 +256,7 @@ class _Service:
         At the first start, `failed` has the models that could not be loaded, with their reasons.
         """
         record = server.record(self.health_port)
-        watchdog = Watchdog(server, record, self.health, _log)
+        watchdog = Watchdog(server, record, self.health, log)
         try:
             run_dir.write(self.folder, record)
             if self.front:
@@ -252,7 +284,7 @@ class _Service:
     def _report_limits(self) -> None:
         for limit in self.limits:
             if text := limit.new():
-                _log(f"supervisor: {text}")
+                log(f"supervisor: {text}")
 
     def _wait(self, watchdog: Watchdog, record: ServerRecord, failed: Mapping[str, str] | None) -> None:
         """Announce the server, then wait for its end or for a signal and the drain time."""
@@ -260,7 +292,7 @@ class _Service:
             self.health.enter(health_page.RUNNING)
             if failed is not None:
                 for model, reason in failed.items():
-                    _log(f"warning: '{model}' is not served: {reason}; fix it, then: nereid reload {model}")
+                    log(f"warning: '{model}' is not served: {reason}; fix it, then: nereid reload {model}")
                 is_terminal = sys.stdout.isatty()
                 show = partial(announcement, self.options) if is_terminal else ready_line
                 print(show(record, failed), flush=True)
@@ -272,16 +304,14 @@ class _Service:
                     self.health.front_observed(self.front.keep())
         except _Stopped:
             self.health.enter(health_page.STOPPING)
-            self.signals.sleep(self.drain_s)
+            self.signals.sleep(self.given.drain_s)
             if self.front:
                 self.front.stop(lambda: self.signals.count > 1)
             raise
 
 
 @contextlib.contextmanager
-def front_of(
-    options: ServerOptions, folder: Path, keys: Path | None, environment: Mapping[str, str]
-) -> Iterator[Front]:
+def front_of(options: ServerOptions, folder: Path, launch: Launch) -> Iterator[Front]:
     """Return the front of a guarded server, not started yet, with a page for Triton's metrics.
 
     Raises:
@@ -289,12 +319,12 @@ def front_of(
     """
     check_ports(options.host, options.ports)
     pages = partial(metrics_of, run_dir.socket_url(run_dir.socket_folder(folder), "metrics"))
-    front = Front(options, keys, environment, _log)
+    gateway = Front(launch, log)
     with health_page.serve(pages, options.host, options.ports.metrics, "metrics"):
         try:
-            yield front
+            yield gateway
         finally:
-            front.stop(lambda: True)
+            gateway.stop(lambda: True)
 
 
 def _check_is_first(options: ServerOptions, environment: Mapping[str, str], health_port: int | None) -> None:
@@ -318,13 +348,14 @@ def _with_free_ports(options: ServerOptions) -> Ports:
 
 def _log_threads(options: ServerOptions, fitted: Fitted) -> None:
     if fitted.counts:
-        _log(str(fitted))
+        log(str(fitted))
     with contextlib.suppress(InvalidConfig):  # Triton has the better message
         text, fits = describe_threads(thread_budget(options.repository, options.profile, fitted.counts))
-        _log(text if fits else f"warning: {text}")
+        log(text if fits else f"warning: {text}")
 
 
-def _log(line: str) -> None:
+def log(line: str) -> None:
+    """Write a line to stderr."""
     # Triton blocks if its log is not read, so a closed stderr must not stop the server.
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)

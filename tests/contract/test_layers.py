@@ -65,6 +65,13 @@ def test_environment_is_read_at_the_edge_only(root, package):
             assert source.name == "__main__.py" or '__name__ == "__main__"' in text, source.relative_to(root)
 
 
+def test_no_program_starts_a_command(root):
+    """A renamed option would break that at run time only; `nereid.application.child` starts functions."""
+    started = re.compile(r'"-m",\s*"nereid"|(?:which|with_name)\("nereid"\)')
+
+    assert [path.name for path in product_modules(root) if started.search(path.read_text())] == []
+
+
 def product_modules(root: Path) -> list[Path]:
     """Return every module of the package; empty `__init__.py` are not counted as such."""
     return [path for path in sorted((root / "nereid").rglob("*.py")) if path.name != "__init__.py"]

@@ -36,7 +36,7 @@ RUN = f"""
 import sys, uvicorn
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
-from nereid.gateway.http.serving import KEEP_ALIVE_S
+from nereid.gateway.settings import KEEP_ALIVE_S
 from nereid.gateway.settings import Settings
 from tests.gateways import RING, Control, Source
 settings = Settings(url=sys.argv[1], max_in_flight={LIMIT})

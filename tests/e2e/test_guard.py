@@ -34,6 +34,7 @@ from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import Overloaded, RequestRefused
 from nereid.gateway.admission import key_changes
 from nereid.server.ports import free_ports, is_listening
+from nereid.server.supervision.process_usage import GATEWAY_WORDS
 from tests.classifiers import check_bytes_are_sent, opened
 from tests.e2e.conftest import ESPRESSO
 from tests.proof import REQUESTS
@@ -281,7 +282,7 @@ def test_killed_gateway_is_started_again(guarded):
     children = [
         each for file in Path(f"/proc/{parent}/task").glob("*/children") for each in file.read_text().split()
     ]
-    (gateway,) = [pid for pid in children if b"nereid\0gateway" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (gateway,) = [pid for pid in children if GATEWAY_WORDS in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     os.kill(int(gateway), signal.SIGKILL)
 

@@ -11,19 +11,21 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from PIL import Image
 
+from nereid.application.repository_models import RepositoryModels
 from nereid.assets import CHELSEA, COFFEE, TEXT_REPOSITORY
-from nereid.cli.route_commands.gateway_route import RepositoryModels
 from nereid.client.classifier_errors import Unreachable
 from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.settings import Settings
+from nereid.processes import in_background
 from nereid.rollout import orders, service
 from nereid.routes.target import find_route
 from nereid.server.command_line import ServerOptions
@@ -460,7 +462,8 @@ def test_rollout_is_started_paused_and_aborted(visit, gateways):
     page.get_by_role("button", name="Start a rollout of v2").click()
     sync_api.expect(message).to_contain_text("no controller runs")
     # This controller finds no server, so it waits.
-    with service.in_background(repository, lambda: None, print):
+    run = partial(service.run, repository, lambda: None, log=print)
+    with in_background("rollouts", run, WATCHDOG_S):
         assert orders.wait_controlled(find_route(repository, "classify"))
         page.get_by_role("button", name="Start a rollout of v2").click()
         sync_api.expect(text).to_contain_text("step 1 %: waiting: see nereid rollout status")

@@ -6,9 +6,9 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
+from nereid.application.repository_models import RepositoryRoute
 from nereid.assets import COFFEE, REPOSITORY
 from nereid.cli.main import app
-from nereid.cli.route_commands.gateway_route import RepositoryRoute
 from nereid.client.classifier import Classifier
 from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused
 from tests.routes import wait_until

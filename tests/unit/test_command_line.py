@@ -11,8 +11,8 @@ import typer.main
 from typer.testing import CliRunner
 
 from nereid import assets
+from nereid.application.exit_codes import end
 from nereid.cli import init, options, tables
-from nereid.cli.exit_codes import end
 from nereid.cli.main import app
 from nereid.errors import OperationFailed
 from nereid.units import escaped

@@ -3,6 +3,7 @@
 import pytest
 
 from nereid import files
+from nereid.application.repository_publisher import RepositoryPublisher
 from nereid.gateway.http import publish_endpoint
 from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings
@@ -24,8 +25,8 @@ def repository(tmp_path):
 
 
 def publish(repository, query=OPTIONS, headers=ADMIN, content=None, keys=RING, model=NET):
-    settings = Settings(repository=repository)
-    made = build(settings, keys, Models(NET, Source(other=NET), lambda name, kind: Upstream()))
+    source = Source(other=NET, publisher=RepositoryPublisher(repository) if repository else None)
+    made = build(Settings(), keys, Models(NET, source, lambda name, kind: Upstream()))
     body = adding(2).SerializeToString() if content is None else content
     return send(made, "POST", f"/v1/models/{model}/publish?{query}", content=body, headers=headers)
 
@@ -50,6 +51,12 @@ def test_upload_is_published(repository):
         "other results": ({"query": "max_slowdown=100"}, 409, "--accept-change"),
         "empty": ({"content": b""}, 400, "got an empty body"),
         "share": ({"query": "share=200%25"}, 400, "expected 0 to"),
+        "no share": ({"query": "share=all"}, 400, "share: expected a share such as 10% or 0.1, got 'all'"),
+        "no number": (
+            {"query": "tolerance=nan"},
+            400,
+            "tolerance: expected a number of at least 0, got 'nan'",
+        ),
         "option": ({"query": "repository=/"}, 400, "unknown query parameter 'repository'"),
         "flag": ({"query": "accept_change=no"}, 400, "expected true"),
         "type": ({"headers": {**ADMIN, "content-type": "text/html"}}, 415, "Content-Type"),

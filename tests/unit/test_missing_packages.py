@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from nereid.cli.exit_codes import MODULES
+from nereid.application.exit_codes import MODULES
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.process

@@ -5,9 +5,9 @@ import io
 import pytest
 from PIL import Image
 
-from nereid.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
-from nereid.cli.options import CLASSIFIERS, READERS, ModelKind, find_any_model, find_model
-from nereid.cli.route_commands.gateway_route import RepositoryModels
+from nereid.application.chosen_models import find_any_model, find_model
+from nereid.application.repository_models import RepositoryModels
+from nereid.assets import CLASSIFIERS, COFFEE, READERS, REPOSITORY, TEXT_REPOSITORY, TaskModels
 from nereid.errors import WrongUsage
 from nereid.gateway.models import PreviewRefused
 from tests.tables import cases
@@ -74,7 +74,7 @@ def repository(folder, **configs):
         "empty": (None, {}, "", "has no model; fix: nereid add FILE"),
     },
 )
-def test_default_model(tmp_path, kind: ModelKind | None, configs, name, expected):
+def test_default_model(tmp_path, kind: TaskModels | None, configs, name, expected):
     """Without a kind, the model is one of any task."""
     folder = repository(tmp_path, **configs)
     try:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from nereid import metrics_page
+from nereid.application.child import command
+from nereid.application.gateway_program import gateway
 from nereid.server.supervision.process_usage import (
     TICKS_PER_S,
     ProcessMetrics,
@@ -46,7 +48,7 @@ def proc(tmp_path):
     found.add(SERVER, SUPERVISOR, "tritonserver", ticks=200, kilobytes=2)
     found.add(STUB, SERVER, "triton (py) b", stub.format(0), 300, 3)
     found.add(OTHER_STUB, SERVER, "triton (py) b", stub.format(1), 400, 4)
-    found.add(GATEWAY, SUPERVISOR, "python", "python -m nereid gateway --port=1", 500, 5)
+    found.add(GATEWAY, SUPERVISOR, "python", " ".join(command(gateway)), 500, 5)
     found.add(WORKER, GATEWAY, "python", "python worker", 600, 6)
     found.add(HOOK, SUPERVISOR, "sh", "sh -c gateway", 700, 7)
     found.add(99, 1, "tritonserver", "of another server", 800, 8)

@@ -1,4 +1,4 @@
-"""Signals, death with the parent, and waits that grow with repeated failures."""
+"""Signals, death with the parent, waits that grow with repeated failures, and background threads."""
 
 import os
 import select
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from nereid.processes import STOP_SIGNALS, BackOff, StopFlag, exit_on_sigterm, on_signals
+from nereid.processes import STOP_SIGNALS, BackOff, StopFlag, exit_on_sigterm, in_background, on_signals
 from tests.tables import cases
 
 WATCHDOG_S = 60
@@ -101,6 +101,22 @@ def test_child_of_a_dead_parent_ends_itself():
     },
 )
 def test_waits_grow_until_a_calm_time(ran_s, expected):
-    back_off = BackOff([0.2, 1, 4], calm_s=60)
+    back_off, now_s, found = BackOff([0.2, 1, 4], calm_s=60), 1000.0, []
+    for each in ran_s:
+        back_off.began(now_s)
+        assert back_off.due_s is None
+        now_s += each
+        found.append(back_off.failed(now_s))
+        assert back_off.due_s == now_s + found[-1]
+        now_s = back_off.due_s  # the pause is no calm time
 
-    assert [back_off.next_s(each) for each in ran_s] == expected
+    assert found == expected
+
+
+def test_background_work_ends_with_its_context():
+    ended = []
+
+    with in_background("work", lambda stop: ended.append(stop.wait(WATCHDOG_S)), WATCHDOG_S):
+        assert ended == []
+
+    assert ended == [True]

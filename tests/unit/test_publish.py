@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from nereid import files
-from nereid.cli.exit_codes import reason
+from nereid.application.exit_codes import reason
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.engine import journal
 from nereid.publish.engine.actions import AddVariant, Install, Load, Policy, Warm

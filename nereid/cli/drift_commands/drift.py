@@ -6,19 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nereid.application.chosen_models import own_repository
 from nereid.assets import REPOSITORY
-from nereid.cli.options import (
-    AsJson,
-    Repository,
-    complete_model,
-    environment,
-    invalid_values,
-    own_repository,
-    show_help,
-    show_progress,
-)
+from nereid.cli.options import AsJson, Repository, complete_model, environment, show_help, show_progress
 from nereid.cli.server_options import find_server, with_server
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.errors import OperationFailed, WrongUsage, invalid_values
 from nereid.units import parse_duration
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nereid.assets import REPOSITORY
+from nereid.assets import CLASSIFIERS, REPOSITORY
 from nereid.cli.image_commands.image_command import (
     ApiKey,
     Concurrency,
@@ -22,7 +22,7 @@ from nereid.cli.image_commands.image_command import (
     run,
     watch_option,
 )
-from nereid.cli.options import CLASSIFIERS, DEFAULT_MODEL_HELP, Repository
+from nereid.cli.options import DEFAULT_MODEL_HELP, Repository
 
 if TYPE_CHECKING:
     from nereid.cli.image_commands.views import View

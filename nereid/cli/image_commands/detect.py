@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nereid.assets import REPOSITORY
+from nereid.assets import DETECTORS, REPOSITORY
 from nereid.cli.image_commands.image_command import (
     ApiKey,
     Concurrency,
@@ -23,7 +23,7 @@ from nereid.cli.image_commands.image_command import (
     run,
     watch_option,
 )
-from nereid.cli.options import DEFAULT_DETECTOR_HELP, DETECTORS, Repository
+from nereid.cli.options import DEFAULT_DETECTOR_HELP, Repository
 
 if TYPE_CHECKING:
     from nereid.cli.image_commands.views import View

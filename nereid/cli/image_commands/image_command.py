@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from nereid.cli.options import ModelKind, complete_model, find_model, invalid_values
+from nereid.application.chosen_models import find_model
+from nereid.assets import TaskModels
+from nereid.cli.options import complete_model
 from nereid.cli.server_options import find_server
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.errors import OperationFailed, WrongUsage, invalid_values
 
 if TYPE_CHECKING:
     from nereid.cli.image_commands.outcomes import Format
@@ -84,7 +86,7 @@ class ImageTask:
     action: str
     present: str
     past: str
-    models: ModelKind
+    models: TaskModels
     load: "Callable[[], tuple[Any, View]]"
 
 

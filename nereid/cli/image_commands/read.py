@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nereid.assets import TEXT_REPOSITORY
+from nereid.assets import READERS, TEXT_REPOSITORY
 from nereid.cli.image_commands.image_command import (
     ApiKey,
     Concurrency,
@@ -23,7 +23,7 @@ from nereid.cli.image_commands.image_command import (
     run,
     watch_option,
 )
-from nereid.cli.options import DEFAULT_READER_HELP, READERS, TextRepository
+from nereid.cli.options import DEFAULT_READER_HELP, TextRepository
 
 if TYPE_CHECKING:
     from nereid.cli.image_commands.views import View

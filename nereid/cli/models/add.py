@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nereid.application.chosen_models import own_repository
 from nereid.assets import REPOSITORY
 from nereid.cli.models.preprocessing import Preprocess, parameters_of, size_of
-from nereid.cli.models.publish import served
-from nereid.cli.options import AsJson, Repository, complete_preset, own_repository, show_progress
+from nereid.cli.options import AsJson, Repository, complete_preset, show_progress
 from nereid.cli.server_options import find_server
 from nereid.errors import WrongUsage
 from nereid.units import format_bytes, format_ms
@@ -130,6 +130,7 @@ def add(
 ) -> None:
     """Add an ONNX network under a new name: examine it, show what it will be, ask, and serve it."""
     from nereid.publish import add as adding
+    from nereid.publish.publisher import served
 
     if activation not in (known := ("auto", "none", "softmax", "sigmoid")):
         raise WrongUsage(f"invalid activation: expected one of {', '.join(known)}, got '{activation}'")

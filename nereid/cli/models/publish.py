@@ -2,32 +2,24 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from nereid.application.chosen_models import own_repository
 from nereid.assets import REPOSITORY
-from nereid.cli.options import (
-    Model,
-    Repository,
-    invalid_values,
-    own_repository,
-    show_progress,
-)
+from nereid.cli.options import Model, Repository, show_progress
 from nereid.cli.server_options import find_server
-
-if TYPE_CHECKING:
-    from nereid.server.run_dir import ServerRecord
+from nereid.errors import invalid_values
+from nereid.units import parse_share
 
 
 def _share(value: str | float) -> float:
     """Parse a share of the traffic, such as `10%` or `0.1`; the default is a number already."""
-    text = str(value)
-    number = text.removesuffix("%")
     try:
-        return float(number) / (100 if number != text else 1)
-    except ValueError:
-        raise typer.BadParameter(f"expected a share such as 10% or 0.1, got '{text}'") from None
+        return parse_share(str(value))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 Share = Annotated[
@@ -113,8 +105,7 @@ def publish(
             gates = replace(gates, images=tuple(collect(images)))
     record = find_server(context, own_repository(repository))
     done = publisher.publish(repository, model, source, record, gates, share, show_progress, precision)
-    behind = f" as {', '.join(done.pinned)}" if done.pinned else ""
-    print(f"{done.model} {done.version}: {served(record)}{behind}, after {done.seconds:.1f} s")
+    print(done.line(record))
 
 
 def rollback(context: typer.Context, model: Model, repository: Repository = REPOSITORY) -> None:
@@ -138,8 +129,3 @@ def retire(
         repository, model, version, find_server(context, own_repository(repository)), show_progress
     )
     print(f"{model} {version}: retired")
-
-
-def served(record: "ServerRecord | None") -> str:
-    """Return whether a server serves the change already."""
-    return "served" if record else "in the repository (no server runs)"

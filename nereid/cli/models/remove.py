@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from nereid.application.chosen_models import own_repository
 from nereid.assets import REPOSITORY
-from nereid.cli.options import Model, Repository, own_repository, show_progress
+from nereid.cli.options import Model, Repository, show_progress
 from nereid.cli.server_options import find_server
 from nereid.errors import OperationFailed, WrongUsage
 

@@ -6,15 +6,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from nereid.application.chosen_models import own_repository
 from nereid.assets import REPOSITORY
-from nereid.cli.options import (
-    Repository,
-    complete_model,
-    complete_profile,
-    environment,
-    invalid_values,
-    own_repository,
-)
+from nereid.cli.options import Repository, complete_model, complete_profile, environment
+from nereid.errors import invalid_values
 from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions, check_options
 
 Objective = Literal["throughput", "latency"]

@@ -8,9 +8,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from nereid.cli.image_files import collect
-from nereid.cli.options import invalid_values, show_progress
+from nereid.cli.options import show_progress
 from nereid.cli.tables import console
-from nereid.errors import OperationFailed
+from nereid.errors import OperationFailed, invalid_values
 from nereid.processes import exit_on_sigterm
 from nereid.tune import tuning
 from nereid.tune.profiles import TUNED

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from nereid.application.chosen_models import own_repository
 from nereid.assets import REPOSITORY
 from nereid.cli.models.publish import AcceptChange, MaxMemory, MaxSlowdown, Share, Tolerance
-from nereid.cli.options import Repository, complete_model, own_repository, show_progress
+from nereid.cli.options import Repository, complete_model, show_progress
 from nereid.cli.server_options import find_server
 
 

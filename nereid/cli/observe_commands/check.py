@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from nereid.application.chosen_models import find_any_model
 from nereid.assets import REPOSITORY
-from nereid.cli.options import DEFAULT_REPOSITORY, AsJson, complete_model, find_any_model
+from nereid.cli.options import DEFAULT_REPOSITORY, AsJson, complete_model
 from nereid.cli.tables import print_json, print_table
 from nereid.errors import OperationFailed
 

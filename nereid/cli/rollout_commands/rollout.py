@@ -1,20 +1,15 @@
 """`nereid rollout`: give a candidate more and more traffic while its numbers are good enough."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nereid.application.chosen_models import own_repository
 from nereid.assets import REPOSITORY
-from nereid.cli.options import (
-    AsJson,
-    Repository,
-    complete_variant,
-    own_repository,
-    show_help,
-    show_progress,
-)
+from nereid.cli.options import AsJson, Repository, complete_variant, show_help, show_progress
 from nereid.cli.route_commands.route import RouteName
 from nereid.cli.server_options import find_server, with_server
 from nereid.errors import WrongUsage
@@ -257,14 +252,16 @@ def history(
 @with_server
 def controller(context: typer.Context, repository: Repository = REPOSITORY) -> None:
     """Carry out the rollouts of a server that `nereid serve` did not start, until Ctrl-C."""
-    from nereid.processes import StopFlag
+    from nereid.processes import StopFlag, in_background
     from nereid.rollout import service
+    from nereid.rollout.controller import LOOK_S
     from nereid.routes.target import check_repository
 
     check_repository(own_repository(repository))
     find_server(context, repository)  # an invalid --server ends here
     stop = StopFlag()
-    with service.in_background(repository, lambda: find_server(context, repository), show_progress):
+    run = partial(service.run, repository, lambda: find_server(context, repository), log=show_progress)
+    with in_background("rollouts", run, LOOK_S + 1):
         show_progress(f"controller of the rollouts of '{repository}' started")
         while not stop.is_set():
             time.sleep(STOP_POLL_S)

@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nereid.application.chosen_models import own_repository
 from nereid.assets import REPOSITORY
-from nereid.cli.options import (
-    AsJson,
-    Repository,
-    complete_model,
-    complete_variant,
-    own_repository,
-    show_help,
-)
+from nereid.cli.options import AsJson, Repository, complete_model, complete_variant, show_help
 from nereid.cli.server_options import find_server, with_server
 from nereid.errors import WrongUsage
 

@@ -17,10 +17,10 @@ from nereid.gateway.feedback import Feedback, FeedbackAnswer, feedback
 from nereid.gateway.gateway_metrics import CONTENT_TYPE, LiveState
 from nereid.gateway.http import publish_endpoint
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
-from nereid.gateway.http.publish_endpoint import PublishAnswer, publish
+from nereid.gateway.http.publish_endpoint import publish
 from nereid.gateway.http.upload import FORM, JSON, BatchBody, ImageBody
 from nereid.gateway.image_preview import preview
-from nereid.gateway.models import DocumentField
+from nereid.gateway.models import DocumentField, PublishAnswer
 from nereid.gateway.predict import PARAMETERS, ROUTE_PARAMETERS, classify_batch, predict
 from nereid.gateway.readiness import Health, Ready
 from nereid.gateway.route_control import (

@@ -1,77 +1,66 @@
-"""Publish a network that a request uploads, as `nereid publish` would.
-
-The command runs in a process of its own: an examination takes memory and time that other requests need.
-"""
+"""Publish a network that a request uploads, as `nereid publish` would."""
 
 import asyncio
 import contextlib
+import math
 import shutil
-import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-
-from msgspec import Struct
 
 from nereid import files
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import RAW, ClientClosed, kind_of
+from nereid.gateway.models import PublishOrder, PublishRefused
 from nereid.gateway.state import Gateway
-from nereid.units import format_bytes
+from nereid.units import format_bytes, parse_share
 
-# Query parameters that become options of the command.
-PARAMETERS = ("share", "accept_change", "tolerance", "max_slowdown", "max_memory")
+# Query parameters that set limits of the examination, with their names there.
+LIMITS = {"tolerance": "tolerance", "max_slowdown": "max_slowdown", "max_memory": "max_memory_ratio"}
+PARAMETERS = ("share", "accept_change", *LIMITS)
 # That of a network in one file. Source: protobuf's limit of a message.
 MAX_BYTES = 2 * 2**30
 # Seconds for each piece of the body, and for the whole body.
 PIECE_S, BODY_S = 30.0, 900.0
-WRONG_USAGE = 2
 ELSEWHERE = (
     "a gateway with --url cannot publish: it has no repository; fix: nereid publish, beside the server"
 )
 
 
-class PublishAnswer(Struct):
-    """A published version, and the line of the command that published it."""
-
-    model: str
-    version: int
-    detail: str
-
-
 async def publish(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Publish the body, an ONNX file, as the next version of a model; respond once it is served."""
-    repository, given = gateway.settings.repository, request.query(PARAMETERS)
-    if repository is None:
+    publisher, given = gateway.models.publisher, request.query(PARAMETERS)
+    if publisher is None:
         raise Failure("not_found", ELSEWHERE)
     kind_of(request, (RAW,))
     if (accepts := given.get("accept_change", "true")) != "true":
         raise invalid_request(f"accept_change: expected true, or no such parameter, got {accepts[:64]!r}")
-    words = [_option(name, value) for name, value in given.items()]
-    async with _upload_folder(repository) as folder:
-        source = folder / f"{request.model.name}.onnx"
-        await _receive(request, source)
-        command: tuple[str | Path, ...] = (
-            "-m",
-            "nereid",
-            "publish",
+    share, limits = _number(given, "share"), [name for name in LIMITS if name in given]
+    async with _upload_folder(publisher.repository) as folder:
+        order = PublishOrder(
             request.model.name,
-            source,
-            "--repository",
-            repository,
-            *words,
+            folder / f"{request.model.name}.onnx",
+            share,
+            "accept_change" in given,
+            {LIMITS[name]: _number(given, name) for name in limits},
         )
-        status, out, err = await _run(command)
-    if status == 0:
-        model, _, rest = out.strip().partition(" ")
-        return json_response(PublishAnswer(model, int(rest.partition(":")[0]), out.strip()))
-    reason = err.strip().rpartition("\n")[2].removeprefix("error: ").replace(f"{folder}/", "")
-    raise invalid_request(reason) if status == WRONG_USAGE else Failure("conflict", reason)
+        await _receive(request, order.source)
+        try:
+            return json_response(await publisher.publish(order))
+        except PublishRefused as error:
+            reason = str(error).replace(f"{folder}/", "")
+            raise invalid_request(reason) if error.is_invalid else Failure("conflict", reason) from None
 
 
-def _option(name: str, value: str) -> str:
-    option = f"--{name.replace('_', '-')}"
-    return option if name == "accept_change" else f"{option}={value}"
+def _number(given: Mapping[str, str], name: str) -> float:
+    """Return the number of a query parameter; 0 without one."""
+    text = given.get(name, "0")
+    with contextlib.suppress(ValueError):
+        value = parse_share(text) if name == "share" else float(text)
+        if math.isfinite(value) and value >= 0:
+            return value
+    expected = "a share such as 10% or 0.1" if name == "share" else "a number of at least 0"
+    raise invalid_request(f"{name}: expected {expected}, got {text[:64]!r}")
 
 
 @contextlib.asynccontextmanager
@@ -123,13 +112,3 @@ async def _receive(request: GatewayRequest, target: Path) -> None:
         raise Failure("body_timeout", f"expected {limits}") from None
     if not size_bytes:
         raise invalid_request(f"{expected}, got an empty body")
-
-
-async def _run(words: Sequence[str | Path]) -> tuple[int, str, str]:
-    """Run a command of Python to its end, even if the client leaves; returns status, stdout and stderr."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *words, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
-    )
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")

@@ -9,7 +9,7 @@ import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -21,7 +21,7 @@ from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.http.middleware import access_log
 from nereid.gateway.models import ModelSource
-from nereid.gateway.settings import Settings
+from nereid.gateway.settings import Listen, Settings
 from nereid.gateway.state import Gateway
 from nereid.gateway.v2.grpc_front import GrpcFront
 from nereid.gateway.workers.pool import WorkerPool
@@ -31,28 +31,8 @@ from nereid.processes import allow_open_files, on_signals
 log = logging.getLogger("nereid.gateway")
 # Seconds for requests in flight after a signal; then their connections are closed.
 STOP_S = 30
-# Load balancers keep unused connections for about 60 s. If the gateway closed one first, a request could meet
-# the close, and its caller would get a 502.
-KEEP_ALIVE_S = 90
 # New objects before a garbage collection; Python's default of 700 is a few requests.
 GC_OBJECTS = 50_000
-
-
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Address of the gateway; port 0 selects a free port. A certificate and its key turn TLS on.
-
-    `grpc_port` is that of the v2 protocol over gRPC, None for none. `keep_alive_s` is the time after which an
-    unused connection is closed. `workers` processes listen on the same ports.
-    """
-
-    host: str
-    port: int
-    grpc_port: int | None = None
-    certificate: Path | None = None
-    certificate_key: Path | None = None
-    keep_alive_s: int = KEEP_ALIVE_S
-    workers: int = 1
 
 
 class _UvicornServer(uvicorn.Server):

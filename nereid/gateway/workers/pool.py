@@ -12,7 +12,6 @@ from typing import NoReturn
 from nereid.errors import OperationFailed
 from nereid.processes import STOP_SIGNALS, BackOff, end_with_parent
 
-RESTART_DELAYS_S, CALM_S = (0.1, 1.0, 5.0, 30.0), 10.0
 START_POLL_S = 0.05
 WAITED_FOR = {signal.SIGCHLD, *STOP_SIGNALS}
 # Receives the function that the worker calls when it listens.
@@ -37,9 +36,7 @@ class WorkerPool:
     ) -> None:
         self._count, self._work, self._log, self._forget = count, work, log, forget
         self._numbers: dict[int, int] = {}
-        self._began_s: dict[int, float] = {}
-        self._due_s: dict[int, float] = {}
-        self._back_offs = [BackOff(RESTART_DELAYS_S, CALM_S) for _ in range(count)]
+        self._back_offs = [BackOff() for _ in range(count)]
         self._ready, self._is_ready = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def run(self, announce: Callable[[], None]) -> None:
@@ -82,23 +79,22 @@ class WorkerPool:
                 self._delay(number, f"ended with status {status}")
             if not self._numbers:  # the program that watches this one must notice
                 raise OperationFailed("all workers of the gateway have ended; their reasons are above")
-            for number in [number for number, due_s in self._due_s.items() if due_s <= time.monotonic()]:
-                self._restart(number)
-            next_s = min(self._due_s.values(), default=None)
-            if self._is_stopped(None if next_s is None else max(0.0, next_s - time.monotonic())):
+            for number, back_off in enumerate(self._back_offs):
+                if back_off.due_s is not None and back_off.due_s <= time.monotonic():
+                    self._restart(number)
+            due_s = [each.due_s for each in self._back_offs if each.due_s is not None]
+            if self._is_stopped(max(0.0, min(due_s) - time.monotonic()) if due_s else None):
                 return
 
     def _restart(self, number: int) -> None:
-        del self._due_s[number]
         try:
             self._start(number)
         except OSError as error:  # too many processes, or too little memory
             self._delay(number, f"cannot start: {error.strerror}")
 
     def _delay(self, number: int, what: str) -> None:
-        pause_s = self._back_offs[number].next_s(time.monotonic() - self._began_s[number])
+        pause_s = self._back_offs[number].failed(time.monotonic())
         self._log(f"worker {number} {what}; it starts again in {pause_s:g} s")
-        self._due_s[number] = time.monotonic() + pause_s
 
     def _is_stopped(self, timeout_s: float | None) -> bool:
         """Wait for a signal; return whether it ends the gateway."""
@@ -110,7 +106,8 @@ class WorkerPool:
     def _start(self, number: int) -> None:
         end_with_this = end_with_parent()
         if pid := os.fork():
-            self._numbers[pid], self._began_s[number] = number, time.monotonic()
+            self._numbers[pid] = number
+            self._back_offs[number].began(time.monotonic())
             return
         status = 1
         try:

@@ -73,7 +73,7 @@ class InstanceDecider:
         self.bounds = bounds
         self.blocked = ""
         self._back_off = BackOff(REFUSED_DELAYS_S, CALM_S)
-        self._changed_s = self._not_before_s = float("-inf")
+        self._not_before_s = float("-inf")
         self._start_again()
 
     def look(self, sample: Sample) -> Decision | None:
@@ -87,8 +87,8 @@ class InstanceDecider:
 
     def changed(self, now_s: float, is_refused: bool = False) -> None:
         """Record the end of a change at a time of the samples' clock."""
-        pause_s = self._back_off.next_s(now_s - self._changed_s) if is_refused else COOL_S
-        self._changed_s, self._not_before_s = now_s, now_s + pause_s
+        self._not_before_s = now_s + (self._back_off.failed(now_s) if is_refused else COOL_S)
+        self._back_off.began(now_s)
         self._start_again()
 
     def _start_again(self) -> None:

@@ -16,8 +16,8 @@ from nereid.triton import stub_processes
 from nereid.triton.stub_processes import PROC, Process
 
 SERVER, SUPERVISOR, GATEWAY = "tritonserver", "supervisor", "gateway"
-# Words of the command line of a guarded server's own gateway.
-GATEWAY_WORDS = b"\0nereid\0gateway\0"
+# The end of the command line of a guarded server's own gateway: the name of a module, and its function.
+GATEWAY_WORDS = b".gateway_program\0gateway\0"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PREFIX = "nereid_process_"
 METRICS = {

@@ -50,7 +50,6 @@ class _Model:
     """Past repairs of one model."""
 
     back_off: BackOff = field(default_factory=lambda: BackOff(REPAIR_DELAYS_S, CALM_S))
-    repaired_s: float = float("-inf")
     # When its processes were replaced last, by a repair or a change of their number.
     renewed_s: float = float("-inf")
     not_before_s: float = float("-inf")
@@ -261,8 +260,7 @@ class Supervisor:
             return self._end(
                 f"a stub of '{reload.model}' must be replaced, and models cannot be loaded in this mode"
             )
-        # The pause itself is no calm time: a repair after the longest pause does not begin with the first.
-        pause_s = model.back_off.next_s(now_s - max(model.repaired_s, model.not_before_s))
+        pause_s = model.back_off.failed(now_s)
         self._is_repairing, self._repair = True, _Repair(reload, now_s, old, pause_s)
         return [reload]
 
@@ -294,7 +292,8 @@ class Supervisor:
         if repair is None:
             return
         model = repair.order.model
-        self._of(model).repaired_s = now_s
+        # The pause itself is no calm time: a repair after the longest pause does not begin with the first.
+        self._of(model).back_off.began(max(now_s, self._of(model).not_before_s))
         self._renewed(model, now_s)
         dead = {stub.process for stub in self._dead}
         # After a refusal, the healthy stubs are still in use.

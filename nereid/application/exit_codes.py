@@ -1,13 +1,10 @@
-"""Exit codes of the command line, the one place that maps errors to them, and its safe output."""
+"""Exit codes of all programs, the one place that maps errors to them, and their safe output."""
 
 import contextlib
 import os
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
-
-from typer._click.exceptions import ClickException  # Typer's copy of Click; not exported otherwise
-from typer.core import TyperCommand, TyperGroup
 
 from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
@@ -33,21 +30,14 @@ MODULES = {
     "traces": ("opentelemetry",),
 }
 
-# Options that stand for the first argument of a command, by its name.
-OPTIONS_OF_ARGUMENTS = {"model": ("--model", "--route"), "repository": ("--repository",)}
-
 
 def exit_code(error: Exception) -> int:
     """Return the exit code of an error: 2 if the command itself is wrong, else 1."""
-    return WRONG_USAGE if isinstance(error, WrongUsage | ClickException) else FAILED
+    return WRONG_USAGE if isinstance(error, WrongUsage) else FAILED
 
 
 def reason(error: Exception) -> str:
     """Return the text that a user reads: for a system error with the name of the file, if there is one."""
-    if isinstance(error, ClickException):
-        context = getattr(error, "ctx", None)
-        fix = f"; fix: see `{context.command_path} --help`" if context else ""
-        return error.format_message().rstrip(".") + fix
     if isinstance(error, OSError):
         # Of the two files of a copy, the second is written.
         name = error.filename2 if error.errno in files.FULL and error.filename2 else error.filename
@@ -66,7 +56,7 @@ def exiting() -> Iterator[None]:
     except BrokenPipeError:  # the reader of stdout has gone, as in `nereid ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
-    except (OperationFailed, ServingError, ClassifierError, ClickException, OSError) as error:
+    except (OperationFailed, ServingError, ClassifierError, OSError) as error:
         end(error)
     except RuntimeError as error:
         if "start new thread" not in str(error):  # Python has no class for it
@@ -111,28 +101,10 @@ class SafeStream:
         return getattr(self.rich_proxied_file, name)
 
 
-class Command(TyperCommand):
-    """A command whose first argument may be typed as an option, as in other commands: `--model NAME`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse a command line."""
-        first = next((each.name for each in self.params if each.param_type_name == "argument"), "")
-        for index, word in enumerate(args):
-            name, equals, value = word.partition("=")
-            if name in OPTIONS_OF_ARGUMENTS.get(first, ()) and (equals or index + 1 < len(args)):
-                rest = args[:index] + args[index + (1 if equals else 2) :]
-                args = [value if equals else args[index + 1], *rest]
-                break
-        return list(super().parse_args(ctx, args))
-
-
-class CommandGroup(TyperGroup):
-    """The root of the command line: every failure ends with `error: REASON` and its exit code."""
-
-    def main(self, *args: Any, **options: Any) -> Any:
-        """Run a command line, and end the process."""
-        safe = SafeStream(sys.stdout), SafeStream(sys.stderr)
-        with contextlib.redirect_stdout(safe[0]), contextlib.redirect_stderr(safe[1]), exiting():
-            code = super().main(*args, **options | {"standalone_mode": False})
-            sys.stdout.flush()
-        sys.exit(code if isinstance(code, int) else 0)
+@contextlib.contextmanager
+def program() -> Iterator[None]:
+    """Run a program to its exit code, with output that is safe on a terminal."""
+    safe = SafeStream(sys.stdout), SafeStream(sys.stderr)
+    with contextlib.redirect_stdout(safe[0]), contextlib.redirect_stderr(safe[1]), exiting():
+        yield
+        sys.stdout.flush()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from nereid.application.repository_publisher import RepositoryPublisher
 from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.gateway.models import DocumentField, PreviewRefused
@@ -58,6 +59,7 @@ class RepositoryModels:
         self, repository: Path, find: Callable[[], ServerRecord | None], first: Sequence[str] = ()
     ) -> None:
         self._repository, self._find, self._first = repository, find, first
+        self.publisher = RepositoryPublisher(repository)
 
     def names(self) -> Sequence[str]:
         """Return the models of each task: its routes, or all such models if the task has no route."""

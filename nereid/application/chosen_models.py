@@ -1,0 +1,70 @@
+"""The model and the repository that a command or a program uses."""
+
+from pathlib import Path
+
+from nereid import assets
+from nereid.assets import TASKS, TaskModels
+from nereid.contract import IMAGE
+from nereid.errors import WrongUsage
+
+
+def find_model(repository: Path, name: str, kind: TaskModels) -> str:
+    """Return the model of a task: `name`, else the default one, else the only one of the repository.
+
+    Raises:
+        WrongUsage: the repository has no such model, or several; the message has their names.
+    """
+    wanted = name or kind.default
+    if (repository / wanted).is_dir():
+        return wanted
+    from nereid.routes.target import check_repository, models_with
+
+    check_repository(repository)
+    found = models_with(repository, kind.outputs)
+    known = ", ".join(found)
+    if not found:
+        outputs = ", ".join(f"'{each}'" for each in kind.outputs)
+        word = "outputs" if len(kind.outputs) > 1 else "output"
+        raise WrongUsage(
+            f"'{repository}' has no model with input '{IMAGE}' and {word} {outputs}; fix: {kind.fix}"
+        )
+    if name:
+        raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {known}")
+    if len(found) > 1:
+        raise WrongUsage(f"'{repository}' has several models; fix: name one with --model: {known}")
+    return found[0]
+
+
+def find_any_model(repository: Path, name: str) -> str:
+    """Return the model `name`, else the default one of a task, else the first one of the repository.
+
+    Raises:
+        WrongUsage: the repository has no such model, or none; the message has the models of all tasks.
+    """
+    from nereid.repository.layout import is_model, model_folders
+    from nereid.routes.target import check_repository, models_with
+
+    check_repository(repository)
+    found: dict[str, None] = {}
+    for kind in TASKS:
+        found |= dict.fromkeys(sorted(models_with(repository, kind.outputs), key=kind.default.__ne__))
+    known = [*found] or [folder.name for folder in model_folders(repository) if is_model(folder)]
+    if name and not (repository / name).is_dir():
+        raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {', '.join(known)}")
+    if not known:
+        raise WrongUsage(f"'{repository}' has no model; fix: nereid add FILE --repository {repository}")
+    return name or known[0]
+
+
+def own_repository(repository: Path) -> Path:
+    """Return the repository, if its models may be changed.
+
+    Raises:
+        WrongUsage: it is part of the installed package, which the next upgrade replaces.
+    """
+    if not assets.IS_CHECKOUT and repository.resolve() == assets.REPOSITORY:
+        raise WrongUsage(
+            "the models of the installed package cannot be changed, since an upgrade replaces them; "
+            "fix: nereid init DIR, then --repository DIR or NEREID_REPOSITORY=DIR"
+        )
+    return repository

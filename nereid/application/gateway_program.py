@@ -1,0 +1,94 @@
+"""The gateway in front of a repository's server, or of a server elsewhere."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nereid.application.chosen_models import find_any_model
+from nereid.assets import CLASSIFIERS
+from nereid.errors import ServerError
+from nereid.gateway.admission.key_changes import open_ring
+from nereid.gateway.settings import Listen, Settings
+from nereid.processes import available_cores
+from nereid.server import run_dir
+from nereid.tracing.records import Sampling
+
+if TYPE_CHECKING:
+    from nereid.gateway.models import ModelSource
+
+# A worker needs about 0.7 ms of CPU for an image, and the models 7 ms and more.
+CORES_PER_WORKER = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """One gateway.
+
+    Attributes:
+        listen: its address.
+        settings: its settings; without a URL, those of the running server are added.
+        repository: the models of its server; None for a server elsewhere, at the URL of the settings.
+        models: names of the models that it offers first.
+        keys: file with the keys of its callers; None for the default file.
+        logs_requests: whether each request is logged on stderr.
+    """
+
+    listen: Listen
+    settings: Settings
+    repository: Path | None
+    models: tuple[str, ...] = ()
+    keys: Path | None = None
+    logs_requests: bool = False
+
+
+def default_workers() -> int:
+    """Return the number of processes for a gateway on this machine."""
+    return max(1, available_cores() // CORES_PER_WORKER)
+
+
+def gateway(options: GatewayOptions, environment: Mapping[str, str]) -> None:
+    """Serve until SIGINT or SIGTERM, and print the ports as JSON once the gateway listens.
+
+    Raises:
+        WrongUsage: the settings are invalid, or the repository has no such model.
+        OperationFailed: the certificate, the keys or the address cannot be used.
+    """
+    # Not at the top: the supervisor of a server knows this module, and needs neither them nor their packages.
+    from nereid.application.repository_models import RepositoryModels
+    from nereid.gateway.http import serving
+    from nereid.gateway.models import FixedModels
+
+    settings, repository, base = options.settings, options.repository, run_dir.root(environment)
+    source: ModelSource
+    if repository is None:
+        source = FixedModels(options.models or (CLASSIFIERS.default,), settings.url)
+    else:
+        models = [find_any_model(repository, name) for name in options.models or ("",)]
+        source = RepositoryModels(repository, lambda: run_dir.find(base, repository), models)
+        if running := run_dir.find(base, repository):
+            sampling = Sampling(running.trace_share, running.objective_ms / 1e3)
+            settings = replace(settings, url=running.url("http"), traces=running.traces, sampling=sampling)
+    settings = replace(settings, model=source.names()[0])
+    with ExitStack() as stack:
+        announce = _announcement(base, options.listen.host, repository, stack)
+        ring = open_ring(options.keys, environment)
+        serving.serve(settings, options.listen, ring, source, announce, options.logs_requests)
+
+
+def _announcement(
+    base: Path, host: str, repository: Path | None, stack: ExitStack
+) -> Callable[[dict[str, int]], None]:
+    """Return a function that prints the ports, and records HTTP's for `status` until `stack` closes."""
+
+    def announce(ports: dict[str, int]) -> None:
+        print(json.dumps(ports), flush=True)
+        if repository:
+            with suppress(ServerError, OSError):  # such as a read-only file system
+                folder = stack.enter_context(run_dir.occupy(base, repository))
+                run_dir.write(folder, run_dir.GatewayRecord(os.getpid(), host, ports["http"]))
+
+    return announce
