@@ -114,13 +114,13 @@ def gateway(
     When the gateway listens, it prints its ports as one line of JSON on stdout. On loopback, every caller may
     classify. Elsewhere every request needs a key. Changing a route's weights always needs a key.
     """
-    from nereid.cli.route_commands.gateway_route import RepositoryModels
     from nereid.contract import HTTP_PORT
     from nereid.gateway.admission.key_changes import open_ring
     from nereid.gateway.http import serving
     from nereid.gateway.models import FixedModels, ModelSource
     from nereid.gateway.settings import Settings
     from nereid.processes import available_cores
+    from nereid.rollout.gateway_models import RepositoryModels
     from nereid.tracing.records import DEFAULT_SAMPLING, Sampling
 
     repository = repository_of(context, repository, task)

@@ -251,7 +251,7 @@ def choose_profile(profile: str, repository: Path, variables: Mapping[str, str],
 
 def _rollouts(options: ServerOptions, context: typer.Context) -> "Companion":
     """Return what carries out the rollouts of a served repository."""
-    from nereid.rollout import progress, service
+    from nereid.rollout import service
     from nereid.server import run_dir
     from nereid.server.serve import Companion
 
@@ -259,7 +259,7 @@ def _rollouts(options: ServerOptions, context: typer.Context) -> "Companion":
         return run_dir.find(run_dir.root(environment(context)), options.repository)
 
     repository = options.repository
-    return Companion(partial(service.in_background, repository, find), partial(progress.metrics, repository))
+    return Companion(partial(service.in_background, repository, find), partial(service.metrics, repository))
 
 
 def _processes(options: ServerOptions) -> "Companion":

@@ -8,16 +8,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import BinaryIO
 
 import msgspec
 from msgspec.structs import replace
 
-from nereid import files, json_lines
+from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.routes.history import Entry, make_entry
+from nereid.journal import Append
 from nereid.routes.served import SERVED, Server, served_status
-from nereid.routes.target import RouteLocation, RouteState, describe, read_state
+from nereid.routes.target import RouteChange, RouteLocation, RouteState, describe, read_state
 from nereid.routing import route_file
 from nereid.routing.assignment import Route, Table, format_route, parse_route
 from nereid.serving_errors import InvalidConfig
@@ -143,7 +142,7 @@ def previous(present: RouteState) -> Route | None:
     return next((route for _, route in _former(present, None) if present.differs_from(route)), None)
 
 
-def _former(present: RouteState, generation: int | None) -> list[tuple[Entry, Route]]:
+def _former(present: RouteState, generation: int | None) -> list[tuple[RouteChange, Route]]:
     """Return the former routes, newest first, of one generation or of all."""
     entries = [e for e in reversed(present.all_entries) if generation in (None, e.generation)]
     return [(entry, route) for entry in entries if (route := entry.parsed())]
@@ -201,16 +200,16 @@ def change(
         return _nothing_to_change(target, planned.present, server)
     if server is None and not is_offline:
         raise OperationFailed(
-            f"no server runs for repository '{target.config.folder.parent}'; "
+            f"no server runs for repository '{target.repository}'; "
             "fix: nereid serve, or write the route with --offline"
         )
-    with files.locked_file(target.history, "nereid route") as history:
+    with target.history.locked() as append:
         # Again under the lock, as another command may have changed the route.
         if not (planned := plan(target, propose)).is_needed:
             return _nothing_to_change(target, planned.present, server)
         if server:
             route_file.check_ready(planned.route, server.is_ready)
-        _write(target, planned, history)
+        _write(target, planned, append)
     summary = f"{target.name}: {describe(planned.route)}"
     if server is None:
         return f"{summary}, written without a server"
@@ -235,15 +234,13 @@ def _nothing_to_change(target: RouteLocation, present: RouteState, server: Serve
     return f"{target.name}: nothing to change, {describe(present.route())}{status}"
 
 
-def _write(target: RouteLocation, planned: Plan, history: BinaryIO) -> None:
+def _write(target: RouteLocation, planned: Plan, append: Append[RouteChange]) -> None:
     if planned.present.unrecorded:
-        json_lines.append(history, planned.present.unrecorded)
+        append(planned.present.unrecorded)
     text = format_route(planned.route)
     files.replace(target.path, text)
-    now, user_id = datetime.now(UTC), os.getuid()
-    entry = make_entry(text, planned.note, planned.route.generation, now, user_id)
     try:
-        json_lines.append(history, entry)
+        append(RouteChange.of(text, planned.note, planned.route.generation, datetime.now(UTC), os.getuid()))
     except OSError as error:
         raise OperationFailed(f"wrote '{target.path}', but not its history: {error.strerror}") from None
 

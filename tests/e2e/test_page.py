@@ -18,13 +18,13 @@ import pytest
 from PIL import Image
 
 from nereid.assets import CHELSEA, COFFEE, TEXT_REPOSITORY
-from nereid.cli.route_commands.gateway_route import RepositoryModels
 from nereid.client.classifier_errors import Unreachable
 from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.settings import Settings
 from nereid.rollout import orders, service
+from nereid.rollout.gateway_models import RepositoryModels
 from nereid.routes.target import find_route
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from nereid.assets import COFFEE, REPOSITORY
 from nereid.cli.main import app
-from nereid.cli.route_commands.gateway_route import RepositoryRoute
 from nereid.client.classifier import Classifier
 from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused
+from nereid.rollout.gateway_models import RepositoryRoute
 from tests.routes import wait_until
 from tests.supervised import serving
 

@@ -7,9 +7,9 @@ from PIL import Image
 
 from nereid.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
 from nereid.cli.options import CLASSIFIERS, READERS, ModelKind, find_any_model, find_model
-from nereid.cli.route_commands.gateway_route import RepositoryModels
 from nereid.errors import WrongUsage
 from nereid.gateway.models import PreviewRefused
+from nereid.rollout.gateway_models import RepositoryModels
 from tests.tables import cases
 
 ROUTE = """backend: "ab_router"

@@ -379,7 +379,7 @@ def test_killed_controller_is_continued(rollout, errors, result, notes):
     promoted = result == "promoted"
     while is_killed:
         use(rollout.server.repository, before())
-        rollout.location.history.unlink(missing_ok=True)
+        rollout.location.history.path.unlink(missing_ok=True)
         rollout.start(steps=[50, 100], hold_s=1)
         rollout.replace_controller()
         with killed_at(kills + 1) as changes:

@@ -227,9 +227,7 @@ def _read(repository: Path, route: str) -> "tuple[RouteLocation, RouteState]":
 
 
 def _report_damage(target: "RouteLocation") -> None:
-    from nereid import json_lines
-
-    if note := json_lines.note_on_damage(target.history):
+    if note := target.history.note_on_damage():
         print(note, file=sys.stderr)
 
 

@@ -1,0 +1,195 @@
+"""Models, routes and rollouts of a local repository, as a gateway knows and changes them."""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from nereid.config.model_config import ModelConfig, read_pbtxt
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.gateway.models import DocumentField, PreviewRefused
+from nereid.gateway.route_control import (
+    RolloutOrder,
+    RolloutState,
+    RouteConflict,
+    RouteFailed,
+    RouteRefused,
+    RouteState,
+    VariantState,
+)
+from nereid.gateway.tasks.gateway_task import TASKS
+from nereid.imaging.preprocess_settings import PreprocessSettings
+from nereid.imaging.preview import preview
+from nereid.repository.layout import output_names, versions_there
+from nereid.rollout import orders
+from nereid.rollout.plan import make_plan
+from nereid.rollout.rollout_journal import RolloutActive, RolloutJournals
+from nereid.routes import change, target
+from nereid.routes.served import NO_SERVER, SERVED, RunningServer, served_status
+from nereid.routes.target import RouteLocation, find_route, find_routes, present_table, read_state
+from nereid.routing.assignment import Table, shares
+from nereid.server.run_dir import ServerRecord
+from nereid.serving_errors import InvalidConfig, InvalidImage
+from nereid.text.fields.specification import read_specification
+from nereid.text.reading_settings import ReadingSettings, fields_path
+
+
+class RepositoryModels:
+    """The models of a repository; its methods block.
+
+    Args:
+        repository: the folder of the models.
+        find: returns the running server, if one runs.
+        first: models that come first, and are offered even if they are not routes.
+    """
+
+    def __init__(
+        self, repository: Path, find: Callable[[], ServerRecord | None], first: Sequence[str] = ()
+    ) -> None:
+        self._repository, self._find, self._first = repository, find, first
+
+    def names(self) -> Sequence[str]:
+        """Return the models of each task: its routes, or all such models if the task has no route."""
+        models = (name for task in TASKS for name in target.models_with(self._repository, task.outputs))
+        return list(dict.fromkeys([*self._first, *models]))
+
+    def outputs(self, name: str) -> Collection[str]:
+        """Return the outputs in the config of a model; empty if it cannot be read."""
+        try:
+            return output_names(read_pbtxt(self._repository / name / "config.pbtxt"))
+        except (InvalidConfig, OSError):
+            return ()
+
+    def route(self, name: str) -> "RepositoryRoute | None":
+        """Return the control of a route, or None for a model that is not a route."""
+        return RepositoryRoute(self._repository, name, self._find) if self._is_route(name) else None
+
+    def preview(self, name: str, image: bytes) -> bytes | None:
+        """Return an image as a model's network sees it (PNG); for a route, that of its default variant.
+
+        Raises:
+            PreviewRefused: it is not an image, or damaged.
+        """
+        config = target.preprocessing_of(self._repository, self._pinned(name)[0])
+        if config is None:
+            return None
+        try:
+            return preview(PreprocessSettings.from_config(config), {"image": image}).png
+        except InvalidImage as error:
+            raise PreviewRefused(error.args[0]) from None
+
+    def fields(self, name: str) -> list[DocumentField] | None:
+        """Return the fields of a reader of documents; for a route, those of its default variant."""
+        try:
+            model, version = self._pinned(name)
+            config = ModelConfig.from_file(self._repository / model, version)
+            path = fields_path(config, config.settings(ReadingSettings))
+            fields = read_specification(path).fields if path else ()
+        except (InvalidConfig, OperationFailed, OSError):
+            return None
+        return [DocumentField(f.name, f.required, [each.name for each in f.carriers]) for f in fields] or None
+
+    def _is_route(self, name: str) -> bool:
+        return any(route.name == name for route in find_routes(self._repository))
+
+    def _pinned(self, name: str) -> tuple[str, int]:
+        """Return model and version of a route's default variant; of another model, its newest version."""
+        if not self._is_route(name):
+            return name, max(versions_there(self._repository / name), default=1)
+        route = read_state(find_route(self._repository, name)).route()
+        return next((each.model, each.version) for each in route.variants if each.name == route.default)
+
+
+class RepositoryRoute:
+    """One route of a repository, as `RouteControl` describes; `find` returns the running server, if one runs."""
+
+    def __init__(self, repository: Path, name: str, find: Callable[[], ServerRecord | None]) -> None:
+        self._repository, self._name, self._find = repository, name, find
+
+    def show(self) -> RouteState:
+        """Return the route file, and whether the server serves it."""
+        with _errors_of_the_gateway():
+            location = find_route(self._repository, self._name)
+            table = present_table(location, read_state(location))
+            status, served = served_status(self._server(), location.name, table.sha256)
+            rollout = _rollout(location)
+        route, breakers = table.route, served.breakers if served else {}
+        # The server's address is not for clients of a gateway.
+        detail = status if status in (SERVED, NO_SERVER) else "not served yet, or unknown"
+        variants = _variants(table, breakers)
+        is_served = status == SERVED
+        return RouteState(
+            location.name, route.generation, route.default, is_served, detail, variants, rollout
+        )
+
+    def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
+        """Change weights of variants, and wait until the server serves them."""
+
+        def propose(present: target.RouteState) -> change.Proposal:
+            current = present.route().generation
+            if generation is not None and generation != current:
+                raise RouteConflict(f"expected generation {generation}, got {current}: the route has changed")
+            note = f"set through the gateway by {author}"
+            return change.Proposal(change.reweighted(weights)(present).route, note)
+
+        with _errors_of_the_gateway(WrongUsage, InvalidConfig):
+            change.change(find_route(self._repository, self._name), propose, self._server())
+        return self.show()
+
+    def order_rollout(
+        self, order: RolloutOrder, candidate: str, steps: Sequence[str | float], author: str
+    ) -> RouteState:
+        """Start a rollout with the default limits, or give an order to the active one."""
+        who = f"{order} through the gateway by {author}"
+        with _errors_of_the_gateway(WrongUsage):
+            location = find_route(self._repository, self._name)
+            if order in ("start", "resume", "promote") and not orders.wait_controlled(location):
+                raise RouteConflict("no controller runs; fix: nereid serve, or nereid rollout controller")
+            if order == "start":
+                plan = make_plan(candidate=candidate, **({"steps": steps} if steps else {}))
+                orders.start(location, plan, self._find(), who)
+            else:
+                orders.order(location, order, who)
+            if order == "abort" and not orders.is_controlled(location):
+                orders.finish(location, self._find, lambda line: None)
+        return self.show()
+
+    def _server(self) -> RunningServer | None:
+        record = self._find()
+        return RunningServer(record) if record else None
+
+
+def _variants(table: Table, breakers: Mapping[tuple[str, str], str]) -> list[VariantState]:
+    share, versions = shares(table.route), table.network_versions
+    return [
+        VariantState(v.name, v.model, version, v.weight, share[v.name], breakers.get((v.name, version), ""))
+        for v in table.route.variants
+        for version in [versions[v.name]]
+    ]
+
+
+def _rollout(location: RouteLocation) -> RolloutState | None:
+    try:
+        rollout = RolloutJournals.of(location).latest()
+    except OperationFailed:  # a damaged journal; the commands name it
+        return None
+    if rollout is None:
+        return None
+    if rollout.waiting:  # it may have addresses and paths of this machine
+        rollout = replace(rollout, waiting="see nereid rollout status")
+    allowed: list[str] = [order for order, phases in orders.ORDERS.items() if rollout.phase in phases]
+    return RolloutState(rollout.number, rollout.plan.candidate, rollout.phase, allowed, str(rollout))
+
+
+@contextlib.contextmanager
+def _errors_of_the_gateway(*refused: type[Exception]) -> Iterator[None]:
+    """Raise errors of the repository as those of `RouteControl`; classes in `refused` are the caller's fault."""
+    try:
+        yield
+    except (orders.OrderRefused, RolloutActive) as error:
+        raise RouteConflict(str(error)) from None
+    except refused as error:
+        raise RouteRefused(str(error)) from None
+    except (OperationFailed, InvalidConfig, OSError) as error:
+        raise RouteFailed(str(error)) from None
