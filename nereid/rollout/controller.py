@@ -27,7 +27,7 @@ from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig
 
-LOOK_S = 1.0
+POLL_S = 1.0
 # Looks without a decision are written at intervals of this part of the step's time.
 LINE_PART = 0.01
 FindServer = Callable[[], ServerRecord | None]
@@ -42,7 +42,7 @@ class _Overtaken(OperationFailed):
 
 
 class Controller:
-    """Carries out the rollouts of one route, one look at a time.
+    """Carries out the rollouts of one route, one poll at a time.
 
     Args:
         location: the route.
@@ -65,7 +65,7 @@ class Controller:
         self._trouble = ""
 
     def step(self) -> bool:
-        """Do what is due now; return whether the rollout is busy, so that the next look is due soon.
+        """Do what is due now; return whether the rollout is busy, so that the next poll is due soon.
 
         Raises:
             OperationFailed: a journal is damaged.
@@ -76,7 +76,7 @@ class Controller:
             return False
         try:
             if state.phase == "measuring":
-                self._look(state)
+                self._poll(state)
                 state = self.journals.active() or state
             elif state.phase == "stepping":
                 self._begin(state)
@@ -103,7 +103,7 @@ class Controller:
         except _Edited:
             self._pause_for_edit(state, read_state(self._location))
         except (_Overtaken, Superseded):
-            pass  # the next look has the new state
+            pass  # the next poll has the new state
         except NotReached:
             raise
         except (OperationFailed, InvalidConfig) as error:
@@ -156,8 +156,7 @@ class Controller:
 
     def _withdraw(self, state: Rollout) -> None:
         """Take all traffic from the candidate; without a server, the file is changed for its next start."""
-        record = self._find_server()
-        server, reasons = RunningServer(record) if record else None, state.reasons
+        server, reasons = RunningServer.of(self._find_server()), state.reasons
         try:
             text = self._withdrawn(state, server)
         except ControlGone as error:
@@ -176,7 +175,7 @@ class Controller:
         except NotReached:
             return change_with_retry(self._location, withdrawn(state), None)
 
-    def _look(self, state: Rollout) -> None:
+    def _poll(self, state: Rollout) -> None:
         if sha256(route_file.read(self._location.path)[0]).hexdigest() != state.sha256:
             self._pause_for_edit(state, read_state(self._location))
             return
@@ -193,7 +192,7 @@ class Controller:
             return
         verdict = measured.verdict()
         is_over = verdict.outcome != Outcome.CONTINUE
-        if is_over or now_s - self._written_s >= max(LOOK_S, LINE_PART * measured.elapsed_s):
+        if is_over or now_s - self._written_s >= max(POLL_S, LINE_PART * measured.elapsed_s):
             self._written_s = now_s
             values = {"elapsed_s": measured.elapsed_s, "look": measured.total()}
             self._write(state, "look", verdict.reasons, **values)

@@ -102,7 +102,7 @@ class RepositoryModels:
 
 
 class RepositoryRoute:
-    """One route of a repository, as `RouteControl` describes; `find` returns the running server, if one runs."""
+    """The `RouteControl` of a route in a repository; `find` returns the running server, if one runs."""
 
     def __init__(self, repository: Path, name: str, find: Callable[[], ServerRecord | None]) -> None:
         self._repository, self._name, self._find = repository, name, find
@@ -112,16 +112,13 @@ class RepositoryRoute:
         with _errors_of_the_gateway():
             location = find_route(self._repository, self._name)
             table = present_table(location, read_state(location))
-            status, served = served_status(self._server(), location.name, table.sha256)
+            status, served = served_status(RunningServer.of(self._find()), location.name, table.sha256)
             rollout = _rollout(location)
-        route, breakers = table.route, served.breakers if served else {}
+        route, variants = table.route, _variants(table, served.breakers if served else {})
         # The server's address is not for clients of a gateway.
         detail = status if status in (SERVED, NO_SERVER) else "not served yet, or unknown"
-        variants = _variants(table, breakers)
-        is_served = status == SERVED
-        return RouteState(
-            location.name, route.generation, route.default, is_served, detail, variants, rollout
-        )
+        state = location.name, route.generation, route.default, status == SERVED, detail
+        return RouteState(*state, variants, rollout)
 
     def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
         """Change weights of variants, and wait until the server serves them."""
@@ -134,7 +131,7 @@ class RepositoryRoute:
             return change.Proposal(change.reweighted(weights)(present).route, note)
 
         with _errors_of_the_gateway(WrongUsage, InvalidConfig):
-            change.change(find_route(self._repository, self._name), propose, self._server())
+            change.change(find_route(self._repository, self._name), propose, RunningServer.of(self._find()))
         return self.show()
 
     def order_rollout(
@@ -154,10 +151,6 @@ class RepositoryRoute:
             if order == "abort" and not orders.is_controlled(location):
                 orders.finish(location, self._find, lambda line: None)
         return self.show()
-
-    def _server(self) -> RunningServer | None:
-        record = self._find()
-        return RunningServer(record) if record else None
 
 
 def _variants(table: Table, breakers: Mapping[tuple[str, str], str]) -> list[VariantState]:
@@ -184,7 +177,7 @@ def _rollout(location: RouteLocation) -> RolloutState | None:
 
 @contextlib.contextmanager
 def _errors_of_the_gateway(*refused: type[Exception]) -> Iterator[None]:
-    """Raise errors of the repository as those of `RouteControl`; classes in `refused` are the caller's fault."""
+    """Raise the errors of `RouteControl` instead; those of classes in `refused` are the caller's fault."""
     try:
         yield
     except (orders.OrderRefused, RolloutActive) as error:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.rollout import counts
-from nereid.rollout.controller import LOOK_S, Controller, FindServer
+from nereid.rollout.controller import POLL_S, Controller, FindServer
 from nereid.rollout.counts import ERROR, Counts, Pair
 from nereid.rollout.histograms import quantile
 from nereid.rollout.judge import looks_needed, requests_needed
@@ -162,7 +162,7 @@ def _forecast(begin: Rollout, number: int, rate: float, error_rate: float) -> Fo
     needed, least_s = {"min_requests": plan.min_requests / part}, plan.hold_s
     for each in objectives(state).events if share < 1 else ():
         if each.is_in_phases:
-            least_s = max(least_s, looks_needed(each, 1 - plan.power) * LOOK_S)
+            least_s = max(least_s, looks_needed(each, 1 - plan.power) * POLL_S)
         elif each.increase is not None:
             needed[each.event] = requests_needed(each, share, error_rate, 1 - plan.power)
         else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from nereid import files
 from nereid.errors import OperationFailed
 from nereid.metrics_page import Labels, render
-from nereid.rollout.controller import LOOK_S, Controller, FindServer
+from nereid.rollout.controller import POLL_S, Controller, FindServer
 from nereid.rollout.orders import LOCK
 from nereid.rollout.rollout_journal import Rollout, active_rollouts, folder_of, routes_of
 from nereid.routes.target import find_route
@@ -52,7 +52,7 @@ def _control(repository: Path, find_server: FindServer, stop: threading.Event, l
     controllers: dict[str, Controller] = {}
     seen: object = None
     is_busy, trouble = False, ""
-    while not stop.wait(LOOK_S if is_busy else IDLE_S):
+    while not stop.wait(POLL_S if is_busy else IDLE_S):
         now = _signature(folder_of(repository))
         if now == seen and not is_busy:
             continue
@@ -92,7 +92,7 @@ def in_background(repository: Path, find_server: FindServer, log: Log) -> Iterat
         yield
     finally:
         stop.set()
-        thread.join(timeout=LOOK_S + 1)
+        thread.join(timeout=POLL_S + 1)
 
 
 def metrics(repository: Path) -> str:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.journal import Append
-from nereid.routes.served import SERVED, Server, served_status
+from nereid.routes.served import SERVED, RunningServer, served_status
 from nereid.routes.target import RouteChange, RouteLocation, RouteState, describe, read_state
 from nereid.routing import route_file
 from nereid.routing.assignment import Route, Table, format_route, parse_route
@@ -42,7 +42,7 @@ class Superseded(OperationFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedChange:
     """A checked change from the present state to the new route, which is served as `table`."""
 
     present: RouteState
@@ -156,7 +156,7 @@ def _nothing_to_revert_to(present: RouteState, generation: int | None) -> str:
     return f"cannot revert: the history has no generation {generation}, it has: {generations}"
 
 
-def plan(target: RouteLocation, propose: Propose) -> Plan:
+def plan(target: RouteLocation, propose: Propose) -> PlannedChange:
     """Check a change without a server, and without writing anything.
 
     Raises:
@@ -169,13 +169,13 @@ def plan(target: RouteLocation, propose: Propose) -> Plan:
     # The highest of all, as a file that was copied by hand may have any number.
     generation = max((entry.generation for entry in present.all_entries), default=0) + 1
     text = format_route(replace(proposal.route, generation=generation))
-    return Plan(present, route_file.read_table(target.config, text), proposal.note)
+    return PlannedChange(present, route_file.read_table(target.config, text), proposal.note)
 
 
 def change(
     target: RouteLocation,
     propose: Propose,
-    server: Server | None,
+    server: RunningServer | None,
     is_offline: bool = False,
     wait_s: float = SERVED_S,
 ) -> str:
@@ -217,7 +217,7 @@ def change(
 
 
 def change_with_retry(
-    target: RouteLocation, propose: Propose, server: Server | None, wait_s: float = SERVED_S
+    target: RouteLocation, propose: Propose, server: RunningServer | None, wait_s: float = SERVED_S
 ) -> str:
     """Change a route, and try again if another change follows before the server uses this one.
 
@@ -229,12 +229,12 @@ def change_with_retry(
     return change(target, propose, server, is_offline=True, wait_s=wait_s)
 
 
-def _nothing_to_change(target: RouteLocation, present: RouteState, server: Server | None) -> str:
+def _nothing_to_change(target: RouteLocation, present: RouteState, server: RunningServer | None) -> str:
     status = f", {served_status(server, target.name, present.sha256)[0]}" if server else ""
     return f"{target.name}: nothing to change, {describe(present.route())}{status}"
 
 
-def _write(target: RouteLocation, planned: Plan, append: Append[RouteChange]) -> None:
+def _write(target: RouteLocation, planned: PlannedChange, append: Append[RouteChange]) -> None:
     if planned.present.unrecorded:
         append(planned.present.unrecorded)
     text = format_route(planned.route)
@@ -245,7 +245,7 @@ def _write(target: RouteLocation, planned: Plan, append: Append[RouteChange]) ->
         raise OperationFailed(f"wrote '{target.path}', but not its history: {error.strerror}") from None
 
 
-def _wait_served(target: RouteLocation, table: Table, server: Server, wait_s: float) -> float:
+def _wait_served(target: RouteLocation, table: Table, server: RunningServer, wait_s: float) -> float:
     """Wait until the server uses `table`; return the seconds."""
     begin = time.monotonic()
     while True:

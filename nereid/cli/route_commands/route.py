@@ -272,5 +272,4 @@ def _headers(words: list[str]) -> dict[str, str]:
 def _server(context: typer.Context, repository: Path) -> "RunningServer | None":
     from nereid.routes.served import RunningServer
 
-    record = find_server(context, repository)
-    return RunningServer(record) if record else None
+    return RunningServer.of(find_server(context, repository))

@@ -10,12 +10,12 @@ import msgspec
 from nereid.cli.tables import print_table
 from nereid.routes.diff import Difference
 from nereid.routes.explain import Explanation
-from nereid.routes.served import Served, Server, served_status
+from nereid.routes.served import RunningServer, Served, served_status
 from nereid.routes.target import RouteChange, RouteLocation, RouteState, describe, percent, present_table
 from nereid.routing.assignment import Route, Table, Variant, shares
 
 
-def show(target: RouteLocation, present: RouteState, server: Server | None, as_json: bool) -> None:
+def show(target: RouteLocation, present: RouteState, server: RunningServer | None, as_json: bool) -> None:
     """Print a route, and whether the server serves it.
 
     Raises:
