@@ -279,15 +279,6 @@ def test_rollback_moves_the_default_too(repository, tmp_path):
     assert (weights(repository), route.default) == ({"v1": 100, "v2": 0}, "v1")
 
 
-def test_commands_wait_for_each_other(repository):
-    with (
-        operation_journal.opened(repository),
-        pytest.raises(OperationFailed, match=r"locked by another `nereid publish`"),
-        operation_journal.opened(repository, timeout_s=0.05),
-    ):
-        pass
-
-
 @pytest.mark.parametrize("kind", ["publish", "retire"])
 def test_operation_that_had_only_begun_is_undone(repository, kind):
     """Without its actions in the journal, nothing was done, and the journal does not claim it: once."""
