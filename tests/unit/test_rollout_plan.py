@@ -155,6 +155,8 @@ def test_waiting_keeps_the_reasons_of_a_decision():
     for event, reason in [("fail", "worse"), ("wait", "no server runs")]:
         waiting = waiting.after(RolloutEvent(datetime.now(UTC), event, reasons=(reason,)))
 
+    counting = rollout(phase="measuring").after(RolloutEvent(datetime.now(UTC), "look", reasons=("so far",)))
+    assert str(counting).endswith("measuring step 1 %, after 0 s: so far")
     assert (waiting.phase, waiting.reasons, waiting.waiting) == ("withdrawing", ("worse",), "no server runs")
     assert str(waiting).endswith("rolling back from step 1 %: worse; waiting: no server runs")
     ended = waiting.after(RolloutEvent(datetime.now(UTC), "end", reasons=waiting.reasons))
