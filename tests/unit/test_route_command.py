@@ -88,13 +88,11 @@ def test_show_prints_the_whole_route(nereid, repository):
     path.write_text(text)
 
     output = json.loads(nereid("show", "--json").stdout)
-    shown = nereid("show").stdout
 
-    summed = sha256(path.read_bytes()).hexdigest()
     assert output == {
         "route": "classify",
         "file": str(path),
-        "sha256": summed,
+        "sha256": sha256(path.read_bytes()).hexdigest(),
         "generation": 7,
         "status": "no server runs",
         "served_sha256": None,
@@ -103,8 +101,8 @@ def test_show_prints_the_whole_route(nereid, repository):
         "breakers": {},
         "document": json.loads(text),
     }
-    words = ["v1", "90 %", "x-route-tenant: acme, [red]zoo", "dark", "2.5 %", "10,000 ms", "default v1"]
-    assert [word for word in (*words, summed) if word not in shown] == []
+    words = ["90 %", "x-route-tenant: acme, [red]zoo", "2.5 %", "10,000 ms", output["sha256"]]
+    assert [word for word in words if word not in nereid("show").stdout] == []
 
 
 def test_weights_are_set_and_recorded(nereid, repository):
