@@ -5,7 +5,7 @@ from typing import Any
 
 from nereid.rollout import orders
 from nereid.rollout.plan import RolloutPlan, make_plan
-from nereid.rollout.rollout_journal import Journals, State
+from nereid.rollout.rollout_journal import Rollout, RolloutJournals
 from nereid.routes.target import find_route, read_state
 from nereid.server.run_dir import ServerRecord
 from tests.routes import document, variant
@@ -30,7 +30,7 @@ class Rollouts:
 
     @property
     def state(self) -> Any:
-        return Journals.of(self.location).latest()
+        return RolloutJournals.of(self.location).latest()
 
     def weights(self) -> dict[str, float]:
         return {each.name: each.weight for each in read_state(self.location).route().variants}
@@ -38,5 +38,5 @@ class Rollouts:
     def plan(self, **changed: Any) -> RolloutPlan:
         return make_plan(**self._values | changed)
 
-    def start(self, **changed: Any) -> State:
+    def start(self, **changed: Any) -> Rollout:
         return orders.start(self.location, self.plan(**changed), self.record)

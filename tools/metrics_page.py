@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nereid.assets import CHECKOUT
 from nereid.drift import drift_metrics
 from nereid.gateway.gateway_metrics import Metrics
-from nereid.rollout import progress
+from nereid.rollout import service
 from nereid.server.supervision import health, process_usage
 from nereid.tracing import collector
 from nereid.triton import metrics
@@ -151,7 +151,7 @@ def groups() -> tuple[Group, ...]:
             "Rollouts",
             "rollouts.md#metrics",
             "supervisor",
-            of_page(progress.PREFIX, progress.METRICS, {}, progress.LABELS),
+            of_page(service.PREFIX, service.METRICS, {}, service.LABELS),
         ),
         Group(
             "Drift",

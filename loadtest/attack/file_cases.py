@@ -25,7 +25,7 @@ from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.transform import Transform
 from nereid.publish import watch
 from nereid.publish.add import AddRequest, Declined, add
-from nereid.publish.drop_folder import DropFolder
+from nereid.publish.drop_folder import DropFolder, journal_of
 from nereid.publish.examination.examiner import UNEXPECTED
 from nereid.publish.publisher import Gates, publish
 from nereid.repository.check import check
@@ -158,10 +158,10 @@ class Cases:
         drops.mkdir()
         shutil.move(folder / "net.onnx", drops / f"{self._model(case)}.onnx")
         publication = watch.publication(repository, lambda: None, Gates(), 0.0, lambda line: None)
-        with (drops / "log").open("wb") as log:
+        with journal_of(drops).locked() as append:
             dropped = DropFolder(
                 drops,
-                log,
+                append,
                 folder.parent / "staging",
                 publication,
                 settle_s=0,

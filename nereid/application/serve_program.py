@@ -15,7 +15,7 @@ from nereid.gateway.admission.access import check_ring
 from nereid.gateway.admission.key_changes import open_ring
 from nereid.gateway.settings import Listen, Settings
 from nereid.processes import end_with_parent
-from nereid.rollout import progress, service
+from nereid.rollout import service
 from nereid.server import run_dir
 from nereid.server import serve as server
 from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, ServerOptions, check_options
@@ -84,7 +84,7 @@ def _jobs(repository: Path, base: Path) -> list[Job]:
     watcher = monitor.Monitor(repository, find, server.log)
     rollouts = partial(service.run, repository, lambda: run_dir.find(base, repository), log=server.log)
     return [
-        Job(partial(progress.metrics, repository), "rollouts", rollouts),
+        Job(partial(service.metrics, repository), "rollouts", rollouts),
         Job(ProcessMetrics(partial(read, os.getpid(), repository)).page),
         Job(lambda: drift_metrics.metrics(watcher.state), "drift", partial(monitor.watch, watcher)),
     ]

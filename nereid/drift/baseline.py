@@ -21,9 +21,9 @@ from nereid.drift import series
 from nereid.drift.comparison import Target, window_counts
 from nereid.drift.recording import History
 from nereid.drift.series import BOUNDS, INPUT_SIGNALS, OUTPUT_SIGNALS
-from nereid.drift.targets import preprocessing_of
 from nereid.errors import OperationFailed
 from nereid.imaging.pipeline import Pipeline
+from nereid.routes.target import preprocessing_of
 from nereid.routing.reference_file import (
     CLASS,
     TOP_CLASSES,

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from nereid.config.model_config import ModelConfig
 from nereid.drift.comparison import Target
 from nereid.repository.layout import pins, readable_configs
 from nereid.routes.target import RouteLocation, present_table, read_state
@@ -19,7 +18,7 @@ def targets_of(location: RouteLocation, profile: str) -> list[Target]:
         OSError: it cannot be read.
     """
     table = present_table(location, read_state(location))
-    measured = _measured(location.config.folder.parent, profile)
+    measured = _measured(location.repository, profile)
     return [
         Target(
             each.name,
@@ -30,14 +29,6 @@ def targets_of(location: RouteLocation, profile: str) -> list[Target]:
         )
         for each in table.route.variants
     ]
-
-
-def preprocessing_of(repository: Path, model: str) -> ModelConfig | None:
-    """Return the config of the preprocessing behind a pinned model; None if that is not known."""
-    for pin in pins(repository, readable_configs(repository)):
-        if pin.model == model and pin.preprocess:
-            return ModelConfig.from_file(repository / pin.preprocess, pin.preprocess_version)
-    return None
 
 
 def _measured(repository: Path, profile: str) -> dict[str, tuple[str, int]]:

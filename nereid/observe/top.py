@@ -19,7 +19,7 @@ from nereid.observe.top_values import (
     TopVariant,
 )
 from nereid.rollout.counts import FAULTS
-from nereid.rollout.rollout_journal import State
+from nereid.rollout.rollout_journal import Rollout
 from nereid.routes.served import BREAKER_STATES
 from nereid.routing.assignment import Route, Shadow, shares
 from nereid.server.supervision.process_usage import GATEWAY, Usage
@@ -140,7 +140,7 @@ def _route(name: str, after: Reading, growth: Growth) -> TopRoute:
     )
 
 
-def _rollout(state: State) -> TopRollout:
+def _rollout(state: Rollout) -> TopRollout:
     return TopRollout(state.plan.candidate, state.phase, state.step_name, state.share)
 
 

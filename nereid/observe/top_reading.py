@@ -14,7 +14,7 @@ from nereid.addresses import open_http
 from nereid.errors import OperationFailed
 from nereid.observe.machine import MachineReading, read_machine
 from nereid.observe.metric_growth import MetricsPage
-from nereid.rollout.rollout_journal import State, active_rollouts
+from nereid.rollout.rollout_journal import Rollout, active_rollouts
 from nereid.routes.target import find_routes, read_state
 from nereid.routing.assignment import Route
 from nereid.server import run_dir
@@ -67,7 +67,7 @@ class Reading:
     machine: MachineReading | None
     gateways: Sequence[GatewayReading]
     routes: Mapping[str, Route]
-    rollouts: Mapping[str, State]
+    rollouts: Mapping[str, Rollout]
 
 
 class TopReader:
@@ -177,7 +177,7 @@ def _routes(repository: Path) -> dict[str, Route]:
     return found
 
 
-def _rollouts(repository: Path) -> Mapping[str, State]:
+def _rollouts(repository: Path) -> Mapping[str, Rollout]:
     with contextlib.suppress(OperationFailed, OSError):  # `nereid rollout status` has the reason
         return active_rollouts(repository)
     return {}

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from nereid import files, json_lines
+from nereid import files
 from nereid.errors import OperationFailed
+from nereid.journal import Append, Journal
 from nereid.publish.drop_entry import (
     PUBLISHED,
     REJECTED,
@@ -45,7 +46,7 @@ class TemporaryFailure(OperationFailed):
 TEMPORARY = (TemporaryFailure, NotReached, files.LockTimeout, OSError)
 
 
-class Line(Struct, frozen=True):
+class DropResult(Struct, frozen=True):
     """The result for one entry: a version of a model, or version 0 and the reason of a rejection.
 
     `stays` is true if the entry is still in the folder; `terms` are the limits of its examination.
@@ -70,12 +71,17 @@ class _Observation:
     digests: Mapping[str, str] = field(default_factory=dict)
 
 
+def journal_of(folder: Path) -> Journal[DropResult]:
+    """Return the journal of a drop folder."""
+    return Journal(folder / JOURNAL, DropResult, "nereid watch")
+
+
 class DropFolder:
     """Publishes the complete entries of a folder, and moves them to `published` or `rejected`.
 
     Args:
         folder: an absolute path.
-        log: the folder's journal, locked.
+        append: appends to the folder's journal, which is locked.
         staging: a private folder for the copy that is published.
         publish: publishes an entry. An error rejects the entry, unless it or its cause is TEMPORARY.
         settle_s: how long digests must stay the same, in seconds.
@@ -90,7 +96,7 @@ class DropFolder:
     def __init__(
         self,
         folder: Path,
-        log: BinaryIO,
+        append: Append[DropResult],
         staging: Path,
         publish: Publish,
         *,
@@ -102,11 +108,12 @@ class DropFolder:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._folder, self._log, self._staging, self._publish = folder, log, staging, publish
+        self._folder, self._append, self._staging, self._publish = folder, append, staging, publish
         self._settle_s, self._model, self._terms = settle_s, model, terms
         self._announce, self._report, self._clock, self._now = announce, report, clock, now
-        self._last = {line.entry: line for line in json_lines.read(folder / JOURNAL, Line)}
-        if note := json_lines.note_on_damage(folder / JOURNAL):
+        journal = journal_of(folder)
+        self._last = {result.entry: result for result in journal.read_intact()}
+        if note := journal.note_on_damage():
             report(note)
         self._observed: dict[str, _Observation] = {}
         self._done: dict[str, Entry] = {}
@@ -250,10 +257,10 @@ class DropFolder:
         self, entry: Entry, sha256: str, model: str, version: int, reason: str, is_there: bool
     ) -> None:
         name = entry.path.name
-        line = Line(self._now(), name, sha256, model, version, reason, is_there, self._terms)
-        self._last[name] = line
+        result = DropResult(self._now(), name, sha256, model, version, reason, is_there, self._terms)
+        self._last[name] = result
         try:
-            json_lines.append(self._log, line)
+            self._append(result)
         except OSError as error:
             self._report(f"{name}: cannot be written to the journal '{JOURNAL}': {error}")
 

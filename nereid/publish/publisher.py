@@ -15,7 +15,7 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import candidate, pinned
 from nereid.publish.engine.actions import Action, AddVariant, Install, Load, Policy, Warm, Workspace
 from nereid.publish.engine.engine import begin, commit, locked_repository, undo
-from nereid.publish.engine.journal import Journal, Operation
+from nereid.publish.engine.operation_journal import Operation, OperationJournal
 from nereid.publish.engine.variants import rolled_back
 from nereid.publish.examination.examine import ExaminationRequest, Gates, Report, examine
 from nereid.publish.intake import precision as conversion
@@ -329,11 +329,11 @@ def _current(network: Network, against: int) -> int:
     return current
 
 
-def _next_version(log: Journal, network: Network) -> int:
+def _next_version(log: OperationJournal, network: Network) -> int:
     """Return the number of the next version, which no earlier version has had."""
     used = [
         line.operation.version
-        for line in log.lines()
+        for line in log.steps.read()
         if line.operation.model == network.name and line.event in ("commit", "undo", "done")
     ]
     return max([*used, *versions_there(network.folder)], default=0) + 1

@@ -10,7 +10,7 @@ from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.engine.actions import Action, Install, Workspace
 from nereid.publish.engine.engine import begin, locked_repository, undo
-from nereid.publish.engine.journal import Journal
+from nereid.publish.engine.operation_journal import OperationJournal
 from nereid.publish.pinned import successor
 from nereid.repository.check import check
 from nereid.repository.layout import Pin, config_files, model_folders, pins, readable_configs, steps_of
@@ -59,7 +59,7 @@ def remove(
         return parts.models
 
 
-def remove_parts(log: Journal, unstaged: Workspace, name: str, parts: Parts) -> None:
+def remove_parts(log: OperationJournal, unstaged: Workspace, name: str, parts: Parts) -> None:
     """Remove models under the lock of the repository; errors as `remove`."""
     *behind, last = parts.models
     actions: tuple[Action, ...] = (

@@ -12,7 +12,7 @@ from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.processes import StopFlag
 from nereid.publish import publisher
-from nereid.publish.drop_folder import JOURNAL, DropFolder, Publish, Report, TemporaryFailure
+from nereid.publish.drop_folder import DropFolder, Publish, Report, TemporaryFailure, journal_of
 from nereid.publish.engine.engine import locked_repository
 from nereid.publish.examination.examine import ExaminationFailed
 from nereid.publish.network import Network, find_network
@@ -128,11 +128,11 @@ def watch(
         OSError: its journal cannot be written.
     """
     folder = folder.resolve()
-    with files.locked_file(folder / JOURNAL, "nereid watch", LOCK_TIMEOUT_S) as log:
+    with journal_of(folder).locked(LOCK_TIMEOUT_S) as append:
         stop = StopFlag()
         drops = DropFolder(
             folder,
-            log,
+            append,
             staging,
             publish,
             settle_s=settle_s,

@@ -16,7 +16,7 @@ from nereid.rollout import hooks
 from nereid.rollout.judge import Outcome, Verdict
 from nereid.rollout.measurement import Measurement, read_page
 from nereid.rollout.plan import SHADOW
-from nereid.rollout.rollout_journal import BUSY, Event, Journals, State
+from nereid.rollout.rollout_journal import BUSY, Event, Rollout, RolloutJournals
 from nereid.rollout.route_steps import ControlGone, at_step, compared, withdrawn
 from nereid.routes.change import SERVED_S, Proposal, Propose, Superseded, change, change_with_retry, plan
 from nereid.routes.diff import differences
@@ -27,7 +27,7 @@ from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 from nereid.serving_errors import InvalidConfig
 
-LOOK_S = 1.0
+POLL_S = 1.0
 # Looks without a decision are written at intervals of this part of the step's time.
 LINE_PART = 0.01
 FindServer = Callable[[], ServerRecord | None]
@@ -42,7 +42,7 @@ class _Overtaken(OperationFailed):
 
 
 class Controller:
-    """Carries out the rollouts of one route, one look at a time.
+    """Carries out the rollouts of one route, one poll at a time.
 
     Args:
         location: the route.
@@ -59,13 +59,13 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._location, self._find_server, self._log, self._clock = location, find_server, log, clock
-        self.journals = Journals.of(location)
+        self.journals = RolloutJournals.of(location)
         self._measurement: Measurement | None = None
         self._written_s = float("-inf")
         self._trouble = ""
 
     def step(self) -> bool:
-        """Do what is due now; return whether the rollout is busy, so that the next look is due soon.
+        """Do what is due now; return whether the rollout is busy, so that the next poll is due soon.
 
         Raises:
             OperationFailed: a journal is damaged.
@@ -76,7 +76,7 @@ class Controller:
             return False
         try:
             if state.phase == "measuring":
-                self._look(state)
+                self._poll(state)
                 state = self.journals.active() or state
             elif state.phase == "stepping":
                 self._begin(state)
@@ -86,7 +86,7 @@ class Controller:
             self._wait(state, str(error))
         return True
 
-    def _begin(self, state: State) -> None:
+    def _begin(self, state: Rollout) -> None:
         """Bring the route to the state's step."""
         self._measurement = None
         server, present = RunningServer(self._record()), read_state(self._location)
@@ -103,7 +103,7 @@ class Controller:
         except _Edited:
             self._pause_for_edit(state, read_state(self._location))
         except (_Overtaken, Superseded):
-            pass  # the next look has the new state
+            pass  # the next poll has the new state
         except NotReached:
             raise
         except (OperationFailed, InvalidConfig) as error:
@@ -112,7 +112,7 @@ class Controller:
             table = planned.table if planned.is_needed else planned.present
             self._write(state, "begin", sha256=table.sha256)
 
-    def _announce(self, state: State, present: RouteState) -> bool:
+    def _announce(self, state: Rollout, present: RouteState) -> bool:
         """Write a change of the route to the journal, after its hook; return whether it may happen."""
         pair = compared(present_table(self._location, present), state.plan.candidate, state.pair.control[0])
         if pair != state.pair:
@@ -129,7 +129,7 @@ class Controller:
             return False
         return self._write(state, "change", sha256=present.sha256)
 
-    def _guarded(self, state: State, allowed: str) -> Propose:
+    def _guarded(self, state: Rollout, allowed: str) -> Propose:
         """Return a proposal for the route file `allowed`, or for one that has the step's weights already."""
         propose_step = at_step(state)
 
@@ -144,7 +144,7 @@ class Controller:
 
         return propose
 
-    def _refused(self, state: State, server: RunningServer, reason: str) -> None:
+    def _refused(self, state: Rollout, server: RunningServer, reason: str) -> None:
         """Roll back if the candidate is not ready; another refusal is not the candidate's fault."""
         route = read_state(self._location).route()
         candidate = next((each for each in route.variants if each.name == state.plan.candidate), None)
@@ -154,10 +154,9 @@ class Controller:
         else:
             self._decide(state, Verdict(Outcome.FAIL, (f"the candidate is not ready: {reason}",)))
 
-    def _withdraw(self, state: State) -> None:
+    def _withdraw(self, state: Rollout) -> None:
         """Take all traffic from the candidate; without a server, the file is changed for its next start."""
-        record = self._find_server()
-        server, reasons = RunningServer(record) if record else None, state.reasons
+        server, reasons = RunningServer.of(self._find_server()), state.reasons
         try:
             text = self._withdrawn(state, server)
         except ControlGone as error:
@@ -169,14 +168,14 @@ class Controller:
         self._log(f"rollout {text}")
         self._write(state, "end", reasons)
 
-    def _withdrawn(self, state: State, server: RunningServer | None) -> str:
+    def _withdrawn(self, state: Rollout, server: RunningServer | None) -> str:
         """Change the route file, even if the server does not respond; return a line about it."""
         try:
             return change_with_retry(self._location, withdrawn(state), server, SERVED_S)
         except NotReached:
             return change_with_retry(self._location, withdrawn(state), None)
 
-    def _look(self, state: State) -> None:
+    def _poll(self, state: Rollout) -> None:
         if sha256(route_file.read(self._location.path)[0]).hexdigest() != state.sha256:
             self._pause_for_edit(state, read_state(self._location))
             return
@@ -193,7 +192,7 @@ class Controller:
             return
         verdict = measured.verdict()
         is_over = verdict.outcome != Outcome.CONTINUE
-        if is_over or now_s - self._written_s >= max(LOOK_S, LINE_PART * measured.elapsed_s):
+        if is_over or now_s - self._written_s >= max(POLL_S, LINE_PART * measured.elapsed_s):
             self._written_s = now_s
             values = {"elapsed_s": measured.elapsed_s, "look": measured.total()}
             self._write(state, "look", verdict.reasons, **values)
@@ -206,7 +205,7 @@ class Controller:
             raise NotReached("no server runs for this repository")
         return record
 
-    def _decide(self, state: State, verdict: Verdict) -> None:
+    def _decide(self, state: Rollout, verdict: Verdict) -> None:
         """Write a decision to the journal; its effect follows."""
         is_last = state.step + 1 == len(state.plan.steps)
         reasons = verdict.reasons
@@ -222,19 +221,19 @@ class Controller:
             now = self.journals.latest() or state
             threading.Thread(target=self._notify, args=[hook, now], name="hook", daemon=True).start()
 
-    def _notify(self, hook: str, state: State) -> None:
+    def _notify(self, hook: str, state: Rollout) -> None:
         try:
             hooks.run(hook, "after_decision", state)
         except OperationFailed as error:
             self._say(str(error))
 
-    def _hints(self, state: State) -> list[str]:
+    def _hints(self, state: Rollout) -> list[str]:
         if state.plan.steps[state.step] != SHADOW:
             return []
         limit = read_state(self._location).route().shadow_max_in_flight
         return [f"a shadow runs only while fewer than {limit} requests are in flight (shadow_max_in_flight)"]
 
-    def _pause_for_edit(self, state: State, present: RouteState) -> None:
+    def _pause_for_edit(self, state: Rollout, present: RouteState) -> None:
         step = next((entry.parsed() for entry in present.entries if entry.sha256 == state.sha256), None)
         try:
             found = differences(step, present.route()) if step else []
@@ -245,10 +244,10 @@ class Controller:
         reason = f"the route was changed outside the rollout: {edit or 'see nereid route history'}"
         self._write(state, "pause", (reason,))
 
-    def _write(self, state: State, event: Event, reasons: tuple[str, ...] = (), **values: Any) -> bool:
+    def _write(self, state: Rollout, event: Event, reasons: tuple[str, ...] = (), **values: Any) -> bool:
         """Append an event, unless a command has changed the rollout in the meantime."""
         with self.journals.writing(state.number) as writer:
-            now = writer.state
+            now = writer.rollout
             if now is None or (now.phase, now.step) != (state.phase, state.step):
                 return False
             writer.write(event, reasons, **values)
@@ -258,7 +257,7 @@ class Controller:
             self._say(": ".join((f"{event}, step {state.step_name}", "; ".join(reasons))).removesuffix(": "))
         return True
 
-    def _wait(self, state: State, reason: str) -> None:
+    def _wait(self, state: Rollout, reason: str) -> None:
         """Note once why nothing can be done now."""
         if reason != self._trouble:
             self._trouble = reason

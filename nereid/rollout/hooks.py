@@ -8,12 +8,12 @@ import urllib.request
 import msgspec
 
 from nereid.errors import OperationFailed
-from nereid.rollout.rollout_journal import State
+from nereid.rollout.rollout_journal import Rollout
 
 TIMEOUT_S = 60.0
 
 
-def run(hook: str, event: str, state: State) -> None:
+def run(hook: str, event: str, state: Rollout) -> None:
     """Run a hook and wait for its end; an empty one does nothing.
 
     Args:

@@ -9,7 +9,7 @@ from nereid.rollout import counts, judge
 from nereid.rollout.counts import DISAGREEMENT, ERROR, SLOW, Counts
 from nereid.rollout.judge import Objective, Objectives, Outcome, Verdict
 from nereid.rollout.plan import BOUNDS, SHADOW
-from nereid.rollout.rollout_journal import State
+from nereid.rollout.rollout_journal import Rollout
 from nereid.routes.served import read_metrics
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
@@ -57,7 +57,7 @@ class Measurement:
         open_s: seconds until an open breaker of the route lets a trial through.
     """
 
-    def __init__(self, state: State, now_s: float, open_s: float) -> None:
+    def __init__(self, state: Rollout, now_s: float, open_s: float) -> None:
         self.state, self.elapsed_s, self._open_s = state, state.elapsed_s, open_s
         self._began_s = self._last_s = now_s
         self._judged = judge.Step(objectives(state), state.share, BOUNDS)
@@ -67,7 +67,7 @@ class Measurement:
         # An open breaker may be left from an earlier failure.
         self._was_closed = False
 
-    def is_of(self, state: State) -> bool:
+    def is_of(self, state: Rollout) -> bool:
         """Return whether this measures the present step of a rollout."""
         mine = self.state
         return (mine.number, mine.step, mine.sha256) == (state.number, state.step, state.sha256)
@@ -130,7 +130,7 @@ class Measurement:
         return share == 1 or drawn_of_control * share / (1 - share) >= REQUESTS
 
 
-def objectives(state: State) -> Objectives:
+def objectives(state: Rollout) -> Objectives:
     """Return the limits that the candidate must keep in a step."""
     plan = state.plan
     if plan.steps[state.step] == SHADOW:

@@ -11,18 +11,18 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.rollout import counts
-from nereid.rollout.controller import LOOK_S, Controller, FindServer
+from nereid.rollout.controller import POLL_S, Controller, FindServer
 from nereid.rollout.counts import ERROR, Counts, Pair
 from nereid.rollout.histograms import quantile
 from nereid.rollout.judge import looks_needed, requests_needed
 from nereid.rollout.measurement import objectives, read_page
 from nereid.rollout.plan import BOUNDS, SHADOW, RolloutPlan
-from nereid.rollout.progress import describe
-from nereid.rollout.rollout_journal import Journals, Phase, State, Writer, check_none_active, folder_of
+from nereid.rollout.rollout_journal import Phase, Rollout, RolloutJournals, check_none_active, folder_of
 from nereid.rollout.route_steps import compared, first_step
 from nereid.routes.target import RouteLocation, present_table, read_state
 from nereid.server.run_dir import ServerRecord
@@ -54,54 +54,55 @@ class Forecast(Struct, frozen=True):
     what: str
 
 
-def start(location: RouteLocation, plan: RolloutPlan, record: ServerRecord | None, reason: str = "") -> State:
+def start(
+    location: RouteLocation, plan: RolloutPlan, record: ServerRecord | None, reason: str = ""
+) -> Rollout:
     """Write the start of a rollout; the controller begins with its first step.
 
     Raises:
         WrongUsage: the candidate or the route does not fit.
         OperationFailed: another rollout of the repository is active, or no server responds.
     """
-    check_none_active(location.config.folder.parent, f"start a rollout of '{plan.candidate}'")
+    check_none_active(location.repository, f"start a rollout of '{plan.candidate}'")
     table = present_table(location, read_state(location))
     pair, first = compared(table, plan.candidate), first_step(table.route, plan)
     slow_s = _slow_s(plan, _page(location, record), pair)
-    logs = Journals.of(location)
+    logs = RolloutJournals.of(location)
     number = max(logs.numbers(), default=0) + 1
     risk = plan.risk / (len(plan.steps) - first)
     with logs.writing(number) as writer:
-        if writer.state:
+        if writer.rollout:
             raise OrderRefused("another command has just started a rollout", "nereid rollout status")
         writer.write(
             "start", [reason] if reason else (), plan=plan, pair=pair, slow_s=slow_s, risk=risk, first=first
         )
-        return _present(writer)
+        return writer.started
 
 
-def order(location: RouteLocation, what: Order, reason: str = "") -> State:
+def order(location: RouteLocation, what: Order, reason: str = "") -> Rollout:
     """Write an order into the journal of the active rollout.
 
     Raises:
         OperationFailed: no rollout is active, or its phase does not allow the order.
     """
-    logs = Journals.of(location)
+    logs = RolloutJournals.of(location)
     active = logs.active()
     if active is None:
         raise OrderRefused(f"route '{location.name}' has no active rollout")
     with logs.writing(active.number) as writer:
-        state = _present(writer)
-        if state.phase not in ORDERS[what]:
-            raise OrderRefused(f"cannot {what}: {describe(state)}")
+        if writer.started.phase not in ORDERS[what]:
+            raise OrderRefused(f"cannot {what}: {writer.started}")
         writer.write(what, (reason,) if reason else (f"{what} by hand",))
-        return _present(writer)
+        return writer.started
 
 
-def finish(location: RouteLocation, find_server: FindServer, log: Callable[[str], None]) -> State:
+def finish(location: RouteLocation, find_server: FindServer, log: Callable[[str], None]) -> Rollout:
     """Wait until an aborted rollout has ended; without a controller, withdraw the candidate here.
 
     Raises:
         OperationFailed: the candidate still has traffic.
     """
-    logs, deadline = Journals.of(location), time.monotonic() + WAIT_S
+    logs, deadline = RolloutJournals.of(location), time.monotonic() + WAIT_S
     while (state := logs.active()) and state.phase == "withdrawing" and time.monotonic() < deadline:
         if not is_controlled(location):
             Controller(location, find_server, log).step()
@@ -114,7 +115,7 @@ def finish(location: RouteLocation, find_server: FindServer, log: Callable[[str]
 
 def is_controlled(location: RouteLocation) -> bool:
     """Return whether a controller works for the route's repository."""
-    lock = folder_of(location.config.folder.parent) / LOCK
+    lock = folder_of(location.repository) / LOCK
     return lock.exists() and files.is_locked(lock)
 
 
@@ -124,7 +125,7 @@ def wait_controlled(location: RouteLocation) -> bool:
     Raises:
         OSError: the folder of the journals cannot be made.
     """
-    folder_of(location.config.folder.parent).mkdir(parents=True, exist_ok=True)
+    folder_of(location.repository).mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + CONTROLLED_S
     while not (found := is_controlled(location)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -150,18 +151,18 @@ def forecast(
     look = counts.growth(before, after, pair, _slow_s(plan, after, pair))
     errors = look.events[ERROR][1].rate
     rate = sum(sum(each) for each in look.latencies) / seconds
-    begin = State(0, plan, pair, 0.0, plan.risk, datetime.now(UTC), "")
+    begin = Rollout(0, plan, pair, 0.0, plan.risk, datetime.now(UTC), "")
     return [_forecast(begin, number, rate, errors) for number in range(first, len(plan.steps))]
 
 
-def _forecast(begin: State, number: int, rate: float, error_rate: float) -> Forecast:
-    state = begin.at(number)
+def _forecast(begin: Rollout, number: int, rate: float, error_rate: float) -> Forecast:
+    state = replace(begin, step=number)
     plan, share = state.plan, state.share
     part = plan.shadow_percent / 100 if plan.steps[number] == SHADOW else share
     needed, least_s = {"min_requests": plan.min_requests / part}, plan.hold_s
     for each in objectives(state).events if share < 1 else ():
         if each.is_in_phases:
-            least_s = max(least_s, looks_needed(each, 1 - plan.power) * LOOK_S)
+            least_s = max(least_s, looks_needed(each, 1 - plan.power) * POLL_S)
         elif each.increase is not None:
             needed[each.event] = requests_needed(each, share, error_rate, 1 - plan.power)
         else:
@@ -194,9 +195,3 @@ def _page(location: RouteLocation, record: ServerRecord | None) -> Counts:
     if record is None:
         raise OperationFailed("no server runs for this repository", "nereid serve")
     return read_page(record, location.name).counts
-
-
-def _present(writer: Writer) -> State:
-    if writer.state is None:
-        raise OperationFailed(f"journal '{writer.file.name}' has no start; fix: remove the file")
-    return writer.state

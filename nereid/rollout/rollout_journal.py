@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from nereid import files, json_lines
+from nereid import files
 from nereid.errors import OperationFailed
+from nereid.journal import Append, Journal, user_name
 from nereid.rollout.counts import Pair
 from nereid.rollout.judge import Look
 from nereid.rollout.plan import SHADOW, RolloutPlan
@@ -29,13 +30,20 @@ Event = Literal[
     "start", "change", "begin", "look", "pass", "fail", "wait", "pause", "resume", "promote", "abort", "end"
 ]
 BUSY = ("stepping", "measuring", "withdrawing")
+PHASES: dict[Phase, str] = {
+    "stepping": "changing the weights to step",
+    "measuring": "measuring step",
+    "paused": "paused at step",
+    "withdrawing": "rolling back from step",
+    "ended": "ended at step",
+}
 
 
 class RolloutActive(OperationFailed):
     """A rollout of the repository has not ended."""
 
 
-class Line(Struct, frozen=True, omit_defaults=True):
+class RolloutEvent(Struct, frozen=True, omit_defaults=True):
     """One event of a rollout. `reasons` has the numbers that decided, in words.
 
     Attributes:
@@ -59,8 +67,8 @@ class Line(Struct, frozen=True, omit_defaults=True):
     look: Look | None = None
 
 
-class State(Struct, frozen=True):
-    """The state of a rollout after some of its lines.
+class Rollout(Struct, frozen=True):
+    """A rollout after some of its events.
 
     `intended` is the SHA-256 of the route file before a change that is not confirmed yet, empty without one;
     `sha256` is that of the step's route file. `waiting` says why nothing can be done now, empty otherwise.
@@ -100,137 +108,126 @@ class State(Struct, frozen=True):
         step = self.plan.steps[self.step]
         return "shadow" if step == SHADOW else f"{step:g} %"
 
-    def at(self, step: int) -> "State":
-        """Return this state at another step."""
-        return replace(self, step=step)
+    def __str__(self) -> str:
+        result = f"{self.result}, " if self.phase == "ended" else ""
+        text = (
+            f"rollout {self.number} of {self.plan.candidate}: {result}{PHASES[self.phase]} {self.step_name}"
+        )
+        if self.phase == "measuring":
+            text += f", after {self.elapsed_s:.0f} s"
+        details = [*self.reasons, *([f"waiting: {self.waiting}"] if self.waiting else ())]
+        return f"{text}: {'; '.join(details)}" if details else text
 
-    def after(self, line: Line) -> "State":
-        """Return the state after one more line."""
-        if line.event == "wait":
-            return replace(self, waiting="; ".join(line.reasons))
-        return replace(self._after(line), waiting="")
+    def after(self, event: RolloutEvent) -> "Rollout":
+        """Return the rollout after one more event."""
+        if event.event == "wait":
+            return replace(self, waiting="; ".join(event.reasons))
+        return replace(self, waiting="", **self._changes(event))
 
-    def _after(self, line: Line) -> "State":
-        last = len(self.plan.steps) - 1
-        match line.event:
+    def _changes(self, event: RolloutEvent) -> dict[str, Any]:
+        why = {"reasons": event.reasons}
+        match event.event:
             case "change":
-                return replace(self, intended=line.sha256)
+                return {"intended": event.sha256}
             case "begin":
-                return replace(
-                    self,
-                    phase="measuring",
-                    intended="",
-                    sha256=line.sha256,
-                    elapsed_s=0.0,
-                    look=None,
-                    reasons=(),
-                )
+                measured = {"elapsed_s": 0.0, "look": None, "reasons": ()}
+                return {"phase": "measuring", "intended": "", "sha256": event.sha256} | measured
             case "look":
-                return replace(self, elapsed_s=line.elapsed_s, look=line.look, reasons=line.reasons)
+                return {"elapsed_s": event.elapsed_s, "look": event.look} | why
             case "pass":
-                return replace(self, phase="stepping", step=self.step + 1, intended="", reasons=line.reasons)
-            case "fail":
-                return replace(
-                    self, phase="withdrawing", result="rolled back", intended="", reasons=line.reasons
-                )
+                return {"phase": "stepping", "step": self.step + 1, "intended": ""} | why
+            case "fail" | "abort":
+                result = "rolled back" if event.event == "fail" else "aborted"
+                return {"phase": "withdrawing", "result": result, "intended": ""} | why
             case "pause":
-                return replace(self, phase="paused", reasons=line.reasons)
+                return {"phase": "paused"} | why
             case "resume":
-                return replace(self, phase="stepping", intended="", sha256="", reasons=())
+                return {"phase": "stepping", "intended": "", "sha256": "", "reasons": ()}
             case "promote":
-                return replace(
-                    self, phase="stepping", step=last, intended="", sha256="", reasons=line.reasons
-                )
-            case "abort":
-                return replace(self, phase="withdrawing", result="aborted", intended="", reasons=line.reasons)
+                last = len(self.plan.steps) - 1
+                return {"phase": "stepping", "step": last, "intended": "", "sha256": ""} | why
             case "end":
-                return replace(self, phase="ended", result=self.result or "promoted", reasons=line.reasons)
+                return {"phase": "ended", "result": self.result or "promoted"} | why
             case _:
-                return self
+                return {}
 
 
 @dataclass(frozen=True, slots=True)
-class Journals:
+class RolloutJournals:
     """The journals of one route's rollouts in a repository."""
 
     repository: Path
     route: str
 
     @classmethod
-    def of(cls, location: RouteLocation) -> "Journals":
+    def of(cls, location: RouteLocation) -> "RolloutJournals":
         """Return the journals of a route."""
-        return cls(location.config.folder.parent, location.name)
+        return cls(location.repository, location.name)
 
-    @property
-    def folder(self) -> Path:
-        """The folder of all rollouts of the repository."""
-        return folder_of(self.repository)
-
-    def path(self, number: int) -> Path:
-        """Return the path of the rollout with this number."""
-        return self.folder / f"{self.route}.{number}.jsonl"
+    def journal(self, number: int) -> Journal[RolloutEvent]:
+        """Return the journal of the rollout with this number."""
+        path = folder_of(self.repository) / f"{self.route}.{number}.jsonl"
+        return Journal(path, RolloutEvent, "nereid rollout")
 
     def numbers(self) -> list[int]:
         """Return the numbers of all rollouts, ascending."""
-        found = (
-            path.name[len(self.route) + 1 : -len(".jsonl")]
-            for path in self.folder.glob(f"{self.route}.*.jsonl")
-        )
-        return sorted(int(word) for word in found if word.isdecimal())
+        paths = folder_of(self.repository).glob(f"{self.route}.*.jsonl")
+        words = (path.name[len(self.route) + 1 : -len(".jsonl")] for path in paths)
+        return sorted(int(word) for word in words if word.isdecimal())
 
-    def read(self, number: int) -> State | None:
-        """Return the state of a rollout; None if its start was never written.
+    def read(self, number: int) -> Rollout | None:
+        """Return a rollout; None if its start was never written.
 
         Raises:
             OperationFailed: the journal is damaged, or of another release.
         """
-        state: State | None = None
-        for line in self.lines(number):
-            state = state.after(line) if state else _first(number, line)
-        return state
+        rollout: Rollout | None = None
+        for event in self.journal(number).read():
+            rollout = rollout.after(event) if rollout else _first(number, event)
+        return rollout
 
-    def lines(self, number: int) -> tuple[Line, ...]:
-        """Return all lines of a rollout, oldest first."""
-        return json_lines.read_all(self.path(number), Line)
-
-    def latest(self) -> State | None:
+    def latest(self) -> Rollout | None:
         """Return the newest rollout, None without any."""
-        found = (self.read(number) for number in reversed(self.numbers()))
-        return next((state for state in found if state), None)
+        rollouts = (self.read(number) for number in reversed(self.numbers()))
+        return next((rollout for rollout in rollouts if rollout), None)
 
-    def active(self) -> State | None:
+    def active(self) -> Rollout | None:
         """Return the rollout that has not ended, if there is one."""
-        state = self.latest()
-        return state if state and state.is_active else None
+        rollout = self.latest()
+        return rollout if rollout and rollout.is_active else None
 
     @contextlib.contextmanager
     def writing(self, number: int) -> Iterator["Writer"]:
         """Open a rollout's journal under its lock."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with files.locked_file(self.path(number), "nereid rollout") as file:
-            yield Writer(file, number, self.read(number))
+        journal = self.journal(number)
+        journal.path.parent.mkdir(parents=True, exist_ok=True)
+        with journal.locked() as append:
+            yield Writer(append, journal.path, number, self.read(number))
 
 
 @dataclass(slots=True)
 class Writer:
-    """A rollout's journal, locked; `state` is None before the first line."""
+    """A rollout's journal, locked; `rollout` is None before the first event."""
 
-    file: BinaryIO
+    append: Append[RolloutEvent]
+    path: Path
     number: int
-    state: State | None
+    rollout: Rollout | None
+
+    @property
+    def started(self) -> Rollout:
+        """The rollout, whose start must have been written."""
+        if self.rollout is None:
+            raise OperationFailed(f"journal '{self.path}' has no start; fix: remove the file")
+        return self.rollout
 
     def write(self, event: Event, reasons: Sequence[str] = (), first: int = 0, **values: Any) -> None:
-        """Append a line durably, and apply it to the state; `first` is the step of the first line."""
-        line = Line(
-            datetime.now(UTC),
-            event,
-            step=self.state.step if self.state else first,
-            user=json_lines.user_name(os.getuid()),
-            reasons=tuple(reasons),
-            **values,
-        )
-        json_lines.append(self.file, line)
-        self.state = self.state.after(line) if self.state else _first(self.number, line)
+        """Append an event, and apply it to the rollout; `first` is the step of the first event."""
+        step = self.rollout.step if self.rollout else first
+        user, now = user_name(os.getuid()), datetime.now(UTC)
+        made = RolloutEvent(now, event, step=step, user=user, reasons=tuple(reasons), **values)
+        self.append(made)
+        self.rollout = self.rollout.after(made) if self.rollout else _first(self.number, made)
 
 
 def folder_of(repository: Path) -> Path:
@@ -240,31 +237,32 @@ def folder_of(repository: Path) -> Path:
 
 def routes_of(repository: Path) -> list[str]:
     """Return the routes that have had rollouts, without removed ones."""
-    found = {path.name.rsplit(".", 2)[0] for path in folder_of(repository).glob("*.*.jsonl")}
-    return sorted(name for name in found if (repository / name).is_dir())
+    names = {path.name.rsplit(".", 2)[0] for path in folder_of(repository).glob("*.*.jsonl")}
+    return sorted(name for name in names if (repository / name).is_dir())
 
 
-def active_rollouts(repository: Path) -> dict[str, State]:
+def active_rollouts(repository: Path) -> dict[str, Rollout]:
     """Return the rollouts that have not ended, by route.
 
     Raises:
         OperationFailed: a journal is damaged, or of another release.
     """
-    states = {route: Journals(repository, route).active() for route in routes_of(repository)}
-    return {route: state for route, state in states.items() if state}
+    rollouts = {route: RolloutJournals(repository, route).active() for route in routes_of(repository)}
+    return {route: rollout for route, rollout in rollouts.items() if rollout}
 
 
 def check_none_active(repository: Path, what: str, only: str = "") -> None:
     """Raise `RolloutActive` if a rollout, or that of route `only`, is active: `what` would disturb it."""
-    for route, state in active_rollouts(repository).items():
+    for route, rollout in active_rollouts(repository).items():
         if only in ("", route):
             raise RolloutActive(
-                f"cannot {what}: the rollout of '{state.plan.candidate}' on route '{route}' is at step "
-                f"{state.step_name}; fix: wait, or nereid rollout abort"
+                f"cannot {what}: the rollout of '{rollout.plan.candidate}' on route '{route}' is at step "
+                f"{rollout.step_name}; fix: wait, or nereid rollout abort"
             )
 
 
-def _first(number: int, line: Line) -> State | None:
-    if line.event != "start" or not line.plan or not line.pair:
+def _first(number: int, event: RolloutEvent) -> Rollout | None:
+    if event.event != "start" or not event.plan or not event.pair:
         return None
-    return State(number, line.plan, line.pair, line.slow_s, line.risk, line.time, line.user, step=line.step)
+    start = event.plan, event.pair, event.slow_s, event.risk, event.time, event.user
+    return Rollout(number, *start, step=event.step)

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.rollout.counts import Pair
 from nereid.rollout.plan import SHADOW, RolloutPlan
-from nereid.rollout.rollout_journal import State
+from nereid.rollout.rollout_journal import Rollout
 from nereid.routes.change import Proposal, Propose
 from nereid.routes.target import RouteState
 from nereid.routing.assignment import Route, Shadow, Table, Variant, shares, with_default
@@ -55,7 +55,7 @@ def first_step(route: Route, plan: RolloutPlan) -> int:
     raise WrongUsage(f"'{plan.candidate}' has all traffic of the route already")
 
 
-def at_step(state: State) -> Propose:
+def at_step(state: Rollout) -> Propose:
     """Propose the present route with the weights and the shadow of a rollout's step."""
     share, plan = state.share, state.plan
     is_shadow = plan.steps[state.step] == SHADOW
@@ -72,7 +72,7 @@ def at_step(state: State) -> Propose:
     return propose
 
 
-def withdrawn(state: State) -> Propose:
+def withdrawn(state: Rollout) -> Propose:
     """Propose the present route without traffic for the candidate."""
 
     def propose(present: RouteState) -> Proposal:

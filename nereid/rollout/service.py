@@ -1,4 +1,4 @@
-"""The loop around the controllers of a repository's routes, in `nereid serve` or alone."""
+"""The loop around the controllers of a repository's routes, in `nereid serve` or alone, and its metrics."""
 
 import contextlib
 import threading
@@ -6,15 +6,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nereid import files
-from nereid.rollout.controller import LOOK_S, Controller, FindServer
+from nereid.errors import OperationFailed
+from nereid.metrics_page import Labels, render
+from nereid.rollout.controller import POLL_S, Controller, FindServer
 from nereid.rollout.orders import LOCK
-from nereid.rollout.rollout_journal import folder_of, routes_of
+from nereid.rollout.rollout_journal import Rollout, active_rollouts, folder_of, routes_of
 from nereid.routes.target import find_route
 
 # A second controller tries to take the lock at this interval.
 TAKE_OVER_S, TRY_S = 2.0, 0.1
 # An idle server looks for a new rollout at this interval.
 IDLE_S = 2.0
+PREFIX = "nereid_rollout_"
+# Of each metric.
+LABELS = ("route", "candidate")
+METRICS = {
+    "active": ("gauge", "1 while a rollout of the route is active."),
+    "paused": ("gauge", "1 while the rollout is paused."),
+    "share": ("gauge", "Part of the traffic that the candidate has in this step, 0 to 1."),
+    "step": ("gauge", "Number of the step, from 0."),
+    "step_seconds": ("gauge", "Measured time of this step."),
+    "candidate_requests": ("gauge", "Requests of the candidate in this step."),
+}
 Log = Callable[[str], None]
 
 
@@ -39,7 +52,7 @@ def _control(repository: Path, find_server: FindServer, stop: threading.Event, l
     controllers: dict[str, Controller] = {}
     seen: object = None
     is_busy, trouble = False, ""
-    while not stop.wait(LOOK_S if is_busy else IDLE_S):
+    while not stop.wait(POLL_S if is_busy else IDLE_S):
         now = _signature(folder_of(repository))
         if now == seen and not is_busy:
             continue
@@ -65,3 +78,29 @@ def _signature(folder: Path) -> list[tuple[str, int, int]]:
             status = path.stat()
             found.append((path.name, status.st_size, status.st_mtime_ns))
     return sorted(found)
+
+
+def metrics(repository: Path) -> str:
+    """Return the samples of all active rollouts in Prometheus' text format; nothing without one."""
+    try:
+        rollouts = active_rollouts(repository)
+    except (OperationFailed, OSError):  # the controller logs it
+        return ""
+    samples: dict[tuple[str, Labels], float] = {
+        (name, (("route", route), ("candidate", rollout.plan.candidate))): value
+        for route, rollout in rollouts.items()
+        for name, value in _values(rollout).items()
+    }
+    return render(samples, PREFIX, METRICS) if samples else ""
+
+
+def _values(rollout: Rollout) -> dict[str, float]:
+    tallies = rollout.look.events.values() if rollout.look else ()
+    return {
+        "active": 1.0,
+        "paused": float(rollout.phase == "paused"),
+        "share": rollout.share,
+        "step": float(rollout.step),
+        "step_seconds": rollout.elapsed_s,
+        "candidate_requests": float(max((candidate.requests for candidate, _ in tallies), default=0)),
+    }

@@ -8,16 +8,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import BinaryIO
 
 import msgspec
 from msgspec.structs import replace
 
-from nereid import files, json_lines
+from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.routes.history import Entry, make_entry
-from nereid.routes.served import SERVED, Server, served_status
-from nereid.routes.target import RouteLocation, RouteState, describe, read_state
+from nereid.journal import Append
+from nereid.routes.served import SERVED, RunningServer, served_status
+from nereid.routes.target import RouteChange, RouteLocation, RouteState, describe, read_state
 from nereid.routing import route_file
 from nereid.routing.assignment import Route, Table, format_route, parse_route
 from nereid.serving_errors import InvalidConfig
@@ -43,7 +42,7 @@ class Superseded(OperationFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedChange:
     """A checked change from the present state to the new route, which is served as `table`."""
 
     present: RouteState
@@ -143,7 +142,7 @@ def previous(present: RouteState) -> Route | None:
     return next((route for _, route in _former(present, None) if present.differs_from(route)), None)
 
 
-def _former(present: RouteState, generation: int | None) -> list[tuple[Entry, Route]]:
+def _former(present: RouteState, generation: int | None) -> list[tuple[RouteChange, Route]]:
     """Return the former routes, newest first, of one generation or of all."""
     entries = [e for e in reversed(present.all_entries) if generation in (None, e.generation)]
     return [(entry, route) for entry in entries if (route := entry.parsed())]
@@ -157,7 +156,7 @@ def _nothing_to_revert_to(present: RouteState, generation: int | None) -> str:
     return f"cannot revert: the history has no generation {generation}, it has: {generations}"
 
 
-def plan(target: RouteLocation, propose: Propose) -> Plan:
+def plan(target: RouteLocation, propose: Propose) -> PlannedChange:
     """Check a change without a server, and without writing anything.
 
     Raises:
@@ -170,13 +169,13 @@ def plan(target: RouteLocation, propose: Propose) -> Plan:
     # The highest of all, as a file that was copied by hand may have any number.
     generation = max((entry.generation for entry in present.all_entries), default=0) + 1
     text = format_route(replace(proposal.route, generation=generation))
-    return Plan(present, route_file.read_table(target.config, text), proposal.note)
+    return PlannedChange(present, route_file.read_table(target.config, text), proposal.note)
 
 
 def change(
     target: RouteLocation,
     propose: Propose,
-    server: Server | None,
+    server: RunningServer | None,
     is_offline: bool = False,
     wait_s: float = SERVED_S,
 ) -> str:
@@ -201,16 +200,16 @@ def change(
         return _nothing_to_change(target, planned.present, server)
     if server is None and not is_offline:
         raise OperationFailed(
-            f"no server runs for repository '{target.config.folder.parent}'; "
+            f"no server runs for repository '{target.repository}'; "
             "fix: nereid serve, or write the route with --offline"
         )
-    with files.locked_file(target.history, "nereid route") as history:
+    with target.history.locked() as append:
         # Again under the lock, as another command may have changed the route.
         if not (planned := plan(target, propose)).is_needed:
             return _nothing_to_change(target, planned.present, server)
         if server:
             route_file.check_ready(planned.route, server.is_ready)
-        _write(target, planned, history)
+        _write(target, planned, append)
     summary = f"{target.name}: {describe(planned.route)}"
     if server is None:
         return f"{summary}, written without a server"
@@ -218,7 +217,7 @@ def change(
 
 
 def change_with_retry(
-    target: RouteLocation, propose: Propose, server: Server | None, wait_s: float = SERVED_S
+    target: RouteLocation, propose: Propose, server: RunningServer | None, wait_s: float = SERVED_S
 ) -> str:
     """Change a route, and try again if another change follows before the server uses this one.
 
@@ -230,25 +229,23 @@ def change_with_retry(
     return change(target, propose, server, is_offline=True, wait_s=wait_s)
 
 
-def _nothing_to_change(target: RouteLocation, present: RouteState, server: Server | None) -> str:
+def _nothing_to_change(target: RouteLocation, present: RouteState, server: RunningServer | None) -> str:
     status = f", {served_status(server, target.name, present.sha256)[0]}" if server else ""
     return f"{target.name}: nothing to change, {describe(present.route())}{status}"
 
 
-def _write(target: RouteLocation, planned: Plan, history: BinaryIO) -> None:
+def _write(target: RouteLocation, planned: PlannedChange, append: Append[RouteChange]) -> None:
     if planned.present.unrecorded:
-        json_lines.append(history, planned.present.unrecorded)
+        append(planned.present.unrecorded)
     text = format_route(planned.route)
     files.replace(target.path, text)
-    now, user_id = datetime.now(UTC), os.getuid()
-    entry = make_entry(text, planned.note, planned.route.generation, now, user_id)
     try:
-        json_lines.append(history, entry)
+        append(RouteChange.of(text, planned.note, planned.route.generation, datetime.now(UTC), os.getuid()))
     except OSError as error:
         raise OperationFailed(f"wrote '{target.path}', but not its history: {error.strerror}") from None
 
 
-def _wait_served(target: RouteLocation, table: Table, server: Server, wait_s: float) -> float:
+def _wait_served(target: RouteLocation, table: Table, server: RunningServer, wait_s: float) -> float:
     """Wait until the server uses `table`; return the seconds."""
     begin = time.monotonic()
     while True:

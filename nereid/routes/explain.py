@@ -23,7 +23,7 @@ from nereid.routing.assignment import (
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class VariantScore:
     """A variant's score for a sticky key, from its hash value in (0, 1) and its weight."""
 
     variant: str
@@ -48,7 +48,7 @@ class Explanation:
     reason: str
     why: str
     shares: Mapping[str, float]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[VariantScore, ...]
     mirrored: Mapping[str, float]
     ignored: tuple[str, ...]
     fallbacks: tuple[str, ...] = ()
@@ -100,10 +100,10 @@ def _why(table: Table, choice: Choice, key: str) -> str:
     }[choice.reason]
 
 
-def _candidates(route: Route, key: str) -> tuple[Candidate, ...]:
+def _candidates(route: Route, key: str) -> tuple[VariantScore, ...]:
     salt = route.salts.variants
     found = [
-        Candidate(each.name, unit_of(salt, each.name, key), each.weight, score(each, salt, key))
+        VariantScore(each.name, unit_of(salt, each.name, key), each.weight, score(each, salt, key))
         for each in route.variants
     ]
     return tuple(sorted(found, key=lambda each: -each.score))

@@ -3,7 +3,6 @@
 import http.client
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from nereid import metrics_page
 from nereid.errors import OperationFailed
@@ -26,16 +25,6 @@ class Served:
     breakers: Mapping[tuple[str, str], str]
 
 
-class Server(Protocol):
-    """The part of a server that a change of a route needs."""
-
-    def is_ready(self, model: str, version: int) -> bool:
-        """Return whether a version of a model accepts requests."""
-
-    def served(self, route: str) -> Served:
-        """Return the route files and breakers that the server uses for a route."""
-
-
 class RunningServer:
     """A server on this machine, read through gRPC and its metrics page.
 
@@ -46,6 +35,11 @@ class RunningServer:
         self._record = record
         self._timeout_s = timeout_s
         self._control = Control(record, timeout_s)
+
+    @classmethod
+    def of(cls, record: ServerRecord | None) -> "RunningServer | None":
+        """Return the server of a record, None without one."""
+        return cls(record) if record else None
 
     def is_ready(self, model: str, version: int) -> bool:
         """Return whether a version of a model accepts requests."""
@@ -61,7 +55,7 @@ class RunningServer:
         return read_metrics(page, route)
 
 
-def served_status(server: Server | None, route: str, sha256: str) -> tuple[str, Served | None]:
+def served_status(server: RunningServer | None, route: str, sha256: str) -> tuple[str, Served | None]:
     """Return whether the server uses the route file with this SHA-256, and the details it reports.
 
     The status is `SERVED`, or a phrase with the reason why not.

@@ -1,24 +1,55 @@
-"""Routes of a repository: their locations, files and histories."""
+"""Routes of a repository: their locations, files and histories.
+
+A history has every content of its route file. Its lock is also the lock for changes of that file.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
-from nereid import json_lines
 from nereid.config.model_config import ModelConfig, read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.repository.layout import ROUTE, output_names, pins, versions_there
-from nereid.routes import history
-from nereid.routes.history import Entry
+from nereid.journal import Journal, user_name
+from nereid.repository.layout import ROUTE, output_names, pins, readable_configs
 from nereid.routing import route_file
 from nereid.routing.assignment import Route, Table, parse_route, shares
 from nereid.serving_errors import InvalidConfig
-from nereid.text import reading_settings
+
+FIRST_SEEN, BY_HAND = "first seen", "edited by hand"
+
+
+class RouteChange(Struct, frozen=True):
+    """One content of a route file, with its time, user, reason and SHA-256.
+
+    `route` is JSON: the document, or a string with the file's text if the text is not JSON.
+    """
+
+    time: Annotated[datetime, Meta(tz=True)]
+    user: str
+    generation: int
+    sha256: str
+    note: str
+    route: Raw
+
+    @classmethod
+    def of(cls, text: bytes, note: str, generation: int, time: datetime, user_id: int) -> "RouteChange":
+        """Return the change to the content `text`."""
+        return cls(time, user_name(user_id), generation, sha256(text).hexdigest(), note, _document(text))
+
+    def parsed(self) -> Route | None:
+        """Return the route, None if the content was invalid, as after an edit by hand."""
+        try:
+            return parse_route(bytes(self.route))
+        except InvalidConfig:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +65,14 @@ class RouteLocation:
         return self.config.name
 
     @property
-    def history(self) -> Path:
-        """Return the path of the file's history."""
-        return history.path_of(self.path)
+    def repository(self) -> Path:
+        """Return the folder of all models."""
+        return self.config.folder.parent
+
+    @property
+    def history(self) -> Journal[RouteChange]:
+        """Return the history of the file."""
+        return Journal(self.path.with_suffix(".history.jsonl"), RouteChange, "nereid route")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +84,8 @@ class RouteState:
 
     path: Path
     text: bytes | None
-    entries: tuple[Entry, ...]
-    unrecorded: Entry | None
+    entries: tuple[RouteChange, ...]
+    unrecorded: RouteChange | None
 
     @property
     def sha256(self) -> str:
@@ -57,7 +93,7 @@ class RouteState:
         return sha256(self.text).hexdigest() if self.text is not None else ""
 
     @property
-    def all_entries(self) -> tuple[Entry, ...]:
+    def all_entries(self) -> tuple[RouteChange, ...]:
         """Return the history including the present text."""
         return (*self.entries, self.unrecorded) if self.unrecorded else self.entries
 
@@ -128,28 +164,12 @@ def models_with(repository: Path, outputs: Sequence[str]) -> list[str]:
     return routes or list(found)
 
 
-def preprocessing_of(repository: Path, name: str) -> ModelConfig | None:
-    """Return the config of the preprocessing behind a pinned model, or behind a route's default variant."""
-    pinned, _ = _default_variant(repository, name)
-    for pin in pins(repository, dict(_configs(repository))):
-        if pin.model == pinned and pin.preprocess:
+def preprocessing_of(repository: Path, model: str) -> ModelConfig | None:
+    """Return the config of the preprocessing behind a pinned model; None if that is not known."""
+    for pin in pins(repository, readable_configs(repository)):
+        if pin.model == model and pin.preprocess:
             return ModelConfig.from_file(repository / pin.preprocess, pin.preprocess_version)
     return None
-
-
-def fields_of(repository: Path, name: str) -> Path | None:
-    """Return the file with the fields of a reader, or of a route's default variant; None without one."""
-    model, version = _default_variant(repository, name)
-    config = ModelConfig.from_file(repository / model, version)
-    return reading_settings.fields_path(config, config.settings(reading_settings.ReadingSettings))
-
-
-def _default_variant(repository: Path, name: str) -> tuple[str, int]:
-    """Return model and version of a route's default variant; of another model, its newest version."""
-    if name not in _route_names(repository)[0]:
-        return name, max(versions_there(repository / name), default=1)
-    route = read_state(find_route(repository, name)).route()
-    return next((each.model, each.version) for each in route.variants if each.name == route.default)
 
 
 def _location(folder: Path) -> RouteLocation:
@@ -181,12 +201,34 @@ def read_state(location: RouteLocation) -> RouteState:
         InvalidConfig: the path is not a regular file, or the file is too large.
         OSError: the file or history cannot be read.
     """
-    entries = json_lines.read(location.history, Entry)
+    entries = location.history.read_intact()
     try:
         text, status = route_file.read(location.path)
     except FileNotFoundError:
         return RouteState(location.path, None, entries, None)
-    return RouteState(location.path, text, entries, history.unrecorded(entries, text, status))
+    return RouteState(location.path, text, entries, _unrecorded(entries, text, status))
+
+
+def _unrecorded(entries: Sequence[RouteChange], text: bytes, status: os.stat_result) -> RouteChange | None:
+    """Return the change that the history lacks for the file's content; None if the last entry has it.
+
+    The owner and time in the file's `status` become those of the change.
+    """
+    if entries and entries[-1].sha256 == sha256(text).hexdigest():
+        return None
+    try:
+        generation = parse_route(text).generation
+    except InvalidConfig:
+        generation = entries[-1].generation if entries else 0
+    time = datetime.fromtimestamp(status.st_mtime, UTC)
+    return RouteChange.of(text, BY_HAND if entries else FIRST_SEEN, generation, time, status.st_uid)
+
+
+def _document(text: bytes) -> Raw:
+    try:
+        return Raw(msgspec.json.encode(msgspec.json.decode(text)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Raw(msgspec.json.encode(text.decode(errors="replace")))
 
 
 def present_table(location: RouteLocation, present: RouteState) -> Table:

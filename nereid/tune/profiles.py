@@ -11,7 +11,7 @@ from typing import Any
 from nereid.config.model_config import CONFIGS, ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import pinned
-from nereid.publish.engine import journal
+from nereid.publish.engine import operation_journal
 from nereid.repository import pbtxt
 from nereid.repository.layout import backend_of, configs, hidden_models, served_steps, steps_of
 from nereid.routing import route_file
@@ -180,7 +180,7 @@ def write(
     Raises:
         OperationFailed: the tuned config has changed in the meantime, or another command holds the lock.
     """
-    with journal.opened(repository.resolve()):
+    with operation_journal.opened(repository.resolve()):
         if not tuned.path.exists() or tuned.path.read_text() != tuned.text:
             raise OperationFailed(f"'{tuned.path}' has changed during the search; fix: run nereid tune again")
         _check_ours(repository)

@@ -18,7 +18,7 @@ from nereid.publish.remove import remove
 from nereid.repository.layout import hidden_models, parameters_of, steps_of
 from nereid.rollout.counts import Pair, read
 from nereid.rollout.plan import make_plan
-from nereid.rollout.rollout_journal import State
+from nereid.rollout.rollout_journal import Rollout
 from nereid.rollout.route_steps import withdrawn
 from nereid.routes.explain import explain
 from nereid.routes.target import RouteState, find_route, read_state
@@ -235,7 +235,7 @@ def test_rollback_to_a_fallback_makes_it_the_default(published):
 def test_withdrawn_candidate_makes_its_control_the_default():
     text = json.dumps(document(*TWO, default="new", fallbacks=["old"])).encode()
     pair = Pair(("new", "2"), ("old", "1"), "rollout-new")
-    started = State(1, make_plan(candidate="new"), pair, 0.1, 0.01, datetime.now(UTC), "me")
+    started = Rollout(1, make_plan(candidate="new"), pair, 0.1, 0.01, datetime.now(UTC), "me")
 
     route = withdrawn(started)(RouteState(None, text, (), None)).route
 

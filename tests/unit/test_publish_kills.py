@@ -13,7 +13,7 @@ import pytest
 from nereid import files
 from nereid.errors import OperationFailed
 from nereid.publish.add import AddRequest, add
-from nereid.publish.engine import actions, journal
+from nereid.publish.engine import actions, operation_journal
 from nereid.publish.engine.actions import Install
 from nereid.publish.engine.engine import locked_repository
 from nereid.publish.publisher import publish, retire
@@ -83,8 +83,8 @@ def committed(before: Path, done: Path, folder: Path) -> Path:
     path = log / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
-    with journal.opened(folder / "models") as opened:
-        operation = opened.lines()[-1].operation
+    with operation_journal.opened(folder / "models") as opened:
+        operation = opened.steps.read()[-1].operation
     for action in operation.actions:
         if isinstance(action, Install):
             target = log / operation.id / "new" / action.path
@@ -104,8 +104,8 @@ def failed(begin: Path, folder: Path) -> Path:
 
     with contextlib.suppress(Killed), locked_repository(folder / "models", None, kill):
         pass
-    with journal.opened(folder / "models") as opened:
-        opened.write("undo", opened.lines()[-1].operation, "planted")
+    with operation_journal.opened(folder / "models") as opened:
+        opened.write("undo", opened.steps.read()[-1].operation, "planted")
     return folder
 
 

@@ -10,7 +10,7 @@ from nereid.rollout import plan
 from nereid.rollout.counts import Counts, Pair
 from nereid.rollout.judge import Outcome
 from nereid.rollout.measurement import REQUESTS, SETTLE_S, TRIALS, Measurement, Page
-from nereid.rollout.rollout_journal import State
+from nereid.rollout.rollout_journal import Rollout
 
 CANDIDATE, CONTROL = ("new", "2"), ("old", "1")
 HOLD_S, OPEN_S, LOOK_S = 60.0, 5.0, 2.0
@@ -30,7 +30,7 @@ def verdicts(
 ) -> list[tuple[Outcome, str]]:
     """Return outcome and first reason of each look; the last breakers stay as they are."""
     made = plan.make_plan(candidate="new", steps=[*dict.fromkeys([step, 100])], hold_s=HOLD_S)
-    state = State(1, made, Pair(CANDIDATE, CONTROL, "shadow"), 0.1, 0.01, datetime.now(UTC), "me")
+    state = Rollout(1, made, Pair(CANDIDATE, CONTROL, "shadow"), 0.1, 0.01, datetime.now(UTC), "me")
     measured, found = Measurement(state, 0.0, open_s), []
     for number in range(looks):
         counts = Counts({}, {CONTROL: requests * number}, {}, {})

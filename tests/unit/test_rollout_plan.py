@@ -2,9 +2,8 @@
 
 import contextlib
 import json
-import threading
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -16,11 +15,18 @@ from nereid.publish.remove import remove
 from nereid.publish.watch import publication
 from nereid.rollout import hooks, plan
 from nereid.rollout.counts import Pair
-from nereid.rollout.progress import describe, metrics
-from nereid.rollout.rollout_journal import Journals, Line, RolloutActive, State, active_rollouts
+from nereid.rollout.rollout_journal import (
+    Rollout,
+    RolloutActive,
+    RolloutEvent,
+    RolloutJournals,
+    active_rollouts,
+)
 from nereid.rollout.route_steps import at_step, compared, first_step, withdrawn
+from nereid.rollout.service import metrics
 from nereid.routes.target import RouteState
 from nereid.routing.assignment import Table, assign, format_route, parse_route
+from tests.http_receiver import listening
 from tests.publishing import NET, OTHER_ANSWERS, ROUTE, candidate, publish_number, store_published
 from tests.routes import document, variant
 from tests.tables import cases
@@ -34,10 +40,10 @@ def table(*variants, **more) -> Table:
     return Table(found, "", {each.name: str(number) for number, each in enumerate(found.variants, start=1)})
 
 
-def state(**changed) -> State:
-    """Return the state after the start of a rollout."""
+def rollout(**changed) -> Rollout:
+    """Return a rollout after its start."""
     made = plan.make_plan(candidate="new", steps=changed.pop("steps", [1, 25, 100]))
-    return State(1, made, PAIR, 0.1, 0.01, datetime.now(UTC), "me", **changed)
+    return Rollout(1, made, PAIR, 0.1, 0.01, datetime.now(UTC), "me", **changed)
 
 
 def test_published_schema_is_the_one_in_use(root):
@@ -106,6 +112,14 @@ def test_steps_up_to_the_present_share_are_left_out():
         first_step(table(variant("old", "net_old", 0), variant("new", "net_new", 1)).route, made)
 
 
+@contextlib.contextmanager
+def started(repository, route=ROUTE):
+    """Start a rollout, whose journal is locked while the context lasts."""
+    with RolloutJournals(repository, route).writing(1) as writer:
+        writer.write("start", plan=rollout().plan, pair=PAIR, slow_s=0.1, risk=0.01)
+        yield writer
+
+
 def present(found: Table) -> RouteState:
     return RouteState(None, format_route(found.route), (), None)
 
@@ -115,36 +129,37 @@ def test_sticky_keys_move_only_to_the_candidate():
     found = table(variant("old", "net_old", 100), variant("new", "net_new", 0))
     moved: set[str] = set()
     for step in range(3):
-        route = at_step(state(step=step))(present(found)).route
+        route = at_step(rollout(step=step))(present(found)).route
         now = {key for key in KEYS if assign(route, key).name == "new"}
         assert moved <= now
         moved = now
     assert moved == {*KEYS}
-    assert {each.weight for each in withdrawn(state())(present(found)).route.variants} == {100, 0}
+    assert {each.weight for each in withdrawn(rollout())(present(found)).route.variants} == {100, 0}
 
 
 def test_shadow_step_adds_a_shadow_that_the_next_step_removes():
     own = [{"name": "own", "model": "m", "version": 1, "percent": 5}]
     found = table(variant("old", "net_old", 100), variant("new", "net_new", 0, 3), shadows=own)
-    first = at_step(state(steps=["shadow", 100]))(present(found)).route
+    first = at_step(rollout(steps=["shadow", 100]))(present(found)).route
     assert [(each.name, each.model, each.version) for each in first.shadows] == [
         ("own", "m", 1),
         ("rollout-new", "net_new", 3),
     ]
-    later = at_step(state(steps=["shadow", 100], step=1))(present(Table(first, "", {}))).route
+    later = at_step(rollout(steps=["shadow", 100], step=1))(present(Table(first, "", {}))).route
     assert [each.name for each in later.shadows] == ["own"]
 
 
 def test_waiting_keeps_the_reasons_of_a_decision():
     """A rollback that the server does not serve yet still names its cause; the next event ends the wait."""
-    lines = [("fail", "worse"), ("wait", "no server runs")]
-    found = state(phase="measuring")
-    for event, reason in lines:
-        found = found.after(Line(datetime.now(UTC), event, reasons=(reason,)))
+    waiting = rollout(phase="measuring")
+    for event, reason in [("fail", "worse"), ("wait", "no server runs")]:
+        waiting = waiting.after(RolloutEvent(datetime.now(UTC), event, reasons=(reason,)))
 
-    assert (found.phase, found.reasons, found.waiting) == ("withdrawing", ("worse",), "no server runs")
-    assert describe(found).endswith("rolling back from step 1 %: worse; waiting: no server runs")
-    ended = found.after(Line(datetime.now(UTC), "end", reasons=found.reasons))
+    counting = rollout(phase="measuring").after(RolloutEvent(datetime.now(UTC), "look", reasons=("so far",)))
+    assert str(counting).endswith("measuring step 1 %, after 0 s: so far")
+    assert (waiting.phase, waiting.reasons, waiting.waiting) == ("withdrawing", ("worse",), "no server runs")
+    assert str(waiting).endswith("rolling back from step 1 %: worse; waiting: no server runs")
+    ended = waiting.after(RolloutEvent(datetime.now(UTC), "end", reasons=waiting.reasons))
     assert (ended.result, ended.waiting) == ("rolled back", "")
 
 
@@ -153,8 +168,8 @@ def test_publications_wait_for_the_end_of_a_rollout(tmp_path):
     repository = tmp_path / "models"
     repository.mkdir()
     store_published(repository)
-    with Journals(repository, ROUTE).writing(1) as writer:
-        writer.write("start", plan=state().plan, pair=PAIR, slow_s=0.1, risk=0.01)
+    with started(repository):
+        pass
     message = f"the rollout of 'new' on route '{ROUTE}' is at step 1 %; fix: wait, or nereid rollout abort"
 
     with pytest.raises(RolloutActive, match=message):
@@ -168,20 +183,13 @@ def test_publications_wait_for_the_end_of_a_rollout(tmp_path):
         publishing(NET, candidate(tmp_path, 3))
 
 
-def test_metrics_are_those_of_active_rollouts(tmp_path):
-    (tmp_path / "models" / 'a"b').mkdir(parents=True)
-    with Journals(tmp_path / "models", 'a"b').writing(1) as writer:
-        writer.write("start", plan=state().plan, pair=PAIR, slow_s=0.1, risk=0.01)
+def test_only_an_active_rollout_of_a_present_route_has_metrics(tmp_path):
+    with started(tmp_path / "models", 'a"b') as writer:
+        assert (active_rollouts(tmp_path / "models"), metrics(tmp_path / "models")) == ({}, "")
+        (tmp_path / "models" / 'a"b').mkdir(parents=True)
         assert 'nereid_rollout_share{route="a\\"b",candidate="new"} 0.01' in metrics(tmp_path / "models")
         writer.write("end")
         assert metrics(tmp_path / "models") == ""
-
-
-def test_removed_route_has_no_rollout(tmp_path):
-    with Journals(tmp_path / "models", ROUTE).writing(1) as writer:
-        writer.write("start", plan=state().plan, pair=PAIR, slow_s=0.1, risk=0.01)
-
-    assert active_rollouts(tmp_path / "models") == {}
 
 
 @pytest.mark.parametrize(
@@ -191,23 +199,19 @@ def test_hook_is_posted_as_json(status, message):
     received = []
 
     class Handler(BaseHTTPRequestHandler):
-        """Stands for the receiver of a hook."""
-
         def do_POST(self) -> None:
-            """Record the request."""
             body = self.rfile.read(int(self.headers["Content-Length"]))
             received.append((self.path, self.headers["Content-Type"], json.loads(body)))
             self.send_response(status)
             self.end_headers()
 
-        def log_message(self, *words) -> None:
-            """Write no log."""
+        def log_message(self, *words) -> None: ...
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/hook?token=a"
-        with pytest.raises(OperationFailed, match=message) if message else contextlib.nullcontext():
-            hooks.run(url, "before_step", state())
+    with (
+        listening(Handler) as address,
+        pytest.raises(OperationFailed, match=message) if message else contextlib.nullcontext(),
+    ):
+        hooks.run(f"http://{address}/hook?token=a", "before_step", rollout())
 
     ((path, kind, body),) = received
     assert (path, kind, body["event"]) == ("/hook?token=a", "application/json", "before_step")

@@ -102,20 +102,24 @@ def test_variants_tensors_must_be_those_of_the_route(tmp_path, text, message):
         read_table(config, route)
 
 
-@pytest.mark.parametrize("name", ["r/r.route.json", "net/1/r.json", "./r/../net/r.json"])
-def test_file_in_a_models_folder_is_rejected(config, name):
+@cases(
+    ("name", "is_allowed"),
+    {
+        "own folder": ("r/r.route.json", False),
+        "version folder": ("net/1/r.json", False),
+        "other model": ("./r/../net/r.json", False),
+        "next to the models": ("r.route.json", True),
+        "outside": ("../routes/r.json", True),
+        "absolute": ("/routes/r.json", True),
+    },
+)
+def test_file_lies_outside_the_models_folders(config, name, is_allowed):
     """Triton would reload the model when the route changes."""
-    inside = ModelConfig.from_document({"parameters": {"route": {"string_value": name}}}, config.folder, 1)
+    named = ModelConfig.from_document({"parameters": {"route": {"string_value": name}}}, config.folder, 1)
+    rejection = pytest.raises(InvalidConfig, match="the route must lie outside model folders, got '")
 
-    with pytest.raises(InvalidConfig, match="the route must lie outside model folders, got '"):
-        path_of(inside)
-
-
-@pytest.mark.parametrize("name", ["r.route.json", "../routes/r.json", "/routes/r.json"])
-def test_file_may_be_next_to_the_models_or_elsewhere(config, name):
-    outside = ModelConfig.from_document({"parameters": {"route": {"string_value": name}}}, config.folder, 1)
-
-    assert path_of(outside) == config.folder.parent / name
+    with nullcontext() if is_allowed else rejection:
+        assert path_of(named) == config.folder.parent / name
 
 
 def test_changed_file_is_returned_once(watch):
@@ -128,32 +132,14 @@ def test_changed_file_is_returned_once(watch):
 
 
 @cases(
-    ("text", "message"),
-    {
-        "empty": (b"", "Input data was truncated"),
-        "wrong": (write(ROUTE | {"default": "v9"}), "default must be one of v1, v2, got 'v9'"),
-        "gone": (None, "cannot read '.*r.route.json': No such file or directory"),
-    },
-)
-def test_wrong_file_changes_nothing_and_is_reported_once(watch, text, message):
-    before = watch.table
-    watch.path.write_bytes(text) if text is not None else watch.path.unlink()
-
-    with pytest.raises(InvalidConfig, match=message):
-        watch.poll()
-    assert [watch.poll(), watch.poll()] == [None, None]
-    assert watch.table is before
-
-    watch.path.write_bytes(write(ROUTE | {"generation": 5}))
-    assert watch.poll().route.generation == 5
-    watch.path.write_bytes(text) if text is not None else watch.path.unlink()
-    with pytest.raises(InvalidConfig, match=message):
-        watch.poll()
-
-
-@cases(
     ("make", "message"),
     {
+        "empty": (Path.touch, "Input data was truncated"),
+        "wrong": (
+            lambda path: path.write_bytes(write(ROUTE | {"default": "v9"})),
+            "default must be one of v1, v2, got 'v9'",
+        ),
+        "gone": (lambda path: None, "cannot read '.*r.route.json': No such file or directory"),
         "folder": (Path.mkdir, "Is a directory"),
         "pipe": (os.mkfifo, "expected a regular file, got "),
         "huge": (
@@ -163,11 +149,22 @@ def test_wrong_file_changes_nothing_and_is_reported_once(watch, text, message):
         "circle": (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
     },
 )
-def test_only_small_regular_files_are_read(watch, make, message):
+def test_wrong_file_changes_nothing_and_is_reported_once(watch, make, message):
     """No file in place of the route file can block the server or fill its memory."""
+    before = watch.table
     watch.path.unlink()
     make(watch.path)
 
+    with pytest.raises(InvalidConfig, match=message):
+        watch.poll()
+    assert [watch.poll(), watch.poll()] == [None, None]
+    assert watch.table is before
+
+    watch.path.rmdir() if watch.path.is_dir() else watch.path.unlink(missing_ok=True)
+    watch.path.write_bytes(write(ROUTE | {"generation": 5}))
+    assert watch.poll().route.generation == 5
+    watch.path.unlink()
+    make(watch.path)
     with pytest.raises(InvalidConfig, match=message):
         watch.poll()
 

@@ -129,28 +129,19 @@ def test_weight_zero_is_never_chosen():
 
 
 @few
-@given(drawn=st.lists(weights, min_size=2, max_size=5))
-def test_keys_share_by_weight(drawn):
-    """Keys spread by the weights of 2 to 5 variants; 0.04 is five standard deviations of 4,000 keys."""
-    shared = route(*(Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)))
-
-    counts = Counter(assign(shared, key).name for key in CALLERS)
-
-    for name, share in shares(shared).items():
-        assert counts[name] / len(CALLERS) == pytest.approx(share, abs=0.04)
-
-
-@few
 @given(drawn=st.lists(weights, min_size=2, max_size=5), index=st.integers(0, 4), factor=st.floats(1.1, 50))
-def test_raising_a_weight_only_adds_callers_to_it(drawn, index, factor):
+def test_keys_share_by_weight_and_a_raised_weight_only_adds_callers(drawn, index, factor):
+    """Keys spread by the weights of 2 to 5 variants; 0.04 is five standard deviations of 4,000 keys."""
     variants = [Variant(f"v{number}", "m", 1, weight) for number, weight in enumerate(drawn)]
-    after = list(variants)
-    touched = after[index % len(after)]
-    after[index % len(after)] = raised(touched, touched.weight * factor)
+    touched = variants[index % len(variants)]
+    after = [raised(each, each.weight * factor) if each is touched else each for each in variants]
 
-    changes = [(assign(route(*variants), key).name, assign(route(*after), key).name) for key in CALLERS[:500]]
+    names = [(assign(route(*variants), key).name, assign(route(*after), key).name) for key in CALLERS]
 
-    assert {new for old, new in changes if old != new} <= {touched.name}
+    counts = Counter(old for old, _ in names)
+    for name, share in shares(route(*variants)).items():
+        assert counts[name] / len(CALLERS) == pytest.approx(share, abs=0.04)
+    assert {new for old, new in names if old != new} <= {touched.name}
 
 
 def test_published_vectors_hold(root):
@@ -206,30 +197,17 @@ def variant(**fields) -> bytes:
             changed(wieghts=1),
             "Object contains unknown field `wieghts`: expected one of variants, default, salts",
         ),
-        "unknown inside": (
-            variant(wieght=1),
-            "Object contains unknown field `wieght` - at `$.variants[0]`: expected one of name, model",
-        ),
         "default": (changed(default="v9"), "default must be one of v1, got 'v9'"),
         "limit": (changed(max_in_flight=65), "Expected `int` <= 64 - at `$.max_in_flight`, got 65"),
-        "breaker": (
-            changed(breaker={"error_ratio": 0}),
-            "Expected `float` > 0.0 - at `$.breaker.error_ratio`, got 0",
-        ),
         "twice": (
             changed(shadows=[{"name": "v1", "model": "m", "version": 1, "percent": 5}]),
             "names of variants and shadows must differ, got v1, v1",
-        ),
-        "generation": (
-            changed(generation=10**30),
-            "Expected `int` <= 9007199254740992 - at `$.generation`, got 1000",
         ),
         "weights": (variant(weight=0), "one weight must be positive, got 0 for all"),
         "tiny weight": (
             variant(weight=1e-320),
             "weight of 'v1' must be 0, or 1e-09 to 1e+09, got 9.99989e-321",
         ),
-        "small weight": (variant(weight=0.9e-9), "weight of 'v1' must be 0, or 1e-09 to 1e+09, got 9e-10"),
         "not a number": (variant(weight=float("nan")), "JSON is malformed: invalid character"),
         "infinite": (
             variant(weight=0).replace(b'"weight": 0', b'"weight": 1e999'),
@@ -237,7 +215,6 @@ def variant(**fields) -> bytes:
         ),
         "name": (variant(name="v1\n"), "Expected `str` matching regex"),
         "header": (variant(headers={"x-api-key": ["a"]}), "Expected `str` matching regex '^x-route-"),
-        "no values": (variant(headers={"x-route-a": []}), "Expected `array` of length >= 1"),
     },
 )
 def test_wrong_route_is_rejected(text, message):

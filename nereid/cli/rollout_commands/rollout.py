@@ -84,26 +84,26 @@ def rollout(context: typer.Context) -> None:
     show_help(context)
 
 
-def _plan(file: Path | None, values: dict[str, Any]) -> "RolloutPlan":
+def _plan(file: Path | None, options: dict[str, Any]) -> "RolloutPlan":
+    """Return the plan in a file, with the values that a command's options replace."""
     import msgspec
 
-    from nereid.rollout.plan import make_plan, parse_plan, read_steps
+    from nereid.rollout.plan import RolloutPlan, make_plan, parse_plan, read_steps
 
-    base: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if file:
         try:
-            base = msgspec.to_builtins(parse_plan(file.read_bytes(), str(file)))
+            values = msgspec.to_builtins(parse_plan(file.read_bytes(), str(file)))
         except OSError as error:
             raise WrongUsage(f"cannot read '{file}': {error.strerror}") from None
-    given = {name: value for name, value in values.items() if value not in (None, "")}
-    if "steps" in given:
-        given["steps"] = read_steps(given["steps"])
-    merged = base | given
-    if "candidate" not in merged:
+    for name in options.keys() & {*RolloutPlan.__struct_fields__}:
+        if (value := options[name]) not in (None, ""):
+            values[name] = read_steps(value) if name == "steps" else value
+    if "candidate" not in values:
         raise WrongUsage("no candidate: expected VARIANT, or a plan with a candidate in --file")
-    if "hold_s" in merged and "patience_s" not in merged:
-        merged["patience_s"] = max(3600.0, merged["hold_s"])
-    return make_plan(**merged)
+    if "hold_s" in values and "patience_s" not in values:
+        values["patience_s"] = max(3600.0, values["hold_s"])
+    return make_plan(**values)
 
 
 @app.command()
@@ -131,21 +131,7 @@ def start(
     """
     from nereid.rollout import orders
 
-    plan = _plan(
-        file,
-        {
-            "candidate": candidate,
-            "steps": steps,
-            "hold_s": hold_s,
-            "patience_s": patience_s,
-            "min_requests": min_requests,
-            "max_error_ratio": max_error_ratio,
-            "slo_ms": slo_ms,
-            "max_latency_increase": max_latency_increase,
-            "max_disagreement": max_disagreement,
-            "if_inconclusive": if_inconclusive,
-        },
-    )
+    plan = _plan(file, context.params)
     location = _location(repository, route)
     state = orders.start(location, plan, find_server(context, own_repository(repository)))
     print(f"{location.name}: rollout {state.number} of {plan.candidate} starts with step {state.step_name}")
@@ -169,25 +155,17 @@ def plan_rollout(
     from nereid.cli.rollout_commands import rollout_view as view
     from nereid.rollout import orders
 
-    values = {
-        "candidate": candidate,
-        "steps": steps,
-        "hold_s": hold_s,
-        "min_requests": min_requests,
-        "slo_ms": slo_ms,
-    }
-    view.print_forecast(
-        orders.forecast(_location(repository, route), _plan(file, values), find_server(context, repository))
-    )
+    location, record = _location(repository, route), find_server(context, repository)
+    view.print_forecast(orders.forecast(location, _plan(file, context.params), record))
 
 
 @app.command()
 def status(as_json: AsJson = False, route: RouteName = "", repository: Repository = REPOSITORY) -> None:
     """Show the newest rollout of the route, and what it waits for."""
     from nereid.cli.rollout_commands import rollout_view as view
-    from nereid.rollout.rollout_journal import Journals
+    from nereid.rollout.rollout_journal import RolloutJournals
 
-    view.print_status(Journals.of(_location(repository, route)).latest(), as_json)
+    view.print_status(RolloutJournals.of(_location(repository, route)).latest(), as_json)
 
 
 @app.command()
@@ -236,16 +214,16 @@ def history(
 ) -> None:
     """List the rollouts of the route, newest first; or all events of one."""
     from nereid.cli.rollout_commands import rollout_view as view
-    from nereid.rollout.rollout_journal import Journals
+    from nereid.rollout.rollout_journal import RolloutJournals
 
-    logs = Journals.of(_location(repository, route))
+    logs = RolloutJournals.of(_location(repository, route))
     if number is None:
         view.print_rollouts([state for each in logs.numbers() if (state := logs.read(each))], as_json)
         return
     if number not in logs.numbers():
         known = ", ".join(map(str, logs.numbers())) or "none"
         raise WrongUsage(f"unknown rollout {number}: expected one of {known}")
-    view.print_events(logs.lines(number), as_json)
+    view.print_events(logs.journal(number).read(), as_json)
 
 
 @app.command()
@@ -254,14 +232,14 @@ def controller(context: typer.Context, repository: Repository = REPOSITORY) -> N
     """Carry out the rollouts of a server that `nereid serve` did not start, until Ctrl-C."""
     from nereid.processes import StopFlag, in_background
     from nereid.rollout import service
-    from nereid.rollout.controller import LOOK_S
+    from nereid.rollout.controller import POLL_S
     from nereid.routes.target import check_repository
 
     check_repository(own_repository(repository))
     find_server(context, repository)  # an invalid --server ends here
     stop = StopFlag()
     run = partial(service.run, repository, lambda: find_server(context, repository), log=show_progress)
-    with in_background("rollouts", run, LOOK_S + 1):
+    with in_background("rollouts", run, POLL_S + 1):
         show_progress(f"controller of the rollouts of '{repository}' started")
         while not stop.is_set():
             time.sleep(STOP_POLL_S)
@@ -269,11 +247,10 @@ def controller(context: typer.Context, repository: Repository = REPOSITORY) -> N
 
 def _order(what: "Order", reason: str, route: str, repository: Path) -> None:
     from nereid.rollout import orders
-    from nereid.rollout.progress import describe
 
     location = _location(own_repository(repository), route)
     state = orders.order(location, what, reason)
-    print(f"{location.name}: {describe(state)}")
+    print(f"{location.name}: {state}")
     if what in ("resume", "promote"):
         _note_controller(location)
 

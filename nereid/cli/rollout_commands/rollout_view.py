@@ -7,55 +7,52 @@ import msgspec
 
 from nereid.cli.tables import print_table
 from nereid.rollout.orders import Forecast
-from nereid.rollout.progress import describe
-from nereid.rollout.rollout_journal import Line, State
+from nereid.rollout.rollout_journal import Rollout, RolloutEvent
 
 
-def print_status(state: State | None, as_json: bool) -> None:
+def print_status(rollout: Rollout | None, as_json: bool) -> None:
     """Print a rollout in words."""
     if as_json:
-        print(msgspec.json.encode(state).decode())
-    elif state is None:
-        print("no rollout yet; start one: nereid rollout start VARIANT")
+        print(msgspec.json.encode(rollout).decode())
     else:
-        print(describe(state))
+        print(rollout or "no rollout yet; start one: nereid rollout start VARIANT")
 
 
-def print_rollouts(states: Sequence[State], as_json: bool) -> None:
+def print_rollouts(rollouts: Sequence[Rollout], as_json: bool) -> None:
     """Print all rollouts of a route, newest first."""
     if as_json:
-        print(msgspec.json.encode(states[::-1]).decode())
+        print(msgspec.json.encode(rollouts[::-1]).decode())
         return
     rows = [
         (
-            str(each.number),
-            _time(each.began),
-            each.user,
-            each.plan.candidate,
-            each.step_name,
-            each.result if each.phase == "ended" else each.phase,
-            "; ".join(each.reasons),
+            str(rollout.number),
+            _time(rollout.began),
+            rollout.user,
+            rollout.plan.candidate,
+            rollout.step_name,
+            rollout.result if rollout.phase == "ended" else rollout.phase,
+            "; ".join(rollout.reasons),
         )
-        for each in reversed(states)
+        for rollout in reversed(rollouts)
     ]
     print_table("rollout", "began", "who", "candidate", "step", "state", "reasons", rows=rows)
 
 
-def print_events(lines: Sequence[Line], as_json: bool) -> None:
+def print_events(events: Sequence[RolloutEvent], as_json: bool) -> None:
     """Print the events of a rollout, oldest first, as a table or as JSON lines."""
     if as_json:
-        for line in lines:
-            print(msgspec.json.encode(line).decode())
+        for event in events:
+            print(msgspec.json.encode(event).decode())
         return
     rows = [
         (
-            _time(each.time),
-            each.user,
-            each.event,
-            f"{each.elapsed_s:.0f} s" if each.look else "",
-            "; ".join(each.reasons),
+            _time(event.time),
+            event.user,
+            event.event,
+            f"{event.elapsed_s:.0f} s" if event.look else "",
+            "; ".join(event.reasons),
         )
-        for each in lines
+        for event in events
     ]
     print_table("when", "who", "event", "measured", "reasons", rows=rows)
 

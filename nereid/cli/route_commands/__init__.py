@@ -1,1 +1,1 @@
-"""Commands that show or change a route, and the adapter through which a gateway does."""
+"""Commands that show or change a route."""

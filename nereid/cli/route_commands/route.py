@@ -221,9 +221,7 @@ def _read(repository: Path, route: str) -> "tuple[RouteLocation, RouteState]":
 
 
 def _report_damage(target: "RouteLocation") -> None:
-    from nereid import json_lines
-
-    if note := json_lines.note_on_damage(target.history):
+    if note := target.history.note_on_damage():
         print(note, file=sys.stderr)
 
 
@@ -268,5 +266,4 @@ def _headers(words: list[str]) -> dict[str, str]:
 def _server(context: typer.Context, repository: Path) -> "RunningServer | None":
     from nereid.routes.served import RunningServer
 
-    record = find_server(context, repository)
-    return RunningServer(record) if record else None
+    return RunningServer.of(find_server(context, repository))

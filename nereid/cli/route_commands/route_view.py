@@ -10,13 +10,12 @@ import msgspec
 from nereid.cli.tables import print_table
 from nereid.routes.diff import Difference
 from nereid.routes.explain import Explanation
-from nereid.routes.history import Entry
-from nereid.routes.served import Served, Server, served_status
-from nereid.routes.target import RouteLocation, RouteState, describe, percent, present_table
+from nereid.routes.served import RunningServer, Served, served_status
+from nereid.routes.target import RouteChange, RouteLocation, RouteState, describe, percent, present_table
 from nereid.routing.assignment import Route, Table, Variant, shares
 
 
-def show(target: RouteLocation, present: RouteState, server: Server | None, as_json: bool) -> None:
+def show(target: RouteLocation, present: RouteState, server: RunningServer | None, as_json: bool) -> None:
     """Print a route, and whether the server serves it.
 
     Raises:
@@ -35,8 +34,8 @@ def show(target: RouteLocation, present: RouteState, server: Server | None, as_j
         f"mirrored below {route.shadow_max_in_flight}"
     )
     if route.has_fallbacks:
-        rungs = [*route.fallbacks, *(["the configured answer"] if route.answer else [])]
-        print(f"while {route.default} is unreachable: {', then '.join(rungs)}")
+        order = [*route.fallbacks, *(["the configured answer"] if route.answer else [])]
+        print(f"while {route.default} is unreachable: {', then '.join(order)}")
     print(
         f"breaker: opens at {percent(breaker.error_ratio)} failures of {breaker.min_requests} requests or "
         f"more in {breaker.window_s:g} s, tries again after {breaker.open_s:g} s"
@@ -73,7 +72,7 @@ def print_explanation(explanation: Explanation, as_json: bool) -> None:
         print(f"header {name!r} has no effect on any route")
 
 
-def print_history(entries: tuple[Entry, ...], as_json: bool) -> None:
+def print_history(entries: tuple[RouteChange, ...], as_json: bool) -> None:
     """Print a history, newest first."""
     if as_json:
         print(msgspec.json.encode(entries[::-1]).decode())
@@ -95,19 +94,11 @@ def print_history(entries: tuple[Entry, ...], as_json: bool) -> None:
 def _print_variants(table: Table, served: Served | None) -> None:
     variants, given = table.route.variants, shares(table.route)
     columns = ["variant", "model", "version", "network", "weight", "share", "deadline"]
-    rows = [
-        [
-            v.name,
-            v.model,
-            str(v.version),
-            network,
-            f"{v.weight:g}",
-            percent(given[v.name]),
-            _ms(v.deadline_ms),
-        ]
-        for v in variants
-        for network in [table.network_versions[v.name]]
-    ]
+    rows = []
+    for v in variants:
+        version, network = str(v.version), table.network_versions[v.name]
+        weights = f"{v.weight:g}", percent(given[v.name])
+        rows.append([v.name, v.model, version, network, *weights, _ms(v.deadline_ms)])
     if served:
         columns.append("breaker")
         for row in rows:
@@ -145,7 +136,7 @@ def _breakers(table: Table, served: Served) -> dict[str, str]:
     return {pair[0]: served.breakers[pair] for pair in versions if pair in served.breakers}
 
 
-def _weights(entry: Entry) -> str:
+def _weights(entry: RouteChange) -> str:
     route = entry.parsed()
     return ", ".join(f"{v.name} {v.weight:g}" for v in route.variants) if route else "invalid route"
 

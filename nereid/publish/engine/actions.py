@@ -51,7 +51,7 @@ class Workspace:
     @property
     def server(self) -> RunningServer | None:
         """Return the client that reads the served routes, None if no server runs."""
-        return RunningServer(self.record) if self.record else None
+        return RunningServer.of(self.record)
 
 
 class Install(Struct, frozen=True, tag=True):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nereid import json_lines
 from nereid.errors import OperationFailed
-from nereid.publish.engine import journal
+from nereid.journal import user_name
+from nereid.publish.engine import operation_journal
 from nereid.publish.engine.actions import Workspace
-from nereid.publish.engine.journal import Journal, Kind, Operation
+from nereid.publish.engine.operation_journal import Kind, Operation, OperationJournal
 from nereid.publish.engine.variants import VariantInUse
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
@@ -22,7 +22,7 @@ EXPLICIT = "explicit"
 @contextmanager
 def locked_repository(
     repository: Path, record: ServerRecord | None, report: Callable[[str], None]
-) -> Iterator[tuple[Journal, Workspace]]:
+) -> Iterator[tuple[OperationJournal, Workspace]]:
     """Hold the repository's journal and lock; first finish or undo the operation of a killed command.
 
     Raises:
@@ -35,40 +35,40 @@ def locked_repository(
             f"cannot load models: expected a server with --model-control-mode {EXPLICIT}, got "
             f"{record.model_control_mode}; fix: nereid serve without that option, or stop the server first"
         )
-    with journal.opened(repository) as log:
+    with operation_journal.opened(repository) as log:
         workspace = Workspace(repository, log.folder, record, report)
-        if note := log.note_on_damage():
+        if note := log.steps.note_on_damage():
             report(note)
         recover(log, workspace)
         yield log, workspace
 
 
-def recover(log: Journal, workspace: Workspace) -> None:
+def recover(log: OperationJournal, workspace: Workspace) -> None:
     """Finish or undo the operation of a killed command.
 
     Raises:
         OperationFailed: neither is possible now.
     """
-    if not (line := log.unfinished()):
+    if not (step := log.unfinished()):
         return
-    operation = line.operation
+    operation = step.operation
     workspace = _with_staging(workspace, log, operation)
-    workspace.report(f"recovery: '{operation}' of {line.time:%Y-%m-%d %H:%M:%S} UTC was not finished")
+    workspace.report(f"recovery: '{operation}' of {step.time:%Y-%m-%d %H:%M:%S} UTC was not finished")
     try:
-        if line.event == "begin":
+        if step.event == "begin":
             log.write("undone", operation, "recovered")
-        elif line.event == "commit":
+        elif step.event == "commit":
             commit(log, operation, workspace)
         else:
-            undo(log, operation, workspace, line.note)
+            undo(log, operation, workspace, step.note)
     except OperationFailed as error:
         if log.unfinished():
             raise
         workspace.report(str(error))
-    workspace.report(f"recovery: '{operation}' is {log.lines()[-1].event}")
+    workspace.report(f"recovery: '{operation}' is {log.steps.read()[-1].event}")
 
 
-def commit(log: Journal, operation: Operation, workspace: Workspace) -> None:
+def commit(log: OperationJournal, operation: Operation, workspace: Workspace) -> None:
     """Do the actions of an operation; if one fails, undo all of them.
 
     Raises:
@@ -91,7 +91,7 @@ def commit(log: Journal, operation: Operation, workspace: Workspace) -> None:
     log.write("done", operation)
 
 
-def undo(log: Journal, operation: Operation, workspace: Workspace, note: str = "") -> None:
+def undo(log: OperationJournal, operation: Operation, workspace: Workspace, note: str = "") -> None:
     """Undo the actions of an operation whose event `undo` is in the journal.
 
     Raises:
@@ -111,16 +111,16 @@ def undo(log: Journal, operation: Operation, workspace: Workspace, note: str = "
 
 
 def begin(
-    log: Journal, workspace: Workspace, kind: Kind, model: str, version: int
+    log: OperationJournal, workspace: Workspace, kind: Kind, model: str, version: int
 ) -> tuple[Operation, Workspace]:
     """Write the begin of an operation to the journal; return it, and a workspace with its own staging."""
-    user = json_lines.user_name(os.getuid())
+    user = user_name(os.getuid())
     operation = Operation(secrets.token_hex(8), kind, model, version, user)
     log.write("begin", operation)
     return operation, _with_staging(workspace, log, operation)
 
 
-def _with_staging(workspace: Workspace, log: Journal, operation: Operation) -> Workspace:
+def _with_staging(workspace: Workspace, log: OperationJournal, operation: Operation) -> Workspace:
     staging = log.staging(operation)
     staging.mkdir(exist_ok=True)
     return dataclasses.replace(workspace, staging=staging)

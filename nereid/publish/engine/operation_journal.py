@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from nereid import files, json_lines
+from nereid import files
 from nereid.errors import OperationFailed
+from nereid.journal import Append, Journal
 from nereid.publish.engine.actions import Action
 from nereid.units import escaped
 
@@ -43,7 +44,7 @@ class Operation(Struct, frozen=True):
         return f"{self.kind} {self.model} {self.version}"
 
 
-class Line(Struct, frozen=True):
+class PublishStep(Struct, frozen=True):
     """One event of an operation, with the whole operation as it was then."""
 
     time: Annotated[datetime, Meta(tz=True)]
@@ -53,16 +54,12 @@ class Line(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
-    """The journal of a repository, locked and open for writing."""
+class OperationJournal:
+    """The journal of a repository, locked; `append` adds a step to `steps`."""
 
     folder: Path
-    file: BinaryIO
-
-    @property
-    def path(self) -> Path:
-        """The path of the file."""
-        return self.folder / "journal.jsonl"
+    steps: Journal[PublishStep]
+    append: Append[PublishStep]
 
     def staging(self, operation: Operation) -> Path:
         """Return the folder for the staged and the removed files of an operation."""
@@ -75,31 +72,23 @@ class Journal:
         if event in FINISHED and not operation.actions:
             # Before the line, as the files may fill the disk; without actions, they are not needed to undo.
             shutil.rmtree(self.staging(operation), ignore_errors=True)
-        json_lines.append(self.file, Line(datetime.now(UTC), event, operation, escaped(note)))
+        self.append(PublishStep(datetime.now(UTC), event, operation, escaped(note)))
         if event in FINISHED:
             shutil.rmtree(self.staging(operation), ignore_errors=True)
 
-    def lines(self) -> tuple[Line, ...]:
-        """Return all events, oldest first.
+    def unfinished(self) -> PublishStep | None:
+        """Return the last step of an unfinished operation, None if all are finished.
 
         Raises:
-            OperationFailed: an event has an unknown format, or the last one is damaged, so that unfinished
+            OperationFailed: a step has an unknown format, or the last one is damaged, so that unfinished
                 work may be hidden.
         """
-        return json_lines.read_all(self.path, Line)
-
-    def note_on_damage(self) -> str:
-        """Return a note on damaged lines that are ignored, empty without any."""
-        return json_lines.note_on_damage(self.path)
-
-    def unfinished(self) -> Line | None:
-        """Return the last event of an unfinished operation, None if all are finished."""
-        lines = self.lines()
-        return lines[-1] if lines and lines[-1].event not in FINISHED else None
+        steps = self.steps.read()
+        return steps[-1] if steps and steps[-1].event not in FINISHED else None
 
 
 @contextlib.contextmanager
-def opened(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterator[Journal]:
+def opened(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterator[OperationJournal]:
     """Open a repository's journal under its lock: no other command changes the set of models meanwhile.
 
     Raises:
@@ -114,9 +103,10 @@ def opened(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterato
             "renamed into it; fix: move the repository into a folder of that mount"
         )
     folder.mkdir(exist_ok=True)
-    with files.locked_file(folder / "journal.jsonl", "nereid publish", timeout_s) as file:
+    steps = Journal(folder / "journal.jsonl", PublishStep, "nereid publish")
+    with steps.locked(timeout_s) as append:
         try:
-            yield Journal(folder, file)
+            yield OperationJournal(folder, steps, append)
         finally:
             _reserve(folder / RESERVE)
 
