@@ -17,10 +17,9 @@ from nereid.client.results.detected_objects import DETECTIONS
 from nereid.client.results.result_kind import ResultKind
 from nereid.client.results.text_reading import READINGS
 from nereid.config.model_config import ModelConfig
-from nereid.drift import series
+from nereid.drift import recording
 from nereid.drift.comparison import Target, window_counts
-from nereid.drift.recording import History
-from nereid.drift.series import BOUNDS, INPUT_SIGNALS, OUTPUT_SIGNALS
+from nereid.drift.recording import BOUNDS, INPUT_SIGNALS, OUTPUT_SIGNALS, History
 from nereid.drift.targets import preprocessing_of
 from nereid.errors import OperationFailed
 from nereid.imaging.pipeline import Pipeline
@@ -190,13 +189,13 @@ def from_traffic(
         signals = {}
         for name, bounds in BOUNDS.items():
             if counts := window_counts(target, route, name, window):
-                signals[name] = Histogram(bounds, tuple(series.histogram(counts, name)))
+                signals[name] = Histogram(bounds, tuple(recording.histogram(counts, name)))
         images = max((sum(signals[name].counts) for name in OUTPUT_SIGNALS if name in signals), default=0)
         if images < MIN_IMAGES:
             log(f"variant '{target.name}' is left out: {images} images in {format_duration(seconds)}")
             continue
         of_class = window_counts(target, route, CLASS, window)
-        best = tuple(series.class_counts(of_class, classes)) if classes and of_class else ()
+        best = tuple(recording.class_counts(of_class, classes)) if classes and of_class else ()
         variants.append(
             VariantReference(
                 target.name, target.model, target.version, target.network_version, images, signals, best

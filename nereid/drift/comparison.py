@@ -5,8 +5,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from nereid.drift import series
-from nereid.drift.series import INPUT_SIGNALS, OUTPUT_SIGNALS, SIGNALS, Growth
+from nereid.drift import recording
+from nereid.drift.recording import INPUT_SIGNALS, OUTPUT_SIGNALS, SIGNALS, Growth
 from nereid.routing.reference_file import CLASS, Reference, VariantReference
 
 # Images in the window, before it is compared.
@@ -68,8 +68,8 @@ class VariantDrift(Struct, frozen=True):
 def window_counts(target: Target, route: str, signal: str, window: Growth) -> Mapping[str, int]:
     """Return the counts of a signal of a variant in a window."""
     if signal in INPUT_SIGNALS:
-        return window.get(series.image_series(target.image_model, target.image_version, signal), {})
-    return window.get(series.route_series(route, target.name, target.network_version, signal), {})
+        return window.get(recording.image_series(target.image_model, target.image_version, signal), {})
+    return window.get(recording.route_series(route, target.name, target.network_version, signal), {})
 
 
 def requests_of(target: Target, route: str, window: Growth) -> int:
@@ -134,12 +134,12 @@ def _compare_signal(
     images = sum(counts.values())
     if signal == CLASS:
         old: Sequence[int] = mine.classes
-        new: Sequence[int] = series.class_counts(counts, reference.classes)
+        new: Sequence[int] = recording.class_counts(counts, reference.classes)
     else:
         histogram = mine.signals.get(signal)
-        same = histogram is not None and histogram.bounds == series.BOUNDS[signal]
+        same = histogram is not None and histogram.bounds == recording.BOUNDS[signal]
         old = histogram.counts if histogram and same else ()
-        new = series.histogram(counts, signal)
+        new = recording.histogram(counts, signal)
     if not sum(old):
         return SignalDrift(signal, images, "no reference")
     if images < min_requests:

@@ -185,8 +185,8 @@ def test_wrong_file_changes_nothing_and_is_logged(base, content, reason):
     for name, key in KEYS.items():
         assert base.send("route", headers={"x-route-key": key}).variant == name
     base.wait_metric(len(base.logged("is refused")), "reloads_total", route="route", outcome="refused")
-    shown = [each["sha256"] for each, _ in base.series("served_since_seconds") if each["route"] == "route"]
-    assert shown == [digest]
+    shown = [*base.metrics().sums("nereid_route_served_since_seconds", "sha256", labels={"route": "route"})]
+    assert shown == [(digest,)]
 
 
 def test_swapped_link_is_read(served):

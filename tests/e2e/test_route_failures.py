@@ -210,5 +210,5 @@ def test_instances_of_a_route_have_their_own_series(served):
         served.send("twice", PROTOCOLS[number % 2])
 
     served.wait_metric(20, "requests_total", route="twice", outcome="ok")
-    shown = [(each["model_instance"], value) for each, value in served.series("generation")]
-    assert sorted(each for each in shown if "twice" in each[0]) == [("twice_0_0", 7), ("twice_0_1", 7)]
+    shown = served.metrics().sums("nereid_route_generation", "model_instance", labels={"route": "twice"})
+    assert shown == {("twice_0_0",): 7, ("twice_0_1",): 7}

@@ -11,12 +11,14 @@ from nereid.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.cli.main import app
 from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
+from nereid.metrics_page import Snapshot
 from nereid.publish.add import add_cpu_fallback
 from nereid.publish.network import find_network
 from nereid.publish.publisher import Gates, publish, retire, rollback
 from nereid.publish.remove import remove
 from nereid.repository.layout import hidden_models, parameters_of, steps_of
-from nereid.rollout.counts import Pair, read
+from nereid.rollout.counts import Pair, look
+from nereid.rollout.evidence import Tally
 from nereid.rollout.plan import make_plan
 from nereid.rollout.rollout_journal import State
 from nereid.rollout.route_steps import withdrawn
@@ -278,8 +280,8 @@ def test_rollout_counts_no_answers_of_fallbacks():
         ]
     )
 
-    found = read(page, "r")
+    found = look(Snapshot.parse(page), Pair(("new", "1"), ("old", "1")), 0.25)
 
-    assert found.latencies == {("new", "1", 0.25): 4, ("old", "1", 0.25): 5}
-    assert +found.requests == {("new", "1", True): 1, ("old", "1", False): 5}
-    assert +found.drawn == {("new", "1"): 1, ("old", "1"): 5}
+    assert [sum(each) for each in found.latencies] == [4, 5]
+    assert found.events["error"] == (Tally(1, 1), Tally(5, 0))
+    assert found.drawn == (1, 5)

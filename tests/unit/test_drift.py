@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from nereid.drift import scores, series
+from nereid.drift import recording, scores
 from nereid.drift.baseline import Measured, from_traffic
 from nereid.drift.comparison import Target, VariantDrift, compare, why_not
 from nereid.drift.drift_metrics import metrics
 from nereid.drift.drift_report import agreement, wilson
 from nereid.drift.monitor import RouteDrift, State
-from nereid.drift.recording import History, Slot
+from nereid.drift.recording import History, Slot, growth_of
 from nereid.errors import OperationFailed
+from nereid.metrics_page import Snapshot
 from nereid.routing.reference_file import (
     Reference,
     ReferenceWatch,
@@ -65,41 +66,33 @@ def reference_of(measured: Measured, target: Target = TARGET) -> Reference:
     return Reference(created, "photos", (measured.reference(target, classes),), classes)
 
 
-def window_of(measured: Measured) -> series.Growth:
+def window_of(measured: Measured) -> recording.Growth:
     """Return signals as the growth of a metrics page."""
     mine = measured.reference(TARGET, (0, 1, 2))
-    found: series.Growth = {}
+    found: recording.Growth = {}
     for name, histogram in mine.signals.items():
         bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
         is_input = name in IMAGE_METRICS
         key = (
-            series.image_series("net_v1", 1, name) if is_input else series.route_series("r", "v1", "7", name)
+            recording.image_series("net_v1", 1, name)
+            if is_input
+            else recording.route_series("r", "v1", "7", name)
         )
         found[key] = dict(zip(bounds, histogram.counts, strict=True))
     classes = dict(zip(["0", "1", "2", "other"], mine.classes, strict=True))
-    return found | {series.route_series("r", "v1", "7", "class"): classes}
+    return found | {recording.route_series("r", "v1", "7", "class"): classes}
 
 
 def test_page_is_read_by_series():
-    page = series.read(PAGE)
+    page = Snapshot.parse(PAGE, recording.PREFIXES)
 
-    grown = series.growth({}, page)
-    assert grown == {
+    assert growth_of(page) == {
         "route|r|v1|7|confidence": {"0.1": 1, "0.5": 2, "+Inf": 12},
         "route|r|v1|7|class": {"3": 8, "other": 2},
         "shadow|r|s": {"agreed": 4},
         "image|net_v1|1|aspect": {"+Inf": 6},
     }
-    assert series.growth(page, page) == {}
-
-
-def test_restarted_instance_is_not_counted_backwards():
-    old = series.read(PAGE)
-    text = PAGE.replace("} 10\n", "} 4\n").replace("} 5\n", "} 9\n").replace("} 1\n", "} 3\n")
-
-    grown = series.growth(old, series.read(text))
-
-    assert grown == {"route|r|v1|7|confidence": {"+Inf": 4}}
+    assert growth_of(page - page) == {}
 
 
 def test_history_is_bounded():
@@ -108,11 +101,11 @@ def test_history_is_bounded():
         history.add(Slot(NOW + number, 1.0, {"route|r|v1|7|confidence": {"0.5": 1}}))
     line = 'nereid_image_aspect_bucket{{le="+Inf",model="m{}",version="1"}} 1\n'
 
-    page = series.read("".join(line.format(number) for number in range(5000)))
+    page = growth_of(Snapshot.parse("".join(line.format(number) for number in range(5000))))
 
     window, covered_s = history.window(NOW + 999, 3600)
     assert (len(history.slots), window["route|r|v1|7|confidence"], covered_s) == (10, {"0.5": 10}, 10.0)
-    assert len(page) == series.MAX_SERIES
+    assert len(page) == recording.MAX_SERIES
 
 
 def test_window_has_only_recent_slots(tmp_path):
@@ -141,7 +134,7 @@ def test_classes_count_only_with_their_reference():
     assert history.window_since(NOW, NOW, 3600) == {entropy: {"0.1": 3}}
 
 
-def verdicts(window: series.Growth, reference: Reference, **options: object) -> dict[str, str]:
+def verdicts(window: recording.Growth, reference: Reference, **options: object) -> dict[str, str]:
     return {each.signal: each.verdict for each in compare(TARGET, "r", window, reference, **options)}
 
 
@@ -166,7 +159,7 @@ def test_few_images_are_not_compared():
     without = msgspec.structs.replace(without, variants=(less,))
 
     assert set(verdicts(window_of(drawn(2, 150)), reference_of(drawn(1))).values()) == {"too few"}
-    assert verdicts(window_of(drawn(2)), without) == dict.fromkeys(series.SIGNALS, "no reference") | {
+    assert verdicts(window_of(drawn(2)), without) == dict.fromkeys(recording.SIGNALS, "no reference") | {
         "aspect": "ok"
     }
 
@@ -268,7 +261,7 @@ def test_gauges_have_every_signal():
     page = metrics(State(NOW, 3600, 3600, (RouteDrift("r", "photos", (variant, not_compared)),)))
 
     of_variant = 'route="r",variant="v1"'
-    for signal, measure, kind in product(series.SIGNALS, ("psi", "js"), ("score", "limit")):
+    for signal, measure, kind in product(recording.SIGNALS, ("psi", "js"), ("score", "limit")):
         assert f'nereid_drift_{kind}{{{of_variant},signal="{signal}",measure="{measure}"}} ' in page
     numbers = {"window_requests": 400, "reference_age_seconds": 60, "last_request_seconds": 12}
     for name, number in numbers.items():

@@ -6,11 +6,14 @@ from datetime import UTC, datetime
 
 import pytest
 
+from nereid.metrics_page import Snapshot
 from nereid.rollout import plan
-from nereid.rollout.counts import Counts, Pair
+from nereid.rollout.counts import REQUESTS as REQUESTS_TOTAL
+from nereid.rollout.counts import Pair
 from nereid.rollout.judge import Outcome
 from nereid.rollout.measurement import REQUESTS, SETTLE_S, TRIALS, Measurement, Page
 from nereid.rollout.rollout_journal import State
+from nereid.routes.served import Served
 
 CANDIDATE, CONTROL = ("new", "2"), ("old", "1")
 HOLD_S, OPEN_S, LOOK_S = 60.0, 5.0, 2.0
@@ -33,9 +36,10 @@ def verdicts(
     state = State(1, made, Pair(CANDIDATE, CONTROL, "shadow"), 0.1, 0.01, datetime.now(UTC), "me")
     measured, found = Measurement(state, 0.0, open_s), []
     for number in range(looks):
-        counts = Counts({}, {CONTROL: requests * number}, {}, {})
-        states = breakers[min(number, len(breakers) - 1)]
-        measured.add(Page(1, counts, frozenset(), states), SETTLE_S + number * LOOK_S)
+        counted = f'{REQUESTS_TOTAL}{{variant="old",version="1",outcome="ok",reason="weight"}} '
+        page = Snapshot.parse(f"{counted}{requests * number}")
+        served = Served(frozenset(), breakers[min(number, len(breakers) - 1)])
+        measured.add(Page(1, page, served), SETTLE_S + number * LOOK_S)
         verdict = measured.verdict()
         found.append((verdict.outcome, re.sub(r"\d+ s$", "", verdict.reasons[0])))
     return found

@@ -71,10 +71,10 @@ def _once(reader: "TopReader", interval_s: float, as_json: bool) -> None:
 
 def _readable(reader: "TopReader") -> "Reading":
     reading = reader.read()
-    if reading.record is None:
+    if reading.server is None:
         raise OperationFailed(f"no server of '{reader.repository}' runs; fix: nereid serve")
-    if reading.trouble:
-        raise OperationFailed(reading.trouble)
+    if reading.server.trouble:
+        raise OperationFailed(reading.server.trouble)
     return reading
 
 
@@ -112,7 +112,7 @@ def _screen(
     from nereid.cli.observe_commands.top_view import view
     from nereid.observe.top import measure
 
-    if after.record is None:
+    if after.server is None:
         return Text(f"no server of '{reader.repository}' runs; this view waits for one, q ends it")
     width, height = size
     return view(measure(before, after), width, height, f"every {interval_s:g} s; q ends")

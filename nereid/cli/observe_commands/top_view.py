@@ -8,7 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nereid.observe.top_values import Top, TopGateway, TopModel, TopRoute, TopServer, TopVariant
+from nereid.observe.top import Top, TopGateway, TopModel, TopRoute, TopVariant
+from nereid.observe.top_reading import TopServer
 from nereid.units import format_bytes, format_duration
 
 UNKNOWN = "-"
