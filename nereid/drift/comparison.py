@@ -65,16 +65,16 @@ class VariantDrift(Struct, frozen=True):
         return any(each.verdict == "drift" for each in self.signals)
 
 
-def window_counts(target: Target, route: str, signal: str, window: Growth) -> Mapping[str, int]:
-    """Return the counts of a signal of a variant in a window."""
+def series_of(target: Target, route: str, signal: str) -> str:
+    """Return the name of the series of a signal of a variant."""
     if signal in INPUT_SIGNALS:
-        return window.get(recording.image_series(target.image_model, target.image_version, signal), {})
-    return window.get(recording.route_series(route, target.name, target.network_version, signal), {})
+        return recording.image_series(target.image_model, target.image_version, signal)
+    return recording.route_series(route, target.name, target.network_version, signal)
 
 
 def requests_of(target: Target, route: str, window: Growth) -> int:
     """Return the measured responses of a variant in a window."""
-    return max(sum(window_counts(target, route, signal, window).values()) for signal in OUTPUT_SIGNALS)
+    return max(sum(window.get(series_of(target, route, each), {}).values()) for each in OUTPUT_SIGNALS)
 
 
 def why_not(target: Target, reference: Reference | None) -> str:
@@ -114,7 +114,7 @@ def compare(
     each_risk = risk / (max(1, len(of_reference)) * len(MEASURES))
     found = []
     for signal in SIGNALS:
-        counts = window_counts(target, route, signal, window)
+        counts = window.get(series_of(target, route, signal), {})
         if counts or signal in of_reference:
             found.append(_compare_signal(signal, counts, mine, reference, min_requests, each_risk))
     return tuple(found)

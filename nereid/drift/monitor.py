@@ -153,7 +153,7 @@ class Monitor:
         except (OperationFailed, InvalidConfig, OSError) as error:
             return RouteDrift(location.name, "", problem=str(error))
         reference, variants = watch.reference, []
-        window = self.history.window_since(watch.stored, now, self.timing.window_s)
+        window, _ = self.history.window(now, self.timing.window_s, watch.stored)
         for target in targets:
             prefix = route_series(location.name, target.name, target.network_version, "")
             grew = self.history.last_growth(prefix)

@@ -81,16 +81,17 @@ def growth_of(page: Snapshot) -> Growth:
 
 
 def _by_name(counts: Mapping[float, float]) -> dict[str, float]:
-    return {_bucket(bound): count for bound, count in counts.items()}
+    return {bucket_name(bound): count for bound, count in counts.items()}
 
 
-def _bucket(bound: float) -> str:
+def bucket_name(bound: float) -> str:
+    """Return the name of a bucket, as the metrics page has it."""
     return "+Inf" if bound == inf else f"{bound:g}"
 
 
 def histogram(counts: Mapping[str, int], signal: str) -> list[int]:
     """Return the counts of a signal's series in the order of its buckets."""
-    return [counts.get(_bucket(bound), 0) for bound in (*BOUNDS[signal], inf)]
+    return [counts.get(bucket_name(bound), 0) for bound in (*BOUNDS[signal], inf)]
 
 
 def class_counts(counts: Mapping[str, int], classes: Sequence[int]) -> list[int]:
@@ -117,36 +118,24 @@ class History:
         """Append a slot; beyond the limit, the oldest one is dropped."""
         self.slots.append(slot)
 
-    def window(self, now: float, seconds: float, since: float = -inf) -> tuple[Growth, float]:
+    def window(self, now: float, seconds: float, stored: float = -inf) -> tuple[Growth, float]:
         """Return the growth in the slots that ended in the last `seconds`, and the seconds they cover.
 
-        Args:
-            now, seconds: the end and the length of the window.
-            since: Unix time before which no slot may begin.
+        Classes count only after a reference was `stored`. Before, the route counted other classes.
         """
         total: Growth = {}
         covered = 0.0
         for slot in self.slots:
-            if now - slot.at >= seconds or slot.at - slot.seconds < since:
+            if now - slot.at >= seconds:
                 continue
             covered += slot.seconds
+            has_classes = slot.at - slot.seconds >= stored + CLASSES_AFTER_S
             for series, counts in slot.growth.items():
-                summed = total.setdefault(series, {})
-                for bucket, count in counts.items():
-                    summed[bucket] = summed.get(bucket, 0) + count
+                if has_classes or not series.endswith(SEPARATOR + CLASS):
+                    summed = total.setdefault(series, {})
+                    for bucket, count in counts.items():
+                        summed[bucket] = summed.get(bucket, 0) + count
         return total, covered
-
-    def window_since(self, stored: float, now: float, seconds: float) -> Growth:
-        """Return the growth of a window, in which classes count only after a reference was stored.
-
-        Before, the route counted other classes.
-        """
-        window, _ = self.window(now, seconds)
-        recent, _ = self.window(now, seconds, stored + CLASSES_AFTER_S)
-        ending = SEPARATOR + CLASS
-        return {name: counts for name, counts in window.items() if not name.endswith(ending)} | {
-            name: counts for name, counts in recent.items() if name.endswith(ending)
-        }
 
     def last_growth(self, prefix: str) -> float | None:
         """Return when a series with this prefix grew last, in Unix time; None if it never did."""

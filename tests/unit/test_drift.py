@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from nereid.drift import recording, scores
+from nereid.drift import baseline, recording, scores
 from nereid.drift.baseline import Measured, from_traffic
 from nereid.drift.comparison import Target, VariantDrift, compare, why_not
 from nereid.drift.drift_metrics import metrics
@@ -28,7 +28,7 @@ from nereid.routing.reference_file import (
     path_of,
 )
 from nereid.serving_errors import InvalidConfig
-from nereid.triton.metrics import IMAGE_METRICS
+from nereid.tasks.task_outputs import Signals
 from tests.tables import cases
 
 TARGET = Target("v1", "net_v1", 1, "7", "net_v1", 1)
@@ -52,35 +52,22 @@ nv_inference_count{model="r",version="1"} 10
 
 def drawn(seed: int, images: int = 400, brightness: float = 0.5) -> Measured:
     rng = np.random.default_rng(seed)
-    found = Measured(images=images)
-    for name in found.values:
-        found.values[name] = rng.beta(4, 4, images).tolist()
-    found.values["brightness"] = np.clip(rng.normal(brightness, 0.1, images), 0, 1).tolist()
-    found.best = rng.integers(0, 5, images).tolist()
+    values = {name: rng.beta(4, 4, images).tolist() for name in recording.BOUNDS}
+    values["brightness"] = np.clip(rng.normal(brightness, 0.1, images), 0, 1).tolist()
+    found = Measured(TARGET, "r")
+    best = rng.integers(0, 5, images).tolist()
+    found.add_outputs(Signals(best=best, **{name: values[name] for name in recording.OUTPUT_SIGNALS}))
+    found.images = images
+    for number in range(images):
+        found.add_inputs({name: values[name][number] for name in recording.INPUT_SIGNALS})
     return found
 
 
-def reference_of(measured: Measured, target: Target = TARGET) -> Reference:
+def reference_of(measured: Measured) -> Reference:
     classes = (0, 1, 2)
     created = datetime.datetime.fromtimestamp(NOW - 60, datetime.UTC)
-    return Reference(created, "photos", (measured.reference(target, classes),), classes)
-
-
-def window_of(measured: Measured) -> recording.Growth:
-    """Return signals as the growth of a metrics page."""
-    mine = measured.reference(TARGET, (0, 1, 2))
-    found: recording.Growth = {}
-    for name, histogram in mine.signals.items():
-        bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
-        is_input = name in IMAGE_METRICS
-        key = (
-            recording.image_series("net_v1", 1, name)
-            if is_input
-            else recording.route_series("r", "v1", "7", name)
-        )
-        found[key] = dict(zip(bounds, histogram.counts, strict=True))
-    classes = dict(zip(["0", "1", "2", "other"], mine.classes, strict=True))
-    return found | {recording.route_series("r", "v1", "7", "class"): classes}
+    mine = baseline.reference_of(TARGET, "r", measured.window, measured.images, classes)
+    return Reference(created, "photos", (mine,), classes)
 
 
 def test_page_is_read_by_series():
@@ -130,8 +117,8 @@ def test_classes_count_only_with_their_reference():
     for age_s in (300, 40, 10):
         history.add(Slot(NOW - age_s, 10.0, {classes: {"0": 1}, entropy: {"0.1": 1}}))
 
-    assert history.window_since(NOW - 60, NOW, 3600) == {classes: {"0": 2}, entropy: {"0.1": 3}}
-    assert history.window_since(NOW, NOW, 3600) == {entropy: {"0.1": 3}}
+    assert history.window(NOW, 3600, NOW - 60) == ({classes: {"0": 2}, entropy: {"0.1": 3}}, 30)
+    assert history.window(NOW, 3600, NOW) == ({entropy: {"0.1": 3}}, 30)
 
 
 def verdicts(window: recording.Growth, reference: Reference, **options: object) -> dict[str, str]:
@@ -139,7 +126,7 @@ def verdicts(window: recording.Growth, reference: Reference, **options: object) 
 
 
 def test_only_the_changed_signal_drifts():
-    found = verdicts(window_of(drawn(2, brightness=0.35)), reference_of(drawn(1)))
+    found = verdicts(drawn(2, brightness=0.35).window, reference_of(drawn(1)))
 
     assert {signal for signal, verdict in found.items() if verdict == "drift"} == {"brightness"}
 
@@ -149,7 +136,7 @@ def test_either_measure_shows_drift(monkeypatch, measure):
     limits = {"psi": inf, "js": inf, measure: 0.0}
     monkeypatch.setattr(scores, "limit", lambda *given: scores.Distance(**limits))
 
-    assert verdicts(window_of(drawn(2, brightness=0.9)), reference_of(drawn(1)))["brightness"] == "drift"
+    assert verdicts(drawn(2, brightness=0.9).window, reference_of(drawn(1)))["brightness"] == "drift"
 
 
 def test_few_images_are_not_compared():
@@ -158,8 +145,8 @@ def test_few_images_are_not_compared():
     less = msgspec.structs.replace(mine, signals={"aspect": mine.signals["aspect"]}, classes=())
     without = msgspec.structs.replace(without, variants=(less,))
 
-    assert set(verdicts(window_of(drawn(2, 150)), reference_of(drawn(1))).values()) == {"too few"}
-    assert verdicts(window_of(drawn(2)), without) == dict.fromkeys(recording.SIGNALS, "no reference") | {
+    assert set(verdicts(drawn(2, 150).window, reference_of(drawn(1))).values()) == {"too few"}
+    assert verdicts(drawn(2).window, without) == dict.fromkeys(recording.SIGNALS, "no reference") | {
         "aspect": "ok"
     }
 
@@ -229,7 +216,7 @@ def recorded(seconds: float, measured: Measured) -> History:
     """Return a history of the last `seconds` in ten slots, of which the newest has all images."""
     history = History()
     for number in range(10):
-        grown = window_of(measured) if number == 9 else {}
+        grown = measured.window if number == 9 else {}
         history.add(Slot(NOW - seconds + (number + 1) * seconds / 10, seconds / 10, grown))
     return history
 
@@ -242,7 +229,7 @@ def test_traffic_becomes_the_reference():
 
     made = from_traffic(recorded(3600, drawn(1)), "r", targets, 3600, NOW, old, lines.append)
 
-    assert [*made.variants] == [drawn(1).reference(TARGET, (0, 1, 2))]
+    assert [*made.variants] == [*reference_of(drawn(1)).variants]
     assert lines == ["variant 'v2' is left out: 0 images in 1 h 0 min"]
 
 
@@ -254,7 +241,7 @@ def test_too_little_traffic_is_an_error():
 
 
 def test_gauges_have_every_signal():
-    found = compare(TARGET, "r", window_of(drawn(2)), reference_of(drawn(1)))
+    found = compare(TARGET, "r", drawn(2).window, reference_of(drawn(1)))
     variant = VariantDrift("v1", "net_v1", 1, 400, 12.0, 60.0, "", found)
     not_compared = VariantDrift("v2", "net_v2", 1, 0, None, None, "no reference")
 
