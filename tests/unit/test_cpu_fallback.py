@@ -11,14 +11,12 @@ from nereid.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.cli.main import app
 from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.metrics_page import Snapshot
 from nereid.publish.add import add_cpu_fallback
 from nereid.publish.network import find_network
 from nereid.publish.publisher import Gates, publish, retire, rollback
 from nereid.publish.remove import remove
 from nereid.repository.layout import hidden_models, parameters_of, steps_of
-from nereid.rollout.counts import Pair, look
-from nereid.rollout.evidence import Tally
+from nereid.rollout.counts import Pair
 from nereid.rollout.plan import make_plan
 from nereid.rollout.rollout_journal import State
 from nereid.rollout.route_steps import withdrawn
@@ -257,31 +255,3 @@ def test_next_version_is_like_the_serving_variant(published, tmp_path):
 
     assert [each.name for each in route_of(published, ROUTE).variants] == ["v1", "v2", "spare", "v3"]
     assert [each.is_fallback for each in find_network(published, NET).variants] == [False, False, True, False]
-
-
-def test_rollout_counts_no_answers_of_fallbacks():
-    """Only variants that chance or a key chose are compared; a failed first attempt is the candidate's."""
-    lines = [("new", "unavailable", "weight", 1), ("old", "ok", "retry", 1), ("old", "ok", "weight", 5)]
-    lines += [(name, "ok", "breaker", 9) for name in ("old", "new")]
-    lines += [("spare", "ok", "retry", 9), ("answer", "ok", "answer", 9)]
-    page = "\n".join(
-        f'nereid_route_requests_total{{route="r",variant="{name}",version="1",outcome="{outcome}",'
-        f'reason="{reason}"}} {count}'
-        for name, outcome, reason, count in lines
-    )
-
-    page += "".join(
-        f'\nnereid_route_request_duration_seconds_bucket{{route="r",variant="{name}",version="1",outcome="ok",'
-        f'{chosen}le="0.25"}} {count}'
-        for name, chosen, count in [
-            ("new", 'chosen="true",', 4),
-            ("new", 'chosen="false",', 9),
-            ("old", "", 5),  # an older server
-        ]
-    )
-
-    found = look(Snapshot.parse(page), Pair(("new", "1"), ("old", "1")), 0.25)
-
-    assert [sum(each) for each in found.latencies] == [4, 5]
-    assert found.events["error"] == (Tally(1, 1), Tally(5, 0))
-    assert found.drawn == (1, 5)
