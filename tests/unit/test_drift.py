@@ -82,6 +82,14 @@ def test_page_is_read_by_series():
     assert growth_of(page - page) == {}
 
 
+def test_value_on_a_bound_belongs_to_the_bucket_below_it():
+    measured = Measured(TARGET, "r")
+
+    measured.add_outputs(Signals(found=[0, 1, 5, 999]))
+
+    assert measured.window == {"route|r|v1|7|found": {"0": 1, "1": 1, "6": 1, "+Inf": 1}}
+
+
 def test_history_is_bounded():
     history = History(max_slots=10)
     for number in range(1000):
@@ -118,6 +126,7 @@ def test_classes_count_only_with_their_reference():
         history.add(Slot(NOW - age_s, 10.0, {classes: {"0": 1}, entropy: {"0.1": 1}}))
 
     assert history.window(NOW, 3600, NOW - 60) == ({classes: {"0": 2}, entropy: {"0.1": 3}}, 30)
+    assert history.window(NOW, 3600, NOW - 52) == ({classes: {"0": 1}, entropy: {"0.1": 3}}, 30)
     assert history.window(NOW, 3600, NOW) == ({entropy: {"0.1": 3}}, 30)
 
 
