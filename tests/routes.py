@@ -21,6 +21,7 @@ from onnx import helper
 from tritonclient.utils import InferenceServerException
 
 from nereid import metrics_page
+from nereid.metrics_page import Snapshot
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.triton import stub_processes
 from nereid.triton.metrics import ROUTE_PREFIX
@@ -285,12 +286,11 @@ class RouteServer:
         return [line for line in self.log[since:] if text in line]
 
     def metric(self, name: str, **labels: str) -> float:
-        return sum(number for found, number in self.series(name) if labels.items() <= found.items())
+        return self.metrics().total(ROUTE_PREFIX + name, labels)
 
-    def series(self, name: str) -> list[tuple[dict[str, str], float]]:
+    def metrics(self) -> Snapshot:
         page = metrics_page.fetch(f"127.0.0.1:{self.server.options.ports.metrics}", WATCHDOG_S)
-        samples = metrics_page.parse(page)
-        return [(dict(each.labels), each.value) for each in samples if each.name == ROUTE_PREFIX + name]
+        return Snapshot.parse(page, (ROUTE_PREFIX,))
 
     def wait_metric(self, expected: float, name: str, **labels: str) -> None:
         """Wait until a metric has a value; it is sent some time after the response."""

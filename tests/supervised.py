@@ -19,6 +19,7 @@ import numpy as np
 from nereid import metrics_page
 from nereid.assets import COFFEE
 from nereid.client.classifier import Classifier
+from nereid.metrics_page import Snapshot
 from nereid.server import run_dir
 from nereid.triton import stub_processes
 from tests.networks import CLIENTS, tensor
@@ -128,12 +129,7 @@ class Served:
         return str(wait_until(lambda: not self.is_ready() and self.page("/readyz")[1], "not ready"))
 
     def metric(self, name: str, **labels: str) -> float:
-        samples = metrics_page.parse(self.page("/metrics")[1])
-        return sum(
-            each.value
-            for each in samples
-            if each.name == f"nereid_supervisor_{name}" and labels.items() <= each.labels.items()
-        )
+        return Snapshot.parse(self.page("/metrics")[1]).total(f"nereid_supervisor_{name}", labels)
 
     def numbers(self, model: str, count: int = 4, protocol: Any = "http") -> list[float]:
         with Classifier(f"127.0.0.1:{self.ports[protocol]}", protocol, model) as classifier:

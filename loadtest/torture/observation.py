@@ -7,7 +7,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,7 @@ from loadtest.servers import Supervised
 from loadtest.torture.faults import END_S, Gateway
 from nereid import metrics_page
 from nereid.client import shared_regions
+from nereid.metrics_page import Snapshot
 from nereid.server.command_line import REGION_PREFIX
 from nereid.triton import stub_processes
 
@@ -121,23 +122,20 @@ class Observer:
         record = self._running.record
         ports = record.ports.metrics, self._gateway.port, record.health_port
         pages = (metrics_page.fetch(f"127.0.0.1:{port}", PAGE_S) for port in ports)
-        return gauges(sample for page in pages for sample in metrics_page.parse(page))
+        return gauges(Snapshot.parse("\n".join(pages)))
 
 
-def gauges(samples: Iterable[metrics_page.Sample]) -> Sample:
+def gauges(page: Snapshot) -> Sample:
     """Return the sum of each gauge, and of the repairs.
 
     Raises:
-        LookupError: no page has a gauge, which differs from zero.
+        LookupError: a gauge is missing, which differs from zero.
     """
-    found = {"repairs": 0.0}
-    for each in samples:
-        if each.name in GAUGES or each.name in REPAIRS:
-            name = "repairs" if each.name in REPAIRS else each.name
-            found[name] = found.get(name, 0.0) + each.value
+    values = {name: page.gauge(name) for name in GAUGES}
+    found = {name: value for name, value in values.items() if value is not None}
     if missing := {*GAUGES} - {*found}:
         raise LookupError(f"no page has {', '.join(sorted(missing))}")
-    return found
+    return found | {"repairs": sum(map(page.total, REPAIRS))}
 
 
 def _regions_of(pid: int) -> Iterator[str]:

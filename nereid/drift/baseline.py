@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ from nereid.client.results.detected_objects import DETECTIONS
 from nereid.client.results.result_kind import ResultKind
 from nereid.client.results.text_reading import READINGS
 from nereid.config.model_config import ModelConfig
-from nereid.drift import series
-from nereid.drift.comparison import Target, window_counts
-from nereid.drift.recording import History
-from nereid.drift.series import BOUNDS, INPUT_SIGNALS, OUTPUT_SIGNALS
+from nereid.drift import recording
+from nereid.drift.comparison import Target, requests_of, series_of
+from nereid.drift.recording import BOUNDS, Growth, History, bucket_name
 from nereid.errors import OperationFailed
 from nereid.imaging.pipeline import Pipeline
 from nereid.routes.target import preprocessing_of
@@ -48,47 +48,51 @@ KINDS: Mapping[str, ResultKind[Any]] = {each.action: each for each in (PREDICTIO
 
 @dataclass
 class Measured:
-    """Signals of one variant while its images are classified."""
+    """Signals of one variant while its images are classified, as if they were the growth of a page."""
 
-    values: dict[str, list[float]] = field(
-        default_factory=lambda: {signal: [] for signal in (*OUTPUT_SIGNALS, *INPUT_SIGNALS)}
-    )
-    best: list[int] = field(default_factory=list)
+    target: Target
+    route: str
+    window: Growth = field(default_factory=dict)
     images: int = 0
 
     def add_outputs(self, signals: Signals) -> None:
         """Add the signals of a response."""
         for name, values in signals.of_images.items():
-            self.values[name] += values
-        self.best += signals.best
+            for value in values:
+                self._add(name, _bucket(name, value))
+        for index in signals.best:
+            self._add(CLASS, str(index))
         self.images += 1
 
     def add_inputs(self, signals: Mapping[str, float]) -> None:
         """Add the signals of an image."""
         for name, value in signals.items():
-            self.values[name].append(value)
+            self._add(name, _bucket(name, value))
 
-    def reference(self, target: Target, classes: Sequence[int]) -> VariantReference:
-        """Return the reference of a variant; signals without a value are left out."""
-        counts = Counter(self.best)
-        named = [counts[index] for index in classes]
-        return VariantReference(
-            target.name,
-            target.model,
-            target.version,
-            target.network_version,
-            self.images,
-            {name: histogram_of(values, BOUNDS[name]) for name, values in self.values.items() if values},
-            (*named, len(self.best) - sum(named)) if self.best else (),
-        )
+    def _add(self, signal: str, bucket: str) -> None:
+        counts = self.window.setdefault(series_of(self.target, self.route, signal), {})
+        counts[bucket] = counts.get(bucket, 0) + 1
 
 
-def histogram_of(values: Sequence[float], bounds: tuple[float, ...]) -> Histogram:
-    """Return the histogram of values; a value on a bound belongs to the bucket below it."""
-    counts = [0] * (len(bounds) + 1)
-    for value in values:
-        counts[bisect_left(bounds, value)] += 1
-    return Histogram(bounds, tuple(counts))
+def _bucket(signal: str, value: float) -> str:
+    """Return the name of the bucket of a value; one on a bound belongs to the bucket below it."""
+    return bucket_name((*BOUNDS[signal], inf)[bisect_left(BOUNDS[signal], value)])
+
+
+def reference_of(
+    target: Target, route: str, window: Growth, images: int, classes: Sequence[int]
+) -> VariantReference:
+    """Return the reference of a variant from a window; signals without a value are left out."""
+    signals = {
+        name: Histogram(bounds, tuple(recording.histogram(counts, name)))
+        for name, bounds in BOUNDS.items()
+        if (counts := window.get(series_of(target, route, name)))
+    }
+    of_class = window.get(series_of(target, route, CLASS), {})
+    best = tuple(recording.class_counts(of_class, classes)) if classes and of_class else ()
+    return VariantReference(
+        target.name, target.model, target.version, target.network_version, images, signals, best
+    )
 
 
 def from_images(
@@ -116,7 +120,7 @@ def from_images(
         ThreadPoolExecutor(CONCURRENCY) as pool,
     ):
         for target in targets:
-            found = measured[target.name] = Measured()
+            found = measured[target.name] = Measured(target, route)
             meter = _meter(repository, target, found)
             log(f"variant '{target.name}' gets {len(images)} files")
             outcomes = pool.map(lambda path, name=target.name: _signals(client, task, path, name), images)
@@ -133,9 +137,14 @@ def from_images(
                 f"variant '{name}': expected at least {MIN_IMAGES} good images, got {found.images} "
                 f"of {len(images)}"
             )
-    best = Counter(index for found in measured.values() for index in found.best)
+    best = Counter[int]()
+    for found in measured.values():
+        for index, count in found.window.get(series_of(found.target, route, CLASS), {}).items():
+            best[int(index)] += count
     classes = tuple(index for index, _ in best.most_common(TOP_CLASSES))
-    variants = tuple(measured[target.name].reference(target, classes) for target in targets)
+    variants = tuple(
+        reference_of(each.target, route, each.window, each.images, classes) for each in measured.values()
+    )
     return Reference(datetime.now(UTC), str(images[0].parent), variants, classes)
 
 
@@ -177,8 +186,7 @@ def from_traffic(
     Raises:
         OperationFailed: the monitor recorded too little.
     """
-    _, covered_s = history.window(now, seconds)
-    window = history.window_since(old.created.timestamp() if old else now, now, seconds)
+    window, covered_s = history.window(now, seconds, old.created.timestamp() if old else now)
     if covered_s < MIN_COVERED * seconds:
         raise OperationFailed(
             f"expected {format_duration(seconds)} of recorded traffic, got {format_duration(covered_s)}; "
@@ -187,21 +195,11 @@ def from_traffic(
     classes = old.classes if old else ()
     variants = []
     for target in targets:
-        signals = {}
-        for name, bounds in BOUNDS.items():
-            if counts := window_counts(target, route, name, window):
-                signals[name] = Histogram(bounds, tuple(series.histogram(counts, name)))
-        images = max((sum(signals[name].counts) for name in OUTPUT_SIGNALS if name in signals), default=0)
+        images = requests_of(target, route, window)
         if images < MIN_IMAGES:
             log(f"variant '{target.name}' is left out: {images} images in {format_duration(seconds)}")
-            continue
-        of_class = window_counts(target, route, CLASS, window)
-        best = tuple(series.class_counts(of_class, classes)) if classes and of_class else ()
-        variants.append(
-            VariantReference(
-                target.name, target.model, target.version, target.network_version, images, signals, best
-            )
-        )
+        else:
+            variants.append(reference_of(target, route, window, images, classes))
     if not variants:
         raise OperationFailed(f"expected at least {MIN_IMAGES} images of a variant, got fewer for each")
     return Reference(datetime.now(UTC), f"traffic of {format_duration(seconds)}", tuple(variants), classes)

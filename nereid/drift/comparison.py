@@ -5,8 +5,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from nereid.drift import series
-from nereid.drift.series import INPUT_SIGNALS, OUTPUT_SIGNALS, SIGNALS, Growth
+from nereid.drift import recording
+from nereid.drift.recording import INPUT_SIGNALS, OUTPUT_SIGNALS, SIGNALS, Growth
 from nereid.routing.reference_file import CLASS, Reference, VariantReference
 
 # Images in the window, before it is compared.
@@ -65,16 +65,16 @@ class VariantDrift(Struct, frozen=True):
         return any(each.verdict == "drift" for each in self.signals)
 
 
-def window_counts(target: Target, route: str, signal: str, window: Growth) -> Mapping[str, int]:
-    """Return the counts of a signal of a variant in a window."""
+def series_of(target: Target, route: str, signal: str) -> str:
+    """Return the name of the series of a signal of a variant."""
     if signal in INPUT_SIGNALS:
-        return window.get(series.image_series(target.image_model, target.image_version, signal), {})
-    return window.get(series.route_series(route, target.name, target.network_version, signal), {})
+        return recording.image_series(target.image_model, target.image_version, signal)
+    return recording.route_series(route, target.name, target.network_version, signal)
 
 
 def requests_of(target: Target, route: str, window: Growth) -> int:
     """Return the measured responses of a variant in a window."""
-    return max(sum(window_counts(target, route, signal, window).values()) for signal in OUTPUT_SIGNALS)
+    return max(sum(window.get(series_of(target, route, each), {}).values()) for each in OUTPUT_SIGNALS)
 
 
 def why_not(target: Target, reference: Reference | None) -> str:
@@ -114,7 +114,7 @@ def compare(
     each_risk = risk / (max(1, len(of_reference)) * len(MEASURES))
     found = []
     for signal in SIGNALS:
-        counts = window_counts(target, route, signal, window)
+        counts = window.get(series_of(target, route, signal), {})
         if counts or signal in of_reference:
             found.append(_compare_signal(signal, counts, mine, reference, min_requests, each_risk))
     return tuple(found)
@@ -134,12 +134,12 @@ def _compare_signal(
     images = sum(counts.values())
     if signal == CLASS:
         old: Sequence[int] = mine.classes
-        new: Sequence[int] = series.class_counts(counts, reference.classes)
+        new: Sequence[int] = recording.class_counts(counts, reference.classes)
     else:
         histogram = mine.signals.get(signal)
-        same = histogram is not None and histogram.bounds == series.BOUNDS[signal]
+        same = histogram is not None and histogram.bounds == recording.BOUNDS[signal]
         old = histogram.counts if histogram and same else ()
-        new = series.histogram(counts, signal)
+        new = recording.histogram(counts, signal)
     if not sum(old):
         return SignalDrift(signal, images, "no reference")
     if images < min_requests:

@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Struct
 
 from nereid import metrics_page
-from nereid.drift import series
 from nereid.drift.monitor import STATE_FILE, RouteDrift, State
-from nereid.drift.recording import History
+from nereid.drift.recording import History, shadow_series
 from nereid.errors import OperationFailed
+from nereid.metrics_page import Snapshot
 from nereid.server.run_dir import GatewayRecord
 
 PAGE_TIMEOUT_S = 5.0
@@ -86,7 +86,7 @@ def report(folder: Path, route: str, gateways: Sequence[GatewayRecord]) -> Repor
 
 def agreement(history: History, route: str, now: float) -> list[Agreement]:
     """Return the agreement of each shadow of a route over time, the newest half hour first."""
-    prefix = series.shadow_series(route, "")
+    prefix = shadow_series(route, "")
     counts: dict[tuple[str, int], Counter[str]] = {}
     for slot in history.slots:
         age = int((now - slot.at) // AGREEMENT_S)
@@ -128,10 +128,10 @@ def _feedback(gateways: Sequence[GatewayRecord], route: str) -> Counter[tuple[st
     for each in gateways:
         try:
             host = "127.0.0.1" if each.host == "0.0.0.0" else each.host
-            page = metrics_page.fetch(f"{host}:{each.port}", PAGE_TIMEOUT_S)
+            text = metrics_page.fetch(f"{host}:{each.port}", PAGE_TIMEOUT_S)
         except (OSError, http.client.HTTPException):
             continue
-        for sample in metrics_page.parse(page):
-            if sample.name == FEEDBACK and sample.labels["model"] == route:
-                counts[sample.labels["variant"], sample.labels["result"]] += int(sample.value)
+        page = Snapshot.parse(text, (FEEDBACK,), {"model": route})
+        for (variant, result), count in page.sums(FEEDBACK, "variant", "result").items():
+            counts[variant, result] += int(count)
     return counts

@@ -12,12 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from nereid import metrics_page
-from nereid.drift import series
 from nereid.drift.comparison import MIN_REQUESTS, VariantDrift, compare, requests_of, why_not
-from nereid.drift.recording import History, Slot, replace
-from nereid.drift.series import Page
+from nereid.drift.recording import PREFIXES, History, Slot, growth_of, replace, route_series
 from nereid.drift.targets import targets_of
 from nereid.errors import OperationFailed
+from nereid.metrics_page import Snapshot
 from nereid.routes.target import RouteLocation, find_routes
 from nereid.routing.reference_file import ReferenceWatch, path_of
 from nereid.server.run_dir import ServerRecord
@@ -86,7 +85,7 @@ class Monitor:
     unix_time: Callable[[], float] = time.time
     history: History = field(default_factory=History)
     state: State | None = None
-    _page: Page | None = None
+    _page: Snapshot | None = None
     _pid: int = 0
     _paged_at: float = 0.0
     _watches: dict[str, ReferenceWatch] = field(default_factory=dict)
@@ -136,13 +135,12 @@ class Monitor:
 
     def _record(self, record: ServerRecord, now: float) -> None:
         """Append the growth since the last page of this server; a new server's first page is the base."""
-        page = series.read(metrics_page.fetch(record.url("metrics"), PAGE_TIMEOUT_S))
-        # A server that started since the last look has counted from zero.
-        before = self._page if self._page is not None and record.pid == self._pid else {}
-        is_first = self._page is None
-        seconds = min(now - self._paged_at, 2 * self.timing.interval_s) if self._paged_at else 0.0
-        if not is_first:
-            self.history.add(Slot(now, seconds, series.growth(before, page)))
+        page = Snapshot.parse(metrics_page.fetch(record.url("metrics"), PAGE_TIMEOUT_S), PREFIXES)
+        if self._page:
+            # A server that started since the last look has counted from zero.
+            growth = page - self._page if record.pid == self._pid else page
+            seconds = min(now - self._paged_at, 2 * self.timing.interval_s)
+            self.history.add(Slot(now, seconds, growth_of(growth)))
         self._page, self._pid, self._paged_at = page, record.pid, now
 
     def _route(self, location: RouteLocation, profile: str, now: float) -> RouteDrift:
@@ -155,9 +153,9 @@ class Monitor:
         except (OperationFailed, InvalidConfig, OSError) as error:
             return RouteDrift(location.name, "", problem=str(error))
         reference, variants = watch.reference, []
-        window = self.history.window_since(watch.stored, now, self.timing.window_s)
+        window, _ = self.history.window(now, self.timing.window_s, watch.stored)
         for target in targets:
-            prefix = series.route_series(location.name, target.name, target.network_version, "")
+            prefix = route_series(location.name, target.name, target.network_version, "")
             grew = self.history.last_growth(prefix)
             problem = watch.problem or why_not(target, reference)
             found: Any = ()

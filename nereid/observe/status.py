@@ -155,11 +155,9 @@ def _processes(record: ServerRecord | None) -> tuple[Counter[str], Counter[str]]
 
 def _server(record: ServerRecord, trouble: str) -> ServerStatus:
     uptime_s = round(stub_processes.uptime_s(record.pid) or 0.0, 1)
-    # The port of HTTP is unknown if the command line has named the server.
-    ports = {name: port for name in ("http", "grpc", "metrics") if (port := getattr(record.ports, name))}
-    if record.health_port:
-        ports["health"] = record.health_port
     memory = memory_bytes(record.pid)
+    # The port of HTTP is unknown if the command line has named the server.
+    ports = {name: port for name, port in record.all_ports.items() if port}
     return ServerStatus(record.pid, record.host, ports, record.profile, uptime_s, memory, trouble)
 
 

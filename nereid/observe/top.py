@@ -1,25 +1,17 @@
-"""The values of `nereid top` from two readings of a server. Pure."""
+"""The values of `nereid top`, from two readings of a server. Pure.
 
-from collections.abc import Iterable, Mapping, Sequence
+Shares are 0 to 1, times are in milliseconds, rates per second, and None is an unknown value. The names of the
+fields of `Top` and its parts are the keys of `nereid top --json`, which scripts depend on.
+"""
 
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nereid.metrics_page import ANY, Snapshot, Wanted
 from nereid.observe.machine import MachineReading
-from nereid.observe.metric_growth import Growth, MetricsPage
-from nereid.observe.top_reading import GatewayReading, Reading
-from nereid.observe.top_values import (
-    Top,
-    TopGateway,
-    TopGpu,
-    TopMachine,
-    TopModel,
-    TopProcess,
-    TopRollout,
-    TopRoute,
-    TopServer,
-    TopShadow,
-    TopVariant,
-)
-from nereid.rollout.counts import FAULTS
-from nereid.rollout.rollout_journal import Rollout
+from nereid.observe.top_reading import GatewayReading, Reading, TopRollout, TopServer
+from nereid.rollout.counts import DURATIONS, FAULTS, REQUESTS, SHADOWS
 from nereid.routes.served import BREAKER_STATES
 from nereid.routing.assignment import Route, Shadow, shares
 from nereid.server.supervision.process_usage import GATEWAY, Usage
@@ -32,27 +24,165 @@ OK = "ok"
 MODELLESS = {"model": ""}
 
 
+@dataclass(frozen=True, slots=True)
+class TopGpu:
+    """One GPU, as Triton reports it."""
+
+    uuid: str
+    busy: float | None
+    memory_used_bytes: float | None
+    memory_total_bytes: float | None
+    power_w: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopMachine:
+    """The machine: the busy share of each core, and the limits of the server's control groups."""
+
+    cores_busy: Sequence[float]
+    load: Sequence[float]
+    memory_total_bytes: int
+    memory_available_bytes: int
+    limit_cores: float | None
+    limit_memory_bytes: int | None
+    gpus: Sequence[TopGpu]
+
+
+@dataclass(frozen=True, slots=True)
+class TopVariant:
+    """One variant of a route.
+
+    `weight` is the one of the route file, `expected_share` its part of all weights. `requests_per_s` counts
+    each attempt on the variant, and `share` is its part of all attempts.
+    """
+
+    name: str
+    model: str | None
+    version: int | None
+    weight: float | None
+    expected_share: float | None
+    share: float | None
+    requests_per_s: float
+    errors_per_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+    breaker: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopShadow:
+    """One shadow of a route; `agreement` is the share of equal results since the server's start."""
+
+    name: str
+    model: str
+    version: int
+    percent: float
+    requests_per_s: float
+    agreement: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopRoute:
+    """One route."""
+
+    name: str
+    rollout: TopRollout | None
+    variants: Sequence[TopVariant]
+    shadows: Sequence[TopShadow]
+
+
+@dataclass(frozen=True, slots=True)
+class TopModel:
+    """One loaded version of a model; `cpu_percent` is 100 for one busy core."""
+
+    name: str
+    version: int
+    instances: int | None
+    requests_per_s: float
+    queue_ms: float | None
+    compute_ms: float | None
+    batch_size: float | None
+    pending: float | None
+    cpu_percent: float | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopProcess:
+    """All processes of one name: `tritonserver`, `supervisor`, `gateway`, or a model."""
+
+    name: str
+    count: int
+    cpu_percent: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopGateway:
+    """One gateway of the repository; `trouble` says why its values are unknown."""
+
+    host: str
+    port: int
+    pid: int
+    trouble: str
+    requests_per_s: float | None
+    p99_ms: float | None
+    in_flight: float | None
+    waiting: float | None
+    limit: float | None
+    shed_per_s: float | None
+    cpu_percent: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """All values; `seconds` is the time between the two readings of the server's metrics."""
+
+    seconds: float | None
+    server: TopServer
+    machine: TopMachine | None
+    routes: Sequence[TopRoute]
+    models: Sequence[TopModel]
+    processes: Sequence[TopProcess]
+    gateways: Sequence[TopGateway]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A page, and the growth of its counters in some seconds."""
+
+    page: Snapshot
+    growth: Snapshot
+    seconds: float
+
+    def rate(self, name: str, labels: Wanted = ANY, without: Wanted = ANY) -> float:
+        """Return the growth of the selected series per second."""
+        return self.growth.total(name, labels, without) / self.seconds
+
+
 def measure(before: Reading, after: Reading) -> Top:
     """Return the values between two readings; without two pages of the server, there are no rates."""
-    assert after.record, "a server runs"
-    is_restarted = _pid(before) != _pid(after)
-    growth = None
-    # The counts of a server that started in between are all from this time.
+    assert after.server, "a server runs"
+    is_restarted = not before.server or before.server.pid != after.server.pid
+    seconds, interval, notes = after.read_s - before.read_s, None, []
+    if before.server and is_restarted:
+        notes = [f"tritonserver restarted: pid {before.server.pid} became {after.server.pid}"]
     if before.page and after.page:
-        growth = Growth(before.page, after.page, is_restarted)
-    seconds = after.read_s - before.read_s
+        # The counts of a server that started in between are all from this time.
+        growth = after.page if is_restarted else after.page - before.page
+        interval = Interval(after.page, growth, seconds)
     processes = Cpu(before.usage, after.usage, seconds)
     return Top(
-        growth.seconds if growth else None,
-        _server(after),
+        seconds if interval else None,
+        after.server,
         _machine(before.machine, after.machine, after.page) if after.machine else None,
-        [_route(name, after, growth) for name in _route_names(after)] if growth else [],
-        _models(after.page, growth, processes) if growth and after.page else [],
-        processes.by_name(),
+        _routes(after, interval) if interval else [],
+        _models(interval, processes) if interval else [],
+        [processes.of(name) for name in dict.fromkeys(each.name for each in after.usage)],
         [_gateway(each, before.gateways, seconds) for each in after.gateways],
-        [f"tritonserver restarted: pid {_pid(before)} became {_pid(after)}"]
-        if is_restarted and before.record
-        else [],
+        notes,
     )
 
 
@@ -63,10 +193,6 @@ class Cpu:
         self._earlier_s = {each.process: each.cpu_s for each in before}
         self._after, self._seconds = after, seconds
 
-    def by_name(self) -> list[TopProcess]:
-        """Return the use of each name."""
-        return [self.of(name) for name in dict.fromkeys(each.name for each in self._after)]
-
     def of(self, name: str, version: int | None = None) -> TopProcess:
         """Return the use of the processes of a name, or of one version of a model."""
         found = [each for each in self._after if each.name == name and version in (None, each.version)]
@@ -74,30 +200,8 @@ class Cpu:
         percent = 100 * spent_s / self._seconds
         return TopProcess(name, len(found), percent, sum(each.memory_bytes for each in found))
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the processes are on this machine."""
-        return bool(self._after)
 
-
-def _pid(reading: Reading) -> int:
-    return reading.record.pid if reading.record else 0
-
-
-def _server(after: Reading) -> TopServer:
-    assert after.record
-    record = after.record
-    ports = {name: port for name in ("http", "grpc", "metrics") if (port := getattr(record.ports, name))}
-    if record.health_port:
-        ports["health"] = record.health_port
-    is_ready = None if after.reasons is None else not after.reasons
-    reasons = after.reasons or {}
-    return TopServer(
-        record.pid, record.host, ports, record.profile, after.uptime_s, is_ready, reasons, after.trouble
-    )
-
-
-def _machine(before: MachineReading | None, after: MachineReading, page: MetricsPage | None) -> TopMachine:
+def _machine(before: MachineReading | None, after: MachineReading, page: Snapshot | None) -> TopMachine:
     busy = []
     for core, (worked, total) in after.cores.items():
         worked_before, total_before = before.cores.get(core, (0, 0)) if before else (0, 0)
@@ -114,42 +218,38 @@ def _machine(before: MachineReading | None, after: MachineReading, page: Metrics
     )
 
 
-def _gpus(page: MetricsPage) -> list[TopGpu]:
-    names = ("utilization", "memory_used_bytes", "memory_total_bytes", "power_usage")
-    uuids = sorted({uuid for name in names for uuid in page.values(f"nv_gpu_{name}", "gpu_uuid")})
-    return [
-        TopGpu(uuid, *(page.total(f"nv_gpu_{name}", {"gpu_uuid": uuid}) for name in names)) for uuid in uuids
-    ]
+def _gpus(page: Snapshot) -> list[TopGpu]:
+    names = [f"nv_gpu_{name}" for name in ("utilization", "memory_used_bytes", "memory_total_bytes")]
+    names.append("nv_gpu_power_usage")
+    uuids = sorted({uuid for name in names for (uuid,) in page.sums(name, "gpu_uuid")})
+    return [TopGpu(uuid, *(page.gauge(name, {"gpu_uuid": uuid}) for name in names)) for uuid in uuids]
 
 
-def _route_names(after: Reading) -> list[str]:
-    served = after.page.values(f"{ROUTE_PREFIX}generation", "route") if after.page else set()
-    return sorted(served)
+def _routes(after: Reading, interval: Interval) -> list[TopRoute]:
+    found = []
+    for (name,) in sorted(interval.page.sums(f"{ROUTE_PREFIX}generation", "route")):
+        file = after.routes.get(name)
+        names = [each.name for each in file.variants] if file else []
+        counted = {variant for (variant,) in interval.page.sums(REQUESTS, "variant", labels={"route": name})}
+        found.append(
+            TopRoute(
+                name,
+                after.rollouts.get(name),
+                [_variant(name, each, file, interval) for each in (*names, *sorted(counted - {*names}))],
+                [_shadow(name, each, interval) for each in (file.shadows if file else ())],
+            )
+        )
+    return found
 
 
-def _route(name: str, after: Reading, growth: Growth) -> TopRoute:
-    file, rollout = after.routes.get(name), after.rollouts.get(name)
-    requests = f"{ROUTE_PREFIX}requests_total"
-    names = [each.name for each in file.variants] if file else []
-    names += sorted(growth.after.values(requests, "variant", {"route": name}) - {*names})
-    return TopRoute(
-        name,
-        _rollout(rollout) if rollout else None,
-        [_variant(name, each, file, growth) for each in names],
-        [_shadow(name, each, growth) for each in (file.shadows if file else ())],
-    )
-
-
-def _rollout(state: Rollout) -> TopRollout:
-    return TopRollout(state.plan.candidate, state.phase, state.step_name, state.share)
-
-
-def _variant(route: str, name: str, file: Route | None, growth: Growth) -> TopVariant:
-    requests, labels = f"{ROUTE_PREFIX}requests_total", {"route": route, "variant": name}
+def _variant(route: str, name: str, file: Route | None, interval: Interval) -> TopVariant:
+    labels, growth = {"route": route, "variant": name}, interval.growth
     variant = next((each for each in file.variants if each.name == name), None) if file else None
-    own, all_of_route = growth.total(requests, labels), growth.total(requests, {"route": route})
-    duration = f"{ROUTE_PREFIX}request_duration_seconds"
-    p50, p99 = (_ms(growth.quantile(share, duration, {"outcome": OK, **labels})) for share in (0.5, 0.99))
+    own, all_of_route = growth.total(REQUESTS, labels), growth.total(REQUESTS, {"route": route})
+    p50, p99 = (_ms(growth.quantile(share, DURATIONS, {**labels, "outcome": OK})) for share in (0.5, 0.99))
+    # The most open state of the instances; none if the variant has had no request.
+    states = interval.page.sums(f"{ROUTE_PREFIX}breaker_state", "version", "model_instance", labels=labels)
+    breaker = int(max(states.values(), default=-1))
     return TopVariant(
         name,
         variant.model if variant else None,
@@ -157,49 +257,38 @@ def _variant(route: str, name: str, file: Route | None, growth: Growth) -> TopVa
         variant.weight if variant else None,
         shares(file).get(name) if file else None,
         own / all_of_route if all_of_route else None,
-        own / growth.seconds,
-        sum(growth.rate(requests, {"outcome": outcome, **labels}) for outcome in FAULTS),
+        own / interval.seconds,
+        interval.rate(REQUESTS, {**labels, "outcome": FAULTS}),
         p50,
         p99,
-        _breaker(growth.after, labels),
+        BREAKER_STATES.get(breaker, str(breaker)) if states else None,
     )
 
 
-def _breaker(page: MetricsPage, labels: Mapping[str, str]) -> str | None:
-    """Return the most open state of the instances; None if the variant has had no request."""
-    states = [int(value) for _, value in page.select(f"{ROUTE_PREFIX}breaker_state", labels)]
-    return BREAKER_STATES.get(max(states), str(max(states))) if states else None
-
-
-def _shadow(route: str, shadow: Shadow, growth: Growth) -> TopShadow:
-    name, labels = f"{ROUTE_PREFIX}shadow_requests_total", {"route": route, "shadow": shadow.name}
-    counts = {
-        outcome: growth.after.total(name, {"outcome": outcome, **labels}) or 0.0
-        for outcome in ("agreed", "disagreed", "failed")
-    }
-    compared = sum(counts.values())
+def _shadow(route: str, shadow: Shadow, interval: Interval) -> TopShadow:
+    labels = {"route": route, "shadow": shadow.name}
+    agreed = interval.page.total(SHADOWS, {**labels, "outcome": "agreed"})
+    compared = interval.page.total(SHADOWS, labels, without={"outcome": "shed"})
     return TopShadow(
         shadow.name,
         shadow.model,
         shadow.version,
         float(shadow.percent),
-        growth.rate(name, labels, without={"outcome": "shed"}),
-        counts["agreed"] / compared if compared else None,
+        interval.rate(SHADOWS, labels, without={"outcome": "shed"}),
+        agreed / compared if compared else None,
     )
 
 
-def _models(page: MetricsPage, growth: Growth, processes: Cpu) -> list[TopModel]:
-    loaded = {
-        (labels["model"], int(labels["version"])) for labels, _ in page.select("nv_inference_request_success")
-    }
-    return [_model(name, version, growth, processes) for name, version in sorted(loaded)]
+def _models(interval: Interval, processes: Cpu) -> list[TopModel]:
+    loaded = interval.page.sums("nv_inference_request_success", "model", "version")
+    return [_model(name, int(version), interval, processes) for name, version in sorted(loaded)]
 
 
-def _model(name: str, version: int, growth: Growth, processes: Cpu) -> TopModel:
+def _model(name: str, version: int, interval: Interval, processes: Cpu) -> TopModel:
     labels = {"model": name, "version": str(version)}
 
     def grown(metric: str) -> float:
-        return growth.total(f"nv_inference_{metric}", labels)
+        return interval.growth.total(f"nv_inference_{metric}", labels)
 
     def mean(total: float, count: float) -> float | None:
         return total / count if count else None
@@ -207,50 +296,47 @@ def _model(name: str, version: int, growth: Growth, processes: Cpu) -> TopModel:
     succeeded = grown("request_success")
     compute_us = sum(grown(f"compute_{part}_duration_us") for part in ("input", "infer", "output"))
     own = processes.of(name, version)
-    is_known = processes.is_known and own.count > 0
     return TopModel(
         name,
         version,
-        own.count if is_known else None,
-        (succeeded + grown("request_failure")) / growth.seconds,
+        own.count or None,
+        (succeeded + grown("request_failure")) / interval.seconds,
         mean(grown("queue_duration_us") / 1e3, succeeded),
         mean(compute_us / 1e3, succeeded),
         mean(grown("count"), grown("exec_count")),
-        growth.after.total("nv_inference_pending_request_count", labels),
-        own.cpu_percent if is_known else None,
-        own.memory_bytes if is_known else None,
+        interval.page.gauge("nv_inference_pending_request_count", labels),
+        own.cpu_percent if own.count else None,
+        own.memory_bytes if own.count else None,
     )
 
 
 def _gateway(after: GatewayReading, earlier: Sequence[GatewayReading], seconds: float) -> TopGateway:
     before = next((each for each in earlier if each.record == after.record), None)
     spent = Cpu(before.usage if before else (), after.usage, seconds).of(GATEWAY)
-    known = Growth(before.page, after.page) if before and before.page and after.page else None
-    record, page = after.record, after.page
+    interval, record, page = None, after.record, after.page
+    if before and before.page and page:
+        interval = Interval(page, page - before.page, after.read_s - before.read_s)
+    requests, total = f"{GATEWAY_PREFIX}requests_total", {"stage": "total", "outcome": OK}
+    in_flight, waiting, limit = (
+        page.gauge(f"{GATEWAY_PREFIX}{name}") if page else None for name in ("in_flight", "waiting", "limit")
+    )
     return TopGateway(
         record.host,
         record.port,
         record.pid,
         after.trouble,
-        known.rate(f"{GATEWAY_PREFIX}requests_total", without=MODELLESS) if known else None,
-        _gateway_p99_ms(known) if known else None,
-        page.total(f"{GATEWAY_PREFIX}in_flight") if page else None,
-        page.total(f"{GATEWAY_PREFIX}waiting") if page else None,
-        page.total(f"{GATEWAY_PREFIX}limit") if page else None,
-        _shed_per_s(known) if known else None,
+        interval.rate(requests, without=MODELLESS) if interval else None,
+        _ms(interval.growth.quantile(0.99, f"{GATEWAY_PREFIX}stage_seconds", total, MODELLESS))
+        if interval
+        else None,
+        in_flight,
+        waiting,
+        limit,
+        interval.rate(requests, {"outcome": SHED}) if interval else None,
         spent.cpu_percent,
         spent.memory_bytes,
     )
 
 
-def _gateway_p99_ms(growth: Growth) -> float | None:
-    total = {"stage": "total", "outcome": OK}
-    return _ms(growth.quantile(0.99, f"{GATEWAY_PREFIX}stage_seconds", total, MODELLESS))
-
-
-def _shed_per_s(growth: Growth) -> float:
-    return sum(growth.rate(f"{GATEWAY_PREFIX}requests_total", {"outcome": outcome}) for outcome in SHED)
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
+def _ms(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds * 1e3

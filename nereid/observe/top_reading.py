@@ -10,11 +10,10 @@ from http import HTTPStatus
 from pathlib import Path
 
 from nereid import metrics_page
-from nereid.addresses import open_http
 from nereid.errors import OperationFailed
+from nereid.metrics_page import Snapshot
 from nereid.observe.machine import MachineReading, read_machine
-from nereid.observe.metric_growth import MetricsPage
-from nereid.rollout.rollout_journal import Rollout, active_rollouts
+from nereid.rollout.rollout_journal import active_rollouts
 from nereid.routes.target import find_routes, read_state
 from nereid.routing.assignment import Route
 from nereid.server import run_dir
@@ -32,11 +31,36 @@ KEY_NEEDED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
+class TopServer:
+    """The server; `not_ready` has the reasons by part, and `trouble` why it does not respond."""
+
+    pid: int
+    host: str
+    ports: Mapping[str, int]
+    profile: str
+    uptime_s: float | None
+    ready: bool | None
+    not_ready: Mapping[str, str]
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopRollout:
+    """An active rollout of a route."""
+
+    candidate: str
+    phase: str
+    step: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayReading:
     """A gateway of the repository: its page, or why it cannot be read, and its processes."""
 
+    read_s: float
     record: GatewayRecord
-    page: MetricsPage | None
+    page: Snapshot | None
     trouble: str
     usage: Sequence[Usage]
 
@@ -46,28 +70,22 @@ class Reading:
     """The state of a server at one moment.
 
     Args:
-        read_s: when its processes were read, in monotonic seconds.
-        record: the server; None if none runs.
+        read_s: when its page was read, in monotonic seconds.
+        server: None if none runs.
         page: Triton's metrics; None if the server does not respond.
-        trouble: why it does not respond; empty if it does.
-        uptime_s: seconds since `tritonserver` started; None if unknown.
-        reasons: why it is not ready, by part, empty if it is; None if unknown.
         usage: of its processes; empty for a server that the command line has named.
         routes: the route files, by route.
         rollouts: the active rollouts, by route.
     """
 
     read_s: float
-    record: ServerRecord | None
-    page: MetricsPage | None
-    trouble: str
-    uptime_s: float | None
-    reasons: Mapping[str, str] | None
+    server: TopServer | None
+    page: Snapshot | None
     usage: Sequence[Usage]
     machine: MachineReading | None
     gateways: Sequence[GatewayReading]
     routes: Mapping[str, Route]
-    rollouts: Mapping[str, Rollout]
+    rollouts: Mapping[str, TopRollout]
 
 
 class TopReader:
@@ -86,17 +104,14 @@ class TopReader:
         """Return the state now."""
         record = self._find()
         if record is None:
-            return Reading(time.monotonic(), None, None, "no server runs", None, None, (), None, (), {}, {})
+            return Reading(time.monotonic(), None, None, (), None, (), {}, {})
         page, trouble = _page(record.url("metrics"))
-        reasons = {"server": trouble} if trouble else _reasons(record)
+        read_s = time.monotonic()
         gateways = run_dir.find_gateways(self._base, self.repository) if record.pid else []
         return Reading(
-            time.monotonic(),
-            record,
+            read_s,
+            _server(record, trouble),
             page,
-            trouble,
-            stub_processes.uptime_s(record.pid),
-            reasons,
             _usage(record),
             read_machine(record.pid) if record.pid else None,
             [_gateway(each) for each in gateways],
@@ -105,22 +120,36 @@ class TopReader:
         )
 
 
-def _page(url: str) -> tuple[MetricsPage | None, str]:
+def _server(record: ServerRecord, trouble: str) -> TopServer:
+    reasons = {"server": trouble} if trouble else _reasons(record)
+    return TopServer(
+        record.pid,
+        record.host,
+        {name: port for name, port in record.all_ports.items() if port},
+        record.profile,
+        stub_processes.uptime_s(record.pid),
+        None if reasons is None else not reasons,
+        reasons or {},
+        trouble,
+    )
+
+
+def _page(url: str) -> tuple[Snapshot | None, str]:
     try:
-        text = metrics_page.fetch(url, TIMEOUT_S)
+        return Snapshot.parse(metrics_page.fetch(url, TIMEOUT_S)), ""
     except (OSError, http.client.HTTPException) as error:
         return None, f"no metrics from {url}: {error}"
-    return MetricsPage.parse(text, time.monotonic()), ""
 
 
 def _reasons(record: ServerRecord) -> dict[str, str] | None:
     """Return why a server is not ready, from its supervisor if that has a port, else from Triton itself."""
     try:
         if record.health_port:
-            status, text = _get(f"{REACHED.get(record.host, record.host)}:{record.health_port}", "/readyz")
+            url = f"{REACHED.get(record.host, record.host)}:{record.health_port}"
+            status, text = metrics_page.get(url, "/readyz", TIMEOUT_S)
             return {} if status == HTTPStatus.OK else _flat(json.loads(text))
         if record.sockets or record.ports.http:
-            status, _ = _get(record.url("http"), "/v2/health/ready")
+            status, _ = metrics_page.get(record.url("http"), "/v2/health/ready", TIMEOUT_S)
             return {} if status == HTTPStatus.OK else {"server": f"Triton responds with status {status}"}
     except (OSError, http.client.HTTPException, ValueError) as error:
         return {"server": str(error)}
@@ -138,27 +167,19 @@ def _flat(document: Mapping[str, object]) -> dict[str, str]:
     return found
 
 
-def _get(url: str, path: str) -> tuple[int, str]:
-    connection = open_http(url, TIMEOUT_S)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read().decode(errors="replace")
-    finally:
-        connection.close()
-
-
 def _gateway(record: GatewayRecord) -> GatewayReading:
     page, trouble = None, ""
     try:
-        status, text = _get(f"{REACHED.get(record.host, record.host)}:{record.port}", "/metrics")
+        url = f"{REACHED.get(record.host, record.host)}:{record.port}"
+        status, text = metrics_page.get(url, "/metrics", TIMEOUT_S)
         if status == HTTPStatus.OK:
-            page = MetricsPage.parse(text, time.monotonic())
+            page = Snapshot.parse(text)
         else:
             trouble = NEEDS_KEY if status in KEY_NEEDED else f"its metrics have status {status}"
     except (OSError, http.client.HTTPException) as error:
         trouble = f"no metrics: {error}"
-    return GatewayReading(record, page, trouble, process_usage.read_tree(record.pid, GATEWAY))
+    read_s = time.monotonic()
+    return GatewayReading(read_s, record, page, trouble, process_usage.read_tree(record.pid, GATEWAY))
 
 
 def _usage(record: ServerRecord) -> Sequence[Usage]:
@@ -177,7 +198,10 @@ def _routes(repository: Path) -> dict[str, Route]:
     return found
 
 
-def _rollouts(repository: Path) -> Mapping[str, Rollout]:
+def _rollouts(repository: Path) -> dict[str, TopRollout]:
     with contextlib.suppress(OperationFailed, OSError):  # `nereid rollout status` has the reason
-        return active_rollouts(repository)
+        return {
+            route: TopRollout(state.plan.candidate, state.phase, state.step_name, state.share)
+            for route, state in active_rollouts(repository).items()
+        }
     return {}

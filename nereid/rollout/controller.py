@@ -181,7 +181,7 @@ class Controller:
             return
         page = read_page(self._record(), self._location.name)
         now_s = self._clock()
-        if page.sha256s != {state.sha256}:
+        if page.served.sha256s != {state.sha256}:
             self._measurement = None  # the counts belong to another route
             raise NotReached("the server does not use the route of this step yet")
         if self._measurement is None or not self._measurement.is_of(state):

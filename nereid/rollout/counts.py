@@ -1,16 +1,9 @@
-"""The counts of a route's variants on a metrics page, and their growth from one look to the next.
-
-Counters begin anew when a server or a process of the route restarts. A page with a smaller count than the one
-before shows that they were reset, and its growth is not counted.
-"""
+"""What a rollout counts: the requests of candidate and control, and those of the candidate's shadow."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
-from nereid import metrics_page
+from nereid.metrics_page import BUCKET, Snapshot
 from nereid.rollout.evidence import Tally
 from nereid.rollout.judge import Look
 from nereid.rollout.plan import BOUNDS
@@ -22,63 +15,9 @@ FAULTS = frozenset({"inference_failed", "deadline_exceeded", "unavailable", "err
 # and the requests of one key all go to one variant.
 CHANCE, KEY = "weight", "route-key"
 ERROR, SLOW, DISAGREEMENT = "error", "slow", "disagreement"
-Key = TypeVar("Key")
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """All counts of a route since its server started.
-
-    `requests` has the requests by variant, version and whether they failed, of callers that named no variant;
-    `drawn` has those of them that chance gave to a variant. `latencies` has the requests by variant, version
-    and upper bound in seconds, cumulative as on the page, without those in place of another variant;
-    `shadows` has the requests of a shadow by shadow and outcome.
-    """
-
-    requests: Mapping[tuple[str, str, bool], int]
-    drawn: Mapping[tuple[str, str], int]
-    latencies: Mapping[tuple[str, str, float], int]
-    shadows: Mapping[tuple[str, str], int]
-
-    def is_continuation_of(self, earlier: "Counts") -> bool:
-        """Return whether no count has fallen since an earlier page."""
-        return (
-            _continues(self.requests, earlier.requests)
-            and _continues(self.drawn, earlier.drawn)
-            and _continues(self.latencies, earlier.latencies)
-            and _continues(self.shadows, earlier.shadows)
-        )
-
-
-def _continues(new: Mapping[Key, int], old: Mapping[Key, int]) -> bool:
-    return all(new.get(key, 0) >= count for key, count in old.items())
-
-
-def read(page: str, route: str) -> Counts:
-    """Parse the counts of one route; those of its instances are added."""
-    requests = Counter[tuple[str, str, bool]]()
-    drawn = Counter[tuple[str, str]]()
-    latencies = Counter[tuple[str, str, float]]()
-    shadows = Counter[tuple[str, str]]()
-    for sample in metrics_page.parse(page):
-        labels, value = sample.labels, int(sample.value)
-        if labels.get("route") != route:
-            continue
-        match sample.name.removeprefix(ROUTE_PREFIX):
-            case "requests_total" if labels["reason"] in (CHANCE, KEY):
-                variant = labels["variant"], labels["version"]
-                requests[*variant, labels["outcome"] in FAULTS] += value
-                drawn[variant] += value if labels["reason"] == CHANCE else 0
-            case "request_duration_seconds_bucket" if labels["outcome"] == "ok" and _is_chosen(labels):
-                latencies[labels["variant"], labels["version"], float(labels["le"])] += value
-            case "shadow_requests_total":
-                shadows[labels["shadow"], labels["outcome"]] += value
-    return Counts(requests, drawn, latencies, shadows)
-
-
-def _is_chosen(labels: Mapping[str, str]) -> bool:
-    """Return whether a duration is of the chosen variant; older servers send no such label."""
-    return labels.get("chosen") != "false"
+REQUESTS, SHADOWS = f"{ROUTE_PREFIX}requests_total", f"{ROUTE_PREFIX}shadow_requests_total"
+DURATIONS = f"{ROUTE_PREFIX}request_duration_seconds"
+COUNTERS = (REQUESTS, SHADOWS, DURATIONS + BUCKET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,49 +29,52 @@ class Pair:
     shadow: str = ""
 
 
-def growth(old: Counts, new: Counts, pair: Pair, slow_s: float) -> Look:
-    """Return the counts between two pages, of which the second continues the first.
+def look(growth: Snapshot, pair: Pair, slow_s: float) -> Look:
+    """Return the counts of a rollout.
 
     Args:
-        old, new: two pages of one server.
+        growth: of the route's counters.
         pair: the variants to compare.
         slow_s: a bucket's upper bound; slower requests count as `slow`.
     """
-
-    def errors(variant: tuple[str, str]) -> Tally:
-        good, bad = (
-            new.requests.get((*variant, fault), 0) - old.requests.get((*variant, fault), 0)
-            for fault in (False, True)
-        )
-        return Tally(good + bad, bad)
-
-    def latencies(variant: tuple[str, str]) -> list[int]:
-        below = [
-            new.latencies.get((*variant, bound), 0) - old.latencies.get((*variant, bound), 0)
-            for bound in (*BOUNDS, math.inf)
-        ]
-        return [here - before for here, before in zip(below, [0, *below], strict=False)]
-
-    def slow(variant: tuple[str, str]) -> Tally:
-        key = (*variant, slow_s)
-        total = sum(latencies(variant))
-        return Tally(total, total - new.latencies.get(key, 0) + old.latencies.get(key, 0))
-
-    def shadow(outcome: str) -> int:
-        key = (pair.shadow, outcome)
-        return new.shadows.get(key, 0) - old.shadows.get(key, 0)
-
-    def drawn(variant: tuple[str, str]) -> int:
-        return new.drawn.get(variant, 0) - old.drawn.get(variant, 0)
-
-    agreed, disagreed = shadow("agreed"), shadow("disagreed") + shadow("failed")
-    both = pair.candidate, pair.control
+    ours, theirs = (_Counts.of(growth, each, slow_s) for each in (pair.candidate, pair.control))
+    labels = {"shadow": pair.shadow}
+    agreed = int(growth.total(SHADOWS, labels | {"outcome": "agreed"}))
+    disagreed = int(growth.total(SHADOWS, {**labels, "outcome": ("disagreed", "failed")}))
     return Look(
         {
-            ERROR: (errors(both[0]), errors(both[1])),
-            SLOW: (slow(both[0]), slow(both[1])),
+            ERROR: (ours.errors, theirs.errors),
+            SLOW: (ours.slow, theirs.slow),
             DISAGREEMENT: (Tally(agreed + disagreed, disagreed), Tally(0, 0)),
         },
-        (latencies(both[0]), latencies(both[1])),
-        (drawn(both[0]), drawn(both[1])),
+        (ours.latencies, theirs.latencies),
+        (ours.drawn, theirs.drawn),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """The counts of one variant, without callers that named it and without requests for another variant."""
+
+    errors: Tally
+    slow: Tally
+    latencies: list[int]
+    drawn: int
+
+    @classmethod
+    def of(cls, growth: Snapshot, variant: tuple[str, str], slow_s: float) -> "_Counts":
+        labels = dict(zip(("variant", "version"), variant, strict=True))
+        chosen = {**labels, "reason": (CHANCE, KEY)}
+        # Older servers send no label `chosen`.
+        found = growth.buckets(DURATIONS, labels=labels | {"outcome": "ok"}, without={"chosen": "false"})
+        buckets = {bound: int(found.get((), {}).get(bound, 0)) for bound in (*BOUNDS, math.inf)}
+        slow = sum(count for bound, count in buckets.items() if bound > slow_s)
+        return cls(
+            Tally(
+                int(growth.total(REQUESTS, chosen)),
+                int(growth.total(REQUESTS, {**chosen, "outcome": FAULTS})),
+            ),
+            Tally(sum(buckets.values()), slow),
+            list(buckets.values()),
+            int(growth.total(REQUESTS, labels | {"reason": CHANCE})),
+        )

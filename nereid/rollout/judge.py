@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 
-from nereid.rollout.evidence import BlockEvidence, Evidence, Tally
-from nereid.rollout.histograms import chance_of_slower, chance_of_split, median_ratio
+from nereid.metrics_page import quantile
+from nereid.rollout.evidence import NONE, Evidence, Tally, chance_of_slower, chance_of_split
 
 # A split that is this improbable is broken; its cause makes all comparisons worthless. With a larger risk,
 # chance alone would pause good rollouts; a wrong weight is soon far less probable than this.
 SPLIT_RISK = 1e-6
 # Larger forecasts are cut off.
 MAX_NEEDED, MAX_LOOKS = 1e9, 100_000
-NONE = Tally(0, 0)
 
 
 class Outcome(StrEnum):
@@ -93,8 +92,8 @@ class Sums:
 
     objective: Objective
     over: Evidence | None
-    worse: Evidence | BlockEvidence | None
-    not_worse: Evidence | BlockEvidence
+    worse: Evidence | None
+    not_worse: Evidence
     candidate: Tally = NONE
     control: Tally = NONE
 
@@ -106,8 +105,8 @@ class Sums:
         if self.worse:
             self.worse.add(candidate, control)
         self.not_worse.add(candidate, compared)
-        self.candidate = _sum(self.candidate, candidate)
-        self.control = _sum(self.control, control)
+        self.candidate += candidate
+        self.control += control
 
     @property
     def tests(self) -> int:
@@ -205,28 +204,31 @@ class Step:
         ]
 
     def _gate(self) -> Verdict:
-        ours, total = self._drawn[0], sum(self._drawn)
-        if chance_of_split(ours, total, self.share) < SPLIT_RISK:
-            got = f"{ours / total:.1%}"
+        drawn, total = self._drawn[0], sum(self._drawn)
+        if chance_of_split(drawn, total, self.share) < SPLIT_RISK:
+            got = f"{drawn / total:.1%}"
             reason = f"broken split: expected {self.share:.1%} of the requests at the candidate, got {got}"
             return Verdict(Outcome.INCONCLUSIVE, (reason,))
-        ratio = median_ratio(self.bounds, *self._latencies)
+        ours, theirs = (median(self.bounds, counts) for counts in self._latencies)
+        ratio = ours / theirs
         if ratio > self.objectives.max_latency_ratio and chance_of_slower(*self._latencies) < self._risk():
             return Verdict(Outcome.FAIL, (f"the median latency is {ratio:.2f} times the control's",))
         return Verdict(Outcome.PASS, tuple(str(sums) for sums in self._sums))
+
+
+def median(bounds: Sequence[float], counts: Sequence[int]) -> float:
+    """Return the median of latencies from the requests per bucket; `nan` without any."""
+    return quantile(0.5, dict(zip((*bounds, math.inf), counts, strict=True)))
 
 
 def _begin(objective: Objective) -> Sums:
     over = Evidence(objective.limit, against_smaller=True) if objective.limit < 1 else None
     if objective.increase is None:
         return Sums(objective, over, None, Evidence(objective.limit, against_smaller=False))
-    kind = BlockEvidence if objective.is_in_phases else Evidence
-    worse = kind(objective.tolerated, against_smaller=True)
-    return Sums(objective, over, worse, kind(objective.increase, against_smaller=False))
-
-
-def _sum(one: Tally, other: Tally) -> Tally:
-    return Tally(one.requests + other.requests, one.events + other.events)
+    in_blocks = objective.is_in_phases
+    worse = Evidence(objective.tolerated, against_smaller=True, in_blocks=in_blocks)
+    not_worse = Evidence(objective.increase, against_smaller=False, in_blocks=in_blocks)
+    return Sums(objective, over, worse, not_worse)
 
 
 def _percent(tally: Tally) -> str:
@@ -256,7 +258,7 @@ def requests_needed(objective: Objective, share: float, rate: float, risk: float
 @cache
 def looks_needed(objective: Objective, risk: float) -> int:
     """Return how many looks show that an equal candidate is not worse, for events in phases."""
-    evidence = BlockEvidence(objective.increase or objective.limit, against_smaller=False)
+    evidence = Evidence(objective.increase or objective.limit, against_smaller=False, in_blocks=True)
     for count in range(1, MAX_LOOKS):
         evidence.add(Tally(1, 0), Tally(1, 0))
         if evidence.is_enough(risk):

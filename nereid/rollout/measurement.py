@@ -1,16 +1,16 @@
 """The measurement of one step: pages of the server's metrics go in, verdicts come out."""
 
 import http.client
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nereid import metrics_page
+from nereid.metrics_page import Snapshot
 from nereid.rollout import counts, judge
-from nereid.rollout.counts import DISAGREEMENT, ERROR, SLOW, Counts
+from nereid.rollout.counts import DISAGREEMENT, ERROR, SLOW
 from nereid.rollout.judge import Objective, Objectives, Outcome, Verdict
 from nereid.rollout.plan import BOUNDS, SHADOW
 from nereid.rollout.rollout_journal import Rollout
-from nereid.routes.served import read_metrics
+from nereid.routes.served import Served, read_metrics
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 from nereid.triton.metrics import ROUTE_PREFIX
@@ -25,12 +25,11 @@ TRIALS, REQUESTS = 5, 20
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The counts of a route on one server, the SHA-256 of the route files in use, and its breakers."""
+    """The metrics of a route on one server, and the route files and breakers in use."""
 
     pid: int
-    counts: Counts
-    sha256s: frozenset[str]
-    breakers: Mapping[tuple[str, str], str]
+    metrics: Snapshot
+    served: Served
 
 
 def read_page(record: ServerRecord, route: str) -> Page:
@@ -43,9 +42,8 @@ def read_page(record: ServerRecord, route: str) -> Page:
         text = metrics_page.fetch(record.url("metrics"), PAGE_S)
     except (OSError, http.client.HTTPException) as error:
         raise NotReached(f"the server's metrics page does not respond: {error}") from None
-    ours = "\n".join(line for line in text.splitlines() if line.startswith(ROUTE_PREFIX))
-    served = read_metrics(ours, route)
-    return Page(record.pid, counts.read(ours, route), served.sha256s, served.breakers)
+    page = Snapshot.parse(text, (ROUTE_PREFIX,), {"route": route})
+    return Page(record.pid, page, read_metrics(page, route))
 
 
 class Measurement:
@@ -82,13 +80,13 @@ class Measurement:
         passed_s, self._last_s = now_s - self._last_s, now_s
         if before is None or now_s - self._began_s < SETTLE_S:
             return False
-        if page.pid != before.pid or not page.counts.is_continuation_of(before.counts):
+        if page.pid != before.pid or page.metrics.was_reset(before.metrics, counts.COUNTERS):
             raise NotReached("the server has restarted, and its counters were reset")
         # Without requests of a variant, the page has no breaker of it.
-        self._was_closed |= page.breakers.get(self.state.pair.candidate, "closed") == "closed"
+        self._was_closed |= page.served.breakers.get(self.state.pair.candidate, "closed") == "closed"
         # A machine that slept measured nothing in the meantime.
         self.elapsed_s += min(passed_s, PAGE_S)
-        self._judged.add(counts.growth(before.counts, page.counts, self.state.pair, self.state.slow_s))
+        self._judged.add(counts.look(page.metrics - before.metrics, self.state.pair, self.state.slow_s))
         return True
 
     def total(self) -> judge.Look:
@@ -98,7 +96,7 @@ class Measurement:
     def verdict(self) -> Verdict:
         """Judge the counts of the step, its duration and the breakers."""
         plan, pair = self.state.plan, self.state.pair
-        breakers = self._page.breakers if self._page else {}
+        breakers = self._page.served.breakers if self._page else {}
         is_open, is_control_open = (breakers.get(each) == "open" for each in (pair.candidate, pair.control))
         name = pair.candidate[0]
         if is_open and (self._was_closed or self._has_had_trials()):

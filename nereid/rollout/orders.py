@@ -15,11 +15,10 @@ from msgspec.structs import replace
 
 from nereid import files
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.rollout import counts
+from nereid.metrics_page import Snapshot
+from nereid.rollout import counts, judge
 from nereid.rollout.controller import POLL_S, Controller, FindServer
-from nereid.rollout.counts import ERROR, Counts, Pair
-from nereid.rollout.histograms import quantile
-from nereid.rollout.judge import looks_needed, requests_needed
+from nereid.rollout.counts import ERROR, Pair
 from nereid.rollout.measurement import objectives, read_page
 from nereid.rollout.plan import BOUNDS, SHADOW, RolloutPlan
 from nereid.rollout.rollout_journal import Phase, Rollout, RolloutJournals, check_none_active, folder_of
@@ -146,9 +145,9 @@ def forecast(
     before = _page(location, record)
     time.sleep(seconds)
     after = _page(location, record)
-    if not after.is_continuation_of(before):
+    if after.was_reset(before, counts.COUNTERS):
         raise OperationFailed("the server has restarted during the measurement", "the same command again")
-    look = counts.growth(before, after, pair, _slow_s(plan, after, pair))
+    look = counts.look(after - before, pair, _slow_s(plan, after, pair))
     errors = look.events[ERROR][1].rate
     rate = sum(sum(each) for each in look.latencies) / seconds
     begin = Rollout(0, plan, pair, 0.0, plan.risk, datetime.now(UTC), "")
@@ -162,9 +161,9 @@ def _forecast(begin: Rollout, number: int, rate: float, error_rate: float) -> Fo
     needed, least_s = {"min_requests": plan.min_requests / part}, plan.hold_s
     for each in objectives(state).events if share < 1 else ():
         if each.is_in_phases:
-            least_s = max(least_s, looks_needed(each, 1 - plan.power) * POLL_S)
+            least_s = max(least_s, judge.looks_needed(each, 1 - plan.power) * POLL_S)
         elif each.increase is not None:
-            needed[each.event] = requests_needed(each, share, error_rate, 1 - plan.power)
+            needed[each.event] = judge.requests_needed(each, share, error_rate, 1 - plan.power)
         else:
             # Without events, each request multiplies the evidence by at most 1 / (1 - limit).
             needed[each.event] = math.log(10 / (1 - plan.power)) / -math.log1p(-0.9 * each.limit) / part
@@ -173,13 +172,12 @@ def _forecast(begin: Rollout, number: int, rate: float, error_rate: float) -> Fo
     return Forecast(state.step_name, math.ceil(requests), seconds, what)
 
 
-def _slow_s(plan: RolloutPlan, page: Counts, pair: Pair) -> float:
+def _slow_s(plan: RolloutPlan, page: Snapshot, pair: Pair) -> float:
     """Return the bound of a bucket: the first from `slo_ms` on, or somewhat above the control's median.
 
     At the median itself, a difference of a few percent could move all requests of a steady service.
     """
-    empty = Counts({}, {}, {}, {})
-    median_s = quantile(BOUNDS, counts.growth(empty, page, pair, BOUNDS[0]).latencies[1], 0.5)
+    median_s = judge.median(BOUNDS, counts.look(page, pair, BOUNDS[0]).latencies[1])
     if not plan.slo_ms and math.isnan(median_s):
         raise OrderRefused(
             f"'{pair.control[0]}' has answered no request yet, so its median is unknown", "--slo-ms"
@@ -191,7 +189,7 @@ def _slow_s(plan: RolloutPlan, page: Counts, pair: Pair) -> float:
     return above[0]
 
 
-def _page(location: RouteLocation, record: ServerRecord | None) -> Counts:
+def _page(location: RouteLocation, record: ServerRecord | None) -> Snapshot:
     if record is None:
         raise OperationFailed("no server runs for this repository", "nereid serve")
-    return read_page(record, location.name).counts
+    return read_page(record, location.name).metrics

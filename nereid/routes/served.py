@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from nereid import metrics_page
 from nereid.errors import OperationFailed
+from nereid.metrics_page import Snapshot
 from nereid.server.control import RESPONSE_S, Control, NotReached
 from nereid.server.run_dir import ServerRecord
+from nereid.triton.metrics import ROUTE_PREFIX
 
 SERVED, NO_SERVER = "served", "no server runs"
 BREAKER_STATES = {0: "closed", 1: "half-open", 2: "open"}
@@ -52,7 +54,7 @@ class RunningServer:
             page = metrics_page.fetch(url, self._timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise NotReached(f"the server at {url} does not respond: {error}") from None
-        return read_metrics(page, route)
+        return read_metrics(Snapshot.parse(page, (ROUTE_PREFIX,)), route)
 
 
 def served_status(server: RunningServer | None, route: str, sha256: str) -> tuple[str, Served | None]:
@@ -73,20 +75,19 @@ def served_status(server: RunningServer | None, route: str, sha256: str) -> tupl
     return f"not served yet: the server {has}", served
 
 
-def read_metrics(page: str, route: str) -> Served:
-    """Parse the metrics of one route."""
+def read_metrics(page: Snapshot, route: str) -> Served:
+    """Return what a metrics page has about one route."""
+    labels = {"route": route}
     served: dict[str, tuple[float, str]] = {}
+    files = page.sums(f"{ROUTE_PREFIX}served_since_seconds", "model_instance", "sha256", labels=labels)
+    for (instance, sha256), since in files.items():
+        # A killed process leaves its series behind: the newest one counts.
+        served[instance] = max((since, sha256), served.get(instance, (since, sha256)))
     states: dict[tuple[str, str], int] = {}
-    for sample in metrics_page.parse(page):
-        labels, value = sample.labels, sample.value
-        if labels.get("route") != route:
-            continue
-        if sample.name == "nereid_route_served_since_seconds":
-            # A killed process leaves its series behind: the newest one counts.
-            latest, instance = (value, labels["sha256"]), labels["model_instance"]
-            served[instance] = max(latest, served.get(instance, latest))
-        if sample.name == "nereid_route_breaker_state":
-            variant = labels["variant"], labels["version"]
-            states[variant] = max(int(value), states.get(variant, 0))
+    instances = page.sums(
+        f"{ROUTE_PREFIX}breaker_state", "variant", "version", "model_instance", labels=labels
+    )
+    for (variant, version, _), state in instances.items():
+        states[variant, version] = max(int(state), states.get((variant, version), 0))
     breakers = {variant: BREAKER_STATES.get(state, str(state)) for variant, state in states.items()}
     return Served(frozenset(sha256 for _, sha256 in served.values()), breakers)

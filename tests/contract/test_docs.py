@@ -20,7 +20,7 @@ from loadtest.torture import __main__ as torture
 from loadtest.torture import verdict
 from nereid.cli.main import app
 from nereid.drift.drift_metrics import METRICS as DRIFT_METRICS
-from nereid.drift.series import SIGNALS
+from nereid.drift.recording import SIGNALS
 from nereid.imaging.decode import Limits
 from nereid.imaging.preprocess_settings import PRESETS, Resources, Shorthand
 from nereid.imaging.transform import Transform

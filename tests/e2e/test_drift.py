@@ -15,10 +15,11 @@ import pytest
 from nereid import metrics_page
 from nereid.assets import REPOSITORY
 from nereid.client.classifier import Classifier
-from nereid.drift import series
+from nereid.drift import recording
 from nereid.drift.comparison import VariantDrift
 from nereid.drift.monitor import Monitor, Server, Timing
-from nereid.drift.recording import CLASSES_AFTER_S
+from nereid.drift.recording import CLASSES_AFTER_S, growth_of
+from nereid.metrics_page import Snapshot
 from nereid.routing.reference_file import path_of, read_reference
 from nereid.server import run_dir
 from tests import drift_photos
@@ -28,7 +29,7 @@ from tests.supervised import Served, gateway_of, serving
 pytestmark = pytest.mark.nightly(minutes=3)  # the references need a minute of traffic
 
 # Those of a classifier, which counts no lines or objects.
-SIGNALS = {*series.SIGNALS} - {"found"}
+SIGNALS = {*recording.SIGNALS} - {"found"}
 GAUGES = ("window_requests", "reference_age_seconds")
 ROUTE, PHOTOS, SENT = "classify", 320, 260
 # The window is one look; a real one has the last hour.
@@ -78,12 +79,12 @@ class World:
 
     def counted(self, variant: str) -> tuple[int, int]:
         page = metrics_page.fetch(f"127.0.0.1:{self.served.ports['metrics']}", 10)
-        grown = series.growth({}, series.read(page))
+        grown = growth_of(Snapshot.parse(page))
         version = variant.removeprefix("v")
         model = f"classify_{variant}" if self.served.record.profile == "cpu" else "imagenet_preprocess"
         names = (
-            series.route_series(ROUTE, variant, version, "confidence"),
-            series.image_series(model, 1, "megapixels"),
+            recording.route_series(ROUTE, variant, version, "confidence"),
+            recording.image_series(model, 1, "megapixels"),
         )
         first, second = (sum(grown.get(name, {}).values()) for name in names)
         return first, second
@@ -151,24 +152,21 @@ def test_undisturbed_photos_raise_nothing(world):
 def test_histograms_of_the_page_are_whole(world):
     """Buckets rise up to the count, and all of them exist, as in a histogram of Prometheus."""
     world.look_at(lambda photo: photo)
-    found: dict[tuple, dict[float, float]] = {}
-    others: dict[tuple, float] = {}
-    for sample in metrics_page.parse(metrics_page.fetch(f"127.0.0.1:{world.served.ports['metrics']}", 10)):
-        name, _, part = sample.name.rpartition("_")
-        labels = {key: value for key, value in sample.labels.items() if key != "le"}
-        signal = name.removeprefix("nereid_route_").removeprefix("nereid_image_")
-        if signal in series.BOUNDS and part == "bucket":
-            found.setdefault((signal, *labels.items()), {})[float(sample.labels["le"])] = sample.value
-        elif signal in series.BOUNDS:
-            others[signal, part, *labels.items()] = sample.value
-
-    assert {key[0] for key in found} == SIGNALS - {series.CLASS}
-    for (signal, *labels), buckets in found.items():
-        assert sorted(buckets) == [*series.BOUNDS[signal], float("inf")]
-        counts = [buckets[bound] for bound in sorted(buckets)]
-        assert counts == sorted(counts)
-        assert counts[-1] == others[signal, "count", *labels]
-        assert others[signal, "sum", *labels] > 0
+    page = Snapshot.parse(metrics_page.fetch(f"127.0.0.1:{world.served.ports['metrics']}", 10))
+    for signal in SIGNALS - {recording.CLASS}:
+        name, by = f"nereid_route_{signal}", ("route", "variant", "version", "model_instance")
+        if signal in recording.INPUT_SIGNALS:
+            name, by = f"nereid_image_{signal}", ("model", "version")
+        histograms = page.sums(f"{name}_count", *by)
+        assert histograms
+        for key, count in histograms.items():
+            labels = dict(zip(by, key, strict=True))
+            bounds = [*(f"{bound:g}" for bound in recording.BOUNDS[signal]), "+Inf"]
+            buckets = [page.gauge(f"{name}_bucket", labels | {"le": bound}) for bound in bounds]
+            assert None not in buckets
+            assert buckets == sorted(buckets)
+            assert buckets[-1] == count
+            assert page.total(f"{name}_sum", labels) > 0
 
 
 @pytest.mark.parametrize("name", drift_photos.DEGRADED)

@@ -16,6 +16,7 @@ from onnx import helper
 
 from nereid import metrics_page
 from nereid.inference import shared_weights
+from nereid.metrics_page import Snapshot
 from tests.e2e.conftest import group_members, url
 from tests.networks import (
     DATATYPES,
@@ -248,9 +249,7 @@ def executions(server, model: str) -> int:
 
 
 def metric(server, name: str, **labels: str) -> float:
-    samples = metrics_page.parse(metrics_page.fetch(url(server, "metrics"), LAG_S))
-    found = (each for each in samples if each.name == name and labels.items() <= each.labels.items())
-    return sum(each.value for each in found)
+    return Snapshot.parse(metrics_page.fetch(url(server, "metrics"), LAG_S)).total(name, labels)
 
 
 def await_metric(server, name: str, expected: float, **labels: str) -> None:

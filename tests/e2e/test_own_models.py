@@ -16,7 +16,7 @@ import pytest
 
 from nereid import Detector, Reader
 from nereid.assets import COFFEE
-from nereid.metrics_page import parse
+from nereid.metrics_page import Snapshot
 from tests.detectors import CLASSES, KNOWN, TestDetector, moved
 from tests.labels import LABEL, WORDS
 from tests.recognisers import raw, retrained
@@ -133,12 +133,8 @@ def test_life_of_a_model(served, tmp_path, store):
         nereid("route", "set", "--file", str(tmp_path / "route.json"), "--model", own.name)
 
     def agreed() -> float:
-        return sum(
-            each.value
-            for each in parse(server.triton_page())
-            if each.name == "nereid_route_shadow_requests_total"
-            and (each.labels["route"], each.labels["outcome"]) == (own.name, "agreed")
-        )
+        labels = {"route": own.name, "outcome": "agreed"}
+        return Snapshot.parse(server.triton_page()).total("nereid_route_shadow_requests_total", labels)
 
     nereid("add", str(own.first), "--name", own.name, "--task", own.task, "--yes", *own.more)
     assert own.ask(address) == ("v1", words)

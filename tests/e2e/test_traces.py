@@ -11,9 +11,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from nereid import metrics_page
 from nereid.assets import COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
+from nereid.metrics_page import Snapshot
 from nereid.server.control import Control
 from nereid.tracing.collector import HOLD_S
 from tests.otlp import receiving, root_of
@@ -56,7 +56,7 @@ class Traced:
         return found
 
     def count(self, name):
-        return sum(each.value for each in metrics_page.parse(self.served.triton_page()) if each.name == name)
+        return Snapshot.parse(self.served.triton_page()).total(name)
 
     def tree(self, trace, span, *names):
         spans = self.receiver.wait_for(trace, *names)

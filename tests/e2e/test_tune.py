@@ -17,6 +17,7 @@ from loadtest.servers import served
 from nereid import metrics_page
 from nereid.assets import COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
+from nereid.metrics_page import Snapshot
 from nereid.repository import check
 from nereid.server.control import Control
 from nereid.tune import profiles, space
@@ -103,17 +104,13 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
     with trial(models, "classify_v1", "cpu", tmp_path) as trying:
         load = trying.measure(tuple(settings.items()), 0.5)[8]
         time.sleep(METRICS_S)
-        page = metrics_page.parse(metrics_page.fetch(f"127.0.0.1:{trying.server.options.ports.metrics}", 10))
+        page = metrics_page.fetch(f"127.0.0.1:{trying.server.options.ports.metrics}", 10)
         log = trying.server.log.tail()
 
     assert (load.failed, load.answered > 0) == (0, True)
     assert "2 thread(s) per instance" in log
-    runs = {
-        sample.labels["le"]: sample.value
-        for sample in page
-        if sample.name == "nereid_onnxruntime_batch_size_bucket" and sample.labels["model"] == "classify_v1"
-    }
-    assert runs["2"] < runs["4"] == runs["+Inf"]
+    runs = Snapshot.parse(page).buckets("nereid_onnxruntime_batch_size", "model")["classify_v1",]
+    assert runs[4] > 0 == sum(count for bound, count in runs.items() if bound > 4)
 
 
 @pytest.mark.parametrize(

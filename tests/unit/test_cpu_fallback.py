@@ -16,7 +16,7 @@ from nereid.publish.network import find_network
 from nereid.publish.publisher import Gates, publish, retire, rollback
 from nereid.publish.remove import remove
 from nereid.repository.layout import hidden_models, parameters_of, steps_of
-from nereid.rollout.counts import Pair, read
+from nereid.rollout.counts import Pair
 from nereid.rollout.plan import make_plan
 from nereid.rollout.rollout_journal import Rollout
 from nereid.rollout.route_steps import withdrawn
@@ -255,31 +255,3 @@ def test_next_version_is_like_the_serving_variant(published, tmp_path):
 
     assert [each.name for each in route_of(published, ROUTE).variants] == ["v1", "v2", "spare", "v3"]
     assert [each.is_fallback for each in find_network(published, NET).variants] == [False, False, True, False]
-
-
-def test_rollout_counts_no_answers_of_fallbacks():
-    """Only variants that chance or a key chose are compared; a failed first attempt is the candidate's."""
-    lines = [("new", "unavailable", "weight", 1), ("old", "ok", "retry", 1), ("old", "ok", "weight", 5)]
-    lines += [(name, "ok", "breaker", 9) for name in ("old", "new")]
-    lines += [("spare", "ok", "retry", 9), ("answer", "ok", "answer", 9)]
-    page = "\n".join(
-        f'nereid_route_requests_total{{route="r",variant="{name}",version="1",outcome="{outcome}",'
-        f'reason="{reason}"}} {count}'
-        for name, outcome, reason, count in lines
-    )
-
-    page += "".join(
-        f'\nnereid_route_request_duration_seconds_bucket{{route="r",variant="{name}",version="1",outcome="ok",'
-        f'{chosen}le="0.25"}} {count}'
-        for name, chosen, count in [
-            ("new", 'chosen="true",', 4),
-            ("new", 'chosen="false",', 9),
-            ("old", "", 5),  # an older server
-        ]
-    )
-
-    found = read(page, "r")
-
-    assert found.latencies == {("new", "1", 0.25): 4, ("old", "1", 0.25): 5}
-    assert +found.requests == {("new", "1", True): 1, ("old", "1", False): 5}
-    assert +found.drawn == {("new", "1"): 1, ("old", "1"): 5}

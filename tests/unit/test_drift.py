@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from nereid.drift import scores, series
+from nereid.drift import baseline, recording, scores
 from nereid.drift.baseline import Measured, from_traffic
 from nereid.drift.comparison import Target, VariantDrift, compare, why_not
 from nereid.drift.drift_metrics import metrics
 from nereid.drift.drift_report import agreement, wilson
 from nereid.drift.monitor import RouteDrift, State
-from nereid.drift.recording import History, Slot
+from nereid.drift.recording import History, Slot, growth_of
 from nereid.errors import OperationFailed
+from nereid.metrics_page import Snapshot
 from nereid.routing.reference_file import (
     Reference,
     ReferenceWatch,
@@ -27,7 +28,7 @@ from nereid.routing.reference_file import (
     path_of,
 )
 from nereid.serving_errors import InvalidConfig
-from nereid.triton.metrics import IMAGE_METRICS
+from nereid.tasks.task_outputs import Signals
 from tests.tables import cases
 
 TARGET = Target("v1", "net_v1", 1, "7", "net_v1", 1)
@@ -51,55 +52,42 @@ nv_inference_count{model="r",version="1"} 10
 
 def drawn(seed: int, images: int = 400, brightness: float = 0.5) -> Measured:
     rng = np.random.default_rng(seed)
-    found = Measured(images=images)
-    for name in found.values:
-        found.values[name] = rng.beta(4, 4, images).tolist()
-    found.values["brightness"] = np.clip(rng.normal(brightness, 0.1, images), 0, 1).tolist()
-    found.best = rng.integers(0, 5, images).tolist()
+    values = {name: rng.beta(4, 4, images).tolist() for name in recording.BOUNDS}
+    values["brightness"] = np.clip(rng.normal(brightness, 0.1, images), 0, 1).tolist()
+    found = Measured(TARGET, "r")
+    best = rng.integers(0, 5, images).tolist()
+    found.add_outputs(Signals(best=best, **{name: values[name] for name in recording.OUTPUT_SIGNALS}))
+    found.images = images
+    for number in range(images):
+        found.add_inputs({name: values[name][number] for name in recording.INPUT_SIGNALS})
     return found
 
 
-def reference_of(measured: Measured, target: Target = TARGET) -> Reference:
+def reference_of(measured: Measured) -> Reference:
     classes = (0, 1, 2)
     created = datetime.datetime.fromtimestamp(NOW - 60, datetime.UTC)
-    return Reference(created, "photos", (measured.reference(target, classes),), classes)
-
-
-def window_of(measured: Measured) -> series.Growth:
-    """Return signals as the growth of a metrics page."""
-    mine = measured.reference(TARGET, (0, 1, 2))
-    found: series.Growth = {}
-    for name, histogram in mine.signals.items():
-        bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
-        is_input = name in IMAGE_METRICS
-        key = (
-            series.image_series("net_v1", 1, name) if is_input else series.route_series("r", "v1", "7", name)
-        )
-        found[key] = dict(zip(bounds, histogram.counts, strict=True))
-    classes = dict(zip(["0", "1", "2", "other"], mine.classes, strict=True))
-    return found | {series.route_series("r", "v1", "7", "class"): classes}
+    mine = baseline.reference_of(TARGET, "r", measured.window, measured.images, classes)
+    return Reference(created, "photos", (mine,), classes)
 
 
 def test_page_is_read_by_series():
-    page = series.read(PAGE)
+    page = Snapshot.parse(PAGE, recording.PREFIXES)
 
-    grown = series.growth({}, page)
-    assert grown == {
+    assert growth_of(page) == {
         "route|r|v1|7|confidence": {"0.1": 1, "0.5": 2, "+Inf": 12},
         "route|r|v1|7|class": {"3": 8, "other": 2},
         "shadow|r|s": {"agreed": 4},
         "image|net_v1|1|aspect": {"+Inf": 6},
     }
-    assert series.growth(page, page) == {}
+    assert growth_of(page - page) == {}
 
 
-def test_restarted_instance_is_not_counted_backwards():
-    old = series.read(PAGE)
-    text = PAGE.replace("} 10\n", "} 4\n").replace("} 5\n", "} 9\n").replace("} 1\n", "} 3\n")
+def test_value_on_a_bound_belongs_to_the_bucket_below_it():
+    measured = Measured(TARGET, "r")
 
-    grown = series.growth(old, series.read(text))
+    measured.add_outputs(Signals(found=[0, 1, 5, 999]))
 
-    assert grown == {"route|r|v1|7|confidence": {"+Inf": 4}}
+    assert measured.window == {"route|r|v1|7|found": {"0": 1, "1": 1, "6": 1, "+Inf": 1}}
 
 
 def test_history_is_bounded():
@@ -108,11 +96,11 @@ def test_history_is_bounded():
         history.add(Slot(NOW + number, 1.0, {"route|r|v1|7|confidence": {"0.5": 1}}))
     line = 'nereid_image_aspect_bucket{{le="+Inf",model="m{}",version="1"}} 1\n'
 
-    page = series.read("".join(line.format(number) for number in range(5000)))
+    page = growth_of(Snapshot.parse("".join(line.format(number) for number in range(5000))))
 
     window, covered_s = history.window(NOW + 999, 3600)
     assert (len(history.slots), window["route|r|v1|7|confidence"], covered_s) == (10, {"0.5": 10}, 10.0)
-    assert len(page) == series.MAX_SERIES
+    assert len(page) == recording.MAX_SERIES
 
 
 def test_window_has_only_recent_slots(tmp_path):
@@ -137,16 +125,17 @@ def test_classes_count_only_with_their_reference():
     for age_s in (300, 40, 10):
         history.add(Slot(NOW - age_s, 10.0, {classes: {"0": 1}, entropy: {"0.1": 1}}))
 
-    assert history.window_since(NOW - 60, NOW, 3600) == {classes: {"0": 2}, entropy: {"0.1": 3}}
-    assert history.window_since(NOW, NOW, 3600) == {entropy: {"0.1": 3}}
+    assert history.window(NOW, 3600, NOW - 60) == ({classes: {"0": 2}, entropy: {"0.1": 3}}, 30)
+    assert history.window(NOW, 3600, NOW - 52) == ({classes: {"0": 1}, entropy: {"0.1": 3}}, 30)
+    assert history.window(NOW, 3600, NOW) == ({entropy: {"0.1": 3}}, 30)
 
 
-def verdicts(window: series.Growth, reference: Reference, **options: object) -> dict[str, str]:
+def verdicts(window: recording.Growth, reference: Reference, **options: object) -> dict[str, str]:
     return {each.signal: each.verdict for each in compare(TARGET, "r", window, reference, **options)}
 
 
 def test_only_the_changed_signal_drifts():
-    found = verdicts(window_of(drawn(2, brightness=0.35)), reference_of(drawn(1)))
+    found = verdicts(drawn(2, brightness=0.35).window, reference_of(drawn(1)))
 
     assert {signal for signal, verdict in found.items() if verdict == "drift"} == {"brightness"}
 
@@ -156,7 +145,7 @@ def test_either_measure_shows_drift(monkeypatch, measure):
     limits = {"psi": inf, "js": inf, measure: 0.0}
     monkeypatch.setattr(scores, "limit", lambda *given: scores.Distance(**limits))
 
-    assert verdicts(window_of(drawn(2, brightness=0.9)), reference_of(drawn(1)))["brightness"] == "drift"
+    assert verdicts(drawn(2, brightness=0.9).window, reference_of(drawn(1)))["brightness"] == "drift"
 
 
 def test_few_images_are_not_compared():
@@ -165,8 +154,8 @@ def test_few_images_are_not_compared():
     less = msgspec.structs.replace(mine, signals={"aspect": mine.signals["aspect"]}, classes=())
     without = msgspec.structs.replace(without, variants=(less,))
 
-    assert set(verdicts(window_of(drawn(2, 150)), reference_of(drawn(1))).values()) == {"too few"}
-    assert verdicts(window_of(drawn(2)), without) == dict.fromkeys(series.SIGNALS, "no reference") | {
+    assert set(verdicts(drawn(2, 150).window, reference_of(drawn(1))).values()) == {"too few"}
+    assert verdicts(drawn(2).window, without) == dict.fromkeys(recording.SIGNALS, "no reference") | {
         "aspect": "ok"
     }
 
@@ -236,7 +225,7 @@ def recorded(seconds: float, measured: Measured) -> History:
     """Return a history of the last `seconds` in ten slots, of which the newest has all images."""
     history = History()
     for number in range(10):
-        grown = window_of(measured) if number == 9 else {}
+        grown = measured.window if number == 9 else {}
         history.add(Slot(NOW - seconds + (number + 1) * seconds / 10, seconds / 10, grown))
     return history
 
@@ -249,7 +238,7 @@ def test_traffic_becomes_the_reference():
 
     made = from_traffic(recorded(3600, drawn(1)), "r", targets, 3600, NOW, old, lines.append)
 
-    assert [*made.variants] == [drawn(1).reference(TARGET, (0, 1, 2))]
+    assert [*made.variants] == [*reference_of(drawn(1)).variants]
     assert lines == ["variant 'v2' is left out: 0 images in 1 h 0 min"]
 
 
@@ -261,14 +250,14 @@ def test_too_little_traffic_is_an_error():
 
 
 def test_gauges_have_every_signal():
-    found = compare(TARGET, "r", window_of(drawn(2)), reference_of(drawn(1)))
+    found = compare(TARGET, "r", drawn(2).window, reference_of(drawn(1)))
     variant = VariantDrift("v1", "net_v1", 1, 400, 12.0, 60.0, "", found)
     not_compared = VariantDrift("v2", "net_v2", 1, 0, None, None, "no reference")
 
     page = metrics(State(NOW, 3600, 3600, (RouteDrift("r", "photos", (variant, not_compared)),)))
 
     of_variant = 'route="r",variant="v1"'
-    for signal, measure, kind in product(series.SIGNALS, ("psi", "js"), ("score", "limit")):
+    for signal, measure, kind in product(recording.SIGNALS, ("psi", "js"), ("score", "limit")):
         assert f'nereid_drift_{kind}{{{of_variant},signal="{signal}",measure="{measure}"}} ' in page
     numbers = {"window_requests": 400, "reference_age_seconds": 60, "last_request_seconds": 12}
     for name, number in numbers.items():

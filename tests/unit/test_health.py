@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from nereid import metrics_page
 from nereid.errors import ServerError
+from nereid.metrics_page import Snapshot
 from nereid.server.supervision import health as pages
 from nereid.server.supervision.health import Health
 from tests.tables import cases
@@ -136,11 +136,11 @@ def test_metrics_count_repairs_and_restarts(health):
         r'nereid_supervisor_repairs_total{model="a\"b\\",cause="probe"} 1',
         'nereid_supervisor_repairs_total{model="eyes",cause="pid"} 1',
     ]
-    samples = {(each.name, each.labels.get("model", "")): each.value for each in metrics_page.parse(page)}
-    assert samples["nereid_supervisor_restarts_total", ""] == 1
-    assert samples["nereid_supervisor_repair_failures_total", "eyes"] == 1
-    assert samples["nereid_supervisor_ready", ""] == 1
-    assert samples["nereid_supervisor_server_up_since_seconds", ""] == 1.5e9
+    found = Snapshot.parse(page)
+    assert found.gauge("nereid_supervisor_restarts_total") == 1
+    assert found.gauge("nereid_supervisor_repair_failures_total", {"model": "eyes"}) == 1
+    assert found.gauge("nereid_supervisor_ready") == 1
+    assert found.gauge("nereid_supervisor_server_up_since_seconds") == 1.5e9
 
 
 def test_metrics_have_the_present_instances(health):

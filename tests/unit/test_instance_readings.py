@@ -2,20 +2,18 @@
 
 import pytest
 
+from nereid.metrics_page import Snapshot
 from nereid.server.instances.instance_decision import GpuSample
-from nereid.server.instances.instance_readings import Counters, CpuWait, read_page
-from tests.tables import cases
+from nereid.server.instances.instance_readings import CpuWait, Load, read_gpu, read_loads
 
 PAGE = """# TYPE nv_inference_request_success counter
 nv_inference_request_success{model="eyes",version="1"} 124
 nv_inference_request_success{model="eyes",version="2"} 8
-nv_inference_request_failure{model="eyes",reason="OTHER",version="1"} 0
 nv_inference_exec_count{model="eyes",version="1"} 62
 nv_inference_compute_input_duration_us{model="eyes",version="1"} 1000
 nv_inference_compute_infer_duration_us{model="eyes",version="1"} 25000000
 nv_inference_compute_output_duration_us{model="eyes",version="1"} 2000
 nv_inference_pending_request_count{model="eyes",version="1"} 7
-nereid_route_requests_total{model="eyes",version="1"} 5
 nv_gpu_utilization{gpu_uuid="GPU-1"} 0.62
 nv_gpu_memory_total_bytes{gpu_uuid="GPU-1"} 80000
 nv_gpu_memory_used_bytes{gpu_uuid="GPU-1"} 20000
@@ -25,25 +23,20 @@ nv_gpu_memory_used_bytes{gpu_uuid="GPU-2"} 70000
 """
 
 
-def test_page_has_counters_by_version_and_the_fullest_gpu():
-    found = read_page(PAGE)
+def test_loads_are_those_of_the_interval():
+    """Each request of a batch counts the time of the whole batch; the busiest version counts."""
+    before = Snapshot.parse(PAGE)
+    after = Snapshot.parse(
+        PAGE.replace("} 124", "} 132").replace("} 62", "} 66").replace("} 25000000", "} 41000000")
+    )
 
-    assert found.models == {"eyes": {"1": Counters(7, 124, 62, 25.003), "2": Counters(0, 8, 0, 0)}}
-    assert found.gpu == GpuSample(0.62, 10000, 70000)
-    assert read_page("").gpu is None
+    assert read_loads(after, after - before, 2.0) == {"eyes": Load(7, 4.0)}
+    assert read_loads(after, after - after, 2.0) == {"eyes": Load(7, 0.0)}
 
 
-@cases(
-    ("after", "busy"),
-    {
-        "batches of 4": (Counters(0, 18, 12, 26.0), 2.0),
-        "idle": (Counters(0, 10, 10, 10.0), 0.0),
-        "loaded again": (Counters(0, 3, 3, 1.0), 0.0),
-    },
-)
-def test_busy_instances_from_two_readings(after, busy):
-    """Each request of a batch counts the time of the whole batch."""
-    assert after.busy(Counters(0, 10, 10, 10.0), 2.0) == pytest.approx(busy)
+def test_gpus_count_like_the_fullest():
+    assert read_gpu(Snapshot.parse(PAGE)) == GpuSample(0.62, 10000, 70000)
+    assert read_gpu(Snapshot.parse("")) is None
 
 
 class Proc:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nereid import metrics_page
 from nereid.application.child import command
 from nereid.application.gateway_program import gateway
+from nereid.metrics_page import Snapshot
 from nereid.server.supervision.process_usage import (
     TICKS_PER_S,
     ProcessMetrics,
@@ -92,10 +92,13 @@ def pages_of(*looks: list[Usage]) -> list[dict[tuple[str, str], float]]:
     """Return the samples of one page for each look, by metric and process."""
     remaining = iter(looks)
     metrics = ProcessMetrics(lambda: next(remaining))
-    found = (metrics_page.parse(metrics.page()) for _ in looks)
     return [
-        {(each.name.removeprefix("nereid_process_"), each.labels["process"]): each.value for each in page}
-        for page in found
+        {
+            (name.removeprefix("nereid_process_"), process): value
+            for name in page.samples
+            for (process,), value in page.sums(name, "process").items()
+        }
+        for page in (Snapshot.parse(metrics.page()) for _ in looks)
     ]
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats  # only here: the oracle of the rank test
 
-from nereid.rollout.evidence import BlockEvidence, Evidence, Tally
-from nereid.rollout.histograms import chance_of_slower, chance_of_split, median_ratio, quantile
+from nereid.rollout.evidence import Evidence, Tally, chance_of_slower, chance_of_split
 from nereid.rollout.judge import Look, Objective, Objectives, Outcome, Step, requests_needed
 from tests.tables import cases
 
@@ -40,7 +39,7 @@ def test_block_capital_does_not_grow_on_average(margin, against_smaller):
     for base in (0.15, 0.6):
         expected = 0.0
         for mine, other in itertools.product((0, 4), (0, 9)):
-            evidence = BlockEvidence(margin, against_smaller)
+            evidence = Evidence(margin, against_smaller, in_blocks=True)
             evidence.add(Tally(4, mine), Tally(9, other))
             ours, theirs = base + margin, base
             chance = (ours if mine else 1 - ours) * (theirs if other else 1 - theirs)
@@ -88,14 +87,6 @@ def test_rank_test_is_that_of_scipy():
 def test_split_test_is_that_of_scipy():
     expected = stats.chisquare([130, 870], [100, 900]).pvalue
     assert chance_of_split(130, 1000, 0.1) == pytest.approx(expected)
-
-
-def test_quantiles_are_those_of_prometheus():
-    assert quantile(BOUNDS, [0, 10, 0, 0, 0], 0.5) == pytest.approx(0.0075)
-    assert quantile(BOUNDS, [5, 5, 0, 0, 0], 0.9) == pytest.approx(0.009)
-    assert quantile(BOUNDS, [0, 0, 0, 0, 4], 0.5) == 0.05
-    assert math.isnan(quantile(BOUNDS, [0] * 5, 0.5))
-    assert median_ratio(BOUNDS, [0, 0, 10, 0, 0], [0, 10, 0, 0, 0]) == pytest.approx(2.0)
 
 
 def objectives(**changed) -> Objectives:

@@ -1,4 +1,4 @@
-"""The breakers of candidate and control in the measurement of a step."""
+"""What a rollout counts, and the breakers of candidate and control in the measurement of a step."""
 
 import re
 from collections.abc import Mapping
@@ -6,11 +6,15 @@ from datetime import UTC, datetime
 
 import pytest
 
+from nereid.metrics_page import Snapshot
 from nereid.rollout import plan
-from nereid.rollout.counts import Counts, Pair
+from nereid.rollout.counts import DURATIONS, SHADOWS, Pair, look
+from nereid.rollout.counts import REQUESTS as REQUESTS_TOTAL
+from nereid.rollout.evidence import Tally
 from nereid.rollout.judge import Outcome
 from nereid.rollout.measurement import REQUESTS, SETTLE_S, TRIALS, Measurement, Page
 from nereid.rollout.rollout_journal import Rollout
+from nereid.routes.served import Served
 
 CANDIDATE, CONTROL = ("new", "2"), ("old", "1")
 HOLD_S, OPEN_S, LOOK_S = 60.0, 5.0, 2.0
@@ -33,9 +37,10 @@ def verdicts(
     state = Rollout(1, made, Pair(CANDIDATE, CONTROL, "shadow"), 0.1, 0.01, datetime.now(UTC), "me")
     measured, found = Measurement(state, 0.0, open_s), []
     for number in range(looks):
-        counts = Counts({}, {CONTROL: requests * number}, {}, {})
-        states = breakers[min(number, len(breakers) - 1)]
-        measured.add(Page(1, counts, frozenset(), states), SETTLE_S + number * LOOK_S)
+        counted = f'{REQUESTS_TOTAL}{{variant="old",version="1",outcome="ok",reason="weight"}} '
+        page = Snapshot.parse(f"{counted}{requests * number}")
+        served = Served(frozenset(), breakers[min(number, len(breakers) - 1)])
+        measured.add(Page(1, page, served), SETTLE_S + number * LOOK_S)
         verdict = measured.verdict()
         found.append((verdict.outcome, re.sub(r"\d+ s$", "", verdict.reasons[0])))
     return found
@@ -103,3 +108,43 @@ def test_breaker_that_opens_for_long_has_time_for_trials():
 
     assert outcomes(looks, OPEN, open_s=2 * HOLD_S) == {Outcome.CONTINUE}
     assert verdicts(looks + 1, OPEN, open_s=2 * HOLD_S)[-1] == (Outcome.FAIL, FAILED)
+
+
+def series(labels: str, *rows: tuple) -> dict[frozenset[tuple[str, str]], float]:
+    """Return series by their labels, each from the values of its labels and its count."""
+    return {
+        frozenset({"version": "1", **dict(zip(labels.split(), words, strict=False))}.items()): count
+        for *words, count in rows
+    }
+
+
+def test_only_requests_that_the_route_gave_to_a_variant_count():
+    """A failed first attempt is the candidate's; callers that name a variant are not a random sample."""
+    requests = series(
+        "variant outcome reason",
+        *[("new", "unavailable", "weight", 1), ("new", "overloaded", "weight", 2)],
+        *[("new", "ok", "route-key", 3), ("old", "ok", "weight", 5)],
+        *[("old", "ok", "retry", 9), ("old", "ok", "header", 9), ("spare", "ok", "retry", 9)],
+        *[("new", "ok", "breaker", 9), ("old", "ok", "breaker", 9)],
+    )
+    durations = series(
+        "variant le outcome chosen",
+        *[("new", "0.25", "ok", "true", 4), ("new", "0.5", "ok", "true", 6)],
+        *[("new", "0.25", "ok", "false", 9), ("new", "0.25", "unavailable", "true", 9)],
+        ("old", "0.25", "ok", 5),  # an older server
+    )
+    shadows = series(
+        "shadow outcome",
+        *[("copy", "agreed", 8), ("copy", "disagreed", 1), ("copy", "failed", 2), ("copy", "shed", 9)],
+    )
+    page = Snapshot({REQUESTS_TOTAL: requests, f"{DURATIONS}_bucket": durations, SHADOWS: shadows})
+
+    found = look(page, Pair(("new", "1"), ("old", "1"), "copy"), 0.25)
+
+    assert found.events == {
+        "error": (Tally(6, 1), Tally(5, 0)),
+        "slow": (Tally(6, 2), Tally(5, 0)),
+        "disagreement": (Tally(11, 3), Tally(0, 0)),
+    }
+    assert [[count for count in each if count] for each in found.latencies] == [[4, 2], [5]]
+    assert found.drawn == (3, 5)

@@ -17,6 +17,7 @@ from nereid.cli.main import app
 from nereid.cli.route_commands import route_view as view
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.journal import user_name
+from nereid.metrics_page import Snapshot
 from nereid.routes.change import change, reweighted
 from nereid.routes.served import RunningServer, Served, read_metrics, served_status
 from nereid.routes.target import find_route, read_state
@@ -565,5 +566,5 @@ def test_metrics_page_is_read_for_one_route():
     """The newest file of each instance and the worst breaker count; other routes have no effect."""
     breakers = {("v1", "1"): "closed", ("v2", "3"): "open", ("v2", "4"): "half-open"}
 
-    assert read_metrics(PAGE, "classify") == Served(frozenset({"new", "late"}), breakers)
-    assert read_metrics(PAGE, "none") == Served(frozenset(), {})
+    assert read_metrics(Snapshot.parse(PAGE), "classify") == Served(frozenset({"new", "late"}), breakers)
+    assert read_metrics(Snapshot.parse(PAGE), "none") == Served(frozenset(), {})

@@ -3,36 +3,34 @@
 import io
 import json
 import re
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 from rich.console import Console
 
 from nereid.cli.observe_commands.top_view import view
-from nereid.observe import top_values
+from nereid.metrics_page import Snapshot
+from nereid.observe import top
 from nereid.observe.machine import MachineReading
-from nereid.observe.metric_growth import MetricsPage
-from nereid.observe.top import measure
-from nereid.observe.top_reading import GatewayReading, Reading
-from nereid.observe.top_values import Top, TopModel, TopVariant
+from nereid.observe.top import Top, TopModel, TopVariant, measure
+from nereid.observe.top_reading import GatewayReading, Reading, TopServer
 from nereid.routing.assignment import parse_route
-from nereid.server.ports import Ports
-from nereid.server.run_dir import GatewayRecord, ServerRecord
+from nereid.server.run_dir import GatewayRecord
 from nereid.server.supervision.process_usage import Usage
 from nereid.triton.stub_processes import Process
 from tests.conftest import ROOT
 from tests.routes import document, variant
 
-RECORD = ServerRecord(50, "127.0.0.1", Ports(8000, 8001, 8002), "/models", "cpu", "secret", 8003)
+SERVER = TopServer(50, "127.0.0.1", {"http": 8000, "metrics": 8002}, "cpu", 60.0, True, {}, "")
 GATEWAY = GatewayRecord(60, "127.0.0.1", 8080)
 SHADOW = {"name": "next", "model": "dogs_v3", "version": 1, "percent": 20}
 VARIANTS = variant("v1", "dogs_v1", 3), variant("v2", "dogs_v2", 1)
 ROUTE = parse_route(json.dumps(document(*VARIANTS, generation=3, shadows=[SHADOW])).encode())
 
 
-def page(read_s: float, text: str) -> MetricsPage:
+def page(text: str) -> Snapshot:
     """Return a page of the server with a route, and more lines."""
-    return MetricsPage.parse(f'nereid_route_generation{{route="dogs"}} 3\n{text}', read_s)
+    return Snapshot.parse(f'nereid_route_generation{{route="dogs"}} 3\n{text}')
 
 
 def requests(v1: int, v2: int, failed: int = 0, instance: str = "a") -> str:
@@ -65,7 +63,7 @@ def reading(read_s: float, text: str = "", **changed: object) -> Reading:
     machine = MachineReading(
         {0: (int(10 * read_s), int(100 * read_s))}, (1.0, 2.0, 3.0), 8000, 6000, 2.0, None
     )
-    plain = Reading(read_s, RECORD, page(read_s, text), "", 60.0, {}, (), machine, [], {"dogs": ROUTE}, {})
+    plain = Reading(read_s, SERVER, page(text), (), machine, [], {"dogs": ROUTE}, {})
     return replace(plain, **changed)  # type: ignore[arg-type]
 
 
@@ -136,17 +134,17 @@ def test_models_have_means_of_the_interval():
 def test_a_restart_is_named_and_its_counts_are_new():
     """The new server has counted only since its start, which lies in the interval."""
     found = measure(
-        reading(10, requests(100, 100)), reading(12, requests(104, 0), record=replace(RECORD, pid=51))
+        reading(10, requests(100, 100)), reading(12, requests(104, 0), server=replace(SERVER, pid=51))
     )
 
     assert variant_of(found, "v1").requests_per_s == 52.0
     assert found.notes == ["tritonserver restarted: pid 50 became 51"]
-    assert measure(reading(10, record=None, page=None), reading(12)).notes == []
+    assert measure(reading(10, server=None, page=None), reading(12)).notes == []
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_without_two_pages_there_are_no_rates(side):
-    missing = {"page": None, "trouble": "no metrics", "reasons": {"server": "no metrics"}}
+    missing = {"page": None, "server": replace(SERVER, ready=False, trouble="no metrics")}
     both = {"before": reading(10), "after": reading(12)}
     both[side] = replace(both[side], **missing)
 
@@ -174,7 +172,7 @@ nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="overloa
 nereid_gateway_requests_total{{endpoint="/metrics",model="",outcome="ok"}} {predicted * 1000}
 nereid_gateway_in_flight 4
 nereid_gateway_limit 24"""
-    return GatewayReading(GATEWAY, None if trouble else MetricsPage.parse(text, read_s), trouble, [])
+    return GatewayReading(read_s, GATEWAY, None if trouble else Snapshot.parse(text), trouble, [])
 
 
 def test_gateway_counts_requests_of_models():
@@ -196,6 +194,9 @@ def lines(found: Top, width: int, height: int | None = None) -> list[str]:
     return file.getvalue().splitlines()
 
 
+REASON = "the process of 'dogs_0_0' is dead, and longer than any terminal " * 3
+
+
 def full(models: int = 3) -> Top:
     """Return values with large numbers, long names and a reason."""
     names = [f"a-rather-long-name-of-a-model-{number}" for number in range(models)]
@@ -205,7 +206,7 @@ def full(models: int = 3) -> Top:
         reading(
             12,
             requests(10**6, 10**6) + "\n" + text,
-            reasons={"dogs": "the process of 'dogs_0_0' is dead, and longer than any terminal " * 3},
+            server=replace(SERVER, ready=False, not_ready={"dogs": REASON}),
             gateways=[gateway(12, 10**6, 10**6)],
             usage=[usage(5, "tritonserver", 3), usage(6, "supervisor", 0)],
         ),
@@ -240,10 +241,10 @@ def test_screen_fits_its_height():
     assert shown[-1].startswith("every 2 s")
 
 
-def keys(kind: type) -> set[str]:
-    """Return the names of the fields of a value and of the values inside it."""
-    inside = [each for each in vars(top_values).values() if isinstance(each, type) and is_dataclass(each)]
-    return {field.name for each in (kind, *inside) for field in fields(each)}
+def keys() -> set[str]:
+    """Return the names of the fields of all values."""
+    kinds = {name: kind for name, kind in vars(top).items() if name.startswith("Top")}
+    return {field.name for kind in kinds.values() for field in fields(kind)}
 
 
 def test_every_key_of_the_json_is_documented():
@@ -251,5 +252,5 @@ def test_every_key_of_the_json_is_documented():
     cells = re.findall(r"^\| (`[^|]*`) \|", text, re.MULTILINE)
     named = {*re.findall(r"`(\w+)`", " ".join(cells))}
 
-    assert named == keys(Top)
+    assert named == keys()
     json.dumps(asdict(full()))

@@ -12,9 +12,9 @@ from loadtest.torture.changes import Photo
 from loadtest.torture.observation import gauges
 from loadtest.torture.requests import refused
 from loadtest.torture.traffic import Failure, Kind, Tally, Target, Traffic
-from nereid import metrics_page
 from nereid.client.classifier_errors import RequestRefused, ServerFailed, TimedOut
 from nereid.client.prediction import Label, Prediction, Timings
+from nereid.metrics_page import Snapshot
 from tests.tables import cases
 
 WATCHDOG_S = 30.0
@@ -141,4 +141,4 @@ def test_counts_may_fall_and_not_rise():
 def test_gauge_that_is_on_no_page_is_not_zero():
     """One that has another name now would pass for ever."""
     with pytest.raises(LookupError, match="no page has nereid_gateway_in_flight"):
-        gauges([metrics_page.Sample("nereid_route_in_flight", {}, 1.0)])
+        gauges(Snapshot.parse("nereid_route_in_flight 1"))

@@ -1,12 +1,17 @@
 """`nereid top`: a live view of a running server."""
 
+import contextlib
 import json
+import os
+import select
 import signal
 import sys
+import termios
 import time
-from collections.abc import Sequence
+import tty
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -71,10 +76,10 @@ def _once(reader: "TopReader", interval_s: float, as_json: bool) -> None:
 
 def _readable(reader: "TopReader") -> "Reading":
     reading = reader.read()
-    if reading.record is None:
+    if reading.server is None:
         raise OperationFailed(f"no server of '{reader.repository}' runs; fix: nereid serve")
-    if reading.trouble:
-        raise OperationFailed(reading.trouble)
+    if reading.server.trouble:
+        raise OperationFailed(reading.server.trouble)
     return reading
 
 
@@ -82,7 +87,6 @@ def _live(reader: "TopReader", interval_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from nereid.cli.observe_commands.terminal_keys import open_keys
     from nereid.processes import exit_on_sigterm
 
     before = _readable(reader)
@@ -92,7 +96,7 @@ def _live(reader: "TopReader", interval_s: float) -> None:
     try:
         with (
             exit_on_sigterm(),
-            open_keys(sys.stdin) as key,
+            _open_keys(sys.stdin) as key,
             Live(first, console=terminal, screen=True, auto_refresh=False) as live,
         ):
             while key(interval_s) not in QUIT:
@@ -112,10 +116,40 @@ def _screen(
     from nereid.cli.observe_commands.top_view import view
     from nereid.observe.top import measure
 
-    if after.record is None:
+    if after.server is None:
         return Text(f"no server of '{reader.repository}' runs; this view waits for one, q ends it")
     width, height = size
     return view(measure(before, after), width, height, f"every {interval_s:g} s; q ends")
+
+
+@contextlib.contextmanager
+def _open_keys(stream: IO[str]) -> Iterator[Callable[[float], str]]:
+    """Give a function that waits some seconds for a key, and returns it; empty without one.
+
+    Keys are neither shown nor collected until Enter; Ctrl-C still is a signal. Without a terminal there are
+    no keys, and after its end the function returns `q`.
+    """
+    if not stream.isatty():
+        yield _sleep
+        return
+    number = stream.fileno()
+    before = termios.tcgetattr(number)
+    tty.setcbreak(number)
+    try:
+        yield lambda seconds: _key(number, seconds)
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
+
+
+def _key(number: int, seconds: float) -> str:
+    if not select.select([number], [], [], seconds)[0]:
+        return ""
+    return os.read(number, 1).decode(errors="replace") or "q"
+
+
+def _sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
 
 
 def _rounded(value: Any) -> Any:

@@ -1,14 +1,15 @@
 """The screen of `nereid top`: lines and tables for a terminal of any width from 80 columns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nereid.observe.top_values import Top, TopGateway, TopModel, TopRoute, TopServer, TopVariant
+from nereid.observe.top import Top, TopGateway, TopModel, TopRoute
+from nereid.observe.top_reading import TopServer
 from nereid.units import format_bytes, format_duration
 
 UNKNOWN = "-"
@@ -19,17 +20,30 @@ MAX_NUMBERS, MAX_BARS = 8, 64
 WIDE = 100
 # Letters that are left of a name.
 MIN_NAME = 8
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown(Generic[Row]):
-    """A column: its heading, the text of a row, and the width of terminal from which it is shown."""
+class Column:
+    """A column: its heading, and the width of terminal from which it is shown."""
 
     heading: str
-    text: Callable[[Row], str]
     width: int = 0
     is_number: bool = True
+
+
+ROUTES = (
+    Column("route", is_number=False),
+    Column("variant", is_number=False),
+    *map(Column, ("weight", "seen", "req/s", "err/s", "p50 ms", "p99 ms")),
+    Column("breaker", is_number=False),
+    Column("agree"),
+    Column("model", width=WIDE, is_number=False),
+)
+MODELS = (
+    Column("model", is_number=False),
+    *map(Column, ("ver", "inst", "req/s", "queue ms", "comp ms", "batch", "pend", "cpu %", "memory")),
+)
+Row = tuple[str, ...]
 
 
 def view(top: Top, width: int, height: int | None = None, footer: str = "") -> RenderableType:
@@ -51,7 +65,7 @@ def view(top: Top, width: int, height: int | None = None, footer: str = "") -> R
         used += 2 + len(rows)
     if top.models:
         models, note = _fitting(top.models, None if height is None else height - used - 2)
-        parts += [Text(), _table(MODELS, models, width)]
+        parts += [Text(), _table(MODELS, [*map(_model_row, models)], width)]
         parts += [Text(note, style="dim")] if note else []
     elif top.seconds is None:
         parts += [Text(), Text("no rates yet: the server was not readable before", style="yellow")]
@@ -60,64 +74,21 @@ def view(top: Top, width: int, height: int | None = None, footer: str = "") -> R
     return Group(*parts)
 
 
-@dataclass(frozen=True, slots=True)
-class RouteRow:
-    """A line of the table of routes: a variant, or a shadow."""
-
-    route: str
-    name: str
-    weight: str
-    agreement: str
-    requests_per_s: float
-    variant: TopVariant | None
-
-
-def _of_variant(text: Callable[[TopVariant], str]) -> Callable[[RouteRow], str]:
-    return lambda row: text(row.variant) if row.variant else ""
-
-
-ROUTES: Sequence[Shown[RouteRow]] = (
-    Shown("route", lambda row: row.route, is_number=False),
-    Shown("variant", lambda row: row.name, is_number=False),
-    Shown("weight", lambda row: row.weight),
-    Shown("seen", _of_variant(lambda each: _percent(each.share))),
-    Shown("req/s", lambda row: _rate(row.requests_per_s)),
-    Shown("err/s", _of_variant(lambda each: _rate(each.errors_per_s))),
-    Shown("p50 ms", _of_variant(lambda each: _number(each.p50_ms))),
-    Shown("p99 ms", _of_variant(lambda each: _number(each.p99_ms))),
-    Shown("breaker", _of_variant(lambda each: each.breaker or UNKNOWN), is_number=False),
-    Shown("agree", lambda row: row.agreement),
-    Shown("model", _of_variant(lambda each: each.model or UNKNOWN), width=WIDE, is_number=False),
-)
-MODELS: Sequence[Shown[TopModel]] = (
-    Shown("model", lambda row: row.name, is_number=False),
-    Shown("ver", lambda row: str(row.version)),
-    Shown("inst", lambda row: _whole(row.instances)),
-    Shown("req/s", lambda row: _rate(row.requests_per_s)),
-    Shown("queue ms", lambda row: _number(row.queue_ms)),
-    Shown("comp ms", lambda row: _number(row.compute_ms)),
-    Shown("batch", lambda row: _number(row.batch_size)),
-    Shown("pend", lambda row: _whole(row.pending)),
-    Shown("cpu %", lambda row: _whole(row.cpu_percent)),
-    Shown("memory", lambda row: UNKNOWN if row.memory_bytes is None else format_bytes(row.memory_bytes)),
-)
-
-
-def _table(columns: Sequence[Shown[Row]], rows: Sequence[Row], width: int) -> Table:
+def _table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Table:
+    """Return a table of the columns that fit the terminal and have a text in some row."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    fitting = [column for column in columns if column.width <= width]
-    shown = [column for column in fitting if any(map(column.text, rows))]
-    cells = [[column.text(row) for column in shown] for row in rows]
-    widths = [max(map(len, texts)) for texts in zip([each.heading for each in shown], *cells, strict=True)]
+    texts = list(zip(*rows, strict=True))
+    shown = [place for place, each in enumerate(columns) if each.width <= width and any(texts[place])]
+    widths = {place: max(map(len, (columns[place].heading, *texts[place]))) for place in shown}
     # Numbers keep their width; the longest names are cut.
-    names = [place for place, column in enumerate(shown) if not column.is_number]
-    while sum(widths) + len(widths) - 1 > width and max(widths[place] for place in names) > MIN_NAME:
+    names = [place for place in shown if not columns[place].is_number]
+    while sum(widths.values()) + len(widths) - 1 > width and max(widths[each] for each in names) > MIN_NAME:
         widths[max(names, key=lambda place: widths[place])] -= 1
-    for column, most in zip(shown, widths, strict=True):
-        side: Literal["left", "right"] = "right" if column.is_number else "left"
-        table.add_column(column.heading, justify=side, no_wrap=True, overflow="ellipsis", width=most)
-    for row in cells:
-        table.add_row(*map(Text, row))  # Text: a name may look like markup
+    for place, most in widths.items():
+        side: Literal["left", "right"] = "right" if columns[place].is_number else "left"
+        table.add_column(columns[place].heading, justify=side, no_wrap=True, overflow="ellipsis", width=most)
+    for row in rows:
+        table.add_row(*(Text(row[place]) for place in shown))  # Text: a name may look like markup
     return table
 
 
@@ -130,23 +101,31 @@ def _fitting(models: Sequence[TopModel], lines: int | None) -> tuple[Sequence[To
     return busiest, f"… {len(models) - kept} more models with fewer requests"
 
 
-def _route_rows(route: TopRoute) -> list[RouteRow]:
-    rows = [
-        RouteRow(route.name, each.name, _percent(each.expected_share), "", each.requests_per_s, each)
-        for each in route.variants
-    ]
-    rows += [
-        RouteRow(
-            route.name,
-            f"{each.name} (shadow)",
-            f"{each.percent:g} %",
-            _percent(each.agreement),
-            each.requests_per_s,
-            None,
-        )
-        for each in route.shadows
-    ]
-    return rows
+def _route_rows(route: TopRoute) -> Iterator[Row]:
+    for each in route.variants:
+        latencies = _number(each.p50_ms), _number(each.p99_ms)
+        rates = _rate(each.requests_per_s), _rate(each.errors_per_s)
+        seen, about = _percent(each.share), (each.breaker or UNKNOWN, "", each.model or UNKNOWN)
+        yield route.name, each.name, _percent(each.expected_share), seen, *rates, *latencies, *about
+    for shadow in route.shadows:
+        name, rate = f"{shadow.name} (shadow)", _rate(shadow.requests_per_s)
+        agreement = _percent(shadow.agreement)
+        yield route.name, name, f"{shadow.percent:g} %", "", rate, "", "", "", "", agreement, ""
+
+
+def _model_row(model: TopModel) -> Row:
+    return (
+        model.name,
+        str(model.version),
+        _whole(model.instances),
+        _rate(model.requests_per_s),
+        _number(model.queue_ms),
+        _number(model.compute_ms),
+        _number(model.batch_size),
+        _whole(model.pending),
+        _whole(model.cpu_percent),
+        _bytes(model.memory_bytes),
+    )
 
 
 def _server_lines(server: TopServer) -> list[Text]:

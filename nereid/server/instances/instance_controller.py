@@ -8,10 +8,11 @@ from pathlib import Path
 from nereid import metrics_page
 from nereid.config.instance_bounds import BOUNDS, InstanceBounds, read_bounds
 from nereid.config.model_config import CONFIGS, read_profile
+from nereid.metrics_page import Snapshot
 from nereid.processes import available_bytes
 from nereid.server.control import NOT_LOADED, Control, Instances, Refused
-from nereid.server.instances.instance_decision import Decision, InstanceDecider, Sample
-from nereid.server.instances.instance_readings import Counters, CpuWait, Readings, read_page
+from nereid.server.instances.instance_decision import Decision, GpuSample, InstanceDecider, Sample
+from nereid.server.instances.instance_readings import PREFIXES, CpuWait, Load, read_gpu, read_loads
 from nereid.server.run_dir import ServerRecord
 from nereid.server.supervision.health import Health
 from nereid.server.supervision.process_usage import memory_bytes
@@ -35,8 +36,6 @@ class _Model:
     number_read_s: float = float("-inf")
     instance_bytes: float = 0.0
     memory_read_s: float = float("-inf")
-    counters: dict[str, Counters] = field(default_factory=dict)
-    counted_s: float = 0.0
     blocked: str = ""
 
 
@@ -64,6 +63,8 @@ class InstanceController:
         self._bounds: dict[str, InstanceBounds] = {}
         self._read: dict[str, tuple[int, InstanceBounds | None]] = {}
         self._models: dict[str, _Model] = {}
+        self._page: Snapshot | None = None
+        self._page_s = 0.0
 
     def discover(self, models: Collection[str]) -> bool:
         """Read the bounds of the models whose config has changed; returns whether any model has bounds."""
@@ -89,17 +90,23 @@ class InstanceController:
         if not bounds:
             self._health.instances_seen({})
             return IDLE_S
-        readings = read_page(metrics_page.fetch(self._record.url("metrics"), TIMEOUT_S))
+        text = metrics_page.fetch(self._record.url("metrics"), TIMEOUT_S)
+        before, self._page = self._page, Snapshot.parse(text, PREFIXES)
+        seconds, self._page_s = time.monotonic() - self._page_s, time.monotonic()
+        loads = read_loads(self._page, self._page - (before or self._page), seconds)
+        gpu = read_gpu(self._page)
         for name, model in self._models.items():
             model.decider.bounds = bounds[name]
-            sample = self._sample(name, model, readings)
+            sample = self._sample(name, model, loads.get(name), gpu, seconds)
             if sample and (decision := model.decider.look(sample)):
                 self._carry_out(name, model, decision)
             self._tell_blocked(name, model)
         self._health.instances_seen({name: model.served.count for name, model in self._models.items()})
         return max(0.0, SAMPLE_S - (time.monotonic() - began_s))
 
-    def _sample(self, name: str, model: _Model, readings: Readings) -> Sample | None:
+    def _sample(
+        self, name: str, model: _Model, load: Load | None, gpu: GpuSample | None, seconds: float
+    ) -> Sample | None:
         """Return the state of a model; None if it is not loaded."""
         now_s = time.monotonic()
         processes = [process.pid for process in self._processes_of(name)]
@@ -108,21 +115,18 @@ class InstanceController:
         if now_s - model.memory_read_s >= MEMORY_S and model.served.count:
             model.instance_bytes = sum(memory_bytes(pid) for pid in processes) / model.served.count
             model.memory_read_s = now_s if model.instance_bytes else float("-inf")
-        seconds = now_s - model.counted_s
-        before, model.counters = model.counters, dict(readings.models.get(name, {}))
-        model.counted_s = now_s
         cpu_wait = model.cpu.read(processes, seconds)
-        if not model.served.count or not model.counters:
+        if not model.served.count or not load:
             return None
         return Sample(
             now_s,
             model.served.count,
-            max(each.waiting for each in model.counters.values()),
-            max(each.busy(before.get(key, each), seconds) for key, each in model.counters.items()),
+            load.waiting,
+            load.busy,
             cpu_wait,
             available_bytes(),
             model.instance_bytes,
-            readings.gpu if model.served.is_on_gpu else None,
+            gpu if model.served.is_on_gpu else None,
         )
 
     def _carry_out(self, name: str, model: _Model, decision: Decision) -> None:

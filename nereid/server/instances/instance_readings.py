@@ -1,87 +1,62 @@
 """Readings for samples of models: counters of Triton's metrics page, waits for a core, and memory."""
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from nereid import metrics_page
+from nereid.metrics_page import Snapshot
 from nereid.server.instances.instance_decision import GpuSample
 from nereid.triton.stub_processes import PROC
 
 PREFIXES = ("nv_inference_", "nv_gpu_")
-COUNTS = ("pending_request_count", "request_success", "exec_count")
-PARTS = ("input", "infer", "output")
 US_PER_S, NS_PER_S = 1e6, 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """Counts of one version: requests that wait now, requests that were answered, and their executions.
+class Load:
+    """The load of a model, each of the version with the most.
 
-    `compute_s` has the computing time of all requests; requests of one batch count its time each.
+    Args:
+        waiting: requests that wait for an instance now.
+        busy: mean number of instances that computed.
     """
 
-    waiting: float = 0.0
-    requests: float = 0.0
-    executions: float = 0.0
-    compute_s: float = 0.0
-
-    def busy(self, before: "Counters", seconds: float) -> float:
-        """Return the mean number of instances that computed in the `seconds` since a reading."""
-        requests, executions = self.requests - before.requests, self.executions - before.executions
-        if requests <= 0 or executions <= 0 or seconds <= 0:  # the model may have been loaded again
-            return 0.0
-        return max(0.0, self.compute_s - before.compute_s) * min(1.0, executions / requests) / seconds
+    waiting: float
+    busy: float
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """The counters by model and version, and the fullest GPU."""
+def read_loads(page: Snapshot, growth: Snapshot, seconds: float) -> dict[str, Load]:
+    """Return the load of each loaded model, from Triton's page and its growth in some seconds."""
 
-    models: Mapping[str, Mapping[str, Counters]]
-    gpu: GpuSample | None
+    def grown(name: str) -> dict[tuple[str, ...], float]:
+        return growth.sums(f"nv_inference_{name}", "model", "version")
 
-
-def read_page(page: str) -> Readings:
-    """Return the readings of Triton's metrics page."""
-    lines = (line for line in page.splitlines() if line.startswith(PREFIXES))
-    models: dict[str, dict[str, dict[str, float]]] = {}
-    gpus: dict[str, dict[str, float]] = {}
-    for each in metrics_page.parse("\n".join(lines)):
-        if "gpu_uuid" in each.labels:
-            gpus.setdefault(each.labels["gpu_uuid"], {})[each.name] = each.value
-        elif "model" in each.labels:
-            versions = models.setdefault(each.labels["model"], {})
-            values = versions.setdefault(each.labels["version"], {})
-            values[each.name] = values.get(each.name, 0.0) + each.value
-    found = {
-        name: {key: _counters(values) for key, values in versions.items()}
-        for name, versions in models.items()
-    }
-    return Readings(found, _fullest(gpus))
-
-
-def _counters(values: Mapping[str, float]) -> Counters:
-    compute_us = sum(values.get(f"nv_inference_compute_{part}_duration_us", 0.0) for part in PARTS)
-    counts = [values.get(f"nv_inference_{name}", 0.0) for name in COUNTS]
-    return Counters(counts[0], counts[1], counts[2], compute_us / US_PER_S)
-
-
-def _fullest(gpus: Mapping[str, Mapping[str, float]]) -> GpuSample | None:
-    """Return the largest use and the least free memory of all GPUs, as if they were those of one."""
-    if not gpus:
-        return None
-    values = [
-        (
-            each.get("nv_gpu_utilization", 0.0),
-            each.get("nv_gpu_memory_total_bytes", 0.0) - each.get("nv_gpu_memory_used_bytes", 0.0),
-            each.get("nv_gpu_memory_used_bytes", 0.0),
+    requests, executions = grown("request_success"), grown("exec_count")
+    parts = [grown(f"compute_{part}_duration_us") for part in ("input", "infer", "output")]
+    waiting = page.sums("nv_inference_pending_request_count", "model", "version")
+    found: dict[str, Load] = {}
+    for version, answered in requests.items():
+        # Requests of one batch count the computing time of the batch each.
+        batches = min(1.0, executions.get(version, 0.0) / answered) if answered else 0.0
+        compute_s = sum(part.get(version, 0.0) for part in parts) / US_PER_S
+        others = found.get(version[0], Load(0.0, 0.0))
+        found[version[0]] = Load(
+            max(others.waiting, waiting.get(version, 0.0)), max(others.busy, compute_s * batches / seconds)
         )
-        for each in gpus.values()
-    ]
-    busy, free, used = zip(*values, strict=True)
-    return GpuSample(max(busy), min(free), max(used))
+    return found
+
+
+def read_gpu(page: Snapshot) -> GpuSample | None:
+    """Return the largest use and the least free memory of all GPUs, as if they were those of one."""
+    busy, total, used = (
+        page.sums(f"nv_gpu_{name}", "gpu_uuid")
+        for name in ("utilization", "memory_total_bytes", "memory_used_bytes")
+    )
+    if not busy and not total:
+        return None
+    free = [total[gpu] - used.get(gpu, 0.0) for gpu in total]
+    return GpuSample(max(busy.values(), default=0.0), min(free, default=0.0), max(used.values(), default=0.0))
 
 
 class CpuWait:

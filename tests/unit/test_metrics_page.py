@@ -1,0 +1,187 @@
+"""Samples of a metrics page, their growth since an earlier page, and quantiles of histograms."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nereid.metrics_page import Snapshot, quantile, render
+from tests.tables import cases
+
+X, Y = 'c{a="x"}', 'c{a="y"}'
+
+
+def grown(before: str, after: str) -> Snapshot:
+    return Snapshot.parse(after) - Snapshot.parse(before)
+
+
+@cases(
+    ("before", "after", "growth"),
+    {
+        "growth": (f"{X} 5\n{Y} 1", f"{X} 7\n{Y} 1", {"x": 2, "y": 0}),
+        "one of two was reset": (f"{X} 5\n{Y} 100", f"{X} 6\n{Y} 1", {"x": 1, "y": 1}),
+        "a series appears": (f"{X} 5", f"{X} 5\n{Y} 3", {"x": 0, "y": 3}),
+        "a series goes": (f"{X} 5\n{Y} 3", f"{X} 6", {"x": 1}),
+        "the server restarted": (f"{X} 5\n{Y} 3", f"{X} 2\n{Y} 0", {"x": 2, "y": 0}),
+        "first page": ("", f"{X} 5", {"x": 5}),
+        "empty page": (f"{X} 5", "", {}),
+    },
+)
+def test_growth_of_a_counter(before, after, growth):
+    found = grown(before, after)
+
+    assert found.sums("c", "a") == {(name,): value for name, value in growth.items()}
+    assert found.total("c") == sum(growth.values())
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9)), min_size=1, max_size=9),
+    st.sets(st.integers(0, 9)),
+)
+def test_no_event_is_lost_or_counted_twice(looks, restarts):
+    """The growth of all looks together is the number of events, if each restart shows in each counter."""
+    counts, events, before, total = dict[str, int](), 0, Snapshot({}), 0.0
+    for number, look in enumerate(looks):
+        if number in restarts:
+            counts = dict.fromkeys(counts, 0)
+            now = Snapshot.parse("".join(f'c{{a="{name}"}} 0\n' for name in counts))
+            total, before = total + (now - before).total("c"), now
+        for name, count in look.items():
+            counts[name] = counts.get(name, 0) + count
+            events += count
+        now = Snapshot.parse("".join(f'c{{a="{name}"}} {count}\n' for name, count in counts.items()))
+        total, before = total + (now - before).total("c"), now
+
+    assert total == events
+
+
+@cases(
+    ("after", "is_reset"),
+    {
+        "same": (f"{X} 5\n{Y} 0\nd 4", False),
+        "grown": (f"{X} 6\n{Y} 1\nd 4", False),
+        "fallen": (f"{X} 4\n{Y} 9\nd 4", True),
+        "gone": (f"{Y} 9\nd 4", True),
+        "gone without events": (f"{X} 5\nd 4", False),
+        "another counter": (f"{X} 5\n{Y} 0\nd 3", False),
+    },
+)
+def test_reset_shows_in_a_smaller_count(after, is_reset):
+    before = Snapshot.parse(f"{X} 5\n{Y} 0\nd 4")
+
+    assert Snapshot.parse(after).was_reset(before, ["c", "absent"]) is is_reset
+
+
+PAGE = """# TYPE c counter
+c{a="x",b="1"} 1
+c{a="x",b="2"} 2
+c{a="y",b="2"} 4
+c 8
+cc{a="x"} 16
+"""
+
+
+@cases(
+    ("labels", "without", "total"),
+    {
+        "all": ({}, {}, 15),
+        "one label": ({"a": "x"}, {}, 3),
+        "two labels": ({"a": "x", "b": "2"}, {}, 2),
+        "one of several values": ({"b": ("1", "2")}, {}, 7),
+        "without": ({}, {"a": "x"}, 12),
+        "without several": ({}, {"a": "y", "b": ("1", "3")}, 10),
+        "none": ({"a": "z"}, {}, 0),
+    },
+)
+def test_sums_over_labels(labels, without, total):
+    page = Snapshot.parse(PAGE)
+
+    assert page.total("c", labels, without) == total
+    assert sum(page.sums("c", "b", labels=labels, without=without).values()) == total
+    assert page.gauge("c", labels) == (page.total("c", labels) if labels != {"a": "z"} else None)
+
+
+def test_page_is_parsed_in_part():
+    assert [*Snapshot.parse(PAGE, ("cc",)).samples] == ["cc"]
+    assert Snapshot.parse(PAGE, labels={"b": "2"}).sums("c", "a") == {("x",): 2, ("y",): 4}
+    assert Snapshot.parse(PAGE).sums("c", "a") == {("x",): 3, ("y",): 4, ("",): 8}
+
+
+def test_rendered_page_has_the_same_samples():
+    text = render(
+        {("c", (("a", "x y"),)): 1.5, ("g", ()): 2.0}, "p_", {"c": ("counter", "C."), "g": ("gauge", "G.")}
+    )
+
+    page = Snapshot.parse(text)
+
+    assert (page.sums("p_c", "a"), page.gauge("p_g"), len(page.samples)) == ({("x y",): 1.5}, 2.0, 2)
+
+
+def histogram(labels: str, *cumulative: int) -> str:
+    """Return the series of a histogram with bounds of 1, 2 and infinity."""
+    rows = [f'h_bucket{{{labels},le="{bound}"}} ' for bound in ("1", "2", "+Inf")]
+    rows += [f"h_count{{{labels}}} ", f"h_sum{{{labels}}} "]
+    values = (*cumulative, cumulative[-1], 7)
+    return "".join(f"{row}{value}\n" for row, value in zip(rows, values, strict=True))
+
+
+def test_histogram_has_the_growth_of_each_bucket():
+    before = histogram('a="x"', 1000, 1000, 1000) + histogram('a="y"', 0, 0, 0)
+    growth = grown(before, histogram('a="x"', 1000, 1002, 1002) + histogram('a="y"', 0, 2, 5))
+
+    assert growth.buckets("h", "a") == {("x",): {1: 0, 2: 2, math.inf: 0}, ("y",): {1: 0, 2: 2, math.inf: 3}}
+    assert growth.buckets("h") == {(): {1: 0, 2: 4, math.inf: 3}}
+    assert growth.quantile(0.5, "h", {"a": "x"}) == growth.quantile(0.5, "h", without={"a": "y"}) == 1.5
+    assert math.isnan(growth.quantile(0.5, "h", {"a": "z"}))
+
+
+def test_histogram_is_reset_as_a_whole():
+    """One smaller value shows the reset, even if other series have grown beyond their old values."""
+    growth = grown(histogram('a="x"', 2, 3, 3) + histogram('a="y"', 1, 1, 1), histogram('a="x"', 1, 5, 5))
+
+    assert growth.buckets("h") == {(): {1: 1, 2: 4, math.inf: 0}}
+    assert (growth.total("h_count"), growth.total("h_sum")) == (5, 7)
+
+
+def test_bucket_that_lags_behind_is_empty():
+    assert Snapshot.parse(histogram('a="x"', 4, 3, 5)).buckets("h") == {(): {1: 4, 2: 0, math.inf: 2}}
+
+
+@cases(
+    ("share", "buckets", "expected"),
+    {
+        "no bucket": (0.5, {}, math.nan),
+        "no observation": (0.5, {1.0: 0, math.inf: 0}, math.nan),
+        "first bucket": (0.25, {1.0: 10, math.inf: 0}, 0.25),
+        "empty first": (0.5, {1.0: 0, 2.0: 4, math.inf: 0}, 1.5),
+        "all": (1.0, {1.0: 2, 2.0: 2, 4.0: 0, math.inf: 0}, 2.0),
+        "beyond the last bound": (0.99, {1.0: 1, 2.0: 0, math.inf: 9}, 2.0),
+    },
+)
+def test_quantile_at_the_edges(share, buckets, expected):
+    assert quantile(share, buckets) == pytest.approx(expected, nan_ok=True)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20)), min_size=1, max_size=12).filter(
+        lambda rows: any(count for _, count in rows)
+    ),
+    st.floats(0.01, 0.99),
+)
+def test_quantile_is_linear_inside_a_bucket(rows, share):
+    """NumPy interpolates the same cumulative counts."""
+    bounds = np.cumsum([width for width, _ in rows]).astype(float)
+    counts = [count for _, count in rows]
+    filled = [place for place, count in enumerate(counts) if count]
+    # From the lower bound of each filled bucket to its upper one.
+    points = [(([0.0, *bounds])[place], sum(counts[:place])) for place in filled]
+    points += [(bounds[place], sum(counts[: place + 1])) for place in filled]
+    values, below = zip(*sorted(points, key=lambda point: (point[1], point[0])), strict=True)
+
+    found = quantile(share, dict(zip(bounds, counts, strict=True)))
+
+    rank = share * sum(counts)
+    expected = np.interp(rank, below, values) if rank not in below else found
+    assert found == pytest.approx(expected)
