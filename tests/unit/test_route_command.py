@@ -300,10 +300,11 @@ def test_file_edited_by_hand_is_recorded_and_undone(nereid, repository):
 
 
 def test_damaged_lines_of_the_history_are_skipped_and_named(nereid, repository):
+    """Not even a damaged last one prevents a change."""
     for weight in (1, 2, 3):
         nereid("set", f"v1={weight}", "--offline")
     path = repository / HISTORY
-    path.write_bytes(path.read_bytes().replace(b'"generation":2', b'"generation":5', 1))
+    path.write_bytes(path.read_bytes().replace(b'"generation":2', b'"generation":5', 1) + b"\xff\n")
     note = f"note: damaged lines of '{path}' are ignored: 3; fix: remove them"
 
     assert notes(nereid) == [(3, "set"), (1, "set"), (0, "first seen")]
