@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from nereid.assets import COFFEE, REPOSITORY
-from nereid.client import shared_regions
 from nereid.client.classifier import Classifier
+from nereid.client.shared_memory import FOLDER, name_prefix
 from tests.classifiers import WAYS, check_bytes_are_sent, opened
 from tests.e2e.conftest import ESPRESSO
 from tests.supervised import serving
@@ -32,7 +32,7 @@ def isolated(size: str) -> list[str]:
 
 
 def regions() -> set[str]:
-    return {path.name for path in shared_regions.FOLDER.glob(f"{shared_regions.name_prefix()}*")}
+    return {path.name for path in FOLDER.glob(f"{name_prefix()}*")}
 
 
 @pytest.fixture(scope="module")
