@@ -199,17 +199,25 @@ class SharedMemory:
     ) -> Any:
         parts = [part for file in files for part in (len(file).to_bytes(4, "little"), file)]
         byte_size = sum(map(len, parts))
-        region = self._taken(byte_size)
-        is_free = False
+        region, is_free, lost = self._taken(byte_size), False, ""
         try:
             region.write(parts)
             tensor = region_tensor(self._connection.protocol, len(files), region.name, byte_size)
-            result = await self._infer_from(region, attempts, lambda: infer(tensor))
-            is_free = True
-            return result
-        except ClassifierError as error:
-            is_free = is_final(error)
-            raise
+            for _ in range(2):
+                if not region.is_registered:
+                    await self._register(region, attempts)
+                try:
+                    result = await infer(tensor)
+                    is_free = True
+                    return result
+                except ClassifierError as error:
+                    if region.name not in str(error):
+                        is_free = is_final(error)
+                        raise
+                    # The server has lost the region, as after a restart.
+                    lost, region.is_registered = str(error), False
+            # Several servers behind one address: none of them has the regions of the others.
+            raise SharedMemoryRefused(f"the server does not keep its regions ({lost})")
         except SharedMemoryRefused:
             region.leave()
             raise
@@ -219,23 +227,6 @@ class SharedMemory:
                     region.leave()
                 elif region.is_open:
                     (self._idle if is_free else self._retired).append(region)
-
-    async def _infer_from(
-        self, region: Region, attempts: Attempts, infer: Callable[[], Awaitable[Any]]
-    ) -> Any:
-        lost = ""
-        for _ in range(2):
-            if not region.is_registered:
-                await self._register(region, attempts)
-            try:
-                return await infer()
-            except ClassifierError as error:
-                if region.name not in str(error):
-                    raise
-                # The server has lost the region, as after a restart.
-                lost, region.is_registered = str(error), False
-        # Several servers behind one address: none of them has the regions of the others.
-        raise SharedMemoryRefused(f"the server does not keep its regions ({lost})")
 
     async def _register(self, region: Region, attempts: Attempts) -> None:
         name = f"register_{self._kind}_shared_memory"

@@ -124,7 +124,7 @@ def test_refused_image_is_sent_as_bytes(client, files, caplog, errors, reason):
     assert not files()
 
 
-def test_decision_stays_for_a_while(client):
+def test_decision_stays_for_a_while(client, caplog):
     client.triton.errors = {"register": NO_FILE}
     client.send()
     client.now_s = shared_memory.RETRY_S - 1
@@ -133,6 +133,7 @@ def test_decision_stays_for_a_while(client):
     client.now_s = shared_memory.RETRY_S
     client.send()
     assert client.triton.calls == ["register"] * 2
+    assert len(caplog.records) == 1
 
     client.triton.errors = {}
     assert client.send() is None
@@ -151,6 +152,15 @@ def test_server_that_is_not_there_has_refused_nothing(client, failure):
 
     assert client.memory.refusal == ""
     assert client.send()
+
+
+def test_forgotten_region_is_registered_again(client):
+    """As after a restart of the server."""
+    first = client.send()
+    client.triton.errors = {"infer": [ServerFailed(f"Unable to find shared memory region: '{first}'")]}
+
+    assert client.send() == first
+    assert client.triton.calls.count("register") == 2
 
 
 BROKEN_STREAM = from_triton(
