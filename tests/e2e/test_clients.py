@@ -4,7 +4,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +11,13 @@ import tritonclient.grpc
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from nereid.assets import CHELSEA, COFFEE
+from nereid.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
-from nereid.client.shared_memory import Region
+from nereid.client.shared_memory import FOLDER, Region, name_prefix
 from tests.classifiers import WAYS, check_bytes_are_sent, opened
 from tests.e2e.conftest import CATS, ESPRESSO, url
 from tests.routes import wait_until
+from tests.supervised import serving
 
 TRANSPORTS = [(*way, memory) for way in WAYS for memory in (None, "system")]
 PHOTO = COFFEE.read_bytes()
@@ -43,7 +43,7 @@ def known(server) -> set[str]:
 
 def files(names: set[str]) -> set[str]:
     """Return the regions among `names` that are on this machine."""
-    return {name for name in names if Path("/dev/shm", name).exists()}
+    return {name for name in names if (FOLDER / name).exists()}
 
 
 def files_of(server) -> set[str]:
@@ -72,6 +72,30 @@ def test_server_that_does_not_allow_shared_memory_gets_bytes(both_profiles, capl
     address = url(both_profiles["ensemble"], protocol)
     with opened(way, address, protocol, shared_memory="system") as classifier:
         check_bytes_are_sent(classifier, caplog, "fix: nereid serve --allow-shm")
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """A server that allows shared memory, and has its own /dev/shm, as in another container."""
+    mount = 'mount -t tmpfs -o size=1g tmpfs /dev/shm; exec "$@"'
+    launcher = ["unshare", "--mount", "--ipc", "sh", "-ec", mount, "sh"]
+    if subprocess.run([*launcher, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    run = tmp_path_factory.mktemp("elsewhere") / "run"
+    with serving(REPOSITORY, run, "--allow-shm", launcher=launcher) as served:
+        yield served
+
+
+@pytest.mark.parametrize(("way", "protocol"), WAYS)
+def test_server_with_another_folder_gets_bytes(elsewhere, caplog, way, protocol):
+    before = {*FOLDER.glob(f"{name_prefix()}*")}
+    address = f"127.0.0.1:{elsewhere.ports[protocol]}"
+    with opened(way, address, protocol, shared_memory="system") as classifier:
+        check_bytes_are_sent(classifier, caplog, "the server cannot open the region: it needs this machine's")
+        assert {*FOLDER.glob(f"{name_prefix()}*")} == before
+        good, bad, _ = classifier.classify_many([PHOTO, b"not an image", PHOTO], batch_size=3)
+
+    assert (good.labels[0].index, bad.fault) == (ESPRESSO, "caller")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
