@@ -4,8 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nereid.client.async_classifier import AsyncClassifier
-    from nereid.client.classifier import Classifier
+    from nereid.client.classifier import AsyncClassifier, Classifier
     from nereid.client.classifier_errors import (
         ClassifierError,
         Overloaded,
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 
 # Resolved on first use (PEP 562): Triton's stubs import this package, and must not pay for the client.
 _HOMES = {
-    "AsyncClassifier": "async_classifier",
-    "Classifier": "classifier",
+    **dict.fromkeys(("AsyncClassifier", "Classifier"), "classifier"),
     **dict.fromkeys(("AsyncDetector", "Detector"), "detector_client"),
     **dict.fromkeys(("AsyncReader", "Reader"), "reader_client"),
     **dict.fromkeys(("DetectedObject", "Detection"), "results.detected_objects"),

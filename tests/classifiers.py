@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from nereid.assets import COFFEE
-from nereid.client.async_classifier import AsyncClassifier
-from nereid.client.classifier import Classifier
+from nereid.client.classifier import AsyncClassifier, Classifier
 
 CLASSIFIERS = (Classifier, AsyncClassifier)
 WAYS = [(way, protocol) for way in ("sync", "async") for protocol in ("http", "grpc")]
@@ -76,7 +75,8 @@ class Script:
             together; "silence", which sends nothing.
 
     A pause of `gap_s` is between the head and the body of a response, and single bytes follow it every
-    `trickle_s` unless that is 0. `read` has the names of regions that the server refuses to release.
+    `trickle_s` unless that is 0. `read` has the names of regions that the server refuses to release, and
+    `refuses_regions` refuses all of them.
     """
 
     def __init__(self, *steps: Any) -> None:
@@ -87,6 +87,7 @@ class Script:
         self.gap_s = self.trickle_s = 0.0
         self.hangs_up = False
         self.read: set[str] = set()
+        self.refuses_regions = False
         self.outputs: tuple[str, ...] = ("scores",)
 
     def next(self) -> Any:
@@ -149,6 +150,8 @@ class _Handler(socketserver.StreamRequestHandler):
                     step = []
                 elif path.endswith("/unregister") and path.split("/")[-2] in script.read:
                     step = error("Cannot unregister shared memory region 'x', it is currently in use.", 500)
+                elif path.endswith("/register") and script.refuses_regions:
+                    step = error("Method not found!", 404)
                 else:
                     step = {"name": "classify", "outputs": [{"name": name} for name in script.outputs]}
                 if step == "silence":

@@ -17,7 +17,6 @@ from loadtest.resource_usage import MB
 from loadtest.servers import Supervised
 from loadtest.torture.faults import END_S, Gateway
 from nereid import metrics_page
-from nereid.client import shared_regions
 from nereid.metrics_page import Snapshot
 from nereid.server.command_line import REGION_PREFIX
 from nereid.triton import stub_processes
@@ -60,8 +59,6 @@ class Observer:
         """Return what is left after the end of server and gateway: processes, and files in shared memory."""
         # A killed process needs a moment to end.
         _, left = psutil.wait_procs(self._processes, timeout=END_S)
-        # As the next client does with regions that the server read until its end.
-        shared_regions.remove_stale()
         return [f"{each.pid} {each.status()}" for each in left], self._regions()
 
     def sample(self) -> Sample:

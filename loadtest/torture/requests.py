@@ -15,8 +15,7 @@ from typing import Any
 from loadtest.torture.changes import ROUTE, Photo
 from loadtest.torture.traffic import Failed, Kind, Target
 from nereid.assets import COFFEE
-from nereid.client.async_classifier import AsyncClassifier
-from nereid.client.classifier import Classifier
+from nereid.client.classifier import AsyncClassifier, Classifier
 from nereid.client.classifier_errors import RequestRefused, TimedOut
 from nereid.client.prediction import Label, Prediction, Timings
 

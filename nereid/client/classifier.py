@@ -1,16 +1,16 @@
-"""Classification of images on a Triton server: one interface for every transport."""
+"""Classification of images on a Triton server, blocking and from asyncio."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Unpack
 
 import numpy as np
 
 from nereid.client.images import ImageLike
-from nereid.client.model_client.batch_split import Outcome
+from nereid.client.model_client.async_model_client import AsyncModelClient, Images
+from nereid.client.model_client.base_client import ResultOrError
 from nereid.client.model_client.model_client import ModelClient
 from nereid.client.prediction import PREDICTIONS, Prediction
-from nereid.client.request import CONCURRENCY, TIMEOUT_S, Options, ProtocolName
-from nereid.client.shared_regions import Kind
+from nereid.client.request import Options
 from nereid.contract import SCORES
 
 
@@ -23,7 +23,7 @@ class Classifier(ModelClient[Prediction]):
     Args:
         url: address of the server, HOST:PORT without a scheme.
         protocol: `grpc` or `http`.
-        model: a route, or any model with an input `image` and an output `scores`.
+        model: a route, or any model with an input `image` and an output `scores`; default `classify`.
         timeout_s: time limit of a request in seconds, all attempts together.
         concurrency: number of requests that `classify_many` keeps in flight, for the server to batch.
         shared_memory: `system` passes images in the memory of this machine, `cuda` in the memory of its first
@@ -41,17 +41,7 @@ class Classifier(ModelClient[Prediction]):
         'tabby'
     """
 
-    def __init__(
-        self,
-        url: str,
-        protocol: ProtocolName = "grpc",
-        model: str = "classify",
-        timeout_s: float = TIMEOUT_S,
-        concurrency: int = CONCURRENCY,
-        shared_memory: Kind | None = None,
-        api_key: str = "",
-    ) -> None:
-        super().__init__(PREDICTIONS, url, protocol, model, timeout_s, concurrency, shared_memory, api_key)
+    kind = PREDICTIONS
 
     def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
         """Classify one image.
@@ -81,7 +71,7 @@ class Classifier(ModelClient[Prediction]):
 
     def classify_many(
         self, images: Iterable[ImageLike], batch_size: int = 1, **options: Unpack[Options]
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[ResultOrError[Prediction]]:
         """Classify a stream of images, several at a time.
 
         Args:
@@ -97,5 +87,38 @@ class Classifier(ModelClient[Prediction]):
 
         Raises:
             ValueError: an option is invalid.
+        """
+        return self.infer_many(images, batch_size, **options)
+
+
+class AsyncClassifier(AsyncModelClient[Prediction]):
+    """`Classifier` for asyncio: the same arguments, predictions and errors.
+
+    Over gRPC a cancelled task cancels its request on the server, too.
+
+    Example:
+        >>> async with AsyncClassifier("localhost:8001") as classifier:
+        ...     (await classifier.classify("cat.jpg")).labels[0].name
+        'tabby'
+    """
+
+    kind = PREDICTIONS
+
+    async def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
+        """Classify one image; arguments and errors as `Classifier.classify`."""
+        return await self.infer(image, **options)
+
+    async def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
+        """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
+        scores: np.ndarray = (await self.arrays(image, **options))[SCORES][0]
+        return scores
+
+    def classify_many(
+        self, images: Images, batch_size: int = 1, **options: Unpack[Options]
+    ) -> AsyncIterator[ResultOrError[Prediction]]:
+        """Classify a stream of images, several at a time; see `Classifier.classify_many`.
+
+        Outcomes do not wait for the next image of an asynchronous iterable. The event loop reads any other
+        iterable.
         """
         return self.infer_many(images, batch_size, **options)

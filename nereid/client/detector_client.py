@@ -1,21 +1,22 @@
 """Detection of objects on a Triton server, blocking and from asyncio."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Unpack
 
 from nereid.client.images import ImageLike
-from nereid.client.model_client.async_model_client import AsyncModelClient
-from nereid.client.model_client.model_client import ModelClient, ResultOrError
-from nereid.client.request import CONCURRENCY, TIMEOUT_S, ProtocolName, RequestOptions
+from nereid.client.model_client.async_model_client import AsyncModelClient, Images
+from nereid.client.model_client.base_client import ResultOrError
+from nereid.client.model_client.model_client import ModelClient
+from nereid.client.request import RequestOptions
 from nereid.client.results.detected_objects import DETECTIONS, Detection
-from nereid.client.shared_regions import Kind
 
 
 class Detector(ModelClient[Detection]):
     """A connection to one model that finds objects; arguments, retries and errors as of `Classifier`.
 
     Args:
-        model: a route, or any model with an input `image` and the outputs `box`, `score` and `label`.
+        model: a route, or any model with an input `image` and the outputs `box`, `score` and `label`; default
+            `detect`.
 
     Example:
         >>> with Detector("localhost:8001") as detector:
@@ -23,17 +24,7 @@ class Detector(ModelClient[Detection]):
         'car'
     """
 
-    def __init__(
-        self,
-        url: str,
-        protocol: ProtocolName = "grpc",
-        model: str = "detect",
-        timeout_s: float = TIMEOUT_S,
-        concurrency: int = CONCURRENCY,
-        shared_memory: Kind | None = None,
-        api_key: str = "",
-    ) -> None:
-        super().__init__(DETECTIONS, url, protocol, model, timeout_s, concurrency, shared_memory, api_key)
+    kind = DETECTIONS
 
     def detect(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Detection:
         """Find the objects of one image; arguments and errors as `Classifier.classify`."""
@@ -52,24 +43,14 @@ class Detector(ModelClient[Detection]):
 class AsyncDetector(AsyncModelClient[Detection]):
     """`Detector` for asyncio: the same arguments, results and errors."""
 
-    def __init__(
-        self,
-        url: str,
-        protocol: ProtocolName = "grpc",
-        model: str = "detect",
-        timeout_s: float = TIMEOUT_S,
-        concurrency: int = CONCURRENCY,
-        shared_memory: Kind | None = None,
-        api_key: str = "",
-    ) -> None:
-        super().__init__(DETECTIONS, url, protocol, model, timeout_s, concurrency, shared_memory, api_key)
+    kind = DETECTIONS
 
     async def detect(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Detection:
         """Find the objects of one image; see `Detector.detect`."""
         return await self.infer(image, **options)
 
     def detect_many(
-        self, images: Iterable[ImageLike] | AsyncIterable[ImageLike], **options: Unpack[RequestOptions]
+        self, images: Images, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[ResultOrError[Detection]]:
         """Find the objects of a stream of images; see `Detector.detect_many`."""
         return self.infer_many(images, **options)

@@ -88,4 +88,4 @@ def labels(row: Iterable[bytes]) -> tuple[Label, ...]:
     return tuple(found)
 
 
-PREDICTIONS = ResultKind("classify", (SCORES,), (), _count, _values, Prediction, Options)
+PREDICTIONS = ResultKind("classify", "classify", (SCORES,), (), _count, _values, Prediction, Options)

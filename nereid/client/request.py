@@ -13,6 +13,7 @@ from nereid.addresses import unix_path
 from nereid.contract import GRPC_PORT, HTTP_PORT, IMAGE, KEY_HEADER, OPTION_HEADERS, SCORES
 
 ProtocolName = Literal["grpc", "http"]
+MemoryKind = Literal["system", "cuda"]
 DEFAULT_PORTS: dict[ProtocolName, int] = {"http": HTTP_PORT, "grpc": GRPC_PORT}
 TIMEOUT_S = 30.0
 CONCURRENCY = 8

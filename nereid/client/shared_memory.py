@@ -1,342 +1,323 @@
-"""Images passed to a server of the same machine in shared memory: a request only refers to them.
+"""Images in shared memory of this machine: a request names a region instead of carrying its images.
 
-A server may read a region for longer than its owner waits for the response. The owner then stops using the
-region, and removes it after the server has released it. Triton 24.10 refuses to release a region that it
-still reads.
+A server may read a region for longer than its owner waits for the response. Such a region is not written
+again, and is removed after the server has released it. Triton 24.10 refuses to release one that it reads.
 """
 
+import logging
 import os
+import secrets
 import threading
 import time
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from nereid.client import shared_regions, transport
-from nereid.client.classifier_errors import ClassifierError, TimedOut, Unreachable, is_final, is_refusal
-from nereid.client.request import ProtocolName, region_tensor
+import numpy as np
+from tritonclient.utils import shared_memory
+
+from nereid.client.classifier_errors import (
+    ClassifierError,
+    Overloaded,
+    TimedOut,
+    Unavailable,
+    Unreachable,
+    is_final,
+)
+from nereid.client.request import MemoryKind, region_tensor
 from nereid.client.retry import Attempts
-from nereid.client.sans_io import Flow, Rpc
-from nereid.client.shared_regions import Kind, Region, cuda_library, name_prefix
+from nereid.client.transport import BlockingConnection, Connection, run
 from nereid.contract import RESTRICTED_TEXT
 
+FOLDER = Path("/dev/shm")
+# The GPU of all CUDA regions.
+DEVICE = 0
 MIN_REGION_BYTES = 2**20
 # Texts of Triton: it reads a region, and does not release it; it has no such file, or may not read it.
 IN_USE_TEXT, NO_FILE_TEXT = "currently in use", "Unable to open shared memory"
-# Seconds between two attempts to release a region: with requests, and in `close`.
-RELEASE_RETRY_S, CLOSE_RETRY_S = 1.0, 0.05
-# Time limit of each RPC in `close`, and of the wait for a server that reads.
-CLOSE_S = 2.0
-NO_RESPONSE = (TimedOut, Unreachable)
+# Seconds until shared memory is tried again after a refusal.
+RETRY_S = 60.0
+# `close` waits so long for a server that reads, and tries to release a region so often, in seconds.
+CLOSE_S, CLOSE_RETRY_S = 2.0, 0.05
+log = logging.getLogger("nereid.client")
+
+
+class NoCuda(RuntimeError):
+    """CUDA shared memory does not work on this machine; the message names the fix."""
 
 
 class SharedMemoryRefused(Exception):
     """The server or this machine has no shared memory for a request, which the server has not run."""
 
 
-# Open in this process; a fork leaves them to its parent.
-_OPEN: "weakref.WeakSet[Regions]" = weakref.WeakSet()
+class Region:
+    """Memory of this machine or of its first GPU. Python removes that of a killed process.
+
+    Attributes:
+        name: name of the region on the server, and of its file.
+        byte_size: size in bytes.
+        registration: arguments of tritonclient's method of registration.
+        is_registered: the server has confirmed the registration.
+        is_open: the memory is not freed.
+
+    Raises:
+        SharedMemoryRefused: this machine has no room for the region.
+    """
+
+    is_registered, is_open = False, True
+
+    def __init__(self, kind: MemoryKind, byte_size: int) -> None:
+        self.name, self.byte_size = f"{name_prefix()}{secrets.token_hex(8)}", byte_size
+        self.registration: tuple[Any, ...]
+        self._library: Any = cuda_library() if kind == "cuda" else shared_memory
+        if kind == "cuda":
+            try:
+                self._handle = self._library.create_shared_memory_region(self.name, byte_size, DEVICE)
+            except self._library.CudaSharedMemoryException as error:
+                raise SharedMemoryRefused(f"no memory of GPU {DEVICE}: {error}") from None
+            handle = self._library.get_raw_handle(self._handle)
+            self.registration = self.name, handle, DEVICE, byte_size
+            return
+        try:
+            self._handle = shared_memory.create_shared_memory_region(self.name, self.name, byte_size, True)
+        except shared_memory.SharedMemoryException as error:
+            raise SharedMemoryRefused(str(error.__cause__)) from None
+        self.registration = self.name, f"/{self.name}", byte_size
+        try:
+            with (FOLDER / self.name).open("r+b") as file:
+                # Reserved now: a write to memory that the kernel cannot provide kills this process.
+                os.posix_fallocate(file.fileno(), 0, byte_size)
+        except OSError as error:
+            self.destroy()
+            reason = OSError(error.errno, error.strerror, str(FOLDER / self.name))
+            raise SharedMemoryRefused(str(reason)) from None
+
+    def write(self, parts: Sequence[bytes]) -> None:
+        """Write parts one after the other, from the start of the region."""
+        arrays = [np.frombuffer(part, np.uint8) for part in parts if part]
+        self._library.set_shared_memory_region(self._handle, arrays)
+
+    def destroy(self) -> None:
+        """Free the memory; a server that has mapped a file keeps its content."""
+        if self.is_open:
+            self.is_open = False
+            with suppress(FileNotFoundError):
+                self._library.destroy_shared_memory_region(self._handle)
+
+    def leave(self) -> None:
+        """Free the memory; the GPU's, which the server may still read, ends with this process."""
+        if self._library is shared_memory:
+            self.destroy()
 
 
-class Regions:
-    """The regions of one classifier: one for each request in flight, kept for later requests.
+class SharedMemory:
+    """The regions of one client: one for each request in flight, kept for later requests.
 
     Args:
         kind: `system`, or `cuda` for memory of the first GPU.
-        url: address of the server, HOST:PORT.
-        protocol: protocol of the connection.
+        connection: the client's.
         clock: monotonic clock, in seconds.
+
+    Attributes:
+        refusal: why images are sent in requests instead; empty while nothing was refused.
 
     Raises:
         NoCuda: the machine has no GPU, or a library is missing.
     """
 
     def __init__(
-        self,
-        kind: Kind,
-        url: str,
-        protocol: ProtocolName,
-        clock: Callable[[], float] = time.monotonic,
+        self, kind: MemoryKind, connection: Connection, clock: Callable[[], float] = time.monotonic
     ) -> None:
         if kind == "cuda":
             cuda_library()
-        self._kind, self._url, self._protocol = kind, url, protocol
-        self._clock = clock
-        self._lock = threading.Lock()
+        self.refusal = ""
+        self._kind, self._connection, self._clock = kind, connection, clock
+        self._retry_at_s = 0.0
+        self._is_closed = self._is_swept = False
+        self._owner, self._lock = os.getpid(), threading.Lock()
         self._idle: list[Region] = []
-        self._lent: list[Region] = []
-        # Regions that no request uses again, each with the time of its next release attempt.
-        self._retired: list[tuple[float, Region]] = []
-        self._is_swept = self._is_closed = False
-        _OPEN.add(self)
+        # Regions that no request uses again; the server may still read them.
+        self._retired: list[Region] = []
 
-    def infer(self, files: Sequence[bytes], attempts: Attempts, make_rpc: Callable[[Any], Rpc]) -> Flow[Any]:
-        """Write images to a region, and return the result of a request that refers to it.
+    async def infer(
+        self, files: Sequence[bytes], attempts: Attempts, infer: Callable[[Any], Awaitable[Any]]
+    ) -> Any:
+        """Return the result of a request that names a region; None while shared memory is refused.
 
         Args:
             files: images of one request.
             attempts: time limit of the request.
-            make_rpc: builds the RPC from its input tensor.
+            infer: sends the request, given its input tensor.
 
         Raises:
-            ClassifierError: the RPC failed.
-            SharedMemoryRefused: the server refuses the region, or this machine has no room for it.
+            ClassifierError: the request failed.
             RuntimeError: the classifier is closed.
         """
-        self._check_open()
-        if not self._is_swept:
-            try:
-                yield from sweep(self._protocol, attempts.remaining_s, kinds=(self._kind,))
-            except ClassifierError as error:
-                raise _refusal(error) from None
-            self._is_swept = True
-        yield from self._release_retired(attempts)
-        content = [part for file in files for part in (len(file).to_bytes(4, "little"), file)]
-        byte_size = sum(map(len, content))
-        region = self._take(byte_size)
+        if self.refusal and self._clock() < self._retry_at_s:
+            return None
+        if os.getpid() != self._owner:  # a fork leaves the regions to its parent
+            self._owner, self._lock, self._idle, self._retired = os.getpid(), threading.Lock(), [], []
         try:
-            region.write(content)
-            tensor = region_tensor(self._protocol, len(files), region.name, byte_size)
-            result = yield from self._infer_from(region, attempts, lambda: make_rpc(tensor))
-        except BaseException as error:
-            self._return(region, error)
-            raise
-        self._return(region, None)
+            await self._release_retired(self._connection, attempts.remaining_s)
+            result = await self._infer(files, attempts, infer)
+        except SharedMemoryRefused as error:
+            with self._lock:  # requests of several threads fail together, and one of them warns
+                is_new = not self.refusal
+                self.refusal, self._retry_at_s = str(error), self._clock() + RETRY_S
+            if is_new:
+                log.warning("images are sent in requests, not in shared memory: %s", error)
+            return None
+        self.refusal = ""
         return result
 
-    def close(self) -> None:
-        """Release the regions on the server, and remove them.
+    def reconnected(self) -> None:
+        """Try shared memory again with the next request: another server may respond."""
+        self._retry_at_s = 0.0
 
-        A later sweep removes regions that are in use, and regions that the server reads for two more seconds.
-        """
+    def close(self) -> None:
+        """Release the regions on the server, and remove them; a request in flight removes its own."""
+        if os.getpid() != self._owner:
+            return
         with self._lock:
             self._is_closed = True
-            regions = [*self._idle, *(region for _, region in self._retired)]
-            self._idle, self._retired = [], []
-        if not regions:
+            self._retired += self._idle
+            self._idle = []
+        if not self._retired:
             return
-        connection = transport.Connection(self._url, self._protocol)
+        connection = BlockingConnection(self._connection.url, self._connection.protocol)
         deadline = time.monotonic() + CLOSE_S
-        try:
-            is_there = True
-            for region in regions:
-                refusal = None
-                while is_there and region.may_be_registered:
-                    refusal = transport.run(connection, self._release(region, CLOSE_S))
-                    is_there = not isinstance(refusal, NO_RESPONSE)
-                    if not _is_in_use(refusal) or time.monotonic() > deadline:
-                        break
-                    time.sleep(CLOSE_RETRY_S)
-                if _is_in_use(refusal):
-                    region.leave()
-                else:
-                    region.remove()
-        finally:
-            connection.close()
-
-    def forked(self) -> None:
-        """Leave all regions to the parent of this fork."""
-        regions = [*self._idle, *self._lent, *(region for _, region in self._retired)]
-        self._lock = threading.Lock()  # another thread may have held it
-        self._idle, self._lent, self._retired = [], [], []
-        for region in regions:
+        with suppress(TimedOut, Unreachable):
+            while run(self._release_retired(connection, lambda: CLOSE_S)) and time.monotonic() < deadline:
+                time.sleep(CLOSE_RETRY_S)
+        connection.close()
+        for region in self._retired:
             region.leave()
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise RuntimeError("the classifier is closed")
-
-    def _take(self, byte_size: int) -> Region:
-        with self._lock:
-            self._check_open()
-            fitting = [region for region in self._idle if region.byte_size >= byte_size]
-            region = min(fitting, key=lambda each: each.byte_size, default=None)
-            if region is not None:
-                self._idle.remove(region)
-                self._lent.append(region)
-                return region
-            if self._idle:
-                self._retired.append((self._clock(), self._idle.pop()))
+    async def _infer(
+        self, files: Sequence[bytes], attempts: Attempts, infer: Callable[[Any], Awaitable[Any]]
+    ) -> Any:
+        parts = [part for file in files for part in (len(file).to_bytes(4, "little"), file)]
+        byte_size = sum(map(len, parts))
+        region, is_free, lost = self._taken(byte_size), False, ""
         try:
-            region = shared_regions.MAKERS[self._kind](
-                max(MIN_REGION_BYTES, 1 << (byte_size - 1).bit_length())
-            )
-        except OSError as error:
-            raise SharedMemoryRefused(str(error)) from None
-        with self._lock:
-            self._lent.append(region)
-        return region
-
-    def _return(self, region: Region, error: BaseException | None) -> None:
-        """Keep a region for the next request, or retire it: the server may still read it."""
-        with self._lock:
-            if region not in self._lent:  # a fork has copied the request
-                return
-            self._lent.remove(region)
-            is_free = not region.is_in_flight or error is None or is_final(error)
-            if not region.may_be_registered:  # the server has refused it
-                region.remove()
-            elif self._is_closed or not (region.is_registered and is_free):
-                self._retire(region, self._clock())
-            else:
-                region.is_in_flight = False
-                self._idle.append(region)
-
-    def _retire(self, region: Region, due: float) -> None:
-        if self._is_closed:
+            region.write(parts)
+            tensor = region_tensor(self._connection.protocol, len(files), region.name, byte_size)
+            for _ in range(2):
+                if not region.is_registered:
+                    await self._register(region, attempts)
+                try:
+                    result = await infer(tensor)
+                    is_free = True
+                    return result
+                except ClassifierError as error:
+                    if region.name not in str(error):
+                        is_free = is_final(error)
+                        raise
+                    # The server has lost the region, as after a restart.
+                    lost, region.is_registered = str(error), False
+            # Several servers behind one address: none of them has the regions of the others.
+            raise SharedMemoryRefused(f"the server does not keep its regions ({lost})")
+        except SharedMemoryRefused:
             region.leave()
-        else:
-            self._retired.append((due, region))
-
-    def _release_retired(self, attempts: Attempts) -> Flow[None]:
-        with self._lock:
-            due = [pair for pair in self._retired if pair[0] <= self._clock()]
-            self._retired = [pair for pair in self._retired if pair not in due]
-        try:
-            while due:
-                _, region = due[-1]
-                refusal = None
-                if region.may_be_registered:
-                    refusal = yield from self._release(region, attempts.remaining_s())
-                due.pop()
-                if _is_in_use(refusal) or isinstance(refusal, NO_RESPONSE):
-                    with self._lock:
-                        self._retire(region, self._clock() + RELEASE_RETRY_S)
-                else:
-                    region.remove()
+            raise
         finally:
             with self._lock:
-                for at, region in due:
-                    self._retire(region, at)
+                if self._is_closed:
+                    region.leave()
+                elif region.is_open:
+                    (self._idle if is_free else self._retired).append(region)
 
-    def _release(self, region: Region, timeout_s: float) -> Flow[ClassifierError | None]:
-        """Release a region that may be registered; return the server's refusal, if any."""
-        if not region.is_registered:
-            # The server may handle the late registration after this, and must not find the file then.
-            region.unlink()
-        return (yield from _unregister(self._kind, region.name, timeout_s))
-
-    def _infer_from(self, region: Region, attempts: Attempts, make_rpc: Callable[[], Rpc]) -> Flow[Any]:
-        yield from self._register(region, attempts)
-        region.is_in_flight = True
-        try:
-            return (yield make_rpc())
-        except ClassifierError as error:
-            if region.name not in str(error):
-                raise
-        # The server has lost the region, as after a restart.
-        region.is_registered = region.is_in_flight = False
-        yield from self._register(region, attempts)
-        region.is_in_flight = True
-        try:
-            return (yield make_rpc())
-        except ClassifierError as error:
-            if region.name not in str(error):
-                raise
-            region.is_in_flight = False
-            # Several servers behind one address: none of them has the regions of the others.
-            raise SharedMemoryRefused(f"the server does not keep its regions ({error})") from None
-
-    def _register(self, region: Region, attempts: Attempts) -> Flow[None]:
-        if region.is_registered:
-            return
+    async def _register(self, region: Region, attempts: Attempts) -> None:
         name = f"register_{self._kind}_shared_memory"
-        region.may_be_registered = True
         try:
-            yield Rpc(name, attempts.remaining_s(), region.registration())
+            await self._connection.call(name, attempts.remaining_s(), *region.registration)
         except ClassifierError as error:
-            if "already in manager" not in str(error):  # an earlier response was lost
-                region.may_be_registered = not (is_final(error) or NO_FILE_TEXT in str(error))
-                raise _refusal(error) from None
+            raise _refusal(error) from None
         region.is_registered = True
+        if self._kind == "system" and not self._is_swept:
+            self._is_swept = True
+            with suppress(ClassifierError):
+                await self._sweep(attempts)
+
+    async def _sweep(self, attempts: Attempts) -> None:
+        """Release this user's regions without a file: their owners were killed, or could not wait.
+
+        The server has just opened a file of this process, so both see the same files.
+        """
+        known = await self._connection.read("get_system_shared_memory_status", attempts.remaining_s())
+        names = known.get("regions", {}) if isinstance(known, Mapping) else [each["name"] for each in known]
+        for name in names:
+            if name.startswith(name_prefix()) and not (FOLDER / name).exists():
+                await self._connection.call("unregister_system_shared_memory", attempts.remaining_s(), name)
+
+    def _taken(self, byte_size: int) -> Region:
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("the classifier is closed")
+            for region in self._idle:
+                if region.byte_size >= byte_size:
+                    self._idle.remove(region)
+                    return region
+            if self._idle:
+                self._retired.append(self._idle.pop())
+        return Region(self._kind, max(MIN_REGION_BYTES, 1 << (byte_size - 1).bit_length()))
+
+    async def _release_retired(self, connection: Connection, remaining_s: Callable[[], float]) -> bool:
+        """Release and remove the regions that no request uses again; return whether the server reads some."""
+        with self._lock:
+            waiting, self._retired = self._retired, []
+        in_use = []
+        try:
+            while waiting:
+                try:
+                    name = f"unregister_{self._kind}_shared_memory"
+                    await connection.call(name, remaining_s(), waiting[-1].name)
+                except ClassifierError as error:
+                    if isinstance(error, (TimedOut, Unreachable)):
+                        raise
+                    if IN_USE_TEXT in str(error):
+                        in_use.append(waiting.pop())
+                        continue
+                waiting.pop().destroy()
+        finally:
+            with self._lock:
+                self._retired += waiting + in_use
+        return bool(in_use)
 
 
 def _refusal(error: ClassifierError) -> ClassifierError | SharedMemoryRefused:
     """Return the refusal of shared memory in a response, with its fix; else the error itself."""
-    if not is_refusal(error):
+    if isinstance(error, (TimedOut, Unreachable, Unavailable, Overloaded)):  # late, not there, or busy
         return error
     text = str(error)
     if RESTRICTED_TEXT in text:
         what = "this server does not allow shared memory; fix: nereid serve --allow-shm"
     elif NO_FILE_TEXT in text:
-        needs = f"this machine's {shared_regions.FOLDER}, and this user"
-        what = f"the server cannot open the region: it needs {needs}"
+        what = f"the server cannot open the region: it needs this machine's {FOLDER}, and this user"
     else:
         what = "the server refuses shared memory, as gateways and proxies do"
     return SharedMemoryRefused(f"{what} ({text})")
 
 
-def sweep(
-    protocol: ProtocolName,
-    remaining_s: Callable[[], float],
-    headers: Mapping[str, str] = {},
-    kinds: Sequence[Kind] = ("system",),
-) -> Flow[list[str]]:
-    """Release this user's stale regions on a server, and remove them; return their names.
+def name_prefix() -> str:
+    """Return the start of the names of this user's regions."""
+    return f"nereid-{os.getuid()}-"
 
-    A region without a file is stale only if the server shares its files with this process. Otherwise another
-    container owns it.
 
-    Args:
-        protocol: protocol of the connection.
-        remaining_s: returns the time left for all RPCs, in seconds; raises TimedOut.
-        headers: headers of each RPC, such as the token of a server that restricts shared memory.
-        kinds: kinds of regions.
+def cuda_library() -> Any:
+    """Return tritonclient's module for CUDA shared memory.
+
+    Raises:
+        NoCuda: the machine has no GPU, or a library is missing.
     """
-    folder = shared_regions.FOLDER
-    removed: set[str] = set()
-    read: set[str] = set()
-    for kind in kinds:
-        options = {"headers": dict(headers)} | ({"as_json": True} if protocol == "grpc" else {})
-        known = yield Rpc(f"get_{kind}_shared_memory_status", remaining_s(), (), options)
-        every = known.get("regions", {}) if isinstance(known, Mapping) else [each["name"] for each in known]
-        names = [name for name in every if name.startswith(name_prefix())]
-        stale = [name for name in names if shared_regions.is_stale(folder / name)]
-        gone = [name for name in names if not (folder / name).exists()] if kind == "system" else []
-        if gone and (yield from _shares_files(remaining_s, headers)):
-            stale += gone
-        for name in stale:
-            refusal = yield from _unregister(kind, name, remaining_s(), headers)
-            (read if refusal else removed).add(name)
-    return sorted(removed | set(shared_regions.remove_stale(read)))
-
-
-def _unregister(
-    kind: Kind, name: str, timeout_s: float, headers: Mapping[str, str] = {}
-) -> Flow[ClassifierError | None]:
-    """Release a region on a server; return the server's refusal, if any."""
+    needs = "CUDA shared memory needs an NVIDIA GPU and the package cuda-python"
     try:
-        yield Rpc(f"unregister_{kind}_shared_memory", timeout_s, (name,), {"headers": dict(headers)})
-    except ClassifierError as error:
-        return error
-    return None
-
-
-def _is_in_use(refusal: ClassifierError | None) -> bool:
-    """Return whether a server refused to release a region because it reads it."""
-    return IN_USE_TEXT in str(refusal)
-
-
-def _shares_files(remaining_s: Callable[[], float], headers: Mapping[str, str]) -> Flow[bool]:
-    """Return whether a server can open a file of this process."""
-    try:
-        region = Region(1)
-    except OSError:
-        return False
-    options = {"headers": dict(headers)}
-    try:
-        yield Rpc("register_system_shared_memory", remaining_s(), region.registration(), options)
-        yield from _unregister("system", region.name, remaining_s(), headers)
-    except ClassifierError:
-        return False
-    finally:
-        region.remove()
-    return True
-
-
-def _leave_to_parent() -> None:
-    for regions in _OPEN:
-        regions.forked()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
+        from cuda.bindings import runtime
+        from tritonclient.utils import cuda_shared_memory
+    except (ImportError, RuntimeError) as error:
+        raise NoCuda(f"{needs}: {error}; fix: pip install 'tritonclient[cuda]'") from None
+    status, count = runtime.cudaGetDeviceCount()
+    if status != runtime.cudaError_t.cudaSuccess or not count:
+        raise NoCuda(f"{needs}: {status.name}; fix: use system shared memory")
+    return cuda_shared_memory

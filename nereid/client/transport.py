@@ -1,38 +1,36 @@
-"""Connections to a server: each RPC with a deadline, and one tree of errors for all failures."""
+"""Connections to a server: each call with a deadline, and one tree of errors for all failures.
+
+Requests are written once, as coroutines. A blocking connection waits within its methods and never suspends a
+coroutine, so `run` needs no event loop.
+"""
 
 import asyncio
 import http.client
 import time
-from collections.abc import Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 import tritonclient.grpc
 import tritonclient.grpc.aio
 
-from nereid.client.classifier_errors import (
-    ClassifierError,
-    TimedOut,
-    Unreachable,
-    connection_hint,
-    from_failure,
-)
+from nereid.client.classifier_errors import TimedOut, Unreachable, connection_hint, from_failure
 from nereid.client.request import CHANNEL, ProtocolName
 from nereid.client.rest.asynchronous import AsyncRestClient
 from nereid.client.rest.blocking import RestClient
-from nereid.client.sans_io import Flow, Pause, Result
 from nereid.contract import GRPC_PORT, HTTP_PORT
 
 # Errors about a response that is not HTTP, or not JSON.
 FOREIGN = (http.client.BadStatusLine, ValueError)
 PORTS_HINT = f"the port; by default Triton has HTTP on {HTTP_PORT} and gRPC on {GRPC_PORT}"
-
-
 Headers = Mapping[str, str]
 NO_HEADERS: Headers = {}
+Given = TypeVar("Given")
+Value = TypeVar("Value")
 
 
-class Connection:
-    """Run the methods of tritonclient's clients; safe to use from several threads. The first RPC connects.
+class Connection(ABC):
+    """Runs the methods of tritonclient's clients.
 
     Args:
         url: address of the server.
@@ -41,71 +39,88 @@ class Connection:
     """
 
     def __init__(self, url: str, protocol: ProtocolName, headers: Headers = NO_HEADERS) -> None:
-        self._url, self._is_closed, self._headers = url, False, headers
-        self._client: Any = RestClient(url)
-        if protocol == "grpc":
-            self._client = tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL)
+        self.url, self.protocol = url, protocol
+        self._headers = headers
+        self._is_closed = False
 
-    def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
+    async def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
         """Run the method `name`, and return its result.
 
         Raises:
             ClassifierError: the method failed, or took longer than `remaining_s`.
             RuntimeError: the connection is closed.
         """
+        if self._headers:
+            options["headers"] = {**options.get("headers", {}), **self._headers}
         try:
-            more = _with_headers(options, self._headers)
-            return getattr(self._client, name)(*args, client_timeout=remaining_s, **more)
+            return await self._call(name, remaining_s, args, options)
         except Exception as error:
-            raise _failure(self._url, error, remaining_s, self._is_closed) from None
+            raise _failure(self.url, error, remaining_s, self._is_closed) from None
+
+    async def read(self, name: str, remaining_s: float, *args: Any) -> Any:
+        """Run a method that returns a document, which gRPC returns as JSON only on demand; as `call`."""
+        options = {"as_json": True} if self.protocol == "grpc" else {}
+        return await self.call(name, remaining_s, *args, **options)
+
+    @abstractmethod
+    async def _call(self, name: str, remaining_s: float, args: tuple[Any, ...], options: Any) -> Any: ...
+
+    @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Wait between two attempts."""
+
+    @abstractmethod
+    async def convert(self, function: Callable[[Given], Value], given: Given) -> Value:
+        """Return the value of a function that may read a file, or compute for long."""
+
+
+class BlockingConnection(Connection):
+    """A connection for several threads. The first call connects."""
+
+    def __init__(self, url: str, protocol: ProtocolName, headers: Headers = NO_HEADERS) -> None:
+        super().__init__(url, protocol, headers)
+        self._client: Any
+        if protocol == "grpc":
+            self._client = tritonclient.grpc.InferenceServerClient(url, channel_args=CHANNEL)
+        else:
+            self._client = RestClient(url)
+
+    async def _call(self, name: str, remaining_s: float, args: tuple[Any, ...], options: Any) -> Any:
+        return getattr(self._client, name)(*args, client_timeout=remaining_s, **options)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait between two attempts."""
+        time.sleep(seconds)
+
+    async def convert(self, function: Callable[[Given], Value], given: Given) -> Value:
+        """Return the value of a function."""
+        return function(given)
 
     def close(self) -> None:
-        """Close all sockets; RPCs in flight fail."""
+        """Close all sockets; calls in flight fail."""
         self._is_closed = True
         self._client.close()
 
 
-def run(connection: Connection, flow: Flow[Result]) -> Result:
-    """Run a flow with blocking I/O; return its result, or raise its error."""
-    result: Any = None
-    error: ClassifierError | None = None
-    try:
-        while True:
-            step = flow.throw(error) if error else flow.send(result)
-            result = error = None
-            if isinstance(step, Pause):
-                time.sleep(step.seconds)
-                continue
-            try:
-                result = connection.call(step.name, step.timeout_s, *step.args, **step.options)
-            except ClassifierError as failed:
-                error = failed
-    except StopIteration as done:
-        value: Result = done.value
-        return value
-    finally:
-        flow.close()  # immediately, also after a signal
-        del error  # it refers to this frame: the cycle would keep the images until the collector runs
+class AsyncConnection(Connection):
+    """A connection for the tasks of one event loop; a cancelled task cancels its call over gRPC."""
 
+    _client: Any = None
 
-class AsyncConnection:
-    """`Connection` for asyncio; over gRPC a cancelled task cancels its request on the server, too."""
+    async def _call(self, name: str, remaining_s: float, args: tuple[Any, ...], options: Any) -> Any:
+        async with asyncio.timeout(remaining_s):
+            return await getattr(self._opened(), name)(*args, **options)
 
-    def __init__(self, url: str, protocol: ProtocolName, headers: Headers = NO_HEADERS) -> None:
-        self._url, self._protocol, self._headers = url, protocol, headers
-        self._is_closed = False
-        self._client: Any = None
+    async def pause(self, seconds: float) -> None:
+        """Wait between two attempts."""
+        await asyncio.sleep(seconds)
 
-    async def call(self, name: str, remaining_s: float, *args: Any, **options: Any) -> Any:
-        """Run the method `name`; see `Connection.call`."""
-        try:
-            async with asyncio.timeout(remaining_s):
-                return await getattr(self._opened(), name)(*args, **_with_headers(options, self._headers))
-        except Exception as error:
-            raise _failure(self._url, error, remaining_s, self._is_closed) from None
+    async def convert(self, function: Callable[[Given], Value], given: Given) -> Value:
+        """Return the value of a function, which runs in a thread unless it is given only bytes."""
+        return function(given) if isinstance(given, bytes) else await asyncio.to_thread(function, given)
 
     async def close(self) -> None:
-        """Close all sockets of the connection."""
+        """Close all sockets; calls in flight fail."""
         self._is_closed = True
         if self._client is not None:
             await self._client.close()
@@ -114,38 +129,22 @@ class AsyncConnection:
         if self._is_closed:
             raise RuntimeError
         if self._client is None:  # here, because the client needs a running loop
-            if self._protocol == "grpc":
-                self._client = tritonclient.grpc.aio.InferenceServerClient(self._url, channel_args=CHANNEL)
+            if self.protocol == "grpc":
+                self._client = tritonclient.grpc.aio.InferenceServerClient(self.url, channel_args=CHANNEL)
             else:
-                self._client = AsyncRestClient(self._url)
+                self._client = AsyncRestClient(self.url)
         return self._client
 
 
-async def run_async(connection: AsyncConnection, flow: Flow[Result]) -> Result:
-    """Run a flow with asyncio; see `run`."""
-    result: Any = None
-    error: ClassifierError | None = None
+def run(coroutine: Coroutine[Any, Any, Value]) -> Value:
+    """Return the result of a coroutine over a `BlockingConnection`, or raise its error."""
     try:
-        while True:
-            step = flow.throw(error) if error else flow.send(result)
-            result = error = None
-            if isinstance(step, Pause):
-                await asyncio.sleep(step.seconds)
-                continue
-            try:
-                result = await connection.call(step.name, step.timeout_s, *step.args, **step.options)
-            except ClassifierError as failed:
-                error = failed
+        coroutine.send(None)
     except StopIteration as done:
-        value: Result = done.value
+        value: Value = done.value
         return value
-    finally:
-        flow.close()  # immediately, also after a cancellation
-        del error
-
-
-def _with_headers(options: dict[str, Any], headers: Headers) -> dict[str, Any]:
-    return {**options, "headers": {**options.get("headers", {}), **headers}} if headers else options
+    coroutine.close()
+    raise RuntimeError("a coroutine of a blocking client was suspended")
 
 
 def _failure(url: str, error: Exception, remaining_s: float, is_closed: bool) -> Exception:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from nereid import files
+from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import RequestRefused
+from nereid.client.detector_client import Detector
 from nereid.client.model_client.model_client import ModelClient
-from nereid.client.prediction import PREDICTIONS
-from nereid.client.results.detected_objects import DETECTIONS
-from nereid.client.results.result_kind import ResultKind
-from nereid.client.results.text_reading import READINGS
+from nereid.client.reader_client import Reader
 from nereid.config.model_config import ModelConfig
 from nereid.drift import recording
 from nereid.drift.comparison import Target, requests_of, series_of
@@ -42,8 +41,10 @@ CONCURRENCY = 4
 # Recorded traffic must cover this part of the requested time.
 MIN_COVERED = 0.9
 Log = Callable[[str], None]
-# By task, the results that its clients read.
-KINDS: Mapping[str, ResultKind[Any]] = {each.action: each for each in (PREDICTIONS, READINGS, DETECTIONS)}
+# The clients by their tasks.
+CLIENTS: Mapping[str, type[ModelClient[Any]]] = {
+    client.kind.action: client for client in (Classifier, Reader, Detector)
+}
 
 
 @dataclass
@@ -116,7 +117,7 @@ def from_images(
     outputs = [each.name for each in ModelConfig.from_file(repository / route, 1).outputs]
     task = task_of(outputs)
     with (
-        ModelClient(KINDS[task.name], url, "http", route, concurrency=CONCURRENCY) as client,
+        CLIENTS[task.name](url, "http", route, concurrency=CONCURRENCY) as client,
         ThreadPoolExecutor(CONCURRENCY) as pool,
     ):
         for target in targets:

@@ -10,17 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nereid.assets import REPOSITORY
-from nereid.client import shared_memory, shared_regions, transport
-from nereid.client.classifier_errors import ClassifierError
-from nereid.client.retry import Attempts, Budget
 from nereid.errors import ServerError
 from nereid.observe.finding import Finding
 from nereid.observe.gpu_checks import gpu_findings
-from nereid.repository.fitting import DRIVER, Machine, fitted
+from nereid.repository.fitting import Machine, fitted
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import preflight, run_dir
 from nereid.server.command_line import ServerOptions, environment
-from nereid.server.control import RESPONSE_S, token_headers
 from nereid.server.gpu import cuda_packages, nvidia_smi
 from nereid.server.gpu.cuda_packages import Installed
 from nereid.server.gpu.profile_choice import choose
@@ -49,7 +45,7 @@ def examine(inherited: Mapping[str, str], repository: Path = REPOSITORY) -> Iter
     yield _stub_libraries(inherited)
     yield _onnxruntime()
     yield _shared_memory()
-    yield _regions(inherited)
+    yield _regions()
     yield _connections()
     yield from _gpus(inherited, repository)
     running = run_dir.find(run_dir.root(inherited), repository)
@@ -138,32 +134,11 @@ def _connections() -> Finding:
     return Finding("connections", "ok", text)
 
 
-def _regions(inherited: Mapping[str, str]) -> Finding:
-    """Remove the shared memory of killed clients, also from the servers that mapped it."""
+def _regions() -> Finding:
+    """Remove the shared memory of killed servers."""
     what = "shared memory regions"
-    removed: set[str] = set()
-    unreached = []
-    kinds: tuple[shared_regions.Kind, ...] = ("system", "cuda") if DRIVER.exists() else ("system",)
-    try:
-        records = run_dir.find_all(run_dir.root(inherited))
-    except ServerError as error:
-        return Finding(what, "fail", error.reason, error.fix)
-    for record in records:
-        connection = transport.Connection(record.url("grpc"), "grpc")
-        try:
-            remaining_s = Attempts(Budget(), RESPONSE_S).remaining_s
-            steps = shared_memory.sweep("grpc", remaining_s, token_headers(record), kinds)
-            removed.update(transport.run(connection, steps))
-        except ClassifierError as error:
-            unreached.append(f"no list of regions from {record.url('grpc')}: {error}")
-        finally:
-            connection.close()
-    removed.update(shared_regions.remove_stale())
-    found = [f"removed {', '.join(sorted(removed))}: left by clients that were killed"] if removed else []
     if servers := stub_memory.remove_stale():
-        found.append(f"removed the regions of {len(servers)} killed servers")
-    if found or unreached:
-        return Finding(what, "note", "; ".join(found + unreached))
+        return Finding(what, "note", f"removed the regions of {len(servers)} killed servers")
     return Finding(what, "ok", "none left over")
 
 

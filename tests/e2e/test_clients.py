@@ -1,12 +1,9 @@
 """The classifiers against the real server: equal results over every transport, and no leftovers."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,24 +12,21 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.client import shared_regions
 from nereid.client.classifier import Classifier
-from nereid.contract import GRPC_TOKEN_HEADER
-from nereid.observe import doctor
-from nereid.server import run_dir
+from nereid.client.shared_memory import FOLDER, Region, name_prefix
 from tests.classifiers import WAYS, check_bytes_are_sent, opened
-from tests.e2e.conftest import CATS, ESPRESSO, TOKEN, url
+from tests.e2e.conftest import CATS, ESPRESSO, url
 from tests.routes import wait_until
+from tests.supervised import serving
 
 TRANSPORTS = [(*way, memory) for way in WAYS for memory in (None, "system")]
 PHOTO = COFFEE.read_bytes()
-# Sends an image by shared memory, then waits for a signal.
+# Sends an image by shared memory.
 CALLER = """
-import sys, time
+import sys
 from nereid.client.classifier import Classifier
 classifier = Classifier(sys.argv[1], "grpc", shared_memory="system")
 print(classifier.classify(sys.argv[2]).labels[0].index, flush=True)
-time.sleep(60)
 """
 
 
@@ -49,7 +43,7 @@ def known(server) -> set[str]:
 
 def files(names: set[str]) -> set[str]:
     """Return the regions among `names` that are on this machine."""
-    return {name for name in names if Path("/dev/shm", name).exists()}
+    return {name for name in names if (FOLDER / name).exists()}
 
 
 def files_of(server) -> set[str]:
@@ -78,6 +72,30 @@ def test_server_that_does_not_allow_shared_memory_gets_bytes(both_profiles, capl
     address = url(both_profiles["ensemble"], protocol)
     with opened(way, address, protocol, shared_memory="system") as classifier:
         check_bytes_are_sent(classifier, caplog, "fix: nereid serve --allow-shm")
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """A server that allows shared memory, and has its own /dev/shm, as in another container."""
+    mount = 'mount -t tmpfs -o size=1g tmpfs /dev/shm; exec "$@"'
+    launcher = ["unshare", "--mount", "--ipc", "sh", "-ec", mount, "sh"]
+    if subprocess.run([*launcher, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    run = tmp_path_factory.mktemp("elsewhere") / "run"
+    with serving(REPOSITORY, run, "--allow-shm", launcher=launcher) as served:
+        yield served
+
+
+@pytest.mark.parametrize(("way", "protocol"), WAYS)
+def test_server_with_another_folder_gets_bytes(elsewhere, caplog, way, protocol):
+    before = {*FOLDER.glob(f"{name_prefix()}*")}
+    address = f"127.0.0.1:{elsewhere.ports[protocol]}"
+    with opened(way, address, protocol, shared_memory="system") as classifier:
+        check_bytes_are_sent(classifier, caplog, "the server cannot open the region: it needs this machine's")
+        assert {*FOLDER.glob(f"{name_prefix()}*")} == before
+        good, bad, _ = classifier.classify_many([PHOTO, b"not an image", PHOTO], batch_size=3)
+
+    assert (good.labels[0].index, bad.fault) == (ESPRESSO, "caller")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -114,67 +132,35 @@ def test_regions_grow_with_images(server):
     assert small != large
 
 
-def test_region_of_a_killed_caller_is_removed(server):
-    """A kill leaves a region, which the next classifier with shared memory removes; one in use stays."""
-    command = [sys.executable, "-c", CALLER, url(server, "grpc"), str(COFFEE)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as caller:
-        assert int(caller.stdout.readline()) == ESPRESSO
-        (left,) = files_of(server)
-        with Classifier(url(server, "http"), "http", shared_memory="system") as classifier:
-            classifier.classify(PHOTO)
-            assert left in files_of(server)
-        caller.send_signal(signal.SIGKILL)
-    assert files_of(server) == {left}
-
-    with Classifier(url(server, "http"), "http", shared_memory="system") as classifier:
-        classifier.classify(PHOTO)
-
-    assert not known(server) | files({left})
-
-
-def test_doctor_removes_stale_regions(both_profiles, tmp_path):
-    address, base = url(both_profiles["ensemble"], "grpc"), tmp_path / f"nereid-{os.getuid()}"
-    ports = both_profiles["ensemble"].options.ports
-    token = {GRPC_TOKEN_HEADER: TOKEN}
-    used, left = (shared_regions.MAKERS["system"](2**20) for _ in range(2))
-    with (
-        run_dir.occupy(base, REPOSITORY) as folder,
-        tritonclient.grpc.InferenceServerClient(address) as client,
-    ):
-        record = run_dir.ServerRecord(1, "127.0.0.1", ports, str(REPOSITORY), "ensemble", TOKEN)
-        run_dir.write(folder, record)
-        for region in (used, left):
-            client.register_system_shared_memory(*region.registration(), headers=token)
-        left.leave()
-
-        finding = doctor._regions({"XDG_RUNTIME_DIR": str(tmp_path)})
-
-        known = client.get_system_shared_memory_status(headers=token, as_json=True)["regions"]
-        client.unregister_system_shared_memory(headers=token)
-        used.remove()
-    assert (finding.verdict, left.name in finding.found, used.name in finding.found) == ("note", True, False)
-    assert {*known} == {used.name}
-    assert not files({left.name})
-
-
-@pytest.mark.parametrize("how", ["exit", "interrupt"])
+@pytest.mark.parametrize("how", ["exit", "interrupt", "kill"])
 def test_end_of_a_process_removes_its_regions(server, how):
-    end = "input()" if how == "exit" else "input(); import os, signal; os.kill(os.getpid(), signal.SIGINT)"
-    command = [sys.executable, "-c", CALLER.replace("time.sleep(60)", end), url(server, "grpc"), str(COFFEE)]
+    """A kill leaves a registration, which the next classifier with shared memory releases."""
+    ends = {
+        "exit": "input()",
+        "interrupt": "input(); import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+        "kill": "input(); import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    }
+    command = [sys.executable, "-c", f"{CALLER}\n{ends[how]}", url(server, "grpc"), str(COFFEE)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-
     with subprocess.Popen(command, **pipes) as caller:
         assert int(caller.stdout.readline()) == ESPRESSO
-        regions = files_of(server)
+        (region,) = files_of(server)
+        with Classifier(url(server, "http"), "http", shared_memory="system") as classifier:
+            classifier.classify(PHOTO)
+            assert region in files_of(server)
         caller.communicate(b"\n")
 
-    assert len(regions) == 1
-    assert not known(server) | files(regions)
+    wait_until(lambda: not files({region}), "the end of the file")
+    assert known(server) == ({region} if how == "kill" else set())
+    if how == "kill":
+        with Classifier(url(server, "http"), "http", shared_memory="system") as classifier:
+            classifier.classify(PHOTO)
+        assert not known(server)
 
 
 def test_server_does_not_release_a_region_that_it_reads(server):
     """The safety of regions depends on this: Triton does not release one while a request uses it."""
-    region = shared_regions.MAKERS["system"](2**20)
+    region = Region("system", 2**20)
     region.write([len(PHOTO).to_bytes(4, "little"), PHOTO] * 8)
     tensor = tritonclient.grpc.InferInput("image", [8, 1], "BYTES")
     tensor.set_shared_memory(region.name, 8 * (4 + len(PHOTO)))
@@ -192,12 +178,12 @@ def test_server_does_not_release_a_region_that_it_reads(server):
         ThreadPoolExecutor(1) as pool,
     ):
         for pause_s in (0.005, 0.01, 0.02, 0.05, 0.1):  # until the server runs the request
-            client.register_system_shared_memory(*region.registration())
+            client.register_system_shared_memory(*region.registration)
             request = pool.submit(client.infer, "classify_v2", [tensor], client_timeout=60)
             time.sleep(pause_s)
             refusals.append(release())
             request.exception()
             wait_until(lambda: not release())  # the response may arrive before the release works
-    region.remove()
+    region.destroy()
 
     assert any("currently in use" in refusal for refusal in refusals)

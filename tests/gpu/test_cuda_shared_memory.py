@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nereid.assets import COFFEE
-from nereid.client import shared_regions
+from nereid.client.shared_memory import NoCuda, cuda_library
 from tests.classifiers import WAYS, opened
 from tests.e2e.conftest import start, url
 
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.gpu
 def server(cupy, tmp_path_factory):
     """A server that allows shared memory."""
     try:
-        shared_regions.cuda_library()
-    except shared_regions.NoCuda as error:
+        cuda_library()
+    except NoCuda as error:
         pytest.skip(str(error))
     with start(tmp_path_factory, "gpu", allow_shm=True) as running:
         yield running

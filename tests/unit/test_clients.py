@@ -22,8 +22,7 @@ from tritonclient.utils import InferenceServerException
 from nereid.assets import COFFEE
 from nereid.cli.image_files import collect
 from nereid.client import retry
-from nereid.client.async_classifier import AsyncClassifier
-from nereid.client.classifier import Classifier
+from nereid.client.classifier import AsyncClassifier, Classifier
 from nereid.client.classifier_errors import (
     ClassifierError,
     Overloaded,

@@ -1,6 +1,5 @@
 """Readers and detectors without Triton: results of every form, and responses of another task."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -12,10 +11,12 @@ from nereid.assets import COFFEE
 from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.client.results.detected_objects import DetectedObject
 from nereid.client.results.text_reading import Barcode, Correction, Field, TextLine
-from tests.classifiers import Script, serving, tensor_response
+from tests.classifiers import Script, opened, serving, tensor_response
 from tests.tables import cases
 
+both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 PHOTO = COFFEE.read_bytes()
+READERS, DETECTORS = (Reader, AsyncReader), (Detector, AsyncDetector)
 READ, WAYBILL = ("text", "confidence", "box"), ("text", "confidence", "box", "field")
 DETECT = ("box", "score", "label")
 CORNERS = ((1.0, 2.0), (5.0, 2.0), (5.0, 4.0), (1.0, 4.0))
@@ -62,11 +63,17 @@ def scripted(outputs: tuple[str, ...], *steps: Any) -> Script:
     return script
 
 
+@both_ways
 @pytest.mark.parametrize("lines", [(), ("快递单号", "两行 text")], ids=["none", "chinese"])
-def test_lines_are_read(lines):
-    with serving(scripted(READ, reading(*lines))) as url, Reader(url, "http") as reader:
+def test_lines_are_read(way, lines):
+    with (
+        serving(scripted(READ, reading(*lines))) as url,
+        opened(way, url, "http", kinds=READERS) as reader,
+    ):
         found = reader.read(PHOTO)
+        many = [each.lines for each in reader.read_many([PHOTO] * 3)]
 
+    assert many == [found.lines] * 3
     assert found.lines == tuple(TextLine(line, 0.25, CORNERS) for line in lines)
     assert (found.fields, found.model, found.version, found.image) == ((), "read_text", "1", "")
     assert found.timings.attempts == 1
@@ -94,11 +101,17 @@ def test_barcodes_are_read():
     assert found.barcodes == (Barcode("(00)1", "GS1-128", ((0.0, 0.0),) * 4),)
 
 
+@both_ways
 @pytest.mark.parametrize("labels", [(), ("cat", "7")], ids=["none", "two"])
-def test_objects_are_found(labels):
-    with serving(scripted(DETECT, detection(*labels))) as url, Detector(url, "http") as detector:
+def test_objects_are_found(way, labels):
+    with (
+        serving(scripted(DETECT, detection(*labels))) as url,
+        opened(way, url, "http", kinds=DETECTORS) as detector,
+    ):
         found = detector.detect(PHOTO)
+        (again,) = detector.detect_many([PHOTO])
 
+    assert (again.objects, found.model) == (found.objects, "detect")
     assert found.objects == tuple(DetectedObject(label, 0.75, (1.0, 2.0, 5.0, 4.0)) for label in labels)
 
 
@@ -135,16 +148,3 @@ def test_malformed_reading_is_the_networks_fault(tensors):
     script = scripted(WAYBILL, tensor_response(**tensors))
     with serving(script) as url, Reader(url, "http") as reader, pytest.raises(Unreachable):
         reader.read(PHOTO, timeout_s=2)
-
-
-def test_asynchronous_clients_return_the_same():
-    async def run(url: str, other: str) -> tuple[Any, ...]:
-        async with AsyncReader(url, "http") as reader, AsyncDetector(other, "http") as detector:
-            many = [each.lines[0].text async for each in reader.read_many([PHOTO] * 3)]
-            found = [each.objects[0].label async for each in detector.detect_many([PHOTO])]
-            return (await reader.read(PHOTO)).lines, (await detector.detect(PHOTO)).objects, many, found
-
-    with serving(scripted(READ, reading("A"))) as url, serving(scripted(DETECT, detection("cat"))) as other:
-        lines, objects, many, found = asyncio.run(run(url, other))
-
-    assert (lines[0].text, objects[0].label, many, found) == ("A", "cat", ["A"] * 3, ["cat"])

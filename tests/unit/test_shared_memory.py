@@ -1,49 +1,49 @@
-"""Regions without Triton: a region that the server may read stays, all others are removed."""
+"""Shared memory without Triton: no region stays, and none that a server may read is written."""
 
-import fcntl
+import logging
 import os
 import subprocess
 import sys
-import tempfile
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid.assets import CHELSEA, COFFEE
-from nereid.client import shared_memory, shared_regions, transport
+from nereid.client import shared_memory
 from nereid.client.classifier_errors import (
     ClassifierError,
+    Overloaded,
     RequestRefused,
     ServerFailed,
     TimedOut,
+    Unavailable,
     Unreachable,
     from_triton,
 )
 from nereid.client.retry import Attempts, Budget
-from nereid.client.sans_io import Rpc
-from nereid.client.shared_memory import Regions
-from nereid.client.shared_regions import is_stale, remove_stale
-from tests.classifiers import PREDICTION, WAYS, Script, opened, serving
+from nereid.client.shared_memory import FOLDER, NoCuda, Region, SharedMemory, SharedMemoryRefused
+from nereid.client.transport import run
+from tests.classifiers import PREDICTION, WAYS, Script, error, opened, serving
+from tests.routes import wait_until
 from tests.tables import cases
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 PHOTO = COFFEE.read_bytes()
-PREFIX = f"nereid-{os.getuid()}-"
+NO_FILE = ServerFailed("Unable to open shared memory region: '/x'")
+RESTRICTED = RequestRefused("This protocol is restricted, expecting header 'x'")
 
 
 @pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    """A folder of the test for the regions; only Triton needs the real one."""
-    monkeypatch.setattr(shared_regions, "FOLDER", tmp_path)
-    return tmp_path
-
-
-def files() -> set[str]:
-    return {path.name for path in shared_regions.FOLDER.glob(f"{PREFIX}*")}
+def files(monkeypatch, request) -> Callable[[], set[str]]:
+    """Return the files of this test's regions."""
+    prefix = f"nereid-{os.getpid()}-{abs(hash(request.node.nodeid))}-"
+    monkeypatch.setattr(shared_memory, "name_prefix", lambda: prefix)
+    return lambda: {path.name for path in FOLDER.glob(f"{prefix}*")}
 
 
 def sent(script: Script, word: str) -> list[str]:
@@ -51,10 +51,188 @@ def sent(script: Script, word: str) -> list[str]:
     return [path.split("/")[-2] for path, _ in script.requests if path.endswith(f"/{word}")]
 
 
+class Triton:
+    """A connection to a server with regions; `errors`, by method, are one for all calls, or one for each."""
+
+    url, protocol = "localhost:1", "http"
+
+    def __init__(self, *known: str, **errors: Any) -> None:
+        self.known, self.errors = [*known], errors
+        self.calls: list[str] = []
+
+    async def call(self, name: str, remaining_s: float, *args: Any) -> Any:
+        verb = name.split("_")[0]
+        self.calls.append(verb)
+        error = self.errors.get(verb)
+        if error := (error.pop(0) if error else None) if isinstance(error, list) else error:
+            raise error
+        if verb == "register":
+            self.known.append(args[0])
+        elif verb == "unregister" and args[0] in self.known:
+            self.known.remove(args[0])
+        return [{"name": name} for name in self.known]
+
+    read = call
+
+
+class Client:
+    """Shared memory and a clock of the test; `send` returns the region of the image, None if it has none."""
+
+    def __init__(self, triton: Triton) -> None:
+        self.now_s, self.triton = 0.0, triton
+        self.memory = SharedMemory("system", triton, clock=lambda: self.now_s)  # type: ignore[arg-type]
+
+    def send(self) -> str | None:
+        used = []
+
+        async def infer(tensor: Any) -> str:
+            used.append(tensor.parameters["shared_memory_region"])
+            if isinstance(self.triton.errors.get("infer"), str):
+                raise ServerFailed(f"region {used[-1]} is not there")
+            await self.triton.call("infer", 5)
+            return "answer"
+
+        answer = run(self.memory.infer([PHOTO], Attempts(Budget(), 5), infer))
+        return used[-1] if answer else None
+
+
+@pytest.fixture
+def client():
+    made = Client(Triton())
+    yield made
+    made.memory.close()
+
+
+@cases(
+    ("errors", "reason"),
+    {
+        "not allowed": ({"register": RESTRICTED}, "fix: nereid serve --allow-shm"),
+        "another folder": (
+            {"register": NO_FILE},
+            "the server cannot open the region: it needs this machine's",
+        ),
+        "gateway": ({"register": ServerFailed("no method")}, "as gateways and proxies do (no method)"),
+        "several servers": ({"infer": "lost"}, "the server does not keep its regions"),
+    },
+)
+def test_refused_image_is_sent_as_bytes(client, files, caplog, errors, reason):
+    client.triton.errors = errors
+
+    assert [client.send() for _ in range(3)] == [None] * 3
+    assert reason in client.memory.refusal
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert not files()
+
+
+def test_decision_stays_for_a_while(client, caplog):
+    client.triton.errors = {"register": NO_FILE}
+    client.send()
+    client.now_s = shared_memory.RETRY_S - 1
+    client.send()
+    assert client.triton.calls == ["register"]
+    client.now_s = shared_memory.RETRY_S
+    client.send()
+    assert client.triton.calls == ["register"] * 2
+    assert len(caplog.records) == 1
+
+    client.triton.errors = {}
+    assert client.send() is None
+    client.now_s *= 2
+    assert client.send()
+    assert client.memory.refusal == ""
+
+
+@pytest.mark.parametrize(
+    "failure", [TimedOut("late"), Unreachable("gone"), Unavailable("not loaded"), Overloaded("busy")], ids=str
+)
+def test_server_that_is_not_there_has_refused_nothing(client, failure):
+    client.triton.errors = {"register": [failure]}
+    with pytest.raises(type(failure)):
+        client.send()
+
+    assert client.memory.refusal == ""
+    assert client.send()
+
+
+def test_forgotten_region_is_registered_again(client):
+    """As after a restart of the server."""
+    first = client.send()
+    client.triton.errors = {"infer": [ServerFailed(f"Unable to find shared memory region: '{first}'")]}
+
+    assert client.send() == first
+    assert client.triton.calls.count("register") == 2
+
+
+BROKEN_STREAM = from_triton(
+    InferenceServerException("Received RST_STREAM with error code 2", "StatusCode.INTERNAL")
+)
+
+
+@cases(
+    ("failure", "is_same"),
+    {
+        "failed": (ServerFailed("in ensemble 'x', inference failed: why"), True),
+        "refused": (RequestRefused("why"), True),
+        "broken stream": (BROKEN_STREAM, False),
+        "late": (TimedOut("deadline exceeded: why"), False),
+    },
+)
+def test_region_is_used_again_after_an_answer_of_tritons_own(client, files, failure, is_same):
+    """A broken stream may have the status of a response, and proves nothing."""
+    client.triton.errors = {"infer": [failure]}
+    with suppress(ClassifierError):
+        client.send()
+    (first,) = files()
+
+    assert (client.send() == first) == is_same
+    assert client.triton.known == [*files()]
+
+
+def test_retired_region_is_removed_after_its_release(client, files):
+    in_use = [ServerFailed("it is currently in use")] * 2
+    client.triton.errors = {"infer": [Unreachable("broken")], "unregister": [*in_use, Unreachable("broken")]}
+    with pytest.raises(Unreachable):
+        client.send()
+    (first,) = files()
+
+    assert client.send() == client.send() != first
+    with pytest.raises(Unreachable):  # the server may be another one
+        client.send()
+    assert first in files()
+    client.send()
+    assert first not in files()
+
+
+def test_regions_of_killed_owners_are_released(client, files):
+    """Their files are gone; a region with a file, or of another user, stays."""
+    prefix = shared_memory.name_prefix()
+    alive = Region("system", 1)
+    client.triton.known = ["nereid-another-1", f"{prefix}gone", alive.name]
+
+    name = client.send()
+
+    assert client.triton.known == ["nereid-another-1", alive.name, name]
+    alive.destroy()
+    assert files() == {name}
+
+
+def test_request_in_flight_outlives_close(client, files):
+    async def infer(tensor: Any) -> str:
+        client.memory.close()
+        assert len(files()) == 1
+        return "answer"
+
+    assert run(client.memory.infer([PHOTO], Attempts(Budget(), 5), infer)) == "answer"
+
+    assert not files()
+    with pytest.raises(RuntimeError, match="the classifier is closed"):
+        client.send()
+
+
 @both_ways
 @pytest.mark.parametrize("step", ["silence", None], ids=["silent", "broken"])
-def test_region_without_an_answer_is_never_used_again(monkeypatch, folder, way, step):
-    """While the server reads a region, no process writes, shrinks or unlinks it, not even in `close`."""
+def test_region_without_an_answer_is_never_used_again(monkeypatch, files, way, step):
+    """While the server reads a region, no process writes or shrinks it."""
     monkeypatch.setattr(shared_memory, "CLOSE_S", 0.2)
     script = Script(PREDICTION, step, PREDICTION)
     with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
@@ -66,16 +244,16 @@ def test_region_without_an_answer_is_never_used_again(monkeypatch, folder, way, 
             with pytest.raises(TimedOut):
                 classifier.classify(PHOTO, timeout_s=0.1)
         classifier.classify(CHELSEA)
-        content = (folder / first).read_bytes()
+        content = (FOLDER / first).read_bytes()
 
     assert content[: 4 + len(PHOTO)] == len(PHOTO).to_bytes(4, "little") + PHOTO
     assert len(sent(script, "register")) == 2
     assert {*sent(script, "unregister")} == {*sent(script, "register")}
-    assert remove_stale() == [first]
+    assert not files()
 
 
 @both_ways
-def test_close_waits_for_a_server_that_reads(way):
+def test_close_waits_for_a_server_that_reads(files, way):
     script = Script("silence")
     with serving(script) as url, opened(way, url, "http", shared_memory="system") as classifier:
         with pytest.raises(TimedOut):
@@ -83,268 +261,103 @@ def test_close_waits_for_a_server_that_reads(way):
         (region,) = script.read = files()
         threading.Timer(0.3, script.read.clear).start()
 
+    assert len(sent(script, "unregister")) > 1
     assert {*sent(script, "unregister")} == {region}
+    assert not script.read
     assert not files()
 
 
-def test_retired_region_is_removed_after_its_release():
-    now = 0.0
-    script = Script(None, PREDICTION)
-    with serving(script) as url:
-        connection = transport.Connection(url, "http")
-        regions = Regions("system", url, "http", clock=lambda: now)
+def test_broken_connection_of_a_client_ends_its_decision():
+    """A client that sends bytes tries shared memory again after the connection broke."""
+    script = Script(PREDICTION, None, PREDICTION)
+    script.refuses_regions = True
+    with serving(script) as url, opened("sync", url, "http", shared_memory="system") as classifier:
+        classifier.classify(PHOTO)
+        assert "as gateways and proxies do" in classifier.shared_memory_refusal
+        script.refuses_regions = False
 
-        def classify() -> int:
-            attempts = Attempts(Budget(), 5)
-            options = {"model": "m", "headers": {}, "outputs": (), "request_id": "1", "timeout": 1}
-            steps = regions.infer(
-                [PHOTO], attempts, lambda tensor: Rpc("infer", 5, (), options | {"inputs": [tensor]})
-            )
-            transport.run(connection, steps)
-            return len(sent(script, "unregister"))
+        assert classifier.classify(PHOTO).timings.attempts == 2
 
-        with pytest.raises(Unreachable):
-            classify()
-        (first,) = script.read = files()
-        assert (classify(), classify()) == (1, 1)
-        now += 1
-        assert classify() == 2
-        assert first in files()
-        script.read = set()
-        now += 1
-        assert classify() == 3
-        assert first not in files()
-        regions.close()
-        connection.close()
-    assert not files()
+        assert len(sent(script, "register")) == 2
+        assert classifier.shared_memory_refusal == ""
 
 
-def test_region_of_a_living_owner_is_not_stale(tmp_path, monkeypatch):
-    path = tmp_path / f"{PREFIX}1"
-    assert not is_stale(path)
-    path.write_bytes(b"")
-    assert is_stale(path)
-    with path.open() as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX)
-        assert not is_stale(path)
-    link, pipe = tmp_path / f"{PREFIX}2", tmp_path / f"{PREFIX}3"
-    link.symlink_to(path)
-    os.mkfifo(pipe)
-    assert not any(map(is_stale, (link, pipe, tmp_path)))
-    another = os.getuid() + 1
-    monkeypatch.setattr(os, "getuid", lambda: another)
-    assert not is_stale(path)
+def test_error_of_an_image_is_not_a_refusal():
+    script = Script(error("invalid image: why"), PREDICTION)
+    with serving(script) as url, opened("sync", url, "http", shared_memory="system") as classifier:
+        with pytest.raises(RequestRefused, match="invalid image"):
+            classifier.classify(PHOTO)
+        assert classifier.shared_memory_refusal == ""
+    assert len(script.peers) == 1
 
 
-def test_region_that_is_being_made_is_not_removed(monkeypatch):
-    """A file exists a moment before its owner's lock; a sweep locks it first, and the owner notices."""
-    (shared_regions.FOLDER / f"{PREFIX}1").write_bytes(b"")
-    unlink, flock = Path.unlink, fcntl.flock
-
-    def watched(path: Path, **options: bool) -> None:
-        with path.open() as owner, pytest.raises(BlockingIOError):
-            flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unlink(path, **options)
-
-    monkeypatch.setattr(Path, "unlink", watched)
-    assert remove_stale() == [f"{PREFIX}1"]
-    monkeypatch.undo()
-
-    def swept_before(handle: int, how: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", flock)
-        Path(f"/proc/self/fd/{handle}").readlink().unlink()
-        flock(handle, how)
-
-    monkeypatch.setattr(fcntl, "flock", swept_before)
-    region = shared_regions.Region(1)
-    assert Path(f"/proc/self/fd/{region.handle}").readlink().exists()
-    region.remove()
-
-
-class Triton:
-    """A connection to a server: `known` are its regions; `refusals`, by method, are raised in turn."""
-
-    def __init__(self, *known: str, **refusals: list[ClassifierError | None]) -> None:
-        self.known = [*known]
-        self.refusals = refusals
-        self.timeouts_s: list[float] = []
-
-    def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
-        self.timeouts_s.append(timeout_s)
-        verb = name.split("_")[0]
-        if (refusals := self.refusals.get(verb)) and (error := refusals.pop(0)):
-            raise error
-        if verb == "register":
-            self.known.append(args[0])
-        elif verb == "unregister" and args[0] in self.known:
-            self.known.remove(args[0])
-        return [{"name": name} for name in self.known]
-
-    def close(self) -> None:
-        """Do nothing: the fake has no socket."""
-
-
-def classify(regions: Regions, triton: Triton) -> str:
-    """Classify an image; return the name of its region."""
-    names = []
-
-    def call(tensor: Any) -> Rpc:
-        names.append(tensor.parameters["shared_memory_region"])
-        return Rpc("infer", 5)
-
-    with suppress(ClassifierError):
-        transport.run(triton, regions.infer([PHOTO], Attempts(Budget(), 5), call))
-    return names[0] if names else ""
-
-
-@pytest.fixture
-def regions(monkeypatch):
-    monkeypatch.setattr(transport, "Connection", lambda url, protocol: Triton(unregister=[Unreachable()]))
-    made = Regions("system", "localhost:1", "http")
-    yield made
-    made.close()
-
-
-class Late(Triton):
-    """A server that handles a registration after its timeout, and after the request to release it."""
-
-    is_late = False
-
-    def call(self, name: str, timeout_s: float, *args: Any, **options: Any) -> Any:
-        if name.startswith("register") and not self.is_late:
-            self.is_late = True
-            raise TimedOut("deadline exceeded: why")
-        found = super().call(name, timeout_s, *args, **options)
-        if name.startswith("unregister") and (shared_regions.FOLDER / args[0]).exists():
-            self.known.append(args[0])  # the late registration finds the file
-        return found
-
-
-def test_region_that_is_registered_too_late_is_not_kept(regions):
-    """A server that handles a late registration finds no file."""
-    triton = Late()
-    classify(regions, triton)
-    (late,) = files()
-    name = classify(regions, triton)
-
-    assert name != late
-    assert triton.known == [name]
-    assert files() == {name}
-
-
-@pytest.mark.parametrize("is_shared", [True, False], ids=["same machine", "other container"])
-def test_region_without_a_file_is_stale_where_files_are_shared(is_shared):
-    """Otherwise another container owns it; a region in use does not stop the sweep of others."""
-    left, gone, in_use = (f"{PREFIX}{number}" for number in range(3))
-    for name in (left, in_use):
-        (shared_regions.FOLDER / name).write_bytes(b"")
-    answers = [None] if is_shared else []  # to the registration of a file of this process
-    refusals = [*answers, ServerFailed("it is currently in use")]
-    shown = answers or [RequestRefused("Unable to open")]
-    triton = Triton("x", in_use, gone, left, register=shown, unregister=refusals)
-    times_s = iter(range(9, 0, -1))
-
-    removed = transport.run(triton, shared_memory.sweep("http", lambda: next(times_s)))
-
-    assert {*removed} == ({left, gone} if is_shared else {left})
-    assert {*triton.known} == ({"x", in_use} if is_shared else {"x", in_use, gone})
-    assert files() == {in_use}
-    assert triton.timeouts_s == [*range(9, 9 - len(triton.timeouts_s), -1)]  # the time left for all RPCs
-
-
-BROKEN_STREAM = from_triton(
-    InferenceServerException("Received RST_STREAM with error code 2", "StatusCode.INTERNAL")
-)
-
-
-@cases(
-    ("verb", "error", "is_same"),
-    {
-        "failed": ("infer", ServerFailed("in ensemble 'x', inference failed: why"), True),
-        "refused": ("infer", RequestRefused("why"), True),
-        "broken stream": ("infer", BROKEN_STREAM, False),
-        "late": ("infer", TimedOut("deadline exceeded: why"), False),
-        "registered before": ("register", ServerFailed("shared memory region 'x' already in manager"), True),
-    },
-)
-def test_region_is_used_again_after_an_answer_of_tritons_own(regions, verb, error, is_same):
-    """A broken stream may have the status of a response, and proves nothing."""
-    triton = Triton(**{verb: [error, None]})
-    classify(regions, triton)
-    (first,) = files()
-
-    assert (classify(regions, triton) == first) == is_same
-
-
-def test_close_leaves_the_region_of_a_request(regions):
-    steps = regions.infer([PHOTO], Attempts(Budget(), 5), lambda tensor: Rpc("infer", 5))
-    step = steps.send(None)
-    while step.name != "infer":
-        step = steps.send([])
-    (name,) = files()
-    regions.close()
-    assert not is_stale(shared_regions.FOLDER / name)
-    with pytest.raises(StopIteration):
-        steps.send("an answer")
-    assert is_stale(shared_regions.FOLDER / name)
-
-    with pytest.raises(RuntimeError, match="the classifier is closed"):
-        classify(regions, Triton())
-    assert files() == {name}
-
-
-FORK = """
+OWN = """
 import os, sys
-from pathlib import Path
-from nereid.client import shared_regions
+from nereid.client import shared_memory
 from nereid.client.classifier import Classifier
-shared_regions.FOLDER = Path(sys.argv[2])
-def of(pid):
-    return {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.exists()}
-classifier = Classifier(sys.argv[1], "http", shared_memory="system")
-classifier.classify(sys.argv[3])
-(mine,) = shared_regions.FOLDER.iterdir()
+url, prefix, *photos = sys.argv[1:]
+shared_memory.name_prefix = lambda: prefix
+def files():
+    return {*shared_memory.FOLDER.glob(f"{prefix}*")}
+classifier = Classifier(url, "http", shared_memory="system")
+classifier.classify(photos[0])
+(mine,) = files()
+"""
+FORK = """
 before = mine.read_bytes()
 if child := os.fork():
     assert os.waitpid(child, 0)[1] == 0
     assert mine.read_bytes() == before
-    assert {*shared_regions.FOLDER.iterdir()} == {mine}
-    assert not shared_regions.is_stale(mine)
-    classifier.close()
+    assert files() == {mine}
 else:
-    assert str(mine) not in of("self")
-    classifier.classify(sys.argv[4])
-    assert len({*shared_regions.FOLDER.iterdir()}) == 2
+    classifier.classify(photos[1])
+    assert len(files()) == 2
 """
+KILLED = "import signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
-def test_fork_leaves_its_parents_regions_alone(folder):
+@cases(("program", "released"), {"fork": (FORK, 2), "killed": (KILLED, 0), "exit": ("", 1)})
+def test_end_of_a_process_removes_only_its_own_regions(files, program, released):
     script = Script(PREDICTION)
+    words = [shared_memory.name_prefix(), str(COFFEE), str(CHELSEA)]
     with serving(script) as url:
-        command = [sys.executable, "-c", FORK, url, str(folder), str(COFFEE), str(CHELSEA)]
+        command = [sys.executable, "-c", OWN + program, url, *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert not files()
-    assert len({*sent(script, "register")}) == len(sent(script, "unregister")) == 2
+    if program != KILLED:
+        assert (done.returncode, done.stderr) == (0, "")
+    wait_until(lambda: not files(), "the end of the regions")
+    assert len({*sent(script, "unregister")}) == released
 
 
-def test_full_memory_is_an_error_not_a_crash(monkeypatch):
+def test_full_memory_is_a_refusal_not_a_crash(files):
     """Pages are reserved first: a write to a missing page would be a bus error."""
-    size = os.statvfs("/dev/shm")
+    size = os.statvfs(FOLDER)
     more_than_all = size.f_blocks * size.f_frsize + 2**30  # is refused at once
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        monkeypatch.setattr(shared_regions, "FOLDER", Path(folder))
-        with pytest.raises(OSError, match="No space left on device"):
-            shared_regions.MAKERS["system"](more_than_all)
+    with pytest.raises(SharedMemoryRefused, match=r"No space left on device: '/dev/shm/nereid-"):
+        Region("system", more_than_all)
 
-        assert not files()
+    assert not files()
+
+
+def test_full_gpu_is_a_refusal(monkeypatch):
+    class Failure(Exception):
+        """The exception of tritonclient's module."""
+
+    def full(name: str, byte_size: int, device: int) -> None:
+        raise Failure("unable to create cuda shared memory handle")
+
+    library = SimpleNamespace(CudaSharedMemoryException=Failure, create_shared_memory_region=full)
+    monkeypatch.setattr(shared_memory, "cuda_library", lambda: library)
+
+    with pytest.raises(SharedMemoryRefused, match="no memory of GPU 0: unable to create"):
+        Region("cuda", 1)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 def test_cuda_without_a_gpu_is_refused_immediately(way):
-    with suppress(shared_regions.NoCuda):
-        shared_regions.cuda_library()
+    with suppress(NoCuda):
+        shared_memory.cuda_library()
         pytest.skip("this machine has a GPU")
-    needs = pytest.raises(shared_regions.NoCuda, match=r"CUDA shared memory needs an NVIDIA GPU .*; fix: ")
+    needs = pytest.raises(NoCuda, match=r"CUDA shared memory needs an NVIDIA GPU .*; fix: ")
     with needs, opened(way[0], "localhost:1", way[1], shared_memory="cuda"):
         pass

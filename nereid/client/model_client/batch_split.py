@@ -4,14 +4,12 @@ import copy
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nereid.client.classifier_errors import ClassifierError, UnusableImage
 from nereid.client.images import Unusable
-from nereid.client.prediction import Prediction
 from nereid.contract import read_bad_images, read_batch_limit
 
-Outcome: TypeAlias = Prediction | ClassifierError
 # A result, of any kind.
 Value = TypeVar("Value")
 

@@ -1,78 +1,123 @@
-"""Requests to one model on one server, with retries and with shared memory."""
+"""Requests to one model on one server: what is sent, and what the answers mean; connections do the I/O."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from nereid.client.classifier_errors import ClassifierError, Unreachable
-from nereid.client.image_sender import ImageSender
-from nereid.client.images import Unusable
+from nereid.client.images import ImageLike, encode, encode_or_error
 from nereid.client.model_client.batch_split import BatchSplit
 from nereid.client.prediction import Timings
-from nereid.client.request import (
-    NO_LIMIT,
-    CheckedOptions,
-    Options,
-    ProtocolName,
-    check_options,
-)
+from nereid.client.request import NO_LIMIT, CheckedOptions, Options, check_options, image_tensor
 from nereid.client.results.result_kind import Result, ResultKind
 from nereid.client.retry import Attempts, Budget
-from nereid.client.sans_io import Flow, Pause, Rpc
-from nereid.client.shared_memory import Regions
+from nereid.client.shared_memory import SharedMemory
+from nereid.client.transport import Connection
+
+Encoded = TypeVar("Encoded")
+
+
+@dataclass(slots=True)
+class ModelRequest:
+    """One request from the encoding of its images on; the parts of a batch share its time limit."""
+
+    checked: CheckedOptions
+    attempts: Attempts
+    began_s: float
+    encoded_s: float = 0.0
+
+    def timings(self) -> Timings:
+        """Return the time until now; the parts of a batch add to the time of the request."""
+        encode_ms = round((self.encoded_s - self.began_s) * 1e3, 3)
+        request_ms = round((time.perf_counter() - self.encoded_s) * 1e3, 3)
+        return Timings(encode_ms, request_ms, self.attempts.count)
 
 
 class ModelRequests(Generic[Result]):
-    """Sends the requests of a client; keeps the model's outputs, its batch limit and the retry budget.
+    """The requests of one client; keeps the model's outputs, its batch limit and the retry budget.
 
     Args:
-        protocol: protocol of the connection.
+        connection: blocking, or for asyncio.
         model: name of the model.
         kind: the results that the model must have.
         timeout_s: default time limit of a request, in seconds.
-        regions: shared memory for the images; None sends images in the request.
+        memory: shared memory for the images; None sends images in the request.
     """
 
     def __init__(
         self,
-        protocol: ProtocolName,
+        connection: Connection,
         model: str,
         kind: ResultKind[Result],
         timeout_s: float,
-        regions: Regions | None,
+        memory: SharedMemory | None,
     ) -> None:
-        self.model, self.kind = model, kind
-        self.batch_limit = NO_LIMIT
-        self._protocol = protocol
+        self._connection, self._memory = connection, memory
+        self._model, self._kind = model, kind
         self._timeout_s = timeout_s
-        self.images = ImageSender(protocol, regions)
+        self._batch_limit = NO_LIMIT
         self._budget = Budget()
         self._outputs: list[str] = []
 
     def check(self, batch_size: int, options: Options) -> None:
-        """Check the arguments of `infer_many`.
+        """Check the arguments of a stream.
 
         Raises:
             ValueError: an argument is invalid.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        check_options(options, self._timeout_s, known=self.kind.options)
+        check_options(options, self._timeout_s, known=self._kind.options)
 
-    def start(self, options: Options, is_for_scores: bool = False) -> "ImageRequest[Result]":
-        """Check the options of a request, and start its time limit.
+    async def result(self, image: ImageLike, options: Options) -> Result:
+        """Return the result of one image; `Classifier.classify` has the errors."""
+        request = self._start(options)
+        return (await self._results(request, await self._encoded(request, encode, [image])))[0]
 
-        Raises:
-            ValueError: an option is invalid.
-        """
+    async def arrays(self, image: ImageLike, options: Options) -> dict[str, np.ndarray]:
+        """Return the outputs for one image, each [1, …], by name; errors as `result`."""
+        request = self._start(options, is_for_scores=True)
+        result = await self._send(request, await self._encoded(request, encode, [image]))
+        return {name: result.as_numpy(name) for name in self._kind.outputs}
+
+    async def outcomes(
+        self, images: Sequence[ImageLike], names: Sequence[str], options: Options
+    ) -> list[Result | ClassifierError]:
+        """Return the outcome of each image, or of its failed encoding; split a batch that is rejected."""
+        request = self._start(options)
+        encoded = await self._encoded(request, encode_or_error, images)
+        batch = BatchSplit[Result](encoded, names, self._batch_limit)
+        while files := batch.next_request():
+            try:
+                results = await self._results(request, files)
+            except ClassifierError as error:
+                batch.failed(error)
+            else:
+                batch.succeeded(results)
+        self._batch_limit = min(self._batch_limit, batch.limit)
+        return batch.outcomes()
+
+    def _start(self, options: Options, is_for_scores: bool = False) -> ModelRequest:
         began_s = time.perf_counter()
-        checked = check_options(options, self._timeout_s, is_for_scores, self.kind.options)
-        return ImageRequest(self, checked, Attempts(self._budget, checked.timeout_s), began_s)
+        checked = check_options(options, self._timeout_s, is_for_scores, self._kind.options)
+        return ModelRequest(checked, Attempts(self._budget, checked.timeout_s), began_s)
 
-    def send(self, checked: CheckedOptions, attempts: Attempts, files: list[bytes]) -> Flow[Any]:
+    async def _encoded(
+        self, request: ModelRequest, encoder: Callable[[ImageLike], Encoded], images: Sequence[ImageLike]
+    ) -> list[Encoded]:
+        encoded = [await self._connection.convert(encoder, image) for image in images]
+        request.encoded_s = time.perf_counter()
+        return encoded
+
+    async def _results(self, request: ModelRequest, files: Sequence[bytes]) -> list[Result]:
+        result = await self._send(request, files)
+        return self._kind.read(result, self._model, request.checked.request_id, request.timings())
+
+    async def _send(self, request: ModelRequest, files: Sequence[bytes]) -> Any:
         """Return tritonclient's result for images that share a request.
 
         Raises:
@@ -81,73 +126,34 @@ class ModelRequests(Generic[Result]):
         with self._budget.in_flight():
             while True:
                 try:
-                    result = yield from self._attempt(checked, attempts, files)
+                    result = await self._attempt(request, files)
                 except ClassifierError as error:
-                    if isinstance(error, Unreachable):
-                        self.images.reconnected()
-                    if (pause_s := attempts.pause_s(error)) is None:
+                    if self._memory and isinstance(error, Unreachable):
+                        self._memory.reconnected()
+                    if (pause_s := request.attempts.pause_s(error)) is None:
                         raise
-                    yield Pause(pause_s)
+                    await self._connection.pause(pause_s)
                 else:
-                    attempts.succeeded()
+                    request.attempts.succeeded()
                     return result
 
-    def _attempt(self, checked: CheckedOptions, attempts: Attempts, files: list[bytes]) -> Flow[Any]:
+    async def _attempt(self, request: ModelRequest, files: Sequence[bytes]) -> Any:
         if not self._outputs:
-            options = {"as_json": True} if self._protocol == "grpc" else {}
-            metadata = yield Rpc("get_model_metadata", attempts.remaining_s(), (self.model,), options)
-            self._outputs = self.kind.wanted_outputs(metadata)
-        result = yield from self.images.infer(files, attempts, partial(self._infer, checked, attempts))
-        if not self.kind.is_complete(result, len(files)):
-            names = ", ".join(self.kind.outputs)
+            remaining_s = request.attempts.remaining_s()
+            metadata = await self._connection.read("get_model_metadata", remaining_s, self._model)
+            self._outputs = self._kind.wanted_outputs(metadata)
+        infer, result = partial(self._infer, request), None
+        if self._memory:
+            result = await self._memory.infer(files, request.attempts, infer)
+        if result is None:
+            result = await infer(image_tensor(self._connection.protocol, files))
+        if not self._kind.is_complete(result, len(files)):
+            names = ", ".join(self._kind.outputs)
             raise Unreachable(f"the peer is not a Triton server: its response lacks {names} of all images")
         return result
 
-    def _infer(self, checked: CheckedOptions, attempts: Attempts, tensor: Any) -> Rpc:
-        remaining_s = attempts.remaining_s()
-        arguments = checked.infer_arguments(self._protocol, tensor, self._outputs, remaining_s)
-        return Rpc("infer", remaining_s, (self.model,), arguments)
-
-
-class ImageRequest(Generic[Result]):
-    """One request of a client, from the encoding of its images; its parts share the time limit."""
-
-    def __init__(
-        self, requests: ModelRequests[Result], checked: CheckedOptions, attempts: Attempts, began_s: float
-    ) -> None:
-        self._requests, self._checked, self._attempts = requests, checked, attempts
-        self._began_s, self._encoded_s = began_s, 0.0
-
-    def results(self, files: list[bytes]) -> Flow[list[Result]]:
-        """Return the results of encoded images that share a request.
-
-        Raises:
-            ClassifierError: the error of the last attempt.
-        """
-        # The first part ends the encoding; further parts of a batch add to the time of the request.
-        self._encoded_s = self._encoded_s or time.perf_counter()
-        result = yield from self._requests.send(self._checked, self._attempts, files)
-        encode_ms = round((self._encoded_s - self._began_s) * 1e3, 3)
-        request_ms = round((time.perf_counter() - self._encoded_s) * 1e3, 3)
-        timings = Timings(encode_ms, request_ms, self._attempts.count)
-        return self._requests.kind.read(result, self._requests.model, self._checked.request_id, timings)
-
-    def arrays(self, file: bytes) -> Flow[dict[str, np.ndarray]]:
-        """Return the outputs for one encoded image, each [1, …], by name; errors as `results`."""
-        result = yield from self._requests.send(self._checked, self._attempts, [file])
-        return {name: result.as_numpy(name) for name in self._requests.kind.outputs}
-
-    def outcomes(
-        self, images: Sequence[bytes | Unusable], names: Sequence[str]
-    ) -> Flow[list[Result | ClassifierError]]:
-        """Return the outcome of each image, or of its failed encoding; split a batch that is rejected."""
-        batch = BatchSplit[Result](images, names, self._requests.batch_limit)
-        while files := batch.next_request():
-            try:
-                results = yield from self.results(files)
-            except ClassifierError as error:
-                batch.failed(error)
-            else:
-                batch.succeeded(results)
-        self._requests.batch_limit = min(self._requests.batch_limit, batch.limit)
-        return batch.outcomes()
+    async def _infer(self, request: ModelRequest, tensor: Any) -> Any:
+        remaining_s = request.attempts.remaining_s()
+        protocol = self._connection.protocol
+        arguments = request.checked.infer_arguments(protocol, tensor, self._outputs, remaining_s)
+        return await self._connection.call("infer", remaining_s, self._model, **arguments)

@@ -5,7 +5,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partialmethod
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -13,7 +12,6 @@ from tritonclient.utils import InferenceServerException
 
 from nereid.client.request import HttpInput, HttpOutput
 from nereid.client.results.result_kind import HttpResult
-from nereid.client.shared_regions import Kind
 
 LENGTH = "Inference-Header-Content-Length"
 # Converts the body of a response, given the size of its JSON header if data follow it.
@@ -90,43 +88,41 @@ class RestMethods(ABC):
         """Return a model's metadata as a mapping."""
         return self._get_json(f"models/{quote(model)}", client_timeout, headers)
 
-    def register_system_shared_memory(
-        self, name: str, key: str, byte_size: int, *, client_timeout: float = 0.0, **options: Any
-    ) -> Any:
+    def register_system_shared_memory(self, name: str, key: str, byte_size: int, **options: Any) -> Any:
         """Register a region of system shared memory."""
         fields = {"key": key, "offset": 0, "byte_size": byte_size}
-        return self._change_region("system", name, "register", client_timeout, fields, **options)
+        return self._change_region(f"systemsharedmemory/region/{name}/register", fields, **options)
 
     def register_cuda_shared_memory(
-        self, name: str, raw_handle: bytes, device_id: int, byte_size: int, *, client_timeout: float = 0.0
+        self, name: str, raw_handle: bytes, device_id: int, byte_size: int, **options: Any
     ) -> Any:
         """Register a region of GPU memory."""
         fields = {"raw_handle": {"b64": raw_handle.decode()}, "device_id": device_id, "byte_size": byte_size}
-        return self._change_region("cuda", name, "register", client_timeout, fields)
+        return self._change_region(f"cudasharedmemory/region/{name}/register", fields, **options)
 
-    def _unregister(self, kind: Kind, name: str, *, client_timeout: float = 0.0, **options: Any) -> Any:
-        return self._change_region(kind, name, "unregister", client_timeout, **options)
+    def unregister_system_shared_memory(self, name: str, **options: Any) -> Any:
+        """Release a region of system shared memory."""
+        return self._change_region(f"systemsharedmemory/region/{name}/unregister", **options)
 
-    def _regions(self, kind: Kind, headers: Mapping[str, str] = {}, *, client_timeout: float = 0.0) -> Any:
-        return self._get_json(f"{kind}sharedmemory/status", client_timeout, headers)
+    def unregister_cuda_shared_memory(self, name: str, **options: Any) -> Any:
+        """Release a region of GPU memory."""
+        return self._change_region(f"cudasharedmemory/region/{name}/unregister", **options)
 
-    unregister_system_shared_memory = partialmethod(_unregister, "system")
-    unregister_cuda_shared_memory = partialmethod(_unregister, "cuda")
-    get_system_shared_memory_status = partialmethod(_regions, "system")
-    get_cuda_shared_memory_status = partialmethod(_regions, "cuda")
+    def get_system_shared_memory_status(
+        self, headers: Mapping[str, str] = {}, *, client_timeout: float = 0.0
+    ) -> Any:
+        """Return the registered regions of system shared memory, as a list."""
+        return self._get_json("systemsharedmemory/status", client_timeout, headers)
 
     def _change_region(
         self,
-        kind: Kind,
-        name: str,
-        change: str,
-        timeout_s: float,
+        path: str,
         fields: Mapping[str, Any] = {},
         headers: Mapping[str, str] = {},
+        client_timeout: float = 0.0,
     ) -> Any:
-        path = f"{kind}sharedmemory/region/{name}/{change}"
         body = [json.dumps(fields).encode()] if fields else []
-        return self._send(Request("POST", path, timeout_s, body, headers))
+        return self._send(Request("POST", path, client_timeout, body, headers))
 
     def _get_json(self, path: str, timeout_s: float, headers: Mapping[str, str] = {}) -> Any:
         return self._send(

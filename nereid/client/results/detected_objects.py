@@ -60,4 +60,4 @@ def _object(label: bytes, score: np.float32, box: np.ndarray) -> DetectedObject:
     return DetectedObject(label.decode(), float(score), (left, top, right, bottom))
 
 
-DETECTIONS = ResultKind("detect", (BOX, SCORE, LABEL), (), _count, _values, Detection)
+DETECTIONS = ResultKind("detect", "detect", (BOX, SCORE, LABEL), (), _count, _values, Detection)

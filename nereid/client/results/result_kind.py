@@ -77,6 +77,7 @@ class ResultKind(Generic[Result]):
 
     Attributes:
         action: the work of its models in the infinitive, for messages: `classify`.
+        model: default model of its clients.
         outputs: names of the outputs that a model must have.
         optional: names of further outputs, which are requested from a model that has them.
         count: returns the number of images in an `InferResult`, -1 if outputs are missing or
@@ -87,6 +88,7 @@ class ResultKind(Generic[Result]):
     """
 
     action: str
+    model: str
     outputs: tuple[str, ...]
     optional: tuple[str, ...]
     count: Callable[[Any], int]

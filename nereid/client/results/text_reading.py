@@ -169,4 +169,6 @@ def _corners(box: list[list[float]]) -> Corners:
     return tuple((float(x), float(y)) for x, y in box)
 
 
-READINGS = ResultKind("read", (TEXT, CONFIDENCE, BOX), (FIELD, *BARCODE_OUTPUTS), _count, _values, Reading)
+READINGS = ResultKind(
+    "read", "read_text", (TEXT, CONFIDENCE, BOX), (FIELD, *BARCODE_OUTPUTS), _count, _values, Reading
+)
