@@ -2,20 +2,15 @@
 
 import asyncio
 import os
-import random
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -41,8 +36,6 @@ from tests.supervised import Served, image_input, serving
 from tests.tables import cases
 
 NETWORK = "efficientnet_lite0"
-# Requests of each of three callers. Most runs with a gateway that uses gRPC end the server.
-LATE = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,37 +243,3 @@ def test_full_shared_memory_is_an_overload(tmp_path, encode):
                         classifier.classify(photo)
                     assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
         assert limit() < before
-
-
-@pytest.mark.slow
-def test_late_requests_end_no_server(guarded):
-    """Over gRPC, a deadline in the moment of the response ends Triton 24.10."""
-    pid, body = guarded.pid, COFFEE.read_bytes()
-    jpeg = {"content-type": "image/jpeg"}
-    is_over = threading.Event()
-
-    def ask_in_time() -> None:
-        with Classifier(guarded.url("http"), "http") as classifier:
-            while not is_over.is_set():
-                with suppress(Overloaded):
-                    classifier.classify(COFFEE)
-
-    def ask_late(seed: int) -> int:
-        milliseconds = random.Random(seed)
-        with httpx.Client(base_url=f"http://{guarded.url('http')}", timeout=WATCHDOG_S) as client:
-            headers = [{"x-request-timeout-ms": str(milliseconds.randint(1, 6))} for _ in range(LATE)]
-            answers = [client.post("/predict", content=body, headers=each | jpeg) for each in headers]
-        return [each.status_code for each in answers].count(504)
-
-    with ThreadPoolExecutor() as pool:
-        in_time = pool.submit(ask_in_time)
-        try:
-            late = sum(pool.map(ask_late, range(3)))
-        finally:
-            is_over.set()
-        in_time.result()
-
-    assert late > 0
-    with Classifier(guarded.url("http"), "http") as classifier:
-        assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
-    assert guarded.pid == pid

@@ -81,8 +81,8 @@ def test_boxes_end_at_the_image_and_come_best_first():
     """A box outside, or without an area, is left out; so is a score below the threshold."""
     beyond, outside, line = (48.0, 40.0, 80.0, 72.0), (70.0, 8.0, 90.0, 20.0), (8.0, 8.0, 8.0, 20.0)
     objects = [(beyond, 0.5, 1), ((-8.0, -4.0, 24.0, 16.0), 0.75, 0), (outside, 0.9, 2), (line, 0.9, 2)]
-    detector = detector_of("yolov8", score_threshold=0.3)
-    arrays = TestDetector("yolov8", (*objects, ((0.0, 0.0, 9.0, 9.0), 0.29, 2))).outputs()
+    detector = detector_of("yolov8", score_threshold=0.5)
+    arrays = TestDetector("yolov8", (*objects, ((0.0, 0.0, 9.0, 9.0), 0.49, 2))).outputs()
 
     found = detector.find((2 * SIDE, SIDE), rows_of(detector, arrays))
 
