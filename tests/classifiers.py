@@ -106,7 +106,6 @@ def error(text: str, status: int = 400) -> bytes:
 
 
 def prediction_response(*rows: str, **about: str) -> bytes:
-    """Return a response with one class per image."""
     texts = np.array([[row.encode()] for row in rows], object)
     return tensor_response({"model_name": "classify"} | about, scores=texts)
 

@@ -130,7 +130,6 @@ def _field(field: Field) -> dict[str, Any]:
 
 
 def response_of(result: Any) -> HttpResponse:
-    """Return a result as Triton's response."""
     arrays = {}
     for name, row in outputs_of(result).items():
         is_text = any(isinstance(each, str) for each in row)

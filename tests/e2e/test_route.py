@@ -74,13 +74,11 @@ def served(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def last():
-    """The route file that `base` wrote last."""
     return {}
 
 
 @pytest.fixture
 def base(served, last):
-    """The server whose `route` is BASE."""
     path = served.path("route")
     if not path.exists() or path.read_bytes() != last.get("file"):
         served.use("route", BASE)

@@ -328,6 +328,7 @@ async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(cloc
         "unknown": ([("b", 1.0)], 1),
         "fast": ([("b", 0.05), ("a", 0.05)], sys.maxsize),
         "slow": ([("b", 1.0), ("a", 1.0)], 4),
+        "slow among fast ones": ([("b", 0.05), ("a", 1.0)], 4),
         "no key": ([("b", 1.0), ("", 1.0)], sys.maxsize),
     },
 )

@@ -56,12 +56,10 @@ def opened(path):
 
 
 def place(path):
-    """Return the folder for the copies of a model file."""
     return shared_weights.folder_of(path.parents[1], int(path.parent.name))
 
 
 def copies(path) -> list:
-    """Return the folders that were written for a model file."""
     return sorted(place(path).iterdir())
 
 
@@ -164,7 +162,6 @@ def test_weights_on_a_gpu_are_refused(opened):
 
 
 def linear(rows: int, columns: int, op: str = "MatMul", **attributes):
-    """Return a network whose only weight has rows × columns."""
     weights = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
     width = columns if attributes else rows
     node = helper.make_node(op, ["x", "A"], ["y"], **attributes)
@@ -175,7 +172,6 @@ def linear(rows: int, columns: int, op: str = "MatMul", **attributes):
 
 
 def recurrent(op: str, gates: int, hidden: int):
-    """Return a network of one recurrent layer for 33 features."""
     random = np.random.default_rng(0)
     weights = [
         constant(name, random.standard_normal((1, gates * hidden, width)).astype(np.float32))
