@@ -104,8 +104,8 @@ def test_known_objects_of_every_head(head):
     ("form", "arrays"),
     {
         "rows of seven": (
-            {"output": (2, 7)},
-            [np.array([[1, 2, 11, 22, 1, 0.5, 2], [0, 0, 8, 8, 0.5, 0.25, 1]], np.float32)],
+            {"output": (3, 7)},
+            [np.float32([[1, 2, 11, 22, 1, 0.5, 2], [0, 0, 8, 8, 0.5, 0.25, 1], [0, 0, 8, 8, 1, 1, -1]])],
         ),
         "boxes and classes": (
             {"dets": (2, 5), "labels": (2,)},
