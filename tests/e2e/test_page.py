@@ -229,10 +229,22 @@ def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
     assert rows.first.locator(".label").inner_text() == "espresso"
     share = float(rows.first.locator(".score").inner_text().removesuffix("\u00a0%"))
     assert share == pytest.approx(95, abs=1)  # 95.3 with FP32, slightly different with INT8
+    drawn = rows.first.locator(".fill").bounding_box()["width"]
+    assert drawn / rows.first.locator(".track").bounding_box()["width"] == pytest.approx(
+        share / 100, abs=0.01
+    )
     assert page.locator("#answer .source").inner_text() in {
         f"{name} answered, selected by weight." for name in ("v1", "v2")
     }
+    stages = page.locator("#answer .stack").get_attribute("aria-label")
+    assert "receive" in stages
+    assert "inference" in stages
+    assert page.locator("#thumbnail").evaluate("image => image.naturalWidth") == 600
+    assert not page.locator("#model").is_visible()
     assert page.get_by_label("Classes shown").input_value() == "5"
+    badges = page.locator("#variants .badge")
+    sync_api.expect(badges.first).to_be_visible()
+    assert {*badges.all_inner_texts()} <= {"answers", "no requests yet"}
     sync_api.expect(page.locator("#seen")).to_be_visible()
     size = page.locator("#seen-image").evaluate("image => [image.naturalWidth, image.naturalHeight]")
     assert size == [224, 224]
@@ -343,12 +355,19 @@ def test_comparison_uses_every_variant(visit, gateways):
         sync_api.expect(column.locator(".latency")).to_contain_text(" ms inference, median of 3")
     variants = [parse_qs(urlsplit(address).query).get("variant") for address in seen.requests]
     assert (variants.count(["v1"]), variants.count(["v2"])) == (3, 3)
+    assert (
+        page.locator("#compare-unit").inner_text()
+        == "Small figures: difference from v1 in percentage points."
+    )
     sync_api.expect(page.locator("#connection")).to_have_text("live")
     for name in ("v1", "v2"):
         row = page.locator("#variants tr").filter(has_text=name)
         sync_api.expect(row.locator(".badge")).to_have_text("answers")
         sync_api.expect(row.locator("td").last).not_to_have_text("–")
     sync_api.expect(page.locator("#outcomes")).to_contain_text("ok ")
+    assert page.locator("#charts svg[role=img]").count() == 2
+    page.locator("#charts svg").first.hover()
+    page.wait_for_timeout(1000)
     assert "default-src 'none'" in page.request.get(origin).headers["content-security-policy"]
     assert [each for each in seen.requests if not each.startswith((f"{origin}/", f"blob:{origin}/"))] == []
     assert len(seen.requests) > 15
@@ -643,9 +662,17 @@ def test_entry_and_box_highlight_each_other(visit):
     assert boxes.evaluate_all(lit) == items.evaluate_all(lit) == [False, True, False]
     boxes.nth(2).hover()
     assert boxes.evaluate_all(lit) == items.evaluate_all(lit) == [False, False, True]
+    page.mouse.move(0, 0)
+    assert True not in items.evaluate_all(lit)
+
     items.first.focus()
     page.keyboard.press("ArrowDown")
     assert boxes.evaluate_all(lit) == [False, True, False]
+    assert items.nth(1).get_attribute("aria-selected") == "true"
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == f"Line: {WORDS[0]}"
+    page.keyboard.press("End")
+    assert items.evaluate_all(lit) == [False, False, True]
 
 
 def test_fields_highlight_their_boxes(visit):
@@ -661,6 +688,7 @@ def test_fields_highlight_their_boxes(visit):
     sync_api.expect(number.locator(".badge")).to_have_text("checksum right")
     sync_api.expect(number.locator("small").last).to_contain_text("certain, ")
     number.hover()
+    assert number.evaluate("each => each.classList.contains('lit')")
     lit = page.locator(".boxes polygon.lit")
     assert lit.get_attribute("aria-label") == f"tracking_number: {WORDS[1]}"
     missing = fields.filter(has_text="not found")
