@@ -273,7 +273,6 @@ def test_round_trip_of_a_large_image_says_nothing(clock):
     slot = asyncio.run(admission.take(99, work=[LARGE_WORK]))
     clock.now_s += 60
     slot.answered()
-    learn(admission, clock, 0.2)
 
     take(admission)
     admission.check(0.3)
