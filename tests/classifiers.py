@@ -107,13 +107,19 @@ def error(text: str, status: int = 400) -> bytes:
 
 
 def prediction_response(*rows: str, **about: str) -> bytes:
-    """Return a response with one class per image."""
     texts = np.array([[row.encode()] for row in rows], object)
     return tensor_response({"model_name": "classify"} | about, scores=texts)
 
 
 def tensor_response(about: dict[str, str] | None = None, /, **tensors: np.ndarray) -> bytes:
-    """Return Triton's response: JSON with the fields of `about`, then the tensors; texts are of bytes."""
+    """Return Triton's response: JSON with the fields of `about`, then the tensors."""
+    body, json_bytes = tensor_body(about or {}, tensors)
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nInference-Header-Content-Length: %d\r\n\r\n"
+    return head % (len(body), json_bytes) + body
+
+
+def tensor_body(about: dict[str, str], tensors: dict[str, np.ndarray]) -> tuple[bytes, int]:
+    """Return the body of Triton's response, and the length of its JSON; texts are arrays of bytes."""
     outputs, parts = [], []
     for name, array in tensors.items():
         is_text = array.dtype == np.object_
@@ -121,11 +127,8 @@ def tensor_response(about: dict[str, str] | None = None, /, **tensors: np.ndarra
         parts.append(b"".join(texts) if is_text else array.astype(np.float32).tobytes())
         output = {"name": name, "datatype": "BYTES" if is_text else "FP32", "shape": [*array.shape]}
         outputs.append(output | {"parameters": {"binary_data_size": len(parts[-1])}})
-    model = {"model_name": "read", "model_version": "1", "outputs": outputs}
-    text = json.dumps(model | (about or {})).encode()
-    body = text + b"".join(parts)
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nInference-Header-Content-Length: %d\r\n\r\n"
-    return head % (len(body), len(text)) + body
+    text = json.dumps({"model_name": "read", "model_version": "1", "outputs": outputs} | about).encode()
+    return text + b"".join(parts), len(text)
 
 
 PREDICTION = prediction_response("0.95:967:espresso")

@@ -9,14 +9,21 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from nereid.detection.decoding import STRIDES_PX, Frame, cell_places
+from nereid.detection.decoding import STRIDES_PX, Frame
 from nereid.publish.add import AddRequest, add
 from tests.networks import constant, network, value
 
 SIDE = 64
 CLASSES = ("cat", "dog", "bird")
 FRAME = Frame(SIDE, SIDE)
-CELLS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
+# Column, row and stride of every cell of the grids.
+CELL_PLACES = [
+    (column, row, stride)
+    for stride in (8, 16, 32)
+    for row in range(SIDE // stride)
+    for column in range(SIDE // stride)
+]
+CELLS = len(CELL_PLACES)
 # Left, top, right, bottom in pixels of the network's input, score, class. All numbers are exact in every head
 # (exponentials of 0, sigmoids of 0 and 1000), so that every path must return the same bits.
 Objects: TypeAlias = tuple[tuple[tuple[float, ...], float, int], ...]
@@ -86,7 +93,7 @@ class TestDetector:
         return {"output0": np.delete(self._rows(CELLS), 4, axis=1).T.copy()}
 
     def _yolox(self) -> dict[str, np.ndarray]:
-        rows, cells = np.zeros((CELLS, 5 + len(CLASSES)), np.float32), cell_places(FRAME)
+        rows, cells = np.zeros((CELLS, 5 + len(CLASSES)), np.float32), np.array(CELL_PLACES)
         for place, row in enumerate(self._rows(len(self.objects))):
             # An object is on the first free cell of the grid whose stride is its width.
             stride = row[2] if row[2] in STRIDES_PX else STRIDES_PX[0]
@@ -143,7 +150,7 @@ class TestDetector:
     def _nms(self) -> dict[str, np.ndarray]:
         count = len(self.objects)
         boxes, scores = np.full((20, 4), 7, np.float32), np.full(20, 0.9, np.float32)
-        classes = np.full(20, -1, np.int64)
+        classes = np.arange(20) % 2
         for place, (box, score, index) in enumerate(self.objects):
             boxes[place], scores[place], classes[place] = box, score, index
         return {

@@ -33,6 +33,7 @@ from nereid.gateway.route_control import (
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
 from nereid.http_connection import HttpResponse
+from tests.classifiers import tensor_body
 from tests.proof import REQUESTS
 
 WATCHDOG_S = 60
@@ -129,20 +130,12 @@ def _field(field: Field) -> dict[str, Any]:
 
 
 def response_of(result: Any) -> HttpResponse:
-    """Return a result as Triton's response."""
-    outputs, data = [], b""
+    arrays = {}
     for name, row in outputs_of(result).items():
-        array, datatype = np.array([row]), "FP32"
-        if array.dtype.kind == "U":
-            datatype, words = "BYTES", [word.encode() for word in row]
-            sent = b"".join(len(word).to_bytes(4, "little") + word for word in words)
-        else:
-            sent = array.astype("<f4").tobytes()
-        size = {"binary_data_size": len(sent)}
-        outputs.append({"name": name, "datatype": datatype, "shape": array.shape, "parameters": size})
-        data += sent
-    head = json.dumps({"model_version": "1", "outputs": outputs}).encode()
-    return HttpResponse(200, {b"inference-header-content-length": b"%d" % len(head)}, head + data)
+        is_text = any(isinstance(each, str) for each in row)
+        arrays[name] = np.array([[each.encode() for each in row]], object) if is_text else np.array([row])
+    body, json_bytes = tensor_body({}, arrays)
+    return HttpResponse(200, {b"inference-header-content-length": b"%d" % json_bytes}, body)
 
 
 class Control:

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """Run an HTTP server on a free port until the context ends; gives HOST:PORT."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         try:
             yield f"127.0.0.1:{server.server_port}"

@@ -179,13 +179,14 @@ def infer(
         tensors[-1].set_data_from_numpy(array)
     wanted = [library.InferRequestedOutput(name) for name in outputs] or None
     with connect(server, protocol) as client:
-        result = client.infer(model, tensors, outputs=wanted, **options)
+        return arrays_of(client.infer(model, tensors, outputs=wanted, **options))
+
+
+def arrays_of(result: Any) -> Arrays:
+    """Return the outputs of a client's response, by name."""
     response = result.get_response()
-    names = (
-        [output["name"] for output in response["outputs"]]
-        if protocol == "http"
-        else [output.name for output in response.outputs]
-    )
+    outputs = response["outputs"] if isinstance(response, dict) else response.outputs
+    names = [each["name"] if isinstance(each, dict) else each.name for each in outputs]
     return {name: result.as_numpy(name) for name in names}
 
 

@@ -16,6 +16,11 @@ def png_chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
+# A PNG that declares 20,000 x 20,000 pixels, and has none of them.
+BOMB = PNG_MAGIC + png_chunk(b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0))
+BOMB += png_chunk(b"IDAT", b"")
+
+
 def save(image: Image.Image, image_format: str = "PNG", **options: Any) -> bytes:
     target = io.BytesIO()
     image.save(target, image_format, **options)

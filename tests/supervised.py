@@ -150,9 +150,11 @@ class Calls:
         return self.since().count(outcome)
 
 
-def image_input(protocol: str, image: bytes = COFFEE.read_bytes()) -> Any:
-    tensor = CLIENTS[protocol].InferInput("image", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[image]], object))
+def image_input(protocol: str, *images: bytes) -> Any:
+    """Return a batch of images as an input, by default of the sample photo."""
+    rows = [[image] for image in images or [COFFEE.read_bytes()]]
+    tensor = CLIENTS[protocol].InferInput("image", [len(rows), 1], "BYTES")
+    tensor.set_data_from_numpy(np.array(rows, object))
     return tensor
 
 

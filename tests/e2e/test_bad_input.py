@@ -3,8 +3,6 @@
 import http.client
 import json
 import re
-import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -22,18 +20,13 @@ from nereid.server.ports import free_ports
 from tests.classifiers import opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.gateways import send
+from tests.pictures import BOMB
+from tests.supervised import image_input
 from tests.tables import cases
 
 GOOD = COFFEE.read_bytes()
 
 
-def chunk(body: bytes) -> bytes:
-    return struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
-
-
-# A PNG of 20,000 x 20,000 pixels, without any of them.
-SIZE = struct.pack(">II", 20_000, 20_000)
-BOMB = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR" + SIZE + b"\x08\x02\x00\x00\x00") + chunk(b"IDAT")
 MODELS = ["classify", "classify_v1", "imagenet_preprocess"]
 
 
@@ -91,14 +84,11 @@ def test_extreme_image_is_answered(server, encode):
 
 
 def test_request_of_several_images_names_the_bad_ones(server):
-    tensor = tritonclient.grpc.InferInput("image", [3, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[GOOD], [b"bad"], [b""]], dtype=object))
-
     with (
         tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
         pytest.raises(InferenceServerException, match=r"2 of 3 images .*: image 1: .*; image 2: "),
     ):
-        client.infer("classify", [tensor])
+        client.infer("classify", [image_input("grpc", GOOD, b"bad", b"")])
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])

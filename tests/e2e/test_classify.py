@@ -14,6 +14,7 @@ from nereid.client.classifier import Classifier
 from nereid.observe.doctor import TRITON_OF_PYTRITON
 from nereid.tune import photos
 from tests.e2e.conftest import ESPRESSO, url
+from tests.supervised import image_input
 
 PHOTOS = {
     "coffee": COFFEE.read_bytes(),
@@ -27,9 +28,7 @@ PHOTOS = {
 def raw_scores(server, model: str, image: bytes) -> np.ndarray:
     """Classify with a plain Triton client; return the scores, float32[1000]."""
     with tritonclient.http.InferenceServerClient(url(server, "http")) as client:
-        tensor = tritonclient.http.InferInput("image", [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[image]], dtype=object))
-        return client.infer(model, [tensor]).as_numpy("scores")[0]
+        return client.infer(model, [image_input("http", image)]).as_numpy("scores")[0]
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -6,15 +6,13 @@ Queries about GPUs are exceptions: promtool tests them with Triton's names.
 import base64
 import itertools
 import math
-import os
 import re
 import shutil
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,23 +55,17 @@ PAUSE_S = 0.2
 # Not the photo of the health checks, which is not measured.
 PHOTO = CHELSEA.read_bytes()
 DAMAGED = PHOTO[: len(PHOTO) // 20]
-# Needs a variant that fails: a test of its own.
-FALLBACKS = "nereid_route_fallbacks_total"
-# A CPU has no metrics of a GPU, and drift needs a reference: tests/e2e/test_drift.py has one.
-OF_REFERENCE = ("nereid_drift_", "nereid_route_predicted_total")
+# A CPU has no metrics of a GPU, drift needs a reference (tests/e2e/test_drift.py), and fallbacks a failure
+# (tests/e2e/test_fallbacks.py).
+OTHERS = ("nereid_drift_", "nereid_route_predicted_total", "nereid_route_fallbacks_total")
 ABSENT = gpu_metrics() | {
-    series for each in families() if each.name.startswith(OF_REFERENCE) for series in each.series()
+    series for each in families() if each.name.startswith(OTHERS) for series in each.series()
 }
 RECORDED = [name for name, expression in rules().items() if not metrics_of(expression) & ABSENT]
 ASKED = [*shown(RATE_INTERVAL), *scaling(), *judging(), *questions()]
-OF_FALLBACKS = [each for each in ASKED if FALLBACKS in metrics_of(each.expression)]
 QUERIES = [
     *(Query(name, name) for name in RECORDED),
-    *(
-        each
-        for each in ASKED
-        if not metrics_of(each.expression) & (ABSENT | {FALLBACKS} | ({*rules()} - {*RECORDED}))
-    ),
+    *(each for each in ASKED if not metrics_of(each.expression) & (ABSENT | ({*rules()} - {*RECORDED}))),
 ]
 # Nothing has to fail, wait, or be under way just now; of all else, 0 would be a wrong selection.
 MAY_BE_0 = re.compile(
@@ -84,14 +76,10 @@ MAY_BE_0 = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """A running Prometheus, by its address, and the server that it scrapes.
-
-    While `killing` is set, requests of the traffic may fail.
-    """
+    """A running Prometheus, by its address, and the server that it scrapes."""
 
     address: str
     server: Served
-    killing: threading.Event = field(default_factory=threading.Event)
 
     def get(self, path: str, **parameters: str) -> Any:
         answer = httpx.get(f"{self.address}/api/v1/{path}", params=parameters)
@@ -148,12 +136,9 @@ def traffic(observer: Prometheus, address: str, key: str, limited: str) -> Itera
 
     def with_feedback(client: httpx.Client) -> None:
         """Say that the first answer of a client is wrong, that the next is correct, and so on."""
-        answer = predict(client, PHOTO, own)
-        if not (observer.killing.is_set() and answer.is_server_error):
-            found = answer.json()
-            label = found["predictions"][next(labels)]["label"]
-            truth = {"request_id": found["request_id"], "label": label}
-            client.post(f"{address}/v1/feedback", json=truth, headers=own)
+        found = predict(client, PHOTO, own).json()
+        truth = {"request_id": found["request_id"], "label": found["predictions"][next(labels)]["label"]}
+        client.post(f"{address}/v1/feedback", json=truth, headers=own)
 
     kinds: list[Callable[[httpx.Client], object]] = [
         with_feedback,
@@ -252,22 +237,3 @@ def test_every_query_has_data(watched, query):
         return bool(values) if MAY_BE_0.search(query.expression) else max(values, default=0) > 0
 
     wait_until(has_data, query.where)
-
-
-@pytest.mark.parametrize("query", OF_FALLBACKS, ids=lambda query: query.where)
-def test_fallbacks_have_data(watched, query):
-    """The default responds in place of a variant whose process is killed."""
-    watched.killing.set()
-    killed: set[int] = set()
-
-    def has_data() -> bool:
-        # A kill is seen only if requests wait, so it is repeated, at most once for each repair.
-        found = {stub.process.pid for stub in watched.server.stubs("classify_v2")}
-        if watched.server.is_ready() and not found & killed:
-            killed.update(found)
-            for pid in found:
-                os.kill(pid, signal.SIGKILL)
-        return max(watched.values(query.expression), default=0) > 0
-
-    wait_until(has_data, query.where)
-    wait_until(watched.server.is_ready, "the repair")

@@ -26,7 +26,6 @@ def served(tmp_path_factory):
 
 
 def infer(served: Served, *shape: int) -> np.ndarray:
-    """Return output `y` of `fragile`."""
     tensor = tritonclient.grpc.InferInput("shape", [2], "INT64")
     tensor.set_data_from_numpy(np.array(shape))
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{served.ports['grpc']}") as client:

@@ -1,7 +1,6 @@
 """The gateway in front of a real server: results, cancellation, OpenAPI."""
 
 import asyncio
-import contextlib
 import http.client
 import io
 import re
@@ -14,20 +13,14 @@ import pytest
 from PIL import Image
 
 from nereid.assets import CHELSEA, COFFEE
-from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT
 from nereid.gateway.admission.concurrency_limit import INITIAL_LIMIT
-from nereid.http_connection import HttpConnections
 from nereid.server.ports import free_ports
 from tests.deployment import running
 from tests.e2e.conftest import CATS, ESPRESSO, url
 from tests.gateways import check_schema
-from tests.proof import REQUESTS
 from tests.routes import wait_until
 
 WATCHDOG_S = 30
-# The limit stays where it starts, and the callers are twice as many as it lets in and lets wait.
-LIMIT = int(INITIAL_LIMIT)
-CALLERS = 2 * LIMIT * (1 + MAX_WAITING_PER_SLOT)
 PHOTO = COFFEE.read_bytes()
 JPEG = {"content-type": "image/jpeg"}
 CLOSED = r'nereid_gateway_requests_total\{.*"client_closed"'
@@ -39,7 +32,7 @@ from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.settings import KEEP_ALIVE_S
 from nereid.gateway.settings import Settings
 from tests.gateways import RING, Control, Source
-settings = Settings(url=sys.argv[1], max_in_flight={LIMIT})
+settings = Settings(url=sys.argv[1], max_in_flight={int(INITIAL_LIMIT)})
 app = create_app(create_gateway(settings, RING, Source(Control(), "classify_v2")))
 options = dict(http=BoundedProtocol, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_S)
 uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), **options)
@@ -161,25 +154,6 @@ def test_body_of_100_mb_is_refused(base, head):
     answer = exchange(httpx.URL(base).port, f"content-type: image/jpeg\r\n{head}", body, False)
 
     assert answer.status == 413
-
-
-@pytest.mark.slow
-def test_overload_is_refused_and_the_rest_is_answered(base):
-    async def send_all() -> list[tuple[int, bool]]:
-        # A client of httpx costs so much that on busy cores the gateway keeps up with hundreds of them.
-        connections, callers = HttpConnections(base.removeprefix("http://")), asyncio.Semaphore(CALLERS)
-        head = connections.head("POST", "/predict", [(b"content-type", b"image/jpeg")], len(PHOTO))
-
-        async def call() -> tuple[int, bool]:
-            async with callers, connections.taken() as connection:
-                answer = await connection.send([head, PHOTO])
-            return answer.status, b"retry-after" in answer.headers
-
-        with contextlib.closing(connections):
-            async with asyncio.timeout(10 * WATCHDOG_S):
-                return await asyncio.gather(*(call() for _ in range(max(2 * CALLERS, REQUESTS // 4))))
-
-    assert {*asyncio.run(send_all())} == {(200, False), (429, True)}
 
 
 @pytest.mark.slow

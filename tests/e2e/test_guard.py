@@ -2,21 +2,15 @@
 
 import asyncio
 import os
-import random
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -24,30 +18,25 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from loadtest import resource_usage
-from loadtest.attack.attacks import ATTACKS, Attack, Front
-from loadtest.attack.floods import ACCEPTED, FLOODS, messages
+from loadtest.attack.attacks import ATTACKS, Front
 from loadtest.attack.fuzz import fuzz
-from loadtest.torture.traffic import Kind, Traffic, classifiers
+from loadtest.torture.traffic import Traffic, classifiers
 from nereid.addresses import unix_path
 from nereid.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import Overloaded, RequestRefused
 from nereid.gateway.admission import key_changes
-from nereid.server.ports import free_ports, is_listening
+from nereid.server.ports import is_listening
 from nereid.server.supervision.process_usage import GATEWAY_WORDS
 from tests.classifiers import check_bytes_are_sent, opened
 from tests.e2e.conftest import ESPRESSO
+from tests.networks import CLIENTS, Arrays, arrays_of, assert_same
 from tests.proof import REQUESTS
 from tests.routes import WATCHDOG_S, wait_until
-from tests.supervised import Served, gateway, serving
+from tests.supervised import Served, image_input, serving
 from tests.tables import cases
 
-CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 NETWORK = "efficientnet_lite0"
-# Requests of each of three callers. Most runs with a gateway that uses gRPC end the server.
-LATE = 3000
-# A key holds at most half of the 512 MiB for messages.
-MAX_GATEWAY_KB = 450_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,36 +72,13 @@ def protocol(request):
     return request.param
 
 
-def image_input(protocol: str, *photos: Path):
-    tensor = CLIENTS[protocol].InferInput("image", [len(photos), 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[photo.read_bytes()] for photo in photos], dtype=object))
-    return tensor
-
-
-def infer(url: str, protocol: str, model: str, tensor, **options) -> dict[str, np.ndarray]:
+def infer(url: str, protocol: str, model: str, tensor, outputs=(), **options) -> Arrays:
+    wanted = [CLIENTS[protocol].InferRequestedOutput(*each) for each in outputs] or None
     with CLIENTS[protocol].InferenceServerClient(url) as client:
-        outputs = [CLIENTS[protocol].InferRequestedOutput(*each) for each in options.pop("outputs", [])]
-        result = client.infer(model, [tensor], outputs=outputs or None, **options)
-        response = result.get_response()
-        named = response["outputs"] if protocol == "http" else response.outputs
-        names = [each["name"] if protocol == "http" else each.name for each in named]
-        return {name: _as_bytes(result.as_numpy(name)) for name in names}
-
-
-def _as_bytes(values: np.ndarray) -> np.ndarray:
-    """Return texts as bytes; JSON has only texts."""
-    if values.dtype != object:
-        return values
-    texts = [each.encode() if isinstance(each, str) else each for each in values.ravel()]
-    return np.array(texts, dtype=object).reshape(values.shape)
-
-
-def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert {name: values.dtype for name, values in found.items()} == {
-        name: values.dtype for name, values in expected.items()
-    }
-    for name, values in expected.items():
-        assert np.array_equal(found[name], values), name
+        found = arrays_of(client.infer(model, [tensor], outputs=wanted, **options))
+    # JSON has texts instead of bytes.
+    as_bytes = np.vectorize(lambda text: text.encode() if isinstance(text, str) else text, "O")
+    return {name: as_bytes(array) if array.dtype == object else array for name, array in found.items()}
 
 
 def test_triton_has_no_port(guarded):
@@ -148,33 +114,6 @@ def test_attacks_are_rejected_and_do_not_disturb_others(guarded):
     assert guarded.pid == pid
 
 
-def test_floods_end_only_their_own_connections(guarded, tmp_path):
-    """Neither an address without a key nor another key takes memory or answers from the caller with a key."""
-    words = ["--url", guarded.served.record.url("http"), "--grpc-port", str(port := free_ports(1)[0])]
-    keys = tmp_path / "keys.json"
-    key, other = (key_changes.add(keys, name, ["infer"], None) for name in ("steady", "other"))
-    flooding = [
-        *FLOODS,
-        Attack("of a key", partial(messages, name="ModelInfer", key=other), frozenset({ACCEPTED})),
-    ]
-
-    with gateway(tmp_path / "log", *words, "--require-keys", "--keys", str(keys)) as (process, _):
-        steady = Kind(
-            "steady",
-            10.0,
-            lambda _: Classifier(f"127.0.0.1:{port}", "grpc", api_key=key),
-            lambda classifier: str(classifier.classify(COFFEE).labels[0].index - ESPRESSO).strip("0"),
-        )
-        with Traffic([steady]) as traffic:
-            found = {each.name: each.send(Front(0, port)) for each in flooding}
-        peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
-
-    assert {each.name: found[each.name] for each in flooding if found[each.name] not in each.expected} == {}
-    assert traffic.sent > 20
-    assert traffic.faults() == []
-    assert int(peak[1]) < MAX_GATEWAY_KB
-
-
 @cases(
     "outputs",
     {
@@ -190,12 +129,12 @@ def test_answers_are_tritons_own(guarded, protocol, outputs, photos):
         outputs = [(name, *rest[1:]) for name, *rest in outputs]
     options = {"outputs": outputs, "headers": {"x-variant": "v2"}}
     direct = [(name, *rest[1:]) for name, *rest in outputs] if protocol == "http" else outputs
-    own = guarded.served.record.url("grpc")
+    own, images = guarded.served.record.url("grpc"), [photo.read_bytes() for photo in photos]
 
-    expected = infer(own, "grpc", "classify", image_input("grpc", *photos), **options | {"outputs": direct})
+    expected = infer(own, "grpc", "classify", image_input("grpc", *images), **options | {"outputs": direct})
 
-    assert_equal(
-        infer(guarded.url(protocol), protocol, "classify", image_input(protocol, *photos), **options),
+    assert_same(
+        infer(guarded.url(protocol), protocol, "classify", image_input(protocol, *images), **options),
         expected,
     )
 
@@ -212,7 +151,7 @@ def test_numbers_pass_in_every_form(guarded, encoding, is_binary):
     expected = infer(guarded.served.record.url("grpc"), "grpc", NETWORK, own, model_version="1")
 
     options = {"model_version": "1", "request_compression_algorithm": encoding}
-    assert_equal(infer(guarded.url("http"), "http", NETWORK, tensor, **options), expected)
+    assert_same(infer(guarded.url("http"), "http", NETWORK, tensor, **options), expected)
 
 
 def test_reading_methods_pass(guarded, protocol):
@@ -236,35 +175,9 @@ def test_errors_are_tritons(guarded, protocol):
     url = guarded.url(protocol)
 
     with pytest.raises(InferenceServerException, match="nobody"):
-        infer(url, protocol, "nobody", image_input(protocol, COFFEE))
+        infer(url, protocol, "nobody", image_input(protocol))
     with Classifier(url, protocol) as classifier, pytest.raises(RequestRefused, match=r"^invalid image: "):
         classifier.classify(COFFEE.read_bytes()[:20_000])
-
-
-def test_keys_are_checked_over_both_protocols(guarded, tmp_path):
-    record = guarded.served.record
-    keys = tmp_path / "keys.json"
-    secret = key_changes.add(keys, "one", ["infer"], None)
-    port = free_ports(1)[0]
-    words = ["--url", record.url("http"), "--grpc-port", str(port)]
-
-    with gateway(tmp_path / "log", *words, "--require-keys", "--keys", str(keys)) as (_, address):
-        urls = {"http": address.removeprefix("http://"), "grpc": f"127.0.0.1:{port}"}
-        for protocol, url in urls.items():
-            with CLIENTS[protocol].InferenceServerClient(url) as client:
-                assert client.is_server_live()
-                with pytest.raises(InferenceServerException, match="unknown API key"):
-                    client.get_model_metadata("classify", headers={"x-api-key": "wrong"})
-                assert client.get_model_metadata("classify", headers={"authorization": f"Bearer {secret}"})
-            with pytest.raises(InferenceServerException, match="an API key is required"):
-                infer(url, protocol, "classify", image_input(protocol, COFFEE))
-            with Classifier(url, protocol, api_key=secret) as classifier:
-                assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
-            with (
-                Classifier(url, protocol) as classifier,
-                pytest.raises(RequestRefused, match="key is required"),
-            ):
-                classifier.classify(COFFEE)
 
 
 @pytest.mark.slow
@@ -331,37 +244,3 @@ def test_full_shared_memory_is_an_overload(tmp_path, encode):
                         classifier.classify(photo)
                     assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
         assert limit() < before
-
-
-@pytest.mark.slow
-def test_late_requests_end_no_server(guarded):
-    """Over gRPC, a deadline in the moment of the response ends Triton 24.10."""
-    pid, body = guarded.pid, COFFEE.read_bytes()
-    jpeg = {"content-type": "image/jpeg"}
-    is_over = threading.Event()
-
-    def ask_in_time() -> None:
-        with Classifier(guarded.url("http"), "http") as classifier:
-            while not is_over.is_set():
-                with suppress(Overloaded):
-                    classifier.classify(COFFEE)
-
-    def ask_late(seed: int) -> int:
-        milliseconds = random.Random(seed)
-        with httpx.Client(base_url=f"http://{guarded.url('http')}", timeout=WATCHDOG_S) as client:
-            headers = [{"x-request-timeout-ms": str(milliseconds.randint(1, 6))} for _ in range(LATE)]
-            answers = [client.post("/predict", content=body, headers=each | jpeg) for each in headers]
-        return [each.status_code for each in answers].count(504)
-
-    with ThreadPoolExecutor() as pool:
-        in_time = pool.submit(ask_in_time)
-        try:
-            late = sum(pool.map(ask_late, range(3)))
-        finally:
-            is_over.set()
-        in_time.result()
-
-    assert late > 0
-    with Classifier(guarded.url("http"), "http") as classifier:
-        assert classifier.classify(COFFEE).labels[0].index == ESPRESSO
-    assert guarded.pid == pid

@@ -207,36 +207,51 @@ def test_wrong_target_is_an_error(wheels, target, tmp_path, tags, problem):
     expect_error(install(target, *bundle.parts), target, problem, "; fix: ")
 
 
-def test_missing_python_is_an_error(bundle, target):
+def lacking_python(target: Path) -> list[str]:
     (target / "programs" / f"python{THIS}").unlink()
-
-    expect_error(install(target, *bundle.parts), target, f"missing Python: expected python{THIS} or python3")
-    done = install(target, *bundle.parts, "--python", "absent")
-    expect_error(done, target, f"wrong Python: expected Python {THIS}, got 'absent'", "fix: --python PATH")
+    return []
 
 
-def test_missing_venv_is_an_error(bundle, target):
+def lacking_venv(target: Path) -> list[str]:
     python = target / "python"
     lacking = "import sys; sys.modules['venv'] = None\n"
     python.write_text(
         f'#!/bin/sh\nshift 2\ncode=$1\nshift\nexec \'{sys.executable}\' -I -c "{lacking}$code" "$@"\n'
     )
     python.chmod(0o755)
-
-    done = install(target, *bundle.parts, "--python", python)
-
-    expect_error(done, target, "expected the module venv in", f"install the package python{THIS}-venv")
+    return ["--python", str(python)]
 
 
-def test_packages_of_a_virtual_environment_are_refused(bundle, target):
-    """An environment of an environment would not have its packages, so the option is an error there."""
-    python = Path(sys.prefix) / "bin" / "python"
-    if sys.prefix == sys.base_prefix:
-        pytest.skip("needs a virtual environment")
+def used_folder(target: Path) -> list[str]:
+    (target / "data").mkdir()
+    (target / "data" / "precious").touch()
+    return ["--into", "data"]
 
-    done = install(target, *bundle.parts, "--python", python, "--system-site-packages")
 
-    expect_error(done, target, "expected the Python of the system", f"a Python in {sys.base_prefix}")
+@cases(
+    ("arrange", "passages"),
+    {
+        "no Python": (lacking_python, [f"missing Python: expected python{THIS} or python3"]),
+        "absent Python": (
+            lambda target: ["--python", "absent"],
+            [f"wrong Python: expected Python {THIS}, got 'absent'", "fix: --python PATH"],
+        ),
+        "no venv": (lacking_venv, ["expected the module venv in", f"install the package python{THIS}-venv"]),
+        # An environment of an environment would not have its packages.
+        "packages of an environment": (
+            lambda target: ["--python", f"{sys.prefix}/bin/python", "--system-site-packages"],
+            ["expected the Python of the system", f"a Python in {sys.base_prefix}"],
+        ),
+        "used folder": (used_folder, ["'data' is in use: expected a new or empty folder"]),
+    },
+)
+def test_unsuitable_machine_is_an_error(bundle, target, arrange, passages):
+    words = arrange(target)
+    before = {*target.rglob("*")}
+
+    expect_error(install(target, *bundle.parts, *words), target, *passages)
+
+    assert {*target.rglob("*")} == before
 
 
 @cases(
@@ -256,16 +271,6 @@ def test_failure_of_pip_leaves_nothing(wheels, target, tmp_path):
     bundle = write_bundle(tmp_path / "bundle", [own, pip])
 
     expect_error(install(target, *bundle.parts), target, "leaf", "error: pip failed")
-
-
-def test_full_folder_is_left_alone(bundle, target):
-    (target / "data").mkdir()
-    (target / "data" / "precious").touch()
-
-    done = install(target, *bundle.parts, "--into", "data")
-
-    expect_error(done, target, "'data' is in use: expected a new or empty folder")
-    assert [path.name for path in (target / "data").iterdir()] == ["precious"]
 
 
 def test_repeat_repairs_a_killed_installation(bundle, target):

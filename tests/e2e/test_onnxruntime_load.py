@@ -6,7 +6,6 @@ tests/unit/test_session_options.py have all.
 
 import re
 
-import numpy as np
 import onnx
 import pytest
 from onnx import helper
@@ -16,11 +15,8 @@ from tritonclient.utils import InferenceServerException
 from tests.networks import (
     ONE_INSTANCE,
     connect,
-    constant,
     identity,
-    infer,
     network,
-    run,
     serve,
     store,
     tensor,
@@ -150,65 +146,3 @@ def test_config_is_completed_from_the_network(server, log, request, model, confi
         message += "utilize autofill with a larger max batch size"
         warnings = wait_until(lambda: [line for line in [*log] if message in line], "the warning")
         assert warnings[0].startswith("W")
-
-
-def old(*nodes: onnx.NodeProto, **constants: np.ndarray) -> onnx.ModelProto:
-    """Build y[n,4] of x[n,4] as exporters before 2019 did: IR 3, and initializers that are inputs, too."""
-    x, y = value("x", "FP32", ["n", 4]), value("y", "FP32", ["n", 4])
-    listed = [value(name, "FP32", array.shape) for name, array in constants.items()]
-    model = network(nodes, [*listed, x], [y], [constant(*each) for each in constants.items()])
-    model.ir_version = 3
-    return model
-
-
-def folded(node: onnx.NodeProto, *before: onnx.NodeProto, **constants: np.ndarray) -> onnx.ModelProto:
-    """Build y[a,b] of x[2,4], whose dims are known only when constants are folded."""
-    inputs, outputs = [value("x", "FP32", [2, 4])], [value("y", "FP32", ["a", "b"])]
-    return network([*before, node], inputs, outputs, [constant(*each) for each in constants.items()])
-
-
-WEIGHTS, ZEROS = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32), np.zeros(4, np.float32)
-
-
-@cases(
-    "model",
-    {
-        "three_equal_biases": old(
-            *(helper.make_node("Gemm", names[:3], names[3:]) for names in ("xwap", "pwbq", "qwcy")),
-            **{"w": WEIGHTS, "a": ZEROS, "b": ZEROS, "c": ZEROS},
-        ),
-        "equal_weights": old(
-            helper.make_node("MatMul", ["x", "v"], ["h"]),
-            helper.make_node("MatMul", ["h", "w"], ["y"]),
-            v=WEIGHTS,
-            w=WEIGHTS,
-        ),
-        "unused_weights": old(helper.make_node("Relu", ["x"], ["y"]), w=WEIGHTS),
-        "input_with_a_default": old(helper.make_node("Add", ["x", "b"], ["y"]), b=ZEROS),
-        "reshape_to_the_shape_of_a_constant": folded(
-            helper.make_node("Reshape", ["x", "s"], ["y"]),
-            helper.make_node("Shape", ["c"], ["s"]),
-            c=np.zeros((4, 2), np.float32),
-        ),
-        "slice_by_a_range": folded(
-            helper.make_node("Gather", ["x", "r"], ["y"], axis=1),
-            helper.make_node("Range", ["a", "b", "c"], ["r"]),
-            **{"a": np.int64(0), "b": np.int64(3), "c": np.int64(1)},
-        ),
-        "tile_by_a_sum": folded(
-            helper.make_node("Tile", ["x", "r"], ["y"]),
-            helper.make_node("Add", ["a", "a"], ["r"]),
-            a=np.array([1, 1]),
-        ),
-    },
-)
-def test_networks_without_a_config_answer_as_in_onnx_runtime(server, request, model):
-    name = request.node.callspec.id
-    path = store(server.options.repository, name, model, None)
-    with connect(server) as client:
-        client.load_model(name)
-    x = np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
-
-    found = infer(server, name, {"x": x})
-
-    np.testing.assert_array_equal(found["y"], run(path, {"x": x})["y"])

@@ -131,16 +131,6 @@ def mixing() -> onnx.ModelProto:
     return network(nodes, [value("x", "FP32", ["batch", 64])], [value("y", "FP32", ["batch", 64])], weights)
 
 
-def lookup() -> onnx.ModelProto:
-    """Build y = table[row], which fails for a row that is not there."""
-    return network(
-        [helper.make_node("Gather", ["table", "row"], ["y"])],
-        [value("row", "INT64", ["batch", 1])],
-        [value("y", "FP32", ["batch", 1])],
-        [constant("table", np.float32([10, 11, 12, 13]))],
-    )
-
-
 def ragged() -> onnx.ModelProto:
     """Build a network that negates its ragged input `x`, and returns the shapes of its items."""
     return network(
@@ -184,12 +174,6 @@ def instances(count: int) -> str:
 
 
 ROWS = "max_batch_size: 8\n" + pair("FP32", [64])
-LOOKUP = [
-    "max_batch_size: 4\n",
-    TOGETHER.format(4),
-    tensor("input", "row", "INT64", [1]),
-    tensor("output", "y", "FP32", [1]),
-]
 RAGGED = [
     "max_batch_size: 3\n",
     TOGETHER.format(3),
@@ -212,7 +196,6 @@ def store_special(repository: Path) -> None:
     for name, model, config in (
         ("scalar", identity("FP64", []), pair("FP64", [1])),
         ("column", identity("INT32", ["batch"]), "max_batch_size: 4\n" + pair("INT32", [1], "reshape { }")),
-        ("lookup", lookup(), "".join(LOOKUP)),
         ("ragged", ragged(), "".join(RAGGED)),
         ("text", identity("STRING", [2]), pair("STRING", [2])),
         ("slow", slow(), pair("FP32", [1])),
@@ -284,20 +267,6 @@ def test_outputs_come_in_the_order_of_their_names(server):
 
     assert {tuple(answer) for answer in answers} == {tuple(sorted(NAMED))}
     assert list(infer(server, "ordered", inputs, outputs=NAMED[:2])) == sorted(NAMED[:2])
-
-
-def test_one_bad_request_in_a_batch_fails_alone(server):
-    before = executions(server, "lookup")
-
-    outcomes = infer_together(server, "lookup", [{"row": np.int64([[row]])} for row in (1, 9, 3, 0)])
-
-    bad = outcomes.pop(1)
-    for outcome, expected in zip(outcomes, [11, 13, 10], strict=True):
-        assert_same(outcome, {"y": np.float32([[expected]])})
-    assert bad.status() == "StatusCode.INTERNAL"
-    assert "onnx runtime error 2: " in bad.message()
-    assert "idx=9 must be within the inclusive range [-4,3]" in bad.message()
-    assert executions(server, "lookup") - before == 1
 
 
 def test_ragged_requests_share_a_batch(server):

@@ -22,7 +22,6 @@ from tests.routes import (
     document,
     given,
     order,
-    publish_config,
     replace,
     serve_routes,
     store_adding,
@@ -81,22 +80,17 @@ def served(tmp_path_factory):
         store_adding(repository, name, number)
     store_router(repository, "route")
     replace(repository / "route.route.json", json.dumps(BASE).encode())
-    # As Kubernetes mounts a ConfigMap: a link to a file in a folder that is a link.
-    store_router(repository, "linked", "../config/route.json")
-    publish_config(base / "config" / "route.json", document(variant("plain", "one", 1)))
     with serve_routes(repository, base) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def last():
-    """The route file that `base` wrote last."""
     return {}
 
 
 @pytest.fixture
 def base(served, last):
-    """The server whose `route` is BASE."""
     path = served.path("route")
     if not path.exists() or path.read_bytes() != last.get("file"):
         served.use("route", BASE)
@@ -179,16 +173,6 @@ def test_wrong_file_changes_nothing_and_is_logged(base):
     base.wait_metric(len(base.logged("is refused")), "reloads_total", route="route", outcome="refused")
     shown = [*base.metrics().sums("nereid_route_served_since_seconds", "sha256", labels={"route": "route"})]
     assert shown == [(digest,)]
-
-
-def test_swapped_link_is_read(served):
-    """A file behind links, as Kubernetes mounts a ConfigMap, is read again when a link changes."""
-    assert served.send("linked").origin == ("plain", "1", "weight")
-
-    publish_config(served.repository.parent / "config" / "route.json", document(variant("other", "ten", 1)))
-
-    wait_until(lambda: served.send("linked").origin == ("other", "1", "weight"), timeout_s=10 * VISIBLE_S)
-    served.wait_metric(1, "reloads_total", route="linked", outcome="accepted")
 
 
 def test_load_without_a_valid_route_fails_with_the_reason(served, unique):

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,10 @@ from tests.gateways import check_schema
 from tests.labels import BLANK, LABEL, WORDS
 from tests.networks import CLIENTS, Arrays, connect, infer
 from tests.pairwise import pairwise
-from tests.pictures import noise, save
+from tests.pictures import BOMB, noise, save
 from tests.readers import encoded, page, reader
 from tests.routes import wait_until
-from tests.supervised import running_gateway
+from tests.supervised import image_input, running_gateway
 from tests.tables import cases
 from tests.tasks import DETECT, READ, TASKS, store_tasks
 
@@ -141,12 +141,6 @@ def test_both_forms_read_as_the_library(server, image):
         assert found["confidence"][0][place] == pytest.approx(line.confidence, abs=1e-5)
 
 
-def bomb() -> bytes:
-    body = b"IHDR" + (20_000).to_bytes(4) * 2 + b"\x08\x02\x00\x00\x00"
-    header = (13).to_bytes(4) + body + zlib.crc32(body).to_bytes(4)
-    return b"\x89PNG\r\n\x1a\n" + header + bytes(4) + b"IDAT" + zlib.crc32(b"IDAT").to_bytes(4)
-
-
 @of_each_task
 def test_bad_requests_are_refused(server, task):
     for images, message in (
@@ -154,7 +148,7 @@ def test_bad_requests_are_refused(server, task):
         ([b"no image"], "invalid image: expected an image file"),
         ([task.image[:-200]], "invalid image: "),
         ([PARCEL[:3000]], "invalid image: "),
-        ([bomb()], "invalid image: expected at most 64000000 pixels"),
+        ([BOMB], "invalid image: expected at most 64000000 pixels"),
         ([task.image] * 2, "invalid request: expected one image per request, got 2"),
     ):
         for protocol in PROTOCOLS:
@@ -358,12 +352,7 @@ def test_outputs_of_any_length_cross_the_v2_protocol(gateway, protocol):
 
     Triton would end if it sorted texts, or the confidences of an image without text.
     """
-    client = CLIENTS[protocol]
-
-    def tensor(*images: bytes) -> Any:
-        made = client.InferInput("image", [len(images), 1], "BYTES")
-        made.set_data_from_numpy(np.array([[each] for each in images], dtype=object))
-        return made
+    client, tensor = CLIENTS[protocol], partial(image_input, protocol)
 
     with client.InferenceServerClient(f"127.0.0.1:{gateway.ports[protocol]}") as connection:
         found, blank = (connection.infer("read_text", [tensor(each)]) for each in (LABEL, BLANK))

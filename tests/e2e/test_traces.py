@@ -26,6 +26,8 @@ STAGES["ensemble"] = {"imagenet_preprocess": ["decode", "resize"], "efficientnet
 SHADOW = {"name": "s", "model": "classify_v2", "version": 1, "percent": 100, "deadline_ms": 5000}
 SLOW_MS = 100_000
 PHOTO, JPEG = COFFEE.read_bytes(), {"content-type": "image/jpeg"}
+# The body is the image, without JSON.
+BINARY = {"Inference-Header-Content-Length": "0"}
 
 
 class Traced:
@@ -96,19 +98,10 @@ def traced(request, tmp_path_factory):
         yield Traced(served, ports, receiver, request.param)
 
 
-def binary(image: bytes) -> tuple[bytes, dict[str, str]]:
-    tensor = {"name": "image", "shape": [1, 1], "datatype": "BYTES"}
-    tensor["parameters"] = {"binary_data_size": len(image) + 4}
-    outputs = [{"name": "variant", "parameters": {"binary_data": False}}]
-    head = json.dumps({"inputs": [tensor], "outputs": outputs}).encode()
-    body = head + len(image).to_bytes(4, "little") + image
-    return body, {"Inference-Header-Content-Length": str(len(head))}
-
-
 @pytest.mark.nightly(minutes=2)
 @pytest.mark.parametrize("port", ["gateway", "http"])
 def test_v2_request_is_one_tree(traced, port):
-    status, _, *ids = traced.post("/v2/models/classify/infer", *binary(PHOTO), port)
+    status, _, *ids = traced.post("/v2/models/classify/infer", PHOTO, BINARY, port)
 
     assert status == 200
     gateway_name = "gateway /v2/models/{model}/infer" if port == "gateway" else ""
@@ -243,12 +236,11 @@ def test_damaged_headers_fail_only_their_own_request(traced):
     """Headers that are not UTF-8, sent directly to a model, do not fail the batch of others."""
     if traced.profile != "cpu":
         pytest.skip("the models of an ensemble are not called directly")
-    path, image = f"/v2/models/{PINNED}/infer", PHOTO
-    binary_only = {"Inference-Header-Content-Length": "0"}
+    path = f"/v2/models/{PINNED}/infer"
 
     def send(number):
         bad = {"x-route-foo": b"\xff\xfe".decode("latin-1")} if number % 4 == 0 else {}
-        return number % 4 == 0, traced.post(path, image, binary_only | bad, "http")[0]
+        return number % 4 == 0, traced.post(path, PHOTO, BINARY | bad, "http")[0]
 
     with ThreadPoolExecutor(8) as pool:
         found = [*pool.map(send, range(48))]
@@ -260,7 +252,7 @@ def test_damaged_headers_fail_only_their_own_request(traced):
 def test_requests_that_end_early_have_lines(traced):
     direct = f"/v2/models/{next(iter(STAGES[traced.profile]))}/infer"
 
-    of_model = traced.line(traced.post(direct, PHOTO, {"Inference-Header-Content-Length": "0"})[2])
+    of_model = traced.line(traced.post(direct, PHOTO, BINARY)[2])
     of_gateway = traced.line(traced.post("/predict", b"x", {"content-type": "text/plain"})[2])
 
     assert ("decode" in of_model["stages_ms"], of_gateway["name"].startswith("gateway")) == (True, True)

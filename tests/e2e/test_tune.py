@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from contextlib import contextmanager
@@ -197,17 +195,3 @@ def test_bad_config_is_replaced(models, tmp_path):
     assert write(options, tuned, report, print) == list(VARIANTS)
     assert not [each for each in check.check(models) if each.verdict == "fail"]
     assert_served_as_fused(models, tmp_path, dict(report.best)[INSTANCES])
-
-
-def test_dry_run_prints_measurements(models):
-    words = [sys.executable, "-m", "nereid", "tune", "classify_v1", "--repository", str(models), "--dry-run"]
-
-    done = subprocess.run(
-        [*words, "--minutes", "0.2", "--concurrency", "4"], capture_output=True, text=True, timeout=300
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "images/s" in done.stdout
-    assert "default" in done.stdout
-    assert done.stdout.endswith("nothing is written\n")
-    assert not list(models.rglob("tuned.pbtxt"))

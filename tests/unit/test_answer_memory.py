@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from nereid.gateway.workers.answer_memory import PLACES, SETS, AnswerMemory, Rated
+from nereid.gateway.workers import answer_memory
+from nereid.gateway.workers.answer_memory import PLACES, AnswerMemory, Rated
 from tests.gateways import IMAGE, RING, SMALL, WATCHDOG_S, Upstream, gateway, send
 from tests.tables import cases
-
-CAPACITY = SETS * PLACES
 
 
 @pytest.mark.parametrize(
@@ -30,20 +29,20 @@ def test_label_or_index_is_compared(label, is_correct):
     assert memory.rate("id", 2) == Rated("classify", "v2", True, True)
 
 
-@pytest.mark.process
-def test_recent_answers_are_known_and_old_ones_forgotten():
+def test_recent_answers_are_known_and_old_ones_forgotten(monkeypatch):
     """Half of the capacity is known almost always; after twice the capacity, almost nothing old is left."""
-    now = [0.0]
+    monkeypatch.setattr(answer_memory, "SETS", 500)
+    now, capacity = [0.0], 500 * PLACES
     memory = AnswerMemory(lambda: now[0])
-    for number in range(3 * CAPACITY):
+    for number in range(3 * capacity):
         now[0] += 1
         memory.remember(f"id-{number}", "m", "v", number % 1000, "")
 
     def known(numbers: range) -> float:
         return sum(memory.rate(f"id-{number}", 0) is not None for number in numbers) / len(numbers)
 
-    assert known(range(5 * CAPACITY // 2, 3 * CAPACITY)) > 0.95
-    assert known(range(CAPACITY)) < 0.01
+    assert known(range(5 * capacity // 2, 3 * capacity)) > 0.95
+    assert known(range(capacity)) < 0.01
 
 
 FORKED = """

@@ -313,29 +313,6 @@ def test_garbage_exif_is_ignored(encode, gradient, image_format, garbage):
     np.testing.assert_allclose(image.pixels(1, WHITE, Buffers()).astype(int), pixels, atol=LOSSY_LEVELS)
 
 
-def damaged_profile(encoded: bytes, *chunks: tuple[int, int]) -> bytes:
-    """Add a profile of colour in chunks with these numbers, of so many, to a JPEG."""
-    parts = [segment(0xE2, b"ICC_PROFILE\0" + bytes(numbers) + b"part") for numbers in chunks]
-    return encoded[:2] + b"".join(parts) + encoded[2:]
-
-
-@cases(
-    "chunks",
-    {
-        "number 0": [(0, 0)],
-        "one missing": [(1, 2)],
-        "twice": [(1, 2), (1, 2)],
-        "another total": [(1, 1), (1, 2)],
-    },
-)
-def test_damaged_profile_of_a_jpeg_does_no_harm(encode, gradient, chunks):
-    """Profiles are not applied, here or in Pillow."""
-    encoded = damaged_profile(encode(gradient(16, 16), "JPEG", quality=95), *chunks)
-
-    expected = np.asarray(Image.open(io.BytesIO(encoded)).convert("RGB"))
-    np.testing.assert_allclose(decode(encoded).astype(int), expected, atol=1)
-
-
 @cases(
     "chunk",
     {

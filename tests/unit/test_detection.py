@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nereid.contract import MAX_OBJECTS
 from nereid.detection import detector as detectors
-from nereid.detection.decoding import STRIDES_PX, Frame
+from nereid.detection.decoding import Frame
 from nereid.detection.detector import Detector, Objects
 from nereid.detection.head import UnknownHead, find_head
 from nereid.detection.layouts import Output
@@ -19,7 +19,7 @@ from nereid.detection.suppression import suppress
 from nereid.imaging.decode import Limits
 from nereid.imaging.transform import Transform
 from nereid.serving_errors import InferenceFailed
-from tests.detectors import CELLS, CLASSES, FRAME, HEADS, KNOWN, SIDE, TestDetector
+from tests.detectors import CLASSES, FRAME, HEADS, KNOWN, SIDE, TestDetector
 from tests.tables import cases
 
 SAME = Transform(SIDE, SIDE, resize="exact")
@@ -42,41 +42,6 @@ def rows_of(detector: Detector, arrays) -> list[np.ndarray]:
     return [arrays[each.name] for each in detector.head.outputs]
 
 
-# --- a slow plain reference, without NumPy's vectors ---
-
-
-def plain_candidates(head: str, arrays: list, threshold: float) -> list[tuple]:
-    """Return (box, score, class) of every row, in float64 for boxes and float32 for scores."""
-    found = []
-    if head in ("yolov5", "yolox"):
-        (rows,) = arrays
-        cells = [
-            (column, row, stride)
-            for stride in STRIDES_PX
-            for row in range(SIDE // stride)
-            for column in range(SIDE // stride)
-        ]
-        for place, row in enumerate(rows):
-            best = max(range(len(row) - 5), key=lambda index: row[5 + index])
-            score = row[4] * row[5 + best]
-            x, y, w, h = (float(each) for each in row[:4])
-            if head == "yolox":
-                column, line, stride = cells[place]
-                x, y = (x + column) * stride, (y + line) * stride
-                w, h = (float(np.exp(np.float64(min(each, 80)))) * stride for each in (w, h))
-            if row[4] >= np.float32(threshold) and score >= np.float32(threshold):
-                found.append(((x - w / 2, y - h / 2, x + w / 2, y + h / 2), score, best))
-    else:
-        (columns,) = arrays
-        for anchor in range(columns.shape[1]):
-            scores = [columns[4 + index, anchor] for index in range(len(columns) - 4)]
-            best = max(range(len(scores)), key=lambda index: scores[index])
-            x, y, w, h = (float(each) for each in columns[:4, anchor])
-            if scores[best] >= np.float32(threshold):
-                found.append(((x - w / 2, y - h / 2, x + w / 2, y + h / 2), scores[best], best))
-    return found
-
-
 def plain_iou(one, other) -> float:
     width = min(one[2], other[2]) - max(one[0], other[0])
     height = min(one[3], other[3]) - max(one[1], other[1])
@@ -86,67 +51,43 @@ def plain_iou(one, other) -> float:
     return common / union if union > 0 else 0.0
 
 
-def plain_objects(head: str, arrays: list, size_wh, threshold: float, iou: float) -> list[tuple]:
-    """Return the objects of an image whose sides are resized to the frame."""
-    found = sorted(plain_candidates(head, arrays, threshold), key=lambda each: -each[1])
-    kept: list[tuple] = []
-    results = []
-    for box, score, index in found:
-        placed = [
-            min(max(each * size_wh[axis % 2] / SIDE, 0), size_wh[axis % 2]) for axis, each in enumerate(box)
-        ]
-        if placed[2] <= placed[0] or placed[3] <= placed[1]:
-            continue
-        if any(index == other and plain_iou(k, box) > iou for k, other in kept):
-            continue
-        kept.append((box, index))
-        results.append((tuple(np.float32(each) for each in placed), score, index))
-    return results[:MAX_OBJECTS]
+@cases(
+    ("objectness", "score", "expected"),
+    {
+        "at the threshold": (0.5, 0.5, [0.25]),
+        "just below it": (0.5, 0.49, []),
+        "unlikely object of a likely class": (0.2, 1.0, []),
+    },
+)
+@pytest.mark.parametrize("head", ["yolov5", "yolox"])
+def test_score_is_that_of_object_and_class(head, objectness, score, expected):
+    (rows,) = TestDetector(head, ((KNOWN[0][0], score, 1),)).outputs().values()
+    rows[rows[:, 4] > 0, 4] = objectness
+
+    found = detector_of(head).find((SIDE, SIDE), [rows])
+
+    assert (found.scores.tolist(), found.classes.tolist()) == (expected, [1] * len(expected))
+    assert (found.boxes.dtype, found.scores.dtype, found.boxes.shape[1:]) == (np.float32, np.float32, (4,))
 
 
-numbers = st.floats(-2, 2, width=32)
-fractions = st.sampled_from([0.0, 0.125, 0.25, 0.3, 0.5, 0.75, 0.9, 1.0]).map(np.float32)
-sides = st.floats(-20, 90, width=32)
+def test_largest_boxes_of_yolox_are_finite():
+    (rows,) = TestDetector("yolox", ((KNOWN[0][0], 1.0, 1),)).outputs().values()
+    rows[rows[:, 4] > 0, 2:4] = 1000
+
+    assert detector_of("yolox").find((SIDE, SIDE), [rows]).boxes.tolist() == [[0, 0, SIDE, SIDE]]
 
 
-@st.composite
-def network_outputs(draw, head: str):
-    """Draw outputs of a network with few likely rows."""
-    arrays = {name: rows.copy() for name, rows in TestDetector(head).outputs().items()}
-    count = draw(st.integers(0, 12))
-    if head in ("yolov5", "yolox"):
-        (rows,) = arrays.values()
-        rows[:] = 0
-        low_high = numbers if head == "yolox" else sides
-        for place in draw(st.lists(st.integers(0, len(rows) - 1), min_size=count, max_size=count)):
-            rows[place, :4] = [draw(low_high) for _ in range(4)]
-            rows[place, 4:] = [draw(fractions) for _ in range(1 + len(CLASSES))]
-    else:
-        (columns,) = arrays.values()
-        columns[:] = 0
-        for place in draw(st.lists(st.integers(0, CELLS - 1), min_size=count, max_size=count)):
-            columns[:4, place] = [draw(sides) for _ in range(4)]
-            columns[4:, place] = [draw(fractions) for _ in CLASSES]
-    return list(arrays.values())
+def test_boxes_end_at_the_image_and_come_best_first():
+    """A box outside, or without an area, is left out; so is a score below the threshold."""
+    beyond, outside, line = (48.0, 40.0, 80.0, 72.0), (70.0, 8.0, 90.0, 20.0), (8.0, 8.0, 8.0, 20.0)
+    objects = [(beyond, 0.5, 1), ((-8.0, -4.0, 24.0, 16.0), 0.75, 0), (outside, 0.9, 2), (line, 0.9, 2)]
+    detector = detector_of("yolov8", score_threshold=0.5)
+    arrays = TestDetector("yolov8", (*objects, ((0.0, 0.0, 9.0, 9.0), 0.49, 2))).outputs()
 
+    found = detector.find((2 * SIDE, SIDE), rows_of(detector, arrays))
 
-@pytest.mark.parametrize("head", ["yolov5", "yolov8", "yolox"])
-@settings(max_examples=60)
-@given(data=st.data())
-def test_objects_equal_the_plain_reference(head, data):
-    arrays = data.draw(network_outputs(head))
-    size_wh = data.draw(st.tuples(st.integers(1, 300), st.integers(1, 300)))
-    threshold = data.draw(st.sampled_from([0.0625, 0.25, 0.3]))
-    iou = data.draw(st.sampled_from([0.2, 0.45, 1]))
-    detector = detector_of(head, score_threshold=threshold, iou_threshold=iou)
-
-    found = detector.find(size_wh, arrays)
-
-    wanted = plain_objects(head, arrays, size_wh, threshold, iou)
-    assert [tuple(box) for box in found.boxes] == [box for box, _, _ in wanted]
-    assert found.scores.tolist() == [float(score) for _, score, _ in wanted]
-    assert found.classes.tolist() == [index for _, _, index in wanted]
-    assert (found.boxes.dtype, found.scores.dtype, found.boxes.shape[1]) == (np.float32, np.float32, 4)
+    assert found.boxes.tolist() == [[0, 0, 48, 16], [96, 40, 128, 64]]
+    assert (found.scores.tolist(), found.classes.tolist()) == ([0.75, 0.5], [0, 1])
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -163,8 +104,8 @@ def test_known_objects_of_every_head(head):
     ("form", "arrays"),
     {
         "rows of seven": (
-            {"output": (2, 7)},
-            [np.array([[1, 2, 11, 22, 1, 0.5, 2], [0, 0, 8, 8, 0.5, 0.25, 1]], np.float32)],
+            {"output": (3, 7)},
+            [np.float32([[1, 2, 11, 22, 1, 0.5, 2], [0, 0, 8, 8, 0.5, 0.25, 1], [0, 0, 8, 8, 1, 1, -1]])],
         ),
         "boxes and classes": (
             {"dets": (2, 5), "labels": (2,)},

@@ -38,7 +38,6 @@ def turned(given_line, degrees):
 
 
 def tracking(*lines):
-    """Return the tracking number of a waybill with these lines."""
     return find_fields(lines, WAYBILL)[0]
 
 

@@ -25,7 +25,6 @@ def found_objects(tmp_path_factory) -> FoundObjects:
 
 
 def outputs(*objects) -> dict[str, np.ndarray]:
-    """Return the outputs of a network that finds objects in one image."""
     return {name: rows[None] for name, rows in TestDetector("yolov8", objects).outputs().items()}
 
 

@@ -90,13 +90,9 @@ async def test_requests_in_flight_are_limited(clock):
 
 
 @asynchronous
-async def test_waiting_ends_at_the_deadline(clock):
+async def test_slot_of_a_request_that_gives_up_is_free(clock):
     admission = Admission(1, clock)
     slot = await admission.take(9)
-    with pytest.raises(Failure, match=r"no slot became free within 0.01 s") as late:
-        await admission.take(0.01)
-    assert late.value.code == "deadline_exceeded"
-
     second = asyncio.create_task(admission.take(9))
     await asyncio.sleep(0)
     slot.release()
@@ -252,21 +248,22 @@ async def test_large_images_go_one_at_a_time(clock):
     assert (admission.in_flight, admission.waiting) == (0, 0)
 
 
+@cases("options", {"any": {}, "large": {"work": [LARGE_WORK]}, "first of a key": {"owner": "a"}})
 @asynchronous
-async def test_large_image_that_gives_up_frees_its_turn(clock):
+async def test_request_that_gives_up_frees_its_turn(clock, options):
     admission = Admission(1, clock)
-    small = await admission.take(9)
-    with pytest.raises(Failure, match=r"no slot became free within 0.01 s"):
-        await admission.take(0.01, work=[LARGE_WORK])
-    waiting = [asyncio.create_task(admission.take(9, work=[LARGE_WORK])) for _ in range(2)]
+    admission.costs.note("b", "", 0.01, 1)
+    held = await admission.take(9)
+    with pytest.raises(Failure, match=r"no slot became free within 0.01 s") as late:
+        await admission.take(0.01, **options)
+    first, second = (asyncio.create_task(admission.take(9, **options)) for _ in range(2))
     await asyncio.sleep(0)
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    small.release()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    held.release()
 
-    (await admission.take(9, work=[LARGE_WORK])).release()
-    assert (admission.in_flight, admission.waiting) == (0, 0)
+    (await second).release()
+    assert (late.value.code, admission.in_flight, admission.waiting) == ("deadline_exceeded", 0, 0)
 
 
 def test_round_trip_of_a_large_image_says_nothing(clock):
@@ -276,7 +273,6 @@ def test_round_trip_of_a_large_image_says_nothing(clock):
     slot = asyncio.run(admission.take(99, work=[LARGE_WORK]))
     clock.now_s += 60
     slot.answered()
-    learn(admission, clock, 0.2)
 
     take(admission)
     admission.check(0.3)
@@ -324,21 +320,6 @@ async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(cloc
     assert (admission.in_flight, admission.waiting) == (0, 0)
 
 
-@asynchronous
-async def test_first_request_that_gives_up_lets_the_next_one_go(clock):
-    admission = Admission(1, clock)
-    admission.costs.note("b", "", 0.01, 1)
-    held = await admission.take(9)
-    first, second = (asyncio.create_task(admission.take(9, "a")) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    held.release()
-
-    (await second).release()
-    assert (admission.in_flight, admission.waiting) == (0, 0)
-
-
 @cases(
     ("requests", "most"),
     {
@@ -346,6 +327,7 @@ async def test_first_request_that_gives_up_lets_the_next_one_go(clock):
         "unknown": ([("b", 1.0)], 1),
         "fast": ([("b", 0.05), ("a", 0.05)], sys.maxsize),
         "slow": ([("b", 1.0), ("a", 1.0)], 4),
+        "slow among fast ones": ([("b", 0.05), ("a", 1.0)], 4),
         "no key": ([("b", 1.0), ("", 1.0)], sys.maxsize),
     },
 )

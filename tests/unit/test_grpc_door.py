@@ -141,15 +141,14 @@ async def test_flood_costs_only_its_own_address(monkeypatch):
         assert other.gone == ErrorCodes.ENHANCE_YOUR_CALM
 
 
+WHOLE = v2.ModelInferRequest(model_name="a/b", id="x" * 2**23)
+BEARER = {"metadata": (("authorization", "Bearer infer"),)}
+
+
 @cases(
     ["name", "message", "options", "expected"],
     {
-        "a long message": (
-            "ModelInfer",
-            v2.ModelInferRequest(model_name="a/b", id="x" * 2**23),
-            {},
-            "NOT_FOUND",
-        ),
+        "a long message": ("ModelInfer", WHOLE, {}, "NOT_FOUND"),
         "a message over the limit": (
             "ModelInfer",
             bytes(2**26),
@@ -166,6 +165,7 @@ async def test_flood_costs_only_its_own_address(monkeypatch):
         "compression": ("ModelInfer", b"", {"compression": grpc.Compression.Gzip}, "UNIMPLEMENTED: expected"),
         "an unknown method": ("RepositoryIndex", b"", {}, "UNIMPLEMENTED: unknown method"),
         "no key": ("ModelReady", b"", {"metadata": ()}, "UNAUTHENTICATED: an API key is required"),
+        "a key as a bearer": ("ModelReady", b"", BEARER, "NOT_FOUND: unknown model ''"),
         "another key": ("ModelInfer", b"", {"metadata": (("x-api-key", "route"),)}, "PERMISSION_DENIED"),
         "two keys": (
             "ModelInfer",
@@ -173,12 +173,7 @@ async def test_flood_costs_only_its_own_address(monkeypatch):
             {"metadata": KEY * 2},
             "INVALID_ARGUMENT: invalid request: header 'x-api",
         ),
-        "a name of other letters": (
-            "ModelReady",
-            v2.ModelReadyRequest(name="ü%"),
-            {},
-            "NOT_FOUND: unknown model 'ü%'",
-        ),
+        "other letters": ("ModelReady", v2.ModelReadyRequest(name="ü%"), {}, "NOT_FOUND: unknown model 'ü%'"),
         "no server": ("ServerMetadata", b"", {}, "UNAVAILABLE: unavailable: the server behind"),
         "no server, health": ("/grpc.health.v1.Health/Check", b"", {"metadata": ()}, "UNAVAILABLE"),
     },
@@ -482,20 +477,9 @@ async def test_late_message_ends_the_call():
 @asynchronous
 async def test_tls(tmp_path):
     pem = tmp_path / "both.pem"
-    made = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-subj",
-        "/CN=localhost",
-        "-days",
-        "1",
-    ]
-    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(pem), "-out", str(tmp_path / "cert")]
-    subprocess.run([*made, *names], check=True, capture_output=True)
+    words = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -keyout {pem} -out {tmp_path / 'cert'}"
+    names = ["-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(["openssl", *words.split(), *names], check=True, capture_output=True)
     certificate = (tmp_path / "cert").read_bytes()
     pem.write_bytes(pem.read_bytes() + certificate)
     context = http2_context(pem, None)

@@ -24,7 +24,6 @@ def decoded(file: bytes) -> np.ndarray:
 
 
 def noise(*shape: int) -> np.ndarray:
-    """Return random pixels, in which any loss shows."""
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 

@@ -1,8 +1,7 @@
 """The load generator: its counts and its process."""
 
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -16,6 +15,7 @@ from nereid.tune.load_generator import (
     summary,
     within,
 )
+from tests import http_receiver
 
 HOST = "127.0.0.1"
 
@@ -38,13 +38,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def port():
-    server = ThreadingHTTPServer((HOST, 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=[0.01])
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_receiver.listening(Handler) as address:
+        yield int(address.rpartition(":")[2])
 
 
 def request(port: int, status: int, wait_ms: int) -> bytes:

@@ -93,7 +93,6 @@ class Response:
         self._array = array
 
     def arrays(self, response: object, names: Sequence[str]) -> dict[str, object]:
-        """Return the array by the names of outputs, or raise it."""
         if isinstance(self._array, Exception):
             raise self._array
         return dict.fromkeys(names, self._array)

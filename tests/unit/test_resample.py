@@ -99,7 +99,6 @@ def test_estimates_come_closer_than_the_averages_themselves(photo, shrink, filte
 
 @st.composite
 def axes(draw):
-    """Draw a span and how it is sampled."""
     source, result = draw(st.integers(1, 9_000)), draw(st.integers(1, 3_000))
     offset = draw(st.integers(0, result - 1))
     count = draw(st.integers(1, min(700, result - offset)))

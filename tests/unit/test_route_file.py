@@ -11,6 +11,7 @@ from nereid import files
 from nereid.config.model_config import ModelConfig
 from nereid.routing.route_file import RouteWatch, check_ready, path_of, read_table
 from nereid.serving_errors import InvalidConfig
+from tests.routes import publish_config
 from tests.tables import cases
 
 ROUTE = {
@@ -129,6 +130,18 @@ def test_changed_file_is_returned_once(watch):
 
     assert watch.poll().route.generation == watch.table.route.generation == 1
     assert watch.poll() is None
+
+
+def test_swapped_link_is_read(config):
+    """Kubernetes mounts a ConfigMap as links, and swaps the link to the folder."""
+    path = path_of(config)
+    path.unlink()
+    publish_config(path, ROUTE)
+    watch = RouteWatch(config, lambda model, version: True)
+
+    publish_config(path, ROUTE | {"generation": 1})
+
+    assert watch.poll().route.generation == 1
 
 
 @cases(

@@ -102,7 +102,6 @@ class World:
         self.models[model] = answer
 
     def send(self, parameters: dict | None = None, **options) -> "Request":
-        """Send one request through the router; returns it with its outcome."""
         request = Request(self, parameters or {}, **options)
         if admitted := self.router.admit(request):
             self.router.handle(admitted)
@@ -165,7 +164,6 @@ def in_use(route: Route) -> Table:
 
 @pytest.fixture
 def world() -> World:
-    """A router of two variants, of which v1 is the default."""
     return World()
 
 

@@ -45,7 +45,6 @@ few = settings(max_examples=30)
 
 
 def route(*variants: Variant, **fields) -> Route:
-    """Build a route whose default is its first variant."""
     return Route(variants, variants[0].name, SALTS, **fields)
 
 

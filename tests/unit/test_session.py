@@ -249,7 +249,6 @@ def test_batch_whose_output_cannot_be_split_is_run_one_by_one(open_model):
 
 @pytest.fixture
 def without_cuda():
-    """Skip where ONNX Runtime can use a GPU."""
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime can use a GPU")
 

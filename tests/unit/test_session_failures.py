@@ -27,8 +27,6 @@ ONE_THREAD = 'parameters { key: "intra_op_thread_count" value { string_value: "1
 
 @pytest.fixture
 def store_wide(tmp_path):
-    """Store `wide` with some parameters; returns its folder."""
-
     def store_with(parameters: str):
         config = f"max_batch_size: {ROWS}\n" + WIDE_IO + ONE_INSTANCE + ONE_THREAD + parameters
         return store(tmp_path, "wide", wide(ROW_MEBIBYTES), config).parents[1]

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
@@ -55,12 +56,10 @@ def opened(path):
 
 
 def place(path):
-    """Return the folder for the copies of a model file."""
     return shared_weights.folder_of(path.parents[1], int(path.parent.name))
 
 
 def copies(path) -> list:
-    """Return the folders that were written for a model file."""
     return sorted(place(path).iterdir())
 
 
@@ -162,30 +161,7 @@ def test_weights_on_a_gpu_are_refused(opened):
         opened(providers=((CUDA, {}), (CPU, {})))
 
 
-def test_dropped_initializers_leave_no_input(tmp_path):
-    """Old exporters list initializers as inputs, and the optimizer drops one of two equal ones."""
-    nodes = [
-        helper.make_node("Reshape", ["x", "s1"], ["h"]),
-        helper.make_node("Relu", ["h"], ["r"]),
-        helper.make_node("Reshape", ["r", "s2"], ["y"]),
-    ]
-    dims = [value(name, "INT64", [2]) for name in ("s1", "s2")]
-    shapes = [constant(name, np.array([2, 2])) for name in ("s1", "s2")]
-    model = network(nodes, [value("x", "FP32", [1, 4]), *dims], [value("y", "FP32", [2, 2])], shapes)
-    model.ir_version = 3
-    io = tensor("input", "x", "FP32", [1, 4]) + tensor("output", "y", "FP32", [2, 2])
-    path = store(tmp_path / "models", "old", model, io)
-
-    session = Session.from_config(
-        ModelConfig.from_file(path.parents[1], 1), BackendSettings(shares_weights=True)
-    )
-
-    assert session.run({"x": np.ones((1, 4), np.float32)}, ["y"])[0].tolist() == [[1, 1], [1, 1]]
-    assert "with its own weights" not in str(session)
-
-
 def linear(rows: int, columns: int, op: str = "MatMul", **attributes):
-    """Return a network whose only weight has rows × columns."""
     weights = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
     width = columns if attributes else rows
     node = helper.make_node(op, ["x", "A"], ["y"], **attributes)
@@ -196,7 +172,6 @@ def linear(rows: int, columns: int, op: str = "MatMul", **attributes):
 
 
 def recurrent(op: str, gates: int, hidden: int):
-    """Return a network of one recurrent layer for 33 features."""
     random = np.random.default_rng(0)
     weights = [
         constant(name, random.standard_normal((1, gates * hidden, width)).astype(np.float32))
@@ -226,6 +201,28 @@ def branch():
     return network(nodes, [value("x", "FP32", ["n", 70])], [value("y", "FP32", ["n", None])])
 
 
+def old(*nodes: onnx.NodeProto, **constants: np.ndarray) -> onnx.ModelProto:
+    """Build y[n, 4] of x[n, 4] as exporters before 2019 did: IR 3, and initializers that are inputs, too."""
+    x, y = value("x", "FP32", ["n", 4]), value("y", "FP32", ["n", 4])
+    listed = [value(name, "FP32", array.shape) for name, array in constants.items()]
+    model = network(nodes, [x, *listed], [y], [constant(*each) for each in constants.items()])
+    model.ir_version = 3
+    return model
+
+
+def folded(node: onnx.NodeProto, *before: onnx.NodeProto, **constants: np.ndarray) -> onnx.ModelProto:
+    """Build y[a, b] of x[2, 4], whose dims are known only when constants are folded."""
+    inputs, outputs = [value("x", "FP32", [2, 4])], [value("y", "FP32", ["a", "b"])]
+    return network([*before, node], inputs, outputs, [constant(*each) for each in constants.items()])
+
+
+GEMMS = [helper.make_node("Gemm", names[:3], names[3:]) for names in ("xwap", "pwbq", "qwcy")]
+RESHAPE, SHAPE = helper.make_node("Reshape", ["x", "s"], ["y"]), helper.make_node("Shape", ["c"], ["s"])
+GATHER = helper.make_node("Gather", ["x", "r"], ["y"], axis=1)
+RANGE = helper.make_node("Range", ["a", "b", "c"], ["r"])
+SQUARE, ZEROS = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32), np.zeros(4, np.float32)
+
+
 @cases(
     "model",
     {
@@ -236,10 +233,15 @@ def branch():
         "LSTM": recurrent("LSTM", 4, 37),
         "GRU": recurrent("GRU", 3, 19),
         "If": branch(),
+        "three equal biases": old(*GEMMS, w=SQUARE, a=ZEROS, b=ZEROS, c=ZEROS),
+        "unused weights": old(helper.make_node("Relu", ["x"], ["y"]), w=SQUARE),
+        "input with a default": old(helper.make_node("Add", ["x", "b"], ["y"]), b=ZEROS),
+        "shape of a constant": folded(RESHAPE, SHAPE, c=np.zeros((4, 2), np.float32)),
+        "range of constants": folded(GATHER, RANGE, a=np.int64(0), b=np.int64(3), c=np.int64(1)),
     },
 )
-def test_weights_of_any_size_give_the_same_answers(tmp_path, model):
-    """On the copy that ONNX Runtime writes itself, each of these kernels crashed."""
+def test_networks_of_any_kind_give_the_same_answers(tmp_path, model):
+    """On the copy that ONNX Runtime writes itself, each of these kernels crashed, or lost its constants."""
     path = store(tmp_path / "models", "odd", model)
     shape = [dim.dim_value or 2 for dim in model.graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)

@@ -99,7 +99,6 @@ WARNING = (
 
 
 def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
-    """Write an input or output as it is filled in."""
     return {"name": name, "data_type": f"TYPE_{datatype}", "dims": dims, **more}
 
 

@@ -27,7 +27,6 @@ def objects(*found: tuple[tuple[float, float, float, float], float, str]) -> dic
 
 
 def lines(*texts: str, **fields: str) -> dict[str, np.ndarray]:
-    """Return the response of a reader, with the values of fields."""
     documents = [json.dumps({"name": name, "value": value}).encode() for name, value in fields.items()]
     return {
         TEXT: np.array([[each.encode() for each in texts]], object),

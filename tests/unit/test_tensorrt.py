@@ -69,7 +69,6 @@ class Cache:
         self.path = folder / "net" / "1" / "model.onnx"
 
     def options(self, given: dict[str, str] | None = None) -> dict[str, str]:
-        """Return the options after the cache was added."""
         return tensorrt.with_engine_cache(given or {}, self.config, self.path)
 
     def folder(self, given: dict[str, str] | None = None) -> Path:

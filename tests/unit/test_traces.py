@@ -127,7 +127,6 @@ def test_each_request_has_one_line(records, names):
 
 
 def exporting():
-    """Return a collector, and the records that it exports."""
     found = []
     return Traces(lambda lines: None, found.extend), found
 

@@ -198,6 +198,15 @@ def test_elements_that_only_take_time_are_refused(name, count, size, reason):
     assert raised.value.status == 400
 
 
+@pytest.mark.parametrize("size", [7, 9])
+def test_binary_data_have_the_size_of_their_shape(size):
+    tensor = {"name": "x", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": size}}
+    text = json.dumps({"inputs": [tensor]}).encode()
+
+    with pytest.raises(Failure, match=rf"expected 8 bytes for FP32 \[2\], got {size}"):
+        check_body(SETTINGS, text + bytes(size), len(text))
+
+
 @asynchronous
 async def test_long_check_leaves_the_event_loop():
     """A megabyte of numbers takes some ms: other callbacks run meanwhile."""

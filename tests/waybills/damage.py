@@ -125,7 +125,6 @@ def homography(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def mapped(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Map points [4, 2] by a homography."""
     flat = np.column_stack([points, np.ones(len(points))]) @ matrix.T
     found: np.ndarray = flat[:, :2] / flat[:, 2:]
     return found
