@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from nereid.publish.publisher import Gates, Published, publish
+from nereid.publish.examination.examine import Gates
+from nereid.publish.publisher import Published, publish
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.run_dir import ServerRecord
 from tests.networks import Dims, constant, network, value

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from nereid.assets import COFFEE
-from nereid.publish.add import AddRequest, Proposal, add
+from nereid.publish.add import add
+from nereid.publish.staged_addition import AddRequest, Proposal
 
 EXPORTS = Path(__file__).parent / "exports"
 ULTRALYTICS = ("yolov5n", "yolov8n", "yolov10n", "yolo11n", "yolo26n", "rtdetr-l")

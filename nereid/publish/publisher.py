@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import candidate, pinned
 from nereid.publish.engine.actions import Action, AddVariant, Install, Load, Policy, Warm, Workspace
-from nereid.publish.engine.engine import begin, commit, locked_repository, undo
+from nereid.publish.engine.engine import commit, locked_repository, preparation, take_out
 from nereid.publish.engine.journal import Journal, Operation
 from nereid.publish.engine.variants import rolled_back
 from nereid.publish.examination.examine import ExaminationRequest, Gates, Report, examine
@@ -31,8 +31,6 @@ from nereid.routes.target import RouteLocation, find_routes, read_state
 from nereid.routing.assignment import MAX_VARIANTS
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
-
-__all__ = ["Gates", "Published", "RouteFull", "publish", "retire", "rollback"]
 
 ROLLBACK_S = 30.0
 # A version that gets all traffic is a change of the route, not of the repository.
@@ -100,14 +98,11 @@ def publish(
         check_none_active(repository, f"publish a version of '{name}'")
         network, gates = find_network(repository, name), gates or Gates()
         current = _current(network, gates.against)
-        operation, workspace = begin(log, unstaged, "publish", network.name, _next_version(log, network))
-        try:
+        number = _next_version(log, network)
+        with preparation(log, unstaged, "publish", network.name, number) as (operation, workspace):
             given = Candidate(source, gates, share, precision)
             measured, actions = _prepare(operation, network, current, given, workspace)
             check_none_active(repository, f"publish a version of '{name}'")  # the examination takes time
-        except BaseException as error:
-            log.write("undone", operation, str(error))
-            raise
         commit(log, replace(operation, actions=actions), workspace)
         models = tuple(each.model for each in actions if isinstance(each, Install) and not each.version)
         return Published(network.name, operation.version, models, measured, time.monotonic() - start)
@@ -150,10 +145,7 @@ def retire(
             *(Install(pin.model, pin.model) for pin in gone.pins),
             *(AddVariant(v.route, v.variant.name, v.variant.model, v.variant.weight) for v in gone.variants),
         )
-        operation, workspace = begin(log, unstaged, "retire", network.name, version)
-        operation = replace(operation, actions=actions)
-        log.write("undo", operation)
-        undo(log, operation, workspace)
+        take_out(log, unstaged, "retire", network.name, version, actions)
 
 
 def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[str]:

@@ -11,8 +11,9 @@ from onnx import helper
 from PIL import Image
 
 from nereid import Classifier
-from nereid.publish.add import AddRequest, add
+from nereid.publish.add import add
 from nereid.publish.remove import remove
+from nereid.publish.staged_addition import AddRequest
 from tests.pairwise import Row, pairwise
 from tests.pictures import noise, save
 from tests.publishing import record_of

@@ -10,7 +10,8 @@ from PIL import Image
 
 from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish.add import AddRequest, Proposal, add
+from nereid.publish.add import add
+from nereid.publish.staged_addition import AddRequest, Proposal
 from nereid.repository.check import check
 from nereid.repository.layout import Pin, configs, hidden_models, pins
 from nereid.routing.assignment import parse_route

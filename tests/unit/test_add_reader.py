@@ -12,9 +12,11 @@ from PIL import Image
 from nereid.assets import PARCEL_LABEL, STATE, TEXT_REPOSITORY
 from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish.add import AddRequest, add
-from nereid.publish.publisher import Gates, publish
+from nereid.publish.add import add
+from nereid.publish.examination.examine import Gates
+from nereid.publish.publisher import publish
 from nereid.publish.remove import remove
+from nereid.publish.staged_addition import AddRequest
 from nereid.publish.versions import versions
 from nereid.repository.check import check
 from nereid.repository.layout import configs

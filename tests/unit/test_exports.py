@@ -8,7 +8,8 @@ from PIL import Image
 
 from nereid.config.model_config import ModelConfig
 from nereid.errors import WrongUsage
-from nereid.publish.add import AddRequest, Proposal, add
+from nereid.publish.add import add
+from nereid.publish.staged_addition import AddRequest, Proposal
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
 from tests.networks import constant, network, value
 from tests.tables import cases
@@ -73,7 +74,7 @@ def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
 def test_metadata_of_ultralytics_is_enough(proposed, tmp_path, model, more, head):
     found = proposed(model, ULTRALYTICS | more)
 
-    assert (found.task, found.form.head, found.form.sides_px) == ("detect", head, (SIDE, SIDE))
+    assert (found.task, found.settings.head, found.settings.sides_px) == ("detect", head, (SIDE, SIDE))
     assert [(each.label, each.score) for each in found.objects["photo.png"]] == FOUND
     assert ModelConfig.from_file(tmp_path / "models" / "cars_network", 1).max_batch_size > 0
 
@@ -99,7 +100,11 @@ def test_results_of_one_image_get_a_batch(proposed, rank, given):
     """As torchvision documents its export; two images in one run would get the results of the first."""
     found = proposed(of_one_image(TestDetector("torchvision", batch=1).build(), rank), parameters=given)
 
-    assert (found.form.head, found.can_batch, found.parameters["resize"]) == ("torchvision", False, "exact")
+    assert (found.settings.head, found.settings.can_batch, found.settings.parameters["resize"]) == (
+        "torchvision",
+        False,
+        "exact",
+    )
     assert [(each.label, each.score) for each in found.objects["photo.png"]] == [
         (str(index), score) for _, score, index in KNOWN
     ]
@@ -114,7 +119,7 @@ def test_tensorflow_resizes_itself(proposed):
 
     found = proposed(model)
 
-    assert (found.form.sides_px, found.parameters["resize"]) == ((640, 640), "exact")
+    assert (found.settings.sides_px, found.settings.parameters["resize"]) == ((640, 640), "exact")
     assert [each.box for each in found.objects["photo.png"]] == [box for box, _, _ in KNOWN]
 
 

@@ -12,12 +12,13 @@ import pytest
 
 from nereid import files
 from nereid.errors import OperationFailed
-from nereid.publish.add import AddRequest, add
+from nereid.publish.add import add
 from nereid.publish.engine import actions, journal
 from nereid.publish.engine.actions import Install
 from nereid.publish.engine.engine import locked_repository
 from nereid.publish.publisher import publish, retire
 from nereid.publish.remove import remove
+from nereid.publish.staged_addition import AddRequest
 from nereid.routes.target import find_route, read_state
 from nereid.server.run_dir import ServerRecord
 from tests.fake_server import FakeServer, Killed, killed_at, running

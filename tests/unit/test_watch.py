@@ -21,7 +21,7 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import watch
 from nereid.publish.drop_entry import copied, read_entry
 from nereid.publish.drop_folder import JOURNAL, DropFolder, Line, Publish, TemporaryFailure
-from nereid.publish.publisher import Gates
+from nereid.publish.examination.examine import Gates
 from nereid.server.control import NotReached
 from nereid.serving_errors import InvalidConfig
 from tests.networks import ONE_INSTANCE, identity, store, tensor

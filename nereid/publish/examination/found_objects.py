@@ -8,8 +8,14 @@ from nereid.config.model_config import ModelConfig
 from nereid.detection.detector import Detector, Objects, outputs_by_role
 from nereid.detection.matching import match
 from nereid.publish.examination.examine import ExaminationRequest, FoundObject, Rejected, Survey
-from nereid.publish.examination.output_meaning import Change, image_pair, is_close
-from nereid.publish.examination.samples import Arrays, Sample, golden_samples
+from nereid.publish.examination.samples import (
+    Arrays,
+    Change,
+    Sample,
+    golden_samples,
+    image_pair,
+    is_close,
+)
 from nereid.repository.onnx_file import OnnxFile
 from nereid.serving_errors import ServingError
 

@@ -9,8 +9,15 @@ import numpy as np
 
 from nereid.config.model_config import ModelConfig
 from nereid.publish.examination.examine import ExaminationRequest, Rejected, Survey
-from nereid.publish.examination.output_meaning import Change, image_pair, is_close
-from nereid.publish.examination.samples import Arrays, Sample, golden_samples, random_samples
+from nereid.publish.examination.samples import (
+    Arrays,
+    Change,
+    Sample,
+    golden_samples,
+    image_pair,
+    is_close,
+    random_samples,
+)
 from nereid.publish.intake.adaptation import Activation
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import OnnxFile

@@ -7,16 +7,15 @@ from typing import Any
 from nereid.assets import PARCEL_LABEL
 from nereid.errors import WrongUsage
 from nereid.inference.signature import Signature
-from nereid.publish.configs import Names, Properties, Tensor
+from nereid.publish.configs import Names
 from nereid.publish.examination.examine import Survey
 from nereid.publish.intake import dictionary, recogniser
-from nereid.publish.intake.adaptation import Activation
+from nereid.publish.intake.adaptation import Activation, Adapted, Choices
 from nereid.publish.intake.description import Description
 from nereid.publish.intake.exporters import Noted, Size
-from nereid.publish.intake.form import Form, Preprocessing
-from nereid.publish.intake.metadata import Metadata
+from nereid.publish.intake.network_facts import NetworkFacts
+from nereid.publish.intake.serving_settings import ServingSettings, Tensor
 from nereid.publish.intake.tasks.reader_models import DETECT, DIRECTION, ReaderModels
-from nereid.publish.intake.tasks.task import Adapted, Choices
 from nereid.repository import onnx_file
 from nereid.repository.fitting import READER_BYTES
 from nereid.text.reading_settings import TENSORS
@@ -32,15 +31,17 @@ class Lines:
     samples: tuple[Path, ...] = (PARCEL_LABEL,)
     companions: tuple[str, ...] = (DETECT, DIRECTION)
 
-    def labels(self, meta: Metadata) -> tuple[tuple[str, ...], str]:
+    def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
         """Return the characters."""
-        return meta.characters, dictionary.FILE
+        return facts.characters, dictionary.FILE
 
-    def with_notes(self, choices: Choices, signature: Signature, noted: Noted) -> Choices:
+    def with_notes(self, choices: Choices, facts: NetworkFacts) -> Choices:
         """Return the choices: the reader cuts its lines in one height."""
         return choices
 
-    def preprocessing(self, form: Form, noted: Noted, given: Mapping[str, str]) -> Preprocessing:
+    def preprocessing(
+        self, settings: ServingSettings, noted: Noted, given: Mapping[str, str]
+    ) -> tuple[dict[str, str], str]:
         """Return nothing: the reader prepares the lines.
 
         Raises:
@@ -51,12 +52,12 @@ class Lines:
                 f"a recogniser has no parameters of a preprocessing, got {', '.join(given)}; "
                 "fix: leave out --preset and --preprocess"
             )
-        return Preprocessing({})
+        return {}, ""
 
     def repeated(self, path: Path, current: Path, past: Description, image: Mapping[str, Any]) -> Choices:
         """Return the choices of the current version, and its characters for a file without its own."""
-        own = recogniser.characters_of(onnx_file.read(path).model)
-        labels = () if own else recogniser.characters_of(onnx_file.read(current).model)
+        own = dictionary.characters_of(onnx_file.read(path).model)
+        labels = () if own else dictionary.characters_of(onnx_file.read(current).model)
         return Choices(
             output=past.output, activation=past.activation, labels=labels, labels_from=dictionary.CURRENT
         )
@@ -72,11 +73,11 @@ class Reading:
     name = "read"
     input = Lines()
 
-    def recognises(self, signature: Signature, meta: Metadata, size: Size) -> bool:
+    def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or has characters for outputs of a recogniser."""
-        kinds = sorted((each.datatype, len(each.shape)) for each in signature.outputs.values())
+        kinds = sorted((each.datatype, len(each.shape)) for each in facts.signature.outputs.values())
         has_steps = kinds == BEST or any(rank == 3 for _, rank in kinds)
-        return meta.task == self.name or (bool(meta.characters) and has_steps)
+        return facts.task == self.name or (bool(facts.characters) and has_steps)
 
     def adapt(
         self,
@@ -91,21 +92,20 @@ class Reading:
                 "a recogniser has no size, head or thresholds; fix: leave out --size, --head, "
                 "--score-threshold and --iou-threshold"
             )
-        labels, origin = choices.labels, choices.labels_from
-        return Adapted(*recogniser.adapt_file(path, choices.output, activation, labels, names, origin))
+        return recogniser.adapt_file(path, choices, activation, names)
 
-    def read_form(
-        self, original: Signature, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
-    ) -> Form:
+    def settings(
+        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
+    ) -> ServingSettings:
         """Read the names of the tensors; their kinds are those that the reader needs."""
         (image,) = signature.inputs
         line, best = TENSORS["network"]
         tensors = (Tensor(name, each.datatype, each.dims) for name, each in zip(outputs, best, strict=True))
-        return Form(Tensor(image, line.datatype, line.dims), tuple(tensors), False, False, 0)
+        return ServingSettings(Tensor(image, line.datatype, line.dims), tuple(tensors))
 
-    def models(self, names: Names, form: Form, choices: Choices, properties: Properties) -> ReaderModels:
+    def models(self, names: Names, settings: ServingSettings, choices: Choices) -> ReaderModels:
         """Return the models of a reader."""
-        return ReaderModels(names, form.image, form.outputs, properties)
+        return ReaderModels(names, settings)
 
     def activation(self, choices: Choices, seen: Survey) -> Activation:
         """Return the one that turns the values of the characters into probabilities.
@@ -120,6 +120,6 @@ class Reading:
             )
         return seen.activation if choices.activation == "auto" else choices.activation
 
-    def rows(self, form: Form, seen: Survey) -> list[tuple[str, str]]:
+    def rows(self, settings: ServingSettings, seen: Survey) -> list[tuple[str, str]]:
         """Return nothing: the characters are shown as labels."""
         return []
