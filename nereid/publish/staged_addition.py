@@ -28,7 +28,7 @@ from nereid.publish.intake.exporters import ANY_SIZE, Size
 from nereid.publish.intake.network_facts import NetworkFacts
 from nereid.publish.intake.serving_settings import ServingSettings
 from nereid.publish.intake.tasks.image_input import PROCESS_BYTES
-from nereid.publish.intake.tasks.reader_models import ReaderModels, copy_companions
+from nereid.publish.intake.tasks.reading import ReaderModels, copy_companions
 from nereid.publish.intake.tasks.registry import Task, choose_task
 from nereid.publish.pinned import models_around
 from nereid.repository import fitting, onnx_file

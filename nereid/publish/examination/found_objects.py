@@ -30,6 +30,8 @@ SEARCHED = 0.5
 class FoundObjects:
     """Outputs that a `boxes` model turns into objects."""
 
+    pair, is_same = staticmethod(image_pair), staticmethod(is_close)
+
     def __init__(self, request: ExaminationRequest) -> None:
         """Read the `boxes` model.
 
@@ -45,14 +47,6 @@ class FoundObjects:
     def samples(self, config: ModelConfig) -> list[Sample]:
         """Return the golden images."""
         return golden_samples(self._request, config)
-
-    def pair(self, samples: Sequence[Sample]) -> tuple[Sample, Sample]:
-        """Return two images."""
-        return image_pair(samples)
-
-    def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
-        """Return whether all numbers are equal."""
-        return is_close(alone, together)
 
     def first_run(
         self, file: OnnxFile, samples: Sequence[Sample], outputs: Sequence[Arrays], can_batch: bool
