@@ -4,12 +4,13 @@ import contextlib
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nereid.config.model_config import CONFIGS, read_pbtxt
 from nereid.errors import OperationFailed
+from nereid.publish.examination.examine import ExaminationRequest, Gates
 from nereid.repository import pbtxt
 from nereid.repository.layout import PARTS, Pin, config_files, served_steps, versions_there
 from nereid.routes.target import RouteLocation, read_state
@@ -52,22 +53,42 @@ def pinned_variants(routes: Iterable[RouteLocation], pins: Iterable[Pin]) -> lis
     return found
 
 
-def models_around(repository: Path, pin: Pin | None) -> dict[str, Any]:
-    """Return the models around a network as an `ExaminationRequest` names them, for its pinned model.
+def examination_request(
+    folder: Path, candidate: Path, current: Path | None, pin: Pin | None, gates: Gates
+) -> ExaminationRequest:
+    """Return the request to examine a version of a network, with the models around it.
+
+    Args:
+        folder: of the network; the models around it are beside this folder.
+        candidate: folder of the version.
+        current: folder of the version to compare with; None for a first version.
+        pin: of the pinned model that runs the network; None without one.
+        gates: the limits.
 
     Raises:
-        InvalidConfig: the config of the pinned model cannot be read.
+        InvalidConfig: the config of the network or of the pinned model cannot be read.
     """
+    repository, document = folder.parent, read_pbtxt(folder / "config.pbtxt")
+    labels = (output.get("label_filename") for output in document.get("output", ()))
+    request = ExaminationRequest(
+        model=folder.name,
+        candidate=candidate,
+        document=document,
+        current=current,
+        labels=next((folder / name for name in labels if name), None),
+        gates=gates,
+    )
     if not pin:
-        return {"preprocess": None, "preprocess_version": 0}
+        return request
     reads = read_pbtxt(repository / pin.model / "config.pbtxt").get("backend") == READER
-    return {
-        "preprocess": repository / pin.preprocess if pin.preprocess else None,
-        "preprocess_version": pin.preprocess_version,
-        "after": repository / pin.after if pin.after else None,
-        "after_version": pin.after_version,
-        "reader": repository / pin.model if reads else None,
-    }
+    return replace(
+        request,
+        preprocess=repository / pin.preprocess if pin.preprocess else None,
+        preprocess_version=pin.preprocess_version,
+        after=repository / pin.after if pin.after else None,
+        after_version=pin.after_version,
+        reader=repository / pin.model if reads else None,
+    )
 
 
 def successor(name: str, old: int, new: int) -> str:

@@ -17,7 +17,7 @@ from nereid.publish.engine.actions import Action, AddVariant, Install, Load, Pol
 from nereid.publish.engine.engine import commit, locked_repository, preparation, take_out
 from nereid.publish.engine.journal import Journal, Operation
 from nereid.publish.engine.variants import rolled_back
-from nereid.publish.examination.examine import ExaminationRequest, Gates, Report, examine
+from nereid.publish.examination.examine import Gates, Report, examine
 from nereid.publish.intake import precision as conversion
 from nereid.publish.intake.precision import Precision
 from nereid.publish.intake.successor import adapt_successor
@@ -216,7 +216,9 @@ def _prepare(
     candidate.check_labels(source, network.folder)
     candidate.stage(source, staged, config.document.get("default_model_filename") or "model.onnx")
     workspace.report(f"{source.name}: staged as version {version} of '{network.name}'")
-    request = _examination_request(network, current, staged, given.gates, workspace)
+    pin = next(iter(network.at_version(current).pins), None)
+    present = network.folder / str(current)
+    request = pinned.examination_request(network.folder, staged, present, pin, given.gates)
     adapt_successor(request, source, workspace.report)
     if given.precision:
         change = conversion.convert(onnx_file.network_path(staged, config.document))
@@ -275,23 +277,6 @@ def _successors(
         weight = share / (1 - share) * (total or 100)
         variants.append(AddVariant(each.route, name, models[each.pin.model], weight))
     return models, variants
-
-
-def _examination_request(
-    network: Network, current: int, staged: Path, gates: Gates, workspace: Workspace
-) -> ExaminationRequest:
-    pin = next(iter(network.at_version(current).pins), None)
-    config = network.config(current)
-    labels = [output.get("label_filename") for output in config.document.get("output", ())]
-    return ExaminationRequest(
-        model=network.name,
-        candidate=staged,
-        document=config.document,
-        current=network.folder / str(current),
-        labels=next((network.folder / name for name in labels if name), None),
-        gates=gates,
-        **pinned.models_around(workspace.repository, pin),
-    )
 
 
 def _current(network: Network, against: int) -> int:

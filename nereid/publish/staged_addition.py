@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nereid.config.model_config import ModelConfig, read_pbtxt
+from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.preview import Preview, preview
@@ -30,7 +30,7 @@ from nereid.publish.intake.serving_settings import ServingSettings
 from nereid.publish.intake.tasks.image_input import PROCESS_BYTES
 from nereid.publish.intake.tasks.reading import ReaderModels, copy_companions
 from nereid.publish.intake.tasks.registry import Task, choose_task
-from nereid.publish.pinned import models_around
+from nereid.publish.pinned import examination_request
 from nereid.repository import fitting, onnx_file
 from nereid.repository.check import check
 from nereid.repository.labels import check_names, read_lines
@@ -163,19 +163,19 @@ class Staging:
             instances=request.instances,
             companions=shared,
         )
-        models = self._write(task, settings, labels)
+        self._write(task, settings, labels)
         seen_by_network = self._preview()
         self._report(f"{request.source.name}: staged as '{names.network}'")
-        seen = survey(self._examination(models), progress=self._progress)
+        seen = survey(self._examination(), progress=self._progress)
         if (activation := task.activation(choices, seen)) != "none":
             self._network.write_bytes(content)
             adapted = task.adapt(self._network, choices, activation)
             settings = replace(settings, outputs=self._settings(task, facts, adapted, choices).outputs)
             if seen.lines:  # the reader leaves out lines by their probabilities, which have changed
-                seen = survey(self._examination(models), progress=self._progress)
+                seen = survey(self._examination(), progress=self._progress)
         settings = replace(settings, can_batch=seen.can_batch)
         models = self._write(task, settings, labels)
-        measured = self._examine(models, adapted.notes)
+        measured = self._examine(adapted.notes)
         changes = tuple(adapted.changes)
         rule = (request.output, request.activation)
         about = Description(request.source.name, facts.sha256, *rule, changes, task.name, settings.head)
@@ -199,7 +199,7 @@ class Staging:
         self, task: Task, settings: ServingSettings, seen: Survey, measured: Report, **origins: Any
     ) -> Proposal:
         request = self._request
-        readers = {request.name} if models_around(self._new, self._pin())["reader"] else set()
+        readers = {request.name} if self._examination().reader else set()
         alone = fitting.counts({request.name: 1.0}, fitting.Machine.present(), readers).counts
         instances = request.instances or alone[request.name]
         names = _titles(self._images)
@@ -288,7 +288,7 @@ class Staging:
         (self._new / f"{names.route}.route.json").write_bytes(format_route(route))
         return models
 
-    def _examine(self, models: Models, notes: Sequence[str]) -> Report:
+    def _examine(self, notes: Sequence[str]) -> Report:
         """Check the files as a server would, and examine the network; the notes are the first of the report.
 
         Raises:
@@ -299,7 +299,7 @@ class Staging:
             raise OperationFailed(
                 "; ".join(f"{each.model}, {each.what}: {found}" for found, each in first.items())
             )
-        measured = examine(self._examination(models), progress=self._progress)
+        measured = examine(self._examination(), progress=self._progress)
         measured = replace(measured, notes=(*notes, *measured.notes))
         for note in measured.notes:
             self._report(f"note: {note}")
@@ -311,17 +311,9 @@ class Staging:
         ]
         return found
 
-    def _examination(self, models: Models) -> ExaminationRequest:
-        folder = self._new / self._names.network
-        return ExaminationRequest(
-            model=self._names.network,
-            candidate=self._version,
-            document=read_pbtxt(folder / "config.pbtxt"),
-            current=None,
-            labels=folder / candidate.LABELS if self._names.network in models.labelled else None,
-            gates=Gates(images=self._images),
-            **models_around(self._new, self._pin()),
-        )
+    def _examination(self) -> ExaminationRequest:
+        folder, gates = self._new / self._names.network, Gates(images=self._images)
+        return examination_request(folder, self._version, None, self._pin(), gates)
 
     def _report(self, line: str) -> None:
         self._workspace.report(line)

@@ -53,10 +53,10 @@ class ExaminationRequest:
         candidate: a version folder, with or without a number as its name.
         document: the model's config, with protobuf field names.
         current: the version folder to compare with; None for a first version.
-        preprocess: folder of the model that converts images to inputs; None for random inputs.
-        preprocess_version: the version of that model.
         labels: label file whose lines are counted against the classes of the output.
         gates: the limits, and the encoded golden images.
+        preprocess: folder of the model that converts images to inputs; None for random inputs.
+        preprocess_version: the version of that model.
         is_survey: whether the network is only run once, to see what it returns.
         after: folder of the model that turns the outputs into those of the pinned model; None for none.
         after_version: the version of that model.
@@ -66,11 +66,11 @@ class ExaminationRequest:
     model: str
     candidate: Path
     document: Mapping[str, Any]
-    current: Path | None
-    preprocess: Path | None
-    preprocess_version: int
-    labels: Path | None
+    current: Path | None = None
+    labels: Path | None = None
     gates: Gates = Gates()
+    preprocess: Path | None = None
+    preprocess_version: int = 0
     is_survey: bool = False
     after: Path | None = None
     after_version: int = 0
