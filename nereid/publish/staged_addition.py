@@ -179,8 +179,7 @@ class Staging:
         changes = tuple(adapted.changes)
         rule = (request.output, request.activation)
         about = Description(request.source.name, facts.sha256, *rule, changes, task.name, settings.head)
-        description.write(self._version, about)
-        candidate.write_checksums(self._version, request.source, user)
+        self._describe(about, user)
         return self._proposal(
             task,
             settings,
@@ -194,6 +193,10 @@ class Staging:
             models=(*(each for each in shared if not self._is_there(each)), *[*models.configs()][:-1]),
             shared=tuple(filter(self._is_there, shared)),
         )
+
+    def _describe(self, about: Description, user: str) -> None:
+        description.write(self._version, about)
+        candidate.write_checksums(self._version, self._request.source, user)
 
     def _proposal(
         self, task: Task, settings: ServingSettings, seen: Survey, measured: Report, **origins: Any
