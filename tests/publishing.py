@@ -10,8 +10,10 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from nereid.publish.add import add
 from nereid.publish.examination.examine import Gates
 from nereid.publish.publisher import Published, publish
+from nereid.publish.staged_addition import AddRequest, Proposal
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.run_dir import ServerRecord
 from tests.networks import Dims, constant, network, value
@@ -89,6 +91,13 @@ def publish_number(
     repository: Path, folder: Path, record: ServerRecord | None, number: float, **options: Any
 ) -> Published:
     return publish(repository, NET, candidate(folder, number), record, OTHER_ANSWERS, **options)
+
+
+def propose(repository: Path, request: AddRequest) -> Proposal:
+    """Add a network, and return what it was proposed to be."""
+    proposals: list[Proposal] = []
+    add(repository, request, None, confirm=lambda proposal: not proposals.append(proposal))
+    return proposals[0]
 
 
 def contents(repository: Path) -> dict[str, str]:

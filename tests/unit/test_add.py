@@ -14,12 +14,12 @@ from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.imaging.pipeline import Pipeline
 from nereid.publish.add import add
-from nereid.publish.staged_addition import AddRequest, Proposal
+from nereid.publish.staged_addition import AddRequest
 from nereid.repository.check import check
 from nereid.repository.layout import Pin, configs, hidden_models, pins
 from nereid.routing.assignment import parse_route
 from tests.pictures import noise, save
-from tests.publishing import SIDE, classifier, contents
+from tests.publishing import SIDE, classifier, contents, propose
 from tests.tables import cases
 from tests.user_networks import CLASSES, UserNetwork
 
@@ -70,15 +70,11 @@ def test_added_model_has_all_its_parts(repository, file, tmp_path):
 
 def test_logits_that_stay_are_not_called_probabilities(repository, tmp_path):
     onnx.save(UserNetwork().build(), tmp_path / "logits.onnx")
-    seen: list[Proposal] = []
 
-    wanted = request(tmp_path / "logits.onnx", activation="none")
-    add(repository, wanted, None, confirm=lambda proposal: not seen.append(proposal))
+    found = propose(repository, request(tmp_path / "logits.onnx", activation="none"))
 
-    assert [text for name, text in seen[0].about if name == "scores"] == [
-        "5 classes, values as the network returns them"
-    ]
-    assert len(seen[0].report.notes) == 1
+    assert ("scores", "5 classes, values as the network returns them") in found.about
+    assert len(found.report.notes) == 1
 
 
 @cases(

@@ -8,10 +8,10 @@ from PIL import Image
 
 from nereid.config.model_config import ModelConfig
 from nereid.errors import WrongUsage
-from nereid.publish.add import add
 from nereid.publish.staged_addition import AddRequest, Proposal
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
 from tests.networks import constant, network, value
+from tests.publishing import propose
 from tests.tables import cases
 
 pytestmark = pytest.mark.process
@@ -34,10 +34,8 @@ def proposed(tmp_path):
     def add_network(model: onnx.ModelProto, metadata=None, **more) -> Proposal:
         helper.set_model_props(model, metadata or {})
         onnx.save(model, tmp_path / "cars.onnx")
-        seen: list[Proposal] = []
         request = AddRequest(tmp_path / "cars.onnx", "cars", images=(photo,), **more)
-        add(tmp_path / "models", request, None, confirm=lambda proposal: not seen.append(proposal))
-        return seen[0]
+        return propose(tmp_path / "models", request)
 
     return add_network
 
