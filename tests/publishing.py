@@ -96,7 +96,12 @@ def publish_number(
 def propose(repository: Path, request: AddRequest) -> Proposal:
     """Add a network, and return what it was proposed to be."""
     proposals: list[Proposal] = []
-    add(repository, request, None, confirm=lambda proposal: not proposals.append(proposal))
+
+    def confirm(proposal: Proposal) -> bool:
+        proposals.append(proposal)
+        return True
+
+    add(repository, request, None, confirm=confirm)
     return proposals[0]
 
 
