@@ -10,7 +10,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from nereid.detection.decoding import STRIDES_PX, Frame
-from nereid.publish.add import AddRequest, add
+from nereid.publish.add import add
+from nereid.publish.staged_addition import AddRequest
 from tests.networks import constant, network, value
 
 SIDE = 64

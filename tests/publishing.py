@@ -10,7 +10,10 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from nereid.publish.publisher import Gates, Published, publish
+from nereid.publish.add import add
+from nereid.publish.examination.examine import Gates
+from nereid.publish.publisher import Published, publish
+from nereid.publish.staged_addition import AddRequest, Proposal
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.run_dir import ServerRecord
 from tests.networks import Dims, constant, network, value
@@ -88,6 +91,18 @@ def publish_number(
     repository: Path, folder: Path, record: ServerRecord | None, number: float, **options: Any
 ) -> Published:
     return publish(repository, NET, candidate(folder, number), record, OTHER_ANSWERS, **options)
+
+
+def propose(repository: Path, request: AddRequest) -> Proposal:
+    """Add a network, and return what it was proposed to be."""
+    proposals: list[Proposal] = []
+
+    def confirm(proposal: Proposal) -> bool:
+        proposals.append(proposal)
+        return True
+
+    add(repository, request, None, confirm=confirm)
+    return proposals[0]
 
 
 def contents(repository: Path) -> dict[str, str]:

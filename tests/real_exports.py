@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from nereid.assets import COFFEE
-from nereid.publish.add import AddRequest, Proposal, add
+from nereid.publish.staged_addition import AddRequest
+from tests.publishing import propose
 
 EXPORTS = Path(__file__).parent / "exports"
 ULTRALYTICS = ("yolov5n", "yolov8n", "yolov10n", "yolo11n", "yolo26n", "rtdetr-l")
@@ -40,16 +41,13 @@ def unpack(folder: Path) -> Path:
 
 def assert_same_objects(folder: Path, family: str, axes: str, repository: Path) -> None:
     """Add an export without an option that its file answers; its best objects must be the framework's."""
-    photo, proposals = write_photo(folder, family), list[Proposal]()
+    photo = write_photo(folder, family)
     request = AddRequest(folder / f"{family}-{axes}.onnx", "own", images=(photo,), last_step=OBJECTS)
 
-    def confirm(proposal: Proposal) -> bool:
-        proposals.append(proposal)
-        return True
-
-    add(repository, request, None, confirm=confirm)
-
-    found, known = proposals[0].objects[photo.name], json.loads((folder / "boxes.json").read_text())[family]
+    found, known = (
+        propose(repository, request).objects[photo.name],
+        json.loads((folder / "boxes.json").read_text())[family],
+    )
     assert len(found) == SHOWN
     for each in found:
         rows = [

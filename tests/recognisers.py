@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from nereid.assets import TEXT_REPOSITORY
-from nereid.publish.intake.recogniser import characters_of
+from nereid.publish.intake.dictionary import characters_of
 from nereid.text.characters import KEY
 from tests.networks import constant, value
 

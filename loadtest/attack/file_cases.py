@@ -24,10 +24,12 @@ from nereid.imaging.formats.size import read_size
 from nereid.imaging.preprocessor import CpuPreprocessor
 from nereid.imaging.transform import Transform
 from nereid.publish import watch
-from nereid.publish.add import AddRequest, Declined, add
+from nereid.publish.add import Declined, add
 from nereid.publish.drop_folder import DropFolder, journal_of
+from nereid.publish.examination.examine import Gates
 from nereid.publish.examination.examiner import UNEXPECTED
-from nereid.publish.publisher import Gates, publish
+from nereid.publish.publisher import publish
+from nereid.publish.staged_addition import AddRequest
 from nereid.repository.check import check
 from nereid.serving_errors import InvalidImage, ServingError
 from nereid.text.stages import StageTimes

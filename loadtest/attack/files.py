@@ -46,8 +46,7 @@ class Worker(NamedTuple):
 def examined(request: ExaminationRequest, timeout_s: float | None, progress: Callable[[str], None]) -> Any:
     """Examine a network in this process; as `examine._run`."""
     found = dict[str, Any]()
-    copy = ExaminationRequest.from_json(request.to_json().decode())
-    examiner.answer(copy, lambda kind, content: found.__setitem__(kind, content))
+    examiner.answer(request.to_json().decode(), lambda kind, content: found.__setitem__(kind, content))
     if "report" in found:
         return found["report"]
     raise Rejected(found["rejected"]) if "rejected" in found else ExaminationFailed(found["failed"])

@@ -15,7 +15,8 @@ from nereid.client.prediction import Prediction
 from nereid.config.model_config import ModelConfig
 from nereid.imaging.pipeline import Pipeline
 from nereid.inference.session import Session
-from nereid.publish.publisher import Gates, publish, retire, rollback
+from nereid.publish.examination.examine import Gates
+from nereid.publish.publisher import publish, retire, rollback
 from nereid.repository.layout import versions_there
 from nereid.routes.change import change_with_retry, reweighted
 from nereid.routes.served import RunningServer

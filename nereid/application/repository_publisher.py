@@ -16,6 +16,7 @@ from nereid.application.chosen_models import own_repository
 from nereid.application.exit_codes import WRONG_USAGE
 from nereid.gateway.models import PublishAnswer, PublishOrder, PublishRefused
 from nereid.publish import publisher
+from nereid.publish.examination.examine import Gates
 from nereid.server import run_dir
 
 
@@ -60,7 +61,5 @@ def publish_network(options: PublishOptions, environment: Mapping[str, str]) -> 
     order, repository = options.order, own_repository(options.repository)
     record = run_dir.find(run_dir.root(environment), repository)
     limits: dict[str, Any] = {"is_change_accepted": order.is_change_accepted, **order.limits}
-    done = publisher.publish(
-        repository, order.model, order.source, record, publisher.Gates(**limits), order.share
-    )
+    done = publisher.publish(repository, order.model, order.source, record, Gates(**limits), order.share)
     print(msgspec.json.encode(PublishAnswer(done.model, done.version, done.line(record))).decode())

@@ -1,5 +1,6 @@
 """The ONNX file of a version, and ONNX Runtime's sessions of it."""
 
+import os
 import re
 from collections.abc import Callable, MutableMapping
 from dataclasses import replace
@@ -89,9 +90,12 @@ def _open_tensorrt(
         return open_file(path, replace(settings, providers=providers))
 
 
-def describe_other(content: bytes) -> tuple[str, str]:
-    """Return what a file that is not an ONNX network is instead, and what to do."""
-    start = content[:START_BYTES] + content[-START_BYTES:]  # an archive lists its files at the end
+def describe_other(path: Path) -> tuple[str, str]:
+    """Return what a file that is not an ONNX network is instead, and what to do; reads begin and end only."""
+    with path.open("rb") as file:
+        start = file.read(START_BYTES)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - START_BYTES))
+        start += file.read(START_BYTES)  # an archive lists its files at the end
     return next((what, fix) for pattern, what, fix in OTHER_FILES if re.match(pattern, start))
 
 
@@ -118,7 +122,7 @@ def open_file(path: Path, settings: SessionSettings) -> onnxruntime.InferenceSes
 
 
 def _other(path: Path) -> str:
-    what, fix = describe_other(path.read_bytes())
+    what, fix = describe_other(path)
     return f" '{path.name}' is {what}; fix: {fix}"
 
 

@@ -11,7 +11,7 @@ from nereid.errors import OperationFailed, WrongUsage
 from nereid.imaging.preprocess_settings import PRESETS
 from nereid.publish.configs import Names
 from nereid.publish.engine.actions import Action, AddVariant, Install, Load, Warm
-from nereid.publish.engine.engine import begin, commit, locked_repository
+from nereid.publish.engine.engine import commit, locked_repository, preparation
 from nereid.publish.pinned import write_on_cpu
 from nereid.publish.publisher import Published
 from nereid.publish.remove import find_parts, remove_parts
@@ -19,8 +19,6 @@ from nereid.publish.staged_addition import PROFILES, AddRequest, Proposal, Stagi
 from nereid.rollout.rollout_journal import check_none_active
 from nereid.routes.target import check_repository, find_route, read_state
 from nereid.server.run_dir import ServerRecord
-
-__all__ = ["PROFILES", "AddRequest", "Declined", "Proposal", "accept", "add", "add_cpu_fallback"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,50}")
 
@@ -62,9 +60,8 @@ def add(
     _check_request(repository, request)
     repository.mkdir(parents=True, exist_ok=True)
     with locked_repository(repository, record, report) as (log, unstaged):
-        operation, workspace = begin(log, unstaged, "add", request.name, 1)
-        names = Names.behind(request.name)
-        try:
+        names = Names.for_route(request.name)
+        with preparation(log, unstaged, "add", request.name, 1) as (operation, workspace):
             old = find_parts(repository, request.name) if request.is_replacing else None
             if not old:
                 # A reader has no preprocess model, so that one is checked when it is certain to be written.
@@ -74,9 +71,6 @@ def add(
                 _check_free(workspace.repository, proposal.models, names.route)
             if not confirm(proposal):
                 raise Declined(f"'{request.name}' was not added")
-        except BaseException as error:
-            log.write("undone", operation, str(error))
-            raise
         if old and old.models:
             # The old models are removed only now, as the new ones were examined and accepted.
             remove_parts(log, unstaged, request.name, old.without(proposal.shared))
@@ -109,12 +103,8 @@ def add_cpu_fallback(
             raise WrongUsage(
                 f"'{repository}' already has a model '{name}'; fix: nereid route fallback {variant}"
             )
-        operation, workspace = begin(log, unstaged, "add", name, 1)
-        try:
+        with preparation(log, unstaged, "add", name, 1) as (operation, workspace):
             write_on_cpu(repository / default.model, workspace.staging / "new" / name)
-        except BaseException as error:
-            log.write("undone", operation, str(error))
-            raise
         actions: tuple[Action, ...] = (
             Install(name, name),
             Load(name, 1),

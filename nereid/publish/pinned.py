@@ -4,14 +4,13 @@ import contextlib
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_format
-
 from nereid.config.model_config import CONFIGS, read_pbtxt
 from nereid.errors import OperationFailed
+from nereid.publish.examination.examine import ExaminationRequest, Gates
 from nereid.repository import pbtxt
 from nereid.repository.layout import PARTS, Pin, config_files, served_steps, versions_there
 from nereid.routes.target import RouteLocation, read_state
@@ -54,22 +53,42 @@ def pinned_variants(routes: Iterable[RouteLocation], pins: Iterable[Pin]) -> lis
     return found
 
 
-def models_around(repository: Path, pin: Pin | None) -> dict[str, Any]:
-    """Return the models around a network as an `ExaminationRequest` names them, for its pinned model.
+def examination_request(
+    folder: Path, candidate: Path, current: Path | None, pin: Pin | None, gates: Gates
+) -> ExaminationRequest:
+    """Return the request to examine a version of a network, with the models around it.
+
+    Args:
+        folder: of the network; the models around it are beside this folder.
+        candidate: folder of the version.
+        current: folder of the version to compare with; None for a first version.
+        pin: of the pinned model that runs the network; None without one.
+        gates: the limits.
 
     Raises:
-        InvalidConfig: the config of the pinned model cannot be read.
+        InvalidConfig: the config of the network or of the pinned model cannot be read.
     """
+    repository, document = folder.parent, read_pbtxt(folder / "config.pbtxt")
+    labels = (output.get("label_filename") for output in document.get("output", ()))
+    request = ExaminationRequest(
+        model=folder.name,
+        candidate=candidate,
+        document=document,
+        current=current,
+        labels=next((folder / name for name in labels if name), None),
+        gates=gates,
+    )
     if not pin:
-        return {"preprocess": None, "preprocess_version": 0}
+        return request
     reads = read_pbtxt(repository / pin.model / "config.pbtxt").get("backend") == READER
-    return {
-        "preprocess": repository / pin.preprocess if pin.preprocess else None,
-        "preprocess_version": pin.preprocess_version,
-        "after": repository / pin.after if pin.after else None,
-        "after_version": pin.after_version,
-        "reader": repository / pin.model if reads else None,
-    }
+    return replace(
+        request,
+        preprocess=repository / pin.preprocess if pin.preprocess else None,
+        preprocess_version=pin.preprocess_version,
+        after=repository / pin.after if pin.after else None,
+        after_version=pin.after_version,
+        reader=repository / pin.model if reads else None,
+    )
 
 
 def successor(name: str, old: int, new: int) -> str:
@@ -90,24 +109,16 @@ def write_like(template: Path, pin: Pin, version: int, target: Path) -> None:
     Raises:
         OperationFailed: a profile of the template pins another version than its plain config does.
     """
-    skipped = {str(number) for number in versions_there(template)}
-    shutil.copytree(
-        template, target, ignore=lambda folder, names: skipped if Path(folder) == template else ()
-    )
-    (target / "1").mkdir()
-    (target / "1" / ".gitkeep").touch()
-    head = f"{LIKE}{template.name}, with version {version} of {pin.network}; {WRITTEN}\n"
+    _copy(template, target)
+    head = f"{LIKE}{template.name}, with version {version} of {pin.network}; {WRITTEN}"
     for path in config_files(target):
-        config = pbtxt.parse(path.read_text())
-        config.name = target.name
-        config.version_policy.Clear()
-        config.version_policy.specific.versions.append(1)
+        config = _renamed(path, target.name)
         if not _repin(config, pin, version):
             raise OperationFailed(
                 f"cannot copy '{template / path.relative_to(target)}': expected a config with version "
                 f"{pin.network_version} of '{pin.network}', as in config.pbtxt; fix: correct that profile"
             )
-        path.write_text(head + text_format.MessageToString(config))
+        path.write_text(pbtxt.write(config, head))
 
 
 def write_on_cpu(template: Path, target: Path) -> None:
@@ -130,21 +141,30 @@ def write_on_cpu(template: Path, target: Path) -> None:
             f"cannot copy '{source}': expected a backend that runs its models in one process, "
             f"{' or '.join(PARTS)}, got '{kind}'; fix: write {CONFIGS}/cpu.pbtxt for '{template.name}'"
         )
-    skipped = {*map(str, versions_there(template)), CONFIGS}
-    shutil.copytree(
-        template, target, ignore=lambda folder, names: skipped if Path(folder) == template else ()
-    )
-    (target / "1").mkdir()
-    (target / "1" / ".gitkeep").touch()
-    config = pbtxt.parse(source.read_text())
-    config.name = target.name
-    config.version_policy.Clear()
-    config.version_policy.specific.versions.append(1)
+    _copy(template, target, CONFIGS)
+    config = _renamed(source, target.name)
     for group in config.instance_group or [config.instance_group.add()]:
         group.kind = group.KIND_CPU
         group.ClearField("gpus")
-    head = f"# {template.name} on the CPU, with the same versions; written by nereid route fallback.\n"
-    (target / "config.pbtxt").write_text(head + text_format.MessageToString(config))
+    head = f"# {template.name} on the CPU, with the same versions; written by nereid route fallback."
+    (target / "config.pbtxt").write_text(pbtxt.write(config, head))
+
+
+def _copy(template: Path, target: Path, *skipped: str) -> None:
+    """Copy the folder of a pinned model, with an empty version 1 instead of its versions."""
+    names = {*map(str, versions_there(template)), *skipped}
+    shutil.copytree(template, target, ignore=lambda folder, _: names if Path(folder) == template else ())
+    (target / "1").mkdir()
+    (target / "1" / ".gitkeep").touch()
+
+
+def _renamed(path: Path, name: str) -> Any:
+    """Return the config in a file for a model of another name, which serves version 1."""
+    config = pbtxt.parse(path.read_text())
+    config.name = name
+    config.version_policy.Clear()
+    config.version_policy.specific.versions.append(1)
+    return config
 
 
 def _repin(config: Any, pin: Pin, version: int) -> bool:

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish import candidate, pinned
 from nereid.publish.engine.actions import Action, AddVariant, Install, Load, Policy, Warm, Workspace
-from nereid.publish.engine.engine import begin, commit, locked_repository, undo
+from nereid.publish.engine.engine import commit, locked_repository, preparation, take_out
 from nereid.publish.engine.operation_journal import Operation, OperationJournal
 from nereid.publish.engine.variants import rolled_back
-from nereid.publish.examination.examine import ExaminationRequest, Gates, Report, examine
+from nereid.publish.examination.examine import Gates, Report, examine
 from nereid.publish.intake import precision as conversion
 from nereid.publish.intake.precision import Precision
 from nereid.publish.intake.successor import adapt_successor
@@ -31,8 +31,6 @@ from nereid.routes.target import RouteLocation, find_routes, read_state
 from nereid.routing.assignment import MAX_VARIANTS
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
-
-__all__ = ["Gates", "Published", "RouteFull", "publish", "retire", "rollback", "served"]
 
 ROLLBACK_S = 30.0
 # A version that gets all traffic is a change of the route, not of the repository.
@@ -110,14 +108,11 @@ def publish(
         check_none_active(repository, f"publish a version of '{name}'")
         network, gates = find_network(repository, name), gates or Gates()
         current = _current(network, gates.against)
-        operation, workspace = begin(log, unstaged, "publish", network.name, _next_version(log, network))
-        try:
+        number = _next_version(log, network)
+        with preparation(log, unstaged, "publish", network.name, number) as (operation, workspace):
             given = Candidate(source, gates, share, precision)
             measured, actions = _prepare(operation, network, current, given, workspace)
             check_none_active(repository, f"publish a version of '{name}'")  # the examination takes time
-        except BaseException as error:
-            log.write("undone", operation, str(error))
-            raise
         commit(log, replace(operation, actions=actions), workspace)
         models = tuple(each.model for each in actions if isinstance(each, Install) and not each.version)
         return Published(network.name, operation.version, models, measured, time.monotonic() - start)
@@ -160,10 +155,7 @@ def retire(
             *(Install(pin.model, pin.model) for pin in gone.pins),
             *(AddVariant(v.route, v.variant.name, v.variant.model, v.variant.weight) for v in gone.variants),
         )
-        operation, workspace = begin(log, unstaged, "retire", network.name, version)
-        operation = replace(operation, actions=actions)
-        log.write("undo", operation)
-        undo(log, operation, workspace)
+        take_out(log, unstaged, "retire", network.name, version, actions)
 
 
 def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[str]:
@@ -234,7 +226,9 @@ def _prepare(
     candidate.check_labels(source, network.folder)
     candidate.stage(source, staged, config.document.get("default_model_filename") or "model.onnx")
     workspace.report(f"{source.name}: staged as version {version} of '{network.name}'")
-    request = _examination_request(network, current, staged, given.gates, workspace)
+    pin = next(iter(network.at_version(current).pins), None)
+    present = network.folder / str(current)
+    request = pinned.examination_request(network.folder, staged, present, pin, given.gates)
     adapt_successor(request, source, workspace.report)
     if given.precision:
         change = conversion.convert(onnx_file.network_path(staged, config.document))
@@ -293,23 +287,6 @@ def _successors(
         weight = share / (1 - share) * (total or 100)
         variants.append(AddVariant(each.route, name, models[each.pin.model], weight))
     return models, variants
-
-
-def _examination_request(
-    network: Network, current: int, staged: Path, gates: Gates, workspace: Workspace
-) -> ExaminationRequest:
-    pin = next(iter(network.at_version(current).pins), None)
-    config = network.config(current)
-    labels = [output.get("label_filename") for output in config.document.get("output", ())]
-    return ExaminationRequest(
-        model=network.name,
-        candidate=staged,
-        document=config.document,
-        current=network.folder / str(current),
-        labels=next((network.folder / name for name in labels if name), None),
-        gates=gates,
-        **pinned.models_around(workspace.repository, pin),
-    )
 
 
 def _current(network: Network, against: int) -> int:

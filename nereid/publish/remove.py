@@ -4,12 +4,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.engine.actions import Action, Install, Workspace
-from nereid.publish.engine.engine import begin, locked_repository, undo
+from nereid.publish.engine.engine import locked_repository, take_out
 from nereid.publish.engine.operation_journal import OperationJournal
 from nereid.publish.pinned import successor
 from nereid.repository.check import check
@@ -67,10 +65,7 @@ def remove_parts(log: OperationJournal, unstaged: Workspace, name: str, parts: P
         *(Install(file) for file in parts.files),
         Install(last, last),
     )
-    operation, workspace = begin(log, unstaged, "remove", name, 0)
-    operation = replace(operation, actions=actions)
-    log.write("undo", operation)
-    undo(log, operation, workspace)
+    take_out(log, unstaged, "remove", name, 0, actions)
 
 
 def find_parts(repository: Path, name: str) -> Parts:

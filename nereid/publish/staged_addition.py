@@ -5,14 +5,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nereid.config.model_config import ModelConfig, read_pbtxt
+from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.imaging.preprocess_settings import PreprocessSettings
 from nereid.imaging.preview import Preview, preview
-from nereid.inference.signature import Signature
 from nereid.publish import candidate
-from nereid.publish.companions import copy_companions
-from nereid.publish.configs import Models, Names, Properties
+from nereid.publish.configs import Addition, Names
 from nereid.publish.engine.actions import Workspace
 from nereid.publish.examination.examine import (
     ExaminationRequest,
@@ -23,16 +21,16 @@ from nereid.publish.examination.examine import (
     examine,
     survey,
 )
-from nereid.publish.intake import description, metadata
-from nereid.publish.intake.adaptation import ActivationRule
+from nereid.publish.intake import description, network_facts
+from nereid.publish.intake.adaptation import ActivationRule, Adapted, Choices
 from nereid.publish.intake.description import Description
 from nereid.publish.intake.exporters import ANY_SIZE, Size
-from nereid.publish.intake.form import Form
-from nereid.publish.intake.metadata import Metadata
+from nereid.publish.intake.network_facts import NetworkFacts
+from nereid.publish.intake.serving_settings import ServingSettings
 from nereid.publish.intake.tasks.image_input import PROCESS_BYTES
-from nereid.publish.intake.tasks.registry import choose_task
-from nereid.publish.intake.tasks.task import Choices, Task
-from nereid.publish.pinned import models_around
+from nereid.publish.intake.tasks.reading import ReaderModels, copy_companions
+from nereid.publish.intake.tasks.registry import Task, choose_task
+from nereid.publish.pinned import examination_request
 from nereid.repository import fitting, onnx_file
 from nereid.repository.check import check
 from nereid.repository.labels import check_names, read_lines
@@ -41,6 +39,7 @@ from nereid.routing.assignment import Route, Salts, Variant, format_route
 from nereid.serving_errors import InvalidConfig, InvalidImage
 
 PROFILES = ("cpu", "gpu")
+Models = Addition | ReaderModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +94,13 @@ class Proposal:
 
     Args:
         task: of the network.
-        form: input and outputs of the network.
+        settings: input and outputs of the network, and its preprocessing.
         about: rows for the screen: a word, and what the network returns.
-        parameters: all parameters of the preprocessing.
         parameters_from: origin of those that the request does not contain; empty if there are none.
         value_range: smallest and largest number that the network receives for the photos; None without
             a preprocessing of its own.
         labels: class names, or characters; empty if there are none.
         labels_from: their origin.
-        can_batch: whether the network computes several images at a time.
         changes: what is changed in the file, one sentence each.
         report: measurements.
         processes, memory_bytes: those that a server with the profile `cpu` gets.
@@ -116,14 +113,12 @@ class Proposal:
     """
 
     task: str
-    form: Form
+    settings: ServingSettings
     about: Sequence[tuple[str, str]]
-    parameters: Mapping[str, str]
     parameters_from: str
     value_range: tuple[float, float] | None
     labels: Sequence[str]
     labels_from: str
-    can_batch: bool
     changes: Sequence[str]
     report: Report
     processes: int
@@ -149,47 +144,48 @@ class Staging:
     def stage(self, user: str) -> Proposal:
         """Write all files, and examine the network."""
         request, names = self._request, self._names
-        original = candidate.network_file(request.source, "model.onnx").resolve()
+        origin = candidate.network_file(request.source, "model.onnx").resolve()
         candidate.stage(request.source, self._version, "model.onnx")
-        found = onnx_file.read(self._network)
-        meta = metadata.read(original, found.model)
-        noted = meta.preprocessing
-        task = choose_task(
-            request.task, found.signature, meta, request.size if any(request.size) else noted.size
-        )
-        choices = task.input.with_notes(request.choices, found.signature, noted)
+        facts = network_facts.read(origin.parent, onnx_file.read(self._network))
+        task = choose_task(request.task, facts, request.size if any(request.size) else facts.noted.size)
+        choices = task.input.with_notes(request.choices, facts)
         self._images = tuple(dict.fromkeys(request.images or task.input.samples))
         content = self._network.read_bytes()
         adapted = task.adapt(self._network, choices)
-        kind = self._form(task, found.signature, adapted.outputs, choices, len(choices.labels or meta.labels))
-        labels, labels_from = self._labels(task, meta, kind)
-        given = task.input.preprocessing(kind, noted, request.parameters)
+        read = self._settings(task, facts, adapted, choices)
+        labels, labels_from = self._labels(task, facts, read.classes)
+        parameters, parameters_from = task.input.preprocessing(read, facts.noted, request.parameters)
         shared = copy_companions(task.input.companions, names.route, self._workspace.repository, self._new)
-        properties = Properties(given.parameters, bool(labels), True, request.instances, shared)
-        models = self._write(task, kind, properties, labels)
+        settings = replace(
+            read,
+            parameters=parameters,
+            has_labels=bool(labels),
+            instances=request.instances,
+            companions=shared,
+        )
+        self._write(task, settings, labels)
         seen_by_network = self._preview()
         self._report(f"{request.source.name}: staged as '{names.network}'")
-        seen = survey(self._examination(models), progress=self._progress)
+        seen = survey(self._examination(), progress=self._progress)
         if (activation := task.activation(choices, seen)) != "none":
             self._network.write_bytes(content)
             adapted = task.adapt(self._network, choices, activation)
-            kind = self._form(task, found.signature, adapted.outputs, choices, len(labels))
+            settings = replace(settings, outputs=self._settings(task, facts, adapted, choices).outputs)
             if seen.lines:  # the reader leaves out lines by their probabilities, which have changed
-                seen = survey(self._examination(models), progress=self._progress)
-        models = self._write(task, kind, properties._replace(can_batch=seen.can_batch), labels)
-        measured = self._examine(models, adapted.notes)
-        rule = (request.output, request.activation)
+                seen = survey(self._examination(), progress=self._progress)
+        settings = replace(settings, can_batch=seen.can_batch)
+        models = self._write(task, settings, labels)
+        measured = self._examine(adapted.notes)
         changes = tuple(adapted.changes)
-        about = Description(request.source.name, found.sha256, *rule, changes, task.name, kind.head)
-        description.write(self._version, about)
-        candidate.write_checksums(self._version, request.source, user)
+        rule = (request.output, request.activation)
+        about = Description(request.source.name, facts.sha256, *rule, changes, task.name, settings.head)
+        self._describe(about, user)
         return self._proposal(
             task,
-            kind,
+            settings,
             seen.served_with(activation),
             measured,
-            parameters=given.parameters,
-            parameters_from=noted.origin if given.is_from_file else "",
+            parameters_from=parameters_from,
             value_range=(seen_by_network.lowest, seen_by_network.highest) if seen_by_network else None,
             labels=labels,
             labels_from=labels_from,
@@ -198,17 +194,22 @@ class Staging:
             shared=tuple(filter(self._is_there, shared)),
         )
 
-    def _proposal(self, task: Task, kind: Form, seen: Survey, measured: Report, **origins: Any) -> Proposal:
+    def _describe(self, about: Description, user: str) -> None:
+        description.write(self._version, about)
+        candidate.write_checksums(self._version, self._request.source, user)
+
+    def _proposal(
+        self, task: Task, settings: ServingSettings, seen: Survey, measured: Report, **origins: Any
+    ) -> Proposal:
         request = self._request
-        readers = {request.name} if models_around(self._new, self._pin())["reader"] else set()
+        readers = {request.name} if self._examination().reader else set()
         alone = fitting.counts({request.name: 1.0}, fitting.Machine.present(), readers).counts
         instances = request.instances or alone[request.name]
         names = _titles(self._images)
         return Proposal(
             task=task.name,
-            form=kind,
-            about=task.rows(kind, seen),
-            can_batch=seen.can_batch,
+            settings=settings,
+            about=task.rows(settings, seen),
             report=measured,
             processes=instances + 1,
             memory_bytes=instances * task.input.process_bytes(measured.memory_bytes) + PROCESS_BYTES,
@@ -219,23 +220,23 @@ class Staging:
             **origins,
         )
 
-    def _form(
-        self, task: Task, original: Signature, outputs: Sequence[str], choices: Choices, labels: int
-    ) -> Form:
+    def _settings(
+        self, task: Task, facts: NetworkFacts, adapted: Adapted, choices: Choices
+    ) -> ServingSettings:
         signature = onnx_file.read(self._network).signature
-        return task.read_form(original, signature, outputs, choices, labels)
+        return task.settings(facts, signature, adapted.outputs, choices, len(choices.labels or facts.labels))
 
-    def _labels(self, task: Task, meta: Metadata, kind: Form) -> tuple[tuple[str, ...], str]:
+    def _labels(self, task: Task, facts: NetworkFacts, classes: int) -> tuple[tuple[str, ...], str]:
         """Return the class names and their origin; names of the metadata that do not fit are left out."""
-        path, (labels, origin) = self._request.labels, task.input.labels(meta)
+        path, (labels, origin) = self._request.labels, task.input.labels(facts)
         if path:
-            labels, origin = read_lines(path, kind.classes), f"'{path.name}'"
+            labels, origin = read_lines(path, classes), f"'{path.name}'"
         if task.input.unit != "line":  # a control character may be one that a network reads
             check_names(labels, origin)
-        if labels and kind.classes and len(labels) != kind.classes:
+        if labels and classes and len(labels) != classes:
             self._report(
                 f"note: {origin} has {len(labels)} class names, but the network has "
-                f"{kind.classes} classes; they are not used"
+                f"{classes} classes; they are not used"
             )
             return (), ""
         return labels, origin
@@ -268,9 +269,9 @@ class Staging:
             self._report(f"preview: '{request.preview}' shows what the network sees of each photo")
         return found
 
-    def _write(self, task: Task, kind: Form, properties: Properties, labels: Sequence[str]) -> Models:
+    def _write(self, task: Task, settings: ServingSettings, labels: Sequence[str]) -> Models:
         names = self._names
-        models = task.models(names, kind, self._request.choices, properties)
+        models: Models = task.models(names, settings, self._request.choices)
         for name, texts in models.configs().items():
             folder = self._new / name
             (folder / "1").mkdir(parents=True, exist_ok=True)
@@ -290,7 +291,7 @@ class Staging:
         (self._new / f"{names.route}.route.json").write_bytes(format_route(route))
         return models
 
-    def _examine(self, models: Models, notes: Sequence[str]) -> Report:
+    def _examine(self, notes: Sequence[str]) -> Report:
         """Check the files as a server would, and examine the network; the notes are the first of the report.
 
         Raises:
@@ -301,7 +302,7 @@ class Staging:
             raise OperationFailed(
                 "; ".join(f"{each.model}, {each.what}: {found}" for found, each in first.items())
             )
-        measured = examine(self._examination(models), progress=self._progress)
+        measured = examine(self._examination(), progress=self._progress)
         measured = replace(measured, notes=(*notes, *measured.notes))
         for note in measured.notes:
             self._report(f"note: {note}")
@@ -313,17 +314,9 @@ class Staging:
         ]
         return found
 
-    def _examination(self, models: Models) -> ExaminationRequest:
-        folder = self._new / self._names.network
-        return ExaminationRequest(
-            model=self._names.network,
-            candidate=self._version,
-            document=read_pbtxt(folder / "config.pbtxt"),
-            current=None,
-            labels=folder / candidate.LABELS if self._names.network in models.labelled else None,
-            gates=Gates(images=self._images),
-            **models_around(self._new, self._pin()),
-        )
+    def _examination(self) -> ExaminationRequest:
+        folder, gates = self._new / self._names.network, Gates(images=self._images)
+        return examination_request(folder, self._version, None, self._pin(), gates)
 
     def _report(self, line: str) -> None:
         self._workspace.report(line)

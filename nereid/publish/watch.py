@@ -14,7 +14,7 @@ from nereid.processes import StopFlag
 from nereid.publish import publisher
 from nereid.publish.drop_folder import DropFolder, Publish, Report, TemporaryFailure, journal_of
 from nereid.publish.engine.engine import locked_repository
-from nereid.publish.examination.examine import ExaminationFailed
+from nereid.publish.examination.examine import ExaminationFailed, Gates
 from nereid.publish.network import Network, find_network
 from nereid.repository.checksums import CHECKSUMS, digest
 from nereid.repository.onnx_file import network_path
@@ -30,7 +30,7 @@ LOCK_TIMEOUT_S = 0.5
 def publication(
     repository: Path,
     find_record: Callable[[], ServerRecord | None],
-    gates: publisher.Gates,
+    gates: Gates,
     share: float,
     report: Report,
 ) -> Publish:

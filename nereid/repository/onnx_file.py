@@ -213,7 +213,7 @@ def _parse(onnx: Any, path: Path, content: bytes) -> Any:
     except Exception:  # protobuf's implementations have different classes
         model = onnx.ModelProto()
     if not model.ir_version or not model.opset_import or not model.graph.node:
-        kind, fix = describe_other(content)
+        kind, fix = describe_other(path)
         raise InvalidOnnx(
             f"'{path}': expected an ONNX network, got {kind} ({len(content):,} bytes); fix: {fix}"
         )

@@ -1,7 +1,7 @@
-"""Changes of a `config.pbtxt` that keep the comments and layout of everything that stays the same."""
+"""Texts of a `config.pbtxt`: new ones, and changes that keep the comments and layout of the rest."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from google.protobuf import text_format
@@ -13,7 +13,13 @@ TOKEN = re.compile(
     r"""\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[{}<>\[\]]|[:;,]|[^\s{}<>\[\]:;,"'\#]+"""
 )
 OPENING, CLOSING = frozenset("{<["), frozenset("}>]")
-MAP = "parameters"
+LOST = "# Written anew, without comments: the former layout could not be kept."
+# The order of fields in a new config, before all others, and the longest line.
+ORDER = (
+    *("name", "backend", "platform", "max_batch_size", "input", "output"),
+    *("version_policy", "instance_group", "dynamic_batching"),
+)
+WIDTH = 130
 # As the configs of this repository are written: `[ 1, 2 ]`.
 LIST = {"[": "[ ", "]": " ]"}
 
@@ -30,6 +36,24 @@ def parse(text: str) -> Any:
         raise OperationFailed(f"cannot read the config: {error}") from None
 
 
+def write(config: Any, head: str, comments: Mapping[str, str] | None = None) -> str:
+    """Return the text of a new config, with an entry in each line.
+
+    Args:
+        config: the ModelConfig message.
+        head: the first line, a comment.
+        comments: further ones, by the name of the field, or by the key of the parameter, that they precede.
+    """
+    parts = list(_parts(config))
+    parts.sort(key=lambda part: ORDER.index(part[0]) if part[0] in ORDER else len(ORDER))
+    lines, left = [head], dict(comments or {})
+    for name, key, part in parts:
+        if comment := left.pop(key or name, ""):
+            lines.append(f"# {comment}")
+        lines += _lines(part)
+    return "".join(f"{line}\n" for line in lines)
+
+
 def rewrite(text: str, wanted: Any) -> str:
     """Return the text of a config, changed to the message `wanted`.
 
@@ -39,7 +63,7 @@ def rewrite(text: str, wanted: Any) -> str:
         OperationFailed: the text is not a config.
     """
     changed = _edit(text, wanted)
-    return text_format.MessageToString(wanted) if changed is None else changed
+    return write(wanted, LOST) if changed is None else changed
 
 
 def with_versions(text: str, versions: Sequence[int]) -> str:
@@ -84,33 +108,70 @@ def _edit_entry(entry: str, present: Any, wanted: Any, written: set[tuple[str, s
         ((field, value),) = text_format.Parse(entry, triton_messages.model_config()).ListFields()
     except (text_format.ParseError, ValueError):
         return entry
-    name, key = field.name, next(iter(value), "") if field.name == MAP else ""
+    name, key = field.name, next(iter(value), "") if _is_map(value) else ""
     is_first = (name, key) not in written
     written.add((name, key))
     before, after = (getattr(each, name) for each in (present, wanted))
     if before == after or (key and key in before and key in after and before[key] == after[key]):
         return entry
-    is_wanted = key in after if name == MAP else any(each.name == name for each, _ in wanted.ListFields())
-    return _print_entry(wanted, name, key) if is_first and is_wanted else ""
+    return _print_entry(wanted, name, key) if is_first else ""
 
 
 def _missing_entries(wanted: Any, written: set[tuple[str, str]]) -> Iterator[str]:
-    for field, value in wanted.ListFields():
-        for key in value if field.name == MAP else [""]:
-            if (field.name, key) not in written:
-                yield _print_entry(wanted, field.name, key)
+    for name, key, part in _parts(wanted):
+        if (name, key) not in written:
+            yield _one_line(part)
 
 
 def _print_entry(wanted: Any, name: str, key: str) -> str:
-    part = triton_messages.model_config()
-    if name == MAP:
-        part.parameters[key].CopyFrom(wanted.parameters[key])
-    else:
-        part.MergeFrom(wanted)
-        for field, _ in part.ListFields():
-            if field.name != name:
-                part.ClearField(field.name)
-    text = text_format.MessageToString(part, as_one_line=True, use_short_repeated_primitives=True)
+    return " ".join(_one_line(part) for *found, part in _parts(wanted) if found == [name, key])
+
+
+def _is_map(value: Any) -> bool:
+    return hasattr(value, "GetEntryClass")
+
+
+def _parts(message: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield a message for each entry of a message: its field, its key in a map, and only that entry."""
+    for field, value in message.ListFields():
+        name = field.name
+        if _is_map(value):
+            for key in sorted(value):
+                part = type(message)()
+                if hasattr(value[key], "CopyFrom"):
+                    getattr(part, name)[key].CopyFrom(value[key])
+                else:
+                    getattr(part, name)[key] = value[key]
+                yield name, key, part
+        elif hasattr(value, "add"):
+            for each in value:
+                part = type(message)()
+                getattr(part, name).add().CopyFrom(each)
+                yield name, "", part
+        else:
+            part = type(message)()
+            part.CopyFrom(message)
+            for other, _ in message.ListFields():
+                if other.name != name:
+                    part.ClearField(other.name)
+            yield name, "", part
+
+
+def _lines(part: Any, indent: str = "") -> list[str]:
+    """Return the text of a message with one entry: a line, or several if that is too long."""
+    ((field, value),) = part.ListFields()
+    text = f"{indent}{_one_line(part)}"
+    inner = value[0] if hasattr(value, "add") else value
+    if len(text) <= WIDTH or not hasattr(inner, "ListFields"):
+        return [text]
+    more = (line for *_, each in _parts(inner) for line in _lines(each, f"{indent}  "))
+    return [f"{indent}{field.name} {{", *more, f"{indent}}}"]
+
+
+def _one_line(part: Any) -> str:
+    text = text_format.MessageToString(
+        part, as_utf8=True, as_one_line=True, use_short_repeated_primitives=True
+    )
     return TOKEN.sub(lambda token: LIST.get(token[0], token[0]), text.strip())
 
 

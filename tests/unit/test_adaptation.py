@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from nereid.errors import WrongUsage
 from nereid.publish.intake import network_trial
-from nereid.publish.intake.adaptation import Choices, adapt, adapt_outputs_of_file, fit_runtimes
+from nereid.publish.intake.adaptation import adapt, adapt_outputs_of_file, fit_runtimes
 from nereid.repository.onnx_runtimes import supported_runtimes
 from tests.networks import constant, network, value
 from tests.user_networks import CLASSES, UserNetwork
@@ -49,7 +49,7 @@ FORMS = [
 def test_every_form_becomes_a_classifier(form, activation):
     model, pixels = form.build(), pixels_for(form)
 
-    name, _ = adapt(model, Choices(activation=activation))
+    name, _ = adapt(model, activation=activation)
 
     scores = run(model, name, pixels)
     assert scores.dtype == np.float32
@@ -166,7 +166,7 @@ def test_fitting_network_stays_as_it_is():
     model = UserNetwork().build()
     before = model.SerializeToString()
 
-    assert adapt(model, Choices()) == ("output", [])
+    assert adapt(model) == ("output", [])
     assert model.SerializeToString() == before
 
 
@@ -174,7 +174,7 @@ def test_names_of_the_current_version():
     form = UserNetwork(channels=1, datatype="FP16", tail=2)
     model, pixels = form.build(), pixels_for(form)
 
-    name, changes = adapt(model, Choices(activation="softmax", names=("pixels", "scores")))
+    name, changes = adapt(model, activation="softmax", names=("pixels", "scores"))
 
     assert changes == [
         "colours are converted to grey for input 'image'",
@@ -204,7 +204,7 @@ def test_output_is_chosen_by_name():
     """The other output, which depends on it, and whose name is taken, stays as it is."""
     model = two_outputs()
 
-    name, _ = adapt(model, Choices(output="features", activation="sigmoid"))
+    name, _ = adapt(model, output="features", activation="sigmoid")
 
     assert name == "probabilities_2"
     given = np.ones((2, CLASSES), np.float32)
@@ -216,7 +216,7 @@ def test_output_is_chosen_by_name():
 @pytest.mark.parametrize(("output", "got"), [("", "got"), ("scores", "got: 'scores', the network has")])
 def test_unclear_output_is_rejected(output, got):
     with pytest.raises(WrongUsage) as error:
-        adapt(two_outputs(), Choices(output=output))
+        adapt(two_outputs(), output=output)
 
     outputs = "features, probabilities; fix: name one with --output"
     assert str(error.value).startswith(f"expected one output with scores, {got}: {outputs}, or --task detect")

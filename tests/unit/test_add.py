@@ -4,19 +4,24 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from PIL import Image
 
 from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish.add import AddRequest, Proposal, add
+from nereid.imaging.pipeline import Pipeline
+from nereid.publish.add import add
+from nereid.publish.staged_addition import AddRequest
 from nereid.repository.check import check
 from nereid.repository.layout import Pin, configs, hidden_models, pins
 from nereid.routing.assignment import parse_route
-from tests.publishing import SIDE, classifier, contents
+from tests.pictures import noise, save
+from tests.publishing import SIDE, classifier, contents, propose
 from tests.tables import cases
-from tests.user_networks import UserNetwork
+from tests.user_networks import CLASSES, UserNetwork
 
 pytestmark = pytest.mark.process
 UTF_16 = Path("utf-16.txt")
@@ -65,15 +70,11 @@ def test_added_model_has_all_its_parts(repository, file, tmp_path):
 
 def test_logits_that_stay_are_not_called_probabilities(repository, tmp_path):
     onnx.save(UserNetwork().build(), tmp_path / "logits.onnx")
-    seen: list[Proposal] = []
 
-    wanted = request(tmp_path / "logits.onnx", activation="none")
-    add(repository, wanted, None, confirm=lambda proposal: not seen.append(proposal))
+    found = propose(repository, request(tmp_path / "logits.onnx", activation="none"))
 
-    assert [text for name, text in seen[0].about if name == "scores"] == [
-        "5 classes, values as the network returns them"
-    ]
-    assert len(seen[0].report.notes) == 1
+    assert ("scores", "5 classes, values as the network returns them") in found.about
+    assert len(found.report.notes) == 1
 
 
 @cases(
@@ -125,7 +126,6 @@ def test_label_with_a_control_character_is_refused(repository, tmp_path, place, 
     assert not repository.exists() or contents(repository) == {}
 
 
-# tests/e2e/test_user_models.py has the networks that do not fit.
 @cases(
     ("more", "message"),
     {
@@ -243,3 +243,59 @@ def test_given_resize_replaces_that_of_the_metadata(repository, file):
         "mean": "127.5, 127.5, 127.5",
         "std": "63.75, 63.75, 63.75",
     }
+
+
+NAMES = [f"name {number}" for number in range(CLASSES)]
+
+
+@cases(
+    ("form", "parameters", "mean", "std"),
+    {
+        "scale": (UserNetwork(), {"scale": str(1 / 255)}, 0, 255),
+        "one number, grey": (
+            UserNetwork("NHWC", 1, batch=1, tail=2),
+            {"mean": "127.5", "std": "127.5"},
+            127.5,
+            127.5,
+        ),
+        "per channel, FP16": (
+            UserNetwork(datatype="FP16", activation="softmax"),
+            {"mean": "120, 110, 100", "std": "60, 50, 40"},
+            [120, 110, 100],
+            [60, 50, 40],
+        ),
+        # In newer stamps of exporters, the operators are the same.
+        "BGR, any size, new opset": (
+            UserNetwork(side_px=None, activation="sigmoid", opset=28, ir_version=14),
+            {"mean": "100, 110, 120", "std": "255", "color_order": "BGR"},
+            [100, 110, 120],
+            [255] * 3,
+        ),
+        "bytes": (UserNetwork("NHWC", datatype="UINT8"), {}, 0, 1),
+    },
+)
+def test_scores_are_those_of_the_users_network(repository, tmp_path, form, parameters, mean, std):
+    """A photo of the network's size, so that no resize takes part; the reference is in float64."""
+    model, pixels = form.build(), noise(16, 16)
+    onnx.helper.set_model_props(model, {"names": repr(dict(enumerate(NAMES)))})
+    onnx.save(model, tmp_path / "own.onnx")
+    size = (0, 0) if form.side_px else (16, 16)
+
+    add(
+        repository,
+        AddRequest(tmp_path / "own.onnx", "own", {"resize": "exact", **parameters}, size=size),
+        None,
+    )
+
+    config = ModelConfig.from_file(repository / "own_preprocess", 1)
+    batch = Pipeline.from_config(config, max_batch_size=1, instances=1).run([[save(Image.fromarray(pixels))]])
+    network = onnxruntime.InferenceSession(repository / "own_network" / "1" / "model.onnx")
+    (scores,) = network.run(None, {network.get_inputs()[0].name: batch.tensor})
+    seen = pixels[:, :, ::-1] if parameters.get("color_order") == "BGR" else pixels
+    seen = (seen.astype(np.float64) - mean) / std
+    expected = form.probabilities(
+        (seen if form.is_last else seen.transpose(2, 0, 1))[None],
+        "softmax" if form.activation == "none" else form.activation,
+    )
+    np.testing.assert_allclose(scores, expected, atol=0.02 if form.datatype == "FP16" else 2e-3)
+    assert (repository / "own" / "labels.txt").read_text().splitlines() == NAMES

@@ -12,15 +12,17 @@ from PIL import Image
 from nereid.assets import PARCEL_LABEL, STATE, TEXT_REPOSITORY
 from nereid.config.model_config import ModelConfig
 from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish.add import AddRequest, add
-from nereid.publish.publisher import Gates, publish
+from nereid.publish.add import add
+from nereid.publish.examination.examine import Gates
+from nereid.publish.publisher import publish
 from nereid.publish.remove import remove
+from nereid.publish.staged_addition import AddRequest
 from nereid.publish.versions import versions
 from nereid.repository.check import check
 from nereid.repository.layout import configs
 from nereid.text.characters import Characters
 from nereid.text.reading_settings import ReadingSettings
-from tests.publishing import OTHER_ANSWERS, classifier
+from tests.publishing import OTHER_ANSWERS, classifier, propose
 from tests.recognisers import TestRecogniser, raw
 from tests.tables import cases
 
@@ -76,12 +78,6 @@ def models(repository) -> set[str]:
 
 def failures(repository) -> list:
     return [each for each in check(repository) if each.verdict != "ok"]
-
-
-def proposal(repository, made):
-    found = []
-    add(repository, made, None, confirm=lambda each: not found.append(each))
-    return found[0]
 
 
 @pytest.mark.slow
@@ -147,7 +143,7 @@ def test_images_keep_their_lines(repository, bright, tmp_path):
     Image.new("RGB", (640, 480), "white").save(tmp_path / "blank.png")
     first, second = (tmp_path / folder / "label.jpg" for folder in ("a", "b"))
 
-    found = proposal(repository, request(bright, images=(first, tmp_path / "blank.png", second, first)))
+    found = propose(repository, request(bright, images=(first, tmp_path / "blank.png", second, first)))
 
     assert list(found.lines) == [str(first), "blank.png", str(second)]
     assert found.lines[str(first)] == found.lines[str(second)] != ()
@@ -202,13 +198,12 @@ def test_default_reader_takes_a_recogniser_as_it_is_exported(texts, file):
 
 def test_networks_that_find_text_are_shared(texts, tiny):
     before = models(texts)
-    proposals = []
 
-    add(texts, request(tiny), None, confirm=lambda each: not proposals.append(each))
+    found = propose(texts, request(tiny))
     add(texts, request(tiny, is_replacing=True), None)
 
-    assert proposals[0].shared == FINDERS
-    assert proposals[0].models == ("own_network", "own_v1")
+    assert found.shared == FINDERS
+    assert found.models == ("own_network", "own_v1")
     assert remove(texts, "own", None) == ("own_network", "own_v1", "own")
     assert models(texts) == before
     assert remove(texts, "read_text", None) == ("read_text_v1", "read_text")
@@ -250,6 +245,6 @@ def test_metadata_alone_do_not_make_a_recogniser(repository, tmp_path):
     model.metadata_props.add(key="character", value="a")
     onnx.save(model, tmp_path / "own.onnx")
 
-    found = proposal(repository, request(tmp_path / "own.onnx", task="", parameters={"preset": "imagenet"}))
+    found = propose(repository, request(tmp_path / "own.onnx", task="", parameters={"preset": "imagenet"}))
 
     assert found.task == "classify"

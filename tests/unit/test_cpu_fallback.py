@@ -12,8 +12,9 @@ from nereid.cli.main import app
 from nereid.config.model_config import read_pbtxt
 from nereid.errors import OperationFailed, WrongUsage
 from nereid.publish.add import add_cpu_fallback
+from nereid.publish.examination.examine import Gates
 from nereid.publish.network import find_network
-from nereid.publish.publisher import Gates, publish, retire, rollback
+from nereid.publish.publisher import publish, retire, rollback
 from nereid.publish.remove import remove
 from nereid.repository.layout import hidden_models, parameters_of, steps_of
 from nereid.rollout.counts import Pair

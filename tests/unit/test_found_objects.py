@@ -19,9 +19,7 @@ LEFT, RIGHT, LOWER = ((8.0, 8.0, 24.0, 24.0), (40.0, 8.0, 56.0, 24.0), (12.0, 8.
 def found_objects(tmp_path_factory) -> FoundObjects:
     """The meaning of the outputs of a detector with the default thresholds, 0.25 and 0.45."""
     after = add_detector(tmp_path_factory.mktemp("cars")) / "cars_boxes"
-    return FoundObjects(
-        ExaminationRequest("cars_network", after, {}, None, None, 0, None, after=after, after_version=1)
-    )
+    return FoundObjects(ExaminationRequest("cars_network", after, {}, after=after, after_version=1))
 
 
 def outputs(*objects) -> dict[str, np.ndarray]:

@@ -114,21 +114,6 @@ def scale_beyond_fp16(model: onnx.ModelProto) -> None:
     model.graph.node.insert(index + 1, onnx.helper.make_node("Mul", ["large", "inverse"], [output]))
 
 
-def test_fp16_becomes_a_version_with_its_own_variant(tmp_path):
-    repository = shutil.copytree(REPOSITORY, tmp_path / "models")
-    source = repository / NETWORK / "1" / "model.onnx"
-    lines: list[str] = []
-
-    done = publish(
-        repository, NETWORK, source, None, Gates(max_slowdown=100, against=1), 0, lines.append, "fp16"
-    )
-
-    path = repository / NETWORK / "3" / "model.onnx"
-    assert (done.version, done.pinned) == (3, ("classify_v3",))
-    assert path.stat().st_size < 0.6 * source.stat().st_size
-    assert f"changed: {CHANGE}" in lines
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["text_detect", "text_direction", "text_recognise"])
 def test_networks_of_the_readers_are_converted(tmp_path, name):

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,12 +12,13 @@ import pytest
 
 from nereid import files
 from nereid.errors import OperationFailed
-from nereid.publish.add import AddRequest, add
+from nereid.publish.add import add
 from nereid.publish.engine import actions, operation_journal
 from nereid.publish.engine.actions import Install
 from nereid.publish.engine.engine import locked_repository
 from nereid.publish.publisher import publish, retire
 from nereid.publish.remove import remove
+from nereid.publish.staged_addition import AddRequest
 from nereid.routes.target import find_route, read_state
 from nereid.server.run_dir import ServerRecord
 from tests.fake_server import FakeServer, Killed, killed_at, running
@@ -188,8 +189,7 @@ def assert_loadable(repository: Path) -> None:
         assert read_state(location).sha256 in page, (location, server.loaded)
 
 
-@contextlib.contextmanager
-def killing(action: Callable[[], None], number: int) -> Iterator[Report]:
+def killing(action: Callable[[], None], number: int) -> Report:
     """Give a report that acts at the N-th line of progress, after the line about the recovery."""
     lines = itertools.count(0)
 
@@ -197,7 +197,7 @@ def killing(action: Callable[[], None], number: int) -> Iterator[Report]:
         if not line.startswith("recovery") and next(lines) == number:
             action()
 
-    yield report
+    return report
 
 
 def die() -> None:
@@ -218,8 +218,8 @@ def test_server_follows_a_killed_command(start, trees, command, versions, dies, 
         with contextlib.ExitStack() as up:
             record = up.enter_context(running(server))
             kill = die if dies == "command" else lambda up=up, died=died: died.append(up.close())
-            with killing(kill, number) as report, contextlib.suppress(Killed, OperationFailed):
-                run(command, site, record, report)
+            with contextlib.suppress(Killed, OperationFailed):
+                run(command, site, record, killing(kill, number))
                 if not died:
                     break
             if dies == "server":

@@ -5,9 +5,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from nereid.publish.add import AddRequest, add
-from nereid.publish.examination.output_meaning import image_pair
-from nereid.publish.examination.samples import Sample
+from nereid.publish.examination.samples import Sample, image_pair
 from nereid.publish.examination.score_outputs import (
     INDEPENDENT,
     NUMBER,
@@ -16,7 +14,9 @@ from nereid.publish.examination.score_outputs import (
     meaning_of,
 )
 from nereid.publish.intake import description
+from nereid.publish.staged_addition import AddRequest
 from tests.networks import constant, network, value
+from tests.publishing import propose
 from tests.tables import cases
 from tests.user_networks import CLASSES, UserNetwork
 
@@ -76,16 +76,10 @@ def mixed() -> onnx.ModelProto:
 @cases(("model", "can_batch"), {"mixed": (mixed(), False), "outer": (UserNetwork(batch=1).build(), True)})
 def test_batches_are_tried(tmp_path, model, can_batch):
     onnx.save(model, tmp_path / "network.onnx")
-    seen = []
 
-    def confirm(proposal) -> bool:
-        seen.append(proposal)
-        return True
+    found = propose(tmp_path / "models", AddRequest(tmp_path / "network.onnx", "own", {"scale": "0.1"}))
 
-    request = AddRequest(tmp_path / "network.onnx", "own", {"scale": "0.1"})
-    add(tmp_path / "models", request, None, confirm=confirm)
-
-    assert seen[0].can_batch is can_batch
+    assert found.settings.can_batch is can_batch
     config = (tmp_path / "models" / "own" / "config.pbtxt").read_text()
     assert ("max_batch_size: 8" in config) is can_batch
     assert description.read(tmp_path / "models" / "own_network" / "1").source == "network.onnx"

@@ -28,7 +28,7 @@ from nereid.publish.drop_folder import (
     TemporaryFailure,
     journal_of,
 )
-from nereid.publish.publisher import Gates
+from nereid.publish.examination.examine import Gates
 from nereid.server.control import NotReached
 from nereid.serving_errors import InvalidConfig
 from tests.networks import ONE_INSTANCE, identity, store, tensor
@@ -160,12 +160,15 @@ def test_complete_file_is_published_once_and_moved(drop, name, model, option):
 
 
 def test_folder_is_published_with_its_data(drop):
+    modes: list[int] = []
+    drop.publisher.during = lambda: modes.append(stat.S_IMODE(drop.staging.stat().st_mode))
     for name in ("net.onnx", "weights/data.bin", ".hidden"):
         drop.write(f"net@x/{name}", name)
 
     drop.wait()
 
     kept = {"net.onnx": "net.onnx", "weights/data.bin": "weights/data.bin"}
+    assert modes == [0o700]  # the copy is private
     assert drop.publisher.given == [("net", kept)]
     assert [*drop.visible] == [f"published/net@x-v2/{name}" for name in (".hidden", *kept)]
 
@@ -216,15 +219,16 @@ def make_loop(path: Path) -> None:
     path.symlink_to(path.with_name(".a"))
 
 
-def make_inner_loop(path: Path) -> None:
-    path.mkdir()
-    (path / "a.onnx").symlink_to(path / "a.onnx")
-
-
-def make_inner_pipe(path: Path) -> None:
+def make_pipe_inside(path: Path) -> None:
     path.mkdir()
     (path / "a.onnx").write_text("a")
     os.mkfifo(path / "pipe")
+
+
+def make_loop_inside(path: Path) -> None:
+    path.mkdir()
+    for name in ("loop", "a.onnx"):
+        (path / name).symlink_to(path / name)
 
 
 def make_full(path: Path) -> None:
@@ -243,9 +247,9 @@ def make_full(path: Path) -> None:
         make_deep,
         make_socket,
         make_loop,
-        make_inner_loop,
-        make_inner_pipe,
         make_full,
+        make_pipe_inside,
+        make_loop_inside,
         os.mkfifo,
         Path.mkdir,
         lambda path: path.symlink_to("/proc/self/mem"),
@@ -253,6 +257,7 @@ def make_full(path: Path) -> None:
         lambda path: path.symlink_to("a" * 300),
         lambda path: path.symlink_to("a/" * 2000),
         lambda path: path.symlink_to("."),
+        lambda path: path.symlink_to(path),
         lambda path: path.symlink_to("other.onnx/more"),
     ],
 )

@@ -17,9 +17,11 @@ from nereid.errors import WrongUsage
 from nereid.units import format_bytes, format_ms
 
 if TYPE_CHECKING:
-    from nereid.publish.add import Proposal
     from nereid.publish.examination.examine import FoundObject
+    from nereid.publish.staged_addition import Proposal
 
+# The settings of a proposal that describe its network.
+FORM = ("image", "outputs", "is_last", "is_grey", "classes", "head")
 LAYOUTS = {False: "NCHW", True: "NHWC"}
 
 
@@ -131,6 +133,7 @@ def add(
     """Add an ONNX network under a new name: examine it, show what it will be, ask, and serve it."""
     from nereid.publish import add as adding
     from nereid.publish.publisher import served
+    from nereid.publish.staged_addition import PROFILES, AddRequest
 
     if activation not in (known := ("auto", "none", "softmax", "sigmoid")):
         raise WrongUsage(f"invalid activation: expected one of {', '.join(known)}, got '{activation}'")
@@ -138,7 +141,7 @@ def add(
         raise WrongUsage(
             "cannot ask without a terminal; fix: --yes to add the model, or --json to see what it would be"
         )
-    request = adding.AddRequest(
+    request = AddRequest(
         source,
         name,
         parameters_of(preprocess or [], preset),
@@ -146,7 +149,7 @@ def add(
         activation,  # type: ignore[arg-type]
         size_of(size),
         output,
-        tuple(profile or adding.PROFILES),
+        tuple(profile or PROFILES),
         instances,
         tuple(images or ()),
         replace,
@@ -183,22 +186,22 @@ def add(
 
 def screen(name: str, proposal: "Proposal") -> list[str]:
     """Return what a network will be as one screen of text."""
-    form, report = proposal.form, proposal.report
-    (height, width), span, unit = form.sides_px, proposal.value_range, proposal.unit
+    settings, report = proposal.settings, proposal.report
+    (height, width), span, unit = settings.sides_px, proposal.value_range, proposal.unit
     kind = "characters" if proposal.task == "read" else "names"
     # A reader gives its recogniser BGR.
-    colours = proposal.parameters.get("color_order", "RGB" if proposal.parameters else "BGR")
+    colours = settings.parameters.get("color_order", "RGB" if settings.parameters else "BGR")
     rows = [
-        ("input", f"{height} x {_pixels(width)}, {form.image.datatype.removeprefix('TYPE_')}, "
-                  f"layout {LAYOUTS[form.is_last]}, colours {colours}"),
-        *([("preprocessing", ", ".join(f"{key} {text}" for key, text in proposal.parameters.items())
+        ("input", f"{height} x {_pixels(width)}, {settings.image.datatype.removeprefix('TYPE_')}, "
+                  f"layout {LAYOUTS[settings.is_last]}, colours {colours}"),
+        *([("preprocessing", ", ".join(f"{key} {text}" for key, text in settings.parameters.items())
             + (f" (from {proposal.parameters_from})" if proposal.parameters_from else ""))]
-          if proposal.parameters else []),
+          if settings.parameters else []),
         *([("values", f"{span[0]:.3g} to {span[1]:.3g} for the photos below")] if span else []),
         *proposal.about,
         ("labels", f"{len(proposal.labels)} {kind} from {proposal.labels_from}" if proposal.labels
          else "none; fix: --labels FILE shows names instead of numbers"),
-        ("batches", f"several {unit}s at a time" if proposal.can_batch else f"one {unit} at a time"),
+        ("batches", f"several {unit}s at a time" if settings.can_batch else f"one {unit} at a time"),
         *(("change", each) for each in proposal.changes),
         ("cost", f"{format_ms(report.latency_ms)} per {unit} on one core, {proposal.processes} processes, "
                  f"about {format_bytes(proposal.memory_bytes)} with profile cpu"),
@@ -227,9 +230,12 @@ def _class(proposal: "Proposal", index: int) -> str:
 
 def _document(name: str, proposal: "Proposal") -> dict[str, Any]:
     fields = asdict(proposal)
+    settings = fields.pop("settings")
+    form = {key: settings[key] for key in FORM}
     top = {
         image: [{"index": each, "label": _class(proposal, each)} for each in found]
         for image, found in proposal.top_classes.items()
     }
     labels = {"count": len(proposal.labels), "from": proposal.labels_from}
-    return {"name": name, **fields, "labels": labels, "top_classes": top}
+    own = {"form": form, "parameters": settings["parameters"], "can_batch": settings["can_batch"]}
+    return {"name": name, **own, **fields, "labels": labels, "top_classes": top}

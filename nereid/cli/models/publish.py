@@ -92,8 +92,9 @@ def publish(
     """
     from nereid.cli.image_files import collect
     from nereid.publish import publisher
+    from nereid.publish.examination.examine import Gates
 
-    gates = publisher.Gates(
+    gates = Gates(
         tolerance=tolerance,
         is_change_accepted=accept_change,
         max_slowdown=max_slowdown,

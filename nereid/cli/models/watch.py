@@ -48,7 +48,7 @@ def watch(
     stay in place.
     """
     from nereid.publish import watch as watching
-    from nereid.publish.publisher import Gates
+    from nereid.publish.examination.examine import Gates
 
     watching.check(folder, repository, model, share)
     gates = Gates(

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from nereid.errors import OperationFailed
 from nereid.journal import user_name
 from nereid.publish.engine import operation_journal
-from nereid.publish.engine.actions import Workspace
+from nereid.publish.engine.actions import Action, Workspace
 from nereid.publish.engine.operation_journal import Kind, Operation, OperationJournal
 from nereid.publish.engine.variants import VariantInUse
 from nereid.server.control import NotReached
@@ -118,6 +120,34 @@ def begin(
     operation = Operation(secrets.token_hex(8), kind, model, version, user)
     log.write("begin", operation)
     return operation, _with_staging(workspace, log, operation)
+
+
+@contextmanager
+def preparation(
+    log: OperationJournal, unstaged: Workspace, kind: Kind, model: str, version: int
+) -> Iterator[tuple[Operation, Workspace]]:
+    """Begin an operation whose files are staged inside the context; an error there ends it."""
+    operation, workspace = begin(log, unstaged, kind, model, version)
+    try:
+        yield operation, workspace
+    except BaseException as error:
+        log.write("undone", operation, str(error))
+        raise
+
+
+def take_out(
+    log: OperationJournal,
+    unstaged: Workspace,
+    kind: Kind,
+    model: str,
+    version: int,
+    actions: tuple[Action, ...],
+) -> None:
+    """Undo actions that an earlier operation has done; errors as `undo`."""
+    operation, workspace = begin(log, unstaged, kind, model, version)
+    operation = replace(operation, actions=actions)
+    log.write("undo", operation)
+    undo(log, operation, workspace)
 
 
 def _with_staging(workspace: Workspace, log: OperationJournal, operation: Operation) -> Workspace:

@@ -4,26 +4,19 @@ A broken network can crash its process or use all memory. In a separate process 
 server nor the command.
 """
 
-import contextlib
-import json
-import os
 import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from nereid.errors import OperationFailed
+from nereid.publish import child
 from nereid.publish.intake.adaptation import Activation
 
-EXAMINER = ("-P", "-m", "nereid.publish.examination.examiner")
+EXAMINER = "nereid.publish.examination.examiner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +53,10 @@ class ExaminationRequest:
         candidate: a version folder, with or without a number as its name.
         document: the model's config, with protobuf field names.
         current: the version folder to compare with; None for a first version.
-        preprocess: folder of the model that converts images to inputs; None for random inputs.
-        preprocess_version: the version of that model.
         labels: label file whose lines are counted against the classes of the output.
         gates: the limits, and the encoded golden images.
+        preprocess: folder of the model that converts images to inputs; None for random inputs.
+        preprocess_version: the version of that model.
         is_survey: whether the network is only run once, to see what it returns.
         after: folder of the model that turns the outputs into those of the pinned model; None for none.
         after_version: the version of that model.
@@ -73,11 +66,11 @@ class ExaminationRequest:
     model: str
     candidate: Path
     document: Mapping[str, Any]
-    current: Path | None
-    preprocess: Path | None
-    preprocess_version: int
-    labels: Path | None
+    current: Path | None = None
+    labels: Path | None = None
     gates: Gates = Gates()
+    preprocess: Path | None = None
+    preprocess_version: int = 0
     is_survey: bool = False
     after: Path | None = None
     after_version: int = 0
@@ -192,82 +185,26 @@ def _run(request: ExaminationRequest, timeout_s: float | None, progress: Callabl
     if timeout_s is None:
         files = [path for path in request.candidate.rglob("*") if path.is_file()]
         timeout_s = TIMEOUT_S + sum(path.stat().st_size for path in files) / BYTES_PER_S
-    with tempfile.TemporaryFile() as errors, _process(errors) as process:
-        start, timer = time.monotonic(), threading.Timer(timeout_s, _kill, (process,))
-        timer.start()
-        try:
-            report, last = _read_results(process, request, progress)
-            status = process.wait()
-        finally:
-            timer.cancel()
-        if report:
-            return report
-        if time.monotonic() - start >= timeout_s:
+    try:
+        kind, content = child.run(EXAMINER, request.to_json().decode(), timeout_s, progress)
+    except child.NoResult as end:
+        if end.is_late:
             raise Rejected(
                 f"the examination of '{request.model}' was stopped: expected a result within "
-                f"{timeout_s:.3g} s, last step: {last}"
-            )
-        raise _crash(request.model, status, last, errors)
+                f"{timeout_s:.3g} s, last step: {end.last}"
+            ) from None
+        raise _crash(request.model, end) from None
+    if kind == "rejected":
+        raise Rejected(content)
+    if kind == "failed":
+        raise ExaminationFailed(content)
+    return content
 
 
-@contextlib.contextmanager
-def _process(errors: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
-    """Run the examiner in its own session; kill its process group at the end."""
-    process = subprocess.Popen(
-        [sys.executable, *EXAMINER, str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-        start_new_session=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            _kill(process)
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _read_results(
-    process: subprocess.Popen[str], request: ExaminationRequest, progress: Callable[[str], None]
-) -> tuple[Any, str]:
-    """Return the report, None if there is none, and the last line of progress."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # it has already ended; its status has the reason
-        process.stdin.write(request.to_json().decode())
-        process.stdin.close()
-    report, last = None, "starting"
-    for line in process.stdout:
-        try:
-            ((kind, content),) = json.loads(line).items()
-        except ValueError:  # a line that was cut off when the process ended
-            break
-        if kind == "progress":
-            last = content
-            progress(content)
-        elif kind == "rejected":
-            raise Rejected(content)
-        elif kind == "failed":
-            raise ExaminationFailed(content)
-        else:
-            report = content
-    return report, last
-
-
-def _crash(model: str, status: int, last: str, errors: IO[bytes]) -> OperationFailed:
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    output = f"; its last output: {lines[-1].strip()}" if lines else ""
-    if status < 0:
-        name = signal.Signals(-status).name
+def _crash(model: str, end: child.NoResult) -> OperationFailed:
+    text = f"last step: {end.last}" + (f"; its last output: {end.output}" if end.output else "")
+    if end.status < 0:
+        name = signal.Signals(-end.status).name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return Rejected(f"the examination of '{model}' crashed with {name}{hint}, last step: {last}{output}")
-    return ExaminationFailed(
-        f"the examination of '{model}' failed with exit code {status}, last step: {last}{output}"
-    )
+        return Rejected(f"the examination of '{model}' crashed with {name}{hint}, {text}")
+    return ExaminationFailed(f"the examination of '{model}' failed with exit code {end.status}, {text}")

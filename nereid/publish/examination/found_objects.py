@@ -8,8 +8,14 @@ from nereid.config.model_config import ModelConfig
 from nereid.detection.detector import Detector, Objects, outputs_by_role
 from nereid.detection.matching import match
 from nereid.publish.examination.examine import ExaminationRequest, FoundObject, Rejected, Survey
-from nereid.publish.examination.output_meaning import Change, image_pair, is_close
-from nereid.publish.examination.samples import Arrays, Sample, golden_samples
+from nereid.publish.examination.samples import (
+    Arrays,
+    Change,
+    Sample,
+    golden_samples,
+    image_pair,
+    is_close,
+)
 from nereid.repository.onnx_file import OnnxFile
 from nereid.serving_errors import ServingError
 
@@ -23,6 +29,8 @@ SEARCHED = 0.5
 
 class FoundObjects:
     """Outputs that a `boxes` model turns into objects."""
+
+    pair, is_same = staticmethod(image_pair), staticmethod(is_close)
 
     def __init__(self, request: ExaminationRequest) -> None:
         """Read the `boxes` model.
@@ -39,14 +47,6 @@ class FoundObjects:
     def samples(self, config: ModelConfig) -> list[Sample]:
         """Return the golden images."""
         return golden_samples(self._request, config)
-
-    def pair(self, samples: Sequence[Sample]) -> tuple[Sample, Sample]:
-        """Return two images."""
-        return image_pair(samples)
-
-    def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
-        """Return whether all numbers are equal."""
-        return is_close(alone, together)
 
     def first_run(
         self, file: OnnxFile, samples: Sequence[Sample], outputs: Sequence[Arrays], can_batch: bool

@@ -1,4 +1,4 @@
-"""Latency and memory of a network, compared with the current version and the free memory."""
+"""Latency, memory and range of a network, compared with the current version and with this machine."""
 
 import gc
 import os
@@ -7,7 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+
+import numpy as np
+import onnxruntime
 
 from nereid.config.model_config import ModelConfig
 from nereid.processes import return_memory
@@ -21,6 +24,9 @@ MIN_DURATION_S, MAX_DURATION_S = 0.1, 5.0
 LATENCY_SLACK_MS = 0.2
 MEMORY_SLACK_BYTES = 64 * 2**20
 HEADROOM = 1.2
+# A larger ModelProto can neither be inferred nor opened from memory.
+MAX_BYTES = 2**31 - 1
+LARGEST = float(np.finfo(np.float16).max)
 
 
 class Network:
@@ -154,3 +160,50 @@ def check_headroom(memory_bytes: int, instances: int, available: int) -> None:
             f"{memory_bytes / mb:,.0f} MB, and {HEADROOM - 1:.0%} more), got {available / mb:,.0f} MB; "
             "fix: fewer instances in config.pbtxt, or a larger machine"
         )
+
+
+def check_half_range(path: Path, samples: Sequence[Sample]) -> None:
+    """Reject a network with an FP16 tensor that overflows on a sample; minus infinity may be a mask.
+
+    On a CPU, ONNX Runtime computes an FP16 network in FP32 and removes the conversions between its operators,
+    so its outputs do not show that a number in between exceeds FP16. A tensor that is an output is really
+    converted.
+
+    Raises:
+        Rejected: with the tensor and the sample.
+    """
+    import onnx
+
+    half, model = onnx.TensorProto.FLOAT16, onnx.load(path)
+    if model.ByteSize() > MAX_BYTES:
+        return
+    for each in (*model.graph.value_info, *model.graph.output):
+        if each.type.HasField("tensor_type"):  # a wrong shape ends the inference, and only types are needed
+            each.type.tensor_type.ClearField("shape")
+    try:
+        names = _returned(onnx.shape_inference.infer_shapes(model), half)
+    except Exception as error:  # its own class
+        raise Rejected(f"ONNX cannot infer its datatypes: {' '.join(str(error).split())}") from None
+    if not names:
+        return
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, half, None) for name in names)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    for sample in samples:
+        for name, array in zip(names, session.run(names, dict(sample.inputs)), strict=True):
+            if np.isnan(array).any() or np.isposinf(array).any():
+                raise Rejected(
+                    f"tensor '{name}' exceeds FP16 on {sample.name}: expected numbers up to {LARGEST:,.0f}; "
+                    "fix: publish the network in FP32, or allow it with --accept-change"
+                )
+
+
+def _returned(inferred: Any, element: int) -> list[str]:
+    """Return the names of the tensors of a datatype that operators of the main graph return."""
+    returned = {name for node in inferred.graph.node for name in node.output}
+    outputs = {each.name for each in inferred.graph.output}
+    found = {each.name for each in inferred.graph.value_info if each.type.tensor_type.elem_type == element}
+    return sorted((found & returned) - outputs)

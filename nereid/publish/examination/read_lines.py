@@ -13,8 +13,7 @@ from nereid.contract import TEXT
 from nereid.errors import OperationFailed
 from nereid.inference.session import Session
 from nereid.publish.examination.examine import ExaminationRequest, Rejected, Survey
-from nereid.publish.examination.output_meaning import Change
-from nereid.publish.examination.samples import Arrays, Sample
+from nereid.publish.examination.samples import Arrays, Change, Sample
 from nereid.publish.intake.adaptation import Activation
 from nereid.repository.onnx_file import OnnxFile, network_path
 from nereid.serving_errors import ServingError

@@ -1,8 +1,8 @@
-"""Requests of one row for an examination: golden images, or random inputs."""
+"""Requests of one row for an examination, and the comparison of their outputs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from nereid.publish.examination.examine import ExaminationRequest, Rejected
 from nereid.serving_errors import ServingError
 
 Arrays = Mapping[str, Any]
+
+# Largest difference of a row alone and in a batch, relative to the largest score: kernels may differ.
+BATCH_TOLERANCE = 0.02
 
 RANDOM_INPUTS, SEED = 4, 20260826
 # The size of a free dim in random inputs: networks halve images five times.
@@ -30,6 +33,13 @@ class Sample:
     inputs: Arrays
     encoded: bytes = b""
     image: str = ""
+
+
+class Change(NamedTuple):
+    """A difference from the current version, 0 for none, and its description."""
+
+    difference: float
+    text: str
 
 
 def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[Sample]:
@@ -83,3 +93,30 @@ def _random(tensor: TensorSpec, config: ModelConfig, rng: np.random.Generator) -
         return rng.standard_normal(shape).astype(dtype)
     # Integers may be indices of a table of any length; bytes are pixels.
     return rng.integers(0, 256 if element == "uint8" else 2, shape).astype(dtype)
+
+
+def image_pair(samples: Sequence[Sample]) -> tuple[Sample, Sample]:
+    """Return the first and the last sample if they have one shape, or the first one and its mirror image."""
+    first, last = samples[0], samples[-1]
+    (name,) = first.inputs
+    if first is not last and first.inputs[name].shape == last.inputs[name].shape:
+        return first, last
+    mirrored = np.ascontiguousarray(first.inputs[name][..., ::-1])
+    return first, replace(first, inputs={name: mirrored})
+
+
+def is_close(alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
+    """Return whether all numbers are equal, apart from the rounding of other kernels."""
+    return all(
+        _is_close([each[name] for each in alone], [each[name] for each in together]) for name in alone[0]
+    )
+
+
+def _is_close(alone: Sequence[np.ndarray], together: Sequence[np.ndarray]) -> bool:
+    if len({each.shape for each in (*alone, *together)}) != 1:
+        return False
+    expected, found = np.concatenate(alone), np.concatenate(together)
+    if not expected.size:
+        return True
+    limit = BATCH_TOLERANCE * (np.abs(expected).max() or 1.0)
+    return bool(np.abs(found - expected).max() <= limit)

@@ -9,8 +9,15 @@ import numpy as np
 
 from nereid.config.model_config import ModelConfig
 from nereid.publish.examination.examine import ExaminationRequest, Rejected, Survey
-from nereid.publish.examination.output_meaning import Change, image_pair, is_close
-from nereid.publish.examination.samples import Arrays, Sample, golden_samples, random_samples
+from nereid.publish.examination.samples import (
+    Arrays,
+    Change,
+    Sample,
+    golden_samples,
+    image_pair,
+    is_close,
+    random_samples,
+)
 from nereid.publish.intake.adaptation import Activation
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import OnnxFile
@@ -30,20 +37,14 @@ NUMBER, VECTOR = "one number", "a vector of length 1 (an embedding), as the netw
 class Scores:
     """Outputs that go to the callers as they are."""
 
+    pair, is_same = staticmethod(image_pair), staticmethod(is_close)
+
     def __init__(self, request: ExaminationRequest) -> None:
         self._request = request
 
     def samples(self, config: ModelConfig) -> list[Sample]:
         """Return the golden images if there is a preprocessing, else random inputs."""
         return golden_samples(self._request, config) if self._request.preprocess else random_samples(config)
-
-    def pair(self, samples: Sequence[Sample]) -> tuple[Sample, Sample]:
-        """Return two images."""
-        return image_pair(samples)
-
-    def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
-        """Return whether all numbers are equal."""
-        return is_close(alone, together)
 
     def first_run(
         self, file: OnnxFile, samples: Sequence[Sample], outputs: Sequence[Arrays], can_batch: bool

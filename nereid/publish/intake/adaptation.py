@@ -3,12 +3,14 @@
 `description` records the choices of a version. The next version gets the same, and so the same changes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nereid.errors import WrongUsage
-from nereid.publish.intake.changed_file import change_file, declare_outputs
+from nereid.publish.intake.changed_file import change_file, declare_outputs, edited
+from nereid.publish.intake.dictionary import LABELS
 from nereid.publish.intake.exporters import ANY_SIZE, Size
 from nereid.publish.intake.graph_edits import (
     add_batch,
@@ -21,6 +23,7 @@ from nereid.publish.intake.graph_edits import (
     operators,
     take_name,
     to_fp32,
+    with_axes,
 )
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_runtimes import Runtime, supported_runtimes
@@ -33,47 +36,76 @@ LUMA = (0.299, 0.587, 0.114)
 GREY, RGB = 1, 3
 
 
-class Choices(NamedTuple):
-    """Choices about a network that its file does not contain.
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Choices of the user about a network, which its file does not contain.
 
     Args:
+        size: height and width of the input in pixels, for a network that accepts any size; zeros for that of
+            the file.
         output: the output with the scores; empty for the only one.
-        activation: function to append, which turns the scores into probabilities.
-        names: of the input and of the scores; None for those in the file.
+        activation: function to append to the scores; `auto` decides after a run.
+        head: layout of a detector's outputs; empty to find it from names and shapes.
+        last_step: parameters of the model after the network, such as thresholds.
+        labels: class names, or the characters of a recogniser; () for those in the file.
+        labels_from: the origin of the labels, for messages.
     """
 
+    size: Size = ANY_SIZE
     output: str = ""
-    activation: Activation = "none"
-    names: tuple[str, str] | None = None
+    activation: ActivationRule = "auto"
+    head: str = ""
+    last_step: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    labels_from: str = LABELS
 
 
-def adapt_file(path: Path, choices: Choices, like: tuple[str, str] | None = None) -> tuple[str, list[str]]:
+class Adapted(NamedTuple):
+    """A changed file: the names of its outputs by role, and a sentence for each change and note."""
+
+    outputs: tuple[str, ...]
+    changes: list[str]
+    notes: Sequence[str] = ()
+
+
+def adapt_file(
+    path: Path, output: str = "", activation: Activation = "none", names: Sequence[str] | None = None
+) -> Adapted:
     """Change an ONNX file so that this machine's and the container's runtimes open it as a classifier.
 
-    Arguments, results and errors as `adapt`.
+    Arguments and errors as `adapt`.
     """
 
     def change(model: Any) -> tuple[str, list[str]]:
         changes = fit_runtimes(model, supported_runtimes())
-        scores, more = adapt(model, choices)
+        scores, more = adapt(model, output, activation, names)
         return scores, [*changes, *more]
 
-    return change_file(path, change)
+    scores, changes = change_file(path, change)
+    return Adapted((scores,), changes)
 
 
-def adapt(model: Any, choices: Choices) -> tuple[str, list[str]]:
+def adapt(
+    model: Any, output: str = "", activation: Activation = "none", names: Sequence[str] | None = None
+) -> tuple[str, list[str]]:
     """Change a ModelProto in place; return the name of the scores, and a line for each change.
 
     A file that already fits stays as it is.
 
+    Args:
+        model: the network.
+        output: the output with the scores; empty for the only one.
+        activation: function to append, which turns the scores into probabilities.
+        names: of the input and of the scores; None for those in the file.
+
     Raises:
         WrongUsage: the network has several outputs, and no choice names one of them.
     """
-    scores = _scores(model, choices.output)
+    scores = _scores(model, output)
     changes = [*free_batch(model, [scores]), *_accept_colours(model)]
-    changes += [*_flatten(model, scores), *to_fp32(model, scores), *_activate(model, scores, choices)]
-    if choices.names:
-        changes += _rename(model, scores, choices.names)
+    changes += [*_flatten(model, scores), *to_fp32(model, scores), *_activate(model, scores, activation)]
+    if names:
+        changes += _rename(model, scores, names)
     if changes:  # shapes of the network's inner tensors may have changed
         del model.graph.value_info[:]
     return scores.name, changes
@@ -140,26 +172,17 @@ def adapt_outputs_of_file(path: Path, size: Size = ANY_SIZE) -> list[str]:
 
 def add_batch_to_file(path: Path) -> list[str]:
     """Give the results of one image a batch of 1 in an ONNX file."""
-    import onnx
-
-    model = onnx.load(path, load_external_data=False)
-    changes = [*add_batch(model)]
-    del model.graph.value_info[:]
-    onnx.save(model, path)
+    with edited(path) as (model, changes):
+        changes += add_batch(model)
     return changes
 
 
 def rename_file(path: Path, present: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """Give the input and outputs of an ONNX file other names: first the input, then the outputs."""
-    import onnx
-
-    model = onnx.load(path, load_external_data=False)
-    outputs, changes = {each.name: each for each in model.graph.output}, list[str]()
-    for name, new in zip(present[1:], wanted[1:], strict=True):
-        changes += _rename(model, outputs[name], (wanted[0], new))
-    if changes:
-        del model.graph.value_info[:]
-        onnx.save(model, path)
+    with edited(path) as (model, changes):
+        outputs = {each.name: each for each in model.graph.output}
+        for name, new in zip(present[1:], wanted[1:], strict=True):
+            changes += _rename(model, outputs[name], (wanted[0], new))
     return changes
 
 
@@ -190,13 +213,11 @@ def _accept_colours(model: Any) -> Iterator[str]:
     luma = free_name(model, "luma")
     shape_of_luma = [1, 1, 1, RGB] if is_last else [1, RGB, 1, 1]
     add_constant(model, helper.make_tensor(luma, TensorProto.FLOAT, shape_of_luma, LUMA))
-    axes = free_name(model, "luma_axes")
-    add_constant(model, helper.make_tensor(axes, TensorProto.INT64, [1], [channel]))
     weighted, total = free_name(model, "luma_weighted"), free_name(model, "luma_sum")
     nodes = [
         helper.make_node("Cast", [given], [colours], to=TensorProto.FLOAT),
         helper.make_node("Mul", [colours, luma], [weighted]),
-        _reduce_sum(model, weighted, axes, channel, total),
+        with_axes(model, "ReduceSum", weighted, total, [channel], keepdims=1),
     ]
     if element == TensorProto.UINT8:
         rounded = free_name(model, "luma_rounded")
@@ -211,14 +232,6 @@ def _accept_colours(model: Any) -> Iterator[str]:
         model.graph.node.insert(number, node)
     image.type.tensor_type.shape.dim[channel].dim_value = RGB
     yield f"colours are converted to grey for input '{given}'"
-
-
-def _reduce_sum(model: Any, source: str, axes: str, channel: int, target: str) -> Any:
-    from onnx import helper
-
-    if onnx_graph.opsets(model).get("", 0) >= 13:  # axes became an input
-        return helper.make_node("ReduceSum", [source, axes], [target], keepdims=1)
-    return helper.make_node("ReduceSum", [source], [target], axes=[channel], keepdims=1)
 
 
 def _scores(model: Any, output: str) -> Any:
@@ -246,32 +259,29 @@ def _flatten(model: Any, scores: Any) -> Iterator[str]:
     yield f"output '{scores.name}' is flattened from {shape} to {shape[:2]}"
 
 
-def _activate(model: Any, scores: Any, choices: Choices) -> Iterator[str]:
+def _activate(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
     from onnx import helper
 
-    if choices.activation == "none":
+    if activation == "none":
         return
     before, name = scores.name, free_name(model, PROBABILITIES)
-    if choices.activation == "softmax":
-        node = helper.make_node("Softmax", [before], [name], axis=1)
-    else:
-        node = helper.make_node("Sigmoid", [before], [name])
-    model.graph.node.append(node)
+    axis: dict[str, Any] = {"axis": 1} if activation == "softmax" else {}
+    model.graph.node.append(helper.make_node(activation.capitalize(), [before], [name], **axis))
     scores.name = name
-    yield f"a {choices.activation} is appended to output '{before}', as '{name}'"
+    yield f"a {activation} is appended to output '{before}', as '{name}'"
 
 
-def _rename(model: Any, scores: Any, names: tuple[str, str]) -> Iterator[str]:
+def _rename(model: Any, scores: Any, names: Sequence[str]) -> Iterator[str]:
     """Give the input and the scores other names, with a copy of the tensor; used names stay as they are."""
     from onnx import helper
 
-    image, wanted = inputs(model)[:1], names[0]
-    if image and image[0].name != wanted and free_name(model, wanted) == wanted:
-        yield f"input '{image[0].name}' is named '{wanted}'"
-        model.graph.node.insert(0, helper.make_node("Identity", [wanted], [image[0].name]))
-        image[0].name = wanted
-    wanted = names[1]
+    nodes, (given, wanted) = model.graph.node, names
+    image = inputs(model)[:1]
+    if image and image[0].name != given and free_name(model, given) == given:
+        yield f"input '{image[0].name}' is named '{given}'"
+        nodes.insert(0, helper.make_node("Identity", [given], [image[0].name]))
+        image[0].name = given
     if scores.name != wanted and free_name(model, wanted) == wanted:
         yield f"output '{scores.name}' is named '{wanted}'"
-        model.graph.node.append(helper.make_node("Identity", [scores.name], [wanted]))
+        nodes.append(helper.make_node("Identity", [scores.name], [wanted]))
         scores.name = wanted

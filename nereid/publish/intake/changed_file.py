@@ -1,6 +1,7 @@
-"""Changes of an ONNX file that only a run of the network confirms: its batch, and the dims of its outputs."""
+"""Changes of an ONNX file, and those that only a run confirms: its batch, and the dims of its outputs."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,18 @@ from nereid.repository.onnx_file import InvalidOnnx, check_with_onnx
 # Operators whose results have as many rows as there are findings.
 COUNTING = frozenset({"NonMaxSuppression", "NonZero", "Unique"})
 Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def edited(path: Path) -> Iterator[tuple[Any, list[str]]]:
+    """Yield the ModelProto of a file, and a list for a sentence per change; with one, it is written."""
+    import onnx
+
+    model, changes = onnx.load(path, load_external_data=False), list[str]()
+    yield model, changes
+    if changes:
+        del model.graph.value_info[:]  # shapes of the network's inner tensors may have changed
+        onnx.save(model, path)
 
 
 def change_file(path: Path, change: Callable[[Any], tuple[Result, list[str]]]) -> tuple[Result, list[str]]:

@@ -1,10 +1,11 @@
 """The characters of a recogniser before it is served: their origin, their lines and their number."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nereid.errors import WrongUsage
-from nereid.text.characters import KEY
+from nereid.repository import onnx_graph
+from nereid.text.characters import KEY, split_characters
 
 # Origins of characters.
 FILE, LABELS, CURRENT = f"the file's metadata '{KEY}'", "--labels", "the current version"
@@ -21,6 +22,12 @@ class Classes(NamedTuple):
 
     output: str = ""
     total: int = 0
+
+
+def characters_of(model: Any) -> tuple[str, ...]:
+    """Return the characters in a file's metadata; () if it has none."""
+    text = onnx_graph.metadata(model).get(KEY)
+    return tuple(split_characters(text)) if text else ()
 
 
 def choose(own: Sequence[str], given: Sequence[str], origin: str, classes: Classes) -> tuple[str, ...]:

@@ -113,13 +113,24 @@ def add_batch(model: Any) -> Iterator[str]:
     declare(image, [1, *dims(image)[1:]])
     for output in model.graph.output:
         before = take_name(model, output, "unbatched")
-        if onnx_graph.opsets(model).get("", 0) >= 13:  # axes became an input
-            node = helper.make_node("Unsqueeze", [before, _constant(model, "batch_axis", [0])], [output.name])
-        else:
-            node = helper.make_node("Unsqueeze", [before], [output.name], axes=[0])
-        model.graph.node.append(node)
+        model.graph.node.append(with_axes(model, "Unsqueeze", before, output.name, [0]))
         declare(output, [1, *dims(output)])
     yield "its image and results get a batch of 1"
+
+
+def with_axes(
+    model: Any, operator: str, source: str, target: str, axes: Sequence[int], since: int = 13, **more: Any
+) -> Any:
+    """Return a node of an operator whose axes became an input at an opset.
+
+    Source of the opsets: ONNX, Operators.md.
+    """
+    from onnx import helper
+
+    if onnx_graph.opsets(model).get("", 0) < since:
+        return helper.make_node(operator, [source], [target], axes=axes, **more)
+    given = _constant(model, f"{target}_axes", axes)
+    return helper.make_node(operator, [source, given], [target], **more)
 
 
 def declare(value: Any, shape: Sequence[int]) -> None:

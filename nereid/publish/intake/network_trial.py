@@ -1,15 +1,5 @@
-"""A first run of a network on two images, in a process of its own: what it does there harms no command.
+"""A first run of a network on two images, in a child process: what it does there harms no command."""
 
-It writes a JSON line to stdout: the shapes of its outputs for one image, and whether two images together get
-what each gets alone.
-"""
-
-import ctypes
-import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,7 +7,7 @@ import msgspec
 import numpy as np
 import onnxruntime
 
-from nereid.processes import PR_SET_PDEATHSIG
+from nereid.publish import child
 
 # NumPy's types of images, by ONNX Runtime's words.
 ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
@@ -43,22 +33,16 @@ class Trial:
 
 def try_network(path: Path) -> Trial | None:
     """Run a network of images; None if it fails, crashes or takes too long, which an examination explains."""
-    words = [sys.executable, "-P", "-m", __name__, str(path), str(os.getpid())]
     try:
-        done = subprocess.run(words, capture_output=True, timeout=TIMEOUT_S, check=True)
-        return msgspec.json.decode(done.stdout, type=Trial)
-    except (subprocess.SubprocessError, msgspec.DecodeError):
+        _, content = child.run(__name__, str(path), TIMEOUT_S)
+        return msgspec.convert(content, Trial)
+    except (child.NoResult, msgspec.ValidationError):
         return None
 
 
-def main(path: Path, parent: int) -> None:
-    """Run the network, and write the results; the process ends with its parent."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        return
-    with os.fdopen(os.dup(1), "w") as out:
-        os.dup2(2, 1)  # output of libraries must not reach the results
-        json.dump(asdict(run(path)), out)
+def answer(path: str, write: child.Write) -> None:
+    """Run the network, and write the results."""
+    write("trial", asdict(run(Path(path))))
 
 
 def run(path: Path) -> Trial:
@@ -95,7 +79,3 @@ def _is_row(found: np.ndarray, place: int, row: np.ndarray) -> bool:
         return False
     limit = ROW_TOLERANCE * (np.abs(row).max(initial=0) or 1)
     return bool(np.allclose(found[place], row[0], rtol=0, atol=limit, equal_nan=True))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -5,41 +5,29 @@ PaddleOCR's recognisers return a probability for each of thousands of characters
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nereid.errors import WrongUsage
 from nereid.publish.intake import dictionary
-from nereid.publish.intake.adaptation import Activation, fit_runtimes, rename_file
+from nereid.publish.intake.adaptation import Activation, Adapted, Choices, fit_runtimes, rename_file
 from nereid.publish.intake.changed_file import change_file
-from nereid.publish.intake.dictionary import LABELS, Classes
-from nereid.publish.intake.graph_edits import add_constant, dims, free_batch, free_name, inputs, to_fp32
-from nereid.repository import onnx_graph
+from nereid.publish.intake.dictionary import Classes, characters_of
+from nereid.publish.intake.graph_edits import dims, free_batch, free_name, inputs, to_fp32, with_axes
 from nereid.repository.onnx_runtimes import supported_runtimes
-from nereid.text.characters import KEY, split_characters
+from nereid.text.characters import KEY
 from nereid.text.reading_settings import TENSORS
 
 INDEX, PROBABILITY = "index", "probability"
 CHANNELS, HEIGHT_PX, _ = TENSORS["network"][0].dims
-# Since this opset the axes of ReduceMax are an input. Source: ONNX, Operators.md.
-AXES_ARE_INPUT = 18
-
-
-class Adaptation(NamedTuple):
-    """A changed recogniser: the names of index and probability, and a sentence for each change and note."""
-
-    outputs: tuple[str, ...]
-    changes: list[str]
-    notes: list[str]
+DEFAULTS = Choices()
 
 
 def adapt_file(
     path: Path,
-    output: str = "",
+    choices: Choices = DEFAULTS,
     activation: Activation = "none",
-    characters: Sequence[str] = (),
     names: Sequence[str] | None = None,
-    origin: str = LABELS,
-) -> Adaptation:
+) -> Adapted:
     """Change an ONNX file so that this machine's and the container's runtimes open it as a recogniser.
 
     Args:
@@ -48,33 +36,26 @@ def adapt_file(
     Other arguments, results and errors as `adapt`.
     """
 
-    def change(model: Any) -> tuple[tuple[str, Adaptation], list[str]]:
+    def change(model: Any) -> tuple[tuple[str, Adapted], list[str]]:
         changes = fit_runtimes(model, supported_runtimes())
-        found = adapt(model, output, activation, characters, origin)
+        found = adapt(model, choices, activation)
         return (inputs(model)[0].name, found), [*changes, *found.changes]
 
     (image, (outputs, _, notes)), changes = change_file(path, change)
     if names:
         changes += rename_file(path, [image, *outputs], names)
         outputs = tuple(names[1:])
-    return Adaptation(outputs, changes, notes)
+    return Adapted(outputs, changes, notes)
 
 
-def adapt(
-    model: Any,
-    output: str = "",
-    activation: Activation = "none",
-    characters: Sequence[str] = (),
-    origin: str = LABELS,
-) -> Adaptation:
-    """Change a ModelProto in place.
+def adapt(model: Any, choices: Choices = DEFAULTS, activation: Activation = "none") -> Adapted:
+    """Change a ModelProto in place; its outputs become index and probability.
 
     Args:
         model: takes lines float32[N, 3, 48, W], and returns [N, T, classes], or the best classes already.
-        output: the output with the classes; empty for the only one.
+        choices: the output with the classes, and the characters of a file without its own. The blank is the
+            first class; a space may be the last.
         activation: function that turns the values of the classes into probabilities.
-        characters: those of a file without its own. The blank is the first class; a space may be the last.
-        origin: of those characters, `LABELS` or `CURRENT`.
 
     Raises:
         WrongUsage: the network is not a recogniser, or the number of characters is not that of its classes.
@@ -88,23 +69,17 @@ def adapt(
                 "with all characters, [N,steps,characters]"
             )
         changes += free_batch(model, best, keeps_rank=True)
-        found = _write_characters(model, characters, origin, Classes(), changes)
-        return Adaptation(tuple(each.name for each in best), changes, dictionary.notes(found, Classes()))
-    scores = _classes(model, output)
+        found = _write_characters(model, choices, Classes(), changes)
+        return Adapted(tuple(each.name for each in best), changes, dictionary.notes(found, Classes()))
+    scores = _classes(model, choices.output)
     classes = Classes(scores.name, max(0, dims(scores)[2]))
-    found = _write_characters(model, characters, origin, classes, changes)
+    found = _write_characters(model, choices, classes, changes)
     changes += [*free_batch(model, [scores], keeps_rank=True), *to_fp32(model, scores)]
     if changes:  # shapes of the network's inner tensors may have changed
         del model.graph.value_info[:]
     changes += _reduce(model, scores, activation)
     outputs = tuple(each.name for each in model.graph.output)
-    return Adaptation(outputs, changes, dictionary.notes(found, classes))
-
-
-def characters_of(model: Any) -> tuple[str, ...]:
-    """Return the characters in a file's metadata; () if it has none."""
-    text = onnx_graph.metadata(model).get(KEY)
-    return tuple(split_characters(text)) if text else ()
+    return Adapted(outputs, changes, dictionary.notes(found, classes))
 
 
 def _declare_input(model: Any) -> Iterator[str]:
@@ -158,12 +133,10 @@ def _describe(tensor: Any) -> str:
     return f"{kind} [{','.join(map(str, dims(tensor)))}]"
 
 
-def _write_characters(
-    model: Any, given: Sequence[str], origin: str, classes: Classes, changes: list[str]
-) -> tuple[str, ...]:
+def _write_characters(model: Any, choices: Choices, classes: Classes, changes: list[str]) -> tuple[str, ...]:
     """Write the characters to the metadata, unless they are there already; return them."""
     own = characters_of(model)
-    found = dictionary.choose(own, given, origin, classes)
+    found = dictionary.choose(own, choices.labels, choices.labels_from, classes)
     if found != own:
         others = [each for each in model.metadata_props if each.key != KEY]
         del model.metadata_props[:]
@@ -185,20 +158,10 @@ def _reduce(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
         nodes.append(helper.make_node(activation.capitalize(), [values], [name], **options))
         yield f"a {activation} is appended to output '{values}'"
         values = name
-    nodes.append(_reduce_max(model, values, probability))
+    nodes.append(with_axes(model, "ReduceMax", values, probability, [2], since=18, keepdims=0))
     model.graph.node.extend(nodes)
     batch, steps = (scores.type.tensor_type.shape.dim[place].dim_param or None for place in (0, 1))
     yield f"output '{scores.name}' is reduced to the best class of each step, '{index}', and '{probability}'"
     del model.graph.output[:]
     for name, kind in ((index, TensorProto.INT64), (probability, TensorProto.FLOAT)):
         model.graph.output.append(helper.make_tensor_value_info(name, kind, [batch, steps]))
-
-
-def _reduce_max(model: Any, source: str, target: str) -> Any:
-    from onnx import TensorProto, helper
-
-    if onnx_graph.opsets(model).get("", 0) < AXES_ARE_INPUT:
-        return helper.make_node("ReduceMax", [source], [target], axes=[2], keepdims=0)
-    axes = free_name(model, f"{target}_axes")
-    add_constant(model, helper.make_tensor(axes, TensorProto.INT64, [1], [2]))
-    return helper.make_node("ReduceMax", [source, axes], [target], keepdims=0)

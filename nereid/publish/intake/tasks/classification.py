@@ -5,16 +5,16 @@ from pathlib import Path
 
 from nereid.errors import WrongUsage
 from nereid.inference.signature import Signature
-from nereid.publish.configs import Addition, Names, Properties
+from nereid.publish.configs import Addition, Names
 from nereid.publish.examination.examine import Survey
 from nereid.publish.examination.score_outputs import NUMBER
-from nereid.publish.intake import adaptation, form
-from nereid.publish.intake.adaptation import Activation
+from nereid.publish.intake import adaptation
+from nereid.publish.intake.adaptation import Activation, Adapted, Choices
 from nereid.publish.intake.exporters import Size
-from nereid.publish.intake.form import Form
-from nereid.publish.intake.metadata import Metadata
+from nereid.publish.intake.network_facts import NetworkFacts
+from nereid.publish.intake.serving_settings import ServingSettings, Tensor, is_grey, read_input
 from nereid.publish.intake.tasks.image_input import Images
-from nereid.publish.intake.tasks.task import Adapted, Choices
+from nereid.repository.onnx_file import describe
 
 
 class Classification:
@@ -23,10 +23,10 @@ class Classification:
     name = "classify"
     input = Images()
 
-    def recognises(self, signature: Signature, meta: Metadata, size: Size) -> bool:
+    def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or the only output has two dims."""
-        shapes = [each.shape for each in signature.outputs.values()]
-        return meta.task == self.name or (len(shapes) == 1 and len(shapes[0]) == 2)
+        shapes = [each.shape for each in facts.signature.outputs.values()]
+        return facts.task == self.name or (len(shapes) == 1 and len(shapes[0]) == 2)
 
     def adapt(
         self,
@@ -36,19 +36,30 @@ class Classification:
         names: Sequence[str] | None = None,
     ) -> Adapted:
         """Change a file to [N,3,H,W] in and FP32 [N,classes] out."""
-        pair = (names[0], names[1]) if names else None
-        scores, changes = adaptation.adapt_file(path, adaptation.Choices(choices.output, activation, pair))
-        return Adapted((scores,), changes)
+        return adaptation.adapt_file(path, choices.output, activation, names)
 
-    def read_form(
-        self, original: Signature, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
-    ) -> Form:
-        """Read input and scores."""
-        return form.read(original, signature, form.scores_of(signature, outputs[0]), choices.size)
+    def settings(
+        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
+    ) -> ServingSettings:
+        """Read input and scores.
 
-    def models(self, names: Names, form: Form, choices: Choices, properties: Properties) -> Addition:
+        Raises:
+            WrongUsage: the output does not have one number per class, or the input is no image.
+        """
+        scores = signature.outputs[outputs[0]]
+        if len(scores.shape) != 2 or scores.shape[1] < 1 or scores.datatype != "TYPE_FP32":
+            raise WrongUsage(
+                f"output '{outputs[0]}': expected scores as FP32 [N,classes], got {describe(scores)}; "
+                "fix: name another output with --output, or export the network with a fixed number of "
+                "classes, or --task detect if it returns boxes"
+            )
+        image, is_last = read_input(signature.inputs, choices.size)
+        used = Tensor(outputs[0], scores.datatype, scores.shape[1:])
+        return ServingSettings(image, (used,), is_last, is_grey(facts.signature), scores.shape[1])
+
+    def models(self, names: Names, settings: ServingSettings, choices: Choices) -> Addition:
         """Return an ensemble: the scores are those of the network."""
-        return Addition(names, form.image, form.outputs, properties)
+        return Addition(names, settings)
 
     def activation(self, choices: Choices, seen: Survey) -> Activation:
         """Return the one that turns the scores into probabilities.
@@ -68,6 +79,6 @@ class Classification:
             )
         return seen.activation if rule == "auto" else rule
 
-    def rows(self, form: Form, seen: Survey) -> list[tuple[str, str]]:
+    def rows(self, settings: ServingSettings, seen: Survey) -> list[tuple[str, str]]:
         """Return the number of classes, and the kind of the scores."""
-        return [("scores", f"{form.classes} classes, {seen.meaning}")]
+        return [("scores", f"{settings.classes} classes, {seen.meaning}")]

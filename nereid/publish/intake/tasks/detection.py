@@ -10,19 +10,17 @@ from nereid.detection.layouts import Output
 from nereid.errors import WrongUsage
 from nereid.inference.signature import Signature
 from nereid.publish.candidate import LABELS
-from nereid.publish.configs import Addition, LastStep, Names, Properties, Tensor
+from nereid.publish.configs import Addition, LastStep, Names
 from nereid.publish.examination.examine import Survey
-from nereid.publish.intake import adaptation, form
-from nereid.publish.intake.adaptation import Activation
+from nereid.publish.intake import adaptation
+from nereid.publish.intake.adaptation import Activation, Adapted, Choices
 from nereid.publish.intake.exporters import Size
-from nereid.publish.intake.form import Form
-from nereid.publish.intake.metadata import Metadata
+from nereid.publish.intake.graph_edits import COLOURS
+from nereid.publish.intake.network_facts import NetworkFacts
+from nereid.publish.intake.serving_settings import ServingSettings, Tensor, is_grey, read_input
 from nereid.publish.intake.tasks.image_input import Images, returns_one_image
-from nereid.publish.intake.tasks.task import Adapted, Choices
 from nereid.repository import onnx_file
 
-# Channels of grey and colour images.
-COLOURS = (1, 3)
 RESULTS = (
     Tensor(BOX, "TYPE_FP32", (-1, 4)),
     Tensor(SCORE, "TYPE_FP32", (-1,)),
@@ -36,19 +34,19 @@ class Detection:
     name = "detect"
     input = Images()
 
-    def recognises(self, signature: Signature, meta: Metadata, size: Size) -> bool:
+    def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or the outputs have exactly one layout."""
-        if meta.task:
-            return meta.task == self.name
-        if returns_one_image(signature):
+        if facts.task:
+            return facts.task == self.name
+        if returns_one_image(facts.signature):
             return True
-        shapes = [each.shape for each in signature.inputs.values()]
+        shapes = [each.shape for each in facts.signature.inputs.values()]
         if len(shapes) != 1 or len(shapes[0]) != 4:
             return False
         sides = shapes[0][1:3] if shapes[0][3] in COLOURS and shapes[0][1] not in COLOURS else shapes[0][2:]
         height, width = (known if each == -1 else each for each, known in zip(sides, size, strict=True))
         try:
-            find_head(_outputs(signature), Frame(height, width), labels=len(meta.labels))
+            find_head(_outputs(facts.signature), Frame(height, width), labels=len(facts.labels))
         except UnknownHead:
             return False
         return True
@@ -67,55 +65,51 @@ class Detection:
         signature = onnx_file.read(path).signature
         if not names:
             return Adapted(tuple(signature.outputs), changes)
-        image, is_last = form.read_input(signature.inputs, choices.size)
-        head = _head(signature, image, is_last, choices.head, 0)
-        found = [each.name for each in head.outputs]
-        return Adapted(
-            tuple(names[1:]), [*changes, *adaptation.rename_file(path, [image.name, *found], names)]
-        )
+        image, head, _ = _read(signature, choices, 0)
+        present = [image.name, *(each.name for each in head.outputs)]
+        return Adapted(tuple(names[1:]), [*changes, *adaptation.rename_file(path, present, names)])
 
-    def read_form(
-        self, original: Signature, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
-    ) -> Form:
-        """Read the input, and the outputs that the head uses."""
-        image, is_last = form.read_input(signature.inputs, choices.size)
-        head = _head(signature, image, is_last, choices.head, labels)
+    def settings(
+        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
+    ) -> ServingSettings:
+        """Read the input, and the outputs that the head uses.
+
+        Raises:
+            WrongUsage: no layout fits, or it is not certain; or the input is no image.
+        """
+        image, head, is_last = _read(signature, choices, labels)
         for each in head.outputs:
             if not signature.outputs[each.name].can_batch:
                 found = onnx_file.describe(signature.outputs[each.name])
                 raise WrongUsage(f"output '{each.name}': expected rows of a batch, got {found}")
         used = tuple(Tensor(each.name, each.datatype, each.dims) for each in head.outputs)
-        return form.read(original, signature, used, choices.size, head.classes, head.name)
+        return ServingSettings(image, used, is_last, is_grey(facts.signature), head.classes, head.name)
 
-    def models(self, names: Names, form: Form, choices: Choices, properties: Properties) -> Addition:
+    def models(self, names: Names, settings: ServingSettings, choices: Choices) -> Addition:
         """Return an ensemble with a model of the backend `boxes` at the end."""
-        labels = {"labels": LABELS} if properties.has_labels else {}
-        parameters = {"head": form.head, **labels, **choices.last_step}
-        last = LastStep(f"{names.route}_boxes", "boxes", RESULTS, tuple(parameters.items()))
-        return Addition(names, form.image, form.outputs, properties, last)
+        labels = {"labels": LABELS} if settings.has_labels else {}
+        parameters = {"head": settings.head, **labels, **choices.last_step}
+        return Addition(names, settings, LastStep(f"{names.route}_boxes", "boxes", RESULTS, parameters))
 
     def activation(self, choices: Choices, seen: Survey) -> Activation:
         """Return none: the head knows which outputs are probabilities."""
         return "none"
 
-    def rows(self, form: Form, seen: Survey) -> list[tuple[str, str]]:
+    def rows(self, settings: ServingSettings, seen: Survey) -> list[tuple[str, str]]:
         """Return the head, and the bound of the objects."""
-        classes = f"{form.classes} classes" if form.classes else "any number of classes"
-        return [("head", f"{form.head}, {classes}"), ("objects", f"at most {MAX_OBJECTS} per image")]
+        classes = f"{settings.classes} classes" if settings.classes else "any number of classes"
+        return [("head", f"{settings.head}, {classes}"), ("objects", f"at most {MAX_OBJECTS} per image")]
 
 
 def _outputs(signature: Signature) -> list[Output]:
     return [Output(each, about.datatype, about.shape[1:]) for each, about in signature.outputs.items()]
 
 
-def _head(signature: Signature, image: Tensor, is_last: bool, name: str, labels: int) -> Head:
-    """Return the head of a network.
-
-    Raises:
-        WrongUsage: no layout fits, or it is not certain.
-    """
+def _read(signature: Signature, choices: Choices, labels: int) -> tuple[Tensor, Head, bool]:
+    """Return the input and the head of a network, and whether its layout is NHWC; errors as `settings`."""
+    image, is_last = read_input(signature.inputs, choices.size)
     height, width = image.dims[:2] if is_last else image.dims[1:]
     try:
-        return find_head(_outputs(signature), Frame(height, width), name, labels)
+        return image, find_head(_outputs(signature), Frame(height, width), choices.head, labels), is_last
     except UnknownHead as error:
         raise WrongUsage(str(error)) from None

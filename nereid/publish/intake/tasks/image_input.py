@@ -8,16 +8,14 @@ from typing import Any
 from nereid.assets import SAMPLES
 from nereid.detection.layouts import LAYOUTS, Output
 from nereid.inference.signature import Signature
+from nereid.publish.intake.adaptation import Choices
 from nereid.publish.intake.description import Description
 from nereid.publish.intake.exporters import Noted
-from nereid.publish.intake.form import CHANNELS, Form, Preprocessing, preprocessing
-from nereid.publish.intake.metadata import Metadata
-from nereid.publish.intake.tasks.task import Choices
+from nereid.publish.intake.network_facts import NetworkFacts
+from nereid.publish.intake.serving_settings import CHANNELS, ServingSettings, preprocessing
 
 # Python, NumPy and ONNX Runtime in a process without a network. Source: docs/experiments.md.
 PROCESS_BYTES = 45 * 2**20
-
-
 # Photos of COCO have a longer side of 640 pixels.
 USUAL_SIZE = (640, 640)
 
@@ -41,28 +39,38 @@ class Images:
     samples = SAMPLES
     companions: tuple[str, ...] = ()
 
-    def labels(self, meta: Metadata) -> tuple[tuple[str, ...], str]:
-        """Return the class names."""
-        return meta.labels, meta.labels_from
+    def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
+        """Return the class names in the file, and their origin."""
+        return facts.labels, facts.labels_from
 
-    def with_notes(self, choices: Choices, signature: Signature, noted: Noted) -> Choices:
+    def with_notes(self, choices: Choices, facts: NetworkFacts) -> Choices:
         """Return the choices with the noted head, and with a size for a network that accepts any."""
+        signature, noted = facts.signature, facts.noted
         dims = [dim for each in signature.inputs.values() for dim in each.shape[1:]]
         size = noted.size if -1 in dims and not any(choices.size) else choices.size
         if -1 in dims and not any(size) and _resizes_itself(signature):
             size = USUAL_SIZE
         return replace(choices, size=size, head=choices.head or noted.head)
 
-    def preprocessing(self, form: Form, noted: Noted, given: Mapping[str, str]) -> Preprocessing:
-        """Return the given parameters, those of the file, and those that the form determines."""
-        return preprocessing(form, noted, given)
+    def preprocessing(
+        self, settings: ServingSettings, noted: Noted, given: Mapping[str, str]
+    ) -> tuple[dict[str, str], str]:
+        """Return the parameters of the preprocessing, and the origin of those that were not given."""
+        return preprocessing(settings, noted, given)
 
     def repeated(self, path: Path, current: Path, past: Description, image: Mapping[str, Any]) -> Choices:
-        """Return the choices of the current version."""
+        """Return the choices for the next version.
+
+        Args:
+            path: the file of the next version.
+            current: the file of the current one.
+            past: its description.
+            image: the input in the network's config.
+        """
         dims = [int(each) for each in image["dims"]]
         size = (dims[0], dims[1]) if dims[-1] == CHANNELS and dims[0] != CHANNELS else (dims[-2], dims[-1])
         return Choices(size, past.output, past.activation, past.head)
 
     def process_bytes(self, network_bytes: int) -> int:
-        """Return the memory of the network and of Python."""
+        """Return the memory of one process of the pinned model on a CPU."""
         return network_bytes + PROCESS_BYTES

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 from nereid.errors import WrongUsage
-from nereid.inference.signature import Signature
 from nereid.publish.intake.exporters import Size
-from nereid.publish.intake.metadata import Metadata
+from nereid.publish.intake.network_facts import NetworkFacts
 from nereid.publish.intake.tasks.classification import Classification
 from nereid.publish.intake.tasks.detection import Detection
 from nereid.publish.intake.tasks.reading import Reading
-from nereid.publish.intake.tasks.task import Task
 
+# How the file of a network is read, changed, served and shown.
+Task = Classification | Detection | Reading
 # Results of Ultralytics' other tasks. Read as boxes, they are wrong without an error.
 UNSERVED = {"segment": "masks", "pose": "key points", "obb": "turned boxes"}
 # Source: super-gradients, training/utils/export_utils.py.
@@ -20,30 +20,30 @@ DEFAULT = Classification.name
 TASKS: Mapping[str, Task] = {each.name: each for each in (Reading(), Classification(), Detection())}
 
 
-def choose_task(name: str, signature: Signature, meta: Metadata, size: Size) -> Task:
+def choose_task(name: str, facts: NetworkFacts, size: Size) -> Task:
     """Return the task with a name; without one, the task that recognises the file, else classification.
 
     Raises:
         WrongUsage: no task has that name, or metadata or outputs are those of another kind of network.
     """
-    if meta.task in UNSERVED:
+    if facts.task in UNSERVED:
         raise WrongUsage(
-            f"the file's metadata names the task '{meta.task}': its {UNSERVED[meta.task]} cannot be served; "
-            f"fix: a network for one of {', '.join(sorted(TASKS))}"
+            f"the file's metadata names the task '{facts.task}': its {UNSERVED[facts.task]} cannot be "
+            f"served; fix: a network for one of {', '.join(sorted(TASKS))}"
         )
-    if flat := [each for each in signature.outputs if each.endswith(FLAT)]:
+    if flat := [each for each in facts.signature.outputs if each.endswith(FLAT)]:
         raise WrongUsage(
             f"output '{flat[0]}': expected rows of each image, got one list for all images (YOLO-NAS's flat "
             "format); fix: export it with output_predictions_format=DetectionOutputFormatMode.BATCH_FORMAT"
         )
     if name:
         return named_task(name)
-    if meta.task and meta.task not in TASKS:
+    if facts.task and facts.task not in TASKS:
         raise WrongUsage(
-            f"the file's metadata names the task '{meta.task}': expected one of {', '.join(sorted(TASKS))}; "
+            f"the file's metadata names the task '{facts.task}': expected one of {', '.join(sorted(TASKS))}; "
             "fix: --task, if its outputs are those of that task"
         )
-    return next((each for each in TASKS.values() if each.recognises(signature, meta, size)), TASKS[DEFAULT])
+    return next((each for each in TASKS.values() if each.recognises(facts, size)), TASKS[DEFAULT])
 
 
 def named_task(name: str) -> Task:

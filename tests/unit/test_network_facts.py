@@ -2,10 +2,12 @@
 
 import json
 
+import onnx
 import pytest
 from onnx import helper
 
-from nereid.publish.intake.metadata import read
+from nereid.publish.intake.network_facts import read
+from nereid.repository import onnx_file
 from tests.tables import cases
 from tests.user_networks import UserNetwork
 
@@ -33,7 +35,8 @@ def found(tmp_path):
         helper.set_model_props(model, properties or {})
         for name, text in (files or {}).items():
             (tmp_path / name).write_text(text)
-        return read(tmp_path / "model.onnx", model)
+        onnx.save(model, tmp_path / "model.onnx")
+        return read(tmp_path, onnx_file.read(tmp_path / "model.onnx"))
 
     return read_metadata
 
@@ -75,18 +78,18 @@ def test_labels_are_found(found, properties, files, origin):
 def test_unknown_metadata_is_skipped(found, properties, files):
     metadata = found(properties, files)
 
-    assert (metadata.labels, dict(metadata.preprocessing.parameters), metadata.task) == ((), {}, "")
+    assert (metadata.labels, dict(metadata.noted.parameters), metadata.task) == ((), {}, "")
 
 
 def test_preprocessing_of_ultralytics(found):
     """A classifier of Ultralytics sees pixels / 255 of the centre, a detector those of a letterbox."""
-    noted = found({"task": "classify", "imgsz": "[224, 224]"}).preprocessing
+    noted = found({"task": "classify", "imgsz": "[224, 224]"}).noted
 
     assert dict(noted.parameters) == {"resize_shorter_px": "224", "scale": str(1 / 255)}
-    assert found({"task": "segment", "imgsz": "[640, 640]"}).preprocessing.parameters == {}
+    assert found({"task": "segment", "imgsz": "[640, 640]"}).noted.parameters == {}
     detector = found({"task": "detect", "imgsz": "[480, 640]"})
-    assert (detector.task, detector.preprocessing.parameters["resize"]) == ("detect", "letterbox")
-    assert detector.preprocessing.size == (480, 640)
+    assert (detector.task, detector.noted.parameters["resize"]) == ("detect", "letterbox")
+    assert detector.noted.size == (480, 640)
 
 
 SHORTER = {"resize_shorter_px": "248"}
@@ -109,7 +112,7 @@ def test_preprocessing_of_timm(found, changes, parameters):
     """The numbers of timm are for pixels / 255, and the crop is a share of the resized image."""
     config = {"pretrained_cfg": TIMM["pretrained_cfg"] | changes}
 
-    noted = found({}, {"config.json": json.dumps(config)}).preprocessing
+    noted = found({}, {"config.json": json.dumps(config)}).noted
 
     numbers = {"interpolation": "bicubic", "mean": "127.5, 102, 76.5", "std": "51, 51, 51"}
     assert noted.parameters == (parameters | numbers if parameters else {})
@@ -160,6 +163,6 @@ LEVELS = {"mean": "127.5, 127.5, 127.5", "std": "51, 51, 51", "interpolation": "
     },
 )
 def test_preprocessing_of_transformers(found, config, parameters, size):
-    noted = found({}, {"preprocessor_config.json": json.dumps(config)}).preprocessing
+    noted = found({}, {"preprocessor_config.json": json.dumps(config)}).noted
 
     assert (noted.parameters, noted.size, bool(noted.problem)) == (parameters, size, not parameters)

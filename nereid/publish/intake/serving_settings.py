@@ -1,7 +1,7 @@
-"""The form of a user's network: its input, its outputs, and the preprocessing that fits."""
+"""How a user's network is served, as decided from its file: input, outputs, preprocessing and processes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nereid.detection.layouts import LAYOUTS
@@ -9,7 +9,6 @@ from nereid.errors import WrongUsage
 from nereid.imaging.decode import Limits
 from nereid.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
 from nereid.inference.signature import NetworkTensor, Signature
-from nereid.publish.configs import Tensor
 from nereid.publish.intake.exporters import Noted, Size
 from nereid.repository.onnx_file import describe
 
@@ -22,24 +21,43 @@ MAX_SIDE_PX = Limits().max_image_side_px
 NORMALISATION = ("preset", "mean", "std", "scale")
 
 
+class Tensor(NamedTuple):
+    """A tensor of the network: name, Triton's datatype, dims without the batch."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
-class Form:
-    """A network's input and outputs as tensors of Triton.
+class ServingSettings:
+    """What the models of an addition share.
 
     Args:
+        image: the input of the network.
         outputs: those that are served, by role; the first one of a classifier are its scores.
         is_last: whether the layout is NHWC.
         is_grey: whether the network had one channel before its changes.
         classes: the number of classes; 0 if the shapes do not have it.
         head: the layout of a detector's outputs; empty for other networks.
+        parameters: all of the preprocessing.
+        has_labels: whether there are class names.
+        can_batch: whether the network computes several rows at a time.
+        instances: processes of the pinned model on a CPU; None for those that fit the machine.
+        companions: default models that the pinned model uses, too, and their versions.
     """
 
     image: Tensor
     outputs: tuple[Tensor, ...]
-    is_last: bool
-    is_grey: bool
-    classes: int
+    is_last: bool = False
+    is_grey: bool = False
+    classes: int = 0
     head: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    has_labels: bool = False
+    can_batch: bool = True
+    instances: int | None = None
+    companions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def sides_px(self) -> tuple[int, int]:
@@ -47,50 +65,19 @@ class Form:
         height, width = self.image.dims[:2] if self.is_last else self.image.dims[1:]
         return height, width
 
-    @property
-    def scores(self) -> Tensor:
-        """The scores of a classifier."""
-        return self.outputs[0]
+
+def is_grey(original: Signature) -> bool:
+    """Return whether the network in the user's file takes images with one channel."""
+    return any(CHANNELS not in each.shape and 1 in each.shape[1:] for each in original.inputs.values())
 
 
-class Preprocessing(NamedTuple):
-    """Parameters of a preprocessing, and whether some come from the file's metadata."""
+def preprocessing(
+    settings: ServingSettings, noted: Noted, given: Mapping[str, str]
+) -> tuple[dict[str, str], str]:
+    """Return all parameters of the preprocessing, and the origin of those that were not given.
 
-    parameters: dict[str, str]
-    is_from_file: bool = False
-
-
-def read(
-    original: Signature,
-    signature: Signature,
-    outputs: tuple[Tensor, ...],
-    size: Size,
-    classes: int | None = None,
-    head: str = "",
-) -> Form:
-    """Read the form of an adapted network.
-
-    Args:
-        original: the inputs and outputs in the user's file.
-        signature: those after the changes.
-        outputs: those that are served, by role.
-        size: height and width in pixels, for a network that accepts any size; zeros if it does not.
-        classes: the number of classes; None for the first dim of the first output.
-        head: the layout of a detector's outputs.
-
-    Raises:
-        WrongUsage: the network does not take images.
-    """
-    image, is_last = read_input(signature.inputs, size)
-    was_grey = any(CHANNELS not in each.shape and 1 in each.shape[1:] for each in original.inputs.values())
-    number = outputs[0].dims[0] if classes is None else classes
-    return Form(image, outputs, is_last, was_grey, number, head)
-
-
-def preprocessing(form: Form, noted: Noted, given: Mapping[str, str]) -> Preprocessing:
-    """Return all parameters of the preprocessing: the noted and the given ones, and those of the form.
-
-    A given normalisation or preset replaces all that the exporter noted.
+    They are the noted and the given ones, and those that input and head determine. A given normalisation or
+    preset replaces all that the exporter noted.
 
     Raises:
         WrongUsage: a parameter is unknown, or nothing says how the network's pixels are normalised.
@@ -100,37 +87,39 @@ def preprocessing(form: Form, noted: Noted, given: Mapping[str, str]) -> Preproc
             f"unknown parameter of a preprocessing: expected one of {', '.join(sorted(PARAMETERS))}, "
             f"got '{unknown[0]}'"
         )
-    own = LAYOUTS[form.head].preprocessing if form.head else {}
-    known = _known_parameters(form, noted.parameters or own, given)
+    own = LAYOUTS[settings.head].preprocessing if settings.head else {}
+    known = _known_parameters(settings, noted.parameters or own, given)
     if own and given.keys().isdisjoint(("preset", "resize", "resize_shorter_px")):
         known = {"resize": own["resize"], **known}  # also with a given normalisation
     found = {key: _per_channel(key, text) for key, text in {**known, **given}.items()}
-    if form.is_grey and found.get("color_order", "RGB") != "RGB":
+    if settings.is_grey and found.get("color_order", "RGB") != "RGB":
         raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")
-    if form.image.datatype != "TYPE_UINT8" and not any(found.get(key) for key in NORMALISATION):
+    if settings.image.datatype != "TYPE_UINT8" and not any(found.get(key) for key in NORMALISATION):
         reason = f"{noted.problem}, which cannot be had; " if noted.problem else ""
         raise WrongUsage(
             f"{reason}expected the preprocessing that the network was trained with; fix: name a --preset "
             f"({', '.join(PRESETS)}), or its numbers with --preprocess mean=… --preprocess std=…"
         )
-    if form.is_last:
+    if settings.is_last:
         found["layout"] = "NHWC"
     if found.get("resize", "shorter_side") == "shorter_side" and "resize_shorter_px" not in found:
         preset = PRESETS.get(found.get("preset", ""), {})
         if preset.get("resize", "shorter_side") == "shorter_side":
-            side = max(form.sides_px)
+            side = max(settings.sides_px)
             usual = int(preset.get("resize_shorter_px", USUAL_SIDE_PX))
             if not preset or side != USUAL_SIDE_PX:
                 found["resize_shorter_px"] = str(round(usual * side / USUAL_SIDE_PX))
-    return Preprocessing(found, bool(known))
+    return found, noted.origin if known else ""
 
 
-def _known_parameters(form: Form, known: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters of a file's metadata that fit the form and the given parameters."""
+def _known_parameters(
+    settings: ServingSettings, known: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the parameters of a file's metadata that fit the input and the given parameters."""
     if any(key in given for key in NORMALISATION):
         return {}
     without = {other for key in given for other in REPLACES.get(key, ())}
-    if form.image.datatype == "TYPE_UINT8":
+    if settings.image.datatype == "TYPE_UINT8":
         without |= {*NORMALISATION}
     return {key: text for key, text in known.items() if key not in without}
 
@@ -141,7 +130,11 @@ def _per_channel(key: str, text: str) -> str:
 
 
 def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[Tensor, bool]:
-    """Return the input, and whether its layout is NHWC; arguments and errors as `read`."""
+    """Return the input, and whether its layout is NHWC; zeros of `size` are those of the file.
+
+    Raises:
+        WrongUsage: the network does not take images, or not of that size.
+    """
     if len(inputs) != 1:
         raise WrongUsage(f"expected a network with one input, for images, got: {', '.join(inputs) or 'none'}")
     ((name, tensor),) = inputs.items()
@@ -168,19 +161,3 @@ def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[Tensor,
         )
     dims = (height, width, CHANNELS) if is_last else (CHANNELS, height, width)
     return Tensor(name, tensor.datatype, dims), is_last
-
-
-def scores_of(signature: Signature, name: str) -> tuple[Tensor, ...]:
-    """Return the output with the scores of a classifier.
-
-    Raises:
-        WrongUsage: it does not have one number per class.
-    """
-    tensor = signature.outputs[name]
-    if len(tensor.shape) != 2 or tensor.shape[1] < 1 or tensor.datatype != "TYPE_FP32":
-        raise WrongUsage(
-            f"output '{name}': expected scores as FP32 [N,classes], got {describe(tensor)}; "
-            "fix: name another output with --output, or export the network with a fixed number of classes, "
-            "or --task detect if it returns boxes"
-        )
-    return (Tensor(name, tensor.datatype, tensor.shape[1:]),)

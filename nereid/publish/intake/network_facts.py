@@ -1,15 +1,17 @@
-"""Class names and preprocessing from the metadata of exporters: in the ONNX file, and in files next to it."""
+"""Facts about a user's network, read once: from its ONNX file, and from the files of exporters next to it."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nereid.inference.signature import Signature
 from nereid.publish.intake import exporters
-from nereid.publish.intake.recogniser import characters_of
+from nereid.publish.intake.dictionary import characters_of
 from nereid.repository import onnx_graph
+from nereid.repository.onnx_file import OnnxFile
 
 LABEL_FILES = ("labels.txt", "classes.txt")
 # Keys of ONNX metadata with class names; `names` is Ultralytics'.
@@ -20,31 +22,36 @@ TASK = re.compile(r"[\w-]{,40}")
 
 
 @dataclass(frozen=True, slots=True)
-class Metadata:
-    """Notes of exporters about a network.
+class NetworkFacts:
+    """What a user's file says about its network.
 
     Args:
+        sha256: digest of the file.
+        signature: inputs and outputs, before any change.
         labels: class names by index; empty if there are none.
         labels_from: their origin, for messages.
-        preprocessing: what the exporter noted about it.
+        noted: what the exporter noted about the preprocessing.
         task: the kind of network by Ultralytics' names; empty if unknown.
         characters: those of a recogniser of text; () if there are none.
     """
 
-    labels: tuple[str, ...] = ()
-    labels_from: str = ""
-    preprocessing: exporters.Noted = field(default_factory=exporters.Noted)
-    task: str = ""
-    characters: tuple[str, ...] = ()
+    sha256: str
+    signature: Signature
+    labels: tuple[str, ...]
+    labels_from: str
+    noted: exporters.Noted
+    task: str
+    characters: tuple[str, ...]
 
 
-def read(network: Path, model: Any) -> Metadata:
-    """Read the metadata of a ModelProto and of the files next to it; unknown metadata is skipped."""
-    properties = onnx_graph.metadata(model)
-    documents = {name: _document(network.parent / name) for name in CONFIG_FILES}
-    labels, labels_from = _labels(network.parent, properties, documents)
+def read(folder: Path, file: OnnxFile) -> NetworkFacts:
+    """Read the facts of a file, which exporters wrote to `folder`; unknown metadata is skipped."""
+    properties = onnx_graph.metadata(file.model)
+    documents = {name: _document(folder / name) for name in CONFIG_FILES}
+    labels, labels_from = _labels(folder, properties, documents)
     noted, task = exporters.noted(properties, documents), properties.get("task", "")
-    return Metadata(labels, labels_from, noted, task if TASK.fullmatch(task) else "", characters_of(model))
+    task, characters = task if TASK.fullmatch(task) else "", characters_of(file.model)
+    return NetworkFacts(file.sha256, file.signature, labels, labels_from, noted, task, characters)
 
 
 def _document(path: Path) -> Mapping[str, Any]:
