@@ -15,8 +15,9 @@ from nereid.triton.metrics import MetricKind
 TARGET = CHECKOUT / "docs" / "metrics.md"
 HEAD = """# Metrics
 
-`make docs` generates this page from the code. [Monitoring](monitoring.md) explains how to collect the metrics and has
-queries for common questions. [Triton's own metrics](monitoring.md#jobs) have names that begin with `nv_`.
+`make docs` generates this page from the code. [Monitoring](monitoring.md) explains how to collect the metrics
+and has queries for common questions. [Triton's own metrics](monitoring.md#jobs) have names that begin with
+`nv_`.
 
 A histogram has three series: `NAME_bucket` with the label `le`, `NAME_sum` and `NAME_count`. The gateway also
 exports `NAME_created`, the Unix time of the first event. Prometheus adds the labels `job` and `instance`.

@@ -62,15 +62,16 @@ HOW = """
   the server while responses flow, because the generator starts counting before the first response. The lines
   with `perf_analyzer` come from an earlier version of the program; [load
   tests](performance.md#run-a-load-test) now measure gRPC and HTTP.
-- Each round measures each line once, and odd rounds run in reverse order. The table shows medians over the rounds.
-  **Of the limit** is the median of the per-round ratios, so a slow phase of the machine affects both alike.
+- Each round measures each line once, and odd rounds run in reverse order. The table shows medians over the
+  rounds. **Of the limit** is the median of the per-round ratios, so a slow phase of the machine affects
+  both alike.
 - **CPU ms** is the CPU time per image of the server's process tree, or of the workers in process. It
   covers exactly the images that the server reports as answered.
 - **p99 of even** is p99 / (requests in flight / throughput), which is 1 if all requests wait equally long.
 - **memory** is the PSS of the process tree right after the load, which counts a shared page once.
 """
-NOISE = """The A/A measurement runs `cpu` with the small photo and 32 requests in flight twice in every round. The table
-shows the ratio of the second to the first. Smaller differences from the limit are noise.
+NOISE = """The A/A measurement runs `cpu` with the small photo and 32 requests in flight twice in every round.
+The table shows the ratio of the second to the first. Smaller differences from the limit are noise.
 
 """
 
@@ -166,7 +167,7 @@ def readme_section(bench: Record) -> str:
 
 
 def cost_section(bench: Record) -> str:
-    """Return the table of docs/performance.md with the cost of an image, and the lines with its conditions."""
+    """Return the table of docs/performance.md with the cost of an image, and its conditions."""
     cores, groups = bench["machine"]["cores"], dict[tuple[str, str, str], list[Row]]()
     for row in bench["rows"]:
         if row["generator"] == WRK and row["photo"] in PHOTOS and row["concurrency"] > cores:
@@ -183,7 +184,7 @@ def cost_section(bench: Record) -> str:
             )
         )
     return (
-        f"{MARK}Cost of an image on {cores} cores, at the concurrency with the best rate ({conditions(bench)};\n"
+        f"{MARK}Cost of an image on {cores} cores, at the best concurrency ({conditions(bench)};\n"
         f"`{bench['command']}`).\n\n{record.markdown(COST, rows)}"
     )
 
