@@ -94,7 +94,7 @@ def _cells(row: record.Row) -> list[str]:
 
 
 def markdown(rows: list[record.Row]) -> str:
-    """Render the rows as the table of docs/supervision.md."""
+    """Render the rows as the table of docs/server.md."""
     return record.markdown(HEADINGS, map(_cells, rows))
 
 

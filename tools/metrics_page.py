@@ -15,12 +15,12 @@ from nereid.triton.metrics import MetricKind
 TARGET = CHECKOUT / "docs" / "metrics.md"
 HEAD = """# Metrics
 
-`make docs` writes this page from the code. [Monitoring](monitoring.md) has queries for common questions, and
-explains how to collect the metrics. The names of [Triton's own metrics](monitoring.md#jobs) begin with `nv_`.
+`make docs` generates this page from the code. [Monitoring](monitoring.md) explains how to collect the metrics
+and has queries for common questions. [Triton's own metrics](monitoring.md#jobs) have names that begin with
+`nv_`.
 
-A histogram has three series: `NAME_bucket` with the label `le`, `NAME_sum` and `NAME_count`. The gateway
-also exports `NAME_created`, the Unix time of the first event. Prometheus adds the labels `job` and
-`instance`.
+A histogram has three series: `NAME_bucket` with the label `le`, `NAME_sum` and `NAME_count`. The gateway also
+exports `NAME_created`, the Unix time of the first event. Prometheus adds the labels `job` and `instance`.
 """
 # By the ending of a name without `_total`; the first that fits. Other counters count events.
 UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_us": "µs", "_state": "state"}
@@ -143,7 +143,7 @@ def groups() -> tuple[Group, ...]:
         Group("Gateway", "gateway.md#metrics", "gateway", tuple(of_gateway())),
         Group(
             "Supervisor",
-            "supervision.md#health-port",
+            "server.md#health-port",
             "supervisor",
             of_page(health.PREFIX, health.METRICS, health.LABELS),
         ),
@@ -163,13 +163,13 @@ def groups() -> tuple[Group, ...]:
         ),
         Group(
             "Traces",
-            "traces.md#which-traces-are-kept",
+            "slow_requests.md#which-traces-are-kept",
             "supervisor",
             of_page(collector.PREFIX, collector.METRICS, collector.LABELS),
         ),
         Group(
             "Processes",
-            "supervision.md#health-port",
+            "server.md#health-port",
             "supervisor",
             of_page(process_usage.PREFIX, process_usage.METRICS, {}, process_usage.LABELS),
         ),

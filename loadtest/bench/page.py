@@ -17,7 +17,7 @@ from nereid.assets import CHECKOUT
 Record = Row
 
 DOCS = CHECKOUT / "docs"
-README, CAPACITY = CHECKOUT / "README.md", DOCS / "capacity.md"
+README, PERFORMANCE = CHECKOUT / "README.md", DOCS / "performance.md"
 NAME = "bench"
 SHORT = ("photo", "path", "images/s", "of the limit", "CPU ms per image", "p50 ms alone", "p99 ms of 32")
 MARK = "<!-- Written by `make docs` from loadtest/results/bench.json. -->\n"
@@ -33,44 +33,45 @@ COMMANDS = {
 # The pages of the other records.
 ELSEWHERE = {
     "attack": "security.md",
-    "chaos": "supervision.md",
+    "chaos": "performance.md",
     "gpu_check": "gpu.md",
     "mutated_files": "security.md",
     "reading_accuracy": "reading.md",
     "reading_speed": "reading.md",
-    "recovery": "supervision.md",
+    "recovery": "server.md",
     "rollout_simulation": "rollouts.md",
-    "soak": "torture.md",
+    "soak": "performance.md",
 }
 HEAD = """# Benchmarks
 
-`make docs` writes this page from the records of `make bench`; a test compares page and records.
+`make docs` generates this page from the records of `make bench`.
 """
 HOW = """
 ## How to read it
 
-- **The limit** is the same library in process, without a server: one process per core with one thread.
-  Requests bring single images, and so does the limit. Batches of eight, the largest that Triton forms, have
-  lines of their own. For `network`, which takes a tensor, the limit is the session's run.
-- **Paths**: `cpu` runs both steps in one process and is the default without a GPU. `ensemble` runs them in
+- **The limit** is the same library in process, without a server: one process per core, with one thread each.
+  It runs one image at a time, as the requests do. Batches of eight, the largest that Triton forms, are listed
+  separately. For `network`, which takes a tensor, the limit is the session's run.
+- **Paths**: `cpu` runs both steps in one process and is the default without a GPU; `ensemble` runs them in
   two processes. Both serve `classify_v1` (FP32) and `classify_v2` (INT8). `route` is `classify` with a header
-  that names the variant. `gateway` is the REST gateway in front of `route`; both use the profile `cpu`.
-  `by-hand` is a service of 50 lines with the same decoder and session, [Starlette](https://www.starlette.io)
-  and uvicorn. It shows the cost of everything else that Nereid does.
-  Photos are JPEGs of 640x427 and 1920x1080.
-- **Load** is a closed loop by `wrk`, which shares the cores with the server. The server counts the images per
-  second while responses flow. The generator's own count would begin before the first response. An earlier
-  version of the program compared gRPC with HTTP, both by NVIDIA's `perf_analyzer`; [load
-  tests](load_testing.md) measure both protocols.
-- Each round measures each line once, and odd rounds run backwards. The table shows medians over the rounds.
-  **Of the limit** is the median of the rounds' own ratios, so a slow phase of the machine affects both alike.
-- **CPU ms** is the CPU time per image of the server's process tree, or of the workers in process. It counts
-  exactly the images that the server reports as answered.
-- **p99 of even** is p99 / (requests in flight / throughput). It is 1 if all requests wait equally long.
-- **memory** is the PSS of the process tree right after the load. A page that processes share counts once.
+  that names the variant, and `gateway` is the REST gateway in front of it; both use the profile `cpu`.
+  `by-hand` is a 50-line service with the same decoder and session, [Starlette](https://www.starlette.io)
+  and uvicorn. The difference is the cost of everything else that Nereid does.
+- **Photos** are JPEGs of 640x427 (small) and 1920x1080 (1080p).
+- **Load** is a closed loop by `wrk`, which shares the cores with the server. Images per second are counted by
+  the server while responses flow, because the generator starts counting before the first response. The lines
+  with `perf_analyzer` come from an earlier version of the program; [load
+  tests](performance.md#run-a-load-test) now measure gRPC and HTTP.
+- Each round measures each line once, and odd rounds run in reverse order. The table shows medians over the
+  rounds. **Of the limit** is the median of the per-round ratios, so a slow phase of the machine affects
+  both alike.
+- **CPU ms** is the CPU time per image of the server's process tree, or of the workers in process. It
+  covers exactly the images that the server reports as answered.
+- **p99 of even** is p99 / (requests in flight / throughput), which is 1 if all requests wait equally long.
+- **memory** is the PSS of the process tree right after the load, which counts a shared page once.
 """
-NOISE = """The A/A measurement is `cpu` with the small photo and 32 requests in flight, twice in every round.
-The table has the ratio of the second to the first. A difference from the limit below this range is noise.
+NOISE = """The A/A measurement runs `cpu` with the small photo and 32 requests in flight twice in every round.
+The table shows the ratio of the second to the first. Smaller differences from the limit are noise.
 
 """
 
@@ -160,13 +161,13 @@ def readme_section(bench: Record) -> str:
         f"{MARK}Medians of interleaved rounds ({conditions(bench)};\n"
         f"`{bench['command']}`).\n"
         f"{met} of {total} targets are met.{noise}\n"
-        "[All numbers](docs/benchmarks.md) have a page of their own.\n\n"
+        "See [all numbers](docs/benchmarks.md).\n\n"
         f"{record.markdown(SHORT, rows)}"
     )
 
 
-def capacity_section(bench: Record) -> str:
-    """Return the table of docs/capacity.md with the cost of an image, and the lines with its conditions."""
+def cost_section(bench: Record) -> str:
+    """Return the table of docs/performance.md with the cost of an image, and its conditions."""
     cores, groups = bench["machine"]["cores"], dict[tuple[str, str, str], list[Row]]()
     for row in bench["rows"]:
         if row["generator"] == WRK and row["photo"] in PHOTOS and row["concurrency"] > cores:
@@ -183,7 +184,7 @@ def capacity_section(bench: Record) -> str:
             )
         )
     return (
-        f"{MARK}{cores} cores, the number of requests in flight with the best rate ({conditions(bench)};\n"
+        f"{MARK}Cost of an image on {cores} cores, at the best concurrency ({conditions(bench)};\n"
         f"`{bench['command']}`).\n\n{record.markdown(COST, rows)}"
     )
 
@@ -225,7 +226,7 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "benchmarks.md": render(bench, found),
         README: with_section(README, readme_section(bench)),
-        CAPACITY: with_section(CAPACITY, capacity_section(bench)),
+        PERFORMANCE: with_section(PERFORMANCE, cost_section(bench)),
     }
 
 

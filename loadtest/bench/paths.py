@@ -26,7 +26,7 @@ PROFILES = {
     **dict.fromkeys(("cpu", "route", "gateway"), "cpu"),
     **dict.fromkeys(("ensemble", "network"), PLAIN_PROFILE),
 }
-# The queue is empty after this time without a response; an instance may pause 0.5 s (docs/tuning.md).
+# The queue is empty after this time without a response; an instance may pause 0.5 s (docs/performance.md).
 QUIET_S = 0.6
 # The load lasts longer than the count of its rate by this time.
 LEAD_S = 1.0

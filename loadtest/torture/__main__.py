@@ -148,7 +148,7 @@ def summarise(rounds: Sequence[record.Row]) -> list[record.Row]:
 
 
 def markdown(rows: Sequence[record.Row]) -> str:
-    """Render the faults as the table of docs/supervision.md."""
+    """Render the faults as the table of docs/performance.md."""
     return record.markdown(
         HEADINGS,
         (

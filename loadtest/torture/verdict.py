@@ -92,7 +92,7 @@ def absent(what: str, found: Collection[object]) -> Verdict:
 
 
 def markdown(rows: Sequence[record.Row]) -> str:
-    """Render verdicts about memory as the table of docs/torture.md."""
+    """Render verdicts about memory as a table."""
     return record.markdown(HEADINGS, map(_cells, rows))
 
 

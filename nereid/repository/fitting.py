@@ -31,7 +31,7 @@ from nereid.text.reading_settings import BACKEND as READER
 BACKENDS = frozenset({"boxes", "onnxruntime", "preprocess", ROUTE, *PARTS})
 # Instances of all models together, per core: while one model has nothing to do, the others use all cores.
 PER_CORE = 2
-# Python's lock limits an instance of a route to some 1,000 requests per second (docs/capacity.md).
+# Python's lock limits an instance of a route to some 1,000 requests per second (docs/performance.md).
 CORES_PER_ROUTE = 8
 # One process of a network with shared weights. Part of the available memory for all instances: requests,
 # the page cache and other programs need the rest.

@@ -23,7 +23,7 @@ PROFILES = {
 }
 # The oldest supported release, and the newest whose schema is installed.
 RELEASES = ("1.30", kubernetes_validate.latest_version())
-# Their schemas need a cluster; docs/operations.md lists them.
+# Their schemas need a cluster; docs/kubernetes.md lists them.
 UNKNOWN = {"ScaledObject", "InferenceService", "ServingRuntime"}
 # Images that Compose does not use.
 FOREIGN = {"rclone/rclone:1.75.1"}

@@ -37,7 +37,7 @@ def site(tmp_path_factory):
 
 
 def curl(served, path: str, *words: str) -> tuple[int, str]:
-    """Send a request as docs/supervision.md shows it; returns status and body."""
+    """Send a request as docs/server.md shows it; returns status and body."""
     address = f"http://127.0.0.1:{served.ports['http']}{path}"
     command = ["curl", "-s", "-w", "\n%{http_code}", "-X", "POST", *words, address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, check=True)
@@ -59,7 +59,7 @@ def test_other_tools_load_and_unload_with_the_token(site):
 
 
 def test_requests_are_the_statistics_without_the_probes(site):
-    """As docs/supervision.md says: Triton counts probes, and the supervisor's metric has their number."""
+    """As docs/server.md says: Triton counts probes, and the supervisor's metric has their number."""
 
     def requests() -> float | None:
         """Return the difference, unless a probe came in between."""
