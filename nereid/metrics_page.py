@@ -112,7 +112,7 @@ class Snapshot:
         for (*key, bound), count in sorted(sums.items(), key=lambda item: float(item[0][-1])):
             # Triton may write a page while a process counts, so that a bucket lags behind a smaller one.
             found[*key,][float(bound)] = max(0.0, count - below[*key,])
-            below[*key,] = count
+            below[*key,] = max(count, below[*key,])
         return dict(found)
 
     def quantile(self, share: float, name: str, labels: Wanted = ANY, without: Wanted = ANY) -> float:
