@@ -7,7 +7,9 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import math
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -25,6 +27,8 @@ from nereid.processes import available_cores, cpu_model, exit_on_sigterm
 
 T = TypeVar("T")
 Row = dict[str, Any]
+# A format of a row's fields, or a function of a row, by heading.
+Columns = Mapping[str, str | Callable[[Row], object]]
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
@@ -68,6 +72,17 @@ def parser(doc: str, **defaults: float) -> argparse.ArgumentParser:
         made.add_argument(f"--{words}", type=type(default), default=default, help=f"default: {default:g}")
     made.add_argument("--record", default="", help="store the result as loadtest/results/NAME.json")
     return made
+
+
+def positive(text: str) -> float:
+    """Read an option that must be more than 0.
+
+    Raises:
+        ArgumentTypeError: it is not.
+    """
+    if not 0 < (value := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected more than 0, got {text}")
+    return value
 
 
 def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
@@ -140,6 +155,36 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Render a table for a page; a test compares the page with the record."""
     lines = [headings, ["---"] * len(headings), *([str(cell) for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def table(columns: Columns, rows: Iterable[Row]) -> str:
+    """Render the rows of a record as a table for a page."""
+
+    def cells(row: Row) -> list[object]:
+        return [each.format(**row) if isinstance(each, str) else each(row) for each in columns.values()]
+
+    return markdown([*columns], map(cells, rows))
+
+
+def with_section(page: str, mark: str, section: str) -> str:
+    """Return a page with the lines after a mark replaced, up to the end of their table.
+
+    Raises:
+        ValueError: the page has no such lines, or several.
+    """
+    pattern = "(?m)^" + re.escape(mark) + r"([^|]*\n\n)?(\|.*\n)+"
+    replaced, count = re.subn(pattern, lambda _: mark + section, page)
+    if count != 1:
+        raise ValueError(f"expected 1 place for the table after {mark.strip()}, got {count}")
+    return replaced
+
+
+def with_tables(page: str, tables: Iterable[str]) -> str:
+    """Return a page with the tables of the same headings replaced; errors as `with_section`."""
+    for each in tables:
+        heading, end, rest = each.partition("\n")
+        page = with_section(page, heading + end, rest)
+    return page
 
 
 def show(headings: Sequence[str], rows: Iterable[Sequence[object]], width: int = 140) -> None:

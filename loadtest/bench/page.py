@@ -1,11 +1,10 @@
-"""Write docs/benchmarks.md, and tables of two other pages, from the records; part of `make docs`.
+"""Write the tables of docs/benchmarks.md and of two other pages from the records; part of `make docs`.
 
 python -m loadtest.bench.page
 """
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from loadtest import record
@@ -17,10 +16,15 @@ from nereid.assets import CHECKOUT
 Record = Row
 
 DOCS = CHECKOUT / "docs"
-README, CAPACITY = CHECKOUT / "README.md", DOCS / "capacity.md"
+README, BENCHMARKS, CAPACITY = CHECKOUT / "README.md", DOCS / "benchmarks.md", DOCS / "capacity.md"
 NAME = "bench"
 SHORT = ("photo", "path", "images/s", "of the limit", "CPU ms per image", "p50 ms alone", "p99 ms of 32")
 MARK = "<!-- Written by `make docs` from loadtest/results/bench.json. -->\n"
+TARGETS: record.Columns = {
+    "measure": "{what}",
+    "target": "{wanted}",
+    "measured": lambda row: f"{row['got']}{'' if row['met'] else ' (missed)'}",
+}
 COST = (
     *("path", "photo", "precision", "CPU ms per image", "images/s per core"),
     *("predicted", "measured", "ratio"),
@@ -42,54 +46,17 @@ ELSEWHERE = {
     "rollout_simulation": "rollouts.md",
     "soak": "torture.md",
 }
-HEAD = """# Benchmarks
-
-`make docs` writes this page from the records of `make bench`; a test compares page and records.
-"""
-HOW = """
-## How to read it
-
-- **The limit** is the same library in process, without a server: one process per core with one thread.
-  Requests bring single images, and so does the limit. Batches of eight, the largest that Triton forms, have
-  lines of their own. For `network`, which takes a tensor, the limit is the session's run.
-- **Paths**: `cpu` runs both steps in one process and is the default without a GPU. `ensemble` runs them in
-  two processes. Both serve `classify_v1` (FP32) and `classify_v2` (INT8). `route` is `classify` with a header
-  that names the variant. `gateway` is the REST gateway in front of `route`; both use the profile `cpu`.
-  `by-hand` is a service of 50 lines with the same decoder and session, [Starlette](https://www.starlette.io)
-  and uvicorn. It shows the cost of everything else that Nereid does.
-  Photos are JPEGs of 640x427 and 1920x1080.
-- **Load** is a closed loop by `wrk`, which shares the cores with the server. The server counts the images per
-  second while responses flow. The generator's own count would begin before the first response. An earlier
-  version of the program compared gRPC with HTTP, both by NVIDIA's `perf_analyzer`; [load
-  tests](load_testing.md) measure both protocols.
-- Each round measures each line once, and odd rounds run backwards. The table shows medians over the rounds.
-  **Of the limit** is the median of the rounds' own ratios, so a slow phase of the machine affects both alike.
-- **CPU ms** is the CPU time per image of the server's process tree, or of the workers in process. It counts
-  exactly the images that the server reports as answered.
-- **p99 of even** is p99 / (requests in flight / throughput). It is 1 if all requests wait equally long.
-- **memory** is the PSS of the process tree right after the load. A page that processes share counts once.
-"""
-NOISE = """The A/A measurement is `cpu` with the small photo and 32 requests in flight, twice in every round.
-The table has the ratio of the second to the first. A difference from the limit below this range is noise.
-
-"""
 
 
-def render(bench: Record, others: Mapping[str, Record]) -> str:
-    """Return the page of the benchmark's record and, by name, the records of other commands."""
-    parts = [
-        HEAD,
-        _conditions(bench),
-        "".join(f"\n- {note}\n" for note in bench["notes"]),
-        _targets(bench["targets"]),
-        HOW,
-        "\n## Noise\n\n",
-        _noise(bench),
-        "\n## Every measurement\n\n",
+def tables(bench: Record, others: Mapping[str, Record]) -> list[str]:
+    """Return the tables of docs/benchmarks.md: the benchmark's, and the records of other commands by name."""
+    return [
+        record.markdown(("", ""), _conditions(bench)),
+        record.table(TARGETS, bench["targets"]),
+        record.markdown(("second / first", "median", "min..max"), _noise(bench["noise"] or {})),
         record.markdown(summary.HEADINGS, map(summary.cells, bench["rows"])),
-        _others(others),
+        record.markdown(("record", "command", "page"), _others(others)),
     ]
-    return "".join(parts)
 
 
 def conditions(result: Record) -> str:
@@ -107,9 +74,9 @@ def command_text(result: Record) -> str:
     return f"`{command}`"
 
 
-def _conditions(bench: Record) -> str:
+def _conditions(bench: Record) -> list[tuple[str, object]]:
     versions = {"Python": bench["machine"]["python"], **bench["tools"], **bench["packages"]}
-    rows = [
+    return [
         ("machine", conditions(bench)),
         ("commit", bench["commit"]),
         ("command", f"`{bench['command']}`"),
@@ -118,35 +85,20 @@ def _conditions(bench: Record) -> str:
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("malloc", ", ".join(f"`{name}={value}`" for name, value in bench["environment"].items())),
         ("record", f"[{NAME}.json](../loadtest/results/{NAME}.json)"),
+        *(("note", note) for note in bench["notes"]),
     ]
-    return "\n" + record.markdown(("", ""), rows)
 
 
-def _targets(targets: Sequence[Row]) -> str:
-    rows = [
-        (each["what"], each["wanted"], f"{each['got']}{'' if each['met'] else ' (missed)'}")
-        for each in targets
-    ]
-    return "\n## Targets\n\n" + record.markdown(("measure", "target", "measured"), rows)
+def _noise(noise: Row) -> Iterator[Sequence[object]]:
+    for name, values in noise.items():
+        yield name.replace("_", " "), values["median"], f"{values['min']}..{values['max']}"
 
 
-def _noise(bench: Record) -> str:
-    if not bench["noise"]:
-        return "This run has no A/A measurement.\n"
-    rows = [
-        (name.replace("_", " "), values["median"], f"{values['min']}..{values['max']}")
-        for name, values in bench["noise"].items()
-    ]
-    return NOISE + record.markdown(("second / first", "median", "min..max"), rows)
-
-
-def _others(others: Mapping[str, Record]) -> str:
-    rows = [
-        (f"[{name}.json](../loadtest/results/{name}.json)", command_text(each), f"[{page}]({page})")
-        for name, each in sorted(others.items())
-        for page in [ELSEWHERE[name]]
-    ]
-    return f"\n## Other records\n\n{record.markdown(('record', 'command', 'page'), rows)}"
+def _others(others: Mapping[str, Record]) -> Iterator[Sequence[object]]:
+    for name, each in sorted(others.items()):
+        page = ELSEWHERE[name]
+        link = f"[{name}.json](../loadtest/results/{name}.json)"
+        yield link, command_text(each), f"[{page}]({page})"
 
 
 def readme_section(bench: Record) -> str:
@@ -157,7 +109,7 @@ def readme_section(bench: Record) -> str:
     total, met = len(bench["targets"]), sum(each["met"] for each in bench["targets"])
     noise = f" The A/A ratio was {bench['noise']['rate']['median']}." if bench["noise"] else ""
     return (
-        f"{MARK}Medians of interleaved rounds ({conditions(bench)};\n"
+        f"Medians of interleaved rounds ({conditions(bench)};\n"
         f"`{bench['command']}`).\n"
         f"{met} of {total} targets are met.{noise}\n"
         "[All numbers](docs/benchmarks.md) have a page of their own.\n\n"
@@ -183,7 +135,7 @@ def capacity_section(bench: Record) -> str:
             )
         )
     return (
-        f"{MARK}{cores} cores, the number of requests in flight with the best rate ({conditions(bench)};\n"
+        f"{cores} cores, the number of requests in flight with the best rate ({conditions(bench)};\n"
         f"`{bench['command']}`).\n\n{record.markdown(COST, rows)}"
     )
 
@@ -207,15 +159,6 @@ def _short(rows: Iterable[Row], photo: str, size: str, path: str) -> Sequence[ob
     )
 
 
-def with_section(path: Path, section: str) -> str:
-    """Return a page with its table replaced: from the mark to the end of the table."""
-    pattern = re.escape(MARK) + r"[^|]*\n\n(\|.*\n)+"
-    replaced, count = re.subn(pattern, lambda _: section, path.read_text())
-    if count != 1:
-        raise ValueError(f"{path.name}: expected 1 place for the table after {MARK.strip()}, got {count}")
-    return replaced
-
-
 def pages() -> dict[Path, str]:
     """Return all texts that are written from the records."""
     found: dict[str, Record] = {
@@ -223,9 +166,9 @@ def pages() -> dict[Path, str]:
     }
     bench = found.pop(NAME)
     return {
-        DOCS / "benchmarks.md": render(bench, found),
-        README: with_section(README, readme_section(bench)),
-        CAPACITY: with_section(CAPACITY, capacity_section(bench)),
+        BENCHMARKS: record.with_tables(BENCHMARKS.read_text(), tables(bench, found)),
+        README: record.with_section(README.read_text(), MARK, readme_section(bench)),
+        CAPACITY: record.with_section(CAPACITY.read_text(), MARK, capacity_section(bench)),
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest import record
 from loadtest.bench import plan, summary
-from loadtest.bench.plan import LIMITS, TWICE, Selection
+from loadtest.bench.plan import LIMITS, TWICE
 from loadtest.bench.summary import Sample
 from nereid.errors import WrongUsage
 
@@ -26,11 +26,11 @@ def rounds(*rates: float, **others: float) -> list[Sample]:
 
 def judged(series: summary.Series) -> dict[str, tuple[float, bool]]:
     """Return what each verdict is about, what came, and whether that is enough."""
-    return {each.name: (round(each.measured, 3), each.is_met) for each in summary.targets(series)}
+    return {each["what"]: (each["got"], each["met"]) for each in summary.targets(series)}
 
 
 def test_the_usual_run_has_what_the_targets_ask_for_and_no_more():
-    cells = Selection().cells()
+    cells = plan.select()
 
     assert [cell for cell, count in Counter(cells).items() if count > 1] == []
     assert [cell for cell in cells if cell.again] == [replace(TWICE, again=True)]

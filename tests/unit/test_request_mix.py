@@ -6,26 +6,13 @@ import numpy as np
 import pytest
 
 from loadtest.users.photo_set import ESPRESSO, Photo, expectation
-from loadtest.users.request_mix import (
-    LENGTH,
-    Answer,
-    ImageRequest,
-    fault,
-    http_outputs,
-    read,
-)
+from loadtest.users.request_mix import Answer, ImageRequest, fault, read
 from loadtest.users.run_statistics import RunStatistics
+from nereid.client.results.result_kind import MALFORMED, HttpResult
 from tests.tables import cases
 
-V1 = LENGTH.pack(2) + b"v1"
 PHOTO = Photo("s", b"", frozenset([ESPRESSO]))
 TWO = Photo("s", b"", frozenset([1, ESPRESSO]))
-
-
-def scores(best: int) -> bytes:
-    values = np.zeros(1000, np.float32)
-    values[best] = 0.9
-    return values.tobytes()
 
 
 @cases(
@@ -62,42 +49,42 @@ def test_wrong_answers_are_told(question, answer, expected):
     assert bool(found) == bool(expected)
 
 
-def http_answer(**outputs: bytes) -> tuple[bytes, str]:
+def response(datatype: str = "BYTES", shape: tuple[int, ...] = (1, 1), **outputs: bytes) -> HttpResult:
     described = [
-        {"name": name, "parameters": {"binary_data_size": len(tensor)}} for name, tensor in outputs.items()
+        {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+        for name, data in outputs.items()
     ]
     head = json.dumps({"outputs": described}).encode()
-    return head + b"".join(outputs.values()), str(len(head))
+    return HttpResult(head + b"".join(outputs.values()), len(head))
+
+
+def words(*given: str) -> bytes:
+    return b"".join(len(each.encode()).to_bytes(4, "little") + each.encode() for each in given)
 
 
 def test_lines_and_labels_are_read():
-    words = LENGTH.pack(2) + b"No" + LENGTH.pack(0) + LENGTH.pack(3) + "1é".encode()
+    got = read(response(text=words("1é")), "text")
 
-    got = read({"text": words, "variant": V1}, "text")
-
-    assert got == Answer(frozenset(["No", "", "1é"]), "v1")
-    label, none = ImageRequest(Photo("s", b"", expectation("No"))), Answer(frozenset())
+    assert got == Answer(frozenset(["1é"]))
+    label, none = ImageRequest(Photo("s", b"", expectation("1é"))), Answer(frozenset())
     assert fault(label, got, "http", RunStatistics()) == ""
-    assert fault(label, none, "http", RunStatistics()) == "wrong result: expected No, got nothing"
+    assert fault(label, none, "http", RunStatistics()) == "wrong result: expected 1é, got nothing"
     assert expectation("12") == {"12", 12}
-    assert read({"text": b""}, "text") == none
-    with pytest.raises(ValueError, match="expected words as BYTES"):
-        read({"text": words[:-1]}, "text")
-    with pytest.raises(ValueError, match=r"expected text, got the outputs \['scores'\]"):
-        read({"scores": b""}, "text")
+    assert read(response(shape=(0,), text=b""), "text") == none
+    assert read(response(text=words("No"), variant=words("v1")), "text") == Answer(frozenset(["No"]), "v1")
 
 
 @cases(
-    ("body", "size"),
+    ("result", "output"),
     {
-        "no size": (b"{}", None),
-        "JSON data": (b'{"outputs": [{"name": "scores", "data": [1]}]}', "46"),
-        "not finite": http_answer(scores=np.full(1000, np.nan, np.float32).tobytes()),
-        "cut off": (http_answer(scores=scores(3))[0][:-1], http_answer(scores=scores(3))[1]),
-        "no length": http_answer(scores=scores(3), variant=b"v1"),
-        "more": http_answer(scores=scores(3), variant=V1 + b"!"),
+        "no output": (response(scores=words("No")), "text"),
+        "cut off": (response(text=words("No")[:-1]), "text"),
+        "more": (response(text=words("No"), variant=words("v1", "v2")), "text"),
+        "not finite": (response("FP32", (1, 2), scores=np.full(2, np.nan, np.float32).tobytes()), "scores"),
+        "too few scores": (response("FP32", (1, 2), scores=bytes(4)), "scores"),
+        "no scores": (response("FP32", (1, 0), scores=b""), "scores"),
     },
 )
-def test_what_is_no_answer_is_refused(body, size):
-    with pytest.raises(ValueError, match="expected"):
-        read(http_outputs(body, size))
+def test_what_is_no_answer_is_refused(result, output):
+    with pytest.raises(MALFORMED):
+        read(result, output)
