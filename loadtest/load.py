@@ -78,16 +78,15 @@ def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="", help="http://HOST:PORT of a running server")
-    parser.add_argument(
-        "--grpc", default="", help="HOST:PORT of its gRPC; default: the port after that of HTTP"
-    )
+    of_grpc = "HOST:PORT of its gRPC; default: the port after that of HTTP"
+    parser.add_argument("--grpc", default="", help=of_grpc)
     parser.add_argument("--repository", type=Path, default=assets.REPOSITORY, help="models to serve")
     parser.add_argument("--profile", default=DEFAULT_PROFILE, help="profile to serve")
     seconds = "seconds of each loop, default: 10"
     parser.add_argument("--seconds", type=record.positive, default=10.0, help=seconds)
     parser.add_argument("--reports", type=Path, help="folder for closed.json and open.json")
-    limits = {"type": thresholds.checked, "default": str(thresholds.DEFAULT)}
-    parser.add_argument("--thresholds", help="file with the limits", **limits)
+    limits = str(thresholds.DEFAULT)
+    parser.add_argument("--thresholds", type=thresholds.checked, default=limits, help="file with the limits")
     parser.add_argument("locust", nargs="*", help="after --: more options of Locust and of our users")
     return parser.parse_args()
 

@@ -32,8 +32,10 @@ Columns = Mapping[str, str | Callable[[Row], object]]
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
-PACKAGES = frozenset(
-    {"nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow", "pillow", "simplejpeg"}
+# They compute on a CPU or GPU, or are compared with what does.
+PACKAGES = re.compile(
+    r"(cupy-cuda\d+x|nvidia-.*|cuda-.*|cupti-python|onnxruntime.*|onnx|tensorrt.*|torch|numpy|pillow|simplejpeg)$",
+    re.IGNORECASE,
 )
 UNCOMMITTED = "a record needs a commit to refer to; fix: commit the changes first"
 
@@ -116,13 +118,19 @@ def header() -> dict[str, Any]:
         "command": " ".join([*_program(), *sys.argv[1:]]),
         "commit": _commit(),
         "machine": machine(),
-        "packages": {d.name: d.version for d in importlib.metadata.distributions() if d.name in PACKAGES},
+        "packages": packages(),
     }
 
 
 def machine() -> dict[str, Any]:
     """Return processor, cores and Python version of this machine."""
     return {"cpu": cpu_model(), "cores": available_cores(), "python": platform.python_version()}
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of the packages that determine the numbers."""
+    found = {each.name: each.version for each in importlib.metadata.distributions()}
+    return {name: found[name] for name in sorted(found) if PACKAGES.match(name)}
 
 
 def is_committed() -> bool:

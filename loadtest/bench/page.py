@@ -141,22 +141,15 @@ def capacity_section(bench: Record) -> str:
 
 
 def _short(rows: Iterable[Row], photo: str, size: str, path: str) -> Sequence[object]:
-    mine = [row for row in summary.plain(rows) if row["photo"] == photo]
-    if path == IN_PROCESS:
-        limit = next(row for row in mine if row["path"] == IN_PROCESS)
-        alone = next(row for row in mine if row["path"] == ALONE)
-        return (
-            *(size, path, f"{limit['rate']['median']:.0f}", "1"),
-            *(f"{limit['cpu_ms']['median']:.2f}", f"{alone['p50_ms']['median']:.1f}", ""),
-        )
-    mine = [row for row in mine if row["path"] == path]
-    best = summary.best(mine)
-    one, many = (next(row for row in mine if row["concurrency"] == count) for count in (1, 32))
-    return (
-        *(size, f"`{path}`", f"{best['rate']['median']:.0f}", f"{best['of_limit']['median']:.3f}"),
-        *(f"{best['cpu_ms']['median']:.2f}", f"{one['p50_ms']['median']:.1f}"),
-        f"{many['p99_ms']['median']:.0f}",
-    )
+    plain = [row for row in rows if summary.cell_of(row).is_plain and row["photo"] == photo]
+    mine = {row["concurrency"]: row for row in plain if row["path"] == path}
+    best, p99, ratio, name = next(iter(mine.values())), "", "1", path
+    (alone,) = (row for row in plain if row["path"] == ALONE)
+    if path != IN_PROCESS:
+        best, alone, name = summary.best([*mine.values()]), mine[1], f"`{path}`"
+        p99, ratio = f"{mine[32]['p99_ms']['median']:.0f}", f"{best['of_limit']['median']:.3f}"
+    numbers = f"{best['rate']['median']:.0f}", ratio, f"{best['cpu_ms']['median']:.2f}"
+    return size, name, *numbers, f"{alone['p50_ms']['median']:.1f}", p99
 
 
 def pages() -> dict[Path, str]:

@@ -100,11 +100,6 @@ def cell_of(row: Row) -> Cell:
     return Cell(**{field.name: row[field.name] for field in fields(Cell)})
 
 
-def plain(found: Iterable[Row]) -> list[Row]:
-    """Return the rows of plain cells."""
-    return [row for row in found if cell_of(row).is_plain]
-
-
 def cells(row: Row) -> list[str]:
     """Return a row as text, under HEADINGS."""
 
