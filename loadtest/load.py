@@ -8,15 +8,15 @@ It serves the repository on free ports, or uses a running server.
 import argparse
 import contextlib
 import json
-import math
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+from loadtest import record
 from loadtest.servers import served
 from loadtest.users import thresholds
 from nereid import assets
@@ -31,12 +31,8 @@ SHARE = 0.6
 CALLERS, POOL = 8, 64
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A server's URL for HTTP and HOST:PORT for gRPC; empty for the port after that of HTTP."""
-
-    http: str
-    grpc: str = ""
+# A server's URL for HTTP and HOST:PORT for gRPC; empty for the port after that of HTTP.
+Target: TypeAlias = tuple[str, str]
 
 
 def run_locust(target: Target, seconds: float, report: Path, words: Sequence[str]) -> int:
@@ -46,7 +42,7 @@ def run_locust(target: Target, seconds: float, report: Path, words: Sequence[str
     """
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"]
-    command += ["--host", target.http, "--grpc", target.grpc, "--run-time", f"{seconds:g}s"]
+    command += ["--host", target[0], "--grpc", target[1], "--run-time", f"{seconds:g}s"]
     # Locust writes its own table into a file, and appends .json to the name.
     command += ["--json-file", str(report.with_suffix(".locust")), "--loglevel", "WARNING"]
     code = subprocess.run([*command, "--report", str(report), *words]).returncode
@@ -56,16 +52,16 @@ def run_locust(target: Target, seconds: float, report: Path, words: Sequence[str
 @contextlib.contextmanager
 def _target(args: argparse.Namespace, folder: Path) -> Iterator[Target]:
     if args.url:
-        yield Target(args.url, args.grpc)
+        yield args.url, args.grpc
         return
     with served(folder, os.environ, args.profile, args.repository) as server:
         ports = server.options.ports
-        yield Target(f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}")
+        yield f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}"
 
 
 def both_loops(target: Target, args: argparse.Namespace, folder: Path) -> list[int]:
     """Run the closed loop, then the open one; returns their exit codes."""
-    common = ["--thresholds", str(args.thresholds), *args.locust]
+    common = ["--thresholds", args.thresholds, *args.locust]
     closed, opened = folder / "closed.json", folder / "open.json"
     words = ["--scenario", "closed", "--users", str(CALLERS)]
     codes = [run_locust(target, args.seconds, closed, [*words, *common])]
@@ -78,35 +74,24 @@ def both_loops(target: Target, args: argparse.Namespace, folder: Path) -> list[i
     return [*codes, run_locust(target, args.seconds, opened, [*words, *common])]
 
 
-def parse() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--url", default="", help="http://HOST:PORT of a running server")
-    parser.add_argument(
-        "--grpc", default="", help="HOST:PORT of its gRPC; default: the port after that of HTTP"
-    )
-    parser.add_argument("--repository", type=Path, default=assets.REPOSITORY, help="models to serve")
-    parser.add_argument("--profile", default=DEFAULT_PROFILE, help="profile to serve")
-    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each loop, default: 10")
-    parser.add_argument("--reports", type=Path, help="folder for closed.json and open.json")
-    parser.add_argument("--thresholds", type=Path, default=thresholds.DEFAULT, help="file with the limits")
-    parser.add_argument("locust", nargs="*", help="after --: more options of Locust and of our users")
-    args = parser.parse_args()
-    try:
-        thresholds.read(args.thresholds)
-    except thresholds.InvalidThresholds as error:
-        parser.error(str(error))
-    if not 0 < args.seconds < math.inf:
-        parser.error("--seconds must be larger than 0")
-    return args
-
-
 def main() -> int:
     """Run both loops; the exit status is the larger one of the two.
 
     It is 1 for a missed threshold, 2 for an unknown option, and 128 and more for a signal.
     """
-    args = parse()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--url", default="", help="http://HOST:PORT of a running server")
+    of_grpc = "HOST:PORT of its gRPC; default: the port after that of HTTP"
+    parser.add_argument("--grpc", default="", help=of_grpc)
+    parser.add_argument("--repository", type=Path, default=assets.REPOSITORY, help="models to serve")
+    parser.add_argument("--profile", default=DEFAULT_PROFILE, help="profile to serve")
+    seconds = "seconds of each loop, default: 10"
+    parser.add_argument("--seconds", type=record.positive, default=10.0, help=seconds)
+    parser.add_argument("--reports", type=Path, help="folder for closed.json and open.json")
+    limits = str(thresholds.DEFAULT)
+    parser.add_argument("--thresholds", type=thresholds.checked, default=limits, help="file with the limits")
+    parser.add_argument("locust", nargs="*", help="after --: more options of Locust and of our users")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, _target(args, Path(scratch)) as target:
         folder = args.reports or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)

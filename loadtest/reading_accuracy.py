@@ -11,7 +11,6 @@ without spaces, with regard to case.
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,54 +28,50 @@ Read = Callable[[bytes], list[Line]]
 FIELDS = TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json"
 # Of the numbers that are answered as valid.
 TARGET_RIGHT = 0.99
-HEADINGS = (
-    *("images", "reader", "number is in its line", "number is the field", "character errors"),
-    *("answered as valid", "of them right"),
-)
+COLUMNS: record.Columns = {
+    "images": "{images}, {set}",
+    "reader": "{reader}",
+    "number is in its line": "{number_in_line:.1%}",
+    "number is the field": "{number_exact:.1%}",
+    "character errors": "{character_error_rate:.2%}",
+    "answered as valid": "{answered_as_valid:.1%}",
+    "of them right": "{valid_right:.1%}",
+}
 
 
-@dataclass(slots=True)
-class Score:
-    """Sums over the images of a set."""
+SUMMED = ("in_line", "exact", "valid", "errors", "characters")
 
-    images: int = 0
-    in_line: int = 0
-    exact: int = 0
-    valid: int = 0
-    valid_right: int = 0
-    errors: int = 0
-    characters: int = 0
-    wrong_valid: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, image: Waybill, lines: Sequence[Line], number: Field) -> None:
-        """Count one image."""
-        found = passages(image.lines, lines, image.ignored)
-        is_right = number.value == image.tracking_number
-        self.images += 1
-        self.in_line += has_number(image.tracking_number, found)
-        self.exact += is_right
-        self.errors += sum(map(errors, found))
-        self.characters += sum(len(each.printed) for each in found)
-        if number.valid:
-            self.valid += 1
-            self.valid_right += is_right
-            if not is_right:
-                wrong = {"seed": image.seed, "printed": image.tracking_number, "answered": number.value}
-                self.wrong_valid.append(wrong)
+def compared(image: Waybill, lines: Sequence[Line], number: Field) -> record.Row:
+    """Return the counts of one image; `wrong` has a wrong number that was answered as valid."""
+    found = passages(image.lines, lines, image.ignored)
+    is_right = number.value == image.tracking_number
+    wrong = {"seed": image.seed, "printed": image.tracking_number, "answered": number.value}
+    return {
+        "in_line": has_number(image.tracking_number, found),
+        "exact": is_right,
+        "valid": number.valid,
+        "errors": sum(map(errors, found)),
+        "characters": sum(len(each.printed) for each in found),
+        "wrong": [wrong] if number.valid and not is_right else [],
+    }
 
-    def row(self) -> record.Row:
-        """Return the sums and their shares."""
-        return {
-            "images": self.images,
-            "number_in_line": _share(self.in_line, self.images),
-            "number_exact": _share(self.exact, self.images),
-            "answered_as_valid": _share(self.valid, self.images),
-            "valid_right": _share(self.valid_right, self.valid),
-            "valid": self.valid,
-            "wrong_valid": self.wrong_valid,
-            "character_error_rate": round(self.errors / max(self.characters, 1), 5),
-            "characters": self.characters,
-        }
+
+def summed(images: Sequence[record.Row]) -> record.Row:
+    """Return the sums over the images of a set, and their shares."""
+    sums = {name: sum(each[name] for each in images) for name in SUMMED}
+    wrong = [each for image in images for each in image["wrong"]]
+    return {
+        "images": len(images),
+        "number_in_line": _share(sums["in_line"], len(images)),
+        "number_exact": _share(sums["exact"], len(images)),
+        "answered_as_valid": _share(sums["valid"], len(images)),
+        "valid_right": _share(sums["valid"] - len(wrong), sums["valid"]),
+        "valid": sums["valid"],
+        "wrong_valid": wrong,
+        "character_error_rate": round(sums["errors"] / max(sums["characters"], 1), 5),
+        "characters": sums["characters"],
+    }
 
 
 def rapidocr_reader() -> Read:
@@ -110,39 +105,20 @@ def nereid_reader() -> Read:
     return read
 
 
-def measure(seeds: Iterable[int], readers: Mapping[str, Read]) -> tuple[dict[str, Score], str]:
+def measure(seeds: Iterable[int], readers: Mapping[str, Read]) -> tuple[dict[str, list[record.Row]], str]:
     """Read the waybills of some seeds with each reader; also returns the SHA-256 of all images."""
     specification = read_specification(FIELDS)
-    scores, digest = {name: Score() for name in readers}, hashlib.sha256()
+    found, digest = {name: list[record.Row]() for name in readers}, hashlib.sha256()
     for count, seed in enumerate(seeds, 1):
         image = waybill(seed)
         digest.update(image.encoded)
         for name, read in readers.items():
             lines = read(image.encoded)
             (number,) = [each for each in find_fields(lines, specification) if each.name == "tracking_number"]
-            scores[name].add(image, lines, number)
+            found[name].append(compared(image, lines, number))
         if count % 50 == 0:
             print(f"{count} images", file=sys.stderr)
-    return scores, digest.hexdigest()
-
-
-def markdown(rows: Sequence[record.Row]) -> str:
-    """Render the rows as the table of docs/reading.md."""
-    return record.markdown(
-        HEADINGS,
-        (
-            (
-                f"{row['images']}, {row['set']}",
-                row["reader"],
-                f"{row['number_in_line']:.1%}",
-                f"{row['number_exact']:.1%}",
-                f"{row['character_error_rate']:.2%}",
-                f"{row['answered_as_valid']:.1%}",
-                f"{row['valid_right']:.1%}",
-            )
-            for row in rows
-        ),
-    )
+    return found, digest.hexdigest()
 
 
 def missed(rows: Sequence[record.Row]) -> list[str]:
@@ -176,9 +152,9 @@ def main() -> int:
     readers = {"RapidOCR": rapidocr_reader(), "Nereid": nereid_reader()}
     rows, digests = [], {}
     for name in args.sets.split(","):
-        scores, digests[name] = measure(SETS[name][: args.count], readers)
-        rows += [{"set": name, "reader": reader, **score.row()} for reader, score in scores.items()]
-    print(markdown(rows))
+        found, digests[name] = measure(SETS[name][: args.count], readers)
+        rows += [{"set": name, "reader": reader, **summed(images)} for reader, images in found.items()]
+    print(record.table(COLUMNS, rows))
     return record.finish(args.record, {"images_sha256": digests, "rows": rows}, missed(rows))
 
 

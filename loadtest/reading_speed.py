@@ -8,34 +8,39 @@ Both run the same networks. Each round measures one after the other, and every s
 import logging
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import cv2
-import onnxruntime
 from rapidocr import RapidOCR
 
 from loadtest import record
-from nereid.assets import PARCEL_LABEL, TEXT_REPOSITORY
+from nereid.assets import PARCEL_LABEL
 from nereid.processes import available_cores
-from nereid.text.characters import Characters
-from nereid.text.reader import Networks, TextReader
-from nereid.text.stages import STAGES
 from nereid.tune.load_generator import percentile
+from tests.readers import networks, reader
 from tests.waybills.generator import SETS, waybill
 
 MIN_THROUGHPUT, MAX_LATENCY = 1.3, 1.1
 THREADS = (1, 2)
 # Images of one call, as the server's batches have them.
 BATCH = 4
-HEADINGS = (
-    *("threads", "reader", "p50 alone", "p99 alone", "CPU time"),
-    *("finding lines", "directions", "recognition", "images/s at saturation"),
-)
-# The stages of each column of the table; those of RapidOCR have other names.
-PARTS = (("decode", "detect", "boxes", "crops", "detect, boxes"), ("direction",), ("recognise",))
+# Those of RapidOCR have other names.
+FINDING = ("decode", "detect", "boxes", "crops", "detect, boxes")
+COLUMNS: record.Columns = {
+    "threads": "{threads}",
+    "reader": "{reader}",
+    "p50 alone": "{p50_ms:.0f} ms",
+    "p99 alone": "{p99_ms:.0f} ms",
+    "CPU time": "{cpu_ms:.0f} ms",
+    "finding lines": lambda row: f"{sum(row['stages_ms'].get(stage, 0) for stage in FINDING):.0f} ms",
+    "directions": "{stages_ms[direction]:.0f} ms",
+    "recognition": "{stages_ms[recognise]:.0f} ms",
+    "images/s at saturation": "{images_per_s[median]:.2f}",
+}
 OURS, THEIRS = "nereid", "rapidocr"
 Read = Callable[[Sequence[bytes]], None]
 
@@ -47,12 +52,7 @@ class Measured:
     alone_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
-    stages: dict[str, list[float]] = field(default_factory=dict)
-
-    def add_stages(self, found: dict[str, float]) -> None:
-        """Store the times of the stages of one image."""
-        for name, milliseconds in found.items():
-            self.stages.setdefault(name, []).append(milliseconds)
+    stages: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
 def pages(count: int) -> list[bytes]:
@@ -61,17 +61,10 @@ def pages(count: int) -> list[bytes]:
 
 
 class Ours:
-    """Our reader, with sessions of its own."""
+    """Our reader."""
 
     def __init__(self, threads: int) -> None:
-        self._reader = TextReader(
-            Networks(
-                _network("text_detect", threads, lambda outputs: outputs[0]),
-                _network("text_direction", threads, lambda outputs: outputs[0]),
-                _network("text_recognise", threads, tuple),
-            ),
-            Characters.from_file(TEXT_REPOSITORY / "text_recognise" / "1" / "model.onnx"),
-        )
+        self._reader = reader(other=networks(threads))
 
     def __call__(self, images: Sequence[bytes]) -> None:
         """Read a batch."""
@@ -101,22 +94,14 @@ class Theirs:
         return {name: 1e3 * each for name, each in zip(names, self._result.elapse_list, strict=True)}
 
 
-def _network(name: str, threads: int, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    path = TEXT_REPOSITORY / name / "1" / "model.onnx"
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda tensor: convert(session.run(None, {"x": tensor}))
-
-
 def measure_alone(reader: Ours | Theirs, image: bytes, found: Measured) -> None:
     """Read one image, with nothing else to do."""
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     reader([image])
     found.cpu_ms.append((time.process_time() - began_cpu_s) * 1e3)
     found.alone_ms.append((time.perf_counter() - began_s) * 1e3)
-    found.add_stages(reader.stages())
+    for name, milliseconds in reader.stages().items():
+        found.stages[name].append(milliseconds)
 
 
 def measure_rate(readers: Sequence[Read], images: Sequence[bytes], size: int) -> float:
@@ -158,7 +143,6 @@ def measure(threads: int, rounds: int, images: Sequence[bytes]) -> dict[str, Mea
 
 def row(threads: int, name: str, found: Measured) -> record.Row:
     """Return the measurements of one reader as a row."""
-    stages = [*STAGES] if name == OURS else [*found.stages]
     return {
         "threads": threads,
         "reader": name,
@@ -166,27 +150,8 @@ def row(threads: int, name: str, found: Measured) -> record.Row:
         "p99_ms": round(percentile(sorted(found.alone_ms), 99), 1),
         "cpu_ms": round(statistics.mean(found.cpu_ms), 1),
         "images_per_s": record.spread(found.rates),
-        "stages_ms": {stage: round(statistics.median(found.stages[stage]), 1) for stage in stages},
+        "stages_ms": {stage: round(statistics.median(each), 1) for stage, each in found.stages.items()},
     }
-
-
-def markdown(rows: Sequence[record.Row]) -> str:
-    """Render the rows as a table for docs."""
-    return record.markdown(
-        HEADINGS,
-        (
-            (
-                each["threads"],
-                each["reader"],
-                f"{each['p50_ms']:.0f} ms",
-                f"{each['p99_ms']:.0f} ms",
-                f"{each['cpu_ms']:.0f} ms",
-                *(f"{sum(each['stages_ms'].get(stage, 0) for stage in part):.0f} ms" for part in PARTS),
-                f"{each['images_per_s']['median']:.2f}",
-            )
-            for each in rows
-        ),
-    )
 
 
 def main() -> int:
@@ -207,7 +172,7 @@ def main() -> int:
             missed.append(f"{threads} thread(s): throughput {rate} ×, at least {MIN_THROUGHPUT} × wanted")
         if latency > MAX_LATENCY:
             missed.append(f"{threads} thread(s): latency {latency} ×, at most {MAX_LATENCY} × wanted")
-    print(markdown(rows), ratios, *(each["stages_ms"] for each in rows), sep="\n")
+    print(record.table(COLUMNS, rows), ratios, *(each["stages_ms"] for each in rows), sep="\n")
     result = {"images": len(images), "batch": BATCH, "rows": rows, "ratios": ratios}
     return record.finish(args.record, result, missed)
 

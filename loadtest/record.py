@@ -7,7 +7,9 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import math
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -25,11 +27,15 @@ from nereid.processes import available_cores, cpu_model, exit_on_sigterm
 
 T = TypeVar("T")
 Row = dict[str, Any]
+# A format of a row's fields, or a function of a row, by heading.
+Columns = Mapping[str, str | Callable[[Row], object]]
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
-PACKAGES = frozenset(
-    {"nvidia-pytriton", "onnxruntime", "onnxruntime-gpu", "numpy", "Pillow", "pillow", "simplejpeg"}
+# They compute on a CPU or GPU, or are compared with what does.
+PACKAGES = re.compile(
+    r"(cupy-cuda\d+x|nvidia-.*|cuda-.*|cupti-python|onnxruntime.*|onnx|tensorrt.*|torch|numpy|pillow|simplejpeg)$",
+    re.IGNORECASE,
 )
 UNCOMMITTED = "a record needs a commit to refer to; fix: commit the changes first"
 
@@ -70,6 +76,17 @@ def parser(doc: str, **defaults: float) -> argparse.ArgumentParser:
     return made
 
 
+def positive(text: str) -> float:
+    """Read an option that must be more than 0.
+
+    Raises:
+        ArgumentTypeError: it is not.
+    """
+    if not 0 < (value := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected more than 0, got {text}")
+    return value
+
+
 def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
     """Read the command line; `record` of the result is the `Run` that begins now."""
     args = made.parse_args()
@@ -101,13 +118,19 @@ def header() -> dict[str, Any]:
         "command": " ".join([*_program(), *sys.argv[1:]]),
         "commit": _commit(),
         "machine": machine(),
-        "packages": {d.name: d.version for d in importlib.metadata.distributions() if d.name in PACKAGES},
+        "packages": packages(),
     }
 
 
 def machine() -> dict[str, Any]:
     """Return processor, cores and Python version of this machine."""
     return {"cpu": cpu_model(), "cores": available_cores(), "python": platform.python_version()}
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of the packages that determine the numbers."""
+    found = {each.name: each.version for each in importlib.metadata.distributions()}
+    return {name: found[name] for name in sorted(found) if PACKAGES.match(name)}
 
 
 def is_committed() -> bool:
@@ -140,6 +163,36 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Render a table for a page; a test compares the page with the record."""
     lines = [headings, ["---"] * len(headings), *([str(cell) for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def table(columns: Columns, rows: Iterable[Row]) -> str:
+    """Render the rows of a record as a table for a page."""
+
+    def cells(row: Row) -> list[object]:
+        return [each.format(**row) if isinstance(each, str) else each(row) for each in columns.values()]
+
+    return markdown([*columns], map(cells, rows))
+
+
+def with_section(page: str, mark: str, section: str) -> str:
+    """Return a page with the lines after a mark replaced, up to the end of their table.
+
+    Raises:
+        ValueError: the page has no such lines, or several.
+    """
+    pattern = "(?m)^" + re.escape(mark) + r"([^|]*\n\n)?(\|.*\n)+"
+    replaced, count = re.subn(pattern, lambda _: mark + section, page)
+    if count != 1:
+        raise ValueError(f"expected 1 place for the table after {mark.strip()}, got {count}")
+    return replaced
+
+
+def with_tables(page: str, tables: Iterable[str]) -> str:
+    """Return a page with the tables of the same headings replaced; errors as `with_section`."""
+    for each in tables:
+        heading, end, rest = each.partition("\n")
+        page = with_section(page, heading + end, rest)
+    return page
 
 
 def show(headings: Sequence[str], rows: Iterable[Sequence[object]], width: int = 140) -> None:

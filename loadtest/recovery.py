@@ -32,7 +32,15 @@ PUBLIC_NAME, SERVER = "classify", "tritonserver"
 CALM_S, WATCHDOG_S = 4.0, 120.0
 BEFORE_S = 1.0
 GOALS_S = {"stub": 3.0, SERVER: 15.0}
-HEADINGS = ("killed", "back after", "worst", "goal", "last error", "failed", "unanswered")
+COLUMNS: record.Columns = {
+    "killed": lambda row: SERVER if row["killed"] == SERVER else f"a stub of `{row['killed']}`",
+    "back after": "{median:.1f} s",
+    "worst": "{max:.1f} s",
+    "goal": "{goal:g} s",
+    "last error": "{last_error_max:.1f} s",
+    "failed": "{failed:g}",
+    "unanswered": "{unanswered:g}",
+}
 
 
 class Outage(NamedTuple):
@@ -87,17 +95,6 @@ def summarise(outcomes: Mapping[str, list[Outage]]) -> list[record.Row]:
     ]
 
 
-def _cells(row: record.Row) -> list[str]:
-    killed = SERVER if row["killed"] == SERVER else f"a stub of `{row['killed']}`"
-    times = f"{row['median']:.1f} s", f"{row['max']:.1f} s", f"{row['goal']:g} s"
-    return [killed, *times, f"{row['last_error_max']:.1f} s", f"{row['failed']:g}", f"{row['unanswered']:g}"]
-
-
-def markdown(rows: list[record.Row]) -> str:
-    """Render the rows as the table of docs/server.md."""
-    return record.markdown(HEADINGS, map(_cells, rows))
-
-
 def _measure_round(repository: Path, folder: Path, outcomes: dict[str, list[Outage]]) -> None:
     folder.mkdir()
     with servers.supervised(repository, folder, os.environ) as running:
@@ -118,7 +115,7 @@ def main() -> int:
             _measure_round(repository, Path(scratch) / str(number), outcomes)
             print(json.dumps({name: round(each[-1].back_s, 2) for name, each in outcomes.items()}))
     rows = summarise(outcomes)
-    print(markdown(rows))
+    print(record.table(COLUMNS, rows))
     result = {"concurrency": CONCURRENCY, "per_s": PER_S, "rounds": args.rounds, "rows": rows}
     missed = [f"{row['killed']} was back after {row['max']} s" for row in rows if row["max"] > row["goal"]]
     return record.finish(args.record, result, missed)

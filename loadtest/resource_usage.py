@@ -1,4 +1,4 @@
-"""CPU time and memory of a process tree, and the shared memory of the machine."""
+"""CPU time and memory of a process tree."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import psutil
 
-SHARED_MEMORY = "/dev/shm"
 MB = 1e6
 
 
@@ -33,11 +32,6 @@ def own_bytes(pid: int) -> int:
     """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-
-
-def shared_memory() -> list[str]:
-    """Return the names of this machine's shared memory regions."""
-    return [path.name for path in Path(SHARED_MEMORY).iterdir()]
 
 
 def _each(pid: int, method: str) -> Iterator:

@@ -37,10 +37,16 @@ OBJECTIVES = Objectives(
 )
 # One-sided 1 % of the normal distribution.
 FIXED_Z = 2.326
-HEADINGS = (
-    *("candidate", "rollouts", "rolled back", "promoted", "requests, median", "p95"),
-    *("candidate's requests", "fixed-size test, rolled back"),
-)
+COLUMNS: record.Columns = {
+    "candidate": "{candidate}",
+    "rollouts": "{rollouts:,}",
+    "rolled back": "{rolled_back:.2%}",
+    "promoted": "{promoted:.2%}",
+    "requests, median": "{median:,}",
+    "p95": "{p95:,}",
+    "candidate's requests": "{candidates:,}",
+    "fixed-size test, rolled back": "{fixed:.1%}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,26 +160,6 @@ def summarise(name: str, ends: list[End]) -> record.Row:
     }
 
 
-def markdown(rows: list[record.Row]) -> str:
-    """Render the rows as the table of docs/rollouts.md."""
-    return record.markdown(
-        HEADINGS,
-        (
-            (
-                row["candidate"],
-                f"{row['rollouts']:,}",
-                f"{row['rolled_back']:.2%}",
-                f"{row['promoted']:.2%}",
-                f"{row['median']:,}",
-                f"{row['p95']:,}",
-                f"{row['candidates']:,}",
-                f"{row['fixed']:.1%}",
-            )
-            for row in rows
-        ),
-    )
-
-
 def main() -> int:
     """Simulate, print and record; exit status 1 if too many equal candidates are rolled back."""
     args = record.parsed(record.parser(__doc__, rollouts=10_000, seed=1))
@@ -182,7 +168,7 @@ def main() -> int:
         for name, candidate in CANDIDATES.items():
             seeds = range(args.seed, args.seed + args.rollouts)
             rows.append(summarise(name, [*pool.map(partial(rollout, candidate), seeds, chunksize=50)]))
-    print(markdown(rows))
+    print(record.table(COLUMNS, rows))
     wrong = rows[0]["rolled_back"]
     return record.finish(
         args.record, {"rows": rows}, [f"{wrong:.2%} equal candidates rolled back"] if wrong > 0.01 else []

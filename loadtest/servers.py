@@ -53,14 +53,6 @@ class Supervised:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Gateway:
-    """A running `nereid gateway`: its process, and its port."""
-
-    pid: int
-    port: int
-
-
 @contextlib.contextmanager
 def served(
     folder: Path,
@@ -91,24 +83,24 @@ def supervised(
     """
     environment = {**environment, "XDG_RUNTIME_DIR": str(folder)}
     command = ["serve", "--repository", str(repository), *ANY_PORTS, *words]
-    with (folder / "log").open("w+") as log, _started(command, environment, log) as (pid, _):
+    with (folder / "log").open("w") as log, _started(command, environment, log) as (pid, _):
         try:
             yield Supervised(pid, environment, repository)
         except BaseException:
-            print(f"the server's log ends:\n{log_tail(folder)}", file=sys.stderr)
+            print(f"the server's log ends:\n{log_tail(folder / 'log')}", file=sys.stderr)
             raise
 
 
 @contextlib.contextmanager
-def gateway(http_port: int) -> Iterator[Gateway]:
-    """Run `nereid gateway` in front of a server, and wait until it listens.
+def gateway(http_port: int) -> Iterator[tuple[int, int]]:
+    """Run `nereid gateway` in front of a server, and wait until it listens; gives its pid and port.
 
     Raises:
         SystemExit: the gateway does not start.
     """
     words = ["gateway", "--url", f"127.0.0.1:{http_port}", "--port", "0", "--workers", "1"]
     with _started(words) as (pid, document):
-        yield Gateway(pid, document["http"])
+        yield pid, document["http"]
 
 
 @contextlib.contextmanager
@@ -130,7 +122,8 @@ def _started(
     try:
         assert process.stdout is not None
         if not (line := process.stdout.readline()):
-            raise SystemExit(f"nereid {words[0]} did not start{_tail(log)}")
+            tail = f":\n{log_tail(Path(log.name))}" if log else ""
+            raise SystemExit(f"nereid {words[0]} did not start{tail}")
         yield process.pid, json.loads(line)
     finally:
         _end(process)
@@ -169,16 +162,9 @@ def _listens(port: int) -> bool:
     return False
 
 
-def log_tail(folder: Path) -> str:
-    """Return the end of the log of the `supervised` server with this folder."""
-    return (folder / "log").read_text(errors="replace")[-LOG_CHARACTERS:]
-
-
-def _tail(log: IO[str] | None) -> str:
-    if log is None:
-        return ""
-    log.seek(0)
-    return f":\n{log.read()[-LOG_CHARACTERS:]}"
+def log_tail(log: Path) -> str:
+    """Return the end of a log."""
+    return log.read_text(errors="replace")[-LOG_CHARACTERS:]
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -18,16 +18,16 @@ LINES = ("HELLO WORLD 2026", "RB123456785GB", "second row")
 
 
 @cache
-def session(name: str) -> onnxruntime.InferenceSession:
+def session(name: str, threads: int) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = threads
     options.log_severity_level = 3  # the networks have weights that no operator uses
     return onnxruntime.InferenceSession(str(TEXT_REPOSITORY / name / "1" / "model.onnx"), options)
 
 
-def networks() -> Networks:
+def networks(threads: int = 1) -> Networks:
     def run(name: str, tensor: Any) -> Any:
-        return session(name).run(None, {"x": tensor})
+        return session(name, threads).run(None, {"x": tensor})
 
     return Networks(
         lambda tensor: run("text_detect", tensor)[0],
@@ -47,6 +47,17 @@ def page(lines: Sequence[str] = LINES, size_px: int = 32, width: int = 640) -> I
     for place, line in enumerate(lines):
         draw.text((30, 20 + place * 2 * size_px), line, "black", font)
     return image
+
+
+@cache
+def crowded_page() -> bytes:
+    """Draw 1,000 words, which a reader takes for lines; the file has 5 kB."""
+    image = Image.new("L", (1000, 2000), 255)
+    draw = ImageDraw.Draw(image)
+    for top in range(4, 1000 * 2, 40):
+        for left in range(4, 960, 48):
+            draw.text((left, top), "IIII", fill=0)
+    return encoded(image)
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from PIL import Image, ImageDraw
+from PIL import Image
 
 SIDE = 8000
 
@@ -42,19 +42,6 @@ def padded_jpeg() -> bytes:
     """Return a progressive JPEG whose size follows 1 MiB of comments."""
     jpeg = _saved("JPEG", SIDE // 2, progressive=True)
     return jpeg[:2] + (b"\xff\xfe\xff\xff" + bytes(65_533)) * 17 + jpeg[2:]
-
-
-@cache
-def crowded_page() -> bytes:
-    """Return a page of 1,000 words, which a reader takes for lines, in 5 kB."""
-    page = Image.new("L", (1000, 2000), 255)
-    pen = ImageDraw.Draw(page)
-    for top in range(4, 1000 * 2, 40):
-        for left in range(4, 960, 48):
-            pen.text((left, top), "IIII", fill=0)
-    with io.BytesIO() as file:
-        page.save(file, "PNG")
-        return file.getvalue()
 
 
 COSTLY: Mapping[str, Callable[[], bytes]] = {

@@ -30,7 +30,8 @@ from nereid.publish.intake import changed_file, network_trial
 CASE_S, REAL_CASE_S = 20.0, 200.0
 MEMORY_BYTES = 8 * 2**30
 ENDED = "its process was ended"
-HEADINGS = ("command", "cases", "answered", "refused", ENDED, "wrong")
+VERDICTS = (ANSWERED, REFUSED, ENDED, "wrong")
+COLUMNS: record.Columns = {name: f"{{{name}}}" for name in ("command", "cases", *VERDICTS)}
 Outcome = tuple[int, str, str]
 
 
@@ -150,16 +151,11 @@ def main() -> int:
                 print(wrong[-1], file=sys.stderr)
     rows = []
     for command in PARTS:
-        numbers = [counts[command, verdict] for verdict in HEADINGS[2:]]
-        rows.append(dict(zip(HEADINGS, (command, sum(numbers), *numbers), strict=True)))
-    print(markdown(rows), f"{time.monotonic() - start_s:.0f} s")
+        found = {verdict: counts[command, verdict] for verdict in VERDICTS}
+        rows.append({"command": command, "cases": sum(found.values()), **found})
+    print(record.table(COLUMNS, rows), f"{time.monotonic() - start_s:.0f} s")
     missed = [f"{len(wrong)} cases were neither answered nor refused in a clear line"] if wrong else []
     return record.finish(args.record, {"seed": args.seed, "cases": args.cases, "rows": rows}, missed)
-
-
-def markdown(rows: list[record.Row]) -> str:
-    """Render the cases by command as the table of a page."""
-    return record.markdown(HEADINGS, [[each[name] for name in HEADINGS] for each in rows])
 
 
 if __name__ == "__main__":

@@ -27,15 +27,11 @@ class Outcome:
     wrong: list[tuple[str, Case]] = field(default_factory=list)
 
 
-class ServerEnded(Exception):
-    """A process of the server has ended; the message has the cases that were in flight."""
-
-
 async def fuzz(front: Front, pids: Sequence[int], cases: int, seed: int) -> Outcome:
     """Send a number of cases, and check after each that the processes with these pids live.
 
     Raises:
-        ServerEnded: a process has ended.
+        RuntimeError: a process has ended; the message has the cases that were in flight.
     """
     mutations, outcome, left = Mutations(seed), Outcome(), cases
     in_flight: dict[int, Case] = {}
@@ -52,7 +48,7 @@ async def fuzz(front: Front, pids: Sequence[int], cases: int, seed: int) -> Outc
                 if status not in GOOD:
                     outcome.wrong.append((status, case))
                 if not all(Path(f"/proc/{pid}").exists() for pid in pids):
-                    raise ServerEnded("\n".join(map(repr, in_flight.values())))
+                    raise RuntimeError("\n".join(map(repr, in_flight.values())))
 
     async with asyncio.TaskGroup() as group:
         for caller in range(CALLERS):

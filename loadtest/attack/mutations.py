@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,13 +20,9 @@ TOKENS = (
     *b"BYTES FP32 BOOL image variant classification binary_data_size shape shared_memory_region".split(),
     *b"binary_data sequence_id priority timeout outputs inputs".split(),
     *(b"[" * 2000, b"\r\n", b"\n", b"\0", b"\xff" * 4, b"\x80" * 9 + b"\x01"),
-    *(b"transfer-encoding: chunked\r\n", b"content-length: 5\r\n", b"inference-header-content-length: 7\r\n"),
-    *(
-        b"content-encoding: gzip\r\n",
-        b"expect: 100-continue\r\n",
-        b"upgrade: h2c\r\n",
-        b"connection: close\r\n",
-    ),
+    *(f"{each}\r\n".encode() for each in ("transfer-encoding: chunked", "content-length: 5")),
+    *(f"{each}\r\n".encode() for each in ("inference-header-content-length: 7", "content-encoding: gzip")),
+    *(f"{each}\r\n".encode() for each in ("expect: 100-continue", "upgrade: h2c", "connection: close")),
 )
 
 
@@ -92,43 +88,26 @@ class Mutations:
             "JSON": _documents(),
             "gRPC": _messages(),
         }
-        self._changes: Sequence[Callable[[bytearray], None]] = (
-            self._flip,
-            self._delete,
-            self._repeat,
-            self._insert,
-            self._insert,
-            self._truncate,
-        )
 
     def next(self) -> Case:
         """Return the next case."""
         channel = self._draw.choice(tuple(self._bases))
         content = bytearray(self._draw.choice(self._bases[channel]))
         for _ in range(self._draw.randint(1, MAX_CHANGES)):
-            self._draw.choice(self._changes)(content)
+            self._change(content)
         return Case(channel, bytes(content))
 
-    def _span(self, content: bytearray) -> slice:
-        begin = self._draw.randrange(len(content) + 1)
-        return slice(begin, begin + self._draw.choice((1, 2, 4, 16, 64)))
-
-    def _flip(self, content: bytearray) -> None:
-        if content:
-            content[self._draw.randrange(len(content))] ^= 1 << self._draw.randrange(8)
-
-    def _delete(self, content: bytearray) -> None:
-        del content[self._span(content)]
-
-    def _repeat(self, content: bytearray) -> None:
-        span = self._span(content)
-        content[span.start : span.start] = content[span] * self._draw.choice((1, 2, 50))
-
-    def _insert(self, content: bytearray) -> None:
-        span = self._span(content)
-        replaced = span if self._draw.random() < 0.5 else slice(span.start, span.start)
-        content[replaced] = self._draw.choice(TOKENS)
-
-    def _truncate(self, content: bytearray) -> None:
-        if self._draw.random() < 0.2:
-            del content[self._draw.randrange(len(content) + 1) :]
+    def _change(self, content: bytearray) -> None:
+        draw, begin = self._draw, self._draw.randrange(len(content) + 1)
+        span = slice(begin, begin + draw.choice((1, 2, 4, 16, 64)))
+        match draw.choice(("flip", "delete", "repeat", "insert", "insert", "truncate")):
+            case "flip" if content:
+                content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+            case "delete":
+                del content[span]
+            case "repeat":
+                content[begin:begin] = content[span] * draw.choice((1, 2, 50))
+            case "insert":
+                content[draw.choice((span, slice(begin, begin)))] = draw.choice(TOKENS)
+            case "truncate" if draw.random() < 0.2:
+                del content[begin:]

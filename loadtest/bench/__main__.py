@@ -1,10 +1,13 @@
 """The command line of the benchmark, `python -m loadtest.bench`."""
 
+import json
 import os
 from typing import Annotated
 
 import typer
 
+from loadtest import record as records
+from loadtest import wrk
 from loadtest.bench import runner
 from loadtest.bench.plan import select
 from nereid.application.exit_codes import exiting
@@ -32,11 +35,19 @@ def bench(
     """
     with exiting():
         try:
-            selection = select(paths, photos, concurrency)
+            cells = select(paths, photos, concurrency)
         except ValueError as error:
             raise WrongUsage(str(error)) from None
-        options = runner.Options(selection, rounds, seconds, record, as_json)
-        if not runner.bench(options, os.environ):
+        if not wrk.is_installed():
+            raise OperationFailed(wrk.MISSING)
+        run = records.begin(record)
+        result = runner.bench(cells, rounds, seconds, os.environ)
+        run.write(result)
+        if as_json:
+            print(json.dumps({**run.header, **result}, indent=2))
+        else:
+            runner.show(result)
+        if not all(target["met"] for target in result["targets"]):
             raise OperationFailed("the benchmark missed a target; see above")
 
 

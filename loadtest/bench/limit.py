@@ -36,23 +36,15 @@ def pool(environment: MutableMapping[str, str]) -> Iterator[Pool]:
 
     A worker's malloc reads it at the start; other processes inherit the unchanged one.
     """
-    with inheriting(environment, KEEP_BUFFERS | dict(environment)):
+    added = KEEP_BUFFERS.keys() - environment.keys()
+    environment.update({name: KEEP_BUFFERS[name] for name in added})
+    try:
         workers = multiprocessing.get_context("spawn").Pool(available_cores(), _prepare)
+    finally:
+        for name in added:
+            del environment[name]
     with workers:
         yield workers
-
-
-@contextlib.contextmanager
-def inheriting(environment: MutableMapping[str, str], wanted: dict[str, str]) -> Iterator[None]:
-    """Replace the variables that processes inherit during the context."""
-    before = dict(environment)
-    environment.clear()
-    environment.update(wanted)
-    try:
-        yield
-    finally:
-        environment.clear()
-        environment.update(before)
 
 
 def tensor() -> np.ndarray:

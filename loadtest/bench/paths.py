@@ -158,9 +158,8 @@ def serving(folder: Path, environment: Mapping[str, str], cells: Sequence[Cell])
         port = 0
         if "gateway" in wanted:
             ports = running["gateway"].ports
-            front = stack.enter_context(servers.gateway(ports.http))
-            port = front.port
-            running["gateway"] = Running(ports, (*running["gateway"].pids, front.pid))
+            pid, port = stack.enter_context(servers.gateway(ports.http))
+            running["gateway"] = Running(ports, (*running["gateway"].pids, pid))
         if BY_HAND in {cell.path for cell in cells}:
             pid, own = stack.enter_context(servers.by_hand(by_hand.__name__, environment))
             running[BY_HAND] = Running(Ports(own, 0, 0), (pid,))

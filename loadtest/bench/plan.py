@@ -1,6 +1,6 @@
 """The plan of a run: the measured cells, from a selection."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -66,37 +66,28 @@ class Cell:
 TWICE = Cell("cpu", "small", "fp32", WRK, "http", 32)
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The chosen paths, photos and numbers of requests in flight; None selects all."""
+def select(paths: str | None = None, photos: str | None = None, concurrency: str | None = None) -> list[Cell]:
+    """Return the cells of a round, from lists with commas; the limits of a photo precede its cells.
 
-    paths: tuple[str, ...] | None = None
-    photos: tuple[str, ...] | None = None
-    concurrencies: tuple[int, ...] | None = None
-
-    def cells(self) -> list[Cell]:
-        """Return the cells of a round; the limits of a photo precede its cells.
-
-        Raises:
-            ValueError: the selection is empty.
-        """
-        served = [cell for cell in _served() if self._is_chosen(cell)]
-        if not served:
-            raise ValueError("nothing to measure: no cell has all of the options")
-        found: list[Cell] = []
-        for photo, precision in dict.fromkeys((cell.photo, cell.precision) for cell in served):
-            group = [cell for cell in served if (cell.photo, cell.precision) == (photo, precision)]
-            found += [*limits(group), *group]
-            if TWICE in group:
-                found.append(replace(TWICE, again=True))
-        return found
-
-    def _is_chosen(self, cell: Cell) -> bool:
-        return (
-            cell.path in (self.paths or PATHS)
-            and cell.photo in (*(self.photos or PHOTOS), TENSOR)
-            and cell.concurrency in (self.concurrencies or CONCURRENCIES)
-        )
+    Raises:
+        ValueError: a name is unknown, or the selection is empty.
+    """
+    chosen = _choose("path", paths, PATHS), (*_choose("photo", photos, PHOTOS), TENSOR)
+    counts = tuning.concurrencies(concurrency) or CONCURRENCIES
+    served = [
+        each
+        for each in _served()
+        if each.path in chosen[0] and each.photo in chosen[1] and each.concurrency in counts
+    ]
+    if not served:
+        raise ValueError("nothing to measure: no cell has all of the options")
+    found: list[Cell] = []
+    for photo, precision in dict.fromkeys((cell.photo, cell.precision) for cell in served):
+        group = [cell for cell in served if (cell.photo, cell.precision) == (photo, precision)]
+        found += [*_limits(group), *group]
+        if TWICE in group:
+            found.append(replace(TWICE, again=True))
+    return found
 
 
 def _served() -> Iterator[Cell]:
@@ -110,7 +101,7 @@ def _served() -> Iterator[Cell]:
     yield replace(TWICE, precision="int8")
 
 
-def limits(group: Sequence[Cell]) -> list[Cell]:
+def _limits(group: Sequence[Cell]) -> list[Cell]:
     """Return the bases of the cells of one photo and precision."""
     first = group[0]
     found = [first.limit]
@@ -121,23 +112,8 @@ def limits(group: Sequence[Cell]) -> list[Cell]:
     return found
 
 
-def select(paths: str | None, photos: str | None, concurrency: str | None) -> Selection:
-    """Parse lists with commas; None stays None.
-
-    Raises:
-        ValueError: a name is unknown.
-    """
-    return Selection(
-        _choose("path", paths, PATHS),
-        _choose("photo", photos, tuple(PHOTOS)),
-        tuning.concurrencies(concurrency),
-    )
-
-
-def _choose(kind: str, text: str | None, known: Sequence[str]) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+def _choose(kind: str, text: str | None, known: Collection[str]) -> tuple[str, ...]:
+    names = tuple(known) if text is None else tuple(dict.fromkeys(map(str.strip, text.split(","))))
     for name in names:
         if name not in known:
             raise ValueError(f"unknown {kind} '{name}', expected one of {', '.join(known)}")

@@ -58,27 +58,12 @@ class Sample:
 Series = Mapping[Cell, Sequence[Sample]]
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A target: the median over rounds, and its limits."""
-
-    name: str
-    measured: float
-    min: float | None = None
-    max: float | None = None
-
-    @property
-    def is_met(self) -> bool:
-        """Whether the median lies within the limits."""
-        return (self.min is None or self.measured >= self.min) and (
-            self.max is None or self.measured <= self.max
-        )
-
-    @property
-    def wanted(self) -> str:
-        """The limits as text."""
-        bounds = (("≥", self.min), ("≤", self.max))
-        return " and ".join(f"{sign} {bound:.2f}" for sign, bound in bounds if bound is not None)
+def _target(what: str, got: float, low: float | None = None, high: float | None = None) -> Row:
+    """Return the row of a target: the median over rounds, and its limits."""
+    bounds = [(sign, bound) for sign, bound in (("≥", low), ("≤", high)) if bound is not None]
+    is_met = (low is None or got >= low) and (high is None or got <= high)
+    wanted = " and ".join(f"{sign} {bound:.2f}" for sign, bound in bounds)
+    return {"what": what, "got": round(got, 3), "wanted": wanted, "met": is_met}
 
 
 def ratios(series: Series, cell: Cell, base: Cell, name: str) -> list[float]:
@@ -113,11 +98,6 @@ def _row(series: Series, cell: Cell) -> Row:
 def cell_of(row: Row) -> Cell:
     """Return the cell of a row."""
     return Cell(**{field.name: row[field.name] for field in fields(Cell)})
-
-
-def plain(found: Iterable[Row]) -> list[Row]:
-    """Return the rows of plain cells."""
-    return [row for row in found if cell_of(row).is_plain]
 
 
 def cells(row: Row) -> list[str]:
@@ -161,7 +141,7 @@ def warning(found: Row | None) -> list[str]:
     return [f"the machine was not quiet: the A/A ratio was {middle} ({low}..{high}), so this run is invalid"]
 
 
-def targets(series: Series) -> list[Target]:
+def targets(series: Series) -> list[Row]:
     """Compare the measured cells with their targets."""
     return [*_throughput(series), *_latency(series), *_of_int8(series), *_beside_by_hand(series)]
 
@@ -175,7 +155,7 @@ def _judged(series: Series, path: str, concurrency: int | None = None) -> dict[s
     return found
 
 
-def _throughput(series: Series) -> Iterable[Target]:
+def _throughput(series: Series) -> Iterable[Row]:
     for path, limit in MIN_RATE.items():
         for photo, found in _judged(series, path).items():
             rates = {
@@ -187,24 +167,24 @@ def _throughput(series: Series) -> Iterable[Target]:
                 continue
             best = max(rates, key=rates.__getitem__)
             at = f"{path}, {photo}, concurrency {best.concurrency}"
-            yield Target(f"{at}: throughput, of the limit", rates[best], min=limit)
+            yield _target(f"{at}: throughput, of the limit", rates[best], low=limit)
             if path == "cpu":
                 cpu = _ratio(series, best, best.limit, "cpu_ms")
-                yield Target(f"{at}: CPU per image, of the limit's", cpu, max=MAX_CPU)
+                yield _target(f"{at}: CPU per image, of the limit's", cpu, high=MAX_CPU)
 
 
-def _latency(series: Series) -> Iterable[Target]:
+def _latency(series: Series) -> Iterable[Row]:
     for concurrency, limit in MAX_P99.items():
         for photo, (cell,) in _judged(series, "cpu", concurrency).items():
             name = f"cpu, {photo}, concurrency {concurrency}: p99, of concurrency / throughput"
             slack = statistics.median(each.slack(concurrency) for each in series[cell])
-            yield Target(name, slack, max=limit)
+            yield _target(name, slack, high=limit)
     for photo, (cell,) in _judged(series, "cpu", 1).items():
         p50 = _ratio(series, cell, cell.alone, "p50_ms")
-        yield Target(f"cpu, {photo}, concurrency 1: p50, of that in process", p50, max=MAX_P50)
+        yield _target(f"cpu, {photo}, concurrency 1: p50, of that in process", p50, high=MAX_P50)
 
 
-def _beside_by_hand(series: Series) -> Iterable[Target]:
+def _beside_by_hand(series: Series) -> Iterable[Row]:
     """Compare `cpu` with the same service by hand."""
     for concurrency, measure, name, low, high in BESIDE_BY_HAND:
         for photo, (cell,) in _judged(series, "cpu", concurrency).items():
@@ -212,12 +192,12 @@ def _beside_by_hand(series: Series) -> Iterable[Target]:
             if peer in series:
                 got = _ratio(series, cell, peer, measure)
                 what = f"cpu, {photo}, concurrency {concurrency}: {name}, of the service by hand"
-                yield Target(what, got, low, high)
+                yield _target(what, got, low, high)
 
 
-def _of_int8(series: Series) -> Iterable[Target]:
+def _of_int8(series: Series) -> Iterable[Row]:
     """Compare the saturated `cpu` path in INT8 with FP32."""
     int8 = replace(TWICE, precision="int8")
     if int8 in series and TWICE in series:
         name = f"cpu, small, concurrency {TWICE.concurrency}: throughput of INT8, of FP32's"
-        yield Target(name, _ratio(series, int8, TWICE, "rate"), min=MIN_INT8)
+        yield _target(name, _ratio(series, int8, TWICE, "rate"), low=MIN_INT8)

@@ -17,7 +17,7 @@ NOT_RUN = "not run yet"
 NO_FAILURE = "no failure"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
 RECORD = record.RESULTS / "gpu_check.json"
-BEGIN, END = "<!-- claims: written by make docs -->\n\n", "\n<!-- end of claims -->"
+MARK = "<!-- claims: written by make docs -->\n\n"
 
 # Keys of a result from the section on, or a quotient of two; the claim; its target, or a number without one.
 CLAIMS = (
@@ -94,18 +94,12 @@ def missed(found: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def render(text: str, recorded: Mapping[str, Any]) -> str:
-    """Return the page with the table of a record.
-
-    Raises:
-        ValueError: the page lacks the lines around the table.
-    """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"expected {BEGIN.strip()} and {END.strip()} in {PAGE.name}")
+def render(recorded: Mapping[str, Any]) -> str:
+    """Return the page with the table of a record."""
     cells = ([row[name] for name in HEADINGS] for row in rows(recorded["sections"]))
-    return f"{before}{BEGIN}{_conditions(recorded)}\n\n{record.markdown(HEADINGS, cells)}{END}{after}"
+    return record.with_section(
+        PAGE.read_text(), MARK, f"{_conditions(recorded)}\n\n{record.markdown(HEADINGS, cells)}"
+    )
 
 
 def _result(path: str, target: str, sections: Mapping[str, Any]) -> str:
@@ -140,4 +134,4 @@ def _conditions(recorded: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(PAGE.read_text(), json.loads(RECORD.read_text())))
+    PAGE.write_text(render(json.loads(RECORD.read_text())))

@@ -1,8 +1,6 @@
 """The GPU, its driver, CUDA, the packages, and the parts that are missing."""
 
-import importlib.metadata
 import importlib.util
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -27,17 +25,17 @@ PARTS = {
     "tensorrt": "optional: pip install tensorrt-cu12, in the release that ONNX Runtime names",
 }
 DRIVER_FIX = "install NVIDIA's driver, or give the container the capability utility"
-PACKAGES = re.compile(
-    r"(cupy-cuda\d+x|nvidia-.*|cuda-.*|cupti-python|onnxruntime.*|onnx|tensorrt.*|torch|numpy|pillow)$",
-    re.IGNORECASE,
-)
 # A Python backend that can share memory of CUDA between processes contains these names.
 CUDA_NAMES = (b"cudaIpcMemHandle", b"FORCE_CPU_ONLY_INPUT_TENSORS", b"libcuda.so")
 
 
 def measure(context: Context) -> Iterator[dict[str, Any]]:
     """Yield the facts about the machine."""
-    yield {"machine": record.machine(), "memory_available_bytes": available_bytes(), "packages": packages()}
+    yield {
+        "machine": record.machine(),
+        "memory_available_bytes": available_bytes(),
+        "packages": record.packages(),
+    }
     yield {"missing": missing()}
     if shutil.which(SMI):
         gpus = [asdict(gpu) for gpu in nvidia_smi.read_gpus()]
@@ -61,12 +59,6 @@ def missing() -> list[str]:
     """Return the parts that are not installed, with their fixes."""
     absent = [f"{name}; fix: {fix}" for name, fix in PARTS.items() if not has(name)]
     return [*absent, *[f"{SMI}; fix: {DRIVER_FIX}"] * (shutil.which(SMI) is None)]
-
-
-def packages() -> dict[str, str]:
-    """Return the versions of the packages that use the GPU, or are compared with it."""
-    names = {each.name: each.version for each in importlib.metadata.distributions()}
-    return {name: version for name, version in sorted(names.items()) if PACKAGES.match(name)}
 
 
 def python_backend_has_cuda_code(environment: Mapping[str, str]) -> bool:

@@ -145,13 +145,10 @@ def on_device(session: Any, batch_size: int, expected: np.ndarray) -> Findings:
         binding.synchronize_outputs()
 
     spent = statistics.median(chain.timed_ms(run, TIMED_S))
-    found = compare(out.numpy(), np.resize(expected, (batch_size, expected.shape[1])))
-    return {"ms": round(spent, 4), "per_s": round(batch_size / spent * 1e3), **found}
-
-
-def compare(found: np.ndarray, expected: np.ndarray) -> dict[str, Any]:
-    """Return the largest difference of scores, and whether all rows have the same first class."""
+    found, wanted = out.numpy(), np.resize(expected, (batch_size, expected.shape[1]))
     return {
-        "max_difference": round(float(np.abs(found - expected).max()), 6),
-        "same_class": bool((found.argmax(1) == expected.argmax(1)).all()),
+        "ms": round(spent, 4),
+        "per_s": round(batch_size / spent * 1e3),
+        "max_difference": round(float(np.abs(found - wanted).max()), 6),
+        "same_class": bool((found.argmax(1) == wanted.argmax(1)).all()),
     }

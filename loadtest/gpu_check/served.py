@@ -1,9 +1,7 @@
 """Load on the server with the profile `gpu`, on a service by hand, and on the profile `cpu`."""
 
-import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -55,19 +53,7 @@ def served(context: Context, profile: str, photo: bytes, seconds: float) -> Iter
     with running(context, profile) as server:
         port = server.options.ports.http
         request = load_generator.post_request(HOST, port, infer_path(MODEL), photo, TO_IMAGES)
-        for rows in loads(port, request, seconds, context.left_s):
-            if len(rows) == 1:
-                rows[0]["triton_ms"] = stages_ms(port)
-            yield rows
-
-
-def stages_ms(port: int) -> dict[str, float]:
-    """Return the mean durations of a request's stages so far, as Triton counts them."""
-    with urllib.request.urlopen(f"http://{HOST}:{port}/v2/models/{MODEL}/stats") as page:
-        found = json.load(page)["model_stats"][0]["inference_stats"]
-    return {
-        name: round(each["ns"] / max(1, each["count"]) / 1e6, 3) for name, each in found.items() if each["ns"]
-    }
+        yield from loads(port, request, seconds, context.left_s)
 
 
 @contextmanager

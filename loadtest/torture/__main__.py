@@ -38,7 +38,13 @@ CYCLES, MAX_SAMPLES = 40, 200
 # A fault is over after this time without a failed request; a server that needs longer has not recovered.
 RECOVERED_S, MAX_RECOVERY_S, ROUNDS_PER_SERVER = 1.5, 30.0, 20
 MAX_SHOWN = 20
-HEADINGS = ("fault", "rounds", "back after, median", "worst", "failed requests")
+COLUMNS: record.Columns = {
+    "fault": "{fault}",
+    "rounds": "{rounds}",
+    "back after, median": "{median:.1f} s",
+    "worst": "{max:.1f} s",
+    "failed requests": "{failed}",
+}
 
 
 @dataclass(slots=True)
@@ -86,7 +92,7 @@ def torture(
     for what, left in zip(("processes", "shared memory"), observer.left(), strict=True):
         found.verdicts.append(verdict.absent(f"{what}, after the server", left))
     if found.trouble:
-        print(f"the server's log ends:\n{servers.log_tail(run)}", file=sys.stderr)
+        print(f"the server's log ends:\n{servers.log_tail(run / 'log')}", file=sys.stderr)
 
 
 def _soak(
@@ -147,17 +153,6 @@ def summarise(rounds: Sequence[record.Row]) -> list[record.Row]:
     ]
 
 
-def markdown(rows: Sequence[record.Row]) -> str:
-    """Render the faults as the table of docs/performance.md."""
-    return record.markdown(
-        HEADINGS,
-        (
-            (row["fault"], row["rounds"], f"{row['median']:.1f} s", f"{row['max']:.1f} s", row["failed"])
-            for row in rows
-        ),
-    )
-
-
 def _run(args: argparse.Namespace, found: Findings) -> None:
     draw = random.Random(args.seed)
     # Each fault as often as every other one.
@@ -182,7 +177,7 @@ def main() -> int:
     _run(args, found)
     memory = [asdict(each) for each in found.verdicts if each.what.startswith("memory")]
     faults = summarise(found.rounds)
-    print(verdict.markdown(memory), markdown(faults), sep="\n")
+    print(record.table(verdict.COLUMNS, memory), record.table(COLUMNS, faults), sep="\n")
     failures = [each.text() for each in found.verdicts if not each.is_good] + found.trouble
     counts = {"requests": found.requests, "changes": found.changes, "checks": len(found.verdicts)}
     print(f"{counts}: {len(failures)} failed")

@@ -46,9 +46,9 @@ class Gateway:
     def start(self) -> None:
         """Start a gateway in place of the present one."""
         self._stack.close()
-        started = self._stack.enter_context(servers.gateway(int(self._target.http.rpartition(":")[2])))
-        self.pid, self.port = started.pid, started.port
-        self._target.gateway = f"127.0.0.1:{started.port}"
+        http_port = int(self._target.http.rpartition(":")[2])
+        self.pid, self.port = self._stack.enter_context(servers.gateway(http_port))
+        self._target.gateway = f"127.0.0.1:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

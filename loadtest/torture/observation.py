@@ -19,9 +19,8 @@ from loadtest.torture.faults import END_S, Gateway
 from nereid import metrics_page
 from nereid.metrics_page import Snapshot
 from nereid.server.command_line import REGION_PREFIX
-from nereid.triton import stub_processes
+from nereid.triton import stub_memory, stub_processes
 
-REGIONS = Path(resource_usage.SHARED_MEMORY)
 # Gauges of server and gateway that must be zero without traffic, and the supervisor's count of its restarts.
 GAUGES = (
     *("nereid_route_in_flight", "nv_inference_pending_request_count"),
@@ -112,7 +111,7 @@ class Observer:
         return {"server": self._running.pid, "gateway": self._gateway.pid}
 
     def _regions(self) -> list[str]:
-        names, prefixes = resource_usage.shared_memory(), (*self._prefixes,)
+        names, prefixes = [each.name for each in stub_memory.FOLDER.iterdir()], (*self._prefixes,)
         return sorted(name for name in names if name in self._seen or name.startswith(prefixes))
 
     def _gauges(self) -> Sample:
@@ -142,4 +141,4 @@ def _regions_of(pid: int) -> Iterator[str]:
         for each in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 paths.append(each.readlink())
-        yield from (path.name for path in paths if path.parent == REGIONS)
+        yield from (path.name for path in paths if path.parent == stub_memory.FOLDER)

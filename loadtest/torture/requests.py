@@ -141,17 +141,8 @@ def _batch(photo: Photo, following: Following) -> str:
     outcomes = [
         *following().classify_many([*files[:BAD_PLACE], NOT_AN_IMAGE, *files[BAD_PLACE:]], batch_size=4)
     ]
-    return batch_fault(photo, outcomes.pop(BAD_PLACE), outcomes)
-
-
-def batch_fault(photo: Photo, bad: Any, others: Sequence[Any]) -> str:
-    """Return the fault of the outcomes of a batch, empty for right ones.
-
-    Raises:
-        Exception: a request failed.
-    """
-    faults = [refused(partial(_result, bad), "invalid image: ")]
-    return _joined([*faults, *(photo.fault(_result(each)) for each in others)])
+    bad = refused(partial(_result, outcomes.pop(BAD_PLACE)), "invalid image: ")
+    return _joined([bad, *(photo.fault(_result(each)) for each in outcomes)])
 
 
 def _result(outcome: Any) -> Any:

@@ -17,7 +17,11 @@ SHARE, MIN_GROWTH_MB, MAX_KEPT_MB = 0.01, 1.0, 1.0
 # A route starts the threads of its pool when they are first needed.
 ALLOWED_MORE = {"threads, server": ROUTE_THREADS}
 MEMORY, IN_ALL = "memory, ", "memory in all, "
-HEADINGS = ("measure", "start", "end", "bound", "verdict")
+COLUMNS: record.Columns = {
+    "measure": "{what}",
+    **{name: f"{{{name}:.1f}} MB" for name in ("start", "end", "bound")},
+    "verdict": lambda row: "kept" if row["is_good"] else "**failed**",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +93,3 @@ def absent(what: str, found: Collection[object]) -> Verdict:
     """Judge a collection that must be empty; the verdict shows its first members."""
     names = ", ".join(map(str, list(found)[:3]))
     return Verdict(f"{what} ({names})" if names else what, 0, len(found), 0, not found)
-
-
-def markdown(rows: Sequence[record.Row]) -> str:
-    """Render verdicts about memory as a table."""
-    return record.markdown(HEADINGS, map(_cells, rows))
-
-
-def _cells(row: record.Row) -> list[str]:
-    sizes = [f"{row[name]:.1f} MB" for name in ("start", "end", "bound")]
-    return [row["what"], *sizes, "kept" if row["is_good"] else "**failed**"]

@@ -3,10 +3,8 @@
 Importing this module patches the standard library for gevent, as Locust does, so it needs its own process.
 """
 
-import argparse
 import json
 import logging
-import math
 import random
 import time
 from collections.abc import Callable
@@ -20,6 +18,7 @@ import locust.log
 from locust import events
 from locust.runners import STATE_MISSING, MasterRunner, WorkerRunner
 
+from loadtest import record
 from loadtest.users import photo_set, thresholds
 from loadtest.users.locust_users import DEFAULT_HOST, WrongResponse
 from loadtest.users.report import Report
@@ -51,7 +50,7 @@ def add_options(parser: Any) -> None:
     add: Callable[..., Any] = parser.add_argument
     kinds = "closed: send after each response; open: by a schedule"
     add("--scenario", choices=SCENARIOS, default="closed", help=kinds)
-    add("--rate", type=_positive, default=20.0, help="open: requests per second, all users together")
+    add("--rate", type=record.positive, default=20.0, help="open: requests per second, all users together")
     add("--arrivals", choices=ARRIVALS, default="poisson", help="open: distribution of the times")
     add("--model", default="classify", help="a route, or any model with an input 'image'")
     add("--task", choices=RESULTS, default="classify", help="of the model")
@@ -65,7 +64,7 @@ def add_options(parser: Any) -> None:
     add("--images", default="", metavar="DIR", include_in_web_ui=False, help=of_folder)
     files = {"metavar": "FILE", "include_in_web_ui": False}
     add("--report", default="", help="write the report as JSON", **files)
-    of_limits = {"type": _thresholds, "default": str(thresholds.DEFAULT)}
+    of_limits = {"type": thresholds.checked, "default": str(thresholds.DEFAULT)}
     add("--thresholds", help="file with the limits; '' for no limits", **of_limits, **files)
 
 
@@ -188,7 +187,7 @@ class Run:
         if self._options.report:
             Path(self._options.report).write_text(json.dumps(asdict(report), indent=2) + "\n")
         if self._options.thresholds:
-            lines = thresholds.compare(report, thresholds.read(Path(self._options.thresholds)))
+            lines = thresholds.compare(report, thresholds.read(self._options.thresholds))
             thresholds.show(report.scenario, lines)
             self._is_passed = all(line.is_met for line in lines)
 
@@ -250,18 +249,3 @@ class Run:
     def _lost(self) -> int:
         workers = {*self._encoded, *self._environment.runner.clients} if self._is_master else set()
         return len(workers - self._finished)
-
-
-def _positive(text: str) -> float:
-    if not 0 < (value := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"expected more than 0, got {text}")
-    return value
-
-
-def _thresholds(text: str) -> str:
-    try:
-        if text:
-            thresholds.read(Path(text))
-    except thresholds.InvalidThresholds as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text

@@ -5,24 +5,26 @@ Importing this module patches the standard library for gevent, as Locust does, s
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import grpc
 import grpc.experimental.gevent
 from locust import FastHttpUser, User
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 
 from loadtest.users import request_mix
-from loadtest.users.request_mix import LENGTH, RESULTS, ImageRequest, RequestMix
+from loadtest.users.request_mix import RESULTS, ImageRequest, RequestMix
 from loadtest.users.turn_scheduler import TIMEOUT_S, TurnScheduler
 from nereid.client.request import CHANNEL, key_header
+from nereid.client.rest.methods import LENGTH, json_size_of
+from nereid.client.results.result_kind import MALFORMED, HttpResult
 from nereid.contract import VARIANT
 
 HTTP, GRPC = "http", "grpc"
 DEFAULT_HOST = "http://127.0.0.1:8000"
-JSON_SIZE = "Inference-Header-Content-Length"
 # By default gRPC shares a connection between channels to the same server.
 OWN_CONNECTION = [*CHANNEL, ("grpc.use_local_subchannel_pool", 1)]
 
@@ -59,7 +61,7 @@ class HttpCaller(FastHttpUser):
         options = self.environment.parsed_options
         request, begin_s = self.requests.next(), time.monotonic()
         # Without the last one Locust requests compressed responses, which cost the server time.
-        headers = {JSON_SIZE: "0", "Accept-Encoding": "identity", **_headers(options, request)}
+        headers = {LENGTH: "0", "Accept-Encoding": "identity", **_headers(options, request)}
         path = f"/v2/models/{quote(options.model)}/infer"
         body: Any = request.photo.content  # Locust's type excludes bytes
         with self.client.post(
@@ -77,11 +79,8 @@ class HttpCaller(FastHttpUser):
             return str(response.error) or type(response.error).__name__
         if response.status_code != 200:
             return f"status {response.status_code}: {response.text}"
-        try:
-            outputs = request_mix.http_outputs(response.content, response.headers.get(JSON_SIZE))
-            return _fault(self, request, outputs)
-        except ValueError as error:
-            return f"invalid response: {error}"
+        size = response.headers.get(LENGTH)
+        return _fault(self, request, lambda: HttpResult(response.content, json_size_of(size)))
 
 
 class GrpcCaller(User):
@@ -114,7 +113,7 @@ class GrpcCaller(User):
             failure = f"{error.code().name}: {error.details()}"
         end_s = time.monotonic()
         if response is not None:
-            failure = self._failure(response, request)
+            failure = _fault(self, request, partial(InferResult, response))
         self.environment.events.request.fire(
             request_type=GRPC,
             name=_name(options, request),
@@ -123,12 +122,6 @@ class GrpcCaller(User):
             exception=WrongResponse(failure) if failure else None,
             context={"service_ms": (end_s - begin_s) * 1e3},
         )
-
-    def _failure(self, response: Any, request: ImageRequest) -> str:
-        try:
-            return _fault(self, request, request_mix.grpc_outputs(response))
-        except ValueError as error:
-            return f"invalid response: {error}"
 
 
 def _requests(environment: Any) -> RequestMix:
@@ -142,8 +135,12 @@ def names(words: str) -> Sequence[str]:
     return [word.strip() for word in words.split(",") if word.strip()]
 
 
-def _fault(user: Any, request: ImageRequest, outputs: Mapping[str, bytes]) -> str:
-    got = request_mix.read(outputs, RESULTS[user.environment.parsed_options.task])
+def _fault(user: Any, request: ImageRequest, result: Callable[[], Any]) -> str:
+    """Return the fault of a response, empty for a correct one."""
+    try:
+        got = request_mix.read(result(), RESULTS[user.environment.parsed_options.task])
+    except MALFORMED as error:
+        return f"invalid response: {error}"
     return request_mix.fault(request, got, user.protocol, user.environment.scheduler.statistics)
 
 
@@ -165,7 +162,8 @@ def _grpc_address(host: str) -> str:
 def _message(options: Any, request: ImageRequest) -> Any:
     message = service_pb2.ModelInferRequest(model_name=options.model)
     message.inputs.add(name="image", datatype="BYTES", shape=[1, 1])
-    message.raw_input_contents.append(LENGTH.pack(len(request.photo.content)) + request.photo.content)
+    photo = request.photo.content
+    message.raw_input_contents.append(len(photo).to_bytes(4, "little") + photo)
     output = RESULTS[options.task]
     for name in (output, VARIANT) if request.headers else (output,):
         message.outputs.add(name=name)

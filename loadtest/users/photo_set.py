@@ -1,6 +1,5 @@
 """The photos that a load test sends, each with the classes that count as correct."""
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +37,11 @@ def expectation(text: str) -> Results:
 
 def sample(expected: Results) -> list[Photo]:
     """Return the sample photo in its sizes, each as often as its frequency."""
-    expected = expected or frozenset([ESPRESSO])
-    return [
-        photo
-        for size, frequency in SIZES.items()
-        for photo in [Photo(size, _jpeg(size), expected)] * frequency
-    ]
+    of_size = {
+        size: Photo(size, photos.jpeg(photos.SIZES_WH[size]), expected or frozenset([ESPRESSO]))
+        for size in SIZES
+    }
+    return [of_size[size] for size, frequency in SIZES.items() for _ in range(frequency)]
 
 
 def own(
@@ -88,8 +86,3 @@ def _classes(names: set[str], labels: Sequence[str]) -> dict[str, Results]:
             f"{len(labels) - 1}"
         )
     return found
-
-
-@functools.cache
-def _jpeg(size: str) -> bytes:
-    return photos.jpeg(photos.SIZES_WH[size])

@@ -1,15 +1,16 @@
 """The report of a load test, for a person and for a program."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
-
+from loadtest import record
 from loadtest.users.run_statistics import Histogram, ProtocolStatistics, RunStatistics
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99_9": 99.9, "max": 100.0}
-WIDTH = 130
+HEADINGS = (
+    *("protocol", "requests", "failed", "1/s", "target", "ratio", "backlog", "latency"),
+    *("p50", "p90", "p99", "p99.9", "max"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +72,18 @@ class Report:
 
     def show(self) -> None:
         """Print the report."""
-        table = Table(*("protocol", "requests", "failed", "1/s", "target", "ratio", "backlog", "latency"))
-        for name in PERCENTILES:
-            table.add_column(name.replace("_", "."), justify="right")
-        for row in self.rows:
-            counts = [str(row.requests), str(row.failed), f"{row.rate_per_s:.1f}", *_target(row)]
-            table.add_row(
-                row.protocol, *counts, str(row.backlog_max), "response ms", *_cells(row.response_ms)
-            )
-            table.add_row(*[""] * 7, "service ms", *_cells(row.service_ms))
-        console = Console(width=WIDTH)
         kind = "process" if self.processes == 1 else "processes, the busiest"
         load = f"load from {self.processes} {kind} using {self.generator_cpu:.0%} of a core"
-        console.print(f"\n{self.scenario} loop, {self.seconds:.1f} s, {load}")
-        console.print(table)
+        print(f"\n{self.scenario} loop, {self.seconds:.1f} s, {load}")
+        shown = list[Sequence[object]]()
+        for row in self.rows:
+            counts = row.requests, row.failed, f"{row.rate_per_s:.1f}", *_target(row), row.backlog_max
+            shown.append((row.protocol, *counts, "response ms", *_cells(row.response_ms)))
+            shown.append((*[""] * 7, "service ms", *_cells(row.service_ms)))
+        record.show(HEADINGS, shown, width=130)
         for row in self.rows:
             for reason, times in sorted(row.failures.items(), key=lambda each: -each[1]):
-                console.print(f"{row.protocol}: {times} × {reason}", markup=False)
+                print(f"{row.protocol}: {times} × {reason}")
 
 
 def _row(protocol: str, series: ProtocolStatistics, statistics: RunStatistics) -> Row:

@@ -1,11 +1,8 @@
 """The requests of a load test, and the checks of their responses."""
 
 import itertools
-import json
-import operator
 import random
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +15,6 @@ from nereid.contract import LABEL, ROUTE_KEY_HEADER, SCORES, TEXT, VARIANT, VARI
 PLAIN, FORCED, STICKY = "plain", "forced", "sticky"
 # Relative frequencies.
 WAYS = {PLAIN: 2, FORCED: 1, STICKY: 1}
-LENGTH = struct.Struct("<I")
 # By task, the output that has the result.
 RESULTS = {"classify": SCORES, "read": TEXT, "detect": LABEL}
 # Results in a message.
@@ -88,77 +84,22 @@ def fault(request: ImageRequest, got: Answer, protocol: str, statistics: RunStat
     return ""
 
 
-def read(outputs: Mapping[str, bytes], output: str = SCORES) -> Answer:
-    """Parse the binary tensors of a response; `output` has the result of the task, see `RESULTS`.
+def read(result: Any, output: str = SCORES) -> Answer:
+    """Read an `HttpResult`, or gRPC's `InferResult`; `output` has the result of the task, see `RESULTS`.
 
     Raises:
-        ValueError: the tensors are not from a model of the task.
+        Exception: one of `MALFORMED`: the response is not from a model of the task.
     """
-    if output not in outputs:
-        raise ValueError(f"expected {output}, got the outputs {sorted(outputs)}")
-    found = _best(outputs[output]) if output == SCORES else frozenset(_split(outputs[output]))
-    return Answer(found, _word(outputs[VARIANT]) if VARIANT in outputs else "")
-
-
-def http_outputs(body: bytes, json_size: str | None) -> dict[str, bytes]:
-    """Return the binary tensors of a response over HTTP, whose JSON has this size.
-
-    Raises:
-        ValueError: the body is invalid.
-    """
-    if json_size is None:
-        raise ValueError("expected binary tensors, got a response without Inference-Header-Content-Length")
-    begin = int(json_size)
-    try:
-        sizes = {
-            each["name"]: operator.index(each["parameters"]["binary_data_size"])
-            for each in json.loads(body[:begin])["outputs"]
-        }
-    except (LookupError, TypeError) as error:
-        raise ValueError(f"expected binary tensors, got JSON without {error}") from None
-    if len(body) != begin + sum(sizes.values()):
-        raise ValueError(f"expected {begin + sum(sizes.values())} bytes, got {len(body)}")
-    outputs = {}
-    for name, size in sizes.items():
-        outputs[name], begin = body[begin : begin + size], begin + size
-    return outputs
-
-
-def grpc_outputs(response: Any) -> dict[str, bytes]:
-    """Return the binary tensors of a `ModelInferResponse`.
-
-    Raises:
-        ValueError: the numbers of names and tensors differ.
-    """
-    names = (output.name for output in response.outputs)
-    return dict(zip(names, response.raw_output_contents, strict=True))
-
-
-def _best(tensor: bytes) -> frozenset[int | str]:
-    scores = np.frombuffer(tensor, "<f4")
-    if not len(scores) or not np.isfinite(scores).all():
-        raise ValueError("expected finite scores, got others, or none")
-    return frozenset([int(scores.argmax())])
-
-
-def _word(tensor: bytes) -> str:
-    words = _split(tensor)
-    if len(words) != 1:
-        raise ValueError(f"expected one word as BYTES, got {len(words)}")
-    return words[0]
-
-
-def _split(tensor: bytes) -> list[str]:
-    """Return the words of a tensor of BYTES."""
-    words, begin = [], 0
-    while begin < len(tensor):
-        (size,) = LENGTH.unpack_from(tensor, begin) if len(tensor) >= begin + LENGTH.size else (-1,)
-        begin += LENGTH.size
-        if size < 0 or len(tensor) < begin + size:
-            raise ValueError(f"expected words as BYTES, got {tensor[:40]!r}")
-        words.append(tensor[begin : begin + size].decode())
-        begin += size
-    return words
+    values, variants = result.as_numpy(output), result.as_numpy(VARIANT)
+    if values is None:
+        raise ValueError(f"expected {output}, got a response without it")
+    if output == SCORES:
+        if not np.isfinite(values).all():
+            raise ValueError("expected finite scores, got others")
+        found: frozenset[int | str] = frozenset([int(values.argmax())])
+    else:
+        found = frozenset(map(bytes.decode, values.ravel()))
+    return Answer(found, "" if variants is None else variants.item().decode())
 
 
 def _words(found: Iterable[int | str]) -> str:

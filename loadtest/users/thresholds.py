@@ -1,5 +1,6 @@
 """The thresholds of a load test: read from a TOML file, and compared with a report."""
 
+import argparse
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +16,6 @@ DEFAULT = Path(__file__).parents[1] / "thresholds.toml"
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-
-
-class InvalidThresholds(Exception):
-    """The file is invalid; the message has the place and the expected value."""
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,16 +45,23 @@ class Line:
     is_met: bool
 
 
-def read(path: Path) -> Thresholds:
+def read(path: str) -> Thresholds:
     """Read a file of thresholds.
 
     Raises:
-        InvalidThresholds: the file cannot be read, or has an invalid key or value.
+        ArgumentTypeError: the file cannot be read, or has an invalid key or value.
     """
     try:
-        return msgspec.convert(tomllib.loads(path.read_text()), Thresholds)
+        return msgspec.convert(tomllib.loads(Path(path).read_text()), Thresholds)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise InvalidThresholds(f"{path}: {error}") from None
+        raise argparse.ArgumentTypeError(f"{path}: {error}") from None
+
+
+def checked(path: str) -> str:
+    """Return the path of a valid file, or an empty one for no thresholds; errors as `read`."""
+    if path:
+        read(path)
+    return path
 
 
 def compare(report: Report, thresholds: Thresholds) -> list[Line]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, get_args
 
 import gevent
 from gevent.event import Event
@@ -17,17 +16,14 @@ from gevent.queue import Queue
 
 from loadtest.users.run_statistics import RunStatistics
 
-Scenario = Literal["closed", "open"]
-SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
-Arrivals = Literal["poisson", "fixed"]
-ARRIVALS: tuple[Arrivals, ...] = get_args(Arrivals)
+SCENARIOS, ARRIVALS = ("closed", "open"), ("poisson", "fixed")
 # The timeout of one request, and after the end of the schedule that of all due requests.
 TIMEOUT_S, DRAIN_S = 30.0, 35.0
 POLL_S, MIN_DURATION_S = 0.01, 1e-6
 UNANSWERED = f"not answered within {DRAIN_S:.0f} s after the end"
 
 
-def arrival_offsets(rate_per_s: float, arrivals: Arrivals, draw: random.Random) -> Iterator[float]:
+def arrival_offsets(rate_per_s: float, arrivals: str, draw: random.Random) -> Iterator[float]:
     """Yield the send times of an endless open loop, in seconds after its start.
 
     Fixed intervals begin at a random point of the first one, so that several processes do not send in step.
@@ -82,7 +78,7 @@ class TurnScheduler:
     of callers limits the requests in flight; a turn that finds no free caller waits, and the clock goes on.
     """
 
-    def __init__(self, scenario: Scenario, draw: random.Random) -> None:
+    def __init__(self, scenario: str, draw: random.Random) -> None:
         self.statistics = RunStatistics()
         self._scenario, self._draw = scenario, draw
         self._lines: dict[str, _Line] = {}
@@ -92,18 +88,13 @@ class TurnScheduler:
         self._begin_s = self._last_s = time.monotonic()
         self._cpu_s = time.process_time()
 
-    def schedule(self, rate_per_s: float, arrivals: Arrivals, callers: Mapping[str, int]) -> gevent.Greenlet:
+    def schedule(self, rate_per_s: float, arrivals: str, callers: Mapping[str, int]) -> gevent.Greenlet:
         """Start turns by the clock, in place of an earlier schedule.
 
         Args:
             rate_per_s: of all protocols together, from this process.
             callers: number of callers by protocol, which is also the protocol's share of the turns.
-
-        Raises:
-            ValueError: the rate is not a positive finite number.
         """
-        if not 0 < rate_per_s < inf:
-            raise ValueError(f"expected a rate of more than 0 per second, got {rate_per_s}")
         if self._dispatcher:
             self._dispatcher.kill()
         else:

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 import typer.main
 
-from loadtest import reading_accuracy, reading_speed, recovery, rollout_simulation
+from loadtest import reading_accuracy, reading_speed, record, recovery, rollout_simulation
 from loadtest.attack import __main__ as attack
 from loadtest.attack import files
 from loadtest.bench import __main__ as benchmark
@@ -124,24 +124,26 @@ def exceeded(memory):
 
 
 @cases(
-    ("name", "render", "part", "page"),
+    ("name", "columns", "part", "page"),
     {
-        "recovery": ("recovery", recovery.markdown, "rows", "server.md"),
-        "rollout": ("rollout_simulation", rollout_simulation.markdown, "rows", "rollouts.md"),
-        "accuracy": ("reading_accuracy", reading_accuracy.markdown, "rows", "reading.md"),
-        "speed": ("reading_speed", reading_speed.markdown, "rows", "reading.md"),
+        "recovery": ("recovery", recovery.COLUMNS, "rows", "server.md"),
+        "rollout": ("rollout_simulation", rollout_simulation.COLUMNS, "rows", "rollouts.md"),
+        "accuracy": ("reading_accuracy", reading_accuracy.COLUMNS, "rows", "reading.md"),
+        "speed": ("reading_speed", reading_speed.COLUMNS, "rows", "reading.md"),
         "soak": ("soak", exceeded, "memory", "performance.md"),
-        "chaos": ("chaos", torture.markdown, "faults", "performance.md"),
-        "attack": ("attack", attack.markdown, "steady", "security.md"),
-        "files": ("mutated_files", files.markdown, "rows", "security.md"),
-        "fuzz": ("attack", lambda fuzz: f"{fuzz['cases']:,} random requests", "fuzz", "security.md"),
+        "chaos": ("chaos", torture.COLUMNS, "faults", "performance.md"),
+        "attack": ("attack", attack.COLUMNS, "steady", "security.md"),
+        "files": ("mutated_files", files.COLUMNS, "rows", "security.md"),
+        "fuzz": ("attack", "{cases:,} random requests".format_map, "fuzz", "security.md"),
     },
 )
-def test_page_has_the_recorded_numbers(root, name, render, part, page):
+def test_page_has_the_recorded_numbers(root, name, columns, part, page):
     recorded = json.loads((root / "loadtest" / "results" / f"{name}.json").read_text())
     text = " ".join((root / "docs" / page).read_text().split())
 
-    assert " ".join(render(recorded[part]).split()) in text
+    rows = recorded[part]
+    shown = columns(rows) if callable(columns) else record.table(columns, rows)
+    assert " ".join(shown.split()) in text
     assert benchmarks.conditions(recorded) in text
     in_makefile = recorded["command"] in (root / "Makefile").read_text()
     assert in_makefile or benchmarks.command_text(recorded) in text
@@ -150,7 +152,7 @@ def test_page_has_the_recorded_numbers(root, name, render, part, page):
 def test_page_has_the_claims_about_the_gpu():
     text = gpu_claims.PAGE.read_text()
 
-    assert gpu_claims.render(text, json.loads(gpu_claims.RECORD.read_text())) == text
+    assert gpu_claims.render(json.loads(gpu_claims.RECORD.read_text())) == text
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.M)
     assert rows == [(name, f"{limit_s:g}") for name, limit_s in SECTIONS.items()]
 

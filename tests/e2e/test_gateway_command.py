@@ -19,12 +19,13 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 from typer.testing import CliRunner
 
-from loadtest.attack.costly import COSTLY, crowded_page
+from loadtest.attack.costly import COSTLY
 from nereid.assets import COFFEE, PARCEL_LABEL
 from nereid.cli.main import app
 from nereid.gateway.settings import Settings
 from nereid.server.ports import free_ports
 from tests.e2e.conftest import url
+from tests.readers import crowded_page
 from tests.routes import wait_until
 from tests.supervised import gateway
 from tests.tables import cases

@@ -24,7 +24,7 @@ CALLERS = 6
 @pytest.fixture(scope="session")
 def target(both_profiles) -> load.Target:
     ports = both_profiles["cpu"].options.ports
-    return load.Target(f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}")
+    return f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}"
 
 
 def rows(path: Path) -> dict[str, dict]:
@@ -34,7 +34,7 @@ def rows(path: Path) -> dict[str, dict]:
 def test_closed_loop_asks_over_both_protocols_at_once(target, tmp_path):
     """No answer is wrong, and callers overlap: a call of gRPC that blocked all would leave one in flight."""
     report = tmp_path / "report.json"
-    pasted = load.Target(f"{target.http}/", target.grpc)  # as browsers give an URL
+    pasted = f"{target[0]}/", target[1]  # as browsers give an URL
 
     code = load.run_locust(pasted, 2.0, report, ["--users", str(CALLERS), "--thresholds="])
 
@@ -51,7 +51,7 @@ def two_processes() -> list[str]:
 
 
 def asking(report: Path, server: load.Target) -> list[psutil.Process]:
-    ports = {int(address.rpartition(":")[2]) for address in (server.http, server.grpc)}
+    ports = {int(address.rpartition(":")[2]) for address in server}
     found = []
     for each in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile

@@ -162,9 +162,7 @@ def add(
             if number is not None
         },
     )
-    record = find_server(context, own_repository(repository))
-
-    units = list[str]()
+    record, units = find_server(context, own_repository(repository)), list[str]()
 
     def confirm(proposal: "Proposal") -> bool:
         units.append(proposal.unit)
