@@ -14,18 +14,11 @@ import msgspec
 from nereid.application import child
 from nereid.application.chosen_models import own_repository
 from nereid.application.exit_codes import WRONG_USAGE
-from nereid.gateway.models import PublishAnswer, PublishOrder, PublishRefused
+from nereid.errors import OperationFailed, WrongUsage
+from nereid.gateway.models import PublishAnswer, PublishOrder
 from nereid.publish import publisher
 from nereid.publish.examination.examine import Gates
 from nereid.server import run_dir
-
-
-@dataclass(frozen=True, slots=True)
-class PublishOptions:
-    """An order, and the repository of the model."""
-
-    repository: Path
-    order: PublishOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +31,31 @@ class RepositoryPublisher:
         """Publish a network; the process runs to its end, even if the client leaves.
 
         Raises:
-            PublishRefused: it was not published.
+            WrongUsage: the order itself is invalid.
+            OperationFailed: the network or the server was refused.
         """
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             *child.command(publish_network), stdin=pipe, stdout=pipe, stderr=pipe
         )
-        out, err = await process.communicate(child.encode(PublishOptions(self.repository, order)))
+        out, err = await process.communicate(child.encode(order))
         if process.returncode == 0:
             return msgspec.json.decode(out, type=PublishAnswer)
-        last = err.decode(errors="replace").strip().rpartition("\n")[2]
-        raise PublishRefused(last.removeprefix("error: "), process.returncode == WRONG_USAGE)
+        reason = err.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("error: ")
+        raise WrongUsage(reason) if process.returncode == WRONG_USAGE else OperationFailed(reason)
 
 
-def publish_network(options: PublishOptions, environment: Mapping[str, str]) -> None:
+def publish_network(options: PublishOrder, environment: Mapping[str, str]) -> None:
     """Publish a network, and print the answer as JSON.
 
     Raises:
         WrongUsage: the share is invalid, or the models of this repository cannot be changed.
         OperationFailed: the network or the server was refused.
     """
-    order, repository = options.order, own_repository(options.repository)
+    repository = own_repository(options.repository)
     record = run_dir.find(run_dir.root(environment), repository)
-    limits: dict[str, Any] = {"is_change_accepted": order.is_change_accepted, **order.limits}
-    done = publisher.publish(repository, order.model, order.source, record, Gates(**limits), order.share)
+    limits: dict[str, Any] = {"is_change_accepted": options.is_change_accepted, **options.limits}
+    done = publisher.publish(
+        repository, options.model, options.source, record, Gates(**limits), options.share
+    )
     print(msgspec.json.encode(PublishAnswer(done.model, done.version, done.line(record))).decode())

@@ -45,6 +45,7 @@ class PublishOrder(Struct, frozen=True):
     """A network to publish.
 
     Attributes:
+        repository: the folder of the models.
         model: its name, or that of its route.
         source: the ONNX file.
         share: initial part of the traffic.
@@ -52,6 +53,7 @@ class PublishOrder(Struct, frozen=True):
         limits: further limits of the examination, by name.
     """
 
+    repository: Path
     model: str
     source: Path
     share: float
@@ -67,14 +69,6 @@ class PublishAnswer(Struct):
     detail: str
 
 
-class PublishRefused(Exception):
-    """A network was not published; `is_invalid` if the order itself is wrong, and not the network."""
-
-    def __init__(self, reason: str, is_invalid: bool) -> None:
-        super().__init__(reason)
-        self.is_invalid = is_invalid
-
-
 class Publisher(Protocol):
     """Publishes networks in the repository of a gateway's server."""
 
@@ -86,7 +80,8 @@ class Publisher(Protocol):
         """Publish a network as the next version of a model, and return once it is served.
 
         Raises:
-            PublishRefused: it was not published.
+            WrongUsage: the order itself is invalid.
+            OperationFailed: the network or the server was refused.
         """
 
 

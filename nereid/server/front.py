@@ -1,5 +1,6 @@
 """The front of a guarded server: a gateway on the ports of an unguarded Triton, and Triton's metrics."""
 
+import contextlib
 import http.client
 import importlib.util
 import json
@@ -7,20 +8,24 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 
 from nereid import metrics_page
 from nereid.errors import ServerError
 from nereid.processes import BackOff
+from nereid.server import run_dir
 from nereid.server.command_line import ServerOptions
+from nereid.server.ports import check_ports
+from nereid.server.supervision import health
 from nereid.server.supervision.health import JSON, TEXT, Page
 
 START_S, STOP_S, STOP_POLL_S = 60.0, 40.0, 0.1
 METRICS_S = 5.0
 PACKAGE, INSTALL = "uvicorn", "pip install 'nereid-serving[gateway]'"
-# Starts the gateway, which prints its ports on its stdout.
-Launch = Callable[[], "subprocess.Popen[str]"]
+# Starts the gateway of a server, which prints its ports on its stdout.
 Launcher = Callable[[ServerOptions], "subprocess.Popen[str]"]
 
 
@@ -35,7 +40,7 @@ class Front:
         ServerError: the packages of the gateway are missing.
     """
 
-    def __init__(self, launch: Launch, log: Callable[[str], None]) -> None:
+    def __init__(self, launch: Callable[[], "subprocess.Popen[str]"], log: Callable[[str], None]) -> None:
         if importlib.util.find_spec(PACKAGE) is None:
             raise ServerError(f"a guarded server needs the package '{PACKAGE}'", INSTALL)
         self._launch_process, self._log = launch, log
@@ -94,6 +99,25 @@ class Front:
     def _launch(self) -> None:
         self._back_off.began(time.monotonic())
         self._process, self._has_listened = self._launch_process(), False
+
+
+@contextlib.contextmanager
+def front_of(
+    options: ServerOptions, folder: Path, launch: Launcher, log: Callable[[str], None]
+) -> Iterator[Front]:
+    """Return the front of a guarded server, not started yet, with a page for Triton's metrics.
+
+    Raises:
+        ServerError: a port cannot be used.
+    """
+    check_ports(options.host, options.ports)
+    pages = partial(metrics_of, run_dir.socket_url(run_dir.socket_folder(folder), "metrics"))
+    front = Front(lambda: launch(options), log)
+    with health.serve(pages, options.host, options.ports.metrics, "metrics"):
+        try:
+            yield front
+        finally:
+            front.stop(lambda: True)
 
 
 def metrics_of(url: str, path: str) -> Page:

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,8 @@ from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import request_traces, run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.front import Front, Launch, Launcher, metrics_of
-from nereid.server.ports import Ports, check_ports, free_ports, wait_until_free
+from nereid.server.front import Front, Launcher, front_of
+from nereid.server.ports import Ports, free_ports, wait_until_free
 from nereid.server.ready_line import announcement, ready_line
 from nereid.server.request_traces import TraceOptions
 from nereid.server.run_dir import ServerRecord
@@ -163,7 +163,7 @@ def serve(given: ServeOptions, environment: Mapping[str, str], jobs: Sequence[Jo
                 metrics.append(stack.enter_context(request_traces.collecting(folder, given.tracing, log)))
             gateway = None
             if options.is_guarded:
-                gateway = stack.enter_context(front_of(options, folder, partial(launch, options)))
+                gateway = stack.enter_context(front_of(options, folder, launch, log))
             _Service(given, options, folder, environment, health, port, signals, gateway).run()
     except _Stopped:
         log("stopped")
@@ -308,23 +308,6 @@ class _Service:
             if self.front:
                 self.front.stop(lambda: self.signals.count > 1)
             raise
-
-
-@contextlib.contextmanager
-def front_of(options: ServerOptions, folder: Path, launch: Launch) -> Iterator[Front]:
-    """Return the front of a guarded server, not started yet, with a page for Triton's metrics.
-
-    Raises:
-        ServerError: a port cannot be used.
-    """
-    check_ports(options.host, options.ports)
-    pages = partial(metrics_of, run_dir.socket_url(run_dir.socket_folder(folder), "metrics"))
-    gateway = Front(launch, log)
-    with health_page.serve(pages, options.host, options.ports.metrics, "metrics"):
-        try:
-            yield gateway
-        finally:
-            gateway.stop(lambda: True)
 
 
 def _check_is_first(options: ServerOptions, environment: Mapping[str, str], health_port: int | None) -> None:

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from nereid import files
+from nereid.errors import OperationFailed, WrongUsage
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import RAW, ClientClosed, kind_of
-from nereid.gateway.models import PublishOrder, PublishRefused
+from nereid.gateway.models import PublishOrder
 from nereid.gateway.state import Gateway
 from nereid.units import format_bytes, parse_share
 
@@ -38,6 +39,7 @@ async def publish(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     share, limits = _number(given, "share"), [name for name in LIMITS if name in given]
     async with _upload_folder(publisher.repository) as folder:
         order = PublishOrder(
+            publisher.repository,
             request.model.name,
             folder / f"{request.model.name}.onnx",
             share,
@@ -47,9 +49,10 @@ async def publish(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
         await _receive(request, order.source)
         try:
             return json_response(await publisher.publish(order))
-        except PublishRefused as error:
+        except OperationFailed as error:
             reason = str(error).replace(f"{folder}/", "")
-            raise invalid_request(reason) if error.is_invalid else Failure("conflict", reason) from None
+            is_invalid = isinstance(error, WrongUsage)
+            raise invalid_request(reason) if is_invalid else Failure("conflict", reason) from None
 
 
 def _number(given: Mapping[str, str], name: str) -> float:
