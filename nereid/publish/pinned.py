@@ -97,7 +97,7 @@ def successor(name: str, old: int, new: int) -> str:
     return f"{stem}v{new}" if stem != name else f"{name}_v{new}"
 
 
-def write_like(template: Path, pin: Pin, version: int, target: Path) -> None:
+def copy_pinned_model(template: Path, pin: Pin, version: int, target: Path) -> None:
     """Write a model folder like that of a pinned model, for another version of its network.
 
     Args:
@@ -113,7 +113,7 @@ def write_like(template: Path, pin: Pin, version: int, target: Path) -> None:
     head = f"{LIKE}{template.name}, with version {version} of {pin.network}; {WRITTEN}"
     for path in config_files(target):
         config = _renamed(path, target.name)
-        if not _repin(config, pin, version):
+        if not _set_network_version(config, pin, version):
             raise OperationFailed(
                 f"cannot copy '{template / path.relative_to(target)}': expected a config with version "
                 f"{pin.network_version} of '{pin.network}', as in config.pbtxt; fix: correct that profile"
@@ -167,7 +167,7 @@ def _renamed(path: Path, name: str) -> Any:
     return config
 
 
-def _repin(config: Any, pin: Pin, version: int) -> bool:
+def _set_network_version(config: Any, pin: Pin, version: int) -> bool:
     """Set another version of the network in a config; return whether the config had the version of `pin`."""
     for step in config.ensemble_scheduling.step:
         if (step.model_name, step.model_version) == (pin.network, pin.network_version):

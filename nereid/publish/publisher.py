@@ -239,7 +239,7 @@ def _prepare(
     for template, model in models.items():
         pin = next(pin for pin in network.pins if pin.model == template)
         target = workspace.staging / "new" / model
-        pinned.write_like(workspace.repository / template, pin, version, target)
+        pinned.copy_pinned_model(workspace.repository / template, pin, version, target)
     ready = [action for model in models.values() for action in (Load(model, 1), Warm(model, 1))]
     return measured, (
         Install(f"{network.name}/{version}", network.name, version),

@@ -24,8 +24,7 @@ from nereid.publish.examination.examine import (
 from nereid.publish.intake import description, network_facts
 from nereid.publish.intake.adaptation import ActivationRule, Adapted, Choices
 from nereid.publish.intake.description import Description
-from nereid.publish.intake.exporters import ANY_SIZE, Size
-from nereid.publish.intake.network_facts import NetworkFacts
+from nereid.publish.intake.network_facts import ANY_SIZE, NetworkFacts, Size
 from nereid.publish.intake.serving_settings import ServingSettings
 from nereid.publish.intake.tasks.image_input import PROCESS_BYTES
 from nereid.publish.intake.tasks.reading import ReaderModels, copy_companions

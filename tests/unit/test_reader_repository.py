@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nereid.assets import STATE, TEXT_REPOSITORY
-from nereid.publish.pinned import write_like
+from nereid.publish.pinned import copy_pinned_model
 from nereid.publish.remove import find_parts
 from nereid.repository.check import check
 from nereid.repository.fitting import Machine, fitted
@@ -129,7 +129,7 @@ def test_readers_share_the_cores(repository):
 
 
 def test_copy_for_a_new_recogniser_pins_only_that(repository):
-    write_like(repository / "read_text_v1", PIN, 2, repository / "read_text_v2")
+    copy_pinned_model(repository / "read_text_v1", PIN, 2, repository / "read_text_v2")
 
     for profile in ("", "cpu"):
         document = readable_configs(repository, profile)["read_text_v2"]
@@ -138,7 +138,7 @@ def test_copy_for_a_new_recogniser_pins_only_that(repository):
 
 def test_copy_for_a_waybill_keeps_its_fields(repository):
     pin = Pin("read_waybill_v1", "text_recognise", 1, "", 0)
-    write_like(repository / "read_waybill_v1", pin, 2, repository / "read_waybill_v2")
+    copy_pinned_model(repository / "read_waybill_v1", pin, 2, repository / "read_waybill_v2")
 
     assert (repository / "read_waybill_v2" / "waybill.json").is_file()
 
@@ -156,6 +156,6 @@ import nereid.cli.main, nereid.publish.publisher, nereid.repository.check, nerei
 def test_reader_that_the_route_never_called_stays(repository):
     """It runs the same network, but was not made by publishing; the second version was."""
     for name, number in (("read_text_v2", 2), ("invoices", 2)):
-        write_like(repository / "read_text_v1", PIN, number, repository / name)
+        copy_pinned_model(repository / "read_text_v1", PIN, number, repository / name)
 
     assert find_parts(repository, "read_text").models == ("read_text_v1", "read_text_v2", "read_text")

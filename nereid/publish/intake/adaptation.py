@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 from nereid.errors import WrongUsage
 from nereid.publish.intake.changed_file import change_file, declare_outputs, edited
 from nereid.publish.intake.dictionary import LABELS
-from nereid.publish.intake.exporters import ANY_SIZE, Size
 from nereid.publish.intake.graph_edits import (
     add_batch,
     add_constant,
@@ -25,6 +24,7 @@ from nereid.publish.intake.graph_edits import (
     to_fp32,
     with_axes,
 )
+from nereid.publish.intake.network_facts import ANY_SIZE, Size
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_runtimes import Runtime, supported_runtimes
 

@@ -9,7 +9,7 @@ from nereid.errors import WrongUsage
 from nereid.imaging.decode import Limits
 from nereid.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
 from nereid.inference.signature import NetworkTensor, Signature
-from nereid.publish.intake.exporters import Noted, Size
+from nereid.publish.intake.network_facts import Noted, Size
 from nereid.repository.onnx_file import describe
 
 PIXELS = ("TYPE_FP32", "TYPE_FP16", "TYPE_UINT8")

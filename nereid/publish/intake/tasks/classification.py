@@ -10,8 +10,7 @@ from nereid.publish.examination.examine import Survey
 from nereid.publish.examination.score_outputs import NUMBER
 from nereid.publish.intake import adaptation
 from nereid.publish.intake.adaptation import Activation, Adapted, Choices
-from nereid.publish.intake.exporters import Size
-from nereid.publish.intake.network_facts import NetworkFacts
+from nereid.publish.intake.network_facts import NetworkFacts, Size
 from nereid.publish.intake.serving_settings import ServingSettings, Tensor, is_grey, read_input
 from nereid.publish.intake.tasks.image_input import Images
 from nereid.repository.onnx_file import describe

@@ -14,9 +14,8 @@ from nereid.publish.configs import Addition, LastStep, Names
 from nereid.publish.examination.examine import Survey
 from nereid.publish.intake import adaptation
 from nereid.publish.intake.adaptation import Activation, Adapted, Choices
-from nereid.publish.intake.exporters import Size
 from nereid.publish.intake.graph_edits import COLOURS
-from nereid.publish.intake.network_facts import NetworkFacts
+from nereid.publish.intake.network_facts import NetworkFacts, Size
 from nereid.publish.intake.serving_settings import ServingSettings, Tensor, is_grey, read_input
 from nereid.publish.intake.tasks.image_input import Images, returns_one_image
 from nereid.repository import onnx_file

@@ -10,8 +10,7 @@ from nereid.detection.layouts import LAYOUTS, Output
 from nereid.inference.signature import Signature
 from nereid.publish.intake.adaptation import Choices
 from nereid.publish.intake.description import Description
-from nereid.publish.intake.exporters import Noted
-from nereid.publish.intake.network_facts import NetworkFacts
+from nereid.publish.intake.network_facts import NetworkFacts, Noted
 from nereid.publish.intake.serving_settings import CHANNELS, ServingSettings, preprocessing
 
 # Python, NumPy and ONNX Runtime in a process without a network. Source: docs/experiments.md.

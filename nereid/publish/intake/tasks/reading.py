@@ -13,8 +13,7 @@ from nereid.publish.examination.examine import Survey
 from nereid.publish.intake import dictionary, recogniser
 from nereid.publish.intake.adaptation import Activation, Adapted, Choices
 from nereid.publish.intake.description import Description
-from nereid.publish.intake.exporters import Noted, Size
-from nereid.publish.intake.network_facts import NetworkFacts
+from nereid.publish.intake.network_facts import NetworkFacts, Noted, Size
 from nereid.publish.intake.serving_settings import ServingSettings, Tensor
 from nereid.repository import onnx_file, pbtxt
 from nereid.repository.fitting import READER_BYTES

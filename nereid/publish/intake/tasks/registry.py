@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from nereid.errors import WrongUsage
-from nereid.publish.intake.exporters import Size
-from nereid.publish.intake.network_facts import NetworkFacts
+from nereid.publish.intake.network_facts import NetworkFacts, Size
 from nereid.publish.intake.tasks.classification import Classification
 from nereid.publish.intake.tasks.detection import Detection
 from nereid.publish.intake.tasks.reading import Reading
