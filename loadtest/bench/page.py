@@ -50,8 +50,8 @@ HOW = """
 ## How to read it
 
 - **The limit** is the same library in process, without a server: one process per core, with one thread each.
-  It runs one image at a time, as the requests do. Batches of eight, the largest that Triton forms, are listed
-  separately. For `network`, which takes a tensor, the limit is the session's run.
+  It runs one image at a time, as the requests do. Batches of eight, the largest that Triton forms, have
+  separate rows. For `network`, which takes a tensor, the limit is the session's run.
 - **Paths**: `cpu` runs both steps in one process and is the default without a GPU; `ensemble` runs them in
   two processes. Both serve `classify_v1` (FP32) and `classify_v2` (INT8). `route` is `classify` with a header
   that names the variant, and `gateway` is the REST gateway in front of it; both use the profile `cpu`.
@@ -59,10 +59,10 @@ HOW = """
   and uvicorn. The difference is the cost of everything else that Nereid does.
 - **Photos** are JPEGs of 640x427 (small) and 1920x1080 (1080p).
 - **Load** is a closed loop by `wrk`, which shares the cores with the server. Images per second are counted by
-  the server while responses flow, because the generator starts counting before the first response. The lines
+  the server while responses flow, because the generator starts counting before the first response. The rows
   with `perf_analyzer` come from an earlier version of the program; [load
   tests](performance.md#run-a-load-test) now measure gRPC and HTTP.
-- Each round measures each line once, and odd rounds run in reverse order. The table shows medians over the
+- Each round measures each row once, and odd rounds run in reverse order. The table shows medians over the
   rounds. **Of the limit** is the median of the per-round ratios, so a slow phase of the machine affects
   both alike.
 - **CPU ms** is the CPU time per image of the server's process tree, or of the workers in process. It
