@@ -114,6 +114,11 @@ def test_recorded_benchmark_can_be_repeated(root):
     assert {word for word in options.split() if word.startswith("--")} <= known
 
 
+def noticed(faults):
+    """Return the table of the faults that made requests fail."""
+    return torture.markdown([row for row in faults if row["failed"]])
+
+
 def exceeded(memory):
     """Return the soak test's memory limits that were exceeded, with the size before and after."""
     return ", ".join(
@@ -131,7 +136,7 @@ def exceeded(memory):
         "accuracy": ("reading_accuracy", reading_accuracy.COLUMNS, "rows", "reading.md"),
         "speed": ("reading_speed", reading_speed.COLUMNS, "rows", "reading.md"),
         "soak": ("soak", exceeded, "memory", "performance.md"),
-        "chaos": ("chaos", torture.COLUMNS, "faults", "performance.md"),
+        "chaos": ("chaos", noticed, "faults", "performance.md"),
         "attack": ("attack", attack.COLUMNS, "steady", "security.md"),
         "files": ("mutated_files", files.COLUMNS, "rows", "security.md"),
         "fuzz": ("attack", "{cases:,} random requests".format_map, "fuzz", "security.md"),
