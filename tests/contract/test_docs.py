@@ -116,7 +116,7 @@ def test_recorded_benchmark_can_be_repeated(root):
 
 def noticed(faults):
     """Return the table of the faults that made requests fail."""
-    return torture.markdown([row for row in faults if row["failed"]])
+    return record.table(torture.COLUMNS, [row for row in faults if row["failed"]])
 
 
 def exceeded(memory):
