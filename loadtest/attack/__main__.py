@@ -93,8 +93,7 @@ def measured(front: Front, key: str, pid: int, count: int, seconds: float) -> re
 
 def main() -> int:
     """Measure, print and record."""
-    parser = record.parser(__doc__ or "", seconds=60.0, cases=20_000, seed=1)
-    args = record.parsed(parser)
+    args = record.parsed(record.parser(__doc__ or "", seconds=60.0, cases=20_000, seed=1))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         keys = folder / "keys.json"
@@ -118,13 +117,9 @@ def main() -> int:
         "random requests got wrong statuses": outcome.wrong,
     }
     missed = [text for text, is_so in problems.items() if is_so]
-    statuses = {
-        "seed": args.seed,
-        "cases": args.cases,
-        "wrong": len(outcome.wrong),
-        "statuses": dict(sorted(outcome.statuses.items())),
-    }
-    return record.finish(args.record, {"steady": rows, "p99_ratio": ratio, "fuzz": statuses}, missed)
+    statuses = dict(sorted(outcome.statuses.items()))
+    fuzzed = {"seed": args.seed, "cases": args.cases, "wrong": len(outcome.wrong), "statuses": statuses}
+    return record.finish(args.record, {"steady": rows, "p99_ratio": ratio, "fuzz": fuzzed}, missed)
 
 
 if __name__ == "__main__":
