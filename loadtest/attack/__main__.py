@@ -7,25 +7,20 @@ Their answers are compared with the right one. Attackers are processes of their 
     python -m loadtest.attack [--seconds 60] [--cases 20000]
 """
 
-import itertools
-import multiprocessing
 import os
 import re
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import psutil
 import uvloop
 
 from loadtest import record, resource_usage, servers
-from loadtest.attack.attacks import ATTACKS, COSTLY_ATTACKS, Front
-from loadtest.attack.floods import FLOODS
+from loadtest.attack.attackers import attackers
+from loadtest.attack.attacks import Front
 from loadtest.attack.fuzz import fuzz
 from loadtest.torture.requests import JPEG, Connection, post
 from loadtest.torture.traffic import Failed, Kind, Span, Traffic, classifiers
@@ -71,38 +66,6 @@ def clients(front: Front, key: str, answered: list[Span]) -> list[Kind]:
     ]
 
 
-def _attack(front: Front, number: int, over: Any, reports: Any) -> None:
-    """Send attacks in a loop, every other attacker costly images; report the number of each status."""
-    os.nice(19)  # the attackers of a real server have cores of their own
-    statuses: Counter[str] = Counter()
-    for each in itertools.cycle(COSTLY_ATTACKS if number % 2 else (*ATTACKS, *FLOODS)):
-        if over.is_set():
-            break
-        statuses[each.send(front)] += 1
-    reports.put(statuses)
-
-
-@contextmanager
-def attackers(front: Front, count: int) -> Iterator[Counter[str]]:
-    """Run attackers while the context lasts; then gives the number of their requests by status."""
-    context = multiprocessing.get_context("spawn")
-    over, reports, statuses = context.Event(), context.Queue(), Counter[str]()
-    processes = [
-        context.Process(target=_attack, args=(front, number, over, reports), daemon=True)
-        for number in range(count)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        yield statuses
-    finally:
-        over.set()
-        for _ in processes:
-            statuses.update(reports.get(timeout=120))
-        for process in processes:
-            process.join()
-
-
 def peak_mb(pid: int) -> int:
     """Return the most memory that the gateway of a server has had, in MB."""
     (gateway,) = [
@@ -130,8 +93,7 @@ def measured(front: Front, key: str, pid: int, count: int, seconds: float) -> re
 
 def main() -> int:
     """Measure, print and record."""
-    parser = record.parser(__doc__ or "", seconds=60.0, cases=20_000, seed=1)
-    args = record.parsed(parser)
+    args = record.parsed(record.parser(__doc__ or "", seconds=60.0, cases=20_000, seed=1))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         keys = folder / "keys.json"
@@ -155,13 +117,9 @@ def main() -> int:
         "random requests got wrong statuses": outcome.wrong,
     }
     missed = [text for text, is_so in problems.items() if is_so]
-    statuses = {
-        "seed": args.seed,
-        "cases": args.cases,
-        "wrong": len(outcome.wrong),
-        "statuses": dict(sorted(outcome.statuses.items())),
-    }
-    return record.finish(args.record, {"steady": rows, "p99_ratio": ratio, "fuzz": statuses}, missed)
+    statuses = dict(sorted(outcome.statuses.items()))
+    fuzzed = {"seed": args.seed, "cases": args.cases, "wrong": len(outcome.wrong), "statuses": statuses}
+    return record.finish(args.record, {"steady": rows, "p99_ratio": ratio, "fuzz": fuzzed}, missed)
 
 
 if __name__ == "__main__":
