@@ -28,11 +28,6 @@ def test_python_is_a_version_or_an_interpreter():
             offline_bundle.parse_python(text)
 
 
-def test_extras_are_the_projects_own():
-    assert offline_bundle.parse_extras("cpu, load,cpu,", KNOWN) == ("cpu", "load")
-    assert offline_bundle.parse_extras("", KNOWN) == ()
-
-
 @pytest.mark.parametrize(("text", "reason"), [("cpu,gpus", "got gpus"), ("gpu13,cpu", "got cpu and gpu13")])
 def test_impossible_extras_are_rejected(text, reason):
     """An unknown extra, which pip only warns about, and two that exclude each other are errors."""
@@ -63,27 +58,6 @@ def test_target_needs_what_its_own_markers_select(tmp_path):
         "3.11": Closure(frozenset({"top", "leaf", "old-only"}), ("bud[x]!=3",)),
         "3.12": Closure(frozenset({"top", "leaf"}), ("bud[x]!=3", "new-only>=2")),
     }
-
-
-def test_oldest_glibc_of_a_wheel_is_in_its_tags(tmp_path):
-    tags = {"py3-none-any": 0, "cp312-cp312-manylinux_2_28_x86_64": 28}
-    tags["cp312-cp312-manylinux1_x86_64.manylinux_2_28_x86_64.manylinux_2_5_x86_64"] = 5
-
-    assert {tag: read_wheel(write_wheel(tmp_path, "leaf", "1.0", tag=tag)).glibc for tag in tags} == tags
-
-
-def test_name_of_a_bundle_has_the_newest_glibc_that_is_needed(tmp_path):
-    own = read_wheel(write_wheel(tmp_path, "nereid-serving", "0.1.0"))
-    native = [
-        read_wheel(
-            write_wheel(tmp_path, f"leaf{minor}", "1.0", tag=f"cp312-cp312-manylinux_2_{minor}_x86_64")
-        )
-        for minor in (17, 28)
-    ]
-
-    name = offline_bundle.bundle_name(own, "3.12", [own, *native])
-    assert name == "nereid-offline-0.1.0-cp312-manylinux_2_28_x86_64"
-    assert offline_bundle.bundle_name(own, "3.11", [own]).endswith("-cp311-manylinux_2_5_x86_64")
 
 
 @pytest.fixture
@@ -162,9 +136,3 @@ def test_new_bundle_replaces_the_old_one(wheels, tmp_path):
     kept = {path.name for path in (tmp_path / "bundle").iterdir()}
     assert kept == {"SHA256SUMS", "install-offline.sh", "notes.txt", *(part.name for part in parts)}
     assert len(parts) == 2
-
-
-def test_too_many_parts_are_an_error(wheels, tmp_path):
-    """A thousandth part would sort before the second one."""
-    with pytest.raises(OperationFailed, match=r"expected at most 999 parts, got more of 2\.0 kB"):
-        write(wheels, tmp_path / "bundle", part_bytes=2000)
