@@ -38,7 +38,7 @@ COMMANDS = {
 ELSEWHERE = {
     "attack": "security.md",
     "chaos": "performance.md",
-    "gpu_check": "gpu.md",
+    "gpu_check": "gpu_results.md",
     "mutated_files": "security.md",
     "reading_accuracy": "reading.md",
     "reading_speed": "reading.md",

@@ -1,6 +1,6 @@
 """The claims about the GPU with their targets, and their results in a run.
 
-`python -m loadtest.gpu_check.claims` writes the table of docs/gpu.md from the record.
+`python -m loadtest.gpu_check.claims` writes the table of docs/gpu_results.md from the record.
 """
 
 import json
@@ -15,7 +15,7 @@ from loadtest.gpu_check.tests import FILES
 HEADINGS = ("section", "claim", "target", "result")
 NOT_RUN = "not run yet"
 NO_FAILURE = "no failure"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu_results.md"
 RECORD = record.RESULTS / "gpu_check.json"
 MARK = "<!-- claims: written by make docs -->\n\n"
 
