@@ -15,6 +15,7 @@ from nereid.publish.intake import network_trial
 from nereid.publish.intake.adaptation import adapt, adapt_outputs_of_file, fit_runtimes
 from nereid.repository.onnx_runtimes import supported_runtimes
 from tests.networks import constant, network, value
+from tests.tables import cases
 from tests.user_networks import CLASSES, UserNetwork
 
 DTYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
@@ -153,6 +154,30 @@ def test_network_of_one_image_computes_several(tmp_path, name):
         for row in range(3):
             found = session.run(["y"], {"image": images[row : row + 1]})[0]
             np.testing.assert_allclose(found, expected[row], atol=1e-6)
+
+
+@cases(
+    ("shape", "expected"),
+    {
+        "classes last": ((1, 1, 12), (0, 12)),
+        "boxes": ((1, 6, 2), (0, 6, 2)),
+        "map": ((1, 3, 2, 2), (0, 3, 2, 2)),
+    },
+)
+def test_only_scores_of_one_dim_are_flattened(shape, expected):
+    """Rows of boxes are no scores: read as those of a classifier, they are wrong without an error."""
+    model = fixed(
+        helper.make_node("ReduceMean", ["c"], ["m"], axes=[2, 3], keepdims=0),
+        helper.make_node("Reshape", ["m", "s"], ["y"]),
+        shape=shape,
+        s=shape,
+    )
+
+    adapt(model)
+
+    (output,) = model.graph.output
+    assert tuple(each.dim_value for each in output.type.tensor_type.shape.dim) == expected
+    assert ("Flatten" in {node.op_type for node in model.graph.node}) == (len(expected) == 2)
 
 
 def test_network_that_takes_too_long_is_left_to_the_examination(tmp_path, monkeypatch):

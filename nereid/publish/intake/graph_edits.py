@@ -42,7 +42,7 @@ def fixed_batch(model: Any) -> int:
 def free_batch(model: Any, outputs: Sequence[Any], keeps_rank: bool = False) -> Iterator[str]:
     """Make a fixed first dim of images and outputs variable, also where operators have it as a number.
 
-    Outputs keep all dims, or become [N, rest].
+    Outputs keep all dims; but scores such as [1, 1, classes] become [N, classes] unless `keeps_rank`.
     """
     from onnx import helper
 
@@ -55,10 +55,12 @@ def free_batch(model: Any, outputs: Sequence[Any], keeps_rank: bool = False) -> 
             value.type.tensor_type.shape.dim[0].dim_param = BATCH
     _free_shapes(model, image.name, size)
     for output in fixed:
-        if not keeps_rank and len(dims(output)) > 2 and set(dims(output)[2:]) != {1}:
+        classes = [each for each in dims(output)[1:] if each != 1]
+        if not keeps_rank and len(classes) == 1 and dims(output)[1] == 1:
             before = take_name(model, output, "fixed")
             model.graph.node.append(helper.make_node("Flatten", [before], [output.name], axis=1))
             del output.type.tensor_type.shape.dim[2:]
+            output.type.tensor_type.shape.dim[1].dim_value = classes[0]
     yield f"the batch of {size} is declared as variable"
 
 
