@@ -167,11 +167,6 @@ def is_final(error: BaseException) -> bool:
     return isinstance(error, RequestRefused) or any(words in str(error) for words, _ in _SERVER_TEXTS)
 
 
-def is_refusal(error: ClassifierError) -> bool:
-    """Return whether a server rejects a request for good: in other cases it is late, busy or not there."""
-    return not isinstance(error, (TimedOut, Unreachable, Unavailable, Overloaded))
-
-
 def from_triton(error: "InferenceServerException") -> ClassifierError:
     """Return the error for an exception of tritonclient: Triton's response, or a failed transport."""
     status, text = error.status(), error.message() or str(error)

@@ -2,13 +2,12 @@
 
 import contextlib
 import hashlib
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.errors import OperationFailed
 from nereid.inference.network_file import describe_other
 from nereid.inference.session_options import BackendSettings
 from nereid.inference.signature import NetworkTensor, Signature, complete, needs_completion
@@ -156,31 +155,6 @@ def external_data(path: Path, tensor: Any) -> ExternalData:
     if offset < 0 or not entries.get("location"):
         raise InvalidOnnx(f"'{path.name}': external tensor '{tensor.name}' has no location of its values")
     return ExternalData(tensor.name, entries["location"], offset, length)
-
-
-def append_softmax(path: Path, output: str = "") -> str:
-    """Append a softmax over the last dim to an ONNX file's output; return the output's new name.
-
-    Raises:
-        WrongUsage: the file has several outputs, and `output` is not one of them.
-    """
-    import onnx
-    from onnx import helper
-
-    model = onnx.load(path, load_external_data=False)
-    found = [each for each in model.graph.output if output in ("", each.name)]
-    if len(found) != 1:
-        names = ", ".join(each.name for each in model.graph.output)
-        raise WrongUsage(f"expected one output with scores, got: {names}; fix: name one with --output")
-    (logits,) = found
-    used = {name for node in model.graph.node for name in (*node.input, *node.output)}
-    name = next(
-        n for n in ("probabilities", f"{logits.name}_probabilities", secrets.token_hex(8)) if n not in used
-    )
-    model.graph.node.append(helper.make_node("Softmax", [logits.name], [name], axis=-1))
-    logits.name = name
-    onnx.save(model, path)
-    return name
 
 
 def describe(tensor: NetworkTensor) -> str:

@@ -22,11 +22,6 @@ class MetricKind:
     buckets: tuple[float, ...] = ()
     labels: tuple[str, ...] = ()
 
-    @property
-    def is_histogram(self) -> bool:
-        """Whether the metrics page has buckets, a count and a sum."""
-        return self.kind in ("HISTOGRAM", "TALLY")
-
 
 DURATIONS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0)
 
