@@ -139,11 +139,7 @@ def test_cmyk_jpeg_has_the_right_colours(kind, grey):
 
 
 RAMP16 = np.arange(65536, dtype=np.uint16).reshape(256, 256)
-
-
-BIG_ENDIAN = tiff(
-    GREY_16 | {256: (3, 256), 257: (3, 256), 278: (3, 256)}, RAMP16.astype(">u2").tobytes(), ">"
-)
+LARGE_16 = GREY_16 | dict.fromkeys((256, 257, 278), (3, 256))
 
 
 @cases(
@@ -151,7 +147,7 @@ BIG_ENDIAN = tiff(
     {
         "png": save(Image.fromarray(RAMP16), "PNG"),
         "tiff": save(Image.fromarray(RAMP16), "TIFF"),
-        "big-endian tiff": BIG_ENDIAN,
+        "big-endian tiff": tiff(LARGE_16, RAMP16.astype(">u2").tobytes(), ">"),
     },
 )
 def test_sixteen_bit_grey_is_scaled(encoded):
@@ -198,14 +194,11 @@ def test_transparent_pixels_show_the_background(image_format, mode, background):
 
 def test_premultiplied_pixels_show_the_background():
     """The colours of a TIFF with associated alpha are already multiplied by alpha."""
-    premultiplied = np.zeros((4, 4, 4), np.uint8)
-    premultiplied[:] = 100, 50, 0, 128
-    written = bytearray(save(Image.fromarray(premultiplied, "RGBA"), "TIFF"))
-    field = struct.pack("<HHIH", 338, 3, 1, 2)
-    place = written.index(field)
-    written[place + 8] = 1
+    written = save(Image.new("RGBA", (4, 4), (100, 50, 0, 128)), "TIFF")
+    straight, premultiplied = (struct.pack("<HHIH", 338, 3, 1, kind) for kind in (2, 1))
+    assert straight in written
 
-    decoded = decode(bytes(written), background=MAGENTA)
+    decoded = decode(written.replace(straight, premultiplied), background=MAGENTA)
 
     expected = np.array((100, 50, 0)) + np.array(MAGENTA) * (1 - 128 / 255)
     np.testing.assert_allclose(decoded, np.broadcast_to(expected, (4, 4, 3)), atol=2)
@@ -249,18 +242,19 @@ def test_orientation_in_xmp_leaves_size_and_pixels_alike(encode, gradient, image
     assert image.pixels(1, WHITE, Buffers()).shape[1::-1] == image.size_wh
 
 
+EXIF = segment(0xE1, b"Exif\0\0" + exif_block(6))
 XMP = segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>")
 
 
 @cases(
     "header",
     {
-        "alone": segment(0xE1, b"Exif\0\0" + exif_block(6)),
+        "alone": EXIF,
         "big-endian": segment(0xE1, b"Exif\0\0" + exif_block(6, ">")),
-        "after XMP": XMP + segment(0xE1, b"Exif\0\0" + exif_block(6)),
-        "before XMP": segment(0xE1, b"Exif\0\0" + exif_block(6)) + XMP,
-        "after fill bytes": b"\xff\xff" + segment(0xE1, b"Exif\0\0" + exif_block(6)),
-        "after a comment": segment(0xFE, b"a comment") + segment(0xE1, b"Exif\0\0" + exif_block(6)),
+        "after XMP": XMP + EXIF,
+        "before XMP": EXIF + XMP,
+        "after fill bytes": b"\xff\xff" + EXIF,
+        "after a comment": segment(0xFE, b"a comment") + EXIF,
     },
 )
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
@@ -326,9 +320,8 @@ def test_garbage_exif_is_ignored(encode, gradient, image_format, garbage):
 def test_damaged_chunk_of_a_png_that_changes_no_pixel_does_no_harm(gradient, chunk):
     pixels = gradient(16, 16)
     whole = png(pixels, 2, chunk)
-    broken = whole.replace(
-        chunk[0] + chunk[1][:4], chunk[0] + b"\xff\xff\xff\xff", 1
-    )  # a wrong checksum, too
+    # With a wrong checksum, too.
+    broken = whole.replace(chunk[0] + chunk[1][:4], chunk[0] + b"\xff\xff\xff\xff", 1)
 
     for encoded in (whole, broken):
         np.testing.assert_array_equal(decode(encoded), pixels)
@@ -348,17 +341,11 @@ def test_bad_file_is_refused(encoded, message):
         decode(encoded)
 
 
-@pytest.mark.parametrize(
-    ("image_format", "mode"),
-    [
-        *((each, "RGB") for each in ("PNG", "BMP", "TIFF", "WEBP", "GIF", "JPEG")),
-        ("JPEG", "CMYK"),
-        ("JPEG", "L"),
-    ],
-)
-def test_truncated_file_is_refused(encode, gradient, image_format, mode):
+@pytest.mark.parametrize("image_format", ["PNG", "BMP", "TIFF", "WEBP", "GIF", "JPEG", "JPEG CMYK", "JPEG L"])
+def test_truncated_file_is_refused(encode, gradient, image_format):
     """A JPEG is refused even if it ends with the end marker: libjpeg would add grey pixels."""
-    encoded = encode(gradient(256, 256), image_format, mode=mode)
+    name, _, mode = image_format.partition(" ")
+    encoded = encode(gradient(256, 256), name, mode=mode or "RGB")
 
     for tail in (b"", b"\xff\xd9"):
         with pytest.raises(InvalidImage, match=r"is damaged|expected an image file"):
@@ -385,16 +372,6 @@ def test_limits_are_checked_on_the_header(encode, gradient, image_format, size, 
     assert decode(good, limits=Limits(len(good), 6_000, 100)).shape == (*size, 3)
 
 
-@cases(("image_format", "size"), {"GIF": ("GIF", "<HH"), "JPEG": ("JPEG", ">HH"), "BMP": ("BMP", "<ii")})
-def test_decompression_bomb_is_refused_from_its_header(image_format, size):
-    """The header of a small file claims 20,000 x 20,000 pixels."""
-    good = save(Image.new("RGB", (7, 7)), image_format)
-    bomb = good.replace(struct.pack(size, 7, 7), struct.pack(size, 20_000, 20_000))
-
-    with pytest.raises(InvalidImage, match="expected at most 64000000 pixels, got 20000 x 20000"):
-        open_image(bomb, Limits())
-
-
 def repeated(encoded, scans):
     """Return a JPEG that repeats its last scan until it has that many."""
     last_scan = encoded[encoded.rindex(b"\xff\xda") : -2]
@@ -416,21 +393,15 @@ def non_interleaved(pixels):
     return tables + frame + huffman + b"".join(scans) + b"\xff\xd9"
 
 
-def test_jpeg_of_one_scan_per_component_is_decoded(gradient):
-    """Sequential files need not interleave their components."""
-    pixels = gradient(16, 24)
-
-    np.testing.assert_allclose(decode(non_interleaved(pixels)).astype(int), pixels, atol=LOSSY_LEVELS)
-
-
 @pytest.mark.parametrize("kind", ["progressive", "non-interleaved", "progressive cmyk"])
 def test_jpeg_of_too_many_scans_is_refused(encode, gradient, kind):
     """Each scan costs a pass over the whole image, so scans are counted before any is decoded."""
-    pixels = gradient(16, 16)
+    pixels = gradient(16, 24)
     mode = "CMYK" if kind.endswith("cmyk") else "RGB"
     one = encode(pixels, "JPEG", mode=mode, progressive=True)
     if kind == "non-interleaved":
         one = non_interleaved(pixels)
+        np.testing.assert_allclose(decode(one).astype(int), pixels, atol=LOSSY_LEVELS)
 
     open_image(repeated(one, MAX_SCANS), Limits())
     with pytest.raises(InvalidImage, match="expected at most 32 scans in a JPEG, got 33"):
