@@ -208,42 +208,23 @@ def test_error_reaches_the_client_and_frees_the_slot(error, text, outcome):
 
 def test_slots_of_clients_that_left_are_freed():
     """Only a rejection makes the router check its clients, and not more often than every quarter second."""
-    world = World(max_in_flight=2)
-    held = [hang_v2(world) for _ in range(2)]
-    requests = [request for request, _ in held]
-    requests[0].is_gone, world.hurries = True, 0
-
-    world.router.free_abandoned()
-    assert world.send().outcome == "overloaded: 2 in flight, limit 2"
-    assert (world.hurries, world.count("shed_total")) == (1, 1)
-    world.router.free_abandoned()
-    assert world.send().outcome == ("v1", "11", "weight")
-
-    hang = hang_v2(world)
-    requests[1].is_gone, world.hurries = True, 0
-    assert world.send().outcome == "overloaded: 2 in flight, limit 2"
-    assert world.hurries == 0
-    world.router.free_abandoned()
-    assert world.send().outcome == "overloaded: 2 in flight, limit 2"
-    world.now += CHECK_CLIENTS_S
-    world.router.free_abandoned()
-    assert world.send().outcome == ("v1", "11", "weight")
-
-    for _, finish in (*held, hang):
-        finish()
-    assert world.count("in_flight", variant="v2") == 0
-
-
-def test_slots_are_freed_however_many_clients_have_left():
-    world = World(max_in_flight=1)
-    for _ in range(MAX_ABANDONED + 1):
+    world, overloaded = World(max_in_flight=1), "overloaded: 1 in flight, limit 1"
+    for number in range(MAX_ABANDONED + 1):
         request, finish = hang_v2(world)
-        request.is_gone = True
-        world.send()
-        world.now += CHECK_CLIENTS_S
+        request.is_gone, world.hurries = True, 0
+
+        world.router.free_abandoned()
+        assert (world.send().outcome, world.hurries) == (overloaded, 0 if number else 1)
+        if number:  # it has just checked them
+            world.router.free_abandoned()
+            assert world.send().outcome == overloaded
+            world.now += CHECK_CLIENTS_S
         world.router.free_abandoned()
         assert world.send().outcome == ("v1", "11", "weight")
         finish()
+
+    assert world.count("in_flight", variant="v2") == 0
+    assert world.count("shed_total") == 2 * MAX_ABANDONED + 1
 
 
 def test_client_is_not_checked_after_its_response():
