@@ -165,33 +165,27 @@ WRONG_USAGE = {
     "repository": (["show", "--repository", "/no"], "'/no' is not a folder; fix: name a model repository"),
 }
 FAILURES = {
-    "all 0": (["set", "v1=0", "v2=0", "--offline"], "", "one weight must be positive, got 0 for all"),
-    "bytes": (SET_FILE, b'{"default": "\xff"}', "stdin: JSON must be UTF-8"),
-    "network": (
-        ["diff", "--file", "-"],
-        json.dumps(ROUTE).replace('"second"', '"third"'),
-        "model 'classify' names version 3 of 'third', which is not there",
-    ),
+    "all 0": (["set", "v1=0", "v2=0", "--offline"], "one weight must be positive, got 0 for all"),
+    "bytes": (SET_FILE, "stdin: JSON must be UTF-8"),
+    "network": (["diff", "--file", "-"], "model 'classify' names version 3 of 'third', which is not there"),
     "no server": (
         ["set", "v1=1"],
-        "",
         "no server runs for repository '{repository}'; fix: nereid serve, or write",
     ),
-    "generation": (["revert", "4"], "", "cannot revert: the history has no generation 4, it has: 0"),
-    "no other": (["revert"], "", "cannot revert '{repository}/" + FILE + "': its history has no other route"),
+    "generation": (["revert", "4"], "cannot revert: the history has no generation 4, it has: 0"),
+    "no other": (["revert"], "cannot revert '{repository}/" + FILE + "': its history has no other route"),
     "request": (
         ["explain", "--variant", "v9"],
-        "",
         "invalid request: unknown x-variant 'v9': expected one of v1",
     ),
-    "endless": (
-        ["set", "--file", "/dev/zero", "--offline"],
-        "",
-        "'/dev/zero': expected at most 1,000,000 bytes, got more",
-    ),
+    "endless": (["set", "--file", "/dev/zero", "--offline"], "'/dev/zero': expected at most 1,000,000 bytes"),
 }
-FAILED = {name: (2, words, json.dumps(ROUTE), message) for name, (words, message) in WRONG_USAGE.items()}
-FAILED |= {name: (1, *row) for name, row in FAILURES.items()}
+STDIN = {"bytes": b'{"default": "\xff"}', "network": json.dumps(ROUTE).replace('"second"', '"third"')}
+FAILED = {
+    name: (code, words, STDIN.get(name, json.dumps(ROUTE)), message)
+    for code, table in ((2, WRONG_USAGE), (1, FAILURES))
+    for name, (words, message) in table.items()
+}
 
 
 @cases(("code", "words", "stdin", "message"), FAILED)
