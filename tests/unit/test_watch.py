@@ -155,7 +155,7 @@ def test_complete_file_is_published_once_and_moved(drop, name, model, option):
     assert modes == [0o700]  # of the copy
     assert drop.announced == [f"{name}: published as version 2 of 'net'"]
     assert [(each.entry, each.version, each.stays) for each in drop.results] == [(name, 2, False)]
-    assert not (drop.staging).exists()
+    assert not drop.staging.exists()
 
 
 def test_folder_is_published_with_its_data(drop):
@@ -286,10 +286,8 @@ def test_incomplete_entry_waits(drop, missing):
 @pytest.mark.parametrize("name", ["net.onnx", "net/weights.data", "net/.rsync.Xa3"])
 def test_slow_writer_is_waited_for(drop, name):
     drop.write(name if name.endswith(".onnx") else "net/net.onnx", "a")
-    path = drop.folder / name
-    path.touch()
     for _ in range(10):
-        with path.open("a") as file:
+        with (drop.folder / name).open("a") as file:
             file.write("more")
         drop.wait(SETTLE_S - 0.5)
     assert drop.published == []
@@ -358,25 +356,23 @@ def test_copy_with_other_digests_is_discarded(drop, name, change):
 
 
 @cases(
-    ("name", "error"),
+    ("name", "kind", "target"),
     {
-        "file": ("net@x.onnx", OperationFailed("'{copy}' is bad\nindeed")),
-        "folder": ("net@x/net.onnx", InvalidConfig("'{copy}' is bad\nindeed")),
+        "file": ("net@x.onnx", OperationFailed, "net@x-20261121T123005Z.onnx"),
+        "folder": ("net@x/net.onnx", InvalidConfig, "net@x-20261121T123005Z"),
     },
 )
-def test_rejected_entry_is_moved_with_its_reason(drop, name, error):
+def test_rejected_entry_is_moved_with_its_reason(drop, name, kind, target):
     """The reason is one line, and names the original instead of the copy."""
-    copy = drop.staging / name.partition("/")[0]
-    drop.publisher.failures = [type(error)(str(error).format(copy=copy))]
+    entry, slash, inside = name.partition("/")
+    drop.publisher.failures = [kind(f"'{drop.staging / entry}' is bad\nindeed")]
     drop.write(name, "a")
 
     drop.wait(20)
 
-    entry, _, inside = name.partition("/")
-    target = "net@x-20261121T123005Z" + ("" if inside else ".onnx")
-    moved = f"rejected/{target}/{inside}" if inside else f"rejected/{target}"
     reason = f"'{drop.folder / entry}' is bad indeed"
-    assert drop.visible == {moved: "a", f"rejected/{target}.reason.txt": f"{reason}\n"}
+    moved = {f"rejected/{target}{slash}{inside}": "a", f"rejected/{target}.reason.txt": f"{reason}\n"}
+    assert drop.visible == moved
     assert (drop.announced, drop.published) == ([f"{entry}: rejected: {reason}"], [])
 
     drop.write(name, "a")
