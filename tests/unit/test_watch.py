@@ -7,7 +7,6 @@ import shutil
 import socket
 import stat
 import subprocess
-from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -156,19 +155,16 @@ def test_complete_file_is_published_once_and_moved(drop, name, model, option):
     assert modes == [0o700]  # of the copy
     assert drop.announced == [f"{name}: published as version 2 of 'net'"]
     assert [(each.entry, each.version, each.stays) for each in drop.results] == [(name, 2, False)]
-    assert not (drop.staging).exists()
+    assert not drop.staging.exists()
 
 
 def test_folder_is_published_with_its_data(drop):
-    modes: list[int] = []
-    drop.publisher.during = lambda: modes.append(stat.S_IMODE(drop.staging.stat().st_mode))
     for name in ("net.onnx", "weights/data.bin", ".hidden"):
         drop.write(f"net@x/{name}", name)
 
     drop.wait()
 
     kept = {"net.onnx": "net.onnx", "weights/data.bin": "weights/data.bin"}
-    assert modes == [0o700]  # the copy is private
     assert drop.publisher.given == [("net", kept)]
     assert [*drop.visible] == [f"published/net@x-v2/{name}" for name in (".hidden", *kept)]
 
@@ -214,11 +210,6 @@ def make_socket(path: Path) -> None:
         bound.bind(str(path))
 
 
-def make_loop(path: Path) -> None:
-    path.with_name(".a").symlink_to(path)
-    path.symlink_to(path.with_name(".a"))
-
-
 def make_pipe_inside(path: Path) -> None:
     path.mkdir()
     (path / "a.onnx").write_text("a")
@@ -246,17 +237,13 @@ def make_full(path: Path) -> None:
     [
         make_deep,
         make_socket,
-        make_loop,
         make_full,
         make_pipe_inside,
         make_loop_inside,
         os.mkfifo,
         Path.mkdir,
-        lambda path: path.symlink_to("/proc/self/mem"),
         lambda path: path.symlink_to("/dev/zero"),
         lambda path: path.symlink_to("a" * 300),
-        lambda path: path.symlink_to("a/" * 2000),
-        lambda path: path.symlink_to("."),
         lambda path: path.symlink_to(path),
         lambda path: path.symlink_to("other.onnx/more"),
     ],
@@ -268,50 +255,39 @@ def test_odd_entry_ends_nothing(drop, make):
     drop.wait(20)
     drop.start()
     drop.wait(20)
-    subprocess.run(
-        ["rm", "-rf", drop.folder, drop.staging], check=True
-    )  # Python 3.11 cannot remove deep folders
+    # Python 3.11 cannot remove deep folders.
+    subprocess.run(["rm", "-rf", drop.folder, drop.staging], check=True)
 
     assert ("other", "b") in drop.published
 
 
-def in_pieces(drop: Drop) -> Callable[[], object]:
-    drop.write("net/net.onnx", "a")
-    part = drop.write("net/weights.data.part", "b")
-    return lambda: part.rename(part.with_suffix(""))
-
-
-def begun(drop: Drop) -> Callable[[], object]:
-    path = drop.write("net.onnx", "")
-    return lambda: path.write_text("a")
-
-
-def linked(drop: Drop) -> Callable[[], object]:
-    target = drop.folder / ".later"
-    (drop.folder / "net.onnx").symlink_to(target)
-    return lambda: target.write_text("a")
-
-
-@pytest.mark.parametrize("prepare", [in_pieces, begun, linked])
-def test_incomplete_entry_waits(drop, prepare):
-    complete = prepare(drop)
+@pytest.mark.parametrize("missing", ["net.onnx", "link", "net/weights.data"])
+def test_incomplete_entry_waits(drop, missing):
+    """The file is empty, the link has no target, or a part of the folder still has another name."""
+    last = drop.folder / missing
+    if missing == "net.onnx":
+        last.touch()
+    elif missing == "link":
+        last = drop.folder / ".later"
+        (drop.folder / "net.onnx").symlink_to(last)
+    else:
+        drop.write("net/net.onnx", "a")
+        drop.write(f"{missing}.part", "a")
     drop.wait(60)
     assert (drop.publisher.given, drop.announced, drop.reported) == ([], [], [])
 
-    complete()
+    last.with_name(f"{last.name}.part").rename(last) if "/" in missing else last.write_text("a")
     drop.wait()
 
-    kept = {"net.onnx": "a", "weights.data": "b"} if prepare is in_pieces else {"net.onnx": "a"}
+    kept = {"net.onnx": "a"} | ({"weights.data": "a"} if "/" in missing else {})
     assert drop.publisher.given == [("net", kept)]
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net/weights.data", "net/.rsync.Xa3"])
 def test_slow_writer_is_waited_for(drop, name):
     drop.write(name if name.endswith(".onnx") else "net/net.onnx", "a")
-    path = drop.folder / name
-    path.touch()
     for _ in range(10):
-        with path.open("a") as file:
+        with (drop.folder / name).open("a") as file:
             file.write("more")
         drop.wait(SETTLE_S - 0.5)
     assert drop.published == []
@@ -364,41 +340,39 @@ def test_file_that_is_deleted_while_it_is_handled_may_come_again(drop, failures)
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net/net.onnx"])
-@pytest.mark.parametrize("is_deleted", [False, True], ids=["written", "deleted"])
-def test_copy_with_other_digests_is_discarded(drop, name, is_deleted):
+@cases("change", {"written": lambda path: path.write_text("b"), "deleted": Path.unlink})
+def test_copy_with_other_digests_is_discarded(drop, name, change):
     path = drop.write(name, "a")
     entry = read_entry(drop.folder / name.partition("/")[0])
-    digests, staging = entry.digests(), drop.staging
+    digests = entry.digests()
 
-    with copied(entry, digests, staging) as copy:
+    with copied(entry, digests, drop.staging) as copy:
         assert contents(copy) == {"net.onnx": "a"}
-    path.unlink() if is_deleted else path.write_text("b")
-    with copied(entry, digests, staging) as copy:
+    change(path)
+    with copied(entry, digests, drop.staging) as copy:
         assert copy is None
 
-    assert not staging.exists()
+    assert not drop.staging.exists()
 
 
 @cases(
-    ("name", "error"),
+    ("name", "kind", "target"),
     {
-        "file": ("net@x.onnx", OperationFailed("'{copy}' is bad\nindeed")),
-        "folder": ("net@x/net.onnx", InvalidConfig("'{copy}' is bad\nindeed")),
+        "file": ("net@x.onnx", OperationFailed, "net@x-20261121T123005Z.onnx"),
+        "folder": ("net@x/net.onnx", InvalidConfig, "net@x-20261121T123005Z"),
     },
 )
-def test_rejected_entry_is_moved_with_its_reason(drop, name, error):
+def test_rejected_entry_is_moved_with_its_reason(drop, name, kind, target):
     """The reason is one line, and names the original instead of the copy."""
-    copy = drop.staging / name.partition("/")[0]
-    drop.publisher.failures = [type(error)(str(error).format(copy=copy))]
+    entry, slash, inside = name.partition("/")
+    drop.publisher.failures = [kind(f"'{drop.staging / entry}' is bad\nindeed")]
     drop.write(name, "a")
 
     drop.wait(20)
 
-    entry, _, inside = name.partition("/")
-    target = "net@x-20261121T123005Z" + ("" if inside else ".onnx")
-    moved = f"rejected/{target}/{inside}" if inside else f"rejected/{target}"
     reason = f"'{drop.folder / entry}' is bad indeed"
-    assert drop.visible == {moved: "a", f"rejected/{target}.reason.txt": f"{reason}\n"}
+    moved = {f"rejected/{target}{slash}{inside}": "a", f"rejected/{target}.reason.txt": f"{reason}\n"}
+    assert drop.visible == moved
     assert (drop.announced, drop.published) == ([f"{entry}: rejected: {reason}"], [])
 
     drop.write(name, "a")
@@ -406,10 +380,9 @@ def test_rejected_entry_is_moved_with_its_reason(drop, name, error):
     assert [model for model, _ in drop.publisher.given] == ["net"]
 
 
-@pytest.mark.parametrize("error", [ValueError("no\nway \udcff"), RecursionError("deep")], ids=repr)
-def test_unexpected_error_is_a_rejection(drop, error):
+def test_unexpected_error_is_a_rejection(drop):
     """One file can neither end the watcher nor delay the next one of its model."""
-    drop.publisher.failures = [error]
+    drop.publisher.failures = [ValueError("no\nway \udcff")]
     drop.write("net@1.onnx", "a")
     drop.write("net@2.onnx", "b")
 
@@ -417,20 +390,19 @@ def test_unexpected_error_is_a_rejection(drop, error):
 
     assert drop.published == [("net", "b")]
     (reason,) = (result.reason for result in drop.results if not result.version)
-    assert reason.startswith(f"unexpected {type(error).__name__}: ")
+    assert reason.startswith("unexpected ValueError: ")
     assert "\n" not in reason
 
 
 def test_rejected_twice_in_a_second_are_both_kept(drop):
+    drop.publisher.failures = [OperationFailed("no")] * 2
     for text in "ab":
-        drop.publisher.failures = [OperationFailed("no")]
         drop.write("net.onnx", text)
         drop.wait()
 
-    moved = {name: text for name, text in drop.visible.items() if not name.endswith(".reason.txt")}
     first = "rejected/net-20261121T123005Z"
-    assert moved == {f"{first}.onnx": "a", f"{first}-2.onnx": "b"}
-    assert len(drop.visible) == 4
+    reasons = {f"{first}.onnx.reason.txt": "no\n", f"{first}-2.onnx.reason.txt": "no\n"}
+    assert drop.visible == {f"{first}.onnx": "a", f"{first}-2.onnx": "b"} | reasons
 
 
 def caused(error: Exception) -> OperationFailed:
@@ -461,10 +433,7 @@ def test_temporary_failure_is_tried_again(drop, error):
     drop.wait(400)
 
     assert [later - earlier for earlier, later in pairwise(tries)] == [2, 4, 8, 16, 32, 60, 60]
-    assert [line.partition(" s: ")[0] for line in drop.reported[:2]] == [
-        "net.onnx: not possible now, next attempt in 2",
-        "net.onnx: not possible now, next attempt in 4",
-    ]
+    assert drop.reported[1].startswith("net.onnx: not possible now, next attempt in 4 s: ")
     assert drop.published == [("net", "a")]
 
 
@@ -481,22 +450,13 @@ def test_order_is_kept_when_the_first_must_wait(drop):
 
 @pytest.mark.parametrize("name", ["net.onnx", "net"])
 def test_link_stays_and_is_published_with_every_new_target(drop, name):
-    folder = drop.folder / ".targets"
-    for text in "abc":
-        (folder / text).mkdir(parents=True)
-        (folder / text / "net.onnx").write_text(text)
-    link, inside = drop.folder / name, "" if name.endswith(".onnx") else "net.onnx"
-    targets = {text: folder / text / ("" if inside else "net.onnx") for text in "abc"}
-    swap(link, targets["a"])
-    drop.wait(20)
-    drop.start()
-    drop.wait(20)
-    assert (drop.published, link.is_symlink()) == ([("net", "a")], True)
-
-    for text in "bca":
-        swap(link, targets[text])
-        drop.wait(20)
-        drop.start()
+    link = drop.folder / name
+    for text in "abca":
+        target = drop.write(f".targets/{text}/net.onnx", text)
+        swap(link, target if name == "net.onnx" else target.parent)
+        for _ in range(2):
+            drop.wait(20)
+            drop.start()
 
     assert drop.published == [("net", text) for text in "abca"]
     assert link.is_symlink()
@@ -505,15 +465,13 @@ def test_link_stays_and_is_published_with_every_new_target(drop, name):
 
 @pytest.mark.parametrize("inside", [".", "net"])
 def test_kubernetes_volume(drop, inside):
+    volume = drop.folder / inside
     for text in "ab":
         drop.write(f"{inside}/..{text}/net.onnx", text)
-    volume = drop.folder / inside
-    swap(volume / "..data", Path("..a"))
-    (volume / "net.onnx").symlink_to("..data/net.onnx")
-    drop.wait(20)
-
-    swap(volume / "..data", Path("..b"))
-    drop.wait(20)
+        swap(volume / "..data", Path(f"..{text}"))
+        if text == "a":
+            (volume / "net.onnx").symlink_to("..data/net.onnx")
+        drop.wait(20)
 
     assert drop.published == [("net", "a"), ("net", "b")]
     assert (volume / "net.onnx").read_text() == "b"
@@ -522,52 +480,61 @@ def test_kubernetes_volume(drop, inside):
 @pytest.mark.parametrize("name", ["net.onnx", "net", "net/net.onnx", "net/weights.data"])
 def test_link_out_of_the_folder_is_not_followed(drop, tmp_path, name):
     """The watcher may read files that the writer of the link may not; the reason is reported once."""
-    secret = tmp_path / "secret"
-    secret.mkdir() if name == "net" else secret.write_text("secret")
-    if name == "net":
-        (secret / "net.onnx").write_text("secret")
-    elif "/" in name:
-        drop.write("net/net.onnx", "a")
-        (drop.folder / name).unlink(missing_ok=True)
-        drop.write("net/other.onnx", "b")
-    (drop.folder / name).symlink_to(secret)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "net.onnx").write_text("secret")
+    target = tmp_path / "secret" / ("" if name == "net" else "net.onnx")
+    if "/" in name:
+        drop.write("net/other.onnx" if name.endswith(".onnx") else "net/net.onnx", "a")
+    (drop.folder / name).symlink_to(target)
 
     drop.wait(20)
 
     assert (drop.publisher.given, drop.announced) == ([], [])
     (line,) = drop.reported
-    assert line.endswith(f"is a link to '{secret}', outside of the folder; fix: copy the file")
+    assert line.endswith(f"is a link to '{target}', outside of the folder; fix: copy the file")
 
 
-def test_file_that_becomes_a_link_is_not_followed(drop, tmp_path):
-    (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "net.onnx").write_text("a")
+@pytest.mark.parametrize("name", ["net/net.onnx", "net"])
+def test_entry_that_becomes_a_link_is_not_followed(drop, tmp_path, name):
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "net.onnx").write_text("a")
     drop.write("net/net.onnx", "a")
     entry = read_entry(drop.folder / "net")
     digests = entry.digests()
 
-    (drop.folder / "net" / "net.onnx").unlink()
-    (drop.folder / "net" / "net.onnx").symlink_to(tmp_path / "secret" / "net.onnx")
-    with pytest.raises(OSError, match="outside of the folder"), copied(entry, digests, drop.staging):
-        pass
-
-    shutil.rmtree(drop.folder / "net")
-    (drop.folder / "net").symlink_to(tmp_path / "secret")
+    (drop.folder / name).rename(drop.folder / ".before")
+    (drop.folder / name).symlink_to(tmp_path / name)
     with pytest.raises(OSError, match="outside of the folder"), copied(entry, digests, drop.staging):
         pass
     assert not drop.staging.exists()
 
 
-def test_folder_of_the_watcher_that_is_a_link_is_not_followed(drop, tmp_path):
-    """It would let others choose where the watcher writes."""
-    (tmp_path / "elsewhere").mkdir()
-    (drop.folder / "rejected").symlink_to(tmp_path / "elsewhere")
-    drop.publisher.failures = [OperationFailed("no")]
+@cases(
+    ("name", "failures", "make", "reason"),
+    {
+        # A link would let others choose where the watcher writes.
+        "link": (
+            "rejected",
+            [OperationFailed("no")],
+            lambda path: path.symlink_to(path.parents[1]),
+            "'rejected' is a link",
+        ),
+        "file": ("published", [], Path.touch, "["),
+    },
+)
+def test_entry_that_cannot_be_moved_stays_and_is_handled_once(drop, name, failures, make, reason):
+    make(drop.folder / name)
+    before = {*drop.folder.parent.iterdir()}
+    drop.publisher.failures = failures
     drop.write("net.onnx", "a")
-    drop.wait()
+    drop.wait(20)
+    drop.start()
+    drop.wait(20)
 
-    assert [*(tmp_path / "elsewhere").iterdir()] == []
-    assert drop.reported == ["net.onnx: cannot be moved to 'rejected' and stays: 'rejected' is a link"]
+    assert drop.published == ([("net", "a")] if name == "published" else [])
+    assert ((drop.folder / "net.onnx").exists(), {*drop.folder.parent.iterdir()}) == (True, before)
+    (line,) = drop.reported
+    assert line.startswith(f"net.onnx: cannot be moved to '{name}' and stays: {reason}")
 
 
 def test_rejected_link_is_tried_again_with_other_limits_only(drop):
@@ -600,19 +567,6 @@ def test_journal_of_earlier_releases_is_read(drop, tmp_path):
     drop.wait(20)
 
     assert drop.published == []
-
-
-def test_file_that_cannot_be_moved_is_published_once(drop):
-    (drop.folder / "published").write_text("in the way")
-    drop.write("net.onnx", "a")
-    drop.wait(20)
-    drop.start()
-    drop.wait(20)
-
-    assert (drop.published, (drop.folder / "net.onnx").exists()) == ([("net", "a")], True)
-    assert [line.partition(": [")[0] for line in drop.reported] == [
-        "net.onnx: cannot be moved to 'published' and stays"
-    ]
 
 
 def test_missing_folder_is_read_when_it_is_back(drop):
