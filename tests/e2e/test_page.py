@@ -647,6 +647,8 @@ def test_entry_and_box_highlight_each_other(visit):
     assert boxes.evaluate_all(lit) == items.evaluate_all(lit) == [False, True, False]
     boxes.nth(2).hover()
     assert boxes.evaluate_all(lit) == items.evaluate_all(lit) == [False, False, True]
+    page.mouse.move(0, 0)
+    assert True not in items.evaluate_all(lit)
 
     items.first.focus()
     page.keyboard.press("ArrowDown")
@@ -654,6 +656,8 @@ def test_entry_and_box_highlight_each_other(visit):
     assert items.nth(1).get_attribute("aria-selected") == "true"
     page.keyboard.press("Shift+Tab")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == f"Line: {WORDS[0]}"
+    page.keyboard.press("End")
+    assert items.evaluate_all(lit) == [False, False, True]
 
 
 def test_fields_highlight_their_boxes(visit):
