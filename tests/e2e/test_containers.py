@@ -36,7 +36,7 @@ pytestmark = [
 REPAIRS = {
     "triton_python_backend_stub": ": loaded again in",
     "bin/tritonserver": "tritonserver is ready again",
-    "nereid gateway": "the gateway ended with status",
+    "gateway_program gateway": "the gateway ended with status",
 }
 
 
