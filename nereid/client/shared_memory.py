@@ -4,6 +4,7 @@ A server may read a region for longer than its owner waits for the response. Suc
 again, and is removed after the server has released it. Triton 24.10 refuses to release one that it reads.
 """
 
+import fcntl
 import logging
 import os
 import secrets
@@ -12,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from tritonclient.utils import shared_memory
@@ -40,6 +41,10 @@ IN_USE_TEXT, NO_FILE_TEXT = "currently in use", "Unable to open shared memory"
 RETRY_S = 60.0
 # `close` waits so long for a server that reads, and tries to release a region so often, in seconds.
 CLOSE_S, CLOSE_RETRY_S = 2.0, 0.05
+# A server that reads a region is asked again so many seconds later.
+RELEASE_RETRY_S = 1.0
+# Files younger than this may not have their owner's lock yet.
+NEW_FILE_S = 60.0
 log = logging.getLogger("nereid.client")
 
 
@@ -52,7 +57,10 @@ class SharedMemoryRefused(Exception):
 
 
 class Region:
-    """Memory of this machine or of its first GPU. Python removes that of a killed process.
+    """Memory of this machine or of its first GPU.
+
+    A lock on the file shows that its owner lives: Python removes the file of a killed process, and the next
+    client that of a killed group of processes.
 
     Attributes:
         name: name of the region on the server, and of its file.
@@ -71,6 +79,7 @@ class Region:
         self.name, self.byte_size = f"{name_prefix()}{secrets.token_hex(8)}", byte_size
         self.registration: tuple[Any, ...]
         self._library: Any = cuda_library() if kind == "cuda" else shared_memory
+        self._file: BinaryIO | None = None
         if kind == "cuda":
             try:
                 self._handle = self._library.create_shared_memory_region(self.name, byte_size, DEVICE)
@@ -85,9 +94,10 @@ class Region:
             raise SharedMemoryRefused(str(error.__cause__)) from None
         self.registration = self.name, f"/{self.name}", byte_size
         try:
-            with (FOLDER / self.name).open("r+b") as file:
-                # Reserved now: a write to memory that the kernel cannot provide kills this process.
-                os.posix_fallocate(file.fileno(), 0, byte_size)
+            self._file = (FOLDER / self.name).open("r+b")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            # Reserved now: a write to memory that the kernel cannot provide kills this process.
+            os.posix_fallocate(self._file.fileno(), 0, byte_size)
         except OSError as error:
             self.destroy()
             reason = OSError(error.errno, error.strerror, str(FOLDER / self.name))
@@ -104,11 +114,19 @@ class Region:
             self.is_open = False
             with suppress(FileNotFoundError):
                 self._library.destroy_shared_memory_region(self._handle)
+            if self._file:
+                self._file.close()
 
     def leave(self) -> None:
-        """Free the memory; the GPU's, which the server may still read, ends with this process."""
+        """Free the memory; the GPU's, which the server may still read, only with this process."""
         if self._library is shared_memory:
             self.destroy()
+        else:
+            _LEFT.append(self._handle)
+
+
+# tritonclient frees memory of the GPU with the last reference to its handle.
+_LEFT: list[Any] = []
 
 
 class SharedMemory:
@@ -133,7 +151,7 @@ class SharedMemory:
             cuda_library()
         self.refusal = ""
         self._kind, self._connection, self._clock = kind, connection, clock
-        self._retry_at_s = 0.0
+        self._retry_at_s = self._release_at_s = 0.0
         self._is_closed = self._is_swept = False
         self._owner, self._lock = os.getpid(), threading.Lock()
         self._idle: list[Region] = []
@@ -159,7 +177,11 @@ class SharedMemory:
         if os.getpid() != self._owner:  # a fork leaves the regions to its parent
             self._owner, self._lock, self._idle, self._retired = os.getpid(), threading.Lock(), [], []
         try:
-            await self._release_retired(self._connection, attempts.remaining_s)
+            if self._retired and self._clock() >= self._release_at_s:
+                self._release_at_s = self._clock() + RELEASE_RETRY_S
+                with suppress(TimedOut, Unreachable):  # the regions wait; the request has its own attempts
+                    if not await self._release_retired(self._connection, attempts.remaining_s):
+                        self._release_at_s = 0.0
             result = await self._infer(files, attempts, infer)
         except SharedMemoryRefused as error:
             with self._lock:  # requests of several threads fail together, and one of them warns
@@ -219,7 +241,8 @@ class SharedMemory:
             # Several servers behind one address: none of them has the regions of the others.
             raise SharedMemoryRefused(f"the server does not keep its regions ({lost})")
         except SharedMemoryRefused:
-            region.leave()
+            if not lost:  # otherwise a server may still have it
+                region.leave()
             raise
         finally:
             with self._lock:
@@ -241,10 +264,12 @@ class SharedMemory:
                 await self._sweep(attempts)
 
     async def _sweep(self, attempts: Attempts) -> None:
-        """Release this user's regions without a file: their owners were killed, or could not wait.
+        """Remove the regions of this user's owners that were killed, or could not wait for the server.
 
         The server has just opened a file of this process, so both see the same files.
         """
+        for path in FOLDER.glob(f"{name_prefix()}*"):
+            _remove_if_stale(path)
         known = await self._connection.read("get_system_shared_memory_status", attempts.remaining_s())
         names = known.get("regions", {}) if isinstance(known, Mapping) else [each["name"] for each in known]
         for name in names:
@@ -255,10 +280,10 @@ class SharedMemory:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the classifier is closed")
-            for region in self._idle:
-                if region.byte_size >= byte_size:
-                    self._idle.remove(region)
-                    return region
+            fitting = [region for region in self._idle if region.byte_size >= byte_size]
+            if region := min(fitting, key=lambda each: each.byte_size, default=None):
+                self._idle.remove(region)
+                return region
             if self._idle:
                 self._retired.append(self._idle.pop())
         return Region(self._kind, max(MIN_REGION_BYTES, 1 << (byte_size - 1).bit_length()))
@@ -298,6 +323,19 @@ def _refusal(error: ClassifierError) -> ClassifierError | SharedMemoryRefused:
     else:
         what = "the server refuses shared memory, as gateways and proxies do"
     return SharedMemoryRefused(f"{what} ({text})")
+
+
+def _remove_if_stale(path: Path) -> None:
+    """Remove the file of a region whose owner does not live."""
+    with suppress(OSError):  # its owner holds the lock, or has removed it
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            status = os.fstat(handle)
+            if status.st_uid == os.getuid() and status.st_mtime < time.time() - NEW_FILE_S:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+        finally:
+            os.close(handle)
 
 
 def name_prefix() -> str:
