@@ -58,7 +58,6 @@ def gateway(options: GatewayOptions, environment: Mapping[str, str]) -> None:
         OperationFailed: the certificate, the keys or the address cannot be used.
     """
     # Not at the top: the supervisor of a server knows this module, and needs neither them nor their packages.
-    from nereid.application.repository_models import RepositoryModels
     from nereid.gateway.http import serving
     from nereid.gateway.models import FixedModels
 
@@ -67,6 +66,8 @@ def gateway(options: GatewayOptions, environment: Mapping[str, str]) -> None:
     if repository is None:
         source = FixedModels(options.models or (CLASSIFIERS.default,), settings.url)
     else:
+        from nereid.application.repository_models import RepositoryModels
+
         models = [find_any_model(repository, name) for name in options.models or ("",)]
         source = RepositoryModels(repository, lambda: run_dir.find(base, repository), models)
         if running := run_dir.find(base, repository):

@@ -4,6 +4,7 @@ Each is published in a process of its own: an examination takes memory and time 
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,15 @@ from typing import Any
 import msgspec
 
 from nereid.application import child
-from nereid.application.chosen_models import own_repository
 from nereid.application.exit_codes import WRONG_USAGE
 from nereid.errors import OperationFailed, WrongUsage
+from nereid.gateway.failures import Failure
 from nereid.gateway.models import PublishAnswer, PublishOrder
-from nereid.publish import publisher
-from nereid.publish.examination.examine import Gates
-from nereid.server import run_dir
+
+# The begin of the last line of a command that failed as expected.
+ERROR = "error: "
+RETRY_S = 1.0
+log = logging.getLogger("nereid.gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class RepositoryPublisher:
         Raises:
             WrongUsage: the order itself is invalid.
             OperationFailed: the network or the server was refused.
+            Failure: `unavailable`, the process ended without a reason.
         """
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
@@ -41,7 +45,12 @@ class RepositoryPublisher:
         out, err = await process.communicate(child.encode(order))
         if process.returncode == 0:
             return msgspec.json.decode(out, type=PublishAnswer)
-        reason = err.decode(errors="replace").strip().rpartition("\n")[2].removeprefix("error: ")
+        last = err.decode(errors="replace").strip().rpartition("\n")[2]
+        if not last.startswith(ERROR):
+            log.error("publishing %s ended with status %s: %s", order.model, process.returncode, last)
+            text = f"the publication ended with status {process.returncode}, perhaps for lack of memory"
+            raise Failure("unavailable", f"{text}; nereid versions shows whether it is complete", RETRY_S)
+        reason = last.removeprefix(ERROR)
         raise WrongUsage(reason) if process.returncode == WRONG_USAGE else OperationFailed(reason)
 
 
@@ -52,6 +61,12 @@ def publish_network(options: PublishOrder, environment: Mapping[str, str]) -> No
         WrongUsage: the share is invalid, or the models of this repository cannot be changed.
         OperationFailed: the network or the server was refused.
     """
+    # Here, because a gateway knows this module, and needs no ONNX Runtime.
+    from nereid.application.chosen_models import own_repository
+    from nereid.publish import publisher
+    from nereid.publish.examination.examine import Gates
+    from nereid.server import run_dir
+
     repository = own_repository(options.repository)
     record = run_dir.find(run_dir.root(environment), repository)
     limits: dict[str, Any] = {"is_change_accepted": options.is_change_accepted, **options.limits}

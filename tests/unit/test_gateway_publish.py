@@ -1,8 +1,11 @@
 """`POST /v1/publish`: an admin's network becomes the next version; what is refused leaves nothing."""
 
+import sys
+
 import pytest
 
 from nereid import files
+from nereid.application import child
 from nereid.application.repository_publisher import RepositoryPublisher
 from nereid.gateway.http import publish_endpoint
 from nereid.gateway.models import Models
@@ -73,6 +76,16 @@ def test_refused_upload_leaves_nothing(given, status, reason, repository):
     assert reason in answer.json()["error"]["message"]
     assert str(repository) not in answer.text
     assert contents(repository) == before
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise KeyError('x')"])
+def test_process_that_crashes_is_no_fault_of_the_caller(repository, monkeypatch, end):
+    monkeypatch.setattr(child, "command", lambda program: [sys.executable, "-c", f"import os; {end}"])
+
+    answer = publish(repository)
+
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["error"]["message"].startswith("the publication ended with status ")
 
 
 def test_gateway_of_a_server_elsewhere_says_so():

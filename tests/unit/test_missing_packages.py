@@ -41,6 +41,16 @@ def test_missing_package_is_one_line_with_its_fix(module, words, extra, tmp_path
     assert last.endswith(f"; fix: pip install 'nereid-serving[{extra}]'")
 
 
+def test_gateway_needs_no_packages_of_a_server():
+    """As in its image, which has the extra `gateway` only."""
+    absent = "import sys; sys.modules |= dict.fromkeys(('onnxruntime', 'onnx', 'pytriton')); "
+    used = "import nereid.application.repository_models, nereid.gateway.http.serving"
+
+    done = subprocess.run([sys.executable, "-c", absent + used], capture_output=True, timeout=600)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_every_package_of_an_extra_is_known():
     """A package that is added to an extra gets its module in the table."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
