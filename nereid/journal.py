@@ -120,16 +120,19 @@ def _append(file: BinaryIO, entry: msgspec.Struct) -> None:
         while left:
             left = left[file.write(left) :]
         os.fsync(file.fileno())
+        if not size:
+            files.sync(Path(file.name).parent)
 
 
 def _parse(line: bytes, kind: type[Entry]) -> Entry | _Fault:
     try:
-        msgspec.json.decode(line)
+        is_object = isinstance(msgspec.json.decode(line), dict)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         is_beginning = "truncated" in str(error) and not line.endswith(b"}\n")
         return _Fault.INCOMPLETE if is_beginning else _Fault.DAMAGED
     checksum = CHECKSUM.search(line)  # earlier releases wrote none
-    if checksum and crc32(line[: checksum.start()] + b"}") != int(checksum[1], 16):
+    is_whole = not checksum or crc32(line[: checksum.start()] + b"}") == int(checksum[1], 16)
+    if not (is_object and is_whole):
         return _Fault.DAMAGED
     try:
         return msgspec.json.decode(line, type=kind)

@@ -230,7 +230,7 @@ class BackOff:
             self._failures = 0
         delay_s = self._delays_s[min(self._failures, len(self._delays_s) - 1)]
         self._failures += 1
-        self.due_s = now_s + delay_s
+        self._began_s, self.due_s = now_s, now_s + delay_s
         return delay_s
 
 

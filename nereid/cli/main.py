@@ -1,4 +1,4 @@
-"""The table of the `nereid` commands; the only module of the package that reads the environment."""
+"""The table of the `nereid` commands; it reads the environment for all of them."""
 
 import os
 from typing import Annotated

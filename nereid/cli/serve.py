@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,9 +18,6 @@ from nereid.server.command_line import (
     read_token,
 )
 from nereid.server.ports import Ports
-
-if TYPE_CHECKING:
-    pass
 
 ControlMode = Literal["explicit", "poll", "none"]
 

@@ -281,7 +281,8 @@ def _shadow(route: str, shadow: Shadow, interval: Interval) -> TopShadow:
 
 def _models(interval: Interval, processes: Cpu) -> list[TopModel]:
     loaded = interval.page.sums("nv_inference_request_success", "model", "version")
-    return [_model(name, int(version), interval, processes) for name, version in sorted(loaded)]
+    versions = sorted((name, int(version)) for name, version in loaded)
+    return [_model(name, version, interval, processes) for name, version in versions]
 
 
 def _model(name: str, version: int, interval: Interval, processes: Cpu) -> TopModel:

@@ -106,13 +106,13 @@ class TopReader:
         if record is None:
             return Reading(time.monotonic(), None, None, (), None, (), {}, {})
         page, trouble = _page(record.url("metrics"))
-        read_s = time.monotonic()
+        read_s, usage = time.monotonic(), _usage(record)  # the health check may take long
         gateways = run_dir.find_gateways(self._base, self.repository) if record.pid else []
         return Reading(
             read_s,
             _server(record, trouble),
             page,
-            _usage(record),
+            usage,
             read_machine(record.pid) if record.pid else None,
             [_gateway(each) for each in gateways],
             _routes(self.repository),

@@ -54,7 +54,7 @@ class RunningServer:
             page = metrics_page.fetch(url, self._timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise NotReached(f"the server at {url} does not respond: {error}") from None
-        return read_metrics(Snapshot.parse(page, (ROUTE_PREFIX,)), route)
+        return read_metrics(Snapshot.parse(page, (ROUTE_PREFIX,), {"route": route}), route)
 
 
 def served_status(server: RunningServer | None, route: str, sha256: str) -> tuple[str, Served | None]:

@@ -1,10 +1,18 @@
 """Readings for samples: a page of Triton, and a folder that looks like `/proc`."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from nereid import metrics_page
+from nereid.config.instance_bounds import InstanceBounds
 from nereid.metrics_page import Snapshot
-from nereid.server.instances.instance_decision import GpuSample
+from nereid.server.control import Instances
+from nereid.server.instances.instance_controller import InstanceController
+from nereid.server.instances.instance_decision import GpuSample, InstanceDecider
 from nereid.server.instances.instance_readings import CpuWait, Load, read_gpu, read_loads
+from nereid.server.ports import Ports
+from nereid.server.run_dir import ServerRecord
 
 PAGE = """# TYPE nv_inference_request_success counter
 nv_inference_request_success{model="eyes",version="1"} 124
@@ -59,28 +67,63 @@ class Proc:
         (self.folder / "pressure" / "cpu").write_text(text)
 
 
+class Waits:
+    """The wait for a core, with a clock of the test."""
+
+    def __init__(self, folder) -> None:
+        self.now_s = 0.0
+        self.cpu = CpuWait(folder, lambda: self.now_s)
+
+    def after(self, seconds: float, pids: list[int]) -> float:
+        """Return the wait since the last reading."""
+        self.now_s += seconds
+        return self.cpu.read(pids)
+
+
 def test_wait_for_a_core_is_the_mean_of_the_processes(tmp_path):
-    proc, cpu = Proc(tmp_path), CpuWait(tmp_path)
+    proc, waits = Proc(tmp_path), Waits(tmp_path)
     proc.wait(10, 1.0, 1.0)
     proc.wait(20, 5.0)
 
-    assert cpu.read([10, 20], 0.2) == 0.0
+    assert waits.after(0.2, [10, 20]) == 0.0
     proc.wait(10, 1.1, 1.1)
-    assert cpu.read([10, 20], 0.5) == pytest.approx(0.2)
+    assert waits.after(0.5, [10, 20]) == pytest.approx(0.2)
     proc.wait(10, 1.2, 1.2)
     proc.wait(30, 9.0)
-    assert cpu.read([10, 30, 40], 0.5) == pytest.approx(0.4)
+    assert waits.after(5.0, [10, 30, 40]) == pytest.approx(0.04)
     proc.wait(10, 9.0, 9.0)
-    assert cpu.read([10], 0.5) == 1.0
+    assert waits.after(0.5, [10]) == 1.0
 
 
 def test_pressure_of_the_machine_replaces_missing_waits(tmp_path):
     """A kernel may count neither; then no wait is known."""
-    proc, cpu = Proc(tmp_path), CpuWait(tmp_path)
+    proc, waits = Proc(tmp_path), Waits(tmp_path)
 
-    assert [cpu.read([10], 0.5), cpu.read([10], 0.5)] == [0.0, 0.0]
+    assert [waits.after(0.5, [10]), waits.after(0.5, [10])] == [0.0, 0.0]
     proc.press(3.0)
-    cpu = CpuWait(tmp_path)
-    assert cpu.read([], 0.5) == 0.0
+    waits = Waits(tmp_path)
+    assert waits.after(0.5, []) == 0.0
     proc.press(3.25)
-    assert cpu.read([], 0.5) == pytest.approx(0.5)
+    assert waits.after(0.5, []) == pytest.approx(0.5)
+
+
+COUNTED = """nv_inference_request_success{{model="eyes",version="1"}} {0}
+nv_inference_exec_count{{model="eyes",version="1"}} {0}
+nv_inference_compute_infer_duration_us{{model="eyes",version="1"}} {0}000000
+"""
+
+
+def test_what_a_server_did_before_the_first_look_is_no_load(monkeypatch):
+    health = SimpleNamespace(instances_seen=lambda found: None)
+    record = ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), "/r", "cpu", "")
+    controller = InstanceController(record, health, lambda name: [], None, print)
+    samples, counts = [], iter([1000, 1000, 1002])
+    monkeypatch.setattr(controller, "_bounds", {"eyes": InstanceBounds(1, 4)})
+    monkeypatch.setattr(controller._control, "instances", lambda name: Instances(2, False, None))
+    monkeypatch.setattr(metrics_page, "fetch", lambda url, timeout_s: COUNTED.format(next(counts)))
+    monkeypatch.setattr(InstanceDecider, "look", lambda self, sample: samples.append(sample))
+
+    for _ in range(3):
+        controller.step()
+
+    assert [sample.busy > 0 for sample in samples] == [False, False, True]

@@ -131,6 +131,12 @@ def test_models_have_means_of_the_interval():
     assert idle == TopModel("cats", 1, None, 0.0, None, None, None, 3.0, None, None)
 
 
+def test_versions_are_in_the_order_of_their_numbers():
+    text = "\n".join(model("eyes", 1).replace('version="1"', f'version="{number}"') for number in (10, 9, 2))
+
+    assert [each.version for each in measure(reading(10, text), reading(12, text)).models] == [2, 9, 10]
+
+
 def test_a_restart_is_named_and_its_counts_are_new():
     """The new server has counted only since its start, which lies in the interval."""
     found = measure(

@@ -77,7 +77,7 @@ def view(top: Top, width: int, height: int | None = None, footer: str = "") -> R
 def _table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Table:
     """Return a table of the columns that fit the terminal and have a text in some row."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    texts = list(zip(*rows, strict=True))
+    texts = list(zip(*rows, strict=True)) or [()] * len(columns)
     shown = [place for place, each in enumerate(columns) if each.width <= width and any(texts[place])]
     widths = {place: max(map(len, (columns[place].heading, *texts[place]))) for place in shown}
     # Numbers keep their width; the longest names are cut.

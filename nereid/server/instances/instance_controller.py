@@ -97,16 +97,14 @@ class InstanceController:
         gpu = read_gpu(self._page)
         for name, model in self._models.items():
             model.decider.bounds = bounds[name]
-            sample = self._sample(name, model, loads.get(name), gpu, seconds)
+            sample = self._sample(name, model, loads.get(name), gpu)
             if sample and (decision := model.decider.look(sample)):
                 self._carry_out(name, model, decision)
             self._tell_blocked(name, model)
         self._health.instances_seen({name: model.served.count for name, model in self._models.items()})
         return max(0.0, SAMPLE_S - (time.monotonic() - began_s))
 
-    def _sample(
-        self, name: str, model: _Model, load: Load | None, gpu: GpuSample | None, seconds: float
-    ) -> Sample | None:
+    def _sample(self, name: str, model: _Model, load: Load | None, gpu: GpuSample | None) -> Sample | None:
         """Return the state of a model; None if it is not loaded."""
         now_s = time.monotonic()
         processes = [process.pid for process in self._processes_of(name)]
@@ -115,7 +113,7 @@ class InstanceController:
         if now_s - model.memory_read_s >= MEMORY_S and model.served.count:
             model.instance_bytes = sum(memory_bytes(pid) for pid in processes) / model.served.count
             model.memory_read_s = now_s if model.instance_bytes else float("-inf")
-        cpu_wait = model.cpu.read(processes, seconds)
+        cpu_wait = model.cpu.read(processes)
         if not model.served.count or not load:
             return None
         return Sample(

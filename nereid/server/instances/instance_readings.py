@@ -1,7 +1,8 @@
 """Readings for samples of models: counters of Triton's metrics page, waits for a core, and memory."""
 
 import contextlib
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from nereid.metrics_page import Snapshot
 from nereid.server.instances.instance_decision import GpuSample
 from nereid.triton.stub_processes import PROC
 
-PREFIXES = ("nv_inference_", "nv_gpu_")
+INFERENCE = ("request_success", "exec_count", "compute_", "pending_request_count")
+PREFIXES = (*(f"nv_inference_{name}" for name in INFERENCE), "nv_gpu_")
 US_PER_S, NS_PER_S = 1e6, 1e9
 
 
@@ -66,15 +68,17 @@ class CpuWait:
 
     Args:
         proc: the kernel's table of processes.
+        clock: monotonic time in seconds.
     """
 
-    def __init__(self, proc: Path = PROC) -> None:
-        self._proc = proc
+    def __init__(self, proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc, self._clock, self._read_s = proc, clock, clock()
         self._waited_s: dict[int, float] = {}
         self._pressed_s: float | None = None
 
-    def read(self, pids: Collection[int], seconds: float) -> float:
-        """Return the mean over the processes in the `seconds` since the last call, 0 to 1."""
+    def read(self, pids: Collection[int]) -> float:
+        """Return the mean over the processes since the last call, 0 to 1."""
+        seconds, self._read_s = self._clock() - self._read_s, self._clock()
         before, self._waited_s = self._waited_s, dict[int, float]()
         for pid in pids:
             with contextlib.suppress(OSError, ValueError, IndexError):
