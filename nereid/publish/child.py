@@ -20,7 +20,8 @@ from typing import IO, Any
 
 from nereid.processes import PR_SET_PDEATHSIG
 
-NICENESS = 19
+# Of its stderr, whose last line is the reason of a crash.
+MAX_ERROR_BYTES = 4096
 Write = Callable[[str, object], None]
 
 
@@ -66,7 +67,7 @@ def run(
             status = process.wait()
         finally:
             timer.cancel()
-        errors.seek(0)
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - MAX_ERROR_BYTES))
         lines = errors.read().decode(errors="replace").strip().splitlines()
         raise NoResult(
             status, time.monotonic() - start >= timeout_s, last, lines[-1].strip() if lines else ""
@@ -128,7 +129,6 @@ def main(module: str, parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the command has already ended
         return
-    os.nice(NICENESS)
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)  # output of libraries must not reach the results
 

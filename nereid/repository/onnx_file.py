@@ -14,6 +14,8 @@ from nereid.inference.signature import NetworkTensor, Signature, complete, needs
 from nereid.repository.onnx_graph import custom_domains, is_external, names, opsets, tensors
 
 INSTALL = "pip install 'nereid-serving[publish]'"
+# Limit of protobuf.
+MAX_BYTES = 2**31 - 1
 DEFAULT_MAX_BATCH_SIZE = BackendSettings().default_max_batch_size
 
 
@@ -69,6 +71,8 @@ def read(path: Path) -> OnnxFile:
     """
     onnx = _library()
     try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise _other_file(path, size, " of at most 2 GiB (the weights of a larger one are other files)")
         content = path.read_bytes()
     except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
         raise InvalidOnnx(f"cannot read '{path}': {getattr(error, 'strerror', error)}") from None
@@ -187,11 +191,13 @@ def _parse(onnx: Any, path: Path, content: bytes) -> Any:
     except Exception:  # protobuf's implementations have different classes
         model = onnx.ModelProto()
     if not model.ir_version or not model.opset_import or not model.graph.node:
-        kind, fix = describe_other(path)
-        raise InvalidOnnx(
-            f"'{path}': expected an ONNX network, got {kind} ({len(content):,} bytes); fix: {fix}"
-        )
+        raise _other_file(path, len(content))
     return model
+
+
+def _other_file(path: Path, size: int, limit: str = "") -> InvalidOnnx:
+    kind, fix = describe_other(path)
+    return InvalidOnnx(f"'{path}': expected an ONNX network{limit}, got {kind} ({size:,} bytes); fix: {fix}")
 
 
 def _check_element(onnx: Any, name: str, element: int) -> None:

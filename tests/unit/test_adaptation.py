@@ -160,18 +160,23 @@ def test_network_of_one_image_computes_several(tmp_path, name):
     ("shape", "expected"),
     {
         "classes last": ((1, 1, 12), (0, 12)),
+        "any number of classes": ((1, 1, -1), (0, 0)),
         "boxes": ((1, 6, 2), (0, 6, 2)),
         "map": ((1, 3, 2, 2), (0, 3, 2, 2)),
     },
 )
-def test_only_scores_of_one_dim_are_flattened(shape, expected):
+@pytest.mark.parametrize("is_fixed", [True, False], ids=["one image", "any batch"])
+def test_only_scores_of_one_dim_are_flattened(shape, expected, is_fixed):
     """Rows of boxes are no scores: read as those of a classifier, they are wrong without an error."""
     model = fixed(
         helper.make_node("ReduceMean", ["c"], ["m"], axes=[2, 3], keepdims=0),
         helper.make_node("Reshape", ["m", "s"], ["y"]),
-        shape=shape,
+        shape=[None if dim == -1 else dim for dim in shape],
         s=shape,
     )
+
+    for each in () if is_fixed else (*model.graph.input, *model.graph.output):
+        each.type.tensor_type.shape.dim[0].dim_param = "n"
 
     adapt(model)
 

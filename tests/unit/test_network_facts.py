@@ -49,6 +49,11 @@ def found(tmp_path):
         "json": ({"classes": json.dumps(NAMES)}, {}, "the file's metadata 'classes'"),
         "timm": ({}, {"config.json": json.dumps(TIMM)}, "'label_names' of 'config.json' next to the file"),
         "hugging face": ({}, HUGGING_FACE, "'id2label' of 'config.json' next to the file"),
+        "layout detectors of PaddleOCR": (
+            {"character": "tench\ngoldfish"},
+            {},
+            "the file's metadata 'character'",
+        ),
         "text first": ({"names": "['a', 'b']"}, TEXT, "'labels.txt' next to the file"),
     },
 )
@@ -56,6 +61,13 @@ def test_labels_are_found(found, properties, files, origin):
     metadata = found(properties, files)
 
     assert (metadata.labels, metadata.labels_from) == (tuple(NAMES), origin)
+    assert metadata.characters == ()
+
+
+def test_characters_of_a_recogniser_are_no_labels(found):
+    metadata = found({"character": "a\nb\n½\n//"})
+
+    assert (metadata.labels, metadata.characters) == ((), ("a", "b", "½", "//"))
 
 
 @cases(

@@ -1,5 +1,6 @@
 """The examiner, in a child process: open a network, run it, and report the findings."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
@@ -36,6 +37,8 @@ from nereid.repository.onnx_file import InvalidOnnx
 from nereid.serving_errors import InvalidConfig
 from nereid.text.reading_settings import BACKEND as READER
 
+# The server keeps the cores.
+NICENESS = 19
 UNEXPECTED = "the examination failed unexpectedly"
 # What the outputs of a network mean: it makes inputs, reads a first run, and compares two versions.
 Answers = Scores | FoundObjects | ReadLines
@@ -48,6 +51,7 @@ MEANINGS: Mapping[str, Callable[[ExaminationRequest], Answers]] = {
 
 def answer(text: str, write: Write) -> None:
     """Examine or survey the network of a request, and write the steps and the result by their kinds."""
+    os.nice(NICENESS)
     try:
         request = ExaminationRequest.from_json(text)
         run = survey if request.is_survey else examine

@@ -44,7 +44,7 @@ class Choices:
         size: height and width of the input in pixels, for a network that accepts any size; zeros for that of
             the file.
         output: the output with the scores; empty for the only one.
-        activation: function to append to the scores; `auto` decides after a run.
+        activation: the rule for it: a function to append to the scores, or `auto`, which decides after a run.
         head: layout of a detector's outputs; empty to find it from names and shapes.
         last_step: parameters of the model after the network, such as thresholds.
         labels: class names, or the characters of a recogniser; () for those in the file.
@@ -102,7 +102,7 @@ def adapt(
         WrongUsage: the network has several outputs, and no choice names one of them.
     """
     scores = _scores(model, output)
-    changes = [*free_batch(model, [scores]), *_accept_colours(model)]
+    changes = [*free_batch(model), *_accept_colours(model)]
     changes += [*_flatten(model, scores), *to_fp32(model, scores), *_activate(model, scores, activation)]
     if names:
         changes += _rename(model, scores, names)
@@ -155,7 +155,7 @@ def adapt_outputs_of_file(path: Path, size: Size = ANY_SIZE) -> list[str]:
 
     def change(model: Any) -> tuple[bool, list[str]]:
         changes, outputs = fit_runtimes(model, supported_runtimes()), list(model.graph.output)
-        changes += free_batch(model, outputs, keeps_rank=True)
+        changes += free_batch(model)
         sized = [*fix_size(model, size)]
         changes += [*_accept_colours(model), *sized]
         for each in outputs:
@@ -188,11 +188,8 @@ def rename_file(path: Path, present: Sequence[str], wanted: Sequence[str]) -> li
 
 def fit_file(path: Path) -> list[str]:
     """Change an ONNX file as `fit_runtimes`."""
-    import onnx
-
-    model = onnx.load(path, load_external_data=False)
-    if changes := fit_runtimes(model, supported_runtimes()):
-        onnx.save(model, path)
+    with edited(path) as (model, changes):
+        changes += fit_runtimes(model, supported_runtimes())
     return changes
 
 
@@ -247,16 +244,19 @@ def _scores(model: Any, output: str) -> Any:
 
 
 def _flatten(model: Any, scores: Any) -> Iterator[str]:
-    """Remove dims of 1 behind the classes, such as [N,C,1,1]."""
+    """Remove dims of 1 beside the classes, as in [N,C,1,1] or [N,1,C]; rows, such as boxes, are no scores."""
     from onnx import helper
 
-    shape = dims(scores)
-    if len(shape) < 3 or set(shape[2:]) != {1}:
+    shape, declared = dims(scores), scores.type.tensor_type.shape.dim
+    classes = [dim for dim in declared[1:] if dim.dim_value != 1]
+    if len(shape) < 3 or len(classes) > 1:
         return
     before = take_name(model, scores, "unflattened")
     model.graph.node.append(helper.make_node("Flatten", [before], [scores.name], axis=1))
-    del scores.type.tensor_type.shape.dim[2:]
-    yield f"output '{scores.name}' is flattened from {shape} to {shape[:2]}"
+    if classes:
+        declared[1].CopyFrom(classes[0])
+    del declared[2:]
+    yield f"output '{scores.name}' is flattened from {shape} to {dims(scores)}"
 
 
 def _activate(model: Any, scores: Any, activation: Activation) -> Iterator[str]:

@@ -39,28 +39,15 @@ def fixed_batch(model: Any) -> int:
     return max(0, next(iter(dims(images[0])), 0)) if len(images) == 1 else 0
 
 
-def free_batch(model: Any, outputs: Sequence[Any], keeps_rank: bool = False) -> Iterator[str]:
-    """Make a fixed first dim of images and outputs variable, also where operators have it as a number.
-
-    Outputs keep all dims; but scores such as [1, 1, classes] become [N, classes] unless `keeps_rank`.
-    """
-    from onnx import helper
-
+def free_batch(model: Any) -> Iterator[str]:
+    """Make a fixed first dim of images and outputs variable, also where operators have it as a number."""
     if not (size := fixed_batch(model)):
         return
     (image,) = inputs(model)
-    fixed = [each for each in outputs if dims(each)[:1] == [size]]
     for value in (image, *model.graph.output):
         if dims(value)[:1] == [size]:
             value.type.tensor_type.shape.dim[0].dim_param = BATCH
     _free_shapes(model, image.name, size)
-    for output in fixed:
-        classes = [each for each in dims(output)[1:] if each != 1]
-        if not keeps_rank and len(classes) == 1 and dims(output)[1] == 1:
-            before = take_name(model, output, "fixed")
-            model.graph.node.append(helper.make_node("Flatten", [before], [output.name], axis=1))
-            del output.type.tensor_type.shape.dim[2:]
-            output.type.tensor_type.shape.dim[1].dim_value = classes[0]
     yield f"the batch of {size} is declared as variable"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from nereid.imaging.preprocess_settings import PRESETS
 from nereid.inference.signature import Signature
-from nereid.publish.intake.dictionary import characters_of
+from nereid.publish.intake import dictionary
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import OnnxFile
 
@@ -81,7 +81,11 @@ def read(folder: Path, file: OnnxFile) -> NetworkFacts:
     documents = {name: _document(folder / name) for name in CONFIG_FILES}
     labels, labels_from = _labels(folder, properties, documents)
     noted, task = _noted(properties, documents), properties.get("task", "")
-    task, characters = task if TASK.fullmatch(task) else "", characters_of(file.model)
+    task, characters = task if TASK.fullmatch(task) else "", dictionary.characters_of(file.model)
+    if 2 * sum(len(word) > 1 for word in characters) > len(characters):
+        # Words are no characters of a recogniser: the layout detectors of PaddleOCR list their classes there.
+        labels, labels_from = (labels, labels_from) if labels else (characters, dictionary.FILE)
+        characters = ()
     return NetworkFacts(file.sha256, file.signature, labels, labels_from, noted, task, characters)
 
 

@@ -68,13 +68,13 @@ def adapt(model: Any, choices: Choices = DEFAULTS, activation: Activation = "non
                 f"fix: --activation none if '{best[1].name}' has probabilities, or else export the network "
                 "with all characters, [N,steps,characters]"
             )
-        changes += free_batch(model, best, keeps_rank=True)
+        changes += free_batch(model)
         found = _write_characters(model, choices, Classes(), changes)
         return Adapted(tuple(each.name for each in best), changes, dictionary.notes(found, Classes()))
     scores = _classes(model, choices.output)
     classes = Classes(scores.name, max(0, dims(scores)[2]))
     found = _write_characters(model, choices, classes, changes)
-    changes += [*free_batch(model, [scores], keeps_rank=True), *to_fp32(model, scores)]
+    changes += [*free_batch(model), *to_fp32(model, scores)]
     if changes:  # shapes of the network's inner tensors may have changed
         del model.graph.value_info[:]
     changes += _reduce(model, scores, activation)
