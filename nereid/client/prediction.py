@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from nereid.assets import CLASSIFIERS
 from nereid.client.request import Options
 from nereid.client.results.result_kind import ResultKind
 from nereid.contract import SCORES
@@ -88,4 +89,6 @@ def labels(row: Iterable[bytes]) -> tuple[Label, ...]:
     return tuple(found)
 
 
-PREDICTIONS = ResultKind("classify", "classify", (SCORES,), (), _count, _values, Prediction, Options)
+PREDICTIONS = ResultKind(
+    CLASSIFIERS.command, CLASSIFIERS.default, CLASSIFIERS.outputs, (), _count, _values, Prediction, Options
+)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from nereid.assets import DETECTORS
 from nereid.client.prediction import Timings
 from nereid.client.results.result_kind import ResultKind
 from nereid.contract import BOX, LABEL, SCORE
@@ -60,4 +61,6 @@ def _object(label: bytes, score: np.float32, box: np.ndarray) -> DetectedObject:
     return DetectedObject(label.decode(), float(score), (left, top, right, bottom))
 
 
-DETECTIONS = ResultKind("detect", "detect", (BOX, SCORE, LABEL), (), _count, _values, Detection)
+DETECTIONS = ResultKind(
+    DETECTORS.command, DETECTORS.default, DETECTORS.outputs, (), _count, _values, Detection
+)

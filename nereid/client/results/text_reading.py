@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from nereid.assets import READERS
 from nereid.client.prediction import Timings
 from nereid.client.results.result_kind import ResultKind
 from nereid.contract import BARCODE_OUTPUTS, BOX, CONFIDENCE, FIELD, TEXT
@@ -170,5 +171,5 @@ def _corners(box: list[list[float]]) -> Corners:
 
 
 READINGS = ResultKind(
-    "read", "read_text", (TEXT, CONFIDENCE, BOX), (FIELD, *BARCODE_OUTPUTS), _count, _values, Reading
+    READERS.command, READERS.default, READERS.outputs, (FIELD, *BARCODE_OUTPUTS), _count, _values, Reading
 )
