@@ -19,9 +19,9 @@ from typing import TypeAlias
 from loadtest import record
 from loadtest.servers import served
 from loadtest.users import thresholds
-from nereid import assets
-from nereid.errors import ServerError
-from nereid.processes import SIGNALLED
+from nereid.base import assets
+from nereid.base.errors import ServerError
+from nereid.base.processes import SIGNALLED
 from nereid.server.command_line import DEFAULT_PROFILE
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")

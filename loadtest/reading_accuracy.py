@@ -17,11 +17,11 @@ import numpy as np
 
 from loadtest import record
 from loadtest.reading_score import errors, has_number, passages
-from nereid.assets import TEXT_REPOSITORY
-from nereid.serving_errors import ServingError
-from nereid.text.fields.field_search import Field, find_fields
-from nereid.text.fields.specification import read_specification
-from nereid.text.line import Line
+from nereid.base.assets import TEXT_REPOSITORY
+from nereid.base.serving_errors import ServingError
+from nereid.tasks.read.fields.field_search import Field, find_fields
+from nereid.tasks.read.fields.specification import read_specification
+from nereid.tasks.read.line import Line
 from tests.waybills.generator import SETS, Waybill, waybill
 
 Read = Callable[[bytes], list[Line]]

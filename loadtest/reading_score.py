@@ -8,8 +8,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from nereid.tasks.reading_outputs import edit_distance
-from nereid.text.line import Line
+from nereid.tasks.read.line import Line
+from nereid.tasks.read.outputs import edit_distance
 from tests.waybills.paper import Printed
 
 # Two boxes show the same text if they share this part of the smaller one.

@@ -18,9 +18,9 @@ import cv2
 from rapidocr import RapidOCR
 
 from loadtest import record
-from nereid.assets import PARCEL_LABEL
-from nereid.processes import available_cores
-from nereid.tune.load_generator import percentile
+from nereid.base.assets import PARCEL_LABEL
+from nereid.base.processes import available_cores
+from nereid.insight.tune.load_generator import percentile
 from tests.readers import networks, reader
 from tests.waybills.generator import SETS, waybill
 

@@ -22,8 +22,8 @@ from typing import Any, NoReturn, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from nereid.errors import WrongUsage
-from nereid.processes import available_cores, cpu_model, exit_on_sigterm
+from nereid.base.errors import WrongUsage
+from nereid.base.processes import available_cores, cpu_model, exit_on_sigterm
 
 T = TypeVar("T")
 Row = dict[str, Any]

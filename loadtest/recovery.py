@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from loadtest import record, servers
 from loadtest.torture.traffic import Failure, Span, Traffic, classifiers
-from nereid import assets
-from nereid.triton import stub_processes
+from nereid.backends.triton import stub_processes
+from nereid.base import assets
 
 CONCURRENCY, PER_S, TIMEOUT_S = 4, 10.0, 5.0
 PUBLIC_NAME, SERVER = "classify", "tritonserver"

@@ -14,10 +14,10 @@ from functools import cache, partial
 import numpy as np
 
 from loadtest import record
-from nereid.processes import available_cores
-from nereid.rollout.evidence import Tally
-from nereid.rollout.judge import Look, Objective, Objectives, Outcome, Step
-from nereid.rollout.plan import BOUNDS
+from nereid.base.processes import available_cores
+from nereid.models.rollout.evidence import Tally
+from nereid.models.rollout.judge import Look, Objective, Objectives, Outcome, Step
+from nereid.models.rollout.plan import BOUNDS
 
 # A look has 1,000 requests; a step takes at least 12 looks, and is inconclusive after 600.
 SHARES, RATE, MIN_LOOKS, MAX_LOOKS = (0.01, 0.05, 0.25, 0.5), 1000, 12, 600

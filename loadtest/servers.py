@@ -13,9 +13,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
 
-from nereid import assets
-from nereid.errors import ServerError
-from nereid.processes import end_with_parent
+from nereid.base import assets
+from nereid.base.errors import ServerError
+from nereid.base.processes import end_with_parent
 from nereid.server import run_dir
 from nereid.server.command_line import DEFAULT_PROFILE, KEEP_BUFFERS, ServerOptions
 from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer

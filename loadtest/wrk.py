@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from nereid.tune.load_generator import Load, LoadFailed
+from nereid.insight.tune.load_generator import Load, LoadFailed
 
 MISSING = "wrk not found; fix: apt-get install wrk"
 # Slower responses count as failed. The default of 2 s would fail on a slow machine.

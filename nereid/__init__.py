@@ -4,7 +4,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nereid.client.classifier import AsyncClassifier, Classifier
     from nereid.client.classifier_errors import (
         ClassifierError,
         Overloaded,
@@ -15,22 +14,25 @@ if TYPE_CHECKING:
         Unreachable,
         UnusableImage,
     )
-    from nereid.client.detector_client import AsyncDetector, Detector
-    from nereid.client.prediction import Label, Prediction, Timings
-    from nereid.client.reader_client import AsyncReader, Reader
-    from nereid.client.results.detected_objects import DetectedObject, Detection
-    from nereid.client.results.text_reading import Correction, Field, Reading, TextLine
+    from nereid.client.result_kind import Timings
+    from nereid.tasks.classify.client import AsyncClassifier, Classifier
+    from nereid.tasks.classify.result import Label, Prediction
+    from nereid.tasks.detect.client import AsyncDetector, Detector
+    from nereid.tasks.detect.result import DetectedObject, Detection
+    from nereid.tasks.read.client import AsyncReader, Reader
+    from nereid.tasks.read.result import Correction, Field, Reading, TextLine
 
     __version__: str
 
 # Resolved on first use (PEP 562): Triton's stubs import this package, and must not pay for the client.
 _HOMES = {
-    **dict.fromkeys(("AsyncClassifier", "Classifier"), "classifier"),
-    **dict.fromkeys(("AsyncDetector", "Detector"), "detector_client"),
-    **dict.fromkeys(("AsyncReader", "Reader"), "reader_client"),
-    **dict.fromkeys(("DetectedObject", "Detection"), "results.detected_objects"),
-    **dict.fromkeys(("Correction", "Field", "Reading", "TextLine"), "results.text_reading"),
-    **dict.fromkeys(("Label", "Prediction", "Timings"), "prediction"),
+    "Timings": "nereid.client.result_kind",
+    **dict.fromkeys(("AsyncClassifier", "Classifier"), "nereid.tasks.classify.client"),
+    **dict.fromkeys(("AsyncDetector", "Detector"), "nereid.tasks.detect.client"),
+    **dict.fromkeys(("AsyncReader", "Reader"), "nereid.tasks.read.client"),
+    **dict.fromkeys(("DetectedObject", "Detection"), "nereid.tasks.detect.result"),
+    **dict.fromkeys(("Correction", "Field", "Reading", "TextLine"), "nereid.tasks.read.result"),
+    **dict.fromkeys(("Label", "Prediction"), "nereid.tasks.classify.result"),
 }
 
 __all__ = [
@@ -69,8 +71,8 @@ def __getattr__(name: str) -> Any:
         return version("nereid-serving")
     if name not in __all__:
         raise AttributeError(f"module 'nereid' has no attribute '{name}'")
-    home = _HOMES.get(name, "classifier_errors")
-    return getattr(importlib.import_module(f"nereid.client.{home}"), name)
+    home = _HOMES.get(name, "nereid.client.classifier_errors")
+    return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from nereid.assets import COFFEE
-from nereid.client.classifier import AsyncClassifier, Classifier
+from nereid.base.assets import COFFEE
+from nereid.tasks.classify.client import AsyncClassifier, Classifier
 
 CLASSIFIERS = (Classifier, AsyncClassifier)
 WAYS = [(way, protocol) for way in ("sync", "async") for protocol in ("http", "grpc")]

@@ -14,11 +14,10 @@ from typing import Any
 import httpx
 import numpy as np
 
+from nereid.base.contract import BARCODE_OUTPUTS, OPTION_HEADERS, ROUTE_OUTPUTS
+from nereid.base.http_connection import HttpResponse
 from nereid.client import classifier_errors as errors
-from nereid.client.prediction import Label, Prediction, Timings
-from nereid.client.results.detected_objects import DETECTIONS, Detection
-from nereid.client.results.text_reading import READINGS, Field, Reading
-from nereid.contract import BARCODE_OUTPUTS, OPTION_HEADERS, ROUTE_OUTPUTS
+from nereid.client.result_kind import Timings
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
 from nereid.gateway.http.app import create_app
 from nereid.gateway.models import DocumentField, Models, PreviewRefused
@@ -32,7 +31,9 @@ from nereid.gateway.route_control import (
 )
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
-from nereid.http_connection import HttpResponse
+from nereid.tasks.classify.result import Label, Prediction
+from nereid.tasks.detect.result import DETECTIONS, Detection
+from nereid.tasks.read.result import READINGS, Field, Reading
 from tests.classifiers import tensor_body
 from tests.proof import REQUESTS
 

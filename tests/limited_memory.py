@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from nereid.config.model_config import ModelConfig
-from nereid.inference.session import Session
-from nereid.inference.session_events import SessionEvents
-from nereid.serving_errors import ServingError
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import ServingError
+from nereid.vision.inference.session import Session
+from nereid.vision.inference.session_events import SessionEvents
 from tests.conftest import ROOT
 from tests.faulty_networks import MEBIBYTE
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from nereid.metrics_page import Snapshot
+from nereid.base.metrics_page import Snapshot
 from tests.conftest import ROOT
 from tools.metrics_page import families
 

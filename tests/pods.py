@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
 from tests.manifests import find, pod
 from tools.containers.compose import Engine
 

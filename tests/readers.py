@@ -8,10 +8,10 @@ from typing import Any
 import onnxruntime
 from PIL import Image, ImageDraw, ImageFont
 
-from nereid.assets import TEXT_REPOSITORY
-from nereid.imaging.decode import Limits
-from nereid.text.characters import Characters
-from nereid.text.reader import Networks, TextReader
+from nereid.base.assets import TEXT_REPOSITORY
+from nereid.tasks.read.characters import Characters
+from nereid.tasks.read.reader import Networks, TextReader
+from nereid.vision.imaging.decode import Limits
 
 RECOGNISER = TEXT_REPOSITORY / "text_recognise" / "1" / "model.onnx"
 LINES = ("HELLO WORLD 2026", "RB123456785GB", "second row")

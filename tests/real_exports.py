@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from nereid.assets import COFFEE
-from nereid.publish.staged_addition import AddRequest
+from nereid.base.assets import COFFEE
+from nereid.models.publish.staged_addition import AddRequest
 from tests.publishing import propose
 
 EXPORTS = Path(__file__).parent / "exports"

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from nereid.assets import TEXT_REPOSITORY
-from nereid.publish.intake.dictionary import characters_of
-from nereid.text.characters import KEY
+from nereid.base.assets import TEXT_REPOSITORY
+from nereid.tasks.read.characters import KEY
+from nereid.tasks.read.dictionary import characters_of
 from tests.networks import constant, value
 
 ADAPTED = TEXT_REPOSITORY / "text_recognise" / "1" / "model.onnx"

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from nereid.rollout import orders
-from nereid.rollout.plan import RolloutPlan, make_plan
-from nereid.rollout.rollout_journal import Rollout, RolloutJournals
-from nereid.routes.target import find_route, read_state
+from nereid.models.rollout import orders
+from nereid.models.rollout.plan import RolloutPlan, make_plan
+from nereid.models.rollout.rollout_journal import Rollout, RolloutJournals
+from nereid.models.routes.target import find_route, read_state
 from nereid.server.run_dir import ServerRecord
 from tests.routes import document, variant
 

@@ -20,11 +20,11 @@ import pytest
 from onnx import helper
 from tritonclient.utils import InferenceServerException
 
-from nereid import metrics_page
-from nereid.metrics_page import Snapshot
+from nereid.backends.triton import stub_processes
+from nereid.backends.triton.metrics import ROUTE_PREFIX
+from nereid.base import metrics_page
+from nereid.base.metrics_page import Snapshot
 from nereid.server.embedded_server import EmbeddedServer
-from nereid.triton import stub_processes
-from nereid.triton.metrics import ROUTE_PREFIX
 from tests.networks import CLIENTS, ONE_INSTANCE, connect, constant, network, serve, store, tensor, value
 
 # Far longer than any wait should take.

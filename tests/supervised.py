@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from nereid import metrics_page
-from nereid.assets import COFFEE
-from nereid.client.classifier import Classifier
-from nereid.metrics_page import Snapshot
+from nereid.backends.triton import stub_processes
+from nereid.base import metrics_page
+from nereid.base.assets import COFFEE
+from nereid.base.metrics_page import Snapshot
 from nereid.server import run_dir
-from nereid.triton import stub_processes
+from nereid.tasks.classify.client import Classifier
 from tests.networks import CLIENTS, tensor
 from tests.routes import WATCHDOG_S, wait_until
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from nereid import AsyncClassifier, AsyncDetector, AsyncReader, Classifier, Detector, Reader
-from nereid.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
+from nereid.base.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
 from tests.labels import LABEL, WORDS
 from tests.pictures import noise, save

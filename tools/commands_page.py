@@ -6,11 +6,11 @@ from typing import Any
 import typer.main
 from typer.testing import CliRunner
 
-from nereid.assets import CHECKOUT
+from nereid.backends.routing import assignment
+from nereid.base.assets import CHECKOUT
 from nereid.cli.main import app
-from nereid.rollout import plan
-from nereid.routing import assignment
-from nereid.text.fields import specification
+from nereid.models.rollout import plan
+from nereid.tasks.read.fields import specification
 
 DOCS = CHECKOUT / "docs"
 

@@ -18,7 +18,7 @@ from typing import Any
 import uvicorn
 
 from loadtest.servers import served
-from nereid.assets import COFFEE
+from nereid.base.assets import COFFEE
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.bounded_protocol import BoundedProtocol

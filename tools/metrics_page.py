@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nereid.assets import CHECKOUT
-from nereid.drift import drift_metrics
+from nereid.backends.triton import metrics
+from nereid.backends.triton.metrics import MetricKind
+from nereid.base.assets import CHECKOUT
+from nereid.base.tracing import collector
 from nereid.gateway.gateway_metrics import Metrics
-from nereid.rollout import service
+from nereid.insight.drift import drift_metrics
+from nereid.models.rollout import service
 from nereid.server.supervision import health, process_usage
-from nereid.tracing import collector
-from nereid.triton import metrics
-from nereid.triton.metrics import MetricKind
 
 TARGET = CHECKOUT / "docs" / "metrics.md"
 HEAD = """# Metrics

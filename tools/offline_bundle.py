@@ -16,9 +16,9 @@ from typing import Self
 
 from pip._vendor.packaging.requirements import Requirement
 
-from nereid.assets import CHECKOUT
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.units import format_bytes
+from nereid.base.assets import CHECKOUT
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.units import format_bytes
 from tools.wheel_closure import Wheel, close, read_wheel, read_wheels, target_environment
 
 INSTALLER = CHECKOUT / "deploy" / "install-offline.sh"

@@ -24,9 +24,9 @@ from loadtest.attack.attacks import Front
 from loadtest.attack.fuzz import fuzz
 from loadtest.torture.requests import JPEG, Connection, post
 from loadtest.torture.traffic import Failed, Kind, Span, Traffic, classifiers
-from nereid.assets import COFFEE, REPOSITORY
+from nereid.base.assets import COFFEE, REPOSITORY
 from nereid.gateway.admission import key_changes
-from nereid.tune.load_generator import percentile
+from nereid.insight.tune.load_generator import percentile
 
 ATTACKERS, PER_S, WARM_UP_S = 4, 4.0, 2.0
 TIMEOUT_S = 30.0

@@ -17,7 +17,7 @@ import grpc
 from tritonclient.grpc import service_pb2 as v2
 
 from loadtest.attack.costly import COSTLY
-from nereid.assets import COFFEE
+from nereid.base.assets import COFFEE
 
 MODEL = "classify"
 INFER = f"/v2/models/{MODEL}/infer"

@@ -15,25 +15,25 @@ import onnx
 
 from loadtest.attack import image_mutations, network_mutations
 from nereid.application.exit_codes import reason
+from nereid.base.errors import OperationFailed
+from nereid.base.serving_errors import InvalidImage, ServingError
 from nereid.cli.image_commands.drawing import Drawings
-from nereid.errors import OperationFailed
 from nereid.gateway import image_size
 from nereid.gateway.failures import Failure
-from nereid.imaging.decode import Limits, read_upright_size
-from nereid.imaging.formats.size import read_size
-from nereid.imaging.preprocessor import CpuPreprocessor
-from nereid.imaging.transform import Transform
-from nereid.publish import watch
-from nereid.publish.add import Declined, add
-from nereid.publish.drop_folder import DropFolder, journal_of
-from nereid.publish.examination.examine import Gates
-from nereid.publish.examination.examiner import UNEXPECTED
-from nereid.publish.publisher import publish
-from nereid.publish.staged_addition import AddRequest
+from nereid.models.publish import watch
+from nereid.models.publish.add import Declined, add
+from nereid.models.publish.drop_folder import DropFolder, journal_of
+from nereid.models.publish.examination.examine import Gates
+from nereid.models.publish.examination.examiner import UNEXPECTED
+from nereid.models.publish.publisher import publish
+from nereid.models.publish.staged_addition import AddRequest
 from nereid.repository.check import check
-from nereid.serving_errors import InvalidImage, ServingError
-from nereid.text.stages import StageTimes
-from nereid.text.upright import UprightDecoder
+from nereid.tasks.read.stages import StageTimes
+from nereid.tasks.read.upright import UprightDecoder
+from nereid.vision.imaging.decode import Limits, read_upright_size
+from nereid.vision.imaging.formats.size import read_size
+from nereid.vision.imaging.preprocessor import CpuPreprocessor
+from nereid.vision.imaging.transform import Transform
 from tests.detectors import TestDetector
 from tests.user_networks import UserNetwork
 

@@ -22,10 +22,10 @@ import onnxruntime
 
 from loadtest import record
 from loadtest.attack.file_cases import ANSWERED, PARTS, REFUSED, Cases, prepare
-from nereid.processes import available_cores
-from nereid.publish.examination import examine, examiner, measurements
-from nereid.publish.examination.examine import ExaminationFailed, ExaminationRequest, Rejected
-from nereid.publish.intake import changed_file, network_trial
+from nereid.base.processes import available_cores
+from nereid.models.publish.examination import examine, examiner, measurements
+from nereid.models.publish.examination.examine import ExaminationFailed, ExaminationRequest, Rejected
+from nereid.models.publish.intake import changed_file, network_trial
 
 CASE_S, REAL_CASE_S = 20.0, 200.0
 MEMORY_BYTES = 8 * 2**30

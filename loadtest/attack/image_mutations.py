@@ -10,7 +10,7 @@ from numpy.random import Generator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from nereid.assets import COFFEE
+from nereid.base.assets import COFFEE
 from tests.pictures import save
 
 SIZES = (0, 1, 2, 7, 63, 65, 255, 256, 4_000, 8_000, 16_384, 16_385, 32_767, 65_535)

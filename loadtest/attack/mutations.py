@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadtest.attack.attacks import INFER, MODEL, classified_text, image_input, in_shared_memory, message
-from nereid.tune import photos
+from nereid.insight.tune import photos
 
 Channel = Literal["HTTP", "JSON", "gRPC"]
 MAX_CHANGES = 4

@@ -15,7 +15,7 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from onnx import TensorProto, helper
 
-from nereid.assets import TEXT_REPOSITORY
+from nereid.base.assets import TEXT_REPOSITORY
 from tests.detectors import CLASSES, HEADS, SIDE, TestDetector
 from tests.recognisers import TestRecogniser
 from tests.user_networks import UserNetwork

@@ -11,7 +11,7 @@ from loadtest import wrk
 from loadtest.bench import runner
 from loadtest.bench.plan import select
 from nereid.application.exit_codes import exiting
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.base.errors import OperationFailed, WrongUsage
 
 
 def bench(

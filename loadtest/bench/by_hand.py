@@ -16,11 +16,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from loadtest.bench.plan import PRECISIONS
-from nereid import assets
-from nereid.config.model_config import ModelConfig
-from nereid.imaging.pipeline import Pipeline
-from nereid.inference.session import Session
-from nereid.processes import available_cores
+from nereid.base import assets
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.processes import available_cores
+from nereid.vision.imaging.pipeline import Pipeline
+from nereid.vision.inference.session import Session
 
 PATH = "/classify/"
 TOP = 5

@@ -14,14 +14,14 @@ import numpy as np
 from loadtest import resource_usage
 from loadtest.bench.plan import ALONE, BATCH, BATCHES, PHOTOS, PRECISIONS, TENSOR, Cell
 from loadtest.bench.summary import Sample
-from nereid import assets
-from nereid.config.model_config import ModelConfig
-from nereid.imaging.pipeline import Pipeline
-from nereid.inference.session import Session
-from nereid.processes import available_cores
+from nereid.base import assets
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.processes import available_cores
+from nereid.insight.tune import photos
+from nereid.insight.tune.load_generator import percentile
 from nereid.server.command_line import KEEP_BUFFERS
-from nereid.tune import photos
-from nereid.tune.load_generator import percentile
+from nereid.vision.imaging.pipeline import Pipeline
+from nereid.vision.inference.session import Session
 
 # Seconds of each call, CPU seconds of all, and the process's memory in bytes.
 Work = tuple[list[float], float, int]

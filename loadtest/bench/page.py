@@ -11,7 +11,7 @@ from loadtest import record
 from loadtest.bench import summary
 from loadtest.bench.plan import ALONE, IN_PROCESS, PHOTOS, WRK
 from loadtest.record import Row
-from nereid.assets import CHECKOUT
+from nereid.base.assets import CHECKOUT
 
 Record = Row
 

@@ -14,12 +14,12 @@ from loadtest import resource_usage, servers, wrk
 from loadtest.bench import by_hand, limit
 from loadtest.bench.plan import BY_HAND, PHOTOS, PRECISIONS, TENSOR, Cell
 from loadtest.bench.summary import Sample
-from nereid.contract import VARIANT_HEADER
+from nereid.base.contract import VARIANT_HEADER
+from nereid.insight.tune import photos
+from nereid.insight.tune.load_generator import Load, LoadFailed
 from nereid.server.command_line import PLAIN_PROFILE
 from nereid.server.embedded_server import infer_path
 from nereid.server.ports import Ports
-from nereid.tune import photos
-from nereid.tune.load_generator import Load, LoadFailed
 
 # The server's profile for each path.
 PROFILES = {

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from nereid.processes import available_cores
-from nereid.tune import photos, tuning
+from nereid.base.processes import available_cores
+from nereid.insight.tune import photos, tuning
 
 # Paths of a request to the network. All but `network` take a photo.
 BY_HAND = "by-hand"

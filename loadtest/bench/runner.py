@@ -15,10 +15,10 @@ from loadtest import record, wrk
 from loadtest.bench import limit, paths, summary
 from loadtest.bench.plan import LIMITS, Cell
 from loadtest.bench.summary import Sample
-from nereid.errors import OperationFailed, ServerError
-from nereid.processes import exit_on_sigterm
+from nereid.base.errors import OperationFailed, ServerError
+from nereid.base.processes import exit_on_sigterm
+from nereid.insight.tune.load_generator import LoadFailed
 from nereid.server.command_line import KEEP_BUFFERS
-from nereid.tune.load_generator import LoadFailed
 
 Environment = MutableMapping[str, str]
 

@@ -19,8 +19,8 @@ from typing import Any
 from loadtest import record
 from loadtest.gpu_check import claims, machine, processes
 from loadtest.gpu_check.processes import ROOT, Context
-from nereid import files
-from nereid.errors import WrongUsage
+from nereid.base import files
+from nereid.base.errors import WrongUsage
 from nereid.server.installation import cuda_folders
 
 DRIVER = Path("/proc/driver/nvidia/version")

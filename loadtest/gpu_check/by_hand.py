@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nereid.assets import COFFEE
+from nereid.base.assets import COFFEE
 
 PATH = "/classify"
 PACKAGES = ("torch", "torchvision", "timm")

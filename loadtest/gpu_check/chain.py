@@ -13,21 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from nereid.assets import REPOSITORY
-from nereid.config.model_config import ModelConfig, read_profile
-from nereid.imaging.buffers import Buffers
-from nereid.imaging.decode import Limits, open_image
-from nereid.imaging.image_times import ImageTimes
-from nereid.imaging.pipeline import Pipeline
-from nereid.imaging.preprocess_settings import PreprocessSettings
-from nereid.imaging.transform import DATATYPES, Transform
-from nereid.inference.session import Session
-from nereid.inference.session_options import BackendSettings
-from nereid.serving_errors import ServingError
-from nereid.triton.overlap.lanes import Lanes, Stages
-from nereid.triton.overlap.open_lanes import open_lanes, open_stream
-from nereid.triton.overlap.overlap import Overlap
-from nereid.tune.load_generator import percentile
+from nereid.backends.triton.overlap.lanes import Lanes, Stages
+from nereid.backends.triton.overlap.open_lanes import open_lanes, open_stream
+from nereid.backends.triton.overlap.overlap import Overlap
+from nereid.base.assets import REPOSITORY
+from nereid.base.config.model_config import ModelConfig, read_profile
+from nereid.base.serving_errors import ServingError
+from nereid.insight.tune.load_generator import percentile
+from nereid.vision.imaging.buffers import Buffers
+from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.image_times import ImageTimes
+from nereid.vision.imaging.pipeline import Pipeline
+from nereid.vision.imaging.preprocess_settings import PreprocessSettings
+from nereid.vision.imaging.transform import DATATYPES, Transform
+from nereid.vision.inference.session import Session
+from nereid.vision.inference.session_options import BackendSettings
 
 PROFILE = "gpu"
 PREPROCESS, NETWORK = "imagenet_preprocess", "efficientnet_lite0"
@@ -59,7 +59,7 @@ class Chain:
     """Preprocessing and network as two instances of the profile `gpu_ensemble` have them: unbound."""
 
     def __init__(self, rows: int) -> None:
-        from nereid.imaging.gpu_preprocessor import GpuPreprocessor
+        from nereid.vision.imaging.gpu_preprocessor import GpuPreprocessor
 
         self.preprocessor = GpuPreprocessor(transform(), Limits(), rows, device_id=0)
         self.session = Session.from_config(gpu_config(NETWORK), BackendSettings(profile=PROFILE))

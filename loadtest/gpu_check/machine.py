@@ -9,8 +9,8 @@ from typing import Any
 
 from loadtest import record
 from loadtest.gpu_check.processes import Context
-from nereid.observe.gpu_checks import gpu_findings
-from nereid.processes import available_bytes
+from nereid.base.processes import available_bytes
+from nereid.insight.observe.gpu_checks import gpu_findings
 from nereid.server.gpu import nvidia_smi
 from nereid.server.installation import find_installation
 

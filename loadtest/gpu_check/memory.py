@@ -12,12 +12,12 @@ from typing import Any
 
 from loadtest.gpu_check import chain, served
 from loadtest.gpu_check.processes import Context
-from nereid.assets import COFFEE
-from nereid.client.classifier import Classifier
+from nereid.base.assets import COFFEE
+from nereid.insight.tune import photos
 from nereid.server.control import Control
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.gpu import nvidia_smi
-from nereid.tune import photos
+from nereid.tasks.classify.client import Classifier
 
 Findings = dict[str, Any]
 

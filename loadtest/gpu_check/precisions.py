@@ -12,10 +12,10 @@ import numpy as np
 from loadtest.gpu_check import chain
 from loadtest.gpu_check.machine import PARTS, has
 from loadtest.gpu_check.processes import Context
-from nereid.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.inference.session_options import CPU, CUDA
-from nereid.inference.tensorrt import TENSORRT
-from nereid.publish.intake.precision import convert
+from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
+from nereid.models.publish.intake.precision import convert
+from nereid.vision.inference.session_options import CPU, CUDA
+from nereid.vision.inference.tensorrt import TENSORRT
 
 Findings = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
-from nereid.processes import end_with_parent
+from nereid.base.processes import end_with_parent
 
 # A process that gets SIGTERM has this long to stop its server; a hang in CUDA ignores SIGTERM.
 STOP_S = 5.0

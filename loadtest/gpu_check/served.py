@@ -14,11 +14,11 @@ from loadtest import servers
 from loadtest.gpu_check import by_hand
 from loadtest.gpu_check.processes import Context
 from loadtest.gpu_check.speed import PHOTO_WH
-from nereid.processes import available_cores
+from nereid.base.processes import available_cores
+from nereid.insight.tune import load_generator, photos
+from nereid.insight.tune.load_generator import HOST, Load
+from nereid.insight.tune.trial import TO_IMAGES
 from nereid.server.embedded_server import EmbeddedServer, infer_path
-from nereid.tune import load_generator, photos
-from nereid.tune.load_generator import HOST, Load
-from nereid.tune.trial import TO_IMAGES
 
 MODEL = "classify_v1"
 CONCURRENCIES, BY_HAND_CONCURRENCIES = (1, 8, 32, 64, 128), (1, 8, 64)

@@ -12,10 +12,10 @@ import numpy as np
 from loadtest.gpu_check import chain
 from loadtest.gpu_check.chain import Job, run_all
 from loadtest.gpu_check.processes import Context
-from nereid.assets import CHELSEA, COFFEE
-from nereid.triton.overlap.lanes import Lanes
-from nereid.triton.overlap.overlap import SLOTS, Overlap
-from nereid.tune import photos
+from nereid.backends.triton.overlap.lanes import Lanes
+from nereid.backends.triton.overlap.overlap import SLOTS, Overlap
+from nereid.base.assets import CHELSEA, COFFEE
+from nereid.insight.tune import photos
 
 PHOTO_WH = photos.SIZES_WH["1920x1080"]
 ROWS, BATCH_SIZES, MIXED = 32, (1, 4, 8, 32), 60

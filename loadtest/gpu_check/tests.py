@@ -9,7 +9,7 @@ from typing import Any
 from loadtest.gpu_check import processes
 from loadtest.gpu_check.machine import has
 from loadtest.gpu_check.processes import Context, Ended
-from nereid.processes import available_cores
+from nereid.base.processes import available_cores
 
 # Time limits of the files in seconds.
 FILES = {

@@ -8,8 +8,8 @@ from typing import Any
 from loadtest.gpu_check import chain
 from loadtest.gpu_check.chain import Job, run_all
 from loadtest.gpu_check.processes import Context
-from nereid.triton.overlap.overlap import SLOTS, Overlap
-from nereid.tune import photos
+from nereid.backends.triton.overlap.overlap import SLOTS, Overlap
+from nereid.insight.tune import photos
 
 ROWS, BATCHES = 32, 20
 # Bytes of the scores of all batches.

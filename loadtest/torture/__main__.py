@@ -27,8 +27,8 @@ from loadtest.torture.faults import FAULTS, Gateway, Scene, own_file_systems
 from loadtest.torture.observation import Observer, Sample
 from loadtest.torture.traffic import Target, Traffic
 from loadtest.torture.verdict import MIN_SAMPLES, Verdict
-from nereid import assets
-from nereid.tune import photos
+from nereid.base import assets
+from nereid.insight.tune import photos
 
 # Parts of a soak: the traffic before the measurement, and the measurement without changes.
 WARM_UP, WARM_UP_S, STEADY = 0.2, (5.0, 600.0), 0.5

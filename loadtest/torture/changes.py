@@ -10,19 +10,19 @@ import onnx
 from onnx import numpy_helper
 
 from loadtest.servers import Supervised
-from nereid import assets
-from nereid.client.prediction import Prediction
-from nereid.config.model_config import ModelConfig
-from nereid.imaging.pipeline import Pipeline
-from nereid.inference.session import Session
-from nereid.publish.examination.examine import Gates
-from nereid.publish.publisher import publish, retire, rollback
+from nereid.base import assets
+from nereid.base.config.model_config import ModelConfig
+from nereid.models.publish.examination.examine import Gates
+from nereid.models.publish.publisher import publish, retire, rollback
+from nereid.models.routes.change import change_with_retry, reweighted
+from nereid.models.routes.served import RunningServer
+from nereid.models.routes.target import find_route
 from nereid.repository.layout import versions_there
-from nereid.routes.change import change_with_retry, reweighted
-from nereid.routes.served import RunningServer
-from nereid.routes.target import find_route
 from nereid.server.control import Control
 from nereid.server.supervision import stubs
+from nereid.tasks.classify.result import Prediction
+from nereid.vision.imaging.pipeline import Pipeline
+from nereid.vision.inference.session import Session
 
 NETWORK, ROUTE, RELOADED = "efficientnet_lite0", "classify", "classify_v1"
 BIAS, ESPRESSO, STEP = "network._fc.bias", 967, 0.03

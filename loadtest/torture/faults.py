@@ -21,11 +21,11 @@ from loadtest import servers
 from loadtest.torture.changes import ROUTE, Changes
 from loadtest.torture.requests import GOOD, INFER, RAW, connect, head
 from loadtest.torture.traffic import Target
-from nereid import files
-from nereid.contract import VARIANT_HEADER
-from nereid.errors import OperationFailed
-from nereid.processes import available_cores, end_with_parent
-from nereid.triton import stub_memory, stub_processes
+from nereid.backends.triton import stub_memory, stub_processes
+from nereid.base import files
+from nereid.base.contract import VARIANT_HEADER
+from nereid.base.errors import OperationFailed
+from nereid.base.processes import available_cores, end_with_parent
 
 SHORT_S, END_S = 2.0, 40.0
 IDLE_CONNECTIONS, LEAVING_CALLERS = 300, 100

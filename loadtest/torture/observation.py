@@ -16,10 +16,10 @@ from loadtest import resource_usage
 from loadtest.resource_usage import MB
 from loadtest.servers import Supervised
 from loadtest.torture.faults import END_S, Gateway
-from nereid import metrics_page
-from nereid.metrics_page import Snapshot
+from nereid.backends.triton import stub_memory, stub_processes
+from nereid.base import metrics_page
+from nereid.base.metrics_page import Snapshot
 from nereid.server.command_line import REGION_PREFIX
-from nereid.triton import stub_memory, stub_processes
 
 # Gauges of server and gateway that must be zero without traffic, and the supervisor's count of its restarts.
 GAUGES = (

@@ -14,10 +14,11 @@ from typing import Any
 
 from loadtest.torture.changes import ROUTE, Photo
 from loadtest.torture.traffic import Failed, Kind, Target
-from nereid.assets import COFFEE
-from nereid.client.classifier import AsyncClassifier, Classifier
+from nereid.base.assets import COFFEE
 from nereid.client.classifier_errors import RequestRefused, TimedOut
-from nereid.client.prediction import Label, Prediction, Timings
+from nereid.client.result_kind import Timings
+from nereid.tasks.classify.client import AsyncClassifier, Classifier
+from nereid.tasks.classify.result import Label, Prediction
 
 INFER, RAW = f"/v2/models/{ROUTE}/infer", {"Inference-Header-Content-Length": "0"}
 JPEG = {"Content-Type": "image/jpeg"}

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from nereid.assets import COFFEE
-from nereid.client.classifier import Classifier
+from nereid.base.assets import COFFEE
 from nereid.client.classifier_errors import RequestRefused
-from nereid.client.prediction import Prediction
 from nereid.client.request import ProtocolName
+from nereid.tasks.classify.client import Classifier
+from nereid.tasks.classify.result import Prediction
 
 # The limit on requests in flight at the end; all timeouts of callers are shorter.
 JOIN_S = 60.0

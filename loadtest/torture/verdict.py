@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from loadtest import record
 from loadtest.torture.observation import Sample
 from loadtest.torture.traffic import Tally
-from nereid.routing.assignment import ROUTE_THREADS
+from nereid.backends.routing.assignment import ROUTE_THREADS
 
 MIN_SAMPLES, PARTS = 8, 5
 # The growth that counts as none in the whole time without changes, as a share of the memory and at least so

@@ -25,8 +25,8 @@ from loadtest.users.report import Report
 from loadtest.users.request_mix import RESULTS
 from loadtest.users.run_statistics import RunStatistics
 from loadtest.users.turn_scheduler import ARRIVALS, DRAIN_S, SCENARIOS, UNANSWERED, TurnScheduler
-from nereid.client.classifier import Classifier
 from nereid.client.classifier_errors import ClassifierError
+from nereid.tasks.classify.client import Classifier
 
 # Names of the messages between Locust's processes.
 STATISTICS, FINISH, FINISHED = "nereid_statistics", "nereid_finish", "nereid_finished"

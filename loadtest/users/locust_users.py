@@ -18,10 +18,10 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from loadtest.users import request_mix
 from loadtest.users.request_mix import RESULTS, ImageRequest, RequestMix
 from loadtest.users.turn_scheduler import TIMEOUT_S, TurnScheduler
+from nereid.base.contract import VARIANT
 from nereid.client.request import CHANNEL, key_header
 from nereid.client.rest.methods import LENGTH, json_size_of
-from nereid.client.results.result_kind import MALFORMED, HttpResult
-from nereid.contract import VARIANT
+from nereid.client.result_kind import MALFORMED, HttpResult
 
 HTTP, GRPC = "http", "grpc"
 DEFAULT_HOST = "http://127.0.0.1:8000"

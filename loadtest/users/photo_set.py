@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from nereid.cli.image_files import collect
-from nereid.tune import photos
+from nereid.insight.tune import photos
 
 ESPRESSO = 967
 # Relative frequencies of the sample's sizes.

@@ -10,7 +10,7 @@ import numpy as np
 
 from loadtest.users.photo_set import Photo
 from loadtest.users.run_statistics import RunStatistics
-from nereid.contract import LABEL, ROUTE_KEY_HEADER, SCORES, TEXT, VARIANT, VARIANT_HEADER
+from nereid.base.contract import LABEL, ROUTE_KEY_HEADER, SCORES, TEXT, VARIANT, VARIANT_HEADER
 
 PLAIN, FORCED, STICKY = "plain", "forced", "sticky"
 # Relative frequencies.

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from nereid import assets
-from nereid.assets import TASKS, TaskModels
-from nereid.contract import IMAGE
-from nereid.errors import WrongUsage
+from nereid.base import assets
+from nereid.base.assets import TASKS, TaskModels
+from nereid.base.contract import IMAGE
+from nereid.base.errors import WrongUsage
 
 
 def find_model(repository: Path, name: str, kind: TaskModels) -> str:
@@ -17,7 +17,7 @@ def find_model(repository: Path, name: str, kind: TaskModels) -> str:
     wanted = name or kind.default
     if (repository / wanted).is_dir():
         return wanted
-    from nereid.routes.target import check_repository, models_with
+    from nereid.models.routes.target import check_repository, models_with
 
     check_repository(repository)
     found = models_with(repository, kind.outputs)
@@ -41,8 +41,8 @@ def find_any_model(repository: Path, name: str) -> str:
     Raises:
         WrongUsage: the repository has no such model, or none; the message has the models of all tasks.
     """
+    from nereid.models.routes.target import check_repository, models_with
     from nereid.repository.layout import is_model, model_folders
-    from nereid.routes.target import check_repository, models_with
 
     check_repository(repository)
     found: dict[str, None] = {}

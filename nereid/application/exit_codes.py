@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from nereid import files
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.serving_errors import ServingError
-from nereid.units import escaped
+from nereid.base import files
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.serving_errors import ServingError
+from nereid.base.units import escaped
 
 FAILED, WRONG_USAGE = 1, 2
 # The modules that an extra of the distribution brings; all others come with Nereid itself.

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nereid.application.chosen_models import find_any_model
-from nereid.assets import CLASSIFIERS
-from nereid.errors import ServerError
+from nereid.base.assets import CLASSIFIERS
+from nereid.base.errors import ServerError
+from nereid.base.processes import available_cores
+from nereid.base.tracing.records import Sampling
 from nereid.gateway.admission.key_changes import open_ring
 from nereid.gateway.settings import Listen, Settings
-from nereid.processes import available_cores
 from nereid.server import run_dir
-from nereid.tracing.records import Sampling
 
 if TYPE_CHECKING:
     from nereid.gateway.models import ModelSource

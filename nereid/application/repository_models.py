@@ -7,8 +7,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from nereid.application.repository_publisher import RepositoryPublisher
-from nereid.config.model_config import ModelConfig, read_pbtxt
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.backends.routing.assignment import Table, shares
+from nereid.base.config.model_config import ModelConfig, read_pbtxt
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.serving_errors import InvalidConfig, InvalidImage
+from nereid.gateway.gateway_task import TASKS
 from nereid.gateway.models import DocumentField, PreviewRefused
 from nereid.gateway.route_control import (
     RolloutOrder,
@@ -19,21 +22,18 @@ from nereid.gateway.route_control import (
     RouteState,
     VariantState,
 )
-from nereid.gateway.tasks.gateway_task import TASKS
-from nereid.imaging.preprocess_settings import PreprocessSettings
-from nereid.imaging.preview import preview
+from nereid.models.rollout import orders
+from nereid.models.rollout.plan import make_plan
+from nereid.models.rollout.rollout_journal import RolloutActive, RolloutJournals
+from nereid.models.routes import change, target
+from nereid.models.routes.served import NO_SERVER, SERVED, RunningServer, served_status
+from nereid.models.routes.target import RouteLocation, find_route, find_routes, present_table, read_state
 from nereid.repository.layout import output_names, versions_there
-from nereid.rollout import orders
-from nereid.rollout.plan import make_plan
-from nereid.rollout.rollout_journal import RolloutActive, RolloutJournals
-from nereid.routes import change, target
-from nereid.routes.served import NO_SERVER, SERVED, RunningServer, served_status
-from nereid.routes.target import RouteLocation, find_route, find_routes, present_table, read_state
-from nereid.routing.assignment import Table, shares
 from nereid.server.run_dir import ServerRecord
-from nereid.serving_errors import InvalidConfig, InvalidImage
-from nereid.text.fields.specification import read_specification
-from nereid.text.reading_settings import ReadingSettings, fields_path
+from nereid.tasks.read.fields.specification import read_specification
+from nereid.tasks.read.reading_settings import ReadingSettings, fields_path
+from nereid.vision.imaging.preprocess_settings import PreprocessSettings
+from nereid.vision.imaging.preview import preview
 
 
 class RepositoryModels:

@@ -14,7 +14,7 @@ import msgspec
 
 from nereid.application import child
 from nereid.application.exit_codes import WRONG_USAGE
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.gateway.failures import Failure
 from nereid.gateway.models import PublishAnswer, PublishOrder
 
@@ -63,8 +63,8 @@ def publish_network(options: PublishOrder, environment: Mapping[str, str]) -> No
     """
     # Here, because a gateway knows this module, and needs no ONNX Runtime.
     from nereid.application.chosen_models import own_repository
-    from nereid.publish import publisher
-    from nereid.publish.examination.examine import Gates
+    from nereid.models.publish import publisher
+    from nereid.models.publish.examination.examine import Gates
     from nereid.server import run_dir
 
     repository = own_repository(options.repository)

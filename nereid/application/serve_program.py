@@ -9,13 +9,13 @@ from pathlib import Path
 
 from nereid.application import child
 from nereid.application.gateway_program import GatewayOptions, default_workers, gateway
-from nereid.drift import drift_metrics, monitor
-from nereid.errors import WrongUsage, invalid_values
+from nereid.base.errors import WrongUsage, invalid_values
+from nereid.base.processes import end_with_parent
 from nereid.gateway.admission.access import check_ring
 from nereid.gateway.admission.key_changes import open_ring
 from nereid.gateway.settings import Listen, Settings
-from nereid.processes import end_with_parent
-from nereid.rollout import service
+from nereid.insight.drift import drift_metrics, monitor
+from nereid.models.rollout import service
 from nereid.server import run_dir
 from nereid.server import serve as server
 from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, ServerOptions, check_options

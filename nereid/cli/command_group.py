@@ -7,7 +7,7 @@ from typer._click.exceptions import ClickException  # Typer's copy of Click; not
 from typer.core import TyperCommand, TyperGroup
 
 from nereid.application import exit_codes
-from nereid.errors import WrongUsage
+from nereid.base.errors import WrongUsage
 
 # Options that stand for the first argument of a command, by its name.
 OPTIONS_OF_ARGUMENTS = {"model": ("--model", "--route"), "repository": ("--repository",)}

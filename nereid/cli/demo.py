@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nereid.assets import COFFEE, PARCEL_LABEL, TEXT_REPOSITORY
+from nereid.base.assets import COFFEE, PARCEL_LABEL, TEXT_REPOSITORY
+from nereid.base.errors import OperationFailed, ServerError, WrongUsage
+from nereid.base.units import format_ms
 from nereid.cli.options import Task, environment
-from nereid.errors import OperationFailed, ServerError, WrongUsage
-from nereid.units import format_ms
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from nereid.client.prediction import Prediction
     from nereid.client.request import ProtocolName
-    from nereid.client.results.text_reading import Reading
     from nereid.server.command_line import ServerOptions
+    from nereid.tasks.classify.result import Prediction
+    from nereid.tasks.read.result import Reading
 
 NETWORKS = {"1": "FP32", "2": "INT8"}
 WARM_UP_REQUESTS = 5
@@ -86,7 +86,7 @@ def read(url: str, encoded: bytes) -> "Reading":
         OperationFailed: the server rejected the image.
     """
     from nereid.client.classifier_errors import RequestRefused
-    from nereid.client.reader_client import Reader
+    from nereid.tasks.read.client import Reader
 
     with Reader(url, "http", timeout_s=READ_TIMEOUT_S) as reader:
         try:
@@ -122,7 +122,7 @@ def show_classes(context: typer.Context) -> None:
 
 def measure(options: "ServerOptions", version: str, protocol: "ProtocolName") -> "Prediction":
     """Classify the sample photo on one version; returns the last of a few responses, on a warm connection."""
-    from nereid.client.classifier import Classifier
+    from nereid.tasks.classify.client import Classifier
 
     with Classifier(f"{options.host}:{getattr(options.ports, protocol)}", protocol) as classifier:
         return [classifier.classify(COFFEE, version=version, top_k=TOP) for _ in range(WARM_UP_REQUESTS)][-1]

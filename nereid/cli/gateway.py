@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.contract import HTTP_PORT
+from nereid.base.errors import invalid_values
 from nereid.cli.keys import KeysFile
 from nereid.cli.options import Repository, Task, complete_model, environment, repository_of
 from nereid.cli.server_options import find_server
-from nereid.contract import HTTP_PORT
-from nereid.errors import invalid_values
 from nereid.gateway.settings import KEEP_ALIVE_S, Listen, Settings
 
 MAX_WORKERS = 64

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from nereid.assets import REPOSITORY, TEXT_REPOSITORY, copy_models
+from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY, copy_models
+from nereid.base.errors import WrongUsage
 from nereid.cli.options import Task
-from nereid.errors import WrongUsage
 
 
 def init(

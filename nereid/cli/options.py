@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from nereid import assets
-from nereid.errors import WrongUsage
+from nereid.base import assets
+from nereid.base.errors import WrongUsage
 
 DEFAULT_MODEL_HELP = "`classify`, or the only model that classifies"
 DEFAULT_READER_HELP = "`read_text`, or the only model that reads text"
@@ -56,7 +56,7 @@ def complete_variant(repository: Path) -> Iterable[str]:
 @_completing
 def complete_preset(repository: Path) -> Iterable[str]:
     """Complete the names of preprocessing presets."""
-    from nereid.imaging.preprocess_settings import PRESETS
+    from nereid.vision.imaging.preprocess_settings import PRESETS
 
     return PRESETS
 

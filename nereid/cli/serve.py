@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
+from nereid.base.errors import WrongUsage, invalid_values
 from nereid.cli.keys import KeysFile
 from nereid.cli.options import Profile, Repository, Task, environment, repository_of
-from nereid.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
-from nereid.errors import WrongUsage, invalid_values
 from nereid.server.command_line import (
     AUTO_PROFILE,
     LOOPBACK,
@@ -153,9 +153,9 @@ def serve(
     ports: it checks every request, and every request needs a key.
     """
     from nereid.application import serve_program
+    from nereid.base.tracing.records import Sampling
     from nereid.server.request_traces import TraceOptions
     from nereid.server.serve import ServeOptions
-    from nereid.tracing.records import Sampling
 
     if otlp and not re.fullmatch(r"https?://[^/\s]+\S*", otlp):
         raise WrongUsage(f"--otlp: expected an address such as http://localhost:4318, got '{otlp[:128]}'")

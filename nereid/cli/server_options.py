@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from nereid.base.errors import WrongUsage
 from nereid.cli.options import environment
-from nereid.errors import WrongUsage
 
 if TYPE_CHECKING:
     from nereid.server.run_dir import ServerRecord

@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from nereid.units import escaped
+from nereid.base.units import escaped
 
 # Wider than any row, so that nothing is cut where no terminal has a width.
 UNLIMITED = 10_000

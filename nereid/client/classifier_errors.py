@@ -17,7 +17,7 @@ import re
 import socket
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from nereid import contract
+from nereid.base import contract
 
 if TYPE_CHECKING:
     from tritonclient.utils import InferenceServerException

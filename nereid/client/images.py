@@ -8,7 +8,7 @@ from typing import IO, TypeAlias
 import numpy as np
 from PIL import Image, ImageOps
 
-from nereid.contract import MAX_IMAGE_BYTES
+from nereid.base.contract import MAX_IMAGE_BYTES
 
 ImageLike: TypeAlias = (
     "bytes | bytearray | memoryview | str | os.PathLike[str] | IO[bytes] | Image.Image | np.ndarray"

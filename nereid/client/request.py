@@ -9,8 +9,8 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 import tritonclient.grpc
 
-from nereid.addresses import unix_path
-from nereid.contract import GRPC_PORT, HTTP_PORT, IMAGE, KEY_HEADER, OPTION_HEADERS, SCORES
+from nereid.base.addresses import unix_path
+from nereid.base.contract import GRPC_PORT, HTTP_PORT, IMAGE, KEY_HEADER, OPTION_HEADERS, SCORES
 
 ProtocolName = Literal["grpc", "http"]
 MemoryKind = Literal["system", "cuda"]

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from tritonclient.utils import shared_memory
 
+from nereid.base.contract import RESTRICTED_TEXT
 from nereid.client.classifier_errors import (
     ClassifierError,
     Overloaded,
@@ -29,7 +30,6 @@ from nereid.client.classifier_errors import (
 from nereid.client.request import MemoryKind, region_tensor
 from nereid.client.retry import Attempts
 from nereid.client.transport import BlockingConnection, Connection, run
-from nereid.contract import RESTRICTED_TEXT
 
 FOLDER = Path("/dev/shm")
 # The GPU of all CUDA regions.

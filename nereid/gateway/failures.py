@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from nereid import contract
+from nereid.base import contract
 from nereid.client.classifier_errors import connection_hint
 
 Code = Literal[

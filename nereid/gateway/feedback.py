@@ -4,10 +4,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from nereid.client.prediction import Prediction
 from nereid.gateway.failures import Failure
 from nereid.gateway.http.http_request import MAX_ID_LENGTH, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.state import Gateway
+from nereid.tasks.classify.result import Prediction
 
 MAX_LABEL = 1024
 

@@ -1,7 +1,7 @@
 """Sizes of images, before they are decoded."""
 
 from nereid.gateway.failures import Failure
-from nereid.imaging.formats.size import FileSize
+from nereid.vision.imaging.formats.size import FileSize
 
 
 def check(found: FileSize | None, max_pixels: int, max_side_px: int) -> None:

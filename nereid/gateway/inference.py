@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from nereid.base.contract import IMAGE, SCORES
+from nereid.base.http_connection import HttpConnections, HttpResponse
 from nereid.client.classifier_errors import RequestRefused, Unreachable
-from nereid.client.prediction import Timings
-from nereid.client.results.result_kind import MALFORMED, HttpResult, ResultKind
+from nereid.client.result_kind import MALFORMED, HttpResult, ResultKind, Timings
 from nereid.client.retry import MAX_ATTEMPTS, pause_after_s
-from nereid.contract import IMAGE, SCORES
 from nereid.gateway import image_size
 from nereid.gateway.failures import (
     CLIENT_CLOSED,
@@ -33,8 +33,7 @@ from nereid.gateway.v2.inference_body import (
     Output,
 )
 from nereid.gateway.v2.tensor_checks import BYTES, LENGTH_BYTES
-from nereid.http_connection import HttpConnections, HttpResponse
-from nereid.imaging.formats.size import FileSize
+from nereid.vision.imaging.formats.size import FileSize
 
 if TYPE_CHECKING:
     from nereid.gateway.http.http_request import GatewayRequest

@@ -12,16 +12,16 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
+from nereid.base.contract import PROBE_HEADER
+from nereid.base.http_connection import HttpConnections
 from nereid.client.retry import Budget
-from nereid.contract import PROBE_HEADER
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import Live
+from nereid.gateway.gateway_task import CLASSIFY, GatewayTask, task_of
 from nereid.gateway.inference import ImageCall, request, send
 from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteControl, RouteView
-from nereid.gateway.tasks.gateway_task import CLASSIFY, GatewayTask, task_of
 from nereid.gateway.v2.inference_body import Output
-from nereid.http_connection import HttpConnections
 
 # Names in an error message; a repository may have hundreds.
 MAX_NAMES = 20

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from nereid.client.prediction import Prediction
 from nereid.gateway.answers import Answer, BatchAnswer, FailedResult, Result, Score, TimingsMs
 from nereid.gateway.failures import FAULTS, GATEWAY_FAILED, SERVER_OUTCOMES, Failure, invalid_request
 from nereid.gateway.feedback import remember
+from nereid.gateway.gateway_task import CLASSIFY, GatewayTask
 from nereid.gateway.http.http_request import (
     OPTIONS,
     GatewayRequest,
@@ -21,9 +21,9 @@ from nereid.gateway.http.middleware import log
 from nereid.gateway.http.upload import MAX_TOP_K, BatchBody, BatchImage, CancelOnDisconnect
 from nereid.gateway.inference import ImageCall, run
 from nereid.gateway.state import Gateway
-from nereid.gateway.tasks.gateway_task import CLASSIFY, GatewayTask
-from nereid.imaging.formats.size import read_size
-from nereid.imaging.formats.work import LARGE_WORK, work_of
+from nereid.tasks.classify.result import Prediction
+from nereid.vision.imaging.formats.size import read_size
+from nereid.vision.imaging.formats.work import LARGE_WORK, work_of
 
 ROUTE_PARAMETERS = tuple(OPTIONS)
 PARAMETERS = ("top_k", *ROUTE_PARAMETERS)

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from nereid.assets import COFFEE
+from nereid.base.assets import COFFEE
 from nereid.gateway.failures import Failure
 
 CACHE_S, TIMEOUT_S = 2.0, 5.0

@@ -4,8 +4,8 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nereid.contract import HTTP_PORT, MAX_IMAGE_BYTES
-from nereid.tracing.records import DEFAULT_SAMPLING, Sampling
+from nereid.base.contract import HTTP_PORT, MAX_IMAGE_BYTES
+from nereid.base.tracing.records import DEFAULT_SAMPLING, Sampling
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 # Load balancers keep unused connections for about 60 s. If the gateway closed one first, a request could meet

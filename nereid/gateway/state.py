@@ -3,6 +3,8 @@
 import time
 from dataclasses import dataclass
 
+from nereid.base.http_connection import HttpConnections
+from nereid.base.tracing.records import Tracer
 from nereid.gateway.admission.admission import Admission
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.admission.quotas import Quotas
@@ -14,8 +16,6 @@ from nereid.gateway.models import Models, OfferedModel
 from nereid.gateway.settings import Settings
 from nereid.gateway.workers.answer_memory import AnswerMemory
 from nereid.gateway.workers.shared_state import Report, SharedState
-from nereid.http_connection import HttpConnections
-from nereid.tracing.records import Tracer
 
 
 @dataclass(frozen=True, slots=True)

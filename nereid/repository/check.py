@@ -6,18 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from nereid.config.model_config import CONFIGS, ModelConfig, read_pbtxt
-from nereid.detection.detector import Detector
-from nereid.imaging.preprocess_settings import PreprocessSettings
-from nereid.inference.signature import validate
+from nereid.backends.routing import route_file
+from nereid.base.config.model_config import CONFIGS, ModelConfig, read_pbtxt
+from nereid.base.serving_errors import InvalidConfig
 from nereid.repository import ensembles
 from nereid.repository.checksums import CHECKSUMS, changes_since_publication, listed_files
 from nereid.repository.labels import InvalidLabels, check_count
 from nereid.repository.layout import config_files, model_folders
 from nereid.repository.profile import NetworkCache, Profile
 from nereid.repository.triton_rules import apply_rules
-from nereid.routing import route_file
-from nereid.serving_errors import InvalidConfig
+from nereid.tasks.detect.detector import Detector
+from nereid.vision.imaging.preprocess_settings import PreprocessSettings
+from nereid.vision.inference.signature import validate
 
 PLAIN = "config.pbtxt"
 Verdict = Literal["ok", "note", "fail"]

@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from nereid.config.model_config import read_profile
+from nereid.base.config.model_config import read_profile
+from nereid.base.serving_errors import InvalidConfig
 from nereid.repository.fitting import BACKENDS
 from nereid.repository.triton_rules import completes_config
-from nereid.serving_errors import InvalidConfig
 
 # A class with a base, or from another module, may inherit `auto_complete_config`.
 PLAIN_CLASS = re.compile(r"^class TritonPythonModel *(\( *(object)? *\))? *:", re.MULTILINE)

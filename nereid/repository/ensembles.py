@@ -5,16 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nereid.config.model_config import FusedSettings, ModelConfig, TensorSpec, read_pbtxt
-from nereid.inference import network_file
+from nereid.backends.triton.steps.after_network import open_after
+from nereid.base.config.model_config import FusedSettings, ModelConfig, TensorSpec, read_pbtxt
+from nereid.base.serving_errors import InvalidConfig
 from nereid.repository.layout import steps_of
 from nereid.repository.profile import Profile
-from nereid.serving_errors import InvalidConfig
-from nereid.text import reading_settings
-from nereid.text.characters import Characters
-from nereid.text.fields.specification import read_specification
-from nereid.text.reading_settings import ReadingSettings
-from nereid.triton.steps.after_network import open_after
+from nereid.tasks.read import reading_settings
+from nereid.tasks.read.characters import Characters
+from nereid.tasks.read.fields.specification import read_specification
+from nereid.tasks.read.reading_settings import ReadingSettings
+from nereid.vision.inference import network_file
 
 ITS_INPUT = "its input"
 

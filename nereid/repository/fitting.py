@@ -11,9 +11,12 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from nereid.config.instance_bounds import BOUNDS
-from nereid.config.model_config import ModelConfig, read_profile, with_instances
-from nereid.processes import available_bytes, available_cores
+from nereid.backends.routing.assignment import Route, parse_route, shares
+from nereid.backends.routing.route_file import path_of, read
+from nereid.base.config.instance_bounds import BOUNDS
+from nereid.base.config.model_config import ModelConfig, read_profile, with_instances
+from nereid.base.processes import available_bytes, available_cores
+from nereid.base.serving_errors import InvalidConfig
 from nereid.repository.layout import (
     PARTS,
     ROUTE,
@@ -23,10 +26,7 @@ from nereid.repository.layout import (
     readable_configs,
     served_steps,
 )
-from nereid.routing.assignment import Route, parse_route, shares
-from nereid.routing.route_file import path_of, read
-from nereid.serving_errors import InvalidConfig
-from nereid.text.reading_settings import BACKEND as READER
+from nereid.tasks.read.reading_settings import BACKEND as READER
 
 BACKENDS = frozenset({"boxes", "onnxruntime", "preprocess", ROUTE, *PARTS})
 # Instances of all models together, per core: while one model has nothing to do, the others use all cores.

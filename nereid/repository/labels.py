@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
-from nereid.config.model_config import TensorSpec
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.text.characters import split_characters
-from nereid.units import escaped
+from nereid.base.config.model_config import TensorSpec
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.units import escaped
+from nereid.tasks.read.characters import split_characters
 
 
 class InvalidLabels(OperationFailed):

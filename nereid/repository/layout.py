@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nereid.config.model_config import CONFIGS, FusedSettings, ModelConfig, read_profile
-from nereid.contract import IMAGE, SCORES
-from nereid.inference.threads import thread_counts
-from nereid.processes import available_cores
-from nereid.serving_errors import InvalidConfig
-from nereid.text import reading_settings
-from nereid.text.reading_settings import BACKEND, SERVED, ReadingSettings
+from nereid.base.config.model_config import CONFIGS, FusedSettings, ModelConfig, read_profile
+from nereid.base.contract import IMAGE, SCORES
+from nereid.base.processes import available_cores
+from nereid.base.serving_errors import InvalidConfig
+from nereid.tasks.read import reading_settings
+from nereid.tasks.read.reading_settings import BACKEND, SERVED, ReadingSettings
+from nereid.vision.inference.threads import thread_counts
 
 # Backends that turn the outputs of a network into those of the model.
 LAST_STEPS = frozenset({"boxes"})

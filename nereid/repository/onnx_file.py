@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nereid.errors import OperationFailed
-from nereid.inference.network_file import describe_other
-from nereid.inference.session_options import BackendSettings
-from nereid.inference.signature import NetworkTensor, Signature, complete, needs_completion
+from nereid.base.errors import OperationFailed
 from nereid.repository.onnx_graph import custom_domains, is_external, names, opsets, tensors
+from nereid.vision.inference.network_file import describe_other
+from nereid.vision.inference.session_options import BackendSettings
+from nereid.vision.inference.signature import NetworkTensor, Signature, complete, needs_completion
 
 INSTALL = "pip install 'nereid-serving[publish]'"
 # Limit of protobuf.

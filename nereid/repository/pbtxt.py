@@ -6,8 +6,8 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from nereid.config import triton_messages
-from nereid.errors import OperationFailed
+from nereid.base.config import triton_messages
+from nereid.base.errors import OperationFailed
 
 TOKEN = re.compile(
     r"""\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[{}<>\[\]]|[:;,]|[^\s{}<>\[\]:;,"'\#]+"""

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nereid.config.model_config import ModelConfig
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InvalidConfig
 from nereid.repository import onnx_file, onnx_runtimes
 from nereid.repository.layout import backend_of, served_versions
 from nereid.repository.onnx_file import OnnxFile
-from nereid.serving_errors import InvalidConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from nereid.config.instance_bounds import read_bounds
-from nereid.config.parameters import (
+from nereid.base.config.instance_bounds import read_bounds
+from nereid.base.config.parameters import (
     ONNXRUNTIME_FLAGS,
     ONNXRUNTIME_PARAMETERS,
     SERVER_PARAMETERS,
     SESSION_PREFIX,
     parse_bool,
 )
-from nereid.inference.threads import thread_counts
 from nereid.repository.layout import backend_of, served_versions
 from nereid.repository.tensor_rules import tensor_problems
+from nereid.vision.inference.threads import thread_counts
 
 # Backends by platform. Source: model_config.h, kTensorFlowGraphDefPlatform and following lines.
 PLATFORMS = {

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from nereid.assets import REPOSITORY
-from nereid.config.server_flags import FITTED_INSTANCES, SIGNALS
-from nereid.contract import FORWARDED_HEADERS, GRPC_PORT, HTTP_PORT, METRICS_PORT, TOKEN_HEADER
-from nereid.errors import ServerError
+from nereid.backends.routing.assignment import ROUTE_THREADS
+from nereid.base.assets import REPOSITORY
+from nereid.base.config.server_flags import FITTED_INSTANCES, SIGNALS
+from nereid.base.contract import FORWARDED_HEADERS, GRPC_PORT, HTTP_PORT, METRICS_PORT, TOKEN_HEADER
+from nereid.base.errors import ServerError
+from nereid.base.tracing.records import Sampling
 from nereid.repository.layout import is_model, model_folders
-from nereid.routing.assignment import ROUTE_THREADS
 from nereid.server import preflight, request_traces
 from nereid.server.installation import Installation, cuda_folders
 from nereid.server.ports import Ports
 from nereid.server.run_dir import socket_url
-from nereid.tracing.records import Sampling
 
 PLAIN_PROFILE = "ensemble"
 # A model without configs/cpu.pbtxt serves its plain config.pbtxt, so this default suits every repository.

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nereid import files
-from nereid.config.instance_bounds import BOUNDS, InstanceBounds, chosen, read_bounds, with_chosen
-from nereid.config.model_config import read_profile
-from nereid.contract import GRPC_TOKEN_HEADER, RESTRICTED_TEXT
-from nereid.errors import OperationFailed
-from nereid.processes import available_bytes
+from nereid.base import files
+from nereid.base.config.instance_bounds import BOUNDS, InstanceBounds, chosen, read_bounds, with_chosen
+from nereid.base.config.model_config import read_profile
+from nereid.base.contract import GRPC_TOKEN_HEADER, RESTRICTED_TEXT
+from nereid.base.errors import OperationFailed
+from nereid.base.processes import available_bytes
+from nereid.base.serving_errors import InvalidConfig
 from nereid.repository import fitting
 from nereid.repository.completion import why_incomplete
 from nereid.server.run_dir import ServerRecord
-from nereid.serving_errors import InvalidConfig
 
 RESPONSE_S, LOAD_S = 5.0, 300.0
 # Statuses of gRPC itself when the server does not respond; other statuses come from the server.

@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nereid.addresses import open_http
-from nereid.assets import COFFEE
+from nereid.backends.triton.stub_memory import StubMemory
+from nereid.base.addresses import open_http
+from nereid.base.assets import COFFEE
+from nereid.base.config.model_config import with_instances
+from nereid.base.contract import IMAGE, PROBE_HEADER, TOKEN_HEADER
+from nereid.base.errors import ServerError
+from nereid.base.processes import ProcessRefusals, end_with_parent
 from nereid.client.classifier_errors import is_overload
-from nereid.config.model_config import with_instances
-from nereid.contract import IMAGE, PROBE_HEADER, TOKEN_HEADER
-from nereid.errors import ServerError
-from nereid.processes import ProcessRefusals, end_with_parent
 from nereid.repository import layout as repository
 from nereid.repository.completion import are_complete
 from nereid.repository.fitting import BACKENDS, Fitted, Machine, fitted
@@ -35,7 +36,6 @@ from nereid.server.request_traces import record_fields
 from nereid.server.run_dir import ServerRecord, make_socket_folder, socket_folder, trace_socket
 from nereid.server.server_log import ServerLog
 from nereid.server.start_checks import models_to_load
-from nereid.triton.stub_memory import StubMemory
 
 STOP_TIMEOUT_S, STOP_POLL_S, LOAD_POLL_S = 40.0, 0.25, 1.0
 

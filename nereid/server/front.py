@@ -13,9 +13,9 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
-from nereid import metrics_page
-from nereid.errors import ServerError
-from nereid.processes import BackOff
+from nereid.base import metrics_page
+from nereid.base.errors import ServerError
+from nereid.base.processes import BackOff
 from nereid.server import run_dir
 from nereid.server.command_line import ServerOptions
 from nereid.server.ports import check_ports

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nereid.assets import ADAPTERS
-from nereid.errors import ServerError
+from nereid.base.assets import ADAPTERS
+from nereid.base.errors import ServerError
 from nereid.server import preflight
 
 INSTALL = "pip install 'nereid-serving[embedded,cpu]'"

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nereid.errors import ServerError
+from nereid.base.errors import ServerError
 
 # The kernel's range of ports for outgoing connections.
 OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")

@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Collection, Mapping
 
-from nereid.assets import TASKS
+from nereid.base.assets import TASKS
 from nereid.repository.layout import output_names, readable_configs
 from nereid.server.command_line import LOOPBACK, ServerOptions
 from nereid.server.embedded_server import image_models

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nereid.errors import WrongUsage
-from nereid.metrics_page import render
+from nereid.base.errors import WrongUsage
+from nereid.base.metrics_page import render
+from nereid.base.tracing.collector import METRICS, PREFIX, Collector, Traces
+from nereid.base.tracing.record_file import RecordFile
+from nereid.base.tracing.records import DEFAULT_SAMPLING, FLAGS, Record, Sampling
+from nereid.base.tracing.request_lines import request_lines
 from nereid.server.run_dir import make_socket_folder, trace_socket
-from nereid.tracing.collector import METRICS, PREFIX, Collector, Traces
-from nereid.tracing.record_file import RecordFile
-from nereid.tracing.records import DEFAULT_SAMPLING, FLAGS, Record, Sampling
-from nereid.tracing.request_lines import request_lines
 
 RECORDS_FILE = "records.jsonl"
 
@@ -100,7 +100,7 @@ def open_exporter(endpoint: str) -> Any:
         WrongUsage: its packages are missing.
     """
     try:
-        from nereid.tracing.export import Exporter
+        from nereid.base.tracing.export import Exporter
     except ImportError as error:
         raise WrongUsage(f"--otlp: {error}; fix: pip install 'nereid-serving[traces]'") from None
     return Exporter(endpoint)

@@ -16,10 +16,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nereid import files
-from nereid.addresses import UNIX, unix_path
-from nereid.contract import GRPC_PORT
-from nereid.errors import ServerError
+from nereid.base import files
+from nereid.base.addresses import UNIX, unix_path
+from nereid.base.contract import GRPC_PORT
+from nereid.base.errors import ServerError
 from nereid.server.ports import Ports
 
 SERVER_FILE, GATEWAY_FILE = "server.json", "gateway.json"

@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from nereid.errors import ServerError
-from nereid.processes import (
+from nereid.backends.triton import stub_memory
+from nereid.base.errors import ServerError
+from nereid.base.processes import (
     BackOff,
     MemoryKills,
     ProcessRefusals,
@@ -21,6 +22,7 @@ from nereid.processes import (
     in_background,
     on_signals,
 )
+from nereid.base.serving_errors import InvalidConfig
 from nereid.repository.fitting import Fitted
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import request_traces, run_dir
@@ -36,8 +38,6 @@ from nereid.server.supervision import health as health_page
 from nereid.server.supervision import orphans
 from nereid.server.supervision.health import Health
 from nereid.server.supervision.watchdog import Watchdog
-from nereid.serving_errors import InvalidConfig
-from nereid.triton import stub_memory
 
 UNGUARDED = (
     "the ports are Triton's own, and any program that reaches them can end the server with one request; "

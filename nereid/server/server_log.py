@@ -8,8 +8,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 
-from nereid.contract import read_failed_device
-from nereid.errors import ServerError
+from nereid.base.contract import read_failed_device
+from nereid.base.errors import ServerError
 
 NO_GPU_NOISE = (
     "Unable to allocate pinned system memory",

@@ -5,7 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nereid.config.instance_bounds import read_bounds
+from nereid.base.config.instance_bounds import read_bounds
+from nereid.base.serving_errors import InvalidConfig
 from nereid.repository import checksums
 from nereid.repository.layout import (
     hidden_models,
@@ -17,7 +18,6 @@ from nereid.repository.layout import (
 )
 from nereid.repository.triton_rules import fatal_problem
 from nereid.server.command_line import ServerOptions
-from nereid.serving_errors import InvalidConfig
 
 Documents = Mapping[str, Mapping[str, Any]]
 RESTORE = "restore the file, or publish it as a new version"

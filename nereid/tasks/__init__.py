@@ -1,23 +1,32 @@
-"""The tasks of models: what their outputs mean, how two responses compare, and what is measured of them."""
+"""The tasks of models, one folder each; every other room reads their records and names none."""
 
-from collections.abc import Sequence
+import pkgutil
+from collections.abc import Collection, Sequence
+from importlib import import_module
 
-from nereid.contract import SCORES
-from nereid.tasks.classification_outputs import ClassificationOutputs
-from nereid.tasks.detection_outputs import DetectionOutputs
-from nereid.tasks.reading_outputs import FieldOutputs, ReadingOutputs
+from nereid.tasks.task import Task
 from nereid.tasks.task_outputs import TaskOutputs
 
-# Tasks that a model's outputs determine; of two that fit, the first.
-BY_OUTPUTS: tuple[TaskOutputs, ...] = (FieldOutputs(), ReadingOutputs(), DetectionOutputs())
+
+def _records() -> tuple[Task, ...]:
+    folders = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+    return tuple(task for folder in folders for task in import_module(f"{__name__}.{folder}").TASKS)
 
 
-def task_of(outputs: Sequence[str], class_names: Sequence[str] = ()) -> TaskOutputs:
-    """Return the task of a model with these outputs, which are in the order of its config.
+TASKS: tuple[Task, ...] = _records()
+DEFAULT: Task = next(task for task in TASKS if task.is_default)
+
+
+def task_of(outputs: Collection[str]) -> Task | None:
+    """Return the task of a model with these outputs; of several that fit, the one with most outputs."""
+    fitting = [task for task in TASKS if {*task.outputs} <= {*outputs}]
+    return max(fitting, key=lambda task: len(task.outputs), default=None)
+
+
+def outputs_of(outputs: Sequence[str], class_names: Sequence[str] = ()) -> TaskOutputs:
+    """Return what the outputs of a model mean; they are in the order of its config.
 
     A model with other outputs counts as a classifier whose first output has the scores.
     """
-    for task in BY_OUTPUTS:
-        if set(task.outputs) <= set(outputs):
-            return task
-    return ClassificationOutputs(outputs[0] if outputs else SCORES, class_names)
+    result: TaskOutputs = (task_of(outputs) or DEFAULT).face("outputs")(outputs, class_names)
+    return result

@@ -1,11 +1,11 @@
-"""Triton adapter of the `ab_router` backend; all behaviour is in `nereid.triton.route_model`."""
+"""Triton adapter of the `ab_router` backend; all behaviour is in `nereid.backends.triton.route_model`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nereid.config.model_config import ModelConfig
-from nereid.triton import inherited_sockets
-from nereid.triton.route_model import RouteModel
+from nereid.backends.triton import inherited_sockets
+from nereid.backends.triton.route_model import RouteModel
+from nereid.base.config.model_config import ModelConfig
 
 
 class TritonPythonModel:

@@ -1,11 +1,11 @@
-"""Triton adapter of the `boxes` backend; all behaviour is in `nereid.triton.steps.boxes_model`."""
+"""Triton adapter of the `boxes` backend; all behaviour is in `nereid.backends.triton.steps.boxes_model`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nereid.config.model_config import ModelConfig
-from nereid.triton import inherited_sockets
-from nereid.triton.steps.boxes_model import BoxesModel
+from nereid.backends.triton import inherited_sockets
+from nereid.backends.triton.steps.boxes_model import BoxesModel
+from nereid.base.config.model_config import ModelConfig
 
 
 class TritonPythonModel:

@@ -1,11 +1,11 @@
-"""Triton adapter of the `fused` backend; all behaviour is in `nereid.triton.fused_model`."""
+"""Triton adapter of the `fused` backend; all behaviour is in `nereid.backends.triton.fused_model`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nereid.config.model_config import ModelConfig
-from nereid.triton import inherited_sockets
-from nereid.triton.fused_model import FusedModel
+from nereid.backends.triton import inherited_sockets
+from nereid.backends.triton.fused_model import FusedModel
+from nereid.base.config.model_config import ModelConfig
 
 
 class TritonPythonModel:

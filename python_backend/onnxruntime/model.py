@@ -1,11 +1,11 @@
-"""Triton adapter of the `onnxruntime` backend; all behaviour is in `nereid.triton.onnx_model`."""
+"""Triton adapter of the `onnxruntime` backend; all behaviour is in `nereid.backends.triton.onnx_model`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nereid.config.model_config import ModelConfig
-from nereid.triton import inherited_sockets
-from nereid.triton.onnx_model import OnnxModel, auto_complete
+from nereid.backends.triton import inherited_sockets
+from nereid.backends.triton.onnx_model import OnnxModel, auto_complete
+from nereid.base.config.model_config import ModelConfig
 
 
 class TritonPythonModel:

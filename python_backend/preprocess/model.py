@@ -1,15 +1,15 @@
-"""Triton adapter of the `preprocess` backend; all behaviour is in `nereid.imaging.pipeline`."""
+"""Triton adapter of the `preprocess` backend; all behaviour is in `nereid.vision.imaging.pipeline`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nereid.config.model_config import ModelConfig
-from nereid.imaging.pipeline import Pipeline
-from nereid.triton import inherited_sockets
-from nereid.triton.device_report import report_failed_device
-from nereid.triton.model_trace import ModelTracer
-from nereid.triton.quality_reporter import ImageSignals
-from nereid.triton.tensors import read_images, respond_to_batch
+from nereid.backends.triton import inherited_sockets
+from nereid.backends.triton.device_report import report_failed_device
+from nereid.backends.triton.model_trace import ModelTracer
+from nereid.backends.triton.quality_reporter import ImageSignals
+from nereid.backends.triton.tensors import read_images, respond_to_batch
+from nereid.base.config.model_config import ModelConfig
+from nereid.vision.imaging.pipeline import Pipeline
 
 
 class TritonPythonModel:

@@ -1,11 +1,11 @@
-"""Triton adapter of the `text_reader` backend; all behaviour is in `nereid.triton.reader_model`."""
+"""Triton adapter of the `text_reader` backend; all behaviour is in `nereid.backends.triton.reader_model`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nereid.config.model_config import ModelConfig
-from nereid.triton import inherited_sockets
-from nereid.triton.reader_model import ReaderModel
+from nereid.backends.triton import inherited_sockets
+from nereid.backends.triton.reader_model import ReaderModel
+from nereid.base.config.model_config import ModelConfig
 
 
 class TritonPythonModel:

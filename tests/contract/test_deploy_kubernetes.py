@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import yaml
 
-from nereid.assets import REPOSITORY
-from nereid.routing.assignment import parse_route
+from nereid.backends.routing.assignment import parse_route
+from nereid.base.assets import REPOSITORY
 from nereid.server.command_line import DEFAULT_PROFILE, GPU_PROFILE
 from nereid.server.embedded_server import STOP_TIMEOUT_S
 from tests.conftest import ROOT

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
+from nereid.base.serving_errors import ServingError
 from nereid.cli import main as commands
 from nereid.gateway.failures import STATUS
 from nereid.gateway.http.middleware import FAULTS, IMAGE_ENDPOINTS
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.v2 import grpc_front, grpc_reads, http_front
 from nereid.server.command_line import ServerOptions
-from nereid.serving_errors import ServingError
 from tests.conftest import ROOT
 from tests.monitoring import (
     PROMETHEUS,

@@ -17,17 +17,17 @@ from loadtest.bench import page as benchmarks
 from loadtest.gpu_check import claims as gpu_claims
 from loadtest.gpu_check.__main__ import SECTIONS
 from loadtest.torture import __main__ as torture
+from nereid.backends.routing.assignment import json_schema, parse_route
+from nereid.backends.triton.metrics import IMAGE_METRICS, ROUTE_METRICS, ROUTE_QUALITY_METRICS
 from nereid.cli.main import app
-from nereid.drift.drift_metrics import METRICS as DRIFT_METRICS
-from nereid.drift.recording import SIGNALS
-from nereid.imaging.decode import Limits
-from nereid.imaging.preprocess_settings import PRESETS, Resources, Shorthand
-from nereid.imaging.transform import Transform
-from nereid.routing.assignment import json_schema, parse_route
+from nereid.insight.drift.drift_metrics import METRICS as DRIFT_METRICS
+from nereid.insight.drift.recording import SIGNALS
 from nereid.server.supervision.health import METRICS
 from nereid.server.supervision.process_usage import METRICS as PROCESS_METRICS
 from nereid.server.supervision.process_usage import PREFIX as PROCESS_PREFIX
-from nereid.triton.metrics import IMAGE_METRICS, ROUTE_METRICS, ROUTE_QUALITY_METRICS
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.preprocess_settings import PRESETS, Resources, Shorthand
+from nereid.vision.imaging.transform import Transform
 from tests import prose
 from tests.conftest import ROOT
 from tests.tables import cases

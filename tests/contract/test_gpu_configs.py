@@ -2,12 +2,12 @@
 
 import pytest
 
-from nereid.config.model_config import ModelConfig, read_pbtxt
-from nereid.imaging.preprocess_settings import PreprocessSettings
-from nereid.inference.network_file import open_file, path_of
-from nereid.inference.session_options import CPU, CUDA, providers, session_settings
-from nereid.inference.signature import Signature, validate
+from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.repository.layout import served_versions
+from nereid.vision.imaging.preprocess_settings import PreprocessSettings
+from nereid.vision.inference.network_file import open_file, path_of
+from nereid.vision.inference.session_options import CPU, CUDA, providers, session_settings
+from nereid.vision.inference.signature import Signature, validate
 from tests.conftest import ROOT
 
 CONFIGS = sorted(

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from PIL import Image
 
-from nereid.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.repository.layout import hidden_models
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer

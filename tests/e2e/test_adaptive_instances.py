@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nereid.observe.status import status
+from nereid.backends.triton.stub_processes import Stub
+from nereid.insight.observe.status import status
 from nereid.server.control import Control, Instances
-from nereid.triton.stub_processes import Stub
 from tests.networks import parameter
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import Served, calling, serving, store_eyes

@@ -9,14 +9,14 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from nereid.assets import COFFEE
-from nereid.client.classifier import Classifier
+from nereid.base.assets import COFFEE
 from nereid.client.classifier_errors import Unreachable
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_gateway
 from nereid.gateway.models import FixedModels
 from nereid.gateway.settings import Settings
 from nereid.server.ports import free_ports
+from nereid.tasks.classify.client import Classifier
 from tests.classifiers import opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.gateways import send

@@ -7,8 +7,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from nereid.assets import COFFEE
-from nereid.client.classifier import Classifier
+from nereid.base.assets import COFFEE
+from nereid.tasks.classify.client import Classifier
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import WATCHDOG_S
 from tests.tables import cases

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from nereid.assets import CHELSEA, COFFEE
-from nereid.client.classifier import Classifier
-from nereid.observe.doctor import TRITON_OF_PYTRITON
-from nereid.tune import photos
+from nereid.base.assets import CHELSEA, COFFEE
+from nereid.insight.observe.doctor import TRITON_OF_PYTRITON
+from nereid.insight.tune import photos
+from nereid.tasks.classify.client import Classifier
 from tests.e2e.conftest import ESPRESSO, url
 from tests.supervised import image_input
 

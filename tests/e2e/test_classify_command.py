@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 
-from nereid.assets import COFFEE
+from nereid.base.assets import COFFEE
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import WATCHDOG_S, wait_until
 

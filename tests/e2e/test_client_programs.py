@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nereid.assets import CHELSEA, COFFEE
+from nereid.base.assets import CHELSEA, COFFEE
 from tests.e2e.conftest import url
 from tests.labels import LABEL, WORDS
 from tests.tables import cases

@@ -11,9 +11,9 @@ import tritonclient.grpc
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from nereid.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.client.classifier import Classifier
+from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.shared_memory import FOLDER, Region, name_prefix
+from nereid.tasks.classify.client import Classifier
 from tests.classifiers import WAYS, check_bytes_are_sent, opened
 from tests.e2e.conftest import CATS, ESPRESSO, url
 from tests.routes import wait_until
@@ -24,7 +24,7 @@ PHOTO = COFFEE.read_bytes()
 # Sends an image by shared memory.
 CALLER = """
 import sys
-from nereid.client.classifier import Classifier
+from nereid.tasks.classify.client import Classifier
 classifier = Classifier(sys.argv[1], "grpc", shared_memory="system")
 print(classifier.classify(sys.argv[2]).labels[0].index, flush=True)
 """

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import onnx
 import pytest
 
-from nereid.assets import COFFEE, REPOSITORY
-from nereid.client.classifier import Classifier
+from nereid.base.assets import COFFEE, REPOSITORY
 from nereid.client.classifier_errors import RequestRefused
 from nereid.gateway.admission import key_changes
+from nereid.tasks.classify.client import Classifier
 from tests import pods
 from tests.deployment import NVIDIAS, SLIM
 from tests.e2e.conftest import ESPRESSO

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.assets import CHELSEA
+from nereid.base.assets import CHELSEA
 from nereid.server.ports import free_ports
 from tests.conftest import ROOT
 from tests.deployment import SERVICES, check_health, command_line, listening

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.assets import ADAPTERS
+from nereid.base.assets import ADAPTERS
 from nereid.server.installation import find_installation
 from tests.conftest import ROOT
 from tests.deployment import SERVICES, SLIM, copies, instructions

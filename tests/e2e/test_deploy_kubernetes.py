@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
 from tests.conftest import ROOT
 from tests.manifests import container
 from tests.routes import WATCHDOG_S

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from nereid.assets import CHELSEA, REPOSITORY
+from nereid.base.assets import CHELSEA, REPOSITORY
 from nereid.cli.main import app
 from nereid.server.ports import free_ports
 from tests.deployment import running as run_program

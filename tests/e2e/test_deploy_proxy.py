@@ -19,13 +19,13 @@ import pytest
 
 from loadtest.attack.attacks import GRPC_ATTACKS, HTTP_ATTACKS, Front
 from loadtest.torture.traffic import PROTOCOLS, Traffic, classifiers
-from nereid.assets import COFFEE
-from nereid.client.classifier import Classifier
+from nereid.base.assets import COFFEE
 from nereid.client.classifier_errors import RequestRefused
-from nereid.client.prediction import Prediction
 from nereid.gateway.admission import key_changes
-from nereid.imaging.decode import Limits
 from nereid.server.ports import free_ports
+from nereid.tasks.classify.client import Classifier
+from nereid.tasks.classify.result import Prediction
+from nereid.vision.imaging.decode import Limits
 from tests.conftest import ROOT
 from tests.deployment import running as run_program
 from tests.e2e.conftest import group_members

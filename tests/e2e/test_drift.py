@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nereid import metrics_page
-from nereid.assets import REPOSITORY
-from nereid.client.classifier import Classifier
-from nereid.drift import recording
-from nereid.drift.comparison import VariantDrift
-from nereid.drift.monitor import Monitor, Server, Timing
-from nereid.drift.recording import CLASSES_AFTER_S, growth_of
-from nereid.metrics_page import Snapshot
-from nereid.routing.reference_file import path_of, read_reference
+from nereid.backends.routing.reference_file import path_of, read_reference
+from nereid.base import metrics_page
+from nereid.base.assets import REPOSITORY
+from nereid.base.metrics_page import Snapshot
+from nereid.insight.drift import recording
+from nereid.insight.drift.comparison import VariantDrift
+from nereid.insight.drift.monitor import Monitor, Server, Timing
+from nereid.insight.drift.recording import CLASSES_AFTER_S, growth_of
 from nereid.server import run_dir
+from nereid.tasks.classify.client import Classifier
 from tests import drift_photos
 from tests.routes import wait_until
 from tests.supervised import Served, gateway_of, serving

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2 as v2
 
-from nereid import contract
-from nereid.assets import COFFEE
+from nereid.base import contract
+from nereid.base.assets import COFFEE
 from nereid.gateway.admission import key_changes
 from nereid.gateway.admission.concurrency_limit import MIN_LIMIT
 from nereid.gateway.failures import STATUS

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nereid.metrics_page import Snapshot
+from nereid.base.metrics_page import Snapshot
 from nereid.server.control import Control
 from tests.routes import document, store_router, variant, wait_until
 from tests.supervised import IMAGE_TO_SCORES, Served, calling, serving, store_eyes

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from nereid.assets import CHELSEA, COFFEE
+from nereid.base.assets import CHELSEA, COFFEE
 from nereid.gateway.admission.concurrency_limit import INITIAL_LIMIT
 from nereid.server.ports import free_ports
 from tests.deployment import running

@@ -20,7 +20,7 @@ from tritonclient.grpc import InferenceServerClient
 from typer.testing import CliRunner
 
 from loadtest.attack.costly import COSTLY
-from nereid.assets import COFFEE, PARCEL_LABEL
+from nereid.base.assets import COFFEE, PARCEL_LABEL
 from nereid.cli.main import app
 from nereid.gateway.settings import Settings
 from nereid.server.ports import free_ports

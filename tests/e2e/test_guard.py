@@ -21,13 +21,13 @@ from loadtest import resource_usage
 from loadtest.attack.attacks import ATTACKS, Front
 from loadtest.attack.fuzz import fuzz
 from loadtest.torture.traffic import Traffic, classifiers
-from nereid.addresses import unix_path
-from nereid.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.client.classifier import Classifier
+from nereid.base.addresses import unix_path
+from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.classifier_errors import Overloaded, RequestRefused
 from nereid.gateway.admission import key_changes
 from nereid.server.ports import is_listening
 from nereid.server.supervision.process_usage import GATEWAY_WORDS
+from nereid.tasks.classify.client import Classifier
 from tests.classifiers import check_bytes_are_sent, opened
 from tests.e2e.conftest import ESPRESSO
 from tests.networks import CLIENTS, Arrays, arrays_of, assert_same

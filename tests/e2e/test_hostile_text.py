@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.contract import MAX_LINES
+from nereid.base.contract import MAX_LINES
 from nereid.server.supervision import process_usage
 from tests.e2e.conftest import url
 from tests.labels import LABEL, WORDS, label

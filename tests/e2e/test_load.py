@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from loadtest import load
-from nereid.assets import CHELSEA, COFFEE, REPOSITORY
+from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.server.ports import free_ports
 from tests.routes import wait_until
 from tests.tables import cases

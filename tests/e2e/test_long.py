@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nereid.assets import CHELSEA, COFFEE
-from nereid.client.classifier import Classifier
+from nereid.base.assets import CHELSEA, COFFEE
 from nereid.client.classifier_errors import RequestRefused
-from nereid.client.prediction import Prediction
+from nereid.tasks.classify.client import Classifier
+from nereid.tasks.classify.result import Prediction
 from tests.e2e.conftest import CATS, ESPRESSO, group_members, url
 from tests.proof import REQUESTS
 

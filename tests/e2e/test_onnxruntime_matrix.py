@@ -14,9 +14,9 @@ import pytest
 import tritonclient.grpc
 from onnx import helper
 
-from nereid import metrics_page
-from nereid.inference import shared_weights
-from nereid.metrics_page import Snapshot
+from nereid.base import metrics_page
+from nereid.base.metrics_page import Snapshot
+from nereid.vision.inference import shared_weights
 from tests.e2e.conftest import group_members, url
 from tests.networks import (
     DATATYPES,

@@ -16,10 +16,10 @@ from onnx import numpy_helper
 from PIL import Image
 
 from nereid import Classifier, Detector
-from nereid.assets import CHELSEA, PARCEL_LABEL
-from nereid.config.model_config import read_pbtxt
-from nereid.errors import WrongUsage
-from nereid.publish.add import AddRequest, add
+from nereid.base.assets import CHELSEA, PARCEL_LABEL
+from nereid.base.config.model_config import read_pbtxt
+from nereid.base.errors import WrongUsage
+from nereid.models.publish.add import AddRequest, add
 from tests.networks import Arrays, connect, infer, run, serve
 from tests.publishing import record_of
 from tests.routes import serve_routes

@@ -15,8 +15,8 @@ import onnx
 import pytest
 
 from nereid import Detector, Reader
-from nereid.assets import COFFEE
-from nereid.metrics_page import Snapshot
+from nereid.base.assets import COFFEE
+from nereid.base.metrics_page import Snapshot
 from tests.detectors import CLASSES, KNOWN, TestDetector, moved
 from tests.labels import LABEL, WORDS
 from tests.recognisers import raw, retrained

@@ -19,15 +19,15 @@ import pytest
 from PIL import Image
 
 from nereid.application.repository_models import RepositoryModels
-from nereid.assets import CHELSEA, COFFEE, TEXT_REPOSITORY
+from nereid.base.assets import CHELSEA, COFFEE, TEXT_REPOSITORY
+from nereid.base.processes import in_background
 from nereid.client.classifier_errors import Unreachable
 from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.settings import Settings
-from nereid.processes import in_background
-from nereid.rollout import orders, service
-from nereid.routes.target import find_route
+from nereid.models.rollout import orders, service
+from nereid.models.routes.target import find_route
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish.publisher import publish, retire, rollback
-from nereid.publish.versions import versions
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.models.publish.publisher import publish, retire, rollback
+from nereid.models.publish.versions import versions
+from nereid.models.routes.change import Superseded, change, reweighted
+from nereid.models.routes.served import RunningServer
+from nereid.models.routes.target import find_route
 from nereid.repository.layout import versions_there
-from nereid.routes.change import Superseded, change, reweighted
-from nereid.routes.served import RunningServer
-from nereid.routes.target import find_route
 from nereid.server.run_dir import ServerRecord
 from tests.e2e.conftest import group_members
 from tests.proof import IS_PROOF

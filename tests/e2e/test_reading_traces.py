@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from nereid.assets import PARCEL_LABEL, TEXT_REPOSITORY
+from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY
 from tests.otlp import receiving, root_of
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import serving

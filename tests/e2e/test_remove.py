@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from nereid import Classifier, ClassifierError
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish.add import add
-from nereid.publish.remove import reload, remove
-from nereid.publish.staged_addition import AddRequest
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.models.publish.add import add
+from nereid.models.publish.remove import reload, remove
+from nereid.models.publish.staged_addition import AddRequest
 from nereid.server.control import Control
 from tests.pictures import save
 from tests.publishing import record_of, store_published

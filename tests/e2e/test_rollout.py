@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from nereid.base.errors import OperationFailed
 from nereid.cli.main import app
-from nereid.errors import OperationFailed
-from nereid.rollout import orders
-from nereid.routes.target import read_state
+from nereid.models.rollout import orders
+from nereid.models.routes.target import read_state
 from nereid.server import run_dir
 from tests.publishing import record_of
 from tests.rollouts import ROUTE, Rollouts, before

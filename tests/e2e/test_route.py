@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from nereid.routing.assignment import MAX_MIRRORED, assign, parse_route
+from nereid.backends.routing.assignment import MAX_MIRRORED, assign, parse_route
 from tests.proof import REQUESTS
 from tests.routes import (
     CLASSES,

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid.application.repository_models import RepositoryRoute
-from nereid.assets import COFFEE, REPOSITORY
+from nereid.base.assets import COFFEE, REPOSITORY
 from nereid.cli.main import app
-from nereid.client.classifier import Classifier
 from nereid.gateway.route_control import RouteConflict, RouteFailed, RouteRefused
+from nereid.tasks.classify.client import Classifier
 from tests.routes import wait_until
 from tests.supervised import serving
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 import tritonclient.grpc
 
-from nereid.assets import COFFEE, REPOSITORY
-from nereid.errors import ServerError
+from nereid.base.assets import COFFEE, REPOSITORY
+from nereid.base.errors import ServerError
 from nereid.server import run_dir
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import free_ports

@@ -11,9 +11,9 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 from typer.testing import CliRunner
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
 from nereid.cli.main import app
-from nereid.publish.remove import reload
+from nereid.models.publish.remove import reload
 from nereid.server.control import Control
 from nereid.server.ports import free_ports
 from tests.routes import wait_until

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from nereid import Classifier
-from nereid.assets import COFFEE
-from nereid.publish.remove import reload
+from nereid.base.assets import COFFEE
+from nereid.models.publish.remove import reload
 from nereid.repository.check import check
 from nereid.server.control import Control
 from tests.networks import ONE_INSTANCE, identity, store, tensor

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from nereid.assets import COFFEE, REPOSITORY
-from nereid.client.classifier import Classifier
+from nereid.backends.triton import stub_processes
+from nereid.base.assets import COFFEE, REPOSITORY
 from nereid.client.classifier_errors import Overloaded
 from nereid.gateway.admission import key_changes
 from nereid.server import run_dir
 from nereid.server.control import Control, Refused
-from nereid.triton import stub_processes
+from nereid.tasks.classify.client import Classifier
 from tests.deployment import check_health
 from tests.e2e.conftest import group_members
 from tests.networks import ONE_INSTANCE, store

@@ -21,10 +21,11 @@ import pytest
 from PIL import Image, ImageFilter
 from tritonclient.utils import InferenceServerException
 
-from nereid import RequestRefused, metrics_page
-from nereid.assets import PARCEL_LABEL, REPOSITORY, TEXT_REPOSITORY
-from nereid.contract import DEADLINE_PARAMETER
-from nereid.metrics_page import Snapshot
+from nereid import RequestRefused
+from nereid.base import metrics_page
+from nereid.base.assets import PARCEL_LABEL, REPOSITORY, TEXT_REPOSITORY
+from nereid.base.contract import DEADLINE_PARAMETER
+from nereid.base.metrics_page import Snapshot
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports

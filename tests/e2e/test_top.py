@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from loadtest.torture.traffic import Traffic, classifiers
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
 from tests.routes import wait_until
 from tests.supervised import NEREID, Served, serving
 from tests.tables import cases

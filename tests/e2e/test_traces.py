@@ -11,11 +11,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from nereid.assets import COFFEE, REPOSITORY
-from nereid.client.classifier import Classifier
-from nereid.metrics_page import Snapshot
+from nereid.base.assets import COFFEE, REPOSITORY
+from nereid.base.metrics_page import Snapshot
+from nereid.base.tracing.collector import HOLD_S
 from nereid.server.control import Control
-from nereid.tracing.collector import HOLD_S
+from nereid.tasks.classify.client import Classifier
 from tests.otlp import receiving, root_of
 from tests.routes import WATCHDOG_S, document, replace, variant, wait_until
 from tests.supervised import gateway_of, serving

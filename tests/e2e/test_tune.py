@@ -12,19 +12,19 @@ import psutil
 import pytest
 
 from loadtest.servers import served
-from nereid import metrics_page
-from nereid.assets import COFFEE, REPOSITORY
-from nereid.client.classifier import Classifier
-from nereid.metrics_page import Snapshot
+from nereid.base import metrics_page
+from nereid.base.assets import COFFEE, REPOSITORY
+from nereid.base.metrics_page import Snapshot
+from nereid.insight.tune import profiles, space
+from nereid.insight.tune.objective import Objective
+from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, with_settings
+from nereid.insight.tune.report import Report
+from nereid.insight.tune.search import FIRST_S, NotMeasured, Search
+from nereid.insight.tune.trial import TrialServer, copy_repository
+from nereid.insight.tune.tuning import TuneOptions, write
 from nereid.repository import check
 from nereid.server.control import Control
-from nereid.tune import profiles, space
-from nereid.tune.objective import Objective
-from nereid.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, with_settings
-from nereid.tune.report import Report
-from nereid.tune.search import FIRST_S, NotMeasured, Search
-from nereid.tune.trial import TrialServer, copy_repository
-from nereid.tune.tuning import TuneOptions, write
+from nereid.tasks.classify.client import Classifier
 from tests.detectors import add_detector
 from tests.routes import wait_until
 from tests.tasks import add_reader

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.assets import COFFEE
+from nereid.base.assets import COFFEE
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.nightly(minutes=2)

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from nereid.assets import COFFEE
+from nereid.base.assets import COFFEE
 from tests.supervised import ANY_PORTS
 from tests.user_networks import CLASSES, UserNetwork
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nereid.assets import COFFEE
+from nereid.base.assets import COFFEE
 from nereid.client.shared_memory import NoCuda, cuda_library
 from tests.classifiers import WAYS, opened
 from tests.e2e.conftest import start, url

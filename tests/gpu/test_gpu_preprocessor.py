@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from loadtest.gpu_check.chain import on_host
-from nereid.assets import CHELSEA, COFFEE
-from nereid.imaging.decode import Limits
-from nereid.imaging.resample import FILTERS
-from nereid.imaging.transform import DATATYPES, TURNS, Transform
-from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
+from nereid.base.assets import CHELSEA, COFFEE
+from nereid.base.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.resample import FILTERS
+from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform
 from tests.pictures import save
 from tests.routes import WATCHDOG_S
 from tests.tables import cases
@@ -48,7 +48,7 @@ def encode(image_format: str = "JPEG", mode: str = "RGB", orientation: int = 1, 
 def build(cupy):
     """Build a preprocessor on device 0: `build(transform, **arguments)`."""
     pytest.importorskip("nvidia.nvimgcodec", reason="needs nvImageCodec, of the extra gpu or gpu13")
-    from nereid.imaging.gpu_preprocessor import GpuPreprocessor
+    from nereid.vision.imaging.gpu_preprocessor import GpuPreprocessor
 
     def build_one(transform: Transform = IMAGENET, limits: Limits = LIMITS, **more):
         return GpuPreprocessor(transform, limits, ROWS, device_id=0, **more)
@@ -74,11 +74,11 @@ import faulthandler
 
 import cupy
 
-from nereid.assets import COFFEE
-from nereid.imaging.decode import Limits
-from nereid.imaging.gpu_preprocessor import GpuPreprocessor
-from nereid.imaging.pipeline import Pipeline
-from nereid.imaging.transform import Transform
+from nereid.base.assets import COFFEE
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.gpu_preprocessor import GpuPreprocessor
+from nereid.vision.imaging.pipeline import Pipeline
+from nereid.vision.imaging.transform import Transform
 
 faulthandler.dump_traceback_later(30, exit=True)
 pipeline = Pipeline(GpuPreprocessor(Transform(224, 224, resize="exact"), Limits(), 2, device_id=0))

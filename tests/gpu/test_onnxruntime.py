@@ -9,13 +9,13 @@ import onnxruntime
 import pytest
 
 from loadtest.gpu_check import chain, precisions
-from nereid.config.model_config import ModelConfig
-from nereid.inference import io_binding as gpu
-from nereid.inference.session import Session
-from nereid.inference.session_events import SessionEvents
-from nereid.inference.session_options import CPU, CUDA, CUDA_GRAPHS, BackendSettings
-from nereid.inference.tensorrt import TENSORRT
-from nereid.serving_errors import ServingError
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import ServingError
+from nereid.vision.inference import io_binding as gpu
+from nereid.vision.inference.session import Session
+from nereid.vision.inference.session_events import SessionEvents
+from nereid.vision.inference.session_options import CPU, CUDA, CUDA_GRAPHS, BackendSettings
+from nereid.vision.inference.tensorrt import TENSORRT
 from tests.networks import identity, sample, store
 
 pytestmark = pytest.mark.gpu

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
-from nereid.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.client.classifier import Classifier
+from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.classifier_errors import RequestRefused
 from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
+from nereid.tasks.classify.client import Classifier
 from tests.e2e.conftest import ESPRESSO, start, url
 
 pytestmark = pytest.mark.gpu

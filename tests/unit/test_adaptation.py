@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from nereid.errors import WrongUsage
-from nereid.publish.intake import network_trial
-from nereid.publish.intake.adaptation import adapt, adapt_outputs_of_file, fit_runtimes
+from nereid.base.errors import WrongUsage
+from nereid.models.publish.intake import network_trial
+from nereid.models.publish.intake.adaptation import adapt, adapt_outputs_of_file, fit_runtimes
 from nereid.repository.onnx_runtimes import supported_runtimes
 from tests.networks import constant, network, value
 from tests.tables import cases

@@ -10,14 +10,14 @@ import onnxruntime
 import pytest
 from PIL import Image
 
-from nereid.config.model_config import ModelConfig
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.imaging.pipeline import Pipeline
-from nereid.publish.add import add
-from nereid.publish.staged_addition import AddRequest
+from nereid.backends.routing.assignment import parse_route
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.models.publish.add import add
+from nereid.models.publish.staged_addition import AddRequest
 from nereid.repository.check import check
 from nereid.repository.layout import Pin, configs, hidden_models, pins
-from nereid.routing.assignment import parse_route
+from nereid.vision.imaging.pipeline import Pipeline
 from tests.pictures import noise, save
 from tests.publishing import SIDE, classifier, contents, propose
 from tests.tables import cases

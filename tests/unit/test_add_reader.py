@@ -9,19 +9,19 @@ import pytest
 from onnx import helper
 from PIL import Image
 
-from nereid.assets import PARCEL_LABEL, STATE, TEXT_REPOSITORY
-from nereid.config.model_config import ModelConfig
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish.add import add
-from nereid.publish.examination.examine import Gates
-from nereid.publish.publisher import publish
-from nereid.publish.remove import remove
-from nereid.publish.staged_addition import AddRequest
-from nereid.publish.versions import versions
+from nereid.base.assets import PARCEL_LABEL, STATE, TEXT_REPOSITORY
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.models.publish.add import add
+from nereid.models.publish.examination.examine import Gates
+from nereid.models.publish.publisher import publish
+from nereid.models.publish.remove import remove
+from nereid.models.publish.staged_addition import AddRequest
+from nereid.models.publish.versions import versions
 from nereid.repository.check import check
 from nereid.repository.layout import configs
-from nereid.text.characters import Characters
-from nereid.text.reading_settings import ReadingSettings
+from nereid.tasks.read.characters import Characters
+from nereid.tasks.read.reading_settings import ReadingSettings
 from tests.publishing import OTHER_ANSWERS, classifier, propose
 from tests.recognisers import TestRecogniser, raw
 from tests.tables import cases

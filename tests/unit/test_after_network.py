@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.assets import REPOSITORY
-from nereid.config.model_config import FusedSettings, ModelConfig, read_profile
-from nereid.imaging.pipeline import Batch
-from nereid.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
-from nereid.triton.steps.after_network import AfterNetwork, open_after
+from nereid.backends.triton.steps.after_network import AfterNetwork, open_after
+from nereid.base.assets import REPOSITORY
+from nereid.base.config.model_config import FusedSettings, ModelConfig, read_profile
+from nereid.base.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
+from nereid.vision.imaging.pipeline import Batch
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
 from tests.pictures import save
 from tests.tables import cases

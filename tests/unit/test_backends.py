@@ -2,7 +2,7 @@
 
 import pytest
 
-from nereid.errors import ServerError
+from nereid.base.errors import ServerError
 from nereid.server.command_line import environment
 from nereid.server.installation import (
     FOLDER,

@@ -5,11 +5,11 @@ import pytest
 import zxingcpp
 from PIL import Image
 
-from nereid.client.results.text_reading import Barcode
-from nereid.imaging.decode import Limits
-from nereid.text.barcodes import find_barcodes
-from nereid.text.stages import StageTimes
-from nereid.text.upright import UprightDecoder, UprightImage
+from nereid.tasks.read.barcodes import find_barcodes
+from nereid.tasks.read.result import Barcode
+from nereid.tasks.read.stages import StageTimes
+from nereid.tasks.read.upright import UprightDecoder, UprightImage
+from nereid.vision.imaging.decode import Limits
 from tests.readers import encoded, page, reader
 from tests.tables import cases
 

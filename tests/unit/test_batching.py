@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nereid.config.model_config import ModelConfig
-from nereid.inference.batching import Batching, BatchInput
-from nereid.serving_errors import InferenceFailed, InvalidConfig
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InferenceFailed, InvalidConfig
+from nereid.vision.inference.batching import Batching, BatchInput
 from tests.networks import assert_same
 from tests.tables import cases
 

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from nereid.errors import OperationFailed
-from nereid.publish.candidate import stage
+from nereid.base.errors import OperationFailed
+from nereid.models.publish.candidate import stage
 from nereid.repository import onnx_file
 from tests.networks import constant, move_out, network, value
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid.text.fields.check_digits import ALPHANUMERIC, CHECKSUMS
+from nereid.tasks.read.fields.check_digits import ALPHANUMERIC, CHECKSUMS
 
 PUBLISHED = {
     "upu_s10": ("RB123456785GB", "RB123456785CV"),

@@ -19,10 +19,9 @@ import PIL.Image
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from nereid.assets import COFFEE
+from nereid.base.assets import COFFEE
 from nereid.cli.image_files import collect
 from nereid.client import retry
-from nereid.client.classifier import AsyncClassifier, Classifier
 from nereid.client.classifier_errors import (
     ClassifierError,
     Overloaded,
@@ -34,10 +33,11 @@ from nereid.client.classifier_errors import (
     UnusableImage,
     from_triton,
 )
-from nereid.client.detector_client import Detector
-from nereid.client.prediction import Label, labels
-from nereid.client.reader_client import Reader
 from nereid.client.retry import Attempts, Budget
+from nereid.tasks.classify.client import AsyncClassifier, Classifier
+from nereid.tasks.classify.result import Label, labels
+from nereid.tasks.detect.client import Detector
+from nereid.tasks.read.client import Reader
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
 from tests.routes import wait_until
 from tests.tables import cases
@@ -290,8 +290,8 @@ def test_answer_that_ends_with_its_connection_is_read(way, head):
 
 FORKED = """
 import os, sys
-from nereid.client.classifier import Classifier
-from nereid.assets import COFFEE
+from nereid.tasks.classify.client import Classifier
+from nereid.base.assets import COFFEE
 
 child = None
 with Classifier(sys.argv[1], "http") as classifier:

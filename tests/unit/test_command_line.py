@@ -10,12 +10,12 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from nereid import assets
 from nereid.application.exit_codes import end
+from nereid.base import assets
+from nereid.base.errors import OperationFailed
+from nereid.base.units import escaped
 from nereid.cli import init, options, tables
 from nereid.cli.main import app
-from nereid.errors import OperationFailed
-from nereid.units import escaped
 from tests.publishing import classifier
 from tests.tables import cases
 from tools.commands_page import commands

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
 from nereid.repository.completion import are_complete, why_incomplete
 from nereid.repository.layout import model_folders
 from tests.networks import tensor

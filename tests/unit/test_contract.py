@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid import contract
+from nereid.base import contract
 
 REASONS = st.dictionaries(st.integers(0, 15), st.text(), min_size=1)
 

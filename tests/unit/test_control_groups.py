@@ -4,8 +4,8 @@ import os
 from math import inf
 from pathlib import Path
 
-from nereid.control_groups import ControlGroups
-from nereid.processes import MemoryKills, ProcessRefusals, available_bytes, available_cores
+from nereid.base.control_groups import ControlGroups
+from nereid.base.processes import MemoryKills, ProcessRefusals, available_bytes, available_cores
 from tests.tables import cases
 
 MEMINFO = "MemTotal: 9000 kB\nMemAvailable:    1000 kB\n"

@@ -7,24 +7,24 @@ from datetime import UTC, datetime
 import pytest
 from typer.testing import CliRunner
 
-from nereid.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.backends.routing.assignment import Route, Salts, Table, Variant, choose
+from nereid.backends.routing.attempts import Rungs
+from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.base.config.model_config import read_pbtxt
+from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.cli.main import app
-from nereid.config.model_config import read_pbtxt
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish.add import add_cpu_fallback
-from nereid.publish.examination.examine import Gates
-from nereid.publish.network import find_network
-from nereid.publish.publisher import publish, retire, rollback
-from nereid.publish.remove import remove
+from nereid.models.publish.add import add_cpu_fallback
+from nereid.models.publish.examination.examine import Gates
+from nereid.models.publish.network import find_network
+from nereid.models.publish.publisher import publish, retire, rollback
+from nereid.models.publish.remove import remove
+from nereid.models.rollout.counts import Pair
+from nereid.models.rollout.plan import make_plan
+from nereid.models.rollout.rollout_journal import Rollout
+from nereid.models.rollout.route_steps import withdrawn
+from nereid.models.routes.explain import explain
+from nereid.models.routes.target import RouteState, find_route, read_state
 from nereid.repository.layout import hidden_models, parameters_of, steps_of
-from nereid.rollout.counts import Pair
-from nereid.rollout.plan import make_plan
-from nereid.rollout.rollout_journal import Rollout
-from nereid.rollout.route_steps import withdrawn
-from nereid.routes.explain import explain
-from nereid.routes.target import RouteState, find_route, read_state
-from nereid.routing.assignment import Route, Salts, Table, Variant, choose
-from nereid.routing.attempts import Rungs
 from tests.publishing import NET, ROUTE, candidate, contents, publish_number, store_published
 from tests.routes import document, variant
 from tests.tables import cases

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from nereid.contract import DEADLINE_PARAMETER
-from nereid.routing import deadline
-from nereid.serving_errors import DeadlineExceeded, InvalidRequest
+from nereid.backends.routing import deadline
+from nereid.base.contract import DEADLINE_PARAMETER
+from nereid.base.serving_errors import DeadlineExceeded, InvalidRequest
 
 
 def test_deadline_is_the_timeout_from_now():

@@ -10,11 +10,11 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps, PngImagePlugin
 
-from nereid.assets import COFFEE
-from nereid.imaging.buffers import Buffers
-from nereid.imaging.decode import Limits, open_image, read_upright_size
-from nereid.imaging.formats.jpeg import MAX_SCANS
-from nereid.serving_errors import InvalidImage
+from nereid.base.assets import COFFEE
+from nereid.base.serving_errors import InvalidImage
+from nereid.vision.imaging.buffers import Buffers
+from nereid.vision.imaging.decode import Limits, open_image, read_upright_size
+from nereid.vision.imaging.formats.jpeg import MAX_SCANS
 from tests.pictures import PNG_MAGIC, png_chunk, save
 from tests.tables import cases
 

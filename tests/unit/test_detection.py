@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nereid.contract import MAX_OBJECTS
-from nereid.detection import detector as detectors
-from nereid.detection.decoding import Frame
-from nereid.detection.detector import Detector, Objects
-from nereid.detection.head import UnknownHead, find_head
-from nereid.detection.layouts import Output
-from nereid.detection.matching import Pair, match
-from nereid.detection.suppression import suppress
-from nereid.imaging.decode import Limits
-from nereid.imaging.transform import Transform
-from nereid.serving_errors import InferenceFailed
+from nereid.base.contract import MAX_OBJECTS
+from nereid.base.serving_errors import InferenceFailed
+from nereid.tasks.detect import detector as detectors
+from nereid.tasks.detect.decoding import Frame
+from nereid.tasks.detect.detector import Detector, Objects
+from nereid.tasks.detect.head import UnknownHead, find_head
+from nereid.tasks.detect.layouts import Output
+from nereid.tasks.detect.matching import Pair, match
+from nereid.tasks.detect.suppression import suppress
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.transform import Transform
 from tests.detectors import CLASSES, FRAME, HEADS, KNOWN, SIDE, TestDetector
 from tests.tables import cases
 

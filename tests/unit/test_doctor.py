@@ -5,10 +5,10 @@ import resource
 
 import pytest
 
-from nereid.assets import REPOSITORY
-from nereid.observe import doctor
-from nereid.observe.doctor import examine
-from nereid.observe.finding import Finding
+from nereid.base.assets import REPOSITORY
+from nereid.insight.observe import doctor
+from nereid.insight.observe.doctor import examine
+from nereid.insight.observe.finding import Finding
 from nereid.server import run_dir
 from nereid.server.installation import INSTALL
 from nereid.server.ports import Ports, free_ports

@@ -10,16 +10,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from nereid.drift import baseline, recording, scores
-from nereid.drift.baseline import Measured, from_traffic
-from nereid.drift.comparison import Target, VariantDrift, compare, why_not
-from nereid.drift.drift_metrics import metrics
-from nereid.drift.drift_report import agreement, wilson
-from nereid.drift.monitor import RouteDrift, State
-from nereid.drift.recording import History, Slot, growth_of
-from nereid.errors import OperationFailed
-from nereid.metrics_page import Snapshot
-from nereid.routing.reference_file import (
+from nereid.backends.routing.reference_file import (
     Reference,
     ReferenceWatch,
     format_reference,
@@ -27,7 +18,16 @@ from nereid.routing.reference_file import (
     parse_reference,
     path_of,
 )
-from nereid.serving_errors import InvalidConfig
+from nereid.base.errors import OperationFailed
+from nereid.base.metrics_page import Snapshot
+from nereid.base.serving_errors import InvalidConfig
+from nereid.insight.drift import baseline, recording, scores
+from nereid.insight.drift.baseline import Measured, from_traffic
+from nereid.insight.drift.comparison import Target, VariantDrift, compare, why_not
+from nereid.insight.drift.drift_metrics import metrics
+from nereid.insight.drift.drift_report import agreement, wilson
+from nereid.insight.drift.monitor import RouteDrift, State
+from nereid.insight.drift.recording import History, Slot, growth_of
 from nereid.tasks.task_outputs import Signals
 from tests.tables import cases
 

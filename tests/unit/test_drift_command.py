@@ -5,9 +5,9 @@ from typer.testing import CliRunner
 
 from nereid.cli.drift_commands.drift_view import show
 from nereid.cli.main import app
-from nereid.drift.comparison import SignalDrift, VariantDrift
-from nereid.drift.drift_report import Accuracy, Agreement, Report
-from nereid.drift.monitor import RouteDrift
+from nereid.insight.drift.comparison import SignalDrift, VariantDrift
+from nereid.insight.drift.drift_report import Accuracy, Agreement, Report
+from nereid.insight.drift.monitor import RouteDrift
 
 NUMBERS = {"psi": 0.5, "js": 0.25}
 

@@ -8,15 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from nereid.drift.drift_report import report
-from nereid.drift.monitor import STATE_FILE, Monitor, Server, State, Timing
-from nereid.drift.recording import RECORDING_FILE
-from nereid.errors import OperationFailed
-from nereid.routing.reference_file import Histogram, Reference, VariantReference, format_reference, path_of
+from nereid.backends.routing.reference_file import (
+    Histogram,
+    Reference,
+    VariantReference,
+    format_reference,
+    path_of,
+)
+from nereid.backends.triton.metrics import ROUTE_QUALITY_METRICS
+from nereid.base.errors import OperationFailed
+from nereid.insight.drift.drift_report import report
+from nereid.insight.drift.monitor import STATE_FILE, Monitor, Server, State, Timing
+from nereid.insight.drift.recording import RECORDING_FILE
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
 from nereid.server.supervision import health
-from nereid.triton.metrics import ROUTE_QUALITY_METRICS
 from tests.routes import document, replace, store_adding, store_router, variant
 
 CONFIDENCE = ROUTE_QUALITY_METRICS["confidence"].buckets

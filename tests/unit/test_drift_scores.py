@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid.drift.scores import MIN_IMAGES, MIN_SHARE, PRIOR, add_up, distance, joined, limit
+from nereid.insight.drift.scores import MIN_IMAGES, MIN_SHARE, PRIOR, add_up, distance, joined, limit
 
 histograms = st.integers(2, 20).flatmap(
     lambda size: st.tuples(

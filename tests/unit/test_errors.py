@@ -2,7 +2,7 @@
 
 import pytest
 
-from nereid import serving_errors as errors
+from nereid.base import serving_errors as errors
 from tests.tables import cases
 
 

@@ -6,9 +6,9 @@ import pytest
 from onnx import helper
 from PIL import Image
 
-from nereid.config.model_config import ModelConfig
-from nereid.errors import WrongUsage
-from nereid.publish.staged_addition import AddRequest, Proposal
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.errors import WrongUsage
+from nereid.models.publish.staged_addition import AddRequest, Proposal
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
 from tests.networks import constant, network, value
 from tests.publishing import propose

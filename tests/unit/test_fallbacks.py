@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nereid.config.model_config import TensorSpec
-from nereid.routing.assignment import BreakerSettings, Table, Variant, parse_route
-from nereid.routing.attempts import MAX_SUSPECTS
-from nereid.routing.configured_answer import read_answer
-from nereid.serving_errors import (
+from nereid.backends.routing.assignment import BreakerSettings, Table, Variant, parse_route
+from nereid.backends.routing.attempts import MAX_SUSPECTS
+from nereid.backends.routing.configured_answer import read_answer
+from nereid.base.config.model_config import TensorSpec
+from nereid.base.serving_errors import (
     DeadlineExceeded,
     Died,
     InferenceFailed,

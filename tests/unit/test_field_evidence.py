@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from nereid.text.fields.field_search import find_fields
-from nereid.text.fields.specification import Specification, forms_of, judge
+from nereid.tasks.read.fields.field_search import find_fields
+from nereid.tasks.read.fields.specification import Specification, forms_of, judge
 from tests.tables import cases
 from tests.unit.test_field_search import FEDEX, UPS, WAYBILL, line
 from tests.waybills.decoys import page

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nereid.assets import TEXT_REPOSITORY
-from nereid.contract import MAX_LINES
-from nereid.text.fields.check_digits import CHECKSUMS
-from nereid.text.fields.corrections import Correction, Reading, read_number
-from nereid.text.fields.field_search import Field, find_fields, missing_fields
-from nereid.text.fields.specification import Format, forms_of, parse_specification, read_specification
-from nereid.text.line import Line
+from nereid.base.assets import TEXT_REPOSITORY
+from nereid.base.contract import MAX_LINES
+from nereid.tasks.read.fields.check_digits import CHECKSUMS
+from nereid.tasks.read.fields.corrections import Correction, Reading, read_number
+from nereid.tasks.read.fields.field_search import Field, find_fields, missing_fields
+from nereid.tasks.read.fields.specification import Format, forms_of, parse_specification, read_specification
+from nereid.tasks.read.line import Line
 from tests.tables import cases
 
 WAYBILL = read_specification(TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json")

@@ -6,10 +6,10 @@ import re
 import pytest
 from jsonschema import Draft202012Validator
 
-from nereid.assets import TEXT_REPOSITORY
-from nereid.serving_errors import InvalidConfig
-from nereid.text.fields.shapes import MAX_WAYS, count_ways
-from nereid.text.fields.specification import json_schema, parse_specification, read_specification
+from nereid.base.assets import TEXT_REPOSITORY
+from nereid.base.serving_errors import InvalidConfig
+from nereid.tasks.read.fields.shapes import MAX_WAYS, count_ways
+from nereid.tasks.read.fields.specification import json_schema, parse_specification, read_specification
 
 WAYBILL = TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json"
 FIELD = b'{"name": "a", "formats": [{"pattern": "1"}]}'

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid import files
+from nereid.base import files
 
 WATCHDOG_S = 60
 
@@ -84,7 +84,9 @@ def test_lock_ends_with_its_process(tmp_path, is_folder):
     lock = f"locked_folder(p := Path({str(tmp_path)!r}))"
     if not is_folder:
         lock = f"locked_file(Path({str(tmp_path / 'log')!r}), 'x')"
-    program = f"from pathlib import Path; from nereid.files import *\nwith {lock}: print(flush=True); input()"
+    program = (
+        f"from pathlib import Path\nfrom nereid.base.files import *\nwith {lock}: print(flush=True); input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:

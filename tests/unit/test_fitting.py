@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from nereid.assets import REPOSITORY
+from nereid.backends.routing.assignment import parse_route
+from nereid.base.assets import REPOSITORY
 from nereid.repository import fitting
 from nereid.repository.fitting import INSTANCE_BYTES, MEMORY_PART, Machine, counts, fitted, override
-from nereid.routing.assignment import parse_route
 from tests.tables import cases
 
 PLENTY = 10**12

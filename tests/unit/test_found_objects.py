@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.publish.examination.examine import ExaminationRequest, FoundObject, Rejected
-from nereid.publish.examination.found_objects import SHOWN, FoundObjects
-from nereid.publish.examination.samples import Sample
+from nereid.models.publish.examination.examine import ExaminationRequest, FoundObject, Rejected
+from nereid.models.publish.examination.samples import Sample
+from nereid.tasks.detect.examination import SHOWN, FoundObjects
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
 from tests.pictures import save
 from tests.tables import cases

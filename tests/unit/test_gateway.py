@@ -20,12 +20,12 @@ from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS
 from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT, Admission
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.failures import STATUS, Failure
+from nereid.gateway.gateway_task import CLASSIFY
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
-from nereid.gateway.tasks.gateway_task import CLASSIFY
 from tests.gateways import (
     IMAGE,
     NO_KEYS,

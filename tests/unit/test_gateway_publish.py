@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from nereid import files
 from nereid.application import child
 from nereid.application.repository_publisher import RepositoryPublisher
+from nereid.base import files
 from nereid.gateway.http import publish_endpoint
 from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from nereid.client.classifier_errors import RequestRefused
-from nereid.client.prediction import Timings
-from nereid.client.results.detected_objects import DetectedObject, Detection
-from nereid.client.results.text_reading import Barcode, Correction, Field, Reading, TextLine
+from nereid.client.result_kind import Timings
+from nereid.gateway.gateway_task import CLASSIFY, DETECT, READ
 from nereid.gateway.models import Models
 from nereid.gateway.state import build
-from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ
+from nereid.tasks.detect.result import DetectedObject, Detection
+from nereid.tasks.read.result import Barcode, Correction, Field, Reading, TextLine
 from tests.gateways import IMAGE, NO_KEYS, PREDICTION, SMALL, Source, Upstream, Upstreams, asynchronous, send
 
 BOX = ((1.0, 2.0), (5.0, 2.0), (5.0, 4.0), (1.0, 4.0))

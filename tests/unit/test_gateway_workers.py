@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from nereid.errors import OperationFailed
+from nereid.base.errors import OperationFailed
 from nereid.gateway.admission import token_buckets
 from nereid.gateway.admission.token_buckets import TokenBuckets
 from nereid.gateway.gateway_metrics import Live
@@ -21,9 +21,9 @@ WATCHDOG_S = 60
 POOL = """
 import os, sys, time
 from pathlib import Path
-from nereid.errors import OperationFailed
+from nereid.base.errors import OperationFailed
 from nereid.gateway.workers.pool import WorkerPool
-from nereid.processes import StopFlag
+from nereid.base.processes import StopFlag
 
 def work(number, listens):
     stop = StopFlag()

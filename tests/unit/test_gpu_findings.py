@@ -8,8 +8,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from nereid.observe.finding import Finding
-from nereid.observe.gpu_checks import gpu_findings, gpu_probe, probe_findings
+from nereid.insight.observe.finding import Finding
+from nereid.insight.observe.gpu_checks import gpu_findings, gpu_probe, probe_findings
 from nereid.server.gpu.cuda_packages import Package
 from tests import gpu_outputs as recorded
 from tests.tables import cases

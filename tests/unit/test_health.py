@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from nereid.errors import ServerError
-from nereid.metrics_page import Snapshot
+from nereid.base.errors import ServerError
+from nereid.base.metrics_page import Snapshot
 from nereid.server.supervision import health as pages
 from nereid.server.supervision.health import Health
 from tests.tables import cases

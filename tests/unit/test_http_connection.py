@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from nereid.http_connection import HttpConnections, HttpResponse
+from nereid.base.http_connection import HttpConnections, HttpResponse
 
 T = TypeVar("T")
 WATCHDOG_S = 30.0

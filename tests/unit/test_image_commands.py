@@ -15,9 +15,9 @@ from nereid.cli.image_commands.outcomes import Outcomes, printing
 from nereid.cli.image_commands.views import OBJECTS, TEXTS, View
 from nereid.cli.main import app
 from nereid.client.classifier_errors import RequestRefused
-from nereid.client.prediction import Timings
-from nereid.client.results.detected_objects import DetectedObject, Detection
-from nereid.client.results.text_reading import Barcode, Correction, Field, Reading, TextLine
+from nereid.client.result_kind import Timings
+from nereid.tasks.detect.result import DetectedObject, Detection
+from nereid.tasks.read.result import Barcode, Correction, Field, Reading, TextLine
 from tests.pictures import png_chunk, save
 from tests.tables import cases
 

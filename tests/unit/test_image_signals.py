@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.assets import CHELSEA
-from nereid.imaging.decode import Limits
-from nereid.imaging.image_signals import SAMPLES, ImageMeter
-from nereid.imaging.preprocessor import CpuPreprocessor
-from nereid.imaging.probe_image import ProbeImage
-from nereid.imaging.transform import DATATYPES, Transform
+from nereid.base.assets import CHELSEA
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.image_signals import SAMPLES, ImageMeter
+from nereid.vision.imaging.preprocessor import CpuPreprocessor
+from nereid.vision.imaging.probe_image import ProbeImage
+from nereid.vision.imaging.transform import DATATYPES, Transform
 from tests.pictures import noise, save
 from tests.tables import cases
 

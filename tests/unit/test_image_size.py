@@ -6,11 +6,11 @@ import pytest
 from PIL import Image
 
 from loadtest.attack.image_mutations import mutated_files
-from nereid.assets import COFFEE
-from nereid.imaging.decode import Limits, open_image
-from nereid.imaging.formats.size import read_size
-from nereid.imaging.formats.work import UNKNOWN_WORK, work
-from nereid.serving_errors import InvalidImage
+from nereid.base.assets import COFFEE
+from nereid.base.serving_errors import InvalidImage
+from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.formats.size import read_size
+from nereid.vision.imaging.formats.work import UNKNOWN_WORK, work
 from tests.pictures import PNG_MAGIC, png_chunk, save
 from tests.tables import cases
 

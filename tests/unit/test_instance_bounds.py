@@ -2,8 +2,8 @@
 
 import pytest
 
-from nereid.config.instance_bounds import InstanceBounds, chosen, read_bounds, with_chosen
-from nereid.serving_errors import InvalidConfig
+from nereid.base.config.instance_bounds import InstanceBounds, chosen, read_bounds, with_chosen
+from nereid.base.serving_errors import InvalidConfig
 from tests.tables import cases
 
 GROUP = {"kind": "KIND_CPU", "count": 2}

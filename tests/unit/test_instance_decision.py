@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.config.instance_bounds import InstanceBounds
+from nereid.base.config.instance_bounds import InstanceBounds
 from nereid.server.instances.instance_decision import (
     ADD_SAMPLES,
     COOL_S,

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nereid import metrics_page
-from nereid.config.instance_bounds import InstanceBounds
-from nereid.metrics_page import Snapshot
+from nereid.base import metrics_page
+from nereid.base.config.instance_bounds import InstanceBounds
+from nereid.base.metrics_page import Snapshot
 from nereid.server.control import Instances
 from nereid.server.instances.instance_controller import InstanceController
 from nereid.server.instances.instance_decision import GpuSample, InstanceDecider

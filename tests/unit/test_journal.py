@@ -11,9 +11,9 @@ from zlib import crc32
 import pytest
 from msgspec import Struct
 
-from nereid.errors import OperationFailed
-from nereid.files import LockTimeout
-from nereid.journal import Journal
+from nereid.base.errors import OperationFailed
+from nereid.base.files import LockTimeout
+from nereid.base.journal import Journal
 from tests.tables import cases
 
 

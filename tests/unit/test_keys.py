@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from nereid.base.errors import OperationFailed
 from nereid.cli.main import app
-from nereid.errors import OperationFailed
 from nereid.gateway.admission import key_changes
 from nereid.gateway.admission.keys import SCOPES, InvalidKeys, KeyFile, KeyRing, format_keys
 from tests.tables import cases

@@ -5,8 +5,8 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from nereid.tune import load_generator
-from nereid.tune.load_generator import (
+from nereid.insight.tune import load_generator
+from nereid.insight.tune.load_generator import (
     Load,
     Response,
     closed_loop,

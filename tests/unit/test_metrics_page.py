@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid.metrics_page import Snapshot, quantile, render
+from nereid.base.metrics_page import Snapshot, quantile, render
 from tests.tables import cases
 
 X, Y = 'c{a="x"}', 'c{a="y"}'

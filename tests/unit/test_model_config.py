@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from nereid.config.model_config import ModelConfig, TensorSpec, read_pbtxt
-from nereid.config.parameters import parse_bool, parse_int
-from nereid.serving_errors import InvalidConfig
+from nereid.base.config.model_config import ModelConfig, TensorSpec, read_pbtxt
+from nereid.base.config.parameters import parse_bool, parse_int
+from nereid.base.serving_errors import InvalidConfig
 from tests.tables import cases
 
 

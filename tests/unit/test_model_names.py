@@ -7,8 +7,8 @@ from PIL import Image
 
 from nereid.application.chosen_models import find_any_model, find_model
 from nereid.application.repository_models import RepositoryModels
-from nereid.assets import CLASSIFIERS, COFFEE, READERS, REPOSITORY, TEXT_REPOSITORY, TaskModels
-from nereid.errors import WrongUsage
+from nereid.base.assets import CLASSIFIERS, COFFEE, READERS, REPOSITORY, TEXT_REPOSITORY, TaskModels
+from nereid.base.errors import WrongUsage
 from nereid.gateway.models import PreviewRefused
 from tests.tables import cases
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from loadtest.attack.image_mutations import mutated_files
-from nereid.imaging.decode import Limits
-from nereid.imaging.preprocessor import CpuPreprocessor
-from nereid.imaging.transform import Transform
-from nereid.serving_errors import InvalidImage
+from nereid.base.serving_errors import InvalidImage
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.preprocessor import CpuPreprocessor
+from nereid.vision.imaging.transform import Transform
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = 2_000

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from nereid.publish.intake.network_facts import read
+from nereid.models.publish.intake.network_facts import read
 from nereid.repository import onnx_file
 from tests.tables import cases
 from tests.user_networks import UserNetwork

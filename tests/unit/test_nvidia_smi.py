@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from nereid.errors import ServerError
+from nereid.base.errors import ServerError
 from nereid.server.gpu import nvidia_smi, selection
 from nereid.server.gpu.nvidia_smi import Device, GpuProcess
 from tests import gpu_outputs as recorded

@@ -3,7 +3,7 @@
 import pytest
 from pip._vendor.packaging.requirements import Requirement
 
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.base.errors import OperationFailed, WrongUsage
 from tests.offline_bundles import write_wheel
 from tools import offline_bundle
 from tools.wheel_closure import Closure, close, read_wheel, read_wheels, target_environment

@@ -8,14 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nereid.config.model_config import ModelConfig
-from nereid.imaging.image_times import ImageTimes
-from nereid.serving_errors import DeviceFailed, InvalidConfig, InvalidImage, InvalidRequest, ServingError
-from nereid.triton.overlap.fused_job import FusedJob
-from nereid.triton.overlap.lanes import Lanes
-from nereid.triton.overlap.open_lanes import check_overlap
-from nereid.triton.overlap.overlap import SLOTS, Overlap
-from nereid.triton.overlap.slots import Answer, Answered, Compute, Computed, Decode, Decoded, Slots, Submitted
+from nereid.backends.triton.overlap.fused_job import FusedJob
+from nereid.backends.triton.overlap.lanes import Lanes
+from nereid.backends.triton.overlap.open_lanes import check_overlap
+from nereid.backends.triton.overlap.overlap import SLOTS, Overlap
+from nereid.backends.triton.overlap.slots import (
+    Answer,
+    Answered,
+    Compute,
+    Computed,
+    Decode,
+    Decoded,
+    Slots,
+    Submitted,
+)
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import DeviceFailed, InvalidConfig, InvalidImage, InvalidRequest, ServingError
+from nereid.vision.imaging.image_times import ImageTimes
 from tests.tables import cases
 
 ROWS, BAD, BREAKS = 4, b"bad", b"breaks"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nereid.errors import OperationFailed
+from nereid.base.errors import OperationFailed
 from nereid.repository.pbtxt import parse, rewrite, with_versions
 from tests.conftest import ROOT
 from tests.tables import cases

@@ -8,13 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nereid.assets import CHELSEA, COFFEE
-from nereid.config.model_config import ModelConfig
-from nereid.imaging.decode import Limits
-from nereid.imaging.pipeline import Pipeline
-from nereid.imaging.preprocessor import CpuPreprocessor
-from nereid.imaging.transform import Transform
-from nereid.serving_errors import DeadlineExceeded, DeviceFailed, InferenceFailed, InvalidConfig, InvalidImage
+from nereid.base.assets import CHELSEA, COFFEE
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import (
+    DeadlineExceeded,
+    DeviceFailed,
+    InferenceFailed,
+    InvalidConfig,
+    InvalidImage,
+)
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.pipeline import Pipeline
+from nereid.vision.imaging.preprocessor import CpuPreprocessor
+from nereid.vision.imaging.transform import Transform
 from tests.faulty_networks import CUDARuntimeError
 from tests.tables import cases
 
@@ -221,7 +227,7 @@ def test_more_images_than_rows_are_refused(pipeline):
 
 def test_gpu_without_its_packages_fails_the_load(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "nereid.imaging.gpu_preprocessor", raising=False)
+    monkeypatch.delitem(sys.modules, "nereid.vision.imaging.gpu_preprocessor", raising=False)
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
 
     with pytest.raises(InvalidConfig, match=r"cupy.*; fix: .* the packages of the extra 'gpu' or 'gpu13'"):

@@ -5,9 +5,9 @@ import zlib
 
 import pytest
 
-from nereid.imaging.buffers import Buffers
-from nereid.imaging.decode import Limits, open_image
-from nereid.serving_errors import InvalidImage
+from nereid.base.serving_errors import InvalidImage
+from nereid.vision.imaging.buffers import Buffers
+from nereid.vision.imaging.decode import Limits, open_image
 from tests.pictures import PNG_MAGIC, png_chunk
 
 SAMPLES = {"grey": (0, 1), "rgb": (2, 3), "palette": (3, 1), "grey and alpha": (4, 2), "rgba": (6, 4)}

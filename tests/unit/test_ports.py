@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.errors import ServerError
+from nereid.base.errors import ServerError
 from nereid.server import ports
 from nereid.server.ports import Ports, check_ports, free_ports
 

@@ -8,11 +8,11 @@ import onnx
 import onnxruntime
 import pytest
 
-from nereid.assets import REPOSITORY, TEXT_REPOSITORY
-from nereid.errors import OperationFailed
-from nereid.publish.examination.examine import Gates, Rejected
-from nereid.publish.intake.precision import CHANGE, convert
-from nereid.publish.publisher import publish
+from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
+from nereid.base.errors import OperationFailed
+from nereid.models.publish.examination.examine import Gates, Rejected
+from nereid.models.publish.intake.precision import CHANGE, convert
+from nereid.models.publish.publisher import publish
 from tests.networks import constant, identity, network, store, value
 from tests.publishing import contents
 from tests.tables import cases

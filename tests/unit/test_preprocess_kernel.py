@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.assets import CHELSEA, COFFEE
-from nereid.imaging import kernel as preprocess_kernel
-from nereid.imaging.buffers import Buffers
-from nereid.imaging.decode import Limits, open_image
-from nereid.imaging.kernel import IMAGE, SOURCE, Source, build_channels, build_table
-from nereid.imaging.resample import FILTERS
-from nereid.imaging.transform import DATATYPES, TURNS, Transform
+from nereid.base.assets import CHELSEA, COFFEE
+from nereid.vision.imaging import kernel as preprocess_kernel
+from nereid.vision.imaging.buffers import Buffers
+from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.kernel import IMAGE, SOURCE, Source, build_channels, build_table
+from nereid.vision.imaging.resample import FILTERS
+from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform
 from tests.conftest import UPRIGHT
 from tests.pictures import noise
 from tests.tables import cases

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from nereid.config.model_config import ModelConfig
-from nereid.imaging.decode import Limits
-from nereid.imaging.preprocess_settings import PRESETS, PreprocessSettings, Resources, Shorthand
-from nereid.imaging.transform import Transform
-from nereid.serving_errors import InvalidConfig
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InvalidConfig
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings, Resources, Shorthand
+from nereid.vision.imaging.transform import Transform
 from tests.tables import cases
 
 IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.assets import CHELSEA, COFFEE
-from nereid.imaging.decode import Limits, open_image
-from nereid.imaging.preprocessor import CpuPreprocessor
-from nereid.imaging.transform import Transform
+from nereid.base.assets import CHELSEA, COFFEE
+from nereid.base.serving_errors import InferenceFailed, InvalidImage
 from nereid.server.command_line import KEEP_BUFFERS
-from nereid.serving_errors import InferenceFailed, InvalidImage
+from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.preprocessor import CpuPreprocessor
+from nereid.vision.imaging.transform import Transform
 from tests.conftest import ROOT
 
 NCHW = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
@@ -110,8 +110,8 @@ def test_pixels_in_work_are_bounded():
 GROWTH = """
 import sys
 from pathlib import Path
-from nereid.imaging.decode import Limits
-from nereid.imaging.preprocessor import CpuPreprocessor
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from tests.unit.test_preprocessor import NCHW
 
 def pages():

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.imaging.decode import Limits
-from nereid.imaging.preprocess_settings import PreprocessSettings, Resources, Shorthand
-from nereid.imaging.preview import preview
-from nereid.imaging.transform import Transform
-from nereid.serving_errors import InvalidImage
+from nereid.base.serving_errors import InvalidImage
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.preprocess_settings import PreprocessSettings, Resources, Shorthand
+from nereid.vision.imaging.preview import preview
+from nereid.vision.imaging.transform import Transform
 
 SIDE = 16
 PIXELS = np.random.default_rng(5).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)

@@ -7,7 +7,8 @@ import pytest
 
 from nereid.application.child import command
 from nereid.application.gateway_program import gateway
-from nereid.metrics_page import Snapshot
+from nereid.backends.triton.stub_processes import Process
+from nereid.base.metrics_page import Snapshot
 from nereid.server.supervision.process_usage import (
     TICKS_PER_S,
     ProcessMetrics,
@@ -17,7 +18,6 @@ from nereid.server.supervision.process_usage import (
     read,
     read_tree,
 )
-from nereid.triton.stub_processes import Process
 
 REPOSITORY = Path("/models")
 SUPERVISOR, SERVER, STUB, OTHER_STUB, GATEWAY, WORKER, HOOK = 10, 11, 12, 13, 14, 15, 16

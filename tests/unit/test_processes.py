@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from nereid.processes import STOP_SIGNALS, BackOff, StopFlag, exit_on_sigterm, in_background, on_signals
+from nereid.base.processes import STOP_SIGNALS, BackOff, StopFlag, exit_on_sigterm, in_background, on_signals
 from tests.tables import cases
 
 WATCHDOG_S = 60
@@ -67,7 +67,7 @@ def test_sigterm_closes_contexts():
 
 def test_child_ends_with_its_parent():
     program = (
-        "import subprocess, time; from nereid.processes import end_with_parent;"
+        "import subprocess, time; from nereid.base.processes import end_with_parent;"
         "child = subprocess.Popen(['sleep', '600'], preexec_fn=end_with_parent(), stdout=subprocess.DEVNULL);"
         "print(child.pid, flush=True); time.sleep(600)"
     )
@@ -84,7 +84,7 @@ def test_child_ends_with_its_parent():
 def test_child_of_a_dead_parent_ends_itself():
     """The parent may die between the fork and the request to the kernel."""
     program = (
-        "import os, sys; from nereid.processes import end_with_parent; prepare = end_with_parent();"
+        "import os, sys; from nereid.base.processes import end_with_parent; prepare = end_with_parent();"
         "wait = lambda pid: os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]));"
         "(child := os.fork()) and wait(child); (grandchild := os.fork()) and wait(grandchild);"
         "prepare(); os._exit(0)"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
 from nereid.server.command_line import ServerOptions, command, environment
 from nereid.server.gpu.cuda_packages import Package, driver_problem
 from nereid.server.gpu.profile_choice import Choice, check_named_gpus, choose

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nereid.errors import OperationFailed
+from nereid.base.errors import OperationFailed
+from nereid.insight.tune.profiles import MARK, overwritten, tunable, value_of, with_settings, write
+from nereid.insight.tune.trial import copy_repository
 from nereid.repository import layout as repository
 from nereid.repository.pbtxt import parse
-from nereid.tune.profiles import MARK, overwritten, tunable, value_of, with_settings, write
-from nereid.tune.trial import copy_repository
 from tests.conftest import ROOT
 from tests.tables import cases
 

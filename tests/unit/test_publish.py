@@ -11,18 +11,18 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from nereid import files
 from nereid.application.exit_codes import reason
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish.engine import operation_journal
-from nereid.publish.engine.actions import AddVariant, Install, Load, Policy, Warm
-from nereid.publish.engine.engine import begin, locked_repository
-from nereid.publish.engine.operation_journal import OperationJournal, PublishStep
-from nereid.publish.pinned import successor
-from nereid.publish.publisher import publish, retire, rollback
-from nereid.publish.versions import versions
+from nereid.backends.routing.assignment import parse_route
+from nereid.base import files
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.models.publish.engine import operation_journal
+from nereid.models.publish.engine.actions import AddVariant, Install, Load, Policy, Warm
+from nereid.models.publish.engine.engine import begin, locked_repository
+from nereid.models.publish.engine.operation_journal import OperationJournal, PublishStep
+from nereid.models.publish.pinned import successor
+from nereid.models.publish.publisher import publish, retire, rollback
+from nereid.models.publish.versions import versions
 from nereid.repository.layout import configs, pins
-from nereid.routing.assignment import parse_route
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from tests.publishing import (
@@ -226,8 +226,8 @@ def store_versions(repository: Path, *numbers: int) -> None:
 
 
 def set_weights(repository: Path, **given: float) -> None:
-    from nereid.routes.change import change, reweighted
-    from nereid.routes.target import find_route
+    from nereid.models.routes.change import change, reweighted
+    from nereid.models.routes.target import find_route
 
     change(find_route(repository, ROUTE), reweighted(given), None, is_offline=True)
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import onnx
 import pytest
 
-from nereid import files
-from nereid.errors import OperationFailed
-from nereid.publish.add import add
-from nereid.publish.engine import actions, operation_journal
-from nereid.publish.engine.actions import Install
-from nereid.publish.engine.engine import locked_repository
-from nereid.publish.publisher import publish, retire
-from nereid.publish.remove import remove
-from nereid.publish.staged_addition import AddRequest
-from nereid.routes.target import find_route, read_state
+from nereid.base import files
+from nereid.base.errors import OperationFailed
+from nereid.models.publish.add import add
+from nereid.models.publish.engine import actions, operation_journal
+from nereid.models.publish.engine.actions import Install
+from nereid.models.publish.engine.engine import locked_repository
+from nereid.models.publish.publisher import publish, retire
+from nereid.models.publish.remove import remove
+from nereid.models.publish.staged_addition import AddRequest
+from nereid.models.routes.target import find_route, read_state
 from nereid.server.run_dir import ServerRecord
 from tests.fake_server import FakeServer, Killed, killed_at, running
 from tests.publishing import (

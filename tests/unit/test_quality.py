@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from nereid.contract import SCORES
-from nereid.routing.quality import RouteQuality
-from nereid.tasks.classification_outputs import ClassificationOutputs
-from nereid.tasks.reading_outputs import ReadingOutputs
+from nereid.backends.routing.quality import RouteQuality
+from nereid.base.contract import SCORES
+from nereid.tasks.classify.outputs import ClassificationOutputs
+from nereid.tasks.read.outputs import ReadingOutputs
 from nereid.tasks.task_outputs import Signals
 from tests.tables import cases
 

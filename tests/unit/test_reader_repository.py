@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nereid.assets import STATE, TEXT_REPOSITORY
-from nereid.publish.pinned import copy_pinned_model
-from nereid.publish.remove import find_parts
+from nereid.base.assets import STATE, TEXT_REPOSITORY
+from nereid.models.publish.pinned import copy_pinned_model
+from nereid.models.publish.remove import find_parts
 from nereid.repository.check import check
 from nereid.repository.fitting import Machine, fitted
 from nereid.repository.layout import (
@@ -148,7 +148,8 @@ def test_only_reading_itself_needs_the_packages_of_its_extra():
     program = """
 import sys
 sys.modules["cv2"] = None
-import nereid.cli.main, nereid.publish.publisher, nereid.repository.check, nereid.text.fields.field_search
+import nereid.cli.main, nereid.models.publish.publisher
+import nereid.repository.check, nereid.tasks.read.fields.field_search
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from nereid import AsyncDetector, AsyncReader, Detector, Reader
-from nereid.assets import COFFEE
+from nereid.base.assets import COFFEE
 from nereid.client.classifier_errors import RequestRefused, Unreachable
-from nereid.client.results.detected_objects import DetectedObject
-from nereid.client.results.text_reading import Barcode, Correction, Field, TextLine
+from nereid.tasks.detect.result import DetectedObject
+from nereid.tasks.read.result import Barcode, Correction, Field, TextLine
 from tests.classifiers import Script, opened, serving, tensor_response
 from tests.tables import cases
 

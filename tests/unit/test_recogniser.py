@@ -6,11 +6,11 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from nereid.errors import WrongUsage
-from nereid.publish.intake.adaptation import Choices
-from nereid.publish.intake.dictionary import characters_of
-from nereid.publish.intake.recogniser import adapt, adapt_file
-from nereid.text.characters import Characters, split_characters
+from nereid.base.errors import WrongUsage
+from nereid.models.publish.intake.adaptation import Choices
+from nereid.tasks.read.characters import Characters, split_characters
+from nereid.tasks.read.dictionary import characters_of
+from nereid.tasks.read.recogniser import adapt, adapt_file
 from tests.networks import value
 from tests.recognisers import CHARACTERS, TestRecogniser
 from tests.tables import cases

@@ -5,8 +5,8 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from nereid.inference.io_binding import RecordedRuns
-from nereid.serving_errors import InferenceFailed
+from nereid.base.serving_errors import InferenceFailed
+from nereid.vision.inference.io_binding import RecordedRuns
 from tests.networks import constant, network, value
 
 OPTIONS = onnxruntime.RunOptions()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nereid.processes import available_cores
+from nereid.base.processes import available_cores
+from nereid.base.serving_errors import InvalidConfig
 from nereid.repository.layout import (
     Threads,
     configs,
@@ -13,7 +14,6 @@ from nereid.repository.layout import (
     served_versions,
     thread_budget,
 )
-from nereid.serving_errors import InvalidConfig
 from tests.tables import cases
 
 INTRA = 'parameters { key: "intra_op_thread_count" value { string_value: "%d" } }'

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from nereid.assets import CHELSEA, COFFEE
-from nereid.imaging.buffers import Buffers
-from nereid.imaging.resample import FILTERS, Span, build_axis, resample
+from nereid.base.assets import CHELSEA, COFFEE
+from nereid.vision.imaging.buffers import Buffers
+from nereid.vision.imaging.resample import FILTERS, Span, build_axis, resample
 from tests.pictures import assert_same_levels, noise
 
 PILLOW = {name: Image.Resampling[name.upper()] for name in FILTERS}

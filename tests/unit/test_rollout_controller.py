@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import pytest
 from typer.testing import CliRunner
 
-from nereid import files
+from nereid.base import files
+from nereid.base.errors import WrongUsage
 from nereid.cli.main import app
-from nereid.errors import WrongUsage
-from nereid.rollout import orders
-from nereid.rollout.controller import Controller
-from nereid.rollout.plan import BOUNDS
-from nereid.rollout.rollout_journal import folder_of
-from nereid.routes.change import change, reweighted
-from nereid.routes.served import RunningServer
-from nereid.routes.target import read_state
+from nereid.models.rollout import orders
+from nereid.models.rollout.controller import Controller
+from nereid.models.rollout.plan import BOUNDS
+from nereid.models.rollout.rollout_journal import folder_of
+from nereid.models.routes.change import change, reweighted
+from nereid.models.routes.served import RunningServer
+from nereid.models.routes.target import read_state
 from nereid.server import run_dir
 from tests.fake_server import FakeServer, killed_at, running
 from tests.rollouts import ROUTE, Rollouts, before

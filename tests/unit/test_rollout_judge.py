@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats  # only here: the oracle of the rank test
 
-from nereid.rollout.evidence import Evidence, Tally, chance_of_slower, chance_of_split
-from nereid.rollout.judge import Look, Objective, Objectives, Outcome, Step, requests_needed
+from nereid.models.rollout.evidence import Evidence, Tally, chance_of_slower, chance_of_split
+from nereid.models.rollout.judge import Look, Objective, Objectives, Outcome, Step, requests_needed
 from tests.tables import cases
 
 BOUNDS = (0.005, 0.01, 0.02, 0.05)

@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from nereid.metrics_page import Snapshot
-from nereid.rollout import plan
-from nereid.rollout.counts import DURATIONS, SHADOWS, Pair, look
-from nereid.rollout.counts import REQUESTS as REQUESTS_TOTAL
-from nereid.rollout.evidence import Tally
-from nereid.rollout.judge import Outcome
-from nereid.rollout.measurement import REQUESTS, SETTLE_S, TRIALS, Measurement, Page
-from nereid.rollout.rollout_journal import Rollout
-from nereid.routes.served import Served
+from nereid.base.metrics_page import Snapshot
+from nereid.models.rollout import plan
+from nereid.models.rollout.counts import DURATIONS, SHADOWS, Pair, look
+from nereid.models.rollout.counts import REQUESTS as REQUESTS_TOTAL
+from nereid.models.rollout.evidence import Tally
+from nereid.models.rollout.judge import Outcome
+from nereid.models.rollout.measurement import REQUESTS, SETTLE_S, TRIALS, Measurement, Page
+from nereid.models.rollout.rollout_journal import Rollout
+from nereid.models.routes.served import Served
 
 CANDIDATE, CONTROL = ("new", "2"), ("old", "1")
 HOLD_S, OPEN_S, LOOK_S = 60.0, 5.0, 2.0

@@ -8,24 +8,24 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from jsonschema import Draft202012Validator
 
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish.drop_folder import TemporaryFailure
-from nereid.publish.publisher import retire
-from nereid.publish.remove import remove
-from nereid.publish.watch import publication
-from nereid.rollout import hooks, plan
-from nereid.rollout.counts import Pair
-from nereid.rollout.rollout_journal import (
+from nereid.backends.routing.assignment import Table, assign, format_route, parse_route
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.models.publish.drop_folder import TemporaryFailure
+from nereid.models.publish.publisher import retire
+from nereid.models.publish.remove import remove
+from nereid.models.publish.watch import publication
+from nereid.models.rollout import hooks, plan
+from nereid.models.rollout.counts import Pair
+from nereid.models.rollout.rollout_journal import (
     Rollout,
     RolloutActive,
     RolloutEvent,
     RolloutJournals,
     active_rollouts,
 )
-from nereid.rollout.route_steps import at_step, compared, first_step, withdrawn
-from nereid.rollout.service import metrics
-from nereid.routes.target import RouteState
-from nereid.routing.assignment import Table, assign, format_route, parse_route
+from nereid.models.rollout.route_steps import at_step, compared, first_step, withdrawn
+from nereid.models.rollout.service import metrics
+from nereid.models.routes.target import RouteState
 from tests.http_receiver import listening
 from tests.publishing import NET, OTHER_ANSWERS, ROUTE, candidate, publish_number, store_published
 from tests.routes import document, variant

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.journal import user_name
+from nereid.base.metrics_page import Snapshot
+from nereid.base.serving_errors import InvalidConfig
 from nereid.cli.main import app
 from nereid.cli.route_commands import route_view as view
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.journal import user_name
-from nereid.metrics_page import Snapshot
-from nereid.routes.change import change, reweighted
-from nereid.routes.served import RunningServer, Served, read_metrics, served_status
-from nereid.routes.target import find_route, read_state
+from nereid.models.routes.change import change, reweighted
+from nereid.models.routes.served import RunningServer, Served, read_metrics, served_status
+from nereid.models.routes.target import find_route, read_state
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
-from nereid.serving_errors import InvalidConfig
 from tests.fake_server import killed_at
 from tests.tables import cases
 

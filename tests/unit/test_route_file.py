@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nereid import files
-from nereid.config.model_config import ModelConfig
-from nereid.routing.route_file import RouteWatch, check_ready, path_of, read_table
-from nereid.serving_errors import InvalidConfig
+from nereid.backends.routing.route_file import RouteWatch, check_ready, path_of, read_table
+from nereid.base import files
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InvalidConfig
 from tests.routes import publish_config
 from tests.tables import cases
 

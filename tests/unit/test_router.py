@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from nereid.contract import PROBE_HEADER
-from nereid.routing.assignment import Route, Salts, Shadow, Table, Variant
-from nereid.routing.attempts import DEATH_COUNTS_S, MAX_ABANDONED, MAX_SUSPECTS
-from nereid.routing.router import CHECK_CLIENTS_S, MAX_UNCHECKED_WAIT_S, Router
-from nereid.serving_errors import (
+from nereid.backends.routing.assignment import Route, Salts, Shadow, Table, Variant
+from nereid.backends.routing.attempts import DEATH_COUNTS_S, MAX_ABANDONED, MAX_SUSPECTS
+from nereid.backends.routing.router import CHECK_CLIENTS_S, MAX_UNCHECKED_WAIT_S, Router
+from nereid.backends.triton.metrics import ROUTE_METRICS
+from nereid.base.contract import PROBE_HEADER
+from nereid.base.serving_errors import (
     Cancelled,
     DeadlineExceeded,
     Died,
@@ -26,8 +27,7 @@ from nereid.serving_errors import (
     ServingError,
     Unavailable,
 )
-from nereid.tasks.classification_outputs import ClassificationOutputs
-from nereid.triton.metrics import ROUTE_METRICS
+from nereid.tasks.classify.outputs import ClassificationOutputs
 from tests.proof import REQUESTS
 from tests.tables import cases
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from nereid.routing.assignment import (
+from nereid.backends.routing.assignment import (
     Choice,
     Route,
     Salts,
@@ -27,7 +27,7 @@ from nereid.routing.assignment import (
     shares,
     unit_of,
 )
-from nereid.serving_errors import InvalidConfig, InvalidRequest
+from nereid.base.serving_errors import InvalidConfig, InvalidRequest
 from tests.tables import cases
 
 V1 = Variant("v1", "classify_v1", 1, 90)

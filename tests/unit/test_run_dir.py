@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.errors import ServerError
+from nereid.base.errors import ServerError
 from nereid.server import run_dir
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord

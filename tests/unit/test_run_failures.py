@@ -2,8 +2,8 @@
 
 import pytest
 
-from nereid.inference.run_failures import run_failure
-from nereid.serving_errors import DeviceFailed, OutOfMemory, RuntimeFailed
+from nereid.base.serving_errors import DeviceFailed, OutOfMemory, RuntimeFailed
+from nereid.vision.inference.run_failures import run_failure
 from tests.faulty_networks import CUDADriverError, CUDARuntimeError
 from tests.tables import cases
 

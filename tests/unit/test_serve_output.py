@@ -2,7 +2,7 @@
 
 import pytest
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
 from nereid.server.command_line import ServerOptions
 from nereid.server.ports import Ports
 from nereid.server.ready_line import announcement

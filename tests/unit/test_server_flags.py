@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from nereid.config.server_flags import backend_settings, flag_values
+from nereid.base.config.server_flags import backend_settings, flag_values
 from tests.tables import cases
 
 OURS = "--backend-config=onnxruntime,a="
@@ -13,7 +13,7 @@ PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv
 CHILD = """
 import json, sys
 sys.path[:0] = {path!r}
-from nereid.config.server_flags import server_command_line
+from nereid.base.config.server_flags import server_command_line
 print(json.dumps(server_command_line()))
 """
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from typer.testing import CliRunner
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
 from nereid.cli.main import app
 from nereid.server import run_dir
 from nereid.server.ports import Ports, free_ports

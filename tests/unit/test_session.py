@@ -12,12 +12,12 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, helper
 
-from nereid.config.model_config import ModelConfig
-from nereid.inference import network_file
-from nereid.inference.session import Session
-from nereid.inference.session_events import SessionEvents
-from nereid.inference.session_options import CUDA_GRAPHS, BackendSettings
-from nereid.serving_errors import InferenceFailed, InvalidConfig, RuntimeFailed
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InferenceFailed, InvalidConfig, RuntimeFailed
+from nereid.vision.inference import network_file
+from nereid.vision.inference.session import Session
+from nereid.vision.inference.session_events import SessionEvents
+from nereid.vision.inference.session_options import CUDA_GRAPHS, BackendSettings
 from tests.networks import assert_same, constant, identity, network, parameter, store, tensor, value
 from tests.tables import cases
 
@@ -31,7 +31,7 @@ X, Y = tensor("input", "x", "FP32", [3]), tensor("output", "y", "FP32", [3])
 
 DEFAULT_START = """
 import sys
-from nereid.inference import session
+from nereid.vision.inference import session
 import onnxruntime
 onnxruntime.InferenceSession(sys.argv[1])
 """

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nereid.config.model_config import ModelConfig
-from nereid.inference.session import Session
-from nereid.inference.session_events import SessionEvents
-from nereid.serving_errors import DeviceFailed
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import DeviceFailed
+from nereid.vision.inference.session import Session
+from nereid.vision.inference.session_events import SessionEvents
 from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, MEBIBYTE, WIDE_IO, fragile, wide
 from tests.limited_memory import run_limited
 from tests.networks import ONE_INSTANCE, store

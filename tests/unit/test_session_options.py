@@ -8,8 +8,9 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from nereid.config.model_config import ModelConfig
-from nereid.inference.session_options import (
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InvalidConfig
+from nereid.vision.inference.session_options import (
     BackendSettings,
     SessionSettings,
     Sharing,
@@ -17,8 +18,7 @@ from nereid.inference.session_options import (
     providers,
     session_settings,
 )
-from nereid.inference.threads import ThreadCounts
-from nereid.serving_errors import InvalidConfig
+from nereid.vision.inference.threads import ThreadCounts
 from tests.tables import cases
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

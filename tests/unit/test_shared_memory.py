@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from nereid.assets import CHELSEA, COFFEE
+from nereid.base.assets import CHELSEA, COFFEE
 from nereid.client import shared_memory
 from nereid.client.classifier_errors import (
     ClassifierError,
@@ -326,7 +326,7 @@ def test_error_of_an_image_is_not_a_refusal():
 OWN = """
 import os, sys
 from nereid.client import shared_memory
-from nereid.client.classifier import Classifier
+from nereid.tasks.classify.client import Classifier
 url, prefix, *photos = sys.argv[1:]
 shared_memory.name_prefix = lambda: prefix
 def files():

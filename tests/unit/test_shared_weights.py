@@ -12,12 +12,18 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from nereid import files
-from nereid.config.model_config import ModelConfig
-from nereid.inference import network_file, shared_weights
-from nereid.inference.session import Session
-from nereid.inference.session_options import CPU, CUDA, SHARED_WEIGHTS, BackendSettings, session_settings
-from nereid.serving_errors import InvalidConfig
+from nereid.base import files
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InvalidConfig
+from nereid.vision.inference import network_file, shared_weights
+from nereid.vision.inference.session import Session
+from nereid.vision.inference.session_options import (
+    CPU,
+    CUDA,
+    SHARED_WEIGHTS,
+    BackendSettings,
+    session_settings,
+)
 from tests.networks import constant, network, store, tensor, value
 from tests.tables import cases
 

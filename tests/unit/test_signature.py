@@ -8,9 +8,9 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from nereid.config.model_config import ModelConfig
-from nereid.inference.signature import NetworkTensor, Signature, complete, validate
-from nereid.serving_errors import InvalidConfig
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InvalidConfig
+from nereid.vision.inference.signature import NetworkTensor, Signature, complete, validate
 from tests.networks import DATATYPES, OPSET, identity, value
 from tests.tables import cases
 

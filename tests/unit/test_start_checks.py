@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
 from nereid.server.command_line import ServerOptions
 from nereid.server.start_checks import unservable_models
 

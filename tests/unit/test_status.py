@@ -4,12 +4,12 @@ import json
 
 from typer.testing import CliRunner
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.units import format_duration
 from nereid.cli.main import app
 from nereid.cli.observe_commands import status as command
-from nereid.observe.status import ModelStatus, ServerStatus, Status
+from nereid.insight.observe.status import ModelStatus, ServerStatus, Status
 from nereid.server.run_dir import GatewayRecord
-from nereid.units import format_duration
 
 
 def test_durations_have_two_units_at_most():

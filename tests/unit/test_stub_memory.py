@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from nereid.triton import stub_memory
-from nereid.triton.stub_memory import StubMemory, remove_stale
+from nereid.backends.triton import stub_memory
+from nereid.backends.triton.stub_memory import StubMemory, remove_stale
 
 NAME = "nereid-0123"
 # Claims a server's memory in a folder, and waits to be killed.
 SERVER = """
 import sys, time
 from pathlib import Path
-from nereid.triton import stub_memory
+from nereid.backends.triton import stub_memory
 stub_memory.FOLDER = Path(sys.argv[1])
 memory = stub_memory.StubMemory(sys.argv[2])
 memory.claim()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from nereid.backends.triton import stub_processes
+from nereid.backends.triton.stub_processes import Process, Stub
 from nereid.server.supervision import stubs
 from nereid.server.supervision.stubs import DEAD_AFTER_S, Roster, Verdicts
-from nereid.triton import stub_processes
-from nereid.triton.stub_processes import Process, Stub
 from tests.tables import cases
 
 FIRST = Stub(Process(10, 100), "model", 1, "model_0_0")

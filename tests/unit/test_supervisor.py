@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from nereid.backends.triton.stub_processes import Process, Stub
 from nereid.server.supervision.stubs import DEAD_AFTER_S, OLD_STUBS_S
 from nereid.server.supervision.supervisor import (
     MAX_ATTEMPTS,
@@ -34,7 +35,6 @@ from nereid.server.supervision.supervisor_messages import (
     RoundStarted,
     ServerEnded,
 )
-from nereid.triton.stub_processes import Process, Stub
 from tests.tables import cases
 
 FIRST = Stub(Process(10, 100), "eyes", 1, "eyes_0_0")

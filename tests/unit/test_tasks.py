@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid.contract import BOX, CONFIDENCE, FIELD, LABEL, SCORE, SCORES, TEXT
-from nereid.tasks import task_of
-from nereid.tasks.classification_outputs import ClassificationOutputs
-from nereid.tasks.detection_outputs import DetectionOutputs
-from nereid.tasks.reading_outputs import FieldOutputs, ReadingOutputs, edit_distance, error_rate
+from nereid.base.contract import BOX, CONFIDENCE, FIELD, LABEL, SCORE, SCORES, TEXT
+from nereid.tasks import outputs_of
+from nereid.tasks.classify.outputs import ClassificationOutputs
+from nereid.tasks.detect.outputs import DetectionOutputs
+from nereid.tasks.read.outputs import FieldOutputs, ReadingOutputs, edit_distance, error_rate
 from nereid.tasks.task_outputs import Comparison, Incomparable
 from tests.tables import cases
 
@@ -46,8 +46,8 @@ def lines(*texts: str, **fields: str) -> dict[str, np.ndarray]:
     },
 )
 def test_outputs_determine_the_task(outputs, name):
-    assert task_of(outputs).name == name
-    assert isinstance(task_of([*outputs, FIELD]), FieldOutputs) is (name == "read")
+    assert outputs_of(outputs).name == name
+    assert isinstance(outputs_of([*outputs, FIELD]), FieldOutputs) is (name == "read")
 
 
 CUP = ((0, 0, 10, 10), 0.9, "cup")
@@ -138,7 +138,7 @@ def test_signals_count_what_was_found():
 
 
 def test_first_output_of_any_model_is_compared():
-    task = task_of(["y", "z"])
+    task = outputs_of(["y", "z"])
 
     assert isinstance(task, ClassificationOutputs)
     assert task.compare({"y": np.ones((1, 3))}, {"y": np.ones((1, 3))}) == Comparison(0.0, True)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from nereid.config.model_config import ModelConfig
-from nereid.files import state_folder
-from nereid.inference import tensorrt, version_state
-from nereid.serving_errors import InvalidConfig
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.files import state_folder
+from nereid.base.serving_errors import InvalidConfig
+from nereid.vision.inference import tensorrt, version_state
 from tests.networks import constant, identity, network, store, tensor, value
 from tests.tables import cases
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from nereid.serving_errors import InvalidConfig
-from nereid.text.characters import Characters
-from nereid.text.detector_input import DetectorInput, network_size
-from nereid.text.direction import upside_down
-from nereid.text.lines_batch import MAX_PADDING, batches, stacked
+from nereid.base.serving_errors import InvalidConfig
+from nereid.tasks.read.characters import Characters
+from nereid.tasks.read.detector_input import DetectorInput, network_size
+from nereid.tasks.read.direction import upside_down
+from nereid.tasks.read.lines_batch import MAX_PADDING, batches, stacked
 
 
 def test_batches_have_every_line_once_and_little_padding():

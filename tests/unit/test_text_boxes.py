@@ -4,12 +4,12 @@ import cv2
 import numpy as np
 import pytest
 
-from nereid.contract import MAX_LINES
-from nereid.text import boxes as finder
-from nereid.text.boxes import find_boxes
-from nereid.text.crops import LINE_HEIGHT_PX, MAX_LINE_WIDTH_PX, along_text, cut
-from nereid.text.direction import page_turn, positions_before, turned
-from nereid.text.reading_order import reading_order
+from nereid.base.contract import MAX_LINES
+from nereid.tasks.read import boxes as finder
+from nereid.tasks.read.boxes import find_boxes
+from nereid.tasks.read.crops import LINE_HEIGHT_PX, MAX_LINE_WIDTH_PX, along_text, cut
+from nereid.tasks.read.direction import page_turn, positions_before, turned
+from nereid.tasks.read.reading_order import reading_order
 
 
 def box(left: float, top: float, right: float, bottom: float) -> np.ndarray:

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.imaging.decode import Limits
-from nereid.imaging.probe_image import ProbeImage
-from nereid.serving_errors import (
+from nereid.base.serving_errors import (
     DeadlineExceeded,
     InferenceFailed,
     InvalidImage,
     InvalidRequest,
     ServingError,
 )
-from nereid.text.characters import Characters
-from nereid.text.line import Line
-from nereid.text.reader import Networks, TextReader
-from nereid.text.stages import STAGES
+from nereid.tasks.read.characters import Characters
+from nereid.tasks.read.line import Line
+from nereid.tasks.read.reader import Networks, TextReader
+from nereid.tasks.read.stages import STAGES
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.probe_image import ProbeImage
 from tests.readers import LINES, RECOGNISER, encoded, networks, page, reader
 from tests.tables import cases
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from nereid.inference.threads import ThreadCounts, thread_counts
-from nereid.processes import available_cores
+from nereid.base.processes import available_cores
+from nereid.vision.inference.threads import ThreadCounts, thread_counts
 from tests.tables import cases
 
 INTRA, INTER = "intra_op_thread_count", "inter_op_thread_count"

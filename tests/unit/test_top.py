@@ -8,16 +8,16 @@ from dataclasses import asdict, fields, replace
 import pytest
 from rich.console import Console
 
+from nereid.backends.routing.assignment import parse_route
+from nereid.backends.triton.stub_processes import Process
+from nereid.base.metrics_page import Snapshot
 from nereid.cli.observe_commands.top_view import view
-from nereid.metrics_page import Snapshot
-from nereid.observe import top
-from nereid.observe.machine import MachineReading
-from nereid.observe.top import Top, TopModel, TopVariant, measure
-from nereid.observe.top_reading import GatewayReading, Reading, TopServer
-from nereid.routing.assignment import parse_route
+from nereid.insight.observe import top
+from nereid.insight.observe.machine import MachineReading
+from nereid.insight.observe.top import Top, TopModel, TopVariant, measure
+from nereid.insight.observe.top_reading import GatewayReading, Reading, TopServer
 from nereid.server.run_dir import GatewayRecord
 from nereid.server.supervision.process_usage import Usage
-from nereid.triton.stub_processes import Process
 from tests.conftest import ROOT
 from tests.routes import document, variant
 

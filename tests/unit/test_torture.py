@@ -9,8 +9,8 @@ import pytest
 from loadtest.torture import verdict
 from loadtest.torture.observation import gauges
 from loadtest.torture.traffic import Kind, Target, Traffic
+from nereid.base.metrics_page import Snapshot
 from nereid.client.classifier_errors import RequestRefused, TimedOut
-from nereid.metrics_page import Snapshot
 from tests.tables import cases
 
 WATCHDOG_S = 30.0

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid.tracing import collector, record_file, request_lines
-from nereid.tracing.collector import HOLD_S, MAX_KEPT_PER_S, MAX_TRACES, Traces
-from nereid.tracing.context import TraceContext, begin, parse
-from nereid.tracing.record_file import RecordFile, read
-from nereid.tracing.records import CALLER, MAX_WAITING, SERVER, Sampling, Tracer, harmless
+from nereid.base.tracing import collector, record_file, request_lines
+from nereid.base.tracing.collector import HOLD_S, MAX_KEPT_PER_S, MAX_TRACES, Traces
+from nereid.base.tracing.context import TraceContext, begin, parse
+from nereid.base.tracing.record_file import RecordFile, read
+from nereid.base.tracing.records import CALLER, MAX_WAITING, SERVER, Sampling, Tracer, harmless
 from tests.routes import wait_until
 from tests.tables import cases
 

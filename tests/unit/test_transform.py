@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from nereid.imaging.buffers import Buffers
-from nereid.imaging.decode import Limits, open_image
-from nereid.imaging.resample import Span
-from nereid.imaging.transform import DATATYPES, Placement, Transform, make_plan
+from nereid.vision.imaging.buffers import Buffers
+from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.resample import Span
+from nereid.vision.imaging.transform import DATATYPES, Placement, Transform, make_plan
 from tests.pictures import assert_same_levels, noise, resize, save
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)

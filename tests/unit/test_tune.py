@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from nereid.insight.tune import space
+from nereid.insight.tune.load_generator import Load
+from nereid.insight.tune.objective import Objective, median
+from nereid.insight.tune.report import Report
+from nereid.insight.tune.search import Duel, NotMeasured, Search, front
+from nereid.insight.tune.space import DEFAULT, Candidate
 from nereid.repository.pbtxt import parse
-from nereid.tune import space
-from nereid.tune.load_generator import Load
-from nereid.tune.objective import Objective, median
-from nereid.tune.report import Report
-from nereid.tune.search import Duel, NotMeasured, Search, front
-from nereid.tune.space import DEFAULT, Candidate
 from tests.tables import cases
 
 THROUGHPUT, LATENCY = Objective("throughput"), Objective("latency")

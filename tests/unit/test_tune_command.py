@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nereid.assets import COFFEE, REPOSITORY
+from nereid.base.assets import COFFEE, REPOSITORY
+from nereid.base.errors import OperationFailed
 from nereid.cli.main import app
 from nereid.cli.models import tuning_run
-from nereid.errors import OperationFailed
-from nereid.tune import tuning
-from nereid.tune.load_generator import Load
-from nereid.tune.objective import Objective
-from nereid.tune.report import Report
-from nereid.tune.search import Duel
-from nereid.tune.space import DEFAULT
-from nereid.tune.trial import copy_repository
-from nereid.tune.tuning import TuneOptions
+from nereid.insight.tune import tuning
+from nereid.insight.tune.load_generator import Load
+from nereid.insight.tune.objective import Objective
+from nereid.insight.tune.report import Report
+from nereid.insight.tune.search import Duel
+from nereid.insight.tune.space import DEFAULT
+from nereid.insight.tune.trial import copy_repository
+from nereid.insight.tune.tuning import TuneOptions
 from tests.tables import cases
 
 

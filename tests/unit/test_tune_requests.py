@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from nereid.assets import PARCEL_LABEL, REPOSITORY
-from nereid.errors import WrongUsage
+from nereid.base.assets import PARCEL_LABEL, REPOSITORY
+from nereid.base.errors import WrongUsage
+from nereid.insight.tune import photos, profiles
+from nereid.insight.tune.trial import OPEN_SIDE_PX, TrialServer, request_bodies
 from nereid.repository.pbtxt import parse
-from nereid.tune import photos, profiles
-from nereid.tune.trial import OPEN_SIDE_PX, TrialServer, request_bodies
 from tests.tables import cases
 
 PHOTOS = [b"one photo", b"another"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nereid.units import format_bytes, format_ms
+from nereid.base.units import format_bytes, format_ms
 
 
 @pytest.mark.parametrize(

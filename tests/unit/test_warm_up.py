@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nereid.config.model_config import ModelConfig
-from nereid.inference.run_sizes import warm_batch_sizes
-from nereid.inference.session import Session
-from nereid.inference.session_events import SessionEvents
-from nereid.serving_errors import InvalidConfig
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InvalidConfig
+from nereid.vision.inference.run_sizes import warm_batch_sizes
+from nereid.vision.inference.session import Session
+from nereid.vision.inference.session_events import SessionEvents
 from tests.faulty_networks import FRAGILE_IO, fragile
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 from tests.tables import cases

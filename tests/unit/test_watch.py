@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nereid import files
+from nereid.base import files
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.serving_errors import InvalidConfig
 from nereid.cli.main import app
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.publish import watch
-from nereid.publish.drop_entry import copied, read_entry
-from nereid.publish.drop_folder import (
+from nereid.models.publish import watch
+from nereid.models.publish.drop_entry import copied, read_entry
+from nereid.models.publish.drop_folder import (
     JOURNAL,
     DropFolder,
     DropResult,
@@ -27,9 +28,8 @@ from nereid.publish.drop_folder import (
     TemporaryFailure,
     journal_of,
 )
-from nereid.publish.examination.examine import Gates
+from nereid.models.publish.examination.examine import Gates
 from nereid.server.control import NotReached
-from nereid.serving_errors import InvalidConfig
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 from tests.tables import cases
 

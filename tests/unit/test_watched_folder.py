@@ -2,7 +2,7 @@
 
 import pytest
 
-from nereid.watched_folder import Arrivals
+from nereid.base.watched_folder import Arrivals
 
 
 @pytest.fixture

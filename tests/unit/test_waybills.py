@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from loadtest.reading_score import Passage, errors, has_number, passages
-from nereid.assets import TEXT_REPOSITORY
-from nereid.text.fields.field_search import find_fields
-from nereid.text.fields.specification import read_specification
-from nereid.text.line import Line
+from nereid.base.assets import TEXT_REPOSITORY
+from nereid.tasks.read.fields.field_search import find_fields
+from nereid.tasks.read.fields.specification import read_specification
+from nereid.tasks.read.line import Line
 from tests.waybills.generator import CHECKED, LAYOUTS, waybill
 from tests.waybills.paper import Printed, missing_fonts, rectangle
 

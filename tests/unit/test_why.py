@@ -2,13 +2,13 @@
 
 import pytest
 
-from nereid.control_groups import ControlGroups
-from nereid.observe import contention
-from nereid.observe.contention import Contention, Counts, ProcessCounts
-from nereid.observe.why import MEANINGS, explain
-from nereid.tracing.request_lines import STAGES
-from nereid.triton.stub_processes import Process
-from nereid.units import parse_duration
+from nereid.backends.triton.stub_processes import Process
+from nereid.base.control_groups import ControlGroups
+from nereid.base.tracing.request_lines import STAGES
+from nereid.base.units import parse_duration
+from nereid.insight.observe import contention
+from nereid.insight.observe.contention import Contention, Counts, ProcessCounts
+from nereid.insight.observe.why import MEANINGS, explain
 from tests.tables import cases
 
 CALM = Contention(2, 1.0, 0.1, 0.1, 0, 0, 0.0)

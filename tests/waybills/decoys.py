@@ -9,9 +9,9 @@ from random import Random
 
 import numpy as np
 
-from nereid.text.fields.shapes import shapes
-from nereid.text.fields.specification import Form, Format, judge
-from nereid.text.line import Line
+from nereid.tasks.read.fields.shapes import shapes
+from nereid.tasks.read.fields.specification import Form, Format, judge
+from nereid.tasks.read.line import Line
 from tests.waybills import words
 from tests.waybills.numbers import digits, grouped
 from tests.waybills.paper import rectangle

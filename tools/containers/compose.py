@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nereid import assets
-from nereid.client.classifier import Classifier
+from nereid.base import assets
 from nereid.client.classifier_errors import ClassifierError
 from nereid.client.request import ProtocolName
 from nereid.server.ports import free_ports
+from nereid.tasks.classify.client import Classifier
 
 TOOLS = Path(__file__).parent
 CHECKOUT = TOOLS.parent.parent

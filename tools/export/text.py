@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx
 
-from nereid.publish.intake import recogniser
+from nereid.tasks.read import recogniser
 
 DETECTOR, RECOGNISER = "PP-OCRv6_det_small.onnx", "PP-OCRv6_rec_small.onnx"
 DIRECTION = "ch_ppocr_mobile_v2.0_cls_mobile.onnx"

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nereid.application.chosen_models import own_repository
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import OperationFailed, WrongUsage, invalid_values
+from nereid.base.units import parse_duration
 from nereid.cli.options import AsJson, Repository, complete_model, environment, show_help, show_progress
 from nereid.cli.server_options import find_server, with_server
-from nereid.errors import OperationFailed, WrongUsage, invalid_values
-from nereid.units import parse_duration
 
 if TYPE_CHECKING:
-    from nereid.drift.recording import History
-    from nereid.routing.reference_file import Reference
+    from nereid.backends.routing.reference_file import Reference
+    from nereid.insight.drift.recording import History
 
 app = typer.Typer()
 
@@ -56,9 +56,9 @@ def baseline(
 
     A running server is needed. Images that cannot be classified are named and left out.
     """
-    from nereid.drift.baseline import store
-    from nereid.drift.targets import targets_of
-    from nereid.routes.target import find_route
+    from nereid.insight.drift.baseline import store
+    from nereid.insight.drift.targets import targets_of
+    from nereid.models.routes.target import find_route
 
     if bool(images) == bool(from_traffic):
         raise WrongUsage("expected one of --images DIR and --from-traffic DURATION")
@@ -69,14 +69,14 @@ def baseline(
     targets = targets_of(location, record.profile)
     if images:
         from nereid.cli.image_files import collect
-        from nereid.drift.baseline import from_images
+        from nereid.insight.drift.baseline import from_images
 
         with invalid_values():
             paths = collect([images])
         made = from_images(record.url("http"), repository, location.name, targets, paths, show_progress)
     else:
-        from nereid.drift.baseline import from_traffic as of_traffic
-        from nereid.routing.reference_file import path_of, read_reference
+        from nereid.backends.routing.reference_file import path_of, read_reference
+        from nereid.insight.drift.baseline import from_traffic as of_traffic
 
         seconds, history = _seconds(from_traffic), _history(context, repository)
         old = read_reference(path_of(repository, location.name))
@@ -97,8 +97,8 @@ def show(
     import msgspec
 
     from nereid.cli.drift_commands import drift_view as view
-    from nereid.drift.drift_report import report
-    from nereid.routes.target import find_route
+    from nereid.insight.drift.drift_report import report
+    from nereid.models.routes.target import find_route
     from nereid.server import run_dir
 
     location = find_route(repository, route)
@@ -121,7 +121,7 @@ def _seconds(text: str) -> float:
 
 
 def _history(context: typer.Context, repository: Path) -> "History":
-    from nereid.drift.recording import History
+    from nereid.insight.drift.recording import History
     from nereid.server import run_dir
 
     folder = run_dir.find_folder(run_dir.root(environment(context)), repository)

@@ -1,9 +1,9 @@
 """Output of `nereid drift show`: tables of signals, shadows and feedback."""
 
+from nereid.base.units import format_duration
 from nereid.cli.tables import print_table
-from nereid.drift.comparison import SignalDrift, VariantDrift
-from nereid.drift.drift_report import Report
-from nereid.units import format_duration
+from nereid.insight.drift.comparison import SignalDrift, VariantDrift
+from nereid.insight.drift.drift_report import Report
 
 NONE = "—"
 

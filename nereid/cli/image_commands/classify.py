@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nereid.assets import CLASSIFIERS, REPOSITORY
+from nereid.base.assets import CLASSIFIERS, REPOSITORY
 from nereid.cli.image_commands.image_command import (
     ApiKey,
     Concurrency,
@@ -68,7 +68,7 @@ def classify(
 
 def _load() -> "tuple[Any, View]":
     from nereid.cli.image_commands.views import CLASSES
-    from nereid.client.classifier import Classifier
+    from nereid.tasks.classify.client import Classifier
 
     return Classifier, CLASSES
 

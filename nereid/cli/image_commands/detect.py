@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nereid.assets import DETECTORS, REPOSITORY
+from nereid.base.assets import DETECTORS, REPOSITORY
 from nereid.cli.image_commands.image_command import (
     ApiKey,
     Concurrency,
@@ -69,7 +69,7 @@ def detect(
 
 def _load() -> "tuple[Any, View]":
     from nereid.cli.image_commands.views import OBJECTS
-    from nereid.client.detector_client import Detector
+    from nereid.tasks.detect.client import Detector
 
     return Detector, OBJECTS
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from nereid.application.chosen_models import find_model
-from nereid.assets import TaskModels
+from nereid.base.assets import TaskModels
+from nereid.base.errors import OperationFailed, WrongUsage, invalid_values
 from nereid.cli.options import complete_model
 from nereid.cli.server_options import find_server
-from nereid.errors import OperationFailed, WrongUsage, invalid_values
 
 if TYPE_CHECKING:
     from nereid.cli.image_commands.outcomes import Format

@@ -22,16 +22,16 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from nereid.base.errors import OperationFailed
+from nereid.base.processes import StopFlag
+from nereid.base.units import format_ms
+from nereid.base.watched_folder import Arrivals, changes
 from nereid.cli.image_commands.drawing import Drawings
 from nereid.cli.image_commands.views import View
 from nereid.cli.image_files import images_in
 from nereid.cli.options import show_progress
 from nereid.cli.tables import console
 from nereid.client.classifier_errors import ClassifierError
-from nereid.errors import OperationFailed
-from nereid.processes import StopFlag
-from nereid.units import format_ms
-from nereid.watched_folder import Arrivals, changes
 
 # A file counts as complete once it has not changed for this long.
 SETTLE_S = 1.0

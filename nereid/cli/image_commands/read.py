@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nereid.assets import READERS, TEXT_REPOSITORY
+from nereid.base.assets import READERS, TEXT_REPOSITORY
 from nereid.cli.image_commands.image_command import (
     ApiKey,
     Concurrency,
@@ -71,7 +71,7 @@ def read(
 
 def _load() -> "tuple[Any, View]":
     from nereid.cli.image_commands.views import TEXTS
-    from nereid.client.reader_client import Reader
+    from nereid.tasks.read.client import Reader
 
     return Reader, TEXTS
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from nereid.cli.tables import print_table
-from nereid.client.prediction import Prediction
-from nereid.client.results.detected_objects import Detection
-from nereid.client.results.text_reading import Corners, Field, Reading
+from nereid.tasks.classify.result import Prediction
+from nereid.tasks.detect.result import Detection
+from nereid.tasks.read.result import Corners, Field, Reading
 
 Cells: TypeAlias = tuple[Any, ...]
 # Corners of a box, and the text that is written at it.

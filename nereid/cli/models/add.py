@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nereid.application.chosen_models import own_repository
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import WrongUsage
+from nereid.base.units import format_bytes, format_ms
 from nereid.cli.models.preprocessing import Preprocess, parameters_of, size_of
 from nereid.cli.options import AsJson, Repository, complete_preset, show_progress
 from nereid.cli.server_options import find_server
-from nereid.errors import WrongUsage
-from nereid.units import format_bytes, format_ms
 
 if TYPE_CHECKING:
-    from nereid.publish.examination.examine import FoundObject
-    from nereid.publish.staged_addition import Proposal
+    from nereid.models.publish.examination.examine import FoundObject
+    from nereid.models.publish.staged_addition import Proposal
 
 # The settings of a proposal that describe its network.
 FORM = ("image", "outputs", "is_last", "is_grey", "classes", "head")
@@ -131,9 +131,9 @@ def add(
     repository: Repository = REPOSITORY,
 ) -> None:
     """Add an ONNX network under a new name: examine it, show what it will be, ask, and serve it."""
-    from nereid.publish import add as adding
-    from nereid.publish.publisher import served
-    from nereid.publish.staged_addition import PROFILES, AddRequest
+    from nereid.models.publish import add as adding
+    from nereid.models.publish.publisher import served
+    from nereid.models.publish.staged_addition import PROFILES, AddRequest
 
     if activation not in (known := ("auto", "none", "softmax", "sigmoid")):
         raise WrongUsage(f"invalid activation: expected one of {', '.join(known)}, got '{activation}'")

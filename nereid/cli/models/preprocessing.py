@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from nereid.errors import WrongUsage
+from nereid.base.errors import WrongUsage
 
 Preprocess: TypeAlias = Annotated[
     list[str] | None,

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 import typer
 
 from nereid.application.chosen_models import own_repository
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import invalid_values
+from nereid.base.units import parse_share
 from nereid.cli.options import Model, Repository, show_progress
 from nereid.cli.server_options import find_server
-from nereid.errors import invalid_values
-from nereid.units import parse_share
 
 
 def _share(value: str | float) -> float:
@@ -91,8 +91,8 @@ def publish(
     The network is examined in a separate process first. A rejected network never reaches the server.
     """
     from nereid.cli.image_files import collect
-    from nereid.publish import publisher
-    from nereid.publish.examination.examine import Gates
+    from nereid.models.publish import publisher
+    from nereid.models.publish.examination.examine import Gates
 
     gates = Gates(
         tolerance=tolerance,
@@ -111,7 +111,7 @@ def publish(
 
 def rollback(context: typer.Context, model: Model, repository: Repository = REPOSITORY) -> None:
     """Move all traffic away from a model's newest version immediately; the version stays loaded."""
-    from nereid.publish import publisher
+    from nereid.models.publish import publisher
 
     for line in publisher.rollback(repository, model, find_server(context, own_repository(repository))):
         print(line)
@@ -124,7 +124,7 @@ def retire(
     repository: Repository = REPOSITORY,
 ) -> None:
     """Retire a version without traffic: unload it when it is idle, then delete it."""
-    from nereid.publish import publisher
+    from nereid.models.publish import publisher
 
     publisher.retire(
         repository, model, version, find_server(context, own_repository(repository)), show_progress

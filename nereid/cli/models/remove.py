@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from nereid.application.chosen_models import own_repository
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.cli.options import Model, Repository, show_progress
 from nereid.cli.server_options import find_server
-from nereid.errors import OperationFailed, WrongUsage
 
 
 def remove(
@@ -19,7 +19,7 @@ def remove(
     repository: Repository = REPOSITORY,
 ) -> None:
     """Remove a model from server and repository; with a route, also the models behind it."""
-    from nereid.publish import remove as removal
+    from nereid.models.publish import remove as removal
 
     record = find_server(context, own_repository(repository))
     names = removal.find_parts(repository, model).models or (model,)
@@ -35,7 +35,7 @@ def remove(
 
 def reload(context: typer.Context, model: Model, repository: Repository = REPOSITORY) -> None:
     """Load a model again whose config or files you edited, without interrupting its requests."""
-    from nereid.publish import remove as removal
+    from nereid.models.publish import remove as removal
 
     record = find_server(context, own_repository(repository))
     if record is None:

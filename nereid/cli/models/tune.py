@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import typer
 
 from nereid.application.chosen_models import own_repository
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import invalid_values
 from nereid.cli.options import Repository, complete_model, complete_profile, environment
-from nereid.errors import invalid_values
 from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions, check_options
 
 Objective = Literal["throughput", "latency"]
@@ -70,7 +70,7 @@ def tune(
     the present settings exceeds the noise of the measurement.
     """
     from nereid.cli.models import tuning_run
-    from nereid.tune import tuning
+    from nereid.insight.tune import tuning
 
     with invalid_values():
         check_options(ServerOptions(repository, profile))

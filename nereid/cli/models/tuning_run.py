@@ -7,15 +7,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from nereid.base.errors import OperationFailed, invalid_values
+from nereid.base.processes import exit_on_sigterm
 from nereid.cli.image_files import collect
 from nereid.cli.options import show_progress
 from nereid.cli.tables import console
-from nereid.errors import OperationFailed, invalid_values
-from nereid.processes import exit_on_sigterm
-from nereid.tune import tuning
-from nereid.tune.profiles import TUNED
-from nereid.tune.report import Report
-from nereid.tune.tuning import TuneOptions
+from nereid.insight.tune import tuning
+from nereid.insight.tune.profiles import TUNED
+from nereid.insight.tune.report import Report
+from nereid.insight.tune.tuning import TuneOptions
 
 HEADINGS = ("", "settings", "concurrency", "images/s", "p50 ms", "p99 ms")
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.units import format_bytes
 from nereid.cli.options import AsJson, Model, Repository
 from nereid.cli.server_options import find_server
 from nereid.cli.tables import print_table
-from nereid.units import format_bytes
 
 if TYPE_CHECKING:
-    from nereid.publish.versions import VersionState
+    from nereid.models.publish.versions import VersionState
 
 COLUMNS = ("version", "state", "traffic", "pinned as", "size", "SHA-256", "published", "from", "changes")
 
@@ -23,7 +23,7 @@ def versions(
     context: typer.Context, model: Model, as_json: AsJson = False, repository: Repository = REPOSITORY
 ) -> None:
     """List the versions of a model: state, share of the traffic, size, time and source of the publication."""
-    from nereid.publish.versions import versions as listed
+    from nereid.models.publish.versions import versions as listed
 
     name, found = listed(repository, model, find_server(context, repository))
     if as_json:
@@ -33,7 +33,7 @@ def versions(
 
 
 def _print(versions: "Sequence[VersionState]") -> None:
-    from nereid.routes.target import percent
+    from nereid.models.routes.target import percent
 
     print_table(
         *COLUMNS,

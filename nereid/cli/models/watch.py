@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from nereid.application.chosen_models import own_repository
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
 from nereid.cli.models.publish import AcceptChange, MaxMemory, MaxSlowdown, Share, Tolerance
 from nereid.cli.options import Repository, complete_model, show_progress
 from nereid.cli.server_options import find_server
@@ -47,8 +47,8 @@ def watch(
     to DIR/published. Rejected files move to DIR/rejected, with the reason. Links inside DIR
     stay in place.
     """
-    from nereid.publish import watch as watching
-    from nereid.publish.examination.examine import Gates
+    from nereid.models.publish import watch as watching
+    from nereid.models.publish.examination.examine import Gates
 
     watching.check(folder, repository, model, share)
     gates = Gates(

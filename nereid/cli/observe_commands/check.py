@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from nereid.application.chosen_models import find_any_model
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import OperationFailed
 from nereid.cli.options import DEFAULT_REPOSITORY, AsJson, complete_model
 from nereid.cli.tables import print_json, print_table
-from nereid.errors import OperationFailed
 
 
 def check(
@@ -35,8 +35,8 @@ def check(
     The table shows failures, which make a server fail or answer wrongly, and notes. All profiles are
     checked. With --json, checks that passed are listed, too.
     """
+    from nereid.models.routes.target import check_repository
     from nereid.repository import check as examination
-    from nereid.routes.target import check_repository
 
     check_repository(repository)
     if model:

@@ -2,15 +2,15 @@
 
 import typer
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import OperationFailed
 from nereid.cli.options import AsJson, Repository, environment
 from nereid.cli.tables import print_json, print_table
-from nereid.errors import OperationFailed
 
 
 def doctor(context: typer.Context, as_json: AsJson = False, repository: Repository = REPOSITORY) -> None:
     """Check that this machine has everything the embedded server needs; each failure names its fix."""
-    from nereid.observe.doctor import examine
+    from nereid.insight.observe.doctor import examine
 
     findings = list(examine(environment(context), repository))
     if as_json:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import OperationFailed
+from nereid.base.units import format_bytes, format_duration
 from nereid.cli.options import AsJson, Repository, environment
 from nereid.cli.server_options import find_server
 from nereid.cli.tables import print_table
-from nereid.errors import OperationFailed
-from nereid.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from nereid.observe.status import ModelStatus, ServerStatus, Status
+    from nereid.insight.observe.status import ModelStatus, ServerStatus, Status
 
 COLUMNS = ("model", "kind", "versions", "traffic", "processes", "memory")
 
@@ -24,7 +24,7 @@ def status(context: typer.Context, as_json: AsJson = False, repository: Reposito
 
     The exit code is 1 if no server runs, or if it does not respond.
     """
-    from nereid.observe.status import status as observed
+    from nereid.insight.observe.status import status as observed
     from nereid.server import run_dir
 
     found = observed(run_dir.root(environment(context)), repository, find_server(context, repository))
@@ -63,7 +63,7 @@ def _server_rows(server: "ServerStatus | None") -> list[tuple[str, str]]:
 
 
 def _model_row(model: "ModelStatus", is_running: bool) -> tuple[str, ...]:
-    from nereid.routes.target import percent
+    from nereid.models.routes.target import percent
 
     traffic = ", ".join(f"{name} {percent(share)}" for name, share in model.traffic.items())
     memory = format_bytes(model.memory_bytes) if model.processes else ""

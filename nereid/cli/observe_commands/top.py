@@ -15,16 +15,16 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import OperationFailed
 from nereid.cli.options import Repository, environment
 from nereid.cli.server_options import find_server
 from nereid.cli.tables import console
-from nereid.errors import OperationFailed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from nereid.observe.top_reading import Reading, TopReader
+    from nereid.insight.observe.top_reading import Reading, TopReader
 
 # The routes send their counts to Triton's metrics page every half second.
 MIN_INTERVAL_S = 0.5
@@ -48,7 +48,7 @@ def top(
 
     The keys `q` and Ctrl-C end the view. Rates and quantiles are those of the last interval.
     """
-    from nereid.observe.top_reading import TopReader
+    from nereid.insight.observe.top_reading import TopReader
     from nereid.server import run_dir
 
     base = run_dir.root(environment(context))
@@ -62,7 +62,7 @@ def top(
 
 def _once(reader: "TopReader", interval_s: float, as_json: bool) -> None:
     from nereid.cli.observe_commands.top_view import view
-    from nereid.observe.top import measure
+    from nereid.insight.observe.top import measure
 
     before = _readable(reader)
     time.sleep(interval_s)
@@ -87,7 +87,7 @@ def _live(reader: "TopReader", interval_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from nereid.processes import exit_on_sigterm
+    from nereid.base.processes import exit_on_sigterm
 
     before = _readable(reader)
     terminal = console()
@@ -114,7 +114,7 @@ def _screen(
     from rich.text import Text
 
     from nereid.cli.observe_commands.top_view import view
-    from nereid.observe.top import measure
+    from nereid.insight.observe.top import measure
 
     if after.server is None:
         return Text(f"no server of '{reader.repository}' runs; this view waits for one, q ends it")

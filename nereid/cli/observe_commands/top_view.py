@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nereid.observe.top import Top, TopGateway, TopModel, TopRoute
-from nereid.observe.top_reading import TopServer
-from nereid.units import format_bytes, format_duration
+from nereid.base.units import format_bytes, format_duration
+from nereid.insight.observe.top import Top, TopGateway, TopModel, TopRoute
+from nereid.insight.observe.top_reading import TopServer
 
 UNKNOWN = "-"
 BARS = " ▁▂▃▄▅▆▇█"

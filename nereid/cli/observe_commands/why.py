@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.units import format_bytes, format_duration, format_ms, parse_duration
 from nereid.cli.options import AsJson, Repository, complete_model, environment
 from nereid.cli.server_options import find_server
-from nereid.errors import OperationFailed, WrongUsage
-from nereid.units import format_bytes, format_duration, format_ms, parse_duration
 
 if TYPE_CHECKING:
-    from nereid.observe.contention import Contention
-    from nereid.observe.why import Explanation
+    from nereid.insight.observe.contention import Contention
+    from nereid.insight.observe.why import Explanation
     from nereid.server.run_dir import ServerRecord
 
 BAR_WIDTH = 30
@@ -50,8 +50,8 @@ def why(
     The stages of the slowest 5 % are compared with those of typical requests. Counts of the kernel for the
     server's processes are measured for two seconds.
     """
-    from nereid.observe import request_history
-    from nereid.observe.why import explain
+    from nereid.insight.observe import request_history
+    from nereid.insight.observe.why import explain
     from nereid.server import run_dir
 
     try:
@@ -86,7 +86,7 @@ def _ids(line: dict[str, Any]) -> tuple[str, str]:
 
 def _measured(record: "ServerRecord", gateways: Sequence[int]) -> "Contention":
     """Measure the counts of the kernel for the processes of a server and its gateways."""
-    from nereid.observe import contention
+    from nereid.insight.observe import contention
     from nereid.server.supervision.process_usage import parent_of
 
     supervisor = parent_of(record.pid)

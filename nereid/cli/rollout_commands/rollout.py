@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nereid.application.chosen_models import own_repository
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import WrongUsage
 from nereid.cli.options import AsJson, Repository, complete_variant, show_help, show_progress
 from nereid.cli.route_commands.route import RouteName
 from nereid.cli.server_options import find_server, with_server
-from nereid.errors import WrongUsage
 
 if TYPE_CHECKING:  # the commands import what they need, so that others start without it
-    from nereid.rollout.orders import Order
-    from nereid.rollout.plan import RolloutPlan
-    from nereid.routes.target import RouteLocation
+    from nereid.models.rollout.orders import Order
+    from nereid.models.rollout.plan import RolloutPlan
+    from nereid.models.routes.target import RouteLocation
 
 app = typer.Typer()
 STOP_POLL_S = 0.2
@@ -88,7 +88,7 @@ def _plan(file: Path | None, options: dict[str, Any]) -> "RolloutPlan":
     """Return the plan in a file, with the values that a command's options replace."""
     import msgspec
 
-    from nereid.rollout.plan import RolloutPlan, make_plan, parse_plan, read_steps
+    from nereid.models.rollout.plan import RolloutPlan, make_plan, parse_plan, read_steps
 
     values: dict[str, Any] = {}
     if file:
@@ -129,7 +129,7 @@ def start(
     Every second, the candidate is compared with the variant that has the traffic now. A step passes when the
     counts show that the candidate is not worse. If they show that it is worse, the rollout rolls back.
     """
-    from nereid.rollout import orders
+    from nereid.models.rollout import orders
 
     plan = _plan(file, context.params)
     location = _location(repository, route)
@@ -153,7 +153,7 @@ def plan_rollout(
 ) -> None:
     """Measure the traffic for ten seconds, and show how much each step needs; nothing is changed."""
     from nereid.cli.rollout_commands import rollout_view as view
-    from nereid.rollout import orders
+    from nereid.models.rollout import orders
 
     location, record = _location(repository, route), find_server(context, repository)
     view.print_forecast(orders.forecast(location, _plan(file, context.params), record))
@@ -163,7 +163,7 @@ def plan_rollout(
 def status(as_json: AsJson = False, route: RouteName = "", repository: Repository = REPOSITORY) -> None:
     """Show the newest rollout of the route, and what it waits for."""
     from nereid.cli.rollout_commands import rollout_view as view
-    from nereid.rollout.rollout_journal import RolloutJournals
+    from nereid.models.rollout.rollout_journal import RolloutJournals
 
     view.print_status(RolloutJournals.of(_location(repository, route)).latest(), as_json)
 
@@ -192,7 +192,7 @@ def abort(
     context: typer.Context, reason: Reason = "", route: RouteName = "", repository: Repository = REPOSITORY
 ) -> None:
     """Roll back, and end the rollout; the candidate stays loaded."""
-    from nereid.rollout import orders
+    from nereid.models.rollout import orders
 
     _order("abort", reason, route, repository)
     location = _location(repository, route)
@@ -214,7 +214,7 @@ def history(
 ) -> None:
     """List the rollouts of the route, newest first; or all events of one."""
     from nereid.cli.rollout_commands import rollout_view as view
-    from nereid.rollout.rollout_journal import RolloutJournals
+    from nereid.models.rollout.rollout_journal import RolloutJournals
 
     logs = RolloutJournals.of(_location(repository, route))
     if number is None:
@@ -230,10 +230,10 @@ def history(
 @with_server
 def controller(context: typer.Context, repository: Repository = REPOSITORY) -> None:
     """Carry out the rollouts of a server that `nereid serve` did not start, until Ctrl-C."""
-    from nereid.processes import StopFlag, in_background
-    from nereid.rollout import service
-    from nereid.rollout.controller import POLL_S
-    from nereid.routes.target import check_repository
+    from nereid.base.processes import StopFlag, in_background
+    from nereid.models.rollout import service
+    from nereid.models.rollout.controller import POLL_S
+    from nereid.models.routes.target import check_repository
 
     check_repository(own_repository(repository))
     find_server(context, repository)  # an invalid --server ends here
@@ -246,7 +246,7 @@ def controller(context: typer.Context, repository: Repository = REPOSITORY) -> N
 
 
 def _order(what: "Order", reason: str, route: str, repository: Path) -> None:
-    from nereid.rollout import orders
+    from nereid.models.rollout import orders
 
     location = _location(own_repository(repository), route)
     state = orders.order(location, what, reason)
@@ -256,7 +256,7 @@ def _order(what: "Order", reason: str, route: str, repository: Path) -> None:
 
 
 def _note_controller(location: "RouteLocation") -> None:
-    from nereid.rollout import orders
+    from nereid.models.rollout import orders
 
     if not orders.wait_controlled(location):
         text = "no controller runs, so nothing happens yet; fix: nereid serve, or nereid rollout controller"
@@ -264,6 +264,6 @@ def _note_controller(location: "RouteLocation") -> None:
 
 
 def _location(repository: Path, route: str) -> "RouteLocation":
-    from nereid.routes.target import find_route
+    from nereid.models.routes.target import find_route
 
     return find_route(repository, route)

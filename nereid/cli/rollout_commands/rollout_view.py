@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import msgspec
 
 from nereid.cli.tables import print_table
-from nereid.rollout.orders import Forecast
-from nereid.rollout.rollout_journal import Rollout, RolloutEvent
+from nereid.models.rollout.orders import Forecast
+from nereid.models.rollout.rollout_journal import Rollout, RolloutEvent
 
 
 def print_status(rollout: Rollout | None, as_json: bool) -> None:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nereid.application.chosen_models import own_repository
-from nereid.assets import REPOSITORY
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import WrongUsage
 from nereid.cli.options import AsJson, Repository, complete_model, complete_variant, show_help
 from nereid.cli.server_options import find_server, with_server
-from nereid.errors import WrongUsage
 
 if TYPE_CHECKING:  # the commands import what they need, so that others start without it
-    from nereid.routes.change import Propose
-    from nereid.routes.served import RunningServer
-    from nereid.routes.target import RouteLocation, RouteState
+    from nereid.models.routes.change import Propose
+    from nereid.models.routes.served import RunningServer
+    from nereid.models.routes.target import RouteLocation, RouteState
 
 app = typer.Typer()
 
@@ -93,7 +93,7 @@ def diff(
     Nothing is written. Without arguments, the present route is compared with the previous one.
     """
     from nereid.cli.route_commands import route_view as view
-    from nereid.routes import change, diff
+    from nereid.models.routes import change, diff
 
     target, present = _read(repository, route)
     if propose := _proposal(weights or [], file):
@@ -127,10 +127,10 @@ def explain(
     repository: Repository = REPOSITORY,
 ) -> None:
     """Show which variant would answer a request, and why, while all variants are healthy."""
+    from nereid.base.contract import ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
     from nereid.cli.route_commands import route_view as view
-    from nereid.contract import ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
-    from nereid.routes import explain
-    from nereid.routes.target import present_table
+    from nereid.models.routes import explain
+    from nereid.models.routes.target import present_table
 
     given = {VARIANT_HEADER: variant, VERSION_HEADER: version, ROUTE_KEY_HEADER: key}
     parameters = _headers(header or []) | {name: value for name, value in given.items() if value}
@@ -167,8 +167,8 @@ def revert(
     Without GENERATION, the previous route is restored; a second revert undoes the first. If several entries
     have that GENERATION, the newest one that differs from the present route is used.
     """
-    from nereid.routes import change
-    from nereid.routes.target import find_route
+    from nereid.models.routes import change
+    from nereid.models.routes.target import find_route
 
     _report_damage(find_route(own_repository(repository), route))
     _change(context, change.reverted(generation), offline, route, repository)
@@ -198,8 +198,8 @@ def fallback(
     With --cpu, the model of the default variant gets a copy NAME_cpu that runs on the CPU in every profile,
     and keeps the version of its network. The copy is loaded, and becomes a variant without traffic.
     """
-    from nereid.publish.add import add_cpu_fallback
-    from nereid.routes import change
+    from nereid.models.publish.add import add_cpu_fallback
+    from nereid.models.routes import change
 
     if bool(names) == cpu:
         raise WrongUsage("expected either names of variants, or --cpu")
@@ -214,7 +214,7 @@ def fallback(
 
 
 def _read(repository: Path, route: str) -> "tuple[RouteLocation, RouteState]":
-    from nereid.routes import target as routes
+    from nereid.models.routes import target as routes
 
     target = routes.find_route(repository, route)
     return target, routes.read_state(target)
@@ -226,8 +226,8 @@ def _report_damage(target: "RouteLocation") -> None:
 
 
 def _change(context: typer.Context, propose: "Propose", offline: bool, route: str, repository: Path) -> None:
-    from nereid.routes import change
-    from nereid.routes.target import find_route
+    from nereid.models.routes import change
+    from nereid.models.routes.target import find_route
 
     target = find_route(own_repository(repository), route)
     server = None if offline else _server(context, repository)
@@ -235,7 +235,7 @@ def _change(context: typer.Context, propose: "Propose", offline: bool, route: st
 
 
 def _proposal(words: list[str], file: str) -> "Propose | None":
-    from nereid.routes import change
+    from nereid.models.routes import change
 
     weights = change.read_weights(words)
     if weights and file:
@@ -246,7 +246,7 @@ def _proposal(words: list[str], file: str) -> "Propose | None":
 
 
 def _content(file: str) -> bytes:
-    from nereid.routing.route_file import read_all
+    from nereid.backends.routing.route_file import read_all
 
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as opened:
@@ -264,6 +264,6 @@ def _headers(words: list[str]) -> dict[str, str]:
 
 
 def _server(context: typer.Context, repository: Path) -> "RunningServer | None":
-    from nereid.routes.served import RunningServer
+    from nereid.models.routes.served import RunningServer
 
     return RunningServer.of(find_server(context, repository))

@@ -7,12 +7,19 @@ from typing import Any
 
 import msgspec
 
+from nereid.backends.routing.assignment import Route, Table, Variant, shares
 from nereid.cli.tables import print_table
-from nereid.routes.diff import Difference
-from nereid.routes.explain import Explanation
-from nereid.routes.served import RunningServer, Served, served_status
-from nereid.routes.target import RouteChange, RouteLocation, RouteState, describe, percent, present_table
-from nereid.routing.assignment import Route, Table, Variant, shares
+from nereid.models.routes.diff import Difference
+from nereid.models.routes.explain import Explanation
+from nereid.models.routes.served import RunningServer, Served, served_status
+from nereid.models.routes.target import (
+    RouteChange,
+    RouteLocation,
+    RouteState,
+    describe,
+    percent,
+    present_table,
+)
 
 
 def show(target: RouteLocation, present: RouteState, server: RunningServer | None, as_json: bool) -> None:

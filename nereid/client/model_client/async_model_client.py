@@ -10,7 +10,7 @@ import numpy as np
 from nereid.client.images import ImageLike, name_of
 from nereid.client.model_client.base_client import BaseClient, ResultOrError
 from nereid.client.request import Options, ProtocolName
-from nereid.client.results.result_kind import Result
+from nereid.client.result_kind import Result
 from nereid.client.transport import AsyncConnection, Connection, Headers
 
 Images = Iterable[ImageLike] | AsyncIterable[ImageLike]

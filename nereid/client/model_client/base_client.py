@@ -14,7 +14,7 @@ from nereid.client.request import (
     check_arguments,
     key_header,
 )
-from nereid.client.results.result_kind import Result, ResultKind
+from nereid.client.result_kind import Result, ResultKind
 from nereid.client.shared_memory import SharedMemory
 from nereid.client.transport import Connection, Headers
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from nereid.base.contract import read_bad_images, read_batch_limit
 from nereid.client.classifier_errors import ClassifierError, UnusableImage
 from nereid.client.images import Unusable
-from nereid.contract import read_bad_images, read_batch_limit
 
 # A result, of any kind.
 Value = TypeVar("Value")

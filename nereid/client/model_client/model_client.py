@@ -13,7 +13,7 @@ import numpy as np
 from nereid.client.images import ImageLike, name_of
 from nereid.client.model_client.base_client import BaseClient, ResultOrError
 from nereid.client.request import Options, ProtocolName
-from nereid.client.results.result_kind import Result
+from nereid.client.result_kind import Result
 from nereid.client.transport import BlockingConnection, Connection, Headers, run
 
 

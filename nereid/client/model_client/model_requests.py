@@ -11,9 +11,8 @@ import numpy as np
 from nereid.client.classifier_errors import ClassifierError, Unreachable
 from nereid.client.images import ImageLike, encode, encode_or_error
 from nereid.client.model_client.batch_split import BatchSplit
-from nereid.client.prediction import Timings
 from nereid.client.request import NO_LIMIT, CheckedOptions, Options, check_options, image_tensor
-from nereid.client.results.result_kind import Result, ResultKind
+from nereid.client.result_kind import Result, ResultKind, Timings
 from nereid.client.retry import Attempts, Budget
 from nereid.client.shared_memory import SharedMemory
 from nereid.client.transport import Connection

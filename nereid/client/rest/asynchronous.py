@@ -6,8 +6,8 @@ It replaces the client of tritonclient, whose cost per request is several times 
 import http.client
 from typing import Any
 
+from nereid.base.http_connection import HttpConnections
 from nereid.client.rest.methods import LENGTH, Request, RestMethods, failure_of, json_size_of
-from nereid.http_connection import HttpConnections
 
 _LENGTH = LENGTH.lower().encode()
 

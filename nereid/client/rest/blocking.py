@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from nereid.addresses import unix_path
+from nereid.base.addresses import unix_path
 from nereid.client.rest.methods import LENGTH, Request, RestMethods, failure_of, json_size_of
 
 

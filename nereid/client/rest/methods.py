@@ -11,7 +11,7 @@ from urllib.parse import quote
 from tritonclient.utils import InferenceServerException
 
 from nereid.client.request import HttpInput, HttpOutput
-from nereid.client.results.result_kind import HttpResult
+from nereid.client.result_kind import HttpResult
 
 LENGTH = "Inference-Header-Content-Length"
 # Converts the body of a response, given the size of its JSON header if data follow it.

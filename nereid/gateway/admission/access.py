@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from nereid.contract import KEY_HEADER
+from nereid.base.contract import KEY_HEADER
 from nereid.gateway.admission.keys import Key, KeyRing
 from nereid.gateway.failures import Failure
 from nereid.gateway.settings import Settings

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from nereid.imaging.formats.work import LARGE_WORK
-from nereid.processes import available_cores
+from nereid.base.processes import available_cores
+from nereid.vision.imaging.formats.work import LARGE_WORK
 
 # Seconds in flight over which a mean is formed: cheap requests hide no expensive one.
 HORIZON_S = 10.0

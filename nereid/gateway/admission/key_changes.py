@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nereid import files
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.base import files
+from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.gateway.admission import keys
 from nereid.gateway.admission.keys import SCOPES, InvalidKeys, Key, KeyFile, KeyRing
 

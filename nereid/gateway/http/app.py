@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from nereid.base.http_connection import HttpConnections
 from nereid.client.request import CONCURRENCY, check_arguments
 from nereid.gateway.admission.access import check_ring
 from nereid.gateway.admission.keys import KeyRing
@@ -23,7 +24,6 @@ from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway, build
 from nereid.gateway.v2 import http_front
 from nereid.gateway.workers.shared_state import SharedState
-from nereid.http_connection import HttpConnections
 
 _CODES: dict[int, Code] = {404: "not_found", 405: "method_not_allowed"}
 

@@ -11,11 +11,11 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from nereid.contract import OPTION_HEADERS, ROUTE_HEADER_PREFIX, VARIANT_HEADER, VERSION_HEADER
+from nereid.base.contract import OPTION_HEADERS, ROUTE_HEADER_PREFIX, VARIANT_HEADER, VERSION_HEADER
+from nereid.base.tracing.context import TraceContext, begin, parse
+from nereid.base.tracing.records import Record, Tracer, failed, harmless, inner, kept, span
 from nereid.gateway.admission.keys import Key
 from nereid.gateway.failures import ErrorAnswer, Failure, invalid_request
-from nereid.tracing.context import TraceContext, begin, parse
-from nereid.tracing.records import Record, Tracer, failed, harmless, inner, kept, span
 
 if TYPE_CHECKING:
     from nereid.gateway.models import OfferedModel

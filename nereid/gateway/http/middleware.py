@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nereid.contract import OPTION_HEADERS
+from nereid.base.contract import OPTION_HEADERS
 from nereid.gateway.admission.access import identify
 from nereid.gateway.failures import CLIENT_CLOSED, STATUS, Failure, invalid_request
 from nereid.gateway.failures import FAULTS as FAULTS

@@ -10,7 +10,7 @@ from nereid.gateway.answers import FailedResult, Result
 from nereid.gateway.failures import STATUS, Code, ErrorAnswer
 from nereid.gateway.http.operations import Operation
 from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, ImageBody
-from nereid.gateway.tasks.read_endpoints import ENCODINGS
+from nereid.tasks.read.endpoint import ENCODINGS
 
 _WORD = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
 _PARAMETERS = {

@@ -8,13 +8,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from nereid.assets import CHELSEA, COFFEE, PARCEL_LABEL
+from nereid.base.assets import CHELSEA, COFFEE, PARCEL_LABEL
 from nereid.gateway.admission.access import Need
 from nereid.gateway.admission.keys import Scope
 from nereid.gateway.answers import Answer, BatchAnswer
 from nereid.gateway.failures import Code, Failure, invalid_request
 from nereid.gateway.feedback import Feedback, FeedbackAnswer, feedback
 from nereid.gateway.gateway_metrics import CONTENT_TYPE, LiveState
+from nereid.gateway.gateway_task import CLASSIFY, DETECT, READ, WAYBILL, GatewayTask
 from nereid.gateway.http import publish_endpoint
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.publish_endpoint import publish
@@ -32,10 +33,9 @@ from nereid.gateway.route_control import (
     RouteView,
 )
 from nereid.gateway.state import Gateway
-from nereid.gateway.tasks import read_endpoints
-from nereid.gateway.tasks.detect_endpoint import DetectAnswer, detect
-from nereid.gateway.tasks.gateway_task import CLASSIFY, DETECT, READ, WAYBILL, GatewayTask
-from nereid.gateway.tasks.read_endpoints import ReadAnswer, WaybillAnswer, read, waybill
+from nereid.tasks.detect.endpoint import DetectAnswer, detect
+from nereid.tasks.read import endpoint as read_endpoints
+from nereid.tasks.read.endpoint import ReadAnswer, WaybillAnswer, read, waybill
 
 
 class Access(Struct):

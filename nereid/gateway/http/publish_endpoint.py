@@ -7,14 +7,14 @@ import shutil
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from nereid import files
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.base import files
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.units import format_bytes, parse_share
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import RAW, ClientClosed, kind_of
 from nereid.gateway.models import PublishOrder
 from nereid.gateway.state import Gateway
-from nereid.units import format_bytes, parse_share
 
 # Query parameters that set limits of the examination, with their names there.
 LIMITS = {"tolerance": "tolerance", "max_slowdown": "max_slowdown", "max_memory": "max_memory_ratio"}

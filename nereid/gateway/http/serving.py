@@ -14,7 +14,8 @@ from pathlib import Path
 
 import uvicorn
 
-from nereid.errors import OperationFailed, WrongUsage
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.processes import allow_open_files, on_signals
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.admission.token_buckets import TokenBuckets
 from nereid.gateway.http.app import create_app, create_gateway
@@ -26,7 +27,6 @@ from nereid.gateway.state import Gateway
 from nereid.gateway.v2.grpc_front import GrpcFront
 from nereid.gateway.workers.pool import WorkerPool
 from nereid.gateway.workers.shared_state import REPORT_S, SharedState
-from nereid.processes import allow_open_files, on_signals
 
 log = logging.getLogger("nereid.gateway")
 # Seconds for requests in flight after a signal; then their connections are closed.

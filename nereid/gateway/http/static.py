@@ -10,7 +10,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from nereid.assets import PARCEL_LABEL, SAMPLES
+from nereid.base.assets import PARCEL_LABEL, SAMPLES
 
 PAGE = Path(__file__).parents[1] / "page"
 _SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png")

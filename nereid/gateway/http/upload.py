@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from python_multipart.multipart import parse_options_header
 
+from nereid.base.units import format_bytes
 from nereid.gateway.admission.keys import Key
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.settings import Settings
-from nereid.units import format_bytes
 
 Kind = Literal["raw", "multipart/form-data", "application/json"]
 RAW: Kind = "raw"

@@ -4,13 +4,13 @@ import asyncio
 from typing import Protocol
 from urllib.parse import quote
 
+from nereid.base.units import format_bytes
 from nereid.gateway.admission.holders import Holder
 from nereid.gateway.failures import Failure, GrpcStatus, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.http.middleware import record
 from nereid.gateway.state import CLIENT_CLOSED, Gateway
 from nereid.gateway.v2.grpc_connection import GRACE_S, HEAD, GrpcConnection, Headers
-from nereid.units import format_bytes
 
 # Before each message: whether it is compressed, and its length. Source: grpc/doc/PROTOCOL-HTTP2.md.
 PREFIX_BYTES = 5

@@ -5,6 +5,7 @@ import re
 import time
 import zlib
 
+from nereid.base.units import format_bytes
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse
 from nereid.gateway.http.operations import Operation
@@ -13,7 +14,6 @@ from nereid.gateway.state import Gateway
 from nereid.gateway.v2 import inference
 from nereid.gateway.v2.inference import LENGTH
 from nereid.gateway.v2.inference_body import check_body_apart
-from nereid.units import format_bytes
 
 # JSON for an image of the largest size.
 MAX_HEAD_BYTES = 2**20

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from http import HTTPStatus
 
+from nereid.base.http_connection import HttpConnections, HttpResponse
 from nereid.client.retry import Budget
 from nereid.gateway.failures import Failure, from_triton
 from nereid.gateway.http.http_request import GatewayRequest
@@ -17,7 +18,6 @@ from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway
 from nereid.gateway.v2 import tensor_checks as tensors
 from nereid.gateway.v2.inference_body import CheckedBody
-from nereid.http_connection import HttpConnections, HttpResponse
 
 _JSON = (b"content-type", b"application/json")
 NAME, VERSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}"), re.compile(r"[0-9]{1,19}")

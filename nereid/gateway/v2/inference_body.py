@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from nereid.base.units import format_bytes
 from nereid.gateway.failures import invalid_request
 from nereid.gateway.settings import Settings
 from nereid.gateway.v2 import tensor_checks as tensors
-from nereid.units import format_bytes
 
 # A JSON tensor of one network input, [3,224,224], has about 2 MB.
 MAX_JSON_BYTES = 8 * 2**20

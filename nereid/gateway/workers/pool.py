@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from nereid.errors import OperationFailed
-from nereid.processes import STOP_SIGNALS, BackOff, end_with_parent
+from nereid.base.errors import OperationFailed
+from nereid.base.processes import STOP_SIGNALS, BackOff, end_with_parent
 
 START_POLL_S = 0.05
 WAITED_FOR = {signal.SIGCHLD, *STOP_SIGNALS}

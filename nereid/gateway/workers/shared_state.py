@@ -12,7 +12,7 @@ from msgspec import Struct
 from prometheus_client import values
 from prometheus_client.multiprocess import mark_process_dead
 
-from nereid.errors import OperationFailed
+from nereid.base.errors import OperationFailed
 from nereid.gateway.admission.token_buckets import TokenBuckets
 from nereid.gateway.gateway_metrics import LastMinute
 from nereid.gateway.settings import Settings

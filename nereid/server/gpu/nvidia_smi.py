@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nereid.errors import ServerError
-from nereid.processes import run_within
+from nereid.base.errors import ServerError
+from nereid.base.processes import run_within
 from nereid.repository.fitting import DRIVER
 
 PROGRAM = "nvidia-smi"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nereid.errors import ServerError
+from nereid.base.errors import ServerError
 from nereid.server.command_line import DEFAULT_PROFILE, GPU_PROFILE, TUNED_PROFILE
 from nereid.server.gpu import cuda_packages, nvidia_smi
 from nereid.server.gpu.cuda_packages import Installed, Problem

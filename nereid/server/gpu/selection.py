@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nereid.errors import ServerError
+from nereid.base.errors import ServerError
 from nereid.server.gpu import nvidia_smi
 from nereid.server.gpu.nvidia_smi import Device
 

@@ -5,19 +5,19 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nereid import metrics_page
-from nereid.config.instance_bounds import BOUNDS, InstanceBounds, read_bounds
-from nereid.config.model_config import CONFIGS, read_profile
-from nereid.metrics_page import Snapshot
-from nereid.processes import available_bytes
+from nereid.backends.triton.stub_processes import Process
+from nereid.base import metrics_page
+from nereid.base.config.instance_bounds import BOUNDS, InstanceBounds, read_bounds
+from nereid.base.config.model_config import CONFIGS, read_profile
+from nereid.base.metrics_page import Snapshot
+from nereid.base.processes import available_bytes
+from nereid.base.serving_errors import InvalidConfig
 from nereid.server.control import NOT_LOADED, Control, Instances, Refused
 from nereid.server.instances.instance_decision import Decision, GpuSample, InstanceDecider, Sample
 from nereid.server.instances.instance_readings import PREFIXES, CpuWait, Load, read_gpu, read_loads
 from nereid.server.run_dir import ServerRecord
 from nereid.server.supervision.health import Health
 from nereid.server.supervision.process_usage import memory_bytes
-from nereid.serving_errors import InvalidConfig
-from nereid.triton.stub_processes import Process
 
 SAMPLE_S, TIMEOUT_S = 0.2, 2.0
 # Other commands load models, too, and the memory of a process takes 1 to 3 ms to read.

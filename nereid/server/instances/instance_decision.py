@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from statistics import fmean
 
-from nereid.config.instance_bounds import InstanceBounds
-from nereid.processes import BackOff
-from nereid.units import format_bytes
+from nereid.base.config.instance_bounds import InstanceBounds
+from nereid.base.processes import BackOff
+from nereid.base.units import format_bytes
 
 # An instance is added after this many samples in a row in which requests waited: about a second.
 ADD_SAMPLES, WAITING = 5, 1.0

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from nereid.metrics_page import Snapshot
+from nereid.backends.triton.stub_processes import PROC
+from nereid.base.metrics_page import Snapshot
 from nereid.server.instances.instance_decision import GpuSample
-from nereid.triton.stub_processes import PROC
 
 INFERENCE = ("request_success", "exec_count", "compute_", "pending_request_count")
 PREFIXES = (*(f"nv_inference_{name}" for name in INFERENCE), "nv_gpu_")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from nereid.metrics_page import Labels, render
+from nereid.base.metrics_page import Labels, render
 from nereid.server.ports import unusable_port, why_unusable
 
 # Age at which the last answer of a model expires: an idle one is probed after 4 to 8 s, and may take 5 s.

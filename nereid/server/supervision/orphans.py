@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from nereid.backends.triton import stub_processes
 from nereid.server import run_dir
 from nereid.server.embedded_server import STOP_TIMEOUT_S
-from nereid.triton import stub_processes
 
 # Time that killed processes need to end.
 KILLED_S = 10.0

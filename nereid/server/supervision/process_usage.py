@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nereid.metrics_page import Labels, render
-from nereid.triton import stub_processes
-from nereid.triton.stub_processes import PROC, Process
+from nereid.backends.triton import stub_processes
+from nereid.backends.triton.stub_processes import PROC, Process
+from nereid.base.metrics_page import Labels, render
 
 SERVER, SUPERVISOR, GATEWAY = "tritonserver", "supervisor", "gateway"
 # The end of the command line of a guarded server's own gateway: the name of a module, and its function.

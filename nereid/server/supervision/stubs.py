@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from nereid.triton.stub_processes import ZOMBIE, Process, Stub
+from nereid.backends.triton.stub_processes import ZOMBIE, Process, Stub
 
 # Triton collects a stub that it ended itself within a tenth of this. The time is shorter than the interval of
 # observations (0.1 s), so the second observation decides.

@@ -8,8 +8,10 @@ still run, and moves the requests over.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from nereid.contract import read_unhealthy_instance
-from nereid.processes import BackOff
+from nereid.backends.triton import stub_processes
+from nereid.backends.triton.stub_processes import Process, Stub
+from nereid.base.contract import read_unhealthy_instance
+from nereid.base.processes import BackOff
 from nereid.server.supervision.stubs import LeftOver, Retired, Roster, Verdicts
 from nereid.server.supervision.supervisor_messages import (
     Commands,
@@ -32,8 +34,6 @@ from nereid.server.supervision.supervisor_messages import (
     RoundStarted,
     ServerEnded,
 )
-from nereid.triton import stub_processes
-from nereid.triton.stub_processes import Process, Stub
 
 # The second verdict on an instance settles its case, but a probe meets one of several instances at random.
 MAX_ATTEMPTS, MAX_PROBES = 4, 4

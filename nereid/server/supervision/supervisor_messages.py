@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from nereid.triton.stub_processes import Process, Stub
+from nereid.backends.triton.stub_processes import Process, Stub
 
 
 @dataclass(frozen=True, slots=True)

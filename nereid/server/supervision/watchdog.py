@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from nereid.backends.triton import stub_processes
+from nereid.backends.triton.stub_processes import Process, Stub
 from nereid.server.control import Control, NotReached, Refused
 from nereid.server.embedded_server import EmbeddedServer, image_models
 from nereid.server.instances.instance_controller import InstanceController
@@ -24,8 +26,6 @@ from nereid.server.supervision.exits import Exits
 from nereid.server.supervision.health import Health
 from nereid.server.supervision.supervisor import Supervisor
 from nereid.server.supervision.supervisor_messages import Command, Event
-from nereid.triton import stub_processes
-from nereid.triton.stub_processes import Process, Stub
 
 # The end of a process is seen immediately, that it was stopped after `OBSERVE_S`. A zombie is looked at again
 # after `CONFIRM_S`, and so is a stopped process, which many probes must look for while others answer. Without

@@ -1,0 +1,1 @@
+"""What knows Triton's Python API, and the choice of a variant behind it."""

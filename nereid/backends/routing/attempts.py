@@ -1,0 +1,335 @@
+"""Attempts of a route: a request that is admitted, one attempt on a variant, and the state of a variant."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+from threading import Lock
+
+from nereid.backends.routing.assignment import (
+    BREAKER,
+    FORCED,
+    MAX_IN_FLIGHT,
+    RETRY,
+    BreakerSettings,
+    Choice,
+    Route,
+    Table,
+    Variant,
+)
+from nereid.backends.routing.breaker import Breaker, State
+from nereid.backends.routing.interfaces import MAX_LATE, BoundedLabels, MetricSink, RoutedRequest
+from nereid.backends.routing.request_trace import RequestTrace
+from nereid.base.serving_errors import DeadlineExceeded, Died, ServingError, Unavailable, is_fault
+
+# A death that was seen longer ago than this says nothing about the present process of the instance.
+DEATH_COUNTS_S = 10.0
+# One request goes to at most this many dead instances. Triton 24.10 takes a second for each, and the
+# supervisor has replaced them after two.
+MAX_DEATHS = 3
+# In `DEATH_COUNTS_S`, this many requests that may have killed an instance are sent to another one: as many as
+# wait for one process.
+MAX_SUSPECTS = MAX_IN_FLIGHT
+MAX_WAIT_FOR_DEAD_S = 1.0
+# Attempts without a client that go on. Each occupies a thread, like the late ones: see ROUTE_THREADS.
+MAX_ABANDONED = MAX_IN_FLIGHT // 2
+# Key of a breaker's state: name, model and version of the variant, and the breaker's settings.
+Identity = tuple[str, str, int, BreakerSettings]
+
+
+def identity(table: Table, variant: Variant) -> Identity:
+    """Return the key under which the state of a variant outlives a change of the route."""
+    return variant.name, variant.model, variant.version, table.route.breaker
+
+
+@dataclass(slots=True)
+class AdmittedRequest:
+    """A request, and what is known about it.
+
+    Attributes:
+        table: the table that serves it.
+        begin: its arrival, in seconds.
+        has_slot: whether it occupies a slot.
+        deaths: how often an instance was dead that it was sent to.
+        trace: the spans of the request.
+        key: its sticky key, or an empty text.
+        is_suspect: whether an instance died while it had the request.
+        is_abandoned: whether an attempt goes on although its client has disconnected.
+        unanswered: the response waits for this lock. Another thread that uses the request holds it.
+    """
+
+    request: RoutedRequest
+    table: Table
+    begin: float
+    trace: RequestTrace
+    key: str = ""
+    has_slot: bool = True
+    deaths: int = 0
+    is_suspect: bool = False
+    is_abandoned: bool = False
+    unanswered: Lock = field(default_factory=Lock)
+
+    def reject(self, error: ServingError) -> None:
+        """Send an error to the client, and end the trace with it."""
+        self.request.reject(error)
+        self.trace.end(error)
+
+
+class ServedVariant:
+    """State of a variant as long as the route has it: breaker, labels, attempts in flight and late ones."""
+
+    def __init__(
+        self,
+        settings: BreakerSettings,
+        variant: str,
+        version: str,
+        metrics: MetricSink,
+        log: Callable[[str], None],
+    ) -> None:
+        self.labels: Mapping[str, str] = {"variant": variant, "version": version}
+        self._metrics, self._log = metrics, log
+        self._shown = State.CLOSED
+        self._is_retired = False
+        self.in_flight = self.late = self.late_large = 0
+        self.is_dead = False
+        # When it last answered, in seconds; too late counts, too.
+        self.answered_at = -inf
+        # When each instance was seen dead, in seconds.
+        self._deaths: dict[str, float] = {}
+        self._suspects: deque[float] = deque()
+        self.breaker = Breaker(settings, self._show)
+        self._metrics.set("breaker_state", State.CLOSED, **self.labels)
+
+    def allows(self, now: float) -> bool:
+        """Return whether an attempt may start; none queues behind those in a dead process's queue."""
+        is_blocked = self.in_flight > 0 if self.is_dead else self.late >= MAX_LATE
+        return not is_blocked and self.breaker.allows(now)
+
+    def record(self, attempt: "Attempt", error: ServingError | None, now: float) -> None:
+        """Record how an attempt ended for its client."""
+        if isinstance(error, Died) and attempt.is_survived:
+            self.breaker.record(None, now, attempt.is_trial)
+            return
+        if isinstance(error, Unavailable):
+            self.breaker.trip(now)
+        else:
+            self.breaker.record(attempt.blames_variant(error), now, attempt.is_trial)
+        if error is None or isinstance(error, Died):
+            self.is_dead = error is not None
+
+    def count_late(self, attempt: "Attempt", change: int) -> None:
+        """Count attempts that go on after their deadline, or with a negative `change`, that have returned."""
+        if change:
+            self.late += change
+            self.late_large += change * attempt.is_large
+
+    def note_death(self, instance: str, now: float) -> None:
+        """Record that an instance is dead."""
+        if now - self._deaths.get(instance, -inf) > DEATH_COUNTS_S:
+            self._deaths[instance] = now
+
+    @property
+    def dead_instances(self) -> list[str]:
+        """The instances that were seen dead, replaced or not."""
+        return list(self._deaths)
+
+    def may_try_again(self, attempt: "Attempt", instance: str, now: float) -> bool:
+        """Return whether a request goes to another instance, after this one was dead."""
+        admitted = attempt.admitted
+        admitted.deaths += 1
+        if admitted.deaths > MAX_DEATHS:
+            self.breaker.trip(now)  # the processes that run do not answer
+            return False
+        if now >= attempt.deadline:
+            return False
+        return not self.may_have_had(attempt, instance) or self.may_send_suspect(admitted, now)
+
+    def may_have_had(self, attempt: "Attempt", instance: str = "") -> bool:
+        """Return whether an instance, or any one, may have had a request when it died.
+
+        It gets none after it was seen dead.
+        """
+        seen = self._deaths.get(instance, max(self._deaths.values(), default=inf))
+        return attempt.begun_at <= seen
+
+    def may_send_suspect(self, admitted: AdmittedRequest, now: float) -> bool:
+        """Return whether a request that may have killed an instance is sent to another one.
+
+        It is sent again once, and few such are.
+        """
+        while self._suspects and now - self._suspects[0] > DEATH_COUNTS_S:
+            self._suspects.popleft()
+        if admitted.is_suspect or len(self._suspects) >= MAX_SUSPECTS:
+            return False
+        admitted.is_suspect = True
+        self._suspects.append(now)
+        return True
+
+    def revive(self, now: float) -> None:
+        """Let a trial through: the dead instance was replaced."""
+        self.is_dead = False
+        self.breaker.allow_trial(now)
+
+    def retire(self) -> None:
+        """Stop showing the breaker, though attempts may still be in flight."""
+        self._show(State.CLOSED)
+        self._is_retired = True
+
+    def _show(self, state: State) -> None:
+        if self._is_retired or state is self._shown:
+            return
+        self._metrics.set("breaker_state", state, **self.labels)
+        self._shown = state
+        if state is not State.HALF_OPEN:
+            self._log(f"variant '{self.labels['variant']}': breaker {state.name.lower()}")
+
+
+class ServedVariants:
+    """The states of the variants in use; not thread-safe."""
+
+    def __init__(self, metrics: MetricSink, log: Callable[[str], None]) -> None:
+        self._metrics, self._log = metrics, log
+        self._label = BoundedLabels()
+        self._states: dict[Identity, ServedVariant] = {}
+
+    def __iter__(self) -> Iterator[ServedVariant]:
+        return iter(self._states.values())
+
+    def of(self, table: Table, variant: Variant) -> ServedVariant:
+        """Return the state of a variant of a route."""
+        key = identity(table, variant)
+        if key not in self._states:
+            name, version = self._label(variant.name, table.network_versions[variant.name])
+            self._states[key] = ServedVariant(table.route.breaker, name, version, self._metrics, self._log)
+        return self._states[key]
+
+    def keep_only(self, table: Table) -> None:
+        """Retire the states of variants that a route does not have."""
+        for key in self._states.keys() - {identity(table, variant) for variant in table.route.variants}:
+            self._states.pop(key).retire()
+
+
+class Rungs:
+    """The chosen variant, then those that replace it; each is tried at most once.
+
+    Attributes:
+        first, first_label: the choice, and the label of its variant in metrics.
+        is_forced: whether the request names its variant, so that no other may respond.
+    """
+
+    def __init__(self, route: Route, first: Choice) -> None:
+        self.first, self.first_label = first, first.variant.name
+        self._repeated: Choice | None = None
+        self.is_forced = first.reason in FORCED
+        others = () if self.is_forced else route.replacements
+        self._left = [first, *(Choice(each, BREAKER) for each in others if each is not first.variant)]
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def next(self) -> Choice:
+        """Return the next choice, and remove it."""
+        return self._left.pop(0)
+
+    def repeat(self, choice: Choice) -> None:
+        """Try a choice again before all others: another instance of its model runs."""
+        self._left.insert(0, choice)
+        self._repeated = choice
+
+    def may_leave(self, choice: Choice) -> bool:
+        """Return whether a choice is repeated, and others are left if it takes too long."""
+        return choice is self._repeated and bool(self._left)
+
+    def retry(self) -> None:
+        """Note that a variant was tried: the remaining ones are retries."""
+        self._left = [Choice(each.variant, RETRY) for each in self._left]
+
+
+class Attempt:
+    """One attempt to serve a request by a variant.
+
+    `waits_for_dead` is whether it is in the queue of a process that has died since.
+    """
+
+    def __init__(
+        self, admitted: AdmittedRequest, rungs: Rungs, choice: Choice, served: ServedVariant, now: float
+    ) -> None:
+        self.rungs = rungs
+        self.admitted, self.variant, self.reason, self.served = (
+            admitted,
+            choice.variant,
+            choice.reason,
+            served,
+        )
+        # A breaker that is half open lets only the trial through.
+        self.is_trial = served.breaker.state is State.HALF_OPEN
+        self.was_dead, self.is_survived, self.waits_for_dead = served.is_dead, False, False
+        self.begun_at = now
+        own_s, client_s = choice.variant.deadline_ms / 1e3, admitted.request.timeout_s
+        self._is_own_deadline = not 0 < client_s < own_s
+        self.deadline = admitted.begin + (own_s if self._is_own_deadline else client_s)
+        self.seconds = 0.0
+        if admitted.table.route.has_fallbacks and rungs.may_leave(choice):
+            # The other instance may only be starting, and the queue still be that of the dead one.
+            shorten_deadlines((self,), served, now)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether its variant is the chosen one, and no replacement."""
+        return self.reason not in (BREAKER, RETRY)
+
+    @cached_property
+    def is_large(self) -> bool:
+        """Whether an image of the request is large; first read before the request is answered."""
+        return self.admitted.request.is_large()
+
+    @property
+    def has_fallbacks(self) -> bool:
+        """Whether its route has variants or an answer that replace the default."""
+        return self.admitted.table.route.has_fallbacks
+
+    @property
+    def network_version(self) -> str:
+        """The model version that clients see."""
+        return self.admitted.table.network_versions[self.variant.name]
+
+    def blames_variant(self, error: ServingError | None) -> bool | None:
+        """Return whether the variant is at fault; None if the outcome says nothing about it."""
+        if error is None:
+            return False
+        if not is_fault(error):
+            return None
+        if isinstance(error, DeadlineExceeded):
+            # A variant that answered others meanwhile has more work than time. So has one with large images.
+            is_silent = self.served.answered_at < self.begun_at
+            is_blamed = self._is_own_deadline and is_silent and not self.served.late_large
+            return True if is_blamed and not self.is_large else None
+        return True
+
+
+class InFlight:
+    """Attempts in flight by the labels of their variant; changing a variant does not change its series."""
+
+    def __init__(self, metrics: MetricSink) -> None:
+        self._metrics = metrics
+        self._counts: Counter[tuple[str, ...]] = Counter()
+
+    def count(self, served: ServedVariant, change: int) -> None:
+        """Count attempts that begin, or with a negative `change`, that have returned."""
+        served.in_flight += change
+        key = tuple(served.labels.values())
+        self._counts[key] += change
+        self._metrics.set("in_flight", self._counts[key], **served.labels)
+
+
+def shorten_deadlines(attempts: Iterable[Attempt], served: ServedVariant, now: float) -> None:
+    """Shorten the deadlines of the other attempts on a variant one of whose processes has died.
+
+    Triton 24.10 takes a second for each request in such a process's queue, one after the other.
+    """
+    for attempt in attempts:
+        if attempt.served is served:
+            shortened = now + MAX_WAIT_FOR_DEAD_S
+            if shortened < attempt.deadline:
+                attempt.deadline, attempt.waits_for_dead = shortened, True

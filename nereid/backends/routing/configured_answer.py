@@ -1,0 +1,66 @@
+"""The configured answer of a route: a value of each output, for requests that no variant can answer."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nereid.base.config.model_config import TensorSpec
+from nereid.base.contract import ROUTE_OUTPUTS
+from nereid.base.serving_errors import InvalidConfig
+
+DTYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64", "STRING": "object"}
+
+
+def read_answer(values: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
+    """Return the tensors of one image by output, each with the output's dims.
+
+    Args:
+        values: per output one value for all elements, or nested lists; `[]` is nothing in a variable dim.
+        outputs: of the route.
+
+    Raises:
+        InvalidConfig: an output is missing or unknown, or a value has another shape or datatype.
+    """
+    wanted = {output.name: output for output in outputs if output.name not in ROUTE_OUTPUTS}
+    if values.keys() != wanted.keys():
+        raise InvalidConfig(f"answer: expected the outputs {', '.join(wanted)}, got {', '.join(values)}")
+    return {name: _tensor(values[name], output) for name, output in wanted.items()}
+
+
+def _tensor(value: Any, output: TensorSpec) -> np.ndarray:
+    problem = InvalidConfig(f"answer '{output.name}': expected {output.kind}, got {json.dumps(value)[:100]}")
+    if value == [] and -1 in output.dims:
+        value = np.empty([max(0, size) for size in output.dims])
+    try:
+        # Lists of unequal lengths have no shape.
+        found = np.asarray(value)
+    except ValueError:
+        raise problem from None
+    if not found.shape and -1 not in output.dims:
+        found = np.broadcast_to(found, output.dims)
+    is_shape = found.ndim == len(output.dims) and all(
+        size in (-1, given) for size, given in zip(output.dims, found.shape, strict=True)
+    )
+    if not is_shape or not _fits(found, output.datatype.removeprefix("TYPE_")):
+        raise problem
+    return _converted(found, output.datatype.removeprefix("TYPE_"))
+
+
+def _fits(found: np.ndarray, datatype: str) -> bool:
+    """Return whether the values of JSON can be those of a datatype without a loss."""
+    if datatype in ("STRING", "BOOL"):
+        return not found.size or found.dtype.kind == ("U" if datatype == "STRING" else "b")
+    if found.dtype.kind not in "iuf":
+        return False
+    with np.errstate(over="ignore"):
+        converted = _converted(found, datatype)
+    return bool((np.isfinite(converted) if datatype.startswith("FP") else converted == found).all())
+
+
+def _converted(found: np.ndarray, datatype: str) -> np.ndarray:
+    if datatype == "STRING":
+        texts = [text.encode() for text in found.ravel()] if found.size else []
+        return np.array(texts, object).reshape(found.shape)
+    return found.astype(DTYPES.get(datatype, datatype.lower()))

@@ -1,0 +1,34 @@
+"""Deadlines for requests between models, as a request parameter.
+
+A request's own `timeout` counts only in a queue whose `default_queue_policy` allows it. Such a policy costs
+throughput (docs/experiments.md): Triton then forms no batch before an instance waits for it, and misses some
+instances that wait. So the caller sends a parameter, and the receiving model compares it with the clock.
+Source: core r24.10, RateLimiter::PayloadSlotAvailable.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nereid.base.contract import DEADLINE_PARAMETER
+from nereid.base.serving_errors import DeadlineExceeded, InvalidRequest
+
+
+def within(timeout_s: float) -> dict[str, int]:
+    """Return the parameters of a request whose response is useless `timeout_s` seconds from now."""
+    return {DEADLINE_PARAMETER: time.monotonic_ns() + int(timeout_s * 1e9)}
+
+
+def check(parameters: Mapping[str, Any]) -> None:
+    """Check the deadline of a request.
+
+    Raises:
+        DeadlineExceeded: the deadline has passed.
+        InvalidRequest: the deadline is not an integer.
+    """
+    if (deadline_ns := parameters.get(DEADLINE_PARAMETER)) is None:
+        return
+    if type(deadline_ns) is not int:
+        raise InvalidRequest(f"parameter '{DEADLINE_PARAMETER}' must be an integer, got {deadline_ns!r}")
+    if deadline_ns < time.monotonic_ns():
+        raise DeadlineExceeded("expired while queued for an instance")

@@ -1,0 +1,163 @@
+"""Reference files of routes: the distributions of signals that later traffic is compared with."""
+
+import contextlib
+import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from nereid.backends.routing.assignment import MAX_VARIANTS, Name, Version
+from nereid.backends.routing.route_file import MAX_BYTES
+from nereid.base.serving_errors import InvalidConfig
+
+# The best classes of a route that are counted by their index.
+TOP_CLASSES = 20
+CLASS = "class"
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Histogram(Struct, frozen=True, forbid_unknown_fields=True):
+    """Counts of values by bucket: one more than the bounds, because the last bucket has no upper bound."""
+
+    bounds: Annotated[tuple[float, ...], Meta(description="Upper bounds of the buckets, ascending.")]
+    counts: Annotated[tuple[Count, ...], Meta(description="Images in each bucket.")]
+
+    def __post_init__(self) -> None:
+        if len(self.counts) != len(self.bounds) + 1:
+            raise ValueError(f"expected {len(self.bounds) + 1} counts, got {len(self.counts)}")
+        if list(self.bounds) != sorted(set(self.bounds)):
+            raise ValueError(f"expected ascending bounds, got {list(self.bounds)}")
+
+
+class VariantReference(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The reference of one variant; the versions are those of its model and of the network behind."""
+
+    name: Name
+    model: Annotated[str, Meta(min_length=1, description="The variant's model.")]
+    version: Version
+    network_version: Annotated[str, Meta(description="Version of the network, as in the metrics.")]
+    images: Annotated[int, Meta(ge=0, description="Images of the reference.")]
+    signals: Annotated[dict[str, Histogram], Meta(description="Histograms by the name of the signal.")]
+    classes: Annotated[
+        tuple[Count, ...],
+        Meta(description="Images by best class, in the order of the route's `classes`; then all others."),
+    ] = ()
+
+
+class Reference(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Content of a reference file."""
+
+    created: Annotated[datetime.datetime, Meta(tz=True, description="Time of the measurement.")]
+    source: Annotated[str, Meta(description="Folder of the images, or the traffic.")]
+    variants: Annotated[tuple[VariantReference, ...], Meta(min_length=1, max_length=MAX_VARIANTS)]
+    classes: Annotated[
+        tuple[Count, ...], Meta(max_length=TOP_CLASSES, description="The most frequent best classes.")
+    ] = ()
+    schema: Annotated[str, Meta(description="For editors.")] = msgspec.field(name="$schema", default="")
+
+    def __post_init__(self) -> None:
+        names = [each.name for each in self.variants]
+        if len(set(names)) != len(names):
+            raise ValueError(f"names of variants must differ, got {', '.join(names)}")
+        for each in self.variants:
+            if each.classes and len(each.classes) != len(self.classes) + 1:
+                raise ValueError(
+                    f"variant '{each.name}': expected {len(self.classes) + 1} counts of classes, "
+                    f"got {len(each.classes)}"
+                )
+
+    def variant(self, name: str) -> VariantReference | None:
+        """Return the reference of a variant, or None."""
+        return next((each for each in self.variants if each.name == name), None)
+
+
+def path_of(repository: Path, route: str) -> Path:
+    """Return the path of a route's reference file, which Triton ignores."""
+    return repository / f"{route}.reference.json"
+
+
+def parse_reference(text: bytes, name: str) -> Reference:
+    """Read the JSON of a reference file, which messages call `name`.
+
+    Raises:
+        InvalidConfig: it is not a reference.
+    """
+    try:
+        return msgspec.json.decode(text, type=Reference)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"reference '{name}': {error}; fix: nereid drift baseline") from None
+
+
+def format_reference(reference: Reference) -> bytes:
+    """Return the JSON of a reference file, one field per line."""
+    return msgspec.json.format(msgspec.json.encode(reference), indent=1) + b"\n"
+
+
+def read_reference(path: Path) -> Reference | None:
+    """Read a reference file; None if there is none.
+
+    Raises:
+        InvalidConfig: it is not a reference, or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidConfig(f"reference '{path}': {error.strerror}") from None
+    if len(text) > MAX_BYTES:
+        raise InvalidConfig(f"reference '{path}': expected at most {MAX_BYTES:,} bytes, got more")
+    return parse_reference(text, str(path))
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a reference file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Nereid reference of a route",
+        **msgspec.json.schema(Reference),
+    }
+
+
+class ReferenceWatch:
+    """The reference of a route, read again when its file changes; None without a valid file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reference: Reference | None = None
+        self.problem = ""
+        self.stored = 0.0
+        self._seen: object = ()
+
+    @property
+    def classes(self) -> frozenset[int] | None:
+        """The classes that are counted by their index; None if no class is counted."""
+        return frozenset(self.reference.classes) if self.reference and self.reference.classes else None
+
+    def poll(self) -> bool:
+        """Return whether the file has changed since the last call; it is read then, and its problem kept."""
+        try:
+            status = self.path.stat()
+            now: object = (status.st_mtime_ns, status.st_size, status.st_ino)
+        except OSError:
+            now = ()
+        if now == self._seen:
+            return False
+        self._seen, self.reference, self.problem = now, None, ""
+        try:
+            self.reference = read_reference(self.path)
+            self.stored = self._time_of(self.reference)
+        except InvalidConfig as error:
+            self.problem = str(error)
+        return True
+
+    def _time_of(self, reference: Reference | None) -> float:
+        """Return when the present file was stored here, in Unix time; a file may be copied from elsewhere."""
+        if reference is None:
+            return 0.0
+        with contextlib.suppress(OSError):
+            return max(reference.created.timestamp(), self.path.stat().st_mtime)
+        return reference.created.timestamp()

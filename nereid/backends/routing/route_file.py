@@ -1,0 +1,166 @@
+"""Route files: reading, checks, and the watch of a served route."""
+
+import os
+import stat
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from nereid.backends.routing.assignment import Route, Shadow, Table, parse_route
+from nereid.base.config.model_config import ModelConfig, RouteSettings
+from nereid.base.contract import ROUTE_OUTPUTS
+from nereid.base.serving_errors import InvalidConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+
+IsReady = Callable[[str, int], bool]
+MAX_BYTES = 1_000_000
+
+
+def path_of(config: ModelConfig) -> Path:
+    """Return the path of the route file of the model `config`.
+
+    Raises:
+        InvalidConfig: the model names no file, or one in a model's folder, where a change reloads the model.
+    """
+    repository = config.folder.parent.resolve()
+    path = repository / config.settings(RouteSettings).route
+    folder = Path(os.path.normpath(path)).parent
+    if folder != repository and folder.is_relative_to(repository):
+        raise InvalidConfig(f"model '{config.name}': the route must lie outside model folders, got '{path}'")
+    return path
+
+
+def read_table(config: ModelConfig, text: bytes) -> Table:
+    """Read a route for the model `config`; its models and versions must be in the repository.
+
+    Raises:
+        InvalidConfig: the text is not a route, or a model or version that it names is missing or has other
+            tensors.
+    """
+    route, output = parse_route(text), config.outputs[0].name
+    try:
+        versions = {
+            each.name: config.pinned_network_version(each.model, each.version, output)
+            for each in route.targets()
+        }
+        for each in route.targets():
+            _check_tensors(config, each.model, each.version)
+    except OSError as error:  # such as a name too long for a folder
+        raise InvalidConfig(f"cannot read the models of the route: {error}") from None
+    return Table(route, sha256(text).hexdigest(), versions, _answer(config, route))
+
+
+def _answer(config: ModelConfig, route: Route) -> dict[str, "np.ndarray"]:
+    if not route.answer:
+        return {}
+    # Here, because NumPy costs time at the start of each command.
+    from nereid.backends.routing.configured_answer import read_answer
+
+    return read_answer(route.answer, config.outputs)
+
+
+def _check_tensors(config: ModelConfig, model: str, version: int) -> None:
+    """Check that a model has the tensors of the route; a model without config is not checked."""
+    if not (config.folder.parent / model / "config.pbtxt").exists():
+        return
+    theirs = config.sibling(model, version)
+    outputs = [output for output in config.outputs if output.name not in ROUTE_OUTPUTS]
+    for ours, found in ((config.inputs, theirs.inputs), (outputs, theirs.outputs)):
+        by_name = {tensor.name: tensor for tensor in found}
+        for tensor in ours if by_name else ():
+            other = by_name.get(tensor.name)
+            if other is None or not tensor.fits(other):
+                raise InvalidConfig(
+                    f"model '{config.name}' names '{model}' for '{tensor.name}': "
+                    f"expected {tensor.kind}, got {other.kind if other else 'none'}"
+                )
+
+
+def read(path: Path) -> tuple[bytes, os.stat_result]:
+    """Return a file's content and status without blocking, reading at most `MAX_BYTES`.
+
+    Raises:
+        InvalidConfig: it is too large, or not a regular file.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb", opener=_open_nonblocking) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidConfig(f"expected a regular file, got '{path}'")
+        return read_all(file, str(path)), status
+
+
+def _open_nonblocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_all(file: BinaryIO, name: str) -> bytes:
+    """Return the content of `file`, which messages call `name`.
+
+    Raises:
+        InvalidConfig: it has more than `MAX_BYTES`.
+    """
+    text = file.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise InvalidConfig(f"'{name}': expected at most {MAX_BYTES:,} bytes, got more")
+    return text
+
+
+class RouteWatch:
+    """The route file of the model `config`; call `poll` periodically.
+
+    `is_ready` returns whether a version of a model is ready.
+    """
+
+    def __init__(self, config: ModelConfig, is_ready: IsReady) -> None:
+        self.path = path_of(config)
+        self._config = config
+        self._is_ready = is_ready
+        self._last_error = ""
+        self.table = read_table(config, self._read())
+
+    def poll(self) -> Table | None:
+        """Return the new table if the file has changed to a valid one, else None: the old one stays.
+
+        Raises:
+            InvalidConfig: the file is invalid, or names a version that is not ready; raised once per reason.
+                Each call checks the file again, so the route is used as soon as the version is ready.
+        """
+        try:
+            text = self._read()
+            if sha256(text).hexdigest() == self.table.sha256:
+                self._last_error = ""
+                return None
+            table = read_table(self._config, text)
+            check_ready(table.route, self._is_ready)
+        except InvalidConfig as error:
+            if str(error) == self._last_error:
+                return None
+            self._last_error = str(error)
+            raise
+        self.table, self._last_error = table, ""
+        return table
+
+    def _read(self) -> bytes:
+        try:
+            return read(self.path)[0]
+        except OSError as error:
+            raise InvalidConfig(f"cannot read '{self.path}': {error.strerror}") from None
+
+
+def check_ready(route: Route, is_ready: IsReady) -> None:
+    """Check that every model to which the route sends requests is ready.
+
+    A variant that serves only on request may be absent, so that a route can turn away from a failed one.
+
+    Raises:
+        InvalidConfig: a version of a model is not ready.
+    """
+    for each in route.targets():
+        replaces = each in route.replacements
+        is_needed = isinstance(each, Shadow) or each.weight or each.headers or replaces
+        if is_needed and not is_ready(each.model, each.version):
+            raise InvalidConfig(f"'{each.name}' names version {each.version} of '{each.model}': not ready")

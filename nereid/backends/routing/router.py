@@ -1,0 +1,349 @@
+"""Requests of one route: admission, variant, breaker, retry, deadline, shadows. Independent of Triton."""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import inf
+from random import random
+from threading import Lock
+from typing import Any
+
+from nereid.backends.routing import quality
+from nereid.backends.routing.assignment import Choice, Table, choose, lower
+from nereid.backends.routing.attempts import (
+    MAX_ABANDONED,
+    AdmittedRequest,
+    Attempt,
+    InFlight,
+    Rungs,
+    ServedVariants,
+    shorten_deadlines,
+)
+from nereid.backends.routing.interfaces import MetricSink, RoutedRequest
+from nereid.backends.routing.request_trace import RequestTrace
+from nereid.backends.routing.responses import Responses
+from nereid.backends.routing.retries import Retries
+from nereid.backends.routing.shadows import Shadows
+from nereid.base.contract import ROUTE_KEY_HEADER, read_unhealthy_instance
+from nereid.base.serving_errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Died,
+    Overloaded,
+    ServingError,
+    Unavailable,
+    from_exception,
+)
+from nereid.tasks.task_outputs import TaskOutputs
+
+# A request that waited longer than this for its thread is forwarded only if its client is still connected.
+MAX_UNCHECKED_WAIT_S = 0.005
+# While requests are rejected for want of slots, the clients of the others are checked this often: each check
+# is a round trip to the server.
+CHECK_CLIENTS_S = 0.25
+
+
+class Router:
+    """Routes requests, each in its own thread; thread-safe.
+
+    Args:
+        table: the first route.
+        task: of its variants.
+        metrics: receives counts and durations.
+        log: receives a line when a breaker opens or closes, or a shadow fails.
+        clock: seconds of a monotonic clock.
+        draw: random numbers in [0, 1).
+        can_answer: returns whether a dead instance's model has a running process of an age in s, or older.
+        begin_trace: returns the trace of a request that arrives.
+        hurry: called when a request has a deadline before the next call of `expire` that `rest_s` announced,
+            or when `free_abandoned` has something to do.
+        observe: called with each response that was sent; see `quality.RouteQuality.observe`.
+        spawn: runs a function in another thread.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        task: TaskOutputs,
+        metrics: MetricSink,
+        log: Callable[[str], None] = lambda line: None,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random,
+        can_answer: Callable[[str, float], bool] = lambda instance, age_s: False,
+        hurry: Callable[[], None] = lambda: None,
+        begin_trace: Callable[[RoutedRequest], RequestTrace] = lambda request: RequestTrace(None, "", ""),
+        observe: quality.Observe = quality.ignore,
+        spawn: Callable[[Callable[[], None]], object] = lambda work: work(),
+    ) -> None:
+        self._metrics, self._log, self._clock, self._draw = metrics, log, clock, draw
+        self._can_answer, self._hurry = can_answer, hurry
+        self._begin_trace, self._spawn = begin_trace, spawn
+        self._rests_until = inf
+        self._lock = Lock()
+        self._table = table
+        self._served = ServedVariants(metrics, log)
+        self._in_flight_by_label = InFlight(metrics)
+        self._attempts: set[Attempt] = set()
+        self._in_flight = 0
+        self._is_full, self._clients_due_s, self._abandoned = False, -inf, 0
+        self._retries = Retries(self._lock, clock, self._check_client)
+        self._shadows = Shadows(task, metrics, log, clock, draw)
+        self._responses = Responses(metrics, observe, self._shadows, lambda: self._in_flight)
+
+    def use(self, table: Table) -> None:
+        """Serve later requests by `table`; those in flight keep theirs."""
+        with self._lock:
+            self._served.keep_only(table)
+            self._table = table
+
+    def admit(self, request: RoutedRequest) -> AdmittedRequest | None:
+        """Admit a request, which must then be handled, or reject it if too many are in flight."""
+        table = self._table
+        with self._lock:
+            in_flight = self._in_flight
+            if in_flight < table.route.max_in_flight:
+                self._in_flight += 1
+                return AdmittedRequest(request, table, self._clock(), self._begin_trace(request))
+        self._metrics.add("shed_total")
+        self._is_full = True
+        if self._clock() >= self._clients_due_s:
+            self._hurry()
+        overload = Overloaded(f"{in_flight} in flight, limit {table.route.max_in_flight}")
+        request.reject(overload)
+        self._begin_trace(request).end(overload)
+        return None
+
+    def handle(self, admitted: AdmittedRequest) -> None:
+        """Respond to an admitted request, then mirror it to its shadows."""
+        try:
+            parameters = lower(admitted.request.parameters())
+            admitted.trace.begin(parameters)
+            admitted.key = parameters.get(ROUTE_KEY_HEADER, "")
+            rungs = Rungs(admitted.table.route, self._choose(admitted, parameters))
+        except Exception as raised:
+            self._free_slot(admitted)
+            admitted.reject(from_exception(raised))
+            return
+        self._finish(admitted, rungs)
+
+    def _finish(self, admitted: AdmittedRequest, rungs: Rungs) -> None:
+        try:
+            attempt, response = self._serve(admitted, rungs)
+        except _Ended:
+            return
+        except Exception as raised:
+            self._free_slot(admitted)
+            self._responses.fail(admitted, rungs, from_exception(raised))
+            return
+        # Before the response: its client may send the next request immediately.
+        self._free_slot(admitted)
+        self._responses.send(attempt, response)
+
+    def _move_on(self, attempt: Attempt) -> None:
+        """Send a request from the queue of a dead process to the next variant."""
+        admitted, rungs = attempt.admitted, attempt.rungs
+        try:
+            error = Died(f"a process of variant '{attempt.variant.name}' has died")
+            if not self._retries.may_go_on(attempt, error):
+                raise error
+        except Exception as raised:
+            self._free_slot(admitted)
+            self._responses.fail(admitted, rungs, from_exception(raised))
+            return
+        rungs.retry()
+        self._finish(admitted, rungs)
+
+    def expire(self) -> None:
+        """Reject the requests past their deadline, whose attempts go on.
+
+        Requests in the queue of a dead process go to the next variant instead.
+        """
+        now = self._clock()
+        with self._lock:
+            late = [attempt for attempt in self._attempts if now >= attempt.deadline]
+        for attempt in late:
+            waited_ms = (now - attempt.admitted.begin) * 1e3
+            error = DeadlineExceeded(
+                f"variant '{attempt.variant.name}' has not responded in {waited_ms:.0f} ms"
+            )
+            if not self._end(attempt, error, is_late=True):
+                continue
+            if attempt.waits_for_dead and attempt.has_fallbacks:
+                self._spawn(partial(self._move_on, attempt))
+            else:
+                self._free_slot(attempt.admitted)
+                attempt.admitted.reject(error)
+        self._shadows.expire()
+
+    def free_abandoned(self) -> None:
+        """If requests were rejected for want of slots, free the slots of clients that have disconnected.
+
+        Their attempts go on, because Triton 24.10 cannot cancel them, and occupy their threads.
+        """
+        now = self._clock()
+        if not self._is_full or now < self._clients_due_s:
+            return
+        self._is_full, self._clients_due_s = False, now + CHECK_CLIENTS_S
+        with self._lock:
+            holders = [attempt for attempt in self._attempts if attempt.admitted.has_slot]
+        for attempt in holders:
+            if self._abandoned < MAX_ABANDONED:
+                self._free_if_abandoned(attempt)
+
+    def _free_if_abandoned(self, attempt: Attempt) -> None:
+        """Free the slot of a running attempt if its client has disconnected.
+
+        Triton frees a request with its response, so the check must come before it.
+        """
+        with attempt.admitted.unanswered:
+            with self._lock:
+                is_running = attempt in self._attempts
+            if is_running and attempt.admitted.request.is_cancelled():
+                self._free_slot(attempt.admitted)
+                with self._lock:
+                    attempt.admitted.is_abandoned = True
+                    self._abandoned += 1
+
+    def rest_s(self, most_s: float) -> float:
+        """Return the seconds until `expire` must be called again, at most `most_s`."""
+        now = self._clock()
+        with self._lock:
+            self._rests_until = min([now + most_s, *(attempt.deadline for attempt in self._attempts)])
+            return max(0.0, self._rests_until - now)
+
+    def revive(self) -> None:
+        """Let a trial through to each variant whose dead instances were replaced."""
+        with self._lock:
+            dead = [(served, served.dead_instances) for served in self._served if served.is_dead]
+        for served, instances in dead:
+            if instances and all(self._can_answer(each, 0.0) for each in instances):
+                with self._lock:
+                    served.revive(self._clock())
+
+    def _free_slot(self, admitted: AdmittedRequest) -> None:
+        with self._lock:
+            self._in_flight -= admitted.has_slot
+            admitted.has_slot = False
+
+    def _choose(self, admitted: AdmittedRequest, parameters: Mapping[str, str]) -> Choice:
+        if self._clock() - admitted.begin > MAX_UNCHECKED_WAIT_S:
+            self._check_client(admitted)
+        try:
+            admitted.request.check()
+            return choose(admitted.table, parameters, self._draw())
+        except ServingError as error:
+            if not admitted.trace.is_probe:
+                self._responses.count("", "", error.outcome, "")
+            raise
+
+    def _serve(self, admitted: AdmittedRequest, rungs: Rungs) -> tuple[Attempt, Any]:
+        """Attempt the chosen variant; if it is unreachable, perhaps another instance or the next variant."""
+        while True:
+            attempt = self._begin(admitted, rungs)
+            try:
+                return attempt, self._run(attempt)
+            except Unavailable as error:
+                if isinstance(error, Died) and attempt.is_survived:
+                    if self._retries.may_try_again(attempt, error):
+                        rungs.repeat(Choice(attempt.variant, attempt.reason))
+                        continue
+                    if not attempt.has_fallbacks:
+                        raise
+                if not self._retries.may_go_on(attempt, error):
+                    raise
+                rungs.retry()
+
+    def _check_client(self, admitted: AdmittedRequest) -> None:
+        if admitted.request.is_cancelled():
+            self._metrics.add("cancelled_total")
+            raise Cancelled("the client has disconnected")
+
+    def _begin(self, admitted: AdmittedRequest, rungs: Rungs) -> Attempt:
+        """Start an attempt on the first variant that is not failing."""
+        now, skipped = self._clock(), []
+        with self._lock:
+            while rungs:
+                choice = rungs.next()
+                served = self._served.of(admitted.table, choice.variant)
+                skipped.append((choice, served))
+                if choice is rungs.first:
+                    rungs.first_label = served.labels["variant"]
+                if served.allows(now):
+                    attempt = Attempt(admitted, rungs, choice, served, now)
+                    self._attempts.add(attempt)
+                    self._in_flight_by_label.count(served, 1)
+                    if attempt.deadline < self._rests_until:
+                        self._hurry()
+                    return attempt
+            if not admitted.trace.is_probe:
+                choice, served = skipped[0]
+                self._responses.count(**served.labels, outcome="unavailable", reason=choice.reason)
+        open_s = admitted.table.route.breaker.open_s
+        listed = ", ".join(f"'{choice.variant.name}'" for choice, _ in skipped)
+        raise Unavailable(f"no healthy variant: {listed}; retried every {open_s:g} s")
+
+    def _run(self, attempt: Attempt) -> Any:
+        variant, request = attempt.variant, attempt.admitted.request
+        response, error, trace = None, None, attempt.admitted.trace
+        span = trace.attempt(variant.name, attempt.network_version, attempt.reason)
+        try:
+            remaining_s = max(attempt.deadline - self._clock(), 1e-6)
+            response = request.forward(variant.model, variant.version, remaining_s, trace.parameters(span))
+        except Exception as raised:
+            error = from_exception(raised)
+        trace.end_attempt(span, error)
+        if isinstance(error, Died):
+            attempt.is_survived = self._is_survived(attempt, error)
+        is_late = not self._end(attempt, error)
+        with self._lock:
+            self._in_flight_by_label.count(attempt.served, -1)
+            self._abandoned -= attempt.admitted.is_abandoned
+            attempt.admitted.is_abandoned = False
+            attempt.served.count_late(attempt, -is_late)
+            if error is None:
+                attempt.served.answered_at = self._clock()
+        if is_late:
+            self._metrics.add("late_total", **attempt.served.labels)
+            raise _Ended
+        if error:
+            raise error
+        return response
+
+    def _is_survived(self, attempt: Attempt, error: Died) -> bool:
+        """Return whether another process may answer: a replacement only if no fallback can."""
+        if not (instance := read_unhealthy_instance(str(error))):
+            return False
+        with self._lock:
+            attempt.served.note_death(instance, now := self._clock())
+        age_s = now - attempt.begun_at if attempt.rungs and attempt.has_fallbacks else 0.0
+        return self._can_answer(instance, age_s)
+
+    def _end(self, attempt: Attempt, error: ServingError | None, is_late: bool = False) -> bool:
+        """Record how an attempt ended; returns False if that was recorded before."""
+        now = self._clock()
+        with attempt.admitted.unanswered, self._lock:
+            if attempt not in self._attempts:
+                return False
+            self._attempts.remove(attempt)
+            attempt.served.record(attempt, error, now)
+            attempt.served.count_late(attempt, is_late)
+            if isinstance(error, Died) and (attempt.has_fallbacks or not attempt.is_survived):
+                shorten_deadlines(self._attempts, attempt.served, now)
+            if error is None:
+                self._retries.succeeded()
+        attempt.seconds = now - attempt.admitted.begin
+        outcome = error.outcome if error else "ok"
+        labels = attempt.served.labels
+        if attempt.admitted.trace.is_probe:
+            self._metrics.add("probes_total", **labels, outcome=outcome)
+            return True
+        self._responses.count(**labels, outcome=outcome, reason=attempt.reason)
+        chosen = str(attempt.is_chosen).lower()
+        self._metrics.add(
+            "request_duration_seconds", attempt.seconds, outcome=outcome, chosen=chosen, **labels
+        )
+        return True
+
+
+class _Ended(Exception):
+    """The attempt ended after its deadline, when the client had its error or another variant its request."""

@@ -1,0 +1,172 @@
+"""Instances of models of the `fused` backend: the steps of an ensemble in one process.
+
+A hop between processes costs about 1 ms of CPU, and more if a tensor on a GPU is passed on. This model runs
+the code of the ensemble's backends in one process.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from nereid.backends.triton.model_trace import BatchTrace, ModelTracer
+from nereid.backends.triton.onnx_model import backend_settings, open_session
+from nereid.backends.triton.overlap.fused_job import FusedJob
+from nereid.backends.triton.overlap.lanes import Lanes, Stages
+from nereid.backends.triton.overlap.open_lanes import can_bind, check_overlap, open_lanes, open_stream
+from nereid.backends.triton.overlap.overlap import SLOTS, Overlap
+from nereid.backends.triton.quality_reporter import ImageSignals
+from nereid.backends.triton.steps.after_network import Images, Outcome, open_after
+from nereid.backends.triton.tensors import log_error, read_images, reject, respond, send
+from nereid.base.config.model_config import FusedSettings, ModelConfig
+from nereid.base.serving_errors import DeviceFailed, InvalidConfig, ServingError, from_exception
+from nereid.vision.imaging.pipeline import Pipeline
+from nereid.vision.inference.batching import to_host
+
+
+class FusedModel:
+    """One instance: encoded images to the model's outputs, one outcome per request."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Open the siblings.
+
+        Raises:
+            InvalidConfig: a sibling is missing, or the tensors of the models do not fit.
+        """
+        names = config.settings(FusedSettings)
+        # The plain configs are for a CPU.
+        profile = backend_settings().profile if config.kind == "GPU" else ""
+        preprocess, network = (
+            config.sibling(*sibling, profile).replacing(changed)
+            for sibling, changed in zip(names.models, (names.of_preprocess, names.of_network), strict=False)
+        )
+        self._signals = ImageSignals(config)
+        self._after = open_after(config, names, network)
+        is_bound = can_bind(config, preprocess, network, self._after.wanted)
+        slots = SLOTS if names.overlap_batches else 1
+        self._pipeline = Pipeline.from_config(
+            preprocess, config.max_batch_size, config.cpu_instances, self._signals.sink, slots
+        )
+        stream = open_stream(config.device_id) if is_bound else None
+        self._session, self._metrics = open_session(config, network, stream=stream.ptr if stream else 0)
+        made, taken = preprocess.outputs[0], network.inputs[0]
+        if taken.kind != made.kind:
+            raise InvalidConfig(
+                f"model '{config.name}': input of '{names.network}': expected {taken.kind}, "
+                f"got {made.kind} from '{names.preprocess}'"
+            )
+        if names.overlap_batches:
+            check_overlap(config, self._session.is_on_stream)
+        self._tracer = ModelTracer(
+            config, begins=True, has_one_thread=slots == 1, provider=self._session.provider
+        )
+        self._input = taken.name
+        self._lanes: Lanes | None = None
+        self._overlap: Overlap | None = None
+        if self._session.is_on_stream:
+            preprocessor, wanted = self._pipeline.preprocessor, self._after.wanted
+            open_them = partial(open_lanes, preprocessor, self._session, stream, taken.name, wanted)
+            if names.overlap_batches:
+                self._overlap = Overlap(open_them, self._session.fail, log_error)
+            else:
+                self._lanes = open_them()
+
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Decode, transform and run the network once for all good images of the batch.
+
+        Returns None if the batch overlaps with the next one: its responses are sent later.
+        """
+        trace = self._tracer.begin(requests)
+        images = [self._after.accept(read_images(request)) for request in requests]
+        if self._lanes is None and self._overlap is None:
+            return self._respond(self._run(images, trace), trace)
+        job = FusedJob(images, self._after, trace, self._metrics.ran)
+        if self._lanes:
+            return self._respond(job.outcomes(*self._run_bound(job, self._lanes)), trace)
+        assert self._overlap
+        senders = [request.get_response_sender() for request in requests]
+        sent = SentJob(job, senders, lambda outcomes: self._respond(outcomes, trace))
+        if job.images:
+            self._overlap.submit(sent)
+        else:
+            sent.answer({}, None)
+        return None
+
+    def _respond(self, outcomes: Sequence[Outcome], trace: BatchTrace | None) -> list[Any]:
+        for outcome in outcomes:
+            if isinstance(outcome, ServingError):
+                self._metrics.rejected(outcome)
+        if trace:
+            trace.end(outcomes)
+        return [reject(each) if isinstance(each, ServingError) else respond(**each) for each in outcomes]
+
+    def _run_bound(
+        self, job: FusedJob, lanes: Lanes
+    ) -> tuple[Mapping[str, np.ndarray] | ServingError, Stages | None]:
+        if self._session.device_failure:
+            return DeviceFailed(self._session.device_failure), None
+        outputs, stages = job.run(lanes)
+        if isinstance(outputs, DeviceFailed):
+            self._session.fail(outputs.reason)
+        return outputs, stages
+
+    def _run(self, images: Sequence[Images], trace: BatchTrace | None) -> list[Outcome]:
+        batch = self._pipeline.run(images)
+        if batch.device_failure:
+            self._session.fail(batch.device_failure.reason)
+        if trace:
+            trace.prepared(batch.times)
+        if not len(batch.tensor):
+            return [each if isinstance(each, ServingError) else {} for each in batch.outcomes]
+        begin_ns, wanted = time.time_ns(), self._after.wanted
+        try:
+            results = [to_host(each) for each in self._session.run({self._input: batch.tensor}, wanted)]
+        except Exception as raised:  # outside of here, it would fail the bad requests, too
+            error = from_exception(raised)
+            if isinstance(error, DeviceFailed):
+                self._session.fail(error.reason)
+            return [error if isinstance(rows, slice) else rows for rows in batch.outcomes]
+        if trace:
+            trace.ran(begin_ns, len(batch.tensor))
+        return self._after.finish(batch, images, dict(zip(wanted, results, strict=True)))
+
+    def close(self) -> None:
+        """Answer what is in the pipeline, and report the end of the instance."""
+        if self._overlap:
+            self._overlap.close()
+        self._tracer.close()
+        self._metrics.closed(self._session.provider)
+        self._signals.close()
+
+
+class SentJob:
+    """A batch whose responses are sent after `execute` has returned.
+
+    Args:
+        senders: the response sender of each request.
+        respond: builds the responses of all outcomes.
+    """
+
+    def __init__(
+        self, job: FusedJob, senders: Sequence[Any], respond: Callable[[Sequence[Outcome]], Sequence[Any]]
+    ) -> None:
+        self.images, self.prepared = job.images, job.prepared
+        self._job, self._senders, self._respond = job, senders, respond
+
+    def answer(self, outputs: Mapping[str, np.ndarray] | ServingError, stages: Stages | None) -> None:
+        """Send the response of each request; a request without one never ends."""
+        try:
+            outcomes = self._job.outcomes(outputs, stages)
+        except Exception as error:  # every request needs a response
+            outcomes = [from_exception(error)] * len(self._senders)
+        try:
+            responses = self._respond(outcomes)
+        except Exception as error:  # likewise
+            responses = [reject(from_exception(error))] * len(self._senders)
+        for sender, response in zip(self._senders, responses, strict=True):
+            try:
+                send(sender, response)
+            except Exception as error:  # the others need their responses, too
+                log_error(f"a response was not sent: {type(error).__name__}: {error}")

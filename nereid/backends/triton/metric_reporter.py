@@ -1,0 +1,244 @@
+"""Reporting of a model's metrics to Triton."""
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from nereid.backends.triton.metrics import (
+    READER_METRICS,
+    READER_PREFIX,
+    SESSION_METRICS,
+    SESSION_PREFIX,
+    MetricKind,
+)
+from nereid.base.serving_errors import ServingError
+
+FLUSH_S = 0.5
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class MetricReporter:
+    """Metrics of a model on Triton's metrics page; instances with the same labels share the series.
+
+    Each change is a round trip to the server, too expensive for every request. Changes are therefore summed,
+    and sent `flush_s` seconds after the first.
+
+    Args:
+        prefix: the beginning of all metric names.
+        kinds: the metric families by their names without the prefix.
+        flush_s: seconds from a change to its report.
+        labels: the labels that all series have.
+    """
+
+    def __init__(
+        self, prefix: str, kinds: Mapping[str, MetricKind], flush_s: float = FLUSH_S, **labels: str
+    ) -> None:
+        self._prefix, self._labels, self._flush_s = prefix, labels, flush_s
+        self._kinds = {**kinds, **_counters_of_tallies(kinds)}
+        self._tallies: dict[_Key, list[float]] = {}
+        self._families: dict[str, Any] = {}
+        self._series: dict[_Key, Any] = {}
+        self._lock = threading.Lock()
+        self._sums: dict[_Key, float] = {}
+        self._observed: list[tuple[_Key, float]] = []
+        self._values: dict[_Key, float] = {}
+        self._only: dict[str, tuple[dict[str, str], float]] = {}
+        self._alone: set[str] = set()
+        self._is_changed, self._is_closing = threading.Event(), threading.Event()
+        self._flusher = threading.Thread(target=self._flush, daemon=True)
+        self._flusher.start()
+
+    def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
+        """Increment a counter, or observe a value in a histogram."""
+        if not self._flusher.is_alive():  # if the server refuses metrics, they must not accumulate here
+            return
+        key = name, tuple(labels.items())
+        with self._lock:
+            kind = self._kinds[name]
+            if kind.kind == "HISTOGRAM":
+                self._observed.append((key, value))
+            elif kind.kind == "TALLY":
+                self._tally(key, kind, value)
+            else:
+                self._sums[key] = self._sums.get(key, 0.0) + value
+        self._wake()
+
+    def add_all(self, values: Mapping[str, float], /) -> None:
+        """Observe values by the names of their tallies; cheaper than one call of `add` for each."""
+        if not self._flusher.is_alive():
+            return
+        with self._lock:
+            for name, value in values.items():
+                self._tally((name, ()), self._kinds[name], value)
+        self._wake()
+
+    def _tally(self, key: _Key, kind: MetricKind, value: float) -> None:
+        if (tally := self._tallies.get(key)) is None:
+            tally = self._tallies[key] = [0.0] * (len(kind.buckets) + 2)
+        tally[bisect_left(kind.buckets, value)] += 1
+        tally[-1] += value
+
+    def set(self, name: str, value: float, /, **labels: str) -> None:
+        """Set the value of a gauge."""
+        with self._lock:
+            self._values[name, tuple(labels.items())] = value
+        self._wake()
+
+    def set_only(self, name: str, value: float, /, **labels: str) -> None:
+        """Set the value of a gauge, and remove its earlier series."""
+        with self._lock:
+            self._only[name] = labels, value
+        self._wake()
+
+    def close(self) -> None:
+        """Send the last changes, and stop reporting."""
+        self._is_closing.set()
+        self._wake()
+        self._flusher.join()
+
+    def _wake(self) -> None:
+        if not self._is_changed.is_set():
+            self._is_changed.set()
+
+    def _flush(self) -> None:
+        is_last = False
+        while not is_last:
+            self._is_changed.wait()
+            is_last = self._is_closing.wait(self._flush_s)
+            self._is_changed.clear()
+            with self._lock:
+                sums, self._sums = self._sums, {}
+                observed, self._observed = self._observed, []
+                values, self._values = self._values, {}
+                only, self._only = self._only, {}
+                tallies, self._tallies = self._tallies, {}
+            for each, tally in tallies.items():
+                self._increment_all(each, tally)
+            for key, value in sums.items():
+                self._metric(key).increment(value)
+            for key, value in values.items():
+                self._metric(key).set(value)
+            for key, value in observed:
+                self._metric(key).observe(value)
+            for name, (labels, value) in only.items():
+                self._forget(name)
+                self._metric((name, tuple(labels.items()))).set(value)
+                self._alone.add(name)
+        for name in self._alone:
+            self._forget(name)
+
+    def _increment_all(self, key: _Key, tally: Sequence[float]) -> None:
+        """Send the counters of a tally; all exist from the first report on, so that none appears later."""
+        name, labels = key
+        for part, bound, value in _parts(self._kinds[name].buckets, tally):
+            metric = self._metric((f"{name}_{part}", (*labels, *((("le", bound),) if bound else ()))))
+            if value:
+                metric.increment(value)
+
+    def _forget(self, name: str) -> None:
+        """Remove all series of a family: Triton removes a series only with its family, the family last."""
+        self._series = {key: series for key, series in self._series.items() if key[0] != name}
+        self._families.pop(name, None)
+
+    def _metric(self, key: _Key) -> Any:
+        if key not in self._series:
+            name, labels = key
+            kind = self._kinds[name]
+            if name not in self._families:
+                self._families[name] = pb_utils.MetricFamily(
+                    name=self._prefix + name,
+                    description=kind.description,
+                    kind=getattr(pb_utils.MetricFamily, kind.kind),
+                )
+            extra = {"buckets": list(kind.buckets)} if kind.buckets else {}
+            self._series[key] = self._families[name].Metric(labels=self._labels | dict(labels), **extra)
+        return self._series[key]
+
+
+def _counters_of_tallies(kinds: Mapping[str, MetricKind]) -> dict[str, MetricKind]:
+    return {
+        f"{name}_{part}": MetricKind("COUNTER", about.description)
+        for name, about in kinds.items()
+        if about.kind == "TALLY"
+        for part in ("bucket", "count", "sum")
+    }
+
+
+def _parts(bounds: Sequence[float], tally: Sequence[float]) -> Iterator[tuple[str, str, float]]:
+    """Yield part, upper bound and increment of each counter of a histogram, whose buckets are cumulative."""
+    *counts, total = tally
+    names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    for bound, value in zip(names, accumulate(counts), strict=True):
+        yield "bucket", bound, value
+    yield "count", "", sum(counts)
+    yield "sum", "", total
+
+
+class SessionMetrics(MetricReporter):
+    """Metrics of an ONNX Runtime session."""
+
+    def __init__(self, model: str, version: int) -> None:
+        super().__init__(SESSION_PREFIX, SESSION_METRICS, model=model, version=str(version))
+
+    def opened(self, provider: str, seconds: float) -> None:
+        """Count an instance, and the seconds that opening its session took."""
+        self.add("session_start_seconds_total", seconds)
+        self.add("sessions_total")
+        self.add("instances", provider=provider)
+
+    def closed(self, provider: str) -> None:
+        """Count an instance that ends, and stop reporting."""
+        self.add("instances", -1, provider=provider)
+        self.close()
+
+    def ran(self, seconds: float, rows: int) -> None:
+        """Observe the seconds and rows of one run."""
+        self.add("run_seconds", seconds)
+        self.add("batch_size", rows)
+
+    def halved(self) -> None:
+        """Count a batch that did not fit into memory, and is run in halves."""
+        self.add("fallbacks_total", **{"from": "batch", "to": "halves", "reason": "out_of_memory"})
+
+    def warmed(self, seconds: float) -> None:
+        """Count a run at load, and its seconds."""
+        self.add("warm_up_runs_total")
+        self.add("warm_up_seconds_total", seconds)
+
+    def device_failed(self) -> None:
+        """Count a failure of the device, after which the instance is replaced."""
+        self.add("device_failures_total")
+
+    def rejected(self, error: ServingError) -> None:
+        """Count a request that was rejected."""
+        self.add("rejected_total", reason=error.code.lower())
+
+    def fetched_from_host(self, requests: Sequence[Mapping[str, Any]]) -> None:
+        """Count the inputs on the host of an instance on a GPU."""
+        inputs = sum(isinstance(array, np.ndarray) for request in requests for array in request.values())
+        if inputs:
+            self.add("host_inputs_total", inputs)
+
+
+class ReaderMetrics(MetricReporter):
+    """Metrics of a model that reads text."""
+
+    def __init__(self, model: str, version: int) -> None:
+        super().__init__(READER_PREFIX, READER_METRICS, model=model, version=str(version))
+
+    def read(self, stages_ms: Mapping[str, float], lines: int, missing: Sequence[str]) -> None:
+        """Observe the time of each stage of one image, its lines, and its missing required fields."""
+        self.add("lines", lines)
+        for field in missing:
+            self.add("missing_fields_total", field=field)
+        for stage, milliseconds in stages_ms.items():
+            self.add("stage_duration_seconds", milliseconds / 1e3, stage=stage)
+
+    def rejected(self, error: ServingError) -> None:
+        """Count a request that was rejected."""
+        self.add("rejected_total", reason=error.code.lower())

@@ -1,0 +1,109 @@
+"""Instances of models of the `onnxruntime` backend: tensors in, tensors out, for one ONNX file."""
+
+import time
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any
+
+from nereid.backends.triton.device_report import report_failed_device
+from nereid.backends.triton.metric_reporter import SessionMetrics
+from nereid.backends.triton.model_trace import ModelTracer
+from nereid.backends.triton.tensors import log_info, log_warn, read_tensors, reject, respond, version_folder
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.config.server_flags import server_command_line
+from nereid.base.serving_errors import Cancelled, ServingError
+from nereid.vision.inference.network_file import complete_config
+from nereid.vision.inference.session import Outcome, Session
+from nereid.vision.inference.session_events import SessionEvents
+from nereid.vision.inference.session_options import BackendSettings
+
+# Triton 24.10 does not drop a cancelled request that waits for its instance. The check is a round trip to the
+# server for each request, which pays if a run takes longer than this.
+MIN_RUN_FOR_CHECK_S = 0.01
+CLIENT_GONE = Cancelled("the client disconnected before the request ran")
+
+
+def backend_settings() -> BackendSettings:
+    """Read the flags for ONNX Runtime from the server's command line."""
+    return BackendSettings.from_command_line(server_command_line())
+
+
+def open_session(
+    config: ModelConfig, network: ModelConfig, metrics: SessionMetrics | None = None, stream: int = 0
+) -> tuple[Session, SessionMetrics]:
+    """Open `network` for an instance of the model `config`, and log it once per model.
+
+    Args:
+        metrics: of the session; None for those of the model.
+        stream: that of `Session.from_config`.
+
+    Raises:
+        InvalidConfig: the network cannot be served with its config.
+    """
+    metrics = metrics or SessionMetrics(config.name, config.version)
+    start = time.perf_counter()
+    instances = None if network is config else config.cpu_instances
+    session = Session.from_config(network, backend_settings(), instances, _events(config, metrics), stream)
+    metrics.opened(session.provider, time.perf_counter() - start)
+    if config.is_first:
+        log_info(f"'{config.name}' version {config.version}: {session}")
+    return session, metrics
+
+
+def _events(config: ModelConfig, metrics: SessionMetrics) -> SessionEvents:
+    def report_device(reason: str) -> None:
+        metrics.device_failed()
+        report_failed_device(config, reason)
+
+    return SessionEvents(metrics.ran, metrics.halved, metrics.warmed, report_device)
+
+
+def auto_complete(model_config: Any) -> Any:
+    """Fill in the fields of Triton's `model_config` that come from the ONNX file."""
+    document = model_config.as_dict()
+    complete_config(document, version_folder(document), backend_settings(), log_info, log_warn)
+    return model_config
+
+
+class OnnxModel:
+    """One instance of a model."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._session, self._metrics = open_session(config, network=config)
+        self._tracer = ModelTracer(config, provider=self._session.provider)
+        self._last_s = 0.0
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Run the network once for all requests whose clients still wait."""
+        trace, begin_ns = self._tracer.begin(requests), time.time_ns()
+        start, must_check = time.perf_counter(), self._last_s > MIN_RUN_FOR_CHECK_S
+        is_wanted = [not (must_check and request.is_cancelled()) for request in requests]
+        found = iter(self._run([*compress(requests, is_wanted)]))
+        outcomes = [next(found) if each else CLIENT_GONE for each in is_wanted]
+        if trace:
+            trace.ran(begin_ns, sum(is_wanted))
+        responses = [self._respond(each) for each in outcomes]
+        if trace:
+            trace.end(outcomes)
+        if any(is_wanted):
+            self._last_s = time.perf_counter() - start
+        return responses
+
+    def close(self) -> None:
+        """Report the end of the instance."""
+        self._tracer.close()
+        self._metrics.closed(self._session.provider)
+
+    def _run(self, requests: Sequence[Any]) -> list[Outcome]:
+        arrays = [read_tensors(request, self._session.is_on_gpu) for request in requests]
+        if self._session.is_on_gpu:
+            self._metrics.fetched_from_host(arrays)
+        # Triton gives the names as a set, and clients may read outputs by their place.
+        wanted = [sorted(request.requested_output_names()) for request in requests]
+        return self._session.run_requests(arrays, wanted)
+
+    def _respond(self, outcome: Outcome) -> Any:
+        if isinstance(outcome, ServingError):
+            self._metrics.rejected(outcome)
+            return reject(outcome)
+        return respond(**outcome)

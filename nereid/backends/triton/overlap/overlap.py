@@ -1,0 +1,194 @@
+"""The threads of a pipeline: one enqueues all work on the device, another sends the responses.
+
+ONNX Runtime keeps the CUDA graphs of each thread apart, and recording one fails while another thread
+allocates memory of the device. So one thread opens the device's side, records the graphs and enqueues all
+runs.
+"""
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import numpy as np
+
+from nereid.backends.triton.overlap.lanes import Lanes, Stages
+from nereid.backends.triton.overlap.slots import (
+    Answer,
+    Answered,
+    Command,
+    Compute,
+    Computed,
+    Decode,
+    Decoded,
+    Event,
+    Slots,
+    Submitted,
+)
+from nereid.base.serving_errors import DeviceFailed, ServingError, from_exception
+from nereid.vision.imaging.image_times import ImageTimes
+
+# One batch is decoded, one computed, and one answered.
+SLOTS = 3
+# A thread that waits for Python's lock gets it after this time. The default, 5 ms, is as long as a batch.
+SWITCH_S = 0.0005
+
+
+class Job(Protocol):
+    """A batch: its images, and what is done with their results."""
+
+    @property
+    def images(self) -> Sequence[bytes]:
+        """The images of all requests."""
+
+    def prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
+        """Take the error and the times of each image."""
+
+    def answer(self, outputs: Mapping[str, np.ndarray] | ServingError, stages: Stages | None) -> None:
+        """Send the responses; must not raise.
+
+        Args:
+            outputs: rows of all images by name, valid until the return; empty if nothing was computed. Or the
+                error of the batch.
+        """
+
+
+class Overlap:
+    """A pipeline of `SLOTS` batches.
+
+    Args:
+        open_lanes: opens the device's side; called once, by the thread that uses it.
+        device_failed: receives the reason after which every batch fails.
+        log: receives a line for each defect of this program that only the log can report.
+    """
+
+    def __init__(
+        self,
+        open_lanes: Callable[[], Lanes],
+        device_failed: Callable[[str], None],
+        log: Callable[[str], None] = print,
+    ) -> None:
+        """Open the device's side.
+
+        Raises:
+            Exception: what `open_lanes` raises.
+        """
+        sys.setswitchinterval(SWITCH_S)
+        self._slots, self._lock = Slots(SLOTS), threading.Condition()
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._answers: SimpleQueue[int | None] = SimpleQueue()
+        self._numbers, self._submitted = itertools.count(), dict[int, Job]()
+        self._jobs: list[Job | None] = [None] * SLOTS
+        self._errors: list[ServingError | None] = [None] * SLOTS
+        self._rows = [0] * SLOTS
+        self._device_failed, self._failure, self._log = device_failed, "", log
+        opened: SimpleQueue[Lanes | Exception] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run_device, args=(open_lanes, opened), daemon=True),
+            threading.Thread(target=self._run_answers, daemon=True),
+        ]
+        self._threads[0].start()
+        found = opened.get()
+        if isinstance(found, Exception):
+            raise found
+        self._lanes = found
+        self._threads[1].start()
+
+    def submit(self, job: Job) -> None:
+        """Hand over a batch, and wait until its decoding begins, so that requests gather for the next one."""
+        with self._lock:
+            number = next(self._numbers)
+            self._submitted[number] = job
+            self._step(Submitted(number))
+            self._lock.wait_for(lambda: number not in self._submitted)
+
+    def close(self) -> None:
+        """Answer all batches, and end the threads."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._slots.is_idle)
+        self._commands.put(None)
+        self._answers.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _step(self, event: Event) -> None:
+        """Queue the commands that follow from an event; the lock is held."""
+        for command in self._slots.step(event):
+            if isinstance(command, Answer):
+                self._answers.put(command.slot)
+            else:
+                self._commands.put(command)
+        self._lock.notify_all()
+
+    def _run_device(self, open_lanes: Callable[[], Lanes], opened: "SimpleQueue[Lanes | Exception]") -> None:
+        try:
+            lanes = open_lanes()
+        except Exception as error:
+            opened.put(error)
+            return
+        opened.put(lanes)
+        while (command := self._commands.get()) is not None:
+            event = (
+                self._decode(lanes, command) if isinstance(command, Decode) else self._compute(lanes, command)
+            )
+            with self._lock:
+                self._step(event)
+
+    def _decode(self, lanes: Lanes, command: Decode) -> Decoded:
+        slot = command.slot
+        with self._lock:
+            job = self._submitted.pop(command.batch)
+            self._jobs[slot], self._errors[slot] = job, None
+            self._lock.notify_all()
+        rows = 0
+        try:
+            if self._failure:
+                raise DeviceFailed(self._failure)
+            errors, times = lanes.decode(slot, job.images)
+            job.prepared(errors, times)
+            rows = 0 if all(errors) else len(errors)
+        except Exception as error:  # a failed batch must not end the thread
+            self._failed(slot, error)
+        self._rows[slot] = rows
+        return Decoded(slot, rows)
+
+    def _compute(self, lanes: Lanes, command: Any) -> Computed:
+        assert isinstance(command, Compute)
+        try:
+            lanes.compute(command.slot, command.rows)
+        except Exception as error:  # a failed batch must not end the thread
+            self._failed(command.slot, error)
+        return Computed(command.slot)
+
+    def _run_answers(self) -> None:
+        while (slot := self._answers.get()) is not None:
+            try:
+                self._answer(slot)
+            except Exception as error:  # the pipeline goes on with the other batches
+                self._log(f"a batch was not answered: {type(error).__name__}: {error}")
+            with self._lock:
+                self._step(Answered(slot))
+
+    def _answer(self, slot: int) -> None:
+        job = self._jobs[slot]
+        assert job is not None
+        outputs: Mapping[str, np.ndarray] = {}
+        stages: Stages | None = None
+        try:
+            if self._rows[slot] and self._errors[slot] is None:
+                outputs, stages = self._lanes.wait(slot)
+        except Exception as error:
+            self._failed(slot, error)
+        failed, self._jobs[slot] = self._errors[slot], None
+        job.answer(failed or outputs, stages)
+
+    def _failed(self, slot: int, raised: Exception) -> None:
+        error = self._errors[slot] = from_exception(raised)
+        if isinstance(error, DeviceFailed) and not self._failure:
+            self._failure = error.reason
+            try:
+                self._device_failed(self._failure)
+            except Exception as problem:  # the batch still needs its responses
+                self._log(f"the failed device was not reported: {type(problem).__name__}: {problem}")

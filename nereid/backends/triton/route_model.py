@@ -1,0 +1,245 @@
+"""Instances of models of the `ab_router` backend: one public name in front of several pinned models."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from nereid.backends.routing import deadline
+from nereid.backends.routing.assignment import ANSWER, ROUTE_THREADS, Table
+from nereid.backends.routing.attempts import AdmittedRequest
+from nereid.backends.routing.interfaces import NO_PARAMETERS, RoutedRequest
+from nereid.backends.routing.request_trace import RequestTrace
+from nereid.backends.routing.route_file import RouteWatch
+from nereid.backends.routing.router import Router
+from nereid.backends.triton import stub_processes
+from nereid.backends.triton.metric_reporter import MetricReporter
+from nereid.backends.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX
+from nereid.backends.triton.model_trace import open_tracer
+from nereid.backends.triton.quality_reporter import RouteSignals, read_class_names
+from nereid.backends.triton.tensors import log_info, log_warn, read_parameters, reject
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.contract import IMAGE, ROUTE_OUTPUTS
+from nereid.base.serving_errors import InvalidRequest, ServingError, from_message
+from nereid.tasks import outputs_of
+from nereid.vision.imaging.formats.work import LARGE_WORK, work
+
+# Seconds between two looks at the route file.
+POLL_S = 0.5
+
+
+class RouteModel:
+    """One instance: each request in a thread, which sends the response when the variant has responded."""
+
+    def __init__(self, config: ModelConfig, instance: str) -> None:
+        """Read the route.
+
+        Raises:
+            InvalidConfig: the route file is invalid, or its models do not fit.
+        """
+        self._config = config
+        self._tracer = open_tracer()
+        self._outputs = [output.name for output in config.outputs if output.name not in ROUTE_OUTPUTS]
+        task = outputs_of(self._outputs, read_class_names(config))
+        self._watch = RouteWatch(config, lambda model, version: pb_utils.is_model_ready(model, str(version)))
+        self._metrics = MetricReporter(
+            ROUTE_PREFIX, ROUTE_METRICS, route=config.name, model_instance=instance
+        )
+        self._signals = RouteSignals(config, task, instance, self._warn)
+        self._is_awake, self._is_closing = threading.Event(), threading.Event()
+        self._pool = ThreadPoolExecutor(ROUTE_THREADS)
+        self._router = Router(
+            self._watch.table,
+            task,
+            self._metrics,
+            self._warn,
+            can_answer=partial(stub_processes.can_answer, config.folder.parent),
+            hurry=self._is_awake.set,
+            begin_trace=self._begin_trace,
+            observe=self._signals.observe,
+            spawn=self._pool.submit,
+        )
+        self._show(self._watch.table)
+        self._housekeeper = threading.Thread(target=self._keep_house, daemon=True)
+        self._housekeeper.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Start every request and return: requests overlap, and each responds through its own sender."""
+        for request in requests:
+            routed = TritonRequest(request, self._outputs, self._config)
+            if admitted := self._router.admit(routed):
+                self._pool.submit(self._handle, admitted)
+
+    def close(self) -> None:
+        """Wait for the requests to shadows; all others have been answered when Triton closes an instance."""
+        self._is_closing.set()
+        self._is_awake.set()
+        self._housekeeper.join()
+        self._pool.shutdown()
+        self._metrics.close()
+        self._signals.close()
+        if self._tracer:
+            self._tracer.close()
+
+    def _begin_trace(self, request: RoutedRequest) -> RequestTrace:
+        return RequestTrace(self._tracer, self._config.name, str(request) if self._tracer else "")
+
+    def _handle(self, admitted: AdmittedRequest) -> None:
+        try:
+            self._router.handle(admitted)
+        except Exception as error:
+            self._warn(f"the response of request '{admitted.request}' could not be sent: {error!r}")
+
+    def _keep_house(self) -> None:
+        """Reject late requests, free the slots of cancelled ones, and use a changed route file."""
+        polled_s = 0.0
+        while True:
+            self._is_awake.wait(self._router.rest_s(POLL_S))
+            self._is_awake.clear()
+            if self._is_closing.is_set():
+                return
+            try:
+                self._router.expire()
+                self._router.free_abandoned()
+            except Exception as error:
+                self._warn(f"a late or cancelled request could not be ended: {error!r}")
+            if time.monotonic() - polled_s >= POLL_S:
+                polled_s = time.monotonic()
+                self._router.revive()
+                self._poll()
+                self._signals.poll()
+
+    def _poll(self) -> None:
+        """Read the route file if it has changed; an invalid one changes nothing."""
+        try:
+            table = self._watch.poll()
+        except Exception as error:
+            self._metrics.add("reloads_total", outcome="refused")
+            kept = self._watch.table.route.generation
+            self._warn(f"generation {kept} stays, {self._watch.path.name} is refused: {error}")
+            return
+        if table:
+            self._router.use(table)
+            self._metrics.add("reloads_total", outcome="accepted")
+            self._show(table)
+
+    def _show(self, table: Table) -> None:
+        """Report the route in use as a metric and in the log."""
+        route = table.route
+        self._metrics.set("generation", route.generation)
+        self._metrics.set_only("served_since_seconds", time.time(), sha256=table.sha256)
+        weights = ", ".join(f"{variant.name} {variant.weight:g}" for variant in route.variants)
+        log_info(f"route {self._config.name}: generation {route.generation}, weights {weights}")
+
+    def _warn(self, line: str) -> None:
+        log_warn(f"route {self._config.name}: {line}")
+
+
+class TritonRequest:
+    """A request of Triton as a `RoutedRequest`.
+
+    Args:
+        request: the request object of Triton.
+        outputs: names of the variants' outputs.
+        config: of the route.
+    """
+
+    def __init__(self, request: Any, outputs: Sequence[str], config: ModelConfig) -> None:
+        self._request, self._outputs, self._config = request, outputs, config
+        self.timeout_s = request.timeout() / 1e6
+
+    def __str__(self) -> str:
+        return str(self._request.request_id())
+
+    def check(self) -> None:
+        """Check the batch dimension; without it the variant would fail.
+
+        Triton 24.10 computes batch sizes with 32 bits, and passes a batch of 0 without its dimension.
+        """
+        if not (most := self._config.max_batch_size):
+            return
+        ranks = {tensor.name: len(tensor.dims) + 1 for tensor in self._config.inputs}
+        for tensor in self._request.inputs():
+            name, shape = tensor.name(), list(tensor.shape())
+            if len(shape) != ranks[name] or not 1 <= shape[0] <= most:
+                raise InvalidRequest(
+                    f"input '{name}': expected a batch of 1 to {most}, got the shape {shape}"
+                )
+
+    def parameters(self) -> Mapping[str, Any]:
+        """Return the request's parameters; forwarded headers are among them."""
+        return read_parameters(self._request)
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client has disconnected; a round trip to the server."""
+        return bool(self._request.is_cancelled())
+
+    def is_large(self) -> bool:
+        """Return whether an image is so large that its request may take long; reads all of them."""
+        images = pb_utils.get_input_tensor_by_name(self._request, IMAGE)
+        return images is not None and any(work(each) >= LARGE_WORK for each in images.as_numpy().ravel())
+
+    def forward(
+        self, model: str, version: int, timeout_s: float, parameters: Mapping[str, Any] = NO_PARAMETERS
+    ) -> Any:
+        """Send the request's own input tensors to a model: no byte is copied in Python."""
+        # Without the request's trace: forwarded while tracing is on, it crashes Triton 24.10 with a SIGSEGV.
+        request_id = self._request.request_id()
+        response = pb_utils.InferenceRequest(
+            model_name=model,
+            model_version=version,
+            request_id=request_id,
+            inputs=self._request.inputs(),
+            requested_output_names=self._outputs,
+            # The timeout is for queues with a policy, the parameter for our own backends.
+            timeout=int(timeout_s * 1e6),
+            parameters={**deadline.within(timeout_s), **parameters},
+            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
+        ).exec()
+        if response.has_error():
+            # The client chose the id, whose text must not be mistaken for the error's class.
+            raise from_message(response.error().message().replace(f"[request id: {request_id}] ", ""))
+        return response
+
+    def arrays(self, response: Any, names: Sequence[str]) -> Mapping[str, np.ndarray]:
+        """Return outputs of a response by name."""
+        return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in names}
+
+    def respond(self, response: Any, variant: str, version: str, reason: str) -> None:
+        """Send the response's own tensors, and the outputs of the route."""
+        given = response.output_tensors()
+        rows = given[0].shape()[0] if self._config.max_batch_size else 0
+        self._respond(given, rows, (variant, version, reason))
+
+    def answer(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Send the configured answer, repeated for each image."""
+        count = self._request.inputs()[0].shape()[0] if self._config.max_batch_size else 0
+        arrays = {name: np.repeat(row[None], count, axis=0) if count else row for name, row in rows.items()}
+        given = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
+        self._respond(given, count, (ANSWER, "", ANSWER))
+
+    def _respond(self, given: Sequence[Any], rows: int, words: Sequence[str]) -> None:
+        wanted = self._request.requested_output_names()
+        shape = (rows, 1) if rows else (1,)
+        outputs = zip(ROUTE_OUTPUTS, words, strict=True)
+        tensors = [tensor for tensor in given if tensor.name() in wanted]
+        tensors += [_repeated(name, word, shape) for name, word in outputs if name in wanted]
+        self._send(pb_utils.InferenceResponse(tensors))
+
+    def reject(self, error: ServingError) -> None:
+        """Send an error to the client."""
+        self._send(reject(error))
+
+    def _send(self, response: Any) -> None:
+        self._request.get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+@lru_cache(256)
+def _repeated(name: str, word: str, shape: tuple[int, ...]) -> Any:
+    """Return a tensor that repeats a text for every image."""
+    return pb_utils.Tensor(name, np.full(shape, word.encode(), object))

@@ -1,0 +1,172 @@
+"""Atomic replacement of files, moves that survive a power failure, and locks that end with their process."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from nereid.base.errors import OperationFailed
+
+# Errors of the system for a full disk and a used up quota.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+LOCK_TIMEOUT_S = 5.0
+POLL_S = 0.02
+
+
+class LockTimeout(OperationFailed):
+    """Another process holds the lock of a file."""
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give errors of the system the name of a file; those of a write, such as on a full disk, have none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def replace(path: Path, content: bytes, staging: Path | None = None) -> None:
+    """Replace a file atomically and durably: a reader sees the whole old content or the whole new one.
+
+    A link stays, and its target is replaced. The new file gets the old one's owner and mode, or mode 0644.
+
+    Args:
+        path, content: the file, whose folder must exist, and its new content.
+        staging: a folder of the same filesystem for the temporary file; default: the file's own folder.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    target = path.resolve()
+    handle, name = tempfile.mkstemp(dir=staging or target.parent, prefix=f".{target.name}.")
+    try:
+        with naming(target), os.fdopen(handle, "wb") as new:
+            new.write(content)
+            new.flush()
+            _copy_owner_and_mode(target, new.fileno())
+            os.fsync(new.fileno())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync(target.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    """Move a file or folder atomically; after a power failure it is whole, at the old or the new place.
+
+    Raises:
+        OSError: something cannot be read or written.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for path in (*source.rglob("*"), source):
+        sync(path)
+    source.rename(target)
+    for folder in (source.parent, target.parent):
+        sync(folder)
+
+
+def sync(path: Path) -> None:
+    """Write a file, or the entries of a folder, to the disk; some filesystems do not support folders.
+
+    Raises:
+        OSError: the disk reports an error.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(handle)
+
+
+def state_folder(repository: Path) -> Path:
+    """Return the folder for what belongs to a model repository: in it, Triton would take it for a model."""
+    real = repository.resolve()
+    return real.parent / f".{real.name}.nereid"
+
+
+@contextlib.contextmanager
+def locked_file(path: Path, holder: str, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[BinaryIO]:
+    """Open a file for appending under an exclusive lock, which the kernel releases when the process ends.
+
+    Args:
+        path: the file; it is created if it is missing.
+        holder: the command that may hold the lock, for the message.
+        timeout_s: maximum wait for the lock.
+
+    Raises:
+        LockTimeout: another process held the lock for `timeout_s`.
+        OSError: the file cannot be written.
+    """
+    # Without a buffer, which would keep what a full disk rejects, and write it later.
+    with open(path, "a+b", buffering=0, opener=_without_link) as file:
+        deadline = time.monotonic() + timeout_s
+        while not _try_lock(file.fileno(), fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise LockTimeout(
+                    f"'{path}' is locked by another `{holder}`; fix: try again when that command has ended"
+                )
+            time.sleep(POLL_S)
+        yield file
+
+
+def _without_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Wait for the exclusive lock of a folder, which the kernel releases when the process ends.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the exclusive lock of a file or folder.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return not _try_lock(handle, fcntl.LOCK_SH)
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _copy_owner_and_mode(target: Path, handle: int) -> None:
+    try:
+        before = target.stat()
+    except FileNotFoundError:
+        os.fchmod(handle, 0o644)
+        return
+    with contextlib.suppress(PermissionError):  # only root may change an owner
+        os.fchown(handle, before.st_uid, before.st_gid)
+    os.fchmod(handle, before.st_mode & 0o777)

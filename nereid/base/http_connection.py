@@ -1,0 +1,232 @@
+"""HTTP/1.1 client connections with little work per request."""
+
+import asyncio
+import http.client
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import httptools
+
+from nereid.base.addresses import unix_path
+
+# Headers that say where a body ends; without them the end of the connection does.
+_FRAMING = {b"content-length", b"transfer-encoding"}
+# Bytes of a peer without HTTP in its error.
+MAX_LINE = 24
+
+
+@dataclass(slots=True)
+class HttpResponse:
+    """A response: its status, headers by lower-case name, and body."""
+
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection with at most one request in flight."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[HttpResponse] | None = None
+        self._response, self._pieces = HttpResponse(), list[bytes]()
+        self._parser = httptools.HttpResponseParser(self)
+        self._has_head = False
+        self._foreign = b""
+
+    @classmethod
+    async def open(cls, url: str) -> "HttpConnection":
+        """Connect to a server at HOST:PORT or `unix:PATH`."""
+        loop = asyncio.get_running_loop()
+        if path := unix_path(url):
+            return (await loop.create_unix_connection(cls, path))[1]
+        host, _, port = url.rpartition(":")
+        return (await loop.create_connection(cls, host.strip("[]"), int(port)))[1]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the next part of a response; other bytes end the connection."""
+        if self._answer is None or self._answer.done():
+            self._foreign = data
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._foreign = data
+            self._fail(self._ended())
+            self.close()
+
+    def on_message_begin(self) -> None:
+        """Start a response; one that nobody awaits ends the connection. Called by the parser."""
+        self._response, self._pieces, self._has_head = HttpResponse(), [], False
+        if self._answer is None or self._answer.done():
+            self.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; called by the parser."""
+        self._response.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """Note that the body follows; called by the parser."""
+        self._has_head = True
+
+    def on_body(self, piece: bytes) -> None:
+        """Keep a part of the body; called by the parser."""
+        self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        """Report the response to the sender; called by the parser."""
+        if not self._parser.should_keep_alive() and self._transport:
+            self._transport.close()
+        self._response.status = self._parser.get_status_code()
+        self._response.body = b"".join(self._pieces)
+        if self._answer and not self._answer.done():
+            self._answer.set_result(self._response)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Report to the sender that no response will come, or that its body has ended."""
+        self._transport = None
+        ends_body = self._has_head and error is None and not _FRAMING & self._response.headers.keys()
+        if ends_body:
+            self.on_message_complete()
+        self._fail(self._ended())
+
+    def _ended(self) -> Exception:
+        """Return the error without a response; bytes other than HTTP show which protocol the peer speaks."""
+        if self._foreign:
+            return http.client.BadStatusLine(self._foreign[:MAX_LINE].decode("latin-1"))
+        return ConnectionResetError("the connection ended before the response")
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer and not self._answer.done():
+            self._answer.set_exception(error)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another request can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def send(
+        self, request: Sequence[bytes | memoryview], timeout_s: float | None = None
+    ) -> HttpResponse:
+        """Send the parts of a complete request, and return its response.
+
+        Raises:
+            ConnectionResetError: the connection ended before the response.
+            BadStatusLine: the peer does not send HTTP; the error has its first bytes.
+            TimeoutError: there was no response in time.
+        """
+        if self._transport is None:
+            raise self._ended()
+        self._parser = httptools.HttpResponseParser(self)
+        self._has_head = False
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
+        self._transport.writelines(request)
+        if timeout_s is None:
+            return await self._answer
+        timer = loop.call_later(timeout_s, self._fail, TimeoutError())
+        try:
+            return await self._answer
+        finally:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Close the connection immediately."""
+        if self._transport:
+            self._transport.abort()
+
+
+class HttpConnections:
+    """Connections to one server that are reused; a request that finds none free opens another.
+
+    Args:
+        url: address of the server, HOST:PORT or `unix:PATH`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._host = "localhost" if unix_path(url) else url
+        self._idle: deque[HttpConnection] = deque()
+        self._busy: set[HttpConnection] = set()
+
+    def taken(self) -> "TakenConnection":
+        """Give a connection for one request; an error or a cancellation ends the connection.
+
+        Raises:
+            OSError: the server cannot be reached.
+        """
+        return TakenConnection(self._url, self._idle, self._busy)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+        body: Sequence[bytes | memoryview] = (),
+        timeout_s: float | None = None,
+    ) -> HttpResponse:
+        """Send a request, and return its response; a cancelled request ends its connection.
+
+        Raises:
+            OSError: no response came; TimeoutError without a number: not in time.
+            HTTPException: the peer does not send HTTP.
+        """
+        head = self.head(method, path, headers, sum(map(len, body)))
+        async with TakenConnection(self._url, self._idle, self._busy, timeout_s) as connection:
+            return await connection.send([head, *filter(len, body)], timeout_s)
+
+    def close(self) -> None:
+        """Close all connections; requests in flight fail."""
+        for connection in (*self._idle, *self._busy):
+            connection.close()
+        self._idle.clear()
+
+    def head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], body_bytes: int) -> bytes:
+        """Return the head of a request with a body of that length."""
+        lines = [f"{method} {path} HTTP/1.1\r\nhost: {self._host}\r\n".encode()]
+        lines += map(b"%b: %b\r\n".__mod__, headers)
+        return b"".join([*lines, b"content-length: %d\r\n\r\n" % body_bytes])
+
+
+class TakenConnection:
+    """A connection for one request, as an asynchronous context."""
+
+    __slots__ = ("_busy", "_connection", "_idle", "_timeout_s", "_url")
+
+    def __init__(
+        self,
+        url: str,
+        idle: deque[HttpConnection],
+        busy: set[HttpConnection],
+        timeout_s: float | None = None,
+    ) -> None:
+        self._url, self._idle, self._busy, self._timeout_s = url, idle, busy, timeout_s
+
+    async def __aenter__(self) -> HttpConnection:
+        while self._idle:
+            transport = (connection := self._idle.pop())._transport
+            if transport is not None and not transport.is_closing():
+                break
+        else:
+            async with asyncio.timeout(self._timeout_s):
+                connection = await HttpConnection.open(self._url)
+        self._busy.add(connection)
+        self._connection = connection
+        return connection
+
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        connection = self._connection
+        self._busy.discard(connection)
+        transport = connection._transport
+        if kind is None and transport is not None and not transport.is_closing():
+            self._idle.append(connection)
+        else:
+            connection.close()

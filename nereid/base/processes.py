@@ -1,0 +1,253 @@
+"""Processes of this machine: cores, signals, death with the parent, waits between attempts, threads."""
+
+import contextlib
+import os
+import platform
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil, inf
+from pathlib import Path
+from types import FrameType
+
+from nereid.base.control_groups import OWN, ControlGroups
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A shell reports a command that a signal ended with this plus the number of the signal.
+SIGNALLED = 128
+PR_SET_PDEATHSIG = 1
+# Seconds until a killed process has ended, unless the kernel holds it.
+KILL_S = 1.0
+# A child that ran for as long counts as started.
+RESTART_CALM_S = 10.0
+
+
+def available_cores(groups: ControlGroups = OWN) -> int:
+    """Return how many cores this process may use: its affinity, limited by its control groups' quotas."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, ceil(min(cores, groups.cores())))
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), groups: ControlGroups = OWN) -> int:
+    """Return the available memory: the machine's, limited by what this process's control groups leave."""
+    lines = meminfo.read_text().splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return int(min(available, groups.free_memory()))
+
+
+class MemoryKills:
+    """Describes the processes of this control group that the kernel ends for lack of memory."""
+
+    def __init__(self, groups: ControlGroups = OWN) -> None:
+        """Count from now on."""
+        self._groups = groups
+        self._seen = groups.memory_kills()
+
+    def new(self) -> str:
+        """Describe those since the last call, with the limit and a fix; empty if there are none."""
+        before, self._seen = self._seen, self._groups.memory_kills()
+        if self._seen <= before:
+            return ""
+        limit = self._groups.memory_limit()
+        why = f"the limit is {limit / 1e6:.0f} MB" if limit < inf else "no control group has a limit"
+        fix = "a higher limit" if limit < inf else "more memory"
+        ended = f"the kernel ended {self._seen - before} process(es) of this control group"
+        return f"lack of memory: {ended}; {why}; fix: {fix}, or fewer instances (count in config.pbtxt)"
+
+
+class ProcessRefusals:
+    """Describes the processes and threads that the kernel refuses to this control group."""
+
+    def __init__(self, groups: ControlGroups = OWN) -> None:
+        """Count from now on."""
+        self._groups = groups
+        self._seen = groups.process_refusals()
+
+    def new(self) -> str:
+        """Describe those since the last call, with the limit and a fix; empty if there are none."""
+        before, self._seen = self._seen, self._groups.process_refusals()
+        if self._seen <= before:
+            return ""
+        count, limit = self._seen - before, self._groups.process_limit()
+        return (
+            f"lack of processes: the kernel refused {count} process(es) or thread(s) of this control group; "
+            f"the limit is {limit:g}; fix: a higher limit (pids.max, TasksMax=, or --pids-limit)"
+        )
+
+
+def allow_open_files() -> int:
+    """Let this process and its children open as many files as the system allows; return that number."""
+    import resource  # not at the top: stubs import this module, and never need it
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
+
+
+def return_memory() -> None:
+    """Return free heap memory to the system, which glibc would keep; other C libraries do not need this."""
+    import ctypes  # not at the top: stubs import this module, and most never need it
+
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
+
+
+def cpu_model() -> str:
+    """Return the processor's name as the kernel reports it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def on_signals(
+    *actions: Callable[[int], object],
+    then: signal.Handlers = signal.SIG_DFL,
+    signals: Sequence[signal.Signals] = STOP_SIGNALS,
+) -> None:
+    """Call the actions in order, one per signal; after the last action, `then` handles the signals.
+
+    Args:
+        actions: called in the main thread with the signal's number; may raise.
+        then: the handler of all further signals.
+        signals: the signals to handle.
+    """
+    left = list(actions)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        action = left.pop(0) if left else None
+        if not left:
+            for each in signals:
+                signal.signal(each, then)
+        if action:
+            action(number)
+
+    for each in signals:
+        signal.signal(each, handle)
+
+
+def run_within(
+    words: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> tuple[int | None, str]:
+    """Run a command and return its exit status and output; the status is None if it did not end in time.
+
+    A process that waits for a driver cannot be ended, and this function does not wait for it either.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+    import subprocess  # not at the top: stubs import this module, and never need it
+
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    output = ""
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            output, _ = process.communicate(timeout=KILL_S)
+        return None, output
+    return process.returncode, output
+
+
+class StopFlag:
+    """A flag that the first SIGINT or SIGTERM sets; the second signal ends the process.
+
+    A `threading.Event` could deadlock: the handler may interrupt the thread that holds its lock.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        on_signals(self._set)
+
+    def is_set(self) -> bool:
+        """Return whether a signal has arrived."""
+        return self._is_set
+
+    def _set(self, number: int) -> None:
+        self._is_set = True
+
+
+@contextlib.contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Raise `SystemExit` on the first SIGTERM, so that contexts close; ignore further ones."""
+
+    def leave(number: int) -> None:
+        raise SystemExit(SIGNALLED + number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    on_signals(leave, then=signal.SIG_IGN, signals=[signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def end_with_parent() -> Callable[[], None]:
+    """Return a `preexec_fn` by which a child ends with this process, even if this process is killed."""
+    import ctypes  # not at the top: stubs import this module, and most never need it
+
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def prepare() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # the parent died before the call of prctl
+            os._exit(1)
+
+    return prepare
+
+
+class BackOff:
+    """Pauses that grow with each failure, up to the last of `delays_s`; for children, and for repairs.
+
+    After `calm_s` seconds without a failure, they start again with the first delay. `due_s` is when the next
+    attempt is due, None while nothing has failed. All times are of the caller's monotonic clock.
+    """
+
+    def __init__(
+        self, delays_s: Sequence[float] = (0.1, 1.0, 5.0, 30.0), calm_s: float = RESTART_CALM_S
+    ) -> None:
+        self._delays_s, self._calm_s = delays_s, calm_s
+        self._failures, self._began_s = 0, -inf
+        self.due_s: float | None = None
+
+    def began(self, now_s: float) -> None:
+        """Record an attempt, or the time from which its success counts."""
+        self._began_s, self.due_s = now_s, None
+
+    def failed(self, now_s: float) -> float:
+        """Return the seconds to wait after a failure."""
+        if now_s - self._began_s >= self._calm_s:
+            self._failures = 0
+        delay_s = self._delays_s[min(self._failures, len(self._delays_s) - 1)]
+        self._failures += 1
+        self._began_s, self.due_s = now_s, now_s + delay_s
+        return delay_s
+
+
+@contextlib.contextmanager
+def in_background(name: str, run: Callable[[threading.Event], object], join_s: float) -> Iterator[None]:
+    """Run a function in a thread while the context is open; its event is set at the end.
+
+    Args:
+        name: of the thread.
+        run: returns soon after its event was set.
+        join_s: seconds to wait for that; a thread that takes longer does not prevent the end of the process.
+    """
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=[stop], name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=join_s)

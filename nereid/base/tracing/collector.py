@@ -1,0 +1,227 @@
+"""The collector of a server: it joins the records of all processes to traces, and keeps some of them."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from nereid.base.tracing.records import SERVER, Record
+
+# The last record of a trace is that of its root; each process sends records after at most `records.FLUSH_S`.
+HOLD_S = 2.0
+# A trace without its root may wait for a slow request, or have lost it.
+HOLD_WITHOUT_ROOT_S = 60.0
+ROOTS = frozenset({"gateway", "route", "attempt", "shadow"})
+MAX_TRACES = 20_000
+# A client may send all of its requests in one trace.
+MAX_RECORDS = 200
+# Ids of kept traces, for records that arrive after the others, such as those of shadows.
+MAX_KEPT_IDS = 4096
+# Callers can force the sampling of each request. Half is for failures of the server and slow requests.
+MAX_KEPT_PER_S = 50.0
+# More than the sender's limit for a datagram.
+RECEIVE_BYTES = 2**18
+BUFFER_BYTES = 8 * 2**20
+PREFIX = "nereid_traces_"
+METRICS = {
+    "kept_total": ("counter", "Traces that were kept."),
+    "dropped_total": ("counter", "Traces over the limit per second, and records that were lost."),
+}
+LABELS = {"dropped_total": ("reason",)}
+
+
+class Head(msgspec.Struct):
+    """The part of a record that decides whether its trace is kept; `dropped` counts lost records."""
+
+    trace: str = ""
+    kind: str = ""
+    parent: str = ""
+    keep: str = ""
+    sampled: bool = False
+    dropped: int = 0
+
+    @property
+    def is_root(self) -> bool:
+        """Whether no record of the same request comes later, except that of a gateway."""
+        return self.kind in ROOTS or not self.parent
+
+
+_decode_head = msgspec.json.Decoder(Head).decode
+
+
+@dataclass(slots=True)
+class _Trace:
+    """Records of one trace as they arrived, and when the last arrived, in seconds.
+
+    `is_first` marks a failure of the server or a slow request, `is_wanted` any other reason to keep it.
+    """
+
+    seen_s: float
+    records: list[bytes] = field(default_factory=list)
+    is_first: bool = False
+    is_wanted: bool = False
+
+
+class Traces:
+    """The traces in memory; not thread-safe, without a clock.
+
+    Records stay encoded: only few of them are needed.
+
+    Args:
+        write: receives the lines of records as they arrive.
+        export: receives the records of kept traces.
+        complete: receives the records of each complete trace, and whether it is kept; optional.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Sequence[bytes]], None],
+        export: Callable[[Sequence[Record]], None],
+        complete: Callable[[Sequence[Record], bool], None] | None = None,
+    ) -> None:
+        self._write, self._export, self._complete = write, export, complete
+        # With and without their root, each in the order of their last records.
+        self._rooted: OrderedDict[str, _Trace] = OrderedDict()
+        self._open: OrderedDict[str, _Trace] = OrderedDict()
+        self._kept_ids: OrderedDict[str, None] = OrderedDict()
+        self._tokens, self._refilled_s = MAX_KEPT_PER_S, 0.0
+        self.kept = self.over_limit = self.lost = 0
+
+    def __len__(self) -> int:
+        return len(self._rooted) + len(self._open)
+
+    def add(self, lines: Sequence[bytes], now_s: float) -> None:
+        """Add records, one JSON object for each line.
+
+        Raises:
+            ValueError: a line is not a record; none is added.
+        """
+        found = [(line, _decode_head(line)) for line in lines]
+        if not all(head.dropped or (head.trace and head.kind) for _, head in found):
+            raise ValueError("expected records with the keys 'trace' and 'kind'")
+        for record, head in found:
+            self.lost += head.dropped
+            if not head.dropped:
+                self._add(record, head, now_s)
+        self._write([record for record, head in found if not head.dropped])
+        while len(self) > MAX_TRACES:
+            self._finish(*(self._open or self._rooted).popitem(last=False), now_s)
+
+    def expire(self, now_s: float) -> None:
+        """Finish the traces whose records have all arrived."""
+        for traces, hold_s in ((self._rooted, HOLD_S), (self._open, HOLD_WITHOUT_ROOT_S)):
+            while traces and now_s - next(iter(traces.values())).seen_s >= hold_s:
+                self._finish(*traces.popitem(last=False), now_s)
+
+    def close(self, now_s: float) -> None:
+        """Finish all traces."""
+        for traces in (self._rooted, self._open):
+            while traces:
+                self._finish(*traces.popitem(last=False), now_s)
+
+    def _add(self, record: bytes, head: Head, now_s: float) -> None:
+        name = head.trace
+        is_rooted = head.is_root or name in self._rooted
+        trace = self._rooted.pop(name, None) or self._open.pop(name, None)
+        if trace is None:
+            trace = _Trace(now_s, is_wanted=name in self._kept_ids)
+        trace.seen_s = now_s
+        trace.records.append(record)
+        trace.is_first |= head.keep == SERVER
+        trace.is_wanted |= head.sampled or bool(head.keep)
+        if len(trace.records) >= MAX_RECORDS:
+            self._finish(name, trace, now_s)
+            return
+        (self._rooted if is_rooted else self._open)[name] = trace
+
+    def _finish(self, name: str, trace: _Trace, now_s: float) -> None:
+        is_kept = (trace.is_first or trace.is_wanted) and self._may_keep(name, trace, now_s)
+        if not (is_kept or self._complete):
+            return
+        records = [json.loads(record) for record in trace.records]
+        if self._complete:
+            self._complete(records, is_kept)
+        if is_kept:
+            self._export(records)
+
+    def _may_keep(self, name: str, trace: _Trace, now_s: float) -> bool:
+        """Take a token for each four records; a late record of a kept trace needs none."""
+        is_late = name in self._kept_ids and len(trace.records) < MAX_RECORDS
+        self._tokens = min(MAX_KEPT_PER_S, self._tokens + (now_s - self._refilled_s) * MAX_KEPT_PER_S)
+        self._refilled_s = now_s
+        if not is_late and self._tokens < (1 if trace.is_first else MAX_KEPT_PER_S / 2):
+            self.over_limit += 1
+            return False
+        self._tokens -= 0 if is_late else max(1, len(trace.records) // 4)
+        self.kept += not is_late
+        self._kept_ids[name] = None
+        if len(self._kept_ids) > MAX_KEPT_IDS:
+            self._kept_ids.popitem(last=False)
+        return True
+
+
+class Collector:
+    """Receives the records of a server's processes while the context `running` is open.
+
+    Args:
+        path: the socket.
+        traces: receives the records.
+        log: receives a line about records that cannot be read.
+    """
+
+    def __init__(self, path: Path, traces: Traces, log: Callable[[str], None]) -> None:
+        self._path, self._traces, self._log = path, traces, log
+        self._is_closing = self._has_logged = False
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Receive records in the background."""
+        self._path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+            receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+            receiver.bind(str(self._path))
+            thread = threading.Thread(target=self._receive, args=[receiver], name="traces", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                self._is_closing = True
+                with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+                    own.sendto(b"", str(self._path))
+                thread.join()
+                self._path.unlink(missing_ok=True)
+
+    def samples(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        """Return the values of `METRICS`."""
+        return {
+            ("kept_total", ()): self._traces.kept,
+            ("dropped_total", (("reason", "limit"),)): self._traces.over_limit,
+            ("dropped_total", (("reason", "lost"),)): self._traces.lost,
+        }
+
+    def _receive(self, receiver: socket.socket) -> None:
+        while not self._is_closing:
+            # Without traces, it wakes only for records.
+            receiver.settimeout(HOLD_S / 4 if len(self._traces) else None)
+            try:
+                with contextlib.suppress(TimeoutError):
+                    self._add(receiver.recv(RECEIVE_BYTES))
+                self._traces.expire(time.monotonic())
+            except Exception as error:  # a record of another program must not end the collector
+                self._traces.lost += 1
+                if not self._has_logged:
+                    self._has_logged = True
+                    self._log(f"traces: a record was ignored, and later ones are only counted: {error!r}")
+        with contextlib.suppress(Exception):  # such as a closed stderr
+            self._traces.close(time.monotonic())
+
+    def _add(self, datagram: bytes) -> None:
+        if datagram:
+            self._traces.add(datagram.split(b"\n"), time.monotonic())

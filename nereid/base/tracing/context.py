@@ -1,0 +1,72 @@
+"""W3C trace context: the place of a span in its trace.
+
+Source: W3C Trace Context, level 1: https://www.w3.org/TR/trace-context/
+"""
+
+import random
+import re
+import time
+from dataclasses import dataclass
+
+from nereid.base.contract import SENT_PARAMETER, TRACE_PARAMETER
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """One span of a trace.
+
+    Attributes:
+        trace_id: 32 hexadecimal digits.
+        span_id: 16 hexadecimal digits.
+        is_sampled: whether the trace was chosen at its beginning.
+    """
+
+    trace_id: str
+    span_id: str
+    is_sampled: bool
+
+    def __str__(self) -> str:
+        """Return the context as the header `traceparent`."""
+        return f"00-{self.trace_id}-{self.span_id}-{int(self.is_sampled):02x}"
+
+    def child(self) -> "TraceContext":
+        """Return a new span of the same trace."""
+        return TraceContext(self.trace_id, new_span_id(), self.is_sampled)
+
+
+def parse(traceparent: str) -> TraceContext | None:
+    """Return the context in a `traceparent`; None if the value is invalid."""
+    if not (found := _TRACEPARENT.fullmatch(traceparent)):
+        return None
+    version, trace, span, flags, more = found.groups()
+    if version == "ff" or (version == "00" and more) or not trace.strip("0") or not span.strip("0"):
+        return None
+    return TraceContext(trace, span, bool(int(flags, 16) & 1))
+
+
+def sent_in(traceparent: str) -> dict[str, str | int]:
+    """Return the parameters of a request that is sent now to a model, which continues the trace."""
+    return {TRACE_PARAMETER: traceparent, SENT_PARAMETER: time.time_ns()}
+
+
+def begin(caller: TraceContext | None, share: float = 0.0) -> tuple[TraceContext, str]:
+    """Return a span in the caller's trace, or in a new one, and the id of its parent, "" for none.
+
+    `share` of new traces are sampled; the caller decides about its own.
+    """
+    if caller:
+        return caller.child(), caller.span_id
+    trace_id, span_id = f"{random.getrandbits(128) or 1:032x}", f"{random.getrandbits(64) or 1:016x}"
+    return TraceContext(trace_id, span_id, random.random() < share), ""
+
+
+def new_trace(is_sampled: bool = False) -> TraceContext:
+    """Return the first span of a new trace."""
+    return TraceContext(f"{random.getrandbits(128) or 1:032x}", new_span_id(), is_sampled)
+
+
+def new_span_id() -> str:
+    """Return 16 hexadecimal digits, not all zero."""
+    return f"{random.getrandbits(64) or 1:016x}"

@@ -1,0 +1,197 @@
+"""One line for each request: the records of its processes, joined.
+
+A line has ids, variant, outcome, top class, image, and the milliseconds of each stage. It never has pixels
+or keys.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from nereid.base.tracing.records import Record
+
+# In the order of a request. `transport` is between gateway and route, `retry` has attempts before the last
+# one, `queue` is for an instance, `barcodes` to `fields` are those of a reader of text, `hop` is between the
+# models of an ensemble, and `response` is from the last model back to the route.
+STAGES = (
+    "receive",
+    "admission",
+    "transport",
+    "route",
+    "retry",
+    "queue",
+    "decode",
+    "resize",
+    "barcodes",
+    "detect",
+    "boxes",
+    "crops",
+    "direction",
+    "recognise",
+    "fields",
+    "hop",
+    "network",
+    "model",
+    "response",
+)
+
+
+def request_lines(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
+    """Yield a line for each request of a trace, from all of its records."""
+    trace = _Trace(records)
+    for record in records:
+        if record["kind"] == "route":
+            yield trace.of_route(record)
+        elif record["kind"] == "model" and trace.is_first_without_route(record):
+            yield trace.of_models(record)
+        elif record["kind"] == "gateway" and not trace.has_reached_server(record):
+            yield _line(record, _stages_of_gateway(record, ""), record)
+
+
+class _Trace:
+    """The records of a trace by their places."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._inferences: dict[str, tuple[Record, Record]] = {}
+        self._attempts: dict[str, list[Record]] = defaultdict(list)
+        self._models: dict[str, list[Record]] = defaultdict(list)
+        self._inside: set[str] = set()
+        self._begun = {record["parent"] for record in records}
+        for record in records:
+            kind = record["kind"]
+            if kind == "gateway":
+                inner = (each for each in record.get("inner", ()) if "span" in each)
+                self._inferences |= {each["span"]: (record, each) for each in inner}
+            elif kind == "route":
+                self._attempts[record["span"]] += record.get("inner", ())
+                self._inside |= {each["span"] for each in record.get("inner", ())}
+            elif kind == "model":
+                self._models[record["parent"]].append(record)
+                self._inside.add(record["span"])  # a reader sends requests to its networks
+            else:  # an attempt that returned after the response, or a shadow
+                self._attempts[record["parent"]].append(record)
+                self._inside.add(record["span"])
+        for spans in (*self._attempts.values(), *self._models.values()):
+            spans.sort(key=lambda each: each["begin"])
+
+    def is_first_without_route(self, model: Record) -> bool:
+        """Return whether a model got its request from no route, and is the first step for it."""
+        parent = model["parent"]
+        return parent not in self._inside and (not parent or self._models[parent][0] is model)
+
+    def has_reached_server(self, gateway: Record) -> bool:
+        """Return whether the server has records of a request to the gateway."""
+        return any(each.get("span") in self._begun for each in gateway.get("inner", ()))
+
+    def of_route(self, route: Record) -> dict[str, Any]:
+        """Return the line of a request to a route."""
+        route = self._until_response(route, route["parent"])
+        attempts = self._attempts[route["span"]]
+        earlier, last = attempts[:-1], attempts[-1] if attempts else None
+        taken = sum(_ms_within(each, route) for each in attempts)
+        stages = {"route": _ms(route) - taken}
+        if earlier:
+            stages["retry"] = sum(_ms_within(each, route) for each in earlier)
+        models = self._models[last["span"]] if last else []
+        if last and models and last["end"] <= route["end"]:
+            stages |= _stages_of_models(models)
+            stages["queue"] = (models[0]["begin"] - last["begin"]) / 1e6
+            stages["response"] = (last["end"] - models[-1]["end"]) / 1e6
+        elif last:
+            stages["model"] = _ms_within(last, route)
+        return self._joined(route, stages, models)
+
+    def of_models(self, first: Record) -> dict[str, Any]:
+        """Return the line of a request to a model without a route."""
+        models = self._models[first["parent"]] if first["parent"] else [first]
+        models = [*models[:-1], self._until_response(models[-1], first["parent"])]
+        whole = first | {"end": models[-1]["end"]}
+        return self._joined(whole, _stages_of_models(models), models)
+
+    def _until_response(self, record: Record, parent: str) -> Record:
+        """Return a record without the work that went on after the gateway had the response."""
+        _, inference = self._inferences.get(parent, (None, record))
+        return record | {"end": min(record["end"], inference["end"])}
+
+    def _joined(self, record: Record, stages: dict[str, float], models: Sequence[Record]) -> dict[str, Any]:
+        gateway, inference = self._inferences.get(record["parent"], (None, None))
+        if gateway and inference:
+            stages |= _stages_of_gateway(gateway, record["parent"])
+            stages["transport"] = _ms(inference) - _ms(record)
+        line = _line(record, stages, gateway)
+        if gateway and sum("span" in each for each in gateway["inner"]) > 1:
+            # One of several images: the request as a whole took longer.
+            line["ms"] = round(sum(line["stages_ms"].values()), 3)
+        return line | _of_images(models)
+
+
+def _line(record: Record, stages: dict[str, float], gateway: Record | None) -> dict[str, Any]:
+    whole = gateway or record
+    about = (gateway["about"] if gateway else {}) | record["about"]
+    began = datetime.fromtimestamp(whole["begin"] / 1e9, UTC).isoformat(timespec="milliseconds")
+    return {
+        "time": began.replace("+00:00", "Z"),
+        "request_id": whole.get("id") or record.get("id", ""),
+        "trace_id": record["trace"],
+        "name": record["name"],
+        **about,
+        **({"error": record["error"]} if "error" in record else {}),
+        "ms": _ms(whole),
+        "stages_ms": {name: round(max(0.0, stages[name]), 3) for name in STAGES if name in stages},
+    }
+
+
+def _stages_of_gateway(gateway: Record, inference: str) -> dict[str, float]:
+    """Return the stages before one inference; those of other inferences of a batch are left out."""
+    return {
+        each["name"]: _ms(each)
+        for each in gateway.get("inner", ())
+        if each["name"] == "receive"
+        or (each["name"] == "admission" and each.get("of", "") in ("", inference))
+    }
+
+
+def _stages_of_models(models: Sequence[Record]) -> dict[str, float]:
+    """Return the stages of the steps of an ensemble, or of one model."""
+    stages: dict[str, float] = defaultdict(float)
+    for model in models:
+        for name, milliseconds in _stages_of_model(model).items():
+            stages[name] += milliseconds
+    if len(models) > 1:
+        gaps = zip(models[1:], models, strict=False)
+        stages["hop"] = sum(later["begin"] - earlier["end"] for later, earlier in gaps) / 1e6
+    return dict(stages)
+
+
+def _stages_of_model(model: Record) -> dict[str, float]:
+    """Return the stages of a batch; images decoded in parallel count as long as all together take."""
+    stages: dict[str, float] = {}
+    for name in dict.fromkeys(each["name"] for each in model.get("inner", ())):
+        parts = [each for each in model["inner"] if each["name"] == name]
+        whole = (max(each["end"] for each in parts) - min(each["begin"] for each in parts)) / 1e6
+        stages[name] = min(whole, sum(map(_ms, parts)))
+    stages["model"] = _ms(model) - sum(stages.values())
+    return stages
+
+
+def _of_images(models: Sequence[Record]) -> dict[str, Any]:
+    """Return the batch, the wait for a core and the images, as the models report them."""
+    found: dict[str, Any] = {}
+    for model in models:
+        about = model["about"]
+        found["batch_size"] = about.get("batch_size", 0)
+        found["core_wait_ms"] = round(found.get("core_wait_ms", 0.0) + about.get("core_wait_ms", 0.0), 3)
+        images = [each["about"] for each in model.get("inner", ()) if "format" in each.get("about", {})]
+        if images:
+            found["images"] = images
+    return found
+
+
+def _ms(span: Record) -> float:
+    return float(round((span["end"] - span["begin"]) / 1e6, 3))
+
+
+def _ms_within(span: Record, whole: Record) -> float:
+    """Return the part of a span before the end of another."""
+    return float(max(0.0, (min(span["end"], whole["end"]) - span["begin"]) / 1e6))

@@ -1,1 +1,0 @@
-"""Detection of objects: the outputs of a network to boxes, scores and labels."""

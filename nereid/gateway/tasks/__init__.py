@@ -1,1 +1,0 @@
-"""The tasks that a gateway offers: their models, endpoints and answers."""

@@ -1,0 +1,217 @@
+"""References: from a folder of images, which every variant classifies, or from recorded traffic."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from nereid.backends.routing.reference_file import (
+    CLASS,
+    TOP_CLASSES,
+    Histogram,
+    Reference,
+    VariantReference,
+    format_reference,
+    path_of,
+)
+from nereid.base import files
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.errors import OperationFailed
+from nereid.base.units import format_duration
+from nereid.client.classifier_errors import RequestRefused
+from nereid.client.model_client.model_client import ModelClient
+from nereid.insight.drift import recording
+from nereid.insight.drift.comparison import Target, requests_of, series_of
+from nereid.insight.drift.recording import BOUNDS, Growth, History, bucket_name
+from nereid.models.routes.target import preprocessing_of
+from nereid.tasks import outputs_of
+from nereid.tasks.classify.client import Classifier
+from nereid.tasks.detect.client import Detector
+from nereid.tasks.read.client import Reader
+from nereid.tasks.task_outputs import Signals, TaskOutputs
+from nereid.vision.imaging.pipeline import Pipeline
+
+MIN_IMAGES = 100
+CONCURRENCY = 4
+# Recorded traffic must cover this part of the requested time.
+MIN_COVERED = 0.9
+Log = Callable[[str], None]
+# The clients by their tasks.
+CLIENTS: Mapping[str, type[ModelClient[Any]]] = {
+    client.kind.action: client for client in (Classifier, Reader, Detector)
+}
+
+
+@dataclass
+class Measured:
+    """Signals of one variant while its images are classified, as if they were the growth of a page."""
+
+    target: Target
+    route: str
+    window: Growth = field(default_factory=dict)
+    images: int = 0
+
+    def add_outputs(self, signals: Signals) -> None:
+        """Add the signals of a response."""
+        for name, values in signals.of_images.items():
+            for value in values:
+                self._add(name, _bucket(name, value))
+        for index in signals.best:
+            self._add(CLASS, str(index))
+        self.images += 1
+
+    def add_inputs(self, signals: Mapping[str, float]) -> None:
+        """Add the signals of an image."""
+        for name, value in signals.items():
+            self._add(name, _bucket(name, value))
+
+    def _add(self, signal: str, bucket: str) -> None:
+        counts = self.window.setdefault(series_of(self.target, self.route, signal), {})
+        counts[bucket] = counts.get(bucket, 0) + 1
+
+
+def _bucket(signal: str, value: float) -> str:
+    """Return the name of the bucket of a value; one on a bound belongs to the bucket below it."""
+    return bucket_name((*BOUNDS[signal], inf)[bisect_left(BOUNDS[signal], value)])
+
+
+def reference_of(
+    target: Target, route: str, window: Growth, images: int, classes: Sequence[int]
+) -> VariantReference:
+    """Return the reference of a variant from a window; signals without a value are left out."""
+    signals = {
+        name: Histogram(bounds, tuple(recording.histogram(counts, name)))
+        for name, bounds in BOUNDS.items()
+        if (counts := window.get(series_of(target, route, name)))
+    }
+    of_class = window.get(series_of(target, route, CLASS), {})
+    best = tuple(recording.class_counts(of_class, classes)) if classes and of_class else ()
+    return VariantReference(
+        target.name, target.model, target.version, target.network_version, images, signals, best
+    )
+
+
+def from_images(
+    url: str, repository: Path, route: str, targets: Sequence[Target], images: Sequence[Path], log: Log
+) -> Reference:
+    """Send images to every variant of a running server, and return their reference.
+
+    An image without a result is named and left out.
+
+    Args:
+        url: Triton's HTTP address.
+        repository, route, targets: the route and its variants.
+        images: image files.
+        log: receives a line for each variant, and for each bad image.
+
+    Raises:
+        OperationFailed: fewer than `MIN_IMAGES` images are good, or the outputs cannot be measured.
+        ClassifierError: the server fails.
+    """
+    measured: dict[str, Measured] = {}
+    outputs = [each.name for each in ModelConfig.from_file(repository / route, 1).outputs]
+    task = outputs_of(outputs)
+    with (
+        CLIENTS[task.name](url, "http", route, concurrency=CONCURRENCY) as client,
+        ThreadPoolExecutor(CONCURRENCY) as pool,
+    ):
+        for target in targets:
+            found = measured[target.name] = Measured(target, route)
+            meter = _meter(repository, target, found)
+            log(f"variant '{target.name}' gets {len(images)} files")
+            outcomes = pool.map(lambda path, name=target.name: _signals(client, task, path, name), images)
+            for path, outcome in zip(images, outcomes, strict=True):
+                if isinstance(outcome, str):
+                    log(f"{path}: {outcome}")
+                    continue
+                found.add_outputs(outcome)
+                if meter:
+                    meter.run([[path.read_bytes()]])
+    for name, found in measured.items():
+        if found.images < MIN_IMAGES:
+            raise OperationFailed(
+                f"variant '{name}': expected at least {MIN_IMAGES} good images, got {found.images} "
+                f"of {len(images)}"
+            )
+    best = Counter[int]()
+    for found in measured.values():
+        for index, count in found.window.get(series_of(found.target, route, CLASS), {}).items():
+            best[int(index)] += count
+    classes = tuple(index for index, _ in best.most_common(TOP_CLASSES))
+    variants = tuple(
+        reference_of(each.target, route, each.window, each.images, classes) for each in measured.values()
+    )
+    return Reference(datetime.now(UTC), str(images[0].parent), variants, classes)
+
+
+def _meter(repository: Path, target: Target, found: Measured) -> Pipeline | None:
+    """Return the preprocessing of a variant, which adds the signals of its images; None if it has none."""
+    config = preprocessing_of(repository, target.model)
+    return Pipeline.from_config(config, 1, 1, found.add_inputs) if config else None
+
+
+def _signals(client: ModelClient[Any], task: TaskOutputs, path: Path, variant: str) -> Signals | str:
+    """Return the signals of the response to an image, or why there are none."""
+    try:
+        outputs = client.arrays(path, variant=variant)
+    except (OSError, RequestRefused) as error:
+        return str(error)
+    signals = task.signals(outputs)
+    if signals is None:
+        got = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in outputs.items())
+        raise OperationFailed(
+            f"variant '{variant}': expected finite numbers, of a classifier an FP32 score for each of at "
+            f"least two classes, got {got}"
+        )
+    return signals
+
+
+def from_traffic(
+    history: History,
+    route: str,
+    targets: Sequence[Target],
+    seconds: float,
+    now: float,
+    old: Reference | None,
+    log: Log,
+) -> Reference:
+    """Return a reference from what the drift monitor recorded in the last `seconds`.
+
+    The classes are those of the old reference, because the route counts no others.
+
+    Raises:
+        OperationFailed: the monitor recorded too little.
+    """
+    window, covered_s = history.window(now, seconds, old.created.timestamp() if old else now)
+    if covered_s < MIN_COVERED * seconds:
+        raise OperationFailed(
+            f"expected {format_duration(seconds)} of recorded traffic, got {format_duration(covered_s)}; "
+            "fix: wait, or nereid drift baseline --images DIR"
+        )
+    classes = old.classes if old else ()
+    variants = []
+    for target in targets:
+        images = requests_of(target, route, window)
+        if images < MIN_IMAGES:
+            log(f"variant '{target.name}' is left out: {images} images in {format_duration(seconds)}")
+        else:
+            variants.append(reference_of(target, route, window, images, classes))
+    if not variants:
+        raise OperationFailed(f"expected at least {MIN_IMAGES} images of a variant, got fewer for each")
+    return Reference(datetime.now(UTC), f"traffic of {format_duration(seconds)}", tuple(variants), classes)
+
+
+def store(repository: Path, route: str, reference: Reference) -> Path:
+    """Write the reference of a route atomically, and return its path.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = path_of(repository, route)
+    files.replace(path, format_reference(reference))
+    return path

@@ -1,0 +1,157 @@
+"""Comparison of a variant's recent traffic with its reference; pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from nereid.backends.routing.reference_file import CLASS, Reference, VariantReference
+from nereid.insight.drift import recording
+from nereid.insight.drift.recording import INPUT_SIGNALS, OUTPUT_SIGNALS, SIGNALS, Growth
+
+# Images in the window, before it is compared.
+MIN_REQUESTS = 200
+# Probability that a comparison of one variant, of all its signals, exceeds a limit by chance.
+RISK = 1e-4
+MEASURES = ("psi", "js")
+Verdict = Literal["ok", "drift", "too few", "no reference"]
+
+
+class Target(Struct, frozen=True):
+    """A variant of a served route, and the model whose images it gets, "" and 0 if that is not known."""
+
+    name: str
+    model: str
+    version: int
+    network_version: str
+    image_model: str = ""
+    image_version: int = 0
+
+
+class SignalDrift(Struct, frozen=True):
+    """One signal: images in the window, distances from the reference and their limits by measure."""
+
+    signal: str
+    images: int
+    verdict: Verdict
+    score: dict[str, float] = {}
+    limit: dict[str, float] = {}
+
+
+class VariantDrift(Struct, frozen=True):
+    """One variant in the window.
+
+    Attributes:
+        variant, model, version: the variant.
+        requests: classified images in the window.
+        idle_s: seconds since the window last grew; None if it never did.
+        reference_age_s: age of the reference; None without one.
+        problem: why the variant is not compared; empty if it is.
+        signals: by signal.
+    """
+
+    variant: str
+    model: str
+    version: int
+    requests: int
+    idle_s: float | None
+    reference_age_s: float | None
+    problem: str = ""
+    signals: tuple[SignalDrift, ...] = ()
+
+    @property
+    def has_drifted(self) -> bool:
+        """Whether a signal exceeds its limit."""
+        return any(each.verdict == "drift" for each in self.signals)
+
+
+def series_of(target: Target, route: str, signal: str) -> str:
+    """Return the name of the series of a signal of a variant."""
+    if signal in INPUT_SIGNALS:
+        return recording.image_series(target.image_model, target.image_version, signal)
+    return recording.route_series(route, target.name, target.network_version, signal)
+
+
+def requests_of(target: Target, route: str, window: Growth) -> int:
+    """Return the measured responses of a variant in a window."""
+    return max(sum(window.get(series_of(target, route, each), {}).values()) for each in OUTPUT_SIGNALS)
+
+
+def why_not(target: Target, reference: Reference | None) -> str:
+    """Return why a variant cannot be compared; empty if it can."""
+    if reference is None:
+        return "the route has no reference"
+    if (found := reference.variant(target.name)) is None:
+        return "the reference does not have this variant"
+    if (found.model, found.version) != (target.model, target.version):
+        mine = f"version {found.version} of '{found.model}'"
+        return f"the reference is of {mine}, the route serves version {target.version} of '{target.model}'"
+    return ""
+
+
+def compare(
+    target: Target,
+    route: str,
+    window: Growth,
+    reference: Reference,
+    min_requests: int = MIN_REQUESTS,
+    risk: float = RISK,
+) -> tuple[SignalDrift, ...]:
+    """Compare the window of a variant with its reference, signal by signal.
+
+    Signals that the variant's task does not have are left out.
+
+    Args:
+        target, route: the variant.
+        window: counts of the window.
+        reference: the route's, which has the variant.
+        min_requests: images without which a signal is not compared.
+        risk: probability that any signal exceeds its limits by chance.
+    """
+    mine = reference.variant(target.name)
+    assert mine is not None
+    of_reference = {*mine.signals, *([CLASS] if mine.classes else [])}
+    each_risk = risk / (max(1, len(of_reference)) * len(MEASURES))
+    found = []
+    for signal in SIGNALS:
+        counts = window.get(series_of(target, route, signal), {})
+        if counts or signal in of_reference:
+            found.append(_compare_signal(signal, counts, mine, reference, min_requests, each_risk))
+    return tuple(found)
+
+
+def _compare_signal(
+    signal: str,
+    counts: Mapping[str, int],
+    mine: VariantReference,
+    reference: Reference,
+    min_requests: int,
+    risk: float,
+) -> SignalDrift:
+    # Loads NumPy: 16 MB that only the server of a route with a reference needs.
+    from nereid.insight.drift import scores
+
+    images = sum(counts.values())
+    if signal == CLASS:
+        old: Sequence[int] = mine.classes
+        new: Sequence[int] = recording.class_counts(counts, reference.classes)
+    else:
+        histogram = mine.signals.get(signal)
+        same = histogram is not None and histogram.bounds == recording.BOUNDS[signal]
+        old = histogram.counts if histogram and same else ()
+        new = recording.histogram(counts, signal)
+    if not sum(old):
+        return SignalDrift(signal, images, "no reference")
+    if images < min_requests:
+        return SignalDrift(signal, images, "too few")
+    groups = scores.joined(old, is_ordered=signal != CLASS)
+    old, new = scores.add_up(old, groups), scores.add_up(new, groups)
+    found, most = scores.distance(old, new), scores.limit(tuple(old), scores.rounded_down(images), risk)
+    is_over = found.psi > most.psi or found.js > most.js
+    return SignalDrift(
+        signal,
+        images,
+        "drift" if is_over else "ok",
+        {"psi": found.psi, "js": found.js},
+        {"psi": most.psi, "js": most.js},
+    )

@@ -1,0 +1,137 @@
+"""The report of `nereid drift show`: drift, shadows and ground truth of one route."""
+
+import http.client
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from nereid.base import metrics_page
+from nereid.base.errors import OperationFailed
+from nereid.base.metrics_page import Snapshot
+from nereid.insight.drift.monitor import STATE_FILE, RouteDrift, State
+from nereid.insight.drift.recording import History, shadow_series
+from nereid.server.run_dir import GatewayRecord
+
+PAGE_TIMEOUT_S = 5.0
+# Two-sided 95 % of the normal distribution.
+Z = 1.959964
+# Length of one row of the agreement of shadows.
+AGREEMENT_S = 1800.0
+FEEDBACK = "nereid_gateway_feedback_total"
+
+
+class Agreement(Struct, frozen=True):
+    """Requests of a shadow in the half hour that ended `age_s` ago, and those with the same best class."""
+
+    shadow: str
+    age_s: float
+    requests: int
+    agreed: int
+
+
+class Accuracy(Struct, frozen=True):
+    """Feedback about a variant since the gateway's start, and the 95 % interval of the correct part."""
+
+    variant: str
+    answers: int
+    correct: int
+    low: float
+    high: float
+
+
+class Report(Struct, frozen=True):
+    """All about one route; `at` is the time of the monitor's last look, in Unix time."""
+
+    at: float
+    window_s: float
+    covered_s: float
+    route: RouteDrift
+    agreement: tuple[Agreement, ...]
+    accuracy: tuple[Accuracy, ...]
+
+
+def report(folder: Path, route: str, gateways: Sequence[GatewayRecord]) -> Report:
+    """Return the report of a route.
+
+    Args:
+        folder: run directory of the server.
+        route: name of the route.
+        gateways: whose feedback counts; one that needs a key is left out.
+
+    Raises:
+        OperationFailed: the monitor has not looked at the route yet.
+    """
+    try:
+        state = msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=State)
+    except FileNotFoundError:
+        raise OperationFailed(
+            "the drift monitor has not looked yet; it looks a few seconds after the start, then once a minute"
+        ) from None
+    for each in state.routes:
+        if each.route == route:
+            return Report(
+                state.at,
+                state.window_s,
+                state.covered_s,
+                each,
+                tuple(agreement(History.load(folder), route, state.at)),
+                tuple(accuracy(_feedback(gateways, route))),
+            )
+    raise OperationFailed(f"the drift monitor does not know route '{route}' yet; it looks once a minute")
+
+
+def agreement(history: History, route: str, now: float) -> list[Agreement]:
+    """Return the agreement of each shadow of a route over time, the newest half hour first."""
+    prefix = shadow_series(route, "")
+    counts: dict[tuple[str, int], Counter[str]] = {}
+    for slot in history.slots:
+        age = int((now - slot.at) // AGREEMENT_S)
+        for name, grown in slot.growth.items():
+            if name.startswith(prefix):
+                counts.setdefault((name.removeprefix(prefix), age), Counter()).update(grown)
+    return [
+        Agreement(shadow, age * AGREEMENT_S, found["agreed"] + found["disagreed"], found["agreed"])
+        for (shadow, age), found in sorted(counts.items())
+        if found["agreed"] + found["disagreed"]
+    ]
+
+
+def wilson(correct: int, answers: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share, 0 to 1; all of it without an answer.
+
+    Source: Wilson, Journal of the American Statistical Association 22 (1927).
+    """
+    if not answers:
+        return 0.0, 1.0
+    share, weight = correct / answers, Z**2 / answers
+    middle = share + weight / 2
+    spread = Z * math.sqrt(share * (1 - share) / answers + weight / 4 / answers)
+    return max(0.0, (middle - spread) / (1 + weight)), min(1.0, (middle + spread) / (1 + weight))
+
+
+def accuracy(feedback: Counter[tuple[str, str]]) -> list[Accuracy]:
+    """Return the accuracy of each variant from its feedback, counted by variant and result."""
+    found = []
+    for variant in sorted({variant for variant, _ in feedback}):
+        correct = feedback[variant, "correct"]
+        answers = correct + feedback[variant, "wrong"]
+        found.append(Accuracy(variant, answers, correct, *wilson(correct, answers)))
+    return found
+
+
+def _feedback(gateways: Sequence[GatewayRecord], route: str) -> Counter[tuple[str, str]]:
+    counts = Counter[tuple[str, str]]()
+    for each in gateways:
+        try:
+            host = "127.0.0.1" if each.host == "0.0.0.0" else each.host
+            text = metrics_page.fetch(f"{host}:{each.port}", PAGE_TIMEOUT_S)
+        except (OSError, http.client.HTTPException):
+            continue
+        page = Snapshot.parse(text, (FEEDBACK,), {"model": route})
+        for (variant, result), count in page.sums(FEEDBACK, "variant", "result").items():
+            counts[variant, result] += int(count)
+    return counts

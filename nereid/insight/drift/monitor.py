@@ -1,0 +1,193 @@
+"""The drift monitor: looks at the metrics page of a server, and compares the last hour with references."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from nereid.backends.routing.reference_file import ReferenceWatch, path_of
+from nereid.base import metrics_page
+from nereid.base.errors import OperationFailed
+from nereid.base.metrics_page import Snapshot
+from nereid.base.serving_errors import InvalidConfig
+from nereid.insight.drift.comparison import MIN_REQUESTS, VariantDrift, compare, requests_of, why_not
+from nereid.insight.drift.recording import PREFIXES, History, Slot, growth_of, replace, route_series
+from nereid.insight.drift.targets import targets_of
+from nereid.models.routes.target import RouteLocation, find_routes
+from nereid.server.run_dir import ServerRecord
+
+STATE_FILE = "drift.json"
+PAGE_TIMEOUT_S = 10.0
+# Seconds between two checks whether a look is due: the first window begins soon after the start.
+CHECK_S = 5.0
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds between two looks, seconds of the window, and the images without which it is not compared."""
+
+    interval_s: float = 60.0
+    window_s: float = 3600.0
+    min_requests: int = MIN_REQUESTS
+
+
+class RouteDrift(Struct, frozen=True):
+    """The variants of one route; `problem` is why the route cannot be compared."""
+
+    route: str
+    source: str
+    variants: tuple[VariantDrift, ...] = ()
+    problem: str = ""
+
+
+class State(Struct, frozen=True):
+    """The result of a look at Unix time `at`, over the last `window_s`, of which `covered_s` are recorded."""
+
+    at: float
+    window_s: float
+    covered_s: float
+    routes: tuple[RouteDrift, ...]
+
+
+class Server(Struct, frozen=True):
+    """A running server, and its run directory."""
+
+    record: ServerRecord
+    folder: Path
+
+
+FindServer = Callable[[], Server | None]
+
+
+@dataclass
+class Monitor:
+    """Looks at one repository's server.
+
+    Args:
+        repository: the model repository.
+        find_server: returns the running server.
+        log: receives a line when a signal begins or ends to exceed its limit.
+        timing: intervals.
+        unix_time: seconds since 1970.
+    """
+
+    repository: Path
+    find_server: FindServer
+    log: Log
+    timing: Timing = field(default_factory=Timing)
+    unix_time: Callable[[], float] = time.time
+    history: History = field(default_factory=History)
+    state: State | None = None
+    _page: Snapshot | None = None
+    _pid: int = 0
+    _paged_at: float = 0.0
+    _watches: dict[str, ReferenceWatch] = field(default_factory=dict)
+    _drifting: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    _trouble: str = ""
+    _references: list[tuple[str, int]] = field(default_factory=list)
+
+    def is_due(self) -> bool:
+        """Return whether the interval is over, no look has succeeded yet, or a reference has changed."""
+        is_over = self.unix_time() - self._paged_at >= self.timing.interval_s
+        return self.state is None or is_over or self._references != self._signature()
+
+    def look(self) -> None:
+        """Record the growth since the last look, and compare; trouble is logged once."""
+        try:
+            self._look()
+            self._trouble = ""
+        except Exception as error:
+            # An unforeseen error is logged; the monitor must not end.
+            text = f"drift: {type(error).__name__}: {error}"
+            if text != self._trouble:
+                self.log(text)
+            self._trouble = text
+
+    def _look(self) -> None:
+        locations = find_routes(self.repository)
+        server = self.find_server() if locations else None
+        if server is None:
+            return
+        now, self._references = self.unix_time(), self._signature()
+        self._record(server.record, now)
+        _, covered_s = self.history.window(now, self.timing.window_s)
+        routes = tuple(self._route(each, server.record.profile, now) for each in locations)
+        self.state = State(now, self.timing.window_s, covered_s, routes)
+        self._report(self.state)
+        with contextlib.suppress(FileNotFoundError):  # the server has just ended
+            self.history.store(server.folder)
+            replace(server.folder / STATE_FILE, msgspec.json.encode(self.state))
+
+    def _signature(self) -> list[tuple[str, int]]:
+        """Return names and times of all references."""
+        found = []
+        for path in self.repository.glob(path_of(Path(), "*").name):
+            with contextlib.suppress(OSError):
+                found.append((path.name, path.stat().st_mtime_ns))
+        return sorted(found)
+
+    def _record(self, record: ServerRecord, now: float) -> None:
+        """Append the growth since the last page of this server; a new server's first page is the base."""
+        page = Snapshot.parse(metrics_page.fetch(record.url("metrics"), PAGE_TIMEOUT_S), PREFIXES)
+        if self._page:
+            # A server that started since the last look has counted from zero.
+            growth = page - self._page if record.pid == self._pid else page
+            seconds = min(now - self._paged_at, 2 * self.timing.interval_s)
+            self.history.add(Slot(now, seconds, growth_of(growth)))
+        self._page, self._pid, self._paged_at = page, record.pid, now
+
+    def _route(self, location: RouteLocation, profile: str, now: float) -> RouteDrift:
+        watch = self._watches.setdefault(
+            location.name, ReferenceWatch(path_of(self.repository, location.name))
+        )
+        try:
+            watch.poll()
+            targets = targets_of(location, profile)
+        except (OperationFailed, InvalidConfig, OSError) as error:
+            return RouteDrift(location.name, "", problem=str(error))
+        reference, variants = watch.reference, []
+        window, _ = self.history.window(now, self.timing.window_s, watch.stored)
+        for target in targets:
+            prefix = route_series(location.name, target.name, target.network_version, "")
+            grew = self.history.last_growth(prefix)
+            problem = watch.problem or why_not(target, reference)
+            found: Any = ()
+            if reference and not problem:
+                found = compare(target, location.name, window, reference, self.timing.min_requests)
+            variants.append(
+                VariantDrift(
+                    target.name,
+                    target.model,
+                    target.version,
+                    requests_of(target, location.name, window),
+                    None if grew is None else now - grew,
+                    now - reference.created.timestamp() if reference else None,
+                    problem,
+                    found,
+                )
+            )
+        return RouteDrift(location.name, reference.source if reference else "", tuple(variants))
+
+    def _report(self, state: State) -> None:
+        for route in state.routes:
+            for each in route.variants:
+                key = route.route, each.variant
+                over = tuple(signal.signal for signal in each.signals if signal.verdict == "drift")
+                if over != self._drifting.get(key, ()):
+                    what = f"exceeds its limit: {', '.join(over)}" if over else "has no signal over its limit"
+                    self.log(f"drift: variant '{each.variant}' of '{route.route}' {what}")
+                self._drifting[key] = over
+
+
+def watch(monitor: Monitor, stop: threading.Event) -> None:
+    """Look whenever that is due, until `stop` is set."""
+    while not stop.wait(min(CHECK_S, monitor.timing.interval_s)):
+        if monitor.is_due():
+            monitor.look()

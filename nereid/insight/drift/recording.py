@@ -1,0 +1,176 @@
+"""The recorded growth of all signals over the last hours; bounded."""
+
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from nereid.backends.routing.reference_file import CLASS
+from nereid.backends.triton.metrics import IMAGE_METRICS, IMAGE_PREFIX, ROUTE_PREFIX, ROUTE_QUALITY_METRICS
+from nereid.base.metrics_page import BUCKET, Snapshot
+
+OUTPUT_SIGNALS = tuple(name for name, about in ROUTE_QUALITY_METRICS.items() if about.kind == "TALLY")
+INPUT_SIGNALS = tuple(IMAGE_METRICS)
+SIGNALS = (*OUTPUT_SIGNALS, CLASS, *INPUT_SIGNALS)
+BOUNDS: Mapping[str, tuple[float, ...]] = {
+    name: about.buckets for name, about in {**ROUTE_QUALITY_METRICS, **IMAGE_METRICS}.items() if about.buckets
+}
+PREDICTED, SHADOWS = f"{ROUTE_PREFIX}predicted_total", f"{ROUTE_PREFIX}shadow_requests_total"
+# Of all metrics with signals.
+PREFIXES = (
+    *(f"{ROUTE_PREFIX}{signal}{BUCKET}" for signal in OUTPUT_SIGNALS),
+    *(f"{IMAGE_PREFIX}{signal}{BUCKET}" for signal in INPUT_SIGNALS),
+    *(PREDICTED, SHADOWS),
+)
+RECORDING_FILE = "drift_recording.json"
+# Six hours at one slot a minute.
+MAX_SLOTS = 360
+# More series than 16 variants have; a page with more is not recorded completely.
+MAX_SERIES = 1024
+# Seconds until a route counts the classes of a new reference, and has reported all others.
+CLASSES_AFTER_S = 6.0
+SEPARATOR = "|"
+# By series, the counts by bucket (its upper bound), by class, or by outcome; without zeros.
+Growth: TypeAlias = dict[str, dict[str, int]]
+
+
+def route_series(route: str, variant: str, version: str, signal: str) -> str:
+    """Return the name of a series of the responses of a variant."""
+    return SEPARATOR.join(("route", route, variant, version, signal))
+
+
+def image_series(model: str, version: int | str, signal: str) -> str:
+    """Return the name of a series of the images of a model."""
+    return SEPARATOR.join(("image", model, str(version), signal))
+
+
+def shadow_series(route: str, shadow: str) -> str:
+    """Return the name of the series of outcomes of a shadow."""
+    return SEPARATOR.join(("shadow", route, shadow))
+
+
+def growth_of(page: Snapshot) -> Growth:
+    """Return the signals in the growth of a metrics page; those of a route's instances are summed."""
+    found: Growth = {}
+
+    def add(series: str, counts: Mapping[str, float]) -> None:
+        if len(found) < MAX_SERIES or series in found:
+            for bucket, count in counts.items():
+                if count:
+                    # Interned, because each slot of the history has the same names.
+                    found.setdefault(sys.intern(series), {})[sys.intern(bucket)] = int(count)
+
+    for signal in OUTPUT_SIGNALS:
+        variants = page.buckets(ROUTE_PREFIX + signal, "route", "variant", "version")
+        for (route, variant, version), counts in variants.items():
+            add(route_series(route, variant, version, signal), _by_name(counts))
+    for signal in INPUT_SIGNALS:
+        for (model, version), counts in page.buckets(IMAGE_PREFIX + signal, "model", "version").items():
+            add(image_series(model, version, signal), _by_name(counts))
+    classes = page.sums(PREDICTED, "route", "variant", "version", "class")
+    for (route, variant, version, index), count in classes.items():
+        add(route_series(route, variant, version, CLASS), {index: count})
+    for (route, shadow, outcome), count in page.sums(SHADOWS, "route", "shadow", "outcome").items():
+        add(shadow_series(route, shadow), {outcome: count})
+    return found
+
+
+def _by_name(counts: Mapping[float, float]) -> dict[str, float]:
+    return {bucket_name(bound): count for bound, count in counts.items()}
+
+
+def bucket_name(bound: float) -> str:
+    """Return the name of a bucket, as the metrics page has it."""
+    return "+Inf" if bound == inf else f"{bound:g}"
+
+
+def histogram(counts: Mapping[str, int], signal: str) -> list[int]:
+    """Return the counts of a signal's series in the order of its buckets."""
+    return [counts.get(bucket_name(bound), 0) for bound in (*BOUNDS[signal], inf)]
+
+
+def class_counts(counts: Mapping[str, int], classes: Sequence[int]) -> list[int]:
+    """Return the counts of the classes, and that of all others."""
+    named = [counts.get(str(index), 0) for index in classes]
+    return [*named, sum(counts.values()) - sum(named)]
+
+
+class Slot(Struct, frozen=True):
+    """The growth of the `seconds` before `at`, in Unix time."""
+
+    at: float
+    seconds: float
+    growth: Growth
+
+
+class History:
+    """The newest slots, oldest first."""
+
+    def __init__(self, max_slots: int = MAX_SLOTS) -> None:
+        self.slots: deque[Slot] = deque(maxlen=max_slots)
+
+    def add(self, slot: Slot) -> None:
+        """Append a slot; beyond the limit, the oldest one is dropped."""
+        self.slots.append(slot)
+
+    def window(self, now: float, seconds: float, stored: float = -inf) -> tuple[Growth, float]:
+        """Return the growth in the slots that ended in the last `seconds`, and the seconds they cover.
+
+        Classes count only after a reference was `stored`. Before, the route counted other classes.
+        """
+        total: Growth = {}
+        covered = 0.0
+        for slot in self.slots:
+            if now - slot.at >= seconds:
+                continue
+            covered += slot.seconds
+            has_classes = slot.at - slot.seconds >= stored + CLASSES_AFTER_S
+            for series, counts in slot.growth.items():
+                if has_classes or not series.endswith(SEPARATOR + CLASS):
+                    summed = total.setdefault(series, {})
+                    for bucket, count in counts.items():
+                        summed[bucket] = summed.get(bucket, 0) + count
+        return total, covered
+
+    def last_growth(self, prefix: str) -> float | None:
+        """Return when a series with this prefix grew last, in Unix time; None if it never did."""
+        for slot in reversed(self.slots):
+            if any(series.startswith(prefix) for series in slot.growth):
+                return slot.at
+        return None
+
+    def store(self, folder: Path) -> None:
+        """Write the slots to a run directory, for commands.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        replace(folder / RECORDING_FILE, msgspec.json.encode(list(self.slots)))
+
+    @classmethod
+    def load(cls, folder: Path) -> "History":
+        """Read the slots of a run directory; none if nothing was recorded.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        history = cls()
+        try:
+            text = (folder / RECORDING_FILE).read_bytes()
+        except FileNotFoundError:
+            return history
+        history.slots.extend(msgspec.json.decode(text, type=list[Slot]))
+        return history
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace a file of a run directory atomically; it does not outlive its server, so it is not synced."""
+    new = path.with_name(f".{path.name}")
+    new.touch(mode=0o600)
+    new.write_bytes(content)
+    new.replace(path)

@@ -1,0 +1,121 @@
+"""Counts of the kernel for the processes of a server: time on a core, waits for one, page faults, limits."""
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereid.backends.triton.stub_processes import PROC, Process
+from nereid.base.control_groups import ControlGroups
+from nereid.insight.observe.machine import read_cores
+from nereid.server.supervision.process_usage import TICKS_PER_S, tree
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCounts:
+    """Counters of one process.
+
+    Attributes:
+        ran_s: seconds on a core.
+        waited_s: seconds that its threads were ready to run, but had no core.
+        faults: page faults.
+        switches: times that a thread lost its core to another.
+    """
+
+    ran_s: float = 0.0
+    waited_s: float = 0.0
+    faults: int = 0
+    switches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counters at one moment.
+
+    Attributes:
+        processes: those of a server and its gateways.
+        cores: of the machine.
+        busy_s: seconds that the cores were busy; a hypervisor's other guests count, too.
+        throttled, periods: periods in which the control group's limit stopped threads, of all periods.
+        now_s: of a monotonic clock.
+    """
+
+    processes: Mapping[Process, ProcessCounts]
+    cores: int
+    busy_s: float
+    throttled: int
+    periods: int
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Rates between two moments; `wait_ratio` is the wait for a core per second of work.
+
+    `own_cores` and `other_cores` are the cores that the server and all other programs use, of the machine's
+    `cores`. `throttled` is the share of periods in which the control group's limit stopped threads.
+    """
+
+    cores: int
+    own_cores: float
+    other_cores: float
+    wait_ratio: float
+    faults_per_s: float
+    switches_per_s: float
+    throttled: float
+
+
+def read(server: int, roots: Collection[int], proc: Path = PROC) -> Counts:
+    """Return the present counters of processes and their descendants.
+
+    Args:
+        server: pid of `tritonserver`, whose control group counts.
+        roots: pids of further processes.
+        proc: the kernel's table of processes.
+    """
+    processes = {}
+    for entry in tree({server, *roots}, proc):
+        tasks = [*(proc / str(entry.process.pid) / "task").glob("*")]
+        waited_s, switches = sum(map(_waited_s, tasks)), sum(map(_switches, tasks))
+        processes[entry.process] = ProcessCounts(entry.cpu_s, waited_s, entry.faults, switches)
+    cores = read_cores(proc)
+    busy_s = sum(busy for busy, _ in cores.values()) / TICKS_PER_S
+    throttling = ControlGroups(membership=proc / str(server) / "cgroup").throttling()
+    return Counts(processes, len(cores), busy_s, *throttling, time.monotonic())
+
+
+def between(before: Counts, after: Counts) -> Contention:
+    """Return the rates between two moments; a process that began in between counts from its start."""
+    seconds = max(after.now_s - before.now_s, 1e-9)
+    grown = [
+        (each, before.processes.get(process, ProcessCounts())) for process, each in after.processes.items()
+    ]
+    ran_s = sum(now.ran_s - then.ran_s for now, then in grown)
+    # Threads that ended take their counts along.
+    waited_s = sum(max(0.0, now.waited_s - then.waited_s) for now, then in grown)
+    switches = sum(max(0, now.switches - then.switches) for now, then in grown)
+    return Contention(
+        after.cores,
+        ran_s / seconds,
+        max(0.0, after.busy_s - before.busy_s - ran_s) / seconds,
+        waited_s / max(ran_s, 1 / TICKS_PER_S),
+        sum(now.faults - then.faults for now, then in grown) / seconds,
+        switches / seconds,
+        max(0, after.throttled - before.throttled) / max(1, after.periods - before.periods),
+    )
+
+
+def _waited_s(task: Path) -> float:
+    # Source: Linux, Documentation/scheduler/sched-stats.rst.
+    try:
+        return int((task / "schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):  # a thread that ended, or a kernel without these counts
+        return 0.0
+
+
+def _switches(task: Path) -> int:
+    try:
+        status = (task / "status").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("nonvoluntary"))

@@ -1,0 +1,198 @@
+"""Findings about the GPUs of a machine, their driver, and the packages that use them."""
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereid.base.errors import ServerError
+from nereid.base.units import format_bytes
+from nereid.insight.observe.finding import Finding, Verdict
+from nereid.insight.observe.gpu_checks import probe_findings
+from nereid.server.gpu import cuda_packages, nvidia_smi
+from nereid.server.gpu.cuda_packages import Installed
+from nereid.server.gpu.nvidia_smi import Device, Gpu, GpuProcess
+
+# Estimated, not measured: contexts of Triton and two stubs at 0.5 GiB each, and the pool of an ensemble.
+MIN_FREE_MIB = 2048
+MIB = 2**20
+ALONE = ("Exclusive_Process", "Exclusive_Thread", "Prohibited")
+LOG_FIX = "dmesg (lines with NVRM or Xid); restart the machine"
+RESTART_FIX = "restart the machine; if errors return, replace the GPU"
+CLOCKS_FIX = "check the cooling and the power supply; nvidia-smi -q -d PERFORMANCE,POWER"
+MPS = "nvidia-cuda-mps-server"
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """The readings of `nvidia-smi` for one run of the checks."""
+
+    gpus: Sequence[Gpu]
+    devices: Sequence[Device]
+    processes: Sequence[GpuProcess]
+    cuda: str
+    slowdowns: Sequence[str]
+
+    @classmethod
+    def take(cls, path: str) -> "Readings":
+        """Return the readings of this machine.
+
+        Raises:
+            ServerError: nvidia-smi is missing, fails, or does not respond.
+        """
+        gpus = nvidia_smi.read_gpus(path)
+        if not gpus:
+            raise ServerError("nvidia-smi lists no GPU", LOG_FIX)
+        return cls(
+            gpus,
+            nvidia_smi.read_devices(path),
+            nvidia_smi.read_processes(path),
+            nvidia_smi.read_cuda_version(path),
+            nvidia_smi.read_slowdowns(path),
+        )
+
+
+def examine(
+    environment: Mapping[str, str],
+    servers: Collection[int],
+    devices: Path = nvidia_smi.DEVICES,
+    find_packages: Callable[[], Installed] = Installed.present,
+) -> Iterator[Finding]:
+    """Run all checks of a machine with a GPU; one finding on a machine without.
+
+    Args:
+        environment: variables of a server.
+        servers: process groups of this user's running servers.
+        devices: folder of the device files.
+        find_packages: returns the packages of the GPU path.
+    """
+    path = environment.get("PATH", "")
+    if reason := nvidia_smi.why_absent(path, devices):
+        yield Finding("GPU", "note", f"{reason}: models are served on the CPU")
+        return
+    installed = find_packages()
+    try:
+        readings = Readings.take(path)
+    except ServerError as error:
+        # Without packages for it, a server does not use the GPU.
+        yield Finding("GPU", "fail" if installed.cupy else "note", error.reason, error.fix)
+        return
+    yield from about_gpus(readings, installed, servers)
+    if not (installed.cupy and installed.provider):
+        return
+    if any(problem for problem in driver_problems(readings, installed)):
+        return  # the programs would only fail again, with messages that are harder to read
+    yield from probe_findings.examine(environment, installed.cuda)
+
+
+def about_gpus(readings: Readings, installed: Installed, servers: Collection[int]) -> Iterator[Finding]:
+    """Yield the findings that need no library of CUDA."""
+    for gpu in readings.gpus:
+        yield _gpu(gpu, installed.cuda)
+    yield _driver(readings, installed)
+    yield from _packages(installed)
+    for gpu in readings.gpus:
+        yield _memory(gpu, readings.processes, servers)
+    problems = [*_modes(readings), *_health(readings)]
+    yield from problems
+    if not problems:
+        yield Finding("GPU state", "ok", "shared between processes, no memory errors, full clocks")
+
+
+def driver_problems(readings: Readings, installed: Installed) -> list[cuda_packages.Problem]:
+    """Return why the driver cannot run the installed packages."""
+    found = cuda_packages.driver_problem(readings.cuda, readings.gpus[0].driver, installed.cuda)
+    return [found] if found else []
+
+
+def _gpu(gpu: Gpu, cuda: int) -> Finding:
+    if problem := cuda_packages.capability_problem(gpu.name, gpu.compute_capability, cuda):
+        return Finding("GPU", "fail", *problem)
+    memory = format_bytes(int(gpu.memory_total_mib * MIB)) if gpu.memory_total_mib else "unknown memory"
+    capability = gpu.compute_capability or "unknown"
+    return Finding("GPU", "ok", f"{gpu.index}: {gpu.name}, {memory}, compute capability {capability}")
+
+
+def _driver(readings: Readings, installed: Installed) -> Finding:
+    for problem in driver_problems(readings, installed):
+        return Finding("driver", "fail", *problem)
+    packages = f"; the packages need CUDA {installed.cuda}" if installed.cuda else ""
+    found = f"{readings.gpus[0].driver} supports CUDA {readings.cuda or 'of an unknown release'}{packages}"
+    return Finding("driver", "ok", found)
+
+
+def _packages(installed: Installed) -> Iterator[Finding]:
+    wants_gpu = bool(installed.cupy or installed.provider)
+    verdict: Verdict = "fail" if wants_gpu else "note"
+    problems = [*installed.problems()]
+    if not wants_gpu:
+        found = "none for the GPU: models are served on the CPU"
+        yield Finding("GPU packages", verdict, found, problems[0].fix)
+        return
+    for problem in problems:
+        yield Finding("GPU packages", verdict, *problem)
+    if not problems:
+        versions = ", ".join(f"{each.name} {each.version}" for each in installed.cupy)
+        yield Finding("GPU packages", "ok", f"{versions}, CUDA provider of ONNX Runtime, nvImageCodec")
+
+
+def _memory(gpu: Gpu, processes: Sequence[GpuProcess], servers: Collection[int]) -> Finding:
+    if gpu.memory_total_mib is None or gpu.memory_used_mib is None:
+        return Finding("GPU memory", "ok", f"{gpu.index}: not reported")
+    free_mib = gpu.memory_total_mib - gpu.memory_used_mib
+    others = [each for each in processes if each.uuid == gpu.uuid and not _is_ours(each.pid, servers)]
+    text = f"{gpu.index}: {format_bytes(int(free_mib * MIB))} free"
+    if others:
+        text += f"; used by {', '.join(map(_described, others))}"
+    if free_mib >= MIN_FREE_MIB:
+        return Finding("GPU memory", "ok", text)
+    if not others:
+        text += "; processes of other containers or users may hold the rest"
+    fix = f"end other processes, or nereid serve --gpu-id with a GPU that has {MIN_FREE_MIB} MiB free"
+    return Finding("GPU memory", "note", text, fix)
+
+
+def _described(process: GpuProcess) -> str:
+    memory = "" if process.memory_mib is None else f" {process.memory_mib} MiB"
+    return f"{Path(process.name).name} (pid {process.pid}){memory}"
+
+
+def _is_ours(pid: int, servers: Collection[int]) -> bool:
+    try:
+        return os.getpgid(pid) in servers
+    except ProcessLookupError:  # of another container
+        return False
+
+
+def _modes(readings: Readings) -> Iterator[Finding]:
+    has_mps = any(Path(each.name).name == MPS for each in readings.processes)
+    for gpu in readings.gpus:
+        if gpu.compute_mode in ALONE and not (has_mps and gpu.compute_mode == ALONE[0]):
+            text = f"{gpu.index}: mode {gpu.compute_mode}, and a server has several processes on a GPU"
+            yield Finding("compute mode", "fail", text, f"nvidia-smi --id={gpu.index} --compute-mode=DEFAULT")
+        if gpu.mig == "Enabled":
+            yield _mig(gpu, readings.devices)
+        if gpu.persistence == "Disabled":
+            text = f"{gpu.index}: off, so the first use of the GPU takes seconds longer"
+            yield Finding("persistence mode", "note", text, "systemctl start nvidia-persistenced")
+
+
+def _mig(gpu: Gpu, devices: Sequence[Device]) -> Finding:
+    parts = nvidia_smi.parts_of(gpu.uuid, devices)
+    if not parts:
+        text = f"{gpu.index}: MIG is on, and the GPU has no part to compute on"
+        fix = f"nvidia-smi mig --id {gpu.index} --create-gpu-instance PROFILE --default-compute-instance"
+        return Finding("MIG", "fail", text, fix)
+    listed = "; ".join(map(str, parts))
+    text = f"{gpu.index}: MIG is on, and a server uses one part: {listed}"
+    return Finding("MIG", "note", text, "nereid serve --gpu-id UUID")
+
+
+def _health(readings: Readings) -> Iterator[Finding]:
+    for gpu in readings.gpus:
+        if gpu.ecc_errors:
+            text = f"{gpu.index}: {gpu.ecc_errors:.0f} uncorrected memory errors since the driver was loaded"
+            yield Finding("memory errors", "fail", text, RESTART_FIX)
+    if readings.slowdowns:
+        text = f"a GPU is slowed down now: {', '.join(readings.slowdowns)}"
+        yield Finding("clocks", "note", text, CLOCKS_FIX)

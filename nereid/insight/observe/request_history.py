@@ -1,0 +1,34 @@
+"""The records of the last requests, which `nereid serve` keeps in its run directory."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nereid.base.errors import OperationFailed
+from nereid.base.tracing import record_file
+from nereid.base.tracing.records import Record
+from nereid.base.tracing.request_lines import request_lines
+from nereid.server.run_dir import ServerRecord
+
+
+def read(record: ServerRecord, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
+    """Yield the line of each request; damaged records are left out.
+
+    Args:
+        record: of the server.
+        since_s: only requests that ended after this Unix time, in seconds.
+
+    Raises:
+        OperationFailed: the server records no requests.
+    """
+    if not record.records:
+        raise OperationFailed(
+            "this server records no requests: expected one that `nereid serve` started without --no-trace"
+        )
+    traces: dict[str, list[Record]] = defaultdict(list)
+    for each in record_file.read(Path(record.records)):
+        if each["end"] >= since_s * 1e9:
+            traces[each["trace"]].append(each)
+    for records in traces.values():
+        yield from request_lines(records)

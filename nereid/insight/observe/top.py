@@ -1,0 +1,343 @@
+"""The values of `nereid top`, from two readings of a server. Pure.
+
+Shares are 0 to 1, times are in milliseconds, rates per second, and None is an unknown value. The names of the
+fields of `Top` and its parts are the keys of `nereid top --json`, which scripts depend on.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nereid.backends.routing.assignment import Route, Shadow, shares
+from nereid.backends.triton.metrics import ROUTE_PREFIX
+from nereid.base.metrics_page import ANY, Snapshot, Wanted
+from nereid.insight.observe.machine import MachineReading
+from nereid.insight.observe.top_reading import GatewayReading, Reading, TopRollout, TopServer
+from nereid.models.rollout.counts import DURATIONS, FAULTS, REQUESTS, SHADOWS
+from nereid.models.routes.served import BREAKER_STATES
+from nereid.server.supervision.process_usage import GATEWAY, Usage
+
+GATEWAY_PREFIX = "nereid_gateway_"
+SHED = ("overloaded", "rate_limited")
+OK = "ok"
+# Requests such as health checks and metrics pages have no model.
+MODELLESS = {"model": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class TopGpu:
+    """One GPU, as Triton reports it."""
+
+    uuid: str
+    busy: float | None
+    memory_used_bytes: float | None
+    memory_total_bytes: float | None
+    power_w: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopMachine:
+    """The machine: the busy share of each core, and the limits of the server's control groups."""
+
+    cores_busy: Sequence[float]
+    load: Sequence[float]
+    memory_total_bytes: int
+    memory_available_bytes: int
+    limit_cores: float | None
+    limit_memory_bytes: int | None
+    gpus: Sequence[TopGpu]
+
+
+@dataclass(frozen=True, slots=True)
+class TopVariant:
+    """One variant of a route.
+
+    `weight` is the one of the route file, `expected_share` its part of all weights. `requests_per_s` counts
+    each attempt on the variant, and `share` is its part of all attempts.
+    """
+
+    name: str
+    model: str | None
+    version: int | None
+    weight: float | None
+    expected_share: float | None
+    share: float | None
+    requests_per_s: float
+    errors_per_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+    breaker: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopShadow:
+    """One shadow of a route; `agreement` is the share of equal results since the server's start."""
+
+    name: str
+    model: str
+    version: int
+    percent: float
+    requests_per_s: float
+    agreement: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopRoute:
+    """One route."""
+
+    name: str
+    rollout: TopRollout | None
+    variants: Sequence[TopVariant]
+    shadows: Sequence[TopShadow]
+
+
+@dataclass(frozen=True, slots=True)
+class TopModel:
+    """One loaded version of a model; `cpu_percent` is 100 for one busy core."""
+
+    name: str
+    version: int
+    instances: int | None
+    requests_per_s: float
+    queue_ms: float | None
+    compute_ms: float | None
+    batch_size: float | None
+    pending: float | None
+    cpu_percent: float | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopProcess:
+    """All processes of one name: `tritonserver`, `supervisor`, `gateway`, or a model."""
+
+    name: str
+    count: int
+    cpu_percent: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopGateway:
+    """One gateway of the repository; `trouble` says why its values are unknown."""
+
+    host: str
+    port: int
+    pid: int
+    trouble: str
+    requests_per_s: float | None
+    p99_ms: float | None
+    in_flight: float | None
+    waiting: float | None
+    limit: float | None
+    shed_per_s: float | None
+    cpu_percent: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """All values; `seconds` is the time between the two readings of the server's metrics."""
+
+    seconds: float | None
+    server: TopServer
+    machine: TopMachine | None
+    routes: Sequence[TopRoute]
+    models: Sequence[TopModel]
+    processes: Sequence[TopProcess]
+    gateways: Sequence[TopGateway]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A page, and the growth of its counters in some seconds."""
+
+    page: Snapshot
+    growth: Snapshot
+    seconds: float
+
+    def rate(self, name: str, labels: Wanted = ANY, without: Wanted = ANY) -> float:
+        """Return the growth of the selected series per second."""
+        return self.growth.total(name, labels, without) / self.seconds
+
+
+def measure(before: Reading, after: Reading) -> Top:
+    """Return the values between two readings; without two pages of the server, there are no rates."""
+    assert after.server, "a server runs"
+    is_restarted = not before.server or before.server.pid != after.server.pid
+    seconds, interval, notes = after.read_s - before.read_s, None, []
+    if before.server and is_restarted:
+        notes = [f"tritonserver restarted: pid {before.server.pid} became {after.server.pid}"]
+    if before.page and after.page:
+        # The counts of a server that started in between are all from this time.
+        growth = after.page if is_restarted else after.page - before.page
+        interval = Interval(after.page, growth, seconds)
+    processes = Cpu(before.usage, after.usage, seconds)
+    return Top(
+        seconds if interval else None,
+        after.server,
+        _machine(before.machine, after.machine, after.page) if after.machine else None,
+        _routes(after, interval) if interval else [],
+        _models(interval, processes) if interval else [],
+        [processes.of(name) for name in dict.fromkeys(each.name for each in after.usage)],
+        [_gateway(each, before.gateways, seconds) for each in after.gateways],
+        notes,
+    )
+
+
+class Cpu:
+    """The use of processes between two readings; the time of a new process counts from its start."""
+
+    def __init__(self, before: Iterable[Usage], after: Sequence[Usage], seconds: float) -> None:
+        self._earlier_s = {each.process: each.cpu_s for each in before}
+        self._after, self._seconds = after, seconds
+
+    def of(self, name: str, version: int | None = None) -> TopProcess:
+        """Return the use of the processes of a name, or of one version of a model."""
+        found = [each for each in self._after if each.name == name and version in (None, each.version)]
+        spent_s = sum(each.cpu_s - self._earlier_s.get(each.process, 0.0) for each in found)
+        percent = 100 * spent_s / self._seconds
+        return TopProcess(name, len(found), percent, sum(each.memory_bytes for each in found))
+
+
+def _machine(before: MachineReading | None, after: MachineReading, page: Snapshot | None) -> TopMachine:
+    busy = []
+    for core, (worked, total) in after.cores.items():
+        worked_before, total_before = before.cores.get(core, (0, 0)) if before else (0, 0)
+        passed = total - total_before
+        busy.append(min(1.0, max(0.0, (worked - worked_before) / passed)) if passed > 0 else 0.0)
+    return TopMachine(
+        busy,
+        after.load,
+        after.memory_bytes,
+        after.available_bytes,
+        after.limit_cores,
+        after.limit_bytes,
+        _gpus(page) if page else [],
+    )
+
+
+def _gpus(page: Snapshot) -> list[TopGpu]:
+    names = [f"nv_gpu_{name}" for name in ("utilization", "memory_used_bytes", "memory_total_bytes")]
+    names.append("nv_gpu_power_usage")
+    uuids = sorted({uuid for name in names for (uuid,) in page.sums(name, "gpu_uuid")})
+    return [TopGpu(uuid, *(page.gauge(name, {"gpu_uuid": uuid}) for name in names)) for uuid in uuids]
+
+
+def _routes(after: Reading, interval: Interval) -> list[TopRoute]:
+    found = []
+    for (name,) in sorted(interval.page.sums(f"{ROUTE_PREFIX}generation", "route")):
+        file = after.routes.get(name)
+        names = [each.name for each in file.variants] if file else []
+        counted = {variant for (variant,) in interval.page.sums(REQUESTS, "variant", labels={"route": name})}
+        found.append(
+            TopRoute(
+                name,
+                after.rollouts.get(name),
+                [_variant(name, each, file, interval) for each in (*names, *sorted(counted - {*names}))],
+                [_shadow(name, each, interval) for each in (file.shadows if file else ())],
+            )
+        )
+    return found
+
+
+def _variant(route: str, name: str, file: Route | None, interval: Interval) -> TopVariant:
+    labels, growth = {"route": route, "variant": name}, interval.growth
+    variant = next((each for each in file.variants if each.name == name), None) if file else None
+    own, all_of_route = growth.total(REQUESTS, labels), growth.total(REQUESTS, {"route": route})
+    p50, p99 = (_ms(growth.quantile(share, DURATIONS, {**labels, "outcome": OK})) for share in (0.5, 0.99))
+    # The most open state of the instances; none if the variant has had no request.
+    states = interval.page.sums(f"{ROUTE_PREFIX}breaker_state", "version", "model_instance", labels=labels)
+    breaker = int(max(states.values(), default=-1))
+    return TopVariant(
+        name,
+        variant.model if variant else None,
+        variant.version if variant else None,
+        variant.weight if variant else None,
+        shares(file).get(name) if file else None,
+        own / all_of_route if all_of_route else None,
+        own / interval.seconds,
+        interval.rate(REQUESTS, {**labels, "outcome": FAULTS}),
+        p50,
+        p99,
+        BREAKER_STATES.get(breaker, str(breaker)) if states else None,
+    )
+
+
+def _shadow(route: str, shadow: Shadow, interval: Interval) -> TopShadow:
+    labels = {"route": route, "shadow": shadow.name}
+    agreed = interval.page.total(SHADOWS, {**labels, "outcome": "agreed"})
+    compared = interval.page.total(SHADOWS, labels, without={"outcome": "shed"})
+    return TopShadow(
+        shadow.name,
+        shadow.model,
+        shadow.version,
+        float(shadow.percent),
+        interval.rate(SHADOWS, labels, without={"outcome": "shed"}),
+        agreed / compared if compared else None,
+    )
+
+
+def _models(interval: Interval, processes: Cpu) -> list[TopModel]:
+    loaded = interval.page.sums("nv_inference_request_success", "model", "version")
+    versions = sorted((name, int(version)) for name, version in loaded)
+    return [_model(name, version, interval, processes) for name, version in versions]
+
+
+def _model(name: str, version: int, interval: Interval, processes: Cpu) -> TopModel:
+    labels = {"model": name, "version": str(version)}
+
+    def grown(metric: str) -> float:
+        return interval.growth.total(f"nv_inference_{metric}", labels)
+
+    def mean(total: float, count: float) -> float | None:
+        return total / count if count else None
+
+    succeeded = grown("request_success")
+    compute_us = sum(grown(f"compute_{part}_duration_us") for part in ("input", "infer", "output"))
+    own = processes.of(name, version)
+    return TopModel(
+        name,
+        version,
+        own.count or None,
+        (succeeded + grown("request_failure")) / interval.seconds,
+        mean(grown("queue_duration_us") / 1e3, succeeded),
+        mean(compute_us / 1e3, succeeded),
+        mean(grown("count"), grown("exec_count")),
+        interval.page.gauge("nv_inference_pending_request_count", labels),
+        own.cpu_percent if own.count else None,
+        own.memory_bytes if own.count else None,
+    )
+
+
+def _gateway(after: GatewayReading, earlier: Sequence[GatewayReading], seconds: float) -> TopGateway:
+    before = next((each for each in earlier if each.record == after.record), None)
+    spent = Cpu(before.usage if before else (), after.usage, seconds).of(GATEWAY)
+    interval, record, page = None, after.record, after.page
+    if before and before.page and page:
+        interval = Interval(page, page - before.page, after.read_s - before.read_s)
+    requests, total = f"{GATEWAY_PREFIX}requests_total", {"stage": "total", "outcome": OK}
+    in_flight, waiting, limit = (
+        page.gauge(f"{GATEWAY_PREFIX}{name}") if page else None for name in ("in_flight", "waiting", "limit")
+    )
+    return TopGateway(
+        record.host,
+        record.port,
+        record.pid,
+        after.trouble,
+        interval.rate(requests, without=MODELLESS) if interval else None,
+        _ms(interval.growth.quantile(0.99, f"{GATEWAY_PREFIX}stage_seconds", total, MODELLESS))
+        if interval
+        else None,
+        in_flight,
+        waiting,
+        limit,
+        interval.rate(requests, {"outcome": SHED}) if interval else None,
+        spent.cpu_percent,
+        spent.memory_bytes,
+    )
+
+
+def _ms(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds * 1e3

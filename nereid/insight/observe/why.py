@@ -1,0 +1,257 @@
+"""Why requests were slow or failed: their recorded stages, compared with those of typical requests. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from nereid.base.tracing.request_lines import STAGES
+from nereid.insight.observe.contention import Contention
+
+Line = Mapping[str, Any]
+# The slow requests are this share, and the typical ones those around the median.
+SLOW_SHARE, TYPICAL = 0.05, (0.4, 0.6)
+MIN_SLOW = 3
+# Shares from which something is reported as the cause.
+FAILED_SHARE, WAIT_SHARE, WAIT_RATIO, OTHER_CORES_SHARE, VARIANT_SHARE = 0.05, 0.25, 0.5, 0.3, 0.8
+# A variant that serves more of all requests serves most of the slow ones by chance.
+MAX_USUAL_SHARE = 0.6
+SLOWER = 1.5
+# Below, the server is idle: the present counts say nothing about past requests.
+IDLE_CORES = 0.1
+
+MEANINGS = {
+    "receive": (
+        "the caller sends its image slowly",
+        "compare with a client on this machine, or smaller images",
+    ),
+    "admission": (
+        "the gateway holds requests back, because the server is full",
+        "nereid top; then reduce the load, or add cores or a server",
+    ),
+    "transport": (
+        "requests wait between gateway and route, in tritonserver",
+        "nereid top; a machine without a free core delays this stage first",
+    ),
+    "route": (
+        "the route itself is slow",
+        "nereid route show; many shadows or a busy machine delay the route",
+    ),
+    "retry": (
+        "first attempts fail, and requests go to another variant or instance",
+        "nereid status; nereid route show; the supervisor's log has repairs",
+    ),
+    "queue": (
+        "requests wait for a free instance of the model",
+        "nereid tune, more instances in the config, or more cores",
+    ),
+    "decode": (
+        "decoding the images takes long",
+        "send JPEG instead of PNG, or smaller images; look at the sizes above",
+    ),
+    "resize": ("resizing the images takes long", "send smaller images; look at the sizes above"),
+    "barcodes": ("searching the images for barcodes takes long", "send smaller images"),
+    "detect": (
+        "searching the images for text takes long",
+        "send smaller images, nereid tune, or a GPU for the network that finds text",
+    ),
+    "boxes": ("the boxes around the text take long", "send images with less noise, or nereid tune"),
+    "crops": (
+        "cutting the lines out of the images takes long",
+        "send images with fewer lines, or nereid tune",
+    ),
+    "direction": (
+        "finding the direction of the lines takes long",
+        "nereid tune, or a GPU for the network that finds it",
+    ),
+    "recognise": (
+        "recognising the lines takes long",
+        "look at the number of lines; nereid tune, a smaller recogniser, or a GPU",
+    ),
+    "fields": ("searching the lines for fields takes long", "look at the number of lines and fields"),
+    "hop": (
+        "the steps of the ensemble wait for each other",
+        "the profile cpu, which runs both steps in one process",
+    ),
+    "network": ("running the network takes long", "nereid tune, a network in INT8, or a GPU"),
+    "model": ("the model's own code takes long", "make profile"),
+    "response": (
+        "the response returns slowly from the model to the route",
+        "nereid top; a machine without a free core delays wake-ups and copies",
+    ),
+}
+FAILURES = {
+    "invalid_image": "look at the callers; `nereid why --request ID` shows one of these requests",
+    "invalid_request": "look at the callers; `nereid why --request ID` shows one of these requests",
+    "overloaded": "nereid top; reduce the load, or add cores or a server",
+    "deadline_exceeded": "look at the stages above; then nereid top",
+    **dict.fromkeys(
+        (
+            "client_closed",
+            "too_large",
+            "body_timeout",
+            "rate_limited",
+            "not_found",
+            "unauthenticated",
+            "forbidden",
+        ),
+        "look at the callers; the gateway's --access-log has each of these requests",
+    ),
+    "unavailable": "nereid status; nereid route show; the supervisor's log has repairs",
+}
+FIX_FAILURE = "nereid status; the server's log has the reason"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why requests of a window were slow or failed.
+
+    Attributes:
+        requests: number of requests.
+        outcomes: their number by outcome, without `ok`.
+        p50_ms, p99_ms: latency of the successful ones.
+        typical_ms, slow_ms: mean of each stage of typical and of slow requests.
+        slow_variant: the variant of nearly all slow requests, "" if they have several.
+        image_bytes: mean size of an image, of typical and of slow requests.
+        core_wait_ms: mean wait of an instance for a core, of typical and of slow requests.
+        cause: a stage, an outcome, `cores`, or "" if nothing is wrong or the objective is met.
+        why, next_step: the cause in words, and a command or change to try.
+    """
+
+    requests: int
+    outcomes: Mapping[str, int]
+    p50_ms: float
+    p99_ms: float
+    typical_ms: Mapping[str, float]
+    slow_ms: Mapping[str, float]
+    slow_variant: str
+    image_bytes: tuple[float, float]
+    core_wait_ms: tuple[float, float]
+    cause: str
+    why: str
+    next_step: str
+
+
+def explain(lines: Sequence[Line], contention: Contention, objective_ms: float = 0.0) -> Explanation:
+    """Explain the requests of a window.
+
+    Args:
+        lines: lines of requests.
+        contention: present counts of the kernel.
+        objective_ms: time within which 99 % of the requests are fast enough; 0 for none.
+    """
+    outcomes = Counter(_outcome(each) for each in lines)
+    good = sorted((each for each in lines if _outcome(each) == "ok"), key=_ms)
+    del outcomes["ok"]
+    slow = good[-max(MIN_SLOW, round(len(good) * SLOW_SHARE)) :]
+    typical = good[int(len(good) * TYPICAL[0]) : max(1, int(len(good) * TYPICAL[1]) + 1)]
+    p99_ms = _ms(good[min(len(good) - 1, int(len(good) * 0.99))]) if good else 0.0
+    cause, why, next_step = _cause(lines, outcomes, typical, slow, contention)
+    if cause and cause not in outcomes and p99_ms <= objective_ms:
+        why = (
+            f"99 % of the requests meet the objective of {objective_ms:g} ms; the others show: {cause}, {why}"
+        )
+        cause = ""
+    return Explanation(
+        len(lines),
+        dict(outcomes),
+        _ms(good[len(good) // 2]) if good else 0.0,
+        p99_ms,
+        _stages(typical),
+        _stages(slow),
+        _dominant(good, slow),
+        (_bytes(typical), _bytes(slow)),
+        (_wait(typical), _wait(slow)),
+        cause,
+        why,
+        next_step,
+    )
+
+
+def _cause(
+    lines: Sequence[Line],
+    outcomes: Counter[str],
+    typical: Sequence[Line],
+    slow: Sequence[Line],
+    contention: Contention,
+) -> tuple[str, str, str]:
+    """Return the cause, in words, and the next step; the first that applies, most severe first."""
+    if not lines:
+        return "", "no requests in this time", "send one: nereid classify photo.jpg"
+    failed = outcomes.most_common(1)
+    if failed and failed[0][1] >= FAILED_SHARE * len(lines):
+        name, count = failed[0]
+        error = next(
+            (str(each["error"]) for each in lines if _outcome(each) == name and each.get("error")), ""
+        )
+        example = f", such as: {error[:200]}" if error else ""
+        why = f"{count:,} of {len(lines):,} requests failed: {name}{example}"
+        return name, why, FAILURES.get(name, FIX_FAILURE)
+    if why := _short_of_cores(slow, contention):
+        return "cores", why, "end other programs, reduce the load, or add cores; nereid top shows both"
+    if not slow:
+        return "", "no successful request", FIX_FAILURE
+    before, after = _stages(typical), _stages(slow)
+    excess = {name: after[name] - before.get(name, 0.0) for name in after}
+    stage = max(excess, key=lambda name: excess[name])
+    if fmean(map(_ms, slow)) < SLOWER * fmean(map(_ms, typical)):
+        stage = max(after, key=lambda name: after[name])
+        return (
+            "",
+            f"no request is much slower than the others; most of their time is in '{stage}'",
+            "nereid tune",
+        )
+    why, next_step = MEANINGS[stage]
+    return stage, why, next_step
+
+
+def _short_of_cores(slow: Sequence[Line], contention: Contention) -> str:
+    """Return why requests wait for a core, if they do."""
+    full = contention.own_cores + contention.other_cores > 0.9 * contention.cores
+    others = contention.other_cores
+    wait, total = _wait(slow), fmean(map(_ms, slow)) if slow else 0.0
+    is_waiting = (total and wait > WAIT_SHARE * total) or (full and contention.wait_ratio > WAIT_RATIO)
+    if contention.throttled > WAIT_SHARE:
+        return f"the limit of the control group stops the server in {contention.throttled:.0%} of its periods"
+    if not is_waiting:
+        return ""
+    if contention.own_cores < IDLE_CORES:
+        return f"the models waited {wait:.1f} of {total:.1f} ms for a core; the server is idle now"
+    if others < OTHER_CORES_SHARE * contention.cores:
+        return ""
+    return f"other programs use {others:.1f} of {contention.cores} cores, and the models wait for a core"
+
+
+def _outcome(line: Line) -> str:
+    return str(line.get("outcome") or ("failed" if line.get("error") else "ok"))
+
+
+def _ms(line: Line) -> float:
+    return float(line["ms"])
+
+
+def _stages(lines: Sequence[Line]) -> dict[str, float]:
+    if not lines:
+        return {}
+    found = {name for each in lines for name in each["stages_ms"]}
+    return {
+        name: fmean(each["stages_ms"].get(name, 0.0) for each in lines) for name in STAGES if name in found
+    }
+
+
+def _bytes(lines: Sequence[Line]) -> float:
+    sizes = [image["bytes"] for each in lines for image in each.get("images", ())]
+    return fmean(sizes) if sizes else 0.0
+
+
+def _wait(lines: Sequence[Line]) -> float:
+    return fmean(each.get("core_wait_ms", 0.0) for each in lines) if lines else 0.0
+
+
+def _dominant(lines: Sequence[Line], slow: Sequence[Line]) -> str:
+    """Return the variant of nearly all slow requests, if it serves fewer of all requests."""
+    ((name, count),) = Counter(each.get("variant", "") for each in slow).most_common(1) or [("", 0)]
+    share = sum(each.get("variant", "") == name for each in lines) / max(1, len(lines))
+    is_dominant = name and count >= VARIANT_SHARE * len(slow) and share <= MAX_USUAL_SHARE
+    return name if is_dominant else ""

@@ -1,0 +1,221 @@
+"""HTTP load from asyncio, in a closed loop.
+
+`run` starts the closed loop in a process of its own, so that the caller's work does not disturb it.
+
+    python -m nereid.insight.tune.load_generator PORT REQUEST… [--concurrency 1 32] [--seconds 2]
+
+A REQUEST is a file with a complete HTTP/1.1 request; connections take the requests in turn.
+"""
+
+import argparse
+import asyncio
+import http.client
+import itertools
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+HOST = "127.0.0.1"
+# Every connection has sent requests for this long before the measurement begins.
+WARM_UP_S = 0.2
+# Requests that are in flight at the end fail after this long.
+DRAIN_S = 20.0
+# The start of a process, on a busy machine.
+START_S = 30.0
+# The status of a request without a response.
+LOST = 0
+
+# Sends one request; returns its outcome, and whether the connection can send another one.
+Send: TypeAlias = Callable[[], Awaitable[tuple[T, bool]]]
+
+
+class LoadFailed(SystemExit):
+    """Requests failed, or none succeeded, so no number is valid; a script ends with the message."""
+
+
+class Response(NamedTuple):
+    """One request: its begin, its end, and its HTTP status.
+
+    Times are in seconds of the monotonic clock. The status is `LOST` without a response.
+    """
+
+    begin_s: float
+    end_s: float
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The result of one run of any load generator: successful responses per second, and their latencies.
+
+    `answered` counts the successful responses and `failed` all others, if the generator reports them.
+    """
+
+    rate: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    answered: int = 0
+    failed: int = 0
+
+
+def run(port: int, requests: Sequence[Path], concurrencies: Sequence[int], seconds: float) -> dict[int, Load]:
+    """Load a server at each concurrency in turn, from another process.
+
+    Raises:
+        subprocess.SubprocessError: the process failed, or did not end.
+    """
+    words = [sys.executable, "-m", __name__, str(port), *map(str, requests)]
+    words += ["--seconds", str(seconds), "--concurrency", *map(str, concurrencies)]
+    limit_s = START_S + len(concurrencies) * (WARM_UP_S + seconds + DRAIN_S)
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=limit_s)
+    return {int(number): Load(**load) for number, load in json.loads(done.stdout).items()}
+
+
+async def send_repeatedly(
+    opened: Callable[[], AbstractAsyncContextManager[Send[T]]],
+    is_over: Callable[[], bool],
+    record: Callable[[float, float, T], None],
+    pause_s: float = 0.0,
+) -> None:
+    """Send one request after the other until `is_over`: one caller of a closed loop.
+
+    Args:
+        opened: gives a connection, as a function that sends a request. A connection that cannot send
+            another one is replaced.
+        is_over: checked before each request.
+        record: takes begin and end (seconds, monotonic clock) and the outcome of each request.
+        pause_s: between a response and the next request.
+    """
+    while not is_over():
+        async with opened() as send:
+            is_usable = True
+            while is_usable and not is_over():
+                begin_s = time.monotonic()
+                outcome, is_usable = await send()
+                record(begin_s, time.monotonic(), outcome)
+                if pause_s:
+                    await asyncio.sleep(pause_s)
+
+
+def closed_loop(host: str, port: int, requests: Sequence[bytes], concurrency: int, seconds: float) -> Load:
+    """Keep `concurrency` requests in flight for a number of seconds, each on its own connection.
+
+    Requests in flight at the end are awaited, so that the next load does not queue behind them. They count
+    only if no response came before.
+    """
+    # Imported here: a process that only starts `run` needs neither uvloop nor httptools.
+    import uvloop
+
+    from nereid.base.http_connection import HttpConnection
+
+    # The clock of uvloop counts whole milliseconds only, so times come from `time.monotonic`.
+    async def load() -> Load:
+        responses, source = list[Response](), itertools.cycle(requests)
+        begin_s = time.monotonic() + WARM_UP_S
+        end_s = begin_s + seconds
+
+        @asynccontextmanager
+        async def opened() -> AsyncIterator[Send[int]]:
+            connection = await HttpConnection.open(f"{host}:{port}")
+
+            async def send() -> tuple[int, bool]:
+                try:
+                    return (await connection.send([next(source)])).status, connection.is_open
+                except (OSError, http.client.HTTPException):
+                    return LOST, False
+
+            try:
+                yield send
+            finally:
+                connection.close()
+
+        callers = [
+            asyncio.create_task(
+                send_repeatedly(
+                    opened,
+                    lambda: time.monotonic() >= end_s,
+                    lambda *response: responses.append(Response(*response)),
+                )
+            )
+            for _ in range(concurrency)
+        ]
+        _, late = await asyncio.wait(callers, timeout=WARM_UP_S + seconds + DRAIN_S)
+        for each in late:
+            each.cancel()
+        ended = await asyncio.gather(*callers, return_exceptions=True)
+        lost = sum(isinstance(each, BaseException) for each in ended)  # includes the cancelled callers
+        return within(responses, begin_s, end_s, time.monotonic(), lost)
+
+    return uvloop.run(load())
+
+
+def within(responses: Sequence[Response], begin_s: float, end_s: float, now_s: float, lost: int = 0) -> Load:
+    """Sum up the responses from after the first one of a span to the first one after it, or all if none.
+
+    Responses of a batch end together. A fixed span would hold one batch more or less by chance, which is
+    over a tenth of half a second. Failures outside the span count, too.
+    """
+    ends = sorted(response.end_s for response in responses)
+    first = next((end for end in ends if end >= begin_s), now_s)
+    last = next((end for end in ends if end >= end_s), max(ends, default=now_s))
+    between = [each for each in responses if first < each.end_s <= last]
+    if not between:
+        return summary(responses, now_s - begin_s + WARM_UP_S, lost)
+    outside = (each for each in responses if not first < each.end_s <= last)
+    failed = sum(each.status != HTTPStatus.OK for each in outside)
+    return summary(between, last - first, lost + failed)
+
+
+def summary(responses: Sequence[Response], seconds: float, lost: int = 0) -> Load:
+    """Sum up responses; only successful ones have a latency."""
+    ordered_ms = latencies_ms(responses)
+    failed = len(responses) - len(ordered_ms) + lost
+    if not ordered_ms:
+        return Load(0.0, 0.0, 0.0, 0.0, 0, failed)
+    p50, p90, p99 = (percentile(ordered_ms, percent) for percent in (50, 90, 99))
+    return Load(len(ordered_ms) / seconds, p50, p90, p99, len(ordered_ms), failed)
+
+
+def latencies_ms(responses: Sequence[Response]) -> list[float]:
+    """Return the latencies of the successful responses in milliseconds, ascending."""
+    return sorted((each.end_s - each.begin_s) * 1e3 for each in responses if each.status == HTTPStatus.OK)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Return the smallest of some ascending values that `percent` per cent of them do not exceed."""
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def post_request(host: str, port: int, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Return a complete HTTP/1.1 request."""
+    lines = {"Host": f"{host}:{port}", "Content-Length": str(len(body)), **headers}
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+def main() -> None:
+    """Load a server, and print the results as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("port", type=int)
+    parser.add_argument("requests", type=Path, nargs="+")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[32])
+    parser.add_argument("--seconds", type=float, default=2.0)
+    args = parser.parse_args()
+    requests = [path.read_bytes() for path in args.requests]
+    loads = {each: closed_loop(HOST, args.port, requests, each, args.seconds) for each in args.concurrency}
+    print(json.dumps({number: asdict(load) for number, load in loads.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""The search: successive halving within a deadline, then a duel of the best candidate with the default.
+
+The duel also measures the default against itself (A/A). A gain counts only if it exceeds that noise.
+"""
+
+import itertools
+import math
+import random
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from nereid.insight.tune.objective import Loads, Objective, median
+from nereid.insight.tune.space import DEFAULT, Candidate
+
+# Seconds at each concurrency of the first measurements; every halving doubles the time of a candidate.
+FIRST_S, DUEL_S = 1.0, 2.0
+# The share of the time for the duel, its limit if that share is too short, and the numbers of rounds.
+DUEL_SHARE, MAX_DUEL_SHARE = 1 / 3, 0.7
+MIN_ROUNDS, MAX_ROUNDS = 3, 9
+# The number of candidates, and the share of the search's time for their first measurements.
+MAX_CANDIDATES, FIRST_SHARE = 32, 1 / 2
+RESAMPLES, QUANTILE = 2_000, 0.95
+
+Measure: TypeAlias = Callable[[Candidate, float], Loads]
+Round: TypeAlias = dict[Candidate, Loads]
+
+
+class NotMeasured(Exception):
+    """A candidate cannot be loaded, or fails requests; the message has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """Rounds in which the default, the default again, and the best candidate were measured in turn."""
+
+    default: Sequence[Loads]
+    twin: Sequence[Loads]
+    best: Sequence[Loads]
+
+    def default_as_good(self) -> Loads:
+        """Return the default's median, with the lower quartile of its p99.
+
+        Missing the p99 by chance does not disqualify the default.
+        """
+        seen = [*self.default, *self.twin]
+        return {
+            number: replace(load, p99_ms=sorted(each[number].p99_ms for each in seen)[len(seen) // 4])
+            for number, load in median(seen).items()
+        }
+
+    def gain(self, objective: Objective) -> float:
+        """Return the gain of the best candidate, 0.1 for 10 %: the median over rounds."""
+        return statistics.median(self._ratios(objective, self.best, median(self.best))) - 1
+
+    def noise(self, objective: Objective) -> float:
+        """Return the deviation of the median gain of the default against itself (A/A).
+
+        The rounds are resampled; the deviation is the 95th percentile over the resamples.
+        """
+        seen, draw = self._ratios(objective, self.twin, self.default_as_good()), random.Random(0)
+        deviations = sorted(
+            abs(statistics.median(draw.choices(seen, k=len(seen))) - 1) for _ in range(RESAMPLES)
+        )
+        return deviations[int(QUANTILE * RESAMPLES)]
+
+    def _ratios(self, objective: Objective, measured: Sequence[Loads], as_good: Loads) -> list[float]:
+        """Compare with the default round by round, each at the concurrency at which it counts."""
+        at, default_at = (objective.concurrency(each) for each in (as_good, self.default_as_good()))
+        pairs = zip(measured, self.default, strict=True)
+        return [objective.ratio(one[at], default[default_at]) for one, default in pairs]
+
+
+@dataclass(slots=True)
+class Search:
+    """One search, which starts no measurement that would miss the deadline.
+
+    Args:
+        measure: serves a candidate and loads it for a number of seconds at each concurrency, or raises
+            NotMeasured.
+        objective: ranks the candidates.
+        concurrency_count: the number of concurrencies at which a candidate is loaded.
+        clock: returns seconds.
+        deadline_s: the end of the search, by `clock`.
+        report: receives lines about the progress.
+
+    `seen` has the last measurement of each candidate, `failures` the reason why a candidate has none.
+    """
+
+    measure: Measure
+    objective: Objective
+    concurrency_count: int
+    clock: Callable[[], float]
+    deadline_s: float
+    report: Callable[[str], None] = lambda line: None
+    seen: dict[Candidate, Loads] = field(default_factory=dict)
+    failures: dict[Candidate, str] = field(default_factory=dict)
+    # Time of the last measurements beyond their seconds of load.
+    overheads_s: deque[float] = field(default_factory=lambda: deque([0.0], maxlen=4))
+
+    def run(self, draw: Callable[[int], list[Candidate]]) -> tuple[Candidate, Duel]:
+        """Search for the best candidate; returns it with its duel against the default.
+
+        Args:
+            draw: returns at most the given number of candidates.
+
+        Raises:
+            NotMeasured: the default cannot be measured.
+        """
+        self._try(DEFAULT, FIRST_S)
+        if DEFAULT in self.failures:
+            raise NotMeasured(self.failures[DEFAULT])
+        left_s = self.deadline_s - self.clock()
+        needed_s = MIN_ROUNDS * 3 * self._takes_s(FIRST_S)
+        duel_s = min(max(DUEL_SHARE * left_s, needed_s), MAX_DUEL_SHARE * left_s)
+        ranked = self._halve(draw(MAX_CANDIDATES), self.deadline_s - duel_s)
+        if not ranked:
+            return DEFAULT, Duel((), (), ())
+        return ranked[0], self._duel(ranked[0])
+
+    def _halve(self, candidates: list[Candidate], until_s: float) -> list[Candidate]:
+        """Measure the candidates, then the better half again for twice as long; returns the best first.
+
+        The time of a measurement is unknown in advance: a bad default may be far slower than the others.
+        """
+        now_s = self.clock()
+        first_s = now_s + FIRST_SHARE * (until_s - now_s)
+        ranked = candidates
+        for rung in itertools.count():
+            rounds, seconds = _budget(rung)
+            self.report(f"{len(ranked)} candidates, {rounds} x {seconds:g} s at each concurrency")
+            done = self._rounds(ranked, rounds, seconds, until_s if rung else first_s)
+            # A candidate that failed in a later round is out, even if its earlier rounds were good.
+            sound = [each for each in ranked if each not in self.failures]
+            measured = [each for each in sound if done and each in done[0]]
+            is_complete = bool(done) and len(measured) == len(sound)
+            if rung and not is_complete:
+                return sound
+            self.seen |= {c: median([each[c] for each in done if c in each]) for c in measured}
+            measured.sort(key=lambda candidate: self.objective.rank(self.seen[candidate]))
+            ranked = measured[: math.ceil(len(measured) / 2)]
+            if len(measured) <= 2:
+                return measured
+        raise AssertionError  # the loop ends by itself
+
+    def _rounds(
+        self, candidates: Sequence[Candidate], count: int, seconds: float, until_s: float
+    ) -> list[Round]:
+        """Measure all candidates in rounds, every other round in reverse order.
+
+        A round without enough time is dropped, unless it is the first.
+        """
+        done: list[Round] = []
+        for number in range(count):
+            seen: Round = {}
+            for candidate in candidates[:: -1 if number % 2 else 1]:
+                if self.clock() + self._takes_s(seconds) > until_s:
+                    return done or [seen]
+                if candidate not in self.failures and (loads := self._try(candidate, seconds)):
+                    seen[candidate] = loads
+            done.append(seen)
+        return done
+
+    def _duel(self, best: Candidate) -> Duel:
+        places = (DEFAULT, best, DEFAULT)
+        rounds: list[dict[int, Loads]] = []
+        seconds = self._duel_s()
+        self.report(
+            "the best candidate against the default, and the default against itself: "
+            f"{seconds:.1f} s at each concurrency"
+        )
+        for number in range(MAX_ROUNDS):
+            if self.clock() + len(places) * self._takes_s(seconds) > self.deadline_s:
+                break
+            order = (number % 3, (number + 1) % 3, (number + 2) % 3)
+            measured = {place: loads for place in order if (loads := self._try(places[place], seconds))}
+            if len(measured) < len(places):
+                return Duel((), (), ())
+            rounds.append(measured)
+        default, other, twin = ([each[place] for each in rounds] for place in range(3))
+        if rounds:
+            self.seen |= {DEFAULT: median(default), best: median(other)}
+        return Duel(default, twin, other)
+
+    def _duel_s(self) -> float:
+        """Return the seconds of each load that leave time for enough rounds."""
+        rounds = MIN_ROUNDS + 2
+        each_s = (self.deadline_s - self.clock()) / (3 * rounds)
+        return min(DUEL_S, max(FIRST_S, (each_s - max(self.overheads_s)) / self.concurrency_count))
+
+    def _takes_s(self, seconds: float) -> float:
+        return max(self.overheads_s) + self.concurrency_count * seconds
+
+    def _try(self, candidate: Candidate, seconds: float) -> Loads | None:
+        begin_s = self.clock()
+        try:
+            loads = self.measure(candidate, seconds)
+        except NotMeasured as error:
+            self.failures[candidate] = str(error)
+            self.seen.pop(candidate, None)
+            return None
+        self.overheads_s.append(self.clock() - begin_s - self.concurrency_count * seconds)
+        self.seen.setdefault(candidate, loads)
+        return loads
+
+
+def _budget(rung: int) -> tuple[int, float]:
+    """Return rounds and seconds of each; together they are twice those of the rung before."""
+    return (1, FIRST_S) if rung == 0 else (2, FIRST_S * 2 ** (rung - 1))
+
+
+def front(seen: Mapping[Candidate, Loads]) -> list[tuple[Candidate, int]]:
+    """Return the Pareto front: candidates and concurrencies that none beats in both rate and p99."""
+    found: list[tuple[Candidate, int]] = []
+    points = [(load.rate, load.p99_ms, each, n) for each, loads in seen.items() for n, load in loads.items()]
+    lowest_p99 = float("inf")
+    for _, p99_ms, candidate, number in sorted(points, key=lambda point: (-point[0], point[1])):
+        if p99_ms < lowest_p99:
+            found.append((candidate, number))
+            lowest_p99 = p99_ms
+    return found

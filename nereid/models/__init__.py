@@ -1,0 +1,1 @@
+"""How a repository changes: publishing, rollouts and routes."""

@@ -1,0 +1,100 @@
+"""The staged files of a new version: a complete copy of the given network, with checksums."""
+
+import os
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.repository import onnx_file
+from nereid.repository.checksums import CHECKSUMS, digest
+
+LABELS = "labels.txt"
+
+
+def stage(source: Path, version_folder: Path, filename: str) -> None:
+    """Copy a network and its external data into a new version folder.
+
+    Args:
+        source: an ONNX file, or a folder with one and its external data.
+        version_folder: the folder to create.
+        filename: name of the network's file in that folder.
+
+    Raises:
+        WrongUsage: the file or folder does not exist, or does not contain exactly one network.
+        OperationFailed: it is not ONNX, or its external data is missing or has a reserved name.
+        OSError: something cannot be read or written.
+    """
+    network = network_file(
+        source, filename
+    ).resolve()  # external data is next to the file itself, not its link
+    file = onnx_file.read(network)
+    onnx_file.check_external_data(file)
+    copy = version_folder / filename
+    parts = {Path(each.location) for each in file.external}
+    for part in parts:
+        _check_part(part, {network.name, copy.name})
+    version_folder.mkdir(parents=True)
+    # ONNX Runtime reads external data from the network's folder.
+    for origin, target in [(network, copy), *((network.parent / p, copy.parent / p) for p in parts)]:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(origin, target)
+        with target.open("rb") as copied:
+            os.fsync(copied.fileno())
+
+
+def check_labels(source: Path, folder: Path) -> None:
+    """Reject a folder whose labels differ from those of the model.
+
+    Raises:
+        OperationFailed: with the first difference.
+    """
+    theirs, ours = source / LABELS, folder / LABELS
+    if not theirs.is_file() or not ours.is_file():
+        return
+    new, old = (
+        path.read_text(encoding="utf-8-sig", errors="replace").splitlines() for path in (theirs, ours)
+    )
+    fix = "all versions of a model have the same labels; fix: nereid add it under another name"
+    if len(new) != len(old):
+        raise OperationFailed(f"'{theirs}': expected {len(old)} labels, got {len(new)}: {fix}")
+    for number, (label, known) in enumerate(zip(new, old, strict=True), start=1):
+        if label != known:
+            raise OperationFailed(f"'{theirs}', line {number}: expected '{known}', got '{label}': {fix}")
+
+
+def write_checksums(version_folder: Path, source: Path, user: str) -> None:
+    """Write the SHA-256 of every file in the format of `sha256sum`, with time, user and source."""
+    files = sorted(path for path in version_folder.rglob("*") if path.is_file())
+    name = "".join(each if each.isprintable() else "?" for each in source.name)
+    lines = [f"# published {datetime.now(UTC).isoformat(timespec='seconds')} by {user} from {name}"]
+    lines += [f"{digest(path)}  {path.relative_to(version_folder)}" for path in files]
+    (version_folder / CHECKSUMS).write_text("\n".join(lines) + "\n")
+
+
+def _check_part(part: Path, networks: set[str]) -> None:
+    """Reject external data that would overwrite another file, or that the checksums would not cover."""
+    fix = "fix: save the network with another name for its external data"
+    if part.name == CHECKSUMS or part.parts[0] in networks:
+        raise OperationFailed(f"external data has the name of another file of the version, '{part}'; {fix}")
+    if any(each.startswith(".") for each in part.parts):
+        raise OperationFailed(f"external data is a hidden file, '{part}'; {fix}")
+
+
+def network_file(source: Path, filename: str) -> Path:
+    """Return the ONNX file of a source, which is the file itself or its folder.
+
+    Raises:
+        WrongUsage: it does not exist, or the folder does not have exactly one.
+    """
+    if not source.exists():
+        raise WrongUsage(f"'{source}' does not exist")
+    if not source.is_dir():
+        return source
+    found = [source / filename] if (source / filename).exists() else sorted(source.glob("*.onnx"))
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        is_tensorflow = (source / "saved_model.pb").exists()
+        fix = "; fix: export the TensorFlow SavedModel with tf2onnx" if is_tensorflow else ""
+        raise WrongUsage(f"'{source}': expected one ONNX file in the folder, got: {names}{fix}")
+    return onnx_file.network_path(source, {"default_model_filename": found[0].relative_to(source)})

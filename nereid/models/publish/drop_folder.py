@@ -1,0 +1,286 @@
+"""A drop folder: complete networks are published, and moved to `published` or `rejected`.
+
+The published file is a copy with known digests, which a writer cannot change meanwhile.
+"""
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from nereid.base import files
+from nereid.base.errors import OperationFailed
+from nereid.base.journal import Append, Journal
+from nereid.base.serving_errors import InvalidConfig
+from nereid.models.publish.drop_entry import (
+    PUBLISHED,
+    REJECTED,
+    Entry,
+    combined,
+    copied,
+    is_passed_over,
+    read_entry,
+    why_ignored,
+)
+from nereid.server.control import NotReached
+
+JOURNAL = ".nereid-watch.jsonl"
+FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
+
+Report = Callable[[str], None]
+# Publishes a file or folder for a model; returns the network's name and its new version.
+Publish = Callable[[str, Path], tuple[str, int]]
+
+
+class TemporaryFailure(OperationFailed):
+    """No publication is possible now; the file is not the cause."""
+
+
+TEMPORARY = (TemporaryFailure, NotReached, files.LockTimeout, OSError)
+
+
+class DropResult(Struct, frozen=True):
+    """The result for one entry: a version of a model, or version 0 and the reason of a rejection.
+
+    `stays` is true if the entry is still in the folder; `terms` are the limits of its examination.
+    """
+
+    time: Annotated[datetime, Meta(tz=True)]
+    entry: str
+    sha256: str
+    model: str
+    version: int
+    reason: str
+    stays: bool
+    terms: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Observation:
+    """An entry as it looked at a moment in seconds, with its digests if they were computed."""
+
+    entry: Entry
+    since: float
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+
+def journal_of(folder: Path) -> Journal[DropResult]:
+    """Return the journal of a drop folder."""
+    return Journal(folder / JOURNAL, DropResult, "nereid watch")
+
+
+class DropFolder:
+    """Publishes the complete entries of a folder, and moves them to `published` or `rejected`.
+
+    Args:
+        folder: an absolute path.
+        append: appends to the folder's journal, which is locked.
+        staging: a private folder for the copy that is published.
+        publish: publishes an entry. An error rejects the entry, unless it or its cause is TEMPORARY.
+        settle_s: how long digests must stay the same, in seconds.
+        model: the model of all entries, instead of the one in their names.
+        terms: limits of the examination; a rejected entry that stays is tried again under other terms.
+        announce: receives a line per publication and rejection.
+        report: receives all other lines.
+        clock: returns monotonic seconds.
+        now: returns the time.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        append: Append[DropResult],
+        staging: Path,
+        publish: Publish,
+        *,
+        settle_s: float = 2.0,
+        model: str = "",
+        terms: str = "",
+        announce: Report = lambda line: None,
+        report: Report = lambda line: None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._folder, self._append, self._staging, self._publish = folder, append, staging, publish
+        self._settle_s, self._model, self._terms = settle_s, model, terms
+        self._announce, self._report, self._clock, self._now = announce, report, clock, now
+        journal = journal_of(folder)
+        self._last = {result.entry: result for result in journal.read_intact()}
+        if note := journal.note_on_damage():
+            report(note)
+        self._observed: dict[str, _Observation] = {}
+        self._done: dict[str, Entry] = {}
+        self._reported: dict[str, str] = {}
+        # End and length of each pause in seconds; by model, as a model's entries are published in order.
+        self._pauses: dict[str, tuple[float, float]] = {}
+
+    def step(self) -> bool:
+        """Publish or reject the first complete entry; return whether there was one."""
+        found = self._find()
+        self._observed = {name: each for name, each in self._observed.items() if name in found}
+        self._done = {name: entry for name, entry in self._done.items() if name in found}
+        self._reported = {name: line for name, line in self._reported.items() if name in (*found, "")}
+        for name, entry in found.items():
+            if entry is None or self._done.get(name) == entry or self._is_paused(entry):
+                continue
+            try:
+                if digests := self._settled(entry):
+                    return self._handle(entry, digests)
+            except Exception as error:
+                self._pause(entry, error)
+        return False
+
+    def _find(self) -> dict[str, Entry | None]:
+        """Return all entries by their names, sorted; None for those that cannot be read now."""
+        found: dict[str, Entry | None] = {}
+        try:
+            paths = sorted(self._folder.iterdir())
+        except OSError as error:
+            self._report_once("", f"cannot read '{self._folder}': {error.strerror}")
+            return found
+        for path in paths:
+            if is_passed_over(path):
+                continue
+            try:
+                if reason := why_ignored(path):
+                    found[path.name] = None
+                    self._report_once(path.name, reason)
+                else:
+                    found[path.name] = read_entry(path)
+            except Exception as error:  # one entry, such as folders nested too deeply, must not stop others
+                found[path.name] = None
+                self._report_once(path.name, f"cannot be read: {_why(error)}")
+        return found
+
+    def _is_paused(self, entry: Entry) -> bool:
+        until, _ = self._pauses.get(self._model_of(entry), (-math.inf, 0))
+        return self._clock() < until
+
+    def _model_of(self, entry: Entry) -> str:
+        return self._model or entry.model
+
+    def _settled(self, entry: Entry) -> Mapping[str, str]:
+        """Return the digests of an entry's files if they have not changed for `settle_s`, else none."""
+        name, last = entry.path.name, self._observed.get(entry.path.name)
+        if last is None or last.entry != entry:
+            self._observed[name] = _Observation(entry, self._clock())
+            return {}
+        # No digests while the file is obviously being written.
+        if self._clock() - last.since < self._settle_s / (1 if last.digests else 2):
+            return {}
+        try:
+            digests = entry.digests()
+        except OSError as error:
+            self._report_once(name, f"cannot be read: {_why(error)}")
+            digests = {}
+        if digests == last.digests:
+            return digests
+        self._observed[name] = _Observation(entry, self._clock(), digests)
+        return {}
+
+    def _handle(self, entry: Entry, digests: Mapping[str, str]) -> bool:
+        observed = self._observed.pop(entry.path.name)
+        sha256, last = combined(digests), self._last.get(entry.path.name)
+        if last and last.stays and last.sha256 == sha256 and (last.version or last.terms == self._terms):
+            self._done[entry.path.name] = entry
+            return True
+        try:
+            with copied(entry, digests, self._staging) as copy:
+                return copy is not None and self._submit(entry, copy, sha256)
+        except TEMPORARY as error:
+            # The entry is still complete; the next one of its model must wait for it.
+            self._observed[entry.path.name] = observed
+            self._pause(entry, error)
+            return False
+
+    def _pause(self, entry: Entry, error: Exception) -> None:
+        model = self._model_of(entry)
+        pause_s = min(2 * self._pauses.get(model, (0, FIRST_PAUSE_S / 2))[1], MAX_PAUSE_S)
+        self._pauses[model] = (self._clock() + pause_s, pause_s)
+        self._report(f"{entry.path.name}: not possible now, next attempt in {pause_s:g} s: {_why(error)}")
+
+    def _submit(self, entry: Entry, copy: Path, sha256: str) -> bool:
+        try:
+            model, version = self._publish(self._model_of(entry), copy)
+        except TEMPORARY:
+            raise
+        except Exception as error:  # one file must neither end the watcher nor stay
+            text = str(error)
+            if not isinstance(error, (OperationFailed, InvalidConfig)):
+                text = f"unexpected {type(error).__name__}: {text}"
+            elif isinstance(error.__cause__, TEMPORARY):
+                raise TemporaryFailure(text) from error
+            reason = text.replace(str(copy.parent), str(self._folder)).replace("\n", " ")
+            self._reject(entry, sha256, reason.encode(errors="replace").decode())
+        else:
+            is_there = self._move_away(entry, PUBLISHED, f"-v{version}")
+            self._remember(entry, sha256, model, version, "", is_there)
+            self._announce(f"{entry.path.name}: published as version {version} of '{model}'")
+        self._pauses.pop(self._model_of(entry), None)
+        return True
+
+    def _reject(self, entry: Entry, sha256: str, reason: str) -> None:
+        is_there = self._move_away(entry, REJECTED, f"-{self._now():%Y%m%dT%H%M%SZ}", reason)
+        self._remember(entry, sha256, self._model_of(entry), 0, reason, is_there)
+        self._announce(f"{entry.path.name}: rejected: {reason}")
+
+    def _move_away(self, entry: Entry, where: str, suffix: str, reason: str = "") -> bool:
+        """Move an entry, unless it is a link or was replaced; return whether it is still there."""
+        folder = self._folder / where
+        try:
+            folder.mkdir(exist_ok=True)
+            if folder.is_symlink():
+                raise OSError(f"'{where}' is a link")
+            target = _free_name(folder, entry.path, suffix)
+            if reason:
+                (folder / f"{target.name}.reason.txt").write_text(f"{reason}\n")
+            if entry.is_link:
+                return True
+            entry.path.rename(target)
+            # A new file may have taken its place just before the rename, and yet another one after it.
+            if not entry.is_same_file(read_entry(target)) and not os.path.lexists(entry.path):
+                target.rename(entry.path)
+        except OSError as error:
+            if os.path.lexists(entry.path):
+                self._report(f"{entry.path.name}: cannot be moved to '{where}' and stays: {error}")
+                return True
+        return False
+
+    def _remember(
+        self, entry: Entry, sha256: str, model: str, version: int, reason: str, is_there: bool
+    ) -> None:
+        name = entry.path.name
+        result = DropResult(self._now(), name, sha256, model, version, reason, is_there, self._terms)
+        self._last[name] = result
+        try:
+            self._append(result)
+        except OSError as error:
+            self._report(f"{name}: cannot be written to the journal '{JOURNAL}': {error}")
+
+    def _report_once(self, name: str, line: str) -> None:
+        if self._reported.get(name) != line:
+            self._reported[name] = line
+            shown = name if name.isprintable() else ascii(name)
+            self._report(f"{shown}: {line}" if name else line)
+
+
+def _why(error: Exception) -> str:
+    """Return the reason of any error; those of a class that is not expected are named."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) if isinstance(error, OperationFailed) else f"{type(error).__name__}: {error}"
+
+
+def _free_name(folder: Path, path: Path, suffix: str) -> Path:
+    """Return a free path in a folder for an entry, with a suffix in its name."""
+    stem, extension = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
+    more = itertools.chain([""], map("-{}".format, itertools.count(2)))
+    names = (f"{stem}{suffix}{each}{extension}" for each in more)
+    return next(target for name in names if not os.path.lexists(target := folder / name))

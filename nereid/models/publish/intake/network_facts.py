@@ -1,0 +1,253 @@
+"""Facts about a user's network, read once: from its ONNX file, and from the files of exporters next to it.
+
+Ultralytics, timm and transformers note the preprocessing; these and others note class names.
+"""
+
+import ast
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nereid.repository import onnx_graph
+from nereid.repository.onnx_file import OnnxFile
+from nereid.tasks.read import dictionary
+from nereid.vision.imaging.preprocess_settings import PRESETS
+from nereid.vision.inference.signature import Signature
+
+LABEL_FILES = ("labels.txt", "classes.txt")
+# Keys of ONNX metadata with class names; `names` is Ultralytics'.
+LABEL_KEYS = ("names", "classes", "labels", "class_names", "id2label")
+# Preprocessing files of timm and of Hugging Face, next to the ONNX file.
+CONFIG_FILES = ("config.json", "preprocessor_config.json")
+TASK = re.compile(r"[\w-]{,40}")
+MAX_CHARACTERS = 2**20
+Size = tuple[int, int]
+ANY_SIZE: Size = (0, 0)
+# Filters of Pillow by number. Source: Pillow, Image.Resampling.
+FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box"}
+# Below this side, a processor with `crop_pct` crops. Source: transformers, image_processing_convnext.py.
+CONVNEXT_CROPS_PX = 384
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """The notes of an exporter about the preprocessing.
+
+    Args:
+        parameters: of a preprocess model; empty if there are none.
+        origin: for messages.
+        size: height and width of the input in pixels; zeros if unknown.
+        head: layout of a detector's outputs; empty if unknown.
+        problem: why the noted preprocessing cannot be had; empty if it can.
+    """
+
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    origin: str = ""
+    size: Size = ANY_SIZE
+    head: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFacts:
+    """What a user's file says about its network.
+
+    Args:
+        sha256: digest of the file.
+        signature: inputs and outputs, before any change.
+        labels: class names by index; empty if there are none.
+        labels_from: their origin, for messages.
+        noted: what the exporter noted about the preprocessing.
+        task: the kind of network by Ultralytics' names; empty if unknown.
+        characters: those of a recogniser of text; () if there are none.
+    """
+
+    sha256: str
+    signature: Signature
+    labels: tuple[str, ...]
+    labels_from: str
+    noted: Noted
+    task: str
+    characters: tuple[str, ...]
+
+
+def read(folder: Path, file: OnnxFile) -> NetworkFacts:
+    """Read the facts of a file, which exporters wrote to `folder`; unknown metadata is skipped."""
+    properties = onnx_graph.metadata(file.model)
+    documents = {name: _document(folder / name) for name in CONFIG_FILES}
+    labels, labels_from = _labels(folder, properties, documents)
+    noted, task = _noted(properties, documents), properties.get("task", "")
+    task, characters = task if TASK.fullmatch(task) else "", dictionary.characters_of(file.model)
+    if 2 * sum(len(word) > 1 for word in characters) > len(characters):
+        # Words are no characters of a recogniser: the layout detectors of PaddleOCR list their classes there.
+        labels, labels_from = (labels, labels_from) if labels else (characters, dictionary.FILE)
+        characters = ()
+    return NetworkFacts(file.sha256, file.signature, labels, labels_from, noted, task, characters)
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _labels(
+    folder: Path, properties: Mapping[str, str], documents: Mapping[str, Mapping[str, Any]]
+) -> tuple[tuple[str, ...], str]:
+    for name in LABEL_FILES:
+        if (folder / name).is_file():
+            return tuple(
+                (folder / name).read_text(encoding="utf-8-sig", errors="replace").splitlines()
+            ), f"'{name}' next to the file"
+    for key in LABEL_KEYS:
+        if found := _names(_literal(properties.get(key, ""))):
+            return found, f"the file's metadata '{key}'"
+    config = documents["config.json"]
+    for key in ("label_names", "id2label"):
+        if found := _names(config.get(key)):
+            return found, f"'{key}' of 'config.json' next to the file"
+    return (), ""
+
+
+def _names(found: Any) -> tuple[str, ...]:
+    """Return class names by index from a list, or from a dict with the keys 0, 1, 2, …."""
+    if isinstance(found, dict):
+        by_index = {str(key): value for key, value in found.items()}
+        found = [by_index.get(str(index)) for index in range(len(by_index))]
+    if not isinstance(found, Sequence) or isinstance(found, str):
+        return ()
+    is_named = bool(found) and all(isinstance(each, str) for each in found)
+    names = (" ".join(each.encode(errors="replace").decode().split()) for each in found if is_named)
+    return tuple(names)
+
+
+def _noted(properties: Mapping[str, str], documents: Mapping[str, Mapping[str, Any]]) -> Noted:
+    """Return the notes of the first exporter that left some; what cannot be understood is skipped.
+
+    Args:
+        properties: the metadata in the ONNX file.
+        documents: JSON files next to it, by name.
+    """
+    ways: tuple[Callable[[], Noted | None], ...] = (
+        lambda: _ultralytics(properties),
+        lambda: _timm(documents["config.json"]),
+        lambda: _transformers(documents["preprocessor_config.json"]),
+    )
+    for way in ways:
+        try:
+            if found := way():
+                return found
+        except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError):
+            continue
+    return Noted()
+
+
+def _literal(text: str) -> Any:
+    """Return a value that is written as JSON or as a Python literal; None for anything else."""
+    if len(text) > MAX_CHARACTERS:  # parsing takes a hundred times the memory
+        return None
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return None
+
+
+def _ultralytics(properties: Mapping[str, str]) -> Noted | None:
+    """Return a letterbox, or for classifiers shorter side and centre crop."""
+    task, size = properties.get("task"), ANY_SIZE
+    origin = "the file's metadata of Ultralytics"
+    sizes = _literal(properties.get("imgsz", ""))
+    if (
+        isinstance(sizes, list | tuple)
+        and sizes
+        and all(isinstance(each, int) and each > 0 for each in sizes)
+    ):
+        size = sizes[0], sizes[-1]
+    if task == "detect":
+        exported = _literal(properties.get("args", ""))
+        has_nms = isinstance(exported, dict) and bool(exported.get("nms"))
+        is_whole = properties.get("end2end") == "True" or has_nms
+        is_rtdetr = "rtdetr" in properties.get("description", "").lower()
+        # Since it notes the head, the decoder returns the best class of each row only.
+        rtdetr = "rtdetr_best" if properties.get("head") == "RTDETRDecoder" else "rtdetr"
+        head = "nms" if is_whole else rtdetr if is_rtdetr else ""
+        preprocessing = (
+            {"resize": "exact", "scale": PRESETS["yolo"]["scale"]} if is_rtdetr else PRESETS["yolo"]
+        )
+        return Noted(preprocessing, origin, size, head)
+    if task == "classify" and any(size):
+        # Source: ultralytics, data/augment.py, classify_transforms; mean 0 and std 1 of pixels / 255.
+        return Noted({"resize_shorter_px": str(max(size)), "scale": str(1 / 255)}, origin, size)
+    return None
+
+
+def _timm(config: Mapping[str, Any]) -> Noted | None:
+    """Return the preprocessing of `pretrained_cfg`. Source: timm, data/transforms_factory.py."""
+    found = config.get("pretrained_cfg")
+    if not isinstance(found, dict):
+        return None
+    origin = "timm's 'config.json' next to the file"
+    height, width = (int(each) for each in found["input_size"][-2:])
+    share, mode = float(found.get("crop_pct") or 0.875), found.get("crop_mode") or "center"
+    numbers = _numbers(found["mean"], found["std"])
+    numbers["interpolation"] = str(found.get("interpolation") or "bilinear")
+    scaled = math.floor(height / share)
+    if mode == "center" and height == width:
+        return Noted({"resize_shorter_px": str(scaled), **numbers}, origin, (height, width))
+    if mode == "squash" and share == 1:
+        return Noted({"resize": "exact", **numbers}, origin, (height, width))
+    if mode == "border" and share == 1:
+        fill = ", ".join(str(round(255 * float(each))) for each in found["mean"])
+        return Noted({"resize": "letterbox", "pad_color": fill, **numbers}, origin, (height, width))
+    problem = f"{origin} has crop_mode '{mode}' with crop_pct {share:g} for {height} x {width} pixels"
+    return Noted(origin=origin, size=(height, width), problem=problem)
+
+
+def _transformers(config: Mapping[str, Any]) -> Noted | None:
+    """Return the preprocessing of an image processor. Source: transformers, image_processing_utils.py."""
+    if not any(key in config for key in ("do_resize", "do_normalize", "do_rescale", "image_mean")):
+        return None
+    origin = "'preprocessor_config.json' next to the file"
+    scale = float(config.get("rescale_factor") or 1 / 255) if config.get("do_rescale", True) else 1.0
+    if config.get("do_normalize", "image_mean" in config):
+        parameters = _numbers(config["image_mean"], config["image_std"], 1 / scale)
+    else:
+        parameters = {"scale": f"{scale:.15g}"}
+    parameters["interpolation"] = FILTERS[config.get("resample", 2)]
+    given = config.get("size", {})
+    size: Mapping[str, int] = given if isinstance(given, dict) else {"shortest_edge": int(given)}
+    shorter = size.get("shortest_edge")
+    crop = config.get("crop_size") if config.get("do_center_crop") else None
+    if "crop_pct" in config and shorter:
+        crop = shorter if shorter < CONVNEXT_CROPS_PX else None
+        shorter = int(shorter / float(config["crop_pct"])) if crop else shorter
+    if crop:
+        cropped = _sides(crop)
+        if not shorter:
+            problem = f"{origin} resizes to {_sides(size)} and then crops to {cropped}"
+            return Noted(origin=origin, size=cropped, problem=problem)
+        return Noted({"resize_shorter_px": str(shorter), **parameters}, origin, cropped)
+    # Detectors keep the aspect ratio within two edges; here, each photo is resized to one size.
+    whole = _sides(size) if config.get("do_resize", True) else ANY_SIZE
+    return Noted({"resize": "exact", **parameters}, origin, whole)
+
+
+def _sides(size: Any) -> Size:
+    if isinstance(size, Mapping):
+        edge = size.get("shortest_edge", 0)
+        return int(size.get("height", edge)), int(size.get("width", edge))
+    return int(size), int(size)
+
+
+def _numbers(mean: Sequence[float], std: Sequence[float], unit: float = 255) -> dict[str, str]:
+    """Return mean and std in levels of a pixel, of which `unit` make 1 for the exporter."""
+    named = {"mean": mean, "std": std}
+    return {key: ", ".join(f"{unit * float(each):g}" for each in values) for key, values in named.items()}

@@ -1,0 +1,163 @@
+"""How a user's network is served, as decided from its file: input, outputs, preprocessing and processes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nereid.base.errors import WrongUsage
+from nereid.models.publish.intake.network_facts import Noted, Size
+from nereid.repository.onnx_file import describe
+from nereid.tasks.detect.layouts import LAYOUTS
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
+from nereid.vision.inference.signature import NetworkTensor, Signature
+
+PIXELS = ("TYPE_FP32", "TYPE_FP16", "TYPE_UINT8")
+CHANNELS = 3
+# The presets' `resize_shorter_px` is for this side; other sides scale it in proportion.
+USUAL_SIDE_PX = 224
+# Larger images are not decoded, either.
+MAX_SIDE_PX = Limits().max_image_side_px
+NORMALISATION = ("preset", "mean", "std", "scale")
+
+
+class Tensor(NamedTuple):
+    """A tensor of the network: name, Triton's datatype, dims without the batch."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSettings:
+    """What the models of an addition share.
+
+    Args:
+        image: the input of the network.
+        outputs: those that are served, by role; the first one of a classifier are its scores.
+        is_last: whether the layout is NHWC.
+        is_grey: whether the network had one channel before its changes.
+        classes: the number of classes; 0 if the shapes do not have it.
+        head: the layout of a detector's outputs; empty for other networks.
+        parameters: all of the preprocessing.
+        has_labels: whether there are class names.
+        can_batch: whether the network computes several rows at a time.
+        instances: processes of the pinned model on a CPU; None for those that fit the machine.
+        companions: default models that the pinned model uses, too, and their versions.
+    """
+
+    image: Tensor
+    outputs: tuple[Tensor, ...]
+    is_last: bool = False
+    is_grey: bool = False
+    classes: int = 0
+    head: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    has_labels: bool = False
+    can_batch: bool = True
+    instances: int | None = None
+    companions: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def sides_px(self) -> tuple[int, int]:
+        """Height and width of the input; -1 for any width."""
+        height, width = self.image.dims[:2] if self.is_last else self.image.dims[1:]
+        return height, width
+
+
+def is_grey(original: Signature) -> bool:
+    """Return whether the network in the user's file takes images with one channel."""
+    return any(CHANNELS not in each.shape and 1 in each.shape[1:] for each in original.inputs.values())
+
+
+def preprocessing(
+    settings: ServingSettings, noted: Noted, given: Mapping[str, str]
+) -> tuple[dict[str, str], str]:
+    """Return all parameters of the preprocessing, and the origin of those that were not given.
+
+    They are the noted and the given ones, and those that input and head determine. A given normalisation or
+    preset replaces all that the exporter noted.
+
+    Raises:
+        WrongUsage: a parameter is unknown, or nothing says how the network's pixels are normalised.
+    """
+    if unknown := sorted(given.keys() - PARAMETERS):
+        raise WrongUsage(
+            f"unknown parameter of a preprocessing: expected one of {', '.join(sorted(PARAMETERS))}, "
+            f"got '{unknown[0]}'"
+        )
+    own = LAYOUTS[settings.head].preprocessing if settings.head else {}
+    known = _known_parameters(settings, noted.parameters or own, given)
+    if own and given.keys().isdisjoint(("preset", "resize", "resize_shorter_px")):
+        known = {"resize": own["resize"], **known}  # also with a given normalisation
+    found = {key: _per_channel(key, text) for key, text in {**known, **given}.items()}
+    if settings.is_grey and found.get("color_order", "RGB") != "RGB":
+        raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")
+    if settings.image.datatype != "TYPE_UINT8" and not any(found.get(key) for key in NORMALISATION):
+        reason = f"{noted.problem}, which cannot be had; " if noted.problem else ""
+        raise WrongUsage(
+            f"{reason}expected the preprocessing that the network was trained with; fix: name a --preset "
+            f"({', '.join(PRESETS)}), or its numbers with --preprocess mean=… --preprocess std=…"
+        )
+    if settings.is_last:
+        found["layout"] = "NHWC"
+    if found.get("resize", "shorter_side") == "shorter_side" and "resize_shorter_px" not in found:
+        preset = PRESETS.get(found.get("preset", ""), {})
+        if preset.get("resize", "shorter_side") == "shorter_side":
+            side = max(settings.sides_px)
+            usual = int(preset.get("resize_shorter_px", USUAL_SIDE_PX))
+            if not preset or side != USUAL_SIDE_PX:
+                found["resize_shorter_px"] = str(round(usual * side / USUAL_SIDE_PX))
+    return found, noted.origin if known else ""
+
+
+def _known_parameters(
+    settings: ServingSettings, known: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the parameters of a file's metadata that fit the input and the given parameters."""
+    if any(key in given for key in NORMALISATION):
+        return {}
+    without = {other for key in given for other in REPLACES.get(key, ())}
+    if settings.image.datatype == "TYPE_UINT8":
+        without |= {*NORMALISATION}
+    return {key: text for key, text in known.items() if key not in without}
+
+
+def _per_channel(key: str, text: str) -> str:
+    """Repeat a single number for every channel."""
+    return ", ".join([text] * CHANNELS) if key in ("mean", "std") and "," not in text else text
+
+
+def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[Tensor, bool]:
+    """Return the input, and whether its layout is NHWC; zeros of `size` are those of the file.
+
+    Raises:
+        WrongUsage: the network does not take images, or not of that size.
+    """
+    if len(inputs) != 1:
+        raise WrongUsage(f"expected a network with one input, for images, got: {', '.join(inputs) or 'none'}")
+    ((name, tensor),) = inputs.items()
+    is_last = tensor.shape[-1:] == (CHANNELS,) and tensor.shape[1:2] != (CHANNELS,)
+    sides = tensor.shape[1:3] if is_last else tensor.shape[2:4]
+    channels = tensor.shape[3:4] if is_last else tensor.shape[1:2]
+    if len(tensor.shape) != 4 or channels not in ((CHANNELS,), (-1,)) or tensor.datatype not in PIXELS:
+        raise WrongUsage(
+            f"input '{name}': expected FP32, FP16 or UINT8 images, [N,3,height,width] or [N,height,width,3] "
+            f"or with one channel, got {describe(tensor)}"
+        )
+    if not tensor.can_batch:
+        raise WrongUsage(f"input '{name}': expected images as rows of a batch, got {describe(tensor)}")
+    height, width = (wanted if side == -1 else side for side, wanted in zip(sides, size, strict=True))
+    if not height or not width:
+        raise WrongUsage(
+            f"input '{name}' has no fixed size, {describe(tensor)}; fix: set height and width with --size"
+        )
+    if any(size) and (height, width) != size:
+        raise WrongUsage(f"input '{name}': expected {height} x {width} pixels, got {size[0]} x {size[1]}")
+    if max(height, width) > MAX_SIDE_PX:
+        raise WrongUsage(
+            f"input '{name}': expected at most {MAX_SIDE_PX:,} pixels a side, got {describe(tensor)}"
+        )
+    dims = (height, width, CHANNELS) if is_last else (CHANNELS, height, width)
+    return Tensor(name, tensor.datatype, dims), is_last

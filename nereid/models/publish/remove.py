@@ -1,0 +1,174 @@
+"""Removal of a public name with all its models, and the reload of a model whose files were edited."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereid.backends.routing.assignment import Route
+from nereid.base.config.model_config import read_pbtxt
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.serving_errors import InvalidConfig
+from nereid.models.publish.engine.actions import Action, Install, Workspace
+from nereid.models.publish.engine.engine import locked_repository, take_out
+from nereid.models.publish.engine.operation_journal import OperationJournal
+from nereid.models.publish.pinned import successor
+from nereid.models.rollout.rollout_journal import check_none_active
+from nereid.models.routes.target import check_repository, find_routes, read_state
+from nereid.repository.check import check
+from nereid.repository.layout import Pin, config_files, model_folders, pins, readable_configs, steps_of
+from nereid.server.control import Control, Refused
+from nereid.server.run_dir import ServerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The models behind a public name, in the order of their loading, and the files of its route."""
+
+    models: tuple[str, ...]
+    files: tuple[str, ...] = ()
+
+    def without(self, models: Collection[str]) -> "Parts":
+        """Return the parts without some models, which stay."""
+        return Parts(tuple(each for each in self.models if each not in models), self.files)
+
+
+def remove(
+    repository: Path,
+    name: str,
+    record: ServerRecord | None,
+    report: Callable[[str], None] = lambda line: None,
+) -> tuple[str, ...]:
+    """Remove a model; with a route, also the models that only its requests reach. Returns their names.
+
+    Running requests end first. A model whose folder was deleted by hand is unloaded.
+
+    Raises:
+        WrongUsage: the model does not exist, or another model or route needs one of those.
+        OperationFailed: the server refuses, and the next command continues; or a rollout has not ended.
+        OSError: a file cannot be moved.
+    """
+    check_repository(repository)
+    with locked_repository(repository, record, report) as (log, unstaged):
+        check_none_active(repository, f"remove '{name}'", name)
+        parts = find_parts(repository, name)
+        if not parts.models:
+            return _unload_leftover(repository, name, record)
+        remove_parts(log, unstaged, name, parts)
+        return parts.models
+
+
+def remove_parts(log: OperationJournal, unstaged: Workspace, name: str, parts: Parts) -> None:
+    """Remove models under the lock of the repository; errors as `remove`."""
+    *behind, last = parts.models
+    actions: tuple[Action, ...] = (
+        *(Install(model, model) for model in behind),
+        *(Install(file) for file in parts.files),
+        Install(last, last),
+    )
+    take_out(log, unstaged, "remove", name, 0, actions)
+
+
+def find_parts(repository: Path, name: str) -> Parts:
+    """Return the models behind a name; none if the repository does not have it.
+
+    Models that others run, too, such as the networks that find text, are left out.
+
+    Raises:
+        WrongUsage: another model or route needs a pinned model of this name, or the model itself.
+    """
+    folders = {path.name for path in model_folders(repository)}
+    if name not in folders:
+        return Parts(())
+    routes = {location.name: read_state(location).route() for location in find_routes(repository)}
+    outer = _pinned(repository, name, routes) if name in routes else (name,)
+    if user := _user(repository, outer, routes):
+        raise WrongUsage(f"cannot remove '{name}': {user}; fix: remove or change that first")
+    if name not in routes:
+        return Parts(outer)
+    inner = [each for each in _inner(repository, outer) if not _user(repository, (*outer, each), routes)]
+    files = [f"{name}.route.json", f"{name}.route.history.jsonl"]
+    there = tuple(each for each in files if (repository / each).exists())
+    return Parts(tuple(each for each in (*inner, *outer) if each in folders), there)
+
+
+def _pinned(repository: Path, name: str, routes: Mapping[str, Route]) -> tuple[str, ...]:
+    """Return the pinned models of all versions behind a route and of no other one, and the route."""
+    called = {each.model for each in routes[name].targets()}
+    of_others = {each.model for other, route in routes.items() if other != name for each in route.targets()}
+    all_pins = pins(repository, readable_configs(repository))
+    ours = [pin for pin in all_pins if pin.model in called]
+    versions = {pin.model for pin in all_pins if any(_is_version(pin, each) for each in ours)} - of_others
+    return (*sorted((versions | called) - {pin.network for pin in ours}), name)
+
+
+def _is_version(pin: Pin, known: Pin) -> bool:
+    """Return whether publishing makes this pinned model from a known one; others may run its network, too."""
+    name = successor(known.model, known.network_version, pin.network_version)
+    return pin.network == known.network and pin.model == name
+
+
+def _inner(repository: Path, pinned: Collection[str]) -> list[str]:
+    """Return the models that pinned models run, in the order of their loading."""
+    found = [pin for pin in pins(repository, readable_configs(repository)) if pin.model in pinned]
+    roles = [{getattr(pin, role) for pin in found} for role in ("network", "preprocess", "after")]
+    known = [each for role in roles for each in sorted(role)]
+    steps = {step for name in pinned for file in config_files(repository / name) for step in _steps(file)}
+    return [each for each in (*sorted(steps.difference(known)), *known) if each not in pinned]
+
+
+def _user(repository: Path, models: tuple[str, ...], routes: Mapping[str, Route]) -> str:
+    """Return a model or route outside that needs one of the models; empty if there is none."""
+    for path in model_folders(repository):
+        if path.name not in models:
+            for file in config_files(path):
+                for step in _steps(file):
+                    if step in models:
+                        return f"model '{path.name}' runs '{step}'"
+    for name, route in routes.items():
+        for each in route.targets():
+            if name not in models and each.model in models:
+                return f"route '{name}' sends requests to '{each.model}'"
+    return ""
+
+
+def _steps(file: Path) -> list[str]:
+    """Return the models that a config runs; none if it cannot be read, because no server loads it."""
+    try:
+        return [step for step, _ in steps_of(read_pbtxt(file))]
+    except InvalidConfig:
+        return []
+
+
+def _unload_leftover(repository: Path, name: str, record: ServerRecord | None) -> tuple[str, ...]:
+    control = Control(record) if record else None
+    if control is None or not _is_loaded(control, name):
+        known = ", ".join(sorted(path.name for path in model_folders(repository))) or "none"
+        raise WrongUsage(f"'{repository}' has no model '{name}', it has: {known}")
+    control.unload(name)
+    return (name,)
+
+
+def _is_loaded(control: Control, name: str) -> bool:
+    """Return whether the server has a model; its index lists only models that have a folder."""
+    try:
+        control.config(name)
+    except Refused:
+        return False
+    return True
+
+
+def reload(repository: Path, name: str, record: ServerRecord) -> None:
+    """Load a model again whose config or files were edited, after the checks of `nereid check`.
+
+    Raises:
+        WrongUsage: the model does not exist.
+        OperationFailed: a check of the model fails, or the server refuses; the loaded model stays.
+    """
+    check_repository(repository)
+    known = sorted(path.name for path in model_folders(repository))
+    if name not in known:
+        raise WrongUsage(f"'{repository}' has no model '{name}', it has: {', '.join(known) or 'none'}")
+    failures = [each for each in check(repository) if each.verdict == "fail" and each.model == name]
+    if failures:
+        raise OperationFailed("; ".join(f"{each.what}: {each.found}" for each in failures))
+    Control(record).load(name)

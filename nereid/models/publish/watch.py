@@ -1,0 +1,169 @@
+"""The loop of `nereid watch`: networks that appear in a folder are published once they are complete."""
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from nereid.base import files
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.processes import StopFlag
+from nereid.base.serving_errors import InvalidConfig
+from nereid.base.watched_folder import POLL_S, changes
+from nereid.models.publish import publisher
+from nereid.models.publish.drop_folder import DropFolder, Publish, Report, TemporaryFailure, journal_of
+from nereid.models.publish.engine.engine import locked_repository
+from nereid.models.publish.examination.examine import ExaminationFailed, Gates
+from nereid.models.publish.network import Network, find_network
+from nereid.models.rollout.rollout_journal import RolloutActive
+from nereid.models.routes.target import check_repository
+from nereid.repository.checksums import CHECKSUMS, digest
+from nereid.repository.onnx_file import network_path
+from nereid.server.run_dir import ServerRecord
+
+LOCK_TIMEOUT_S = 0.5
+
+
+def publication(
+    repository: Path,
+    find_record: Callable[[], ServerRecord | None],
+    gates: Gates,
+    share: float,
+    report: Report,
+) -> Publish:
+    """Return a function that publishes to a repository and its running server.
+
+    A copy of the newest served version is not published again: a kill or a lost server may have prevented the
+    line of its publication in the drop folder's journal.
+    """
+
+    def publish(name: str, source: Path) -> tuple[str, int]:
+        try:
+            return publish_new(name, source)
+        except (ExaminationFailed, publisher.RouteFull, RolloutActive, InvalidConfig) as error:
+            raise TemporaryFailure(str(error)) from error
+
+    def publish_new(name: str, source: Path) -> tuple[str, int]:
+        record = find_record()
+        try:
+            with locked_repository(repository, record, report):
+                pass
+        except (OperationFailed, InvalidConfig) as error:
+            raise TemporaryFailure(str(error)) from error
+        network = find_network(repository, name)
+        if version := _find_published(network, source):
+            report(f"{source.name}: identical to version {version} of '{network.name}'")
+            return network.name, version
+        done = publisher.publish(repository, name, source, record, gates, share, report)
+        return done.model, done.version
+
+    return publish
+
+
+def _find_published(network: Network, source: Path) -> int:
+    """Return the newest served version of a network if it has the same files as `source`, else 0."""
+    version = max(network.served(), default=0)
+    own = _digests_below(network.folder / str(version)) if version else set()
+    theirs = _digests_below(source)
+    networks = _networks_of(source) if source.is_dir() else theirs
+    return version if networks and networks <= own <= theirs else 0
+
+
+def check(folder: Path, repository: Path, model: str, share: float = 0) -> None:
+    """Refuse a folder, repository, model or share with which every file would be rejected.
+
+    Raises:
+        WrongUsage: one of them does not exist, or one folder contains the other, or the share is invalid.
+        OperationFailed: a package is missing, or a route cannot be read.
+        InvalidConfig: a config cannot be read.
+    """
+    if not folder.is_dir():
+        raise WrongUsage(f"cannot watch '{folder}': it is not a folder; fix: mkdir {folder}")
+    ours, theirs = folder.resolve(), repository.resolve()
+    if ours.is_relative_to(theirs) or theirs.is_relative_to(ours):
+        raise WrongUsage(
+            f"cannot watch '{folder}': it contains the repository '{repository}', or is inside it; "
+            "fix: watch a separate folder"
+        )
+    publisher.check_share(share)
+    check_repository(repository)
+    if model:
+        find_network(repository, model)
+    for package in ("watchfiles", "onnx"):
+        if not importlib.util.find_spec(package):
+            raise OperationFailed(
+                f"nereid watch needs the package '{package}'; fix: pip install 'nereid-serving[publish]'"
+            )
+
+
+def staging_for(folder: Path, repository: Path) -> Path:
+    """Return the folder for copies of entries; in `folder`, other users could change them meanwhile."""
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    return files.state_folder(repository) / f"drop-{name}"
+
+
+def watch(
+    folder: Path,
+    staging: Path,
+    publish: Publish,
+    *,
+    settle_s: float,
+    model: str,
+    terms: str,
+    is_polling: bool,
+) -> None:
+    """Publish networks that appear in a folder until SIGINT or SIGTERM; finish a running publication first.
+
+    A second signal ends it immediately; the next command repairs the repository by its journal.
+
+    Args:
+        staging: a private folder for the copy that is published.
+        is_polling: whether to poll the filesystem instead of waiting for its events.
+
+    Raises:
+        OperationFailed: another `nereid watch` watches the folder.
+        OSError: its journal cannot be written.
+    """
+    folder = folder.resolve()
+    with journal_of(folder).locked(LOCK_TIMEOUT_S) as append:
+        stop = StopFlag()
+        drops = DropFolder(
+            folder,
+            append,
+            staging,
+            publish,
+            settle_s=settle_s,
+            model=model,
+            terms=terms,
+            announce=_announce,
+            report=report,
+        )
+        report(f"watching {folder}")
+        for _ in changes(folder, min(settle_s / 2, POLL_S), is_polling, stop, report):
+            while not stop.is_set() and drops.step():
+                pass
+    report("stopped")
+
+
+def report(line: str) -> None:
+    """Write a line to stderr; a closed stderr does not stop the watcher."""
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _announce(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(line, flush=True)
+
+
+def _networks_of(folder: Path) -> set[str]:
+    paths = [network_path(folder, {"default_model_filename": each.name}) for each in folder.glob("*.onnx")]
+    return {digest(path) for path in paths if path.is_file()}
+
+
+def _digests_below(path: Path) -> set[str]:
+    paths = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    return {digest(each) for each in paths if each.name != CHECKSUMS}

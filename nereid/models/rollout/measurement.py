@@ -1,0 +1,147 @@
+"""The measurement of one step: pages of the server's metrics go in, verdicts come out."""
+
+import http.client
+from dataclasses import dataclass
+
+from nereid.backends.triton.metrics import ROUTE_PREFIX
+from nereid.base import metrics_page
+from nereid.base.metrics_page import Snapshot
+from nereid.models.rollout import counts, judge
+from nereid.models.rollout.counts import DISAGREEMENT, ERROR, SLOW
+from nereid.models.rollout.judge import Objective, Objectives, Outcome, Verdict
+from nereid.models.rollout.plan import BOUNDS, SHADOW
+from nereid.models.rollout.rollout_journal import Rollout
+from nereid.models.routes.served import Served, read_metrics
+from nereid.server.control import NotReached
+from nereid.server.run_dir import ServerRecord
+
+PAGE_S = 5.0
+# The route reports its counts every half second, so the first ones after a change belong to the old weights.
+SETTLE_S = 1.5
+# A breaker that an earlier failure has left open has time for that many trials to close, and so much traffic
+# that chance would have given its variant that many requests.
+TRIALS, REQUESTS = 5, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The metrics of a route on one server, and the route files and breakers in use."""
+
+    pid: int
+    metrics: Snapshot
+    served: Served
+
+
+def read_page(record: ServerRecord, route: str) -> Page:
+    """Read the metrics page of a server.
+
+    Raises:
+        NotReached: the page does not respond.
+    """
+    try:
+        text = metrics_page.fetch(record.url("metrics"), PAGE_S)
+    except (OSError, http.client.HTTPException) as error:
+        raise NotReached(f"the server's metrics page does not respond: {error}") from None
+    page = Snapshot.parse(text, (ROUTE_PREFIX,), {"route": route})
+    return Page(record.pid, page, read_metrics(page, route))
+
+
+class Measurement:
+    """The running measurement of a step.
+
+    Args:
+        state: of the rollout, with the counts of an earlier controller, if there was one.
+        now_s: time of a monotonic clock.
+        open_s: seconds until an open breaker of the route lets a trial through.
+    """
+
+    def __init__(self, state: Rollout, now_s: float, open_s: float) -> None:
+        self.state, self.elapsed_s, self._open_s = state, state.elapsed_s, open_s
+        self._began_s = self._last_s = now_s
+        self._judged = judge.Step(objectives(state), state.share, BOUNDS)
+        if state.look:
+            self._judged.add(state.look)
+        self._page: Page | None = None
+        # An open breaker may be left from an earlier failure.
+        self._was_closed = False
+
+    def is_of(self, state: Rollout) -> bool:
+        """Return whether this measures the present step of a rollout."""
+        mine = self.state
+        return (mine.number, mine.step, mine.sha256) == (state.number, state.step, state.sha256)
+
+    def add(self, page: Page, now_s: float) -> bool:
+        """Add a page; return whether it counts: the first ones after a change belong to the old weights.
+
+        Raises:
+            NotReached: the server has restarted since the page before.
+        """
+        before, self._page = self._page, page
+        passed_s, self._last_s = now_s - self._last_s, now_s
+        if before is None or now_s - self._began_s < SETTLE_S:
+            return False
+        if page.pid != before.pid or page.metrics.was_reset(before.metrics, counts.COUNTERS):
+            raise NotReached("the server has restarted, and its counters were reset")
+        # Without requests of a variant, the page has no breaker of it.
+        self._was_closed |= page.served.breakers.get(self.state.pair.candidate, "closed") == "closed"
+        # A machine that slept measured nothing in the meantime.
+        self.elapsed_s += min(passed_s, PAGE_S)
+        self._judged.add(counts.look(page.metrics - before.metrics, self.state.pair, self.state.slow_s))
+        return True
+
+    def total(self) -> judge.Look:
+        """Return all counts of the step."""
+        return self._judged.total()
+
+    def verdict(self) -> Verdict:
+        """Judge the counts of the step, its duration and the breakers."""
+        plan, pair = self.state.plan, self.state.pair
+        breakers = self._page.served.breakers if self._page else {}
+        is_open, is_control_open = (breakers.get(each) == "open" for each in (pair.candidate, pair.control))
+        name = pair.candidate[0]
+        if is_open and (self._was_closed or self._has_had_trials()):
+            if is_control_open:
+                reason = f"the breakers of '{name}' and '{pair.control[0]}' are open: no comparison"
+                return Verdict(Outcome.INCONCLUSIVE, (reason,))
+            if not self._was_closed:
+                waited_s = self._last_s - self._began_s
+                return Verdict(Outcome.FAIL, (f"the breaker of '{name}' has not closed in {waited_s:.0f} s",))
+            total = self.total().events.get(ERROR)
+            seen = f", {total[0].events:,} of {total[0].requests:,} requests failed" if total else ""
+            return Verdict(Outcome.FAIL, (f"the breaker of '{name}' has opened{seen}",))
+        verdict = self._judged.verdict(self.elapsed_s >= plan.hold_s)
+        if verdict.outcome == Outcome.CONTINUE and self.elapsed_s >= plan.patience_s:
+            reason = f"no decision within {plan.patience_s:g} s"
+            return Verdict(Outcome.INCONCLUSIVE, (reason, *verdict.reasons))
+        return verdict
+
+    def _has_had_trials(self) -> bool:
+        """Return whether the candidate's breaker had the time and the requests to close.
+
+        While it is open, requests of the candidate are not counted, so those of the control are the measure.
+        In the last step, without a control, only the time counts. Copies for a shadow pass no breaker.
+        """
+        measured_s, share = self._last_s - self._began_s, self.state.share
+        if not share or measured_s < max(self.state.plan.hold_s, TRIALS * self._open_s):
+            return False
+        _, drawn_of_control = self.total().drawn
+        return share == 1 or drawn_of_control * share / (1 - share) >= REQUESTS
+
+
+def objectives(state: Rollout) -> Objectives:
+    """Return the limits that the candidate must keep in a step."""
+    plan = state.plan
+    if plan.steps[state.step] == SHADOW:
+        events: tuple[Objective, ...] = (Objective(DISAGREEMENT, plan.max_disagreement),)
+    else:
+        slow = Objective(
+            SLOW, plan.max_slow_ratio, plan.max_slow_increase, plan.max_slow_increase / 2, is_in_phases=True
+        )
+        events = Objective(ERROR, plan.max_error_ratio, plan.max_error_increase), slow
+    return Objectives(
+        events,
+        max_latency_ratio=1 + plan.max_latency_increase,
+        risk=state.risk,
+        miss_risk=1 - plan.power,
+        min_requests=plan.min_requests,
+    )

@@ -1,0 +1,201 @@
+"""Orders for a rollout: start, pause, resume, promote and abort, and a forecast before the start.
+
+A command writes to the journal, and the controller acts. Without a running controller, the command itself
+carries out what cannot wait: the withdrawal of a candidate.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from nereid.base import files
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.metrics_page import Snapshot
+from nereid.models.rollout import counts, judge
+from nereid.models.rollout.controller import POLL_S, Controller, FindServer
+from nereid.models.rollout.counts import ERROR, Pair
+from nereid.models.rollout.measurement import objectives, read_page
+from nereid.models.rollout.plan import BOUNDS, SHADOW, RolloutPlan
+from nereid.models.rollout.rollout_journal import (
+    Phase,
+    Rollout,
+    RolloutJournals,
+    check_none_active,
+    folder_of,
+)
+from nereid.models.rollout.route_steps import compared, first_step
+from nereid.models.routes.target import RouteLocation, present_table, read_state
+from nereid.server.run_dir import ServerRecord
+
+Order = Literal["pause", "resume", "promote", "abort"]
+ORDERS: dict[Order, tuple[Phase, ...]] = {
+    "pause": ("stepping", "measuring"),
+    "resume": ("paused",),
+    "promote": ("stepping", "measuring", "paused"),
+    "abort": ("stepping", "measuring", "paused"),
+}
+LOCK = "controller.lock"
+FORECAST_S = 10.0
+ABOVE_MEDIAN = 1.2
+WAIT_S = 15.0
+CONTROLLED_S = 5.0
+
+
+class OrderRefused(OperationFailed):
+    """The state of the rollout does not allow an order."""
+
+
+class Forecast(Struct, frozen=True):
+    """The need of a step at the present traffic: requests of all callers, and seconds (may be infinite)."""
+
+    step: str
+    requests: int
+    seconds: float
+    what: str
+
+
+def start(
+    location: RouteLocation, plan: RolloutPlan, record: ServerRecord | None, reason: str = ""
+) -> Rollout:
+    """Write the start of a rollout; the controller begins with its first step.
+
+    Raises:
+        WrongUsage: the candidate or the route does not fit.
+        OperationFailed: another rollout of the repository is active, or no server responds.
+    """
+    check_none_active(location.repository, f"start a rollout of '{plan.candidate}'")
+    table = present_table(location, read_state(location))
+    pair, first = compared(table, plan.candidate), first_step(table.route, plan)
+    slow_s = _slow_s(plan, _page(location, record), pair)
+    logs = RolloutJournals.of(location)
+    number = max(logs.numbers(), default=0) + 1
+    risk = plan.risk / (len(plan.steps) - first)
+    with logs.writing(number) as writer:
+        if writer.rollout:
+            raise OrderRefused("another command has just started a rollout", "nereid rollout status")
+        writer.write(
+            "start", [reason] if reason else (), plan=plan, pair=pair, slow_s=slow_s, risk=risk, first=first
+        )
+        return writer.started
+
+
+def order(location: RouteLocation, what: Order, reason: str = "") -> Rollout:
+    """Write an order into the journal of the active rollout.
+
+    Raises:
+        OperationFailed: no rollout is active, or its phase does not allow the order.
+    """
+    logs = RolloutJournals.of(location)
+    active = logs.active()
+    if active is None:
+        raise OrderRefused(f"route '{location.name}' has no active rollout")
+    with logs.writing(active.number) as writer:
+        if writer.started.phase not in ORDERS[what]:
+            raise OrderRefused(f"cannot {what}: {writer.started}")
+        writer.write(what, (reason,) if reason else (f"{what} by hand",))
+        return writer.started
+
+
+def finish(location: RouteLocation, find_server: FindServer, log: Callable[[str], None]) -> Rollout:
+    """Wait until an aborted rollout has ended; without a controller, withdraw the candidate here.
+
+    Raises:
+        OperationFailed: the candidate still has traffic.
+    """
+    logs, deadline = RolloutJournals.of(location), time.monotonic() + WAIT_S
+    while (state := logs.active()) and state.phase == "withdrawing" and time.monotonic() < deadline:
+        if not is_controlled(location):
+            Controller(location, find_server, log).step()
+        time.sleep(0.1)
+    state = logs.latest()
+    if state is None or state.is_active:
+        raise OperationFailed(f"the candidate still has traffic after {WAIT_S:g} s", "nereid rollout status")
+    return state
+
+
+def is_controlled(location: RouteLocation) -> bool:
+    """Return whether a controller works for the route's repository."""
+    lock = folder_of(location.repository) / LOCK
+    return lock.exists() and files.is_locked(lock)
+
+
+def wait_controlled(location: RouteLocation) -> bool:
+    """Return whether a controller works for the route's repository; one that runs needs some seconds.
+
+    Raises:
+        OSError: the folder of the journals cannot be made.
+    """
+    folder_of(location.repository).mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + CONTROLLED_S
+    while not (found := is_controlled(location)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def forecast(
+    location: RouteLocation, plan: RolloutPlan, record: ServerRecord | None, seconds: float = FORECAST_S
+) -> list[Forecast]:
+    """Measure the present traffic, and return what each step needs for an equally good candidate.
+
+    Raises:
+        WrongUsage: the candidate or the route does not fit.
+        OperationFailed: no server responds.
+    """
+    table = present_table(location, read_state(location))
+    pair, first = compared(table, plan.candidate), first_step(table.route, plan)
+    before = _page(location, record)
+    time.sleep(seconds)
+    after = _page(location, record)
+    if after.was_reset(before, counts.COUNTERS):
+        raise OperationFailed("the server has restarted during the measurement", "the same command again")
+    look = counts.look(after - before, pair, _slow_s(plan, after, pair))
+    errors = look.events[ERROR][1].rate
+    rate = sum(sum(each) for each in look.latencies) / seconds
+    begin = Rollout(0, plan, pair, 0.0, plan.risk, datetime.now(UTC), "")
+    return [_forecast(begin, number, rate, errors) for number in range(first, len(plan.steps))]
+
+
+def _forecast(begin: Rollout, number: int, rate: float, error_rate: float) -> Forecast:
+    state = replace(begin, step=number)
+    plan, share = state.plan, state.share
+    part = plan.shadow_percent / 100 if plan.steps[number] == SHADOW else share
+    needed, least_s = {"min_requests": plan.min_requests / part}, plan.hold_s
+    for each in objectives(state).events if share < 1 else ():
+        if each.is_in_phases:
+            least_s = max(least_s, judge.looks_needed(each, 1 - plan.power) * POLL_S)
+        elif each.increase is not None:
+            needed[each.event] = judge.requests_needed(each, share, error_rate, 1 - plan.power)
+        else:
+            # Without events, each request multiplies the evidence by at most 1 / (1 - limit).
+            needed[each.event] = math.log(10 / (1 - plan.power)) / -math.log1p(-0.9 * each.limit) / part
+    what, requests = max(needed.items(), key=lambda pair: pair[1])
+    seconds = max(least_s, requests / rate) if rate else math.inf
+    return Forecast(state.step_name, math.ceil(requests), seconds, what)
+
+
+def _slow_s(plan: RolloutPlan, page: Snapshot, pair: Pair) -> float:
+    """Return the bound of a bucket: the first from `slo_ms` on, or somewhat above the control's median.
+
+    At the median itself, a difference of a few percent could move all requests of a steady service.
+    """
+    median_s = judge.median(BOUNDS, counts.look(page, pair, BOUNDS[0]).latencies[1])
+    if not plan.slo_ms and math.isnan(median_s):
+        raise OrderRefused(
+            f"'{pair.control[0]}' has answered no request yet, so its median is unknown", "--slo-ms"
+        )
+    wanted_s = plan.slo_ms / 1000 or ABOVE_MEDIAN * median_s
+    above = [bound for bound in BOUNDS if bound >= wanted_s]
+    if not above:
+        raise WrongUsage(f"expected slo_ms up to {BOUNDS[-1] * 1000:g}, got {wanted_s * 1000:g}")
+    return above[0]
+
+
+def _page(location: RouteLocation, record: ServerRecord | None) -> Snapshot:
+    if record is None:
+        raise OperationFailed("no server runs for this repository", "nereid serve")
+    return read_page(record, location.name).metrics

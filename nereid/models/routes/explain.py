@@ -1,0 +1,121 @@
+"""Explanation of the variant that a request gets, in words and numbers."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nereid.backends.routing.assignment import (
+    ANSWER,
+    FORCED,
+    Choice,
+    Route,
+    Table,
+    Variant,
+    choose,
+    is_mirrored,
+    lower,
+    score,
+    shares,
+    unit_of,
+)
+from nereid.base.contract import ROUTE_HEADERS, ROUTE_KEY_HEADER
+from nereid.models.routes.target import percent
+
+
+@dataclass(frozen=True, slots=True)
+class VariantScore:
+    """A variant's score for a sticky key, from its hash value in (0, 1) and its weight."""
+
+    variant: str
+    unit: float
+    weight: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The variant that a request gets if all variants are healthy, and the reason.
+
+    Args:
+        variant: empty if chance decides, by `shares`.
+        candidates: scores of all variants, if a sticky key decides.
+        mirrored: probability that the request is mirrored, 0 to 1, by shadow.
+        ignored: the given headers that routes do not read.
+        fallbacks: what answers, in this order, while the variant is unreachable.
+    """
+
+    variant: str
+    reason: str
+    why: str
+    shares: Mapping[str, float]
+    candidates: tuple[VariantScore, ...]
+    mirrored: Mapping[str, float]
+    ignored: tuple[str, ...]
+    fallbacks: tuple[str, ...] = ()
+
+
+def explain(table: Table, parameters: Mapping[str, str]) -> Explanation:
+    """Explain the variant for a request with these parameters or headers.
+
+    Raises:
+        InvalidRequest: the request names a variant or version that the route does not have.
+    """
+    choice = choose(table, parameters, unit=0.0)
+    is_chance = choice.reason == "weight"
+    key = lower(parameters).get(ROUTE_KEY_HEADER, "")
+    given = shares(table.route)
+    return Explanation(
+        variant="" if is_chance else choice.variant.name,
+        reason=choice.reason,
+        why=_why(table, choice, key),
+        shares=given if is_chance else {},
+        candidates=_candidates(table.route, key) if choice.reason == "route-key" else (),
+        mirrored=_mirrored(table.route, None if is_chance else choice.variant, key),
+        ignored=tuple(name for name in parameters if not re.fullmatch(ROUTE_HEADERS, name)),
+        fallbacks=_fallbacks(table.route, choice),
+    )
+
+
+def _fallbacks(route: Route, choice: Choice) -> tuple[str, ...]:
+    """Return the variants after the chosen one, then `answer`; after each variant, if chance chooses."""
+    if choice.reason in FORCED:
+        return ()
+    is_known = choice.reason != "weight"
+    names = [each.name for each in route.replacements if not (is_known and each is choice.variant)]
+    return (*names, *([ANSWER] if route.answer else []))
+
+
+def _why(table: Table, choice: Choice, key: str) -> str:
+    name, version = choice.variant.name, table.network_versions[choice.variant.name]
+    rules = " and ".join(
+        f"{header} is one of {', '.join(values)}" for header, values in choice.variant.headers.items()
+    )
+    given = ", ".join(f"{name} {percent(share)}" for name, share in shares(table.route).items())
+    return {
+        "variant": f"{name} serves because the request names variant '{name}'.",
+        "version": f"{name} serves because it is the first variant whose network has version {version}.",
+        "header": f"{name} serves because its header rule is met: {rules}.",
+        "route-key": f"{name} serves because it has the highest score of all variants for key {key!r}.",
+        "weight": f"Chance decides, by weight: {given}.",
+    }[choice.reason]
+
+
+def _candidates(route: Route, key: str) -> tuple[VariantScore, ...]:
+    salt = route.salts.variants
+    found = [
+        VariantScore(each.name, unit_of(salt, each.name, key), each.weight, score(each, salt, key))
+        for each in route.variants
+    ]
+    return tuple(sorted(found, key=lambda each: -each.score))
+
+
+def _mirrored(route: Route, variant: Variant | None, key: str) -> dict[str, float]:
+    salt = route.salts.shadows
+    likely = {}
+    for shadow in route.shadows:
+        # The server never mirrors a request to the model that serves it.
+        if variant and (shadow.model, shadow.version) == (variant.model, variant.version):
+            likely[shadow.name] = 0.0
+        else:
+            likely[shadow.name] = float(is_mirrored(shadow, salt, key, 0)) if key else shadow.percent / 100
+    return likely

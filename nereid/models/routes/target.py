@@ -1,0 +1,252 @@
+"""Routes of a repository: their locations, files and histories.
+
+A history has every content of its route file. Its lock is also the lock for changes of that file.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
+
+from nereid.backends.routing import route_file
+from nereid.backends.routing.assignment import Route, Table, parse_route, shares
+from nereid.base.config.model_config import ModelConfig, read_pbtxt
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.journal import Journal, user_name
+from nereid.base.serving_errors import InvalidConfig
+from nereid.repository.layout import ROUTE, output_names, pins, readable_configs
+
+FIRST_SEEN, BY_HAND = "first seen", "edited by hand"
+
+
+class RouteChange(Struct, frozen=True):
+    """One content of a route file, with its time, user, reason and SHA-256.
+
+    `route` is JSON: the document, or a string with the file's text if the text is not JSON.
+    """
+
+    time: Annotated[datetime, Meta(tz=True)]
+    user: str
+    generation: int
+    sha256: str
+    note: str
+    route: Raw
+
+    @classmethod
+    def of(cls, text: bytes, note: str, generation: int, time: datetime, user_id: int) -> "RouteChange":
+        """Return the change to the content `text`."""
+        return cls(time, user_name(user_id), generation, sha256(text).hexdigest(), note, _document(text))
+
+    def parsed(self) -> Route | None:
+        """Return the route, None if the content was invalid, as after an edit by hand."""
+        try:
+            return parse_route(bytes(self.route))
+        except InvalidConfig:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLocation:
+    """A route of a repository: its model's config, and the path of its file with links resolved."""
+
+    config: ModelConfig
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Return the name of the route's model."""
+        return self.config.name
+
+    @property
+    def repository(self) -> Path:
+        """Return the folder of all models."""
+        return self.config.folder.parent
+
+    @property
+    def history(self) -> Journal[RouteChange]:
+        """Return the history of the file."""
+        return Journal(self.path.with_suffix(".history.jsonl"), RouteChange, "nereid route")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteState:
+    """A route file as it is now: its text, None if the file is missing, and its history, oldest first.
+
+    `unrecorded` is the entry that the history lacks for the present text.
+    """
+
+    path: Path
+    text: bytes | None
+    entries: tuple[RouteChange, ...]
+    unrecorded: RouteChange | None
+
+    @property
+    def sha256(self) -> str:
+        """Return the SHA-256 of the file, empty if the file is missing."""
+        return sha256(self.text).hexdigest() if self.text is not None else ""
+
+    @property
+    def all_entries(self) -> tuple[RouteChange, ...]:
+        """Return the history including the present text."""
+        return (*self.entries, self.unrecorded) if self.unrecorded else self.entries
+
+    def route(self) -> Route:
+        """Return the route.
+
+        Raises:
+            OperationFailed: the file is missing or invalid.
+        """
+        if self.text is None:
+            raise OperationFailed(
+                f"route file '{self.path}' is missing; fix: nereid route set --file FILE, or route revert"
+            )
+        try:
+            return parse_route(self.text)
+        except InvalidConfig as error:
+            raise OperationFailed(
+                f"invalid route file '{self.path}': {error}; fix: correct it, or nereid route revert"
+            ) from None
+
+    def differs_from(self, route: Route | None) -> bool:
+        """Return whether the file has another route, apart from the generation."""
+        try:
+            return route is None or replace(self.route(), generation=0) != replace(route, generation=0)
+        except OperationFailed:
+            return True
+
+
+def check_repository(repository: Path) -> None:
+    """Raise `WrongUsage` unless a model repository is a folder."""
+    if not repository.is_dir():
+        raise WrongUsage(f"'{repository}' is not a folder; fix: name a model repository, or nereid init DIR")
+
+
+def find_route(repository: Path, name: str = "") -> RouteLocation:
+    """Return the route `name`, or the repository's only route.
+
+    Raises:
+        WrongUsage: the repository or route does not exist, or there are several routes.
+        InvalidConfig: the route's config has no path of a route file.
+    """
+    check_repository(repository)
+    found, broken = _route_names(repository)
+    known = ", ".join(found)
+    if not found:
+        reasons = "".join(f"; {reason}" for reason in broken)
+        raise WrongUsage(f"'{repository}' has no route: expected a model with backend {ROUTE}{reasons}")
+    if name and name not in found:
+        raise WrongUsage(f"'{repository}' has no route '{name}', it has: {known}")
+    if not name and len(found) > 1:
+        raise WrongUsage(f"'{repository}' has several routes; fix: name one with --model: {known}")
+    return _location(repository / (name or found[0]))
+
+
+def find_routes(repository: Path) -> list[RouteLocation]:
+    """Return all routes of a repository.
+
+    Raises:
+        InvalidConfig: the config of a route has no path of a route file.
+    """
+    return [_location(repository / name) for name in _route_names(repository)[0]]
+
+
+def models_with(repository: Path, outputs: Sequence[str]) -> list[str]:
+    """Return the models of a task by its outputs: its routes, or without a route all from `image` to them."""
+    found = {name: config for name, config in _configs(repository) if {*outputs} <= output_names(config)}
+    routes = [name for name, config in found.items() if config.get("backend") == ROUTE]
+    return routes or list(found)
+
+
+def preprocessing_of(repository: Path, model: str) -> ModelConfig | None:
+    """Return the config of the preprocessing behind a pinned model; None if that is not known."""
+    for pin in pins(repository, readable_configs(repository)):
+        if pin.model == model and pin.preprocess:
+            return ModelConfig.from_file(repository / pin.preprocess, pin.preprocess_version)
+    return None
+
+
+def _location(folder: Path) -> RouteLocation:
+    config = ModelConfig.from_file(folder, 1)
+    return RouteLocation(config, Path(os.path.realpath(route_file.path_of(config))))
+
+
+def _route_names(repository: Path) -> tuple[list[str], list[str]]:
+    """Return the models that are routes, and the reasons why others cannot be read."""
+    broken: list[str] = []
+    found = [name for name, config in _configs(repository, broken) if config.get("backend") == ROUTE]
+    return found, broken
+
+
+def _configs(repository: Path, broken: list[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield models and their configs; one that cannot be read must not prevent a change of another."""
+    for path in sorted(repository.glob("*/config.pbtxt")):
+        try:
+            yield path.parent.name, read_pbtxt(path)
+        except (InvalidConfig, OSError) as error:
+            if broken is not None:
+                broken.append(str(error))
+
+
+def read_state(location: RouteLocation) -> RouteState:
+    """Read a route's file and history.
+
+    Raises:
+        InvalidConfig: the path is not a regular file, or the file is too large.
+        OSError: the file or history cannot be read.
+    """
+    entries = location.history.read_intact()
+    try:
+        text, status = route_file.read(location.path)
+    except FileNotFoundError:
+        return RouteState(location.path, None, entries, None)
+    return RouteState(location.path, text, entries, _unrecorded(entries, text, status))
+
+
+def _unrecorded(entries: Sequence[RouteChange], text: bytes, status: os.stat_result) -> RouteChange | None:
+    """Return the change that the history lacks for the file's content; None if the last entry has it.
+
+    The owner and time in the file's `status` become those of the change.
+    """
+    if entries and entries[-1].sha256 == sha256(text).hexdigest():
+        return None
+    try:
+        generation = parse_route(text).generation
+    except InvalidConfig:
+        generation = entries[-1].generation if entries else 0
+    time = datetime.fromtimestamp(status.st_mtime, UTC)
+    return RouteChange.of(text, BY_HAND if entries else FIRST_SEEN, generation, time, status.st_uid)
+
+
+def _document(text: bytes) -> Raw:
+    try:
+        return Raw(msgspec.json.encode(msgspec.json.decode(text)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Raw(msgspec.json.encode(text.decode(errors="replace")))
+
+
+def present_table(location: RouteLocation, present: RouteState) -> Table:
+    """Parse the present route file as the server does.
+
+    Raises:
+        OperationFailed, InvalidConfig: it is missing or invalid, or names models that are not there.
+    """
+    present.route()  # names the file and the fix if it is invalid
+    return route_file.read_table(location.config, present.text or b"")
+
+
+def describe(route: Route) -> str:
+    """Return the generation and the variants' shares as one line."""
+    parts = [f"{name} {percent(share)}" for name, share in shares(route).items()]
+    return f"generation {route.generation}, {', '.join(parts)}"
+
+
+def percent(share: float) -> str:
+    """Format a share of 0 to 1 in percent, with at most three decimals."""
+    return f"{share * 100:.3f}".rstrip("0").rstrip(".") + " %"

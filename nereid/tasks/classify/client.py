@@ -1,0 +1,124 @@
+"""Classification of images on a Triton server, blocking and from asyncio."""
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Unpack
+
+import numpy as np
+
+from nereid.base.contract import SCORES
+from nereid.client.images import ImageLike
+from nereid.client.model_client.async_model_client import AsyncModelClient, Images
+from nereid.client.model_client.base_client import ResultOrError
+from nereid.client.model_client.model_client import ModelClient
+from nereid.client.request import Options
+from nereid.tasks.classify.result import PREDICTIONS, Prediction
+
+
+class Classifier(ModelClient[Prediction]):
+    """A connection to one model of one server; safe to use from several threads.
+
+    A classifier repeats a request only after a fault that is safe to repeat (docs/clients.md). Its
+    retries end with the request's time limit, or with a budget that all requests share.
+
+    Args:
+        url: address of the server, HOST:PORT without a scheme.
+        protocol: `grpc` or `http`.
+        model: a route, or any model with an input `image` and an output `scores`; default `classify`.
+        timeout_s: time limit of a request in seconds, all attempts together.
+        concurrency: number of requests that `classify_many` keeps in flight, for the server to batch.
+        shared_memory: `system` passes images in the memory of this machine, `cuda` in the memory of its first
+            GPU; None sends them. The server needs `nereid serve --allow-shm`. While a server refuses shared
+            memory, images are sent, and `shared_memory_refusal` has the reason. `close` removes the regions.
+        api_key: the key that a guarded server expects; "" for none.
+
+    Raises:
+        ValueError: an argument is invalid.
+        NoCuda: the machine has no GPU, or a library is missing.
+
+    Example:
+        >>> with Classifier("localhost:8001") as classifier:
+        ...     classifier.classify("cat.jpg").labels[0].name
+        'tabby'
+    """
+
+    kind = PREDICTIONS
+
+    def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
+        """Classify one image.
+
+        Args:
+            image: an image file (its bytes, its path, or opened for reading bytes), a PIL image, or an array
+                uint8[H, W, 3] (RGB) or uint8[H, W] (grey). The server decodes it.
+            options: options of the request, see `Options`.
+
+        Returns:
+            The `top_k` best classes, best first, and the model that computed them.
+
+        Raises:
+            RequestRefused: not an image, or an unknown model, variant or version.
+            ServerFailed: the server failed; the subclasses name the reason (docs/clients.md).
+            ValueError: an option is invalid, or an array or a PIL image has an unknown form.
+            TypeError: `image` has another type.
+            OSError: a file cannot be read, or the encoded pixels cannot be stored.
+            RuntimeError: the classifier is closed.
+        """
+        return self.infer(image, **options)
+
+    def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
+        """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
+        scores: np.ndarray = self.arrays(image, **options)[SCORES][0]
+        return scores
+
+    def classify_many(
+        self, images: Iterable[ImageLike], batch_size: int = 1, **options: Unpack[Options]
+    ) -> Iterator[ResultOrError[Prediction]]:
+        """Classify a stream of images, several at a time.
+
+        Args:
+            images: read a little ahead of the outcomes, on the caller's thread. If the iterator raises, its
+                error follows the outcomes of the images before it.
+            batch_size: number of images that share a request; the classifier splits a batch that the server
+                rejects.
+            options: options of each request, as for `classify`; `timeout_s` includes the parts sent again.
+
+        Returns:
+            In the order of `images`, the prediction of each, or its error: `UnusableImage`, or that of
+                `classify`. `outcome.image` names the image. A bad image does not stop the others.
+
+        Raises:
+            ValueError: an option is invalid.
+        """
+        return self.infer_many(images, batch_size, **options)
+
+
+class AsyncClassifier(AsyncModelClient[Prediction]):
+    """`Classifier` for asyncio: the same arguments, predictions and errors.
+
+    Over gRPC a cancelled task cancels its request on the server, too.
+
+    Example:
+        >>> async with AsyncClassifier("localhost:8001") as classifier:
+        ...     (await classifier.classify("cat.jpg")).labels[0].name
+        'tabby'
+    """
+
+    kind = PREDICTIONS
+
+    async def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
+        """Classify one image; arguments and errors as `Classifier.classify`."""
+        return await self.infer(image, **options)
+
+    async def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
+        """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
+        scores: np.ndarray = (await self.arrays(image, **options))[SCORES][0]
+        return scores
+
+    def classify_many(
+        self, images: Images, batch_size: int = 1, **options: Unpack[Options]
+    ) -> AsyncIterator[ResultOrError[Prediction]]:
+        """Classify a stream of images, several at a time; see `Classifier.classify_many`.
+
+        Outcomes do not wait for the next image of an asynchronous iterable. The event loop reads any other
+        iterable.
+        """
+        return self.infer_many(images, batch_size, **options)

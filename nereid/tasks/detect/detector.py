@@ -1,0 +1,200 @@
+"""The last step of a detector: the outputs of its network to boxes in the upright image, and labels."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.contract import BOX, IMAGE, LABEL, MAX_OBJECTS, SCORE
+from nereid.base.serving_errors import InvalidConfig
+from nereid.tasks.detect.decoding import Frame
+from nereid.tasks.detect.head import Head, UnknownHead, find_head
+from nereid.tasks.detect.layouts import Output
+from nereid.tasks.detect.suppression import suppress
+from nereid.vision.imaging.decode import Limits, read_upright_size
+from nereid.vision.imaging.preprocess_settings import PreprocessSettings
+from nereid.vision.imaging.transform import Placement, Transform
+
+# Candidates of one image for NMS; the best scores are kept. It bounds the time of an image full of objects.
+MAX_CANDIDATES = 3000
+OUTPUTS = {
+    BOX: (f"'{BOX}' TYPE_FP32 [-1, 4]", "TYPE_FP32", (-1, 4)),
+    SCORE: (f"'{SCORE}' TYPE_FP32 [-1]", "TYPE_FP32", (-1,)),
+    LABEL: (f"'{LABEL}' TYPE_STRING [-1]", "TYPE_STRING", (-1,)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BoxesSettings:
+    """Parameters of a `boxes` model.
+
+    `head` is the layout of the network's outputs, a key of LAYOUTS. `preprocess` and its version name the
+    sibling that prepared the image: boxes are taken back through its resize. `labels` is a file in the
+    model's folder with one class name per line. An object needs a score of at least `score_threshold`. Of
+    two boxes of one class whose overlap is larger than `iou_threshold`, the better one stays.
+    """
+
+    head: str
+    preprocess: str
+    preprocess_version: int
+    labels: str = ""
+    score_threshold: float = 0.25
+    iou_threshold: float = 0.45
+
+    def __post_init__(self) -> None:
+        for name in ("score_threshold", "iou_threshold"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """The objects in one image, the best score first.
+
+    Attributes:
+        boxes: float32[n, 4]: left, top, right, bottom in pixels of the upright image.
+        scores: float32[n].
+        classes: int64[n], indices of the classes.
+    """
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    classes: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Detector:
+    """Finds the objects in the outputs of a network for one image.
+
+    Attributes:
+        head: the network's outputs.
+        transform: the preparation of its images.
+        limits: of the images.
+        labels: class names by index; () for none.
+    """
+
+    head: Head
+    transform: Transform
+    limits: Limits
+    labels: Sequence[str] = ()
+    score_threshold: float = 0.25
+    iou_threshold: float = 0.45
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> "Detector":
+        """Build the detector of a `boxes` model.
+
+        Raises:
+            InvalidConfig: a parameter is invalid, or the model's tensors do not fit them.
+        """
+        settings = config.settings(BoxesSettings)
+        preprocess = config.sibling(settings.preprocess, settings.preprocess_version)
+        prepared = PreprocessSettings.from_config(preprocess)
+        transform = prepared.transform
+        outputs = [Output(each.name, each.datatype, each.network_dims) for each in config.inputs]
+        tensors = {each.name: each for each in config.inputs}
+        try:
+            if IMAGE not in tensors or tensors[IMAGE].kind != "TYPE_STRING [1]":
+                raise UnknownHead(f"expected an input '{IMAGE}' TYPE_STRING [1]")
+            _check_outputs(config)
+            frame = Frame(transform.height_px, transform.width_px)
+            head = find_head([each for each in outputs if each.name != IMAGE], frame, settings.head)
+            if unused := sorted(tensors.keys() - {IMAGE, *(each.name for each in head.outputs)}):
+                raise UnknownHead(f"input '{unused[0]}' is not an output that head {settings.head} uses")
+            labels = _read_labels(config, settings.labels, head.classes)
+        except UnknownHead as error:
+            raise InvalidConfig(f"model '{config.name}': {error}") from None
+        thresholds = settings.score_threshold, settings.iou_threshold
+        return cls(head, transform, prepared.limits, labels, *thresholds)
+
+    def upright_size(self, encoded: bytes) -> tuple[int, int]:
+        """Return width and height of an upright image from its header.
+
+        Raises:
+            InvalidImage: the header cannot be read.
+        """
+        return read_upright_size(encoded, self.limits, self.transform.exif_orientation)
+
+    def find(self, size_wh: tuple[int, int], outputs: Sequence[np.ndarray]) -> Objects:
+        """Return the objects in one image, at most MAX_OBJECTS.
+
+        Args:
+            size_wh: width and height of the upright image in pixels.
+            outputs: those of the network by role, without the batch.
+
+        Raises:
+            InferenceFailed: the outputs do not fit the head, or are not finite.
+        """
+        found = self.head.candidates(outputs, self.score_threshold)
+        best = np.argsort(-found.scores, kind="stable")[:MAX_CANDIDATES]
+        boxes = self._in_image(found.boxes[best], size_wh)
+        # A box in the padding has no area in the image.
+        is_inside = (boxes[:, 2:] > boxes[:, :2]).all(1)
+        best, boxes = best[is_inside], boxes[is_inside]
+        if self.head.layout.suppresses:
+            kept = np.arange(len(best))[:MAX_OBJECTS]
+        else:
+            kept = suppress(found.boxes[best], found.classes[best], self.iou_threshold, MAX_OBJECTS)
+        best, boxes = best[kept], boxes[kept].astype(np.float32)
+        return Objects(boxes, found.scores[best].astype(np.float32), found.classes[best])
+
+    def label(self, index: int) -> str:
+        """Return the name of a class, or its index if it has none."""
+        return self.labels[index] if index < len(self.labels) else str(index + self.head.layout.first_class)
+
+    def tensors(self, objects: Objects) -> dict[str, np.ndarray]:
+        """Return the outputs of a request with one image: a batch of 1 row."""
+        labels = np.empty((1, len(objects.classes)), object)
+        labels[0] = [self.label(int(index)).encode() for index in objects.classes]
+        return {BOX: objects.boxes[None], SCORE: objects.scores[None], LABEL: labels}
+
+    def _in_image(self, boxes: np.ndarray, size_wh: tuple[int, int]) -> np.ndarray:
+        """Map boxes from pixels of the network's input to those of the upright image, and clip them to it."""
+        rows, columns = self.transform.place(size_wh)
+        mapped = np.empty_like(boxes)
+        for axis, placed in enumerate((columns, rows)):
+            mapped[:, axis::2] = np.clip(_undo(boxes[:, axis::2], placed), 0, placed.span.source)
+        return mapped
+
+
+def _undo(places: np.ndarray, placed: Placement) -> np.ndarray:
+    """Map places along an axis of the network's input to those of the image: margin, crop, scale."""
+    span = placed.span
+    result: np.ndarray = (places - placed.at + span.offset) * span.source / span.resized
+    return result
+
+
+def _check_outputs(config: ModelConfig) -> None:
+    """Check the names, datatypes and dims of the outputs.
+
+    Raises:
+        UnknownHead: they are not those of detection.
+    """
+    got = {each.name: (each.datatype, each.dims) for each in config.outputs}
+    if got != {name: tuple(about[1:]) for name, about in OUTPUTS.items()}:
+        listed = ", ".join(f"'{each.name}' {each.kind}" for each in config.outputs) or "none"
+        wanted = ", ".join(about[0] for about in OUTPUTS.values())
+        raise UnknownHead(f"expected outputs {wanted}, got {listed}")
+
+
+def _read_labels(config: ModelConfig, name: str, classes: int) -> Sequence[str]:
+    """Return the class names; an empty name of the file for none.
+
+    Raises:
+        UnknownHead: the file cannot be read, or has another number of names than the head has classes.
+    """
+    if not name:
+        return ()
+    try:
+        labels = (config.folder / name).read_text(errors="replace").splitlines()
+    except OSError as error:
+        raise UnknownHead(f"cannot read labels '{name}': {error.strerror}") from None
+    if classes and len(labels) != classes:
+        raise UnknownHead(f"{name}: expected {classes} labels for the classes of the head, got {len(labels)}")
+    return labels
+
+
+def outputs_by_role(detector: Detector, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Return the outputs of a network for one image by their role, from a batch of one row."""
+    return [arrays[each.name][0] for each in detector.head.outputs]

@@ -1,0 +1,154 @@
+"""The head of a detector: the layout of its outputs, found from their names and shapes or given by name."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nereid.base.serving_errors import InferenceFailed
+from nereid.tasks.detect.decoding import STRIDES_PX, Candidates, Frame, Rows, used_rows
+from nereid.tasks.detect.layouts import ANCHORS_PER_CELL, LAYOUTS, Layout, Output, grid_cells
+
+# Networks for large images have a fourth grid. Source: ultralytics/yolov5, models/hub/yolov5s6.yaml.
+GRIDS_PX = (STRIDES_PX, (*STRIDES_PX, 64))
+# Exports with NMS inside return fewer rows; a network without NMS has more anchors.
+MAX_SUPPRESSED_ROWS = 1000
+
+
+class UnknownHead(ValueError):
+    """The outputs do not fit the layout, or nothing says which layout they have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The outputs of a detector by their role in a layout.
+
+    Attributes:
+        name: of the layout, a key of LAYOUTS.
+        outputs: those of the network that are used, by role.
+        frame: size of the network's input.
+    """
+
+    name: str
+    outputs: tuple[Output, ...]
+    frame: Frame
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the outputs."""
+        return LAYOUTS[self.name]
+
+    @property
+    def classes(self) -> int:
+        """The number of classes; 0 if the shapes do not have it."""
+        return max(0, self.layout.count_classes(self.outputs))
+
+    def candidates(self, rows: Rows, threshold: float) -> Candidates:
+        """Return the candidates of one image with a score of at least `threshold`.
+
+        Args:
+            rows: the outputs by role, without the batch.
+            threshold: the smallest score.
+
+        Raises:
+            InferenceFailed: an output has another shape than the layout, or numbers that are not finite.
+        """
+        self._check(rows)
+        return self.layout.decode(rows, self.frame, threshold)
+
+    def _check(self, rows: Rows) -> None:
+        for output, array in zip(self.outputs, rows, strict=True):
+            if len(array.shape) != len(output.dims) or any(
+                want not in (-1, got) for want, got in zip(output.dims, array.shape, strict=True)
+            ):
+                raise InferenceFailed(
+                    f"output '{output.name}': expected shape {list(output.dims)} per image, "
+                    f"got {list(array.shape)}"
+                )
+        if self.name == "yolox" and len(rows[0]) != (cells := grid_cells(self.frame)):
+            problem = _cells(cells, self.frame, len(rows[0]))
+            raise InferenceFailed(f"output '{self.outputs[0].name}': {problem}")
+        for output, array in zip(self.outputs, used_rows(rows), strict=True):
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                bad = int((~np.isfinite(array)).sum())
+                raise InferenceFailed(
+                    f"output '{output.name}': expected finite numbers, got NaN or infinity in {bad:,} of "
+                    f"{array.size:,} values"
+                )
+
+
+def find_head(outputs: Sequence[Output], frame: Frame, name: str = "", labels: int = 0) -> Head:
+    """Return the head of a network.
+
+    Args:
+        outputs: all outputs of the network.
+        frame: size of its input.
+        name: of the layout; empty to find it from names and shapes.
+        labels: number of class names; 0 if there are none.
+
+    Raises:
+        UnknownHead: the outputs do not fit the layout, or several layouts are possible.
+    """
+    if name:
+        return _named(outputs, frame, name)
+    found = [
+        Head(each, roles, frame)
+        for each, layout in LAYOUTS.items()
+        if (roles := layout.find(outputs)) and _is_certain(each, roles, frame, labels)
+    ]
+    if len(found) == 1:
+        return found[0]
+    possible = [each for each, layout in LAYOUTS.items() if layout.find(outputs)]
+    layouts = "; ".join(f"{each}: {LAYOUTS[each].form}" for each in possible or LAYOUTS)
+    if possible:
+        raise UnknownHead(f"uncertain layout of {_described(outputs)}; fix: --head with one of {layouts}")
+    raise UnknownHead(f"expected the outputs of a detector, got {_described(outputs)}; known: {layouts}")
+
+
+def _named(outputs: Sequence[Output], frame: Frame, name: str) -> Head:
+    if name not in LAYOUTS:
+        raise UnknownHead(f"invalid head: expected one of {', '.join(LAYOUTS)}, got '{name}'")
+    roles = LAYOUTS[name].find(outputs)
+    if not roles:
+        raise UnknownHead(f"head {name}: expected {LAYOUTS[name].form}, got {_described(outputs)}")
+    cells, anchors = grid_cells(frame), roles[0].dims[:1]
+    if name == "yolox" and anchors not in ((-1,), (cells,)):
+        raise UnknownHead(f"head yolox, output '{roles[0].name}': {_cells(cells, frame, anchors[0])}")
+    return Head(name, roles, frame)
+
+
+def _is_certain(name: str, roles: Sequence[Output], frame: Frame, labels: int) -> bool:
+    """Return whether outputs of this form have only this layout."""
+    cells = {grid_cells(frame, strides) for strides in GRIDS_PX}
+    anchored = {ANCHORS_PER_CELL * each for each in cells}
+    first = roles[0].dims
+    if name == "yolov5":
+        return first[0] in anchored
+    if name == "yolov8":
+        return first[1] in cells and first[0] not in cells | anchored
+    if name in ("detr", "detr_sigmoid"):
+        return bool(labels) and first[1] == labels + (name == "detr") and first[0] not in cells
+    if name == "yolonas":
+        return first[0] in cells
+    if name == "rtdetr":
+        # Rows of 6 or 7 numbers may also come from NMS.
+        return bool(labels) and first[1] == labels + 4 > 7 and 0 < first[0] <= MAX_SUPPRESSED_ROWS
+    if name in ("tensorflow", "torchvision"):
+        return True
+    if name == "rtdetr_best":  # its rows look like those of NMS
+        return False
+    if len(roles) == 1 and labels and first[1] == labels + 4:  # or a row of `rtdetr`
+        return False
+    # A decoded YOLOX export has the shape of one that is not decoded.
+    is_short = 0 < first[0] <= MAX_SUPPRESSED_ROWS and first[0] not in cells | anchored if first else True
+    return name == "nms" and (len(roles) > 1 or is_short)
+
+
+def _cells(cells: int, frame: Frame, got: int) -> str:
+    size = f"{frame.height_px} x {frame.width_px}"
+    return f"expected {cells:,} anchors, one per cell of {size} pixels with strides 8, 16, 32, got {got:,}"
+
+
+def _described(outputs: Sequence[Output]) -> str:
+    shapes = (f"'{each.name}' {each.datatype.removeprefix('TYPE_')} {['N', *each.dims]}" for each in outputs)
+    return ", ".join(shapes).replace("'N'", "N") or "none"

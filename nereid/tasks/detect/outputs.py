@@ -1,0 +1,110 @@
+"""Detection: boxes, scores and labels of objects, the best first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from nereid.base.contract import BOX, LABEL, SCORE
+from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, Signals
+
+# Two boxes with this intersection over union, and the same label, are the same object.
+# Source: PASCAL VOC, Everingham et al., 2010.
+MATCH_IOU = 0.5
+# An object with a smaller score may be missing from the other response.
+SURE_SCORE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionOutputs:
+    """Models that find objects."""
+
+    name: str = "detect"
+    outputs: tuple[str, ...] = (BOX, SCORE, LABEL)
+
+    def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
+        """Compare by the intersection over union of the objects with the same label.
+
+        The distance is 1 minus the mean intersection over union, where an object without a partner counts 0.
+        Responses are equal if each object with a score of at least `SURE_SCORE` has a partner.
+        """
+        partners = match(_boxes(ours), _labels(ours), _boxes(theirs), _labels(theirs))
+        total = ours[SCORE].size + theirs[SCORE].size
+        lone = (
+            _lone(ours, {each.ours for each in partners}),
+            _lone(theirs, {each.theirs for each in partners}),
+        )
+        overlap = sum(each.iou for each in partners)
+        return Comparison(1 - 2 * overlap / total if total else 0.0, not any(lone))
+
+    def signals(self, outputs: Arrays) -> Signals | None:
+        """Return the best score of an image with objects, and their number."""
+        scores = outputs[SCORE].ravel()
+        if not np.isfinite(scores).all():
+            return None
+        count = len(scores)
+        about = {"objects": count}
+        return Signals([min(1.0, float(scores.max()))] if count else (), found=[count], about=about)
+
+
+def iou(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Return the intersection over union, float64[n, m], of boxes float[n, 4] and float[m, 4].
+
+    A box is left, top, right, bottom. Two boxes without an area have 0.
+    """
+    left_top = np.maximum(ours[:, None, :2], theirs[None, :, :2])
+    right_bottom = np.minimum(ours[:, None, 2:], theirs[None, :, 2:])
+    common = (right_bottom - left_top).clip(min=0).prod(-1)
+    areas = [(each[:, 2:] - each[:, :2]).clip(min=0).prod(-1) for each in (ours, theirs)]
+    union = areas[0][:, None] + areas[1] - common
+    result: np.ndarray = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
+    return result
+
+
+class Partners(NamedTuple):
+    """The places of one object in both results, and the intersection over union of its boxes."""
+
+    ours: int
+    theirs: int
+    iou: float
+
+
+def match(
+    ours: np.ndarray, labels: np.ndarray, theirs: np.ndarray, their_labels: np.ndarray
+) -> list[Partners]:
+    """Match objects of one label whose boxes overlap by at least `MATCH_IOU`, the largest overlap first.
+
+    Args:
+        ours, theirs: the boxes, float[n, 4] and float[m, 4].
+        labels, their_labels: the label of each box, [n] and [m].
+    """
+    found: list[Partners] = []
+    left = np.where(labels[:, None] == their_labels, iou(ours, theirs), 0.0)
+    while left.size and left.max() >= MATCH_IOU:
+        row, column = (int(each) for each in np.unravel_index(left.argmax(), left.shape))
+        found.append(Partners(row, column, float(left[row, column])))
+        left[row, :] = left[:, column] = -1
+    return found
+
+
+def _boxes(outputs: Arrays) -> np.ndarray:
+    boxes = outputs[BOX].reshape(-1, 4).astype(np.float64)
+    if not np.isfinite(boxes).all():
+        raise Incomparable("expected finite boxes, got NaN or infinity")
+    return boxes
+
+
+def _labels(outputs: Arrays) -> np.ndarray:
+    return outputs[LABEL].ravel()
+
+
+def _lone(outputs: Arrays, matched: set[int]) -> bool:
+    """Return whether an object that is sure has no partner."""
+    sure = np.flatnonzero(outputs[SCORE].ravel() >= SURE_SCORE)
+    return any(int(each) not in matched for each in sure)
+
+
+def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> DetectionOutputs:
+    """Return the meaning of a detector's outputs."""
+    return DetectionOutputs()

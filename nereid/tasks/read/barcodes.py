@@ -1,0 +1,74 @@
+"""The barcodes on a page. ZXing (zxing-cpp) reads them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+import zxingcpp
+
+from nereid.tasks.read.upright import UprightImage
+
+# Bars are searched on at most this many pixels per side: an A4 page at 210 dpi.
+MAX_SIDE_PX = 2500
+BLUR_PX = 15
+# A page of a document has fewer; further ones are left out.
+MAX_BARCODES = 64
+# Without Codabar, whose missing check digit finds bars in tables. ZXing reads MaxiCode only on images that
+# show nothing else.
+_FORMATS = zxingcpp.barcode_formats_from_str(
+    "Code128,Code39,Code93,ITF,EAN13,EAN8,UPCA,UPCE,DataBar,PDF417,DataMatrix,QRCode,Aztec"
+)
+# Names of symbols that carry GS1 application identifiers, by AIM's symbology identifiers.
+# Source: GS1 General Specifications 5.1.3.
+_GS1 = {"]C1": "GS1-128", "]d2": "GS1 DataMatrix", "]Q3": "GS1 QR Code"}
+
+
+@dataclass(frozen=True, slots=True)
+class Barcode:
+    """One barcode.
+
+    Attributes:
+        text: what it says. Application identifiers of GS1 are in parentheses, as below the bars: `(00)3401…`.
+        symbology: such as `Code 128`, `QR Code` or `GS1-128`.
+        box: corners float32[4, 2] in pixels of the upright original, clockwise from the symbol's top left.
+    """
+
+    text: str
+    symbology: str
+    box: np.ndarray
+
+    def has(self, box: np.ndarray) -> bool:
+        """Return whether the middle of a box, corners float32[4, 2], is inside the symbol: it is no text."""
+        x, y = box.mean(axis=0)
+        return cv2.pointPolygonTest(self.box, (float(x), float(y)), measureDist=False) >= 0
+
+
+def find_barcodes(image: UprightImage) -> Sequence[Barcode]:
+    """Return the barcodes of a page in any direction, from its top to its bottom."""
+    grey = cv2.cvtColor(image.pixels, cv2.COLOR_RGB2GRAY)
+    room = MAX_SIDE_PX / max(grey.shape)
+    scale = 2.0 if room >= 2 else min(room, 1.0)
+    if scale != 1:
+        way = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
+        grey = cv2.resize(grey, None, fx=scale, fy=scale, interpolation=way)
+    # The mean along upright bars has less noise, and keeps their edges.
+    found = _read(grey) or _read(cv2.blur(grey, (1, BLUR_PX)))
+    barcodes = [
+        Barcode(
+            each.text,
+            _GS1.get(each.symbology_identifier, str(each.format)),
+            _corners(each.position) * image.scale_xy / np.float32(scale),
+        )
+        for each in found
+    ]
+    return sorted(barcodes, key=lambda each: float(each.box[:, 1].mean()))[:MAX_BARCODES]
+
+
+def _read(grey: np.ndarray) -> list[zxingcpp.Barcode]:
+    return zxingcpp.read_barcodes(grey, formats=_FORMATS)
+
+
+def _corners(position: zxingcpp.Position) -> np.ndarray:
+    corners = position.top_left, position.top_right, position.bottom_right, position.bottom_left
+    return np.array([(each.x, each.y) for each in corners], np.float32)

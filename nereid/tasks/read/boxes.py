@@ -1,0 +1,78 @@
+"""Boxes around the regions of a probability map of text."""
+
+import cv2
+import numpy as np
+
+from nereid.base.contract import MAX_LINES
+
+# Source: PP-OCRv6 small, its inference settings.
+THRESHOLD, MIN_SCORE, UNCLIP_RATIO = 0.3, 0.5, 1.6
+# Shorter side of a region and of its box, in pixels of the map.
+MIN_REGION_PX, MIN_BOX_PX = 3, 5
+# Regions that are measured, the largest first, so that noise costs little time.
+MAX_REGIONS = 3 * MAX_LINES
+DILATION = np.ones((2, 2), np.uint8)
+
+
+def find_boxes(probabilities: np.ndarray) -> np.ndarray:
+    """Return the boxes float32[N, 4, 2] of the text in a map float32[H, W], the surest first.
+
+    The corners are clockwise, and the first one is at the top left. There are at most `MAX_LINES`.
+    """
+    mask = cv2.dilate((probabilities > THRESHOLD).view(np.uint8), DILATION)
+    rectangles = [*map(cv2.minAreaRect, _outer_contours(mask))]
+    sizes = np.array([size for _, size, _ in rectangles], np.float32).reshape(-1, 2)
+    large = np.flatnonzero(sizes.min(axis=1, initial=np.inf) >= MIN_REGION_PX)
+    scored = [(_score(probabilities, cv2.boxPoints(rectangles[place])), place) for place in large]
+    sure = sorted((each for each in scored if each[0] >= MIN_SCORE), reverse=True)[:MAX_LINES]
+    boxes = [_grown(rectangles[place]) for _, place in sure]
+    kept = [cv2.boxPoints(each) for each in boxes if min(each[1]) >= MIN_BOX_PX]
+    return clockwise(np.array(kept, np.float32).reshape(-1, 4, 2))
+
+
+def clockwise(corners: np.ndarray) -> np.ndarray:
+    """Order the corners of boxes [N, 4, 2] clockwise from the top left.
+
+    Of the two corners at the left, the upper one is the first; then follows the upper one at the right.
+    """
+    by_x = np.take_along_axis(corners, np.argsort(corners[..., :1], axis=1, kind="stable"), axis=1)
+    left, right = (
+        np.take_along_axis(side, np.argsort(side[..., 1:], axis=1, kind="stable"), axis=1)
+        for side in (by_x[:, :2], by_x[:, 2:])
+    )
+    return np.stack([left[:, 0], right[:, 0], right[:, 1], left[:, 1]], axis=1)
+
+
+def _outer_contours(mask: np.ndarray) -> list[np.ndarray]:
+    """Return the outlines of the largest regions, without those of holes."""
+    contours, hierarchy = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
+    outer = [
+        each
+        for each, links in zip(contours, [] if hierarchy is None else hierarchy[0], strict=True)
+        if links[3] < 0
+    ]
+    if len(outer) > MAX_REGIONS:
+        outer.sort(key=cv2.contourArea, reverse=True)
+    return outer[:MAX_REGIONS]
+
+
+def _score(probabilities: np.ndarray, corners: np.ndarray) -> float:
+    """Return the mean probability inside a rectangle."""
+    limits = np.array(probabilities.shape[::-1]) - 1
+    left, top = np.clip(np.floor(corners.min(axis=0)).astype(int), 0, limits)
+    right, bottom = np.clip(np.ceil(corners.max(axis=0)).astype(int), 0, limits)
+    inside = np.zeros((bottom - top + 1, right - left + 1), np.uint8)
+    cv2.fillConvexPoly(inside, (corners - (left, top)).astype(np.int32), (1,))
+    return float(cv2.mean(probabilities[top : bottom + 1, left : right + 1], inside)[0])
+
+
+def _grown(rectangle: tuple) -> tuple:
+    """Enlarge a rectangle by the area that the network learned to leave out.
+
+    The distance is area × `UNCLIP_RATIO` / perimeter. The offset of a rectangle is a rectangle, so no library
+    for polygons is needed. Source: Liao et al. 2020, Real-time Scene Text Detection with Differentiable
+    Binarization, 3.5.
+    """
+    center, (width, height), angle = rectangle
+    distance = width * height * UNCLIP_RATIO / (2 * (width + height))
+    return center, (width + 2 * distance, height + 2 * distance), angle

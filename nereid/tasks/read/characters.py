@@ -1,0 +1,122 @@
+"""The characters of a recogniser, and the text of its outputs."""
+
+import io
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from nereid.base.serving_errors import InvalidConfig
+
+BLANK = 0
+# The key of the dictionary in the metadata of PP-OCR's ONNX files: one character per line.
+KEY = "character"
+# Numbers of ONNX's protobuf fields: ModelProto.metadata_props; StringStringEntryProto.key and .value.
+METADATA, ENTRY_KEY, ENTRY_VALUE = 14, 1, 2
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+MAX_VARINT_BYTES = 10
+
+
+class Characters:
+    """The characters of a network by their class: the blank is the first, a space the last."""
+
+    def __init__(self, characters: list[str]) -> None:
+        self._characters = np.array(["", *characters, " "], object)
+
+    def __len__(self) -> int:
+        return len(self._characters)
+
+    @classmethod
+    def from_file(cls, path: Path) -> "Characters":
+        """Read the dictionary of an ONNX file.
+
+        Raises:
+            InvalidConfig: the file has none.
+        """
+        try:
+            found = read_metadata(path).get(KEY)
+        except (OSError, ValueError, IndexError) as error:
+            raise InvalidConfig(f"cannot read the characters of '{path}': {error}") from None
+        if not found:
+            raise InvalidConfig(
+                f"'{path}': expected the metadata '{KEY}' with one character per line, got none"
+            )
+        return cls(split_characters(found))
+
+    def decode(self, index: np.ndarray, probability: np.ndarray) -> list[tuple[str, float]]:
+        """Return text and confidence of each line: repeated classes and blanks are left out (CTC).
+
+        Args:
+            index: best class of each step, int[N, T].
+            probability: its probability, float32[N, T].
+
+        Source: Graves et al. 2006, Connectionist Temporal Classification, best path decoding.
+        """
+        kept = index != BLANK
+        kept[:, 1:] &= index[:, 1:] != index[:, :-1]
+        counts = kept.sum(axis=1)
+        sums = np.where(kept, probability, 0).sum(axis=1, dtype=np.float64)
+        means = sums / np.maximum(counts, 1)
+        texts = ("".join(self._characters[row[keep]]) for row, keep in zip(index, kept, strict=True))
+        return [*zip(texts, means.tolist(), strict=True)]
+
+
+def split_characters(text: str) -> list[str]:
+    """Return the characters of a dictionary with one per line, without empty lines at its end.
+
+    Other line breaks of Unicode than LF and CR LF may be characters.
+    """
+    return text.replace("\r\n", "\n").rstrip("\n").split("\n")
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the metadata of an ONNX file without a package for ONNX: the network itself is skipped.
+
+    Raises:
+        ValueError, IndexError: the file is not a protobuf message.
+    """
+    found = {}
+    with path.open("rb") as file:
+        while file.peek(1):
+            number, kind = _tag(file)
+            if number == METADATA and kind == BYTES:
+                entry = _entry(file.read(_varint(file)))
+                found[entry.get(ENTRY_KEY, b"").decode()] = entry.get(ENTRY_VALUE, b"").decode()
+            else:
+                _skip(file, kind)
+    return found
+
+
+def _entry(message: bytes) -> dict[int, bytes]:
+    file, found = io.BytesIO(message), {}
+    while file.tell() < len(message):
+        number, _ = _tag(file)
+        found[number] = file.read(_varint(file))
+    return found
+
+
+def _tag(file: BinaryIO) -> tuple[int, int]:
+    key = _varint(file)
+    return key >> 3, key & 7
+
+
+def _varint(file: BinaryIO) -> int:
+    value = 0
+    for place in range(MAX_VARINT_BYTES):
+        byte = file.read(1)[0]
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value
+    raise ValueError(f"expected a number of at most {MAX_VARINT_BYTES} bytes, got more")
+
+
+def _skip(file: BinaryIO, kind: int) -> None:
+    if kind == VARINT:
+        _varint(file)
+    elif kind in (FIXED64, FIXED32):
+        file.seek(8 if kind == FIXED64 else 4, 1)
+    elif kind == BYTES:
+        size = _varint(file)
+        file.seek(size, 1)
+    else:
+        raise ValueError(f"expected a protobuf message, got a field of kind {kind}")

@@ -1,0 +1,98 @@
+"""The characters of a recogniser before it is served: their origin, their lines and their number."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from nereid.base.errors import WrongUsage
+from nereid.repository import onnx_graph
+from nereid.tasks.read.characters import KEY, split_characters
+
+# Origins of characters.
+FILE, LABELS, CURRENT = f"the file's metadata '{KEY}'", "--labels", "the current version"
+FIXES = {
+    LABELS: "fix: --labels with one character per line, in the order of the classes",
+    CURRENT: f"fix: write the characters to the file's metadata '{KEY}', one per line",
+}
+# First lines of lists that contain the blank. Source: class lists of PaddleOCR and of CTC decoders.
+BLANKS = frozenset({"blank", "<blank>", "[blank]"})
+
+
+class Classes(NamedTuple):
+    """The output with the classes of a network, and their number; 0 if the file does not contain it."""
+
+    output: str = ""
+    total: int = 0
+
+
+def characters_of(model: Any) -> tuple[str, ...]:
+    """Return the characters in a file's metadata; () if it has none."""
+    text = onnx_graph.metadata(model).get(KEY)
+    return tuple(split_characters(text)) if text else ()
+
+
+def choose(own: Sequence[str], given: Sequence[str], origin: str, classes: Classes) -> tuple[str, ...]:
+    """Return the characters of the file; the given ones if the file has none, or only those fit.
+
+    Args:
+        own: those in the file's metadata.
+        given: those of the user, or of the current version.
+        origin: of the given ones, `LABELS` or `CURRENT`.
+        classes: of the network.
+
+    Raises:
+        WrongUsage: there are none, they do not fit the classes, or two lists differ.
+    """
+    if not own and not given:
+        raise WrongUsage(
+            f"expected the characters of the recogniser, got none: the file has no metadata '{KEY}'; "
+            f"{FIXES[origin]}"
+        )
+    of_file = _problem(own, FILE, FIXES[origin], classes) if own else ""
+    if own and (not given or tuple(own) == tuple(given)):
+        if of_file:
+            raise WrongUsage(of_file)
+        return tuple(own)
+    if own and not of_file:
+        raise WrongUsage(
+            f"expected the {len(own):,} characters of {FILE}, got {len(given):,} others from {origin}; "
+            f"fix: leave out {origin}"
+        )
+    if problem := _problem(given, origin, FIXES[origin], classes):
+        raise WrongUsage(problem)
+    return tuple(given)
+
+
+def notes(characters: Sequence[str], classes: Classes) -> list[str]:
+    """Return what the user should check about characters that fit."""
+    if not classes.total:
+        return [
+            "the number of characters cannot be checked, because the file does not contain the number of "
+            "classes; fix: compare the lines that are read with the images"
+        ]
+    if len(characters) == classes.total - 1 and characters[-1] != " ":
+        return [
+            f"the {classes.total:,} classes are the blank and {len(characters):,} characters, without a "
+            "space; fix: remove the line too many, if the network reads spaces"
+        ]
+    return []
+
+
+def _problem(found: Sequence[str], origin: str, fix: str, classes: Classes) -> str:
+    """Return why characters cannot be those of a network; empty if they can."""
+    if "" in found:
+        return (
+            f"expected a character in each line of {origin}, got an empty line {found.index('') + 1}; fix: "
+            "remove that line, or write a space into it if the network was trained with the line"
+        )
+    if found[0].lower() in BLANKS:
+        return (
+            f"expected the first character in line 1 of {origin}, got '{found[0]}'; fix: remove that line, "
+            "because the blank is always the first class"
+        )
+    if classes.total and len(found) not in (classes.total - 1, classes.total - 2):
+        return (
+            f"expected {classes.total - 1:,} characters, or {classes.total - 2:,} and a space, for the "
+            f"{classes.total:,} classes of output '{classes.output}', whose first is the blank, got "
+            f"{len(found):,} from {origin}; {fix}"
+        )
+    return ""

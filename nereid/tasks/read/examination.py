@@ -1,0 +1,177 @@
+"""Outputs of a recogniser: they are compared as the text that callers get."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nereid.base.assets import PARCEL_LABEL
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.contract import TEXT
+from nereid.base.errors import OperationFailed
+from nereid.base.serving_errors import ServingError
+from nereid.models.publish.examination.examine import ExaminationRequest, Rejected, Survey
+from nereid.models.publish.examination.samples import Arrays, Change, Sample
+from nereid.models.publish.intake.adaptation import Activation
+from nereid.repository.onnx_file import OnnxFile, network_path
+from nereid.tasks.read.characters import Characters
+from nereid.tasks.read.outputs import ReadingOutputs, error_rate
+from nereid.tasks.read.reading_settings import ReadingSettings
+from nereid.vision.inference.session import Session
+
+# Longer pages are examined in part, so that an examination takes seconds.
+MAX_LINES = 50
+ROUNDING = 0.01
+# Largest character error rate of lines alone and in a batch. A network that mixes its rows changes most
+# characters. A dynamically quantised network takes its scale over the batch and changes few. Source: 0 to
+# 0.025 for 35 pairs of lines, the default recogniser as INT8, measured 2026-11-26.
+MAX_BATCH_ERRORS = 0.1
+
+
+class ReadLines:
+    """Outputs that a reader turns into text."""
+
+    def __init__(self, request: ExaminationRequest) -> None:
+        """Read the reader.
+
+        Raises:
+            InvalidConfig: it is invalid, or a file has no characters.
+        """
+        assert request.reader is not None
+        self._request = request
+        self._reader = ModelConfig.from_file(request.reader, 1)
+        self._settings = self._reader.settings(ReadingSettings)
+        self._new = Characters.from_file(network_path(request.candidate, request.document))
+        self._old = self._new
+        if request.current:
+            self._old = Characters.from_file(network_path(request.current, request.document))
+
+    def samples(self, config: ModelConfig) -> list[Sample]:
+        """Return the lines of the golden images in reading order, each as the reader cuts it out.
+
+        Raises:
+            Rejected: an image cannot be read, or none has text.
+            OperationFailed: a package is missing.
+        """
+        cut, name, found = self._cutter(), config.inputs[0].name, list[Sample]()
+        for path in self._images:
+            try:
+                lines = cut(path.read_bytes())
+            except ServingError as error:
+                raise Rejected(f"golden image '{path}': {error}") from None
+            for place, line in enumerate(lines[:MAX_LINES], 1):
+                found.append(Sample(f"line {place} of {path.name}", {name: line}, image=str(path)))
+        if not found:
+            names = ", ".join(f"'{path}'" for path in self._images)
+            raise Rejected(f"golden images {names}: expected lines of text, found none; fix: --images")
+        return found
+
+    def pair(self, samples: Sequence[Sample]) -> tuple[Sample, Sample]:
+        """Return the two widest lines, of one width; the second one is half of the first if it is alone."""
+        (name,) = samples[0].inputs
+        first, *others = sorted(samples, key=lambda each: -each.inputs[name].shape[-1])
+        wide = first.inputs[name]
+        second = others[0].inputs[name] if others else wide[..., : wide.shape[-1] // 2]
+        padded = np.zeros_like(wide)
+        padded[..., : second.shape[-1]] = second
+        return first, replace(first, inputs={name: padded})
+
+    def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
+        """Return whether the lines have the same text, apart from a few characters."""
+        expected, found = (
+            "\n".join(self._decoded(self._new, "a batch of lines", each)[0] for each in rows)
+            for rows in (alone, together)
+        )
+        return error_rate(expected, found) <= MAX_BATCH_ERRORS
+
+    def first_run(
+        self, file: OnnxFile, samples: Sequence[Sample], outputs: Sequence[Arrays], can_batch: bool
+    ) -> Survey:
+        """Return the lines of text, and whether their probabilities need a softmax."""
+        texts = self._texts(self._new, samples, outputs)
+        return Survey(can_batch, self._activation(outputs), lines=tuple(map(tuple, texts.values())))
+
+    def notes(
+        self, config: ModelConfig, samples: Sequence[Sample], outputs: Sequence[Arrays]
+    ) -> Iterator[str]:
+        """Yield a note for an image without text: such an image compares nothing."""
+        for image, lines in self._texts(self._new, samples, outputs).items():
+            if not lines:
+                yield f"no text is read in {Path(image).name}; fix: --images with text as you read it"
+
+    def changes(
+        self, samples: Sequence[Sample], before: Sequence[Arrays], after: Sequence[Arrays]
+    ) -> Iterator[Change]:
+        """Yield the character error rate of each image."""
+        old, new = self._texts(self._old, samples, before), self._texts(self._new, samples, after)
+        for image, lines in old.items():
+            found = ReadingOutputs().compare(_response(lines), _response(new[image]))
+            yield Change(found.distance, self._describe(image, found.distance, lines, new[image]))
+
+    def _describe(self, image: str, distance: float, before: Sequence[str], after: Sequence[str]) -> str:
+        lost = next((each for each in before if each not in after), "")
+        new = next((each for each in after if each not in before), "")
+        return (
+            f"text of {Path(image).name}: expected at most {self._request.gates.tolerance:.3g} of the "
+            f"characters to differ, got {distance:.3g}: '{lost}' before, '{new}' now"
+        )
+
+    @property
+    def _images(self) -> list[Path]:
+        return [*dict.fromkeys(self._request.gates.images or (PARCEL_LABEL,))]
+
+    def _cutter(self) -> Callable[[bytes], list[np.ndarray]]:
+        """Return the function that cuts the lines out of an image, within the limits of the reader."""
+        try:  # here, because OpenCV is installed only where text is read
+            from nereid.tasks.read.line_search import cut_lines
+            from nereid.vision.imaging.decode import Limits
+        except ImportError as error:
+            raise OperationFailed(f"{error}; fix: pip install 'nereid-serving[text]'") from None
+        settings = self._settings
+        limits = Limits(settings.max_image_bytes, settings.max_image_pixels, settings.max_image_side_px)
+        parts = (settings.parts[part] for part in ("detect", "direction"))
+        detect, direction = (_opened(self._reader.sibling(*part)) for part in parts)
+        return lambda encoded: cut_lines(encoded, detect, direction, limits)
+
+    def _texts(
+        self, characters: Characters, samples: Sequence[Sample], outputs: Sequence[Arrays]
+    ) -> dict[str, list[str]]:
+        """Return the lines of each image that the reader would return; none for an image without lines."""
+        found: dict[str, list[str]] = {str(path): [] for path in self._images}
+        for sample, arrays in zip(samples, outputs, strict=True):
+            text, confidence = self._decoded(characters, sample.name, arrays)
+            if text.strip() and confidence >= self._settings.min_confidence:
+                found[sample.image].append(text)
+        return found
+
+    def _decoded(self, characters: Characters, name: str, outputs: Arrays) -> tuple[str, float]:
+        index, probability = self._best(outputs)
+        if index.size and not 0 <= index.min() <= index.max() < len(characters):
+            raise Rejected(
+                f"{name}: expected classes below {len(characters):,}, the number of characters with "
+                f"blank and space, got {index.min():,} to {index.max():,}; fix: correct the characters"
+            )
+        (found,) = characters.decode(index, probability)
+        return found
+
+    def _best(self, outputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
+        index, probability = (outputs[each["name"]] for each in self._request.document["output"])
+        return index, probability
+
+    def _activation(self, outputs: Sequence[Arrays]) -> Activation:
+        """Return softmax if the best values of the steps are not probabilities."""
+        values = np.concatenate([self._best(each)[1].ravel() for each in outputs])
+        return "none" if values.min() > 0 and values.max() <= 1 + ROUNDING else "softmax"
+
+
+def _response(lines: Sequence[str]) -> dict[str, np.ndarray]:
+    return {TEXT: np.array([line.encode() for line in lines], object)}
+
+
+def _opened(config: ModelConfig) -> Callable[[np.ndarray], Any]:
+    """Return a network of the reader as a function; errors as `Session.from_config`."""
+    session, name = Session.from_config(config, instances=1), config.inputs[0].name
+    outputs = [each.name for each in config.outputs]
+    return lambda tensor: session.run({name: tensor}, outputs)[0]

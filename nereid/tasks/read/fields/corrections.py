@@ -1,0 +1,211 @@
+"""Readings of a number: as it was read, or with look-alike characters replaced where a checksum proves it.
+
+What speaks for a reading is the logarithm of how rare it is: 3 means that one of 1,000 random texts has it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from itertools import pairwise, product
+from math import log10
+
+from nereid.tasks.read.fields.check_digits import CHECKSUMS, Checksum
+from nereid.tasks.read.fields.shapes import DIGITS, LETTERS, Shape
+from nereid.tasks.read.fields.specification import Carrier, Form, Format, is_repeated, judge, shapes_by_length
+
+# Most characters that are replaced in one number: more replacements let a checksum hold by chance.
+MAX_CORRECTED = 3
+# Evidence: of 100 texts in which a letter follows a digit or the reverse, 10 do so at the same place.
+CHANGE = 1.0
+# A number that was misread (1 of 20) has a wrong checksum as often as a random one (9 of 10).
+WRONG_CHECKSUM = -1.3
+# A letter that is read for a digit, and a digit for a letter: numbers of digits only are too frequent.
+LETTER_CORRECTED, DIGIT_CORRECTED = -1.0, -2.0
+# The page names the carrier, or only other carriers.
+NAMED, OTHERS_NAMED = 1.5, -0.5
+# Of formats that differ by less, the first one counts.
+ALIKE = 0.5
+# Letters that fonts draw like a digit. A digit is never replaced by another digit: a check digit shows that
+# one is wrong, but not which one.
+_LIKE_DIGIT = {
+    "0": "ODQo",
+    "1": "Iil",
+    "2": "Zz",
+    "4": "A",
+    "5": "Ss",
+    "6": "Gb",
+    "7": "T",
+    "8": "B",
+    "9": "gq",
+}
+LOOK_ALIKES = {
+    **{letter: digit for digit, letters in _LIKE_DIGIT.items() for letter in letters},
+    **{"0": "OQD", "1": "IL", "2": "Z", "4": "A", "5": "S", "6": "G", "7": "T", "8": "B", "9": "G"},
+    "l": "1I",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A character that was replaced: its position in the value, what was read, and what it became."""
+
+    position: int
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A value of a format.
+
+    Attributes:
+        value: without separators, in upper case; of a format that is not joined, as it was read.
+        valid: whether the checksum holds; None without one.
+        corrections: replaced characters; there are some only if the checksum proves them.
+    """
+
+    value: str
+    valid: bool | None
+    corrections: tuple[Correction, ...] = ()
+    evidence: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The best reading of a text, its format, and the carrier if evidence names one."""
+
+    reading: Reading
+    form: Format
+    carrier: Carrier | None
+    evidence: float
+
+
+def read_number(text: str, forms: tuple[Form, ...], named: frozenset[str] = frozenset()) -> Match | None:
+    """Return the best reading of letters and digits in any of the formats; None if none fits.
+
+    If two corrections of equal size prove different values, none is valid.
+
+    Args:
+        text: letters and digits.
+        forms: formats, and the carriers that have them.
+        named: names of the carriers on the page.
+    """
+    found = [
+        Match(reading, form, carrier, reading.evidence + _naming(carrier, named))
+        for form, carrier in forms
+        if (reading := _read(text, form))
+    ]
+    if not found:
+        return None
+    most = max(each.evidence for each in found)
+    best = next(each for each in found if each.evidence > most - ALIKE)
+    size = len(best.reading.corrections)
+    rivals = {
+        each.reading.value for each in found if len(each.reading.corrections) == size and each.reading.valid
+    }
+    if size and len(rivals) > 1:
+        return Match(Reading(text.upper(), False), best.form, None, WRONG_CHECKSUM)
+    return best
+
+
+def _naming(carrier: Carrier | None, named: frozenset[str]) -> float:
+    if carrier is None or not named:
+        return 0.0
+    return NAMED if carrier.name in named else OTHERS_NAMED
+
+
+def _read(text: str, form: Format) -> Reading | None:
+    shapes, kinds = shapes_by_length(form).get(len(text), ()), tuple(map(str.isdigit, text))
+    judgement = judge(form, text)
+    if judgement:
+        rarity = min((each for shape in shapes if (each := _rarity(shape, kinds)) is not None), default=0.0)
+        return Reading(*judgement, evidence=rarity + _proof(form, judgement[1]))
+    if form.checksum == "none":
+        return None
+    checksum = CHECKSUMS[form.checksum]
+    by_value: dict[str, Reading] = {}
+    is_near = False
+    for shape in shapes:
+        for value, checked, corrections in _corrected(text, shape, checksum):
+            is_near = True
+            if checksum.holds(form.checksum_prefix + checked) and not is_repeated(value):
+                rarity = _rarity(shape, kinds) or 0.0
+                evidence = rarity + _proof(form, True) + _cost(corrections)
+                reading = Reading(value, True, corrections, evidence)
+                by_value[value] = min(reading, by_value.get(value, reading), key=_corrections)
+    if not is_near:
+        return None
+    fewest = min(map(_corrections, by_value.values()), default=0)
+    proven = [each for each in by_value.values() if _corrections(each) == fewest]
+    return proven[0] if len(proven) == 1 else Reading(text.upper(), False, evidence=WRONG_CHECKSUM)
+
+
+def _corrections(reading: Reading) -> int:
+    return len(reading.corrections)
+
+
+def _cost(corrections: tuple[Correction, ...]) -> float:
+    """Return what speaks against corrections; the same one in several places counts once."""
+    kinds = {(each.before, each.after) for each in corrections}
+    return sum(DIGIT_CORRECTED if before.isdigit() else LETTER_CORRECTED for before, _ in kinds)
+
+
+def _proof(form: Format, valid: bool | None) -> float:
+    """Return the evidence of a checksum."""
+    if valid is None:
+        return 0.0
+    return -log10(CHECKSUMS[form.checksum].chance) if valid else WRONG_CHECKSUM
+
+
+@lru_cache(maxsize=10_000)
+def _rarity(shape: Shape, kinds: tuple[bool, ...]) -> float | None:
+    """Return how rare a shape is among texts with digits at the same places; None if it differs."""
+    rarity = 0.0
+    for is_digit, (accepted, *_) in zip(kinds, shape, strict=True):
+        share = _share(accepted, is_digit)
+        if not share:
+            return None
+        rarity -= log10(share)
+    own = [accepted <= DIGITS for accepted, *_ in shape]
+    return rarity + CHANGE * min(sum(one != other for one, other in pairwise(each)) for each in (kinds, own))
+
+
+@cache
+def _share(accepted: frozenset[str], is_digit: bool) -> float:
+    """Return how many digits, or letters, a place accepts as they are or corrected, 0..1."""
+    kind = DIGITS if is_digit else LETTERS
+    fitting = kind & accepted or {each for each in kind if {*LOOK_ALIKES.get(each, "")} & accepted}
+    return len(fitting) / len(kind)
+
+
+def _corrected(
+    text: str, shape: Shape, checksum: Checksum
+) -> Iterator[tuple[str, str, tuple[Correction, ...]]]:
+    """Yield value and checked part of a shape, which differ from a text only where the text does not fit.
+
+    A character that fits stays, even if another one would make the checksum hold: it proves too little. A
+    place that the checksum does not cover is replaced only if the pattern has a single character there.
+    """
+    options: list[str] = []
+    wrong = position = 0
+    for character, (accepted, _, is_checked) in zip(text, shape, strict=True):
+        if character.upper() in accepted:
+            options.append(character.upper())
+        else:
+            wrong += 1
+            fitting = "".join(each for each in LOOK_ALIKES.get(character, "") if each in accepted)
+            is_covered = is_checked and checksum.covers(position, sum(each[2] for each in shape))
+            if wrong > MAX_CORRECTED or not fitting or not (is_covered or len(accepted) == 1):
+                return
+            options.append(fitting)
+        position += is_checked
+    places = [place for place, (_, is_value, _) in enumerate(shape) if is_value]
+    for chosen in product(*options):
+        value = "".join(chosen[place] for place in places)
+        checked = "".join(each for each, (*_, is_checked) in zip(chosen, shape, strict=True) if is_checked)
+        corrections = tuple(
+            Correction(position, text[place], chosen[place])
+            for position, place in enumerate(places)
+            if text[place].upper() != chosen[place]
+        )
+        yield value, checked, corrections

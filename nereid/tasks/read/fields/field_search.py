@@ -1,0 +1,260 @@
+"""The fields of a document: candidates for each, ranked by the evidence for them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nereid.tasks.read.fields.corrections import Correction, Reading
+from nereid.tasks.read.fields.labels import Labels, Nearness
+from nereid.tasks.read.fields.row_search import readings_in
+from nereid.tasks.read.fields.rows import Row, row_of_barcode, rows_of
+from nereid.tasks.read.fields.specification import FieldRule, Specification, is_repeated
+from nereid.tasks.read.line import Line
+
+# Bound of one field; further ones are left out in reading order.
+MAX_CANDIDATES = 2000
+# Evidence, as logarithm: without a label, a corrected number needs so much.
+CORRECTED = 1.5
+# A number whose checksum does not hold is not the number as it was read.
+NOT_VALID = -4.0
+# Bars that a printed number of so many characters agrees with, and what must speak for it to be certain.
+BARCODE, MIN_CODE, AGREED = 5.0, 8, 2.0
+# A value is certain if so much more speaks for it than for any other, and its line is read well.
+CERTAIN, AHEAD, CONFIDENT = 3.5, 1.5, 0.9
+# Evidence of about one check digit: so much names a carrier.
+CHECK_DIGIT = 0.9
+# Row, start and end of a candidate.
+Span = tuple[int, int, int]
+# What bars say, and their corners float[4, 2] in pixels of the upright image.
+Barcode: TypeAlias = tuple[str, np.ndarray]
+_TEXT: tuple[str, ...] = ("text",)
+_BARS: tuple[str, ...] = ("barcode",)
+_ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A possible value of a field.
+
+    Attributes:
+        reading: the value, and what is known of it.
+        confidence: of the line; the least one if several boxes have the value.
+        box: corners float32[4, 2] of the value in pixels of the upright image.
+        nearness: what labels say.
+        needs_label: whether the format counts only near a label.
+        carrier: whose number it is; "" if not known.
+        base: evidence of the format and the checksum.
+        sources: where it was read: `text`, `barcode` or both of them.
+    """
+
+    reading: Reading
+    confidence: float
+    box: np.ndarray
+    nearness: Nearness = field(default_factory=Nearness)
+    needs_label: bool = False
+    carrier: str = ""
+    base: float = 0.0
+    sources: tuple[str, ...] = _TEXT
+
+    @property
+    def claim(self) -> tuple[bool, float]:
+        """Sort key of fields that want the same text."""
+        return self.reading.valid is not True, self.nearness.distance
+
+    @property
+    def evidence(self) -> float:
+        """Logarithm of how much rarer this is for a random text; 3 stands for 1 of 1,000."""
+        not_valid = NOT_VALID if self.reading.valid is False else 0.0
+        return self.base + self.nearness.evidence + not_valid + BARCODE * (len(self.sources) > 1)
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        """Sort key, the best first."""
+        return -self.evidence, self.nearness.distance, -self.confidence
+
+    @property
+    def proof(self) -> str:
+        """What agrees, such as `label+checksum`; `format only` if nothing else does."""
+        bars = list(self.sources) if "barcode" in self.sources else []
+        label = ["label"] if self.nearness.is_labelled and not bars else []
+        return "+".join([*bars, *label, *(["checksum"] if self.reading.valid else [])]) or "format only"
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether this value would be certain on a page without another one."""
+        if is_repeated(self.reading.value) or self.reading.valid is False:
+            return False
+        if len(self.sources) > 1:
+            return self.evidence >= BARCODE + AGREED
+        is_clear = self.evidence >= CERTAIN and self.confidence >= CONFIDENT
+        return self.reading.valid is True and self.base >= CHECK_DIGIT and is_clear
+
+    def agrees(self, other: "Candidate") -> bool:
+        """Return whether one has the other's value, as FedEx's 34 digits have the 12 of the parcel."""
+        ours, theirs = self.reading.value, other.reading.value
+        return ours in theirs or theirs in ours
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a document; `value`, `box`, `proof` and `carrier` are None if it was not found.
+
+    Attributes:
+        certain: whether a checksum, or bars and text, prove the value, and no other one is about as likely.
+        candidates: all values that are about equally likely, this one first; none if it has no rival.
+    """
+
+    name: str
+    value: str | None = None
+    confidence: float = 0.0
+    box: np.ndarray | None = None
+    valid: bool | None = None
+    corrected: tuple[Correction, ...] = ()
+    proof: str | None = None
+    carrier: str | None = None
+    certain: bool = False
+    candidates: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object of the field, as docs/contract.md has it."""
+        return {
+            "name": self.name,
+            "value": self.value,
+            "confidence": round(self.confidence, 4),
+            "box": None if self.box is None else np.round(self.box.astype(float), 1).tolist(),
+            "valid": self.valid,
+            "corrected": [
+                {"position": each.position, "from": each.before, "to": each.after} for each in self.corrected
+            ],
+            "proof": self.proof,
+            "carrier": self.carrier,
+            "certain": self.certain,
+            "candidates": [*self.candidates],
+        }
+
+
+def find_fields(
+    lines: Sequence[Line], specification: Specification, barcodes: Sequence[Barcode] = ()
+) -> list[Field]:
+    """Return each field of the specification, in its order, with its best candidate.
+
+    Time is bounded: at most `MAX_LINES` lines count, and patterns are bounded by `count_ways`.
+    """
+    return [
+        _field(name, found) if found else Field(name)
+        for name, found in find_candidates(lines, specification, barcodes).items()
+    ]
+
+
+def _field(name: str, found: Sequence[Candidate]) -> Field:
+    best = found[0]
+    near = [each for each in found if each.evidence > best.evidence - AHEAD and not each.agrees(best)]
+    rivals = dict.fromkeys(each.reading.value for each in near)
+    return Field(
+        name,
+        best.reading.value,
+        best.confidence,
+        best.box,
+        best.reading.valid,
+        best.reading.corrections,
+        best.proof,
+        best.carrier or None,
+        best.is_proven and not rivals,
+        (best.reading.value, *rivals) if rivals else (),
+    )
+
+
+def missing_fields(fields: Sequence[Field], specification: Specification) -> list[str]:
+    """Return the names of the required fields that were not found, or whose checksum does not hold."""
+    complete = {each.name for each in fields if each.value is not None and each.valid is not False}
+    return [rule.name for rule in specification.fields if rule.required and rule.name not in complete]
+
+
+def find_candidates(
+    lines: Sequence[Line], specification: Specification, barcodes: Sequence[Barcode] = ()
+) -> dict[str, list[Candidate]]:
+    """Return the candidates of each field by its name, the best first.
+
+    A text that fits several fields belongs to the one whose checksum holds, else to the nearest label.
+    """
+    rows = rows_of(lines)
+    bars = [row_of_barcode(*each) for each in barcodes]
+    found = {rule.name: _candidates(rows, bars, rule) for rule in specification.fields}
+    best: dict[Span, tuple[bool, float]] = {}
+    for candidates in found.values():
+        for key, candidate in candidates.items():
+            best[key] = min(candidate.claim, best.get(key, candidate.claim))
+    return {
+        name: sorted(
+            (each for key, each in candidates.items() if each.claim == best[key]), key=lambda each: each.rank
+        )
+        for name, candidates in found.items()
+    }
+
+
+def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> Mapping[Span, Candidate]:
+    """Return the candidates of a field by row, start and end; bars are further rows."""
+    labels = Labels(rows, rule)
+    texts = [_ALPHANUMERIC.sub("", row.text).upper() for row in codes]
+    found: dict[Span, Candidate] = {}
+    readings = (
+        (number, row, each)
+        for number, row in enumerate((*rows, *codes))
+        for each in readings_in(row, rule, labels.named)
+    )
+    for number, row, (start, end, match) in islice(readings, MAX_CANDIDATES):
+        if match.reading.corrections and match.evidence < 0:
+            continue
+        if number >= len(rows):
+            nearness, sources = Nearness(), _BARS
+        else:
+            nearness = labels.nearness(row, number, start, end)
+            is_long = match.form.joined and len(match.reading.value) >= MIN_CODE
+            agrees = is_long and any(match.reading.value in text for text in texts)
+            sources = (*_BARS, *_TEXT) if agrees and nearness.evidence >= 0 else _TEXT
+        carrier = match.carrier.name if match.carrier else ""
+        candidate = Candidate(
+            match.reading,
+            row.confidence(start, end),
+            row.box(start, end),
+            nearness,
+            match.form.needs_label,
+            carrier if match.evidence >= CHECK_DIGIT else "",
+            match.evidence,
+            sources,
+        )
+        is_named = carrier in labels.named and match.reading.valid is True and nearness.evidence == 0
+        if nearness.is_labelled or is_named or len(sources) > 1 or not _needs_label(candidate):
+            found[number, start, end] = candidate
+    read = {each.reading.value for (number, *_), each in found.items() if number < len(rows)}
+    return {
+        key: each
+        for key, each in _without_parts(found).items()
+        if key[0] < len(rows) or not any(value in each.reading.value for value in read)
+    }
+
+
+def _needs_label(candidate: Candidate) -> bool:
+    """Return whether a number counts only near a label: it is not rare enough without one."""
+    is_poor = bool(candidate.reading.corrections) and candidate.base < CORRECTED
+    return candidate.needs_label or is_poor or is_repeated(candidate.reading.value)
+
+
+def _without_parts(found: Mapping[Span, Candidate]) -> Mapping[Span, Candidate]:
+    """Leave out what is a part of a longer candidate, unless only the part has a checksum that holds.
+
+    A part of a format that needs a label is always left out: its checksum may hold by chance.
+    """
+    kept: dict[Span, Candidate] = {}
+    ends: dict[tuple[int, bool], int] = {}
+    for number, start, end in sorted(found, key=lambda span: (span[0], span[1], -span[2])):
+        candidate = found[number, start, end]
+        is_valid = candidate.reading.valid is True and not candidate.needs_label
+        if end > ends.get((number, True), 0) and (is_valid or end > ends.get((number, False), 0)):
+            kept[number, start, end] = candidate
+            ends[number, is_valid] = end
+    return kept

@@ -1,0 +1,176 @@
+"""Rows of neighbouring boxes, as one text with a place for each character."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from nereid.base.contract import MAX_LINES
+from nereid.tasks.read.line import Line
+
+# Longer lines are cut: fields are short, and the time for patterns stays bounded.
+MAX_LINE_CHARACTERS = 256
+# A box continues a row if the gap, the offset and the ratio of heights are small, in heights of the text.
+MAX_GAP, MAX_OFFSET, MAX_HEIGHT_RATIO = 1.5, 0.5, 1.8
+# How far the next box may begin before the end of this one.
+MAX_OVERLAP = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rectangle along the text of the page, in pixels: the page is turned so that its text is level."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    @property
+    def height(self) -> float:
+        """Height of the text, at least one pixel."""
+        return max(self.bottom - self.top, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A box of a row: corners in the image [4, 2] and on the level page, and its text's place in the row."""
+
+    box: np.ndarray
+    level: np.ndarray
+    confidence: float
+    start: int
+    text: str
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+    def shares(self, start: int, end: int) -> tuple[float, float]:
+        """Return where a part of the row begins and ends in this box, 0..1 of its width."""
+        widths = [
+            0,
+            *accumulate(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in self.text),
+        ]
+        first, last = max(start - self.start, 0), min(end, self.end) - self.start
+        return widths[first] / max(widths[-1], 1), widths[last] / max(widths[-1], 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Boxes from left to right; a space in `text` joins them."""
+
+    text: str
+    pieces: tuple[_Piece, ...]
+
+    def confidence(self, start: int, end: int) -> float:
+        """Return the least confidence of the boxes of a part."""
+        return min(each.confidence for each in self._touched(start, end))
+
+    def is_one_box(self, start: int, end: int) -> bool:
+        """Return whether no box begins inside a part."""
+        return not any(start < each.start <= end for each in self.pieces)
+
+    def box_ends(self, start: int) -> tuple[int, int]:
+        """Return where the box of a character begins and ends in the text."""
+        box = next(each for each in self.pieces if start < each.end)
+        return box.start, box.end
+
+    def box(self, start: int, end: int) -> np.ndarray:
+        """Return the corners float32[4, 2] of a part, in the image."""
+        return self._corners(start, end, "box")
+
+    def place(self, start: int, end: int) -> Place:
+        """Return the rectangle of a part on the level page."""
+        corners = self._corners(start, end, "level")
+        return Place(*map(float, (*corners.min(axis=0), *corners.max(axis=0))))
+
+    def _touched(self, start: int, end: int) -> list[_Piece]:
+        return [each for each in self.pieces if each.start < end and start < each.end]
+
+    def _corners(self, start: int, end: int, kind: str) -> np.ndarray:
+        touched = self._touched(start, end)
+        first, last = touched[0], touched[-1]
+        left, right = first.shares(start, end)[0], last.shares(start, end)[1]
+        begin, stop = getattr(first, kind), getattr(last, kind)
+        top_left = begin[0] + (begin[1] - begin[0]) * left
+        bottom_left = begin[3] + (begin[2] - begin[3]) * left
+        top_right = stop[0] + (stop[1] - stop[0]) * right
+        bottom_right = stop[3] + (stop[2] - stop[3]) * right
+        return np.array([top_left, top_right, bottom_right, bottom_left], np.float32)
+
+
+def rows_of(lines: Sequence[Line]) -> list[Row]:
+    """Return the rows of at most `MAX_LINES` lines; the others are left out.
+
+    Text is normalised to NFKC, which turns full-width characters into ASCII. Lines without text are left out,
+    and those with a box that is not finite.
+    """
+    texts = [_normalised(line.text) for line in lines[:MAX_LINES]]
+    used = [
+        (line, text)
+        for line, text in zip(lines, texts, strict=False)
+        if text and np.shape(line.box) == (4, 2) and np.isfinite(line.box).all()
+    ]
+    if not used:
+        return []
+    boxes = np.array([line.box for line, _ in used], np.float64)
+    level = _levelled(boxes)
+    following = _following(level)
+    heads = sorted(set(range(len(used))) - set(following.values()))
+    found = []
+    for head in heads:
+        pieces: list[_Piece] = []
+        number: int | None = head
+        while number is not None:
+            line, text = used[number]
+            start = pieces[-1].end + 1 if pieces else 0
+            pieces.append(_Piece(boxes[number], level[number], float(line.confidence), start, text))
+            number = following.get(number)
+        found.append(Row(" ".join(each.text for each in pieces), tuple(pieces)))
+    return found
+
+
+def row_of_barcode(text: str, box: np.ndarray) -> Row:
+    """Return the text of a barcode with its corners [4, 2] as a row."""
+    corners = np.asarray(box, np.float64)
+    return Row(text := _normalised(text), (_Piece(corners, corners, 1.0, 0, text),))
+
+
+def _normalised(text: str) -> str:
+    text = unicodedata.normalize("NFKC", text[:MAX_LINE_CHARACTERS])[:MAX_LINE_CHARACTERS]
+    return re.sub(r"[\s\x00-\x1f]+", " ", text).strip()
+
+
+def _levelled(boxes: np.ndarray) -> np.ndarray:
+    """Turn boxes [N, 4, 2] by the direction of most of the text."""
+    along = (boxes[:, 1] - boxes[:, 0] + boxes[:, 2] - boxes[:, 3]).sum(axis=0)
+    angle = np.arctan2(along[1], along[0])
+    cosine, sine = np.cos(angle), np.sin(angle)
+    turned: np.ndarray = boxes @ np.array([[cosine, -sine], [sine, cosine]])
+    return turned
+
+
+def _following(level: np.ndarray) -> dict[int, int]:
+    """Return the box at the right of each box [N, 4, 2] in its row; a box follows at most one."""
+    left, right = level[:, [0, 3]].mean(axis=1), level[:, [1, 2]].mean(axis=1)
+    height = np.maximum(level[:, [2, 3], 1].mean(axis=1) - level[:, [0, 1], 1].mean(axis=1), 1.0)
+    lower, higher = np.minimum.outer(height, height), np.maximum.outer(height, height)
+    gap = (left[None, :, 0] - right[:, None, 0]) / lower
+    offset = np.abs(left[None, :, 1] - right[:, None, 1]) / lower
+    fits = (gap <= MAX_GAP) & (gap >= -MAX_OVERLAP) & (offset <= MAX_OFFSET)
+    fits &= higher <= MAX_HEIGHT_RATIO * lower
+    # The order along the row makes cycles impossible.
+    middle = level[:, :, 0].mean(axis=1)
+    fits &= middle[None, :] > middle[:, None]
+    cost = np.where(fits, np.abs(gap) + offset, np.inf)
+    found: dict[int, int] = {}
+    taken: set[int] = set()
+    candidates = np.argwhere(np.isfinite(cost))
+    for number, other in candidates[np.argsort(cost[tuple(candidates.T)], kind="stable")].tolist():
+        if number not in found and other not in taken:
+            found[number] = other
+            taken.add(other)
+    return found

@@ -1,0 +1,238 @@
+"""Reading: a recogniser of lines of text, behind a model of the backend `text_reader`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nereid.backends.routing.assignment import parse_route
+from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY, copy_models
+from nereid.base.config.model_config import ModelConfig, read_pbtxt
+from nereid.base.errors import WrongUsage
+from nereid.base.serving_errors import InvalidConfig
+from nereid.models.publish.configs import Names
+from nereid.models.publish.examination.examine import Survey
+from nereid.models.publish.intake.adaptation import Activation, Adapted, Choices
+from nereid.models.publish.intake.description import Description
+from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
+from nereid.models.publish.intake.serving_settings import ServingSettings, Tensor
+from nereid.repository import onnx_file, pbtxt
+from nereid.repository.fitting import READER_BYTES
+from nereid.repository.layout import config_files, served_versions
+from nereid.tasks.read import dictionary, recogniser
+from nereid.tasks.read.reading_settings import TENSORS, tensor_problems
+from nereid.vision.inference.signature import Signature
+
+DETECT, DIRECTION = "text_detect", "text_direction"
+PARTS = {DETECT: "detect", DIRECTION: "direction"}
+NETWORK, PINNED, ROUTE = "text_recognise", "read_text_v1", "read_text"
+COMMENT = "# Lines of text in; the best character of each step, and its probability, out.\n"
+# Datatypes and ranks of a recogniser that returns only the best characters.
+BEST = [("TYPE_FP32", 2), ("TYPE_INT64", 2)]
+
+
+class ReaderModels(NamedTuple):
+    """A recogniser with a public name, and the networks that find the lines for it."""
+
+    names: Names
+    settings: ServingSettings
+
+    @property
+    def labelled(self) -> set[str]:
+        """None: the characters are in the network's file."""
+        return set()
+
+    @property
+    def deadline_ms(self) -> int:
+        """That of the default reader: a page takes longer than a photo."""
+        route = parse_route((TEXT_REPOSITORY / f"{ROUTE}.route.json").read_bytes())
+        return route.variants[0].deadline_ms
+
+    def configs(self) -> dict[str, dict[str, str]]:
+        """Return the configs of network, reader and route by profile."""
+        return {
+            self.names.network: dict(self._network()),
+            self.names.pinned: dict(self._pinned()),
+            self.names.route: dict(self._route()),
+        }
+
+    def _network(self) -> Iterator[tuple[str, str]]:
+        for profile, text, config in _templates(NETWORK, self.names.network):
+            config.input[0].name = self.settings.image.name
+            for tensor, given in zip(config.output, self.settings.outputs, strict=True):
+                tensor.name = given.name
+            _, _, rest = text.partition("\n")  # the first line describes the default recogniser
+            yield profile, pbtxt.rewrite(COMMENT + rest, config)
+
+    def _pinned(self) -> Iterator[tuple[str, str]]:
+        versions = self.settings.companions
+        texts = {
+            "network": self.names.network,
+            "network_version": "1",
+            "detect_version": str(versions[DETECT]),
+            "direction_version": str(versions[DIRECTION]),
+        }
+        for profile, text, config in _templates(PINNED, self.names.pinned):
+            for key, value in texts.items():
+                config.parameters[key].string_value = value
+            if self.settings.instances:
+                config.instance_group[0].count = self.settings.instances
+            yield profile, pbtxt.rewrite(text, config)
+
+    def _route(self) -> Iterator[tuple[str, str]]:
+        for profile, text, config in _templates(ROUTE, self.names.route):
+            config.parameters["route"].string_value = f"{self.names.route}.route.json"
+            yield profile, pbtxt.rewrite(text, config)
+
+
+class Lines:
+    """Lines of text, as the reader cuts them out of an image."""
+
+    unit = "line"
+    samples: tuple[Path, ...] = (PARCEL_LABEL,)
+    companions: tuple[str, ...] = (DETECT, DIRECTION)
+
+    def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
+        """Return the characters."""
+        return facts.characters, dictionary.FILE
+
+    def with_notes(self, choices: Choices, facts: NetworkFacts) -> Choices:
+        """Return the choices: the reader cuts its lines in one height."""
+        return choices
+
+    def preprocessing(
+        self, settings: ServingSettings, noted: Noted, given: Mapping[str, str]
+    ) -> tuple[dict[str, str], str]:
+        """Return nothing: the reader prepares the lines.
+
+        Raises:
+            WrongUsage: there are parameters.
+        """
+        if given:
+            raise WrongUsage(
+                f"a recogniser has no parameters of a preprocessing, got {', '.join(given)}; "
+                "fix: leave out --preset and --preprocess"
+            )
+        return {}, ""
+
+    def repeated(self, path: Path, current: Path, past: Description, image: Mapping[str, Any]) -> Choices:
+        """Return the choices of the current version, and its characters for a file without its own."""
+        own = dictionary.characters_of(onnx_file.read(path).model)
+        labels = () if own else dictionary.characters_of(onnx_file.read(current).model)
+        return Choices(
+            output=past.output, activation=past.activation, labels=labels, labels_from=dictionary.CURRENT
+        )
+
+    def process_bytes(self, network_bytes: int) -> int:
+        """Return the memory of a process that reads."""
+        return READER_BYTES
+
+
+class Reading:
+    """Networks that return characters of lines, [N, T, C], or the best ones already."""
+
+    name = "read"
+    input = Lines()
+
+    def recognises(self, facts: NetworkFacts, size: Size) -> bool:
+        """Return whether the metadata names the task, or has characters for outputs of a recogniser."""
+        kinds = sorted((each.datatype, len(each.shape)) for each in facts.signature.outputs.values())
+        has_steps = kinds == BEST or any(rank == 3 for _, rank in kinds)
+        return facts.task == self.name or (bool(facts.characters) and has_steps)
+
+    def adapt(
+        self,
+        path: Path,
+        choices: Choices,
+        activation: Activation = "none",
+        names: Sequence[str] | None = None,
+    ) -> Adapted:
+        """Change a file to lines [N, 3, 48, W] in, index and probability of the best characters out."""
+        if any(choices.size) or choices.head or choices.last_step:
+            raise WrongUsage(
+                "a recogniser has no size, head or thresholds; fix: leave out --size, --head, "
+                "--score-threshold and --iou-threshold"
+            )
+        return recogniser.adapt_file(path, choices, activation, names)
+
+    def settings(
+        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
+    ) -> ServingSettings:
+        """Read the names of the tensors; their kinds are those that the reader needs."""
+        (image,) = signature.inputs
+        line, best = TENSORS["network"]
+        tensors = (Tensor(name, each.datatype, each.dims) for name, each in zip(outputs, best, strict=True))
+        return ServingSettings(Tensor(image, line.datatype, line.dims), tuple(tensors))
+
+    def models(self, names: Names, settings: ServingSettings, choices: Choices) -> ReaderModels:
+        """Return the models of a reader."""
+        return ReaderModels(names, settings)
+
+    def activation(self, choices: Choices, seen: Survey) -> Activation:
+        """Return the one that turns the values of the characters into probabilities.
+
+        Raises:
+            WrongUsage: the network does not read several lines at a time.
+        """
+        if not seen.can_batch:
+            raise WrongUsage(
+                "expected a network that reads several lines at a time, got an error or other text for two "
+                "lines in a batch; fix: export it with a variable batch, in which no line changes another one"
+            )
+        return seen.activation if choices.activation == "auto" else choices.activation
+
+    def rows(self, settings: ServingSettings, seen: Survey) -> list[tuple[str, str]]:
+        """Return nothing: the characters are shown as labels."""
+        return []
+
+
+def _templates(model: str, name: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield profile, text and message of each config of a default model, with another name."""
+    folder: Path = TEXT_REPOSITORY / model
+    for path in config_files(folder):
+        text = path.read_text()
+        config = pbtxt.parse(text)
+        config.name = name
+        yield "" if path.parent == folder else path.stem, text, config
+
+
+def copy_companions(names: Sequence[str], public: str, repository: Path, target: Path) -> dict[str, int]:
+    """Copy models that the pinned model uses, too, and return their newest versions.
+
+    Those of the repository are copied only for the examination.
+
+    Args:
+        names: of the models.
+        public: the name that is added.
+        repository: the model repository.
+        target: the folder of all staged models.
+
+    Raises:
+        WrongUsage: the public name is one of theirs, or the repository has another model of that name.
+    """
+    if public in names:
+        raise WrongUsage(
+            f"invalid name: '{public}' is a model that finds text for readers; fix: another --name"
+        )
+    found = {}
+    for name in names:
+        is_shared = (repository / name).exists()
+        source = (repository if is_shared else TEXT_REPOSITORY) / name
+        if is_shared and (problem := next(_problems(source), "")):
+            raise WrongUsage(
+                f"'{repository}' has a model '{name}' that does not find text: {problem}; "
+                "fix: nereid add that model under another name, or use another repository"
+            )
+        copy_models(source, target / name)
+        found[name] = _newest(source)
+    return found
+
+
+def _newest(folder: Path) -> int:
+    return max(served_versions(folder, read_pbtxt(folder / "config.pbtxt")), default=1)
+
+
+def _problems(folder: Path) -> Iterator[str]:
+    try:
+        yield from tensor_problems(PARTS[folder.name], ModelConfig.from_file(folder, _newest(folder)))
+    except InvalidConfig as error:
+        yield str(error)

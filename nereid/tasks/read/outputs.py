@@ -1,0 +1,83 @@
+"""Reading: lines of text, and the fields of a document."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nereid.base.contract import BOX, CONFIDENCE, FIELD, TEXT
+from nereid.tasks.task_outputs import Arrays, Comparison, Signals
+
+# Characters that are compared; a page of text has fewer.
+MAX_COMPARED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingOutputs:
+    """Models that read text."""
+
+    name: str = "read"
+    outputs: tuple[str, ...] = (TEXT, CONFIDENCE, BOX)
+
+    def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
+        """Return the character error rate, at most 1, and whether all lines are equal."""
+        old, new = _text(ours), _text(theirs)
+        return Comparison(error_rate(old, new), old == new)
+
+    def signals(self, outputs: Arrays) -> Signals | None:
+        """Return the mean confidence of an image with lines, and their number."""
+        confidences = outputs[CONFIDENCE].ravel()
+        if not np.isfinite(confidences).all():
+            return None
+        count = len(confidences)
+        mean = [min(1.0, float(confidences.mean()))] if count else ()
+        return Signals(mean, found=[count], about={"lines": count})
+
+
+@dataclass(frozen=True, slots=True)
+class FieldOutputs(ReadingOutputs):
+    """Models that also read the fields of a document."""
+
+    outputs: tuple[str, ...] = (TEXT, CONFIDENCE, BOX, FIELD)
+
+    def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
+        """Return the character error rate of all lines, and whether all fields have the same values."""
+        distance = error_rate(_text(ours), _text(theirs))
+        return Comparison(distance, _values(ours) == _values(theirs))
+
+
+def error_rate(expected: str, got: str) -> float:
+    """Return the edit distance (Levenshtein) of two texts, divided by the length of the longer one."""
+    expected, got = expected[:MAX_COMPARED], got[:MAX_COMPARED]
+    longest = max(len(expected), len(got))
+    return edit_distance(expected, got) / longest if longest else 0.0
+
+
+def edit_distance(expected: str, got: str) -> int:
+    """Return the smallest number of characters to insert, delete or replace."""
+    if expected == got:
+        return 0
+    columns = np.array([ord(each) for each in got], np.int32)
+    places = np.arange(len(got) + 1)
+    row = places.copy()
+    for place, each in enumerate(expected, 1):
+        kept = np.minimum(row[:-1] + (columns != ord(each)), row[1:] + 1)
+        # An insertion costs 1 for each column: a running minimum after the slope is taken away.
+        row = np.minimum.accumulate(np.concatenate(([place], kept)) - places) + places
+    return int(row[-1])
+
+
+def _text(outputs: Arrays) -> str:
+    return "\n".join(each.decode(errors="replace") for each in outputs[TEXT].ravel())
+
+
+def _values(outputs: Arrays) -> dict[str, Any]:
+    fields = [json.loads(each) for each in outputs[FIELD].ravel()]
+    return {each["name"]: each["value"] for each in fields}
+
+
+def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> ReadingOutputs:
+    """Return the meaning of a reader's outputs, with fields if it has them."""
+    return FieldOutputs() if FIELD in outputs else ReadingOutputs()

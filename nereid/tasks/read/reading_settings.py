@@ -1,0 +1,160 @@
+"""Parameters of a `text_reader` model."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereid.base.config.model_config import ModelConfig, TensorSpec
+from nereid.base.contract import (
+    BARCODE,
+    BARCODE_BOX,
+    BOX,
+    CONFIDENCE,
+    FIELD,
+    IMAGE,
+    MAX_IMAGE_BYTES,
+    MAX_LINES,
+    SYMBOLOGY,
+    TEXT,
+)
+
+BACKEND = "text_reader"
+# A page of a newspaper has about 400 lines, a dense letter 60; a page of 1,000 takes 8 s of a core.
+DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S = 500, 30.0
+# Values of the parameter `networks`: where they run.
+IN_PROCESS, SERVED = "in_process", "served"
+# Parameters that name the networks, each with its `…_version`. The recogniser is `network`, as elsewhere: the
+# one that is published again.
+PARTS = ("detect", "direction", "network")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingSettings:
+    """The networks of a reader, by name and pinned version, and the limits on images and lines.
+
+    `networks` is `in_process` or `served`: as models of the same server. `intra_op_thread_count` replaces
+    that of networks in the process; 0 keeps their own. Lines below `min_confidence` are left out. `fields`
+    names a file with the fields of a document, in the version's folder or in the model's. An image with more
+    than `max_lines` regions of text, or that takes the reader more than `max_read_s`, is rejected.
+    """
+
+    network: str
+    network_version: int
+    detect: str
+    detect_version: int
+    direction: str
+    direction_version: int
+    networks: str = SERVED
+    intra_op_thread_count: int = 0
+    min_confidence: float = 0.5
+    fields: str = ""
+    max_lines: int = DEFAULT_MAX_LINES
+    max_read_s: float = DEFAULT_MAX_READ_S
+    max_image_bytes: int = MAX_IMAGE_BYTES
+    max_image_pixels: int = 64_000_000
+    max_image_side_px: int = 16_384
+
+    def __post_init__(self) -> None:
+        if self.networks not in (IN_PROCESS, SERVED):
+            raise ValueError(f"networks: expected {IN_PROCESS} or {SERVED}, got '{self.networks}'")
+        if not 0 <= self.min_confidence <= 1:
+            raise ValueError(f"min_confidence: expected 0 to 1, got {self.min_confidence}")
+        if not 1 <= self.max_lines <= MAX_LINES:
+            raise ValueError(f"max_lines: expected 1 to {MAX_LINES}, got {self.max_lines}")
+        if self.max_read_s <= 0:
+            raise ValueError(f"max_read_s: expected more than 0, got {self.max_read_s}")
+        if self.fields != Path(self.fields).name:
+            raise ValueError(f"fields: expected the name of a file without folders, got '{self.fields}'")
+
+    @property
+    def parts(self) -> dict[str, tuple[str, int]]:
+        """Return model and version of each network, by its parameter."""
+        return {part: (getattr(self, part), getattr(self, f"{part}_version")) for part in PARTS}
+
+    @property
+    def of_network(self) -> dict[str, str]:
+        """Return the parameters that replace those of each network in the process."""
+        threads = self.intra_op_thread_count
+        return {"intra_op_thread_count": str(threads)} if threads else {}
+
+    @property
+    def is_in_process(self) -> bool:
+        """Whether the networks run in the process of the reader."""
+        return self.networks == IN_PROCESS
+
+
+def _tensor(name: str, datatype: str, *dims: int) -> TensorSpec:
+    return TensorSpec(name, f"TYPE_{datatype}", dims, dims)
+
+
+INPUTS = (_tensor(IMAGE, "STRING", 1),)
+LINE_OUTPUTS = (
+    _tensor(TEXT, "STRING", -1),
+    _tensor(CONFIDENCE, "FP32", -1),
+    _tensor(BOX, "FP32", -1, 4, 2),
+)
+FIELD_OUTPUTS = (_tensor(FIELD, "STRING", -1),)
+BARCODE_OUTPUTS = (
+    _tensor(BARCODE, "STRING", -1),
+    _tensor(SYMBOLOGY, "STRING", -1),
+    _tensor(BARCODE_BOX, "FP32", -1, 4, 2),
+)
+# Input and outputs of each network, in their order; their names are free.
+TENSORS = {
+    "detect": (_tensor("", "FP32", 3, -1, -1), [_tensor("", "FP32", 1, -1, -1)]),
+    "direction": (_tensor("", "FP32", 3, 48, 192), [_tensor("", "FP32", 2)]),
+    "network": (_tensor("", "FP32", 3, 48, -1), [_tensor("", "INT64", -1), _tensor("", "FP32", -1)]),
+}
+
+
+def own_problems(config: ModelConfig, settings: ReadingSettings) -> Iterator[str]:
+    """Yield what is wrong with the tensors of a reader itself."""
+    outputs = (
+        *LINE_OUTPUTS,
+        *(FIELD_OUTPUTS if settings.fields else ()),
+        *(BARCODE_OUTPUTS if reads_barcodes(config) else ()),
+    )
+    for side, wanted, given in (
+        ("input", INPUTS, config.inputs),
+        ("output", outputs, config.outputs),
+    ):
+        expected, got = (
+            ", ".join(f"'{each.name}' {each.kind}" for each in tensors) for tensors in (wanted, given)
+        )
+        if expected != got:
+            yield f"expected the {side}s {expected}, got {got or 'none'}"
+
+
+def reads_barcodes(config: ModelConfig) -> bool:
+    """Return whether a reader has the outputs for barcodes."""
+    return any(each.name == BARCODE for each in config.outputs)
+
+
+def fields_path(config: ModelConfig, settings: ReadingSettings) -> Path | None:
+    """Return the file with the fields of a document; None if the reader has none."""
+    if not settings.fields:
+        return None
+    own = config.folder / str(config.version) / settings.fields
+    return own if own.exists() else config.folder / settings.fields
+
+
+def tensor_problems(part: str, network: ModelConfig) -> Iterator[str]:
+    """Yield the tensors of a network that do not fit a reader.
+
+    Args:
+        part: one of PARTS.
+        network: the config of the network.
+    """
+    taken, returned = TENSORS[part]
+    if network.max_batch_size < 1:
+        yield f"'{network.name}': expected max_batch_size 1 or more, got {network.max_batch_size}"
+    for side, wanted, given in (("inputs", [taken], network.inputs), ("outputs", returned, network.outputs)):
+        if len(wanted) != len(given) or not all(map(_takes, wanted, given)):
+            kinds = (", ".join(each.kind for each in tensors) or "none" for tensors in (wanted, given))
+            yield "'{}', {} of '{}': expected {}, got {}".format(part, side, network.name, *kinds)
+
+
+def _takes(wanted: TensorSpec, given: TensorSpec) -> bool:
+    """Return whether a tensor has the datatype, and leaves every dim open that differs between images."""
+    is_open = all(own == -1 for need, own in zip(wanted.dims, given.dims, strict=False) if need == -1)
+    return wanted.fits(given) and is_open

@@ -1,0 +1,167 @@
+"""Changes of a recogniser's ONNX file: the best character of each step leaves the network, not all of them.
+
+PaddleOCR's recognisers return a probability for each of thousands of characters, [N, T, characters].
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from nereid.base.errors import WrongUsage
+from nereid.models.publish.intake.adaptation import Activation, Adapted, Choices, fit_runtimes, rename_file
+from nereid.models.publish.intake.changed_file import change_file
+from nereid.models.publish.intake.graph_edits import dims, free_batch, free_name, inputs, to_fp32, with_axes
+from nereid.repository.onnx_runtimes import supported_runtimes
+from nereid.tasks.read import dictionary
+from nereid.tasks.read.characters import KEY
+from nereid.tasks.read.dictionary import Classes, characters_of
+from nereid.tasks.read.reading_settings import TENSORS
+
+INDEX, PROBABILITY = "index", "probability"
+CHANNELS, HEIGHT_PX, _ = TENSORS["network"][0].dims
+DEFAULTS = Choices()
+
+
+def adapt_file(
+    path: Path,
+    choices: Choices = DEFAULTS,
+    activation: Activation = "none",
+    names: Sequence[str] | None = None,
+) -> Adapted:
+    """Change an ONNX file so that this machine's and the container's runtimes open it as a recogniser.
+
+    Args:
+        names: of the input, the index and the probability; None for those in the file.
+
+    Other arguments, results and errors as `adapt`.
+    """
+
+    def change(model: Any) -> tuple[tuple[str, Adapted], list[str]]:
+        changes = fit_runtimes(model, supported_runtimes())
+        found = adapt(model, choices, activation)
+        return (inputs(model)[0].name, found), [*changes, *found.changes]
+
+    (image, (outputs, _, notes)), changes = change_file(path, change)
+    if names:
+        changes += rename_file(path, [image, *outputs], names)
+        outputs = tuple(names[1:])
+    return Adapted(outputs, changes, notes)
+
+
+def adapt(model: Any, choices: Choices = DEFAULTS, activation: Activation = "none") -> Adapted:
+    """Change a ModelProto in place; its outputs become index and probability.
+
+    Args:
+        model: takes lines float32[N, 3, 48, W], and returns [N, T, classes], or the best classes already.
+        choices: the output with the classes, and the characters of a file without its own. The blank is the
+            first class; a space may be the last.
+        activation: function that turns the values of the classes into probabilities.
+
+    Raises:
+        WrongUsage: the network is not a recogniser, or the number of characters is not that of its classes.
+    """
+    changes = [*_declare_input(model)]
+    if best := _best_classes(model):
+        if activation != "none":
+            raise WrongUsage(
+                f"cannot append a {activation}: the network returns only the best character of each step; "
+                f"fix: --activation none if '{best[1].name}' has probabilities, or else export the network "
+                "with all characters, [N,steps,characters]"
+            )
+        changes += free_batch(model)
+        found = _write_characters(model, choices, Classes(), changes)
+        return Adapted(tuple(each.name for each in best), changes, dictionary.notes(found, Classes()))
+    scores = _classes(model, choices.output)
+    classes = Classes(scores.name, max(0, dims(scores)[2]))
+    found = _write_characters(model, choices, classes, changes)
+    changes += [*free_batch(model), *to_fp32(model, scores)]
+    if changes:  # shapes of the network's inner tensors may have changed
+        del model.graph.value_info[:]
+    changes += _reduce(model, scores, activation)
+    outputs = tuple(each.name for each in model.graph.output)
+    return Adapted(outputs, changes, dictionary.notes(found, classes))
+
+
+def _declare_input(model: Any) -> Iterator[str]:
+    """Declare [N, 3, 48, W]; a network that accepts other heights, too, is used with 48 pixels."""
+    from onnx import TensorProto
+
+    image, *others = inputs(model) or [None]
+    shape = dims(image) if image is not None else []
+    fits = len(shape) == 4 and shape[1] in (-1, CHANNELS) and shape[2] in (-1, HEIGHT_PX) and shape[3] == -1
+    if image is None or others or not fits or image.type.tensor_type.elem_type != TensorProto.FLOAT:
+        given = ", ".join(f"'{each.name}' {_describe(each)}" for each in inputs(model)) or "none"
+        raise WrongUsage(
+            f"expected one input for lines of text, FP32 [N,{CHANNELS},{HEIGHT_PX},width] with any width, "
+            f"got {given}; fix: export the network with "
+            + ("one FP32 input" if fits else f"a height of {HEIGHT_PX} and a variable width")
+        )
+    for place, size in ((1, CHANNELS), (2, HEIGHT_PX)):
+        if shape[place] != size:
+            image.type.tensor_type.shape.dim[place].dim_value = size
+            yield f"dim {place} of input '{image.name}' is declared as {size}"
+
+
+def _best_classes(model: Any) -> list[Any]:
+    """Return index and probability of the best character, [N, T] each; [] if the network has others."""
+    from onnx import TensorProto
+
+    kinds = [TensorProto.INT64, TensorProto.FLOAT]
+    found = sorted(model.graph.output, key=lambda each: each.type.tensor_type.elem_type != kinds[0])
+    given = [each.type.tensor_type.elem_type for each in found]
+    return found if given == kinds and all(len(dims(each)) == 2 for each in found) else []
+
+
+def _classes(model: Any, output: str) -> Any:
+    from onnx import TensorProto
+
+    floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
+    found = [each for each in model.graph.output if output in ("", each.name)]
+    if len(found) == 1 and len(dims(found[0])) == 3 and found[0].type.tensor_type.elem_type in floats:
+        return found[0]
+    given = ", ".join(f"'{each.name}' {_describe(each)}" for each in model.graph.output)
+    raise WrongUsage(
+        f"expected one output with the probabilities of characters, FP32 [N,steps,characters], or INT64 and "
+        f"FP32 [N,steps] of the best ones, got {given}; fix: name one with --output"
+    )
+
+
+def _describe(tensor: Any) -> str:
+    from onnx import TensorProto
+
+    kind = TensorProto.DataType.Name(tensor.type.tensor_type.elem_type)
+    return f"{kind} [{','.join(map(str, dims(tensor)))}]"
+
+
+def _write_characters(model: Any, choices: Choices, classes: Classes, changes: list[str]) -> tuple[str, ...]:
+    """Write the characters to the metadata, unless they are there already; return them."""
+    own = characters_of(model)
+    found = dictionary.choose(own, choices.labels, choices.labels_from, classes)
+    if found != own:
+        others = [each for each in model.metadata_props if each.key != KEY]
+        del model.metadata_props[:]
+        model.metadata_props.extend(others)
+        model.metadata_props.add(key=KEY, value="\n".join(found))
+        changes.append(f"{len(found):,} characters are written to the metadata '{KEY}'")
+    return found
+
+
+def _reduce(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
+    """Replace the output [N, T, classes] by the best class of each step, and its probability."""
+    from onnx import TensorProto, helper
+
+    values, index, probability = scores.name, free_name(model, INDEX), free_name(model, PROBABILITY)
+    nodes = [helper.make_node("ArgMax", [values], [index], axis=2, keepdims=0)]
+    if activation != "none":
+        name = free_name(model, f"{values}_{activation}")
+        options: dict[str, Any] = {"axis": 2} if activation == "softmax" else {}
+        nodes.append(helper.make_node(activation.capitalize(), [values], [name], **options))
+        yield f"a {activation} is appended to output '{values}'"
+        values = name
+    nodes.append(with_axes(model, "ReduceMax", values, probability, [2], since=18, keepdims=0))
+    model.graph.node.extend(nodes)
+    batch, steps = (scores.type.tensor_type.shape.dim[place].dim_param or None for place in (0, 1))
+    yield f"output '{scores.name}' is reduced to the best class of each step, '{index}', and '{probability}'"
+    del model.graph.output[:]
+    for name, kind in ((index, TensorProto.INT64), (probability, TensorProto.FLOAT)):
+        model.graph.output.append(helper.make_tensor_value_info(name, kind, [batch, steps]))

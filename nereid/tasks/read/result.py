@@ -1,0 +1,174 @@
+"""Text that was read from an image, and the fields of a document."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nereid.base.assets import READERS
+from nereid.base.contract import BARCODE_OUTPUTS, BOX, CONFIDENCE, FIELD, TEXT
+from nereid.client.result_kind import ResultKind, Timings
+
+# Corners (x, y) in pixels of the upright image, clockwise from the top left of the text.
+Corners: TypeAlias = tuple[tuple[float, float], ...]
+# An application identifier and its value. Source: GS1 General Specifications 3.2.
+_ELEMENT = re.compile(r"\((\d{2,4})\)(.*?)(?=\(\d{2,4}\)|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class TextLine:
+    """One line of text.
+
+    Attributes:
+        text: its characters.
+        confidence: mean probability of the characters, 0..1.
+        box: its four corners (x, y) in pixels of the upright image, clockwise from the text's top left.
+    """
+
+    text: str
+    confidence: float
+    box: Corners
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A character that a checksum proved wrong; `position` is its index in the value, from 0."""
+
+    position: int
+    read: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a document.
+
+    Attributes:
+        name: name in the definition of the document.
+        value: its text; None if the field was not found.
+        confidence: probability of its characters, 0..1.
+        box: its four corners, as those of a line; None if the field was not found.
+        valid: whether its checksum is right; None for a field without a checksum.
+        corrected: the characters that its checksum corrected.
+        proof: what speaks for the value: `label+checksum`, `checksum`, `label` or `format only`, or with
+            bars `barcode+text+checksum`; None if the field was not found.
+        carrier: whose number it is; None if not known.
+        certain: whether the value is proven, and no other one is about as likely.
+        candidates: the values that are about equally likely, this one first; none if it has no rival.
+    """
+
+    name: str
+    value: str | None
+    confidence: float
+    box: Corners | None
+    valid: bool | None
+    corrected: tuple[Correction, ...] = ()
+    proof: str | None = None
+    carrier: str | None = None
+    certain: bool = False
+    candidates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Barcode:
+    """One barcode.
+
+    Attributes:
+        text: what it says. GS1's application identifiers are in parentheses, as printed below the bars.
+        symbology: such as `Code 128`, `QR Code` or `GS1-128`.
+        box: its four corners, as those of a line, clockwise from the symbol's top left.
+    """
+
+    text: str
+    symbology: str
+    box: Corners
+
+    @property
+    def elements(self) -> dict[str, str]:
+        """The values of GS1 by their application identifiers, such as `00`; empty for other barcodes."""
+        is_gs1 = self.symbology.startswith(("GS1", "DataBar"))
+        return dict(_ELEMENT.findall(self.text)) if is_gs1 else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The text of one image, and the model that read it.
+
+    Attributes:
+        lines: in reading order; none if the image has no text.
+        fields: those of the document; none from a model that reads only lines.
+        barcodes: from top to bottom; none from a model that reads only text.
+        model, version, variant, reason, request_id, timings, image: as of a `Prediction`.
+    """
+
+    lines: tuple[TextLine, ...]
+    fields: tuple[Field, ...]
+    barcodes: tuple[Barcode, ...]
+    model: str
+    version: str
+    variant: str
+    reason: str
+    request_id: str
+    timings: Timings
+    image: str = ""
+
+
+def _count(result: Any) -> int:
+    text, confidence, box = (result.as_numpy(name) for name in (TEXT, CONFIDENCE, BOX))
+    is_sound = text.ndim == 2 and confidence.shape == text.shape and box.shape == (*text.shape, 4, 2)
+    return len(text) if is_sound else -1
+
+
+def _values(result: Any) -> list[tuple[tuple[TextLine, ...], tuple[Field, ...], tuple[Barcode, ...]]]:
+    text, confidence, box = (result.as_numpy(name) for name in (TEXT, CONFIDENCE, BOX))
+    field = result.as_numpy(FIELD)
+    fields = [()] * len(text) if field is None else field
+    columns = [result.as_numpy(name) for name in BARCODE_OUTPUTS]
+    has_barcodes = all(column is not None for column in columns)
+    barcodes = [*zip(*columns, strict=True)] if has_barcodes else [((), (), ())] * len(text)
+    return [
+        (
+            tuple(map(_line, texts, confidences, boxes)),
+            tuple(_field(json.loads(entry)) for entry in entries),
+            tuple(map(_barcode, *found)),
+        )
+        for texts, confidences, boxes, entries, found in zip(
+            text, confidence, box, fields, barcodes, strict=True
+        )
+    ]
+
+
+def _line(text: bytes, confidence: np.float32, box: np.ndarray) -> TextLine:
+    return TextLine(text.decode(), float(confidence), _corners(box.tolist()))
+
+
+def _barcode(text: bytes, symbology: bytes, box: np.ndarray) -> Barcode:
+    return Barcode(text.decode(), symbology.decode(), _corners(box.tolist()))
+
+
+def _field(entry: Mapping[str, Any]) -> Field:
+    return Field(
+        entry["name"],
+        entry["value"],
+        float(entry["confidence"]),
+        None if entry["box"] is None else _corners(entry["box"]),
+        entry["valid"],
+        tuple(Correction(each["position"], each["from"], each["to"]) for each in entry["corrected"]),
+        # A server of an older release does not tell them.
+        entry.get("proof"),
+        entry.get("carrier"),
+        entry.get("certain", False),
+        tuple(entry.get("candidates", ())),
+    )
+
+
+def _corners(box: list[list[float]]) -> Corners:
+    return tuple((float(x), float(y)) for x, y in box)
+
+
+READINGS = ResultKind(
+    READERS.command, READERS.default, READERS.outputs, (FIELD, *BARCODE_OUTPUTS), _count, _values, Reading
+)

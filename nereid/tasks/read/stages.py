@@ -1,0 +1,57 @@
+"""The times of the stages of reading."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nereid.vision.imaging.decode import EncodedImage
+
+# In their order. The last stage runs for the lines of several images together.
+STAGES = ("decode", "barcodes", "detect", "boxes", "crops", "direction", "recognise")
+
+
+class StageTimes:
+    """When the stages of one image ran, in ns since the Unix epoch, and facts from its header."""
+
+    __slots__ = ("_runs", "about")
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[str, int, int]] = []
+        self.about: dict[str, Any] = {}
+
+    def begin(self, encoded: bytes) -> None:
+        """Record the size of the file."""
+        self.about["bytes"] = len(encoded)
+
+    def opened(self, image: EncodedImage) -> None:
+        """Record the facts in the header."""
+        width, height = image.size_wh
+        self.about |= {"format": image.format, "width": width, "height": height}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Record one run of a stage while the context lasts; a stage may run more than once."""
+        begin_ns = time.time_ns()
+        try:
+            yield
+        finally:
+            self._runs.append((name, begin_ns, time.time_ns()))
+
+    def add(self, name: str, begin_ns: int, end_ns: int) -> None:
+        """Record a run of a stage that several images share."""
+        self._runs.append((name, begin_ns, end_ns))
+
+    def milliseconds(self) -> dict[str, float]:
+        """Return the time of each stage that ran; that of a shared stage counts in full."""
+        found: dict[str, float] = {}
+        for name, begin_ns, end_ns in self._runs:
+            found[name] = found.get(name, 0.0) + (end_ns - begin_ns) / 1e6
+        return found
+
+    def spans(self) -> list[dict[str, Any]]:
+        """Return the runs of stages as spans; the first one has the facts about the image."""
+        return [
+            {"name": name, "begin": begin_ns, "end": end_ns, "about": {} if place else self.about}
+            for place, (name, begin_ns, end_ns) in enumerate(self._runs)
+        ]

@@ -1,1 +1,0 @@
-"""Reading of text: boxes, rectified crops, characters, and the fields of a document."""

@@ -1,0 +1,1 @@
+"""Encoded bytes to tensors, and ONNX Runtime's sessions."""

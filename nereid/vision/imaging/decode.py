@@ -1,0 +1,313 @@
+"""Decoding of untrusted image files to RGB pixels, at a reduced size where the format allows it."""
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import simplejpeg
+from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
+
+from nereid.base.contract import MAX_IMAGE_BYTES
+from nereid.base.serving_errors import InvalidImage
+from nereid.base.units import format_bytes
+from nereid.vision.imaging.buffers import Buffers
+from nereid.vision.imaging.formats import jpeg, png
+
+# Our own limit is checked on every header; Pillow's would warn or raise at other sizes.
+Image.MAX_IMAGE_PIXELS = None
+
+FORMATS = ("PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG")
+# Factors by which the decoder may shrink a JPEG. Only these have SIMD code in libjpeg-turbo: a 640×427 photo
+# decodes faster at 8/8 than at 5/8. Source: docs/experiments.md.
+SHRINKS = (1, 2, 4, 8)
+# Pillow's modes; others have more than 16 bits per channel or no conversion to RGB.
+EIGHT_BIT = frozenset(
+    {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
+)
+SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+# Rounds 0..65535 to 0..255. Source: libpng, png_do_scale_16_to_8.
+TO_EIGHT_BIT = ((np.arange(2**16, dtype=np.uint32) * 255 + 32895) >> 16).astype(np.uint8)
+# Pixels per conversion, so that a large image is in memory twice at most.
+BAND_PIXELS = 2**20
+# libjpeg's warnings about bytes that do not change the pixels, which viewers ignore. Source: its jerror.h.
+HARMLESS = re.compile(
+    "extraneous bytes before marker|unknown JFIF revision|bad ICC marker|Unknown Adobe color|Invalid SOS"
+)
+EXIF = b"Exif\0\0"
+# TIFF's tags; PHOTOMETRIC is PhotometricInterpretation.
+IMAGE_WIDTH, IMAGE_LENGTH, BITS_PER_SAMPLE, PHOTOMETRIC, TILE_WIDTH, TILE_LENGTH = (
+    256,
+    257,
+    258,
+    262,
+    322,
+    323,
+)
+BLACK_IS_ZERO = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on an image, checked before any pixel is decoded."""
+
+    max_image_bytes: int = MAX_IMAGE_BYTES
+    max_image_pixels: int = 64_000_000
+    max_image_side_px: int = 16_384
+
+    def __post_init__(self) -> None:
+        for name in ("max_image_bytes", "max_image_pixels", "max_image_side_px"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}: expected a positive number, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """A file with a valid header, which decodes its pixels on demand.
+
+    `size_wh` and `orientation` (the EXIF tag, 1..8) describe the stored pixels. `colorspace` is a JPEG's, RGB
+    (also for grey and YCbCr) or CMYK; it is empty for all other files.
+    """
+
+    encoded: bytes
+    size_wh: tuple[int, int]
+    orientation: int
+    colorspace: str = ""
+    _opened: Image.Image | None = None
+
+    @property
+    def pixel_count(self) -> int:
+        """Width times height."""
+        return self.size_wh[0] * self.size_wh[1]
+
+    @property
+    def format(self) -> str:
+        """Format of the file, such as `JPEG`."""
+        return "JPEG" if self._opened is None else self._opened.format or ""
+
+    @property
+    def max_shrink(self) -> int:
+        """Largest factor by which the decoder can shrink each side."""
+        return max(SHRINKS) if self.colorspace else 1
+
+    def pixels(self, shrink: int, background: tuple[int, ...], buffers: Buffers) -> np.ndarray:
+        """Decode to RGB, uint8[ceil(H / shrink), ceil(W / shrink), 3].
+
+        The result is valid until the next call with the same `buffers`.
+
+        Args:
+            shrink: one of SHRINKS, up to `max_shrink`: each pixel is the average of this many per side.
+            background: R, G, B behind transparent pixels.
+
+        Raises:
+            InvalidImage: the file is damaged.
+        """
+        if self._opened is None:
+            return _decode_jpeg(self, shrink, buffers)
+        try:
+            self._opened.load()
+            if self._opened.format == "PNG":
+                png.check_complete(self.encoded, self._opened)
+            return _to_rgb(self._opened, background)
+        except InvalidImage:
+            raise
+        except Exception as error:  # on damaged files Pillow's parsers raise many types
+            raise InvalidImage(f"file of {len(self.encoded)} bytes is damaged: {error}") from None
+
+
+def open_image(encoded: bytes, limits: Limits, is_header_enough: bool = False) -> EncodedImage:
+    """Read the header of an image file.
+
+    Args:
+        encoded: the file.
+        limits: those that it must not exceed.
+        is_header_enough: whether the pixels of a TIFF are not wanted; else they are decoded, and turned.
+
+    Raises:
+        InvalidImage: the file has an unknown format, is damaged, or exceeds `limits`, which are checked
+            before any pixel is decoded.
+    """
+    if not encoded:
+        raise InvalidImage(f"expected the bytes of an image file ({', '.join(FORMATS)}), got 0 bytes")
+    if len(encoded) > limits.max_image_bytes:
+        limit, size = format_bytes(limits.max_image_bytes), format_bytes(len(encoded))
+        raise InvalidImage(f"expected at most {limit}, got {size}")
+    if encoded.startswith(jpeg.MAGIC):
+        return _open_jpeg(encoded, limits)
+    got = f"{len(encoded)} bytes starting with {encoded[:8]!r}"
+    unknown = f"expected an image file ({', '.join(FORMATS)}), got {got}"
+    return _open_other(encoded, limits, unknown, is_header_enough)
+
+
+def read_upright_size(encoded: bytes, limits: Limits, turns: bool = True) -> tuple[int, int]:
+    """Return width and height of an image in pixels; only its header is read.
+
+    Args:
+        turns: whether the image is turned as its EXIF tag says; a TIFF always is.
+
+    Raises:
+        InvalidImage: as `open_image`.
+    """
+    image = open_image(encoded, limits, is_header_enough=True)
+    width, height = image.size_wh
+    return (height, width) if image.orientation > 4 and (turns or image.format == "TIFF") else (width, height)
+
+
+def _open_jpeg(encoded: bytes, limits: Limits) -> EncodedImage:
+    exif = _walk_jpeg(encoded)
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(encoded, strict=False)
+    except Exception:  # on damaged headers simplejpeg raises ValueError, KeyError and more
+        # Pillow supports sampling factors that simplejpeg does not.
+        return _open_other(encoded, limits, f"JPEG of {len(encoded)} bytes has no readable header")
+    _check_size(width, height, limits)
+    orientation = _known_orientation(partial(_read_exif, exif)) if exif else 1
+    return EncodedImage(
+        encoded, (width, height), orientation, "CMYK" if colorspace in ("CMYK", "YCCK") else "RGB"
+    )
+
+
+def _walk_jpeg(encoded: bytes) -> bytes:
+    """Return the payload of a JPEG's EXIF segment.
+
+    Raises:
+        InvalidImage: it has too many scans or segments, each of which costs a pass of the decoder.
+    """
+    exif, components, scans = b"", None, 0
+    for marker, payload in jpeg.segments(encoded):
+        if marker in jpeg.START_OF_FRAME:
+            components = payload[5:6] if marker in jpeg.SEQUENTIAL else None
+        elif marker == jpeg.APP1 and payload.startswith(EXIF):
+            exif = exif or payload
+        elif marker == jpeg.START_OF_SCAN:
+            scans += 1
+            if payload[:1] == components:  # this scan has all components, so the decoder reads no other
+                break
+        if scans > jpeg.MAX_SCANS:
+            raise InvalidImage(f"expected at most {jpeg.MAX_SCANS} scans in a JPEG, got {scans} or more")
+    return exif
+
+
+def _read_exif(payload: bytes) -> Image.Exif:
+    exif = Image.Exif()
+    exif.load(payload)
+    return exif
+
+
+def _known_orientation(read_exif: Callable[[], Image.Exif]) -> int:
+    try:
+        value: object = read_exif().get(ExifTags.Base.Orientation)
+    except Exception:  # the pixels of an image with damaged metadata are used
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _decode_jpeg(image: EncodedImage, shrink: int, buffers: Buffers) -> np.ndarray:
+    width, height = (-(-side // shrink) for side in image.size_wh)
+    memory = buffers.take("pixels", (height * width * len(image.colorspace),), np.uint8)
+    # simplejpeg picks the smallest scale that keeps these sizes, which is exactly 1 / shrink.
+    options = {"colorspace": image.colorspace, "min_height": height, "min_width": width, "buffer": memory}
+    try:
+        pixels: np.ndarray = simplejpeg.decode_jpeg(image.encoded, **options)
+    except Exception as error:  # also for warnings; on damaged files it raises KeyError and more
+        if not HARMLESS.search(str(error)):
+            raise _damaged(image, error) from None
+        try:
+            simplejpeg.decode_jpeg_header(image.encoded)
+        except Exception:  # it warned about the header, and decoded nothing
+            return _decode_with_pillow(image, shrink)
+        if not any(marker == jpeg.END_OF_IMAGE for marker, _ in jpeg.segments(image.encoded)):
+            raise _damaged(image, "it ends too early") from None
+        pixels = memory.reshape(height, width, -1)  # all of them: it warned at the end
+    if image.colorspace == "CMYK":  # JPEGs store the complement
+        np.subtract(255, pixels, out=pixels)
+        return _to_rgb(Image.frombuffer("CMYK", (width, height), pixels, "raw", "CMYK", 0, 1), (0, 0, 0))
+    return pixels
+
+
+def _decode_with_pillow(image: EncodedImage, shrink: int) -> np.ndarray:
+    """Decode a JPEG with junk in front of its pixels, which simplejpeg cannot ignore."""
+    try:
+        opened = Image.open(io.BytesIO(image.encoded), formats=["JPEG"])
+        width, height = (max(1, side // shrink) for side in image.size_wh)
+        opened.draft(None, (width, height))
+        return _to_rgb(opened, (0, 0, 0))
+    except Exception as error:  # on damaged files Pillow's parsers raise many types
+        raise _damaged(image, error) from None
+
+
+def _damaged(image: EncodedImage, error: object) -> InvalidImage:
+    return InvalidImage(f"JPEG of {len(image.encoded)} bytes is damaged: {error}")
+
+
+def _open_other(encoded: bytes, limits: Limits, unknown: str, is_header_enough: bool = False) -> EncodedImage:
+    """Read a header with Pillow; `unknown` is the message for an unknown format."""
+    if encoded.startswith(png.MAGIC):
+        png.check_chunks(encoded)
+        encoded = png.without_extras(encoded)
+    try:
+        image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+        _check_size(*image.size, limits)
+        _check_mode(image)
+        size_wh, orientation = image.size, _known_orientation(image.getexif)
+        if isinstance(image, TiffImageFile):
+            _check_size(image.tag_v2.get(TILE_WIDTH, 1), image.tag_v2.get(TILE_LENGTH, 1), limits)
+            # Pillow's size is upright, before or after the load, depending on its version.
+            size_wh = (image.tag_v2[IMAGE_WIDTH], image.tag_v2[IMAGE_LENGTH])
+            if not is_header_enough:
+                image.load()  # applies the orientation
+                size_wh, orientation = image.size, 1
+    except InvalidImage:
+        raise
+    except Exception as error:  # on damaged files Pillow's parsers raise many types
+        if isinstance(error, UnidentifiedImageError):
+            raise InvalidImage(unknown) from None
+        raise InvalidImage(f"file of {len(encoded)} bytes is damaged: {error}") from None
+    return EncodedImage(encoded, size_wh, orientation, _opened=image)
+
+
+def _check_mode(image: Image.Image) -> None:
+    got = f"{image.format} of mode {image.mode}"
+    if image.mode not in EIGHT_BIT | SIXTEEN_BIT:
+        raise InvalidImage(f"expected 8 or 16 bits per channel in a mode that converts to RGB, got {got}")
+    if isinstance(image, TiffImageFile) and image.mode in SIXTEEN_BIT:
+        bits, zero = image.tag_v2.get(BITS_PER_SAMPLE, (16,))[0], image.tag_v2.get(PHOTOMETRIC, BLACK_IS_ZERO)
+        if bits != 16 or zero != BLACK_IS_ZERO:
+            got += f" with {bits} bits and 0 as {'black' if zero == BLACK_IS_ZERO else 'white'}"
+            raise InvalidImage(f"expected 8 bits per channel, or 16 with 0 as black, got {got}")
+
+
+def _to_rgb(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
+    """Convert band by band, which halves the memory of a large image."""
+    rgb = np.empty((image.height, image.width, 3), np.uint8)
+    step = max(1, BAND_PIXELS // image.width)
+    for top in range(0, image.height, step):
+        band = image.crop((0, top, image.width, min(top + step, image.height)))
+        rgb[top : top + step] = (_from_16_bit if image.mode in SIXTEEN_BIT else _flat)(band, background)
+    return rgb
+
+
+def _flat(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
+    if image.has_transparency_data:
+        image = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image)
+    return np.asarray(image.convert("RGB"))
+
+
+def _from_16_bit(image: Image.Image, background: tuple[int, ...]) -> np.ndarray:
+    levels = np.asarray(image)
+    rgb = np.repeat(TO_EIGHT_BIT[levels][:, :, None], 3, axis=2)
+    rgb[levels == image.info.get("transparency", -1)] = background
+    return rgb
+
+
+def _check_size(width: int, height: int, limits: Limits) -> None:
+    if width * height > limits.max_image_pixels:
+        raise InvalidImage(f"expected at most {limits.max_image_pixels} pixels, got {width} x {height}")
+    if max(width, height) > limits.max_image_side_px:
+        raise InvalidImage(
+            f"expected at most {limits.max_image_side_px} pixels a side, got {width} x {height}"
+        )

@@ -1,0 +1,72 @@
+"""The segments of a JPEG. Source: ITU-T T.81, annex B."""
+
+import re
+from collections.abc import Iterator
+from itertools import count, islice
+from math import prod
+
+from nereid.base.serving_errors import InvalidImage
+
+MAGIC = b"\xff\xd8\xff"
+# Encoders write about ten scans, each of which costs a pass over the whole image, and few segments.
+MAX_SCANS = 32
+MAX_SEGMENTS = 4_096
+START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN, APP1 = 0xD8, 0xD9, 0xDA, 0xE1
+START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+SEQUENTIAL = frozenset({0xC0, 0xC1})
+# Markers, except those without a length, which occur between and inside scans.
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
+_SCAN = re.compile(rb"\xff\xda")
+# Bytes between segments that the search for the frame passes over: they take time, and cameras write few.
+_MAX_JUNK_BYTES = 2**16
+
+
+def segments(encoded: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield marker and payload of each segment, to the end of the image, whose marker has none.
+
+    Raises:
+        InvalidImage: it has too many segments, each of which costs time.
+    """
+    place = len(MAGIC) - 1
+    for number in count():
+        found = _MARKER.search(encoded, place)
+        if not found or (marker := found[0][1]) == START_OF_IMAGE:
+            return
+        if marker == END_OF_IMAGE:
+            yield marker, b""
+            return
+        if number == MAX_SEGMENTS:
+            raise InvalidImage(
+                f"expected at most {MAX_SEGMENTS} segments in a JPEG, got {number + 1} or more"
+            )
+        begin = found.end() + 2
+        place = found.end() + max(2, int.from_bytes(encoded[begin - 2 : begin]))
+        yield marker, encoded[begin:place]
+
+
+def size_and_scans(encoded: bytes | memoryview) -> tuple[tuple[int, int], int] | None:
+    """Return width and height in pixels, and how many passes over them the scans cost, at most `MAX_SCANS`.
+
+    None if there is no frame in front of the first scan, or hidden by much that is no segment.
+    """
+    size_wh, place = (0, 0), len(MAGIC) - 1
+    components: bytes | memoryview | None = None
+    junk_end = place + _MAX_JUNK_BYTES
+    for _ in range(MAX_SEGMENTS):
+        found = _MARKER.search(encoded, place, junk_end)
+        if not found:
+            break
+        marker, begin = found[0][1], found.end() + 2
+        length = max(2, int.from_bytes(encoded[begin - 2 : begin]))
+        if marker in START_OF_FRAME and len(head := encoded[begin : begin + 6]) == 6:
+            height, width = int.from_bytes(head[1:3]), int.from_bytes(head[3:5])
+            size_wh = max(size_wh, (width, height), key=prod)
+            components = head[5:] if marker in SEQUENTIAL else None
+        elif marker == START_OF_SCAN:
+            # A scan of all components is the only one that the decoder reads.
+            is_only = encoded[begin : begin + 1] == components
+            scans = 1 if is_only else sum(1 for _ in islice(_SCAN.finditer(encoded), MAX_SCANS))
+            return (size_wh, scans) if all(size_wh) else None
+        junk_end += length + 2
+        place = begin - 2 + length
+    return None

@@ -1,0 +1,107 @@
+"""Checks of PNG files that Pillow does not make. Source: the PNG specification, sections 5, 7 and 8."""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from nereid.base.serving_errors import InvalidImage
+
+if TYPE_CHECKING:  # routes read sizes, and load no image library
+    from PIL import Image
+
+MAGIC = b"\x89PNG\r\n\x1a\n"
+MAX_CHUNKS = 65_536
+# Length and type of a chunk come before its data, a checksum after.
+CHUNK = struct.Struct(">I4s")
+CHECKSUM_BYTES = 4
+TRANSPARENCY, EXIF = b"tRNS", b"eXIf"
+# Width, height, bits of a sample, colour type, compression, filter, interlace.
+HEADER = struct.Struct(">IIBBBBB")
+SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+# Of each pass of an interlaced image: the first column and row, and the steps to the next ones.
+PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+WHOLE = ((0, 0, 1, 1),)
+STEP_BYTES = 2**16
+
+
+def check_chunks(encoded: bytes) -> None:
+    """Check that reading the chunks takes less time than decoding an image.
+
+    Raises:
+        InvalidImage: there are too many.
+    """
+    for number, _ in enumerate(chunks(memoryview(encoded))):
+        if number == MAX_CHUNKS:
+            raise InvalidImage(f"expected at most {MAX_CHUNKS} chunks in a PNG, got {number + 1} or more")
+
+
+def without_extras(encoded: bytes) -> bytes:
+    """Return a PNG without the chunks that change no pixel, such as texts and profiles.
+
+    For Pillow, a damaged one of them makes the whole picture unreadable, perhaps after it was decoded.
+    """
+    view, parts, place = memoryview(encoded), [memoryview(MAGIC)], len(MAGIC)
+    for kind, data in chunks(view):
+        end = place + CHUNK.size + len(data) + CHECKSUM_BYTES
+        if kind[:1].isupper() or kind == TRANSPARENCY or (kind == EXIF and _is_sound(view[place:end])):
+            parts.append(view[place:end])
+        place = end
+    return b"".join(parts)
+
+
+def _is_sound(chunk: memoryview) -> bool:
+    checked, checksum = chunk[CHUNK.size - 4 : -CHECKSUM_BYTES], chunk[-CHECKSUM_BYTES:]
+    return zlib.crc32(checked) == int.from_bytes(checksum)
+
+
+def check_complete(encoded: bytes, image: "Image.Image") -> None:
+    """Check that a decoded PNG has all its rows; Pillow fills missing ones with zeros.
+
+    Counting the rows means to unpack the file once more. So only images are counted whose last pixels are
+    zeros: one of the last two rows ends the last pass.
+
+    Raises:
+        InvalidImage: rows are missing.
+    """
+    last = [(max(0, image.width - x), max(0, image.height - y)) for x in (1, 2) for y in (1, 2)]
+    if not all(_has_color(image, place) for place in last) and not _is_complete(encoded):
+        raise InvalidImage(f"PNG of {len(encoded)} bytes is damaged: its rows end too early")
+
+
+def _has_color(image: "Image.Image", place: tuple[int, int]) -> bool:
+    value = image.getpixel(place)
+    return any(value) if isinstance(value, tuple) else bool(value)
+
+
+def _is_complete(encoded: bytes) -> bool:
+    expected, stream = 0, zlib.decompressobj()
+    for kind, data in chunks(encoded):
+        if kind == b"IHDR":
+            expected = _unpacked_bytes(data)
+        while kind == b"IDAT" and data:
+            expected -= len(stream.decompress(data, STEP_BYTES))
+            data = stream.unconsumed_tail
+            if expected <= 0:
+                return True
+    return False
+
+
+def _unpacked_bytes(header: bytes | memoryview) -> int:
+    width, height, bits, color_type, _, _, is_interlaced = HEADER.unpack(header)
+    total = 0
+    for left, top, right, down in PASSES if is_interlaced else WHOLE:
+        columns, rows = -(-(width - left) // right), -(-(height - top) // down)
+        if columns > 0:  # a pass without columns has no rows, either
+            total += max(0, rows) * (1 + -(-columns * SAMPLES[color_type] * bits // 8))
+    return total
+
+
+def chunks(encoded: bytes | memoryview) -> Iterator[tuple[bytes, bytes | memoryview]]:
+    """Yield the type and the data of each chunk."""
+    place = len(MAGIC)
+    while place + CHUNK.size <= len(encoded):
+        size, kind = CHUNK.unpack_from(encoded, place)
+        place += CHUNK.size
+        yield kind, encoded[place : place + size]
+        place += size + CHECKSUM_BYTES

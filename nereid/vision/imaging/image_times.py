@@ -1,0 +1,51 @@
+"""The times of one image's preparation, and facts from its header."""
+
+import time
+from typing import Any
+
+from nereid.vision.imaging.decode import EncodedImage
+
+
+class ImageTimes:
+    """Times in ns since the Unix epoch, and what is known about the image."""
+
+    __slots__ = ("_begin_ns", "_decoded_ns", "_end_ns", "format", "size_bytes", "size_wh")
+
+    def __init__(self) -> None:
+        self._begin_ns = self._decoded_ns = self._end_ns = self.size_bytes = 0
+        self.format, self.size_wh = "unknown", (0, 0)
+
+    def begin(self, encoded: bytes) -> None:
+        """Record the start, and the size of the file."""
+        self._begin_ns, self.size_bytes = time.time_ns(), len(encoded)
+
+    def opened(self, image: EncodedImage) -> None:
+        """Record the facts in the header."""
+        self.format, self.size_wh = image.format, image.size_wh
+
+    def decoded(self) -> None:
+        """Record the end of decoding."""
+        self._decoded_ns = time.time_ns()
+
+    def end(self, decoded_ns: int = 0, end_ns: int = 0) -> None:
+        """Record the end of the preparation.
+
+        Args:
+            decoded_ns, end_ns: the ends of decoding and preparation, where a device has measured them.
+        """
+        self._decoded_ns = decoded_ns or self._decoded_ns
+        self._end_ns = end_ns or time.time_ns()
+
+    def spans(self) -> list[dict[str, Any]]:
+        """Return the spans `decode` and `resize`; only the first if decoding failed."""
+        about = {
+            "format": self.format,
+            "bytes": self.size_bytes,
+            "width": self.size_wh[0],
+            "height": self.size_wh[1],
+        }
+        decoded_ns = self._decoded_ns or self._end_ns
+        found = [{"name": "decode", "begin": self._begin_ns, "end": decoded_ns, "about": about}]
+        if self._decoded_ns:
+            found.append({"name": "resize", "begin": decoded_ns, "end": self._end_ns, "about": {}})
+        return found

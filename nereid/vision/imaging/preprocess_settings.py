@@ -1,0 +1,171 @@
+"""Settings of a `preprocess` model from its config.pbtxt, and the presets for several parameters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import inf
+from typing import Any
+
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InvalidConfig
+from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.transform import DATATYPES, Transform
+
+PRESETS: dict[str, dict[str, str]] = {
+    # Source: torchvision, transforms/_presets.py, ImageClassification; times 255.
+    "imagenet": {
+        "resize_shorter_px": "256",
+        "mean": "123.675, 116.28, 103.53",
+        "std": "58.395, 57.12, 57.375",
+    },
+    # Source: tensorflow/tpu, models/official/efficientnet/lite, MEAN_RGB and STDDEV_RGB.
+    "efficientnet_lite": {"resize_shorter_px": "256", "mean": "127, 127, 127", "std": "128, 128, 128"},
+    # Source: openai/CLIP, clip/clip.py, _transform; times 255.
+    "clip": {
+        "resize_shorter_px": "224",
+        "interpolation": "bicubic",
+        "mean": "122.7709383, 116.7460125, 104.09373615",
+        "std": "68.5005327, 66.6321579, 70.32316305",
+    },
+    # Source: ultralytics, data/augment.py, LetterBox; then pixels / 255.
+    "letterbox": {"resize": "letterbox", "scale": "0.00392156862745098"},
+    # The same, by the name that users look for.
+    "yolo": {"resize": "letterbox", "scale": "0.00392156862745098"},
+    # Source: Megvii-BaseDetection/YOLOX, data/data_augment.py, preproc: no scale, padded below and right.
+    "yolox": {"resize": "letterbox", "pad_position": "after", "color_order": "BGR", "scale": "1"},
+    # Source: facebookresearch/detr, datasets/coco.py, make_coco_transforms; the sides of the export.
+    "detr": {
+        "resize": "exact",
+        "mean": "123.675, 116.28, 103.53",
+        "std": "58.395, 57.12, 57.375",
+    },
+    # Source: lyuwenyu/RT-DETR, rtdetrv2_pytorch/configs/rtdetrv2/include/dataloader.yml.
+    "rtdetr": {"resize": "exact", "scale": "0.00392156862745098"},
+}
+NORMALISATION = {"mean", "std", "scale"}
+# The parameters of a preset that a given parameter replaces, because they would contradict it.
+REPLACES = {
+    "mean": {"scale"},
+    "std": {"scale"},
+    "scale": {"mean", "std"},
+    "resize": {"resize_shorter_px", "pad_position"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shorthand:
+    """`preset` sets the parameters in PRESETS that are not given, `scale` sets mean 0 and std 1 / scale."""
+
+    preset: str = ""
+    scale: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """`decode_threads` per instance, 0: its share of the cores; `gpu_memory_limit_bytes`, 0: no limit."""
+
+    decode_threads: int = 0
+    gpu_memory_limit_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("decode_threads", "gpu_memory_limit_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+
+
+# Of a `preprocess` model. Its output determines the other fields of the transform.
+PARAMETERS = {
+    each.name for each in (*fields(Transform), *fields(Limits), *fields(Resources), *fields(Shorthand))
+}
+PARAMETERS -= {"height_px", "width_px", "datatype"}
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessSettings:
+    """The parameters of a `preprocess` model: the fields of these classes, except those of its output."""
+
+    transform: Transform
+    limits: Limits
+    resources: Resources
+    shorthand: Shorthand
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> "PreprocessSettings":
+        """Read the parameters and the output of `config`.
+
+        Raises:
+            InvalidConfig: a parameter is unknown or invalid, or contradicts another one or the output.
+        """
+        try:
+            output = _output(config)
+            parameters = _expand(config.parameters, output["datatype"])
+        except ValueError as error:
+            raise InvalidConfig(f"model '{config.name}': {error}") from None
+        settings = replace(config, parameters=parameters).settings(cls, **output)
+        if "decode_margin" in config.parameters and not settings.transform.antialias:
+            raise InvalidConfig(f"model '{config.name}': decode_margin contradicts antialias = false")
+        return settings
+
+
+def _output(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields of a Transform that the model's output determines."""
+    if len(config.outputs) != 1:
+        raise ValueError(f"expected one output, got {len(config.outputs)}")
+    output = config.outputs[0]
+    datatype = output.datatype.removeprefix("TYPE_")
+    if datatype not in DATATYPES:
+        known = ", ".join(f"TYPE_{name}" for name in DATATYPES)
+        raise ValueError(f"output '{output.name}': expected one of {known}, got {output.datatype}")
+    is_last = config.parameters.get("layout") == "NHWC"
+    expected = "[H, W, 3] for layout NHWC" if is_last else "[3, H, W] for layout NCHW"
+    sizes = output.dims[:-1] if is_last else output.dims[1:]
+    if len(sizes) != 2 or output.dims != ((*sizes, 3) if is_last else (3, *sizes)) or min(sizes) < 1:
+        raise ValueError(f"output '{output.name}': expected dims {expected}, got {list(output.dims)}")
+    return {"datatype": datatype, "height_px": sizes[0], "width_px": sizes[1]}
+
+
+def _expand(given: Mapping[str, str], datatype: str) -> dict[str, str]:
+    """Replace the shorthands by their parameters."""
+    normalised = sorted(NORMALISATION & set(given))
+    if datatype == "UINT8" and normalised:
+        raise ValueError(
+            f"{normalised[0]} contradicts an output of TYPE_UINT8, whose pixels are not normalised"
+        )
+    if "scale" in given and len(normalised) > 1:
+        raise ValueError(f"scale contradicts {' and '.join(name for name in normalised if name != 'scale')}")
+    parameters = _preset(given) | dict(given)
+    margin = next((name for name in ("pad_color", "pad_position") if name in given), "")
+    if margin and parameters.get("resize") != "letterbox":
+        raise ValueError(
+            f"{margin} contradicts resize = {parameters.get('resize', 'shorter_side')}: expected letterbox"
+        )
+    if datatype == "UINT8":
+        return {name: text for name, text in parameters.items() if name not in NORMALISATION}
+    if "scale" in parameters:
+        parameters["std"] = ", ".join([str(1 / _positive(parameters["scale"]))] * 3)
+    return parameters
+
+
+def _preset(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the preset's parameters that the given ones do not replace."""
+    name = given.get("preset")
+    if name is None:
+        return {}
+    if name not in PRESETS:
+        raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got '{name}'")
+    replaced = {other for key in given for other in REPLACES.get(key, ())}
+    preset = {key: text for key, text in PRESETS[name].items() if key not in replaced}
+    if given.get("color_order") == "BGR":  # the presets' numbers are in the order R, G, B
+        preset |= {
+            key: ",".join(reversed(preset[key].split(","))) for key in ("mean", "std") if key in preset
+        }
+    return preset
+
+
+def _positive(scale: str) -> float:
+    try:
+        value = float(scale)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < inf or 1 / value == inf:
+        raise ValueError(f"scale: expected a positive number, got '{scale}'")
+    return value

@@ -1,0 +1,138 @@
+"""Preprocessing of batches on the CPU, and the interface that it shares with `gpu_preprocessor`."""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from nereid.base.processes import return_memory
+from nereid.base.serving_errors import ServingError, from_exception
+from nereid.vision.imaging.buffers import Buffers
+from nereid.vision.imaging.decode import EncodedImage, Limits, open_image
+from nereid.vision.imaging.image_signals import ImageMeter, Sink
+from nereid.vision.imaging.image_times import ImageTimes
+from nereid.vision.imaging.transform import DATATYPES, Transform
+
+# glibc keeps the memory of larger images for the next one; see MALLOC_TRIM_THRESHOLD_ in command_line.py.
+LARGE_PIXELS = 16_000_000
+# The nice value of threads that decode large images: a ninth of the time of others, if a core is scarce.
+PATIENCE = 10
+
+
+class Preprocessor(Protocol):
+    """Fills a tensor that is allocated once.
+
+    `times` has those of each image of the last batch.
+    """
+
+    times: Sequence[ImageTimes]
+
+    @property
+    def tensor(self) -> Any:
+        """The tensor [max_batch_size, ...], NumPy's or CuPy's."""
+
+    def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
+        """Write image `i` into row `i`; returns its error instead if it has one."""
+
+    def move(self, source: slice, target: slice) -> None:
+        """Copy rows of the tensor over earlier ones."""
+
+
+class PixelBudget:
+    """Bounds the pixels of the images that threads decode at the same time; a larger image goes alone."""
+
+    def __init__(self, pixels: int) -> None:
+        self._pixels = self._free = pixels
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, pixels: int) -> Iterator[None]:
+        """Wait until there is room for the pixels, and take it while the context lasts."""
+        pixels = min(pixels, self._pixels)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= pixels)
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += pixels
+                self._changed.notify_all()
+
+
+def _lower_priority() -> None:
+    """Give the cores to all other threads first; only Linux has a priority for each thread."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PATIENCE)
+
+
+class CpuPreprocessor:
+    """Decodes and transforms the images of a batch in parallel, each on one of `threads` threads.
+
+    The images in work have at most twice the pixels of the largest valid image, so that memory is bounded.
+    `sink` receives the signals of each good image.
+    """
+
+    def __init__(
+        self,
+        transform: Transform,
+        limits: Limits,
+        max_batch_size: int,
+        threads: int = 1,
+        sink: Sink | None = None,
+    ) -> None:
+        self.tensor = np.empty((max_batch_size, *transform.shape), DATATYPES[transform.datatype])
+        self.times: Sequence[ImageTimes] = ()
+        self._transform = transform
+        self._limits = limits
+        self._meter = ImageMeter(transform, sink) if sink else None
+        self._budget = PixelBudget(2 * limits.max_image_pixels)
+        self._per_thread = threading.local()
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        # Large images must not slow down the requests of others.
+        self._patient = ThreadPoolExecutor(threads, initializer=_lower_priority)
+
+    def prepare(self, images: Sequence[bytes]) -> list[ServingError | None]:
+        """Write image `i` into row `i`; returns its error instead if it has one."""
+        self.times = [ImageTimes() for _ in images]
+        if self._pool is None or len(images) < 2:
+            return list(map(self._prepare_one, images, self.tensor, self.times))
+        return list(self._pool.map(self._prepare_one, images, self.tensor, self.times))
+
+    def move(self, source: slice, target: slice) -> None:
+        """Copy rows of the tensor over earlier ones."""
+        self.tensor[target] = self.tensor[source].copy()
+
+    def _prepare_one(self, encoded: bytes, row: np.ndarray, times: ImageTimes) -> ServingError | None:
+        times.begin(encoded)
+        image = None
+        try:
+            image = open_image(encoded, self._limits)
+            times.opened(image)
+            with self._budget.taken(image.pixel_count):
+                if image.pixel_count > LARGE_PIXELS:
+                    self._patient.submit(self._run_transform, image, row, times).result()
+                else:
+                    self._run_transform(image, row, times)
+            if self._meter:
+                self._meter(encoded, image, row)
+        except Exception as error:  # a bad image must not fail the others
+            return from_exception(error)
+        finally:
+            times.end()
+            if image and image.pixel_count > LARGE_PIXELS:
+                del image
+                return_memory()
+        return None
+
+    def _run_transform(self, image: EncodedImage, row: np.ndarray, times: ImageTimes) -> None:
+        self._transform(image, row, self._buffers(), times.decoded)
+
+    def _buffers(self) -> Buffers:
+        if not hasattr(self._per_thread, "buffers"):
+            self._per_thread.buffers = Buffers()
+        buffers: Buffers = self._per_thread.buffers
+        return buffers

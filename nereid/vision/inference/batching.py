@@ -1,0 +1,175 @@
+"""Joining requests to the inputs of one run of a network, and splitting its outputs.
+
+Arrays are NumPy's, or CuPy's on the device of the instance; only `concatenate` distinguishes them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InferenceFailed, InvalidConfig
+
+Arrays = Mapping[str, Any]
+# Triton's datatypes of a batch_input.
+# Source: core r24.10, model_config_utils.cc, ValidateBatchIO.
+DTYPES = {"TYPE_INT32": np.int32, "TYPE_FP32": np.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """An input computed from the batch: `kind` is Triton's without `BATCH_`, `source` the request's input."""
+
+    name: str
+    kind: str
+    source: str
+    dtype: type
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """Rules by which the requests of a model are joined.
+
+    Args:
+        max_batch_size: if positive, the first dimension of every tensor is the batch; 0 for no batches.
+        ragged: inputs whose shape may differ between requests; the network gets them flattened.
+        batch_inputs: inputs computed from the batch itself.
+        scattered: outputs that are split by the element counts of an input, not by rows.
+    """
+
+    max_batch_size: int
+    ragged: frozenset[str]
+    batch_inputs: tuple[BatchInput, ...]
+    scattered: Mapping[str, str]
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> "Batching":
+        """Read `batch_input`, `batch_output` and the ragged inputs.
+
+        Raises:
+            InvalidConfig: this backend does not support a kind or datatype.
+        """
+        scattered = {}
+        for each in config.document.get("batch_output", ()):
+            for name in each["target_name"]:
+                (scattered[name],) = each["source_input"]
+        return cls(
+            max_batch_size=config.max_batch_size,
+            ragged=frozenset(tensor.name for tensor in config.inputs if tensor.is_ragged),
+            batch_inputs=tuple(
+                _batch_input(config, each, name)
+                for each in config.document.get("batch_input", ())
+                for name in each["target_name"]
+            ),
+            scattered=scattered,
+        )
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether a batch can be split between any two rows, because each row is independent."""
+        return not (self.ragged or self.batch_inputs or self.scattered)
+
+    def rows(self, request: Arrays) -> int:
+        """Return the batch size of one request; 1 for a model without batches."""
+        return len(next(iter(request.values()))) if self.max_batch_size else 1
+
+    def gather(self, requests: Sequence[Arrays]) -> Arrays:
+        """Return the network's inputs for `requests`; a single request is used without a copy."""
+        if len(requests) == 1 and self.is_by_rows:
+            return requests[0]
+        inputs = {
+            name: concatenate([self._flat(name, request[name]) for request in requests])
+            for name in requests[0]
+        }
+        for each in self.batch_inputs:
+            shapes = [np.shape(request[each.source]) for request in requests]
+            inputs[each.name] = BATCH_VALUES[each.kind](shapes).astype(each.dtype)
+        return inputs
+
+    def scatter(self, outputs: Arrays, requests: Sequence[Arrays]) -> list[dict[str, Any]]:
+        """Return the part of `outputs` that belongs to each request.
+
+        Raises:
+            InferenceFailed: an output does not have as many rows as the batch.
+        """
+        if len(requests) == 1 and not self.scattered:
+            return [dict(outputs)]
+        parts: list[dict[str, Any]] = [{} for _ in requests]
+        for name, array in outputs.items():
+            if source := self.scattered.get(name):
+                shapes = [np.shape(request[source]) for request in requests]
+                pieces = _cut(name, array.reshape(-1), [int(np.prod(shape)) for shape in shapes])
+                pieces = [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+            else:
+                pieces = _cut(name, array, [self.rows(request) for request in requests])
+            for part, piece in zip(parts, pieces, strict=True):
+                part[name] = piece
+        return parts
+
+    def _flat(self, name: str, array: Any) -> Any:
+        return array.reshape(-1) if name in self.ragged else array
+
+
+def concatenate(arrays: Sequence[Any]) -> Any:
+    """Join arrays along their first dimension, on their device; a single array is not copied."""
+    if len(arrays) == 1:
+        return arrays[0]
+    if all(isinstance(array, np.ndarray) for array in arrays):
+        return np.concatenate(arrays)
+    import cupy
+
+    return cupy.concatenate([cupy.asarray(array) for array in arrays])
+
+
+def to_host(array: Any) -> np.ndarray:
+    """Return an array on the host; one that is there already is not copied."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def _cut(name: str, array: Any, lengths: Sequence[int]) -> list[Any]:
+    if array.ndim == 0 or len(array) != sum(lengths):
+        raise InferenceFailed(f"output '{name}': expected {sum(lengths)} rows, got shape {list(array.shape)}")
+    ends = np.cumsum(lengths)
+    return [array[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+
+
+def _batch_input(config: ModelConfig, entry: Mapping[str, Any], name: str) -> BatchInput:
+    kind = entry.get("kind", "BATCH_ELEMENT_COUNT").removeprefix("BATCH_")
+    datatype = entry.get("data_type", "")
+    if kind not in BATCH_VALUES or datatype not in DTYPES:
+        kinds = ", ".join(f"BATCH_{each}" for each in BATCH_VALUES)
+        raise InvalidConfig(
+            f"model '{config.name}', batch input '{name}': expected a kind of {kinds} and a datatype of "
+            f"{', '.join(DTYPES)}, got BATCH_{kind} and {datatype}"
+        )
+    (source,) = entry["source_input"]
+    return BatchInput(name, kind, source, DTYPES[datatype])
+
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def _element_counts(shapes: Shapes) -> np.ndarray:
+    return np.array([np.prod(shape) for shape in shapes])
+
+
+def _accumulated(shapes: Shapes) -> np.ndarray:
+    return np.cumsum(_element_counts(shapes))
+
+
+def _item_shapes(shapes: Shapes) -> np.ndarray:
+    return np.array([shape[1:] for shape in shapes for _ in range(shape[0])])
+
+
+# Values of a batch input, from the shapes of its source in every request, batch dimension included.
+# Source: Triton's model_config.proto, BatchInput.Kind.
+BATCH_VALUES: dict[str, Callable[[Shapes], np.ndarray]] = {
+    "ELEMENT_COUNT": _element_counts,
+    "ACCUMULATED_ELEMENT_COUNT": _accumulated,
+    "ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": lambda shapes: np.concatenate([[0], _accumulated(shapes)]),
+    "MAX_ELEMENT_COUNT_AS_SHAPE": lambda shapes: np.zeros(_element_counts(shapes).max()),
+    "ITEM_SHAPE": _item_shapes,
+    "ITEM_SHAPE_FLATTEN": lambda shapes: _item_shapes(shapes).reshape(-1),
+}

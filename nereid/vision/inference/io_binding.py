@@ -1,0 +1,321 @@
+"""Runs with inputs and outputs on the GPU: ONNX Runtime's IoBinding over CuPy arrays.
+
+CuPy is imported where it is used, because an instance on a CPU has no CuPy. Arrays of a `RecordedRuns` are
+NumPy's where ONNX Runtime runs on the CPU.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from nereid.base.serving_errors import InferenceFailed
+from nereid.vision.inference.run_failures import run_failure
+
+# ONNX's element types are NumPy's names, but for these.
+FLOATS = {"float": "float32", "double": "float64"}
+
+
+def run(
+    session: onnxruntime.InferenceSession,
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str],
+    options: onnxruntime.RunOptions,
+    device_id: int,
+) -> list[Any]:
+    """Run the network on the device of its data.
+
+    Args:
+        inputs: CuPy arrays on `device_id`, bound without a copy, or NumPy arrays, which ONNX Runtime copies.
+
+    Returns:
+        One CuPy array on `device_id` per name of `outputs`.
+    """
+    import cupy
+
+    # The copies that joined the inputs may still run on CuPy's stream, which ONNX Runtime ignores.
+    cupy.cuda.get_current_stream().synchronize()
+    binding = session.io_binding()
+    for name, array in inputs.items():
+        if isinstance(array, np.ndarray):
+            binding.bind_cpu_input(name, array)
+        else:
+            binding.bind_input(name, "cuda", device_id, array.dtype.type, array.shape, array.data.ptr)
+    for name in outputs:
+        binding.bind_output(name, "cuda", device_id)
+    binding.synchronize_inputs()
+    session.run_with_iobinding(binding, options)
+    binding.synchronize_outputs()
+    return [_array(value, device_id) for value in binding.get_outputs()]
+
+
+# Each recorded graph holds its buffers and the memory of its run.
+MAX_RECORDED = 64
+GRAPH_ID, NOT_RECORDED = "gpu_graph_id", "-1"
+# ONNX Runtime records the second run at the latest; the third is the first that repeats the graph.
+RUNS_TO_RECORD = 3
+NO_SYNCHRONIZE = "disable_synchronize_execution_providers"
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """The buffers of one set of shapes, bound once, and the options that name its graph."""
+
+    inputs: Mapping[str, Any]
+    outputs: Sequence[Any]
+    binding: Any
+    options: onnxruntime.RunOptions
+
+
+class RecordedRuns:
+    """Runs of a session that repeats CUDA graphs: a graph reads and writes the addresses of its recording.
+
+    Each set of shapes has buffers of its own, allocated once. Inputs are copied into them, and outputs out of
+    them, on the device: an output may be handed on by DLPack and read after the next run has begun.
+
+    Args:
+        xp: `cupy`, or `numpy` for a session on the CPU.
+        device: of the buffers, as IoBinding calls it: `cuda` or `cpu`.
+        device_id: number of the device.
+        sizes: numbers of rows; a run with fewer rows than one of them is filled up to the next. Empty if the
+            first dimension is not the batch: each set of shapes is recorded.
+        max_recorded: number of sets of shapes with buffers; others run without a recording.
+    """
+
+    def __init__(
+        self,
+        xp: Any,
+        device: str,
+        device_id: int,
+        sizes: Sequence[int] = (),
+        max_recorded: int = MAX_RECORDED,
+    ) -> None:
+        self._sizes, self._max_recorded = sorted(sizes), max_recorded
+        self._xp, self._device, self._device_id = xp, device, device_id
+        self._recorded: dict[Any, _Recorded] = {}
+
+    def __call__(
+        self,
+        session: onnxruntime.InferenceSession,
+        inputs: Mapping[str, Any],
+        outputs: Sequence[str],
+        options: onnxruntime.RunOptions,
+    ) -> list[Any]:
+        """Return one new array on the device per name of `outputs`."""
+        arrays = {name: self._xp.asarray(array) for name, array in inputs.items()}
+        shapes = {name: self._filled_shape(array.shape) for name, array in sorted(arrays.items())}
+        key = tuple(outputs), tuple(shapes.items())
+        if key not in self._recorded:
+            if len(self._recorded) >= self._max_recorded:
+                return self._run_once(session, arrays, outputs)
+            self._recorded[key] = self._record(session, arrays, shapes, outputs)
+        recorded = self._recorded[key]
+        # An index of all rows fits arrays without dimensions, too.
+        rows = slice(len(next(iter(arrays.values())))) if self._sizes else ...
+        for name, array in arrays.items():
+            recorded.inputs[name][rows] = array
+        self._synchronize()
+        session.run_with_iobinding(recorded.binding, recorded.options)
+        recorded.binding.synchronize_outputs()
+        results = [buffer[rows].copy() for buffer in recorded.outputs]
+        self._synchronize()
+        return results
+
+    def _filled_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        fitting = [size for size in self._sizes if size >= shape[0]] if shape else []
+        return (fitting[0], *shape[1:]) if fitting else tuple(shape)
+
+    def _run_once(
+        self, session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], outputs: Sequence[str]
+    ) -> list[Any]:
+        """Run without a recording."""
+        arrays = {name: self._xp.ascontiguousarray(array) for name, array in inputs.items()}
+        self._synchronize()
+        binding = session.io_binding()
+        for name, array in arrays.items():
+            self._bind_array(binding.bind_input, name, array)
+        for name in outputs:
+            binding.bind_output(name, self._device, self._device_id)
+        session.run_with_iobinding(binding, _named_graph(NOT_RECORDED))
+        binding.synchronize_outputs()
+        values = binding.get_outputs()
+        if self._device == "cpu":
+            return [value.numpy() for value in values]
+        return [_array(value, self._device_id) for value in values]
+
+    def _record(
+        self,
+        session: onnxruntime.InferenceSession,
+        inputs: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        outputs: Sequence[str],
+    ) -> _Recorded:
+        """Allocate and bind buffers; a run without a recording shows the shapes of the outputs."""
+        taken = {name: self._xp.zeros(shapes[name], array.dtype) for name, array in inputs.items()}
+        returned = [self._xp.empty_like(array) for array in self._run_once(session, taken, outputs)]
+        if self._sizes:
+            _check_rows(len(next(iter(taken.values()))), dict(zip(outputs, returned, strict=True)))
+        binding = session.io_binding()
+        for name, buffer in taken.items():
+            self._bind_array(binding.bind_input, name, buffer)
+        for name, buffer in zip(outputs, returned, strict=True):
+            self._bind_array(binding.bind_output, name, buffer)
+        return _Recorded(taken, returned, binding, _named_graph(str(len(self._recorded) + 1)))
+
+    def _bind_array(self, bind: Any, name: str, array: Any) -> None:
+        address = array.ctypes.data if self._device == "cpu" else array.data.ptr
+        bind(name, self._device, self._device_id, array.dtype.type, array.shape, address)
+
+    def _synchronize(self) -> None:
+        """Wait for CuPy's copies, whose stream ONNX Runtime ignores."""
+        if self._device != "cpu":
+            self._xp.cuda.get_current_stream().synchronize()
+
+
+class BoundRuns:
+    """Runs over fixed rows of memory on the caller's stream, without copies and without waiting.
+
+    Each slot and number of rows is a CUDA graph of its own, recorded here. A run with fewer rows is filled
+    up to the next size: the other rows hold an earlier batch. All calls must come from the thread that
+    constructs this object: ONNX Runtime 1.31 keeps the graphs of each thread apart.
+
+    Args:
+        session: records CUDA graphs, and has `user_compute_stream` among the options of its provider.
+        name: of the only input.
+        tensors: for each slot a CuPy array [rows, ...], which the runs read.
+        outputs: names of the outputs, which have one row per row of input.
+        sizes: numbers of rows; the largest is that of the tensors.
+    """
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        name: str,
+        tensors: Sequence[Any],
+        outputs: Sequence[str],
+        sizes: Sequence[int],
+        device_id: int,
+    ) -> None:
+        """Allocate the outputs and record all graphs.
+
+        Raises:
+            InferenceFailed: an output has not one row per row of input.
+        """
+        self._session, self._sizes, self._name = session, sorted(sizes), name
+        self._device_id = device_id
+        self._outputs = [self._allocate(tensor, outputs) for tensor in tensors]
+        self._hosts = [_pinned(arrays) for arrays in self._outputs]
+        self._runs: dict[tuple[int, int], tuple[Any, onnxruntime.RunOptions]] = {}
+        # All slots of a size after each other: ONNX Runtime plans a size anew after another one.
+        for rows in self._sizes:
+            for slot, tensor in enumerate(tensors):
+                self._runs[slot, rows] = self._bind(slot, tensor, rows)
+                for _ in range(RUNS_TO_RECORD):
+                    self.enqueue(slot, rows)
+
+    def enqueue(self, slot: int, rows: int) -> None:
+        """Enqueue a run over the first rows of a slot."""
+        size = next(size for size in self._sizes if size >= rows)
+        try:
+            self._session.run_with_iobinding(*self._runs[slot, size])
+        except Exception as error:  # ONNX Runtime's own exceptions share no base class
+            raise run_failure(error) from None
+
+    def fetch(self, slot: int, rows: int, stream: Any) -> dict[str, np.ndarray]:
+        """Enqueue copies of the outputs to pinned memory, and return the arrays that will hold them."""
+        hosts = {name: host[:rows] for name, host in self._hosts[slot].items()}
+        for name, host in hosts.items():
+            self._outputs[slot][name][:rows].get(stream=stream, out=host, blocking=False)
+        return hosts
+
+    def _allocate(self, tensor: Any, outputs: Sequence[str]) -> dict[str, Any]:
+        """Return buffers for the outputs, in the shapes of a run without a recording."""
+        import cupy
+
+        binding = self._session.io_binding()
+        binding.bind_input(
+            self._name, "cuda", self._device_id, tensor.dtype.type, tensor.shape, tensor.data.ptr
+        )
+        for output in outputs:
+            binding.bind_output(output, "cuda", self._device_id)
+        self._session.run_with_iobinding(binding, _named_graph(NOT_RECORDED))
+        binding.synchronize_outputs()
+        returned = [_array(value, self._device_id) for value in binding.get_outputs()]
+        arrays = {name: cupy.empty_like(each) for name, each in zip(outputs, returned, strict=True)}
+        _check_rows(len(tensor), arrays)
+        return arrays
+
+    def _bind(self, slot: int, tensor: Any, rows: int) -> tuple[Any, onnxruntime.RunOptions]:
+        binding = self._session.io_binding()
+        for bind, name, array in (
+            (binding.bind_input, self._name, tensor[:rows]),
+            *((binding.bind_output, name, each[:rows]) for name, each in self._outputs[slot].items()),
+        ):
+            bind(name, "cuda", self._device_id, array.dtype.type, array.shape, array.data.ptr)
+        options = _named_graph(str(len(self._runs) + 1))
+        options.add_run_config_entry(NO_SYNCHRONIZE, "1")
+        return binding, options
+
+
+def _pinned(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    import cupyx
+
+    return {name: cupyx.empty_pinned(array.shape, array.dtype) for name, array in arrays.items()}
+
+
+def recorded_runs(device_id: int, sizes: Sequence[int]) -> RecordedRuns:
+    """Return the runs of a session on a GPU that repeats CUDA graphs."""
+    import cupy
+
+    return RecordedRuns(cupy, "cuda", device_id, sizes)
+
+
+def _check_rows(rows: int, outputs: Mapping[str, Any]) -> None:
+    """Fail if an output has not one row for each row of input: rows that fill up could not be cut off."""
+    for name, array in outputs.items():
+        if array.shape[:1] != (rows,):
+            raise InferenceFailed(
+                f"output '{name}' with CUDA graphs: expected {rows} rows for {rows} rows of input, "
+                f"got shape {list(array.shape)}"
+            )
+
+
+def _named_graph(number: str) -> onnxruntime.RunOptions:
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry(GRAPH_ID, number)
+    return options
+
+
+def use(device_id: int) -> None:
+    """Make CuPy allocate on this device, in the calling thread."""
+    import cupy
+
+    cupy.cuda.Device(device_id).use()
+
+
+def release_memory() -> None:
+    """Return the memory that CuPy keeps for later arrays to the device."""
+    import cupy
+
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def compute_capability(device_id: int) -> str:
+    """Return the device's compute capability as `cc_model_filenames` writes it, `9.0` for an H200."""
+    import cupy
+
+    digits = cupy.cuda.Device(device_id).compute_capability
+    return f"{digits[:-1]}.{digits[-1]}"
+
+
+def _array(value: onnxruntime.OrtValue, device_id: int) -> Any:
+    """View ONNX Runtime's output as a CuPy array, which keeps it alive."""
+    import cupy
+
+    element = value.data_type().removeprefix("tensor(").removesuffix(")")
+    dtype = np.dtype(FLOATS.get(element, element))
+    size = value.tensor_size_in_bytes()
+    memory = cupy.cuda.UnownedMemory(value.data_ptr(), size, owner=value, device_id=device_id)
+    return cupy.ndarray(value.shape(), dtype, cupy.cuda.MemoryPointer(memory, 0))

@@ -1,0 +1,48 @@
+"""Numbers of rows of the runs of a network: the largest, and those that run at load."""
+
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.config.parameters import parse_int
+from nereid.base.serving_errors import InvalidConfig
+
+RUN_BATCH_SIZE = "nereid.run_batch_size"
+WARM_BATCH_SIZES = "nereid.warm_batch_sizes"
+
+
+def run_batch_size(config: ModelConfig) -> int:
+    """Return the limit of the rows of one run; 0 for none. Without a batch dimension, there are no rows.
+
+    Raises:
+        InvalidConfig: the parameter is not a number.
+    """
+    given = max(0, parse_int(config.parameters.get(RUN_BATCH_SIZE, "0")))
+    return given if config.max_batch_size else 0
+
+
+def max_run_rows(config: ModelConfig) -> int:
+    """Return the rows of the largest run; 1 for a model without batches."""
+    limit = run_batch_size(config)
+    return max(1, min(limit, config.max_batch_size) if limit else config.max_batch_size)
+
+
+def warm_batch_sizes(config: ModelConfig, is_default: bool) -> list[int]:
+    """Return the rows of each run at load: those of the parameter, such as `1,2,4`; empty for none.
+
+    Args:
+        config: of the model.
+        is_default: without the parameter, every power of two below the largest run is run, and that itself.
+
+    Raises:
+        InvalidConfig: a size is not a number from 1 to the rows of the largest run.
+    """
+    largest = max_run_rows(config)
+    if WARM_BATCH_SIZES not in config.parameters:
+        powers = [2**power for power in range(largest.bit_length()) if 2**power < largest]
+        return [*powers, largest] if is_default else []
+    text = config.parameters[WARM_BATCH_SIZES]
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdecimal() and 1 <= int(word) <= largest for word in words):
+        raise InvalidConfig(
+            f"model '{config.name}', parameter {WARM_BATCH_SIZES}: expected numbers from 1 to {largest} "
+            f"with commas, got '{text}'"
+        )
+    return [int(word) for word in words]

@@ -1,0 +1,340 @@
+"""ONNX Runtime sessions, built from a model's config.pbtxt as NVIDIA's backend builds them."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import (
+    DeviceFailed,
+    InferenceFailed,
+    InvalidConfig,
+    InvalidRequest,
+    OutOfMemory,
+    RuntimeFailed,
+    ServingError,
+    from_exception,
+)
+from nereid.vision.inference import io_binding as gpu
+from nereid.vision.inference import network_file, warm_up
+from nereid.vision.inference.batching import Arrays, Batching, concatenate
+from nereid.vision.inference.run_failures import run_failure
+from nereid.vision.inference.run_sizes import RUN_BATCH_SIZE, WARM_BATCH_SIZES
+from nereid.vision.inference.session_events import SessionEvents
+from nereid.vision.inference.session_options import (
+    CUDA,
+    CUDA_GRAPHS,
+    HALVE_BATCHES,
+    NO_CUDA_GRAPHS,
+    USER_STREAM,
+    BackendSettings,
+    SessionSettings,
+    Sharing,
+    on_available_provider,
+    session_settings,
+    uses_cuda_graphs,
+)
+from nereid.vision.inference.signature import Signature, validate
+
+Outcome = dict[str, Any] | ServingError
+Feed = Callable[[onnxruntime.InferenceSession, Arrays, Sequence[str], onnxruntime.RunOptions], list[Any]]
+Run = Callable[[Arrays, Sequence[str], int], list[Any]]
+
+
+class Session:
+    """One network, ready to run; inputs and outputs carry the names of the ONNX file.
+
+    The `run_batch_size` of its settings limits the rows of one run: on a CPU the activations of a large batch
+    exceed the cache, and its images cost more than those of a small batch.
+
+    Args:
+        config: of the model.
+        settings: options of the session and its runs.
+        events: receivers of what happens in the runs.
+
+    With `is_on_gpu`, inputs on the GPU are used without a copy, and outputs stay there. With `is_on_stream`,
+    `bind` returns its runs. `device_failure` is the reason why all runs fail, or empty. `note` says what the
+    instance has to do without, and why: shared weights, or CUDA graphs. After `DeviceFailed`, every run fails
+    with the same error.
+    """
+
+    def __init__(self, config: ModelConfig, settings: SessionSettings, events: SessionEvents) -> None:
+        self._session = network_file.open_configured(config, settings)
+        self._name = config.name
+        self._batching = Batching.from_config(config)
+        self._output_dims = {tensor.name: tensor.network_dims for tensor in config.outputs}
+        self._run_options, self._releasing = settings.options_of_runs(), settings.releasing
+        self._run_batch_size = settings.run_batch_size or sys.maxsize
+        self._halves_batches = settings.halves_batches
+        self._events = events
+        self.device_failure = ""
+        self._threads = settings.threads.intra_op
+        self.note = ""
+        self.signature = Signature.of(self._session)
+        validate(config, self.signature)
+        self.provider = self._session.get_providers()[0]
+        tensors = {**self.signature.inputs, **self.signature.initializers}
+        self._texts = frozenset(n for n, tensor in tensors.items() if tensor.datatype == "TYPE_STRING")
+        self._scalars = frozenset(n for n, tensor in tensors.items() if not tensor.shape)
+        self._has_conversions = bool(self._texts or self._scalars)
+        # Strings are on the host, and IoBinding does not support them.
+        datatypes = {tensor.datatype for tensor in (*tensors.values(), *self.signature.outputs.values())}
+        self.is_on_gpu = CUDA in dict(settings.providers) and "TYPE_STRING" not in datatypes
+        self._device_id, self._sizes = config.device_id, settings.warm_batch_sizes
+        self.is_on_stream = self.is_on_gpu and USER_STREAM in dict(settings.providers)[CUDA]
+        self._run_feed: Feed = _run_on_host
+        if self.is_on_gpu:
+            gpu.use(config.device_id)
+            self._run_feed = partial(gpu.run, device_id=config.device_id)
+            if uses_cuda_graphs(settings.providers):
+                has_rows = self._batching.is_by_rows and config.max_batch_size > 0
+                sizes = settings.warm_batch_sizes if has_rows else ()
+                self._run_feed = gpu.recorded_runs(config.device_id, sizes)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: ModelConfig,
+        backend: BackendSettings | None = None,
+        instances: int | None = None,
+        events: SessionEvents | None = None,
+        stream: int = 0,
+    ) -> "Session":
+        """Open the model file of `config`'s version; other arguments are those of `session_settings`.
+
+        Args:
+            stream: address of the CUDA stream for all runs; then `bind` takes the place of the warm-up. A
+                network without CUDA graphs has a stream of its own.
+
+        Raises:
+            InvalidConfig: the file is missing, not loadable, or does not fit the config.
+        """
+        backend = backend or BackendSettings()
+        config = on_available_provider(config, onnxruntime.get_available_providers(), backend.profile)
+        settings, events = session_settings(config, backend, instances, stream), events or SessionEvents()
+        try:
+            session = cls(config, settings, events)
+        except InvalidConfig as error:
+            if settings.sharing is Sharing.TRIED:
+                backend, note = replace(backend, shares_weights=False), "each with its own weights"
+            elif NO_CUDA_GRAPHS in str(error):
+                config, note = config.replacing({CUDA_GRAPHS: "false"}), "without CUDA graphs"
+            else:
+                raise
+            # Without graphs, runs of the exact number of rows are better than runs that are filled up.
+            settings = session_settings(config, backend, instances)
+            session = cls(config, settings, events)
+            session.note = f", {note}: {error}"
+        if not session.is_on_stream:
+            session.warm_up(warm_up.requests(config, settings.warm_batch_sizes))
+        return session
+
+    def __str__(self) -> str:
+        return (
+            f"ONNX Runtime {onnxruntime.__version__}, {self.provider}, "
+            f"{self._threads or 'default'} thread(s) per instance{self.note}"
+        )
+
+    def warm_up(self, requests: Iterable[Arrays]) -> None:
+        """Run the network once for each request, so that no client waits for its first run of a batch size.
+
+        Raises:
+            InvalidConfig: a run fails.
+        """
+        for request in requests:
+            start = time.perf_counter()
+            try:
+                self._feed(self._batching.gather([request]), [*self._output_dims], next(self._run_options))
+            except ServingError as error:
+                rows = self._batching.rows(request)
+                raise InvalidConfig(
+                    f"model '{self._name}', run of {rows} row(s) of zeros at load: {error}; "
+                    f"fix: other sizes in {WARM_BATCH_SIZES}, or an empty text"
+                ) from None
+            self._events.warmed(time.perf_counter() - start)
+
+    def bind(self, name: str, tensors: Sequence[Any], outputs: Sequence[str]) -> gpu.BoundRuns:
+        """Return runs over fixed memory on the session's stream; see there for the arguments.
+
+        Raises:
+            InvalidConfig: a run fails.
+        """
+        largest = len(tensors[0])
+        sizes = [*(size for size in self._sizes if size < largest), largest]
+        start = time.perf_counter()
+        try:
+            bound = gpu.BoundRuns(self._session, name, tensors, outputs, sizes, self._device_id)
+        except Exception as error:  # ONNX Runtime's own exceptions share no base class
+            failure = error if isinstance(error, ServingError) else run_failure(error)
+            raise InvalidConfig(f"model '{self._name}', run of zeros at load: {failure}") from None
+        self._events.warmed(time.perf_counter() - start)
+        return bound
+
+    def run(self, inputs: Arrays, outputs: Sequence[str], rows: int | None = None) -> list[Any]:
+        """Run the network on one batch; returns one array per name in `outputs`.
+
+        Args:
+            rows: batch size, if that is not the first dimension of the inputs, as for ragged ones.
+
+        Raises:
+            InferenceFailed: ONNX Runtime rejected the inputs or failed.
+            DeviceFailed: the device failed, now or in an earlier run.
+        """
+        rows = self._batching.rows(inputs) if rows is None else rows
+        if not self._batching.is_by_rows:
+            return self._run(inputs, outputs, rows)
+        if rows <= self._run_batch_size:
+            return self._run_or_halve(inputs, outputs, rows)
+        return self._run_parts(self._run_or_halve, inputs, outputs, rows, self._run_batch_size)
+
+    def fail(self, reason: str) -> None:
+        """Let every run fail from now on, as the device failed; reported once."""
+        if not self.device_failure:
+            self.device_failure = reason
+            self._events.device_failed(reason)
+
+    def run_requests(self, requests: Sequence[Arrays], outputs: Sequence[Sequence[str]]) -> list[Outcome]:
+        """Run several requests together, joined in groups of at most `run_batch_size` rows.
+
+        If a group fails, its requests are run one by one, so that only the request at fault fails.
+
+        Args:
+            requests: per request its inputs by name, [N, ...]; N may differ between requests.
+            outputs: per request the names of the wanted outputs.
+
+        Returns:
+            Per request its outputs by name, or its error.
+        """
+        if len(requests) == 1:
+            return [self._run_alone(requests[0], outputs[0])]
+        total, allowed = sum(map(self._batching.rows, requests)), self._batching.max_batch_size
+        if allowed and total > allowed:
+            error = RuntimeFailed(f"batch size {total} for '{self._name}', max allowed is {allowed}")
+            return [error] * len(requests)
+        outcomes: list[Outcome] = []
+        for group in self._groups(requests):
+            outcomes += self._run_joined(group, outputs[len(outcomes) :][: len(group)])
+        return outcomes
+
+    def _groups(self, requests: Sequence[Arrays]) -> Iterator[list[Arrays]]:
+        group: list[Arrays] = []
+        rows = 0
+        for request in requests:
+            more = self._batching.rows(request)
+            if group and (not self._batching.max_batch_size or rows + more > self._run_batch_size):
+                yield group
+                group, rows = [], 0
+            group.append(request)
+            rows += more
+        if group:
+            yield group
+
+    def _run_joined(self, group: list[Arrays], wanted: Sequence[Sequence[str]]) -> list[Outcome]:
+        names = sorted(set().union(*wanted))
+        try:
+            parts = self._run_group(group, names)
+        except Exception:  # a bad request must not fail the others
+            return [self._run_alone(request, each) for request, each in zip(group, wanted, strict=True)]
+        return [{name: part[name] for name in each} for part, each in zip(parts, wanted, strict=True)]
+
+    def _run_alone(self, request: Arrays, wanted: Sequence[str]) -> Outcome:
+        try:
+            return self._run_group([request], [*wanted])[0]
+        except Exception as error:  # an exception that leaves `execute` fails the whole batch
+            return from_exception(error)
+
+    def _run_group(self, group: list[Arrays], names: list[str]) -> list[dict[str, Any]]:
+        if not names:  # ONNX Runtime would return all outputs
+            return [{} for _ in group]
+        inputs, rows = self._batching.gather(group), sum(map(self._batching.rows, group))
+        outputs = dict(zip(names, self.run(inputs, names, rows), strict=True))
+        return self._batching.scatter(outputs, group)
+
+    def _run_or_halve(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
+        """Run a batch; if it does not fit into memory, release memory and run its halves, once."""
+        try:
+            return self._run(inputs, outputs, rows)
+        except OutOfMemory:
+            if not self._halves_batches or rows < 2:
+                raise
+        self._events.halved()
+        self._release_memory({name: array[:1] for name, array in inputs.items()}, outputs)
+        return self._run_parts(self._run, inputs, outputs, rows, (rows + 1) // 2)
+
+    def _run_parts(
+        self, run: Run, inputs: Arrays, outputs: Sequence[str], rows: int, part_rows: int
+    ) -> list[Any]:
+        parts = []
+        for start in range(0, rows, part_rows):
+            part = {name: array[start : start + part_rows] for name, array in inputs.items()}
+            expected = self._batching.rows(part)
+            parts.append(run(part, outputs, expected))
+            if any(len(result) != expected for result in parts[-1]):
+                raise InferenceFailed(
+                    f"{RUN_BATCH_SIZE}, {HALVE_BATCHES}: expected one row of output per row of input"
+                )
+        return [concatenate(results) for results in zip(*parts, strict=True)]
+
+    def _release_memory(self, row: Arrays, outputs: Sequence[str]) -> None:
+        """Return the arena's free memory, as ONNX Runtime does at the end of a run, even of a failed one."""
+        if self.is_on_gpu:
+            gpu.release_memory()
+        if self._releasing:
+            with contextlib.suppress(InferenceFailed):
+                self._feed(row, outputs, self._releasing)
+
+    def _run(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
+        start = time.perf_counter()
+        results = self._feed(inputs, outputs, next(self._run_options))
+        self._events.ran(time.perf_counter() - start, rows)
+        # Triton has no scalars: they travel with the dims of the config.
+        return [
+            result if result.ndim else result.reshape(self._output_dims[name])
+            for name, result in zip(outputs, results, strict=True)
+        ]
+
+    def _feed(self, inputs: Arrays, outputs: Sequence[str], options: onnxruntime.RunOptions) -> list[Any]:
+        if self.device_failure:
+            raise DeviceFailed(self.device_failure)
+        feed = (
+            {n: self._converted(n, array) for n, array in inputs.items()} if self._has_conversions else inputs
+        )
+        try:
+            return self._run_feed(self._session, feed, outputs, options)
+        except ServingError:
+            raise
+        except Exception as error:  # ONNX Runtime's own exceptions share no base class
+            failure = run_failure(error)
+        if isinstance(failure, DeviceFailed):
+            self.fail(failure.reason)
+        raise failure
+
+    def _converted(self, name: str, array: Any) -> Any:
+        if name in self._scalars:
+            array = array.reshape(())
+        return _decode_texts(name, array) if name in self._texts else array
+
+
+def _run_on_host(
+    session: onnxruntime.InferenceSession,
+    inputs: Arrays,
+    outputs: Sequence[str],
+    options: onnxruntime.RunOptions,
+) -> list[Any]:
+    return list(session.run(outputs, inputs, options))
+
+
+def _decode_texts(name: str, array: np.ndarray) -> np.ndarray:
+    """Decode bytes[...] to the str[...] of ONNX Runtime's Python API; NULs are kept."""
+    try:
+        texts = [text.decode() for text in array.ravel()]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"input '{name}': expected UTF-8: {error}") from None
+    return np.array(texts, dtype=object).reshape(array.shape)

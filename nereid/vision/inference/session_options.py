@@ -1,0 +1,319 @@
+"""ONNX Runtime's options from a config.pbtxt: the parameters and accelerators of NVIDIA's backend.
+
+Source of every name, default and message: onnxruntime_backend r24.10, src/onnxruntime.cc. Unknown parameters
+are ignored, as there. docs/onnxruntime_backend.md is the table for users.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.config.parameters import SESSION_PREFIX, parse_bool, parse_int
+from nereid.base.config.server_flags import backend_settings, flag_values
+from nereid.base.serving_errors import InvalidConfig, official_text
+from nereid.vision.inference import tensorrt
+from nereid.vision.inference.run_sizes import run_batch_size, warm_batch_sizes
+from nereid.vision.inference.tensorrt import TENSORRT
+from nereid.vision.inference.threads import PARAMETERS, ThreadCounts, thread_counts
+
+# Triton's `optimization.graph.level` is not ONNX Runtime's numbering.
+GRAPH_LEVELS = {
+    -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+EXECUTION_MODES = {0: onnxruntime.ExecutionMode.ORT_SEQUENTIAL, 1: onnxruntime.ExecutionMode.ORT_PARALLEL}
+CUDA, OPENVINO, CPU = (f"{name}ExecutionProvider" for name in ("CUDA", "OpenVINO", "CPU"))
+CUDNN_CONV_ALGO_SEARCH = {0: "EXHAUSTIVE", 1: "HEURISTIC", 2: "DEFAULT"}
+ARENA_EXTEND_STRATEGY = {0: "kNextPowerOfTwo", 1: "kSameAsRequested"}
+ENABLE_CUDA_GRAPH, USER_STREAM = "enable_cuda_graph", "user_compute_stream"
+# In ONNX Runtime's error for a network with nodes on the CPU, or with control flow.
+# Source: onnxruntime 1.31, core/session/inference_session.cc.
+NO_CUDA_GRAPHS = "cannot use the graph capture feature"
+CUDA_BOOLEANS = frozenset({"do_copy_in_default_stream", "use_ep_level_unified_stream"})
+ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
+ALLOW_SPINNING = "session.intra_op.allow_spinning"
+
+# Ours, not NVIDIA's, whose backend ignores them: ONNX Runtime's own session options, and the `nereid.` ones.
+CUDA_GRAPHS = "nereid.cuda_graphs"
+HALVE_BATCHES = "nereid.halve_batch_if_out_of_memory"
+RELEASE_EVERY = "nereid.release_memory_every"
+SHARED_WEIGHTS = "nereid.shared_weights"
+
+Provider = tuple[str, dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """Settings of the server's command line: `--backend-config=onnxruntime,…` and the profile.
+
+    `thread_counts` are those of a global pool, which replace the model's own: an instance is a process here,
+    so its pool serves one session either way. Instances of a server share their weights where they can.
+    """
+
+    default_max_batch_size: int = 4
+    allowed_op_libraries: frozenset[Path] = frozenset()
+    thread_counts: Mapping[str, str] = field(default_factory=dict)
+    profile: str = ""
+    shares_weights: bool = False
+
+    @classmethod
+    def from_command_line(cls, words: Sequence[str]) -> "BackendSettings":
+        """Read the words of `server_command_line`.
+
+        Raises:
+            InvalidConfig: a value has another type.
+        """
+        flags = backend_settings(words, "onnxruntime")
+        has_global_pool = parse_bool(flags.get("enable-global-threadpool", "0"))
+        libraries = flags.get("allowed-op-libraries", "")
+        return cls(
+            default_max_batch_size=max(0, parse_int(flags.get("default-max-batch-size", "4"))),
+            allowed_op_libraries=frozenset(Path(each).resolve() for each in libraries.split(":") if each),
+            thread_counts={name: flags.get(name, "0") for name in PARAMETERS} if has_global_pool else {},
+            profile=["", *flag_values(words, "--model-config-name")][-1],
+            shares_weights=True,
+        )
+
+
+class Sharing(Enum):
+    """Whether the weights are those of a file that all instances map; `TRIED` falls back to own ones."""
+
+    OFF = auto()
+    TRIED = auto()
+    REQUIRED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """Options of a session and of its runs.
+
+    `run_batch_size` limits the rows of one run, 0 for no limit. `extras` are the session entries and operator
+    libraries, which shape the optimized network in addition to the fields of `options`. A run with
+    `releasing` returns the free memory of the arena; None without an arena. Every `release_every`-th run does
+    so, 0 for none. `warm_batch_sizes` are the rows of the runs at load.
+    """
+
+    options: onnxruntime.SessionOptions
+    run_options: onnxruntime.RunOptions
+    releasing: onnxruntime.RunOptions | None
+    release_every: int
+    providers: tuple[Provider, ...]
+    threads: ThreadCounts
+    run_batch_size: int
+    halves_batches: bool
+    warm_batch_sizes: tuple[int, ...]
+    extras: tuple[str, ...]
+    sharing: Sharing
+
+    def options_of_runs(self) -> Iterator[onnxruntime.RunOptions]:
+        """Return the options of each run, without an end."""
+        for number in count(1):
+            is_releasing = self.release_every and not number % self.release_every
+            yield self.releasing if is_releasing and self.releasing else self.run_options
+
+
+def session_settings(
+    config: ModelConfig,
+    backend: BackendSettings | None = None,
+    instances: int | None = None,
+    stream: int = 0,
+) -> SessionSettings:
+    """Translate the parameters, optimization settings and custom operators of `config`.
+
+    Args:
+        stream: address of the CUDA stream for all runs; 0: ONNX Runtime has its own.
+        instances: number of sessions of the model that share the cores; default: the config's own count.
+
+    Raises:
+        InvalidConfig: ONNX Runtime does not support a value, or the machine lacks a device.
+    """
+    backend = backend or BackendSettings()
+    instances = config.cpu_instances if instances is None else instances
+    parameters = {**config.parameters, **backend.thread_counts}
+    options, run_options = onnxruntime.SessionOptions(), onnxruntime.RunOptions()
+    level = int(config.document.get("optimization", {}).get("graph", {}).get("level", 0))
+    options.graph_optimization_level = GRAPH_LEVELS.get(
+        level, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    )
+    options.execution_mode = _execution_mode(parameters)
+    if "enable_mem_arena" in parameters:
+        options.enable_cpu_mem_arena = parse_bool(parameters["enable_mem_arena"])
+    if "enable_mem_pattern" in parameters:
+        options.enable_mem_pattern = parse_bool(parameters["enable_mem_pattern"])
+    if ARENA_SHRINKAGE in parameters:
+        run_options.add_run_config_entry(ARENA_SHRINKAGE, parameters[ARENA_SHRINKAGE])
+    threads = thread_counts(parameters, instances, config.kind)
+    options.intra_op_num_threads, options.inter_op_num_threads = threads.intra_op, threads.inter_op
+    if instances > 1:
+        # A thread that spins while it waits occupies a core that the other instances need.
+        options.add_session_config_entry(ALLOW_SPINNING, "0")
+    entries = {key: value for key, value in parameters.items() if key.startswith(SESSION_PREFIX)}
+    libraries = _op_libraries(config, backend)
+    try:
+        for key, value in entries.items():
+            options.add_session_config_entry(key, value)
+        for library in libraries:
+            options.register_custom_ops_library(library)
+    except Exception as error:  # ONNX Runtime's own exceptions share no base class
+        raise InvalidConfig(official_text(error)) from None
+    chosen, releasing = providers(config, onnxruntime.get_available_providers()), _releasing(config, options)
+    if stream:
+        chosen = tuple(
+            (name, {**given, USER_STREAM: str(stream)} if name == CUDA else given) for name, given in chosen
+        )
+    return SessionSettings(
+        options=options,
+        run_options=run_options,
+        releasing=releasing,
+        release_every=_release_every(config, has_arena=releasing is not None, providers=chosen),
+        providers=chosen,
+        threads=threads,
+        extras=(*(f"{key}={value}" for key, value in sorted(entries.items())), *libraries),
+        run_batch_size=run_batch_size(config),
+        halves_batches=parse_bool(parameters.get(HALVE_BATCHES, "false")) and config.max_batch_size > 0,
+        warm_batch_sizes=tuple(warm_batch_sizes(config, is_default=is_slow_at_first(chosen))),
+        sharing=_sharing(config, backend),
+    )
+
+
+def providers(config: ModelConfig, available: Sequence[str]) -> tuple[Provider, ...]:
+    """Return the execution providers of one instance in order of preference; the CPU's is always the last.
+
+    Args:
+        available: the providers of this installation of ONNX Runtime.
+
+    Raises:
+        InvalidConfig: an accelerator or one of its values is unknown, or its provider is not available.
+    """
+    accelerators = config.document.get("optimization", {}).get("execution_accelerators", {})
+    found: list[Provider] = []
+    if config.kind == "GPU":
+        found += _gpu_providers(config, accelerators.get("gpu_execution_accelerator", ()))
+    for each in accelerators.get("cpu_execution_accelerator", ()):
+        if each["name"] != "openvino" or OPENVINO not in available:
+            raise InvalidConfig(f"unknown Execution Accelerator '{each['name']}' is requested")
+        found.append((OPENVINO, {"device_type": "CPU"}))
+    for name, _ in found:
+        if name not in available:
+            raise InvalidConfig(
+                f"model '{config.name}' needs {name} on GPU {config.device_id}: this onnxruntime has only "
+                f"{', '.join(available)}; fix: install onnxruntime-gpu, or use KIND_CPU"
+            )
+    return (*found, (CPU, {}))
+
+
+def is_slow_at_first(chosen: Sequence[Provider]) -> bool:
+    """Return whether the first run of a batch size takes long: TensorRT plans, CUDA graphs are recorded."""
+    return TENSORRT in dict(chosen) or uses_cuda_graphs(chosen)
+
+
+def uses_cuda_graphs(chosen: Sequence[Provider]) -> bool:
+    """Return whether runs repeat a recorded CUDA graph, which reads and writes the recorded addresses."""
+    graphs = ((CUDA, ENABLE_CUDA_GRAPH), (TENSORRT, "trt_cuda_graph_enable"))
+    return any(parse_bool(dict(chosen).get(name, {}).get(key, "0")) for name, key in graphs)
+
+
+def on_available_provider(config: ModelConfig, available: Sequence[str], profile: str) -> ModelConfig:
+    """Return `config` for the CPU if Triton chose a GPU (KIND_AUTO) that ONNX Runtime does not support."""
+    if config.kind != "GPU" or CUDA in available or config.names_gpu(profile):
+        return config
+    groups = [{**group, "kind": "KIND_CPU"} for group in config.document.get("instance_group", ())]
+    return replace(config, kind="CPU", document={**config.document, "instance_group": groups})
+
+
+def _releasing(config: ModelConfig, options: onnxruntime.SessionOptions) -> onnxruntime.RunOptions | None:
+    arena = f"gpu:{config.device_id}" if config.kind == "GPU" else "cpu:0"
+    if config.kind != "GPU" and not options.enable_cpu_mem_arena:
+        return None
+    releasing = onnxruntime.RunOptions()
+    releasing.add_run_config_entry(ARENA_SHRINKAGE, arena)
+    return releasing
+
+
+def _release_every(config: ModelConfig, has_arena: bool, providers: Sequence[Provider]) -> int:
+    if RELEASE_EVERY not in config.parameters:
+        return 0
+    text, name = config.parameters[RELEASE_EVERY], f"model '{config.name}', {RELEASE_EVERY}"
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
+        raise InvalidConfig(f"{name}: expected a number of runs from 1 to 999999, got '{text}'")
+    if not has_arena:
+        raise InvalidConfig(f"{name} contradicts enable_mem_arena: no arena keeps memory")
+    if ARENA_SHRINKAGE in config.parameters:
+        raise InvalidConfig(f"{name} contradicts {ARENA_SHRINKAGE}, with which every run returns memory")
+    if uses_cuda_graphs(providers):
+        raise InvalidConfig(f"{name} contradicts CUDA graphs, whose memory must not move")
+    return int(text)
+
+
+def _sharing(config: ModelConfig, backend: BackendSettings) -> Sharing:
+    if SHARED_WEIGHTS in config.parameters:
+        return Sharing.REQUIRED if parse_bool(config.parameters[SHARED_WEIGHTS]) else Sharing.OFF
+    return Sharing.TRIED if backend.shares_weights and config.kind != "GPU" else Sharing.OFF
+
+
+def _execution_mode(parameters: Mapping[str, str]) -> onnxruntime.ExecutionMode:
+    mode = parse_int(parameters.get("execution_mode", "0"))
+    if mode not in EXECUTION_MODES:
+        expected = "Expected values for  execution_mode are 0 or 1"
+        raise InvalidConfig(f"Invalid configuration value provided. {expected} but got {mode} .")
+    return EXECUTION_MODES[mode]
+
+
+def _op_libraries(config: ModelConfig, backend: BackendSettings) -> list[str]:
+    """Return the resolved paths of the operator libraries: the checked path is the loaded one."""
+    found = []
+    for name in config.document.get("model_operations", {}).get("op_library_filename", ()):
+        library = Path(name).resolve()
+        if library not in backend.allowed_op_libraries:
+            allowed = ", ".join(map(str, sorted(backend.allowed_op_libraries))) or "none"
+            raise InvalidConfig(
+                f"model '{config.name}', custom operators: expected a library of {allowed}, got '{name}'; "
+                "fix: start the server with --backend-config=onnxruntime,allowed-op-libraries=PATH[:PATH]"
+            )
+        found.append(str(library))
+    return found
+
+
+def _gpu_providers(config: ModelConfig, accelerators: Sequence[Mapping[str, Any]]) -> list[Provider]:
+    found: list[Provider] = []
+    cuda = _deprecated_cuda_options(config.parameters)
+    # A parameter of ours: NVIDIA's backend would replay a graph over buffers that have moved.
+    if parse_bool(config.parameters.get(CUDA_GRAPHS, "false")):
+        cuda[ENABLE_CUDA_GRAPH] = "1"
+    device = {"device_id": str(config.device_id)}
+    for each in accelerators:
+        given = each.get("parameters", {})
+        if each["name"] == "tensorrt":
+            found.append((TENSORRT, tensorrt.options(config, given) | device))
+        elif each["name"] == "cuda":
+            for key in CUDA_BOOLEANS & given.keys():
+                parse_bool(given[key])
+            # NVIDIA's backend overwrites these with the deprecated values; here the more specific value wins.
+            cuda |= given
+        else:
+            raise InvalidConfig(f"unknown Execution Accelerator '{each['name']}' is requested")
+    return [*found, (CUDA, cuda | device)]
+
+
+def _deprecated_cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
+    options = {
+        key: parameters[key] for key in ("gpu_mem_limit", "do_copy_in_default_stream") if key in parameters
+    }
+    for key, values in [
+        ("cudnn_conv_algo_search", CUDNN_CONV_ALGO_SEARCH),
+        ("arena_extend_strategy", ARENA_EXTEND_STRATEGY),
+    ]:
+        if key in parameters:
+            number = parse_int(parameters[key])
+            if number not in values:
+                raise InvalidConfig(f"unsupported {key} value '{number}' is requested")
+            options[key] = values[number]
+    return options

@@ -1,0 +1,192 @@
+"""One copy of a network's weights for all instances: files that every process maps, and the kernel shares.
+
+An instance is a process, and ONNX Runtime keeps weights on the heap twice: in the layout of the file and in
+that of its kernels. The first instance writes both to a folder next to the repository, and all instances map
+them.
+
+ONNX Runtime writes the kernels' layout directly behind the file's, at any address, but its kernels load it in
+whole cache lines, and crash on another address. So the written weights are moved to multiples of `ALIGNMENT`.
+"""
+
+import functools
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import onnxruntime
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from nereid.base import files
+from nereid.base.processes import return_memory
+from nereid.base.serving_errors import InvalidConfig
+from nereid.vision.inference import version_state
+from nereid.vision.inference.session_options import CPU, SHARED_WEIGHTS, SessionSettings
+
+FOLDER, PARTIAL = "weights", ".partial"
+FORM = "aligned"  # changes with the written form, so that the copies of an earlier release are not used
+ERROR = 3  # of ONNX Runtime's log levels
+MODEL, WEIGHTS = "model.onnx", "weights.bin"
+# Smaller tensors stay in the model file: a page has 4 kB, and only whole pages are shared.
+MIN_BYTES = 4096
+SAVE_ENTRIES = {
+    "session.optimized_model_external_initializers_file_name": WEIGHTS,
+    "session.optimized_model_external_initializers_min_size_in_bytes": str(MIN_BYTES),
+    "session.save_external_prepacked_constant_initializers": "1",
+}
+ALIGNMENT = 64  # bytes of a cache line, and of the widest registers
+# Where a kernel's layout is, in a value of `external_data`: KEY|OFFSET;LENGTH;CHECKSUM|…
+# Source: onnxruntime/core/framework/external_data_loader.cc and prepacked_weights_container.cc.
+PLACE = re.compile(r"(?<=[|])(\d+);(\d+)(?=;)")
+# The part of ONNX's schema that places weights, as message -> field -> number and message; protobuf keeps the
+# other fields as they are. Source: onnx/onnx.proto.
+SCHEMA = {
+    "Model": {"graph": (7, "Graph")},
+    "Graph": {"node": (1, "Node"), "initializer": (5, "Tensor"), "input": (11, "Value")},
+    "Node": {"attribute": (5, "Attribute")},
+    "Attribute": {"g": (6, "Graph"), "graphs": (11, "Graph")},
+    "Tensor": {"name": (8, ""), "external_data": (13, "Entry")},
+    "Entry": {"key": (1, ""), "value": (2, "")},
+    "Value": {"name": (1, "")},
+}
+Open = Callable[[Path, SessionSettings], onnxruntime.InferenceSession]
+
+
+def folder_of(model: Path, version: int) -> Path:
+    """Return the folder for the copies of a version, outside of the version, as versions never change."""
+    return version_state.folder_of(model, version, FOLDER)
+
+
+def open_shared(
+    path: Path, place: Path, settings: SessionSettings, opener: Open
+) -> onnxruntime.InferenceSession:
+    """Open the optimized, mapped form of the model file `path`; the first caller writes it to `place`.
+
+    Raises:
+        InvalidConfig: `place` is not writable, the instance is not on a CPU, or the file cannot be opened.
+    """
+    if [name for name, _ in settings.providers] != [CPU]:
+        raise InvalidConfig(f"{SHARED_WEIGHTS}: expected {CPU} only, got {settings.providers[0][0]}")
+    options = settings.options
+    try:
+        with files.locked_folder(path.parent):
+            # Another instance renames its folder under the lock, so the files are read under it, too.
+            folder = place / _key(path, settings)
+            if not folder.exists():
+                _write(path, folder, settings, opener)
+            os.utime(folder)
+    except OSError as error:
+        raise InvalidConfig(f"{SHARED_WEIGHTS}: expected a writable folder '{place}': {error}") from None
+    # The written form is optimized already; a second optimization would copy the mapped weights.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = opener(folder / MODEL, settings)
+    # ONNX Runtime packed every weight again to find its copy in the file; this frees that part of the heap.
+    return_memory()
+    return session
+
+
+def _key(path: Path, settings: SessionSettings) -> str:
+    """Return a digest of all that the written form depends on: files, ONNX Runtime, CPU and options."""
+    level = settings.options.graph_optimization_level.name
+    return version_state.digest(path, FORM, onnxruntime.__version__, level, *settings.extras, _processor())
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return "".join(
+        next((line for line in lines if line.startswith(word)), "") for word in ("model name", "flags")
+    )
+
+
+def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) -> None:
+    """Write `folder` atomically, and remove old ones."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    version_state.remove_old(folder.parent, PARTIAL)
+    partial = folder.with_suffix(PARTIAL)
+    partial.mkdir()
+    options = settings.options
+    for key, value in SAVE_ENTRIES.items():
+        options.add_session_config_entry(key, value)
+    options.optimized_model_filepath = str(partial / MODEL)
+    verbosity = options.log_severity_level
+    options.log_severity_level = ERROR  # ONNX Runtime warns about the intended settings
+    try:
+        session = opener(path, settings)
+        _arrange(partial, {each.name for each in session.get_inputs()})
+        options.optimized_model_filepath, options.log_severity_level = "", verbosity
+        for each in partial.iterdir():
+            files.sync(each)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _arrange(folder: Path, inputs: Collection[str]) -> None:
+    """Align the written weights, and remove inputs whose initializers the optimizer has dropped."""
+    model = _schema()()
+    model.ParseFromString((folder / MODEL).read_bytes())
+    present = {each.name for each in model.graph.initializer}
+    kept = [each for each in model.graph.input if each.name in inputs or each.name in present]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    source, target = folder / WEIGHTS, folder / f"{WEIGHTS}.aligned"
+    if source.exists():
+        with source.open("rb") as old, target.open("wb") as new:
+            for entries in _external(model.graph):
+                _move(entries, old, new)
+        target.rename(source)
+    (folder / MODEL).write_bytes(model.SerializeToString())
+
+
+def _external(graph: Any) -> Iterator[dict[str, Any]]:
+    """Return the entries of each tensor outside of the model file by key, also of subgraphs."""
+    for tensor in graph.initializer:
+        if tensor.external_data:
+            yield {entry.key: entry for entry in tensor.external_data}
+    for node in graph.node:
+        for attribute in node.attribute:
+            for each in (attribute.g, *attribute.graphs):
+                yield from _external(each)
+
+
+def _move(entries: dict[str, Any], old: BinaryIO, new: BinaryIO) -> None:
+    """Copy a tensor and its kernels' layouts to aligned places, and note the places."""
+
+    def copied(offset: int, length: int) -> int:
+        new.write(b"\0" * (-new.tell() % ALIGNMENT))
+        begin = new.tell()
+        old.seek(offset)
+        new.write(old.read(length))
+        return begin
+
+    offset = entries["offset"]
+    offset.value = str(copied(int(offset.value), int(entries["length"].value)))
+    for key, entry in entries.items():
+        if key.startswith("prepacked"):
+            entry.value = PLACE.sub(
+                lambda found: f"{copied(int(found[1]), int(found[2]))};{found[2]}", entry.value
+            )
+
+
+@functools.cache
+def _schema() -> Any:
+    """Return protobuf's class for `SCHEMA`'s model."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="weights.proto", package="weights")
+    for name, fields in SCHEMA.items():
+        message = file.message_type.add(name=name)
+        for field, (number, target) in fields.items():
+            is_one = not target or (name, field) in {("Model", "graph"), ("Attribute", "g")}
+            message.field.add(
+                name=field,
+                number=number,
+                label=kinds.LABEL_OPTIONAL if is_one else kinds.LABEL_REPEATED,
+                type=kinds.TYPE_MESSAGE if target else kinds.TYPE_STRING,
+                type_name=f".weights.{target}" if target else None,
+            )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("weights.Model"))

@@ -1,0 +1,39 @@
+"""Files that are written when a version is loaded, outside of the version, as versions never change."""
+
+import hashlib
+import shutil
+import time
+from pathlib import Path
+
+from nereid.base import files
+
+# A folder that no instance has opened for this time belongs to files, versions or options of the past.
+KEPT_S = 30 * 86_400
+
+
+def folder_of(model: Path, version: int, kind: str) -> Path:
+    """Return the folder of a version for files of this kind."""
+    return files.state_folder(model.parent) / kind / model.name / str(version)
+
+
+def digest(path: Path, *words: str) -> str:
+    """Return a digest of the folder of the ONNX file `path`, external data included, and of some words."""
+    found = hashlib.blake2b(digest_size=16)
+    found.update("\0".join([path.name, *words]).encode())
+    for each in sorted(path.parent.rglob("*")):
+        if each.is_file():
+            with each.open("rb") as file:
+                name = str(each.relative_to(path.parent))
+                found.update(name.encode() + hashlib.file_digest(file, "blake2b").digest())
+    return found.hexdigest()
+
+
+def remove_old(place: Path, suffix: str = "") -> None:
+    """Remove the folders in `place` that nobody has opened for long, and those with this suffix.
+
+    Raises:
+        OSError: a folder cannot be removed.
+    """
+    for each in place.iterdir() if place.exists() else ():
+        if (suffix and each.suffix == suffix) or time.time() - each.stat().st_mtime > KEPT_S:
+            shutil.rmtree(each)
