@@ -218,7 +218,7 @@ def history(
 
     logs = RolloutJournals.of(_location(repository, route))
     if number is None:
-        _print_rollouts([state for each in logs.numbers() if (state := logs.read(each))], as_json)
+        _print_rollouts([state for entry in logs.numbers() if (state := logs.read(entry))], as_json)
         return
     if number not in logs.numbers():
         known = ", ".join(map(str, logs.numbers())) or "none"

@@ -305,12 +305,12 @@ def show_route(
     print(status)
 
 
-def _print_diff(found: "list[Difference]", moved: str) -> None:
+def _print_diff(differences: "list[Difference]", moved: str) -> None:
     """Print the differences between two routes."""
-    if not found:
+    if not differences:
         print("no differences")
         return
-    print_table("field", "old", "new", rows=[(change.path, change.old, change.new) for change in found])
+    print_table("field", "old", "new", rows=[(change.path, change.old, change.new) for change in differences])
     print(moved)
 
 

@@ -213,4 +213,4 @@ def _connect(context: typer.Context, task: Task, wanted: Wanted) -> Any:
         raise WrongUsage(f"--{error}") from None
 
 
-COMMANDS = [image_command(task, task.command) for task in TASKS if task.command and not task.extends]
+IMAGE_COMMANDS = [image_command(task, task.command) for task in TASKS if task.command and not task.extends]
