@@ -166,7 +166,11 @@ def status(as_json: AsJson = False, route: RouteName = "", repository: Repositor
     """Show the newest rollout of the route, and what it waits for."""
     from nereid.models.rollout.rollout_journal import RolloutJournals
 
-    _print_status(RolloutJournals.of(_location(repository, route)).latest(), as_json)
+    state = RolloutJournals.of(_location(repository, route)).latest()
+    if as_json:
+        print(msgspec.json.encode(state).decode())
+    else:
+        print(state or "no rollout yet; start one: nereid rollout start VARIANT")
 
 
 @app.command()
@@ -267,14 +271,6 @@ def _location(repository: Path, route: str) -> "RouteLocation":
     from nereid.models.routes.target import find_route
 
     return find_route(repository, route)
-
-
-def _print_status(rollout: "Rollout | None", as_json: bool) -> None:
-    """Print a rollout in words."""
-    if as_json:
-        print(msgspec.json.encode(rollout).decode())
-    else:
-        print(rollout or "no rollout yet; start one: nereid rollout start VARIANT")
 
 
 def _print_rollouts(rollouts: "Sequence[Rollout]", as_json: bool) -> None:
