@@ -25,6 +25,62 @@ FORM = ("image", "outputs", "is_last", "is_grey", "classes", "head")
 LAYOUTS = {False: "NCHW", True: "NHWC"}
 
 
+def _parameters(words: Sequence[str], preset: str) -> dict[str, str]:
+    """Return the parameters of the preprocessing as a config spells them; later words win.
+
+    Raises:
+        WrongUsage: a word is neither NAME=VALUE nor a JSON file with an object.
+    """
+    parameters = {"preset": preset} if preset else {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            parameters[name] = value
+        else:
+            parameters |= _from_file(Path(word))
+    return parameters
+
+
+def _size(word: str) -> tuple[int, int]:
+    """Return height and width in pixels: `640` for both, or `480x640`; zeros for no word.
+
+    Raises:
+        WrongUsage: it is something else.
+    """
+    if not word:
+        return 0, 0
+    height, times, width = word.lower().partition("x")
+    try:
+        found = int(height), int(width if times else height)
+    except ValueError:
+        found = 0, 0
+    if min(found) < 1:
+        raise WrongUsage(f"--size: expected pixels such as 640, or height and width as 480x640, got '{word}'")
+    return found
+
+
+def _from_file(path: Path) -> dict[str, str]:
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise WrongUsage(
+            f"--preprocess '{path}': expected NAME=VALUE or a JSON file ({error.strerror})"
+        ) from None
+    except ValueError as error:
+        raise WrongUsage(f"--preprocess '{path}': expected a JSON file, got: {error}") from None
+    if not isinstance(document, dict):
+        raise WrongUsage(
+            f"--preprocess '{path}': expected an object of parameters, got {type(document).__name__}"
+        )
+    return {str(name): _text(value) for name, value in document.items()}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def add(
     context: typer.Context,
     source: Annotated[
@@ -245,59 +301,3 @@ def _document(name: str, proposal: "Proposal") -> dict[str, Any]:
     labels = {"count": len(proposal.labels), "from": proposal.labels_from}
     own = {"form": form, "parameters": settings["parameters"], "can_batch": settings["can_batch"]}
     return {"name": name, **own, **fields, "labels": labels, "top_classes": top}
-
-
-def _parameters(words: Sequence[str], preset: str) -> dict[str, str]:
-    """Return the parameters of the preprocessing as a config spells them; later words win.
-
-    Raises:
-        WrongUsage: a word is neither NAME=VALUE nor a JSON file with an object.
-    """
-    parameters = {"preset": preset} if preset else {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if equals and name.isidentifier():
-            parameters[name] = value
-        else:
-            parameters |= _from_file(Path(word))
-    return parameters
-
-
-def _size(word: str) -> tuple[int, int]:
-    """Return height and width in pixels: `640` for both, or `480x640`; zeros for no word.
-
-    Raises:
-        WrongUsage: it is something else.
-    """
-    if not word:
-        return 0, 0
-    height, times, width = word.lower().partition("x")
-    try:
-        found = int(height), int(width if times else height)
-    except ValueError:
-        found = 0, 0
-    if min(found) < 1:
-        raise WrongUsage(f"--size: expected pixels such as 640, or height and width as 480x640, got '{word}'")
-    return found
-
-
-def _from_file(path: Path) -> dict[str, str]:
-    try:
-        document = json.loads(path.read_text())
-    except OSError as error:
-        raise WrongUsage(
-            f"--preprocess '{path}': expected NAME=VALUE or a JSON file ({error.strerror})"
-        ) from None
-    except ValueError as error:
-        raise WrongUsage(f"--preprocess '{path}': expected a JSON file, got: {error}") from None
-    if not isinstance(document, dict):
-        raise WrongUsage(
-            f"--preprocess '{path}': expected an object of parameters, got {type(document).__name__}"
-        )
-    return {str(name): _text(value) for name, value in document.items()}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_text, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
