@@ -274,7 +274,6 @@ def _location(repository: Path, route: str) -> "RouteLocation":
 
 
 def _print_rollouts(rollouts: "Sequence[Rollout]", as_json: bool) -> None:
-    """Print all rollouts of a route, newest first."""
     if as_json:
         print(msgspec.json.encode(rollouts[::-1]).decode())
         return
@@ -294,7 +293,6 @@ def _print_rollouts(rollouts: "Sequence[Rollout]", as_json: bool) -> None:
 
 
 def _print_events(events: "Sequence[RolloutEvent]", as_json: bool) -> None:
-    """Print the events of a rollout, oldest first, as a table or as JSON lines."""
     if as_json:
         for event in events:
             print(msgspec.json.encode(event).decode())
@@ -313,7 +311,6 @@ def _print_events(events: "Sequence[RolloutEvent]", as_json: bool) -> None:
 
 
 def _print_forecast(forecasts: "Sequence[Forecast]") -> None:
-    """Print what each step needs."""
     rows = [
         (
             forecast.step,

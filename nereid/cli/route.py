@@ -306,7 +306,6 @@ def show_route(
 
 
 def _print_diff(differences: "list[Difference]", moved: str) -> None:
-    """Print the differences between two routes."""
     if not differences:
         print("no differences")
         return
@@ -315,7 +314,6 @@ def _print_diff(differences: "list[Difference]", moved: str) -> None:
 
 
 def _print_explanation(explanation: "Explanation", as_json: bool) -> None:
-    """Print the variant that would answer a request, and the reason."""
     if as_json:
         print(json.dumps(asdict(explanation)))
         return
@@ -334,7 +332,6 @@ def _print_explanation(explanation: "Explanation", as_json: bool) -> None:
 
 
 def _print_history(entries: "tuple[RouteChange, ...]", as_json: bool) -> None:
-    """Print a history, newest first."""
     if as_json:
         print(msgspec.json.encode(entries[::-1]).decode())
         return

@@ -85,7 +85,6 @@ def _ids(line: dict[str, Any]) -> tuple[str, str]:
 
 
 def _measured(record: "ServerRecord", gateways: Sequence[int]) -> "Contention":
-    """Measure the counts of the kernel for the processes of a server and its gateways."""
     from nereid.insight.observe import contention
     from nereid.server.supervision.process_usage import parent_of
 
@@ -97,7 +96,6 @@ def _measured(record: "ServerRecord", gateways: Sequence[int]) -> "Contention":
 
 
 def _show(explanation: "Explanation", contention: "Contention", window_s: float) -> None:
-    """Print an explanation on one screen."""
     failed = ", ".join(f"{count:,} {name}" for name, count in explanation.outcomes.items())
     print(
         f"last {format_duration(window_s)}: {explanation.requests:,} requests"
