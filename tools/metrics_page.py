@@ -130,13 +130,13 @@ def groups() -> tuple[Group, ...]:
         ),
         Group(
             "ONNX backend",
-            "onnxruntime_backend.md#metrics",
+            "backends.md#metrics-of-onnx-runtime",
             "server",
             of_triton(metrics.SESSION_PREFIX, metrics.SESSION_LABELS, metrics.SESSION_METRICS),
         ),
         Group(
             "Reading of text",
-            "text_reader_backend.md#metrics",
+            "reading_reference.md#reader-metrics",
             "server",
             of_triton(metrics.READER_PREFIX, metrics.READER_LABELS, metrics.READER_METRICS),
         ),

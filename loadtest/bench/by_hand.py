@@ -2,7 +2,7 @@
 
 It has the library's own decoder and session, Starlette and uvicorn, and nothing else: no batches, versions,
 limits, metrics or supervision. One process whose threads share a queue and the weights was the best of the
-tries: see docs/experiments.md.
+tries: see docs/architecture.md.
 """
 
 import asyncio

@@ -178,7 +178,7 @@ def test_added_classifier_has_the_scores_of_its_file(site, files, tmp_path, name
     if any("a softmax is appended" in each for each in proposal.changes):
         expected = np.exp(expected - expected.max())
         expected /= expected.sum()
-    # A pixel exactly between two levels is rounded up or down: docs/preprocess.md.
+    # A pixel exactly between two levels is rounded up or down: docs/backends.md.
     np.testing.assert_allclose(scores, expected, 5e-3, 1e-6)
     assert np.ptp(expected) > 1e-3, "the network must tell classes apart"
 

@@ -1,7 +1,7 @@
 """Deadlines for requests between models, as a request parameter.
 
 A request's own `timeout` counts only in a queue whose `default_queue_policy` allows it. Such a policy costs
-throughput (docs/experiments.md): Triton then forms no batch before an instance waits for it, and misses some
+throughput (docs/architecture.md): Triton then forms no batch before an instance waits for it, and misses some
 instances that wait. So the caller sends a parameter, and the receiving model compares it with the clock.
 Source: core r24.10, RateLimiter::PayloadSlotAvailable.
 """

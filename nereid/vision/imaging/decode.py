@@ -22,7 +22,7 @@ Image.MAX_IMAGE_PIXELS = None
 
 FORMATS = ("PNG", "WEBP", "BMP", "GIF", "TIFF", "JPEG")
 # Factors by which the decoder may shrink a JPEG. Only these have SIMD code in libjpeg-turbo: a 640×427 photo
-# decodes faster at 8/8 than at 5/8. Source: docs/experiments.md.
+# decodes faster at 8/8 than at 5/8. Source: docs/architecture.md.
 SHRINKS = (1, 2, 4, 8)
 # Pillow's modes; others have more than 16 bits per channel or no conversion to RGB.
 EIGHT_BIT = frozenset(

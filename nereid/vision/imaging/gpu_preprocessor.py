@@ -47,7 +47,7 @@ END_OF_IMAGE = b"\xff\xd9"
 # Some writers pad the file after its end.
 TAIL_BYTES = 64
 PROBE_PX = 64
-# Memory of decoded images is used again, which saves a fifth of the decoder's time (docs/experiments.md).
+# Memory of decoded images is used again, which saves a fifth of the decoder's time (docs/architecture.md).
 # Two sets take turns: the kernel reads one while the next batch is decoded. A set that is too large is freed.
 SETS, KEPT_BYTES = 2, 256 * 2**20
 

@@ -1,6 +1,6 @@
 """Signals of the images that a network gets, for the comparison with a reference.
 
-They are measured on few pixels, because every request pays for them (docs/experiments.md).
+They are measured on few pixels, because every request pays for them (docs/architecture.md).
 """
 
 import math

@@ -79,7 +79,7 @@ class Transform:
     channel in `color_order`; `background_color`, behind transparent pixels, is R, G, B.
 
     A JPEG is decoded at a fraction of its size, if that is at least `decode_margin` times the resized image:
-    a value closer to 1 is faster and less exact. Source of the default: docs/experiments.md.
+    a value closer to 1 is faster and less exact. Source of the default: docs/architecture.md.
     """
 
     height_px: int

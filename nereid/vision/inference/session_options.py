@@ -1,7 +1,7 @@
 """ONNX Runtime's options from a config.pbtxt: the parameters and accelerators of NVIDIA's backend.
 
 Source of every name, default and message: onnxruntime_backend r24.10, src/onnxruntime.cc. Unknown parameters
-are ignored, as there. docs/onnxruntime_backend.md is the table for users.
+are ignored, as there. docs/backends.md is the table for users.
 """
 
 import re

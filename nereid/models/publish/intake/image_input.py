@@ -13,7 +13,7 @@ from nereid.models.publish.intake.serving_settings import CHANNELS, ServingSetti
 from nereid.tasks.detect.layouts import LAYOUTS, Output
 from nereid.vision.inference.signature import Signature
 
-# Python, NumPy and ONNX Runtime in a process without a network. Source: docs/experiments.md.
+# Python, NumPy and ONNX Runtime in a process without a network. Source: docs/architecture.md.
 PROCESS_BYTES = 45 * 2**20
 # Photos of COCO have a longer side of 640 pixels.
 USUAL_SIZE = (640, 640)
