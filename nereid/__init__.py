@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from nereid.tasks.classify.result import Label, Prediction
     from nereid.tasks.detect.client import AsyncDetector, Detector
     from nereid.tasks.detect.result import DetectedObject, Detection
+    from nereid.tasks.embed.client import AsyncEmbedder, Embedder
+    from nereid.tasks.embed.result import Embedding
     from nereid.tasks.read.client import AsyncReader, Reader
     from nereid.tasks.read.result import Correction, Field, Reading, TextLine
 
@@ -29,8 +31,10 @@ _HOMES = {
     "Timings": "nereid.client.result_kind",
     **dict.fromkeys(("AsyncClassifier", "Classifier"), "nereid.tasks.classify.client"),
     **dict.fromkeys(("AsyncDetector", "Detector"), "nereid.tasks.detect.client"),
+    **dict.fromkeys(("AsyncEmbedder", "Embedder"), "nereid.tasks.embed.client"),
     **dict.fromkeys(("AsyncReader", "Reader"), "nereid.tasks.read.client"),
     **dict.fromkeys(("DetectedObject", "Detection"), "nereid.tasks.detect.result"),
+    "Embedding": "nereid.tasks.embed.result",
     **dict.fromkeys(("Correction", "Field", "Reading", "TextLine"), "nereid.tasks.read.result"),
     **dict.fromkeys(("Label", "Prediction"), "nereid.tasks.classify.result"),
 }
@@ -38,6 +42,7 @@ _HOMES = {
 __all__ = [
     "AsyncClassifier",
     "AsyncDetector",
+    "AsyncEmbedder",
     "AsyncReader",
     "Classifier",
     "ClassifierError",
@@ -45,6 +50,8 @@ __all__ = [
     "DetectedObject",
     "Detection",
     "Detector",
+    "Embedder",
+    "Embedding",
     "Field",
     "Label",
     "Overloaded",

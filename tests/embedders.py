@@ -1,15 +1,19 @@
 """Networks for tests that return embeddings, and classifiers whose scores look like embeddings."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import helper
+from PIL import Image
 
 from nereid.models.publish.add import add
 from nereid.models.publish.staged_addition import AddRequest
 from tests.networks import Dims, constant, network, value
+from tests.pictures import save
 
 SIDE, CHANNELS, DIMS = 32, 12, 64
 Nodes = list[onnx.NodeProto]
@@ -178,14 +182,33 @@ def convolutional(
     return made
 
 
-def add_embedder(folder: Path, name: str = "faces", made: onnx.ModelProto | None = None, task: str = "embed") -> Path:
+def add_embedder(
+    folder: Path, name: str = "faces", made: onnx.ModelProto | None = None, task: str = "embed"
+) -> Path:
     """Add a network of embeddings to the repository `models` in a folder; return the repository."""
     onnx.save(made or convolutional(), folder / f"{name}.onnx")
-    request = AddRequest(folder / f"{name}.onnx", name, {"preset": "imagenet"}, task=task, instances=1)
-    add(repository := folder / "models", request, None)
+    parameters = {"resize": "exact", "scale": str(1 / 255)}
+    add(repository := folder / "models", AddRequest(folder / f"{name}.onnx", name, parameters, task=task), None)
     return repository
+
+
+def embeddings(made: onnx.ModelProto, *images: bytes) -> np.ndarray:
+    """Run a network on images of its own size, and normalise in FP64: float64[N, D]."""
+    pixels = np.stack([np.asarray(Image.open(io.BytesIO(image)).convert("RGB")) for image in images])
+    inputs = {"image": (pixels.transpose(0, 3, 1, 2) / 255).astype(np.float32)}
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    rows = session.run(None, inputs)[0].astype(np.float64)
+    result: np.ndarray = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return result
+
+
+def small(photo: Path) -> bytes:
+    """Return a photo in the network's own size, which the preprocessing leaves as it is."""
+    with Image.open(photo) as opened:
+        return save(opened.convert("RGB").resize((SIDE, SIDE)))
 
 
 def cosine(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
     left, right = np.asarray(one, np.float64), np.asarray(other, np.float64)
     return float(left @ right / np.linalg.norm(left) / np.linalg.norm(right))
+
