@@ -1,9 +1,6 @@
 """`POST /v1/embed`: the embedding of an image."""
 
-from collections.abc import Mapping
-
-from nereid.gateway.endpoint import Answered, Endpoint, TimingsMs
-from nereid.tasks.embed.result import Embedding
+from nereid.gateway.endpoint import PHOTOS, Answered, Endpoint, TimingsMs
 
 
 class EmbedAnswer(Answered):
@@ -13,8 +10,9 @@ class EmbedAnswer(Answered):
     timings_ms: TimingsMs
 
 
-def _values(result: Embedding, given: Mapping[str, str]) -> tuple[list[float]]:
-    return (result.vector.tolist(),)
-
-
-ENDPOINT = Endpoint("Return the embedding of one image.", EmbedAnswer, _values)
+ENDPOINT = Endpoint(
+    "Return the embedding of one image.",
+    EmbedAnswer,
+    lambda result, given: (result.vector.tolist(),),
+    photos=PHOTOS,
+)
