@@ -1,7 +1,7 @@
 """Embeddings: one vector per image, whose direction says what the image shows."""
 
 from nereid.base.contract import EMBEDDING
-from nereid.tasks.task import Task
+from nereid.tasks.task import CommandTexts, Task
 
 TASKS = (
     Task(
@@ -13,11 +13,16 @@ TASKS = (
         outputs=(EMBEDDING,),
         path="/v1/embed",
         fix="nereid add a network that returns embeddings",
+        command=CommandTexts(
+            help="Compute the embeddings of images on a running server.",
+            csv="Print one row per image, with the numbers of its vector.",
+        ),
         faces={
             "outputs": "embed.outputs:outputs_of",
             "result": "embed.result:EMBEDDINGS",
             "client": "embed.client:Embedder",
             "async_client": "embed.client:AsyncEmbedder",
+            "view": "embed.view:VIEW",
             "endpoint": "embed.endpoint:ENDPOINT",
             "intake": "embed.intake:Embeddings",
             "claims": "embed.examination:are_embeddings",

@@ -1,6 +1,6 @@
 """Segmentation: the class of every pixel of the network's input."""
 
-from nereid.tasks.task import Task
+from nereid.tasks.task import CommandTexts, Task
 
 TASKS = (
     Task(
@@ -12,6 +12,9 @@ TASKS = (
         outputs=("mask",),
         path="/v1/segment",
         fix="nereid add a network that returns masks",
+        command=CommandTexts(
+            help="Segment images on a running server.", csv="Print one row per image, with its classes."
+        ),
         faces={
             "outputs": "segment.outputs:outputs_of",
             "result": "segment.result:MASKS",
@@ -20,6 +23,7 @@ TASKS = (
             "view": "segment.view:VIEW",
             "endpoint": "segment.endpoint:ENDPOINT",
             "intake": "segment.intake:Segmentation",
+            "examination": "segment.examination:ComparedMasks",
         },
         public={"client": ("Segmenter", "AsyncSegmenter"), "result": ("Mask",)},
     ),
