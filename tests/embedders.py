@@ -188,7 +188,11 @@ def add_embedder(
     """Add a network of embeddings to the repository `models` in a folder; return the repository."""
     onnx.save(made or convolutional(), folder / f"{name}.onnx")
     parameters = {"resize": "exact", "scale": str(1 / 255)}
-    add(repository := folder / "models", AddRequest(folder / f"{name}.onnx", name, parameters, task=task), None)
+    add(
+        repository := folder / "models",
+        AddRequest(folder / f"{name}.onnx", name, parameters, task=task),
+        None,
+    )
     return repository
 
 
@@ -211,4 +215,3 @@ def small(photo: Path) -> bytes:
 def cosine(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
     left, right = np.asarray(one, np.float64), np.asarray(other, np.float64)
     return float(left @ right / np.linalg.norm(left) / np.linalg.norm(right))
-

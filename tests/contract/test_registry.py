@@ -36,7 +36,7 @@ def words(source: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_folders_are_the_tasks():
-    assert FOLDERS == sorted({task.extends or task.name for task in TASKS})
+    assert sorted({task.extends or task.name for task in TASKS}) == FOLDERS
     assert [task for task in TASKS if task.is_default] == [DEFAULT]
     for values in ([task.name for task in TASKS], [task.path for task in TASKS]):
         assert sorted({*values}) == sorted(values)

@@ -63,7 +63,9 @@ def faces(request, tmp_path_factory) -> Iterator[Faces]:
     with serving(folder / "models", folder / "run", "--profile", request.param) as served:
         found = Faces(served, folder)
         how = "--preprocess", "resize=exact", "--preprocess", f"scale={1 / 255}"
-        done = found.nereid("add", str(folder / "faces.onnx"), "--name", "faces", "--task", "embed", *how, "--yes")
+        done = found.nereid(
+            "add", str(folder / "faces.onnx"), "--name", "faces", "--task", "embed", *how, "--yes"
+        )
         assert f"{DIMS} dimensions, length 1" in done.stderr
         yield found
 

@@ -107,12 +107,10 @@ def copy(tmp_path_factory) -> Copy:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     ours = sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)})
     for name in COPIED:
-        unused = shutil.ignore_patterns("__pycache__", "*.history.jsonl", "data")
+        unused = shutil.ignore_patterns("__pycache__", "*.history.jsonl")
         shutil.copytree(ROOT / name, Path(ours, name), ignore=unused)
     segment = ROOT / "tests" / "fifth_task" / "segment"
-    shutil.copytree(
-        segment, Path(ours, "nereid/tasks/segment"), ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(segment, Path(ours, "nereid/tasks/segment"), ignore=shutil.ignore_patterns("__pycache__"))
     # Its own packages come first. The parent's editable install is not followed.
     Path(ours, "parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     (base / "run").mkdir(mode=0o700)

@@ -35,7 +35,9 @@ def commands() -> list[str]:
 
 def snippet(word: str) -> tuple[str, str]:
     """Return the program of the page that contains a word, and what its comment says that it prints."""
-    (program,) = [each for each in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if word in each]
+    (program,) = [
+        each for each in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if word in each
+    ]
     return program, program.rpartition("  # ")[2]
 
 

@@ -66,9 +66,7 @@ def test_scores_are_never_taken_for_embeddings(tmp_path, tail):
     },
 )
 def test_what_the_user_or_the_file_says_outweighs_the_numbers(tmp_path, more, metadata):
-    found = propose(
-        tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"], **metadata), **more)
-    )
+    found = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"], **metadata), **more))
 
     assert found.task == "classify"
 

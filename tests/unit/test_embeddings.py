@@ -45,7 +45,7 @@ def test_equal_means_a_cosine_of_99_percent():
     angles = np.arccos([0.9901, 0.9899])
     just, far = (rows([math.cos(angle), math.sin(angle)]) for angle in angles)
 
-    assert (1 - 0.99) / 2 == pytest.approx(EQUAL_DISTANCE)
+    assert pytest.approx(EQUAL_DISTANCE) == (1 - 0.99) / 2
     assert EMBED.compare(rows([1, 0]), just).is_equal
     assert not EMBED.compare(rows([1, 0]), far).is_equal
 

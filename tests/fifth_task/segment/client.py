@@ -2,11 +2,12 @@
 
 from typing import Unpack
 
+from nereid.tasks.segment.result import MASKS, Mask
+
 from nereid.client.images import ImageLike
 from nereid.client.model_client.async_model_client import AsyncModelClient
 from nereid.client.model_client.model_client import ModelClient
 from nereid.client.request import RequestOptions
-from nereid.tasks.segment.result import MASKS, Mask
 
 
 class Segmenter(ModelClient[Mask]):

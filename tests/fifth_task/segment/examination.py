@@ -55,4 +55,6 @@ class ComparedMasks:
         for sample, old, new in zip(samples, before, after, strict=True):
             for name, mask in old.items():
                 part = float((mask != new[name]).mean())
-                yield OutputChange(part, f"mask of {sample.name}: {part:.0%} of the pixels have another class")
+                yield OutputChange(
+                    part, f"mask of {sample.name}: {part:.0%} of the pixels have another class"
+                )

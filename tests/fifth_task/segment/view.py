@@ -1,10 +1,10 @@
 """The classes of a mask on a terminal and in CSV."""
 
 import numpy as np
-
 from nereid.cli.image_commands.view import View
-from nereid.cli.tables import print_table
 from nereid.tasks.segment.result import Mask
+
+from nereid.cli.tables import print_table
 
 
 def _rows(result: Mask) -> list[tuple[str]]:
