@@ -1,4 +1,4 @@
-"""Embeddings of a network that is added or published: their length, and the angle to the current version's."""
+"""Embeddings of a network that is added or published: their length, and their angle to the current ones."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations

@@ -78,9 +78,9 @@ class Embeddings:
         vectors = signature.outputs[outputs[0]]
         if len(vectors.shape) != 2 or vectors.shape[1] < 2 or vectors.datatype != "TYPE_FP32":
             raise WrongUsage(
-                f"output '{outputs[0]}': expected embeddings as FP32 [N,dimensions], got {describe(vectors)}; "
-                "fix: name another output with --output, or export the network with a fixed number of "
-                "dimensions"
+                f"output '{outputs[0]}': expected embeddings as FP32 [N,dimensions], got "
+                f"{describe(vectors)}; fix: name another output with --output, or export the network with a "
+                "fixed number of dimensions"
             )
         image, is_last = read_input(signature.inputs, choices.size)
         served = ServedTensor(outputs[0], vectors.datatype, vectors.shape[1:])
@@ -98,7 +98,8 @@ class Embeddings:
         """
         if choices.activation not in ("auto", "none"):
             raise WrongUsage(
-                f"cannot append a {choices.activation}: an embedding has no classes; fix: leave out --activation"
+                f"cannot append a {choices.activation}: an embedding has no classes; "
+                "fix: leave out --activation"
             )
         return seen.activation if choices.activation == "auto" else "none"
 

@@ -22,9 +22,9 @@ class EmbeddingOutputs:
     outputs: tuple[str, ...] = (EMBEDDING,)
 
     def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
-        """Compare by the cosine of the angle between two vectors: (1 - cosine) / 2, the largest of all images.
+        """Compare by the cosine of the angle between two vectors, and return the largest of all images.
 
-        The distance is 0 for the same direction, 0.5 for a right angle and 1 for opposite directions. The
+        The distance is (1 - cosine) / 2: 0 for the same direction, 0.5 for a right angle and 1 for opposite directions. The
         length of a vector has no influence. Responses are equal up to a distance of `EQUAL_DISTANCE`.
         """
         old, new = ours[EMBEDDING], theirs[EMBEDDING]
@@ -37,12 +37,12 @@ class EmbeddingOutputs:
         return Comparison(distance, distance <= EQUAL_DISTANCE)
 
     def signals(self, outputs: Arrays) -> Signals | None:
-        """Return the part of the components that carries each vector, as its entropy; None if it has none.
+        """Return the part of the components that carries each vector; None if it has no direction.
 
-        An embedding has neither a confidence nor a best class, and its length is always 1. What one vector shows
-        on its own is how its length is spread: the squared components, divided by their sum, are shares with an
-        entropy H. exp(H) / D is 1 / D if one component has all, and 1 if all are equal; unlike H, it uses the
-        whole range of the metric.
+        An embedding has neither a confidence nor a best class, and its length is always 1. What one vector
+        shows on its own is how its length is spread: the squared components, divided by their sum, are shares
+        with an entropy H. exp(H) / D is 1 / D if one component has all, and 1 if all are equal; unlike H, it
+        uses the whole range of the metric.
         """
         vectors = outputs[EMBEDDING].astype(np.float64)
         if vectors.ndim != 2 or vectors.shape[1] < 2 or not len(vectors):
