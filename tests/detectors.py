@@ -9,8 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from nereid.models.publish.add import add
-from nereid.models.publish.staged_addition import AddRequest
+from nereid.models.publish.add import AddRequest, add
 from nereid.tasks.detect.decoding import STRIDES_PX, Frame
 from tests.networks import constant, network, value
 

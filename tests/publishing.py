@@ -10,10 +10,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from nereid.models.publish.add import add
-from nereid.models.publish.examination.examine import Gates
+from nereid.models.publish.add import AddRequest, Proposal, add
+from nereid.models.publish.examination import Gates
 from nereid.models.publish.publisher import Published, publish
-from nereid.models.publish.staged_addition import AddRequest, Proposal
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.run_dir import ServerRecord
 from tests.networks import Dims, constant, network, value

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from nereid.base.assets import COFFEE
-from nereid.models.publish.staged_addition import AddRequest
+from nereid.models.publish.add import AddRequest
 from tests.publishing import propose
 
 EXPORTS = Path(__file__).parent / "exports"

@@ -23,8 +23,14 @@ import onnxruntime
 from loadtest import record
 from loadtest.attack.file_cases import ANSWERED, PARTS, REFUSED, Cases, prepare
 from nereid.base.processes import available_cores
-from nereid.models.publish.examination import examine, examiner, measurements
-from nereid.models.publish.examination.examine import ExaminationFailed, ExaminationRequest, Rejected
+from nereid.models.publish.examination import (
+    ExaminationFailed,
+    ExaminationRequest,
+    Rejected,
+    examine,
+    examiner,
+    measurements,
+)
 from nereid.models.publish.intake import changed_file, network_trial
 
 CASE_S, REAL_CASE_S = 20.0, 200.0

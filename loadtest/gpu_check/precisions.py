@@ -13,7 +13,7 @@ from loadtest.gpu_check import chain
 from loadtest.gpu_check.machine import PARTS, has
 from loadtest.gpu_check.processes import Context
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.models.publish.intake.precision import convert
+from nereid.models.publish.intake.adaptation import convert
 from nereid.vision.inference.session_options import CPU, CUDA
 from nereid.vision.inference.tensorrt import TENSORRT
 

@@ -12,12 +12,11 @@ from PIL import Image
 from nereid.base.assets import PARCEL_LABEL, STATE, TEXT_REPOSITORY
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish.add import add
-from nereid.models.publish.examination.examine import Gates
+from nereid.models.publish.add import AddRequest, add
+from nereid.models.publish.examination import Gates
+from nereid.models.publish.network import versions
 from nereid.models.publish.publisher import publish
 from nereid.models.publish.remove import remove
-from nereid.models.publish.staged_addition import AddRequest
-from nereid.models.publish.versions import versions
 from nereid.repository.check import check
 from nereid.repository.layout import configs
 from nereid.tasks.read.characters import Characters

@@ -14,7 +14,7 @@ from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.cli.main import app
 from nereid.models.publish.add import add_cpu_fallback
-from nereid.models.publish.examination.examine import Gates
+from nereid.models.publish.examination import Gates
 from nereid.models.publish.network import find_network
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.publish.remove import remove

@@ -8,7 +8,7 @@ from PIL import Image
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.staged_addition import AddRequest, Proposal
+from nereid.models.publish.add import AddRequest, Proposal
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
 from tests.networks import constant, network, value
 from tests.publishing import propose

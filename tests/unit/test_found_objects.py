@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.models.publish.examination.examine import ExaminationRequest, FoundObject, Rejected
-from nereid.models.publish.examination.samples import Sample
+from nereid.models.publish.examination import ExaminationRequest, FoundObject, Rejected, Sample
 from nereid.tasks.detect.examination import SHOWN, FoundObjects
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
 from tests.pictures import save

@@ -10,8 +10,8 @@ import pytest
 
 from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.base.errors import OperationFailed
-from nereid.models.publish.examination.examine import Gates, Rejected
-from nereid.models.publish.intake.precision import CHANGE, convert
+from nereid.models.publish.examination import Gates, Rejected
+from nereid.models.publish.intake.adaptation import CHANGE, convert
 from nereid.models.publish.publisher import publish
 from tests.networks import constant, identity, network, store, value
 from tests.publishing import contents

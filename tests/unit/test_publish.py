@@ -15,13 +15,16 @@ from nereid.application.exit_codes import reason
 from nereid.backends.routing.assignment import parse_route
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish.engine import operation_journal
-from nereid.models.publish.engine.actions import AddVariant, Install, Load, Policy, Warm
-from nereid.models.publish.engine.engine import begin, locked_repository
-from nereid.models.publish.engine.operation_journal import OperationJournal, PublishStep
-from nereid.models.publish.pinned import successor
+from nereid.models.publish.actions import AddVariant, Install, Load, Policy, Warm
+from nereid.models.publish.engine import (
+    OperationJournal,
+    PublishStep,
+    begin,
+    locked_repository,
+    opened_journal,
+)
+from nereid.models.publish.network import successor, versions
 from nereid.models.publish.publisher import publish, retire, rollback
-from nereid.models.publish.versions import versions
 from nereid.repository.layout import configs, pins
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
@@ -55,7 +58,7 @@ def weights(repository: Path) -> dict[str, float]:
 
 
 def events(repository: Path) -> tuple[PublishStep, ...]:
-    with operation_journal.opened(repository) as log:
+    with opened_journal(repository) as log:
         return log.steps.read()
 
 
@@ -421,5 +424,5 @@ def test_rollback_is_written_when_the_server_is_away(repository, tmp_path):
 def test_repository_on_its_own_mount_is_an_error():
     """A repository on its own mount is refused: staged files could not be renamed into it."""
     refused = pytest.raises(OperationFailed, match=r"'/proc': it is a mount point")
-    with refused, operation_journal.opened(Path("/proc")):
+    with refused, opened_journal(Path("/proc")):
         pass

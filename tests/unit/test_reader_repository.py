@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nereid.base.assets import STATE, TEXT_REPOSITORY
-from nereid.models.publish.pinned import copy_pinned_model
+from nereid.models.publish.network import copy_pinned_model
 from nereid.models.publish.remove import find_parts
 from nereid.repository.check import check
 from nereid.repository.fitting import Machine, fitted

@@ -5,16 +5,16 @@ import onnx
 import pytest
 from onnx import helper
 
-from nereid.models.publish.examination.samples import Sample, image_pair
-from nereid.models.publish.examination.score_outputs import (
+from nereid.models.publish.add import AddRequest
+from nereid.models.publish.examination import Sample, image_pair
+from nereid.models.publish.intake import description
+from nereid.tasks.classify.examination import (
     INDEPENDENT,
     NUMBER,
     PROBABILITIES,
     VECTOR,
     meaning_of,
 )
-from nereid.models.publish.intake import description
-from nereid.models.publish.staged_addition import AddRequest
 from tests.networks import constant, network, value
 from tests.publishing import propose
 from tests.tables import cases

@@ -17,8 +17,8 @@ from nereid.cli.options import AsJson, Repository, complete_preset, show_progres
 from nereid.cli.server_options import find_server
 
 if TYPE_CHECKING:
-    from nereid.models.publish.examination.examine import FoundObject
-    from nereid.models.publish.staged_addition import Proposal
+    from nereid.models.publish.add import Proposal
+    from nereid.models.publish.examination import FoundObject
 
 # The settings of a proposal that describe its network.
 FORM = ("image", "outputs", "is_last", "is_grey", "classes", "head")
@@ -132,8 +132,8 @@ def add(
 ) -> None:
     """Add an ONNX network under a new name: examine it, show what it will be, ask, and serve it."""
     from nereid.models.publish import add as adding
+    from nereid.models.publish.add import PROFILES, AddRequest
     from nereid.models.publish.publisher import served
-    from nereid.models.publish.staged_addition import PROFILES, AddRequest
 
     if activation not in (known := ("auto", "none", "softmax", "sigmoid")):
         raise WrongUsage(f"invalid activation: expected one of {', '.join(known)}, got '{activation}'")

@@ -92,7 +92,7 @@ def publish(
     """
     from nereid.cli.image_files import collect
     from nereid.models.publish import publisher
-    from nereid.models.publish.examination.examine import Gates
+    from nereid.models.publish.examination import Gates
 
     gates = Gates(
         tolerance=tolerance,

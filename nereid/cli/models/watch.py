@@ -48,7 +48,7 @@ def watch(
     stay in place.
     """
     from nereid.models.publish import watch as watching
-    from nereid.models.publish.examination.examine import Gates
+    from nereid.models.publish.examination import Gates
 
     watching.check(folder, repository, model, share)
     gates = Gates(

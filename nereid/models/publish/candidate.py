@@ -5,9 +5,60 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
+
 from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.models.publish.intake.graph_edits import ActivationRule
 from nereid.repository import onnx_file
 from nereid.repository.checksums import CHECKSUMS, digest
+from nereid.tasks import DEFAULT
+
+DESCRIPTION = "description.json"
+
+
+class Description(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the network of a version comes from.
+
+    Args:
+        source: name of the user's ONNX file or folder.
+        sha256: digest of that ONNX file, before the changes.
+        output: the output with the scores; empty for the only one. The next version gets the same.
+        activation: function to append, or `auto` to decide after a run. The next version gets the same.
+        changes: what was changed in the file, one sentence each.
+        task: of the network, which decides how the next version is changed.
+        head: layout of a detector's outputs; empty for other networks.
+    """
+
+    source: str
+    sha256: str
+    output: str = ""
+    activation: ActivationRule = "auto"
+    changes: tuple[str, ...] = ()
+    task: str = DEFAULT.name
+    head: str = ""
+
+
+def read_description(version_folder: Path) -> Description | None:
+    """Return the description of a version; None for a version that was copied by hand.
+
+    Raises:
+        OperationFailed: the file is not a description.
+    """
+    path = version_folder / DESCRIPTION
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Description)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise OperationFailed(f"'{path}': expected the description of a version, got: {error}") from None
+
+
+def write_description(version_folder: Path, description: Description) -> None:
+    """Write the description of a staged version."""
+    text = msgspec.json.format(msgspec.json.encode(description), indent=2)
+    (version_folder / DESCRIPTION).write_bytes(text + b"\n")
+
 
 LABELS = "labels.txt"
 
@@ -25,9 +76,8 @@ def stage(source: Path, version_folder: Path, filename: str) -> None:
         OperationFailed: it is not ONNX, or its external data is missing or has a reserved name.
         OSError: something cannot be read or written.
     """
-    network = network_file(
-        source, filename
-    ).resolve()  # external data is next to the file itself, not its link
+    # External data is next to the file itself, not its link.
+    network = network_file(source, filename).resolve()
     file = onnx_file.read(network)
     onnx_file.check_external_data(file)
     copy = version_folder / filename
@@ -69,7 +119,7 @@ def write_checksums(version_folder: Path, source: Path, user: str) -> None:
     name = "".join(each if each.isprintable() else "?" for each in source.name)
     lines = [f"# published {datetime.now(UTC).isoformat(timespec='seconds')} by {user} from {name}"]
     lines += [f"{digest(path)}  {path.relative_to(version_folder)}" for path in files]
-    (version_folder / CHECKSUMS).write_text("\n".join(lines) + "\n")
+    (version_folder / CHECKSUMS).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _check_part(part: Path, networks: set[str]) -> None:

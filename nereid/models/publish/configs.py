@@ -8,7 +8,7 @@ from google.protobuf import json_format
 from nereid.backends.routing.assignment import DEADLINE_MS
 from nereid.base import contract
 from nereid.base.config import triton_messages
-from nereid.models.publish.intake.serving_settings import ServingSettings, Tensor
+from nereid.models.publish.intake.serving_settings import ServedTensor, ServingSettings
 from nereid.repository import pbtxt
 
 CPU_BATCH, GPU_BATCH = 8, 64
@@ -41,7 +41,7 @@ ALONE = "The network computes one image at a time."
 Document = dict[str, Any]
 
 
-class Names(NamedTuple):
+class ModelNames(NamedTuple):
     """Names of the models behind one public name, and the route with that name."""
 
     network: str
@@ -50,7 +50,7 @@ class Names(NamedTuple):
     route: str
 
     @classmethod
-    def for_route(cls, route: str) -> "Names":
+    def for_route(cls, route: str) -> "ModelNames":
         """Return the names for a route; the pinned model runs version 1 of both others."""
         return cls(f"{route}_network", f"{route}_preprocess", f"{route}_v1", route)
 
@@ -60,15 +60,16 @@ class LastStep(NamedTuple):
 
     model: str
     backend: str
-    outputs: tuple[Tensor, ...]
+    outputs: tuple[ServedTensor, ...]
     parameters: Mapping[str, str]
 
 
 class Addition(NamedTuple):
-    """A network with a public name: its settings, and its last step."""
+    """A network with a public name, and its last step or the public name of its first output."""
 
-    names: Names
+    names: ModelNames
     settings: ServingSettings
+    output: str = ""
     last: LastStep | None = None
 
     @property
@@ -91,7 +92,7 @@ class Addition(NamedTuple):
         network, preprocess, pinned, route = self.names
         return {
             network: {
-                "": self._text("Images in, scores out.", self._network(ON_CPU)),
+                "": self._text("Images in, the outputs of the network out.", self._network(ON_CPU)),
                 "gpu": self._text("On a GPU: the input stays in GPU memory.", self._network(ON_GPU)),
             },
             preprocess: {
@@ -193,7 +194,7 @@ class Addition(NamedTuple):
         image, name = {contract.IMAGE: contract.IMAGE}, self.settings.image.name
         inner = {each.name: f"output_{place}" for place, each in enumerate(self.settings.outputs)}
         if not self.last:
-            inner = {self.settings.outputs[0].name: contract.SCORES}
+            inner = {self.settings.outputs[0].name: self.output}
         steps = [
             _step(self.names.preprocess, image, {name: "input"}),
             _step(self.names.network, {name: "input"}, inner),
@@ -212,7 +213,7 @@ class Addition(NamedTuple):
         }
 
     def _route(self) -> Document:
-        texts = (_tensor(Tensor(name, "TYPE_STRING", (1,))) for name in contract.ROUTE_OUTPUTS)
+        texts = (_tensor(ServedTensor(name, "TYPE_STRING", (1,))) for name in contract.ROUTE_OUTPUTS)
         return {
             "name": self.names.route,
             "backend": "ab_router",
@@ -226,26 +227,26 @@ class Addition(NamedTuple):
 
     def _results(self, model: str) -> list[Document]:
         """Return the outputs of the pinned model and its route."""
-        scores = (self.settings.outputs[0]._replace(name=contract.SCORES),)
-        return [self._output(each, model) for each in (self.last.outputs if self.last else scores)]
+        first = self.settings.outputs[0]._replace(name=self.output)
+        return [self._output(each, model) for each in (self.last.outputs if self.last else (first,))]
 
-    def _output(self, tensor: Tensor, model: str) -> Document:
+    def _output(self, tensor: ServedTensor, model: str) -> Document:
         has_labels = not self.last and model in self.labelled
         return _tensor(tensor) | ({"label_filename": "labels.txt"} if has_labels else {})
 
 
-def _kind(tensor: Tensor) -> Document:
+def _kind(tensor: ServedTensor) -> Document:
     """Return datatype and dims of a tensor; a config cannot have no dims."""
     if tensor.dims:
         return {"data_type": tensor.datatype, "dims": list(tensor.dims)}
     return {"data_type": tensor.datatype, "dims": [1], "reshape": {"shape": []}}
 
 
-def _tensor(tensor: Tensor) -> Document:
+def _tensor(tensor: ServedTensor) -> Document:
     return {"name": tensor.name, **_kind(tensor)}
 
 
-IMAGE = _tensor(Tensor(contract.IMAGE, "TYPE_STRING", (1,)))
+IMAGE = _tensor(ServedTensor(contract.IMAGE, "TYPE_STRING", (1,)))
 
 
 def _texts(parameters: Mapping[str, str]) -> Document:

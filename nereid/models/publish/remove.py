@@ -8,10 +8,9 @@ from nereid.backends.routing.assignment import Route
 from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.serving_errors import InvalidConfig
-from nereid.models.publish.engine.actions import Action, Install, Workspace
-from nereid.models.publish.engine.engine import locked_repository, take_out
-from nereid.models.publish.engine.operation_journal import OperationJournal
-from nereid.models.publish.pinned import successor
+from nereid.models.publish.actions import Action, Install
+from nereid.models.publish.engine import LockedRepository, locked_repository
+from nereid.models.publish.network import successor
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.target import check_repository, find_routes, read_state
 from nereid.repository.check import check
@@ -48,16 +47,16 @@ def remove(
         OSError: a file cannot be moved.
     """
     check_repository(repository)
-    with locked_repository(repository, record, report) as (log, unstaged):
+    with locked_repository(repository, record, report) as locked:
         check_none_active(repository, f"remove '{name}'", name)
         parts = find_parts(repository, name)
         if not parts.models:
             return _unload_leftover(repository, name, record)
-        remove_parts(log, unstaged, name, parts)
+        remove_parts(locked, name, parts)
         return parts.models
 
 
-def remove_parts(log: OperationJournal, unstaged: Workspace, name: str, parts: Parts) -> None:
+def remove_parts(locked: LockedRepository, name: str, parts: Parts) -> None:
     """Remove models under the lock of the repository; errors as `remove`."""
     *behind, last = parts.models
     actions: tuple[Action, ...] = (
@@ -65,7 +64,7 @@ def remove_parts(log: OperationJournal, unstaged: Workspace, name: str, parts: P
         *(Install(file) for file in parts.files),
         Install(last, last),
     )
-    take_out(log, unstaged, "remove", name, 0, actions)
+    locked.take_out("remove", name, 0, actions)
 
 
 def find_parts(repository: Path, name: str) -> Parts:

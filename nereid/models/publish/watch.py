@@ -15,8 +15,8 @@ from nereid.base.serving_errors import InvalidConfig
 from nereid.base.watched_folder import POLL_S, changes
 from nereid.models.publish import publisher
 from nereid.models.publish.drop_folder import DropFolder, Publish, Report, TemporaryFailure, journal_of
-from nereid.models.publish.engine.engine import locked_repository
-from nereid.models.publish.examination.examine import ExaminationFailed, Gates
+from nereid.models.publish.engine import locked_repository
+from nereid.models.publish.examination import ExaminationFailed, Gates
 from nereid.models.publish.network import Network, find_network
 from nereid.models.rollout.rollout_journal import RolloutActive
 from nereid.models.routes.target import check_repository

@@ -6,11 +6,13 @@ from typing import Any
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import ServingError
-from nereid.models.publish.examination.examine import ExaminationRequest, FoundObject, Rejected, Survey
-from nereid.models.publish.examination.samples import (
+from nereid.models.publish.examination import (
     Arrays,
-    Change,
-    Sample,
+    ExaminationRequest,
+    NetworkInput,
+    OutputChange,
+    Rejected,
+    Survey,
     golden_samples,
     image_pair,
     is_close,
@@ -27,10 +29,15 @@ SHOWN = 10
 SEARCHED = 0.5
 
 
-class FoundObjects:
+class ComparedObjects:
     """Outputs that a `boxes` model turns into objects."""
 
     pair, is_same = staticmethod(image_pair), staticmethod(is_close)
+
+    @staticmethod
+    def fits(request: ExaminationRequest) -> bool:
+        """Return whether a `boxes` model follows the network."""
+        return request.after is not None
 
     def __init__(self, request: ExaminationRequest) -> None:
         """Read the `boxes` model.
@@ -44,21 +51,21 @@ class FoundObjects:
         threshold = self._detector.score_threshold
         self._lenient = replace(self._detector, score_threshold=threshold * SEARCHED)
 
-    def samples(self, config: ModelConfig) -> list[Sample]:
+    def samples(self, config: ModelConfig) -> list[NetworkInput]:
         """Return the golden images."""
         return golden_samples(self._request, config)
 
     def first_run(
-        self, file: OnnxFile, samples: Sequence[Sample], outputs: Sequence[Arrays], can_batch: bool
+        self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
     ) -> Survey:
         """Return the objects in each image."""
         for each in zip(samples, outputs, strict=True):
             self._check_meaning(*each)
         found = (self._find(self._detector, *each) for each in zip(samples, outputs, strict=True))
-        return Survey(can_batch, objects=tuple(self._named(each) for each in found))
+        return Survey(can_batch, results=tuple(self._named(each) for each in found))
 
     def notes(
-        self, config: ModelConfig, samples: Sequence[Sample], outputs: Sequence[Arrays]
+        self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> Iterator[str]:
         """Yield a note if no object is found: such an image compares nothing."""
         for sample, arrays in zip(samples, outputs, strict=True):
@@ -66,13 +73,13 @@ class FoundObjects:
                 yield f"no object is found in {sample.name}; fix: --images with photos of your objects"
 
     def changes(
-        self, samples: Sequence[Sample], before: Sequence[Arrays], after: Sequence[Arrays]
-    ) -> Iterator[Change]:
+        self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
+    ) -> Iterator[OutputChange]:
         """Yield the difference of each object: that of its score, or 1 - IoU of its box if that is more."""
         for each in zip(samples, before, after, strict=True):
             yield from self._changes(*each)
 
-    def _changes(self, sample: Sample, before: Arrays, after: Arrays) -> Iterator[Change]:
+    def _changes(self, sample: NetworkInput, before: Arrays, after: Arrays) -> Iterator[OutputChange]:
         old, new = (self._find(self._lenient, sample, each) for each in (before, after))
         for pair in match(old, new):
             scores = [
@@ -80,9 +87,9 @@ class FoundObjects:
             ]
             if max(scores) >= self._detector.score_threshold:
                 was, now = (self._text(each, at) for each, at in zip((old, new), pair.places, strict=True))
-                yield Change(pair.difference, f"object in {sample.name}: expected {was}, got {now}")
+                yield OutputChange(pair.difference, f"object in {sample.name}: expected {was}, got {now}")
 
-    def _check_meaning(self, sample: Sample, outputs: Arrays) -> None:
+    def _check_meaning(self, sample: NetworkInput, outputs: Arrays) -> None:
         """Refuse numbers that no detector means as scores, or as boxes in pixels."""
         rows, head = outputs_by_role(self._detector, outputs), self._detector.head
         try:
@@ -98,17 +105,17 @@ class FoundObjects:
                 f"{sample.name}: expected boxes in pixels, got {len(sides)} smaller than one: {fix}"
             )
 
-    def _find(self, detector: Detector, sample: Sample, outputs: Arrays) -> Objects:
+    def _find(self, detector: Detector, sample: NetworkInput, outputs: Arrays) -> Objects:
         try:
             size_wh = detector.upright_size(sample.encoded)
             return detector.find(size_wh, outputs_by_role(detector, outputs))
         except ServingError as error:
             raise Rejected(f"{sample.name}: {error}") from None
 
-    def _named(self, found: Objects) -> tuple[FoundObject, ...]:
+    def _named(self, found: Objects) -> tuple[dict[str, Any], ...]:
         rows = zip(found.classes[:SHOWN], found.scores[:SHOWN], found.boxes[:SHOWN], strict=True)
         return tuple(
-            FoundObject(self._detector.label(int(index)), float(score), _corners(box))
+            {"label": self._detector.label(int(index)), "score": float(score), "box": [*map(float, box)]}
             for index, score, box in rows
         )
 
@@ -117,8 +124,3 @@ class FoundObjects:
             return "none"
         places = ", ".join(f"{each:.0f}" for each in found.boxes[at])
         return f"'{self._detector.label(int(found.classes[at]))}' {found.scores[at]:.2f} at {places}"
-
-
-def _corners(box: Any) -> tuple[float, float, float, float]:
-    left, top, right, bottom = map(float, box)
-    return left, top, right, bottom

@@ -21,8 +21,8 @@ READ = Task(
         "result": "read.result:READINGS",
         "client": "read.client:Reader",
         "async_client": "read.client:AsyncReader",
-        "intake": "read.intake:Reading",
-        "examination": "read.examination:ReadLines",
+        "intake": "read.intake:ReaderIntake",
+        "examination": "read.examination:ComparedLines",
     },
     public={"client": ("Reader", "AsyncReader"), "result": ("Correction", "Field", "Reading", "TextLine")},
 )

@@ -8,17 +8,23 @@ from typing import Any
 import numpy as np
 
 from nereid.base.assets import PARCEL_LABEL
-from nereid.base.config.model_config import ModelConfig
+from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.contract import TEXT
 from nereid.base.errors import OperationFailed
 from nereid.base.serving_errors import ServingError
-from nereid.models.publish.examination.examine import ExaminationRequest, Rejected, Survey
-from nereid.models.publish.examination.samples import Arrays, Change, Sample
-from nereid.models.publish.intake.adaptation import Activation
+from nereid.models.publish.examination import (
+    Arrays,
+    ExaminationRequest,
+    NetworkInput,
+    OutputChange,
+    Rejected,
+    Survey,
+)
+from nereid.models.publish.intake.graph_edits import Activation
 from nereid.repository.onnx_file import OnnxFile, network_path
 from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.outputs import ReadingOutputs, error_rate
-from nereid.tasks.read.reading_settings import ReadingSettings
+from nereid.tasks.read.reading_settings import BACKEND, ReadingSettings
 from nereid.vision.inference.session import Session
 
 # Longer pages are examined in part, so that an examination takes seconds.
@@ -30,8 +36,14 @@ ROUNDING = 0.01
 MAX_BATCH_ERRORS = 0.1
 
 
-class ReadLines:
+class ComparedLines:
     """Outputs that a reader turns into text."""
+
+    @staticmethod
+    def fits(request: ExaminationRequest) -> bool:
+        """Return whether the pinned model reads text with the network."""
+        pinned = request.pinned
+        return pinned is not None and read_pbtxt(pinned / "config.pbtxt").get("backend") == BACKEND
 
     def __init__(self, request: ExaminationRequest) -> None:
         """Read the reader.
@@ -39,36 +51,36 @@ class ReadLines:
         Raises:
             InvalidConfig: it is invalid, or a file has no characters.
         """
-        assert request.reader is not None
+        assert request.pinned is not None
         self._request = request
-        self._reader = ModelConfig.from_file(request.reader, 1)
+        self._reader = ModelConfig.from_file(request.pinned, 1)
         self._settings = self._reader.settings(ReadingSettings)
         self._new = Characters.from_file(network_path(request.candidate, request.document))
         self._old = self._new
         if request.current:
             self._old = Characters.from_file(network_path(request.current, request.document))
 
-    def samples(self, config: ModelConfig) -> list[Sample]:
+    def samples(self, config: ModelConfig) -> list[NetworkInput]:
         """Return the lines of the golden images in reading order, each as the reader cuts it out.
 
         Raises:
             Rejected: an image cannot be read, or none has text.
             OperationFailed: a package is missing.
         """
-        cut, name, found = self._cutter(), config.inputs[0].name, list[Sample]()
+        cut, name, found = self._cutter(), config.inputs[0].name, list[NetworkInput]()
         for path in self._images:
             try:
                 lines = cut(path.read_bytes())
             except ServingError as error:
                 raise Rejected(f"golden image '{path}': {error}") from None
             for place, line in enumerate(lines[:MAX_LINES], 1):
-                found.append(Sample(f"line {place} of {path.name}", {name: line}, image=str(path)))
+                found.append(NetworkInput(f"line {place} of {path.name}", {name: line}, image=str(path)))
         if not found:
             names = ", ".join(f"'{path}'" for path in self._images)
             raise Rejected(f"golden images {names}: expected lines of text, found none; fix: --images")
         return found
 
-    def pair(self, samples: Sequence[Sample]) -> tuple[Sample, Sample]:
+    def pair(self, samples: Sequence[NetworkInput]) -> tuple[NetworkInput, NetworkInput]:
         """Return the two widest lines, of one width; the second one is half of the first if it is alone."""
         (name,) = samples[0].inputs
         first, *others = sorted(samples, key=lambda each: -each.inputs[name].shape[-1])
@@ -87,14 +99,14 @@ class ReadLines:
         return error_rate(expected, found) <= MAX_BATCH_ERRORS
 
     def first_run(
-        self, file: OnnxFile, samples: Sequence[Sample], outputs: Sequence[Arrays], can_batch: bool
+        self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
     ) -> Survey:
         """Return the lines of text, and whether their probabilities need a softmax."""
         texts = self._texts(self._new, samples, outputs)
-        return Survey(can_batch, self._activation(outputs), lines=tuple(map(tuple, texts.values())))
+        return Survey(can_batch, self._activation(outputs), results=tuple(map(tuple, texts.values())))
 
     def notes(
-        self, config: ModelConfig, samples: Sequence[Sample], outputs: Sequence[Arrays]
+        self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> Iterator[str]:
         """Yield a note for an image without text: such an image compares nothing."""
         for image, lines in self._texts(self._new, samples, outputs).items():
@@ -102,13 +114,13 @@ class ReadLines:
                 yield f"no text is read in {Path(image).name}; fix: --images with text as you read it"
 
     def changes(
-        self, samples: Sequence[Sample], before: Sequence[Arrays], after: Sequence[Arrays]
-    ) -> Iterator[Change]:
+        self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
+    ) -> Iterator[OutputChange]:
         """Yield the character error rate of each image."""
         old, new = self._texts(self._old, samples, before), self._texts(self._new, samples, after)
         for image, lines in old.items():
             found = ReadingOutputs().compare(_response(lines), _response(new[image]))
-            yield Change(found.distance, self._describe(image, found.distance, lines, new[image]))
+            yield OutputChange(found.distance, self._describe(image, found.distance, lines, new[image]))
 
     def _describe(self, image: str, distance: float, before: Sequence[str], after: Sequence[str]) -> str:
         lost = next((each for each in before if each not in after), "")
@@ -136,7 +148,7 @@ class ReadLines:
         return lambda encoded: cut_lines(encoded, detect, direction, limits)
 
     def _texts(
-        self, characters: Characters, samples: Sequence[Sample], outputs: Sequence[Arrays]
+        self, characters: Characters, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> dict[str, list[str]]:
         """Return the lines of each image that the reader would return; none for an image without lines."""
         found: dict[str, list[str]] = {str(path): [] for path in self._images}

@@ -9,12 +9,14 @@ from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY, copy_models
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import WrongUsage
 from nereid.base.serving_errors import InvalidConfig
-from nereid.models.publish.configs import Names
-from nereid.models.publish.examination.examine import Survey
-from nereid.models.publish.intake.adaptation import Activation, Adapted, Choices
-from nereid.models.publish.intake.description import Description
+from nereid.models.publish.candidate import Description
+from nereid.models.publish.configs import ModelNames
+from nereid.models.publish.examination import Survey
+from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.chosen_task import InputKind
+from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
-from nereid.models.publish.intake.serving_settings import ServingSettings, Tensor
+from nereid.models.publish.intake.serving_settings import ServedTensor, ServingSettings
 from nereid.repository import onnx_file, pbtxt
 from nereid.repository.fitting import READER_BYTES
 from nereid.repository.layout import config_files, served_versions
@@ -33,7 +35,7 @@ BEST = [("TYPE_FP32", 2), ("TYPE_INT64", 2)]
 class ReaderModels(NamedTuple):
     """A recogniser with a public name, and the networks that find the lines for it."""
 
-    names: Names
+    names: ModelNames
     settings: ServingSettings
 
     @property
@@ -87,15 +89,17 @@ class ReaderModels(NamedTuple):
 class Lines:
     """Lines of text, as the reader cuts them out of an image."""
 
-    unit = "line"
+    unit, labels_are, is_reader = "line", "characters", True
     samples: tuple[Path, ...] = (PARCEL_LABEL,)
-    companions: tuple[str, ...] = (DETECT, DIRECTION)
 
     def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
         """Return the characters."""
         return facts.characters, dictionary.FILE
 
-    def with_notes(self, choices: Choices, facts: NetworkFacts) -> Choices:
+    def check_labels(self, labels: Sequence[str], origin: str) -> None:
+        """Accept all: a control character may be one that a network reads."""
+
+    def with_notes(self, choices: NetworkChoices, facts: NetworkFacts) -> NetworkChoices:
         """Return the choices: the reader cuts its lines in one height."""
         return choices
 
@@ -114,24 +118,58 @@ class Lines:
             )
         return {}, ""
 
-    def repeated(self, path: Path, current: Path, past: Description, image: Mapping[str, Any]) -> Choices:
+    def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
+        """Copy the models that find text, and return their newest versions.
+
+        Those of the repository are copied only for the examination.
+
+        Raises:
+            WrongUsage: the public name is one of theirs, or the repository has another model of that name.
+        """
+        if public in PARTS:
+            raise WrongUsage(
+                f"invalid name: '{public}' is a model that finds text for readers; fix: another --name"
+            )
+        versions = {}
+        for name in PARTS:
+            is_shared = (repository / name).exists()
+            source = (repository if is_shared else TEXT_REPOSITORY) / name
+            if is_shared and (problem := next(_problems(source), "")):
+                raise WrongUsage(
+                    f"'{repository}' has a model '{name}' that does not find text: {problem}; "
+                    "fix: nereid add that model under another name, or use another repository"
+                )
+            copy_models(source, target / name)
+            versions[name] = _newest(source)
+        return versions
+
+    def repeated(
+        self, path: Path, current: Path, past: Description, image: Mapping[str, Any]
+    ) -> NetworkChoices:
         """Return the choices of the current version, and its characters for a file without its own."""
         own = dictionary.characters_of(onnx_file.read(path).model)
         labels = () if own else dictionary.characters_of(onnx_file.read(current).model)
-        return Choices(
+        return NetworkChoices(
             output=past.output, activation=past.activation, labels=labels, labels_from=dictionary.CURRENT
         )
 
-    def process_bytes(self, network_bytes: int) -> int:
+    def instance_bytes(self, network_bytes: int) -> int:
         """Return the memory of a process that reads."""
         return READER_BYTES
 
 
-class Reading:
+class ReaderIntake:
     """Networks that return characters of lines, [N, T, C], or the best ones already."""
 
-    name = "read"
-    input = Lines()
+    name, rank, results = "read", 0, "lines"
+    input: InputKind = Lines()
+    # Lines are left out by the probabilities of their characters.
+    has_one_form = leaves_out_by_score = True
+
+    @staticmethod
+    def noted(metadata: Mapping[str, str]) -> Noted | None:
+        """Return None: Ultralytics has no recognisers."""
+        return None
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or has characters for outputs of a recogniser."""
@@ -142,7 +180,7 @@ class Reading:
     def adapt(
         self,
         path: Path,
-        choices: Choices,
+        choices: NetworkChoices,
         activation: Activation = "none",
         names: Sequence[str] | None = None,
     ) -> Adapted:
@@ -155,19 +193,26 @@ class Reading:
         return recogniser.adapt_file(path, choices, activation, names)
 
     def settings(
-        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
+        self,
+        facts: NetworkFacts,
+        signature: Signature,
+        outputs: Sequence[str],
+        choices: NetworkChoices,
+        labels: int,
     ) -> ServingSettings:
         """Read the names of the tensors; their kinds are those that the reader needs."""
         (image,) = signature.inputs
         line, best = TENSORS["network"]
-        tensors = (Tensor(name, each.datatype, each.dims) for name, each in zip(outputs, best, strict=True))
-        return ServingSettings(Tensor(image, line.datatype, line.dims), tuple(tensors))
+        tensors = (
+            ServedTensor(name, each.datatype, each.dims) for name, each in zip(outputs, best, strict=True)
+        )
+        return ServingSettings(ServedTensor(image, line.datatype, line.dims), tuple(tensors))
 
-    def models(self, names: Names, settings: ServingSettings, choices: Choices) -> ReaderModels:
+    def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> ReaderModels:
         """Return the models of a reader."""
         return ReaderModels(names, settings)
 
-    def activation(self, choices: Choices, seen: Survey) -> Activation:
+    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
         """Return the one that turns the values of the characters into probabilities.
 
         Raises:
@@ -180,9 +225,13 @@ class Reading:
             )
         return seen.activation if choices.activation == "auto" else choices.activation
 
-    def rows(self, settings: ServingSettings, seen: Survey) -> list[tuple[str, str]]:
+    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
         """Return nothing: the characters are shown as labels."""
         return []
+
+    def shown(self, results: Sequence[Any]) -> str:
+        """Return the lines of text."""
+        return " | ".join(results) or "no text"
 
 
 def _templates(model: str, name: str) -> Iterator[tuple[str, str, Any]]:
@@ -193,38 +242,6 @@ def _templates(model: str, name: str) -> Iterator[tuple[str, str, Any]]:
         config = pbtxt.parse(text)
         config.name = name
         yield "" if path.parent == folder else path.stem, text, config
-
-
-def copy_companions(names: Sequence[str], public: str, repository: Path, target: Path) -> dict[str, int]:
-    """Copy models that the pinned model uses, too, and return their newest versions.
-
-    Those of the repository are copied only for the examination.
-
-    Args:
-        names: of the models.
-        public: the name that is added.
-        repository: the model repository.
-        target: the folder of all staged models.
-
-    Raises:
-        WrongUsage: the public name is one of theirs, or the repository has another model of that name.
-    """
-    if public in names:
-        raise WrongUsage(
-            f"invalid name: '{public}' is a model that finds text for readers; fix: another --name"
-        )
-    found = {}
-    for name in names:
-        is_shared = (repository / name).exists()
-        source = (repository if is_shared else TEXT_REPOSITORY) / name
-        if is_shared and (problem := next(_problems(source), "")):
-            raise WrongUsage(
-                f"'{repository}' has a model '{name}' that does not find text: {problem}; "
-                "fix: nereid add that model under another name, or use another repository"
-            )
-        copy_models(source, target / name)
-        found[name] = _newest(source)
-    return found
 
 
 def _newest(folder: Path) -> int:

@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.intake.adaptation import Activation, Adapted, Choices, fit_runtimes, rename_file
-from nereid.models.publish.intake.changed_file import change_file
-from nereid.models.publish.intake.graph_edits import dims, free_batch, free_name, inputs, to_fp32, with_axes
-from nereid.repository.onnx_runtimes import supported_runtimes
+from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices, change_file, rename_file
+from nereid.models.publish.intake.graph_edits import (
+    Activation,
+    dims,
+    fit_runtimes,
+    free_batch,
+    free_name,
+    inputs,
+    to_fp32,
+    with_axes,
+)
 from nereid.tasks.read import dictionary
 from nereid.tasks.read.characters import KEY
 from nereid.tasks.read.dictionary import Classes, characters_of
@@ -19,12 +26,12 @@ from nereid.tasks.read.reading_settings import TENSORS
 
 INDEX, PROBABILITY = "index", "probability"
 CHANNELS, HEIGHT_PX, _ = TENSORS["network"][0].dims
-DEFAULTS = Choices()
+DEFAULTS = NetworkChoices()
 
 
 def adapt_file(
     path: Path,
-    choices: Choices = DEFAULTS,
+    choices: NetworkChoices = DEFAULTS,
     activation: Activation = "none",
     names: Sequence[str] | None = None,
 ) -> Adapted:
@@ -37,7 +44,7 @@ def adapt_file(
     """
 
     def change(model: Any) -> tuple[tuple[str, Adapted], list[str]]:
-        changes = fit_runtimes(model, supported_runtimes())
+        changes = fit_runtimes(model)
         found = adapt(model, choices, activation)
         return (inputs(model)[0].name, found), [*changes, *found.changes]
 
@@ -48,7 +55,7 @@ def adapt_file(
     return Adapted(outputs, changes, notes)
 
 
-def adapt(model: Any, choices: Choices = DEFAULTS, activation: Activation = "none") -> Adapted:
+def adapt(model: Any, choices: NetworkChoices = DEFAULTS, activation: Activation = "none") -> Adapted:
     """Change a ModelProto in place; its outputs become index and probability.
 
     Args:
@@ -75,8 +82,6 @@ def adapt(model: Any, choices: Choices = DEFAULTS, activation: Activation = "non
     classes = Classes(scores.name, max(0, dims(scores)[2]))
     found = _write_characters(model, choices, classes, changes)
     changes += [*free_batch(model), *to_fp32(model, scores)]
-    if changes:  # shapes of the network's inner tensors may have changed
-        del model.graph.value_info[:]
     changes += _reduce(model, scores, activation)
     outputs = tuple(each.name for each in model.graph.output)
     return Adapted(outputs, changes, dictionary.notes(found, classes))
@@ -133,7 +138,9 @@ def _describe(tensor: Any) -> str:
     return f"{kind} [{','.join(map(str, dims(tensor)))}]"
 
 
-def _write_characters(model: Any, choices: Choices, classes: Classes, changes: list[str]) -> tuple[str, ...]:
+def _write_characters(
+    model: Any, choices: NetworkChoices, classes: Classes, changes: list[str]
+) -> tuple[str, ...]:
     """Write the characters to the metadata, unless they are there already; return them."""
     own = characters_of(model)
     found = dictionary.choose(own, choices.labels, choices.labels_from, classes)

@@ -1,13 +1,20 @@
-"""Edits of an ONNX graph that several tasks need: variable batches, FP32 outputs, free names."""
+"""Edits of an ONNX graph that several tasks need: variable batches, colours, FP32 outputs, names."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from nereid.repository import onnx_graph
+from nereid.repository.onnx_runtimes import Runtime, supported_runtimes
 
+Activation = Literal["none", "softmax", "sigmoid"]
+ActivationRule = Activation | Literal["auto"]
+PROBABILITIES = "probabilities"
+# ITU-R BT.601, as Pillow converts RGB to grey.
+LUMA = (0.299, 0.587, 0.114)
+GREY, RGB = 1, 3
 BATCH = "N"
 # Channels of grey and colour images.
-COLOURS = (1, 3)
+COLOURS = (GREY, RGB)
 # The input with the shape of the result, by operator.
 SHAPES = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
 # Behind those that compute the number of images and the latest shape.
@@ -268,3 +275,119 @@ def free_name(model: Any, wanted: str) -> str:
         number += 1
         name = f"{wanted}_{number}"
     return name
+
+
+def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[str]:
+    """Lower the opset and IR version of a ModelProto if no operator changes by that; return the changes.
+
+    The runtimes are by default those of the embedded server and of the container.
+    A network that needs the newer operators stays as it is, and the check of runtimes reports it.
+    """
+    from onnx import defs
+
+    changes, runtimes = list[str](), runtimes or supported_runtimes()
+    opset = min(each.opset for each in runtimes)
+    given = onnx_graph.opsets(model).get("", 0)
+    if given > opset:
+        try:
+            newest = max(
+                defs.get_schema(node.op_type, given, "").since_version
+                for node in onnx_graph.nodes(model)
+                if node.domain in ("", "ai.onnx")
+            )
+        except (defs.SchemaError, ValueError, TypeError):  # a version of more than 32 bits is a TypeError
+            return []
+        if newest > opset:
+            return []
+        changes.append(f"opset {given} is written as {opset}, in which its operators are the same")
+        for each in model.opset_import:
+            if each.domain in ("", "ai.onnx"):
+                each.version = opset
+    ir_version = min(each.ir_version for each in runtimes)
+    if model.ir_version > ir_version:
+        changes.append(f"IR version {model.ir_version} is written as {ir_version}")
+        model.ir_version = ir_version
+    return changes
+
+
+def accept_colours(model: Any) -> Iterator[str]:
+    """Convert colours to grey in front of a network with one channel."""
+    from onnx import TensorProto, helper
+
+    (image, *others) = inputs(model) or [None]
+    shape = dims(image) if image is not None else []
+    if others or len(shape) != 4:
+        return
+    is_last = shape[3] == GREY and shape[1] != GREY
+    if not is_last and shape[1] != GREY:
+        return
+    channel = 3 if is_last else 1
+    given, element = image.name, image.type.tensor_type.elem_type
+    grey, colours = free_name(model, f"{given}_grey"), free_name(model, f"{given}_colours")
+    luma = free_name(model, "luma")
+    shape_of_luma = [1, 1, 1, RGB] if is_last else [1, RGB, 1, 1]
+    add_constant(model, helper.make_tensor(luma, TensorProto.FLOAT, shape_of_luma, LUMA))
+    weighted, total = free_name(model, "luma_weighted"), free_name(model, "luma_sum")
+    nodes = [
+        helper.make_node("Cast", [given], [colours], to=TensorProto.FLOAT),
+        helper.make_node("Mul", [colours, luma], [weighted]),
+        with_axes(model, "ReduceSum", weighted, total, [channel], keepdims=1),
+    ]
+    if element == TensorProto.UINT8:
+        rounded = free_name(model, "luma_rounded")
+        nodes.append(helper.make_node("Round", [total], [rounded]))
+        total = rounded
+    nodes.append(helper.make_node("Cast", [total], [grey], to=element))
+    for node in operators(model):
+        for position, name in enumerate(node.input):
+            if name == given:
+                node.input[position] = grey
+    for number, node in enumerate(nodes):
+        model.graph.node.insert(number, node)
+    image.type.tensor_type.shape.dim[channel].dim_value = RGB
+    yield f"colours are converted to grey for input '{given}'"
+
+
+def flatten(model: Any, scores: Any) -> Iterator[str]:
+    """Remove dims of 1 beside the classes, as in [N,C,1,1] or [N,1,C]; rows, such as boxes, are no scores."""
+    from onnx import helper
+
+    shape, declared = dims(scores), scores.type.tensor_type.shape.dim
+    classes = [dim for dim in declared[1:] if dim.dim_value != 1]
+    if len(shape) < 3 or len(classes) > 1:
+        return
+    before = take_name(model, scores, "unflattened")
+    model.graph.node.append(helper.make_node("Flatten", [before], [scores.name], axis=1))
+    if classes:
+        declared[1].CopyFrom(classes[0])
+    del declared[2:]
+    yield f"output '{scores.name}' is flattened from {shape} to {dims(scores)}"
+
+
+def activate(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
+    """Append a function that turns scores into probabilities."""
+    from onnx import helper
+
+    if activation == "none":
+        return
+    before, name = scores.name, free_name(model, PROBABILITIES)
+    axis: dict[str, Any] = {"axis": 1} if activation == "softmax" else {}
+    model.graph.node.append(helper.make_node(activation.capitalize(), [before], [name], **axis))
+    scores.name = name
+    yield f"a {activation} is appended to output '{before}', as '{name}'"
+
+
+def rename(model: Any, scores: Any, names: Sequence[str]) -> Iterator[str]:
+    """Give the input and the scores other names, with a copy of the tensor; used names stay as they are."""
+    from onnx import helper
+
+    nodes, (given, wanted) = model.graph.node, names
+    image = inputs(model)[:1]
+    if image and image[0].name != given and free_name(model, given) == given:
+        yield f"input '{image[0].name}' is named '{given}'"
+        nodes.insert(0, helper.make_node("Identity", [given], [image[0].name]))
+        image[0].name = given
+    if scores.name != wanted and free_name(model, wanted) == wanted:
+        yield f"output '{scores.name}' is named '{wanted}'"
+        nodes.append(helper.make_node("Identity", [scores.name], [wanted]))
+        scores.name = wanted

@@ -9,22 +9,28 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nereid.base.errors import WrongUsage
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import OnnxFile
-from nereid.tasks.read import dictionary
-from nereid.vision.imaging.preprocess_settings import PRESETS
+from nereid.tasks import TASKS
 from nereid.vision.inference.signature import Signature
 
 LABEL_FILES = ("labels.txt", "classes.txt")
 # Keys of ONNX metadata with class names; `names` is Ultralytics'.
 LABEL_KEYS = ("names", "classes", "labels", "class_names", "id2label")
+# Key of ONNX metadata with a word per line. Source: PaddleOCR, whose layout detectors list their classes
+# there, and whose recognisers of text list their characters.
+WORDS = "character"
 # Preprocessing files of timm and of Hugging Face, next to the ONNX file.
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
 TASK = re.compile(r"[\w-]{,40}")
 MAX_CHARACTERS = 2**20
+MAX_NEIGHBOUR_BYTES = 16 * 2**20
+ULTRALYTICS = "the file's metadata of Ultralytics"
 Size = tuple[int, int]
 ANY_SIZE: Size = (0, 0)
 # Filters of Pillow by number. Source: Pillow, Image.Resampling.
@@ -76,25 +82,47 @@ class NetworkFacts:
 
 
 def read(folder: Path, file: OnnxFile) -> NetworkFacts:
-    """Read the facts of a file, which exporters wrote to `folder`; unknown metadata is skipped."""
-    properties = onnx_graph.metadata(file.model)
+    """Read the facts of a file, which exporters wrote to `folder`; unknown metadata is skipped.
+
+    Raises:
+        WrongUsage: a file next to it is too large.
+    """
+    metadata = onnx_graph.metadata(file.model)
     documents = {name: _document(folder / name) for name in CONFIG_FILES}
-    labels, labels_from = _labels(folder, properties, documents)
-    noted, task = _noted(properties, documents), properties.get("task", "")
-    task, characters = task if TASK.fullmatch(task) else "", dictionary.characters_of(file.model)
+    labels, labels_from = _labels(folder, metadata, documents)
+    noted, task, words = _noted(metadata, documents), metadata.get("task", ""), metadata.get(WORDS, "")
+    task = task if TASK.fullmatch(task) else ""
+    characters = tuple(words.replace("\r\n", "\n").rstrip("\n").split("\n")) if words else ()
     if 2 * sum(len(word) > 1 for word in characters) > len(characters):
-        # Words are no characters of a recogniser: the layout detectors of PaddleOCR list their classes there.
-        labels, labels_from = (labels, labels_from) if labels else (characters, dictionary.FILE)
+        labels, labels_from = (
+            (labels, labels_from) if labels else (characters, f"the file's metadata '{WORDS}'")
+        )
         characters = ()
     return NetworkFacts(file.sha256, file.signature, labels, labels_from, noted, task, characters)
 
 
 def _document(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(_text(path, errors="strict"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
+
+
+def _text(path: Path, errors: str) -> str:
+    """Return the text of a file next to the network.
+
+    Raises:
+        WrongUsage: it is larger than such files are.
+    """
+    with path.open("rb") as file:
+        content = file.read(MAX_NEIGHBOUR_BYTES + 1)
+    if len(content) > MAX_NEIGHBOUR_BYTES:
+        raise WrongUsage(
+            f"'{path.name}' next to the file: expected at most {MAX_NEIGHBOUR_BYTES // 2**20} MiB, got "
+            f"{path.stat().st_size:,} bytes; fix: move it to another folder"
+        )
+    return content.decode("utf-8-sig", errors)
 
 
 def _labels(
@@ -102,11 +130,9 @@ def _labels(
 ) -> tuple[tuple[str, ...], str]:
     for name in LABEL_FILES:
         if (folder / name).is_file():
-            return tuple(
-                (folder / name).read_text(encoding="utf-8-sig", errors="replace").splitlines()
-            ), f"'{name}' next to the file"
+            return tuple(_text(folder / name, "replace").splitlines()), f"'{name}' next to the file"
     for key in LABEL_KEYS:
-        if found := _names(_literal(properties.get(key, ""))):
+        if found := _names(literal(properties.get(key, ""))):
             return found, f"the file's metadata '{key}'"
     config = documents["config.json"]
     for key in ("label_names", "id2label"):
@@ -134,8 +160,9 @@ def _noted(properties: Mapping[str, str], documents: Mapping[str, Mapping[str, A
         properties: the metadata in the ONNX file.
         documents: JSON files next to it, by name.
     """
+    intakes = [intake for task in TASKS if (intake := task.face("intake"))]
     ways: tuple[Callable[[], Noted | None], ...] = (
-        lambda: _ultralytics(properties),
+        *(partial(intake.noted, properties) for intake in intakes),
         lambda: _timm(documents["config.json"]),
         lambda: _transformers(documents["preprocessor_config.json"]),
     )
@@ -148,7 +175,7 @@ def _noted(properties: Mapping[str, str], documents: Mapping[str, Mapping[str, A
     return Noted()
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """Return a value that is written as JSON or as a Python literal; None for anything else."""
     if len(text) > MAX_CHARACTERS:  # parsing takes a hundred times the memory
         return None
@@ -160,33 +187,12 @@ def _literal(text: str) -> Any:
     return None
 
 
-def _ultralytics(properties: Mapping[str, str]) -> Noted | None:
-    """Return a letterbox, or for classifiers shorter side and centre crop."""
-    task, size = properties.get("task"), ANY_SIZE
-    origin = "the file's metadata of Ultralytics"
-    sizes = _literal(properties.get("imgsz", ""))
-    if (
-        isinstance(sizes, list | tuple)
-        and sizes
-        and all(isinstance(each, int) and each > 0 for each in sizes)
-    ):
-        size = sizes[0], sizes[-1]
-    if task == "detect":
-        exported = _literal(properties.get("args", ""))
-        has_nms = isinstance(exported, dict) and bool(exported.get("nms"))
-        is_whole = properties.get("end2end") == "True" or has_nms
-        is_rtdetr = "rtdetr" in properties.get("description", "").lower()
-        # Since it notes the head, the decoder returns the best class of each row only.
-        rtdetr = "rtdetr_best" if properties.get("head") == "RTDETRDecoder" else "rtdetr"
-        head = "nms" if is_whole else rtdetr if is_rtdetr else ""
-        preprocessing = (
-            {"resize": "exact", "scale": PRESETS["yolo"]["scale"]} if is_rtdetr else PRESETS["yolo"]
-        )
-        return Noted(preprocessing, origin, size, head)
-    if task == "classify" and any(size):
-        # Source: ultralytics, data/augment.py, classify_transforms; mean 0 and std 1 of pixels / 255.
-        return Noted({"resize_shorter_px": str(max(size)), "scale": str(1 / 255)}, origin, size)
-    return None
+def ultralytics_size(metadata: Mapping[str, str]) -> Size:
+    """Return height and width in pixels that Ultralytics noted; zeros if it did not."""
+    sizes = literal(metadata.get("imgsz", ""))
+    is_list = isinstance(sizes, list | tuple) and bool(sizes)
+    is_valid = is_list and all(isinstance(side, int) and side > 0 for side in sizes)
+    return (sizes[0], sizes[-1]) if is_valid else ANY_SIZE
 
 
 def _timm(config: Mapping[str, Any]) -> Noted | None:

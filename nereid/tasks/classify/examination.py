@@ -1,4 +1,7 @@
-"""Outputs that are numbers, such as scores: they are compared value by value with the current version's."""
+"""Outputs that are numbers, such as scores: they are compared value by value with the current version's.
+
+The networks of tasks without an examination of their own are compared like this, too.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -8,17 +11,19 @@ from typing import Any
 import numpy as np
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.models.publish.examination.examine import ExaminationRequest, Rejected, Survey
-from nereid.models.publish.examination.samples import (
+from nereid.models.publish.examination import (
     Arrays,
-    Change,
-    Sample,
+    ExaminationRequest,
+    NetworkInput,
+    OutputChange,
+    Rejected,
+    Survey,
     golden_samples,
     image_pair,
     is_close,
     random_samples,
 )
-from nereid.models.publish.intake.adaptation import Activation
+from nereid.models.publish.intake.graph_edits import Activation
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import OnnxFile
 
@@ -34,7 +39,7 @@ PROBABILITIES, INDEPENDENT = "probabilities", "independent probabilities"
 NUMBER, VECTOR = "one number", "a vector of length 1 (an embedding), as the network returns it"
 
 
-class Scores:
+class ComparedScores:
     """Outputs that go to the callers as they are."""
 
     pair, is_same = staticmethod(image_pair), staticmethod(is_close)
@@ -42,12 +47,17 @@ class Scores:
     def __init__(self, request: ExaminationRequest) -> None:
         self._request = request
 
-    def samples(self, config: ModelConfig) -> list[Sample]:
+    @staticmethod
+    def fits(request: ExaminationRequest) -> bool:
+        """Return true: any outputs are numbers."""
+        return True
+
+    def samples(self, config: ModelConfig) -> list[NetworkInput]:
         """Return the golden images if there is a preprocessing, else random inputs."""
         return golden_samples(self._request, config) if self._request.preprocess else random_samples(config)
 
     def first_run(
-        self, file: OnnxFile, samples: Sequence[Sample], outputs: Sequence[Arrays], can_batch: bool
+        self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
     ) -> Survey:
         """Return the kind of the scores, and the top classes."""
         (name,) = outputs[0]
@@ -59,11 +69,13 @@ class Scores:
                     "network with a batch of images"
                 )
         rows = np.concatenate([each[name] for each in outputs])
-        top = tuple(tuple(map(int, np.argsort(-row, kind="stable")[:TOP])) for row in rows)
+        path = self._request.labels
+        labels = path.read_text(encoding="utf-8").split("\n") if path else []
+        top = tuple(_top(row, labels) for row in rows)
         return Survey(can_batch, *meaning_of(rows, last_operator(file.model, name)), top)
 
     def notes(
-        self, config: ModelConfig, samples: Sequence[Sample], outputs: Sequence[Arrays]
+        self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> Iterator[str]:
         """Yield a note for each output for images, or with labels, whose scores are no probabilities."""
         noted = set[str]()
@@ -82,14 +94,19 @@ class Scores:
                 )
 
     def changes(
-        self, samples: Sequence[Sample], before: Sequence[Arrays], after: Sequence[Arrays]
-    ) -> Iterator[Change]:
+        self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
+    ) -> Iterator[OutputChange]:
         """Yield the largest difference of each output."""
         tolerance = self._request.gates.tolerance
         for sample, olds, news in zip(samples, before, after, strict=True):
             for name, old in olds.items():
                 text = _describe_change(sample.name, name, old, news[name], tolerance)
-                yield Change(difference(old, news[name]), text)
+                yield OutputChange(difference(old, news[name]), text)
+
+
+def _top(row: np.ndarray, labels: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    indices = map(int, np.argsort(-row, kind="stable")[:TOP])
+    return tuple({"index": at, "label": labels[at] if labels else f"class {at}"} for at in indices)
 
 
 def meaning_of(rows: np.ndarray, operator: str) -> tuple[Activation, str]:

@@ -7,22 +7,193 @@ repository loadable for a server that starts at any moment.
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+import numpy as np
+import tritonclient.grpc
 from msgspec import Struct
+from msgspec.structs import replace
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
+from nereid.backends.routing.assignment import Route, Variant, parse_route, with_default
 from nereid.base import files
-from nereid.base.config.model_config import CONFIGS, read_pbtxt
+from nereid.base.assets import COFFEE
+from nereid.base.config.model_config import CONFIGS, ModelConfig, TensorSpec, read_pbtxt
+from nereid.base.contract import IMAGE, PROBE_HEADER
 from nereid.base.errors import OperationFailed
-from nereid.models.publish.engine import variants, warm
-from nereid.models.routes.change import Propose, change_with_retry
+from nereid.base.serving_errors import InvalidConfig
+from nereid.models.routes.change import Proposal, Propose, change_with_retry
 from nereid.models.routes.served import RunningServer
-from nereid.models.routes.target import find_route
+from nereid.models.routes.target import RouteState, find_route
 from nereid.repository import pbtxt
 from nereid.repository.layout import config_files, hidden_models, served_versions
-from nereid.server.control import Control, Refused
+from nereid.server.control import DIRECT, LOAD_S, Control, Refused
 from nereid.server.run_dir import ServerRecord
+
+
+class VariantInUse(OperationFailed):
+    """Requests are sent to a variant that is to be removed."""
+
+
+def added(name: str, model: str, weight: float, is_fallback: bool = False) -> Propose:
+    """Propose the present route with one more variant, version 1 of the pinned `model`.
+
+    It has the deadline of the default variant. A fallback comes before the other fallbacks.
+    """
+
+    def propose(present: RouteState) -> Proposal:
+        route = present.route()
+        if any(variant.model == model for variant in route.variants):
+            return Proposal(route, "")
+        number = int(weight) if weight == int(weight) else weight
+        (default,) = [each for each in route.variants if each.name == route.default]
+        variant = Variant(name=name, model=model, version=1, weight=number, deadline_ms=default.deadline_ms)
+        fallbacks = (name, *route.fallbacks) if is_fallback else route.fallbacks
+        variants, what = (*route.variants, variant), "fall back to" if is_fallback else "publish"
+        return Proposal(_checked(replace(route, variants=variants, fallbacks=fallbacks)), f"{what} {model}")
+
+    return propose
+
+
+def removed(name: str, model: str, weight: float, is_fallback: bool = False) -> Propose:
+    """Propose the present route without a variant that is unchanged since it was added.
+
+    The proposal raises `VariantInUse` if its weight differs, it is the default or has header rules, or became
+    a fallback.
+    """
+
+    def propose(present: RouteState) -> Proposal:
+        route = present.route()
+        ours = [v for v in route.variants if (v.name, v.model) == (name, model)]
+        for variant in ours:
+            became_fallback = name in route.fallbacks and not is_fallback
+            if reason := reason_in_use(variant, name == route.default, weight, became_fallback):
+                raise VariantInUse(f"cannot remove variant '{name}': {reason}")
+        rest = tuple(v for v in route.variants if v not in ours)
+        fallbacks = tuple(each for each in route.fallbacks if each not in {v.name for v in ours})
+        return Proposal(_checked(replace(route, variants=rest, fallbacks=fallbacks)), f"retire {model}")
+
+    return propose
+
+
+def reason_in_use(variant: Variant, is_default: bool, weight: float, is_fallback: bool) -> str:
+    """Return the reason for which requests can reach a variant; empty if it has only its first `weight`."""
+    if variant.weight != weight:
+        return (
+            f"expected weight {weight:g}, got {variant.weight:g}; "
+            f"fix: nereid route set {variant.name}={weight:g}, or nereid rollback {variant.model}"
+        )
+    if is_default:
+        return "it is the route's default; fix: make another variant the default"
+    if is_fallback:
+        return "it is a fallback of the route; fix: remove it from `fallbacks` in the route file"
+    return "it has header rules; fix: remove them from the route file" if variant.headers else ""
+
+
+def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
+    """Propose weight 0 for some variants, and for earlier ones the weights from before those had any.
+
+    Args:
+        current: names of the variants of the current version.
+        earlier: names of the variants with earlier versions, the latest first. The first one gets all traffic
+            if the history has no such weights.
+    """
+
+    def propose(present: RouteState) -> Proposal:
+        route = present.route()
+        weights = _weights_before(present, current, earlier) or _weights(route, earlier) or {earlier[0]: 1}
+        # Variants of other networks keep theirs.
+        ours = dict.fromkeys((*current, *earlier), 0) | weights
+        variants = tuple(replace(v, weight=ours.get(v.name, v.weight)) for v in route.variants)
+        default = max(weights, key=lambda n: weights[n]) if route.default in current else route.default
+        note = f"roll back {', '.join(current)}"
+        return Proposal(_checked(with_default(replace(route, variants=variants), default)), note)
+
+    return propose
+
+
+def _weights_before(
+    present: RouteState, current: tuple[str, ...], earlier: tuple[str, ...]
+) -> dict[str, float]:
+    """Return the newest weights of the earlier variants from when the current ones had none."""
+    for entry in reversed(present.all_entries):
+        route = entry.parsed()
+        if route and not _weights(route, current) and (weights := _weights(route, earlier)):
+            return weights
+    return {}
+
+
+def _weights(route: Route, names: tuple[str, ...]) -> dict[str, float]:
+    return {v.name: v.weight for v in route.variants if v.name in names and v.weight}
+
+
+def _checked(route: Route) -> Route:
+    """Return the route if a file may contain it; the `replace` of msgspec does not validate."""
+    try:
+        return parse_route(msgspec.json.encode(route))
+    except InvalidConfig as error:
+        raise OperationFailed(str(error)) from None
+
+
+PROBE = {PROBE_HEADER: "1"}
+
+
+def warm(record: ServerRecord, folder: Path, version: int) -> int:
+    """Send a model one batch of every size; return the largest size.
+
+    A model that takes one image per request gets as many requests at the same time instead.
+
+    Raises:
+        OperationFailed: a request fails, or an output has values that are not finite.
+    """
+    config = ModelConfig.from_file(folder, version)
+    with tritonclient.grpc.InferenceServerClient(record.url("grpc"), channel_args=DIRECT) as client:
+        for size in range(1, max(1, config.max_batch_size) + 1):
+            if takes_one(config):
+                with ThreadPoolExecutor(size) as pool:
+                    list(pool.map(_infer, [client] * size, [config] * size, [1] * size))
+            else:
+                _infer(client, config, size)
+    return max(1, config.max_batch_size)
+
+
+def takes_one(config: ModelConfig) -> bool:
+    """Return whether a request has one image: such a model returns as many rows as it finds."""
+    texts = [each for each in config.inputs if each.name == IMAGE and each.datatype == "TYPE_STRING"]
+    return bool(texts) and any(each.dims[:1] == (-1,) for each in config.outputs)
+
+
+def _infer(client: tritonclient.grpc.InferenceServerClient, config: ModelConfig, size: int) -> None:
+    tensors = [
+        _tensor(spec, config.max_batch_size > 0, size) for spec in config.inputs if not spec.is_optional
+    ]
+    failure = f"warm-up of version {config.version} of '{config.name}' failed with a batch of {size}"
+    try:
+        result = client.infer(config.name, tensors, str(config.version), headers=PROBE, client_timeout=LOAD_S)
+    except InferenceServerException as error:
+        raise OperationFailed(f"{failure}: {error.message()}") from None
+    for output in config.outputs:
+        array = result.as_numpy(output.name)
+        if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise OperationFailed(
+                f"{failure}: expected finite numbers in output '{output.name}', got NaN or infinity"
+            )
+
+
+def _tensor(spec: TensorSpec, is_batched: bool, size: int) -> tritonclient.grpc.InferInput:
+    datatype = spec.datatype.removeprefix("TYPE_").replace("STRING", "BYTES")
+    shape = [size] * is_batched + [max(1, dim) for dim in spec.dims]
+    if datatype == "BYTES":
+        array = np.full(shape, COFFEE.read_bytes(), np.object_)
+    else:
+        array = np.zeros(shape, triton_to_np_dtype(datatype))
+    tensor = tritonclient.grpc.InferInput(spec.name, shape, datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
 
 READY_S, POLL_S = 60.0, 0.05
 # A request that chose a variant just before its removal reaches its model within this time.
@@ -183,7 +354,7 @@ class Warm(Struct, frozen=True, tag=True):
     def do(self, workspace: Workspace) -> None:
         """Send the batches if the version is loaded."""
         if workspace.record and workspace.control and workspace.control.is_ready(self.model, self.version):
-            size = warm.warm(workspace.record, workspace.repository / self.model, self.version)
+            size = warm(workspace.record, workspace.repository / self.model, self.version)
             sizes = f"batches of 1 to {size}" if size > 1 else "one request"
             workspace.report(f"{self.model}: version {self.version} is warm, tried with {sizes}")
 
@@ -202,7 +373,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
 
     def do(self, workspace: Workspace) -> None:
         """Add the variant, and wait until the server uses the new route."""
-        self._change(workspace, variants.added(self.name, self.model, self.weight, self.is_fallback))
+        self._change(workspace, added(self.name, self.model, self.weight, self.is_fallback))
 
     def undo(self, workspace: Workspace) -> None:
         """Remove the variant, and give requests that chose it time to reach its model.
@@ -212,7 +383,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         """
         if not (workspace.repository / self.route).exists():
             return
-        self._change(workspace, variants.removed(self.name, self.model, self.weight, self.is_fallback))
+        self._change(workspace, removed(self.name, self.model, self.weight, self.is_fallback))
         if workspace.server:
             time.sleep(DRAIN_S)
 
