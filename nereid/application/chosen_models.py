@@ -3,30 +3,31 @@
 from pathlib import Path
 
 from nereid.base import assets
-from nereid.base.assets import TASKS, TaskModels
 from nereid.base.contract import IMAGE
 from nereid.base.errors import WrongUsage
+from nereid.tasks import TASKS
+from nereid.tasks.task import Task
 
 
-def find_model(repository: Path, name: str, kind: TaskModels) -> str:
+def find_model(repository: Path, name: str, task: Task) -> str:
     """Return the model of a task: `name`, else the default one, else the only one of the repository.
 
     Raises:
         WrongUsage: the repository has no such model, or several; the message has their names.
     """
-    wanted = name or kind.default
+    wanted = name or task.model
     if (repository / wanted).is_dir():
         return wanted
     from nereid.models.routes.target import check_repository, models_with
 
     check_repository(repository)
-    found = models_with(repository, kind.outputs)
+    found = models_with(repository, task.outputs)
     known = ", ".join(found)
     if not found:
-        outputs = ", ".join(f"'{each}'" for each in kind.outputs)
-        word = "outputs" if len(kind.outputs) > 1 else "output"
+        outputs = ", ".join(f"'{output}'" for output in task.outputs)
+        word = "outputs" if len(task.outputs) > 1 else "output"
         raise WrongUsage(
-            f"'{repository}' has no model with input '{IMAGE}' and {word} {outputs}; fix: {kind.fix}"
+            f"'{repository}' has no model with input '{IMAGE}' and {word} {outputs}; fix: {task.fix}"
         )
     if name:
         raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {known}")
@@ -45,10 +46,9 @@ def find_any_model(repository: Path, name: str) -> str:
     from nereid.repository.layout import is_model, model_folders
 
     check_repository(repository)
-    found: dict[str, None] = {}
-    for kind in TASKS:
-        found |= dict.fromkeys(sorted(models_with(repository, kind.outputs), key=kind.default.__ne__))
-    known = [*found] or [folder.name for folder in model_folders(repository) if is_model(folder)]
+    names = dict.fromkeys(name for task in TASKS for name in models_with(repository, task.outputs))
+    known = sorted(names, key=lambda name: name not in {task.model for task in TASKS})
+    known = known or [folder.name for folder in model_folders(repository) if is_model(folder)]
     if name and not (repository / name).is_dir():
         raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {', '.join(known)}")
     if not known:

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY, copy_models
+from nereid.base.assets import copy_models
 from nereid.base.errors import WrongUsage
-from nereid.cli.options import Task
+from nereid.cli.options import OWN_MODELS, Task
+from nereid.tasks import DEFAULT
 
 
 def init(
@@ -28,7 +29,8 @@ def init(
     """
     if folder.exists() and not folder.is_dir():
         raise WrongUsage(f"'{folder}' already exists and is not an empty folder; fix: name a new folder")
-    source, is_new = (TEXT_REPOSITORY if task == "read" else REPOSITORY), not any(folder.glob("*"))
+    source = (OWN_MODELS[task] if task else DEFAULT).default_repository
+    is_new = not any(folder.glob("*"))
     if not is_new:
         check_room(folder, source, task)
     copy_models(source, folder)

@@ -1,6 +1,7 @@
 """The table of the `nereid` commands; it reads the environment for all of them."""
 
 import os
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -8,7 +9,7 @@ import typer
 from nereid.cli import demo, gateway, init, keys, serve
 from nereid.cli.command_group import Command, CommandGroup
 from nereid.cli.drift_commands import drift
-from nereid.cli.image_commands import classify, detect, read
+from nereid.cli.image_commands.image_command import COMMANDS
 from nereid.cli.models import add, publish, remove, tune, versions, watch
 from nereid.cli.observe_commands import check, doctor, status, top, why
 from nereid.cli.options import reflowed, show_help
@@ -21,13 +22,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for command in (
+commands: tuple[Callable[..., None], ...] = (
     demo.demo,
     init.init,
     serve.serve,
-    classify.classify,
-    read.read,
-    detect.detect,
+    *COMMANDS,
     gateway.gateway,
     with_server(status.status),
     with_server(top.top),
@@ -43,7 +42,8 @@ for command in (
     check.check,
     doctor.doctor,
     tune.tune,
-):
+)
+for command in commands:
     app.command(cls=Command)(command)
 app.add_typer(route.app, name="route")
 app.add_typer(rollout.app, name="rollout")

@@ -9,10 +9,10 @@ import typer
 
 from nereid.base import assets
 from nereid.base.errors import WrongUsage
+from nereid.tasks import DEFAULT, TASKS
 
-DEFAULT_MODEL_HELP = "`classify`, or the only model that classifies"
-DEFAULT_READER_HELP = "`read_text`, or the only model that reads text"
-DEFAULT_DETECTOR_HELP = "`detect`, or the only model that finds objects"
+# The tasks for which the package has models, by their names.
+OWN_MODELS = {task.name: task for task in TASKS if task.repository and not task.extends}
 DEFAULT_REPOSITORY = "the repository of this checkout or package"
 
 
@@ -65,14 +65,6 @@ Repository: TypeAlias = Annotated[
     Path,
     typer.Option(help="Model repository.", envvar="NEREID_REPOSITORY", show_default=DEFAULT_REPOSITORY),
 ]
-TextRepository: TypeAlias = Annotated[
-    Path,
-    typer.Option(
-        help="Model repository.",
-        envvar="NEREID_REPOSITORY",
-        show_default="the text models of this checkout or package",
-    ),
-]
 Model: TypeAlias = Annotated[
     str,
     typer.Argument(
@@ -90,9 +82,10 @@ Profile: TypeAlias = Annotated[
         envvar="NEREID_PROFILE",
     ),
 ]
+_OfTask: Any = Literal[tuple(OWN_MODELS)]  # Typer refuses other names
 Task: TypeAlias = Annotated[
-    Literal["classify", "read"] | None,
-    typer.Option(help="Task whose models of this package are used.", show_default="classify"),
+    _OfTask | None,
+    typer.Option(help="Task whose models of this package are used.", show_default=DEFAULT.name),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -114,7 +107,7 @@ def repository_of(context: typer.Context, repository: Path, task: str | None) ->
     source = context.get_parameter_source("repository")
     if source and source.name == "COMMANDLINE":
         raise WrongUsage("--task and --repository exclude each other; fix: nereid init DIR --task TASK")
-    return assets.REPOSITORIES[task]
+    return OWN_MODELS[task].default_repository
 
 
 def show_progress(line: str) -> None:

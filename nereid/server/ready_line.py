@@ -4,11 +4,11 @@ import json
 import shlex
 from collections.abc import Collection, Mapping
 
-from nereid.base.assets import TASKS
 from nereid.repository.layout import output_names, readable_configs
 from nereid.server.command_line import LOOPBACK, ServerOptions
 from nereid.server.embedded_server import image_models
 from nereid.server.run_dir import ServerRecord
+from nereid.tasks import TASKS
 
 
 def ready_line(record: ServerRecord, failed: Mapping[str, str]) -> str:
@@ -33,9 +33,10 @@ def _command(options: ServerOptions, models: Collection[str]) -> str:
     configs = readable_configs(options.repository, options.profile)
     for task in TASKS:
         # A config may leave its outputs to the file.
-        found = [name for name in models if {*task.outputs} <= {*output_names(configs[name])}]
-        if found:
-            words = ["nereid", task.command, "IMAGE"] + ["--model", found[0]] * (task.default not in found)
-            is_own = options.repository.resolve() == task.repository.resolve()
+        fitting = [name for name in models if {*task.outputs} <= {*output_names(configs[name])}]
+        if task.command and not task.extends and fitting:
+            words = ["nereid", task.name, "IMAGE"]
+            words += ["--model", fitting[0]] * (task.model not in fitting)
+            is_own = options.repository.resolve() == task.default_repository.resolve()
             return shlex.join(words if is_own else [*words, "--repository", str(options.repository)])
     return ""

@@ -6,6 +6,44 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from nereid.base.assets import COFFEE, REPOSITORY
+
+
+@dataclass(frozen=True, slots=True)
+class NumberOption:
+    """A whole number, at least 1, that a command passes on with each request.
+
+    Attributes:
+        name: of the option, without `--`.
+        argument: name among the options of a request of the client.
+        default: value without the option.
+        help: help of the option.
+    """
+
+    name: str
+    argument: str
+    default: int
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandTexts:
+    """What the help of a task's command says; a task with the face `view` has them.
+
+    Attributes:
+        help: first sentence of the help: what the command does.
+        csv: help of `--csv`: which rows it prints.
+        note: last sentence of the help, about images without a result.
+        draws: whether the view has boxes for `--draw`.
+        numbers: further options.
+    """
+
+    help: str
+    csv: str
+    note: str = ""
+    draws: bool = False
+    numbers: tuple[NumberOption, ...] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -22,8 +60,10 @@ class Task:
         path: path of its REST endpoint.
         repository: the models of the package for this task; None if it has none.
         fix: how to get a model.
+        sample: image of the package on which its models find something.
         extends: name of the task that its models can do, too; such a task has no command of its own.
         is_default: whether it is the task of models that no other task recognises.
+        command: texts of its command, `nereid NAME`; None if it has no face `view`.
         faces: what a room imports, by the name of the face, as `module:NAME` within the folder of the task.
         public: names that `import nereid` offers, by their module within the folder.
     """
@@ -37,10 +77,17 @@ class Task:
     path: str
     repository: Path | None = None
     fix: str = ""
+    sample: Path = COFFEE
     extends: str = ""
     is_default: bool = False
+    command: CommandTexts | None = None
     faces: Mapping[str, str] = field(default_factory=dict)
     public: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def default_repository(self) -> Path:
+        """The repository of its command."""
+        return self.repository or REPOSITORY
 
     def face(self, name: str) -> Any:
         """Import a face of the task; None if it does not have it.
@@ -49,7 +96,8 @@ class Task:
             outputs: function (names of outputs, class names) -> `TaskOutputs`; backends, drift, comparisons.
             result: `nereid.client.result_kind.ResultKind`; client and gateway.
             client, async_client: subclasses of `ModelClient` and `AsyncModelClient`; command line and drift.
-            view: `nereid.cli.image_commands.views.View`, how the command shows results.
+            view: `nereid.cli.image_commands.view.View`: columns and rows of CSV, tables of a terminal, boxes
+                to draw. It is imported when the command runs; JSON comes from the fields of the result.
             endpoint: `nereid.gateway.endpoint.Endpoint`, the REST answer.
             intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
             examination: how a changed network is compared with the current one.

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import typer.main
@@ -16,6 +17,7 @@ from nereid.base.errors import OperationFailed
 from nereid.base.units import escaped
 from nereid.cli import init, options, tables
 from nereid.cli.main import app
+from nereid.tasks import DEFAULT
 from tests.publishing import classifier
 from tests.tables import cases
 from tools.commands_page import commands
@@ -157,7 +159,7 @@ def test_init_copies_the_default_models_and_nothing_else(tmp_path, monkeypatch):
     source = shutil.copytree(assets.REPOSITORY, tmp_path / "source")
     (source / "classify_v1" / "configs" / "tuned.pbtxt").touch()
     (source / "classify.route.history.jsonl").touch()
-    monkeypatch.setattr(init, "REPOSITORY", source)
+    monkeypatch.setattr(init, "DEFAULT", replace(DEFAULT, repository=source))
     done = run("init", str(tmp_path / "own"))
 
     copied = {path.relative_to(tmp_path / "own") for path in (tmp_path / "own").rglob("*") if path.is_file()}

@@ -12,12 +12,14 @@ from typer.testing import CliRunner
 
 from nereid.cli.image_commands.drawing import Drawings, draw_marks
 from nereid.cli.image_commands.outcomes import Outcomes, printing
-from nereid.cli.image_commands.views import OBJECTS, TEXTS, View
+from nereid.cli.image_commands.view import View
 from nereid.cli.main import app
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.result_kind import Timings
 from nereid.tasks.detect.result import DetectedObject, Detection
+from nereid.tasks.detect.view import VIEW as OBJECTS
 from nereid.tasks.read.result import Barcode, Correction, Field, Reading, TextLine
+from nereid.tasks.read.view import VIEW as TEXTS
 from tests.pictures import png_chunk, save
 from tests.tables import cases
 

@@ -7,9 +7,12 @@ from PIL import Image
 
 from nereid.application.chosen_models import find_any_model, find_model
 from nereid.application.repository_models import RepositoryModels
-from nereid.base.assets import CLASSIFIERS, COFFEE, READERS, REPOSITORY, TEXT_REPOSITORY, TaskModels
+from nereid.base.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
 from nereid.base.errors import WrongUsage
 from nereid.gateway.models import PreviewRefused
+from nereid.tasks.classify import CLASSIFY
+from nereid.tasks.read import READ
+from nereid.tasks.task import Task
 from tests.tables import cases
 
 ROUTE = """backend: "ab_router"
@@ -38,24 +41,24 @@ def repository(folder, **configs):
 @cases(
     ("kind", "configs", "name", "expected"),
     {
-        "classify": (CLASSIFIERS, {"classify": ROUTE, "dogs": ROUTE}, "", "classify"),
-        "only route": (CLASSIFIERS, {"dogs": ROUTE, "dogs_v1": PINNED, "dogs_network": NETWORK}, "", "dogs"),
-        "named": (CLASSIFIERS, {"dogs": ROUTE, "dogs_v1": PINNED}, "dogs_v1", "dogs_v1"),
-        "no route": (CLASSIFIERS, {"pinned": PINNED, "network": NETWORK, "broken": "{"}, "", "pinned"),
-        "unknown": (CLASSIFIERS, {"dogs": ROUTE}, "cats", "has no model 'cats'; expected one of: dogs"),
+        "classify": (CLASSIFY, {"classify": ROUTE, "dogs": ROUTE}, "", "classify"),
+        "only route": (CLASSIFY, {"dogs": ROUTE, "dogs_v1": PINNED, "dogs_network": NETWORK}, "", "dogs"),
+        "named": (CLASSIFY, {"dogs": ROUTE, "dogs_v1": PINNED}, "dogs_v1", "dogs_v1"),
+        "no route": (CLASSIFY, {"pinned": PINNED, "network": NETWORK, "broken": "{"}, "", "pinned"),
+        "unknown": (CLASSIFY, {"dogs": ROUTE}, "cats", "has no model 'cats'; expected one of: dogs"),
         "several": (
-            CLASSIFIERS,
+            CLASSIFY,
             {"cats": ROUTE, "dogs": ROUTE},
             "",
             "has several models; fix: name one with --model: ",
         ),
         "none": (
-            CLASSIFIERS,
+            CLASSIFY,
             {"network": NETWORK},
             "",
             "has no model with input 'image' and output 'scores'",
         ),
-        "reader": (READERS, {"read": READER, "dogs": ROUTE}, "", "read"),
+        "reader": (READ, {"read": READER, "dogs": ROUTE}, "", "read"),
         "any of several": (None, {"cats": ROUTE, "dogs": ROUTE}, "", "cats"),
         "any, the default": (
             None,
@@ -68,13 +71,13 @@ def repository(folder, **configs):
             None,
             {"pages": READER, "cars": DETECTOR, "cats": ROUTE, "network": NETWORK},
             "dogs",
-            "has no model 'dogs'; expected one of: cats, pages, cars",
+            "has no model 'dogs'; expected one of: cats, cars, pages",
         ),
         "any network": (None, {"network": NETWORK}, "", "network"),
         "empty": (None, {}, "", "has no model; fix: nereid add FILE"),
     },
 )
-def test_default_model(tmp_path, kind: TaskModels | None, configs, name, expected):
+def test_default_model(tmp_path, kind: Task | None, configs, name, expected):
     """Without a kind, the model is one of any task."""
     folder = repository(tmp_path, **configs)
     try:

@@ -8,7 +8,7 @@ from PIL import ExifTags, Image, ImageDraw, ImageFont, ImageOps
 
 from nereid.base.errors import WrongUsage
 from nereid.base.serving_errors import InvalidImage
-from nereid.cli.image_commands.views import Mark
+from nereid.cli.image_commands.view import Mark
 from nereid.cli.image_files import SUFFIXES
 from nereid.vision.imaging.buffers import Buffers
 from nereid.vision.imaging.decode import Limits, open_image

@@ -1,6 +1,7 @@
-"""The options and the steps that all commands for images share."""
+"""The commands that send images to a running server: one for each task, built from its record."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -8,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from nereid.application.chosen_models import find_model
-from nereid.base.assets import TaskModels
+from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed, WrongUsage, invalid_values
-from nereid.cli.options import complete_model
+from nereid.cli.options import DEFAULT_REPOSITORY, complete_model
 from nereid.cli.server_options import find_server
+from nereid.tasks import TASKS
+from nereid.tasks.task import CommandTexts, Task
 
 if TYPE_CHECKING:
     from nereid.cli.image_commands.outcomes import Format
-    from nereid.cli.image_commands.views import View
 
+FAILURES = "An image that fails is reported on stderr, and the others continue. The exit code is then 1."
 # As `nereid.client.request.ProtocolName`; importing the client would slow down the start of every command.
 Protocol = Literal["grpc", "http"]
 
@@ -59,42 +62,66 @@ Draw: TypeAlias = Annotated[
 ]
 
 
-def model_option(action: str, default_help: str) -> Any:
-    """Return the option for the model of a command."""
-    return typer.Option(
-        help=f"Model that {action}: a route or a pinned model.",
+def image_command(task: Task, texts: CommandTexts) -> Callable[..., None]:
+    """Return the command of a task, for Typer."""
+
+    def command(context: typer.Context, **values: Any) -> None:
+        numbers = {number.argument: values.pop(number.name) for number in texts.numbers}
+        run(context, task, Wanted(**values), numbers)
+
+    options = {"context": (typer.Context, inspect.Parameter.empty)} | _options(task, texts)
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in options.items()
+    ]
+    command.__name__ = task.name
+    command.__doc__ = f"{texts.help}\n\n{FAILURES} {texts.note}"
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
+    return command
+
+
+def _options(task: Task, texts: CommandTexts) -> dict[str, tuple[Any, Any]]:
+    """Return the annotations and default values of a command's options, by their names."""
+    model = typer.Option(
+        help=f"Model that {task.work}: a route or a pinned model.",
         autocompletion=complete_model,
-        show_default=default_help,
+        show_default=f"`{task.model}`, or the only model that {task.work}",
     )
-
-
-def watch_option(action: str) -> Any:
-    """Return the option for a folder that is watched."""
-    return typer.Option(help=f"Then {action} each new image in this folder, until Ctrl-C.", metavar="DIR")
-
-
-@dataclass(frozen=True, slots=True)
-class ImageTask:
-    """One task as a command.
-
-    Attributes:
-        action, present, past: the verb: `classify`, `classifying`, `classified`.
-        models: the models of the task.
-        load: returns the class of the client, and the view of its results; imports them.
-    """
-
-    action: str
-    present: str
-    past: str
-    models: TaskModels
-    load: "Callable[[], tuple[Any, View]]"
+    watch = typer.Option(help=f"Then {task.name} each new image in this folder, until Ctrl-C.", metavar="DIR")
+    is_common = task.default_repository == REPOSITORY
+    of_task = f"the models of task `{task.name}` in this checkout or package"
+    repository = typer.Option(
+        help="Model repository.",
+        envvar="NEREID_REPOSITORY",
+        show_default=DEFAULT_REPOSITORY if is_common else of_task,
+    )
+    return {
+        "images": (Images, None),
+        "url": (Url, ""),
+        "protocol": (WithProtocol, "grpc"),
+        "api_key": (ApiKey, ""),
+        "shm": (SharedMemory, False),
+        "model": (Annotated[str, model], ""),
+        **{
+            number.name: (Annotated[int, typer.Option(help=number.help, min=1)], number.default)
+            for number in texts.numbers
+        },
+        "concurrency": (Concurrency, 8),
+        "watch": (Annotated[Path | None, watch], None),
+        "as_json": (Json, False),
+        "as_jsonl": (JsonLines, False),
+        "as_csv": (Annotated[bool, typer.Option("--csv", help=texts.csv)], False),
+        **({"draw": (Draw, None)} if texts.draws else {}),
+        "repository": (Annotated[Path, repository], task.default_repository),
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The options of one call of a command, as typed."""
 
-    images: list[Path]
+    images: list[Path] | None
     url: str
     protocol: Protocol
     api_key: str
@@ -102,12 +129,26 @@ class Wanted:
     model: str
     concurrency: int
     watch: Path | None
-    output_format: "Format"
+    as_json: bool
+    as_jsonl: bool
+    as_csv: bool
     repository: Path
     draw: Path | None = None
 
+    def output_format(self) -> "Format":
+        """Return the format that the options choose.
 
-def run(context: typer.Context, task: ImageTask, wanted: Wanted, **options: Any) -> None:
+        Raises:
+            WrongUsage: more than one option.
+        """
+        formats: dict[Format, bool] = {"json": self.as_json, "jsonl": self.as_jsonl, "csv": self.as_csv}
+        chosen = [name for name, is_chosen in formats.items() if is_chosen]
+        if chosen[1:]:
+            raise WrongUsage("--json, --jsonl and --csv exclude each other; fix: choose one")
+        return chosen[0] if chosen else "table"
+
+
+def run(context: typer.Context, task: Task, wanted: Wanted, options: Mapping[str, int]) -> None:
     """Send images to a server and print the outcomes; `options` are those of each request.
 
     Raises:
@@ -118,47 +159,49 @@ def run(context: typer.Context, task: ImageTask, wanted: Wanted, **options: Any)
     from nereid.cli.image_commands.drawing import Drawings
     from nereid.cli.image_files import collect
 
-    _check(task, wanted)
+    output_format = _checked_format(task, wanted)
     watch = wanted.watch
     # Listed before the first image is sent, so that no image is missed that arrives meanwhile.
     arrivals = outcomes.arrivals_in(watch) if watch else None
     with invalid_values():
-        paths = collect(wanted.images)
+        paths = collect(wanted.images or [])
     drawings = Drawings(wanted.draw, 0 if watch else len(paths)) if wanted.draw else None
-    client_class, view = task.load()
-    client = _connect(context, client_class, task, wanted)
+    view, client = task.face("view"), _connect(context, task, wanted)
     failed = 0
-    with client, outcomes.printing(wanted.output_format, view) as write:
-        each = outcomes.Outcomes(lambda images: client.infer_many(images, **options), write, view, drawings)
+    with client, outcomes.printing(output_format, view) as write:
+        printed = outcomes.Outcomes(
+            lambda images: client.infer_many(images, **options), write, view, drawings
+        )
         if paths:
-            failed = each.all_of(paths, task.present)
+            failed = printed.all_of(paths, task.present)
         if watch and arrivals:
-            each.watched(watch, arrivals)
+            printed.watched(watch, arrivals)
     if failed:
         raise OperationFailed(f"{failed} of {len(paths)} images could not be {task.past}")
 
 
-def _check(task: ImageTask, wanted: Wanted) -> None:
+def _checked_format(task: Task, wanted: Wanted) -> "Format":
+    output_format = wanted.output_format()
     if not wanted.images and not wanted.watch:
-        raise WrongUsage(f"nothing to {task.action}: expected IMAGE or DIR, or --watch DIR")
-    if wanted.watch and wanted.output_format == "json":
+        raise WrongUsage(f"nothing to {task.name}: expected IMAGE or DIR, or --watch DIR")
+    if wanted.watch and output_format == "json":
         raise WrongUsage("--watch never ends a JSON array; fix: --jsonl")
     if wanted.watch and not wanted.watch.is_dir():
         raise WrongUsage(f"--watch: '{wanted.watch}' is not a folder")
+    return output_format
 
 
-def _connect(context: typer.Context, client_class: Any, task: ImageTask, wanted: Wanted) -> Any:
+def _connect(context: typer.Context, task: Task, wanted: Wanted) -> Any:
     """Return the client of the named server, or of the running server of the repository."""
     from nereid.client.request import DEFAULT_PORTS
 
-    url, protocol = wanted.url, wanted.protocol
-    model = wanted.model or task.models.default
+    url, protocol, model = wanted.url, wanted.protocol, wanted.model or task.model
     if not url:
-        model = find_model(wanted.repository, wanted.model, task.models)
+        model = find_model(wanted.repository, wanted.model, task)
         running = find_server(context, wanted.repository)
         url = running.url(protocol) if running else f"127.0.0.1:{DEFAULT_PORTS[protocol]}"
     try:
-        return client_class(
+        return task.face("client")(
             url,
             protocol,
             model,
@@ -170,12 +213,4 @@ def _connect(context: typer.Context, client_class: Any, task: ImageTask, wanted:
         raise WrongUsage(f"--{error}") from None
 
 
-def output_format(as_json: bool, as_jsonl: bool, as_csv: bool) -> "Format":
-    """Return the format that the options choose.
-
-    Raises:
-        WrongUsage: more than one option.
-    """
-    if as_json + as_jsonl + as_csv > 1:
-        raise WrongUsage("--json, --jsonl and --csv exclude each other; fix: choose one")
-    return "json" if as_json else "jsonl" if as_jsonl else "csv" if as_csv else "table"
+COMMANDS = [image_command(task, task.command) for task in TASKS if task.command and not task.extends]

@@ -27,7 +27,7 @@ from nereid.base.processes import StopFlag
 from nereid.base.units import format_ms
 from nereid.base.watched_folder import Arrivals, changes
 from nereid.cli.image_commands.drawing import Drawings
-from nereid.cli.image_commands.views import View
+from nereid.cli.image_commands.view import View
 from nereid.cli.image_files import images_in
 from nereid.cli.options import show_progress
 from nereid.cli.tables import console
@@ -170,7 +170,7 @@ def _document(name: str, outcome: Outcome) -> str:
         return json.dumps({"image": name, "error": str(outcome)})
     fields = asdict(outcome)
     del fields["image"]
-    return json.dumps({"image": name} | fields)
+    return json.dumps({"image": name} | fields, default=lambda array: array.tolist())
 
 
 class _Rate(ProgressColumn):

@@ -2,28 +2,33 @@
 
 from nereid.base.assets import REPOSITORY
 from nereid.base.contract import SCORES
-from nereid.tasks.task import Task
+from nereid.tasks.task import CommandTexts, NumberOption, Task
 
-TASKS = (
-    Task(
-        name="classify",
-        work="classifies images",
-        present="classifying",
-        past="classified",
-        model="classify",
-        outputs=(SCORES,),
-        path="/predict",
-        repository=REPOSITORY,
-        fix=f"--repository '{REPOSITORY}', or nereid add",
-        is_default=True,
-        faces={
-            "outputs": "classify.outputs:outputs_of",
-            "result": "classify.result:PREDICTIONS",
-            "client": "classify.client:Classifier",
-            "async_client": "classify.client:AsyncClassifier",
-            "intake": "classify.intake:ClassifierIntake",
-            "examination": "classify.examination:ComparedScores",
-        },
-        public={"client": ("Classifier", "AsyncClassifier"), "result": ("Label", "Prediction")},
+CLASSIFY = Task(
+    name="classify",
+    work="classifies images",
+    present="classifying",
+    past="classified",
+    model="classify",
+    outputs=(SCORES,),
+    path="/predict",
+    repository=REPOSITORY,
+    fix=f"--repository '{REPOSITORY}', or nereid add",
+    is_default=True,
+    command=CommandTexts(
+        help="Classify images on a running server.",
+        csv="Print one row per image, with its best class.",
+        numbers=(NumberOption("top", "top_k", 5, "Number of classes to print per image."),),
     ),
+    faces={
+        "outputs": "classify.outputs:outputs_of",
+        "result": "classify.result:PREDICTIONS",
+        "client": "classify.client:Classifier",
+        "async_client": "classify.client:AsyncClassifier",
+        "view": "classify.view:VIEW",
+        "intake": "classify.intake:ClassifierIntake",
+        "examination": "classify.examination:ComparedScores",
+    },
+    public={"client": ("Classifier", "AsyncClassifier"), "result": ("Label", "Prediction")},
 )
+TASKS = (CLASSIFY,)

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from nereid.base.assets import CLASSIFIERS
 from nereid.base.contract import SCORES
 from nereid.client.request import Options
 from nereid.client.result_kind import ResultKind, Timings
+from nereid.tasks.classify import CLASSIFY
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +70,5 @@ def labels(row: Iterable[bytes]) -> tuple[Label, ...]:
 
 
 PREDICTIONS = ResultKind(
-    CLASSIFIERS.command, CLASSIFIERS.default, CLASSIFIERS.outputs, (), _count, _values, Prediction, Options
+    CLASSIFY.name, CLASSIFY.model, CLASSIFY.outputs, (), _count, _values, Prediction, Options
 )

@@ -1,26 +1,32 @@
 """Detection: the objects in an image, with a box, a score and a label each."""
 
 from nereid.base.contract import BOX, LABEL, SCORE
-from nereid.tasks.task import Task
+from nereid.tasks.task import CommandTexts, Task
 
-TASKS = (
-    Task(
-        name="detect",
-        work="finds objects",
-        present="searching",
-        past="searched",
-        model="detect",
-        outputs=(BOX, SCORE, LABEL),
-        path="/v1/detect",
-        fix="nereid add a detector",
-        faces={
-            "outputs": "detect.outputs:outputs_of",
-            "result": "detect.result:DETECTIONS",
-            "client": "detect.client:Detector",
-            "async_client": "detect.client:AsyncDetector",
-            "intake": "detect.intake:DetectorIntake",
-            "examination": "detect.examination:ComparedObjects",
-        },
-        public={"client": ("Detector", "AsyncDetector"), "result": ("DetectedObject", "Detection")},
+DETECT = Task(
+    name="detect",
+    work="finds objects",
+    present="searching",
+    past="searched",
+    model="detect",
+    outputs=(BOX, SCORE, LABEL),
+    path="/v1/detect",
+    fix="nereid add a detector",
+    command=CommandTexts(
+        help="Find the objects in images on a running server.",
+        csv="Print one row per object.",
+        note="An image without objects is not a failure.",
+        draws=True,
     ),
+    faces={
+        "outputs": "detect.outputs:outputs_of",
+        "result": "detect.result:DETECTIONS",
+        "client": "detect.client:Detector",
+        "async_client": "detect.client:AsyncDetector",
+        "view": "detect.view:VIEW",
+        "intake": "detect.intake:DetectorIntake",
+        "examination": "detect.examination:ComparedObjects",
+    },
+    public={"client": ("Detector", "AsyncDetector"), "result": ("DetectedObject", "Detection")},
 )
+TASKS = (DETECT,)

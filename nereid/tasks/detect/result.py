@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from nereid.base.assets import DETECTORS
 from nereid.base.contract import BOX, LABEL, SCORE
 from nereid.client.result_kind import ResultKind, Timings
+from nereid.tasks.detect import DETECT
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,4 @@ def _object(label: bytes, score: np.float32, box: np.ndarray) -> DetectedObject:
     return DetectedObject(label.decode(), float(score), (left, top, right, bottom))
 
 
-DETECTIONS = ResultKind(
-    DETECTORS.command, DETECTORS.default, DETECTORS.outputs, (), _count, _values, Detection
-)
+DETECTIONS = ResultKind(DETECT.name, DETECT.model, DETECT.outputs, (), _count, _values, Detection)

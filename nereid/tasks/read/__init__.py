@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from nereid.base.assets import TEXT_REPOSITORY
+from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY
 from nereid.base.contract import BOX, CONFIDENCE, FIELD, TEXT
-from nereid.tasks.task import Task
+from nereid.tasks.task import CommandTexts, Task
 
 READ = Task(
     name="read",
@@ -16,11 +16,19 @@ READ = Task(
     path="/v1/read",
     repository=TEXT_REPOSITORY,
     fix=f"nereid serve --task read, then here --repository '{TEXT_REPOSITORY}'",
+    sample=PARCEL_LABEL,
+    command=CommandTexts(
+        help="Read the text of images on a running server; a model for documents prints its fields, too.",
+        csv="Print one row per line of text, and per field.",
+        note="An image without text is not a failure.",
+        draws=True,
+    ),
     faces={
         "outputs": "read.outputs:outputs_of",
         "result": "read.result:READINGS",
         "client": "read.client:Reader",
         "async_client": "read.client:AsyncReader",
+        "view": "read.view:VIEW",
         "intake": "read.intake:ReaderIntake",
         "examination": "read.examination:ComparedLines",
     },

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nereid.base.assets import READERS
 from nereid.base.contract import BARCODE_OUTPUTS, BOX, CONFIDENCE, FIELD, TEXT
 from nereid.client.result_kind import ResultKind, Timings
+from nereid.tasks.read import READ
 
 # Corners (x, y) in pixels of the upright image, clockwise from the top left of the text.
 Corners: TypeAlias = tuple[tuple[float, float], ...]
@@ -170,5 +170,5 @@ def _corners(box: list[list[float]]) -> Corners:
 
 
 READINGS = ResultKind(
-    READERS.command, READERS.default, READERS.outputs, (FIELD, *BARCODE_OUTPUTS), _count, _values, Reading
+    READ.name, READ.model, READ.outputs, (FIELD, *BARCODE_OUTPUTS), _count, _values, Reading
 )

@@ -1,0 +1,88 @@
+"""Text, fields and barcodes on a terminal, in CSV and on the image."""
+
+from collections.abc import Sequence
+
+from nereid.cli.image_commands.view import Cells, Mark, View
+from nereid.cli.tables import print_table
+from nereid.tasks.read.result import Corners, Field, Reading
+
+# Boxes of fields are rounded to a tenth of a pixel.
+ROUNDING_PX = 0.1
+COLUMNS = ("entry", "name", "text", "confidence", "valid", "box", "proof", "carrier", "certain")
+
+
+def _rows(result: Reading) -> list[Cells]:
+    empty = ("", "", "")
+    lines = [("line", "", line.text, line.confidence, "", _flat(line.box), *empty) for line in result.lines]
+    barcodes = [
+        ("barcode", code.symbology, code.text, "", "", _flat(code.box), *empty) for code in result.barcodes
+    ]
+    return [*lines, *map(_field_row, result.fields), *barcodes]
+
+
+def _field_row(field: Field) -> Cells:
+    box = "" if field.box is None else _flat(field.box)
+    return "field", field.name, field.value or "", field.confidence, _verdict(field), box, *_proof(field)
+
+
+def _proof(field: Field) -> tuple[str, str, str]:
+    """Return proof, carrier, and whether the value is certain."""
+    certain = "" if field.value is None else "yes" if field.certain else "no"
+    return field.proof or "", field.carrier or "", certain
+
+
+def _verdict(field: Field) -> str:
+    """Return whether the checksum of a field is right, in a word; empty without a checksum or value."""
+    return "" if field.valid is None else "yes" if field.valid else "no"
+
+
+def _flat(box: Corners) -> str:
+    return " ".join(f"{number:g}" for point in box for number in point)
+
+
+def _show_texts(result: Reading) -> None:
+    if result.lines:
+        rows = [(line.text, f"{line.confidence:.3f}", _place(line.box)) for line in result.lines]
+        print_table("text", "confidence", "left, top", rows=rows)
+    else:
+        print("no text")
+    if result.fields:
+        columns = ("field", "value", "confidence", "valid", "corrected", "proof", "carrier", "certain")
+        print_table(*columns, rows=map(_field_cells, result.fields))
+    if result.barcodes:
+        codes = [(code.text, code.symbology, _place(code.box)) for code in result.barcodes]
+        print_table("barcode", "symbology", "left, top", rows=codes)
+
+
+def _field_cells(field: Field) -> tuple[str, ...]:
+    if field.value is None:
+        return field.name, "not found", *[""] * 6
+    corrected = ", ".join(f"{change.read}→{change.value} at {change.position}" for change in field.corrected)
+    return field.name, field.value, f"{field.confidence:.3f}", _verdict(field), corrected, *_proof(field)
+
+
+def _place(box: Corners) -> str:
+    return ", ".join(f"{min(side):.0f}" for side in zip(*box, strict=True))
+
+
+def _marked_texts(result: Reading) -> list[Mark]:
+    fields = [(field.box, f"{field.name}: {field.value}") for field in result.fields if field.box]
+    named = [box for box, _ in fields]
+    barcodes = [(code.box, code.text) for code in result.barcodes]
+    lines = [(line.box, line.text) for line in result.lines if not _is_any(line.box, named)]
+    return [*lines, *barcodes, *fields]
+
+
+def _is_any(box: Corners, others: Sequence[Corners]) -> bool:
+    """Return whether a box is one of others, up to the rounding of their corners."""
+    return any(
+        all(
+            abs(side - rounded) <= ROUNDING_PX
+            for point, near in zip(box, other, strict=True)
+            for side, rounded in zip(point, near, strict=True)
+        )
+        for other in others
+    )
+
+
+VIEW = View(COLUMNS, _rows, _show_texts, _marked_texts)
