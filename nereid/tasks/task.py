@@ -8,6 +8,23 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class TaskBackend:
+    """The backend of Triton for a task's models.
+
+    Attributes:
+        name: as in the configs of its models.
+        parts: parameters that name the models behind one of its models; each has a `…_version`, too.
+        networks: where these run without the parameter `networks`: `in_process`, or `served` by Triton.
+        instance_bytes: memory of a process that runs them itself; 0 for that of one network.
+    """
+
+    name: str
+    parts: tuple[str, ...] = ()
+    networks: str = ""
+    instance_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """One task.
 
@@ -24,6 +41,8 @@ class Task:
         fix: how to get a model.
         extends: name of the task that its models can do, too; such a task has no command of its own.
         is_default: whether it is the task of models that no other task recognises.
+        backend: that of models which need more than preprocessing and a network; None for none.
+        sample: a typical image, for measurements; None for any photo.
         faces: what a room imports, by the name of the face, as `module:NAME` within the folder of the task.
         public: names that `import nereid` offers, by their module within the folder.
     """
@@ -39,6 +58,8 @@ class Task:
     fix: str = ""
     extends: str = ""
     is_default: bool = False
+    backend: TaskBackend | None = None
+    sample: Path | None = None
     faces: Mapping[str, str] = field(default_factory=dict)
     public: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -53,7 +74,12 @@ class Task:
             endpoint: `nereid.gateway.endpoint.Endpoint`, the REST answer.
             intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
             examination: how a changed network is compared with the current one.
-            check: function that returns the problems of a pinned model's config; `nereid check`.
+            post_processing: function (config of a model of the backend) ->
+                `nereid.backends.triton.post_processing.LastStep`; backends and checks.
+            settings: parameters of a model of the backend, like `FusedSettings`; layout of repositories.
+            check: function (`nereid.repository.check.Profile`, name of a model) -> verdicts and texts.
+            metrics: prefix, families and labels of the backend's metrics; the page about metrics.
+            stages: cause and next step, by the stages of its models; `nereid why`.
         """
         place = self.faces.get(name)
         return resolve_name(f"nereid.tasks.{place}") if place else None

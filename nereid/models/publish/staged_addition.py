@@ -201,8 +201,8 @@ class Staging:
         self, task: Task, settings: ServingSettings, seen: Survey, measured: Report, **origins: Any
     ) -> Proposal:
         request = self._request
-        readers = {request.name} if self._examination().reader else set()
-        alone = fitting.counts({request.name: 1.0}, fitting.Machine.present(), readers).counts
+        own_bytes = {request.name: task.input.process_bytes(0)} if self._examination().reader else {}
+        alone = fitting.counts({request.name: 1.0}, fitting.Machine.present(), own_bytes).counts
         instances = request.instances or alone[request.name]
         names = _titles(self._images)
         return Proposal(

@@ -1,7 +1,7 @@
 """Detection: the objects in an image, with a box, a score and a label each."""
 
 from nereid.base.contract import BOX, LABEL, SCORE
-from nereid.tasks.task import Task
+from nereid.tasks.task import Task, TaskBackend
 
 TASKS = (
     Task(
@@ -13,6 +13,7 @@ TASKS = (
         outputs=(BOX, SCORE, LABEL),
         path="/v1/detect",
         fix="nereid add a detector",
+        backend=TaskBackend("boxes"),
         faces={
             "outputs": "detect.outputs:outputs_of",
             "result": "detect.result:DETECTIONS",
@@ -20,6 +21,8 @@ TASKS = (
             "async_client": "detect.client:AsyncDetector",
             "intake": "detect.intake:Detection",
             "examination": "detect.examination:FoundObjects",
+            "post_processing": "detect.detector:ObjectFinder.from_config",
+            "check": "detect.check:check",
         },
         public={"client": ("Detector", "AsyncDetector"), "result": ("DetectedObject", "Detection")},
     ),

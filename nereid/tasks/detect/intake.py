@@ -15,9 +15,8 @@ from nereid.models.publish.intake.image_input import Images, returns_one_image
 from nereid.models.publish.intake.network_facts import NetworkFacts, Size
 from nereid.models.publish.intake.serving_settings import ServingSettings, Tensor, is_grey, read_input
 from nereid.repository import onnx_file
-from nereid.tasks.detect.decoding import Frame
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
-from nereid.tasks.detect.layouts import Output
+from nereid.tasks.detect.layouts import Frame, Output
 from nereid.vision.inference.signature import Signature
 
 RESULTS = (
