@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from nereid.models.publish.add import AddRequest, add
-from nereid.tasks.detect.decoding import STRIDES_PX, Frame
+from nereid.tasks.detect.layouts import STRIDES_PX, Frame
 from tests.networks import constant, network, value
 
 SIDE = 64

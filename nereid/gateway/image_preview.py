@@ -7,8 +7,7 @@ from nereid.gateway.failures import Failure
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse
 from nereid.gateway.models import PreviewRefused
 from nereid.gateway.state import Gateway
-from nereid.vision.imaging.formats.size import read_size
-from nereid.vision.imaging.formats.work import work_of
+from nereid.vision.imaging.formats.size import read_size, work_of
 
 
 async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:

@@ -22,8 +22,7 @@ from nereid.gateway.http.upload import MAX_TOP_K, BatchBody, BatchImage, CancelO
 from nereid.gateway.inference import ImageCall, run
 from nereid.gateway.state import Gateway
 from nereid.tasks.classify.result import Prediction
-from nereid.vision.imaging.formats.size import read_size
-from nereid.vision.imaging.formats.work import LARGE_WORK, work_of
+from nereid.vision.imaging.formats.size import LARGE_WORK, read_size, work_of
 
 ROUTE_PARAMETERS = tuple(OPTIONS)
 PARAMETERS = ("top_k", *ROUTE_PARAMETERS)

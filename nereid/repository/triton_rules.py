@@ -5,7 +5,8 @@ with the real server (tests/e2e/test_config_verdicts.py).
 """
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +19,8 @@ from nereid.base.config.parameters import (
     parse_bool,
 )
 from nereid.repository.layout import backend_of, served_versions
-from nereid.repository.tensor_rules import tensor_problems
-from nereid.vision.inference.threads import thread_counts
+from nereid.tasks import BY_BACKEND
+from nereid.vision.inference.run_sizes import thread_counts
 
 # Backends by platform. Source: model_config.h, kTensorFlowGraphDefPlatform and following lines.
 PLATFORMS = {
@@ -30,7 +31,7 @@ PLATFORMS = {
     "tensorflow_savedmodel": "tensorflow",
     "tensorrt_plan": "tensorrt",
 }
-EMBEDDED_BACKENDS = ("ab_router", "boxes", "fused", "onnxruntime", "preprocess", "python", "text_reader")
+EMBEDDED_BACKENDS = ("ab_router", "fused", "onnxruntime", "preprocess", "python", *BY_BACKEND)
 # Backends of NVIDIA's image, which the embedded server does not have.
 IMAGE_BACKENDS = (
     "dali",
@@ -195,3 +196,45 @@ def _expected(got: str, known: Collection[str]) -> str:
 def _nearest(name: str, known: Collection[str]) -> str:
     found = difflib.get_close_matches(name, known, 1)
     return f"; the nearest name is '{found[0]}'" if found else ""
+
+
+IMAGE_FORMATS, IMAGE_RANK = ("FORMAT_NHWC", "FORMAT_NCHW"), 3
+VARIABLE = -1
+
+
+def tensor_problems(document: Mapping[str, Any], is_completed: bool) -> Iterator[str]:
+    """Yield a text for each input or output that Triton refuses.
+
+    Args:
+        document: the model's config.
+        is_completed: the backend adds missing datatypes and dims.
+    """
+    for side in ("input", "output"):
+        for tensor in document.get(side, ()):
+            name = f"{side} '{tensor.get('name', '')}'"
+            if not tensor.get("name"):
+                yield f"{side}: expected a name, got none"
+            if not is_completed:
+                for field in ("data_type", "dims"):
+                    if not tensor.get(field):
+                        yield f"{name}: expected {field}, got none"
+            yield from (f"{name}: {problem}" for problem in _shape_problems(tensor))
+
+
+def _shape_problems(tensor: Mapping[str, Any]) -> Iterator[str]:
+    dims = [int(dim) for dim in tensor.get("dims", ())]
+    if wrong := [dim for dim in dims if dim < 1 and dim != VARIABLE]:
+        yield f"expected dims of 1 or more, or -1 for a variable size, got {wrong[0]}"
+    if tensor.get("format") in IMAGE_FORMATS and dims and len(dims) != IMAGE_RANK:
+        yield f"expected {IMAGE_RANK} dims for {tensor['format']}, got {len(dims)}"
+    if "reshape" in tensor and dims:
+        shape = [int(dim) for dim in tensor["reshape"].get("shape", ())]
+        is_scalar = not shape and _elements(dims) == 1
+        if _elements(shape) != _elements(dims) and not is_scalar:
+            yield f"expected a reshape with as many elements as dims {dims}, got {shape}"
+
+
+def _elements(shape: Sequence[int]) -> int:
+    if not shape:
+        return 0
+    return VARIABLE if VARIABLE in shape else prod(shape)

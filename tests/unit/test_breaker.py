@@ -1,7 +1,7 @@
 """The circuit breaker and the retry budget, with a clock of the test's own."""
 
 from nereid.backends.routing.assignment import BreakerSettings
-from nereid.backends.routing.breaker import Breaker, RetryBudget, State
+from nereid.backends.routing.attempts import Breaker, RetryBudget, State
 from tests.tables import cases
 
 SETTINGS = BreakerSettings(window_s=1.0, min_requests=5, error_ratio=0.5, open_s=5.0)

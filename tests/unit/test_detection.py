@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from nereid.base.contract import MAX_OBJECTS
 from nereid.base.serving_errors import InferenceFailed
 from nereid.tasks.detect import detector as detectors
-from nereid.tasks.detect.decoding import Frame
-from nereid.tasks.detect.detector import Detector, Objects
+from nereid.tasks.detect.detector import ObjectFinder, ObjectPair, Objects, match_objects, suppress
 from nereid.tasks.detect.head import UnknownHead, find_head
-from nereid.tasks.detect.layouts import Output
-from nereid.tasks.detect.matching import Pair, match
-from nereid.tasks.detect.suppression import suppress
+from nereid.tasks.detect.layouts import Frame, Output
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.transform import Transform
 from tests.detectors import CLASSES, FRAME, HEADS, KNOWN, SIDE, TestDetector
@@ -32,13 +29,13 @@ def outputs_of(head: str) -> list[Output]:
     ]
 
 
-def detector_of(head: str, **more) -> Detector:
-    return Detector(
+def detector_of(head: str, **more) -> ObjectFinder:
+    return ObjectFinder(
         find_head(outputs_of(head), FRAME, head), more.pop("transform", SAME), Limits(), CLASSES, **more
     )
 
 
-def rows_of(detector: Detector, arrays) -> list[np.ndarray]:
+def rows_of(detector: ObjectFinder, arrays) -> list[np.ndarray]:
     return [arrays[each.name] for each in detector.head.outputs]
 
 
@@ -129,7 +126,7 @@ def test_forms_of_suppressed_outputs(form, arrays):
     ]
 
     head = find_head(outputs, FRAME)
-    found = Detector(head, SAME, Limits()).find((SIDE, SIDE), arrays)
+    found = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), arrays)
 
     assert head.name == "nms"
     assert found.boxes.tolist() == [[1, 2, 11, 22]]
@@ -238,11 +235,11 @@ def test_numbers_of_candidates_and_objects_are_bounded(monkeypatch):
     rows[:, 4] = np.linspace(0.5, 1, 400)
     head = find_head([matrix(400, 6)], FRAME)
 
-    found = Detector(head, SAME, Limits()).find((SIDE, SIDE), [rows])
+    found = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), [rows])
 
     assert found.scores.tolist() == rows[::-1, 4][:MAX_OBJECTS].tolist()
     monkeypatch.setattr(detectors, "MAX_CANDIDATES", 7)
-    few = Detector(head, SAME, Limits()).find((SIDE, SIDE), [rows])
+    few = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), [rows])
     assert few.scores.tolist() == rows[::-1, 4][:7].tolist()
 
 
@@ -295,8 +292,8 @@ BOX, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (50, 50, 60, 60)
     },
 )
 def test_objects_of_two_detectors_are_matched(one, other, pairs):
-    found = match(objects(*one), objects(*other))
+    found = match_objects(objects(*one), objects(*other))
 
     assert [each.places for each in found] == [places for places, _ in pairs]
     assert [each.difference for each in found] == pytest.approx([difference for _, difference in pairs])
-    assert all(isinstance(each, Pair) for each in found)
+    assert all(isinstance(each, ObjectPair) for each in found)

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nereid.backends.triton.overlap.fused_job import FusedJob
-from nereid.backends.triton.overlap.lanes import Lanes
-from nereid.backends.triton.overlap.open_lanes import check_overlap
-from nereid.backends.triton.overlap.overlap import SLOTS, Overlap
-from nereid.backends.triton.overlap.slots import (
+from nereid.backends.triton.lanes import Lanes, check_overlap
+from nereid.backends.triton.overlap import (
+    SLOTS,
     Answer,
     Answered,
     Compute,
     Computed,
     Decode,
     Decoded,
+    Overlap,
     Slots,
     Submitted,
 )
+from nereid.backends.triton.post_processing import FusedJob
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import DeviceFailed, InvalidConfig, InvalidImage, InvalidRequest, ServingError
 from nereid.vision.imaging.image_times import ImageTimes

@@ -7,8 +7,9 @@ import pytest
 from onnx import helper
 
 from nereid.base.errors import WrongUsage
+from nereid.base.units import split_lines
 from nereid.models.publish.intake.adaptation import Choices
-from nereid.tasks.read.characters import Characters, split_characters
+from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.dictionary import characters_of
 from nereid.tasks.read.recogniser import adapt, adapt_file
 from tests.networks import value
@@ -130,7 +131,7 @@ def test_several_outputs_need_a_choice():
     },
 )
 def test_lines_of_a_dictionary(text, found):
-    assert split_characters(text) == found
+    assert split_lines(text) == found
 
 
 @cases(

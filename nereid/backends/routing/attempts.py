@@ -1,8 +1,9 @@
-"""Attempts of a route: a request that is admitted, one attempt on a variant, and the state of a variant."""
+"""Attempts of a route: admitted requests, one attempt on a variant, its state and its circuit breaker."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 from math import inf
 from threading import Lock
@@ -18,10 +19,118 @@ from nereid.backends.routing.assignment import (
     Table,
     Variant,
 )
-from nereid.backends.routing.breaker import Breaker, State
-from nereid.backends.routing.interfaces import MAX_LATE, BoundedLabels, MetricSink, RoutedRequest
-from nereid.backends.routing.request_trace import RequestTrace
+from nereid.backends.routing.interfaces import (
+    MAX_LATE,
+    BoundedLabels,
+    MetricSink,
+    RequestTrace,
+    RoutedRequest,
+)
 from nereid.base.serving_errors import DeadlineExceeded, Died, ServingError, Unavailable, is_fault
+
+
+class State(IntEnum):
+    """State of a breaker: it lets all requests pass, one trial, or none."""
+
+    CLOSED = 0
+    HALF_OPEN = 1
+    OPEN = 2
+
+
+class Breaker:
+    """Keeps requests away from a variant whose last requests failed.
+
+    It considers the requests of the last `window_s` seconds, at least the last `min_requests`. It opens when
+    at least `error_ratio` of them failed, or immediately when it is tripped. After `open_s` one trial request
+    passes, whose outcome closes or opens the breaker again. `on_change` receives each new state.
+    Not thread-safe: the caller holds a lock.
+    """
+
+    def __init__(
+        self, settings: BreakerSettings, on_change: Callable[[State], None] = lambda state: None
+    ) -> None:
+        self.state = State.CLOSED
+        self._settings, self._on_change = settings, on_change
+        self._outcomes: deque[tuple[float, bool]] = deque()
+        self._failures = 0
+        self._changed_at = 0.0
+        self._is_trying = False
+
+    def allows(self, now: float) -> bool:
+        """Return whether a request may pass; a half-open breaker lets one pass, the trial."""
+        if self.state is State.OPEN and now - self._changed_at >= self._settings.open_s:
+            self._change(State.HALF_OPEN, now)
+        if self.state is State.HALF_OPEN and not self._is_trying:
+            self._is_trying = True
+            return True
+        return self.state is State.CLOSED
+
+    def record(self, has_failed: bool | None, now: float, is_trial: bool = False) -> None:
+        """Record the outcome of an allowed request; None if it says nothing about the variant.
+
+        While the breaker is half open, only the trial counts, not earlier requests.
+        """
+        if is_trial and self.state is State.HALF_OPEN:
+            self._is_trying = False
+            if has_failed is not None:
+                self._change(State.OPEN if has_failed else State.CLOSED, now)
+        elif self.state is State.CLOSED and has_failed is not None:
+            self._outcomes.append((now, has_failed))
+            self._failures += has_failed
+            self._forget(now)
+            if self._must_open():
+                self._change(State.OPEN, now)
+
+    def allow_trial(self, now: float) -> None:
+        """Let the next request through as a trial, without the rest of the wait."""
+        if self.state is State.OPEN:
+            self._change(State.HALF_OPEN, now)
+
+    def trip(self, now: float) -> None:
+        """Open immediately, or stay open: the variant is unreachable."""
+        if self.state is not State.OPEN:
+            self._change(State.OPEN, now)
+
+    def _must_open(self) -> bool:
+        count = len(self._outcomes)
+        return count >= self._settings.min_requests and self._failures / count >= self._settings.error_ratio
+
+    def _forget(self, now: float) -> None:
+        oldest_kept = now - self._settings.window_s
+        while len(self._outcomes) > self._settings.min_requests and self._outcomes[0][0] < oldest_kept:
+            self._failures -= self._outcomes.popleft()[1]
+
+    def _change(self, state: State, now: float) -> None:
+        self.state = state
+        self._changed_at = now
+        self._is_trying = False
+        self._outcomes.clear()
+        self._failures = 0
+        self._on_change(state)
+
+
+class RetryBudget:
+    """Limit on retries, so that they never multiply a failure.
+
+    A failure takes a token and a success returns a tenth of one; a retry needs more than half of them.
+
+    Source: gRPC proposal A6, retry throttling.
+    """
+
+    MAX_TOKENS, RATIO = 10.0, 0.1
+
+    def __init__(self) -> None:
+        self._tokens = self.MAX_TOKENS
+
+    def succeeded(self) -> None:
+        """Record a request that needs no retry."""
+        self._tokens = min(self.MAX_TOKENS, self._tokens + self.RATIO)
+
+    def may_retry(self) -> bool:
+        """Record a failed request, and return whether it may be sent again."""
+        self._tokens = max(0.0, self._tokens - 1)
+        return self._tokens > self.MAX_TOKENS / 2
+
 
 # A death that was seen longer ago than this says nothing about the present process of the instance.
 DEATH_COUNTS_S = 10.0
@@ -143,10 +252,10 @@ class ServedVariant:
             return False
         if now >= attempt.deadline:
             return False
-        return not self.may_have_had(attempt, instance) or self.may_send_suspect(admitted, now)
+        return not self.could_have_received(attempt, instance) or self.may_send_suspect(admitted, now)
 
-    def may_have_had(self, attempt: "Attempt", instance: str = "") -> bool:
-        """Return whether an instance, or any one, may have had a request when it died.
+    def could_have_received(self, attempt: "Attempt", instance: str = "") -> bool:
+        """Return whether an instance, or any one, could have received a request before it died.
 
         It gets none after it was seen dead.
         """
@@ -210,7 +319,7 @@ class ServedVariants:
             self._states.pop(key).retire()
 
 
-class Rungs:
+class FallbackQueue:
     """The chosen variant, then those that replace it; each is tried at most once.
 
     Attributes:
@@ -253,9 +362,14 @@ class Attempt:
     """
 
     def __init__(
-        self, admitted: AdmittedRequest, rungs: Rungs, choice: Choice, served: ServedVariant, now: float
+        self,
+        admitted: AdmittedRequest,
+        queue: FallbackQueue,
+        choice: Choice,
+        served: ServedVariant,
+        now: float,
     ) -> None:
-        self.rungs = rungs
+        self.queue = queue
         self.admitted, self.variant, self.reason, self.served = (
             admitted,
             choice.variant,
@@ -270,7 +384,7 @@ class Attempt:
         self._is_own_deadline = not 0 < client_s < own_s
         self.deadline = admitted.begin + (own_s if self._is_own_deadline else client_s)
         self.seconds = 0.0
-        if admitted.table.route.has_fallbacks and rungs.may_leave(choice):
+        if admitted.table.route.has_fallbacks and queue.may_leave(choice):
             # The other instance may only be starting, and the queue still be that of the dead one.
             shorten_deadlines((self,), served, now)
 

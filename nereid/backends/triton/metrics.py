@@ -55,26 +55,6 @@ SESSION_METRICS: Mapping[str, MetricKind] = {
     "host_inputs_total": MetricKind("COUNTER", "Inputs on the host of an instance on a GPU: each is copied"),
 }
 
-READER_PREFIX = "nereid_reader_"
-READER_LABELS = ("model", "version")
-READER_METRICS: Mapping[str, MetricKind] = {
-    "stage_duration_seconds": MetricKind(
-        "TALLY",
-        "Seconds of a stage for one image; the recognition of lines of several images counts for each",
-        (*DURATIONS_S, 4.0, 8.0),
-        labels=("stage",),
-    ),
-    "lines": MetricKind("TALLY", "Lines of text of one image", (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)),
-    "missing_fields_total": MetricKind(
-        "COUNTER",
-        "Images on which a required field was not found, or its checksum does not hold",
-        labels=("field",),
-    ),
-    "rejected_total": MetricKind(
-        "COUNTER", "Rejected requests, by the code of the error", labels=("reason",)
-    ),
-}
-
 ROUTE_PREFIX = "nereid_route_"
 ROUTE_LABELS = ("route", "model_instance")
 ROUTE_METRICS: Mapping[str, MetricKind] = {

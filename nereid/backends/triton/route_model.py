@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
@@ -13,21 +13,23 @@ import triton_python_backend_utils as pb_utils
 from nereid.backends.routing import deadline
 from nereid.backends.routing.assignment import ANSWER, ROUTE_THREADS, Table
 from nereid.backends.routing.attempts import AdmittedRequest
-from nereid.backends.routing.interfaces import NO_PARAMETERS, RoutedRequest
-from nereid.backends.routing.request_trace import RequestTrace
+from nereid.backends.routing.interfaces import NO_PARAMETERS, RequestTrace, RoutedRequest
+from nereid.backends.routing.observation import RouteQuality, ignore
+from nereid.backends.routing.reference_file import ReferenceWatch, path_of
 from nereid.backends.routing.route_file import RouteWatch
 from nereid.backends.routing.router import Router
 from nereid.backends.triton import stub_processes
-from nereid.backends.triton.metric_reporter import MetricReporter
-from nereid.backends.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX
+from nereid.backends.triton.metric_reporter import SIGNALS_FLUSH_S, MetricReporter
+from nereid.backends.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX, ROUTE_QUALITY_METRICS
 from nereid.backends.triton.model_trace import open_tracer
-from nereid.backends.triton.quality_reporter import RouteSignals, read_class_names
 from nereid.backends.triton.tensors import log_info, log_warn, read_parameters, reject
 from nereid.base.config.model_config import ModelConfig
+from nereid.base.config.server_flags import measures_signals
 from nereid.base.contract import IMAGE, ROUTE_OUTPUTS
 from nereid.base.serving_errors import InvalidRequest, ServingError, from_message
 from nereid.tasks import outputs_of
-from nereid.vision.imaging.formats.work import LARGE_WORK, work
+from nereid.tasks.task_outputs import TaskOutputs
+from nereid.vision.imaging.formats.size import LARGE_WORK, work
 
 # Seconds between two looks at the route file.
 POLL_S = 0.5
@@ -45,7 +47,7 @@ class RouteModel:
         self._config = config
         self._tracer = open_tracer()
         self._outputs = [output.name for output in config.outputs if output.name not in ROUTE_OUTPUTS]
-        task = outputs_of(self._outputs, read_class_names(config))
+        task = outputs_of(self._outputs, _class_names(config))
         self._watch = RouteWatch(config, lambda model, version: pb_utils.is_model_ready(model, str(version)))
         self._metrics = MetricReporter(
             ROUTE_PREFIX, ROUTE_METRICS, route=config.name, model_instance=instance
@@ -59,13 +61,13 @@ class RouteModel:
             self._metrics,
             self._warn,
             can_answer=partial(stub_processes.can_answer, config.folder.parent),
-            hurry=self._is_awake.set,
+            wake=self._is_awake.set,
             begin_trace=self._begin_trace,
             observe=self._signals.observe,
             spawn=self._pool.submit,
         )
         self._show(self._watch.table)
-        self._housekeeper = threading.Thread(target=self._keep_house, daemon=True)
+        self._housekeeper = threading.Thread(target=self._run_housekeeping, daemon=True)
         self._housekeeper.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -95,11 +97,11 @@ class RouteModel:
         except Exception as error:
             self._warn(f"the response of request '{admitted.request}' could not be sent: {error!r}")
 
-    def _keep_house(self) -> None:
+    def _run_housekeeping(self) -> None:
         """Reject late requests, free the slots of cancelled ones, and use a changed route file."""
         polled_s = 0.0
         while True:
-            self._is_awake.wait(self._router.rest_s(POLL_S))
+            self._is_awake.wait(self._router.sleep_s(POLL_S))
             self._is_awake.clear()
             if self._is_closing.is_set():
                 return
@@ -138,6 +140,38 @@ class RouteModel:
 
     def _warn(self, line: str) -> None:
         log_warn(f"route {self._config.name}: {line}")
+
+
+class RouteSignals:
+    """Signals of the responses of one instance of a route.
+
+    Args:
+        config, task: of the route.
+        instance: name of the instance.
+        warn: receives a line if the route's reference is invalid.
+    """
+
+    def __init__(
+        self, config: ModelConfig, task: TaskOutputs, instance: str, warn: Callable[[str], None]
+    ) -> None:
+        self._metrics = MetricReporter(
+            ROUTE_PREFIX, ROUTE_QUALITY_METRICS, SIGNALS_FLUSH_S, route=config.name, model_instance=instance
+        )
+        self._quality = RouteQuality(self._metrics, task)
+        self._watch, self._warn = ReferenceWatch(path_of(config.folder.parent, config.name)), warn
+        self.observe = self._quality.observe if measures_signals() else ignore
+        self.poll()
+
+    def poll(self) -> None:
+        """Read the reference if its file has changed; without a valid one, no class is counted."""
+        if self._watch.poll():
+            self._quality.use(self._watch.classes)
+            if self._watch.problem:
+                self._warn(f"no class is counted: {self._watch.problem}")
+
+    def close(self) -> None:
+        """Send the last changes."""
+        self._metrics.close()
 
 
 class TritonRequest:
@@ -243,3 +277,11 @@ class TritonRequest:
 def _repeated(name: str, word: str, shape: tuple[int, ...]) -> Any:
     """Return a tensor that repeats a text for every image."""
     return pb_utils.Tensor(name, np.full(shape, word.encode(), object))
+
+
+def _class_names(config: ModelConfig) -> Sequence[str]:
+    outputs = config.document.get("output") or [{}]
+    try:
+        return (config.folder / (outputs[0].get("label_filename") or "")).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):  # none, or a folder
+        return ()

@@ -5,36 +5,24 @@ or keys.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from nereid.base.tracing.records import Record
 
-# In the order of a request. `transport` is between gateway and route, `retry` has attempts before the last
-# one, `queue` is for an instance, `barcodes` to `fields` are those of a reader of text, `hop` is between the
-# models of an ensemble, and `response` is from the last model back to the route.
-STAGES = (
-    "receive",
-    "admission",
-    "transport",
-    "route",
-    "retry",
-    "queue",
-    "decode",
-    "resize",
-    "barcodes",
-    "detect",
-    "boxes",
-    "crops",
-    "direction",
-    "recognise",
-    "fields",
-    "hop",
-    "network",
-    "model",
-    "response",
-)
+# In the order of a request; the stages of a task's models are between both. `transport` is between gateway
+# and route, `retry` has attempts before the last one, `queue` is for an instance, `hop` is between the models
+# of an ensemble, and `response` is from the last model back to the route.
+FIRST_STAGES = ("receive", "admission", "transport", "route", "retry", "queue", "decode", "resize")
+LAST_STAGES = ("hop", "network", "model", "response")
+
+
+def in_order(stages: Iterable[str]) -> list[str]:
+    """Return the names of stages in the order of a request; those of tasks keep theirs."""
+    places = {name: place - len(FIRST_STAGES) for place, name in enumerate(FIRST_STAGES)}
+    places |= {name: place for place, name in enumerate(LAST_STAGES, 1)}
+    return sorted(stages, key=lambda name: places.get(name, 0))
 
 
 def request_lines(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
@@ -138,7 +126,7 @@ def _line(record: Record, stages: dict[str, float], gateway: Record | None) -> d
         **about,
         **({"error": record["error"]} if "error" in record else {}),
         "ms": _ms(whole),
-        "stages_ms": {name: round(max(0.0, stages[name]), 3) for name in STAGES if name in stages},
+        "stages_ms": {name: round(max(0.0, stages[name]), 3) for name in in_order(stages)},
     }
 
 

@@ -435,7 +435,8 @@ class StagedAddition:
     def _cost(self, measured: Measurements) -> tuple[int, int]:
         """Return the processes of a server with the profile `cpu`, and their memory in bytes."""
         name, kind = self._request.name, self._intake.input
-        alone = fitting.counts({name: 1.0}, fitting.Machine.present(), {name} if kind.is_reader else ())
+        own_bytes = {name: kind.instance_bytes(0)} if kind.is_reader else {}
+        alone = fitting.counts({name: 1.0}, fitting.Machine.present(), own_bytes)
         instances = self._request.instances or alone.counts[name]
         return instances + 1, instances * kind.instance_bytes(measured.memory_bytes) + PROCESS_BYTES
 

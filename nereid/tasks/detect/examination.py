@@ -18,8 +18,7 @@ from nereid.models.publish.examination import (
     is_close,
 )
 from nereid.repository.onnx_file import OnnxFile
-from nereid.tasks.detect.detector import Detector, Objects, outputs_by_role
-from nereid.tasks.detect.matching import match
+from nereid.tasks.detect.detector import ObjectFinder, Objects, match_objects
 
 SCORE_SLACK = 0.01  # of half precision
 # Objects that a survey shows per image.
@@ -47,7 +46,7 @@ class ComparedObjects:
         """
         assert request.after is not None
         self._request = request
-        self._detector = Detector.from_config(ModelConfig.from_file(request.after, request.after_version))
+        self._detector = ObjectFinder.from_config(ModelConfig.from_file(request.after, request.after_version))
         threshold = self._detector.score_threshold
         self._lenient = replace(self._detector, score_threshold=threshold * SEARCHED)
 
@@ -81,7 +80,7 @@ class ComparedObjects:
 
     def _changes(self, sample: NetworkInput, before: Arrays, after: Arrays) -> Iterator[OutputChange]:
         old, new = (self._find(self._lenient, sample, each) for each in (before, after))
-        for pair in match(old, new):
+        for pair in match_objects(old, new):
             scores = [
                 each.scores[at] for each, at in zip((old, new), pair.places, strict=True) if at is not None
             ]
@@ -91,7 +90,7 @@ class ComparedObjects:
 
     def _check_meaning(self, sample: NetworkInput, outputs: Arrays) -> None:
         """Refuse numbers that no detector means as scores, or as boxes in pixels."""
-        rows, head = outputs_by_role(self._detector, outputs), self._detector.head
+        rows, head = self._detector.by_role(outputs), self._detector.head
         try:
             found = head.candidates(rows, self._detector.score_threshold)
         except ServingError as error:
@@ -105,10 +104,10 @@ class ComparedObjects:
                 f"{sample.name}: expected boxes in pixels, got {len(sides)} smaller than one: {fix}"
             )
 
-    def _find(self, detector: Detector, sample: NetworkInput, outputs: Arrays) -> Objects:
+    def _find(self, detector: ObjectFinder, sample: NetworkInput, outputs: Arrays) -> Objects:
         try:
             size_wh = detector.upright_size(sample.encoded)
-            return detector.find(size_wh, outputs_by_role(detector, outputs))
+            return detector.find(size_wh, detector.by_role(outputs))
         except ServingError as error:
             raise Rejected(f"{sample.name}: {error}") from None
 

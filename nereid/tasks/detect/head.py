@@ -6,8 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from nereid.base.serving_errors import InferenceFailed
-from nereid.tasks.detect.decoding import STRIDES_PX, Candidates, Frame, Rows, used_rows
-from nereid.tasks.detect.layouts import ANCHORS_PER_CELL, LAYOUTS, Layout, Output, grid_cells
+from nereid.tasks.detect.layouts import (
+    ANCHORS_PER_CELL,
+    LAYOUTS,
+    STRIDES_PX,
+    Candidates,
+    Frame,
+    Layout,
+    Output,
+    Rows,
+    grid_cells,
+    used_rows,
+)
 
 # Networks for large images have a fourth grid. Source: ultralytics/yolov5, models/hub/yolov5s6.yaml.
 GRIDS_PX = (STRIDES_PX, (*STRIDES_PX, 64))

@@ -30,9 +30,8 @@ from nereid.models.publish.intake.serving_settings import (
     read_input,
 )
 from nereid.repository import onnx_file
-from nereid.tasks.detect.decoding import Frame
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
-from nereid.tasks.detect.layouts import LAYOUTS, Output
+from nereid.tasks.detect.layouts import LAYOUTS, Frame, Output
 from nereid.vision.imaging.preprocess_settings import PRESETS
 from nereid.vision.inference.signature import Signature
 

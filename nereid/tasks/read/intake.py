@@ -18,9 +18,8 @@ from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
 from nereid.models.publish.intake.serving_settings import ServedTensor, ServingSettings
 from nereid.repository import onnx_file, pbtxt
-from nereid.repository.fitting import READER_BYTES
 from nereid.repository.layout import config_files, served_versions
-from nereid.tasks.read import dictionary, recogniser
+from nereid.tasks.read import READER_BYTES, dictionary, recogniser
 from nereid.tasks.read.reading_settings import TENSORS, tensor_problems
 from nereid.vision.inference.signature import Signature
 

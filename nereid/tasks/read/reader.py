@@ -11,20 +11,16 @@ import numpy as np
 from nereid.base.processes import return_memory
 from nereid.base.serving_errors import InvalidImage, ServingError, from_exception
 from nereid.tasks.read.barcodes import Barcode, find_barcodes
-from nereid.tasks.read.characters import Characters
-from nereid.tasks.read.crops import LINE_HEIGHT_PX
-from nereid.tasks.read.detector_input import normalised
-from nereid.tasks.read.direction import upside_down
-from nereid.tasks.read.line import Line
-from nereid.tasks.read.line_search import FoundLines, Network, find_lines
-from nereid.tasks.read.lines_batch import batches, stacked
-from nereid.tasks.read.reading_order import reading_order
+from nereid.tasks.read.boxes import reading_order
+from nereid.tasks.read.characters import Characters, RecognisedLine
+from nereid.tasks.read.line_images import LINE_HEIGHT_PX, batches, normalised, stacked
+from nereid.tasks.read.line_search import FoundLines, Network, find_lines, upside_down
 from nereid.tasks.read.reading_settings import DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S
 from nereid.tasks.read.stages import StageTimes
 from nereid.tasks.read.upright import UprightDecoder, UprightImage
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.image_signals import ImageMeter, Sink, size_signals
-from nereid.vision.imaging.probe_image import ProbeImage
+from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.imaging.transform import Transform
 
 # glibc keeps the memory of larger images for the next one.
@@ -116,7 +112,7 @@ class TextReader:
         images: Sequence[bytes | ServingError],
         checks: Sequence[Check] | None = None,
         networks: Sequence[Networks] | None = None,
-    ) -> list[list[Line] | ServingError]:
+    ) -> list[list[RecognisedLine] | ServingError]:
         """Return the lines of each image in reading order, or its error; a bad image harms no other one.
 
         Args:
@@ -202,10 +198,10 @@ class TextReader:
                 f"got {min(len(page.texts), count)} of {count} lines in this time; fix: send parts of it"
             )
 
-    def _lines(self, page: _Page) -> list[Line]:
+    def _lines(self, page: _Page) -> list[RecognisedLine]:
         places = [_better(page, line) for line in range(len(page.found))]
         boxes = page.found.boxes[places]
-        lines = [Line(*page.texts[places[each]], boxes[each]) for each in reading_order(boxes)]
+        lines = [RecognisedLine(*page.texts[places[each]], boxes[each]) for each in reading_order(boxes)]
         return [
             line
             for line in lines

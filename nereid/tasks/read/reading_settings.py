@@ -17,15 +17,13 @@ from nereid.base.contract import (
     SYMBOLOGY,
     TEXT,
 )
+from nereid.tasks.read import PARTS, READ
 
-BACKEND = "text_reader"
+BACKEND = READ.backend.name if READ.backend else ""
 # A page of a newspaper has about 400 lines, a dense letter 60; a page of 1,000 takes 8 s of a core.
 DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S = 500, 30.0
 # Values of the parameter `networks`: where they run.
 IN_PROCESS, SERVED = "in_process", "served"
-# Parameters that name the networks, each with its `…_version`. The recogniser is `network`, as elsewhere: the
-# one that is published again.
-PARTS = ("detect", "direction", "network")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from nereid.base.serving_errors import (
     from_exception,
     lost_device,
 )
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import EncodedImage, Limits, open_image
+from nereid.vision.imaging.decode import Buffers, EncodedImage, Limits, open_image
 from nereid.vision.imaging.image_times import ImageTimes
 from nereid.vision.imaging.kernel import (
     BLOCK_XY,

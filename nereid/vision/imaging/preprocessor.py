@@ -11,8 +11,7 @@ import numpy as np
 
 from nereid.base.processes import return_memory
 from nereid.base.serving_errors import ServingError, from_exception
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import EncodedImage, Limits, open_image
+from nereid.vision.imaging.decode import Buffers, EncodedImage, Limits, open_image
 from nereid.vision.imaging.image_signals import ImageMeter, Sink
 from nereid.vision.imaging.image_times import ImageTimes
 from nereid.vision.imaging.transform import DATATYPES, Transform

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.backends.triton.steps.after_network import AfterNetwork, open_after
+from nereid.backends.triton.post_processing import PostProcessing, open_post_processing
 from nereid.base.assets import REPOSITORY
 from nereid.base.config.model_config import FusedSettings, ModelConfig, read_profile
 from nereid.base.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
@@ -27,11 +27,11 @@ def cars(tmp_path_factory) -> Path:
     return add_detector(tmp_path_factory.mktemp("cars"))
 
 
-def opened(repository: Path, model: str) -> AfterNetwork:
+def opened(repository: Path, model: str) -> PostProcessing:
     folder = repository / model
     config = ModelConfig.from_document(read_profile(folder, "cpu"), folder, 1)
     names = config.settings(FusedSettings)
-    return open_after(config, names, config.sibling(names.network, names.network_version))
+    return open_post_processing(config, names, config.sibling(names.network, names.network_version))
 
 
 def test_each_image_gets_its_own_objects(cars):

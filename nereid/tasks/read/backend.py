@@ -4,26 +4,25 @@ The networks run in the same process, or as models of the server; the code aroun
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nereid.backends.routing import deadline
-from nereid.backends.triton.metric_reporter import ReaderMetrics
+from nereid.backends.triton.metric_reporter import ImageSignals, MetricReporter
 from nereid.backends.triton.model_trace import ModelTracer
-from nereid.backends.triton.quality_reporter import ImageSignals
-from nereid.backends.triton.reader_networks import open_network
-from nereid.backends.triton.steps.after_network import only_one
+from nereid.backends.triton.onnx_model import LocalNetwork, ServedNetwork
+from nereid.backends.triton.post_processing import Outcome, only_one
 from nereid.backends.triton.tensors import read_request, reject, respond
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BARCODE, BARCODE_BOX, BOX, CONFIDENCE, FIELD, SYMBOLOGY, TEXT
 from nereid.base.serving_errors import InvalidConfig, ServingError, from_exception
-from nereid.tasks.read.characters import Characters
+from nereid.tasks.read.characters import Characters, RecognisedLine
 from nereid.tasks.read.fields.field_search import Field, find_fields, missing_fields
 from nereid.tasks.read.fields.specification import read_specification
-from nereid.tasks.read.line import Line
+from nereid.tasks.read.metrics import FAMILIES, PREFIX
 from nereid.tasks.read.reading_settings import (
     ReadingSettings,
     fields_path,
@@ -33,13 +32,30 @@ from nereid.tasks.read.reading_settings import (
 )
 from nereid.tasks.read.stages import StageTimes
 from nereid.vision.imaging.decode import Limits
-from nereid.vision.imaging.probe_image import ProbeImage
+from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.inference import network_file
 
 if TYPE_CHECKING:
     from nereid.tasks.read.barcodes import Barcode
 
-Outcome = dict[str, np.ndarray] | ServingError
+
+class ReaderMetrics(MetricReporter):
+    """Metrics of one reader."""
+
+    def __init__(self, model: str, version: int) -> None:
+        super().__init__(PREFIX, FAMILIES, model=model, version=str(version))
+
+    def read(self, stages_ms: Mapping[str, float], lines: int, missing: Sequence[str]) -> None:
+        """Observe the time of each stage of one image, its lines, and its missing required fields."""
+        self.add("lines", lines)
+        for field in missing:
+            self.add("missing_fields_total", field=field)
+        for stage, milliseconds in stages_ms.items():
+            self.add("stage_duration_seconds", milliseconds / 1e3, stage=stage)
+
+    def rejected(self, error: ServingError) -> None:
+        """Count a request that was rejected."""
+        self.add("rejected_total", reason=error.code.lower())
 
 
 class ReaderModel:
@@ -67,7 +83,12 @@ class ReaderModel:
         for part, network in siblings.items():
             if problem := next(tensor_problems(part, network), ""):
                 raise InvalidConfig(f"model '{config.name}': {problem}")
-        self._networks = {part: open_network(config, each, settings) for part, each in siblings.items()}
+        self._networks = {
+            part: LocalNetwork(config, network.replacing(settings.of_network))
+            if settings.is_in_process
+            else ServedNetwork(network)
+            for part, network in siblings.items()
+        }
         detect, direction, recognise = (self._networks[part] for part in ("detect", "direction", "network"))
 
         def networks(traceparent: str = "") -> Networks:
@@ -118,7 +139,7 @@ class ReaderModel:
     def _outcome(
         self,
         image: bytes | ServingError,
-        found: list[Line] | ServingError,
+        found: list[RecognisedLine] | ServingError,
         barcodes: Sequence["Barcode"],
         times: StageTimes,
     ) -> Outcome:
@@ -155,7 +176,7 @@ def _pair(outputs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return index, probability
 
 
-def _tensors(lines: Sequence[Line]) -> dict[str, np.ndarray]:
+def _tensors(lines: Sequence[RecognisedLine]) -> dict[str, np.ndarray]:
     return {
         TEXT: _texts(line.text for line in lines),
         CONFIDENCE: np.array([line.confidence for line in lines], np.float32),
