@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nereid.application.chosen_models import find_any_model
-from nereid.base.assets import CLASSIFIERS
 from nereid.base.errors import ServerError
 from nereid.base.processes import available_cores
 from nereid.base.tracing.records import Sampling
 from nereid.gateway.admission.key_changes import open_ring
 from nereid.gateway.settings import Listen, Settings
 from nereid.server import run_dir
+from nereid.tasks import DEFAULT
 
 if TYPE_CHECKING:
     from nereid.gateway.models import ModelSource
@@ -64,7 +64,7 @@ def gateway(options: GatewayOptions, environment: Mapping[str, str]) -> None:
     settings, repository, base = options.settings, options.repository, run_dir.root(environment)
     source: ModelSource
     if repository is None:
-        source = FixedModels(options.models or (CLASSIFIERS.default,), settings.url)
+        source = FixedModels(options.models or (DEFAULT.model,), settings.url)
     else:
         from nereid.application.repository_models import RepositoryModels
 

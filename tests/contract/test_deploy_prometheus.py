@@ -12,8 +12,8 @@ import yaml
 from nereid.base.serving_errors import ServingError
 from nereid.cli import main as commands
 from nereid.gateway.failures import STATUS
-from nereid.gateway.http.middleware import FAULTS, IMAGE_ENDPOINTS
-from nereid.gateway.http.operations import OPERATIONS
+from nereid.gateway.http.middleware import FAULTS
+from nereid.gateway.http.operations import IMAGE_ENDPOINTS, OPERATIONS
 from nereid.gateway.v2 import grpc_front, grpc_reads, http_front
 from nereid.server.command_line import ServerOptions
 from tests.conftest import ROOT

@@ -20,12 +20,12 @@ from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS
 from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT, Admission
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.failures import STATUS, Failure
-from nereid.gateway.gateway_task import CLASSIFY
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
+from nereid.tasks import DEFAULT
 from tests.gateways import (
     IMAGE,
     NO_KEYS,
@@ -457,7 +457,7 @@ async def test_overload_is_reported_before_the_body_is_read():
     made = gateway(upstream, Settings())
 
     upstream.gate.clear()
-    await made.models.find(None, CLASSIFY)  # later requests do not wait for the model's outputs
+    await made.models.find(None, DEFAULT)  # later requests do not wait for the model's outputs
     capacity = made.admission.limit * (1 + MAX_WAITING_PER_SLOT)
     waiting = [Caller(made).start() for _ in range(capacity)]
     await asyncio.sleep(0.05)

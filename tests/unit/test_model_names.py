@@ -10,6 +10,7 @@ from nereid.application.repository_models import RepositoryModels
 from nereid.base.assets import CLASSIFIERS, COFFEE, READERS, REPOSITORY, TEXT_REPOSITORY, TaskModels
 from nereid.base.errors import WrongUsage
 from nereid.gateway.models import PreviewRefused
+from nereid.tasks.read.endpoint import fields_of
 from tests.tables import cases
 
 ROUTE = """backend: "ab_router"
@@ -112,8 +113,10 @@ def test_preview_is_that_of_the_preprocessing():
 def test_fields_are_those_of_the_default_variant(name):
     models = RepositoryModels(TEXT_REPOSITORY, lambda: None)
 
-    fields = {field.name: field for field in models.fields(name)}
+    config = models.config(name)
+    fields = {field.name: field for field in fields_of(config)}
 
     assert (fields["tracking_number"].required, fields["weight"].required) == (True, False)
     assert {"UPS", "EMS"} <= {*fields["tracking_number"].carriers}
-    assert [models.fields(other) for other in ("read_text", "text_detect", "none")] == [None] * 3
+    assert [fields_of(models.config(other)) for other in ("read_text", "text_detect")] == [[], []]
+    assert models.config("none") is None

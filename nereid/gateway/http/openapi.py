@@ -6,34 +6,10 @@ from typing import Any
 
 import msgspec
 
-from nereid.gateway.answers import FailedResult, Result
+from nereid.gateway.endpoint import Operation
 from nereid.gateway.failures import STATUS, Code, ErrorAnswer
-from nereid.gateway.http.operations import Operation
-from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, ImageBody
-from nereid.tasks.read.endpoint import ENCODINGS
+from nereid.gateway.http.upload import FORM, JSON, ImageBody
 
-_WORD = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
-_PARAMETERS = {
-    "top_k": (
-        "Number of classes in the response, best first.",
-        {"type": "integer", "minimum": 1, "maximum": MAX_TOP_K},
-    ),
-    "variant": ("Variant of the route that answers; same as header x-variant.", _WORD),
-    "version": ("Version of the model that answers; same as header x-model-version.", _WORD),
-    "encoding": (
-        "Encoding of the JSON: utf-8, or gbk, which has not all characters.",
-        {"type": "string", "enum": list(ENCODINGS)},
-    ),
-    "share": ("Initial share of the traffic, such as 10%; 0 without it.", _WORD),
-    "accept_change": (
-        "Publish although the results differ from the current version's.",
-        {"type": "string", "enum": ["true"]},
-    ),
-    "tolerance": ("Maximum difference of scores from the current version.", _WORD),
-    "max_slowdown": ("Maximum time per image, as a multiple of the current version's.", _WORD),
-    "max_memory": ("Maximum memory, as a multiple of the current version's.", _WORD),
-    "route_key": ("Route key: the same key gets the same variant; same as header x-route-key.", _WORD),
-}
 _MODEL: dict[str, Any] = {
     "name": "model",
     "in": "path",
@@ -61,8 +37,9 @@ _RETRY = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "i
 def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str, Any]:
     """Return the document, OpenAPI 3.1."""
     kinds = [kind for each in operations for kind in (each.answer, each.body) if kind is not None]
+    parts = [part for operation in operations for part in operation.parts]
     schemas, components = msgspec.json.schema_components(
-        [*kinds, ErrorAnswer, Result, FailedResult], ref_template="#/components/schemas/{name}"
+        [*kinds, ErrorAnswer, *parts], ref_template="#/components/schemas/{name}"
     )
     schema_of = {None: None} | dict(zip(kinds, schemas[: len(kinds)], strict=True))
     paths: dict[str, Any] = {}
@@ -92,8 +69,8 @@ def _operation(
         "responses": _responses(operation, answer, ("not_found",) if names_model else ()),
     }
     parameters = [
-        {"name": name, "in": "query", "description": _PARAMETERS[name][0], "schema": _PARAMETERS[name][1]}
-        for name in operation.query
+        {"name": name, "in": "query", "description": sentence, "schema": schema}
+        for name, (sentence, schema) in operation.query.items()
     ]
     if names_model:
         parameters.append(_MODEL)

@@ -21,6 +21,7 @@ TASKS = (
             "result": "classify.result:PREDICTIONS",
             "client": "classify.client:Classifier",
             "async_client": "classify.client:AsyncClassifier",
+            "endpoint": "classify.endpoint:CLASSIFY",
             "intake": "classify.intake:Classification",
         },
         public={"client": ("Classifier", "AsyncClassifier"), "result": ("Label", "Prediction")},

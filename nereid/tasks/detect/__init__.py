@@ -18,6 +18,7 @@ TASKS = (
             "result": "detect.result:DETECTIONS",
             "client": "detect.client:Detector",
             "async_client": "detect.client:AsyncDetector",
+            "endpoint": "detect.endpoint:DETECT",
             "intake": "detect.intake:Detection",
             "examination": "detect.examination:FoundObjects",
         },

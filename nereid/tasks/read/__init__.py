@@ -21,6 +21,7 @@ READ = Task(
         "result": "read.result:READINGS",
         "client": "read.client:Reader",
         "async_client": "read.client:AsyncReader",
+        "endpoint": "read.endpoint:READ",
         "intake": "read.intake:Reading",
         "examination": "read.examination:ReadLines",
     },
@@ -33,6 +34,7 @@ WAYBILL = replace(
     outputs=(*READ.outputs, FIELD),
     path="/v1/waybill",
     extends=READ.name,
+    faces={**READ.faces, "endpoint": "read.endpoint:WAYBILL"},
     public={},
 )
 TASKS = READ, WAYBILL
