@@ -716,7 +716,7 @@ def test_objects_are_shown_with_their_boxes(visit):
 
 def test_tabs_are_those_of_the_models(visit):
     page = visit("text").page
-    sync_api.expect(page.locator("#classify-title")).to_have_text("Read text")
+    sync_api.expect(page.locator("#image-title")).to_have_text("Read text")
 
     page.get_by_role("button", name="parcel label").click()
 

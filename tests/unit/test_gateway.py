@@ -25,7 +25,7 @@ from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
-from nereid.tasks import DEFAULT
+from nereid.tasks import DEFAULT, TASKS
 from tests.gateways import (
     IMAGE,
     NO_KEYS,
@@ -355,6 +355,7 @@ def test_origin_has_the_scheme_of_the_gateway(address, origin, status):
         ("GET", "/nothing", (404, "not_found")),
         ("GET", "/page/../live.py", (404, "not_found")),
         ("GET", "/page/%2e%2e/live.py", (404, "not_found")),
+        ("GET", "/page/tasks/read/endpoint.py", (404, "not_found")),
         ("GET", "/samples/CREDITS.md", (404, "not_found")),
         ("GET", "/healthz?a=1", (400, "invalid_request")),
     ],
@@ -377,6 +378,25 @@ def test_page_samples_and_docs_are_served():
     samples = {each["name"]: each["tasks"] for each in send(made, "GET", "/samples").json()}
     photo = ["classify", "detect"]
     assert samples == {"coffee": photo, "chelsea": photo, "parcel_label": ["read", "waybill"]}
+
+
+def test_page_has_the_module_of_every_task():
+    made = gateway(Upstream())
+
+    listed = send(made, "GET", "/page/tasks.js")
+
+    assert (listed.headers["content-type"], listed.headers["cache-control"]) == (
+        "text/javascript; charset=utf-8",
+        "no-cache",
+    )
+    found = dict(re.findall(r'import { (\w+) } from "\./(.*)";', listed.text))
+    assert [*found] == [task.name for task in TASKS]
+    for name, path in found.items():
+        module = send(made, "GET", f"/page/{path}")
+        assert f"\nexport const {name} = {{" in module.text
+        assert module.headers["etag"]
+        same = send(made, "GET", f"/page/{path}", headers={"if-none-match": module.headers["etag"]})
+        assert same.status_code == 304
 
 
 def test_openapi_has_every_operation():
