@@ -1,18 +1,21 @@
-"""The operations of the gateway, and the REST endpoints of tasks, from which it builds their operations."""
+"""Images by REST, for every task: its endpoint, and the way from the body of a request to the answer."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.gateway.admission.access import Need
-from nereid.gateway.failures import Code
-from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
-from nereid.gateway.http.upload import FORM, JSON
-from nereid.tasks import Task
+from nereid.gateway.failures import Code, invalid_request
+from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response, whole_number
+from nereid.gateway.http.upload import FORM, JSON, CancelOnDisconnect, ImageBody
+from nereid.gateway.inference import ImageCall, run
+from nereid.tasks.task import Task
+from nereid.vision.imaging.formats.size import read_size
+from nereid.vision.imaging.formats.work import work_of
 
 if TYPE_CHECKING:
     from nereid.gateway.state import Gateway
@@ -23,10 +26,16 @@ Parameter = tuple[str, Mapping[str, Any]]
 
 WORD = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
 # The parameters of every task.
-ROUTE_PARAMETERS: Mapping[str, Parameter] = {
+ROUTE_PARAMETERS: dict[str, Parameter] = {
     "variant": ("Variant of the route that answers; same as header x-variant.", WORD),
     "version": ("Version of the model that answers; same as header x-model-version.", WORD),
     "route_key": ("Route key: the same key gets the same variant; same as header x-route-key.", WORD),
+}
+DEFAULT_TOP_K = 5
+# Sample images, and their credits.
+PHOTOS = {
+    COFFEE: "Rachel Michetti, courtesy of Pikolo Espresso Bar, CC0",
+    CHELSEA: "Stéfan van der Walt, CC0",
 }
 # Accepted media types of one image.
 ONE_IMAGE = ("image/*", "application/octet-stream", FORM, JSON)
@@ -54,19 +63,6 @@ class Answered(Struct):
     variant: str
     version: str
     reason: str
-
-
-class Photo(NamedTuple):
-    """A sample image, and its credit."""
-
-    path: Path
-    credit: str
-
-
-PHOTOS = (
-    Photo(COFFEE, "Rachel Michetti, courtesy of Pikolo Espresso Bar, CC0"),
-    Photo(CHELSEA, "Stéfan van der Walt, CC0"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +124,7 @@ class Endpoint:
         parameters: all query parameters by name. A value is checked against `enum`, in lower case, and
             against the `maximum` of an `integer`; the integer `top_k` reaches Triton's classification.
         errors: error codes, in addition to those of every image.
-        photos: sample images that suit the task.
+        photos: sample images that suit the task, with their credits.
         operations: further operations of the task; of those that are about a model, it must have the task.
         respond: encodes an answer, from the parameters of the request; raises Failure.
         keep: called with each result before it is encoded.
@@ -137,9 +133,81 @@ class Endpoint:
     summary: str
     answer: type[Answered]
     values: Callable[[Any, Mapping[str, str]], tuple[Any, ...]]
-    parameters: Mapping[str, Parameter] = field(default_factory=lambda: ROUTE_PARAMETERS)
+    parameters: Mapping[str, Parameter] = field(default_factory=ROUTE_PARAMETERS.copy)
     errors: tuple[Code, ...] = ()
-    photos: tuple[Photo, ...] = ()
+    photos: Mapping[Path, str] = field(default_factory=dict)
     operations: tuple[Operation, ...] = ()
     respond: Callable[[Any, Mapping[str, str]], GatewayResponse] = _as_json
     keep: Callable[["Gateway", GatewayRequest, Any], None] | None = None
+
+
+def operations_of(task: Task) -> Iterator[Operation]:
+    """Yield the operations of a task; the first one runs it on the image of a request."""
+    endpoint: Endpoint = task.face("endpoint")
+    kind = task.face("result")
+
+    async def answer(gateway: "Gateway", request: GatewayRequest) -> GatewayResponse:
+        settings, given = gateway.settings, parameters(request, endpoint.parameters)
+        headers = request.forwarded(given)
+        left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
+        gateway.admission.check(left_s, request.owner)
+        image = await gateway.uploads.one(request, left_s)
+        received_s = request.end_stage("receive")
+        size = read_size(image)
+        work, name, top_k = work_of(size, settings.max_pixels), request.request_id, top_k_of(given)
+        call = ImageCall(request.model, kind, image, size, work, headers, name, top_k, work - 1)
+        with CancelOnDisconnect(request):
+            found = await run(gateway, request, call)
+        request.variant = call.variant
+        if endpoint.keep:
+            endpoint.keep(gateway, request, found)
+        source, timings_ms = source_of(found), timings(request, received_s, call.stages_s)
+        values = endpoint.values(found, given)
+        return endpoint.respond(endpoint.answer(name, *source, *values, timings_ms), given)
+
+    # The id and the summary of the operation.
+    answer.__name__, answer.__doc__ = task.path.rpartition("/")[2], endpoint.summary
+    yield Operation(
+        *("POST", task.path, answer, "infer", endpoint.answer, endpoint.parameters),
+        *(ImageBody, ONE_IMAGE, (*IMAGE_ERRORS, *endpoint.errors)),
+        is_limited=True,
+        is_of_model=True,
+        task=task,
+    )
+    for operation in endpoint.operations:
+        yield replace(operation, task=task) if operation.is_of_model else operation
+
+
+def parameters(request: GatewayRequest, known: Mapping[str, Parameter]) -> dict[str, str]:
+    """Return the parameters in the query of a request.
+
+    Raises:
+        Failure: a parameter is unknown or repeated, or not a value of its schema.
+    """
+    given = request.query(known)
+    for name, value in given.items():
+        schema = known[name][1]
+        if schema["type"] == "integer":
+            whole_number(name, value, schema["maximum"])
+        elif "enum" in schema:
+            given[name] = value.lower()
+            if given[name] not in schema["enum"]:
+                expected = ", ".join(schema["enum"])
+                raise invalid_request(f"{name} must be one of {expected}, got {given[name][:32]!r}")
+    return given
+
+
+def top_k_of(given: Mapping[str, str]) -> int:
+    """Return the number of classes that the parameters of a request ask for."""
+    return int(given.get("top_k", DEFAULT_TOP_K))
+
+
+def source_of(found: Any) -> tuple[str, str, str, str]:
+    """Return model, variant, version and reason of a result, as an answer has them."""
+    return found.model, found.variant, found.version, found.reason
+
+
+def timings(request: GatewayRequest, received_s: float, stages_s: Mapping[str, float]) -> TimingsMs:
+    """Return the durations of the stages so far, and since the request arrived."""
+    durations_s = received_s, stages_s["admission"], stages_s["inference"], request.elapsed_s()
+    return TimingsMs(*(round(seconds * 1e3, 3) for seconds in durations_s))

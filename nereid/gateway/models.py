@@ -22,7 +22,8 @@ from nereid.gateway.inference import ImageCall, request, send
 from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.v2.inference_body import Output
-from nereid.tasks import DEFAULT, Task, task_of
+from nereid.tasks import DEFAULT, task_of
+from nereid.tasks.task import Task
 
 # Names in an error message; a repository may have hundreds.
 MAX_NAMES = 20
@@ -195,7 +196,7 @@ class Models:
     """
 
     def __init__(self, default: str, source: ModelSource, triton: HttpConnections) -> None:
-        self._source, self.triton, self.publisher = source, triton, source.publisher
+        self.source, self.triton = source, triton
         self.known: dict[str, OfferedModel] = {}
         self._first: dict[str, OfferedModel] = {}
         self.default = self._add(default)
@@ -218,20 +219,12 @@ class Models:
     async def task_of(self, model: OfferedModel) -> Task | None:
         """Return the task of a model; None while it is not known, or if no task has its outputs."""
         if model.task is None:
-            await model.find_task(self._source.outputs)
+            await model.find_task(self.source.outputs)
         return model.task
-
-    def preview(self, name: str, image: bytes) -> bytes | None:
-        """Return an image as a model's network sees it; blocks, see `ModelSource.preview`."""
-        return self._source.preview(name, image)
-
-    def config(self, name: str) -> ModelConfig | None:
-        """Return the config of a model; blocks, see `ModelSource.config`."""
-        return self._source.config(name)
 
     async def names(self) -> list[str]:
         """Return the names of all models, the default one first."""
-        found = await asyncio.to_thread(self._source.names)
+        found = await asyncio.to_thread(self.source.names)
         return [self.default.name, *(name for name in found if name != self.default.name)]
 
     async def all(self) -> AsyncIterator[OfferedModel]:
@@ -267,7 +260,7 @@ class Models:
             async with asyncio.timeout(timeout_s):
                 await send(self.triton, call, lambda: end_s - time.monotonic())
 
-        route = self._source.route(name)
+        route = self.source.route(name)
         view = RouteView(route) if route else None
         model = self.known[name] = OfferedModel(name, Live(), Readiness(probe), view, path=path_of(name))
         return model

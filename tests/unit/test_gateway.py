@@ -651,7 +651,7 @@ async def test_previews_go_one_at_a_time_to_their_end_and_cost_what_they_take(mo
         go_on.wait(WATCHDOG_S)
         return b"picture"
 
-    monkeypatch.setattr(made.models, "preview", prepare)
+    monkeypatch.setattr(made.models.source, "preview", prepare)
     image, transport = save(Image.new("RGB", (3500, 1000))), httpx.ASGITransport(create_app(made))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
 

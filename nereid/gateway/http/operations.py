@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from msgspec import Struct
 
 from nereid.gateway.admission.keys import Scope
-from nereid.gateway.endpoint import BODY_ERRORS, IMAGE_ERRORS, ONE_IMAGE, WORD, Endpoint, Operation
+from nereid.gateway.endpoint import BODY_ERRORS, ONE_IMAGE, WORD, Operation, Parameter, operations_of
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import CONTENT_TYPE, LiveState
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
@@ -17,7 +16,6 @@ from nereid.gateway.http.publish_endpoint import publish
 from nereid.gateway.http.upload import JSON, ImageBody
 from nereid.gateway.image_preview import preview
 from nereid.gateway.models import PublishAnswer
-from nereid.gateway.predict import handler
 from nereid.gateway.readiness import Health, Ready
 from nereid.gateway.route_control import (
     RolloutOrder,
@@ -28,11 +26,7 @@ from nereid.gateway.route_control import (
     RouteView,
 )
 from nereid.gateway.state import Gateway
-from nereid.tasks import TASKS, Task
-
-ENDPOINTS: dict[str, Endpoint] = {
-    task.name: endpoint for task in TASKS if (endpoint := task.face("endpoint"))
-}
+from nereid.tasks import TASKS
 
 
 class Access(Struct):
@@ -80,16 +74,11 @@ class Sample(Struct):
     tasks: list[str]
 
 
-def _samples() -> dict[Path, Sample]:
-    found: dict[Path, Sample] = {}
-    for name, endpoint in ENDPOINTS.items():
-        for path, credit in endpoint.photos:
-            sample = found.setdefault(path, Sample(path.stem, f"/samples/{path.name}", credit, []))
-            sample.tasks.append(name)
-    return found
-
-
-SAMPLES = _samples()
+SAMPLES: dict[Path, Sample] = {}
+for _task in TASKS:
+    for _path, _credit in _task.face("endpoint").photos.items():
+        SAMPLES.setdefault(_path, Sample(_path.stem, f"/samples/{_path.name}", _credit, []))
+        SAMPLES[_path].tasks.append(_task.name)
 
 
 async def models(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -173,7 +162,7 @@ async def samples(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     return json_response([*SAMPLES.values()])
 
 
-_PUBLISH = {
+_PUBLISH: dict[str, Parameter] = {
     "share": ("Initial share of the traffic, such as 10%; 0 without it.", WORD),
     "accept_change": (
         "Publish although the results differ from the current version's.",
@@ -185,30 +174,18 @@ _PUBLISH = {
 }
 
 
-def _of_task(task: Task, endpoint: Endpoint) -> Iterator[Operation]:
-    yield Operation(
-        *("POST", task.path, handler(task, endpoint), "infer", endpoint.answer, endpoint.parameters),
-        *(ImageBody, ONE_IMAGE, (*IMAGE_ERRORS, *endpoint.errors)),
-        is_limited=True,
-        is_of_model=True,
-        task=task,
-    )
-    for operation in endpoint.operations:
-        yield replace(operation, task=task) if operation.is_of_model else operation
-
-
 OPERATIONS = (
-    *(each for task in TASKS if task.name in ENDPOINTS for each in _of_task(task, ENDPOINTS[task.name])),
+    *(operation for task in TASKS for operation in operations_of(task)),
     Operation(
         *("POST", "/v1/preview", preview, "infer", None),
         body=ImageBody,
         kinds=ONE_IMAGE,
         errors=(
-            "invalid_image",
             *BODY_ERRORS,
+            "invalid_image",
+            "not_found",
             "rate_limited",
             "overloaded",
-            "not_found",
             "deadline_exceeded",
         ),
         is_limited=True,
@@ -247,5 +224,3 @@ OPERATIONS = (
     Operation("GET", "/readyz", readyz, "open", Ready),
     Operation("GET", "/samples", samples, "open", list[Sample]),
 )
-# The paths that run images.
-IMAGE_ENDPOINTS = tuple(each.path for each in OPERATIONS if each.task and each.is_limited)

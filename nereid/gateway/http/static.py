@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -15,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 
 from nereid import tasks
 from nereid.gateway.http.operations import SAMPLES
-from nereid.tasks import DEFAULT, TASKS, Task
+from nereid.tasks import DEFAULT, TASKS
 
 PAGE, TASK_FOLDERS = Path(__file__).parents[1] / "page", Path(tasks.__file__).parent
 NO_CACHE = {"cache-control": "no-cache"}
@@ -56,28 +55,15 @@ class Page(StaticFiles):
         return response
 
 
-def tasks_module(known: Sequence[Task]) -> str:
-    """Return the JavaScript module with the tasks of the page: those with a `page.js` in their folder."""
-    imports, entries = [], []
-    for task in known:
-        folder = task.faces["endpoint"].partition(".")[0] if "endpoint" in task.faces else ""
-        if folder and (TASK_FOLDERS / folder / "page.js").exists():
-            imports.append(f'import {{ {task.name} }} from "./tasks/{folder}/page.js";')
-            about = json.dumps({"name": task.name, "path": task.path.lstrip("/")})
-            entries.append(f"  {task.name}: {{ ...{task.name}, ...{about} }},")
-    lines = (
-        *imports,
-        "export const TASKS = {",
-        *entries,
-        "};",
-        f"export const DEFAULT = TASKS.{DEFAULT.name};",
-    )
-    return "\n".join(lines) + "\n"
-
-
 async def page_tasks(request: Request) -> Response:
-    """Serve the tasks of the page."""
-    return Response(tasks_module(TASKS), media_type="text/javascript", headers=NO_CACHE)
+    """Serve the JavaScript module with the tasks of the page; each has a `page.js` in its folder."""
+    folders = {task.name: task.faces["endpoint"].partition(".")[0] for task in TASKS}
+    imports = (f'import {{ {name} }} from "./tasks/{folder}/page.js";' for name, folder in folders.items())
+    words = {task.name: json.dumps({"name": task.name, "path": task.path[1:]}) for task in TASKS}
+    entries = (f"  {name}: {{ ...{name}, ...{about} }}," for name, about in words.items())
+    default = f"export const DEFAULT = TASKS.{DEFAULT.name};"
+    text = "\n".join([*imports, "export const TASKS = {", *entries, "};", default, ""])
+    return Response(text, media_type="text/javascript", headers=NO_CACHE)
 
 
 async def docs(request: Request) -> Response:

@@ -17,13 +17,16 @@ from nereid.gateway.endpoint import (
     Operation,
     Parameter,
     TimingsMs,
+    parameters,
+    source_of,
+    timings,
+    top_k_of,
 )
 from nereid.gateway.failures import FAULTS, GATEWAY_FAILED, SERVER_OUTCOMES, Failure, Reason, invalid_request
 from nereid.gateway.http.http_request import MAX_ID_LENGTH, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.middleware import log
 from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, BatchBody, BatchImage, CancelOnDisconnect
 from nereid.gateway.inference import ImageCall, run
-from nereid.gateway.predict import parameters, source_of, timings, top_k_of
 from nereid.gateway.state import Gateway
 from nereid.tasks.classify.result import PREDICTIONS, Prediction
 from nereid.vision.imaging.formats.size import read_size

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from nereid.base.assets import PARCEL_LABEL
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import InvalidConfig
-from nereid.gateway.endpoint import ROUTE_PARAMETERS, Answered, Endpoint, Operation, Photo, TimingsMs
+from nereid.gateway.endpoint import ROUTE_PARAMETERS, Answered, Endpoint, Operation, TimingsMs
 from nereid.gateway.failures import Failure
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.state import Gateway
@@ -95,7 +95,7 @@ class DocumentField(Struct):
 
 async def fields(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """List the fields that a model finds, and the carriers whose numbers it knows."""
-    config = await asyncio.to_thread(gateway.models.config, request.model.name)
+    config = await asyncio.to_thread(gateway.models.source.config, request.model.name)
     found = await asyncio.to_thread(fields_of, config) if config else []
     if not found:
         raise Failure("not_found", f"this gateway does not know the fields of '{request.model.name}'")
@@ -164,7 +164,7 @@ READ = Endpoint(
         ),
     },
     errors=("unencodable_text",),
-    photos=(Photo(PARCEL_LABEL, "rendered for Nereid"),),
+    photos={PARCEL_LABEL: "rendered for Nereid"},
     respond=_encoded,
 )
 _FIELDS = Operation(
