@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, convert, structs
 
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.gateway.admission.access import Need
@@ -120,7 +120,8 @@ class Endpoint:
     Attributes:
         summary: one line for the OpenAPI document: `Find the objects in one image.`
         answer: class of the answer: `Answered`, then the fields of the task, then `timings_ms`.
-        values: returns the values of the task's fields, from a result and the parameters of the request.
+        values: returns the values of the task's fields, from a result and the parameters of the request;
+            without it they are the attributes of the result with the same names.
         parameters: all query parameters by name. A value is checked against `enum`, in lower case, and
             against the `maximum` of an `integer`; the integer `top_k` reaches Triton's classification.
         errors: error codes, in addition to those of every image.
@@ -132,7 +133,7 @@ class Endpoint:
 
     summary: str
     answer: type[Answered]
-    values: Callable[[Any, Mapping[str, str]], tuple[Any, ...]]
+    values: Callable[[Any, Mapping[str, str]], tuple[Any, ...]] | None = None
     parameters: Mapping[str, Parameter] = field(default_factory=ROUTE_PARAMETERS.copy)
     errors: tuple[Code, ...] = ()
     photos: Mapping[Path, str] = field(default_factory=dict)
@@ -145,6 +146,12 @@ def operations_of(task: Task) -> Iterator[Operation]:
     """Yield the operations of a task; the first one runs it on the image of a request."""
     endpoint: Endpoint = task.face("endpoint")
     kind = task.face("result")
+    own = structs.fields(endpoint.answer)[len(Answered.__struct_fields__) : -1]
+
+    def attributes(found: Any, given: Mapping[str, str]) -> tuple[Any, ...]:
+        return tuple(convert(getattr(found, part.name), part.type, from_attributes=True) for part in own)
+
+    values = endpoint.values or attributes
 
     async def answer(gateway: "Gateway", request: GatewayRequest) -> GatewayResponse:
         settings, given = gateway.settings, parameters(request, endpoint.parameters)
@@ -161,9 +168,9 @@ def operations_of(task: Task) -> Iterator[Operation]:
         request.variant = call.variant
         if endpoint.keep:
             endpoint.keep(gateway, request, found)
-        source, timings_ms = source_of(found), timings(request, received_s, call.stages_s)
-        values = endpoint.values(found, given)
-        return endpoint.respond(endpoint.answer(name, *source, *values, timings_ms), given)
+        timings_ms = timings(request, received_s, call.stages_s)
+        told = endpoint.answer(name, *source_of(found), *values(found, given), timings_ms)
+        return endpoint.respond(told, given)
 
     # The id and the summary of the operation.
     answer.__name__, answer.__doc__ = task.path.rpartition("/")[2], endpoint.summary

@@ -24,9 +24,4 @@ class DetectAnswer(Answered):
     timings_ms: TimingsMs
 
 
-DETECT = Endpoint(
-    "Find the objects in one image.",
-    DetectAnswer,
-    lambda found, given: ([ObjectAnswer(each.label, each.score, [*each.box]) for each in found.objects],),
-    photos=PHOTOS,
-)
+DETECT = Endpoint("Find the objects in one image.", DetectAnswer, photos=PHOTOS)

@@ -16,7 +16,6 @@ from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayRespon
 from nereid.gateway.state import Gateway
 from nereid.tasks.read.fields.specification import read_specification
 from nereid.tasks.read.reading_settings import ReadingSettings, fields_path
-from nereid.tasks.read.result import Corners, Field, Reading
 from nereid.tasks.read.text_encoding import NotInEncoding, encode_gbk
 
 UTF_8, _ = ENCODINGS = "utf-8", "gbk"
@@ -115,27 +114,6 @@ def fields_of(config: ModelConfig) -> list[DocumentField]:
     ]
 
 
-def _lines(found: Reading) -> list[TextLineAnswer]:
-    return [TextLineAnswer(line.text, line.confidence, _box(line.box)) for line in found.lines]
-
-
-def _barcodes(found: Reading) -> list[BarcodeAnswer]:
-    return [
-        BarcodeAnswer(each.text, each.symbology, _box(each.box), each.elements) for each in found.barcodes
-    ]
-
-
-def _field(field: Field) -> FieldAnswer:
-    corrected = [CorrectionAnswer(each.position, each.read, each.value) for each in field.corrected]
-    box = None if field.box is None else _box(field.box)
-    known = field.proof, field.carrier, field.certain, [*field.candidates]
-    return FieldAnswer(field.name, field.value, field.confidence, box, field.valid, corrected, *known)
-
-
-def _box(corners: Corners) -> list[list[float]]:
-    return [[*point] for point in corners]
-
-
 def _encoded(answer: Any, given: Mapping[str, str]) -> GatewayResponse:
     """Return an answer as JSON in an encoding.
 
@@ -155,8 +133,7 @@ def _encoded(answer: Any, given: Mapping[str, str]) -> GatewayResponse:
 READ = Endpoint(
     "Read the text of one image.",
     ReadAnswer,
-    lambda found, given: (_lines(found), _barcodes(found)),
-    {
+    parameters={
         **ROUTE_PARAMETERS,
         "encoding": (
             "Encoding of the JSON: utf-8, or gbk, which has not all characters.",
@@ -171,9 +148,5 @@ _FIELDS = Operation(
     *("GET", "/v1/fields", fields, "infer", list[DocumentField]), errors=("not_found",), is_of_model=True
 )
 WAYBILL = replace(
-    READ,
-    summary="Read the fields of one document.",
-    answer=WaybillAnswer,
-    values=lambda found, given: ([*map(_field, found.fields)], _lines(found), _barcodes(found)),
-    operations=(_FIELDS,),
+    READ, summary="Read the fields of one document.", answer=WaybillAnswer, operations=(_FIELDS,)
 )
