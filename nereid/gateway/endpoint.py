@@ -132,7 +132,7 @@ class Endpoint:
     """
 
     summary: str
-    answer: type[Answered]
+    answer: type[Any]
     values: Callable[[Any, Mapping[str, str]], tuple[Any, ...]] | None = None
     parameters: Mapping[str, Parameter] = field(default_factory=ROUTE_PARAMETERS.copy)
     errors: tuple[Code, ...] = ()
@@ -169,8 +169,8 @@ def operations_of(task: Task) -> Iterator[Operation]:
         if endpoint.keep:
             endpoint.keep(gateway, request, found)
         timings_ms = timings(request, received_s, call.stages_s)
-        told = endpoint.answer(name, *source_of(found), *values(found, given), timings_ms)
-        return endpoint.respond(told, given)
+        reply = endpoint.answer(name, *source_of(found), *values(found, given), timings_ms)
+        return endpoint.respond(reply, given)
 
     # The id and the summary of the operation.
     answer.__name__, answer.__doc__ = task.path.rpartition("/")[2], endpoint.summary
