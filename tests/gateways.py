@@ -14,13 +14,15 @@ from typing import Any
 import httpx
 import numpy as np
 
+from nereid.base.assets import TEXT_REPOSITORY
+from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BARCODE_OUTPUTS, OPTION_HEADERS, ROUTE_OUTPUTS
 from nereid.base.http_connection import HttpResponse
 from nereid.client import classifier_errors as errors
 from nereid.client.result_kind import Timings
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
 from nereid.gateway.http.app import create_app
-from nereid.gateway.models import DocumentField, Models, PreviewRefused
+from nereid.gateway.models import Models, PreviewRefused
 from nereid.gateway.route_control import (
     RolloutOrder,
     RouteConflict,
@@ -184,8 +186,9 @@ class Source:
             raise PreviewRefused("expected an image file")
         return b"picture" if name == "classify" else None
 
-    def fields(self, name: str) -> list[DocumentField] | None:
-        return [DocumentField("number", True, ["UPS"])] if name == "read_waybill" else None
+    def config(self, name: str) -> ModelConfig | None:
+        folder = TEXT_REPOSITORY / "read_waybill_v1"
+        return ModelConfig.from_file(folder, 1) if name == "read_waybill" else None
 
 
 class Ring(dict[str, Key]):

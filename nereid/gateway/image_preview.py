@@ -27,7 +27,8 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
         gateway.quotas.take(request.key, slot.measure(is_answered), is_debt=True)
         slot.release()
 
-    preparing = asyncio.create_task(asyncio.to_thread(gateway.models.preview, request.model.name, image))
+    show = gateway.models.source.preview
+    preparing = asyncio.create_task(asyncio.to_thread(show, request.model.name, image))
     preparing.add_done_callback(end)
     try:
         async with asyncio.timeout(request.left_s()):

@@ -117,7 +117,9 @@ class Task:
             client, async_client: subclasses of `ModelClient` and `AsyncModelClient`; command line and drift.
             view: `nereid.cli.image_commands.view.View`: columns and rows of CSV, tables of a terminal, boxes
                 to draw. It is imported when the command runs; JSON comes from the fields of the result.
-            endpoint: `nereid.gateway.endpoint.Endpoint`, the REST answer.
+            endpoint: `nereid.gateway.endpoint.Endpoint`: the REST answer, its parameters, sample photos, and
+                further operations. `page.js` beside it shows the answer on the gateway's page; it exports
+                `{title, again, show}` by the name of the task, see `nereid/gateway/page/image.js`.
             intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
             examination: how a changed network is compared with the current one.
             post_processing: function (config of a model of the backend) ->

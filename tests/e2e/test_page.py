@@ -729,7 +729,7 @@ def test_embedding_is_shown_as_a_plot(visit):
 
 def test_tabs_are_those_of_the_models(visit):
     page = visit("text").page
-    sync_api.expect(page.locator("#classify-title")).to_have_text("Read text")
+    sync_api.expect(page.locator("#image-title")).to_have_text("Read text")
 
     page.get_by_role("button", name="parcel label").click()
 

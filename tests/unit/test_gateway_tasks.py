@@ -8,9 +8,9 @@ import pytest
 
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.result_kind import Timings
-from nereid.gateway.gateway_task import CLASSIFY, DETECT, READ
 from nereid.gateway.models import Models
 from nereid.gateway.state import build
+from nereid.tasks import TASKS
 from nereid.tasks.detect.result import DetectedObject, Detection
 from nereid.tasks.read.result import Barcode, Correction, Field, Reading, TextLine
 from tests.gateways import IMAGE, NO_KEYS, PREDICTION, SMALL, Source, Upstream, Upstreams, asynchronous, send
@@ -92,7 +92,12 @@ def test_fields_of_a_reader_are_listed():
     made = gateway(*RESULTS)
 
     for path in ("/v1/fields", "/v1/models/read_waybill/fields"):
-        assert send(made, "GET", path).json() == [{"name": "number", "required": True, "carriers": ["UPS"]}]
+        fields = {field["name"]: field for field in send(made, "GET", path).json()}
+        assert fields["weight"] == {"name": "weight", "required": False, "carriers": []}
+        assert (fields["tracking_number"]["required"], "UPS" in fields["tracking_number"]["carriers"]) == (
+            True,
+            True,
+        )
     refused = send(made, "GET", "/v1/models/read_text/fields")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
 
@@ -154,7 +159,7 @@ async def test_unknown_outputs_leave_the_choice_to_the_server():
     source, upstream = Several(["odd"]), Upstream()
     made = build(SMALL, NO_KEYS, Models("odd", source, upstream))
 
-    for task in (CLASSIFY, READ, DETECT, DETECT):
+    for task in (*TASKS, TASKS[-1]):
         assert (
             (await made.models.find(None, task)).name == (await made.models.find("odd", task)).name == "odd"
         )

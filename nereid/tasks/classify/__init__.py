@@ -26,6 +26,7 @@ CLASSIFY = Task(
         "client": "classify.client:Classifier",
         "async_client": "classify.client:AsyncClassifier",
         "view": "classify.view:VIEW",
+        "endpoint": "classify.endpoint:CLASSIFY",
         "intake": "classify.intake:ClassifierIntake",
         "examination": "classify.examination:ComparedScores",
     },

@@ -25,6 +25,7 @@ DETECT = Task(
         "client": "detect.client:Detector",
         "async_client": "detect.client:AsyncDetector",
         "view": "detect.view:VIEW",
+        "endpoint": "detect.endpoint:DETECT",
         "intake": "detect.intake:DetectorIntake",
         "examination": "detect.examination:ComparedObjects",
         "post_processing": "detect.detector:ObjectFinder.from_config",

@@ -38,6 +38,7 @@ READ = Task(
         "client": "read.client:Reader",
         "async_client": "read.client:AsyncReader",
         "view": "read.view:VIEW",
+        "endpoint": "read.endpoint:READ",
         "intake": "read.intake:ReaderIntake",
         "examination": "read.examination:ComparedLines",
         "settings": "read.reading_settings:ReadingSettings",
@@ -54,6 +55,7 @@ WAYBILL = replace(
     outputs=(*READ.outputs, FIELD),
     path="/v1/waybill",
     extends=READ.name,
+    faces={**READ.faces, "endpoint": "read.endpoint:WAYBILL"},
     public={},
 )
 TASKS = READ, WAYBILL

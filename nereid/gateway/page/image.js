@@ -2,7 +2,6 @@
 
 import * as api from "./api.js";
 import { byId, copyButton, errorBlock, make, milliseconds, variantName } from "./dom.js";
-import { TASKS } from "./tasks.js";
 
 /** @type {Record<string, string>} */
 const REASONS = {
@@ -20,7 +19,7 @@ const REASONS = {
  * Take images from the file dialog, drops, the clipboard and the samples; send each immediately.
  * @param {{onImage: (file: Blob) => void}} panels
  */
-export function startClassify({ onImage }) {
+export function startImage({ onImage }) {
   /** @type {?{file: Blob, name: string}} */
   let image = null;
   let pending = new AbortController();
@@ -33,10 +32,10 @@ export function startClassify({ onImage }) {
     showImage(file, name);
     byId("again").disabled = false;
     onImage(file);
-    classify();
+    send();
   }
 
-  async function classify() {
+  async function send() {
     if (!image) return;
     pending.abort();
     pending = new AbortController();
@@ -50,7 +49,7 @@ export function startClassify({ onImage }) {
     showPreview(file, signal);
     try {
       const answer = await api.predict(file, options, signal);
-      showAnswer(answer, TASKS[task].show(answer, file), performance.now() - begin);
+      showAnswer(answer, task.show(answer, file), performance.now() - begin);
     } catch (error) {
       if (!signal.aborted) showError(error);
       isRejected = error.status === 401 || error.status === 403;
@@ -70,7 +69,7 @@ export function startClassify({ onImage }) {
   listen(take);
   byId("options").addEventListener("submit", (event) => {
     event.preventDefault();
-    classify();
+    send();
   });
   showSamples(takeSample);
   return {
@@ -81,11 +80,11 @@ export function startClassify({ onImage }) {
       if (image) byId("answer").replaceChildren();
       byId("seen").hidden = true;
       showSamples(takeSample);
-      classify();
+      send();
     },
     /** Repeat a request that was rejected for its key. */
     setAccess(maySee) {
-      if (isRejected && maySee) classify();
+      if (isRejected && maySee) send();
     },
   };
 }
@@ -123,7 +122,7 @@ function listen(/** @type {(file: ?Blob, name: string) => void} */ take) {
 /** @returns {api.Options} */
 function chosenOptions() {
   const options = { variant: byId("variant").value, route_key: byId("route-key").value };
-  return api.usedTask() === "classify" ? { top_k: byId("top-k").value, ...options } : options;
+  return api.usedTask().hasTopK ? { top_k: byId("top-k").value, ...options } : options;
 }
 
 function showImage(file, name) {
@@ -146,7 +145,7 @@ function showImage(file, name) {
 
 /** Show what the network sees of an image; a gateway without the repository does not know it. */
 async function showPreview(file, signal) {
-  const picture = api.usedTask() === "classify" ? await api.preview(file).catch(() => null) : null;
+  const picture = api.usedTask().isPreviewed ? await api.preview(file).catch(() => null) : null;
   if (signal.aborted) return;
   const image = byId("seen-image");
   byId("seen").hidden = !picture;
@@ -175,7 +174,7 @@ function showError(error) {
   byId("result").scrollIntoView({ block: "nearest" });
 }
 
-function showAnswer(answer, /** @type {import("./tasks.js").Shown} */ { verdict, found }, elapsedMs) {
+function showAnswer(answer, /** @type {api.Shown} */ { verdict, found }, elapsedMs) {
   const source = answer.variant ? variantName(answer.variant) : make("strong", {}, answer.model);
   const id = make("code", {}, answer.request_id);
   byId("verdict").replaceChildren(...verdict);
@@ -245,7 +244,7 @@ let samples = null;
 async function showSamples(/** @type {(sample: api.Sample) => void} */ take) {
   samples ??= api.samples().catch(() => []);
   const task = api.usedTask();
-  const fitting = (await samples).filter(({ tasks }) => tasks.includes(task));
+  const fitting = (await samples).filter(({ tasks }) => tasks.includes(task.name));
   if (task !== api.usedTask()) return;
   const buttons = fitting.map((sample) =>
     make(
