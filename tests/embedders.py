@@ -10,8 +10,7 @@ import onnxruntime
 from onnx import helper
 from PIL import Image
 
-from nereid.models.publish.add import add
-from nereid.models.publish.staged_addition import AddRequest
+from nereid.models.publish.add import AddRequest, add
 from tests.networks import Dims, constant, network, value
 from tests.pictures import save
 

@@ -121,7 +121,9 @@ class Task:
                 further operations. `page.js` beside it shows the answer on the gateway's page; it exports
                 `{title, again, show}` by the name of the task, see `nereid/gateway/page/image.js`.
             intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
-            examination: how a changed network is compared with the current one.
+            claims: function (outputs of a network by name, for each image) -> whether a network whose task
+                nothing tells is one of this task; `nereid add`. Most tasks recognise a file instead.
+            examination: `nereid.models.publish.examination.Examination`, what the outputs of a network mean.
             post_processing: function (config of a model of the backend) ->
                 `nereid.backends.triton.post_processing.LastStep`; backends and checks.
             settings: parameters of a model of the backend, like `FusedSettings`; layout of repositories.

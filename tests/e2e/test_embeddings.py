@@ -1,4 +1,4 @@
-"""A network of embeddings on a real server: added, called over every way, published, and shadowed by cosine."""
+"""A network of embeddings on a real server: added, called in every way, published, and shadowed by cosine."""
 
 import json
 import subprocess

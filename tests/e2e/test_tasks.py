@@ -58,7 +58,7 @@ TRANSPORTS = pairwise(
 fused = pytest.mark.parametrize("server", ["cpu"], indirect=True)
 of_each_task = pytest.mark.parametrize("task", TASKS[1:], ids=str)  # test_bad_input.py has the classifiers
 # Several images of a request share a batch in the other tasks.
-of_single_images = pytest.mark.parametrize("task", (DETECT, READ), ids=str)
+of_single_images = pytest.mark.parametrize("task", [DETECT, READ], ids=str)
 
 
 @pytest.fixture(scope="module", params=FORMS)

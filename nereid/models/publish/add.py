@@ -25,7 +25,7 @@ from nereid.models.publish.examination import (
 )
 from nereid.models.publish.intake import network_facts
 from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
-from nereid.models.publish.intake.chosen_task import AddedModels, Intake, choose_intake
+from nereid.models.publish.intake.chosen_task import AddedModels, Intake, choose_intake, named_intake
 from nereid.models.publish.intake.graph_edits import ActivationRule
 from nereid.models.publish.intake.network_facts import ANY_SIZE, Size
 from nereid.models.publish.intake.serving_settings import PROCESS_BYTES, ServingSettings
@@ -39,6 +39,7 @@ from nereid.repository.check import check
 from nereid.repository.labels import read_lines
 from nereid.repository.layout import Pin, pins, readable_configs
 from nereid.server.run_dir import ServerRecord
+from nereid.tasks import DEFAULT
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings
 from nereid.vision.imaging.preview import Preview, preview
 
@@ -279,9 +280,18 @@ class StagedAddition:
         candidate.stage(request.source, self._version, "model.onnx")
         self._facts = facts = network_facts.read(origin.parent, onnx_file.read(self._network))
         size = request.size if any(request.size) else facts.noted.size
-        self._intake = choose_intake(request.task, facts, size)
-        self._choices = self._intake.input.with_notes(request.choices, facts)
-        self._images = tuple(dict.fromkeys(request.images or self._intake.input.samples))
+        self._choose(choose_intake(request.task, facts, size))
+
+    def _choose(self, intake: Intake) -> None:
+        request, self._intake = self._request, intake
+        self._choices = intake.input.with_notes(request.choices, self._facts)
+        self._images = tuple(dict.fromkeys(request.images or intake.input.samples))
+
+    def _may_be_claimed(self) -> bool:
+        """Return whether neither the user nor the file says that the outputs are scores of classes."""
+        request, facts = self._request, self._facts
+        is_told = request.task or facts.task or request.labels or facts.labels or request.activation != "auto"
+        return not is_told and self._intake.name == DEFAULT.name
 
     def propose(self) -> AddProposal:
         """Write all files, and examine the network."""
@@ -303,6 +313,14 @@ class StagedAddition:
         photos = self._preview()
         self._report(f"{request.source.name}: staged as '{names.network}'")
         seen = survey(self._examination(), progress=self._progress)
+        if seen.claimed_by and self._may_be_claimed():
+            self._network.write_bytes(content)
+            self._report(
+                f"note: its outputs are those of the task '{seen.claimed_by}'; fix: --task {intake.name} if "
+                "they are not"
+            )
+            self._choose(named_intake(seen.claimed_by))
+            return self.propose()
         if (activation := intake.activation(choices, seen)) != "none":
             self._network.write_bytes(content)
             adapted = intake.adapt(self._network, choices, activation)

@@ -139,12 +139,14 @@ class Survey:
         activation: the function that turns scores into probabilities; `none` if they are.
         meaning: of the scores, in words.
         results: per image what was found, as JSON; `nereid add --json` prints it.
+        claimed_by: task whose networks return such outputs, if the default task examines them; else empty.
     """
 
     can_batch: bool
     activation: Activation = "none"
     meaning: str = ""
     results: tuple[tuple[Any, ...], ...] = ()
+    claimed_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from nereid.models.publish.examination import (
 from nereid.repository import onnx_file, onnx_graph, onnx_runtimes
 from nereid.repository.labels import InvalidLabels, check_count
 from nereid.repository.onnx_file import InvalidOnnx, OnnxFile, describe
-from nereid.tasks import DEFAULT
+from nereid.tasks import DEFAULT, TASKS
 from nereid.vision.inference.signature import NetworkTensor, Signature
 
 Progress = Callable[[str], None]
@@ -382,7 +382,9 @@ def survey(request: ExaminationRequest, progress: Progress) -> Survey:
     outputs = _outputs(network, samples)
     is_single = any(node.name == onnx_graph.FIRST_IMAGE for node in onnx_graph.nodes(file.model))
     can_batch = not is_single and _can_batch(network, meaning, samples)
-    return meaning.first_run(file, samples, outputs, can_batch)
+    seen = meaning.first_run(file, samples, outputs, can_batch)
+    claiming = (task.name for task in TASKS if (claims := task.face("claims")) and claims(outputs))
+    return seen if request.task is not DEFAULT else replace(seen, claimed_by=next(claiming, ""))
 
 
 def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Sequence[NetworkInput]) -> bool:

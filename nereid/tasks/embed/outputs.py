@@ -24,8 +24,9 @@ class EmbeddingOutputs:
     def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
         """Compare by the cosine of the angle between two vectors, and return the largest of all images.
 
-        The distance is (1 - cosine) / 2: 0 for the same direction, 0.5 for a right angle and 1 for opposite directions. The
-        length of a vector has no influence. Responses are equal up to a distance of `EQUAL_DISTANCE`.
+        The distance is (1 - cosine) / 2: 0 for the same direction, 0.5 for a right angle and 1 for opposite
+        directions. The length of a vector has no influence. Responses are equal up to a distance of
+        `EQUAL_DISTANCE`.
         """
         old, new = ours[EMBEDDING], theirs[EMBEDDING]
         if old.shape != new.shape:

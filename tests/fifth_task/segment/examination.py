@@ -39,7 +39,7 @@ class ComparedMasks:
         self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
     ) -> Survey:
         """Return the classes in each image."""
-        found = ([*arrays.values()][0] for arrays in outputs)
+        found = (next(iter(arrays.values())) for arrays in outputs)
         return Survey(can_batch, results=tuple(tuple(map(int, np.unique(mask))) for mask in found))
 
     def notes(

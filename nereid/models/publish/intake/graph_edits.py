@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from nereid.base.contract import EMBEDDING
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_runtimes import Runtime, supported_runtimes
 
-Activation = Literal["none", "softmax", "sigmoid"]
+Activation = Literal["none", "softmax", "sigmoid", "normalize"]
 ActivationRule = Activation | Literal["auto"]
 PROBABILITIES = "probabilities"
+# A shorter vector is not scaled to the length 1. Source: torch, nn.functional.normalize.
+SHORTEST = 1e-12
 # ITU-R BT.601, as Pillow converts RGB to grey.
 LUMA = (0.299, 0.587, 0.114)
 GREY, RGB = 1, 3
@@ -370,11 +373,32 @@ def activate(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
 
     if activation == "none":
         return
+    if activation == "normalize":
+        yield from _normalize(model, scores)
+        return
     before, name = scores.name, free_name(model, PROBABILITIES)
     axis: dict[str, Any] = {"axis": 1} if activation == "softmax" else {}
     model.graph.node.append(helper.make_node(activation.capitalize(), [before], [name], **axis))
     scores.name = name
     yield f"a {activation} is appended to output '{before}', as '{name}'"
+
+
+def _normalize(model: Any, vectors: Any) -> Iterator[str]:
+    """Divide vectors by their lengths; CUDA has these operators, but not LpNormalization."""
+    from onnx import TensorProto, helper
+
+    before, name = vectors.name, free_name(model, EMBEDDING)
+    least, length, divisor = (free_name(model, f"{name}_{word}") for word in ("least", "length", "divisor"))
+    add_constant(model, helper.make_tensor(least, TensorProto.FLOAT, [], [SHORTEST]))
+    model.graph.node.extend(
+        (
+            with_axes(model, "ReduceL2", before, length, [1], since=18, keepdims=1),
+            helper.make_node("Max", [length, least], [divisor]),
+            helper.make_node("Div", [before, divisor], [name]),
+        )
+    )
+    vectors.name = name
+    yield f"output '{before}' is scaled to the length 1, as '{name}'"
 
 
 def rename(model: Any, scores: Any, names: Sequence[str]) -> Iterator[str]:
