@@ -23,6 +23,7 @@ class Task:
         repository: the models of the package for this task; None if it has none.
         fix: how to get a model.
         extends: name of the task that its models can do, too; such a task has no command of its own.
+        network: what the networks that it adds return, for help: `scores of classes`; empty for none.
         is_default: whether it is the task of models that no other task recognises.
         faces: what a room imports, by the name of the face, as `module:NAME` within the folder of the task.
         public: names that `import nereid` offers, by their module within the folder.
@@ -38,6 +39,7 @@ class Task:
     repository: Path | None = None
     fix: str = ""
     extends: str = ""
+    network: str = ""
     is_default: bool = False
     faces: Mapping[str, str] = field(default_factory=dict)
     public: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -15,6 +15,7 @@ TASKS = (
         path="/predict",
         repository=REPOSITORY,
         fix=f"--repository '{REPOSITORY}', or nereid add",
+        network="scores of classes",
         is_default=True,
         faces={
             "outputs": "classify.outputs:outputs_of",

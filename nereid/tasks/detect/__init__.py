@@ -13,6 +13,7 @@ TASKS = (
         outputs=(BOX, SCORE, LABEL),
         path="/v1/detect",
         fix="nereid add a detector",
+        network="boxes",
         faces={
             "outputs": "detect.outputs:outputs_of",
             "result": "detect.result:DETECTIONS",

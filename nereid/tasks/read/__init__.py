@@ -16,6 +16,7 @@ READ = Task(
     path="/v1/read",
     repository=TEXT_REPOSITORY,
     fix=f"nereid serve --task read, then here --repository '{TEXT_REPOSITORY}'",
+    network="the characters of lines",
     faces={
         "outputs": "read.outputs:outputs_of",
         "result": "read.result:READINGS",
@@ -33,6 +34,7 @@ WAYBILL = replace(
     outputs=(*READ.outputs, FIELD),
     path="/v1/waybill",
     extends=READ.name,
+    network="",
     public={},
 )
 TASKS = READ, WAYBILL
