@@ -45,12 +45,14 @@ def assert_same_objects(folder: Path, family: str, axes: str, repository: Path) 
     request = AddRequest(folder / f"{family}-{axes}.onnx", "own", images=(photo,), last_step=OBJECTS)
 
     found, known = (
-        propose(repository, request).objects[photo.name],
+        propose(repository, request).results[photo.name],
         json.loads((folder / "boxes.json").read_text())[family],
     )
     assert len(found) == SHOWN
     for each in found:
         rows = [
-            row for row in known if row[0] == each.label and each.score == pytest.approx(row[1], abs=0.01)
+            row
+            for row in known
+            if row[0] == each["label"] and each["score"] == pytest.approx(row[1], abs=0.01)
         ]
-        assert any(each.box == pytest.approx(box, abs=1) for *_, box in rows), (each, rows or known)
+        assert any(each["box"] == pytest.approx(box, abs=1) for *_, box in rows), (each, rows or known)

@@ -79,6 +79,7 @@ class Task:
         fix: how to get a model.
         sample: image of the package on which its models find something; None for any photo.
         extends: name of the task that its models can do, too; such a task has no command of its own.
+        network: what the networks that it adds return, for help: `scores of classes`; empty for none.
         is_default: whether it is the task of models that no other task recognises.
         command: texts of its command, `nereid NAME`; None if it has no face `view`.
         backend: that of models which need more than preprocessing and a network; None for none.
@@ -97,6 +98,7 @@ class Task:
     fix: str = ""
     sample: Path | None = None
     extends: str = ""
+    network: str = ""
     is_default: bool = False
     command: CommandTexts | None = None
     backend: TaskBackend | None = None

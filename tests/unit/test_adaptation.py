@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.intake import network_trial
+from nereid.models.publish.intake import adaptation
 from nereid.models.publish.intake.adaptation import adapt, adapt_outputs_of_file, fit_runtimes
 from nereid.repository.onnx_runtimes import supported_runtimes
 from tests.networks import constant, network, value
@@ -186,7 +186,7 @@ def test_only_scores_of_one_dim_are_flattened(shape, expected, is_fixed):
 
 
 def test_network_that_takes_too_long_is_left_to_the_examination(tmp_path, monkeypatch):
-    monkeypatch.setattr(network_trial, "TIMEOUT_S", 0.001)
+    monkeypatch.setattr(adaptation, "TIMEOUT_S", 0.001)
     onnx.save(ALONE["mean"], path := tmp_path / "model.onnx")
 
     assert adapt_outputs_of_file(path) == ["the batch of 1 is declared as variable"]

@@ -17,8 +17,8 @@ from onnx import helper
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.errors import OperationFailed
 from nereid.base.serving_errors import InvalidConfig
-from nereid.models.publish.examination import ExaminationRequest, Gates, Rejected, Report, examine, examiner
-from nereid.models.publish.examination import examine as examination
+from nereid.models.publish import examination, examiner
+from nereid.models.publish.examination import ExaminationRequest, Gates, Measurements, Rejected, examine
 from nereid.models.publish.examiner import check_headroom, check_memory, is_slower
 from nereid.repository.labels import InvalidLabels
 from nereid.repository.onnx_file import InvalidOnnx
@@ -111,7 +111,7 @@ def make_request(tmp_path):
     return question
 
 
-def examined(request: ExaminationRequest) -> Report:
+def examined(request: ExaminationRequest) -> Measurements:
     return examiner.examine(request, lambda line: None)
 
 

@@ -19,7 +19,6 @@ from nereid.models.publish.actions import AddVariant, Install, Load, Policy, War
 from nereid.models.publish.engine import (
     OperationJournal,
     PublishStep,
-    begin,
     locked_repository,
     opened_journal,
 )
@@ -286,17 +285,17 @@ def test_rollback_moves_the_default_too(repository, tmp_path):
 def test_operation_that_had_only_begun_is_undone(repository, kind):
     """Without its actions in the journal, nothing was done, and the journal does not claim it: once."""
     before, output = contents(repository), []
-    with locked_repository(repository, None, print) as (log, at):
-        _, workspace = begin(log, at, kind, NET, 2)
+    with locked_repository(repository, None, print) as locked:
+        _, workspace = locked.begin(kind, NET, 2)
         (workspace.staging / "new" / NET / "2").mkdir(parents=True)
 
-    with locked_repository(repository, None, output.append) as (log, _):
-        last = log.steps.read()[-1]
+    with locked_repository(repository, None, output.append) as locked:
+        last = locked.log.steps.read()[-1]
 
     assert output[0].startswith(f"recovery: '{kind} net 2' of ")
     assert (last.event, contents(repository), workspace.staging.exists()) == ("undone", before, False)
-    with locked_repository(repository, None, output.append) as (log, _):
-        assert log.steps.read()[-1] == last
+    with locked_repository(repository, None, output.append) as locked:
+        assert locked.log.steps.read()[-1] == last
 
 
 def test_files_from_before_are_not_removed(repository, tmp_path):
@@ -320,19 +319,19 @@ def test_retirement_ends_when_the_version_is_in_use_again(repository, tmp_path):
     """A retirement that was killed before its first step is not finished if the version has traffic now."""
     publish_number(repository, tmp_path, None, 2)
     there = contents(repository / "net_v2")
-    with locked_repository(repository, None, print) as (log, at):
-        operation, _ = begin(log, at, "retire", NET, 2)
+    with locked_repository(repository, None, print) as locked:
+        operation, _ = locked.begin("retire", NET, 2)
         actions = (
             Install("net/2", NET, 2),
             Install("net_v2", "net_v2"),
             AddVariant(ROUTE, "v2", "net_v2", 0),
         )
-        log.write("undo", replace(operation, actions=actions))
+        locked.log.write("undo", replace(operation, actions=actions))
     set_weights(repository, v2=50)
 
     output = []
-    with locked_repository(repository, None, output.append) as (log, _):
-        assert log.steps.read()[-1].event == "undone"
+    with locked_repository(repository, None, output.append) as locked:
+        assert locked.log.steps.read()[-1].event == "undone"
 
     assert output[1].startswith(
         "cannot remove variant 'v2': expected weight 0, got 50; fix: nereid route set v2=0"
@@ -347,8 +346,8 @@ def test_damage_before_the_last_line_is_reported_and_ignored(repository, tmp_pat
     path.write_bytes(path.read_bytes().replace(b"begin", b"begim", 1))
     output: list[str] = []
 
-    with locked_repository(repository, None, output.append) as (log, _):
-        assert [step.event for step in log.steps.read()] == ["commit", "done"]
+    with locked_repository(repository, None, output.append) as locked:
+        assert [step.event for step in locked.log.steps.read()] == ["commit", "done"]
 
     assert output == [f"note: damaged lines of '{path}' are ignored: 1; fix: remove them"]
 
@@ -385,11 +384,11 @@ def test_staged_files_are_removed_before_the_end_is_written(repository):
     def refuse(step: PublishStep) -> None:
         raise OSError("full")
 
-    with locked_repository(repository, None, print) as (log, at):
-        operation, workspace = begin(log, at, "publish", NET, 2)
+    with locked_repository(repository, None, print) as locked:
+        operation, workspace = locked.begin("publish", NET, 2)
         (workspace.staging / "new").mkdir()
         with pytest.raises(OSError, match="full"):
-            OperationJournal(log.folder, log.steps, refuse).write("undone", operation)
+            OperationJournal(locked.log.folder, locked.log.steps, refuse).write("undone", operation)
 
     assert not workspace.staging.exists()
 

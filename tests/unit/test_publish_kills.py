@@ -12,6 +12,7 @@ import pytest
 
 from nereid.base import files
 from nereid.base.errors import OperationFailed
+from nereid.models.publish import actions
 from nereid.models.publish.actions import Install
 from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.engine import locked_repository, opened_journal

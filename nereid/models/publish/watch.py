@@ -17,7 +17,7 @@ from nereid.models.publish import publisher
 from nereid.models.publish.drop_folder import DropFolder, Publish, Report, TemporaryFailure, journal_of
 from nereid.models.publish.engine import locked_repository
 from nereid.models.publish.examination import ExaminationFailed, Gates
-from nereid.models.publish.network import Network, find_network
+from nereid.models.publish.network import PublishedNetwork, find_network
 from nereid.models.rollout.rollout_journal import RolloutActive
 from nereid.models.routes.target import check_repository
 from nereid.repository.checksums import CHECKSUMS, digest
@@ -63,7 +63,7 @@ def publication(
     return publish
 
 
-def _find_published(network: Network, source: Path) -> int:
+def _find_published(network: PublishedNetwork, source: Path) -> int:
     """Return the newest served version of a network if it has the same files as `source`, else 0."""
     version = max(network.served(), default=0)
     own = _digests_below(network.folder / str(version)) if version else set()

@@ -14,6 +14,7 @@ CLASSIFY = Task(
     path="/predict",
     repository=REPOSITORY,
     fix=f"--repository '{REPOSITORY}', or nereid add",
+    network="scores of classes",
     is_default=True,
     command=CommandTexts(
         help="Classify images on a running server.",

@@ -12,6 +12,7 @@ DETECT = Task(
     outputs=(BOX, SCORE, LABEL),
     path="/v1/detect",
     fix="nereid add a detector",
+    network="boxes",
     backend=TaskBackend("boxes"),
     command=CommandTexts(
         help="Find the objects in images on a running server.",

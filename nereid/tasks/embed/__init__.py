@@ -13,6 +13,7 @@ TASKS = (
         outputs=(EMBEDDING,),
         path="/v1/embed",
         fix="nereid add a network that returns embeddings",
+        network="vectors of images",
         command=CommandTexts(
             help="Compute the embeddings of images on a running server.",
             csv="Print one row per image, with the numbers of its vector.",

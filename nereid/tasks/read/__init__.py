@@ -32,6 +32,7 @@ READ = Task(
         note="An image without text is not a failure.",
         draws=True,
     ),
+    network="the characters of lines",
     faces={
         "outputs": "read.outputs:outputs_of",
         "result": "read.result:READINGS",
@@ -56,6 +57,7 @@ WAYBILL = replace(
     path="/v1/waybill",
     extends=READ.name,
     faces={**READ.faces, "endpoint": "read.endpoint:WAYBILL"},
+    network="",
     public={},
 )
 TASKS = READ, WAYBILL

@@ -240,6 +240,7 @@ def _declare_outputs(path: Path) -> None:
     onnx.save(model, path)
 
 
+@dataclass(frozen=True, slots=True)
 class NetworkTrial:
     """Shapes of the outputs by name, and whether the rows of a batch are independent.
 

@@ -113,7 +113,7 @@ def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[ServedT
     return ServedTensor(name, tensor.datatype, dims), is_last
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Images:
     """Whole images, as a preprocess model converts them; an `InputKind`.
 
