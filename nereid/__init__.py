@@ -26,19 +26,6 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Resolved on first use (PEP 562): Triton's stubs import this package, and must not pay for the client.
-_HOMES = {
-    "Timings": "nereid.client.result_kind",
-    **dict.fromkeys(("AsyncClassifier", "Classifier"), "nereid.tasks.classify.client"),
-    **dict.fromkeys(("AsyncDetector", "Detector"), "nereid.tasks.detect.client"),
-    **dict.fromkeys(("AsyncEmbedder", "Embedder"), "nereid.tasks.embed.client"),
-    **dict.fromkeys(("AsyncReader", "Reader"), "nereid.tasks.read.client"),
-    **dict.fromkeys(("DetectedObject", "Detection"), "nereid.tasks.detect.result"),
-    "Embedding": "nereid.tasks.embed.result",
-    **dict.fromkeys(("Correction", "Field", "Reading", "TextLine"), "nereid.tasks.read.result"),
-    **dict.fromkeys(("Label", "Prediction"), "nereid.tasks.classify.result"),
-}
-
 __all__ = [
     "AsyncClassifier",
     "AsyncDetector",
@@ -71,15 +58,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on its first use."""
+    """Import a public name on its first use (PEP 562): Triton's stubs must not pay for the client."""
     if name == "__version__":
-        from importlib.metadata import version
-
-        return version("nereid-serving")
+        return importlib.import_module("importlib.metadata").version("nereid-serving")
     if name not in __all__:
         raise AttributeError(f"module 'nereid' has no attribute '{name}'")
-    home = _HOMES.get(name, "nereid.client.classifier_errors")
-    return getattr(importlib.import_module(home), name)
+    homes = {
+        public: f"tasks.{task.name}.{module}"
+        for task in importlib.import_module("nereid.tasks").TASKS
+        for module, names in task.public.items()
+        for public in names
+    }
+    home = (homes | {"Timings": "client.result_kind"}).get(name, "client.classifier_errors")
+    return getattr(importlib.import_module(f"nereid.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,21 +1,57 @@
-"""The table of the `nereid` commands; it reads the environment for all of them."""
+"""The `nereid` commands, the end of each, and the environment, which only this module reads."""
 
 import os
+import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer._click.exceptions import ClickException  # Typer's copy of Click; not exported otherwise
+from typer.core import TyperCommand, TyperGroup
 
-from nereid.cli import demo, gateway, init, keys, serve
-from nereid.cli.command_group import Command, CommandGroup
-from nereid.cli.drift_commands import drift
+from nereid.application import exit_codes
+from nereid.base.errors import WrongUsage
+from nereid.cli import check, demo, drift, gateway, init, keys, rollout, route, serve, status, top, why
 from nereid.cli.image_commands.image_command import COMMANDS
-from nereid.cli.models import add, publish, remove, tune, versions, watch
-from nereid.cli.observe_commands import check, doctor, status, top, why
+from nereid.cli.models import add, publish, tune, versions, watch
 from nereid.cli.options import reflowed, show_help
-from nereid.cli.rollout_commands import rollout
-from nereid.cli.route_commands import route
 from nereid.cli.server_options import with_server
+
+# Options that stand for the first argument of a command, by its name.
+OPTIONS_OF_ARGUMENTS = {"model": ("--model", "--route"), "repository": ("--repository",)}
+
+
+class Command(TyperCommand):
+    """A command whose first argument may be typed as an option, as in other commands: `--model NAME`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse a command line."""
+        first = next(
+            (parameter.name for parameter in self.params if parameter.param_type_name == "argument"), ""
+        )
+        for index, word in enumerate(args):
+            name, equals, value = word.partition("=")
+            if name in OPTIONS_OF_ARGUMENTS.get(first, ()) and (equals or index + 1 < len(args)):
+                rest = args[:index] + args[index + (1 if equals else 2) :]
+                args = [value if equals else args[index + 1], *rest]
+                break
+        return list(super().parse_args(ctx, args))
+
+
+class CommandGroup(TyperGroup):
+    """The root of the command line: every failure ends with `error: REASON` and its exit code."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command line, and end the process."""
+        with exit_codes.program():
+            try:
+                code = super().main(*args, **options | {"standalone_mode": False})
+            except ClickException as error:
+                context = getattr(error, "ctx", None)
+                fix = f"see `{context.command_path} --help`" if context else ""
+                raise WrongUsage(error.format_message().rstrip("."), fix) from None
+        sys.exit(code if isinstance(code, int) else 0)
+
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -35,12 +71,12 @@ commands: tuple[Callable[..., None], ...] = (
     with_server(publish.publish),
     with_server(publish.rollback),
     with_server(publish.retire),
-    with_server(remove.remove),
-    with_server(remove.reload),
+    with_server(versions.remove),
+    with_server(versions.reload),
     with_server(versions.versions),
     with_server(watch.watch),
     check.check,
-    doctor.doctor,
+    check.doctor,
     tune.tune,
 )
 for command in commands:

@@ -4,13 +4,13 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
 import tritonclient.grpc
 
 from nereid.base.addresses import unix_path
-from nereid.base.contract import GRPC_PORT, HTTP_PORT, IMAGE, KEY_HEADER, OPTION_HEADERS, SCORES
+from nereid.base.contract import GRPC_PORT, HTTP_PORT, IMAGE, KEY_HEADER, OPTION_HEADERS
 
 ProtocolName = Literal["grpc", "http"]
 MemoryKind = Literal["system", "cuda"]
@@ -113,13 +113,16 @@ class CheckedOptions:
     timeout_s: float
 
     def infer_arguments(
-        self, protocol: ProtocolName, tensor: Any, outputs: Sequence[str], remaining_s: float
+        self, protocol: ProtocolName, tensor: Any, outputs: Sequence[str], ranked: str, remaining_s: float
     ) -> dict[str, Any]:
-        """Return the arguments of tritonclient's `infer`, except the model and the client's timeout."""
+        """Return the arguments of tritonclient's `infer`, except the model and the client's timeout.
+
+        Of the output `ranked`, the `top_k` best classes are requested.
+        """
         requested = HttpOutput if protocol == "http" else tritonclient.grpc.InferRequestedOutput
         return {
             "inputs": [tensor],
-            "outputs": [requested(name, class_count=self.top_k if name == SCORES else 0) for name in outputs],
+            "outputs": [requested(name, class_count=self.top_k if name == ranked else 0) for name in outputs],
             "headers": dict(self.headers),
             "request_id": self.request_id,
             "timeout": max(1, int(remaining_s * 1e6)),
@@ -153,7 +156,7 @@ def key_header(api_key: str) -> Mapping[str, str]:
 
 
 def check_options(
-    options: Options, timeout_s: float, is_for_scores: bool = False, known: type = Options
+    options: RequestOptions, timeout_s: float, is_for_scores: bool = False, known: type = Options
 ) -> CheckedOptions:
     """Check the options of one request.
 
@@ -181,7 +184,7 @@ def check_options(
     for name, value in {**headers, "request_id": request_id}.items():
         if not (isinstance(value, str) and value.isascii() and value.isprintable()):
             raise ValueError(f"{name} must be printable ASCII, got {value!r}")
-    if (top_k := options.get("top_k", 5)) < 1 and not is_for_scores:
+    if (top_k := cast(Options, options).get("top_k", 5)) < 1 and not is_for_scores:
         raise ValueError(f"top_k must be at least 1, got {top_k}")
     timeout_s = options.get("timeout_s", timeout_s)
     if not 0 < timeout_s <= MAX_TIMEOUT_S:

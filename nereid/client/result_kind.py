@@ -1,4 +1,4 @@
-"""The kinds of results that clients read; all that a client knows about a task."""
+"""The kinds of results that clients read: all that a client knows about a task."""
 
 import json
 import struct
@@ -93,7 +93,7 @@ class ResultKind(Generic[Result]):
     """One kind of results, from the outputs of a model.
 
     Attributes:
-        action: the work of its models in the infinitive, for messages: `classify`.
+        action: name of the task.
         model: default model of its clients.
         outputs: names of the outputs that a model must have.
         optional: names of further outputs, which are requested from a model that has them.
@@ -102,6 +102,8 @@ class ResultKind(Generic[Result]):
         values: returns the first arguments of `result` for each image.
         result: class of the results; its further arguments are those of `Prediction`.
         options: class of the options of a request.
+        ranked: name of the output of which the `top_k` best classes are requested; "" for none.
+        has_equal_shapes: whether the outputs of images have one shape, so that images can share a request.
     """
 
     action: str
@@ -112,6 +114,8 @@ class ResultKind(Generic[Result]):
     values: Callable[[Any], list[tuple[Any, ...]]]
     result: Callable[..., Result]
     options: type = RequestOptions
+    ranked: str = ""
+    has_equal_shapes: bool = True
 
     def wanted_outputs(self, metadata: Any) -> list[str]:
         """Return the names of the outputs to request from a model.

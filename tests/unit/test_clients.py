@@ -374,6 +374,11 @@ def test_option_of_another_task_is_refused(client):
         opened_client.infer(PHOTO, top_k=5)
 
 
+def test_images_whose_results_differ_in_size_share_no_request():
+    with Reader("127.0.0.1:1") as reader, pytest.raises(ValueError, match="batch_size must be 1"):
+        reader.read_many([PHOTO], batch_size=2)
+
+
 @both_ways
 @cases(
     ("arguments", "message"),

@@ -37,7 +37,8 @@ def test_request_is_that_of_tritonclient(memory):
         theirs.set_shared_memory("r", 20)
     options = check_options({"top_k": 3, "request_id": "7"}, 30.0)
 
-    sent = Recorded().infer("m", **options.infer_arguments("http", ours, ["scores", "variant"], 2.0))
+    arguments = options.infer_arguments("http", ours, ["scores", "variant"], "scores", 2.0)
+    sent = Recorded().infer("m", **arguments)
 
     body, json_size = reference(theirs)
     head = int(sent.headers.get(LENGTH, len(b"".join(sent.body))))

@@ -17,8 +17,8 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.journal import user_name
 from nereid.base.metrics_page import Snapshot
 from nereid.base.serving_errors import InvalidConfig
+from nereid.cli import route as commands
 from nereid.cli.main import app
-from nereid.cli.route_commands import route_view as view
 from nereid.models.routes.change import change, reweighted
 from nereid.models.routes.served import RunningServer, Served, read_metrics, served_status
 from nereid.models.routes.target import find_route, read_state
@@ -521,7 +521,7 @@ def test_breaker_of_another_version_is_not_shown(repository, capsys):
     target = find_route(repository)
     served = Served(frozenset({"0ff" * 20}), {("v2", "3"): "open", ("v2", "4"): "closed"})
 
-    view.show(target, read_state(target), FakeServer(served), as_json=False)
+    commands.show_route(target, read_state(target), FakeServer(served), as_json=False)
 
     shown = capsys.readouterr().out
     assert [(row[0], row[-1]) for row in rows(shown)] == [("v1", "—"), ("v2", "open")]

@@ -6,8 +6,8 @@ from typer.testing import CliRunner
 
 from nereid.base.assets import REPOSITORY
 from nereid.base.units import format_duration
+from nereid.cli import status as command
 from nereid.cli.main import app
-from nereid.cli.observe_commands import status as command
 from nereid.insight.observe.status import ModelStatus, ServerStatus, Status
 from nereid.server.run_dir import GatewayRecord
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from nereid.backends.routing.assignment import parse_route
 from nereid.backends.triton.stub_processes import Process
 from nereid.base.metrics_page import Snapshot
-from nereid.cli.observe_commands.top_view import view
+from nereid.cli.top import view
 from nereid.insight.observe import top
 from nereid.insight.observe.machine import MachineReading
 from nereid.insight.observe.top import Top, TopModel, TopVariant, measure

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from nereid.base.assets import COFFEE, REPOSITORY
 from nereid.base.errors import OperationFailed
 from nereid.cli.main import app
-from nereid.cli.models import tuning_run
+from nereid.cli.models import tune as command
 from nereid.insight.tune import tuning
 from nereid.insight.tune.load_generator import Load
 from nereid.insight.tune.objective import Objective
@@ -53,7 +53,7 @@ def test_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvloop" else found(name))
 
     with pytest.raises(OperationFailed, match=r"needs uvloop; fix: pip install 'nereid-serving\[load\]'"):
-        tuning_run.run(TuneOptions(REPOSITORY, "classify_v1", "cpu"), {}, False)
+        command.run_tuning(TuneOptions(REPOSITORY, "classify_v1", "cpu"), {}, False)
 
 
 def test_command_line_is_read_as_the_same_options(monkeypatch):
@@ -61,7 +61,7 @@ def test_command_line_is_read_as_the_same_options(monkeypatch):
         REPOSITORY, "classify_v1", "cpu", "latency", 12.5, 2.5, (4, 1), (COFFEE, Path("a cat.jpg")), 7
     )
     read = []
-    monkeypatch.setattr(tuning_run, "run", lambda options, *_: read.append(options))
+    monkeypatch.setattr(command, "run_tuning", lambda options, *_: read.append(options))
 
     done = CliRunner().invoke(app, shlex.split(options.command)[1:])
 
@@ -91,7 +91,7 @@ def test_measurements_are_printed_even_if_the_write_fails(tmp_path, monkeypatch,
     monkeypatch.setattr(tuning, "search", changing)
 
     with pytest.raises(OperationFailed, match="has changed during the search"):
-        tuning_run.run(TuneOptions(models, "classify_v1", "cpu"), {}, as_json)
+        command.run_tuning(TuneOptions(models, "classify_v1", "cpu"), {}, as_json)
 
     printed = capsys.readouterr().out
     if as_json:
@@ -105,7 +105,7 @@ def test_read_only_folder_is_rejected_before_the_search(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "search", lambda *args: pytest.fail("it was measured"))
 
     with pytest.raises(OperationFailed, match=r"cannot write to '.*classify_v2/configs'; fix: --dry-run"):
-        tuning_run.run(TuneOptions(models, "classify_v1", "cpu"), {}, False)
+        command.run_tuning(TuneOptions(models, "classify_v1", "cpu"), {}, False)
 
 
 def test_sigterm_cleans_up_like_ctrl_c(tmp_path, monkeypatch):
@@ -122,7 +122,7 @@ def test_sigterm_cleans_up_like_ctrl_c(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "search", killed)
 
     with pytest.raises(SystemExit) as ended:
-        tuning_run.run(TuneOptions(models, "classify_v1", "cpu", is_dry=True), {}, False)
+        command.run_tuning(TuneOptions(models, "classify_v1", "cpu", is_dry=True), {}, False)
 
     assert (ended.value.code, is_closed) == (128 + signal.SIGTERM, [True])
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -1,17 +1,28 @@
 """`nereid tune`: find the best settings of a model for this machine."""
 
+import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from nereid.application.chosen_models import own_repository
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import invalid_values
-from nereid.cli.options import Repository, complete_model, complete_profile, environment
+from nereid.base.errors import OperationFailed, invalid_values
+from nereid.cli.options import Repository, complete_model, complete_profile, environment, show_progress
+from nereid.cli.tables import console
 from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions, check_options
 
+if TYPE_CHECKING:
+    from nereid.insight.tune.report import Report
+    from nereid.insight.tune.tuning import TuneOptions
+
+HEADINGS = ("", "settings", "concurrency", "images/s", "p50 ms", "p99 ms")
 Objective = Literal["throughput", "latency"]
 
 
@@ -69,7 +80,6 @@ def tune(
     The search uses its own server on a copy of the repository. It writes a setting only if the gain over
     the present settings exceeds the noise of the measurement.
     """
-    from nereid.cli.models import tuning_run
     from nereid.insight.tune import tuning
 
     with invalid_values():
@@ -87,4 +97,58 @@ def tune(
         seed,
         dry_run,
     )
-    tuning_run.run(options, environment(context), as_json)
+    run_tuning(options, environment(context), as_json)
+
+
+def run_tuning(options: "TuneOptions", environment: Mapping[str, str], as_json: bool) -> None:
+    """Search, print the result, and write the profile if the gain exceeds the noise.
+
+    Raises:
+        WrongUsage: the model cannot be tuned, or an image does not exist.
+        OperationFailed: the model cannot be served, no setting meets the p99, or a package is missing.
+    """
+    from nereid.base.processes import exit_on_sigterm
+    from nereid.cli.image_files import collect
+    from nereid.insight.tune import tuning
+
+    tuning.check_packages()
+    tuned = tuning.find(options)
+    with invalid_values():
+        images = [path.read_bytes() for path in collect(options.images)]
+    for note in tuned.notes:
+        show_progress(f"note: {note}")
+    with exit_on_sigterm():
+        report = tuning.search(options, tuned, images, environment, show_progress)
+    written: list[str] = []
+    if not as_json:
+        _show(report, console())
+    try:
+        if report.verdict == "better" and not options.is_dry:
+            written = tuning.write(options, tuned, report, show_progress)
+        if report.verdict == "infeasible":
+            raise OperationFailed(report.reason())
+    finally:  # the measurements are printed even if they cannot be written
+        if as_json:
+            print(json.dumps(report.document() | {"written": written}, indent=2))
+        elif report.verdict != "infeasible":
+            print(report.reason())
+    if not as_json:
+        print(_outcome(written))
+
+
+def _show(report: "Report", console: Console) -> None:
+    """Print the Pareto front, the default and the best candidate as a table."""
+    table = Table(*HEADINGS)
+    for mark, settings, concurrency, load in report.points():
+        numbers = (f"{number:.1f}" for number in (load.rate, load.p50_ms, load.p99_ms))
+        table.add_row(mark, escape(settings), str(concurrency), *numbers)
+    console.print(table)
+
+
+def _outcome(written: Sequence[str]) -> str:
+    from nereid.insight.tune.profiles import TUNED
+
+    if not written:
+        return "nothing is written"
+    models = ", ".join(written)
+    return f"profile '{TUNED}' written for {models}: nereid serve --profile {TUNED}"

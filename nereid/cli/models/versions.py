@@ -1,15 +1,18 @@
-"""`nereid versions`: list the versions of a model."""
+"""`nereid versions`, `remove` and `reload`: what a model has, models that go, models that were edited."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nereid.application.chosen_models import own_repository
 from nereid.base.assets import REPOSITORY
+from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.units import format_bytes
-from nereid.cli.options import AsJson, Model, Repository
+from nereid.cli.options import AsJson, Model, Repository, show_progress
 from nereid.cli.server_options import find_server
 from nereid.cli.tables import print_table
 
@@ -17,6 +20,38 @@ if TYPE_CHECKING:
     from nereid.models.publish.network import VersionState
 
 COLUMNS = ("version", "state", "traffic", "pinned as", "size", "SHA-256", "published", "from", "changes")
+
+
+def remove(
+    context: typer.Context,
+    model: Model,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove the models without a question.")] = False,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Remove a model from server and repository; with a route, also the models behind it."""
+    from nereid.models.publish import remove as removal
+
+    record = find_server(context, own_repository(repository))
+    names = removal.find_parts(repository, model).models or (model,)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise WrongUsage(f"cannot ask without a terminal; fix: --yes to remove {', '.join(names)}")
+        if not typer.confirm(f"Remove {', '.join(names)} with all versions?"):
+            print("nothing has changed", file=sys.stderr)
+            return
+    for name in removal.remove(repository, model, record, show_progress):
+        print(f"{name}: removed")
+
+
+def reload(context: typer.Context, model: Model, repository: Repository = REPOSITORY) -> None:
+    """Load a model again whose config or files you edited, without interrupting its requests."""
+    from nereid.models.publish import remove as removal
+
+    record = find_server(context, own_repository(repository))
+    if record is None:
+        raise OperationFailed(f"no server runs for '{repository}'; fix: nereid serve")
+    removal.reload(repository, model, record)
+    print(f"{model}: loaded again")
 
 
 def versions(
@@ -27,7 +62,7 @@ def versions(
 
     name, found = listed(repository, model, find_server(context, repository))
     if as_json:
-        print(json.dumps({"model": name, "versions": [asdict(each) for each in found]}))
+        print(json.dumps({"model": name, "versions": [asdict(version) for version in found]}))
     else:
         _print(found)
 
@@ -39,16 +74,16 @@ def _print(versions: "Sequence[VersionState]") -> None:
         *COLUMNS,
         rows=[
             (
-                str(each.version),
-                each.state,
-                "\n".join(f"{route} {percent(share)}" for route, share in each.shares.items()),
-                ", ".join(each.pinned),
-                format_bytes(each.size_bytes),
-                each.sha256[:12],
-                each.published,
-                each.source,
-                "\n".join(each.changes),
+                str(version.version),
+                version.state,
+                "\n".join(f"{route} {percent(share)}" for route, share in version.shares.items()),
+                ", ".join(version.pinned),
+                format_bytes(version.size_bytes),
+                version.sha256[:12],
+                version.published,
+                version.source,
+                "\n".join(version.changes),
             )
-            for each in versions
+            for version in versions
         ],
     )

@@ -24,15 +24,12 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import OperationFailed
 from nereid.base.units import format_duration
 from nereid.client.classifier_errors import RequestRefused
-from nereid.client.model_client.model_client import ModelClient
+from nereid.client.model_client import ModelClient
 from nereid.insight.drift import recording
 from nereid.insight.drift.comparison import Target, requests_of, series_of
 from nereid.insight.drift.recording import BOUNDS, Growth, History, bucket_name
 from nereid.models.routes.target import preprocessing_of
-from nereid.tasks import outputs_of
-from nereid.tasks.classify.client import Classifier
-from nereid.tasks.detect.client import Detector
-from nereid.tasks.read.client import Reader
+from nereid.tasks import DEFAULT, outputs_of, task_of
 from nereid.tasks.task_outputs import Signals, TaskOutputs
 from nereid.vision.imaging.pipeline import Pipeline
 
@@ -41,10 +38,6 @@ CONCURRENCY = 4
 # Recorded traffic must cover this part of the requested time.
 MIN_COVERED = 0.9
 Log = Callable[[str], None]
-# The clients by their tasks.
-CLIENTS: Mapping[str, type[ModelClient[Any]]] = {
-    client.kind.action: client for client in (Classifier, Reader, Detector)
-}
 
 
 @dataclass
@@ -116,8 +109,9 @@ def from_images(
     measured: dict[str, Measured] = {}
     outputs = [each.name for each in ModelConfig.from_file(repository / route, 1).outputs]
     task = outputs_of(outputs)
+    client_class = (task_of(outputs) or DEFAULT).face("client")
     with (
-        CLIENTS[task.name](url, "http", route, concurrency=CONCURRENCY) as client,
+        client_class(url, "http", route, concurrency=CONCURRENCY) as client,
         ThreadPoolExecutor(CONCURRENCY) as pool,
     ):
         for target in targets:

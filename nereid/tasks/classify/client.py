@@ -6,11 +6,11 @@ from typing import Unpack
 import numpy as np
 
 from nereid.base.contract import SCORES
+from nereid.client.base_client import ResultOrError
 from nereid.client.images import ImageLike
-from nereid.client.model_client.async_model_client import AsyncModelClient, Images
-from nereid.client.model_client.base_client import ResultOrError
-from nereid.client.model_client.model_client import ModelClient
+from nereid.client.model_client import AsyncModelClient, Images, ModelClient
 from nereid.client.request import Options
+from nereid.client.transport import run
 from nereid.tasks.classify.result import PREDICTIONS, Prediction
 
 
@@ -62,11 +62,11 @@ class Classifier(ModelClient[Prediction]):
             OSError: a file cannot be read, or the encoded pixels cannot be stored.
             RuntimeError: the classifier is closed.
         """
-        return self.infer(image, **options)
+        return run(self._result(image, options))
 
     def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
-        scores: np.ndarray = self.arrays(image, **options)[SCORES][0]
+        scores: np.ndarray = run(self._arrays(image, options))[SCORES][0]
         return scores
 
     def classify_many(
@@ -88,7 +88,7 @@ class Classifier(ModelClient[Prediction]):
         Raises:
             ValueError: an option is invalid.
         """
-        return self.infer_many(images, batch_size, **options)
+        return self._stream(images, batch_size, options)
 
 
 class AsyncClassifier(AsyncModelClient[Prediction]):
@@ -106,11 +106,11 @@ class AsyncClassifier(AsyncModelClient[Prediction]):
 
     async def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
         """Classify one image; arguments and errors as `Classifier.classify`."""
-        return await self.infer(image, **options)
+        return await self._result(image, options)
 
     async def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
-        scores: np.ndarray = (await self.arrays(image, **options))[SCORES][0]
+        scores: np.ndarray = (await self._arrays(image, options))[SCORES][0]
         return scores
 
     def classify_many(
@@ -121,4 +121,4 @@ class AsyncClassifier(AsyncModelClient[Prediction]):
         Outcomes do not wait for the next image of an asynchronous iterable. The event loop reads any other
         iterable.
         """
-        return self.infer_many(images, batch_size, **options)
+        return self._stream(images, batch_size, options)

@@ -70,5 +70,7 @@ def labels(row: Iterable[bytes]) -> tuple[Label, ...]:
 
 
 PREDICTIONS = ResultKind(
-    CLASSIFY.name, CLASSIFY.model, CLASSIFY.outputs, (), _count, _values, Prediction, Options
+    *(CLASSIFY.name, CLASSIFY.model, CLASSIFY.outputs, (), _count, _values, Prediction),
+    options=Options,
+    ranked=SCORES,
 )

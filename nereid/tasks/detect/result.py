@@ -60,4 +60,7 @@ def _object(label: bytes, score: np.float32, box: np.ndarray) -> DetectedObject:
     return DetectedObject(label.decode(), float(score), (left, top, right, bottom))
 
 
-DETECTIONS = ResultKind(DETECT.name, DETECT.model, DETECT.outputs, (), _count, _values, Detection)
+DETECTIONS = ResultKind(
+    *(DETECT.name, DETECT.model, DETECT.outputs, (), _count, _values, Detection),
+    has_equal_shapes=False,
+)

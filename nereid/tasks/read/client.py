@@ -1,13 +1,6 @@
 """Reading of text on a Triton server, blocking and from asyncio."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Unpack
-
-from nereid.client.images import ImageLike
-from nereid.client.model_client.async_model_client import AsyncModelClient, Images
-from nereid.client.model_client.base_client import ResultOrError
-from nereid.client.model_client.model_client import ModelClient
-from nereid.client.request import RequestOptions
+from nereid.client.model_client import AsyncModelClient, ModelClient
 from nereid.tasks.read.result import READINGS, Reading
 
 
@@ -25,32 +18,20 @@ class Reader(ModelClient[Reading]):
     """
 
     kind = READINGS
+    read = ModelClient[Reading].infer
+    """Read the text of one image; arguments and errors as `Classifier.classify`."""
+    read_many = ModelClient[Reading].infer_many
+    """Read the text of a stream of images, several at a time; see `Classifier.classify_many`.
 
-    def read(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Reading:
-        """Read the text of one image; arguments and errors as `Classifier.classify`."""
-        return self.infer(image, **options)
-
-    def read_many(
-        self, images: Iterable[ImageLike], **options: Unpack[RequestOptions]
-    ) -> Iterator[ResultOrError[Reading]]:
-        """Read the text of a stream of images, several at a time; see `Classifier.classify_many`.
-
-        Each image has its own request, because images differ in their number of lines.
-        """
-        return self.infer_many(images, **options)
+    Each image has its own request, because images differ in their number of lines.
+    """
 
 
 class AsyncReader(AsyncModelClient[Reading]):
     """`Reader` for asyncio: the same arguments, results and errors."""
 
     kind = READINGS
-
-    async def read(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Reading:
-        """Read the text of one image; see `Reader.read`."""
-        return await self.infer(image, **options)
-
-    def read_many(
-        self, images: Images, **options: Unpack[RequestOptions]
-    ) -> AsyncIterator[ResultOrError[Reading]]:
-        """Read the text of a stream of images; see `Reader.read_many`."""
-        return self.infer_many(images, **options)
+    read = AsyncModelClient[Reading].infer
+    """Read the text of one image; see `Reader.read`."""
+    read_many = AsyncModelClient[Reading].infer_many
+    """Read the text of a stream of images; see `Reader.read_many`."""

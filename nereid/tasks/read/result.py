@@ -170,5 +170,6 @@ def _corners(box: list[list[float]]) -> Corners:
 
 
 READINGS = ResultKind(
-    READ.name, READ.model, READ.outputs, (FIELD, *BARCODE_OUTPUTS), _count, _values, Reading
+    *(READ.name, READ.model, READ.outputs, (FIELD, *BARCODE_OUTPUTS), _count, _values, Reading),
+    has_equal_shapes=False,
 )

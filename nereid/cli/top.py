@@ -1,17 +1,39 @@
-"""The screen of `nereid top`: lines and tables for a terminal of any width from 80 columns."""
+"""`nereid top`: a live view of a running server."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import OperationFailed
 from nereid.base.units import format_bytes, format_duration
-from nereid.insight.observe.top import Top, TopGateway, TopModel, TopRoute
-from nereid.insight.observe.top_reading import TopServer
+from nereid.cli.options import Repository, environment
+from nereid.cli.server_options import find_server
+from nereid.cli.tables import console
 
+if TYPE_CHECKING:
+    from nereid.insight.observe.top import Top, TopGateway, TopModel, TopRoute
+    from nereid.insight.observe.top_reading import Reading, TopReader, TopServer
+
+# The routes send their counts to Triton's metrics page every half second.
+MIN_INTERVAL_S = 0.5
+# Digits after the point in JSON.
+DIGITS = 6
+QUIT = ("q", "Q")
 UNKNOWN = "-"
 BARS = " ▁▂▃▄▅▆▇█"
 # More cores than this are shown as bars, and more than can be seen in a line as their mean.
@@ -20,6 +42,129 @@ MAX_NUMBERS, MAX_BARS = 8, 64
 WIDE = 100
 # Letters that are left of a name.
 MIN_NAME = 8
+
+
+def top(
+    context: typer.Context,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between two measurements.", min=MIN_INTERVAL_S)
+    ] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Measure once, print the tables, and end; also without a terminal.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one measurement as JSON, and end.")] = False,
+    repository: Repository = REPOSITORY,
+) -> None:
+    """Show the traffic, the models and the processes of a running server, again and again.
+
+    The keys `q` and Ctrl-C end the view. Rates and quantiles are those of the last interval.
+    """
+    from nereid.insight.observe.top_reading import TopReader
+    from nereid.server import run_dir
+
+    base = run_dir.root(environment(context))
+    reader = TopReader(base, repository, lambda: find_server(context, repository))
+    terminal = console()
+    if once or as_json or not terminal.is_terminal or terminal.is_dumb_terminal:
+        _once(reader, interval, as_json)
+    else:
+        _live(reader, interval)
+
+
+def _once(reader: "TopReader", interval_s: float, as_json: bool) -> None:
+    from nereid.insight.observe.top import measure
+
+    before = _readable(reader)
+    time.sleep(interval_s)
+    found = measure(before, _readable(reader))
+    if as_json:
+        print(json.dumps(_rounded(asdict(found))))
+    else:
+        terminal = console()
+        terminal.print(view(found, terminal.width))
+
+
+def _readable(reader: "TopReader") -> "Reading":
+    reading = reader.read()
+    if reading.server is None:
+        raise OperationFailed(f"no server of '{reader.repository}' runs; fix: nereid serve")
+    if reading.server.trouble:
+        raise OperationFailed(reading.server.trouble)
+    return reading
+
+
+def _live(reader: "TopReader", interval_s: float) -> None:
+    from rich.live import Live
+
+    from nereid.base.processes import exit_on_sigterm
+
+    before = _readable(reader)
+    terminal = console()
+    first = Text(f"measuring for {interval_s:g} s …")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for programs behind `&`
+    try:
+        with (
+            exit_on_sigterm(),
+            _open_keys(sys.stdin) as key,
+            Live(first, console=terminal, screen=True, auto_refresh=False) as live,
+        ):
+            while key(interval_s) not in QUIT:
+                after = reader.read()
+                screen = _screen(reader, before, after, terminal.size, interval_s)
+                live.update(screen, refresh=True)
+                before = after
+    except KeyboardInterrupt:
+        pass
+
+
+def _screen(
+    reader: "TopReader", before: "Reading", after: "Reading", size: Sequence[int], interval_s: float
+) -> RenderableType:
+
+    from nereid.insight.observe.top import measure
+
+    if after.server is None:
+        return Text(f"no server of '{reader.repository}' runs; this view waits for one, q ends it")
+    width, height = size
+    return view(measure(before, after), width, height, f"every {interval_s:g} s; q ends")
+
+
+@contextlib.contextmanager
+def _open_keys(stream: IO[str]) -> Iterator[Callable[[float], str]]:
+    """Give a function that waits some seconds for a key, and returns it; empty without one.
+
+    Keys are neither shown nor collected until Enter; Ctrl-C still is a signal. Without a terminal there are
+    no keys, and after its end the function returns `q`.
+    """
+    if not stream.isatty():
+        yield _sleep
+        return
+    number = stream.fileno()
+    before = termios.tcgetattr(number)
+    tty.setcbreak(number)
+    try:
+        yield lambda seconds: _key(number, seconds)
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
+
+
+def _key(number: int, seconds: float) -> str:
+    if not select.select([number], [], [], seconds)[0]:
+        return ""
+    return os.read(number, 1).decode(errors="replace") or "q"
+
+
+def _sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +191,7 @@ MODELS = (
 Row = tuple[str, ...]
 
 
-def view(top: Top, width: int, height: int | None = None, footer: str = "") -> RenderableType:
+def view(top: "Top", width: int, height: int | None = None, footer: str = "") -> RenderableType:
     """Return the screen.
 
     Args:
@@ -92,7 +237,7 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Table:
     return table
 
 
-def _fitting(models: Sequence[TopModel], lines: int | None) -> tuple[Sequence[TopModel], str]:
+def _fitting(models: "Sequence[TopModel]", lines: int | None) -> "tuple[Sequence[TopModel], str]":
     """Return the models that fit into some lines, the busiest first if not all do, and a note."""
     if lines is None or len(models) <= lines:
         return models, ""
@@ -101,7 +246,7 @@ def _fitting(models: Sequence[TopModel], lines: int | None) -> tuple[Sequence[To
     return busiest, f"… {len(models) - kept} more models with fewer requests"
 
 
-def _route_rows(route: TopRoute) -> Iterator[Row]:
+def _route_rows(route: "TopRoute") -> Iterator[Row]:
     for each in route.variants:
         latencies = _number(each.p50_ms), _number(each.p99_ms)
         rates = _rate(each.requests_per_s), _rate(each.errors_per_s)
@@ -113,7 +258,7 @@ def _route_rows(route: TopRoute) -> Iterator[Row]:
         yield route.name, name, f"{shadow.percent:g} %", "", rate, "", "", "", "", agreement, ""
 
 
-def _model_row(model: TopModel) -> Row:
+def _model_row(model: "TopModel") -> Row:
     return (
         model.name,
         str(model.version),
@@ -128,7 +273,7 @@ def _model_row(model: TopModel) -> Row:
     )
 
 
-def _server_lines(server: TopServer) -> list[Text]:
+def _server_lines(server: "TopServer") -> list[Text]:
     ports = " ".join(f"{name} {port}" for name, port in server.ports.items())
     uptime = "" if server.uptime_s is None else f"  up {format_duration(server.uptime_s)}"
     state = {True: ("ready", "green"), False: ("not ready", "bold red"), None: ("running", "")}[server.ready]
@@ -137,7 +282,7 @@ def _server_lines(server: TopServer) -> list[Text]:
     return [first, *reasons]
 
 
-def _machine_lines(top: Top) -> list[Text]:
+def _machine_lines(top: "Top") -> list[Text]:
     machine, lines = top.machine, []
     if machine:
         load = " ".join(f"{value:.2f}" for value in machine.load)
@@ -166,14 +311,14 @@ def _machine_lines(top: Top) -> list[Text]:
     return [line for line in lines if line]
 
 
-def _rollout_line(route: TopRoute) -> Text:
+def _rollout_line(route: "TopRoute") -> Text:
     if not (found := route.rollout):
         return Text()
     state = f"{found.phase} at step {found.step}"
     return Text(f"rollout of {found.candidate} on {route.name}: {state}", style="cyan")
 
 
-def _gateway_lines(gateways: Sequence[TopGateway], width: int) -> list[Text]:
+def _gateway_lines(gateways: "Sequence[TopGateway]", width: int) -> list[Text]:
     lines = []
     for each in gateways:
         text = f"gateway {each.port}  "

@@ -4,20 +4,25 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from nereid.application.chosen_models import own_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed, WrongUsage, invalid_values
-from nereid.base.units import parse_duration
+from nereid.base.units import format_duration, parse_duration
 from nereid.cli.options import AsJson, Repository, complete_model, environment, show_help, show_progress
 from nereid.cli.server_options import find_server, with_server
+from nereid.cli.tables import print_table
 
 if TYPE_CHECKING:
     from nereid.backends.routing.reference_file import Reference
+    from nereid.insight.drift.comparison import SignalDrift, VariantDrift
+    from nereid.insight.drift.drift_report import Report
     from nereid.insight.drift.recording import History
 
 app = typer.Typer()
+NONE = "—"
 
 Route = Annotated[
     str,
@@ -94,9 +99,6 @@ def show(
 
     The drift monitor of `nereid serve` computes the table once a minute.
     """
-    import msgspec
-
-    from nereid.cli.drift_commands import drift_view as view
     from nereid.insight.drift.drift_report import report
     from nereid.models.routes.target import find_route
     from nereid.server import run_dir
@@ -110,7 +112,7 @@ def show(
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:
-        view.show(found)
+        print_report(found)
 
 
 def _seconds(text: str) -> float:
@@ -132,3 +134,60 @@ def _history(context: typer.Context, repository: Path) -> "History":
 
 def _sizes(reference: "Reference") -> str:
     return ", ".join(f"{each.name} {each.images:,} images" for each in reference.variants)
+
+
+def print_report(report: "Report") -> None:
+    """Print a report for a person."""
+    route = report.route
+    if route.problem:
+        print(f"{route.route}: {route.problem}")
+    for variant in route.variants:
+        print(_heading(variant))
+        if variant.signals:
+            print_table(
+                *("signal", "verdict", "PSI", "limit", "JS", "limit", "images"),
+                rows=[_row(signal) for signal in variant.signals],
+            )
+    print(
+        f"last {format_duration(report.window_s)}, of which {format_duration(report.covered_s)} are recorded"
+    )
+    if report.agreement:
+        rows = [
+            (
+                shadow.shadow,
+                format_duration(shadow.age_s),
+                f"{shadow.requests:,}",
+                f"{shadow.agreed / shadow.requests:.1%}",
+            )
+            for shadow in report.agreement
+        ]
+        print_table("shadow", "ended before", "requests", "same best class", rows=rows)
+    if report.accuracy:
+        rows = [
+            (
+                feedback.variant,
+                f"{feedback.answers:,}",
+                f"{feedback.correct / feedback.answers:.1%}",
+                f"{feedback.low:.1%} to {feedback.high:.1%}",
+            )
+            for feedback in report.accuracy
+        ]
+        print_table("variant", "feedback", "correct", "95 % interval", rows=rows)
+
+
+def _heading(variant: "VariantDrift") -> str:
+    name = f"{variant.variant} (version {variant.version} of {variant.model})"
+    if variant.problem:
+        return f"{name}: not compared: {variant.problem}"
+    age = format_duration(variant.reference_age_s or 0)
+    verdict = "drift" if variant.has_drifted else "no drift"
+    return f"{name}: {verdict}; {variant.requests:,} images in the window, reference {age} old"
+
+
+def _row(signal: "SignalDrift") -> tuple[str, ...]:
+    numbers = [
+        f"{values[measure]:.3f}" if measure in values else NONE
+        for measure in ("psi", "js")
+        for values in (signal.score, signal.limit)
+    ]
+    return signal.signal, signal.verdict, *numbers, f"{signal.images:,}"

@@ -1,22 +1,27 @@
 """`nereid rollout`: give a candidate more and more traffic while its numbers are good enough."""
 
+import math
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from nereid.application.chosen_models import own_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import WrongUsage
 from nereid.cli.options import AsJson, Repository, complete_variant, show_help, show_progress
-from nereid.cli.route_commands.route import RouteName
+from nereid.cli.route import RouteName
 from nereid.cli.server_options import find_server, with_server
+from nereid.cli.tables import print_table
 
 if TYPE_CHECKING:  # the commands import what they need, so that others start without it
-    from nereid.models.rollout.orders import Order
+    from nereid.models.rollout.orders import Forecast, Order
     from nereid.models.rollout.plan import RolloutPlan
+    from nereid.models.rollout.rollout_journal import Rollout, RolloutEvent
     from nereid.models.routes.target import RouteLocation
 
 app = typer.Typer()
@@ -86,8 +91,6 @@ def rollout(context: typer.Context) -> None:
 
 def _plan(file: Path | None, options: dict[str, Any]) -> "RolloutPlan":
     """Return the plan in a file, with the values that a command's options replace."""
-    import msgspec
-
     from nereid.models.rollout.plan import RolloutPlan, make_plan, parse_plan, read_steps
 
     values: dict[str, Any] = {}
@@ -152,20 +155,18 @@ def plan_rollout(
     repository: Repository = REPOSITORY,
 ) -> None:
     """Measure the traffic for ten seconds, and show how much each step needs; nothing is changed."""
-    from nereid.cli.rollout_commands import rollout_view as view
     from nereid.models.rollout import orders
 
     location, record = _location(repository, route), find_server(context, repository)
-    view.print_forecast(orders.forecast(location, _plan(file, context.params), record))
+    _print_forecast(orders.forecast(location, _plan(file, context.params), record))
 
 
 @app.command()
 def status(as_json: AsJson = False, route: RouteName = "", repository: Repository = REPOSITORY) -> None:
     """Show the newest rollout of the route, and what it waits for."""
-    from nereid.cli.rollout_commands import rollout_view as view
     from nereid.models.rollout.rollout_journal import RolloutJournals
 
-    view.print_status(RolloutJournals.of(_location(repository, route)).latest(), as_json)
+    _print_status(RolloutJournals.of(_location(repository, route)).latest(), as_json)
 
 
 @app.command()
@@ -213,17 +214,16 @@ def history(
     repository: Repository = REPOSITORY,
 ) -> None:
     """List the rollouts of the route, newest first; or all events of one."""
-    from nereid.cli.rollout_commands import rollout_view as view
     from nereid.models.rollout.rollout_journal import RolloutJournals
 
     logs = RolloutJournals.of(_location(repository, route))
     if number is None:
-        view.print_rollouts([state for each in logs.numbers() if (state := logs.read(each))], as_json)
+        _print_rollouts([state for each in logs.numbers() if (state := logs.read(each))], as_json)
         return
     if number not in logs.numbers():
         known = ", ".join(map(str, logs.numbers())) or "none"
         raise WrongUsage(f"unknown rollout {number}: expected one of {known}")
-    view.print_events(logs.journal(number).read(), as_json)
+    _print_events(logs.journal(number).read(), as_json)
 
 
 @app.command()
@@ -267,3 +267,68 @@ def _location(repository: Path, route: str) -> "RouteLocation":
     from nereid.models.routes.target import find_route
 
     return find_route(repository, route)
+
+
+def _print_status(rollout: "Rollout | None", as_json: bool) -> None:
+    """Print a rollout in words."""
+    if as_json:
+        print(msgspec.json.encode(rollout).decode())
+    else:
+        print(rollout or "no rollout yet; start one: nereid rollout start VARIANT")
+
+
+def _print_rollouts(rollouts: "Sequence[Rollout]", as_json: bool) -> None:
+    """Print all rollouts of a route, newest first."""
+    if as_json:
+        print(msgspec.json.encode(rollouts[::-1]).decode())
+        return
+    rows = [
+        (
+            str(rollout.number),
+            _time(rollout.began),
+            rollout.user,
+            rollout.plan.candidate,
+            rollout.step_name,
+            rollout.result if rollout.phase == "ended" else rollout.phase,
+            "; ".join(rollout.reasons),
+        )
+        for rollout in reversed(rollouts)
+    ]
+    print_table("rollout", "began", "who", "candidate", "step", "state", "reasons", rows=rows)
+
+
+def _print_events(events: "Sequence[RolloutEvent]", as_json: bool) -> None:
+    """Print the events of a rollout, oldest first, as a table or as JSON lines."""
+    if as_json:
+        for event in events:
+            print(msgspec.json.encode(event).decode())
+        return
+    rows = [
+        (
+            _time(event.time),
+            event.user,
+            event.event,
+            f"{event.elapsed_s:.0f} s" if event.look else "",
+            "; ".join(event.reasons),
+        )
+        for event in events
+    ]
+    print_table("when", "who", "event", "measured", "reasons", rows=rows)
+
+
+def _print_forecast(forecasts: "Sequence[Forecast]") -> None:
+    """Print what each step needs."""
+    rows = [
+        (
+            forecast.step,
+            f"{forecast.requests:,}" if forecast.requests else "—",
+            "unknown (no traffic)" if math.isinf(forecast.seconds) else f"{forecast.seconds:,.0f} s",
+            forecast.what,
+        )
+        for forecast in forecasts
+    ]
+    print_table("step", "requests of all callers, about", "minimum duration", "limited by", rows=rows)
+
+
+def _time(when: object) -> str:
+    return f"{when:%Y-%m-%d %H:%M:%S}"

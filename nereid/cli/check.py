@@ -1,4 +1,4 @@
-"""`nereid check`: check a model repository without a server."""
+"""`nereid check` and `nereid doctor`: check a model repository, and the machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from nereid.application.chosen_models import find_any_model
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed
-from nereid.cli.options import DEFAULT_REPOSITORY, AsJson, complete_model
+from nereid.cli.options import DEFAULT_REPOSITORY, AsJson, Repository, complete_model, environment
 from nereid.cli.tables import print_json, print_table
 
 
@@ -41,14 +41,14 @@ def check(
     check_repository(repository)
     if model:
         find_any_model(repository, model)
-    findings = [each for each in examination.check(repository) if model in ("", each.model)]
+    findings = [finding for finding in examination.check(repository) if model in ("", finding.model)]
     if as_json:
         print_json(findings)
     else:
         rows = [
-            (each.verdict, each.model, each.what, each.found, each.fix)
-            for each in findings
-            if each.verdict != "ok"
+            (finding.verdict, finding.model, finding.what, finding.found, finding.fix)
+            for finding in findings
+            if finding.verdict != "ok"
         ]
         if rows:
             print_table("", "model", "check", "found", "fix", rows=rows)
@@ -57,3 +57,18 @@ def check(
     if failures:
         first = f"{failures[0].model}, {failures[0].what}: {failures[0].found}"
         raise OperationFailed(f"{len(failures)} failure{'s' if failures[1:] else ''}, the first: {first}")
+
+
+def doctor(context: typer.Context, as_json: AsJson = False, repository: Repository = REPOSITORY) -> None:
+    """Check that this machine has everything the embedded server needs; each failure names its fix."""
+    from nereid.insight.observe.doctor import examine
+
+    findings = list(examine(environment(context), repository))
+    if as_json:
+        print_json(findings)
+    else:
+        rows = [(finding.verdict, finding.what, finding.found, finding.fix) for finding in findings]
+        print_table("", "check", "found", "fix", rows=rows)
+    failed = [finding.what for finding in findings if finding.verdict == "fail"]
+    if failed:
+        raise OperationFailed(f"this machine is not ready to serve: {', '.join(failed)}")

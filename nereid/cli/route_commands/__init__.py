@@ -1,1 +1,0 @@
-"""Commands that show or change a route."""

@@ -1,0 +1,263 @@
+"""Requests to one model on one server: what is sent, and what the answers mean; connections do the I/O."""
+
+import copy
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+from nereid.base.contract import read_bad_images, read_batch_limit
+from nereid.client.classifier_errors import ClassifierError, Unreachable, UnusableImage
+from nereid.client.images import ImageLike, Unusable, encode, encode_or_error, name_of
+from nereid.client.request import (
+    CONCURRENCY,
+    NO_LIMIT,
+    TIMEOUT_S,
+    CheckedOptions,
+    MemoryKind,
+    ProtocolName,
+    RequestOptions,
+    check_arguments,
+    check_options,
+    image_tensor,
+    key_header,
+)
+from nereid.client.result_kind import Result, ResultKind, Timings
+from nereid.client.retry import Attempts, Budget
+from nereid.client.shared_memory import SharedMemory
+from nereid.client.transport import Connection, Headers
+
+# What a stream of images gives for each of them.
+ResultOrError: TypeAlias = Result | ClassifierError
+Encoded = TypeVar("Encoded")
+# A result, of any kind.
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class ModelRequest:
+    """One request from the encoding of its images on; the parts of a batch share its time limit."""
+
+    checked: CheckedOptions
+    attempts: Attempts
+    began_s: float
+    encoded_s: float = 0.0
+
+    def timings(self) -> Timings:
+        """Return the time until now; the parts of a batch add to the time of the request."""
+        encode_ms = round((self.encoded_s - self.began_s) * 1e3, 3)
+        request_ms = round((time.perf_counter() - self.encoded_s) * 1e3, 3)
+        return Timings(encode_ms, request_ms, self.attempts.count)
+
+
+class BaseClient(ABC, Generic[Result]):
+    """A connection to one model of one server; `Classifier` has the description of its arguments.
+
+    Attributes:
+        kind: the results that the model must have.
+        model: name of the model.
+    """
+
+    kind: ClassVar[ResultKind[Any]]
+    _connection: Connection
+
+    def __init__(
+        self,
+        url: str,
+        protocol: ProtocolName = "grpc",
+        model: str = "",
+        timeout_s: float = TIMEOUT_S,
+        concurrency: int = CONCURRENCY,
+        shared_memory: MemoryKind | None = None,
+        api_key: str = "",
+    ) -> None:
+        check_arguments(url, protocol, concurrency, shared_memory, api_key)
+        self.model = model or self.kind.model
+        self._timeout_s, self._concurrency = timeout_s, concurrency
+        self._connect(url, protocol, key_header(api_key))
+        self._memory = SharedMemory(shared_memory, self._connection) if shared_memory else None
+        # Also at the end of the process, without `close`.
+        self._remove_regions = weakref.finalize(self, self._memory.close) if self._memory else lambda: None
+        self._batch_limit = NO_LIMIT
+        self._budget = Budget()
+        self._outputs: list[str] = []
+
+    @abstractmethod
+    def _connect(self, url: str, protocol: ProtocolName, headers: Headers) -> None:
+        """Set `_connection`."""
+
+    @property
+    def shared_memory_refusal(self) -> str:
+        """Why images are sent in requests and not in shared memory; empty while nothing was refused."""
+        return self._memory.refusal if self._memory else ""
+
+    def _check_stream(self, batch_size: int, options: RequestOptions) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if batch_size > 1 and not self.kind.has_equal_shapes:
+            raise ValueError(f"batch_size must be 1, because results differ in size, got {batch_size}")
+        check_options(options, self._timeout_s, known=self.kind.options)
+
+    async def _result(self, image: ImageLike, options: RequestOptions) -> Result:
+        request = self._start(options)
+        return (await self._results(request, await self._encoded(request, encode, [image])))[0]
+
+    async def _arrays(self, image: ImageLike, options: RequestOptions) -> dict[str, np.ndarray]:
+        request = self._start(options, is_for_scores=True)
+        result = await self._send(request, await self._encoded(request, encode, [image]))
+        return {name: result.as_numpy(name) for name in self.kind.outputs}
+
+    async def _batch_outcomes(
+        self, images: Sequence[ImageLike], position: int, options: RequestOptions
+    ) -> list[ResultOrError[Result]]:
+        """Return the outcome of each image, or of its failed encoding; split a batch that is rejected.
+
+        `position` is that of the first image in its stream.
+        """
+        request = self._start(options)
+        encoded = await self._encoded(request, encode_or_error, images)
+        names = [name_of(image, position + index) for index, image in enumerate(images)]
+        batch = BatchSplit[Result](encoded, names, self._batch_limit)
+        while files := batch.next_request():
+            try:
+                results = await self._results(request, files)
+            except ClassifierError as error:
+                batch.failed(error)
+            else:
+                batch.succeeded(results)
+        self._batch_limit = min(self._batch_limit, batch.limit)
+        return batch.outcomes()
+
+    def _start(self, options: RequestOptions, is_for_scores: bool = False) -> ModelRequest:
+        began_s = time.perf_counter()
+        checked = check_options(options, self._timeout_s, is_for_scores, self.kind.options)
+        return ModelRequest(checked, Attempts(self._budget, checked.timeout_s), began_s)
+
+    async def _encoded(
+        self, request: ModelRequest, encoder: Callable[[ImageLike], Encoded], images: Sequence[ImageLike]
+    ) -> list[Encoded]:
+        encoded = [await self._connection.convert(encoder, image) for image in images]
+        request.encoded_s = time.perf_counter()
+        return encoded
+
+    async def _results(self, request: ModelRequest, files: Sequence[bytes]) -> list[Result]:
+        result = await self._send(request, files)
+        return self.kind.read(result, self.model, request.checked.request_id, request.timings())
+
+    async def _send(self, request: ModelRequest, files: Sequence[bytes]) -> Any:
+        """Return tritonclient's result for images that share a request.
+
+        Raises:
+            ClassifierError: the error of the last attempt.
+        """
+        with self._budget.in_flight():
+            while True:
+                try:
+                    result = await self._attempt(request, files)
+                except ClassifierError as error:
+                    if self._memory and isinstance(error, Unreachable):
+                        self._memory.reconnected()
+                    if (pause_s := request.attempts.pause_s(error)) is None:
+                        raise
+                    await self._connection.pause(pause_s)
+                else:
+                    request.attempts.succeeded()
+                    return result
+
+    async def _attempt(self, request: ModelRequest, files: Sequence[bytes]) -> Any:
+        if not self._outputs:
+            remaining_s = request.attempts.remaining_s()
+            metadata = await self._connection.read("get_model_metadata", remaining_s, self.model)
+            self._outputs = self.kind.wanted_outputs(metadata)
+        infer, result = partial(self._infer, request), None
+        if self._memory:
+            result = await self._memory.infer(files, request.attempts, infer)
+        if result is None:
+            result = await infer(image_tensor(self._connection.protocol, files))
+        if not self.kind.is_complete(result, len(files)):
+            names = ", ".join(self.kind.outputs)
+            raise Unreachable(f"the peer is not a Triton server: its response lacks {names} of all images")
+        return result
+
+    async def _infer(self, request: ModelRequest, tensor: Any) -> Any:
+        remaining_s = request.attempts.remaining_s()
+        protocol = self._connection.protocol
+        arguments = request.checked.infer_arguments(
+            protocol, tensor, self._outputs, self.kind.ranked, remaining_s
+        )
+        return await self._connection.call("infer", remaining_s, self.model, **arguments)
+
+
+class BatchSplit(Generic[Value]):
+    """Images that share a request until the server rejects it.
+
+    After a rejection, good images are sent again without the bad ones, or in smaller requests.
+
+    Args:
+        images: each an image file, or the error that prevented its encoding.
+        names: of the images, for their outcomes.
+        limit: images per request.
+    """
+
+    def __init__(self, images: Sequence[bytes | Unusable], names: Sequence[str], limit: int) -> None:
+        self.limit = limit
+        self._names = names
+        self._outcomes: dict[int, Value | ClassifierError | Unusable] = {}
+        self._images: dict[int, bytes] = {}
+        for place, image in enumerate(images):
+            if isinstance(image, bytes):
+                self._images[place] = image
+            else:
+                self._outcomes[place] = image
+        self._requests = deque(_parts(list(self._images), limit))
+
+    def next_request(self) -> list[bytes] | None:
+        """Return the images of the next request, or None after all have an outcome."""
+        return [self._images[place] for place in self._requests[0]] if self._requests else None
+
+    def succeeded(self, results: Sequence[Value]) -> None:
+        """Record the results of the current request."""
+        self._outcomes.update(zip(self._requests.popleft(), results, strict=True))
+
+    def failed(self, error: ClassifierError) -> None:
+        """Record the error of the current request, and queue the images that may still succeed."""
+        places = self._requests.popleft()
+        text = str(error)
+        if (limit := read_batch_limit(text)) and limit < len(places):
+            self.limit = limit
+            self._requests.extendleft(reversed(_parts(places, self.limit)))
+        elif len(places) > 1 and (bad := read_bad_images(text, len(places))):
+            rest = [place for index, place in enumerate(places) if index not in bad.reasons]
+            self._outcomes.update(
+                {places[index]: type(error)(bad.prefix + reason) for index, reason in bad.reasons.items()}
+            )
+            # If the list does not fit the request, each image goes alone.
+            self._requests.extendleft(reversed(_parts(rest, len(places) if bad.reasons else 1)))
+        else:
+            self._outcomes.update(dict.fromkeys(places, error))
+
+    def outcomes(self) -> list[Value | ClassifierError]:
+        """Return the outcome of each image, in the order of the images."""
+        return [_named(self._outcomes[place], name) for place, name in enumerate(self._names)]
+
+
+def _named(outcome: Any, name: str) -> Any:
+    if not isinstance(outcome, Exception):
+        return replace(outcome, image=name)
+    if isinstance(outcome, ClassifierError):
+        error = copy.copy(outcome)  # images that share a request share its error
+    else:
+        error = UnusableImage(str(outcome))
+        error.__cause__ = outcome
+    error.image = name
+    return error
+
+
+def _parts(places: list[int], size: int) -> list[list[int]]:
+    return [places[start : start + size] for start in range(0, len(places), size)]

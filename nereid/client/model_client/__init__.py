@@ -1,1 +1,0 @@
-"""Requests to one model of one server, whatever its task: blocking, and for asyncio."""
