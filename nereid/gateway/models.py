@@ -5,6 +5,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -135,18 +136,15 @@ class FixedModels(ModelSource):
         """Return the outputs in the metadata of the model; empty if the server does not respond."""
         if not self.url:
             return ()
+
+        async def metadata() -> bytes:
+            with closing(HttpConnections(self.url)) as triton:
+                return (await request(triton, "GET", path_of(name), timeout_s=METADATA_TIMEOUT_S)).body
+
         try:
-            metadata = json.loads(asyncio.run(self._metadata(name)))
-            return [output["name"] for output in metadata["outputs"]]
+            return [output["name"] for output in json.loads(asyncio.run(metadata()))["outputs"]]
         except (Failure, TimeoutError, ValueError, LookupError, TypeError):
             return ()
-
-    async def _metadata(self, name: str) -> bytes:
-        triton = HttpConnections(self.url)
-        try:
-            return (await request(triton, "GET", path_of(name), timeout_s=METADATA_TIMEOUT_S)).body
-        finally:
-            triton.close()
 
 
 @dataclass(slots=True)

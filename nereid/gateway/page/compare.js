@@ -23,7 +23,7 @@ export function startCompare() {
   function refresh() {
     byId("compare-all").disabled = !image || !variants.length;
     byId("compare-why").textContent =
-      why || (image ? comparison().hint : "Choose an image first.");
+      why || (image ? (comparison()?.hint ?? "") : "Choose an image first.");
   }
 
   async function compare() {
