@@ -19,9 +19,8 @@ FACES = [pytest.param(task, face, id=f"{task.name}-{face}") for task in TASKS fo
 
 
 def modules_outside(root: Path) -> list[Path]:
-    """Return every module of the package and its adapters that is not in the folder of a task."""
-    places = (root / "nereid", root / "python_backend")
-    paths = sorted(path for place in places for path in place.rglob("*.py"))
+    """Return every module of the package that is not in the folder of a task."""
+    paths = sorted((root / "nereid").rglob("*.py"))
     return [path for path in paths if not path.is_relative_to(root / "nereid" / "tasks")]
 
 

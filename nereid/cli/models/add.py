@@ -198,8 +198,9 @@ def screen(name: str, proposal: "AddProposal") -> list[str]:
           if settings.parameters else []),
         *([("values", f"{span[0]:.3g} to {span[1]:.3g} for the photos below")] if span else []),
         *proposal.about,
-        ("labels", f"{len(proposal.labels)} {kind.labels_are} from {proposal.labels_from}" if proposal.labels
-         else "none; fix: --labels FILE shows names instead of numbers"),
+        *([("labels", f"{len(proposal.labels)} {kind.labels_are} from {proposal.labels_from}"
+            if proposal.labels else "none; fix: --labels FILE shows names instead of numbers")]
+          if kind.labels_are else []),
         ("batches", f"several {unit}s at a time" if settings.can_batch else f"one {unit} at a time"),
         *(("change", each) for each in proposal.changes),
         ("cost", f"{format_ms(report.latency_ms)} per {unit} on one core, {proposal.processes} processes, "

@@ -26,6 +26,8 @@ from nereid.vision.inference.signature import Signature
 class UnlabelledImages(Images):
     """Whole images of a network without classes."""
 
+    labels_are = ""
+
     def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
         """Return none; names in the file belong to a layer that was cut off."""
         return (), ""

@@ -12,6 +12,7 @@ TASKS = (
         outputs=("mask",),
         path="/v1/segment",
         fix="nereid add a network that returns masks",
+        network="masks",
         command=CommandTexts(
             help="Segment images on a running server.", csv="Print one row per image, with its classes."
         ),

@@ -27,7 +27,7 @@ class InputKind(Protocol):
 
     Attributes:
         unit: a row in words, such as `image`.
-        labels_are: lines of a label file in words, such as `names`.
+        labels_are: lines of a label file in words, such as `names`; empty for none.
         samples: images that are shown if the user gives none.
         is_reader: whether an instance needs the memory of a reader (`nereid.repository.fitting`).
     """
