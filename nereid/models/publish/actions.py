@@ -294,7 +294,7 @@ class Policy(Struct, frozen=True, tag=True):
         for path in changed:
             before = self._before(workspace, path)
             if before.exists():
-                self._replace(workspace, path, before.read_text())
+                self._replace(workspace, path, before.read_text(encoding="utf-8"))
             else:
                 self._write(workspace, path, self._others(path))
         if changed:
@@ -313,10 +313,12 @@ class Policy(Struct, frozen=True, tag=True):
         return {*served_versions(folder, read_pbtxt(path), without=self.version)}
 
     def _write(self, workspace: Workspace, path: Path, versions: set[int]) -> None:
-        self._replace(workspace, path, pbtxt.with_versions(path.read_text(), sorted(versions)))
+        self._replace(
+            workspace, path, pbtxt.with_versions(path.read_text(encoding="utf-8"), sorted(versions))
+        )
 
     def _replace(self, workspace: Workspace, path: Path, text: str) -> None:
-        if text != path.read_text():
+        if text != path.read_text(encoding="utf-8"):
             files.replace(path, text.encode(), workspace.staging)
 
 

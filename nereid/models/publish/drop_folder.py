@@ -417,7 +417,7 @@ class DropFolder:
                 raise OSError(f"'{where}' is a link")
             target = _free_name(folder, entry.path, suffix)
             if reason:
-                (folder / f"{target.name}.reason.txt").write_text(f"{reason}\n")
+                (folder / f"{target.name}.reason.txt").write_text(f"{reason}\n", encoding="utf-8")
             if entry.is_link:
                 return True
             entry.path.rename(target)

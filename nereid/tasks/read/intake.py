@@ -238,7 +238,7 @@ def _templates(model: str, name: str) -> Iterator[tuple[str, str, Any]]:
     """Yield profile, text and message of each config of a default model, with another name."""
     folder: Path = TEXT_REPOSITORY / model
     for path in config_files(folder):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         config = pbtxt.parse(text)
         config.name = name
         yield "" if path.parent == folder else path.stem, text, config
