@@ -26,11 +26,7 @@ LIST = {"[": "[ ", "]": " ]"}
 
 
 def parse(text: str) -> Any:
-    """Return the ModelConfig message of a config text.
-
-    Raises:
-        OperationFailed: the text is not a config; the message has line and column.
-    """
+    """Return the ModelConfig message of a config text; OperationFailed with line and column if it is none."""
     try:
         return text_format.Parse(text, triton_messages.model_config())
     except text_format.ParseError as error:
