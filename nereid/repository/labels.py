@@ -20,7 +20,7 @@ def check_count(labels: Path, output: TensorSpec) -> int:
         InvalidLabels: the numbers differ, or the file cannot be read.
     """
     try:
-        count = len(labels.read_text().removesuffix("\n").split("\n"))
+        count = len(labels.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidLabels(f"cannot read label file '{labels}': {error}") from None
     if -1 not in output.dims and count != (classes := prod(output.dims)):

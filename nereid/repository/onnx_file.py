@@ -111,11 +111,7 @@ def complete_document(document: dict[str, Any], signature: Callable[[], Signatur
 
 
 def check_external_data(file: OnnxFile) -> int:
-    """Check that values in other files are next to the network and complete; return the files' bytes.
-
-    Raises:
-        InvalidOnnx: a file is outside the folder, missing, or too short.
-    """
+    """Check that values in other files are complete and next to the network; return the files' bytes."""
     folder = file.path.resolve().parent
     sizes = {each.location: _external_size(folder, each) for each in file.external}
     for each in file.external:
@@ -146,11 +142,7 @@ def check_with_onnx(path: Path) -> None:
 
 
 def external_data(path: Path, tensor: Any) -> ExternalData:
-    """Return the place of an external tensor's values, for the ONNX file at `path`.
-
-    Raises:
-        InvalidOnnx: the tensor does not name a valid place.
-    """
+    """Return the place of an external tensor's values, for the ONNX file at `path`; else InvalidOnnx."""
     entries = {each.key: each.value for each in tensor.external_data}
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))

@@ -39,11 +39,7 @@ def _runtime(name: str, minor: int) -> Runtime:
 
 
 def check_runtimes(file: OnnxFile, servers: Iterable[Runtime]) -> None:
-    """Check that every server can open a network of this opset and IR version.
-
-    Raises:
-        InvalidOnnx: the opset or IR version is too new or too old for a server.
-    """
+    """Check that every server can open a network of this opset and IR version; else InvalidOnnx."""
     if file.opset < MIN_OPSET:
         found = f"opset {file.opset}" if file.opset else "no opset"
         raise InvalidOnnx(f"'{file.path.name}': expected opset {MIN_OPSET} or later, got {found}")

@@ -17,7 +17,7 @@ from onnx import helper
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.errors import OperationFailed
 from nereid.base.serving_errors import InvalidConfig
-from nereid.models.publish import examination, examiner
+from nereid.models.publish import child, examination, examiner
 from nereid.models.publish.examination import ExaminationRequest, Gates, Measurements, Rejected, examine
 from nereid.models.publish.examiner import check_headroom, check_memory, is_slower
 from nereid.repository.labels import InvalidLabels
@@ -447,3 +447,15 @@ def test_failure_of_the_examiner_is_not_a_rejection(
         examine(make_request(classifier()))
 
     assert not isinstance(caught.value, Rejected)
+
+
+def test_child_does_not_get_the_key_of_a_client(tmp_path, monkeypatch):
+    program = "import os\n\n\ndef answer(request, write):\n    write('names', sorted(os.environ))\n"
+    (tmp_path / "shows_environment.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("NEREID_KEY", "secret")
+
+    _, names = child.run("shows_environment", "", 60)
+
+    assert "PYTHONPATH" in names
+    assert "NEREID_KEY" not in names

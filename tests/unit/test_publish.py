@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -22,9 +23,9 @@ from nereid.models.publish.engine import (
     locked_repository,
     opened_journal,
 )
-from nereid.models.publish.network import successor, versions
+from nereid.models.publish.network import copy_pinned_model, successor, versions
 from nereid.models.publish.publisher import publish, retire, rollback
-from nereid.repository.layout import configs, pins
+from nereid.repository.layout import Pin, configs, pins
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from tests.publishing import (
@@ -90,6 +91,35 @@ def test_versions_are_published_and_retired_without_a_server(tmp_path, policy):
     assert (weights(repository), events(repository)[-1].event) == ({"v1": 100}, "done")
     assert publish_number(repository, tmp_path, None, 2).version == 3
     assert {path.name for path in files.state_folder(repository).iterdir()} == {"journal.jsonl", "reserve"}
+
+
+COPY = """
+import sys
+from pathlib import Path
+from nereid.models.publish.network import copy_pinned_model
+from nereid.repository.layout import Pin
+
+models = Path(sys.argv[1])
+copy_pinned_model(models / "net_v1", Pin("net_v1", "net", 1, "", 0), 2, models / "net_v2")
+"""
+
+
+def test_copy_of_a_pinned_model_keeps_comments_in_any_locale(repository):
+    """Configs are UTF-8, whatever the locale is; a second copy has no second head."""
+    config = repository / "net_v1" / "config.pbtxt"
+    text = config.read_text()
+    assert "model_version: 1" in text
+    config.write_text(f"# Für Größe L.\n{text}", encoding="utf-8")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    subprocess.run([sys.executable, "-c", COPY, repository], env=os.environ | locale, check=True)
+
+    head, comment, *_ = (repository / "net_v2" / "config.pbtxt").read_text(encoding="utf-8").splitlines()
+    assert head == "# Like net_v1, with version 2 of net; written by nereid publish."
+    assert comment == "# Für Größe L."
+    copy_pinned_model(repository / "net_v2", Pin("net_v2", "net", 2, "", 0), 3, repository / "net_v3")
+    lines = (repository / "net_v3" / "config.pbtxt").read_text(encoding="utf-8").splitlines()
+    assert lines[:2] == ["# Like net_v2, with version 3 of net; written by nereid publish.", comment]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from nereid.backends.routing.assignment import Route, Variant, parse_route, with_default
+from nereid.backends.routing.assignment import Route, Variant, parse_route
 from nereid.base import files
 from nereid.base.assets import COFFEE
 from nereid.base.config.model_config import CONFIGS, ModelConfig, TensorSpec, read_pbtxt
@@ -33,172 +33,15 @@ from nereid.repository.layout import config_files, hidden_models, served_version
 from nereid.server.control import DIRECT, LOAD_S, Control, Refused
 from nereid.server.run_dir import ServerRecord
 
-
-class VariantInUse(OperationFailed):
-    """Requests are sent to a variant that is to be removed."""
-
-
-def added(name: str, model: str, weight: float, is_fallback: bool = False) -> Propose:
-    """Propose the present route with one more variant, version 1 of the pinned `model`.
-
-    It has the deadline of the default variant. A fallback comes before the other fallbacks.
-    """
-
-    def propose(present: RouteState) -> Proposal:
-        route = present.route()
-        if any(variant.model == model for variant in route.variants):
-            return Proposal(route, "")
-        number = int(weight) if weight == int(weight) else weight
-        (default,) = [each for each in route.variants if each.name == route.default]
-        variant = Variant(name=name, model=model, version=1, weight=number, deadline_ms=default.deadline_ms)
-        fallbacks = (name, *route.fallbacks) if is_fallback else route.fallbacks
-        variants, what = (*route.variants, variant), "fall back to" if is_fallback else "publish"
-        return Proposal(_checked(replace(route, variants=variants, fallbacks=fallbacks)), f"{what} {model}")
-
-    return propose
-
-
-def removed(name: str, model: str, weight: float, is_fallback: bool = False) -> Propose:
-    """Propose the present route without a variant that is unchanged since it was added.
-
-    The proposal raises `VariantInUse` if its weight differs, it is the default or has header rules, or became
-    a fallback.
-    """
-
-    def propose(present: RouteState) -> Proposal:
-        route = present.route()
-        ours = [v for v in route.variants if (v.name, v.model) == (name, model)]
-        for variant in ours:
-            became_fallback = name in route.fallbacks and not is_fallback
-            if reason := reason_in_use(variant, name == route.default, weight, became_fallback):
-                raise VariantInUse(f"cannot remove variant '{name}': {reason}")
-        rest = tuple(v for v in route.variants if v not in ours)
-        fallbacks = tuple(each for each in route.fallbacks if each not in {v.name for v in ours})
-        return Proposal(_checked(replace(route, variants=rest, fallbacks=fallbacks)), f"retire {model}")
-
-    return propose
-
-
-def reason_in_use(variant: Variant, is_default: bool, weight: float, is_fallback: bool) -> str:
-    """Return the reason for which requests can reach a variant; empty if it has only its first `weight`."""
-    if variant.weight != weight:
-        return (
-            f"expected weight {weight:g}, got {variant.weight:g}; "
-            f"fix: nereid route set {variant.name}={weight:g}, or nereid rollback {variant.model}"
-        )
-    if is_default:
-        return "it is the route's default; fix: make another variant the default"
-    if is_fallback:
-        return "it is a fallback of the route; fix: remove it from `fallbacks` in the route file"
-    return "it has header rules; fix: remove them from the route file" if variant.headers else ""
-
-
-def rolled_back(current: tuple[str, ...], earlier: tuple[str, ...]) -> Propose:
-    """Propose weight 0 for some variants, and for earlier ones the weights from before those had any.
-
-    Args:
-        current: names of the variants of the current version.
-        earlier: names of the variants with earlier versions, the latest first. The first one gets all traffic
-            if the history has no such weights.
-    """
-
-    def propose(present: RouteState) -> Proposal:
-        route = present.route()
-        weights = _weights_before(present, current, earlier) or _weights(route, earlier) or {earlier[0]: 1}
-        # Variants of other networks keep theirs.
-        ours = dict.fromkeys((*current, *earlier), 0) | weights
-        variants = tuple(replace(v, weight=ours.get(v.name, v.weight)) for v in route.variants)
-        default = max(weights, key=lambda n: weights[n]) if route.default in current else route.default
-        note = f"roll back {', '.join(current)}"
-        return Proposal(_checked(with_default(replace(route, variants=variants), default)), note)
-
-    return propose
-
-
-def _weights_before(
-    present: RouteState, current: tuple[str, ...], earlier: tuple[str, ...]
-) -> dict[str, float]:
-    """Return the newest weights of the earlier variants from when the current ones had none."""
-    for entry in reversed(present.all_entries):
-        route = entry.parsed()
-        if route and not _weights(route, current) and (weights := _weights(route, earlier)):
-            return weights
-    return {}
-
-
-def _weights(route: Route, names: tuple[str, ...]) -> dict[str, float]:
-    return {v.name: v.weight for v in route.variants if v.name in names and v.weight}
-
-
-def _checked(route: Route) -> Route:
-    """Return the route if a file may contain it; the `replace` of msgspec does not validate."""
-    try:
-        return parse_route(msgspec.json.encode(route))
-    except InvalidConfig as error:
-        raise OperationFailed(str(error)) from None
-
-
-PROBE = {PROBE_HEADER: "1"}
-
-
-def warm(record: ServerRecord, folder: Path, version: int) -> int:
-    """Send a model one batch of every size; return the largest size.
-
-    A model that takes one image per request gets as many requests at the same time instead.
-
-    Raises:
-        OperationFailed: a request fails, or an output has values that are not finite.
-    """
-    config = ModelConfig.from_file(folder, version)
-    with tritonclient.grpc.InferenceServerClient(record.url("grpc"), channel_args=DIRECT) as client:
-        for size in range(1, max(1, config.max_batch_size) + 1):
-            if takes_one(config):
-                with ThreadPoolExecutor(size) as pool:
-                    list(pool.map(_infer, [client] * size, [config] * size, [1] * size))
-            else:
-                _infer(client, config, size)
-    return max(1, config.max_batch_size)
-
-
-def takes_one(config: ModelConfig) -> bool:
-    """Return whether a request has one image: such a model returns as many rows as it finds."""
-    texts = [each for each in config.inputs if each.name == IMAGE and each.datatype == "TYPE_STRING"]
-    return bool(texts) and any(each.dims[:1] == (-1,) for each in config.outputs)
-
-
-def _infer(client: tritonclient.grpc.InferenceServerClient, config: ModelConfig, size: int) -> None:
-    tensors = [
-        _tensor(spec, config.max_batch_size > 0, size) for spec in config.inputs if not spec.is_optional
-    ]
-    failure = f"warm-up of version {config.version} of '{config.name}' failed with a batch of {size}"
-    try:
-        result = client.infer(config.name, tensors, str(config.version), headers=PROBE, client_timeout=LOAD_S)
-    except InferenceServerException as error:
-        raise OperationFailed(f"{failure}: {error.message()}") from None
-    for output in config.outputs:
-        array = result.as_numpy(output.name)
-        if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise OperationFailed(
-                f"{failure}: expected finite numbers in output '{output.name}', got NaN or infinity"
-            )
-
-
-def _tensor(spec: TensorSpec, is_batched: bool, size: int) -> tritonclient.grpc.InferInput:
-    datatype = spec.datatype.removeprefix("TYPE_").replace("STRING", "BYTES")
-    shape = [size] * is_batched + [max(1, dim) for dim in spec.dims]
-    if datatype == "BYTES":
-        array = np.full(shape, COFFEE.read_bytes(), np.object_)
-    else:
-        array = np.zeros(shape, triton_to_np_dtype(datatype))
-    tensor = tritonclient.grpc.InferInput(spec.name, shape, datatype)
-    tensor.set_data_from_numpy(array)
-    return tensor
-
-
 READY_S, POLL_S = 60.0, 0.05
 # A request that chose a variant just before its removal reaches its model within this time.
 DRAIN_S = 1.0
 ROUTE_S = 30.0
+PROBE = {PROBE_HEADER: "1"}
+
+
+class VariantInUse(OperationFailed):
+    """Requests are sent to a variant that is to be removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +79,7 @@ class Install(Struct, frozen=True, tag=True):
     version: int = 0
 
     def do(self, workspace: Workspace) -> None:
-        """Move the staged path into the repository atomically.
-
-        Raises:
-            OperationFailed: the target already exists, or the staged files have disappeared.
-        """
+        """Move the staged path into the repository atomically; OperationFailed if its place is taken."""
         source, target = workspace.staging / "new" / self.path, workspace.repository / self.path
         if source.exists():
             if target.exists():
@@ -294,7 +133,7 @@ class Policy(Struct, frozen=True, tag=True):
         for path in changed:
             before = self._before(workspace, path)
             if before.exists():
-                self._replace(workspace, path, before.read_text())
+                self._replace(workspace, path, before.read_text(encoding="utf-8"))
             else:
                 self._write(workspace, path, self._others(path))
         if changed:
@@ -313,10 +152,12 @@ class Policy(Struct, frozen=True, tag=True):
         return {*served_versions(folder, read_pbtxt(path), without=self.version)}
 
     def _write(self, workspace: Workspace, path: Path, versions: set[int]) -> None:
-        self._replace(workspace, path, pbtxt.with_versions(path.read_text(), sorted(versions)))
+        self._replace(
+            workspace, path, pbtxt.with_versions(path.read_text(encoding="utf-8"), sorted(versions))
+        )
 
     def _replace(self, workspace: Workspace, path: Path, text: str) -> None:
-        if text != path.read_text():
+        if text != path.read_text(encoding="utf-8"):
             files.replace(path, text.encode(), workspace.staging)
 
 
@@ -363,7 +204,7 @@ class Warm(Struct, frozen=True, tag=True):
 
 
 class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
-    """Add a variant to a route, perhaps as its first fallback."""
+    """Add a variant to a route, perhaps as its first fallback: version 1 of a pinned model."""
 
     route: str
     name: str
@@ -373,23 +214,44 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
 
     def do(self, workspace: Workspace) -> None:
         """Add the variant, and wait until the server uses the new route."""
-        self._change(workspace, added(self.name, self.model, self.weight, self.is_fallback))
+        self._change(workspace, self.added)
 
     def undo(self, workspace: Workspace) -> None:
-        """Remove the variant, and give requests that chose it time to reach its model.
-
-        Raises:
-            VariantInUse: the variant has received other traffic in the meantime.
-        """
-        if not (workspace.repository / self.route).exists():
-            return
-        self._change(workspace, removed(self.name, self.model, self.weight, self.is_fallback))
-        if workspace.server:
-            time.sleep(DRAIN_S)
+        """Remove the variant, and give requests that chose it time; VariantInUse if it has other traffic."""
+        if (workspace.repository / self.route).exists():
+            self._change(workspace, self.removed)
+            if workspace.server:
+                time.sleep(DRAIN_S)
 
     def _change(self, workspace: Workspace, propose: Propose) -> None:
         location = find_route(workspace.repository, self.route)
         workspace.report(change_with_retry(location, propose, workspace.server, ROUTE_S))
+
+    def added(self, present: RouteState) -> Proposal:
+        """Return the route with the variant and the default one's deadline, before the other fallbacks."""
+        route = present.route()
+        if any(variant.model == self.model for variant in route.variants):
+            return Proposal(route, "")
+        weight = int(self.weight) if self.weight == int(self.weight) else self.weight
+        deadline_ms = next(each.deadline_ms for each in route.variants if each.name == route.default)
+        variant = Variant(name=self.name, model=self.model, version=1, weight=weight, deadline_ms=deadline_ms)
+        fallbacks = (self.name, *route.fallbacks) if self.is_fallback else route.fallbacks
+        note = f"{'fall back to' if self.is_fallback else 'publish'} {self.model}"
+        changed = replace(route, variants=(*route.variants, variant), fallbacks=fallbacks)
+        return Proposal(checked_route(changed), note)
+
+    def removed(self, present: RouteState) -> Proposal:
+        """Return the route without the variant, which must be unchanged since it was added."""
+        route = present.route()
+        ours = [v for v in route.variants if (v.name, v.model) == (self.name, self.model)]
+        for variant in ours:
+            became_fallback = self.name in route.fallbacks and not self.is_fallback
+            if reason := reason_in_use(variant, self.name == route.default, self.weight, became_fallback):
+                raise VariantInUse(f"cannot remove variant '{self.name}': {reason}")
+        variants = tuple(v for v in route.variants if v not in ours)
+        fallbacks = tuple(name for name in route.fallbacks if not ours or name != self.name)
+        changed = replace(route, variants=variants, fallbacks=fallbacks)
+        return Proposal(checked_route(changed), f"retire {self.model}")
 
 
 Action = Install | Policy | Load | Warm | AddVariant
@@ -410,3 +272,77 @@ def _wait(is_done: Callable[[], bool], failure: str) -> None:
         if time.monotonic() > deadline:
             raise Refused(f"{failure} after {READY_S:g} s; fix: see the reason in the server's log")
         time.sleep(POLL_S)
+
+
+def reason_in_use(variant: Variant, is_default: bool, weight: float, is_fallback: bool) -> str:
+    """Return the reason for which requests can reach a variant; empty if it has only its first `weight`."""
+    if variant.weight != weight:
+        return (
+            f"expected weight {weight:g}, got {variant.weight:g}; "
+            f"fix: nereid route set {variant.name}={weight:g}, or nereid rollback {variant.model}"
+        )
+    if is_default:
+        return "it is the route's default; fix: make another variant the default"
+    if is_fallback:
+        return "it is a fallback of the route; fix: remove it from `fallbacks` in the route file"
+    return "it has header rules; fix: remove them from the route file" if variant.headers else ""
+
+
+def checked_route(route: Route) -> Route:
+    """Return the route if a file may contain it; the `replace` of msgspec does not validate."""
+    try:
+        return parse_route(msgspec.json.encode(route))
+    except InvalidConfig as error:
+        raise OperationFailed(str(error)) from None
+
+
+def warm(record: ServerRecord, folder: Path, version: int) -> int:
+    """Send a model one batch of every size; return the largest size.
+
+    A model that takes one image per request gets as many requests at the same time instead. OperationFailed:
+    a request fails, or an output has values that are not finite.
+    """
+    config = ModelConfig.from_file(folder, version)
+    with tritonclient.grpc.InferenceServerClient(record.url("grpc"), channel_args=DIRECT) as client:
+        for size in range(1, max(1, config.max_batch_size) + 1):
+            if takes_one(config):
+                with ThreadPoolExecutor(size) as pool:
+                    list(pool.map(_infer, [client] * size, [config] * size, [1] * size))
+            else:
+                _infer(client, config, size)
+    return max(1, config.max_batch_size)
+
+
+def takes_one(config: ModelConfig) -> bool:
+    """Return whether a request has one image: such a model returns as many rows as it finds."""
+    texts = [each for each in config.inputs if each.name == IMAGE and each.datatype == "TYPE_STRING"]
+    return bool(texts) and any(each.dims[:1] == (-1,) for each in config.outputs)
+
+
+def _infer(client: tritonclient.grpc.InferenceServerClient, config: ModelConfig, size: int) -> None:
+    tensors = [
+        _tensor(spec, config.max_batch_size > 0, size) for spec in config.inputs if not spec.is_optional
+    ]
+    failure = f"warm-up of version {config.version} of '{config.name}' failed with a batch of {size}"
+    try:
+        result = client.infer(config.name, tensors, str(config.version), headers=PROBE, client_timeout=LOAD_S)
+    except InferenceServerException as error:
+        raise OperationFailed(f"{failure}: {error.message()}") from None
+    for output in config.outputs:
+        array = result.as_numpy(output.name)
+        if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise OperationFailed(
+                f"{failure}: expected finite numbers in output '{output.name}', got NaN or infinity"
+            )
+
+
+def _tensor(spec: TensorSpec, is_batched: bool, size: int) -> tritonclient.grpc.InferInput:
+    datatype = spec.datatype.removeprefix("TYPE_").replace("STRING", "BYTES")
+    shape = [size] * is_batched + [max(1, dim) for dim in spec.dims]
+    if datatype == "BYTES":
+        array = np.full(shape, COFFEE.read_bytes(), np.object_)
+    else:
+        array = np.zeros(shape, triton_to_np_dtype(datatype))
+    tensor = tritonclient.grpc.InferInput(spec.name, shape, datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor

@@ -265,12 +265,7 @@ class StagedAddition:
     """The new files of an addition, written step by step to the staging folder."""
 
     def __init__(self, request: AddRequest, names: ModelNames, staged: StagedOperation) -> None:
-        """Copy the network, and choose its task.
-
-        Raises:
-            WrongUsage: the file does not exist, or is of a kind that cannot be served.
-            OperationFailed: it is not ONNX, or incomplete.
-        """
+        """Copy the network, and choose its task."""
         self._request, self._names, self._user = request, names, staged.operation.user
         self._repository, self._report = staged.workspace.repository, staged.workspace.report
         self._new = staged.workspace.staging / "new"
@@ -370,11 +365,7 @@ class StagedAddition:
         return labels, origin
 
     def _preview(self) -> Preview | None:
-        """Preprocess the photos before the network runs, and write what it will see.
-
-        Raises:
-            WrongUsage: a parameter is unknown or invalid, or a photo cannot be read.
-        """
+        """Preprocess the photos before the network runs, and write what it will see."""
         request = self._request
         if not (name := self._pin().preprocess):
             if request.preview:
@@ -420,11 +411,7 @@ class StagedAddition:
         return models
 
     def _examine(self, notes: Sequence[str]) -> Measurements:
-        """Check the files as a server would, and examine the network; the notes are the first of the report.
-
-        Raises:
-            OperationFailed: a model cannot be loaded, or the network is rejected.
-        """
+        """Check the files as a server would, and examine the network; `notes` precede those of the report."""
         if failures := [finding for finding in check(self._new) if finding.verdict == "fail"]:
             first = {each.found: each for each in reversed(failures)}  # several files may have one fault
             raise OperationFailed(

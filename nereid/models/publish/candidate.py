@@ -94,11 +94,7 @@ def stage(source: Path, version_folder: Path, filename: str) -> None:
 
 
 def check_labels(source: Path, folder: Path) -> None:
-    """Reject a folder whose labels differ from those of the model.
-
-    Raises:
-        OperationFailed: with the first difference.
-    """
+    """Reject a folder whose labels differ from those of the model."""
     theirs, ours = source / LABELS, folder / LABELS
     if not theirs.is_file() or not ours.is_file():
         return
@@ -132,11 +128,7 @@ def _check_part(part: Path, networks: set[str]) -> None:
 
 
 def network_file(source: Path, filename: str) -> Path:
-    """Return the ONNX file of a source, which is the file itself or its folder.
-
-    Raises:
-        WrongUsage: it does not exist, or the folder does not have exactly one.
-    """
+    """Return the ONNX file of a source: the file itself, or the only one in the folder; else WrongUsage."""
     if not source.exists():
         raise WrongUsage(f"'{source}' does not exist")
     if not source.is_dir():

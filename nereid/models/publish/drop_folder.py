@@ -70,11 +70,7 @@ class DropEntry:
         return {name: self._digest(name) for name in names}
 
     def copy(self, name: str, target: Path) -> None:
-        """Copy one of its files.
-
-        Raises:
-            OSError: the file cannot be read or written.
-        """
+        """Copy one of its files."""
         with self._opened(name) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy)
 
@@ -106,11 +102,7 @@ def why_ignored(path: Path) -> str:
 
 
 def read_entry(path: Path) -> DropEntry | None:
-    """Return the entry at a path; None if it is obviously incomplete.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the entry at a path; None if it is obviously incomplete."""
     _check_inside(path, _target(path), path.parent)
     is_folder = path.is_dir()
     if is_folder and not any(each.suffix == SUFFIX for each in path.iterdir()):
@@ -179,11 +171,7 @@ def _opened_inside(path: Path, folder: Path) -> Iterator[BufferedReader]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Return all paths below a folder.
-
-    Raises:
-        OSError: the folders are nested too deeply for functions that call themselves for each.
-    """
+    """Return all paths below a folder; OSError if too many folders are in each other."""
     found, folders = list[Path](), [folder]
     for _ in range(MAX_DEPTH):
         inside = [path for each in folders for path in each.iterdir()]
@@ -417,7 +405,7 @@ class DropFolder:
                 raise OSError(f"'{where}' is a link")
             target = _free_name(folder, entry.path, suffix)
             if reason:
-                (folder / f"{target.name}.reason.txt").write_text(f"{reason}\n")
+                (folder / f"{target.name}.reason.txt").write_text(f"{reason}\n", encoding="utf-8")
             if entry.is_link:
                 return True
             entry.path.rename(target)

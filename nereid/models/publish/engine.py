@@ -192,11 +192,7 @@ class LockedRepository:
         self._undo(StagedOperation(operation, workspace))
 
     def recover(self) -> None:
-        """Finish or undo the operation of a killed command.
-
-        Raises:
-            OperationFailed: neither is possible now.
-        """
+        """Finish or undo the operation of a killed command; OperationFailed if neither is possible now."""
         if not (step := self.log.unfinished()):
             return
         operation, report = step.operation, self.workspace.report

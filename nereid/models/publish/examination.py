@@ -90,11 +90,7 @@ class ExaminationRequest:
 
     @property
     def task(self) -> Task:
-        """The task of the pinned model by its outputs; the default task without one.
-
-        Raises:
-            InvalidConfig: its config cannot be read.
-        """
+        """The task of the pinned model by its outputs; the default task without one."""
         outputs = read_pbtxt(self.pinned / "config.pbtxt").get("output", ()) if self.pinned else ()
         return task_of([each["name"] for each in outputs]) or DEFAULT
 

@@ -1,4 +1,7 @@
-"""The examiner, in a child process: open a network, run it, measure it, and report the findings."""
+"""The examiner, in a child process: open a network, run it, measure it, and report the findings.
+
+A check that fails raises `Rejected`, `InvalidOnnx`, `InvalidLabels` or `InvalidConfig` with the reason.
+"""
 
 import gc
 import os
@@ -36,16 +39,23 @@ from nereid.tasks import DEFAULT, TASKS
 from nereid.vision.inference.signature import NetworkTensor, Signature
 
 Progress = Callable[[str], None]
-
 NAN_CHUNK = 2**22
+# The server keeps the cores.
+NICENESS = 19
+UNEXPECTED = "the examination failed unexpectedly"
+WARM_RUNS, TIMED_RUNS = 3, 15
+MIN_DURATION_S, MAX_DURATION_S = 0.1, 5.0
+# A smaller difference comes from the timer and other processes, not from the network.
+LATENCY_SLACK_MS = 0.2
+MEMORY_SLACK_BYTES = 64 * 2**20
+HEADROOM = 1.2
+# A larger ModelProto can neither be inferred nor opened from memory.
+MAX_BYTES = 2**31 - 1
+LARGEST = float(np.finfo(np.float16).max)
 
 
 def check_file(request: ExaminationRequest, progress: Progress) -> tuple[OnnxFile, int]:
-    """Read and check the file without running it; return it, and the bytes of its external data.
-
-    Raises:
-        InvalidOnnx, Rejected: it cannot be served.
-    """
+    """Read and check the file without running it; return it, and the bytes of its external data."""
     progress("reading the file")
     file = onnx_file.read(onnx_file.network_path(request.candidate, request.document))
     external_bytes = onnx_file.check_external_data(file)
@@ -90,11 +100,7 @@ def _floats(file: OnnxFile, tensor: Any) -> np.ndarray:
 
 
 def check_signature(expected: Signature, got: Signature) -> None:
-    """Reject inputs and outputs that differ from those of the current version.
-
-    Raises:
-        Rejected: with every difference.
-    """
+    """Reject inputs and outputs that differ from those of the current version."""
     problems = list(_differences("input", expected.inputs, got.inputs))
     problems += _differences("output", expected.outputs, got.outputs)
     if problems:
@@ -113,11 +119,7 @@ def _differences(
 
 
 def served_config(request: ExaminationRequest, signature: Signature) -> ModelConfig:
-    """Return the config that the server would use, changed to one thread.
-
-    Raises:
-        InvalidConfig: it has batches, which the network does not support.
-    """
+    """Return the config that the server would use, changed to one thread; InvalidConfig if it cannot."""
     document = dict(deepcopy(request.document)) | {"backend": "onnxruntime", "name": request.model}
     onnx_file.complete_document(document, lambda: signature)
     config = ModelConfig.from_document(document, request.candidate.parent, 1)
@@ -137,28 +139,13 @@ def notes_of_config(request: ExaminationRequest, file: OnnxFile) -> Iterator[str
 
 
 def check_labels(labels: Path | None, config: ModelConfig) -> None:
-    """Check that a label file has one line per class of its output.
-
-    Raises:
-        InvalidLabels: the numbers differ, or the file cannot be read.
-    """
+    """Check that a label file has one line per class of its output."""
     outputs = [tensor for tensor in config.outputs if -1 not in tensor.dims]
     if labels is None or not outputs:
         return
     labelled = {entry["name"] for entry in config.document.get("output", ()) if entry.get("label_filename")}
     output = next((tensor for tensor in outputs if tensor.name in labelled), outputs[0])
     check_count(labels, output)
-
-
-WARM_RUNS, TIMED_RUNS = 3, 15
-MIN_DURATION_S, MAX_DURATION_S = 0.1, 5.0
-# A smaller difference comes from the timer and other processes, not from the network.
-LATENCY_SLACK_MS = 0.2
-MEMORY_SLACK_BYTES = 64 * 2**20
-HEADROOM = 1.2
-# A larger ModelProto can neither be inferred nor opened from memory.
-MAX_BYTES = 2**31 - 1
-LARGEST = float(np.finfo(np.float16).max)
 
 
 class OpenedNetwork:
@@ -182,11 +169,7 @@ class OpenedNetwork:
         self._outputs = [tensor.name for tensor in config.outputs]
 
     def run(self, sample: NetworkInput) -> Arrays:
-        """Return the outputs by name.
-
-        Raises:
-            Rejected: ONNX Runtime reports an error.
-        """
+        """Return the outputs by name."""
         outcome = self._session.run_requests([sample.inputs], [self._outputs])[0]
         if isinstance(outcome, ServingError):
             raise Rejected(f"{self.label} failed on {sample.name}: {outcome}")
@@ -196,11 +179,7 @@ class OpenedNetwork:
 def measure_memory(
     label: str, config: ModelConfig, folder: Path, sample: NetworkInput
 ) -> tuple[OpenedNetwork, int]:
-    """Open a network and run it once; return it, and the growth of this process in bytes.
-
-    Raises:
-        InvalidConfig, Rejected: it cannot be opened or run.
-    """
+    """Open a network and run it once; return it, and the growth of this process in bytes."""
     _settle()
     before = _resident_bytes()
     network = OpenedNetwork(label, config, folder)
@@ -221,11 +200,7 @@ def _resident_bytes() -> int:
 def check_latency(
     network: OpenedNetwork, current: OpenedNetwork | None, sample: NetworkInput, max_slowdown: float
 ) -> tuple[float, float | None]:
-    """Compare the latency with the current version; return the median in ms, and the ratio.
-
-    Raises:
-        Rejected: it is slower than allowed.
-    """
+    """Compare the latency with the current version; return the median in ms, and the ratio."""
     networks = [network, current] if current else [network]
     after, *rest = _measure_latency(networks, sample)
     if not rest:
@@ -266,11 +241,7 @@ def is_slower(after_ms: float, before_ms: float, max_slowdown: float) -> bool:
 
 
 def check_memory(after: int, before: int, max_memory_ratio: float) -> float | None:
-    """Compare the bytes of two networks; return their ratio, None if the current one uses none.
-
-    Raises:
-        Rejected: the network uses more than allowed, and by more than the noise.
-    """
+    """Compare the bytes of two networks; return their ratio, None if the current one uses none."""
     if after > before * max_memory_ratio + MEMORY_SLACK_BYTES:
         raise Rejected(
             f"the network uses too much memory: expected at most {max_memory_ratio:g} times the current "
@@ -281,11 +252,7 @@ def check_memory(after: int, before: int, max_memory_ratio: float) -> float | No
 
 
 def check_headroom(memory_bytes: int, instances: int, available: int) -> None:
-    """Check that this machine has free memory for all instances.
-
-    Raises:
-        Rejected: it does not.
-    """
+    """Reject a network for whose instances this machine does not have the memory."""
     needed = HEADROOM * memory_bytes * instances
     if needed > available:
         mb = 2**20
@@ -336,16 +303,10 @@ def check_half_range(path: Path, samples: Sequence[NetworkInput]) -> None:
 
 
 def _returned(inferred: Any, element: int) -> list[str]:
-    """Return the names of the tensors of a datatype that operators of the main graph return."""
     returned = {name for node in inferred.graph.node for name in node.output}
     outputs = {each.name for each in inferred.graph.output}
     found = {each.name for each in inferred.graph.value_info if each.type.tensor_type.elem_type == element}
     return sorted((found & returned) - outputs)
-
-
-# The server keeps the cores.
-NICENESS = 19
-UNEXPECTED = "the examination failed unexpectedly"
 
 
 def answer(text: str, write: Write) -> None:
@@ -368,11 +329,7 @@ def _line(error: Exception) -> str:
 
 
 def survey(request: ExaminationRequest, progress: Progress) -> Survey:
-    """Run a network on images for the first time.
-
-    Raises:
-        Rejected, InvalidOnnx, InvalidConfig: it cannot be opened or run.
-    """
+    """Run a network on images for the first time."""
     file, _ = check_file(request, progress)
     config = served_config(request, file.signature)
     progress("running it for the first time")
@@ -403,11 +360,7 @@ def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Sequence[N
 
 
 def examine(request: ExaminationRequest, progress: Progress) -> Measurements:
-    """Examine a network step by step.
-
-    Raises:
-        Rejected, InvalidOnnx, InvalidConfig: the network must not be served.
-    """
+    """Examine a network step by step."""
     file, external_bytes = check_file(request, progress)
     progress("comparing its inputs and outputs with the current version")
     if request.current:
@@ -457,11 +410,7 @@ def _measure(
 
 
 def _examination(request: ExaminationRequest) -> Examination:
-    """Return what the outputs of a network mean: that of its task, or of the default task.
-
-    Raises:
-        InvalidConfig: a model around the network cannot be read.
-    """
+    """Return what the outputs mean to the task of the network, or else to the default task."""
     face = request.task.face("examination")
     own = face if face and face.fits(request) else DEFAULT.face("examination")
     examination: Examination = own(request)
@@ -476,11 +425,7 @@ def _compare(
     samples: Sequence[NetworkInput],
     notes: list[str],
 ) -> float | None:
-    """Compare the outputs with those of the current version; return the largest difference.
-
-    Raises:
-        Rejected: an output is not finite, or differs by more than the tolerance.
-    """
+    """Compare the outputs with those of the current version; return the largest difference."""
     outputs = _outputs(network, samples)
     notes += meaning.notes(network.config, samples, outputs)
     if not current:
@@ -495,11 +440,7 @@ def _compare(
 
 
 def _outputs(network: OpenedNetwork, samples: Sequence[NetworkInput]) -> list[Arrays]:
-    """Return the outputs for each sample.
-
-    Raises:
-        Rejected: an output has NaN or infinity.
-    """
+    """Return the outputs for each sample, which must be finite."""
     found = [network.run(sample) for sample in samples]
     for sample, outputs in zip(samples, found, strict=True):
         for name, array in outputs.items():

@@ -135,11 +135,7 @@ def _behind_route(repository: Path, name: str, pin_of: Mapping[str, Pin]) -> set
 
 
 def check_retirable(repository: Path, network: PublishedNetwork, version: int) -> None:
-    """Check that a version exists, and that no request can reach it.
-
-    Raises:
-        WrongUsage: it is the only served version, or something can call it.
-    """
+    """Check that a version exists and is not the only one, and that no request can reach it."""
     failure = f"cannot retire version {version} of '{network.name}'"
     there = versions_there(network.folder)
     if version not in there:

@@ -6,13 +6,13 @@ into the repository, loaded, warmed up, and added to the routes. Every change is
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from nereid.backends.routing.assignment import MAX_VARIANTS
+from nereid.backends.routing.assignment import MAX_VARIANTS, Route, with_default
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish import candidate
 from nereid.models.publish.actions import (
@@ -23,7 +23,7 @@ from nereid.models.publish.actions import (
     Policy,
     Warm,
     Workspace,
-    rolled_back,
+    checked_route,
 )
 from nereid.models.publish.candidate import Description
 from nereid.models.publish.engine import OperationJournal, StagedOperation, locked_repository
@@ -47,9 +47,9 @@ from nereid.models.publish.network import (
     successor,
 )
 from nereid.models.rollout.rollout_journal import check_none_active
-from nereid.models.routes.change import Propose, change_with_retry
+from nereid.models.routes.change import Proposal, Propose, change_with_retry
 from nereid.models.routes.served import RunningServer
-from nereid.models.routes.target import RouteLocation, find_routes, read_state
+from nereid.models.routes.target import RouteLocation, RouteState, find_routes, read_state
 from nereid.repository import onnx_file
 from nereid.repository.layout import versions_there
 from nereid.server.control import NotReached
@@ -132,11 +132,7 @@ def publish(
 
 
 def check_share(share: float) -> None:
-    """Check the initial part of the traffic of a new version.
-
-    Raises:
-        WrongUsage: nothing would be left for the other variants.
-    """
+    """Check the part of the traffic that a new version gets at first; WrongUsage if it is all."""
     if not 0 <= share <= MAX_SHARE:
         raise WrongUsage(
             f"invalid share: expected 0 to {MAX_SHARE:.0%} of the traffic, got {share * 100:.4g}%"
@@ -206,22 +202,35 @@ def _roll_back(location: RouteLocation, propose: Propose, record: ServerRecord |
 
 
 def _rollback_change(location: RouteLocation, network: PublishedNetwork, newest: int) -> Propose:
-    """Return the change that takes a route back from a version.
+    """Return the change that gives earlier variants the weights from before those of a version had any.
 
-    Raises:
-        WrongUsage: the route has no earlier version.
+    Without such weights in the history, the latest of them gets all traffic. WrongUsage: there is none.
     """
     variants = [each for each in network.variants if each.route == location.name]
     current = [each.variant.name for each in variants if each.pin.network_version == newest]
-    earlier = sorted(
-        (each for each in variants if each.pin.network_version < newest),
-        key=lambda each: -each.pin.network_version,
-    )
+    variants.sort(key=lambda each: -each.pin.network_version)
+    earlier = [each.variant.name for each in variants if each.pin.network_version < newest]
     if not earlier:
         raise WrongUsage(
             f"cannot roll back: route '{location.name}' has no version of '{network.name}' before {newest}"
         )
-    return rolled_back(tuple(current), tuple(each.variant.name for each in earlier))
+
+    def propose(present: RouteState) -> Proposal:
+        route, past = present.route(), [entry.parsed() for entry in reversed(present.all_entries)]
+        known = (_weights(each, earlier) for each in past if each and not _weights(each, current))
+        weights = next(filter(None, known), None) or _weights(route, earlier) or {earlier[0]: 1}
+        # Variants of other networks keep theirs.
+        ours = dict.fromkeys((*current, *earlier), 0) | weights
+        changed = tuple(replace(v, weight=ours.get(v.name, v.weight)) for v in route.variants)
+        default = max(weights, key=lambda name: weights[name]) if route.default in current else route.default
+        back = with_default(replace(route, variants=changed), default)
+        return Proposal(checked_route(back), f"roll back {', '.join(current)}")
+
+    return propose
+
+
+def _weights(route: Route, names: Collection[str]) -> dict[str, float]:
+    return {v.name: v.weight for v in route.variants if v.name in names and v.weight}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +242,7 @@ class NewVersion:
     number: int
 
     def successors(self, repository: Path, share: float) -> tuple[dict[str, str], list[AddVariant]]:
-        """Return the names of the version's pinned models by their templates, and its variants.
-
-        Raises:
-            OperationFailed: a name is taken, or a route is full.
-        """
+        """Return the names of its pinned models by their templates, and its variants; refuse taken names."""
         now = self.network.at_version(self.current)
         # One variant of each route; the default one is the last, and wins. A fallback keeps its version.
         serving = [each for each in now.variants if not each.is_fallback] or now.variants
@@ -321,11 +326,7 @@ class NewVersion:
 
 
 def _current(network: PublishedNetwork, against: int) -> int:
-    """Return the version that a new one is compared with.
-
-    Raises:
-        WrongUsage: that version is not served.
-    """
+    """Return the version that a new one is compared with; WrongUsage if it is not served."""
     served = network.served()
     default = [each.pin.network_version for each in network.variants if each.is_default]
     current = against or next(iter(default), served[-1] if served else 0)

@@ -72,11 +72,7 @@ class ClassifierIntake:
         choices: NetworkChoices,
         labels: int,
     ) -> ServingSettings:
-        """Read input and scores.
-
-        Raises:
-            WrongUsage: the output does not have one number per class, or the input is no image.
-        """
+        """Read input and scores, one number per class."""
         scores = signature.outputs[outputs[0]]
         if len(scores.shape) != 2 or scores.shape[1] < 1 or scores.datatype != "TYPE_FP32":
             raise WrongUsage(
@@ -93,11 +89,7 @@ class ClassifierIntake:
         return Addition(names, settings, SCORES)
 
     def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
-        """Return the one that turns the scores into probabilities.
-
-        Raises:
-            WrongUsage: they are probabilities already, or nothing says what they are.
-        """
+        """Return the one that turns the scores into probabilities."""
         rule = choices.activation
         if rule == "auto" and seen.meaning == NUMBER:
             raise WrongUsage(

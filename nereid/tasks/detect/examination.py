@@ -39,11 +39,7 @@ class ComparedObjects:
         return request.after is not None
 
     def __init__(self, request: ExaminationRequest) -> None:
-        """Read the `boxes` model.
-
-        Raises:
-            InvalidConfig: it is invalid, or does not fit the network.
-        """
+        """Read the `boxes` model; InvalidConfig if it does not fit the network."""
         assert request.after is not None
         self._request = request
         self._detector = ObjectFinder.from_config(ModelConfig.from_file(request.after, request.after_version))

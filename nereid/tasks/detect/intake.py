@@ -124,11 +124,7 @@ class DetectorIntake:
         choices: NetworkChoices,
         labels: int,
     ) -> ServingSettings:
-        """Read the input, and the outputs that the head uses.
-
-        Raises:
-            WrongUsage: no layout fits, or it is not certain; or the input is no image.
-        """
+        """Read the input, and the outputs that the head uses."""
         image, head, is_last = _read(signature, choices, labels)
         for each in head.outputs:
             if not signature.outputs[each.name].can_batch:

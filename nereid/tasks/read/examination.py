@@ -46,11 +46,7 @@ class ComparedLines:
         return pinned is not None and read_pbtxt(pinned / "config.pbtxt").get("backend") == BACKEND
 
     def __init__(self, request: ExaminationRequest) -> None:
-        """Read the reader.
-
-        Raises:
-            InvalidConfig: it is invalid, or a file has no characters.
-        """
+        """Read the reader; InvalidConfig if a file has no characters."""
         assert request.pinned is not None
         self._request = request
         self._reader = ModelConfig.from_file(request.pinned, 1)
@@ -61,12 +57,7 @@ class ComparedLines:
             self._old = Characters.from_file(network_path(request.current, request.document))
 
     def samples(self, config: ModelConfig) -> list[NetworkInput]:
-        """Return the lines of the golden images in reading order, each as the reader cuts it out.
-
-        Raises:
-            Rejected: an image cannot be read, or none has text.
-            OperationFailed: a package is missing.
-        """
+        """Return the lines of the golden images in reading order, each as the reader cuts it out."""
         cut, name, found = self._cutter(), config.inputs[0].name, list[NetworkInput]()
         for path in self._images:
             try:

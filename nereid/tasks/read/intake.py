@@ -105,11 +105,7 @@ class Lines:
     def preprocessing(
         self, settings: ServingSettings, noted: Noted, given: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
-        """Return nothing: the reader prepares the lines.
-
-        Raises:
-            WrongUsage: there are parameters.
-        """
+        """Return nothing: the reader prepares the lines."""
         if given:
             raise WrongUsage(
                 f"a recogniser has no parameters of a preprocessing, got {', '.join(given)}; "
@@ -118,13 +114,7 @@ class Lines:
         return {}, ""
 
     def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
-        """Copy the models that find text, and return their newest versions.
-
-        Those of the repository are copied only for the examination.
-
-        Raises:
-            WrongUsage: the public name is one of theirs, or the repository has another model of that name.
-        """
+        """Copy the models that find text, for the examination only if the repository has them."""
         if public in PARTS:
             raise WrongUsage(
                 f"invalid name: '{public}' is a model that finds text for readers; fix: another --name"
@@ -212,11 +202,7 @@ class ReaderIntake:
         return ReaderModels(names, settings)
 
     def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
-        """Return the one that turns the values of the characters into probabilities.
-
-        Raises:
-            WrongUsage: the network does not read several lines at a time.
-        """
+        """Return the one that makes probabilities of the characters' values, if lines can be batched."""
         if not seen.can_batch:
             raise WrongUsage(
                 "expected a network that reads several lines at a time, got an error or other text for two "
@@ -237,7 +223,7 @@ def _templates(model: str, name: str) -> Iterator[tuple[str, str, Any]]:
     """Yield profile, text and message of each config of a default model, with another name."""
     folder: Path = TEXT_REPOSITORY / model
     for path in config_files(folder):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         config = pbtxt.parse(text)
         config.name = name
         yield "" if path.parent == folder else path.stem, text, config

@@ -306,11 +306,7 @@ def _is_row(found: np.ndarray, place: int, row: np.ndarray) -> bool:
 
 
 def convert_to_fp16(path: Path) -> str:
-    """Convert the network of a staged version in place, external data included; returns the change.
-
-    Raises:
-        OperationFailed: it is not an FP32 network, or ONNX Runtime cannot convert it.
-    """
+    """Convert a staged FP32 network in place, external data included; OperationFailed if impossible."""
     file = onnx_file.read(path)
     _check_is_fp32(path, file.model)
     import onnx

@@ -54,20 +54,15 @@ class InputKind(Protocol):
     def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
         """Copy the default models that the pinned model uses, too, to `target`; return their versions.
 
-        Raises:
-            WrongUsage: `public`, the added name, is one of theirs, or `repository` has others of their names.
+        WrongUsage: `public`, the added name, is one of theirs, or `repository` has others of their names.
         """
 
     def repeated(
         self, path: Path, current: Path, past: Description, image: Mapping[str, Any]
     ) -> NetworkChoices:
-        """Return the choices for the next version of a network.
+        """Return the choices for the next version, whose file is `path`.
 
-        Args:
-            path: the file of the next version.
-            current: the file of the current one.
-            past: its description.
-            image: the input in the network's config.
+        `current` is the file of the present version, `past` its description, `image` the input in its config.
         """
 
     def instance_bytes(self, network_bytes: int) -> int:
@@ -123,16 +118,10 @@ class Intake(Protocol):
         activation: Activation = "none",
         names: Sequence[str] | None = None,
     ) -> Adapted:
-        """Change a file into the form that is served.
+        """Change a file into the form that is served, with `activation` appended to the scores.
 
-        Args:
-            path: the file.
-            choices: those of the user.
-            activation: function to append to the scores.
-            names: of the input and the outputs, in the order of the config; None for those in the file.
-
-        Raises:
-            WrongUsage: the network is not of this task, or a choice does not fit.
+        `names` are those of the input and the outputs, in the order of the config; None for those in the
+        file. WrongUsage: the network is not of this task, or a choice does not fit.
         """
 
     def settings(
@@ -143,28 +132,17 @@ class Intake(Protocol):
         choices: NetworkChoices,
         labels: int,
     ) -> ServingSettings:
-        """Read input and outputs of a changed file.
+        """Read input and outputs of a changed file, whose `outputs` by role `adapt` returned.
 
-        Args:
-            facts: of the file before its changes.
-            signature: of the changed file.
-            outputs: their names by role, from `adapt`.
-            choices: those of the user.
-            labels: the number of class names; 0 if there are none.
-
-        Raises:
-            WrongUsage: they cannot be served.
+        `facts` are those of the file before its changes, `labels` is the number of class names. WrongUsage:
+        the network cannot be served.
         """
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> AddedModels:
         """Return the models to add."""
 
     def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
-        """Return the function to append, after a first run.
-
-        Raises:
-            WrongUsage: the choice does not fit what the network returns.
-        """
+        """Return the function to append after a first run; WrongUsage if the choice does not fit it."""
 
     def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
         """Return rows for the screen: a word, and what the network returns with this activation."""

@@ -82,11 +82,7 @@ class NetworkFacts:
 
 
 def read(folder: Path, file: OnnxFile) -> NetworkFacts:
-    """Read the facts of a file, which exporters wrote to `folder`; unknown metadata is skipped.
-
-    Raises:
-        WrongUsage: a file next to it is too large.
-    """
+    """Read the facts of a file, which exporters wrote to `folder`; unknown metadata is skipped."""
     metadata = onnx_graph.metadata(file.model)
     documents = {name: _document(folder / name) for name in CONFIG_FILES}
     labels, labels_from = _labels(folder, metadata, documents)
@@ -110,11 +106,7 @@ def _document(path: Path) -> Mapping[str, Any]:
 
 
 def _text(path: Path, errors: str) -> str:
-    """Return the text of a file next to the network.
-
-    Raises:
-        WrongUsage: it is larger than such files are.
-    """
+    """Return the text of a file next to the network; WrongUsage if it is larger than such files are."""
     with path.open("rb") as file:
         content = file.read(MAX_NEIGHBOUR_BYTES + 1)
     if len(content) > MAX_NEIGHBOUR_BYTES:

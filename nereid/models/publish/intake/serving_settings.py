@@ -80,11 +80,7 @@ def is_grey(original: Signature) -> bool:
 
 
 def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[ServedTensor, bool]:
-    """Return the input, and whether its layout is NHWC; zeros of `size` are those of the file.
-
-    Raises:
-        WrongUsage: the network does not take images, or not of that size.
-    """
+    """Return the input, and whether its layout is NHWC; WrongUsage if it is no image of that size."""
     if len(inputs) != 1:
         raise WrongUsage(f"expected a network with one input, for images, got: {', '.join(inputs) or 'none'}")
     ((name, tensor),) = inputs.items()
