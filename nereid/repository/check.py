@@ -101,7 +101,6 @@ Needed = list[tuple[str, str, TensorSpec]]
 
 
 def _ensemble_problems(profile: Profile, name: str) -> Iterator[str]:
-    """Yield the problems of the ensemble `name` that prevent a load, or cause wrong outputs."""
     steps = profile.documents[name]["ensemble_scheduling"].get("step", ())
     if not steps:
         yield "expected steps in ensemble_scheduling, got none"
@@ -145,7 +144,6 @@ def _cycle(profile: Profile, name: str) -> list[str]:
 def _step_problems(
     profile: Profile, step: Mapping[str, Any], size: int, provided: Provided, needed: Needed
 ) -> Iterator[str]:
-    """Yield the problems of a step, and add its tensors to `provided` and `needed`."""
     who = f"step '{step['model_name']}'"
     try:
         config = profile.config(step["model_name"], int(step["model_version"]))
@@ -187,16 +185,10 @@ def _unmapped(who: str, step: Mapping[str, Any], config: ModelConfig) -> Iterato
 def _mapped(
     names: Mapping[str, str], tensors: tuple[TensorSpec, ...], max_batch_size: int
 ) -> dict[str, TensorSpec]:
-    """Return a step's tensors by their names in the ensemble."""
     return {names[each.name]: _in_ensemble(each, max_batch_size) for each in tensors if each.name in names}
 
 
 def _fused_problems(profile: Profile, name: str) -> Iterator[str]:
-    """Yield the problems of a fused model that prevent a load, and its differences from the ensemble.
-
-    Raises:
-        InvalidConfig: a parameter is invalid, or a part is missing.
-    """
     config = profile.config(name, 1)
     parts = config.settings(FusedSettings)
     for model, version in parts.models:
@@ -288,7 +280,6 @@ def _version_folders(repository: Path) -> list[Path]:
 
 
 def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
-    """Return each model's readable configs by profile; the plain config has the profile ""."""
     found: dict[str, dict[str, Any]] = {}
     findings: list[Finding] = []
     for folder in model_folders(repository):
@@ -322,7 +313,6 @@ def _profile(
 
 
 def _check_model(profile: Profile, model: str) -> Iterator[Finding]:
-    """Run all checks for the kind of a model."""
     for name, run in _checks(profile, model):
         what = f"{profile.files[model]}, {name}"
         try:

@@ -74,7 +74,6 @@ def apply_rules(folder: Path, document: Mapping[str, Any]) -> Findings:
 
 
 def _has_library(folder: Path, document: Mapping[str, Any]) -> bool:
-    """Return whether a model names or contains the library of its own backend."""
     return bool(document.get("runtime")) or any(folder.rglob("libtriton_*.so"))
 
 
@@ -173,7 +172,6 @@ def completes_config(folder: Path) -> bool:
 
 
 def _check_values(parameters: Mapping[str, str]) -> None:
-    """Raise `InvalidConfig` like the backend `onnxruntime` for the value of a parameter."""
     thread_counts(parameters, 1)
     for name in ONNXRUNTIME_FLAGS & parameters.keys():
         parse_bool(parameters[name])

@@ -128,8 +128,7 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         Meta(description="Variants that replace the default one if it fails, too, in this order."),
     ] = ()
     answer: Annotated[
-        dict[str, Any],
-        Meta(description="Value of each output, for requests that no variant can answer."),
+        dict[str, Any], Meta(description="Value of each output, for requests that no variant can answer.")
     ] = {}
     generation: Annotated[
         int, Meta(ge=0, le=2**53, description="Counts changes; `nereid route` writes it.")
@@ -330,7 +329,6 @@ def _known(variants: Mapping[str, Variant], header: str, value: str) -> Variant:
 
 
 def _explain(message: str, text: bytes) -> str:
-    """Add the given value, or the known fields, to a message of msgspec."""
     found = re.search(r" - at `\$(?P<place>[^`]*)`$", message)
     place = found["place"] if found else ""
     if "unknown field" in message:

@@ -301,6 +301,8 @@ class ServedVariants:
         self._metrics, self._log = metrics, log
         self._label = BoundedLabels()
         self._states: dict[Identity, ServedVariant] = {}
+        # By labels: changing a variant does not change its series.
+        self._in_flight: Counter[tuple[str, ...]] = Counter()
 
     def __iter__(self) -> Iterator[ServedVariant]:
         return iter(self._states.values())
@@ -312,6 +314,13 @@ class ServedVariants:
             name, version = self._label(variant.name, table.network_versions[variant.name])
             self._states[key] = ServedVariant(table.route.breaker, name, version, self._metrics, self._log)
         return self._states[key]
+
+    def count_in_flight(self, served: ServedVariant, change: int) -> None:
+        """Count attempts that begin, or with a negative `change`, that have returned."""
+        served.in_flight += change
+        key = tuple(served.labels.values())
+        self._in_flight[key] += change
+        self._metrics.set("in_flight", self._in_flight[key], **served.labels)
 
     def keep_only(self, table: Table) -> None:
         """Retire the states of variants that a route does not have."""
@@ -420,21 +429,6 @@ class Attempt:
             is_blamed = self._is_own_deadline and is_silent and not self.served.late_large
             return True if is_blamed and not self.is_large else None
         return True
-
-
-class InFlight:
-    """Attempts in flight by the labels of their variant; changing a variant does not change its series."""
-
-    def __init__(self, metrics: MetricSink) -> None:
-        self._metrics = metrics
-        self._counts: Counter[tuple[str, ...]] = Counter()
-
-    def count(self, served: ServedVariant, change: int) -> None:
-        """Count attempts that begin, or with a negative `change`, that have returned."""
-        served.in_flight += change
-        key = tuple(served.labels.values())
-        self._counts[key] += change
-        self._metrics.set("in_flight", self._counts[key], **served.labels)
 
 
 def shorten_deadlines(attempts: Iterable[Attempt], served: ServedVariant, now: float) -> None:

@@ -14,7 +14,7 @@ from nereid.backends.routing import deadline
 from nereid.backends.routing.assignment import ANSWER, ROUTE_THREADS, Table
 from nereid.backends.routing.attempts import AdmittedRequest
 from nereid.backends.routing.interfaces import NO_PARAMETERS, RequestTrace, RoutedRequest
-from nereid.backends.routing.observation import RouteQuality, ignore
+from nereid.backends.routing.observation import RouteQuality
 from nereid.backends.routing.reference_file import ReferenceWatch, path_of
 from nereid.backends.routing.route_file import RouteWatch
 from nereid.backends.routing.router import Router
@@ -36,14 +36,13 @@ POLL_S = 0.5
 
 
 class RouteModel:
-    """One instance: each request in a thread, which sends the response when the variant has responded."""
+    """One instance: each request in a thread, which responds after the variant.
+
+    Raises:
+        InvalidConfig: the route file is invalid, or its models do not fit.
+    """
 
     def __init__(self, config: ModelConfig, instance: str) -> None:
-        """Read the route.
-
-        Raises:
-            InvalidConfig: the route file is invalid, or its models do not fit.
-        """
         self._config = config
         self._tracer = open_tracer()
         self._outputs = [output.name for output in config.outputs if output.name not in ROUTE_OUTPUTS]
@@ -98,7 +97,6 @@ class RouteModel:
             self._warn(f"the response of request '{admitted.request}' could not be sent: {error!r}")
 
     def _run_housekeeping(self) -> None:
-        """Reject late requests, free the slots of cancelled ones, and use a changed route file."""
         polled_s = 0.0
         while True:
             self._is_awake.wait(self._router.sleep_s(POLL_S))
@@ -131,7 +129,6 @@ class RouteModel:
             self._show(table)
 
     def _show(self, table: Table) -> None:
-        """Report the route in use as a metric and in the log."""
         route = table.route
         self._metrics.set("generation", route.generation)
         self._metrics.set_only("served_since_seconds", time.time(), sha256=table.sha256)
@@ -159,7 +156,7 @@ class RouteSignals:
         )
         self._quality = RouteQuality(self._metrics, task)
         self._watch, self._warn = ReferenceWatch(path_of(config.folder.parent, config.name)), warn
-        self.observe = self._quality.observe if measures_signals() else ignore
+        self.observe = self._quality.observe if measures_signals() else None
         self.poll()
 
     def poll(self) -> None:
@@ -275,7 +272,6 @@ class TritonRequest:
 
 @lru_cache(256)
 def _repeated(name: str, word: str, shape: tuple[int, ...]) -> Any:
-    """Return a tensor that repeats a text for every image."""
     return pb_utils.Tensor(name, np.full(shape, word.encode(), object))
 
 

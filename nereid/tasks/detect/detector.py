@@ -203,11 +203,6 @@ def _undo(places: np.ndarray, placed: Placement) -> np.ndarray:
 
 
 def _check_outputs(config: ModelConfig) -> None:
-    """Check the names, datatypes and dims of the outputs.
-
-    Raises:
-        UnknownHead: they are not those of detection.
-    """
     got = {each.name: (each.datatype, each.dims) for each in config.outputs}
     if got != {name: tuple(about[1:]) for name, about in OUTPUTS.items()}:
         listed = ", ".join(f"'{each.name}' {each.kind}" for each in config.outputs) or "none"
@@ -216,11 +211,6 @@ def _check_outputs(config: ModelConfig) -> None:
 
 
 def _read_labels(config: ModelConfig, name: str, classes: int) -> Sequence[str]:
-    """Return the class names; an empty name of the file for none.
-
-    Raises:
-        UnknownHead: the file cannot be read, or has another number of names than the head has classes.
-    """
     if not name:
         return ()
     try:

@@ -51,7 +51,7 @@ class Head:
     @property
     def classes(self) -> int:
         """The number of classes; 0 if the shapes do not have it."""
-        return max(0, self.layout.count_classes(self.outputs))
+        return self.layout.count_classes(self.outputs)
 
     def candidates(self, rows: Rows, threshold: float) -> Candidates:
         """Return the candidates of one image with a score of at least `threshold`.

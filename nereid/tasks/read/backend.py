@@ -59,14 +59,9 @@ class ReaderMetrics(MetricReporter):
 
 
 class ReaderModel:
-    """One instance: one image per request, one outcome per request."""
+    """One instance: one image per request, one outcome per request; raises InvalidConfig."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Open the networks.
-
-        Raises:
-            InvalidConfig: one is missing, or its tensors do not fit, or a package is missing.
-        """
         try:  # here, because OpenCV and ZXing are installed only where text is read
             from nereid.tasks.read.reader import Networks, TextReader
         except ImportError as error:
@@ -143,7 +138,6 @@ class ReaderModel:
         barcodes: Sequence["Barcode"],
         times: StageTimes,
     ) -> Outcome:
-        """Return the outputs of one request, without the batch dimension, or its error; both are counted."""
         try:
             if isinstance(found, ServingError):
                 raise found
@@ -201,7 +195,6 @@ def _json(field: Field) -> str:
 
 
 def _read(request: Any) -> tuple[bytes | ServingError, Callable[[], None]]:
-    """Return a request's image or its error, and a check that raises once its response has become useless."""
     found, parameters = read_request(request)
     images = only_one(found)
     return images if isinstance(images, ServingError) else images[0], partial(deadline.check, parameters)

@@ -161,7 +161,6 @@ class TextReader:
         return page
 
     def _recognise(self, pages: Sequence[_Page]) -> None:
-        """Read the lines of all pages together."""
         places = [(page, line) for page in pages if not page.error for line in range(len(page.found.crops))]
         for group, width in batches([page.found.crops[line].shape[1] for page, line in places]):
             self._recognise_group([places[each] for each in group], width)
@@ -212,7 +211,6 @@ class TextReader:
 
 
 def _better(page: _Page, line: int) -> int:
-    """Return the place of the more confident text of a line; blanks do not count as text."""
     other = page.found.others.get(line, line)
     return max(line, other, key=lambda each: (bool(page.texts[each][0].strip()), page.texts[each][1]))
 

@@ -151,7 +151,6 @@ def _cost(corrections: tuple[Correction, ...]) -> float:
 
 
 def _proof(form: Format, valid: bool | None) -> float:
-    """Return the evidence of a checksum."""
     if valid is None:
         return 0.0
     return -log10(CHECKSUMS[form.checksum].chance) if valid else WRONG_CHECKSUM

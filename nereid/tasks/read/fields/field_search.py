@@ -269,7 +269,6 @@ def find_candidates(
 
 
 def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> Mapping[Span, Candidate]:
-    """Return the candidates of a field by row, start and end; bars are further rows."""
     labels = Labels(rows, rule)
     texts = [_ALPHANUMERIC.sub("", row.text).upper() for row in codes]
     found: dict[Span, Candidate] = {}
