@@ -33,19 +33,8 @@ PLATFORMS = {
 }
 EMBEDDED_BACKENDS = ("ab_router", "fused", "onnxruntime", "preprocess", "python", *BY_BACKEND)
 # Backends of NVIDIA's image, which the embedded server does not have.
-IMAGE_BACKENDS = (
-    "dali",
-    "fil",
-    "identity",
-    "openvino",
-    "pytorch",
-    "repeat",
-    "square",
-    "tensorflow",
-    "tensorrt",
-    "tensorrtllm",
-    "vllm",
-)
+_IMAGE_BACKENDS = "dali fil identity openvino pytorch repeat square tensorflow tensorrt tensorrtllm vllm"
+IMAGE_BACKENDS = tuple(_IMAGE_BACKENDS.split())
 SPACE = "the name has a space: Triton never ends the load of such a model on a Python-based backend"
 Findings = Iterator[tuple[Literal["note", "fail"], str]]
 

@@ -11,10 +11,10 @@ import pytest
 from nereid.backends.triton.lanes import Lanes, check_overlap
 from nereid.backends.triton.overlap import (
     SLOTS,
-    Answer,
     Compute,
     Decode,
     Overlap,
+    Respond,
     Slots,
 )
 from nereid.backends.triton.post_processing import FusedJob
@@ -245,10 +245,10 @@ def test_batches_get_slots_in_their_order():
     assert slots.submitted(0) == [Decode(0, 0)]
     assert [slots.submitted(batch) for batch in (1, 2, 3)] == [[], [], []]
 
-    assert slots.decoded(0, 0) == [Answer(0), Decode(1, 1)]
+    assert slots.decoded(0, 0) == [Respond(0), Decode(1, 1)]
     assert slots.answered(0) == []
     assert slots.decoded(1, 2) == [Compute(1, 2), Decode(0, 2)]
-    assert slots.computed(1) == [Answer(1)]
+    assert slots.computed(1) == [Respond(1)]
     assert slots.answered(1) == []
     assert slots.decoded(0, 1) == [Compute(0, 1), Decode(1, 3)]
     assert not slots.is_idle

@@ -8,7 +8,7 @@ from random import random
 from threading import Lock
 from typing import Any
 
-from nereid.backends.routing.assignment import ANSWER, Choice, Table, choose, lower
+from nereid.backends.routing.assignment import ANSWER, Table, VariantChoice, choose, lower
 from nereid.backends.routing.attempts import (
     MAX_ABANDONED,
     AdmittedRequest,
@@ -285,7 +285,7 @@ class Router:
             self._in_flight -= admitted.has_slot
             admitted.has_slot = False
 
-    def _choose(self, admitted: AdmittedRequest, parameters: Mapping[str, str]) -> Choice:
+    def _choose(self, admitted: AdmittedRequest, parameters: Mapping[str, str]) -> VariantChoice:
         if self._clock() - admitted.begin > MAX_UNCHECKED_WAIT_S:
             self._check_client(admitted)
         try:
@@ -305,7 +305,7 @@ class Router:
             except Unavailable as error:
                 if isinstance(error, Died) and attempt.is_survived:
                     if self._may_try_again(attempt, error):
-                        queue.repeat(Choice(attempt.variant, attempt.reason))
+                        queue.repeat(VariantChoice(attempt.variant, attempt.reason))
                         continue
                     if not attempt.has_fallbacks:
                         raise

@@ -34,13 +34,13 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Respond:
     """Wait for the slot's outputs on the host, and send its responses."""
 
     slot: int
 
 
-Command: TypeAlias = Decode | Compute | Answer
+Command: TypeAlias = Decode | Compute | Respond
 
 
 class _State(Enum):
@@ -70,12 +70,12 @@ class Slots:
     def decoded(self, slot: int, rows: int) -> list[Command]:
         """Decoding of a slot's batch is enqueued, or has failed; without rows, nothing is computed."""
         self._move(slot, _State.DECODING, _State.COMPUTING if rows else _State.ANSWERING)
-        return [Compute(slot, rows) if rows else Answer(slot), *self._decode_next()]
+        return [Compute(slot, rows) if rows else Respond(slot), *self._decode_next()]
 
     def computed(self, slot: int) -> list[Command]:
         """The network of the batch in `slot` is enqueued, or has failed."""
         self._move(slot, _State.COMPUTING, _State.ANSWERING)
-        return [Answer(slot)]
+        return [Respond(slot)]
 
     def answered(self, slot: int) -> list[Command]:
         """All responses of the batch in `slot` are sent, so nothing reads its buffers any more."""
@@ -101,7 +101,7 @@ SLOTS = 3
 SWITCH_S = 0.0005
 
 
-class Job(Protocol):
+class BatchJob(Protocol):
     """A batch: its images, and what is done with their results."""
 
     @property
@@ -139,8 +139,8 @@ class Overlap:
         self._slots, self._lock = Slots(SLOTS), threading.Condition()
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._answers: SimpleQueue[int | None] = SimpleQueue()
-        self._numbers, self._submitted = itertools.count(), dict[int, Job]()
-        self._jobs: list[Job | None] = [None] * SLOTS
+        self._numbers, self._submitted = itertools.count(), dict[int, BatchJob]()
+        self._jobs: list[BatchJob | None] = [None] * SLOTS
         self._errors: list[ServingError | None] = [None] * SLOTS
         self._rows = [0] * SLOTS
         self._device_failed, self._failure, self._log = device_failed, "", log
@@ -156,7 +156,7 @@ class Overlap:
         self._lanes = found
         self._threads[1].start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: BatchJob) -> None:
         """Hand over a batch, and wait until its decoding begins, so that requests gather for the next one."""
         with self._lock:
             number = next(self._numbers)
@@ -176,7 +176,7 @@ class Overlap:
     def _execute(self, commands: Sequence[Command]) -> None:
         """Queue commands; the lock is held."""
         for command in commands:
-            if isinstance(command, Answer):
+            if isinstance(command, Respond):
                 self._answers.put(command.slot)
             else:
                 self._commands.put(command)

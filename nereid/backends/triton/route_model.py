@@ -51,7 +51,7 @@ class RouteModel:
         self._metrics = MetricReporter(
             ROUTE_PREFIX, ROUTE_METRICS, route=config.name, model_instance=instance
         )
-        self._signals = RouteSignals(config, task, instance, self._warn)
+        self._signals = _RouteSignals(config, task, instance, self._warn)
         self._is_awake, self._is_closing = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(ROUTE_THREADS)
         self._router = Router(
@@ -72,7 +72,7 @@ class RouteModel:
     def execute(self, requests: Sequence[Any]) -> None:
         """Start every request and return: requests overlap, and each responds through its own sender."""
         for request in requests:
-            routed = TritonRequest(request, self._outputs, self._config)
+            routed = _TritonRequest(request, self._outputs, self._config)
             if admitted := self._router.admit(routed):
                 self._pool.submit(self._handle, admitted)
 
@@ -139,7 +139,7 @@ class RouteModel:
         log_warn(f"route {self._config.name}: {line}")
 
 
-class RouteSignals:
+class _RouteSignals:
     """Signals of the responses of one instance of a route.
 
     Args:
@@ -171,7 +171,7 @@ class RouteSignals:
         self._metrics.close()
 
 
-class TritonRequest:
+class _TritonRequest:
     """A request of Triton as a `RoutedRequest`.
 
     Args:
@@ -188,10 +188,8 @@ class TritonRequest:
         return str(self._request.request_id())
 
     def check(self) -> None:
-        """Check the batch dimension; without it the variant would fail.
-
-        Triton 24.10 computes batch sizes with 32 bits, and passes a batch of 0 without its dimension.
-        """
+        # Without the batch dimension, the variant would fail: Triton 24.10 computes batch sizes with 32 bits,
+        # and passes a batch of 0 without it.
         if not (most := self._config.max_batch_size):
             return
         ranks = {tensor.name: len(tensor.dims) + 1 for tensor in self._config.inputs}
@@ -203,22 +201,18 @@ class TritonRequest:
                 )
 
     def parameters(self) -> Mapping[str, Any]:
-        """Return the request's parameters; forwarded headers are among them."""
         return read_parameters(self._request)
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has disconnected; a round trip to the server."""
         return bool(self._request.is_cancelled())
 
     def is_large(self) -> bool:
-        """Return whether an image is so large that its request may take long; reads all of them."""
         images = pb_utils.get_input_tensor_by_name(self._request, IMAGE)
         return images is not None and any(work(each) >= LARGE_WORK for each in images.as_numpy().ravel())
 
     def forward(
         self, model: str, version: int, timeout_s: float, parameters: Mapping[str, Any] = NO_PARAMETERS
     ) -> Any:
-        """Send the request's own input tensors to a model: no byte is copied in Python."""
         # Without the request's trace: forwarded while tracing is on, it crashes Triton 24.10 with a SIGSEGV.
         request_id = self._request.request_id()
         response = pb_utils.InferenceRequest(
@@ -238,17 +232,14 @@ class TritonRequest:
         return response
 
     def arrays(self, response: Any, names: Sequence[str]) -> Mapping[str, np.ndarray]:
-        """Return outputs of a response by name."""
         return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in names}
 
     def respond(self, response: Any, variant: str, version: str, reason: str) -> None:
-        """Send the response's own tensors, and the outputs of the route."""
         given = response.output_tensors()
         rows = given[0].shape()[0] if self._config.max_batch_size else 0
         self._respond(given, rows, (variant, version, reason))
 
     def answer(self, rows: Mapping[str, np.ndarray]) -> None:
-        """Send the configured answer, repeated for each image."""
         count = self._request.inputs()[0].shape()[0] if self._config.max_batch_size else 0
         arrays = {name: np.repeat(row[None], count, axis=0) if count else row for name, row in rows.items()}
         given = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
@@ -263,7 +254,6 @@ class TritonRequest:
         self._send(pb_utils.InferenceResponse(tensors))
 
     def reject(self, error: ServingError) -> None:
-        """Send an error to the client."""
         self._send(reject(error))
 
     def _send(self, response: Any) -> None:

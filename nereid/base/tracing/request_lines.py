@@ -27,7 +27,7 @@ def in_order(stages: Iterable[str]) -> list[str]:
 
 def request_lines(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
     """Yield a line for each request of a trace, from all of its records."""
-    trace = _Trace(records)
+    trace = _TraceRecords(records)
     for record in records:
         if record["kind"] == "route":
             yield trace.of_route(record)
@@ -37,7 +37,7 @@ def request_lines(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
             yield _line(record, _stages_of_gateway(record, ""), record)
 
 
-class _Trace:
+class _TraceRecords:
     def __init__(self, records: Sequence[Record]) -> None:
         self._inferences: dict[str, tuple[Record, Record]] = {}
         self._attempts: dict[str, list[Record]] = defaultdict(list)

@@ -10,7 +10,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BOX, IMAGE, LABEL, MAX_OBJECTS, SCORE
 from nereid.base.serving_errors import InvalidConfig
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
-from nereid.tasks.detect.layouts import Frame, Output
+from nereid.tasks.detect.layouts import Frame, NetworkOutput
 from nereid.tasks.detect.outputs import iou, match
 from nereid.vision.imaging.decode import Limits, read_upright_size
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
@@ -114,7 +114,7 @@ class ObjectFinder:
         preprocess = config.sibling(settings.preprocess, settings.preprocess_version)
         prepared = PreprocessSettings.from_config(preprocess)
         transform = prepared.transform
-        outputs = [Output(each.name, each.datatype, each.network_dims) for each in config.inputs]
+        outputs = [NetworkOutput(each.name, each.datatype, each.network_dims) for each in config.inputs]
         tensors = {each.name: each for each in config.inputs}
         try:
             if IMAGE not in tensors or tensors[IMAGE].kind != "TYPE_STRING [1]":

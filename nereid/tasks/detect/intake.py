@@ -16,7 +16,7 @@ from nereid.models.publish.intake.network_facts import NetworkFacts, Size
 from nereid.models.publish.intake.serving_settings import ServingSettings, Tensor, is_grey, read_input
 from nereid.repository import onnx_file
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
-from nereid.tasks.detect.layouts import Frame, Output
+from nereid.tasks.detect.layouts import Frame, NetworkOutput
 from nereid.vision.inference.signature import Signature
 
 RESULTS = (
@@ -99,8 +99,8 @@ class Detection:
         return [("head", f"{settings.head}, {classes}"), ("objects", f"at most {MAX_OBJECTS} per image")]
 
 
-def _outputs(signature: Signature) -> list[Output]:
-    return [Output(each, about.datatype, about.shape[1:]) for each, about in signature.outputs.items()]
+def _outputs(signature: Signature) -> list[NetworkOutput]:
+    return [NetworkOutput(each, about.datatype, about.shape[1:]) for each, about in signature.outputs.items()]
 
 
 def _read(signature: Signature, choices: Choices, labels: int) -> tuple[Tensor, Head, bool]:

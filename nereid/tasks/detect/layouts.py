@@ -188,12 +188,15 @@ TENSORFLOW = ("num_detections", "detection_boxes", "detection_scores", "detectio
 ANCHORS_PER_CELL = 3
 
 
-class Output(NamedTuple):
+class NetworkOutput(NamedTuple):
     """An output of a network: name, Triton's datatype, dims without the batch, -1 for variable ones."""
 
     name: str
     datatype: str
     dims: tuple[int, ...]
+
+
+Find = Callable[[Sequence[NetworkOutput]], tuple[NetworkOutput, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +214,14 @@ class Layout:
     """
 
     form: str
-    find: Callable[[Sequence[Output]], tuple[Output, ...]]
+    find: Find
     decode: Decode
     classes: tuple[int, int] | tuple[()] = ()
     suppresses: bool = False
     first_class: int = 0
     preprocessing: Mapping[str, str] = field(default_factory=dict)
 
-    def count_classes(self, outputs: Sequence[Output]) -> int:
+    def count_classes(self, outputs: Sequence[NetworkOutput]) -> int:
         """Return the number of classes from the outputs by role; 0 if the shapes do not have it."""
         if not self.classes:
             return 0
@@ -231,10 +234,10 @@ def grid_cells(frame: Frame, strides_px: Sequence[int] = STRIDES_PX) -> int:
     return sum((frame.height_px // stride) * (frame.width_px // stride) for stride in strides_px)
 
 
-def _matrix(fits: Callable[[tuple[int, ...]], bool]) -> Callable[[Sequence[Output]], tuple[Output, ...]]:
+def _matrix(fits: Callable[[tuple[int, ...]], bool]) -> Find:
     """Find the only output with two dims, if they fit; some exports return the grids, too."""
 
-    def find(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    def find(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
         matrices = [output for output in outputs if len(output.dims) == 2]
         return tuple(matrices) if len(matrices) == 1 and fits(matrices[0].dims) else ()
 
@@ -245,7 +248,7 @@ _find_rows = _matrix(lambda dims: dims[1] > 5)
 _find_columns = _matrix(lambda dims: dims[0] > 4)
 
 
-def _find_queries(outputs: Sequence[Output]) -> tuple[Output, ...]:
+def _find_queries(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return logits [Q, K] and boxes [Q, 4]; other outputs, such as hidden states, are skipped."""
     matrices = [each for each in outputs if len(each.dims) == 2]
     boxes = [
@@ -261,19 +264,19 @@ def _find_queries(outputs: Sequence[Output]) -> tuple[Output, ...]:
     return logits[0], boxes[0]
 
 
-def _find_torchvision(outputs: Sequence[Output]) -> tuple[Output, ...]:
+def _find_torchvision(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return boxes [M, 4], scores [M], classes [M]; exporters choose names and order."""
     kinds = {(each.datatype, each.dims[1:] if each.dims else (0,)): each for each in outputs}
     wanted = (("TYPE_FP32", (4,)), ("TYPE_FP32", ()), ("TYPE_INT64", ()))
     return tuple(kinds[each] for each in wanted) if len(outputs) == 3 and kinds.keys() == {*wanted} else ()
 
 
-def _find_tensorflow(outputs: Sequence[Output]) -> tuple[Output, ...]:
+def _find_tensorflow(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     by_name = {each.name.partition(":")[0]: each for each in outputs}
     return tuple(by_name[name] for name in TENSORFLOW) if by_name.keys() >= set(TENSORFLOW) else ()
 
 
-def _find_suppressed(outputs: Sequence[Output]) -> tuple[Output, ...]:
+def _find_suppressed(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return [M, 6 or 7]; or [M, 5] and classes [M]; or the number, boxes [M, 4], scores [M], classes [M]."""
     matrices = [each for each in outputs if len(each.dims) == 2]
     vectors = [each for each in outputs if len(each.dims) == 1 and each.dims != (1,)]

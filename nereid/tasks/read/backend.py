@@ -20,7 +20,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BARCODE, BARCODE_BOX, BOX, CONFIDENCE, FIELD, SYMBOLOGY, TEXT
 from nereid.base.serving_errors import InvalidConfig, ServingError, from_exception
 from nereid.tasks.read.characters import Characters, RecognisedLine
-from nereid.tasks.read.fields.field_search import Field, find_fields, missing_fields
+from nereid.tasks.read.fields.field_search import FoundField, find_fields, missing_fields
 from nereid.tasks.read.fields.specification import read_specification
 from nereid.tasks.read.metrics import FAMILIES, PREFIX
 from nereid.tasks.read.reading_settings import (
@@ -36,7 +36,7 @@ from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.inference import network_file
 
 if TYPE_CHECKING:
-    from nereid.tasks.read.barcodes import Barcode
+    from nereid.tasks.read.barcodes import FoundBarcode
 
 
 class ReaderMetrics(MetricReporter):
@@ -135,7 +135,7 @@ class ReaderModel:
         self,
         image: bytes | ServingError,
         found: list[RecognisedLine] | ServingError,
-        barcodes: Sequence["Barcode"],
+        barcodes: Sequence["FoundBarcode"],
         times: StageTimes,
     ) -> Outcome:
         try:
@@ -178,7 +178,7 @@ def _tensors(lines: Sequence[RecognisedLine]) -> dict[str, np.ndarray]:
     }
 
 
-def _barcode_tensors(barcodes: Sequence["Barcode"]) -> dict[str, np.ndarray]:
+def _barcode_tensors(barcodes: Sequence["FoundBarcode"]) -> dict[str, np.ndarray]:
     return {
         BARCODE: _texts(each.text for each in barcodes),
         SYMBOLOGY: _texts(each.symbology for each in barcodes),
@@ -190,7 +190,7 @@ def _texts(texts: Iterable[str]) -> np.ndarray:
     return np.array([text.encode() for text in texts], object)
 
 
-def _json(field: Field) -> str:
+def _json(field: FoundField) -> str:
     return json.dumps(field.document(), ensure_ascii=False)
 
 

@@ -10,7 +10,7 @@ from nereid.models.publish.intake.adaptation import Choices
 from nereid.models.publish.intake.description import Description
 from nereid.models.publish.intake.network_facts import NetworkFacts, Noted
 from nereid.models.publish.intake.serving_settings import CHANNELS, ServingSettings, preprocessing
-from nereid.tasks.detect.layouts import LAYOUTS, Output
+from nereid.tasks.detect.layouts import LAYOUTS, NetworkOutput
 from nereid.vision.inference.signature import Signature
 
 # Python, NumPy and ONNX Runtime in a process without a network. Source: docs/experiments.md.
@@ -21,13 +21,13 @@ USUAL_SIZE = (640, 640)
 
 def returns_one_image(signature: Signature) -> bool:
     """Return whether results have no batch, as those of torchvision's detectors."""
-    outputs = [Output(each, about.datatype, about.shape) for each, about in signature.outputs.items()]
+    outputs = [NetworkOutput(each, about.datatype, about.shape) for each, about in signature.outputs.items()]
     ranks = [len(each.shape) for each in signature.inputs.values()]
     return ranks in ([3], [4]) and bool(LAYOUTS["torchvision"].find(outputs))
 
 
 def _resizes_itself(signature: Signature) -> bool:
-    outputs = [Output(each, "", ()) for each in signature.outputs]
+    outputs = [NetworkOutput(each, "", ()) for each in signature.outputs]
     return returns_one_image(signature) or bool(LAYOUTS["tensorflow"].find(outputs))
 
 
