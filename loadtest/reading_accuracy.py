@@ -20,7 +20,7 @@ from loadtest.reading_score import errors, has_number, passages
 from nereid.base.assets import TEXT_REPOSITORY
 from nereid.base.serving_errors import ServingError
 from nereid.tasks.read.characters import RecognisedLine
-from nereid.tasks.read.fields.field_search import Field, find_fields
+from nereid.tasks.read.fields.field_search import FoundField, find_fields
 from nereid.tasks.read.fields.specification import read_specification
 from tests.waybills.generator import SETS, Waybill, waybill
 
@@ -42,7 +42,7 @@ COLUMNS: record.Columns = {
 SUMMED = ("in_line", "exact", "valid", "errors", "characters")
 
 
-def compared(image: Waybill, lines: Sequence[RecognisedLine], number: Field) -> record.Row:
+def compared(image: Waybill, lines: Sequence[RecognisedLine], number: FoundField) -> record.Row:
     """Return the counts of one image; `wrong` has a wrong number that was answered as valid."""
     found = passages(image.lines, lines, image.ignored)
     is_right = number.value == image.tracking_number

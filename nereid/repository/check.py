@@ -101,7 +101,6 @@ Needed = list[tuple[str, str, TensorSpec]]
 
 
 def _ensemble_problems(profile: Profile, name: str) -> Iterator[str]:
-    """Yield the problems of the ensemble `name` that prevent a load, or cause wrong outputs."""
     steps = profile.documents[name]["ensemble_scheduling"].get("step", ())
     if not steps:
         yield "expected steps in ensemble_scheduling, got none"
@@ -145,7 +144,6 @@ def _cycle(profile: Profile, name: str) -> list[str]:
 def _step_problems(
     profile: Profile, step: Mapping[str, Any], size: int, provided: Provided, needed: Needed
 ) -> Iterator[str]:
-    """Yield the problems of a step, and add its tensors to `provided` and `needed`."""
     who = f"step '{step['model_name']}'"
     try:
         config = profile.config(step["model_name"], int(step["model_version"]))
@@ -187,16 +185,10 @@ def _unmapped(who: str, step: Mapping[str, Any], config: ModelConfig) -> Iterato
 def _mapped(
     names: Mapping[str, str], tensors: tuple[TensorSpec, ...], max_batch_size: int
 ) -> dict[str, TensorSpec]:
-    """Return a step's tensors by their names in the ensemble."""
     return {names[each.name]: _in_ensemble(each, max_batch_size) for each in tensors if each.name in names}
 
 
 def _fused_problems(profile: Profile, name: str) -> Iterator[str]:
-    """Yield the problems of a fused model that prevent a load, and its differences from the ensemble.
-
-    Raises:
-        InvalidConfig: a parameter is invalid, or a part is missing.
-    """
     config = profile.config(name, 1)
     parts = config.settings(FusedSettings)
     for model, version in parts.models:
@@ -236,7 +228,7 @@ Verdict = Literal["ok", "note", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ModelFinding:
     """The result of one check: `ok`, `note` (the model works) or `fail`, the finding, and a fix if known."""
 
     verdict: Verdict
@@ -249,7 +241,7 @@ class Finding:
 Check = Callable[[Profile, str], Iterator[tuple[Verdict, str]]]
 
 
-def check(repository: Path) -> list[Finding]:
+def check(repository: Path) -> list[ModelFinding]:
     """Check every model of a repository in every profile.
 
     Raises:
@@ -268,7 +260,7 @@ def check(repository: Path) -> list[Finding]:
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.model)
 
 
-def count(repository: Path, findings: list[Finding], model: str = "") -> str:
+def count(repository: Path, findings: list[ModelFinding], model: str = "") -> str:
     """Return the counts of all models or of one, such as `5 models, 9 versions: 2 notes, 0 failures`."""
     models = [each.name for each in model_folders(repository) if model in ("", each.name)]
     versions = [each for each in _version_folders(repository) if each.parent.name in models]
@@ -287,10 +279,9 @@ def _version_folders(repository: Path) -> list[Path]:
     ]
 
 
-def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
-    """Return each model's readable configs by profile; the plain config has the profile ""."""
+def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[ModelFinding]]:
     found: dict[str, dict[str, Any]] = {}
-    findings: list[Finding] = []
+    findings: list[ModelFinding] = []
     for folder in model_folders(repository):
         found[folder.name] = {} if (folder / PLAIN).exists() else {"": {}}
         for path in config_files(folder):
@@ -298,12 +289,12 @@ def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Fin
             try:
                 document = read_pbtxt(path)
             except InvalidConfig as error:
-                findings.append(Finding("fail", folder.name, what, _line(error), "correct the config"))
+                findings.append(ModelFinding("fail", folder.name, what, _line(error), "correct the config"))
                 continue
             name = document.get("name", folder.name)
             if name != folder.name:
                 text = f"expected name '{folder.name}' like the folder, got '{name}'"
-                findings.append(Finding("fail", folder.name, what, text, f'name: "{folder.name}"'))
+                findings.append(ModelFinding("fail", folder.name, what, text, f'name: "{folder.name}"'))
             found[folder.name]["" if path.parent == folder else path.stem] = document
     return found, findings
 
@@ -321,18 +312,17 @@ def _profile(
     )
 
 
-def _check_model(profile: Profile, model: str) -> Iterator[Finding]:
-    """Run all checks for the kind of a model."""
+def _check_model(profile: Profile, model: str) -> Iterator[ModelFinding]:
     for name, run in _checks(profile, model):
         what = f"{profile.files[model]}, {name}"
         try:
             for verdict, found in run(profile, model):
-                yield Finding(verdict, model, what, found)
+                yield ModelFinding(verdict, model, what, found)
         except (InvalidConfig, InvalidLabels, OSError) as error:
-            yield Finding("fail", model, what, _line(error))
+            yield ModelFinding("fail", model, what, _line(error))
         except (LookupError, ValueError) as error:  # such as a tensor or step without a name
             found = f"the config is incomplete: {type(error).__name__}: {error}"
-            yield Finding("fail", model, what, found)
+            yield ModelFinding("fail", model, what, found)
 
 
 def _checks(profile: Profile, model: str) -> Iterator[tuple[str, Check]]:
@@ -442,31 +432,31 @@ CHECKS: Mapping[str, Check] = {
 }
 
 
-def _hidden_folders(repository: Path) -> Iterator[Finding]:
+def _hidden_folders(repository: Path) -> Iterator[ModelFinding]:
     for path in repository.glob(".*/"):
         found = "Triton takes a hidden folder for a model when it loads all models"
-        yield Finding("note", path.name, "hidden folder", found, "move the folder out of the repository")
+        yield ModelFinding("note", path.name, "hidden folder", found, "move the folder out of the repository")
 
 
-def _version_folder(folder: Path) -> Iterator[Finding]:
+def _version_folder(folder: Path) -> Iterator[ModelFinding]:
     """Check that git would keep the folder, and that its files are unchanged since publication."""
     model, what = folder.parent.name, f"version {folder.name}"
     if not any(folder.iterdir()):
         found = "the folder is empty, and git does not store empty folders"
-        yield Finding("note", model, what, found, f"touch {folder}/.gitkeep")
+        yield ModelFinding("note", model, what, found, f"touch {folder}/.gitkeep")
         return
     files = listed_files(folder)
     if CHECKSUMS not in files:
         if files:
-            yield Finding("note", model, what, f"not published by nereid: no {CHECKSUMS}")
+            yield ModelFinding("note", model, what, f"not published by nereid: no {CHECKSUMS}")
         return
     problems = list(changes_since_publication(folder))
     for found in problems:
-        yield Finding(
+        yield ModelFinding(
             "fail", model, what, found, "versions are immutable; publish a new one with nereid publish"
         )
     if not problems:
-        yield Finding("ok", model, what, f"unchanged since publication: {len(files) - 1} files")
+        yield ModelFinding("ok", model, what, f"unchanged since publication: {len(files) - 1} files")
 
 
 def _line(error: Exception) -> str:

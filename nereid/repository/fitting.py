@@ -164,7 +164,6 @@ def _is_open(folder: Path, document: Mapping[str, Any], backends: Collection[str
 
 
 def _parts(document: Mapping[str, Any], route: Route | None) -> dict[str, float]:
-    """Return the models behind a model, and the part of its requests that each must be able to answer."""
     if not route:
         return {name: 1.0 for name, _ in served_steps(document)}
     weights, found = shares(route), dict[str, float]()

@@ -33,19 +33,8 @@ PLATFORMS = {
 }
 EMBEDDED_BACKENDS = ("ab_router", "fused", "onnxruntime", "preprocess", "python", *BY_BACKEND)
 # Backends of NVIDIA's image, which the embedded server does not have.
-IMAGE_BACKENDS = (
-    "dali",
-    "fil",
-    "identity",
-    "openvino",
-    "pytorch",
-    "repeat",
-    "square",
-    "tensorflow",
-    "tensorrt",
-    "tensorrtllm",
-    "vllm",
-)
+_IMAGE_BACKENDS = "dali fil identity openvino pytorch repeat square tensorflow tensorrt tensorrtllm vllm"
+IMAGE_BACKENDS = tuple(_IMAGE_BACKENDS.split())
 SPACE = "the name has a space: Triton never ends the load of such a model on a Python-based backend"
 Findings = Iterator[tuple[Literal["note", "fail"], str]]
 
@@ -74,7 +63,6 @@ def apply_rules(folder: Path, document: Mapping[str, Any]) -> Findings:
 
 
 def _has_library(folder: Path, document: Mapping[str, Any]) -> bool:
-    """Return whether a model names or contains the library of its own backend."""
     return bool(document.get("runtime")) or any(folder.rglob("libtriton_*.so"))
 
 
@@ -173,7 +161,6 @@ def completes_config(folder: Path) -> bool:
 
 
 def _check_values(parameters: Mapping[str, str]) -> None:
-    """Raise `InvalidConfig` like the backend `onnxruntime` for the value of a parameter."""
     thread_counts(parameters, 1)
     for name in ONNXRUNTIME_FLAGS & parameters.keys():
         parse_bool(parameters[name])

@@ -13,7 +13,7 @@ from nereid.base.serving_errors import InferenceFailed
 from nereid.tasks.detect import detector as detectors
 from nereid.tasks.detect.detector import ObjectFinder, ObjectPair, Objects, match_objects, suppress
 from nereid.tasks.detect.head import UnknownHead, find_head
-from nereid.tasks.detect.layouts import Frame, Output
+from nereid.tasks.detect.layouts import Frame, NetworkOutput
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.transform import Transform
 from tests.detectors import CLASSES, FRAME, HEADS, KNOWN, SIDE, TestDetector
@@ -22,9 +22,9 @@ from tests.tables import cases
 SAME = Transform(SIDE, SIDE, resize="exact")
 
 
-def outputs_of(head: str) -> list[Output]:
+def outputs_of(head: str) -> list[NetworkOutput]:
     return [
-        Output(name, "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32", rows.shape)
+        NetworkOutput(name, "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32", rows.shape)
         for name, rows in TestDetector(head).outputs().items()
     ]
 
@@ -121,7 +121,7 @@ def test_known_objects_of_every_head(head):
 )
 def test_forms_of_suppressed_outputs(form, arrays):
     outputs = [
-        Output(name, "TYPE_INT64" if name in ("labels", "num") else "TYPE_FP32", dims)
+        NetworkOutput(name, "TYPE_INT64" if name in ("labels", "num") else "TYPE_FP32", dims)
         for name, dims in form.items()
     ]
 
@@ -133,8 +133,8 @@ def test_forms_of_suppressed_outputs(form, arrays):
     assert (found.scores.tolist(), found.classes.tolist()) == ([0.5], [2])
 
 
-def matrix(*dims: int, name: str = "output0") -> Output:
-    return Output(name, "TYPE_FP32", dims)
+def matrix(*dims: int, name: str = "output0") -> NetworkOutput:
+    return NetworkOutput(name, "TYPE_FP32", dims)
 
 
 DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]

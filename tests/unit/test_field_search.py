@@ -13,8 +13,8 @@ from nereid.base.assets import TEXT_REPOSITORY
 from nereid.base.contract import MAX_LINES
 from nereid.tasks.read.characters import RecognisedLine
 from nereid.tasks.read.fields.check_digits import CHECKSUMS
-from nereid.tasks.read.fields.corrections import Correction, Reading, read_number
-from nereid.tasks.read.fields.field_search import Field, find_fields, missing_fields
+from nereid.tasks.read.fields.corrections import CharacterCorrection, NumberReading, read_number
+from nereid.tasks.read.fields.field_search import FoundField, find_fields, missing_fields
 from nereid.tasks.read.fields.specification import Format, forms_of, parse_specification, read_specification
 from tests.tables import cases
 
@@ -86,7 +86,7 @@ def test_number_with_a_valid_checksum_wins():
 
 
 def test_weak_format_needs_its_label():
-    assert tracking(line(FEDEX)) == Field("tracking_number")
+    assert tracking(line(FEDEX)) == FoundField("tracking_number")
 
 
 def test_part_of_a_number_is_not_a_number():
@@ -116,7 +116,7 @@ def test_look_alikes_are_corrected(text, value, corrected):
     found = tracking(line(text))
 
     assert (found.value, found.valid) == (value, True)
-    assert found.corrected == tuple(Correction(*each) for each in corrected)
+    assert found.corrected == tuple(CharacterCorrection(*each) for each in corrected)
 
 
 def test_nothing_is_corrected_without_proof():
@@ -135,7 +135,7 @@ def test_two_corrections_that_fit_prove_nothing():
     form = Format(pattern=r"1Z[A-Z]{2}\d{14}", checksum="ups_1z")
     reading = read_number(f"1Z001234567890123{check}", ((form, None),)).reading
 
-    assert reading == Reading(f"1Z001234567890123{check}", False)
+    assert reading == NumberReading(f"1Z001234567890123{check}", False)
 
 
 def test_sides_have_their_own_numbers():
@@ -182,7 +182,7 @@ def test_document_is_json():
     }
     nothing = {"value": None, "confidence": 0.0, "box": None, "valid": None, "corrected": []}
     unproven = {"proof": None, "carrier": None, "certain": False, "candidates": []}
-    assert Field("a").document() == {"name": "a", **nothing, **unproven}
+    assert FoundField("a").document() == {"name": "a", **nothing, **unproven}
 
 
 def test_missing_required_fields_are_named():

@@ -14,10 +14,10 @@ from nereid.backends.routing.assignment import (
     MAX_IN_FLIGHT,
     RETRY,
     BreakerSettings,
-    Choice,
     Route,
     Table,
     Variant,
+    VariantChoice,
 )
 from nereid.backends.routing.interfaces import (
     MAX_LATE,
@@ -29,7 +29,7 @@ from nereid.backends.routing.interfaces import (
 from nereid.base.serving_errors import DeadlineExceeded, Died, ServingError, Unavailable, is_fault
 
 
-class State(IntEnum):
+class BreakerState(IntEnum):
     """State of a breaker: it lets all requests pass, one trial, or none."""
 
     CLOSED = 0
@@ -47,9 +47,9 @@ class Breaker:
     """
 
     def __init__(
-        self, settings: BreakerSettings, on_change: Callable[[State], None] = lambda state: None
+        self, settings: BreakerSettings, on_change: Callable[[BreakerState], None] = lambda state: None
     ) -> None:
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self._settings, self._on_change = settings, on_change
         self._outcomes: deque[tuple[float, bool]] = deque()
         self._failures = 0
@@ -58,38 +58,38 @@ class Breaker:
 
     def allows(self, now: float) -> bool:
         """Return whether a request may pass; a half-open breaker lets one pass, the trial."""
-        if self.state is State.OPEN and now - self._changed_at >= self._settings.open_s:
-            self._change(State.HALF_OPEN, now)
-        if self.state is State.HALF_OPEN and not self._is_trying:
+        if self.state is BreakerState.OPEN and now - self._changed_at >= self._settings.open_s:
+            self._change(BreakerState.HALF_OPEN, now)
+        if self.state is BreakerState.HALF_OPEN and not self._is_trying:
             self._is_trying = True
             return True
-        return self.state is State.CLOSED
+        return self.state is BreakerState.CLOSED
 
     def record(self, has_failed: bool | None, now: float, is_trial: bool = False) -> None:
         """Record the outcome of an allowed request; None if it says nothing about the variant.
 
         While the breaker is half open, only the trial counts, not earlier requests.
         """
-        if is_trial and self.state is State.HALF_OPEN:
+        if is_trial and self.state is BreakerState.HALF_OPEN:
             self._is_trying = False
             if has_failed is not None:
-                self._change(State.OPEN if has_failed else State.CLOSED, now)
-        elif self.state is State.CLOSED and has_failed is not None:
+                self._change(BreakerState.OPEN if has_failed else BreakerState.CLOSED, now)
+        elif self.state is BreakerState.CLOSED and has_failed is not None:
             self._outcomes.append((now, has_failed))
             self._failures += has_failed
             self._forget(now)
             if self._must_open():
-                self._change(State.OPEN, now)
+                self._change(BreakerState.OPEN, now)
 
     def allow_trial(self, now: float) -> None:
         """Let the next request through as a trial, without the rest of the wait."""
-        if self.state is State.OPEN:
-            self._change(State.HALF_OPEN, now)
+        if self.state is BreakerState.OPEN:
+            self._change(BreakerState.HALF_OPEN, now)
 
     def trip(self, now: float) -> None:
         """Open immediately, or stay open: the variant is unreachable."""
-        if self.state is not State.OPEN:
-            self._change(State.OPEN, now)
+        if self.state is not BreakerState.OPEN:
+            self._change(BreakerState.OPEN, now)
 
     def _must_open(self) -> bool:
         count = len(self._outcomes)
@@ -100,7 +100,7 @@ class Breaker:
         while len(self._outcomes) > self._settings.min_requests and self._outcomes[0][0] < oldest_kept:
             self._failures -= self._outcomes.popleft()[1]
 
-    def _change(self, state: State, now: float) -> None:
+    def _change(self, state: BreakerState, now: float) -> None:
         self.state = state
         self._changed_at = now
         self._is_trying = False
@@ -198,7 +198,7 @@ class ServedVariant:
     ) -> None:
         self.labels: Mapping[str, str] = {"variant": variant, "version": version}
         self._metrics, self._log = metrics, log
-        self._shown = State.CLOSED
+        self._shown = BreakerState.CLOSED
         self._is_retired = False
         self.in_flight = self.late = self.late_large = 0
         self.is_dead = False
@@ -208,7 +208,7 @@ class ServedVariant:
         self._deaths: dict[str, float] = {}
         self._suspects: deque[float] = deque()
         self.breaker = Breaker(settings, self._show)
-        self._metrics.set("breaker_state", State.CLOSED, **self.labels)
+        self._metrics.set("breaker_state", BreakerState.CLOSED, **self.labels)
 
     def allows(self, now: float) -> bool:
         """Return whether an attempt may start; none queues behind those in a dead process's queue."""
@@ -282,15 +282,15 @@ class ServedVariant:
 
     def retire(self) -> None:
         """Stop showing the breaker, though attempts may still be in flight."""
-        self._show(State.CLOSED)
+        self._show(BreakerState.CLOSED)
         self._is_retired = True
 
-    def _show(self, state: State) -> None:
+    def _show(self, state: BreakerState) -> None:
         if self._is_retired or state is self._shown:
             return
         self._metrics.set("breaker_state", state, **self.labels)
         self._shown = state
-        if state is not State.HALF_OPEN:
+        if state is not BreakerState.HALF_OPEN:
             self._log(f"variant '{self.labels['variant']}': breaker {state.name.lower()}")
 
 
@@ -301,6 +301,8 @@ class ServedVariants:
         self._metrics, self._log = metrics, log
         self._label = BoundedLabels()
         self._states: dict[Identity, ServedVariant] = {}
+        # By labels: changing a variant does not change its series.
+        self._in_flight: Counter[tuple[str, ...]] = Counter()
 
     def __iter__(self) -> Iterator[ServedVariant]:
         return iter(self._states.values())
@@ -312,6 +314,13 @@ class ServedVariants:
             name, version = self._label(variant.name, table.network_versions[variant.name])
             self._states[key] = ServedVariant(table.route.breaker, name, version, self._metrics, self._log)
         return self._states[key]
+
+    def count_in_flight(self, served: ServedVariant, change: int) -> None:
+        """Count attempts that begin, or with a negative `change`, that have returned."""
+        served.in_flight += change
+        key = tuple(served.labels.values())
+        self._in_flight[key] += change
+        self._metrics.set("in_flight", self._in_flight[key], **served.labels)
 
     def keep_only(self, table: Table) -> None:
         """Retire the states of variants that a route does not have."""
@@ -327,32 +336,32 @@ class FallbackQueue:
         is_forced: whether the request names its variant, so that no other may respond.
     """
 
-    def __init__(self, route: Route, first: Choice) -> None:
+    def __init__(self, route: Route, first: VariantChoice) -> None:
         self.first, self.first_label = first, first.variant.name
-        self._repeated: Choice | None = None
+        self._repeated: VariantChoice | None = None
         self.is_forced = first.reason in FORCED
         others = () if self.is_forced else route.replacements
-        self._left = [first, *(Choice(each, BREAKER) for each in others if each is not first.variant)]
+        self._left = [first, *(VariantChoice(each, BREAKER) for each in others if each is not first.variant)]
 
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def next(self) -> Choice:
+    def next(self) -> VariantChoice:
         """Return the next choice, and remove it."""
         return self._left.pop(0)
 
-    def repeat(self, choice: Choice) -> None:
+    def repeat(self, choice: VariantChoice) -> None:
         """Try a choice again before all others: another instance of its model runs."""
         self._left.insert(0, choice)
         self._repeated = choice
 
-    def may_leave(self, choice: Choice) -> bool:
+    def may_leave(self, choice: VariantChoice) -> bool:
         """Return whether a choice is repeated, and others are left if it takes too long."""
         return choice is self._repeated and bool(self._left)
 
     def retry(self) -> None:
         """Note that a variant was tried: the remaining ones are retries."""
-        self._left = [Choice(each.variant, RETRY) for each in self._left]
+        self._left = [VariantChoice(each.variant, RETRY) for each in self._left]
 
 
 class Attempt:
@@ -365,7 +374,7 @@ class Attempt:
         self,
         admitted: AdmittedRequest,
         queue: FallbackQueue,
-        choice: Choice,
+        choice: VariantChoice,
         served: ServedVariant,
         now: float,
     ) -> None:
@@ -377,7 +386,7 @@ class Attempt:
             served,
         )
         # A breaker that is half open lets only the trial through.
-        self.is_trial = served.breaker.state is State.HALF_OPEN
+        self.is_trial = served.breaker.state is BreakerState.HALF_OPEN
         self.was_dead, self.is_survived, self.waits_for_dead = served.is_dead, False, False
         self.begun_at = now
         own_s, client_s = choice.variant.deadline_ms / 1e3, admitted.request.timeout_s
@@ -420,21 +429,6 @@ class Attempt:
             is_blamed = self._is_own_deadline and is_silent and not self.served.late_large
             return True if is_blamed and not self.is_large else None
         return True
-
-
-class InFlight:
-    """Attempts in flight by the labels of their variant; changing a variant does not change its series."""
-
-    def __init__(self, metrics: MetricSink) -> None:
-        self._metrics = metrics
-        self._counts: Counter[tuple[str, ...]] = Counter()
-
-    def count(self, served: ServedVariant, change: int) -> None:
-        """Count attempts that begin, or with a negative `change`, that have returned."""
-        served.in_flight += change
-        key = tuple(served.labels.values())
-        self._counts[key] += change
-        self._metrics.set("in_flight", self._counts[key], **served.labels)
 
 
 def shorten_deadlines(attempts: Iterable[Attempt], served: ServedVariant, now: float) -> None:

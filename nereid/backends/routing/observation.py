@@ -23,11 +23,6 @@ About = Mapping[str, Any]
 Observe = Callable[[RoutedRequest, Any, Mapping[str, str]], About]
 
 
-def ignore(request: RoutedRequest, response: Any, labels: Mapping[str, str]) -> About:
-    """Measure nothing."""
-    return {}
-
-
 class RouteQuality:
     """Measures the responses of a route.
 
@@ -149,7 +144,6 @@ class Shadows:
             return mirror
 
     def _end(self, mirror: "_Mirror") -> bool:
-        """Record that a mirrored request has returned; returns False if it was given up before."""
         with self._lock:
             if mirror in self._mirrors:
                 self._mirrors.remove(mirror)
@@ -158,7 +152,6 @@ class Shadows:
             return False
 
     def _compare(self, mirror: "_Mirror") -> None:
-        """Send the request to the shadow, and compare its response with the variant's."""
         completed, shadow = mirror.completed, mirror.shadow
         request, response, error = completed.request, None, None
         span = completed.trace.shadow(shadow.name)
@@ -204,8 +197,6 @@ class Shadows:
 
 
 class _Mirror:
-    """A request that is being mirrored to one shadow."""
-
     def __init__(self, completed: CompletedRequest, shadow: Shadow, begin: float) -> None:
         self.completed, self.shadow, self.begin = completed, shadow, begin
         self.deadline = begin + shadow.deadline_ms / 1e3

@@ -8,19 +8,18 @@ from random import random
 from threading import Lock
 from typing import Any
 
-from nereid.backends.routing.assignment import ANSWER, Choice, Table, choose, lower
+from nereid.backends.routing.assignment import ANSWER, Table, VariantChoice, choose, lower
 from nereid.backends.routing.attempts import (
     MAX_ABANDONED,
     AdmittedRequest,
     Attempt,
     FallbackQueue,
-    InFlight,
     RetryBudget,
     ServedVariants,
     shorten_deadlines,
 )
 from nereid.backends.routing.interfaces import MetricSink, RequestTrace, RoutedRequest
-from nereid.backends.routing.observation import CompletedRequest, Observe, Shadows, ignore
+from nereid.backends.routing.observation import CompletedRequest, Observe, Shadows
 from nereid.base.contract import ROUTE_KEY_HEADER, read_unhealthy_instance
 from nereid.base.serving_errors import (
     Cancelled,
@@ -47,7 +46,7 @@ class Responses:
     """
 
     def __init__(
-        self, metrics: MetricSink, observe: Observe, shadows: Shadows, in_flight: Callable[[], int]
+        self, metrics: MetricSink, observe: Observe | None, shadows: Shadows, in_flight: Callable[[], int]
     ) -> None:
         self._metrics, self._observe = metrics, observe
         self._shadows, self._in_flight = shadows, in_flight
@@ -68,7 +67,7 @@ class Responses:
             return
         if not attempt.is_chosen:
             self._count_fallback(attempt.queue, labels["variant"], attempt.reason)
-        trace.end(**self._observe(request, response, labels))
+        trace.end(**(self._observe(request, response, labels) if self._observe else {}))
         if route.shadows:
             completed = CompletedRequest(
                 request, route, attempt.variant, response, attempt.seconds, admitted.key, trace
@@ -135,7 +134,7 @@ class Router:
         can_answer: Callable[[str, float], bool] = lambda instance, age_s: False,
         wake: Callable[[], None] = lambda: None,
         begin_trace: Callable[[RoutedRequest], RequestTrace] = lambda request: RequestTrace(None, "", ""),
-        observe: Observe = ignore,
+        observe: Observe | None = None,
         spawn: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
         self._metrics, self._log, self._clock, self._draw = metrics, log, clock, draw
@@ -145,7 +144,6 @@ class Router:
         self._lock = Lock()
         self._table = table
         self._served = ServedVariants(metrics, log)
-        self._in_flight_by_label = InFlight(metrics)
         self._attempts: set[Attempt] = set()
         self._in_flight = 0
         self._is_full, self._clients_due_s, self._abandoned = False, -inf, 0
@@ -203,7 +201,6 @@ class Router:
         self._responses.send(attempt, response)
 
     def _move_on(self, attempt: Attempt) -> None:
-        """Send a request from the queue of a dead process to the next variant."""
         admitted, queue = attempt.admitted, attempt.queue
         try:
             error = Died(f"a process of variant '{attempt.variant.name}' has died")
@@ -288,7 +285,7 @@ class Router:
             self._in_flight -= admitted.has_slot
             admitted.has_slot = False
 
-    def _choose(self, admitted: AdmittedRequest, parameters: Mapping[str, str]) -> Choice:
+    def _choose(self, admitted: AdmittedRequest, parameters: Mapping[str, str]) -> VariantChoice:
         if self._clock() - admitted.begin > MAX_UNCHECKED_WAIT_S:
             self._check_client(admitted)
         try:
@@ -308,7 +305,7 @@ class Router:
             except Unavailable as error:
                 if isinstance(error, Died) and attempt.is_survived:
                     if self._may_try_again(attempt, error):
-                        queue.repeat(Choice(attempt.variant, attempt.reason))
+                        queue.repeat(VariantChoice(attempt.variant, attempt.reason))
                         continue
                     if not attempt.has_fallbacks:
                         raise
@@ -352,7 +349,6 @@ class Router:
             raise Cancelled("the client has disconnected")
 
     def _begin(self, admitted: AdmittedRequest, queue: FallbackQueue) -> Attempt:
-        """Start an attempt on the first variant that is not failing."""
         now, skipped = self._clock(), []
         with self._lock:
             while queue:
@@ -364,7 +360,7 @@ class Router:
                 if served.allows(now):
                     attempt = Attempt(admitted, queue, choice, served, now)
                     self._attempts.add(attempt)
-                    self._in_flight_by_label.count(served, 1)
+                    self._served.count_in_flight(served, 1)
                     if attempt.deadline < self._wakes_at:
                         self._wake()
                     return attempt
@@ -389,7 +385,7 @@ class Router:
             attempt.is_survived = self._is_survived(attempt, error)
         is_late = not self._end(attempt, error)
         with self._lock:
-            self._in_flight_by_label.count(attempt.served, -1)
+            self._served.count_in_flight(attempt.served, -1)
             self._abandoned -= attempt.admitted.is_abandoned
             attempt.admitted.is_abandoned = False
             attempt.served.count_late(attempt, -is_late)

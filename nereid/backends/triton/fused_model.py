@@ -25,14 +25,9 @@ from nereid.vision.inference.batching import to_host
 
 
 class FusedModel:
-    """One instance: encoded images to the model's outputs, one outcome per request."""
+    """One instance: encoded images to the model's outputs, one outcome per request; raises InvalidConfig."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Open the siblings.
-
-        Raises:
-            InvalidConfig: a sibling is missing, or the tensors of the models do not fit.
-        """
         names = config.settings(FusedSettings)
         # The plain configs are for a CPU.
         profile = backend_settings().profile if config.kind == "GPU" else ""

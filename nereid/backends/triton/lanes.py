@@ -20,7 +20,7 @@ from nereid.vision.inference.session import Session
 from nereid.vision.inference.session_options import ARENA_SHRINKAGE, CUDA_GRAPHS
 
 
-class Preprocessor(Protocol):
+class StreamPreprocessor(Protocol):
     """A decoder of batches into slots: `GpuPreprocessor`."""
 
     stream: Any
@@ -33,7 +33,7 @@ class Preprocessor(Protocol):
         """Release what the device has read, when nothing is enqueued any more."""
 
 
-class Network(Protocol):
+class StreamNetwork(Protocol):
     """A network with buffers for each slot: `BoundRuns`."""
 
     def enqueue(self, slot: int, rows: int) -> None:
@@ -61,7 +61,7 @@ class Lanes:
     """
 
     def __init__(
-        self, cuda: Any, preprocessor: Preprocessor, network: Network, computing: Any, slots: int
+        self, cuda: Any, preprocessor: StreamPreprocessor, network: StreamNetwork, computing: Any, slots: int
     ) -> None:
         self._preprocessor, self._network = preprocessor, network
         self._computing, self._copying = computing, cuda.Stream(non_blocking=True)

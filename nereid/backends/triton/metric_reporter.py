@@ -174,7 +174,6 @@ def _counters_of_tallies(kinds: Mapping[str, MetricKind]) -> dict[str, MetricKin
 
 
 def _parts(bounds: Sequence[float], tally: Sequence[float]) -> Iterator[tuple[str, str, float]]:
-    """Yield part, upper bound and increment of each counter of a histogram, whose buckets are cumulative."""
     *counts, total = tally
     names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
     for bound, value in zip(names, accumulate(counts), strict=True):

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import backend_settings, server_command_line
@@ -127,14 +127,13 @@ class BatchTrace:
             )
 
 
-class _Traced:
+class _Traced(NamedTuple):
     """A request that is traced: its span, its parent's id, and when it was sent, in ns, 0 if unknown."""
 
-    __slots__ = ("context", "parent", "request_id", "sent_ns")
-
-    def __init__(self, context: TraceContext, parent: str, request_id: str, sent_ns: int) -> None:
-        self.context, self.parent = context, parent
-        self.request_id, self.sent_ns = request_id, sent_ns
+    context: TraceContext
+    parent: str
+    request_id: str
+    sent_ns: int
 
     @classmethod
     def of(cls, request: Any, tracer: Tracer, begins: bool) -> "_Traced | None":
@@ -148,9 +147,8 @@ class _Traced:
         caller = parse(str(parameters.get(TRACE_PARAMETER, "")))
         context, parent = begin(caller, tracer.sampling.share)
         sent_ns = parameters.get(SENT_PARAMETER, 0)
-        return cls(
-            context, parent, shortened(str(request.request_id())), sent_ns if type(sent_ns) is int else 0
-        )
+        request_id = shortened(str(request.request_id()))
+        return cls(context, parent, request_id, sent_ns if type(sent_ns) is int else 0)
 
 
 class _CoreWaits:

@@ -123,14 +123,9 @@ class OnnxModel:
 
 
 class LocalNetwork:
-    """A network in the process of another model, whose config is `config`."""
+    """A network in the process of the model `config`; raises InvalidConfig."""
 
     def __init__(self, config: ModelConfig, network: ModelConfig) -> None:
-        """Open the network.
-
-        Raises:
-            InvalidConfig: it cannot be served with its config.
-        """
         metrics = SessionMetrics(network.name, network.version)
         self._session, self._metrics = open_session(config, network, metrics)
         self._input = network.inputs[0].name

@@ -4,46 +4,17 @@ import itertools
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from nereid.backends.triton.lanes import Lanes, Stages
 from nereid.base.serving_errors import DeviceFailed, ServingError, from_exception
 from nereid.vision.imaging.image_times import ImageTimes
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """A batch has arrived."""
-
-    batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Decoding of a slot's batch is enqueued, or has failed; without rows, there is nothing to compute."""
-
-    slot: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """The network of the batch in `slot` is enqueued, or has failed."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """All responses of the batch in `slot` are sent, so nothing reads its buffers any more."""
-
-    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +34,13 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Respond:
     """Wait for the slot's outputs on the host, and send its responses."""
 
     slot: int
 
 
-Event: TypeAlias = Submitted | Decoded | Computed | Answered
-Command: TypeAlias = Decode | Compute | Answer
+Command: TypeAlias = Decode | Compute | Respond
 
 
 class _State(Enum):
@@ -92,39 +62,36 @@ class Slots:
         """Whether no batch waits or occupies a slot."""
         return not self._waiting and set(self._states) == {_State.FREE}
 
-    def step(self, event: Event) -> list[Command]:
-        """Return the commands that follow from an event, in the order of their execution.
+    def submitted(self, batch: int) -> list[Command]:
+        """Return what follows from the arrival of a batch, in the order of execution; so do the others."""
+        self._waiting.append(batch)
+        return self._decode_next()
 
-        Raises:
-            ValueError: the event does not fit the slot's state.
-        """
-        commands: list[Command] = []
-        match event:
-            case Submitted(batch):
-                self._waiting.append(batch)
-            case Decoded(slot, 0):
-                self._move(slot, _State.DECODING, _State.ANSWERING, event)
-                commands.append(Answer(slot))
-            case Decoded(slot, rows):
-                self._move(slot, _State.DECODING, _State.COMPUTING, event)
-                commands.append(Compute(slot, rows))
-            case Computed(slot):
-                self._move(slot, _State.COMPUTING, _State.ANSWERING, event)
-                commands.append(Answer(slot))
-            case Answered(slot):
-                self._move(slot, _State.ANSWERING, _State.FREE, event)
-        return [*commands, *self._decode_next()]
+    def decoded(self, slot: int, rows: int) -> list[Command]:
+        """Decoding of a slot's batch is enqueued, or has failed; without rows, nothing is computed."""
+        self._move(slot, _State.DECODING, _State.COMPUTING if rows else _State.ANSWERING)
+        return [Compute(slot, rows) if rows else Respond(slot), *self._decode_next()]
 
-    def _decode_next(self) -> Iterator[Command]:
+    def computed(self, slot: int) -> list[Command]:
+        """The network of the batch in `slot` is enqueued, or has failed."""
+        self._move(slot, _State.COMPUTING, _State.ANSWERING)
+        return [Respond(slot)]
+
+    def answered(self, slot: int) -> list[Command]:
+        """All responses of the batch in `slot` are sent, so nothing reads its buffers any more."""
+        self._move(slot, _State.ANSWERING, _State.FREE)
+        return self._decode_next()
+
+    def _decode_next(self) -> list[Command]:
         if not self._waiting or _State.DECODING in self._states or _State.FREE not in self._states:
-            return
+            return []
         slot = self._states.index(_State.FREE)
         self._states[slot] = _State.DECODING
-        yield Decode(slot, self._waiting.popleft())
+        return [Decode(slot, self._waiting.popleft())]
 
-    def _move(self, slot: int, before: _State, after: _State, event: Event) -> None:
+    def _move(self, slot: int, before: _State, after: _State) -> None:
         if self._states[slot] is not before:
-            raise ValueError(f"{event}: expected slot {slot} {before.name}, got {self._states[slot].name}")
+            raise ValueError(f"slot {slot}: expected {before.name}, got {self._states[slot].name}")
         self._states[slot] = after
 
 
@@ -134,7 +101,7 @@ SLOTS = 3
 SWITCH_S = 0.0005
 
 
-class Job(Protocol):
+class BatchJob(Protocol):
     """A batch: its images, and what is done with their results."""
 
     @property
@@ -168,17 +135,12 @@ class Overlap:
         device_failed: Callable[[str], None],
         log: Callable[[str], None] = print,
     ) -> None:
-        """Open the device's side.
-
-        Raises:
-            Exception: what `open_lanes` raises.
-        """
         sys.setswitchinterval(SWITCH_S)
         self._slots, self._lock = Slots(SLOTS), threading.Condition()
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._answers: SimpleQueue[int | None] = SimpleQueue()
-        self._numbers, self._submitted = itertools.count(), dict[int, Job]()
-        self._jobs: list[Job | None] = [None] * SLOTS
+        self._numbers, self._submitted = itertools.count(), dict[int, BatchJob]()
+        self._jobs: list[BatchJob | None] = [None] * SLOTS
         self._errors: list[ServingError | None] = [None] * SLOTS
         self._rows = [0] * SLOTS
         self._device_failed, self._failure, self._log = device_failed, "", log
@@ -194,12 +156,12 @@ class Overlap:
         self._lanes = found
         self._threads[1].start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: BatchJob) -> None:
         """Hand over a batch, and wait until its decoding begins, so that requests gather for the next one."""
         with self._lock:
             number = next(self._numbers)
             self._submitted[number] = job
-            self._step(Submitted(number))
+            self._execute(self._slots.submitted(number))
             self._lock.wait_for(lambda: number not in self._submitted)
 
     def close(self) -> None:
@@ -211,10 +173,10 @@ class Overlap:
         for thread in self._threads:
             thread.join()
 
-    def _step(self, event: Event) -> None:
-        """Queue the commands that follow from an event; the lock is held."""
-        for command in self._slots.step(event):
-            if isinstance(command, Answer):
+    def _execute(self, commands: Sequence[Command]) -> None:
+        """Queue commands; the lock is held."""
+        for command in commands:
+            if isinstance(command, Respond):
                 self._answers.put(command.slot)
             else:
                 self._commands.put(command)
@@ -228,13 +190,12 @@ class Overlap:
             return
         opened.put(lanes)
         while (command := self._commands.get()) is not None:
-            event = (
-                self._decode(lanes, command) if isinstance(command, Decode) else self._compute(lanes, command)
-            )
-            with self._lock:
-                self._step(event)
+            if isinstance(command, Decode):
+                self._decode(lanes, command)
+            elif isinstance(command, Compute):
+                self._compute(lanes, command)
 
-    def _decode(self, lanes: Lanes, command: Decode) -> Decoded:
+    def _decode(self, lanes: Lanes, command: Decode) -> None:
         slot = command.slot
         with self._lock:
             job = self._submitted.pop(command.batch)
@@ -250,15 +211,16 @@ class Overlap:
         except Exception as error:  # a failed batch must not end the thread
             self._failed(slot, error)
         self._rows[slot] = rows
-        return Decoded(slot, rows)
+        with self._lock:
+            self._execute(self._slots.decoded(slot, rows))
 
-    def _compute(self, lanes: Lanes, command: Any) -> Computed:
-        assert isinstance(command, Compute)
+    def _compute(self, lanes: Lanes, command: Compute) -> None:
         try:
             lanes.compute(command.slot, command.rows)
         except Exception as error:  # a failed batch must not end the thread
             self._failed(command.slot, error)
-        return Computed(command.slot)
+        with self._lock:
+            self._execute(self._slots.computed(command.slot))
 
     def _run_answers(self) -> None:
         while (slot := self._answers.get()) is not None:
@@ -267,7 +229,7 @@ class Overlap:
             except Exception as error:  # the pipeline goes on with the other batches
                 self._log(f"a batch was not answered: {type(error).__name__}: {error}")
             with self._lock:
-                self._step(Answered(slot))
+                self._execute(self._slots.answered(slot))
 
     def _answer(self, slot: int) -> None:
         job = self._jobs[slot]

@@ -19,7 +19,7 @@ Images: TypeAlias = Sequence[bytes] | ServingError
 Outcome: TypeAlias = dict[str, Any] | ServingError
 
 
-class LastStep(Protocol):
+class TaskStep(Protocol):
     """The last step of a task, built from the config of a model of its backend."""
 
     @property
@@ -80,7 +80,7 @@ class PassThrough:
 class StepPerImage:
     """The last step of a task, for one image per request."""
 
-    def __init__(self, config: ModelConfig, network: ModelConfig, after: ModelConfig, step: LastStep) -> None:
+    def __init__(self, config: ModelConfig, network: ModelConfig, after: ModelConfig, step: TaskStep) -> None:
         if {(each.name, each.kind) for each in config.outputs} != {(e.name, e.kind) for e in after.outputs}:
             raise InvalidConfig(
                 f"model '{config.name}': expected the outputs of '{after.name}', {_listed(after)}, "
@@ -109,7 +109,7 @@ class StepPerImage:
         ]
 
 
-def run_step(step: LastStep, images: Images, arrays: Mapping[str, np.ndarray]) -> Outcome:
+def run_step(step: TaskStep, images: Images, arrays: Mapping[str, np.ndarray]) -> Outcome:
     """Return the outcome of a request with one image; a bad one must not fail the others."""
     if isinstance(images, ServingError):
         return images
@@ -119,13 +119,13 @@ def run_step(step: LastStep, images: Images, arrays: Mapping[str, np.ndarray]) -
         return from_exception(error)
 
 
-def find_step(config: ModelConfig) -> LastStep | None:
+def find_step(config: ModelConfig) -> TaskStep | None:
     """Return the last step that a model's config describes; None if its backend is none of a task.
 
     Raises:
         InvalidConfig: the config is invalid.
     """
-    open_step: Callable[[ModelConfig], LastStep] | None = face_of_backend(
+    open_step: Callable[[ModelConfig], TaskStep] | None = face_of_backend(
         config.document.get("backend", ""), "post_processing"
     )
     return open_step(config) if open_step else None

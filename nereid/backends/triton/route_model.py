@@ -14,7 +14,7 @@ from nereid.backends.routing import deadline
 from nereid.backends.routing.assignment import ANSWER, ROUTE_THREADS, Table
 from nereid.backends.routing.attempts import AdmittedRequest
 from nereid.backends.routing.interfaces import NO_PARAMETERS, RequestTrace, RoutedRequest
-from nereid.backends.routing.observation import RouteQuality, ignore
+from nereid.backends.routing.observation import RouteQuality
 from nereid.backends.routing.reference_file import ReferenceWatch, path_of
 from nereid.backends.routing.route_file import RouteWatch
 from nereid.backends.routing.router import Router
@@ -36,14 +36,13 @@ POLL_S = 0.5
 
 
 class RouteModel:
-    """One instance: each request in a thread, which sends the response when the variant has responded."""
+    """One instance: each request in a thread, which responds after the variant.
+
+    Raises:
+        InvalidConfig: the route file is invalid, or its models do not fit.
+    """
 
     def __init__(self, config: ModelConfig, instance: str) -> None:
-        """Read the route.
-
-        Raises:
-            InvalidConfig: the route file is invalid, or its models do not fit.
-        """
         self._config = config
         self._tracer = open_tracer()
         self._outputs = [output.name for output in config.outputs if output.name not in ROUTE_OUTPUTS]
@@ -52,7 +51,7 @@ class RouteModel:
         self._metrics = MetricReporter(
             ROUTE_PREFIX, ROUTE_METRICS, route=config.name, model_instance=instance
         )
-        self._signals = RouteSignals(config, task, instance, self._warn)
+        self._signals = _RouteSignals(config, task, instance, self._warn)
         self._is_awake, self._is_closing = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(ROUTE_THREADS)
         self._router = Router(
@@ -73,7 +72,7 @@ class RouteModel:
     def execute(self, requests: Sequence[Any]) -> None:
         """Start every request and return: requests overlap, and each responds through its own sender."""
         for request in requests:
-            routed = TritonRequest(request, self._outputs, self._config)
+            routed = _TritonRequest(request, self._outputs, self._config)
             if admitted := self._router.admit(routed):
                 self._pool.submit(self._handle, admitted)
 
@@ -98,7 +97,6 @@ class RouteModel:
             self._warn(f"the response of request '{admitted.request}' could not be sent: {error!r}")
 
     def _run_housekeeping(self) -> None:
-        """Reject late requests, free the slots of cancelled ones, and use a changed route file."""
         polled_s = 0.0
         while True:
             self._is_awake.wait(self._router.sleep_s(POLL_S))
@@ -131,7 +129,6 @@ class RouteModel:
             self._show(table)
 
     def _show(self, table: Table) -> None:
-        """Report the route in use as a metric and in the log."""
         route = table.route
         self._metrics.set("generation", route.generation)
         self._metrics.set_only("served_since_seconds", time.time(), sha256=table.sha256)
@@ -142,7 +139,7 @@ class RouteModel:
         log_warn(f"route {self._config.name}: {line}")
 
 
-class RouteSignals:
+class _RouteSignals:
     """Signals of the responses of one instance of a route.
 
     Args:
@@ -159,7 +156,7 @@ class RouteSignals:
         )
         self._quality = RouteQuality(self._metrics, task)
         self._watch, self._warn = ReferenceWatch(path_of(config.folder.parent, config.name)), warn
-        self.observe = self._quality.observe if measures_signals() else ignore
+        self.observe = self._quality.observe if measures_signals() else None
         self.poll()
 
     def poll(self) -> None:
@@ -174,7 +171,7 @@ class RouteSignals:
         self._metrics.close()
 
 
-class TritonRequest:
+class _TritonRequest:
     """A request of Triton as a `RoutedRequest`.
 
     Args:
@@ -191,10 +188,8 @@ class TritonRequest:
         return str(self._request.request_id())
 
     def check(self) -> None:
-        """Check the batch dimension; without it the variant would fail.
-
-        Triton 24.10 computes batch sizes with 32 bits, and passes a batch of 0 without its dimension.
-        """
+        # Without the batch dimension, the variant would fail: Triton 24.10 computes batch sizes with 32 bits,
+        # and passes a batch of 0 without it.
         if not (most := self._config.max_batch_size):
             return
         ranks = {tensor.name: len(tensor.dims) + 1 for tensor in self._config.inputs}
@@ -206,22 +201,18 @@ class TritonRequest:
                 )
 
     def parameters(self) -> Mapping[str, Any]:
-        """Return the request's parameters; forwarded headers are among them."""
         return read_parameters(self._request)
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has disconnected; a round trip to the server."""
         return bool(self._request.is_cancelled())
 
     def is_large(self) -> bool:
-        """Return whether an image is so large that its request may take long; reads all of them."""
         images = pb_utils.get_input_tensor_by_name(self._request, IMAGE)
         return images is not None and any(work(each) >= LARGE_WORK for each in images.as_numpy().ravel())
 
     def forward(
         self, model: str, version: int, timeout_s: float, parameters: Mapping[str, Any] = NO_PARAMETERS
     ) -> Any:
-        """Send the request's own input tensors to a model: no byte is copied in Python."""
         # Without the request's trace: forwarded while tracing is on, it crashes Triton 24.10 with a SIGSEGV.
         request_id = self._request.request_id()
         response = pb_utils.InferenceRequest(
@@ -241,17 +232,14 @@ class TritonRequest:
         return response
 
     def arrays(self, response: Any, names: Sequence[str]) -> Mapping[str, np.ndarray]:
-        """Return outputs of a response by name."""
         return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in names}
 
     def respond(self, response: Any, variant: str, version: str, reason: str) -> None:
-        """Send the response's own tensors, and the outputs of the route."""
         given = response.output_tensors()
         rows = given[0].shape()[0] if self._config.max_batch_size else 0
         self._respond(given, rows, (variant, version, reason))
 
     def answer(self, rows: Mapping[str, np.ndarray]) -> None:
-        """Send the configured answer, repeated for each image."""
         count = self._request.inputs()[0].shape()[0] if self._config.max_batch_size else 0
         arrays = {name: np.repeat(row[None], count, axis=0) if count else row for name, row in rows.items()}
         given = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
@@ -266,7 +254,6 @@ class TritonRequest:
         self._send(pb_utils.InferenceResponse(tensors))
 
     def reject(self, error: ServingError) -> None:
-        """Send an error to the client."""
         self._send(reject(error))
 
     def _send(self, response: Any) -> None:
@@ -275,7 +262,6 @@ class TritonRequest:
 
 @lru_cache(256)
 def _repeated(name: str, word: str, shape: tuple[int, ...]) -> Any:
-    """Return a tensor that repeats a text for every image."""
     return pb_utils.Tensor(name, np.full(shape, word.encode(), object))
 
 

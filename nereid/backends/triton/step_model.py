@@ -12,14 +12,9 @@ from nereid.base.serving_errors import ServingError, from_exception
 
 
 class StepModel:
-    """One instance: one image per request, one outcome per request."""
+    """One instance: one image per request, one outcome per request; raises InvalidConfig."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Read the parameters.
-
-        Raises:
-            InvalidConfig: a parameter is invalid, or the tensors do not fit it.
-        """
         step = find_step(config)
         assert step, f"no task has a last step for '{config.name}'"
         self._step = step

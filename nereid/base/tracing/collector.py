@@ -37,7 +37,7 @@ METRICS = {
 LABELS = {"dropped_total": ("reason",)}
 
 
-class Head(msgspec.Struct):
+class RecordHead(msgspec.Struct):
     """The part of a record that decides whether its trace is kept; `dropped` counts lost records."""
 
     trace: str = ""
@@ -53,7 +53,7 @@ class Head(msgspec.Struct):
         return self.kind in ROOTS or not self.parent
 
 
-_decode_head = msgspec.json.Decoder(Head).decode
+_decode_head = msgspec.json.Decoder(RecordHead).decode
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class Traces:
             while traces:
                 self._finish(*traces.popitem(last=False), now_s)
 
-    def _add(self, record: bytes, head: Head, now_s: float) -> None:
+    def _add(self, record: bytes, head: RecordHead, now_s: float) -> None:
         name = head.trace
         is_rooted = head.is_root or name in self._rooted
         trace = self._rooted.pop(name, None) or self._open.pop(name, None)

@@ -27,7 +27,7 @@ def in_order(stages: Iterable[str]) -> list[str]:
 
 def request_lines(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
     """Yield a line for each request of a trace, from all of its records."""
-    trace = _Trace(records)
+    trace = _TraceRecords(records)
     for record in records:
         if record["kind"] == "route":
             yield trace.of_route(record)
@@ -37,9 +37,7 @@ def request_lines(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
             yield _line(record, _stages_of_gateway(record, ""), record)
 
 
-class _Trace:
-    """The records of a trace by their places."""
-
+class _TraceRecords:
     def __init__(self, records: Sequence[Record]) -> None:
         self._inferences: dict[str, tuple[Record, Record]] = {}
         self._attempts: dict[str, list[Record]] = defaultdict(list)
@@ -141,7 +139,6 @@ def _stages_of_gateway(gateway: Record, inference: str) -> dict[str, float]:
 
 
 def _stages_of_models(models: Sequence[Record]) -> dict[str, float]:
-    """Return the stages of the steps of an ensemble, or of one model."""
     stages: dict[str, float] = defaultdict(float)
     for model in models:
         for name, milliseconds in _stages_of_model(model).items():
@@ -164,7 +161,6 @@ def _stages_of_model(model: Record) -> dict[str, float]:
 
 
 def _of_images(models: Sequence[Record]) -> dict[str, Any]:
-    """Return the batch, the wait for a core and the images, as the models report them."""
     found: dict[str, Any] = {}
     for model in models:
         about = model["about"]
@@ -181,5 +177,4 @@ def _ms(span: Record) -> float:
 
 
 def _ms_within(span: Record, whole: Record) -> float:
-    """Return the part of a span before the end of another."""
     return float(max(0.0, (min(span["end"], whole["end"]) - span["begin"]) / 1e6))

@@ -282,11 +282,18 @@ class StagedAddition:
         self._choices = intake.input.with_notes(request.choices, self._facts)
         self._images = tuple(dict.fromkeys(request.images or intake.input.samples))
 
-    def _may_be_claimed(self) -> bool:
-        """Return whether neither the user nor the file says that the outputs are scores of classes."""
+    def _is_claimed(self, task: str, content: bytes) -> bool:
+        """Change to a task, with the original network, unless user or file say that the outputs are scores."""
         request, facts = self._request, self._facts
         is_told = request.task or facts.task or request.labels or facts.labels or request.activation != "auto"
-        return not is_told and self._intake.name == DEFAULT.name
+        if not task or is_told or self._intake.name != DEFAULT.name:
+            return False
+        self._report(
+            f"note: the outputs are those of task '{task}'; fix: --task {DEFAULT.name} if they are not"
+        )
+        self._network.write_bytes(content)
+        self._choose(named_intake(task))
+        return True
 
     def propose(self) -> AddProposal:
         """Write all files, and examine the network."""
@@ -308,13 +315,7 @@ class StagedAddition:
         photos = self._preview()
         self._report(f"{request.source.name}: staged as '{names.network}'")
         seen = survey(self._examination(), progress=self._progress)
-        if seen.claimed_by and self._may_be_claimed():
-            self._network.write_bytes(content)
-            self._report(
-                f"note: its outputs are those of the task '{seen.claimed_by}'; fix: --task {intake.name} if "
-                "they are not"
-            )
-            self._choose(named_intake(seen.claimed_by))
+        if self._is_claimed(seen.claimed_by, content):
             return self.propose()
         if (activation := intake.activation(choices, seen)) != "none":
             self._network.write_bytes(content)

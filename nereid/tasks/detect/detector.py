@@ -10,7 +10,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BOX, IMAGE, LABEL, MAX_OBJECTS, SCORE
 from nereid.base.serving_errors import InvalidConfig
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
-from nereid.tasks.detect.layouts import Frame, Output
+from nereid.tasks.detect.layouts import Frame, NetworkOutput
 from nereid.tasks.detect.outputs import iou, match
 from nereid.vision.imaging.decode import Limits, read_upright_size
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
@@ -114,7 +114,7 @@ class ObjectFinder:
         preprocess = config.sibling(settings.preprocess, settings.preprocess_version)
         prepared = PreprocessSettings.from_config(preprocess)
         transform = prepared.transform
-        outputs = [Output(each.name, each.datatype, each.network_dims) for each in config.inputs]
+        outputs = [NetworkOutput(each.name, each.datatype, each.network_dims) for each in config.inputs]
         tensors = {each.name: each for each in config.inputs}
         try:
             if IMAGE not in tensors or tensors[IMAGE].kind != "TYPE_STRING [1]":
@@ -203,11 +203,6 @@ def _undo(places: np.ndarray, placed: Placement) -> np.ndarray:
 
 
 def _check_outputs(config: ModelConfig) -> None:
-    """Check the names, datatypes and dims of the outputs.
-
-    Raises:
-        UnknownHead: they are not those of detection.
-    """
     got = {each.name: (each.datatype, each.dims) for each in config.outputs}
     if got != {name: tuple(about[1:]) for name, about in OUTPUTS.items()}:
         listed = ", ".join(f"'{each.name}' {each.kind}" for each in config.outputs) or "none"
@@ -216,11 +211,6 @@ def _check_outputs(config: ModelConfig) -> None:
 
 
 def _read_labels(config: ModelConfig, name: str, classes: int) -> Sequence[str]:
-    """Return the class names; an empty name of the file for none.
-
-    Raises:
-        UnknownHead: the file cannot be read, or has another number of names than the head has classes.
-    """
     if not name:
         return ()
     try:

@@ -31,7 +31,7 @@ from nereid.models.publish.intake.serving_settings import (
 )
 from nereid.repository import onnx_file
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
-from nereid.tasks.detect.layouts import LAYOUTS, Frame, Output
+from nereid.tasks.detect.layouts import LAYOUTS, Frame, NetworkOutput
 from nereid.vision.imaging.preprocess_settings import PRESETS
 from nereid.vision.inference.signature import Signature
 
@@ -46,14 +46,16 @@ RESULTS = (
 
 def returns_one_image(signature: Signature) -> bool:
     """Return whether results have no batch, as those of torchvision's detectors."""
-    outputs = [Output(name, tensor.datatype, tensor.shape) for name, tensor in signature.outputs.items()]
+    outputs = [
+        NetworkOutput(name, tensor.datatype, tensor.shape) for name, tensor in signature.outputs.items()
+    ]
     ranks = [len(tensor.shape) for tensor in signature.inputs.values()]
     return ranks in ([3], [4]) and bool(LAYOUTS["torchvision"].find(outputs))
 
 
 def usual_size(signature: Signature) -> Size:
     """Return the size for a network that resizes its images itself; zeros for others."""
-    is_tensorflow = LAYOUTS["tensorflow"].find([Output(name, "", ()) for name in signature.outputs])
+    is_tensorflow = LAYOUTS["tensorflow"].find([NetworkOutput(name, "", ()) for name in signature.outputs])
     return USUAL_SIZE if is_tensorflow or returns_one_image(signature) else ANY_SIZE
 
 
@@ -166,8 +168,8 @@ def _object(found: Mapping[str, Any]) -> str:
     return f"{found['label']} {found['score']:.2f} at {', '.join(f'{side:.0f}' for side in found['box'])}"
 
 
-def _outputs(signature: Signature) -> list[Output]:
-    return [Output(each, about.datatype, about.shape[1:]) for each, about in signature.outputs.items()]
+def _outputs(signature: Signature) -> list[NetworkOutput]:
+    return [NetworkOutput(each, about.datatype, about.shape[1:]) for each, about in signature.outputs.items()]
 
 
 def _read(signature: Signature, choices: NetworkChoices, labels: int) -> tuple[ServedTensor, Head, bool]:

@@ -173,13 +173,11 @@ def used_rows(rows: Rows) -> Rows:
 
 
 def _best(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return index and score of each row's best class, the first of equal ones."""
     classes = scores.argmax(1)
     return classes, np.take_along_axis(scores, classes[:, None], 1)[:, 0]
 
 
 def _corners(boxes: np.ndarray) -> np.ndarray:
-    """Return left, top, right, bottom of boxes [K, 4] with centre and size."""
     half = boxes[:, 2:] / 2
     return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
 
@@ -190,12 +188,15 @@ TENSORFLOW = ("num_detections", "detection_boxes", "detection_scores", "detectio
 ANCHORS_PER_CELL = 3
 
 
-class Output(NamedTuple):
+class NetworkOutput(NamedTuple):
     """An output of a network: name, Triton's datatype, dims without the batch, -1 for variable ones."""
 
     name: str
     datatype: str
     dims: tuple[int, ...]
+
+
+Find = Callable[[Sequence[NetworkOutput]], tuple[NetworkOutput, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,19 +207,26 @@ class Layout:
         form: the outputs as messages show them.
         find: returns the outputs by their role; () if the layout does not fit.
         decode: one image's outputs by role, the frame and the smallest score to candidates.
-        count_classes: number of classes, from the outputs by role; 0 if the shapes do not have it.
+        classes: axis of the first output with the classes, and its other entries; () if the shapes have none.
         suppresses: whether the network has removed boxes of the same object itself.
         first_class: the network's number of its first class.
         preprocessing: what is left to do in front of a network that resizes or normalises its images itself.
     """
 
     form: str
-    find: Callable[[Sequence[Output]], tuple[Output, ...]]
+    find: Find
     decode: Decode
-    count_classes: Callable[[Sequence[Output]], int] = lambda found: 0
+    classes: tuple[int, int] | tuple[()] = ()
     suppresses: bool = False
     first_class: int = 0
     preprocessing: Mapping[str, str] = field(default_factory=dict)
+
+    def count_classes(self, outputs: Sequence[NetworkOutput]) -> int:
+        """Return the number of classes from the outputs by role; 0 if the shapes do not have it."""
+        if not self.classes:
+            return 0
+        axis, others = self.classes
+        return max(0, outputs[0].dims[axis] - others)
 
 
 def grid_cells(frame: Frame, strides_px: Sequence[int] = STRIDES_PX) -> int:
@@ -226,23 +234,21 @@ def grid_cells(frame: Frame, strides_px: Sequence[int] = STRIDES_PX) -> int:
     return sum((frame.height_px // stride) * (frame.width_px // stride) for stride in strides_px)
 
 
-def _only_matrix(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    """Return the only output with two dims; some exports return the grids, too."""
-    found = [each for each in outputs if len(each.dims) == 2]
-    return tuple(found) if len(found) == 1 else ()
+def _matrix(fits: Callable[[tuple[int, ...]], bool]) -> Find:
+    """Find the only output with two dims, if they fit; some exports return the grids, too."""
+
+    def find(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
+        matrices = [output for output in outputs if len(output.dims) == 2]
+        return tuple(matrices) if len(matrices) == 1 and fits(matrices[0].dims) else ()
+
+    return find
 
 
-def _find_rows(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    found = _only_matrix(outputs)
-    return found if found and found[0].dims[1] > 5 else ()
+_find_rows = _matrix(lambda dims: dims[1] > 5)
+_find_columns = _matrix(lambda dims: dims[0] > 4)
 
 
-def _find_columns(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    found = _only_matrix(outputs)
-    return found if found and found[0].dims[0] > 4 else ()
-
-
-def _find_queries(outputs: Sequence[Output]) -> tuple[Output, ...]:
+def _find_queries(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return logits [Q, K] and boxes [Q, 4]; other outputs, such as hidden states, are skipped."""
     matrices = [each for each in outputs if len(each.dims) == 2]
     boxes = [
@@ -258,29 +264,19 @@ def _find_queries(outputs: Sequence[Output]) -> tuple[Output, ...]:
     return logits[0], boxes[0]
 
 
-def _find_fractions(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    found = _only_matrix(outputs)
-    return found if found and found[0].dims[1] > 4 else ()
-
-
-def _find_best(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    found = _only_matrix(outputs)
-    return found if found and found[0].dims[1] == 6 else ()
-
-
-def _find_torchvision(outputs: Sequence[Output]) -> tuple[Output, ...]:
+def _find_torchvision(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return boxes [M, 4], scores [M], classes [M]; exporters choose names and order."""
     kinds = {(each.datatype, each.dims[1:] if each.dims else (0,)): each for each in outputs}
     wanted = (("TYPE_FP32", (4,)), ("TYPE_FP32", ()), ("TYPE_INT64", ()))
     return tuple(kinds[each] for each in wanted) if len(outputs) == 3 and kinds.keys() == {*wanted} else ()
 
 
-def _find_tensorflow(outputs: Sequence[Output]) -> tuple[Output, ...]:
+def _find_tensorflow(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     by_name = {each.name.partition(":")[0]: each for each in outputs}
     return tuple(by_name[name] for name in TENSORFLOW) if by_name.keys() >= set(TENSORFLOW) else ()
 
 
-def _find_suppressed(outputs: Sequence[Output]) -> tuple[Output, ...]:
+def _find_suppressed(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return [M, 6 or 7]; or [M, 5] and classes [M]; or the number, boxes [M, 4], scores [M], classes [M]."""
     matrices = [each for each in outputs if len(each.dims) == 2]
     vectors = [each for each in outputs if len(each.dims) == 1 and each.dims != (1,)]
@@ -304,41 +300,24 @@ def _find_suppressed(outputs: Sequence[Output]) -> tuple[Output, ...]:
 
 
 LAYOUTS: Mapping[str, Layout] = {
-    "yolov5": Layout("[N,anchors,5+classes]", _find_rows, yolov5, lambda found: found[0].dims[1] - 5),
-    "yolov8": Layout("[N,4+classes,anchors]", _find_columns, yolov8, lambda found: found[0].dims[0] - 4),
-    "yolox": Layout(
-        "[N,anchors,5+classes], not decoded", _find_rows, yolox, lambda found: found[0].dims[1] - 5
-    ),
-    "detr": Layout(
-        "logits [N,Q,classes+1] and boxes [N,Q,4]",
-        _find_queries,
-        detr,
-        lambda found: found[0].dims[1] - 1,
-        suppresses=True,
-    ),
+    "yolov5": Layout("[N,anchors,5+classes]", _find_rows, yolov5, (1, 5)),
+    "yolov8": Layout("[N,4+classes,anchors]", _find_columns, yolov8, (0, 4)),
+    "yolox": Layout("[N,anchors,5+classes], not decoded", _find_rows, yolox, (1, 5)),
+    "detr": Layout("logits [N,Q,classes+1] and boxes [N,Q,4]", _find_queries, detr, (1, 1), suppresses=True),
     "detr_sigmoid": Layout(
-        "logits [N,Q,classes] and boxes [N,Q,4]",
-        _find_queries,
-        detr_sigmoid,
-        lambda found: found[0].dims[1],
-        suppresses=True,
+        "logits [N,Q,classes] and boxes [N,Q,4]", _find_queries, detr_sigmoid, (1, 0), suppresses=True
     ),
-    "yolonas": Layout(
-        "boxes [N,anchors,4] and scores [N,anchors,classes]",
-        _find_queries,
-        cornered,
-        lambda found: found[0].dims[1],
-    ),
+    "yolonas": Layout("boxes [N,anchors,4] and scores [N,anchors,classes]", _find_queries, cornered, (1, 0)),
     "rtdetr": Layout(
         "[N,Q,4+classes], boxes as parts of the image",
-        _find_fractions,
+        _matrix(lambda dims: dims[1] > 4),
         fractions,
-        lambda found: found[0].dims[1] - 4,
+        (1, 4),
         suppresses=True,
     ),
     "rtdetr_best": Layout(
         "[N,Q,6]: boxes as parts of the image, score, class",
-        _find_best,
+        _matrix(lambda dims: dims[1] == 6),
         fractions_best,
         suppresses=True,
     ),

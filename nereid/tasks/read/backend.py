@@ -20,7 +20,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BARCODE, BARCODE_BOX, BOX, CONFIDENCE, FIELD, SYMBOLOGY, TEXT
 from nereid.base.serving_errors import InvalidConfig, ServingError, from_exception
 from nereid.tasks.read.characters import Characters, RecognisedLine
-from nereid.tasks.read.fields.field_search import Field, find_fields, missing_fields
+from nereid.tasks.read.fields.field_search import FoundField, find_fields, missing_fields
 from nereid.tasks.read.fields.specification import read_specification
 from nereid.tasks.read.metrics import FAMILIES, PREFIX
 from nereid.tasks.read.reading_settings import (
@@ -36,7 +36,7 @@ from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.inference import network_file
 
 if TYPE_CHECKING:
-    from nereid.tasks.read.barcodes import Barcode
+    from nereid.tasks.read.barcodes import FoundBarcode
 
 
 class ReaderMetrics(MetricReporter):
@@ -59,14 +59,9 @@ class ReaderMetrics(MetricReporter):
 
 
 class ReaderModel:
-    """One instance: one image per request, one outcome per request."""
+    """One instance: one image per request, one outcome per request; raises InvalidConfig."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Open the networks.
-
-        Raises:
-            InvalidConfig: one is missing, or its tensors do not fit, or a package is missing.
-        """
         try:  # here, because OpenCV and ZXing are installed only where text is read
             from nereid.tasks.read.reader import Networks, TextReader
         except ImportError as error:
@@ -140,10 +135,9 @@ class ReaderModel:
         self,
         image: bytes | ServingError,
         found: list[RecognisedLine] | ServingError,
-        barcodes: Sequence["Barcode"],
+        barcodes: Sequence["FoundBarcode"],
         times: StageTimes,
     ) -> Outcome:
-        """Return the outputs of one request, without the batch dimension, or its error; both are counted."""
         try:
             if isinstance(found, ServingError):
                 raise found
@@ -184,7 +178,7 @@ def _tensors(lines: Sequence[RecognisedLine]) -> dict[str, np.ndarray]:
     }
 
 
-def _barcode_tensors(barcodes: Sequence["Barcode"]) -> dict[str, np.ndarray]:
+def _barcode_tensors(barcodes: Sequence["FoundBarcode"]) -> dict[str, np.ndarray]:
     return {
         BARCODE: _texts(each.text for each in barcodes),
         SYMBOLOGY: _texts(each.symbology for each in barcodes),
@@ -196,12 +190,11 @@ def _texts(texts: Iterable[str]) -> np.ndarray:
     return np.array([text.encode() for text in texts], object)
 
 
-def _json(field: Field) -> str:
+def _json(field: FoundField) -> str:
     return json.dumps(field.document(), ensure_ascii=False)
 
 
 def _read(request: Any) -> tuple[bytes | ServingError, Callable[[], None]]:
-    """Return a request's image or its error, and a check that raises once its response has become useless."""
     found, parameters = read_request(request)
     images = only_one(found)
     return images if isinstance(images, ServingError) else images[0], partial(deadline.check, parameters)

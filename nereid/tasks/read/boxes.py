@@ -59,7 +59,6 @@ def _outer_contours(mask: np.ndarray) -> list[np.ndarray]:
 
 
 def _score(probabilities: np.ndarray, corners: np.ndarray) -> float:
-    """Return the mean probability inside a rectangle."""
     limits = np.array(probabilities.shape[::-1]) - 1
     left, top = np.clip(np.floor(corners.min(axis=0)).astype(int), 0, limits)
     right, bottom = np.clip(np.ceil(corners.max(axis=0)).astype(int), 0, limits)
@@ -111,7 +110,6 @@ def _main_angle(angles: np.ndarray, weights: np.ndarray) -> float:
 
 
 def _rows(y: np.ndarray, heights: np.ndarray) -> np.ndarray:
-    """Return the number of each line's row."""
     rows = np.zeros(len(y), int)
     order = np.argsort(y, kind="stable")
     first = order[0]

@@ -76,13 +76,8 @@ def positions_before(points: np.ndarray, size_wh: tuple[int, int], quarters: int
     """
     width, height = size_wh
     x, y = points[..., 0], points[..., 1]
-    found = {
-        0: (x, y),
-        1: (width - 1 - y, x),
-        2: (width - 1 - x, height - 1 - y),
-        3: (y, height - 1 - x),
-    }[quarters]
-    return np.stack(found, axis=-1)
+    turns = (x, y), (width - 1 - y, x), (width - 1 - x, height - 1 - y), (y, height - 1 - x)
+    return np.stack(turns[quarters], axis=-1)
 
 
 # As many lines may all be mistaken for upside down.
@@ -104,16 +99,11 @@ class FoundLines:
     others: dict[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Return the number of lines."""
         return len(self.crops) - len(self.others)
 
 
 def find_lines(
-    image: UprightImage,
-    detect: Network,
-    direction: Network,
-    times: StageTimes,
-    max_lines: int = MAX_LINES,
+    image: UprightImage, detect: Network, direction: Network, times: StageTimes, max_lines: int = MAX_LINES
 ) -> FoundLines:
     """Return the lines of an image; a page on its side or its head is turned first.
 
@@ -162,7 +152,6 @@ def cut_lines(encoded: bytes, detect: Network, direction: Network, limits: Limit
 def _turned_lines(
     pixels: np.ndarray, detect: Network, direction: Network, times: StageTimes, max_lines: int
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-    """Return boxes and crops of all lines, and the places of those that were upside down."""
     with times.stage("detect"):
         prepared = DetectorInput(pixels)
         probabilities = detect(prepared.tensor)[0, 0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from nereid.base.processes import return_memory
 from nereid.base.serving_errors import InvalidImage, ServingError, from_exception
-from nereid.tasks.read.barcodes import Barcode, find_barcodes
+from nereid.tasks.read.barcodes import FoundBarcode, find_barcodes
 from nereid.tasks.read.boxes import reading_order
 from nereid.tasks.read.characters import Characters, RecognisedLine
 from nereid.tasks.read.line_images import LINE_HEIGHT_PX, batches, normalised, stacked
@@ -67,7 +67,7 @@ class _Page:
     networks: Networks
     times: StageTimes
     found: FoundLines = field(default_factory=FoundLines)
-    barcodes: Sequence[Barcode] = ()
+    barcodes: Sequence[FoundBarcode] = ()
     texts: dict[int, tuple[str, float]] = field(default_factory=dict)
     error: ServingError | None = None
 
@@ -105,7 +105,7 @@ class TextReader:
         self._min_confidence, self._sink = min_confidence, sink
         self._reads_barcodes = reads_barcodes
         self.times: list[StageTimes] = []
-        self.barcodes: list[Sequence[Barcode]] = []
+        self.barcodes: list[Sequence[FoundBarcode]] = []
 
     def read(
         self,
@@ -161,7 +161,6 @@ class TextReader:
         return page
 
     def _recognise(self, pages: Sequence[_Page]) -> None:
-        """Read the lines of all pages together."""
         places = [(page, line) for page in pages if not page.error for line in range(len(page.found.crops))]
         for group, width in batches([page.found.crops[line].shape[1] for page, line in places]):
             self._recognise_group([places[each] for each in group], width)
@@ -212,7 +211,6 @@ class TextReader:
 
 
 def _better(page: _Page, line: int) -> int:
-    """Return the place of the more confident text of a line; blanks do not count as text."""
     other = page.found.others.get(line, line)
     return max(line, other, key=lambda each: (bool(page.texts[each][0].strip()), page.texts[each][1]))
 

@@ -86,11 +86,7 @@ def _tensor(name: str, datatype: str, *dims: int) -> TensorSpec:
 
 
 INPUTS = (_tensor(IMAGE, "STRING", 1),)
-LINE_OUTPUTS = (
-    _tensor(TEXT, "STRING", -1),
-    _tensor(CONFIDENCE, "FP32", -1),
-    _tensor(BOX, "FP32", -1, 4, 2),
-)
+LINE_OUTPUTS = (_tensor(TEXT, "STRING", -1), _tensor(CONFIDENCE, "FP32", -1), _tensor(BOX, "FP32", -1, 4, 2))
 FIELD_OUTPUTS = (_tensor(FIELD, "STRING", -1),)
 BARCODE_OUTPUTS = (
     _tensor(BARCODE, "STRING", -1),
@@ -112,10 +108,7 @@ def own_problems(config: ModelConfig, settings: ReadingSettings) -> Iterator[str
         *(FIELD_OUTPUTS if settings.fields else ()),
         *(BARCODE_OUTPUTS if reads_barcodes(config) else ()),
     )
-    for side, wanted, given in (
-        ("input", INPUTS, config.inputs),
-        ("output", outputs, config.outputs),
-    ):
+    for side, wanted, given in (("input", INPUTS, config.inputs), ("output", outputs, config.outputs)):
         expected, got = (
             ", ".join(f"'{each.name}' {each.kind}" for each in tensors) for tensors in (wanted, given)
         )

@@ -294,7 +294,6 @@ class GpuPreprocessor:
             return from_exception(error)
 
     def _place(self, image: EncodedImage, surface: Any) -> Decoded | ServingError:
-        """Return the location of the decoded image; decodes on the host if the GPU did not."""
         width, height = image.size_wh
         if surface is not None and tuple(surface.shape) == (height, width, 3):
             pointer = surface.__cuda_array_interface__["data"][0]

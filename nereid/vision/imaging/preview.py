@@ -49,7 +49,6 @@ def preview(settings: PreprocessSettings, images: Mapping[str, bytes]) -> Previe
 
 
 def _pixels(transform: Transform, network_input: np.ndarray) -> np.ndarray:
-    """Return one network input as uint8[H, W, 3], RGB."""
     channels_last = network_input if transform.layout == "NHWC" else network_input.transpose(1, 2, 0)
     levels = channels_last * np.array(transform.std) + np.array(transform.mean)
     if transform.datatype == "UINT8":

@@ -304,7 +304,6 @@ class Session:
         return self._batching.scatter(outputs, group)
 
     def _run_or_halve(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
-        """Run a batch; if it does not fit into memory, release memory and run its halves, once."""
         try:
             return self._run(inputs, outputs, rows)
         except OutOfMemory:

@@ -126,10 +126,7 @@ class SessionSettings:
 
 
 def session_settings(
-    config: ModelConfig,
-    backend: BackendSettings | None = None,
-    instances: int | None = None,
-    stream: int = 0,
+    config: ModelConfig, backend: BackendSettings | None = None, instances: int | None = None, stream: int = 0
 ) -> SessionSettings:
     """Translate the parameters, optimization settings and custom operators of `config`.
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nereid.tasks.read.characters import RecognisedLine
-from nereid.tasks.read.fields.corrections import Correction, Match, Reading, read_number
+from nereid.tasks.read.fields.corrections import CharacterCorrection, Match, NumberReading, read_number
 from nereid.tasks.read.fields.labels import Labels, Nearness
 from nereid.tasks.read.fields.rows import Row, row_of_barcode, rows_of
 from nereid.tasks.read.fields.shapes import VALUE
@@ -42,7 +42,7 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
             for match in expression(form).finditer(row.text):
                 start, end = match.span(VALUE if VALUE in match.re.groupindex else 0)
                 if end > start:
-                    yield start, end, Match(Reading(row.text[start:end], None), form, carrier, 0.0)
+                    yield start, end, Match(NumberReading(row.text[start:end], None), form, carrier, 0.0)
     by_length = joined_by_length(rule)
     longest = max(by_length, default=0)
     groups = list(_GROUP.finditer(row.text))
@@ -109,7 +109,7 @@ _ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class FieldCandidate:
     """A possible value of a field.
 
     Attributes:
@@ -123,7 +123,7 @@ class Candidate:
         sources: where it was read: `text`, `barcode` or both of them.
     """
 
-    reading: Reading
+    reading: NumberReading
     confidence: float
     box: np.ndarray
     nearness: Nearness = field(default_factory=Nearness)
@@ -165,14 +165,14 @@ class Candidate:
         is_clear = self.evidence >= CERTAIN and self.confidence >= CONFIDENT
         return self.reading.valid is True and self.base >= CHECK_DIGIT and is_clear
 
-    def agrees(self, other: "Candidate") -> bool:
+    def agrees(self, other: "FieldCandidate") -> bool:
         """Return whether one has the other's value, as FedEx's 34 digits have the 12 of the parcel."""
         ours, theirs = self.reading.value, other.reading.value
         return ours in theirs or theirs in ours
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FoundField:
     """A field of a document; `value`, `box`, `proof` and `carrier` are None if it was not found.
 
     Attributes:
@@ -185,7 +185,7 @@ class Field:
     confidence: float = 0.0
     box: np.ndarray | None = None
     valid: bool | None = None
-    corrected: tuple[Correction, ...] = ()
+    corrected: tuple[CharacterCorrection, ...] = ()
     proof: str | None = None
     carrier: str | None = None
     certain: bool = False
@@ -211,22 +211,22 @@ class Field:
 
 def find_fields(
     lines: Sequence[RecognisedLine], specification: Specification, barcodes: Sequence[Barcode] = ()
-) -> list[Field]:
+) -> list[FoundField]:
     """Return each field of the specification, in its order, with its best candidate.
 
     Time is bounded: at most `MAX_LINES` lines count, and patterns are bounded by `count_ways`.
     """
     return [
-        _field(name, found) if found else Field(name)
+        _field(name, found) if found else FoundField(name)
         for name, found in find_candidates(lines, specification, barcodes).items()
     ]
 
 
-def _field(name: str, found: Sequence[Candidate]) -> Field:
+def _field(name: str, found: Sequence[FieldCandidate]) -> FoundField:
     best = found[0]
     near = [each for each in found if each.evidence > best.evidence - AHEAD and not each.agrees(best)]
     rivals = dict.fromkeys(each.reading.value for each in near)
-    return Field(
+    return FoundField(
         name,
         best.reading.value,
         best.confidence,
@@ -240,7 +240,7 @@ def _field(name: str, found: Sequence[Candidate]) -> Field:
     )
 
 
-def missing_fields(fields: Sequence[Field], specification: Specification) -> list[str]:
+def missing_fields(fields: Sequence[FoundField], specification: Specification) -> list[str]:
     """Return the names of the required fields that were not found, or whose checksum does not hold."""
     complete = {each.name for each in fields if each.value is not None and each.valid is not False}
     return [rule.name for rule in specification.fields if rule.required and rule.name not in complete]
@@ -248,7 +248,7 @@ def missing_fields(fields: Sequence[Field], specification: Specification) -> lis
 
 def find_candidates(
     lines: Sequence[RecognisedLine], specification: Specification, barcodes: Sequence[Barcode] = ()
-) -> dict[str, list[Candidate]]:
+) -> dict[str, list[FieldCandidate]]:
     """Return the candidates of each field by its name, the best first.
 
     A text that fits several fields belongs to the one whose checksum holds, else to the nearest label.
@@ -268,11 +268,10 @@ def find_candidates(
     }
 
 
-def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> Mapping[Span, Candidate]:
-    """Return the candidates of a field by row, start and end; bars are further rows."""
+def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> Mapping[Span, FieldCandidate]:
     labels = Labels(rows, rule)
     texts = [_ALPHANUMERIC.sub("", row.text).upper() for row in codes]
-    found: dict[Span, Candidate] = {}
+    found: dict[Span, FieldCandidate] = {}
     readings = (
         (number, row, each)
         for number, row in enumerate((*rows, *codes))
@@ -289,7 +288,7 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
             agrees = is_long and any(match.reading.value in text for text in texts)
             sources = (*_BARS, *_TEXT) if agrees and nearness.evidence >= 0 else _TEXT
         carrier = match.carrier.name if match.carrier else ""
-        candidate = Candidate(
+        candidate = FieldCandidate(
             match.reading,
             row.confidence(start, end),
             row.box(start, end),
@@ -310,18 +309,18 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
     }
 
 
-def _needs_label(candidate: Candidate) -> bool:
+def _needs_label(candidate: FieldCandidate) -> bool:
     """Return whether a number counts only near a label: it is not rare enough without one."""
     is_poor = bool(candidate.reading.corrections) and candidate.base < CORRECTED
     return candidate.needs_label or is_poor or is_repeated(candidate.reading.value)
 
 
-def _without_parts(found: Mapping[Span, Candidate]) -> Mapping[Span, Candidate]:
+def _without_parts(found: Mapping[Span, FieldCandidate]) -> Mapping[Span, FieldCandidate]:
     """Leave out what is a part of a longer candidate, unless only the part has a checksum that holds.
 
     A part of a format that needs a label is always left out: its checksum may hold by chance.
     """
-    kept: dict[Span, Candidate] = {}
+    kept: dict[Span, FieldCandidate] = {}
     ends: dict[tuple[int, bool], int] = {}
     for number, start, end in sorted(found, key=lambda span: (span[0], span[1], -span[2])):
         candidate = found[number, start, end]

@@ -74,7 +74,6 @@ def _png(encoded: memoryview) -> tuple[tuple[int, int] | None, bool]:
 
 
 def _gif_frames(encoded: bytes | memoryview) -> Iterator[tuple[int, int] | None]:
-    """Yield the size of the screen, and the right and lower edge of the first frame."""
     yield _pair(encoded, 6)
     flags = encoded[10] if len(encoded) > 12 else 0
     place = 13 + (6 << (flags & 7) if flags & 0x80 else 0)
