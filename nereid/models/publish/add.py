@@ -283,14 +283,12 @@ class StagedAddition:
         self._images = tuple(dict.fromkeys(request.images or intake.input.samples))
 
     def _is_claimed(self, task: str, content: bytes) -> bool:
-        """Change to a task, with the original network, unless user or file say that the outputs are scores."""
+        """Change to a task that claims the outputs, unless the user or the file says that they are scores."""
         request, facts = self._request, self._facts
         is_told = request.task or facts.task or request.labels or facts.labels or request.activation != "auto"
         if not task or is_told or self._intake.name != DEFAULT.name:
             return False
-        self._report(
-            f"note: the outputs are those of task '{task}'; fix: --task {DEFAULT.name} if they are not"
-        )
+        self._report(f"note: this is a network of task '{task}'; fix: --task {DEFAULT.name} if it is not")
         self._network.write_bytes(content)
         self._choose(named_intake(task))
         return True
