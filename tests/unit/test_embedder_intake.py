@@ -12,6 +12,7 @@ from nereid.base.assets import SAMPLES
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import EMBEDDING, SCORES
 from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.cli.models.add import screen
 from nereid.models.publish.add import AddRequest
 from nereid.models.publish.examination import Gates
 from nereid.models.publish.publisher import publish
@@ -43,6 +44,7 @@ def test_vectors_of_length_1_are_recognised(tmp_path, tail):
     assert (found.intake.name, outputs_of(tmp_path / "models")) == ("embed", [EMBEDDING])
     assert found.about == [("embedding", f"{DIMS} dimensions, length 1")]
     assert [*found.changes] == []
+    assert "labels" not in "\n".join(screen("faces", found))
     one, other = (found.results[path.name] for path in SAMPLES)
     assert one[0]["image"] == SAMPLES[1].name
     assert one[0]["cosine"] == other[0]["cosine"]

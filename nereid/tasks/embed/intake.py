@@ -26,8 +26,6 @@ from nereid.vision.inference.signature import Signature
 class UnlabelledImages(Images):
     """Whole images of a network without classes."""
 
-    labels_are = ""
-
     def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
         """Return none; names in the file belong to a layer that was cut off."""
         return (), ""
@@ -42,7 +40,7 @@ class Embeddings:
     """Networks that return FP32 [N, D]."""
 
     name, rank, results = "embed", 5, "cosines"
-    input = UnlabelledImages()
+    input = UnlabelledImages(labels_are="")
     has_one_form = leaves_out_by_score = False
 
     @staticmethod

@@ -12,6 +12,7 @@ from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
 from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
 from nereid.models.publish.intake.serving_settings import Images, ServedTensor, ServingSettings, read_input
+from nereid.repository import onnx_file
 from nereid.vision.inference.signature import Signature
 
 
@@ -40,8 +41,10 @@ class Segmentation:
         names: Sequence[str] | None = None,
     ) -> Adapted:
         """Leave the file as it is."""
-        (image,), (mask,) = adaptation.tensor_names(path)
-        return Adapted((mask,), adaptation.rename_file(path, (image, mask), names) if names else [])
+        signature = onnx_file.read(path).signature
+        present = [*signature.inputs, *signature.outputs]
+        changes = adaptation.rename_file(path, present, names) if names else []
+        return Adapted(tuple((names or present)[1:]), changes)
 
     def settings(
         self,
