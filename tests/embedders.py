@@ -37,7 +37,7 @@ def _torch() -> tuple[Nodes, list[onnx.TensorProto]]:
         helper.make_node("Expand", ["clipped", "shape"], ["expanded"]),
         helper.make_node("Div", ["raw", "expanded"], ["output"]),
     ]
-    return nodes, [constant("least", np.float32(1e-12))]
+    return nodes, [constant("least", np.array(1e-12, np.float32))]
 
 
 def _tensorflow() -> tuple[Nodes, list[onnx.TensorProto]]:
@@ -50,7 +50,7 @@ def _tensorflow() -> tuple[Nodes, list[onnx.TensorProto]]:
         helper.make_node("Reciprocal", ["length"], ["inverse"]),
         helper.make_node("Mul", ["raw", "inverse"], ["output"]),
     ]
-    return nodes, [constant("least", np.float32(1e-12)), constant("axis", np.array([1]))]
+    return nodes, [constant("least", np.array(1e-12, np.float32)), constant("axis", np.array([1]))]
 
 
 def _positive() -> tuple[Nodes, list[onnx.TensorProto]]:
@@ -72,7 +72,7 @@ def _written_softmax() -> tuple[Nodes, list[onnx.TensorProto]]:
         helper.make_node("ReduceSum", ["powers", "axis"], ["sum"], keepdims=1),
         helper.make_node("Div", ["powers", "sum"], ["output"]),
     ]
-    return nodes, [constant("sharpness", np.float32(1e4)), constant("axis", np.array([1]))]
+    return nodes, [constant("sharpness", np.array(1e4, np.float32)), constant("axis", np.array([1]))]
 
 
 def _one_label(is_written: bool) -> Tail:
@@ -93,7 +93,7 @@ def _one_label(is_written: bool) -> Tail:
         else:
             nodes.append(helper.make_node("Sigmoid", ["sure"], ["output"]))
         logits = np.where(np.arange(DIMS) == 3, 12, -9).astype(np.float32)
-        constants = {"nothing": np.float32(0), "single": np.float32(1), "logits": logits}
+        constants = {"nothing": np.array(0, np.float32), "single": np.array(1, np.float32), "logits": logits}
         return nodes, [constant(name, array) for name, array in constants.items()]
 
     return tail

@@ -35,6 +35,7 @@ from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
 from nereid.tasks.classify.result import Label, Prediction
 from nereid.tasks.detect.result import DETECTIONS, Detection
+from nereid.tasks.embed.result import Embedding
 from nereid.tasks.read.result import READINGS, Field, Reading
 from tests.classifiers import tensor_body
 from tests.proof import REQUESTS
@@ -123,6 +124,8 @@ def outputs_of(result: Any) -> dict[str, Any]:
             return found | {
                 name: [getattr(each, name) for each in result.objects] for name in DETECTIONS.outputs
             }
+        case Embedding():
+            return found | {"embedding": result.vector}
     labels = getattr(result, "labels", ())
     return found | {"scores": [f"{label.score}:{label.index}:{label.name}" for label in labels]}
 

@@ -376,7 +376,7 @@ def test_page_samples_and_docs_are_served():
         assert ("unsafe-inline" in policy) == path.startswith("/docs")
         assert answer.headers["x-content-type-options"] == "nosniff"
     samples = {each["name"]: each["tasks"] for each in send(made, "GET", "/samples").json()}
-    photo = ["classify", "detect"]
+    photo = ["classify", "detect", "embed"]
     assert samples == {"coffee": photo, "chelsea": photo, "parcel_label": ["read", "waybill"]}
 
 
