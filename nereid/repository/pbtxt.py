@@ -87,7 +87,7 @@ class _Entry(NamedTuple):
     text: str
     name: str = ""
     keys: tuple[str, ...] = ()
-    count: int = 0
+    values: int = 0
 
 
 def _edit(text: str, wanted: Any) -> str | None:
@@ -121,7 +121,7 @@ def _edited(text: str, present: Any, wanted: Any) -> tuple[str, list[str]]:
             printed = [_print_entry(wanted, *field) for field in sorted(fields) if not fields & written]
             new = " ".join(filter(None, printed)) if inside is None else inside
         written |= fields
-        counts[entry.name] += entry.count
+        counts[entry.name] += entry.values
         pieces += [text[end : entry.begin], new]
         end = entry.stop
         if not new and (rest_of_line := re.match(r"[ \t]*\n", text[end:])):
@@ -165,7 +165,7 @@ def _edited_inside(entry: _Entry, place: int, present: Any, wanted: Any) -> str 
             return None
         new = [kind(key=each.key, value=after[each.key]) for each in old]
     elif hasattr(before, "add"):
-        old, new = (values[place : place + entry.count] for values in (before, after))
+        old, new = (values[place : place + entry.values] for values in (before, after))
         if len(before) != len(after):
             return None
     elif hasattr(before, "ListFields") and wanted.HasField(entry.name):

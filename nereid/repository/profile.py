@@ -7,7 +7,7 @@ from typing import Any
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import InvalidConfig
-from nereid.repository import onnx_file, onnx_runtimes
+from nereid.repository import onnx_file
 from nereid.repository.layout import backend_of, served_versions
 from nereid.repository.onnx_file import OnnxFile
 
@@ -28,7 +28,7 @@ class NetworkCache:
             try:
                 file = onnx_file.read(path)
                 onnx_file.check_external_data(file)
-                onnx_runtimes.check_runtimes(file, onnx_runtimes.supported_runtimes())
+                onnx_file.check_runtimes(file, onnx_file.supported_runtimes())
                 onnx_file.check_with_onnx(path)
                 self.read[path] = replace(file, model=None)
             except onnx_file.InvalidOnnx as error:

@@ -59,18 +59,13 @@ class AddRequest:
         name: the public name.
         parameters: parameters of the preprocessing, a `preset` among them.
         labels: a file with one class or character per line; None for the names in the file's metadata.
-        activation: function to append to the scores; `auto` decides after a run.
-        size: height and width of the input in pixels, for a network that accepts any size; zeros for those
-            of the file or its metadata.
-        output: the output with the scores, for a network with several outputs.
+        activation, size, output, head, last_step: as in `NetworkChoices`.
         profiles: hardware profiles to write configs for.
         instances: processes of the pinned model on a CPU; None for those that fit the machine.
         images: photos for which is shown what the network finds; () for those of the task.
         is_replacing: whether models of that name are removed first.
         preview: PNG file to write, with what the network sees of the photos.
         task: name of the task; empty to find it from the file.
-        head: layout of a detector's outputs; empty to find it from names and shapes.
-        last_step: parameters of the model after the network, such as `score_threshold`.
     """
 
     source: Path
@@ -101,16 +96,12 @@ class AddProposal:
     """A model before it is added: how its file is read, what changes, and what it costs.
 
     Args:
-        intake: that of its task.
-        settings: input and outputs of the network, and its preprocessing.
         about: rows for the screen: a word, and what the network returns.
         parameters_from: origin of those that the request does not contain; empty if there are none.
         value_range: smallest and largest number that the network receives for the photos; None without
             a preprocessing of its own.
         labels: class names, or characters; empty if there are none.
-        labels_from: their origin.
         changes: what is changed in the file, one sentence each.
-        report: measurements.
         processes, memory_bytes: those that a server with the profile `cpu` gets.
         results: what was found, by image; the intake shows it.
         models: those behind the route, in the order of their loading.
@@ -133,17 +124,12 @@ class AddProposal:
     shared: tuple[str, ...]
 
 
-def accept(proposal: AddProposal) -> bool:
-    """Accept any proposal."""
-    return True
-
-
 def add(
     repository: Path,
     request: AddRequest,
     record: ServerRecord | None,
     report: Callable[[str], None] = lambda line: None,
-    confirm: Callable[[AddProposal], bool] = accept,
+    confirm: Callable[[AddProposal], bool] = lambda proposal: True,
 ) -> Published:
     """Write network, preprocessing, last step, pinned model and route for an ONNX file, and load them.
 

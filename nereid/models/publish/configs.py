@@ -38,6 +38,8 @@ COMMENTS = {
 }
 SMALL = "Small batches, so that every instance gets queued requests."
 ALONE = "The network computes one image at a time."
+STEPS = "Preprocessing, then version 1 of the network. `cpu` and `gpu` run all in one process instead."
+IN_ONE_PROCESS = "the models that config.pbtxt names as steps, in one process."
 Document = dict[str, Any]
 
 
@@ -101,23 +103,11 @@ class Addition(NamedTuple):
             },
             **({self.last.model: {"": self._text(*self._after(self.last))}} if self.last else {}),
             pinned: {
-                "": self._text(
-                    "Preprocessing, then version 1 of the network. `cpu` and `gpu` run all in one process "
-                    "instead.",
-                    self._ensemble(),
-                ),
-                "cpu": self._text(
-                    "On a CPU: the models that config.pbtxt names as steps, in one process.",
-                    self._fused(ON_CPU),
-                ),
-                "gpu": self._text(
-                    "On a GPU: the models that config.pbtxt names as steps, in one process.",
-                    self._fused(ON_GPU),
-                ),
+                "": self._text(STEPS, self._ensemble()),
+                "cpu": self._text(f"On a CPU: {IN_ONE_PROCESS}", self._fused(ON_CPU)),
+                "gpu": self._text(f"On a GPU: {IN_ONE_PROCESS}", self._fused(ON_GPU)),
             },
-            route: {
-                "": self._text("The public name: an A/B route between the pinned models.", self._route())
-            },
+            route: {"": self._text("The public name: a route between the pinned models.", self._route())},
         }
 
     def _text(self, head: str, document: Document) -> str:

@@ -225,13 +225,9 @@ def examine(
     return msgspec.convert(_run(request, timeout_s, progress), Measurements)
 
 
-def survey(
-    request: ExaminationRequest,
-    timeout_s: float | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> Survey:
+def survey(request: ExaminationRequest, progress: Callable[[str], None]) -> Survey:
     """Run a network for the first time; arguments and errors as `examine`."""
-    return msgspec.convert(_run(replace(request, is_survey=True), timeout_s, progress), Survey)
+    return msgspec.convert(_run(replace(request, is_survey=True), None, progress), Survey)
 
 
 def _run(request: ExaminationRequest, timeout_s: float | None, progress: Callable[[str], None]) -> Any:

@@ -32,7 +32,7 @@ from nereid.models.publish.examination import (
     Rejected,
     Survey,
 )
-from nereid.repository import onnx_file, onnx_graph, onnx_runtimes
+from nereid.repository import onnx_file, onnx_graph
 from nereid.repository.labels import InvalidLabels, check_count
 from nereid.repository.onnx_file import InvalidOnnx, OnnxFile, describe
 from nereid.tasks import DEFAULT
@@ -59,7 +59,7 @@ def check_file(request: ExaminationRequest, progress: Progress) -> tuple[OnnxFil
     progress("reading the file")
     file = onnx_file.read(onnx_file.network_path(request.candidate, request.document))
     external_bytes = onnx_file.check_external_data(file)
-    onnx_runtimes.check_runtimes(file, onnx_runtimes.supported_runtimes())
+    onnx_file.check_runtimes(file, onnx_file.supported_runtimes())
     progress("running the ONNX checker")
     onnx_file.check_with_onnx(file.path)
     progress("searching its weights for NaN")

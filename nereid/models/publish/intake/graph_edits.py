@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from nereid.repository import onnx_graph
-from nereid.repository.onnx_runtimes import Runtime, supported_runtimes
+from nereid.repository.onnx_file import Runtime, supported_runtimes
 
 Activation = Literal["none", "softmax", "sigmoid"]
 ActivationRule = Activation | Literal["auto"]
