@@ -98,7 +98,7 @@ def read(path: Path) -> OnnxFile:
             ir_version=model.ir_version,
             opsets=opsets(model),
             signature=_signature(onnx, model.graph),
-            external=tuple(external_data(path, each) for each in tensors(model) if is_external(each)),
+            external=tuple(external_data(path, tensor) for tensor in tensors(model) if is_external(tensor)),
             custom_domains=custom_domains(model),
             model=model,
         )
@@ -122,13 +122,13 @@ def complete_document(document: dict[str, Any], signature: Callable[[], Signatur
 def check_external_data(file: OnnxFile) -> int:
     """Check that values in other files are complete and next to the network; return the files' bytes."""
     folder = file.path.resolve().parent
-    sizes = {each.location: _external_size(folder, each) for each in file.external}
-    for each in file.external:
-        end = each.offset + max(0, each.length)
-        if sizes[each.location] < end:
+    sizes = {data.location: _external_size(folder, data) for data in file.external}
+    for data in file.external:
+        end = data.offset + max(0, data.length)
+        if sizes[data.location] < end:
             raise InvalidOnnx(
-                f"'{each.location}': expected {end:,} bytes for tensor '{each.tensor}', "
-                f"got {sizes[each.location]:,}; fix: copy the file again"
+                f"'{data.location}': expected {end:,} bytes for tensor '{data.tensor}', "
+                f"got {sizes[data.location]:,}; fix: copy the file again"
             )
     return sum(sizes.values())
 
@@ -165,7 +165,7 @@ def check_runtimes(file: OnnxFile, servers: Iterable[Runtime]) -> None:
         ("opset", file.opset, "opset"),
         ("IR version", file.ir_version, "ir_version"),
     ):
-        limits = [(each.name, getattr(each, field_name)) for each in servers]
+        limits = [(runtime.name, getattr(runtime, field_name)) for runtime in servers]
         if short := [f"at most {limit} for {name}" for name, limit in limits if has > limit]:
             lowest = min(limit for _, limit in limits)
             problems.append(
@@ -194,7 +194,7 @@ def check_with_onnx(path: Path) -> None:
 
 def external_data(path: Path, tensor: Any) -> ExternalData:
     """Return the place of an external tensor's values, for the ONNX file at `path`; else InvalidOnnx."""
-    entries = {each.key: each.value for each in tensor.external_data}
+    entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
     except ValueError:
@@ -269,12 +269,12 @@ def _check_text(path: Path, model: Any) -> None:
 
 
 def _signature(onnx: Any, graph: Any) -> Signature:
-    weights = {each.name for each in graph.initializer}
-    weights |= {each.values.name for each in graph.sparse_initializer}
-    given = {each.name: _tensor(onnx, each) for each in graph.input}
+    weights = {weight.name for weight in graph.initializer}
+    weights |= {sparse.values.name for sparse in graph.sparse_initializer}
+    given = {tensor.name: _tensor(onnx, tensor) for tensor in graph.input}
     return Signature(
         inputs={name: each for name, each in given.items() if name not in weights},
-        outputs={each.name: _tensor(onnx, each) for each in graph.output},
+        outputs={output.name: _tensor(onnx, output) for output in graph.output},
         initializers={name: each for name, each in given.items() if name in weights},
     )
 
@@ -289,7 +289,7 @@ def _tensor(onnx: Any, value: Any) -> NetworkTensor:
     declared = value.type.tensor_type
     _check_element(onnx, value.name, declared.elem_type)
     element = onnx.TensorProto.DataType.Name(declared.elem_type).lower()
-    shape = tuple(each.dim_value if each.HasField("dim_value") else -1 for each in declared.shape.dim)
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in declared.shape.dim)
     return NetworkTensor(element, shape)
 
 

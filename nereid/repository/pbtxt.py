@@ -161,9 +161,9 @@ def _edited_inside(entry: _Entry, place: int, present: Any, wanted: Any) -> str 
     if _is_map(before):
         kind = before.GetEntryClass()
         old = [text_format.Parse(body, kind()) for body in bodies]
-        if any(each.key not in after for each in old):
+        if any(message.key not in after for message in old):
             return None
-        new = [kind(key=each.key, value=after[each.key]) for each in old]
+        new = [kind(key=message.key, value=after[message.key]) for message in old]
     elif hasattr(before, "add"):
         old, new = (values[place : place + entry.values] for values in (before, after))
         if len(before) != len(after):
@@ -254,7 +254,7 @@ def _one_line(part: Any) -> str:
 
 def _entries(text: str) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each entry of the outermost level: a field's name and its value."""
-    depth, begin, tokens = 0, -1, [each for each in TOKEN.finditer(text) if each[0][0] != "#"]
+    depth, begin, tokens = 0, -1, [token for token in TOKEN.finditer(text) if token[0][0] != "#"]
     for token, after in zip(tokens, [*tokens[1:], None], strict=False):
         word = token[0]
         if word in OPENING:

@@ -381,7 +381,9 @@ class StagedAddition:
     def _examine(self, notes: Sequence[str]) -> Measurements:
         """Check the files as a server would, and examine the network; `notes` precede those of the report."""
         if failures := [finding for finding in check(self._new) if finding.verdict == "fail"]:
-            first = {each.found: each for each in reversed(failures)}  # several files may have one fault
+            first = {
+                failure.found: failure for failure in reversed(failures)
+            }  # several files may have one fault
             raise OperationFailed(
                 "; ".join(f"{each.model}, {each.what}: {found}" for found, each in first.items())
             )

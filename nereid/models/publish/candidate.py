@@ -81,7 +81,7 @@ def stage(source: Path, version_folder: Path, filename: str) -> None:
     file = onnx_file.read(network)
     onnx_file.check_external_data(file)
     copy = version_folder / filename
-    parts = {Path(each.location) for each in file.external}
+    parts = {Path(data.location) for data in file.external}
     for part in parts:
         _check_part(part, {network.name, copy.name})
     version_folder.mkdir(parents=True)
@@ -112,7 +112,7 @@ def check_labels(source: Path, folder: Path) -> None:
 def write_checksums(version_folder: Path, source: Path, user: str) -> None:
     """Write the SHA-256 of every file in the format of `sha256sum`, with time, user and source."""
     files = sorted(path for path in version_folder.rglob("*") if path.is_file())
-    name = "".join(each if each.isprintable() else "?" for each in source.name)
+    name = "".join(character if character.isprintable() else "?" for character in source.name)
     lines = [f"# published {datetime.now(UTC).isoformat(timespec='seconds')} by {user} from {name}"]
     lines += [f"{digest(path)}  {path.relative_to(version_folder)}" for path in files]
     (version_folder / CHECKSUMS).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -123,7 +123,7 @@ def _check_part(part: Path, networks: set[str]) -> None:
     fix = "fix: save the network with another name for its external data"
     if part.name == CHECKSUMS or part.parts[0] in networks:
         raise OperationFailed(f"external data has the name of another file of the version, '{part}'; {fix}")
-    if any(each.startswith(".") for each in part.parts):
+    if any(word.startswith(".") for word in part.parts):
         raise OperationFailed(f"external data is a hidden file, '{part}'; {fix}")
 
 

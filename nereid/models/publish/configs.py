@@ -145,7 +145,7 @@ class Addition(NamedTuple):
             "onnxruntime",
             group,
             input=[_tensor(image)],
-            output=[self._output(each, name) for each in self.settings.outputs],
+            output=[self._output(output, name) for output in self.settings.outputs],
             version_policy=ALL_VERSIONS,
         )
         if group == ON_GPU:
@@ -190,7 +190,7 @@ class Addition(NamedTuple):
             _step(self.names.network, {name: "input"}, inner),
         ]
         if self.last:
-            made = {each.name: each.name for each in self.last.outputs}
+            made = {output.name: output.name for output in self.last.outputs}
             steps.append(_step(self.last.model, image | inner, made))
         return {
             "name": self.names.pinned,
@@ -218,7 +218,7 @@ class Addition(NamedTuple):
     def _results(self, model: str) -> list[Document]:
         """Return the outputs of the pinned model and its route."""
         first = self.settings.outputs[0]._replace(name=self.output)
-        return [self._output(each, model) for each in (self.last.outputs if self.last else (first,))]
+        return [self._output(output, model) for output in (self.last.outputs if self.last else (first,))]
 
     def _output(self, tensor: ServedTensor, model: str) -> Document:
         has_labels = not self.last and model in self.labelled

@@ -96,7 +96,7 @@ class DropEntry:
 
     def is_same_file(self, other: "DropEntry | None") -> bool:
         """Return whether another entry has the same files, under any names."""
-        return other is not None and [each[1:] for each in self.files] == [each[1:] for each in other.files]
+        return other is not None and [file[1:] for file in self.files] == [file[1:] for file in other.files]
 
 
 def _is_passed_over(path: Path) -> bool:
@@ -120,7 +120,7 @@ def read_entry(path: Path) -> DropEntry | None:
     if is_folder and not any(each.suffix == SUFFIX for each in path.iterdir()):
         return None
     below = _below(path) if is_folder else [path]
-    if any(each.suffix in UNFINISHED for each in below):
+    if any(path.suffix in UNFINISHED for path in below):
         return None
     files = []
     for each in below:
@@ -185,7 +185,7 @@ def _below(folder: Path) -> list[Path]:
     for _ in range(MAX_DEPTH):
         inside = [path for each in folders for path in each.iterdir()]
         found += inside
-        folders = [each for each in inside if each.is_dir() and not each.is_symlink()]
+        folders = [path for path in inside if path.is_dir() and not path.is_symlink()]
         if not folders:
             return sorted(found)
     raise OSError(f"expected at most {MAX_DEPTH} folders in each other, got more")

@@ -92,7 +92,7 @@ class ExaminationRequest:
     def task(self) -> Task:
         """The task of the pinned model by its outputs; the default task without one."""
         outputs = read_pbtxt(self.pinned / "config.pbtxt").get("output", ()) if self.pinned else ()
-        return task_of([each["name"] for each in outputs]) or DEFAULT
+        return task_of([output["name"] for output in outputs]) or DEFAULT
 
     def to_json(self) -> bytes:
         """Return the request as one line of JSON."""

@@ -278,9 +278,9 @@ def check_half_range(path: Path, samples: Sequence[NetworkInput]) -> None:
     half, model = onnx.TensorProto.FLOAT16, onnx.load(path)
     if model.ByteSize() > MAX_BYTES:
         return
-    for each in (*model.graph.value_info, *model.graph.output):
-        if each.type.HasField("tensor_type"):  # a wrong shape ends the inference, and only types are needed
-            each.type.tensor_type.ClearField("shape")
+    for output in (*model.graph.value_info, *model.graph.output):
+        if output.type.HasField("tensor_type"):  # a wrong shape ends the inference, and only types are needed
+            output.type.tensor_type.ClearField("shape")
     try:
         names = _returned(onnx.shape_inference.infer_shapes(model), half)
     except Exception as error:  # its own class
@@ -304,8 +304,8 @@ def check_half_range(path: Path, samples: Sequence[NetworkInput]) -> None:
 
 def _returned(inferred: Any, element: int) -> list[str]:
     returned = {name for node in inferred.graph.node for name in node.output}
-    outputs = {each.name for each in inferred.graph.output}
-    found = {each.name for each in inferred.graph.value_info if each.type.tensor_type.elem_type == element}
+    outputs = {output.name for output in inferred.graph.output}
+    found = {value.name for value in inferred.graph.value_info if value.type.tensor_type.elem_type == element}
     return sorted((found & returned) - outputs)
 
 
@@ -346,7 +346,7 @@ def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Sequence[N
     """Return whether two rows together get the outputs that they get alone."""
     pair = meaning.pair(samples)
     (name,) = pair[0].inputs
-    batch = {name: np.concatenate([each.inputs[name] for each in pair])}
+    batch = {name: np.concatenate([sample.inputs[name] for sample in pair])}
     try:
         found = network.run(NetworkInput("a batch of two", batch))
     except Rejected:
@@ -354,7 +354,7 @@ def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Sequence[N
     if any(array.shape[:1] != (len(pair),) for array in found.values()):
         return False
     rows = [{key: array[place : place + 1] for key, array in found.items()} for place in range(len(pair))]
-    return meaning.is_same([network.run(each) for each in pair], rows)
+    return meaning.is_same([network.run(sample) for sample in pair], rows)
 
 
 def examine(request: ExaminationRequest, progress: Progress) -> Measurements:

@@ -73,7 +73,7 @@ class PublishedNetwork:
     def at_version(self, version: int) -> "PublishedNetwork":
         """Return the network with the pinned models and variants of one version only."""
         pins = [pin for pin in self.pins if pin.network_version == version]
-        variants = [each for each in self.variants if each.pin.network_version == version]
+        variants = [pinned for pinned in self.variants if pinned.pin.network_version == version]
         return PublishedNetwork(self.folder, pins, variants)
 
 
@@ -143,9 +143,11 @@ def check_retirable(repository: Path, network: PublishedNetwork, version: int) -
     if network.served() == [version]:
         raise WrongUsage(f"{failure}: it is the only served version; fix: publish another version first")
     gone = network.at_version(version)
-    for each in gone.variants:
-        if reason := reason_in_use(each.variant, each.is_default, 0, each.is_fallback):
-            raise WrongUsage(f"{failure}: variant '{each.variant.name}' of route '{each.route}': {reason}")
+    for pinned in gone.variants:
+        if reason := reason_in_use(pinned.variant, pinned.is_default, 0, pinned.is_fallback):
+            raise WrongUsage(
+                f"{failure}: variant '{pinned.variant.name}' of route '{pinned.route}': {reason}"
+            )
     if user := next(_users(repository, network.name, version, {pin.model for pin in gone.pins}), None):
         raise WrongUsage(f"{failure}: {user} calls it; fix: change or remove the caller")
 
@@ -159,10 +161,10 @@ def _users(repository: Path, network: str, version: int, pinned_models: set[str]
                 yield f"model '{path.parent.name}'"
     for location in find_routes(repository):
         route = read_state(location).route()
-        for each in route.targets():
-            is_shadow = each in route.shadows and each.model in pinned_models
-            if is_shadow or (each.model, each.version) == (network, version):
-                yield f"'{each.name}' of route '{location.name}'"
+        for target in route.targets():
+            is_shadow = target in route.shadows and target.model in pinned_models
+            if is_shadow or (target.model, target.version) == (network, version):
+                yield f"'{target.name}' of route '{location.name}'"
 
 
 def examination_request(
@@ -367,7 +369,7 @@ def _state(
 def _shares(repository: Path, own: PublishedNetwork) -> dict[str, float]:
     found: dict[str, float] = {}
     for location in find_routes(repository):
-        names = [each.variant.name for each in own.variants if each.route == location.name]
+        names = [pinned.variant.name for pinned in own.variants if pinned.route == location.name]
         if names:
             parts = shares(read_state(location).route())
             found[location.name] = sum(parts[name] for name in names)

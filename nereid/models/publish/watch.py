@@ -156,10 +156,10 @@ def _announce(line: str) -> None:
 
 
 def _networks_of(folder: Path) -> set[str]:
-    paths = [network_path(folder, {"default_model_filename": each.name}) for each in folder.glob("*.onnx")]
+    paths = [network_path(folder, {"default_model_filename": path.name}) for path in folder.glob("*.onnx")]
     return {digest(path) for path in paths if path.is_file()}
 
 
 def _digests_below(path: Path) -> set[str]:
     paths = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-    return {digest(each) for each in paths if each.name != CHECKSUMS}
+    return {digest(path) for path in paths if path.name != CHECKSUMS}

@@ -163,7 +163,7 @@ class ReaderIntake:
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or has characters for outputs of a recogniser."""
-        kinds = sorted((each.datatype, len(each.shape)) for each in facts.signature.outputs.values())
+        kinds = sorted((output.datatype, len(output.shape)) for output in facts.signature.outputs.values())
         has_steps = kinds == BEST or any(rank == 3 for _, rank in kinds)
         return facts.task == self.name or (bool(facts.characters) and has_steps)
 

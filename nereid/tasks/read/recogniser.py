@@ -77,13 +77,13 @@ def adapt(model: Any, choices: NetworkChoices = DEFAULTS, activation: Activation
             )
         changes += free_batch(model)
         found = _write_characters(model, choices, Classes(), changes)
-        return Adapted(tuple(each.name for each in best), changes, dictionary.notes(found, Classes()))
+        return Adapted(tuple(output.name for output in best), changes, dictionary.notes(found, Classes()))
     scores = _classes(model, choices.output)
     classes = Classes(scores.name, max(0, dims(scores)[2]))
     found = _write_characters(model, choices, classes, changes)
     changes += [*free_batch(model), *to_fp32(model, scores)]
     changes += _reduce(model, scores, activation)
-    outputs = tuple(each.name for each in model.graph.output)
+    outputs = tuple(output.name for output in model.graph.output)
     return Adapted(outputs, changes, dictionary.notes(found, classes))
 
 
@@ -95,7 +95,7 @@ def _declare_input(model: Any) -> Iterator[str]:
     shape = dims(image) if image is not None else []
     fits = len(shape) == 4 and shape[1] in (-1, CHANNELS) and shape[2] in (-1, HEIGHT_PX) and shape[3] == -1
     if image is None or others or not fits or image.type.tensor_type.elem_type != TensorProto.FLOAT:
-        given = ", ".join(f"'{each.name}' {_describe(each)}" for each in inputs(model)) or "none"
+        given = ", ".join(f"'{tensor.name}' {_describe(tensor)}" for tensor in inputs(model)) or "none"
         raise WrongUsage(
             f"expected one input for lines of text, FP32 [N,{CHANNELS},{HEIGHT_PX},width] with any width, "
             f"got {given}; fix: export the network with "
@@ -124,7 +124,7 @@ def _classes(model: Any, output: str) -> Any:
     found = [each for each in model.graph.output if output in ("", each.name)]
     if len(found) == 1 and len(dims(found[0])) == 3 and found[0].type.tensor_type.elem_type in floats:
         return found[0]
-    given = ", ".join(f"'{each.name}' {_describe(each)}" for each in model.graph.output)
+    given = ", ".join(f"'{output.name}' {_describe(output)}" for output in model.graph.output)
     raise WrongUsage(
         f"expected one output with the probabilities of characters, FP32 [N,steps,characters], or INT64 and "
         f"FP32 [N,steps] of the best ones, got {given}; fix: name one with --output"
@@ -145,7 +145,7 @@ def _write_characters(
     own = characters_of(model)
     found = dictionary.choose(own, choices.labels, choices.labels_from, classes)
     if found != own:
-        others = [each for each in model.metadata_props if each.key != KEY]
+        others = [entry for entry in model.metadata_props if entry.key != KEY]
         del model.metadata_props[:]
         model.metadata_props.extend(others)
         model.metadata_props.add(key=KEY, value="\n".join(found))

@@ -128,7 +128,7 @@ def adapt(
 def _scores(model: Any, output: str) -> Any:
     matches = [each for each in model.graph.output if output in ("", each.name)]
     if len(matches) != 1:
-        names = ", ".join(each.name for each in model.graph.output) or "none"
+        names = ", ".join(output.name for output in model.graph.output) or "none"
         got = f"'{output}', the network has: {names}" if output else names
         raise WrongUsage(
             f"expected one output with scores, got: {got}; fix: name one with --output, or --task detect for "
@@ -276,11 +276,11 @@ def run(path: Path) -> NetworkTrial:
     levels = np.random.default_rng(0).integers(0, 256, (2, *image.shape[1:])).astype(ELEMENTS[image.type])
     pixels = levels if levels.dtype == np.uint8 else levels / levels.dtype.type(255)
     alone = [session.run(None, {image.name: pixels[place : place + 1]}) for place in (0, 1)]
-    names = [each.name for each in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
     shapes = {name: list(row.shape) for name, row in zip(names, alone[0], strict=True)}
     inferred = {
-        each.name: [dim if isinstance(dim, int) else -1 for dim in each.shape]
-        for each in session.get_outputs()
+        output.name: [dim if isinstance(dim, int) else -1 for dim in output.shape]
+        for output in session.get_outputs()
     }
     return NetworkTrial(shapes, inferred, _computes_rows(session, pixels, alone))
 
@@ -288,7 +288,7 @@ def run(path: Path) -> NetworkTrial:
 def _computes_rows(
     session: onnxruntime.InferenceSession, pixels: np.ndarray, alone: list[list[np.ndarray]]
 ) -> bool:
-    if any(isinstance(each.shape[0], int) for each in session.get_outputs() if each.shape):
+    if any(isinstance(output.shape[0], int) for output in session.get_outputs() if output.shape):
         return False
     try:
         together = session.run(None, {session.get_inputs()[0].name: pixels})
@@ -322,7 +322,7 @@ def convert_to_fp16(path: Path) -> str:
             raise _refusal(path, f"{type(error).__name__}: {error}") from None
     if len(content) > MAX_BYTES:
         raise _refusal(path, f"it has {len(content):,} bytes in FP16, and a file at most {MAX_BYTES:,}")
-    for each in {path.parent / each.location for each in file.external}:
+    for each in {path.parent / data.location for data in file.external}:
         each.unlink()
     path.write_bytes(content)
     return TO_FP16
@@ -330,7 +330,9 @@ def convert_to_fp16(path: Path) -> str:
 
 def _check_is_fp32(path: Path, model: Any) -> None:
     operators = {node.op_type for graph in onnx_graph.graphs(model.graph) for node in graph.node}
-    if found := sorted(each for each in operators if "Quantize" in each or each.endswith("Integer")):
+    if found := sorted(
+        operator for operator in operators if "Quantize" in operator or operator.endswith("Integer")
+    ):
         raise _refusal(path, f"expected an FP32 network, got the operators of INT8 {', '.join(found)}")
     tensors = list(onnx_graph.tensors(model))
     if not any(tensor.data_type == tensor.FLOAT for tensor in tensors):

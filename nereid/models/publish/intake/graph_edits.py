@@ -25,13 +25,13 @@ FREE_INITIALIZERS = 4
 
 def inputs(model: Any) -> list[Any]:
     """Return the inputs of a ModelProto without its weights."""
-    weights = {each.name for each in model.graph.initializer}
-    return [each for each in model.graph.input if each.name not in weights]
+    weights = {weight.name for weight in model.graph.initializer}
+    return [tensor for tensor in model.graph.input if tensor.name not in weights]
 
 
 def dims(value: Any) -> list[int]:
     """Return the dims of an input or output; -1 for a variable one."""
-    return [each.dim_value if each.HasField("dim_value") else -1 for each in value.type.tensor_type.shape.dim]
+    return [dim.dim_value if dim.HasField("dim_value") else -1 for dim in value.type.tensor_type.shape.dim]
 
 
 def add_constant(model: Any, tensor: Any) -> None:
@@ -73,9 +73,9 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
                 node.input[position] = first
     rows = _rows(model, image.name)
     single = [
-        each
-        for each in model.graph.output
-        if dims(each)[:1] == [1] or [*inferred.get(each.name, ())][:1] == [1]
+        output
+        for output in model.graph.output
+        if dims(output)[:1] == [1] or [*inferred.get(output.name, ())][:1] == [1]
     ]
     for output in single:
         # ONNX Runtime cannot see through the shape, and takes the first dim for variable.
@@ -158,10 +158,10 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
         elif (
             node.op_type == "Concat"
             and is_of_image
-            and not any(each.name == "axis" and each.i == 0 for each in node.attribute)
+            and not any(attribute.name == "axis" and attribute.i == 0 for attribute in node.attribute)
         ):
             for position, name in enumerate(node.input):
-                weight = next((each for each in model.graph.initializer if each.name == name), None)
+                weight = next((weight for weight in model.graph.initializer if weight.name == name), None)
                 # Such as the class token of a transformer.
                 if weight is not None and [*weight.dims][:1] == [size]:
                     rows = rows or _rows(model, image)
@@ -169,9 +169,9 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
                     model.graph.node.insert(AFTER_SHAPES, helper.make_node("Expand", [name, shape], [wide]))
                     node.input[position] = wide
     used = {name for node in operators(model) for name in node.input}
-    unused = {each.name for each in model.graph.initializer} - used
+    unused = {weight.name for weight in model.graph.initializer} - used
     for values in (model.graph.initializer, model.graph.input):  # older files list weights as inputs, too
-        left = [each for each in values if each.name not in unused]
+        left = [value for value in values if value.name not in unused]
         del values[:]
         values.extend(left)
 
@@ -180,7 +180,7 @@ def _small_constants(model: Any) -> dict[str, list[int]]:
     """Return the vectors of whole numbers in a graph, by name."""
     from onnx import TensorProto, numpy_helper
 
-    tensors = {each.name: each for each in model.graph.initializer}
+    tensors = {weight.name: weight for weight in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             tensors[node.output[0]] = node.attribute[0].t
@@ -286,7 +286,7 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[
     from onnx import defs
 
     changes, runtimes = list[str](), runtimes or supported_runtimes()
-    opset = min(each.opset for each in runtimes)
+    opset = min(runtime.opset for runtime in runtimes)
     given = onnx_graph.opsets(model).get("", 0)
     if given > opset:
         try:
@@ -303,7 +303,7 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[
         for each in model.opset_import:
             if each.domain in ("", "ai.onnx"):
                 each.version = opset
-    ir_version = min(each.ir_version for each in runtimes)
+    ir_version = min(runtime.ir_version for runtime in runtimes)
     if model.ir_version > ir_version:
         changes.append(f"IR version {model.ir_version} is written as {ir_version}")
         model.ir_version = ir_version

@@ -193,7 +193,7 @@ def _timm(config: Mapping[str, Any]) -> Noted | None:
     if not isinstance(found, dict):
         return None
     origin = "timm's 'config.json' next to the file"
-    height, width = (int(each) for each in found["input_size"][-2:])
+    height, width = (int(side) for side in found["input_size"][-2:])
     share, mode = float(found.get("crop_pct") or 0.875), found.get("crop_mode") or "center"
     numbers = _numbers(found["mean"], found["std"])
     numbers["interpolation"] = str(found.get("interpolation") or "bilinear")
@@ -203,7 +203,7 @@ def _timm(config: Mapping[str, Any]) -> Noted | None:
     if mode == "squash" and share == 1:
         return Noted({"resize": "exact", **numbers}, origin, (height, width))
     if mode == "border" and share == 1:
-        fill = ", ".join(str(round(255 * float(each))) for each in found["mean"])
+        fill = ", ".join(str(round(255 * float(level))) for level in found["mean"])
         return Noted({"resize": "letterbox", "pad_color": fill, **numbers}, origin, (height, width))
     problem = f"{origin} has crop_mode '{mode}' with crop_pct {share:g} for {height} x {width} pixels"
     return Noted(origin=origin, size=(height, width), problem=problem)
@@ -248,4 +248,4 @@ def _sides(size: Any) -> Size:
 def _numbers(mean: Sequence[float], std: Sequence[float], unit: float = 255) -> dict[str, str]:
     """Return mean and std in levels of a pixel, of which `unit` make 1 for the exporter."""
     named = {"mean": mean, "std": std}
-    return {key: ", ".join(f"{unit * float(each):g}" for each in values) for key, values in named.items()}
+    return {key: ", ".join(f"{unit * float(value):g}" for value in values) for key, values in named.items()}
