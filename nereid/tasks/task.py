@@ -54,7 +54,7 @@ class Task:
             view: `nereid.cli.image_commands.views.View`, how the command shows results.
             endpoint: `nereid.gateway.endpoint.Endpoint`, the REST answer.
             intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
-            examination: how a changed network is compared with the current one.
+            examination: `nereid.models.publish.examination.Examination`, how a changed network is compared.
             check: function that returns the problems of a pinned model's config; `nereid check`.
         """
         place = self.faces.get(name)

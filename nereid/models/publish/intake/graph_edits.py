@@ -1,6 +1,7 @@
 """Edits of an ONNX graph that several tasks need: variable batches, colours, FP32 outputs, names."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any, Literal
 
 from nereid.repository import onnx_graph
@@ -67,10 +68,7 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
 
     (image,) = inputs(model)
     first = free_name(model, f"{image.name}_first")
-    for node in operators(model):
-        for position, name in enumerate(node.input):
-            if name == image.name:
-                node.input[position] = first
+    _redirect(model, image.name, first)
     rows = _rows(model, image.name)
     single = [
         output
@@ -102,8 +100,7 @@ def add_batch(model: Any) -> Iterator[str]:
     if len(dims(image)) == 3:
         alone, first = free_name(model, f"{image.name}_alone"), free_name(model, "first_image")
         add_constant(model, helper.make_tensor(first, TensorProto.INT64, [], [0]))
-        for node in operators(model):
-            node.input[:] = [alone if name == image.name else name for name in node.input]
+        _redirect(model, image.name, alone)
         model.graph.node.insert(0, helper.make_node("Gather", [image.name, first], [alone]))
         declare(image, [1, *dims(image)])
     declare(image, [1, *dims(image)[1:]])
@@ -161,7 +158,7 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
             and not any(attribute.name == "axis" and attribute.i == 0 for attribute in node.attribute)
         ):
             for position, name in enumerate(node.input):
-                weight = next((weight for weight in model.graph.initializer if weight.name == name), None)
+                weight = next((each for each in model.graph.initializer if each.name == name), None)
                 # Such as the class token of a transformer.
                 if weight is not None and [*weight.dims][:1] == [size]:
                     rows = rows or _rows(model, image)
@@ -252,12 +249,15 @@ def to_fp32(model: Any, scores: Any) -> Iterator[str]:
 def take_name(model: Any, output: Any, suffix: str) -> str:
     """Rename the inner tensor of an output, so that another node can return the output."""
     inner = free_name(model, f"{output.name}_{suffix}")
+    _redirect(model, output.name, inner)
     for node in operators(model):
-        for names in (node.input, node.output):
-            for position, name in enumerate(names):
-                if name == output.name:
-                    names[position] = inner
+        node.output[:] = [inner if name == output.name else name for name in node.output]
     return inner
+
+
+def _redirect(model: Any, old: str, new: str) -> None:
+    for node in operators(model):
+        node.input[:] = [new if name == old else name for name in node.input]
 
 
 def operators(model: Any) -> Iterator[Any]:
@@ -268,13 +268,10 @@ def operators(model: Any) -> Iterator[Any]:
 
 def free_name(model: Any, wanted: str) -> str:
     """Return a name that no tensor has: the wanted one, or one with a number."""
-    used = {each for node in operators(model) for each in (*node.input, *node.output)}
-    used |= {each.name for each in (*model.graph.initializer, *model.graph.input)}
-    number, name = 1, wanted
-    while name in used:
-        number += 1
-        name = f"{wanted}_{number}"
-    return name
+    used = {name for node in operators(model) for name in (*node.input, *node.output)}
+    used |= {value.name for value in (*model.graph.initializer, *model.graph.input)}
+    numbered = (f"{wanted}_{number}" for number in count(2))
+    return next(name for name in chain([wanted], numbered) if name not in used)
 
 
 def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[str]:
@@ -300,9 +297,9 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[
         if newest > opset:
             return []
         changes.append(f"opset {given} is written as {opset}, in which its operators are the same")
-        for each in model.opset_import:
-            if each.domain in ("", "ai.onnx"):
-                each.version = opset
+        for domain in model.opset_import:
+            if domain.domain in ("", "ai.onnx"):
+                domain.version = opset
     ir_version = min(runtime.ir_version for runtime in runtimes)
     if model.ir_version > ir_version:
         changes.append(f"IR version {model.ir_version} is written as {ir_version}")
@@ -338,10 +335,7 @@ def accept_colours(model: Any) -> Iterator[str]:
         nodes.append(helper.make_node("Round", [total], [rounded]))
         total = rounded
     nodes.append(helper.make_node("Cast", [total], [grey], to=element))
-    for node in operators(model):
-        for position, name in enumerate(node.input):
-            if name == given:
-                node.input[position] = grey
+    _redirect(model, given, grey)
     for number, node in enumerate(nodes):
         model.graph.node.insert(number, node)
     image.type.tensor_type.shape.dim[channel].dim_value = RGB
