@@ -39,6 +39,7 @@ COMMENTS = {
 SMALL = "Small batches, so that every instance gets queued requests."
 ALONE = "The network computes one image at a time."
 STEPS = "Preprocessing, then version 1 of the network. `cpu` and `gpu` run all in one process instead."
+PUBLIC = "The public name: an A/B route between the pinned models."
 IN_ONE_PROCESS = "the models that config.pbtxt names as steps, in one process."
 Document = dict[str, Any]
 
@@ -107,7 +108,7 @@ class Addition(NamedTuple):
                 "cpu": self._text(f"On a CPU: {IN_ONE_PROCESS}", self._fused(ON_CPU)),
                 "gpu": self._text(f"On a GPU: {IN_ONE_PROCESS}", self._fused(ON_GPU)),
             },
-            route: {"": self._text("The public name: a route between the pinned models.", self._route())},
+            route: {"": self._text(PUBLIC, self._route())},
         }
 
     def _text(self, head: str, document: Document) -> str:
