@@ -119,7 +119,6 @@ def write_checksums(version_folder: Path, source: Path, user: str) -> None:
 
 
 def _check_part(part: Path, networks: set[str]) -> None:
-    """Reject external data that would overwrite another file, or that the checksums would not cover."""
     fix = "fix: save the network with another name for its external data"
     if part.name == CHECKSUMS or part.parts[0] in networks:
         raise OperationFailed(f"external data has the name of another file of the version, '{part}'; {fix}")

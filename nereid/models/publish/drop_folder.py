@@ -99,11 +99,6 @@ class DropEntry:
         return other is not None and [file[1:] for file in self.files] == [file[1:] for file in other.files]
 
 
-def _is_passed_over(path: Path) -> bool:
-    """Return whether a name in a drop folder says that it is not an entry, or not yet."""
-    return path.name in (PUBLISHED, REJECTED) or path.name.startswith(".") or path.suffix in UNFINISHED
-
-
 def _why_ignored(path: Path) -> str:
     """Return why any other path cannot be an entry; "" if it can."""
     # Names must fit on a line, and into the journal, which is UTF-8.
@@ -298,7 +293,7 @@ class DropFolder:
             self._report_once("", f"cannot read '{self._folder}': {error.strerror}")
             return found
         for path in paths:
-            if _is_passed_over(path):
+            if path.name in (PUBLISHED, REJECTED) or path.name.startswith(".") or path.suffix in UNFINISHED:
                 continue
             try:
                 if reason := _why_ignored(path):

@@ -141,21 +141,22 @@ def _steps(file: Path) -> list[str]:
 
 
 def _unload_leftover(repository: Path, name: str, record: ServerRecord | None) -> tuple[str, ...]:
-    control = Control(record) if record else None
-    if control is None or not _is_loaded(control, name):
-        known = ", ".join(sorted(path.name for path in model_folders(repository))) or "none"
-        raise WrongUsage(f"'{repository}' has no model '{name}', it has: {known}")
-    control.unload(name)
-    return (name,)
+    if control := Control(record) if record else None:
+        try:
+            control.config(name)  # the index lists only models that have a folder
+        except Refused:
+            pass
+        else:
+            control.unload(name)
+            return (name,)
+    _check_there(repository, name)
+    return ()
 
 
-def _is_loaded(control: Control, name: str) -> bool:
-    """Return whether the server has a model; its index lists only models that have a folder."""
-    try:
-        control.config(name)
-    except Refused:
-        return False
-    return True
+def _check_there(repository: Path, name: str) -> None:
+    known = sorted(path.name for path in model_folders(repository))
+    if name not in known:
+        raise WrongUsage(f"'{repository}' has no model '{name}', it has: {', '.join(known) or 'none'}")
 
 
 def reload(repository: Path, name: str, record: ServerRecord) -> None:
@@ -166,9 +167,7 @@ def reload(repository: Path, name: str, record: ServerRecord) -> None:
         OperationFailed: a check of the model fails, or the server refuses; the loaded model stays.
     """
     check_repository(repository)
-    known = sorted(path.name for path in model_folders(repository))
-    if name not in known:
-        raise WrongUsage(f"'{repository}' has no model '{name}', it has: {', '.join(known) or 'none'}")
+    _check_there(repository, name)
     failures = [
         failure for failure in check(repository) if failure.verdict == "fail" and failure.model == name
     ]

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from nereid.base import files
@@ -134,7 +135,7 @@ def watch(
             settle_s=settle_s,
             model=model,
             terms=terms,
-            announce=_announce,
+            announce=partial(report, to_stdout=True),
             report=report,
         )
         report(f"watching {folder}")
@@ -144,15 +145,10 @@ def watch(
     report("stopped")
 
 
-def report(line: str) -> None:
+def report(line: str, to_stdout: bool = False) -> None:
     """Write a line to stderr; a closed stderr does not stop the watcher."""
     with contextlib.suppress(OSError, ValueError):
-        print(line, file=sys.stderr, flush=True)
-
-
-def _announce(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(line, flush=True)
+        print(line, file=sys.stdout if to_stdout else sys.stderr, flush=True)
 
 
 def _networks_of(folder: Path) -> set[str]:
