@@ -158,8 +158,8 @@ def _runtime(name: str, minor: int) -> Runtime:
 def check_runtimes(file: OnnxFile, servers: Iterable[Runtime]) -> None:
     """Check that every server can open a network of this opset and IR version; else InvalidOnnx."""
     if file.opset < MIN_OPSET:
-        found = f"opset {file.opset}" if file.opset else "no opset"
-        raise InvalidOnnx(f"'{file.path.name}': expected opset {MIN_OPSET} or later, got {found}")
+        given = f"opset {file.opset}" if file.opset else "no opset"
+        raise InvalidOnnx(f"'{file.path.name}': expected opset {MIN_OPSET} or later, got {given}")
     problems = []
     for what, has, field_name in (
         ("opset", file.opset, "opset"),
@@ -284,8 +284,8 @@ def _tensor(onnx: Any, value: Any) -> NetworkTensor:
         raise InvalidOnnx("an input or output of the network: expected a name, got none")
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
-        found = (kind or "none").removesuffix("_type")
-        raise InvalidOnnx(f"'{value.name}' of the network: expected a tensor, got {found}")
+        given = (kind or "none").removesuffix("_type")
+        raise InvalidOnnx(f"'{value.name}' of the network: expected a tensor, got {given}")
     declared = value.type.tensor_type
     _check_element(onnx, value.name, declared.elem_type)
     element = onnx.TensorProto.DataType.Name(declared.elem_type).lower()

@@ -201,7 +201,7 @@ def _bodies(entry: str) -> Iterator[tuple[int, int]]:
 
 
 def _print_entry(wanted: Any, name: str, key: str) -> str:
-    return " ".join(_one_line(part) for *found, part in _parts(wanted) if found == [name, key])
+    return " ".join(_one_line(part) for *field, part in _parts(wanted) if field == [name, key])
 
 
 def _is_map(value: Any) -> bool:

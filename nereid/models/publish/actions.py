@@ -141,8 +141,8 @@ class Policy(Struct, frozen=True, tag=True):
             workspace.report(f"{self.model}: version_policy no longer includes version {self.version}")
 
     def _files(self, workspace: Workspace) -> list[Path]:
-        found = config_files(workspace.repository / self.model)
-        return [path for path in found if "all" not in read_pbtxt(path).get("version_policy", {})]
+        paths = config_files(workspace.repository / self.model)
+        return [path for path in paths if "all" not in read_pbtxt(path).get("version_policy", {})]
 
     def _before(self, workspace: Workspace, path: Path) -> Path:
         return workspace.staging / "before" / path.relative_to(workspace.repository)

@@ -132,10 +132,10 @@ def network_file(source: Path, filename: str) -> Path:
         raise WrongUsage(f"'{source}' does not exist")
     if not source.is_dir():
         return source
-    found = [source / filename] if (source / filename).exists() else sorted(source.glob("*.onnx"))
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none"
+    networks = [source / filename] if (source / filename).exists() else sorted(source.glob("*.onnx"))
+    if len(networks) != 1:
+        names = ", ".join(path.name for path in networks) or "none"
         is_tensorflow = (source / "saved_model.pb").exists()
         fix = "; fix: export the TensorFlow SavedModel with tf2onnx" if is_tensorflow else ""
         raise WrongUsage(f"'{source}': expected one ONNX file in the folder, got: {names}{fix}")
-    return onnx_file.network_path(source, {"default_model_filename": found[0].relative_to(source)})
+    return onnx_file.network_path(source, {"default_model_filename": networks[0].relative_to(source)})

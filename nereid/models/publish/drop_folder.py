@@ -176,13 +176,13 @@ def _opened_inside(path: Path, folder: Path) -> Iterator[BufferedReader]:
 
 def _below(folder: Path) -> list[Path]:
     """Return all paths below a folder; OSError if too many folders are in each other."""
-    found, folders = list[Path](), [folder]
+    paths, folders = list[Path](), [folder]
     for _ in range(MAX_DEPTH):
         inside = [path for each in folders for path in each.iterdir()]
-        found += inside
+        paths += inside
         folders = [path for path in inside if path.is_dir() and not path.is_symlink()]
         if not folders:
-            return sorted(found)
+            return sorted(paths)
     raise OSError(f"expected at most {MAX_DEPTH} folders in each other, got more")
 
 
@@ -270,11 +270,11 @@ class DropFolder:
 
     def step(self) -> bool:
         """Publish or reject the first complete entry; return whether there was one."""
-        found = self._find()
-        self._observed = {name: each for name, each in self._observed.items() if name in found}
-        self._done = {name: entry for name, entry in self._done.items() if name in found}
-        self._reported = {name: line for name, line in self._reported.items() if name in (*found, "")}
-        for name, entry in found.items():
+        entries = self._find()
+        self._observed = {name: each for name, each in self._observed.items() if name in entries}
+        self._done = {name: entry for name, entry in self._done.items() if name in entries}
+        self._reported = {name: line for name, line in self._reported.items() if name in (*entries, "")}
+        for name, entry in entries.items():
             if entry is None or self._done.get(name) == entry or self._is_paused(entry):
                 continue
             try:
@@ -286,25 +286,25 @@ class DropFolder:
 
     def _find(self) -> dict[str, DropEntry | None]:
         """Return all entries by their names, sorted; None for those that cannot be read now."""
-        found: dict[str, DropEntry | None] = {}
+        entries: dict[str, DropEntry | None] = {}
         try:
             paths = sorted(self._folder.iterdir())
         except OSError as error:
             self._report_once("", f"cannot read '{self._folder}': {error.strerror}")
-            return found
+            return entries
         for path in paths:
             if path.name in (PUBLISHED, REJECTED) or path.name.startswith(".") or path.suffix in UNFINISHED:
                 continue
             try:
                 if reason := _why_ignored(path):
-                    found[path.name] = None
+                    entries[path.name] = None
                     self._report_once(path.name, reason)
                 else:
-                    found[path.name] = read_entry(path)
+                    entries[path.name] = read_entry(path)
             except Exception as error:  # one entry, such as folders nested too deeply, must not stop others
-                found[path.name] = None
+                entries[path.name] = None
                 self._report_once(path.name, f"cannot be read: {_why(error)}")
-        return found
+        return entries
 
     def _is_paused(self, entry: DropEntry) -> bool:
         until, _ = self._pauses.get(self._model_of(entry), (-math.inf, 0))

@@ -113,8 +113,8 @@ def _differences(
 ) -> Iterator[str]:
     for name, tensor in expected.items():
         if got.get(name) != tensor:
-            found = describe(got[name]) if name in got else "none"
-            yield f"{what} '{name}': expected {describe(tensor)}, got {found}"
+            given = describe(got[name]) if name in got else "none"
+            yield f"{what} '{name}': expected {describe(tensor)}, got {given}"
     for name in got.keys() - expected.keys():
         yield f"unexpected {what} '{name}' {describe(got[name])}"
 
@@ -353,12 +353,12 @@ def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Sequence[N
     (name,) = pair[0].inputs
     batch = {name: np.concatenate([sample.inputs[name] for sample in pair])}
     try:
-        found = network.run(NetworkInput("a batch of two", batch))
+        outputs = network.run(NetworkInput("a batch of two", batch))
     except Rejected:
         return False
-    if any(array.shape[:1] != (len(pair),) for array in found.values()):
+    if any(array.shape[:1] != (len(pair),) for array in outputs.values()):
         return False
-    rows = [{key: array[place : place + 1] for key, array in found.items()} for place in range(len(pair))]
+    rows = [{key: array[place : place + 1] for key, array in outputs.items()} for place in range(len(pair))]
     return meaning.is_same([network.run(sample) for sample in pair], rows)
 
 

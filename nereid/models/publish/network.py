@@ -100,8 +100,8 @@ def find_network(repository: Path, name: str) -> PublishedNetwork:
     networks = sorted(plain.union(pin.network for pin in pin_of.values()))
     if name not in networks:
         raise WrongUsage(f"'{repository}' has no network '{name}', it has: {', '.join(networks) or 'none'}")
-    found = [pin for pin in pin_of.values() if pin.network == name]
-    return PublishedNetwork(repository / name, found, _variants(repository, found))
+    own = [pin for pin in pin_of.values() if pin.network == name]
+    return PublishedNetwork(repository / name, own, _variants(repository, own))
 
 
 def _variants(repository: Path, pins: Iterable[Pin]) -> list[PinnedVariant]:
@@ -324,10 +324,10 @@ def versions(repository: Path, name: str, record: ServerRecord | None) -> tuple[
     """
     network = find_network(repository, name)
     ready = Control(record).ready_versions() if record else None
-    found = [
+    states = [
         _version_state(repository, network, version, ready) for version in versions_there(network.folder)
     ]
-    return network.name, found[::-1]
+    return network.name, states[::-1]
 
 
 def _version_state(
@@ -367,10 +367,10 @@ def _state(
 
 
 def _shares(repository: Path, own: PublishedNetwork) -> dict[str, float]:
-    found: dict[str, float] = {}
+    parts_of: dict[str, float] = {}
     for location in find_routes(repository):
         names = [pinned.variant.name for pinned in own.variants if pinned.route == location.name]
         if names:
             parts = shares(read_state(location).route())
-            found[location.name] = sum(parts[name] for name in names)
-    return found
+            parts_of[location.name] = sum(parts[name] for name in names)
+    return parts_of

@@ -184,12 +184,12 @@ def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[s
         )
     newest = max(used)
     routes = {pinned.route for pinned in network.at_version(newest).variants if pinned.variant.weight}
-    found = [
+    changes = [
         (location, _rollback_change(location, network, newest))
         for location in find_routes(repository)
         if location.name in routes
     ]
-    return [_roll_back(location, propose, record) for location, propose in found]
+    return [_roll_back(location, propose, record) for location, propose in changes]
 
 
 def _roll_back(location: RouteLocation, propose: Propose, record: ServerRecord | None) -> str:
@@ -246,7 +246,7 @@ class NewVersion:
         now = self.network.at_version(self.current)
         # One variant of each route; the default one is the last, and wins. A fallback keeps its version.
         serving = [pinned for pinned in now.variants if not pinned.is_fallback] or now.variants
-        chosen = {each.route: each for each in sorted(serving, key=lambda each: each.is_default)}
+        chosen = {v.route: v for v in sorted(serving, key=lambda v: v.is_default)}
         templates = [pinned.pin.model for pinned in chosen.values()] or [pin.model for pin in now.pins[:1]]
         models = {name: self._successor(name) for name in templates}
         for model in models.values():

@@ -110,8 +110,8 @@ def _is_version(pin: Pin, known: Pin) -> bool:
 
 def _inner(repository: Path, pinned: Collection[str]) -> list[str]:
     """Return the models that pinned models run, in the order of their loading."""
-    found = [pin for pin in pins(repository, readable_configs(repository)) if pin.model in pinned]
-    roles = [{getattr(pin, role) for pin in found} for role in ("network", "preprocess", "after")]
+    own = [pin for pin in pins(repository, readable_configs(repository)) if pin.model in pinned]
+    roles = [{getattr(pin, role) for pin in own} for role in ("network", "preprocess", "after")]
     known = [each for role in roles for each in sorted(role)]
     steps = {step for name in pinned for file in config_files(repository / name) for step in _steps(file)}
     return [each for each in (*sorted(steps.difference(known)), *known) if each not in pinned]

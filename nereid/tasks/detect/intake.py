@@ -129,8 +129,8 @@ class DetectorIntake:
         image, head, is_last = _read(signature, choices, labels)
         for output in head.outputs:
             if not signature.outputs[output.name].can_batch:
-                found = onnx_file.describe(signature.outputs[output.name])
-                raise WrongUsage(f"output '{output.name}': expected rows of a batch, got {found}")
+                given = onnx_file.describe(signature.outputs[output.name])
+                raise WrongUsage(f"output '{output.name}': expected rows of a batch, got {given}")
         used = tuple(ServedTensor(output.name, output.datatype, output.dims) for output in head.outputs)
         return ServingSettings(
             image,

@@ -76,15 +76,17 @@ def adapt(model: Any, choices: NetworkChoices = DEFAULTS, activation: Activation
                 "with all characters, [N,steps,characters]"
             )
         changes += free_batch(model)
-        found = _write_characters(model, choices, Classes(), changes)
-        return Adapted(tuple(output.name for output in best), changes, dictionary.notes(found, Classes()))
+        characters = _write_characters(model, choices, Classes(), changes)
+        return Adapted(
+            tuple(output.name for output in best), changes, dictionary.notes(characters, Classes())
+        )
     scores = _classes(model, choices.output)
     classes = Classes(scores.name, max(0, dims(scores)[2]))
-    found = _write_characters(model, choices, classes, changes)
+    characters = _write_characters(model, choices, classes, changes)
     changes += [*free_batch(model), *to_fp32(model, scores)]
     changes += _reduce(model, scores, activation)
     outputs = tuple(output.name for output in model.graph.output)
-    return Adapted(outputs, changes, dictionary.notes(found, classes))
+    return Adapted(outputs, changes, dictionary.notes(characters, classes))
 
 
 def _declare_input(model: Any) -> Iterator[str]:
@@ -112,18 +114,18 @@ def _best_classes(model: Any) -> list[Any]:
     from onnx import TensorProto
 
     kinds = [TensorProto.INT64, TensorProto.FLOAT]
-    found = sorted(model.graph.output, key=lambda each: each.type.tensor_type.elem_type != kinds[0])
-    given = [each.type.tensor_type.elem_type for each in found]
-    return found if given == kinds and all(len(dims(each)) == 2 for each in found) else []
+    tensors = sorted(model.graph.output, key=lambda tensor: tensor.type.tensor_type.elem_type != kinds[0])
+    given = [tensor.type.tensor_type.elem_type for tensor in tensors]
+    return tensors if given == kinds and all(len(dims(tensor)) == 2 for tensor in tensors) else []
 
 
 def _classes(model: Any, output: str) -> Any:
     from onnx import TensorProto
 
     floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
-    found = [each for each in model.graph.output if output in ("", each.name)]
-    if len(found) == 1 and len(dims(found[0])) == 3 and found[0].type.tensor_type.elem_type in floats:
-        return found[0]
+    matches = [tensor for tensor in model.graph.output if output in ("", tensor.name)]
+    if len(matches) == 1 and len(dims(matches[0])) == 3 and matches[0].type.tensor_type.elem_type in floats:
+        return matches[0]
     given = ", ".join(f"'{output.name}' {_describe(output)}" for output in model.graph.output)
     raise WrongUsage(
         f"expected one output with the probabilities of characters, FP32 [N,steps,characters], or INT64 and "
@@ -143,14 +145,14 @@ def _write_characters(
 ) -> tuple[str, ...]:
     """Write the characters to the metadata, unless they are there already; return them."""
     own = characters_of(model)
-    found = dictionary.choose(own, choices.labels, choices.labels_from, classes)
-    if found != own:
+    characters = dictionary.choose(own, choices.labels, choices.labels_from, classes)
+    if characters != own:
         others = [entry for entry in model.metadata_props if entry.key != KEY]
         del model.metadata_props[:]
         model.metadata_props.extend(others)
-        model.metadata_props.add(key=KEY, value="\n".join(found))
-        changes.append(f"{len(found):,} characters are written to the metadata '{KEY}'")
-    return found
+        model.metadata_props.add(key=KEY, value="\n".join(characters))
+        changes.append(f"{len(characters):,} characters are written to the metadata '{KEY}'")
+    return characters
 
 
 def _reduce(model: Any, scores: Any, activation: Activation) -> Iterator[str]:

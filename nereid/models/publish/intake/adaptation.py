@@ -126,7 +126,7 @@ def adapt(
 
 
 def _scores(model: Any, output: str) -> Any:
-    matches = [each for each in model.graph.output if output in ("", each.name)]
+    matches = [tensor for tensor in model.graph.output if output in ("", tensor.name)]
     if len(matches) != 1:
         names = ", ".join(output.name for output in model.graph.output) or "none"
         got = f"'{output}', the network has: {names}" if output else names
@@ -330,10 +330,10 @@ def convert_to_fp16(path: Path) -> str:
 
 def _check_is_fp32(path: Path, model: Any) -> None:
     operators = {node.op_type for graph in onnx_graph.graphs(model.graph) for node in graph.node}
-    if found := sorted(
+    if integer := sorted(
         operator for operator in operators if "Quantize" in operator or operator.endswith("Integer")
     ):
-        raise _refusal(path, f"expected an FP32 network, got the operators of INT8 {', '.join(found)}")
+        raise _refusal(path, f"expected an FP32 network, got the operators of INT8 {', '.join(integer)}")
     tensors = list(onnx_graph.tensors(model))
     if not any(tensor.data_type == tensor.FLOAT for tensor in tensors):
         kinds = sorted({tensor.DataType.Name(tensor.data_type) for tensor in tensors})
