@@ -161,7 +161,7 @@ class Policy(Struct, frozen=True, tag=True):
             files.replace(path, text.encode(), workspace.staging)
 
 
-class Load(Struct, frozen=True, tag="Serve"):
+class LoadVersion(Struct, frozen=True, tag="Serve"):
     """Load a version of a model into the running server."""
 
     model: str
@@ -254,7 +254,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         return Proposal(checked_route(changed), f"retire {self.model}")
 
 
-Action = Install | Policy | Load | Warm | AddVariant
+Action = Install | Policy | LoadVersion | Warm | AddVariant
 
 
 def _unload_version(workspace: Workspace, model: str, version: int) -> None:

@@ -12,7 +12,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.serving_errors import InvalidConfig, InvalidImage
 from nereid.models.publish import candidate
-from nereid.models.publish.actions import Action, AddVariant, Install, Load, Warm
+from nereid.models.publish.actions import Action, AddVariant, Install, LoadVersion, Warm
 from nereid.models.publish.candidate import Description
 from nereid.models.publish.configs import ModelNames
 from nereid.models.publish.engine import StagedOperation, locked_repository
@@ -199,7 +199,7 @@ def add_cpu_fallback(
         with locked.preparation("add", name, 1) as staged:
             write_on_cpu(repository / default.model, staged.workspace.staging / "new" / name)
         fallback = AddVariant(location.name, variant, name, 0, is_fallback=True)
-        locked.commit(staged, (Install(name, name), Load(name, 1), Warm(name, 1), fallback))
+        locked.commit(staged, (Install(name, name), LoadVersion(name, 1), Warm(name, 1), fallback))
         return name
 
 
@@ -238,10 +238,10 @@ def _actions(behind: Sequence[str], names: ModelNames) -> tuple[Action, ...]:
     return (
         *(Install(name, name) for name in behind),
         Install(f"{names.route}.route.json"),
-        *(Load(name, 1) for name in behind),
+        *(LoadVersion(name, 1) for name in behind),
         Warm(names.pinned, 1),
         Install(names.route, names.route),
-        Load(names.route, 1),
+        LoadVersion(names.route, 1),
         Warm(names.route, 1),
     )
 

@@ -19,7 +19,7 @@ from nereid.models.publish.actions import (
     Action,
     AddVariant,
     Install,
-    Load,
+    LoadVersion,
     Policy,
     Warm,
     Workspace,
@@ -317,10 +317,10 @@ class NewVersion:
         return (
             Install(f"{name}/{number}", name, number),
             Policy(name, number),
-            Load(name, number),
+            LoadVersion(name, number),
             *([] if models else [Warm(name, number)]),
             *(Install(model, model) for model in models.values()),
-            *(action for model in models.values() for action in (Load(model, 1), Warm(model, 1))),
+            *(action for model in models.values() for action in (LoadVersion(model, 1), Warm(model, 1))),
             *variants,
         )
 
