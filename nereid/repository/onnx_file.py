@@ -105,14 +105,10 @@ def read(path: Path) -> OnnxFile:
 
 
 def complete_document(document: dict[str, Any], signature: Callable[[], Signature]) -> None:
-    """Complete a config from the network like the server does; `name` must be present.
+    """Complete a config in place from the network like the server does; `name` must be present.
 
-    Args:
-        document: the config, which is changed.
-        signature: returns the network's signature; called only if an entry is missing.
-
-    Raises:
-        InvalidConfig: the config has batches, which the network does not support.
+    `signature` is called only if an entry is missing. InvalidConfig: the network does not support the config's
+    batches.
     """
     document.setdefault("max_batch_size", 0)
     if needs_completion(document):

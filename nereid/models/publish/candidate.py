@@ -64,17 +64,11 @@ LABELS = "labels.txt"
 
 
 def stage(source: Path, version_folder: Path, filename: str) -> None:
-    """Copy a network and its external data into a new version folder.
-
-    Args:
-        source: an ONNX file, or a folder with one and its external data.
-        version_folder: the folder to create.
-        filename: name of the network's file in that folder.
+    """Copy an ONNX file, or that of a folder, and its external data into a new version folder.
 
     Raises:
         WrongUsage: the file or folder does not exist, or does not contain exactly one network.
         OperationFailed: it is not ONNX, or its external data is missing or has a reserved name.
-        OSError: something cannot be read or written.
     """
     # External data is next to the file itself, not its link.
     network = network_file(source, filename).resolve()

@@ -152,13 +152,7 @@ def check_labels(labels: Path | None, config: ModelConfig) -> None:
 class OpenedNetwork:
     """The network in a version folder, opened like the backend does, for runs on one thread of the CPU.
 
-    Args:
-        label: its name in messages.
-        config: the config of its model.
-        folder: the version folder, with or without a number as its name.
-
-    Raises:
-        InvalidConfig: it cannot be opened, or does not fit its config; with Triton's texts.
+    `label` is its name in messages. It must fit the config of its model.
     """
 
     def __init__(self, label: str, config: ModelConfig, folder: Path) -> None:
@@ -278,9 +272,6 @@ def check_half_range(path: Path, samples: Sequence[NetworkInput]) -> None:
     On a CPU, ONNX Runtime computes an FP16 network in FP32 and removes the conversions between its operators,
     so its outputs do not show that a number in between exceeds FP16. A tensor that is an output is really
     converted.
-
-    Raises:
-        Rejected: with the tensor and the sample.
     """
     import onnx
 

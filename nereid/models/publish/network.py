@@ -170,17 +170,9 @@ def _users(repository: Path, network: str, version: int, pinned_models: set[str]
 def examination_request(
     folder: Path, candidate: Path, current: Path | None, pin: Pin | None, gates: Gates
 ) -> ExaminationRequest:
-    """Return the request to examine a version of a network, with the models around it.
+    """Return the request to examine a version of the network in `folder`, with the models beside it.
 
-    Args:
-        folder: of the network; the models around it are beside this folder.
-        candidate: folder of the version.
-        current: folder of the version to compare with; None for a first version.
-        pin: of the pinned model that runs the network; None without one.
-        gates: the limits.
-
-    Raises:
-        InvalidConfig: the config of the network cannot be read.
+    `candidate` and `current` are folders of versions, `pin` is that of the model that runs the network.
     """
     repository, document = folder.parent, read_pbtxt(folder / "config.pbtxt")
     labels = (output.get("label_filename") for output in document.get("output", ()))
@@ -208,14 +200,8 @@ def successor(name: str, old: int, new: int) -> str:
 def copy_pinned_model(template: Path, pin: Pin, version: int, target: Path) -> None:
     """Write a model folder like that of a pinned model, for another version of its network.
 
-    Args:
-        template: folder of the pinned model.
-        pin: the network and version that the template runs.
-        version: the version of the network that the new model runs.
-        target: the new folder; its name is the model's name.
-
-    Raises:
-        OperationFailed: a profile of the template pins another version than its plain config does.
+    `pin` is that of the template. The name of the target is that of the model. OperationFailed: a profile of
+    the template pins another version than its plain config does.
     """
     _copy(template, target)
     head = f"{LIKE}{template.name}, with version {version} of {pin.network}; {WRITTEN}"
@@ -232,13 +218,7 @@ def copy_pinned_model(template: Path, pin: Pin, version: int, target: Path) -> N
 def write_on_cpu(template: Path, target: Path) -> None:
     """Write a model folder that runs a pinned model on the CPU in every profile, with the same versions.
 
-    Args:
-        template: folder of the pinned model; its profile `cpu`, or its plain config, runs all parts in one
-            process.
-        target: the new folder; its name is the model's name.
-
-    Raises:
-        OperationFailed: the pinned model sends requests to other models in these configs.
+    Its profile `cpu`, or else its plain config, must run all parts in one process.
     """
     known = (template / CONFIGS / "cpu.pbtxt", template / "config.pbtxt")
     source = next(path for path in known if path.exists())

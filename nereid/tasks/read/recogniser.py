@@ -35,12 +35,9 @@ def adapt_file(
     activation: Activation = "none",
     names: Sequence[str] | None = None,
 ) -> Adapted:
-    """Change an ONNX file so that this machine's and the container's runtimes open it as a recogniser.
+    """Change an ONNX file as `adapt`, so that this machine's and the container's runtimes open it.
 
-    Args:
-        names: of the input, the index and the probability; None for those in the file.
-
-    Other arguments, results and errors as `adapt`.
+    `names` are those of the input, the index and the probability; None for those in the file.
     """
 
     def change(model: Any) -> tuple[tuple[str, Adapted], list[str]]:

@@ -87,10 +87,7 @@ class Adapted(NamedTuple):
 def adapt_file(
     path: Path, output: str = "", activation: Activation = "none", names: Sequence[str] | None = None
 ) -> Adapted:
-    """Change an ONNX file so that this machine's and the container's runtimes open it as a classifier.
-
-    Arguments and errors as `adapt`.
-    """
+    """Change an ONNX file as `adapt`, so that this machine's and the container's runtimes open it."""
 
     def change(model: Any) -> tuple[str, list[str]]:
         changes = fit_runtimes(model)
@@ -140,11 +137,8 @@ def _scores(model: Any, output: str) -> Any:
 def adapt_outputs_of_file(path: Path, size: Size = ANY_SIZE) -> list[str]:
     """Change an ONNX file with any outputs: its batch is variable, and its numbers are FP32.
 
-    Args:
-        path: the file.
-        size: height and width in pixels, for a network that accepts any size.
-
-    Open dims of the outputs are declared as a run returns them.
+    `size` is height and width in pixels, for a network that accepts any size. Open dims of the outputs are
+    declared as a run returns them.
     """
 
     def change(model: Any) -> tuple[bool, list[str]]:
@@ -185,11 +179,8 @@ def rename_file(path: Path, present: Sequence[str], wanted: Sequence[str]) -> li
 def change_file(path: Path, change: Callable[[Any], tuple[Result, list[str]]]) -> tuple[Result, list[str]]:
     """Change an ONNX file; without a sentence about a change, it stays as it is.
 
-    If a fixed batch cannot be freed, the network computes one image at a time.
-
-    Args:
-        path: the file.
-        change: changes a ModelProto in place; returns its result, and a sentence for each change.
+    `change` edits a ModelProto in place, and returns its result and a sentence for each change. If a fixed
+    batch cannot be freed, the network computes one image at a time.
     """
     import onnx
 
