@@ -107,8 +107,7 @@ def read(path: Path) -> OnnxFile:
 def complete_document(document: dict[str, Any], signature: Callable[[], Signature]) -> None:
     """Complete a config in place from the network like the server does; `name` must be present.
 
-    `signature` is called only if an entry is missing. InvalidConfig: the network does not support the config's
-    batches.
+    `signature` is called only if an entry is missing. InvalidConfig: the network does not support batches.
     """
     document.setdefault("max_batch_size", 0)
     if needs_completion(document):
