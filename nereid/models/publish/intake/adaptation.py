@@ -36,6 +36,7 @@ from nereid.models.publish.intake.graph_edits import (
 from nereid.models.publish.intake.network_facts import ANY_SIZE, Size
 from nereid.repository import onnx_file, onnx_graph
 from nereid.repository.onnx_file import InvalidOnnx, check_with_onnx
+from nereid.tasks import TASKS
 
 # NumPy's types of images, by ONNX Runtime's words.
 ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
@@ -128,8 +129,8 @@ def _scores(model: Any, output: str) -> Any:
         names = ", ".join(output.name for output in model.graph.output) or "none"
         got = f"'{output}', the network has: {names}" if output else names
         raise WrongUsage(
-            f"expected one output with scores, got: {got}; fix: name one with --output, or --task detect for "
-            "a network that returns boxes"
+            f"expected one output with scores, got: {got}; fix: name one with --output, or another --task "
+            f"({', '.join(f'{task.name} for {task.network}' for task in TASKS if task.network)})"
         )
     return matches[0]
 
