@@ -10,7 +10,7 @@ from nereid.backends.routing import route_file
 from nereid.backends.triton.post_processing import open_post_processing
 from nereid.base.config.model_config import CONFIGS, FusedSettings, ModelConfig, TensorSpec, read_pbtxt
 from nereid.base.serving_errors import InvalidConfig
-from nereid.repository import onnx_file, onnx_runtimes
+from nereid.repository import onnx_file
 from nereid.repository.checksums import CHECKSUMS, changes_since_publication, listed_files
 from nereid.repository.labels import InvalidLabels, check_count
 from nereid.repository.layout import backend_of, config_files, model_folders, served_versions, steps_of
@@ -37,7 +37,7 @@ class NetworkCache:
             try:
                 file = onnx_file.read(path)
                 onnx_file.check_external_data(file)
-                onnx_runtimes.check_runtimes(file, onnx_runtimes.supported_runtimes())
+                onnx_file.check_runtimes(file, onnx_file.supported_runtimes())
                 onnx_file.check_with_onnx(path)
                 self.read[path] = replace(file, model=None)
             except onnx_file.InvalidOnnx as error:

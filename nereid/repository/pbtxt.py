@@ -87,7 +87,7 @@ class _Entry(NamedTuple):
     text: str
     name: str = ""
     keys: tuple[str, ...] = ()
-    count: int = 0
+    values: int = 0
 
 
 def _edit(text: str, wanted: Any) -> str | None:
@@ -121,7 +121,7 @@ def _edited(text: str, present: Any, wanted: Any) -> tuple[str, list[str]]:
             printed = [_print_entry(wanted, *field) for field in sorted(fields) if not fields & written]
             new = " ".join(filter(None, printed)) if inside is None else inside
         written |= fields
-        counts[entry.name] += entry.count
+        counts[entry.name] += entry.values
         pieces += [text[end : entry.begin], new]
         end = entry.stop
         if not new and (rest_of_line := re.match(r"[ \t]*\n", text[end:])):
@@ -161,11 +161,11 @@ def _edited_inside(entry: _Entry, place: int, present: Any, wanted: Any) -> str 
     if _is_map(before):
         kind = before.GetEntryClass()
         old = [text_format.Parse(body, kind()) for body in bodies]
-        if any(each.key not in after for each in old):
+        if any(message.key not in after for message in old):
             return None
-        new = [kind(key=each.key, value=after[each.key]) for each in old]
+        new = [kind(key=message.key, value=after[message.key]) for message in old]
     elif hasattr(before, "add"):
-        old, new = (values[place : place + entry.count] for values in (before, after))
+        old, new = (values[place : place + entry.values] for values in (before, after))
         if len(before) != len(after):
             return None
     elif hasattr(before, "ListFields") and wanted.HasField(entry.name):
@@ -201,7 +201,7 @@ def _bodies(entry: str) -> Iterator[tuple[int, int]]:
 
 
 def _print_entry(wanted: Any, name: str, key: str) -> str:
-    return " ".join(_one_line(part) for *found, part in _parts(wanted) if found == [name, key])
+    return " ".join(_one_line(part) for *field, part in _parts(wanted) if field == [name, key])
 
 
 def _is_map(value: Any) -> bool:
@@ -254,7 +254,7 @@ def _one_line(part: Any) -> str:
 
 def _entries(text: str) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each entry of the outermost level: a field's name and its value."""
-    depth, begin, tokens = 0, -1, [each for each in TOKEN.finditer(text) if each[0][0] != "#"]
+    depth, begin, tokens = 0, -1, [token for token in TOKEN.finditer(text) if token[0][0] != "#"]
     for token, after in zip(tokens, [*tokens[1:], None], strict=False):
         word = token[0]
         if word in OPENING:

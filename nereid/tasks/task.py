@@ -125,7 +125,7 @@ class Task:
             intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
             claims: function (outputs of a network by name, for each image) -> whether a network whose task
                 nothing tells is one of this task; `nereid add`. Most tasks recognise a file instead.
-            examination: `nereid.models.publish.examination.Examination`, what the outputs of a network mean.
+            examination: `nereid.models.publish.examination.Examination`, how a changed network is compared.
             post_processing: function (config of a model of the backend) ->
                 `nereid.backends.triton.post_processing.LastStep`; backends and checks.
             settings: parameters of a model of the backend, like `FusedSettings`; layout of repositories.

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.intake import adaptation
 from nereid.models.publish.intake.adaptation import adapt, adapt_outputs_of_file, fit_runtimes
-from nereid.repository.onnx_runtimes import supported_runtimes
+from nereid.repository.onnx_file import supported_runtimes
 from tests.networks import constant, network, value
 from tests.tables import cases
 from tests.user_networks import CLASSES, UserNetwork

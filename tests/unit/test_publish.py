@@ -16,7 +16,7 @@ from nereid.application.exit_codes import reason
 from nereid.backends.routing.assignment import parse_route
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish.actions import AddVariant, Install, Load, Policy, Warm
+from nereid.models.publish.actions import AddVariant, Install, LoadVersion, Policy, Warm
 from nereid.models.publish.engine import (
     OperationJournal,
     PublishStep,
@@ -401,7 +401,7 @@ def test_journal_of_earlier_releases_is_read(repository):
     assert line.operation.actions == (
         Install("net/2", "net", 2),
         Policy("net", 2),
-        Load("net", 2),
+        LoadVersion("net", 2),
         Warm("net", 2),
         AddVariant("r", "v2", "net_v2", 0.0),
     )

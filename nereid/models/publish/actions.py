@@ -141,8 +141,8 @@ class Policy(Struct, frozen=True, tag=True):
             workspace.report(f"{self.model}: version_policy no longer includes version {self.version}")
 
     def _files(self, workspace: Workspace) -> list[Path]:
-        found = config_files(workspace.repository / self.model)
-        return [path for path in found if "all" not in read_pbtxt(path).get("version_policy", {})]
+        paths = config_files(workspace.repository / self.model)
+        return [path for path in paths if "all" not in read_pbtxt(path).get("version_policy", {})]
 
     def _before(self, workspace: Workspace, path: Path) -> Path:
         return workspace.staging / "before" / path.relative_to(workspace.repository)
@@ -161,7 +161,7 @@ class Policy(Struct, frozen=True, tag=True):
             files.replace(path, text.encode(), workspace.staging)
 
 
-class Load(Struct, frozen=True, tag="Serve"):
+class LoadVersion(Struct, frozen=True, tag="Serve"):
     """Load a version of a model into the running server."""
 
     model: str
@@ -233,7 +233,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         if any(variant.model == self.model for variant in route.variants):
             return Proposal(route, "")
         weight = int(self.weight) if self.weight == int(self.weight) else self.weight
-        deadline_ms = next(each.deadline_ms for each in route.variants if each.name == route.default)
+        deadline_ms = next(variant.deadline_ms for variant in route.variants if variant.name == route.default)
         variant = Variant(name=self.name, model=self.model, version=1, weight=weight, deadline_ms=deadline_ms)
         fallbacks = (self.name, *route.fallbacks) if self.is_fallback else route.fallbacks
         note = f"{'fall back to' if self.is_fallback else 'publish'} {self.model}"
@@ -254,7 +254,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         return Proposal(checked_route(changed), f"retire {self.model}")
 
 
-Action = Install | Policy | Load | Warm | AddVariant
+Action = Install | Policy | LoadVersion | Warm | AddVariant
 
 
 def _unload_version(workspace: Workspace, model: str, version: int) -> None:
@@ -315,8 +315,8 @@ def warm(record: ServerRecord, folder: Path, version: int) -> int:
 
 def takes_one(config: ModelConfig) -> bool:
     """Return whether a request has one image: such a model returns as many rows as it finds."""
-    texts = [each for each in config.inputs if each.name == IMAGE and each.datatype == "TYPE_STRING"]
-    return bool(texts) and any(each.dims[:1] == (-1,) for each in config.outputs)
+    texts = [tensor for tensor in config.inputs if tensor.name == IMAGE and tensor.datatype == "TYPE_STRING"]
+    return bool(texts) and any(output.dims[:1] == (-1,) for output in config.outputs)
 
 
 def _infer(client: tritonclient.grpc.InferenceServerClient, config: ModelConfig, size: int) -> None:

@@ -12,7 +12,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.serving_errors import InvalidConfig, InvalidImage
 from nereid.models.publish import candidate
-from nereid.models.publish.actions import Action, AddVariant, Install, Load, Warm
+from nereid.models.publish.actions import Action, AddVariant, Install, LoadVersion, Warm
 from nereid.models.publish.candidate import Description
 from nereid.models.publish.configs import ModelNames
 from nereid.models.publish.engine import StagedOperation, locked_repository
@@ -60,18 +60,13 @@ class AddRequest:
         name: the public name.
         parameters: parameters of the preprocessing, a `preset` among them.
         labels: a file with one class or character per line; None for the names in the file's metadata.
-        activation: function to append to the scores; `auto` decides after a run.
-        size: height and width of the input in pixels, for a network that accepts any size; zeros for those
-            of the file or its metadata.
-        output: the output with the scores, for a network with several outputs.
+        activation, size, output, head, last_step: as in `NetworkChoices`.
         profiles: hardware profiles to write configs for.
         instances: processes of the pinned model on a CPU; None for those that fit the machine.
         images: photos for which is shown what the network finds; () for those of the task.
         is_replacing: whether models of that name are removed first.
         preview: PNG file to write, with what the network sees of the photos.
         task: name of the task; empty to find it from the file.
-        head: layout of a detector's outputs; empty to find it from names and shapes.
-        last_step: parameters of the model after the network, such as `score_threshold`.
     """
 
     source: Path
@@ -102,16 +97,12 @@ class AddProposal:
     """A model before it is added: how its file is read, what changes, and what it costs.
 
     Args:
-        intake: that of its task.
-        settings: input and outputs of the network, and its preprocessing.
         about: rows for the screen: a word, and what the network returns.
         parameters_from: origin of those that the request does not contain; empty if there are none.
         value_range: smallest and largest number that the network receives for the photos; None without
             a preprocessing of its own.
         labels: class names, or characters; empty if there are none.
-        labels_from: their origin.
         changes: what is changed in the file, one sentence each.
-        report: measurements.
         processes, memory_bytes: those that a server with the profile `cpu` gets.
         results: what was found, by image; the intake shows it.
         models: those behind the route, in the order of their loading.
@@ -134,17 +125,12 @@ class AddProposal:
     shared: tuple[str, ...]
 
 
-def accept(proposal: AddProposal) -> bool:
-    """Accept any proposal."""
-    return True
-
-
 def add(
     repository: Path,
     request: AddRequest,
     record: ServerRecord | None,
     report: Callable[[str], None] = lambda line: None,
-    confirm: Callable[[AddProposal], bool] = accept,
+    confirm: Callable[[AddProposal], bool] = lambda proposal: True,
 ) -> Published:
     """Write network, preprocessing, last step, pinned model and route for an ONNX file, and load them.
 
@@ -214,7 +200,7 @@ def add_cpu_fallback(
         with locked.preparation("add", name, 1) as staged:
             write_on_cpu(repository / default.model, staged.workspace.staging / "new" / name)
         fallback = AddVariant(location.name, variant, name, 0, is_fallback=True)
-        locked.commit(staged, (Install(name, name), Load(name, 1), Warm(name, 1), fallback))
+        locked.commit(staged, (Install(name, name), LoadVersion(name, 1), Warm(name, 1), fallback))
         return name
 
 
@@ -253,10 +239,10 @@ def _actions(behind: Sequence[str], names: ModelNames) -> tuple[Action, ...]:
     return (
         *(Install(name, name) for name in behind),
         Install(f"{names.route}.route.json"),
-        *(Load(name, 1) for name in behind),
+        *(LoadVersion(name, 1) for name in behind),
         Warm(names.pinned, 1),
         Install(names.route, names.route),
-        Load(names.route, 1),
+        LoadVersion(names.route, 1),
         Warm(names.route, 1),
     )
 
@@ -412,7 +398,9 @@ class StagedAddition:
     def _examine(self, notes: Sequence[str]) -> Measurements:
         """Check the files as a server would, and examine the network; `notes` precede those of the report."""
         if failures := [finding for finding in check(self._new) if finding.verdict == "fail"]:
-            first = {each.found: each for each in reversed(failures)}  # several files may have one fault
+            first = {
+                failure.found: failure for failure in reversed(failures)
+            }  # several files may have one fault
             raise OperationFailed(
                 "; ".join(f"{each.model}, {each.what}: {found}" for found, each in first.items())
             )

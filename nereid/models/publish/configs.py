@@ -38,6 +38,9 @@ COMMENTS = {
 }
 SMALL = "Small batches, so that every instance gets queued requests."
 ALONE = "The network computes one image at a time."
+STEPS = "Preprocessing, then version 1 of the network. `cpu` and `gpu` run all in one process instead."
+PUBLIC = "The public name: an A/B route between the pinned models."
+IN_ONE_PROCESS = "the models that config.pbtxt names as steps, in one process."
 Document = dict[str, Any]
 
 
@@ -101,23 +104,11 @@ class Addition(NamedTuple):
             },
             **({self.last.model: {"": self._text(*self._after(self.last))}} if self.last else {}),
             pinned: {
-                "": self._text(
-                    "Preprocessing, then version 1 of the network. `cpu` and `gpu` run all in one process "
-                    "instead.",
-                    self._ensemble(),
-                ),
-                "cpu": self._text(
-                    "On a CPU: the models that config.pbtxt names as steps, in one process.",
-                    self._fused(ON_CPU),
-                ),
-                "gpu": self._text(
-                    "On a GPU: the models that config.pbtxt names as steps, in one process.",
-                    self._fused(ON_GPU),
-                ),
+                "": self._text(STEPS, self._ensemble()),
+                "cpu": self._text(f"On a CPU: {IN_ONE_PROCESS}", self._fused(ON_CPU)),
+                "gpu": self._text(f"On a GPU: {IN_ONE_PROCESS}", self._fused(ON_GPU)),
             },
-            route: {
-                "": self._text("The public name: an A/B route between the pinned models.", self._route())
-            },
+            route: {"": self._text(PUBLIC, self._route())},
         }
 
     def _text(self, head: str, document: Document) -> str:
@@ -155,7 +146,7 @@ class Addition(NamedTuple):
             "onnxruntime",
             group,
             input=[_tensor(image)],
-            output=[self._output(each, name) for each in self.settings.outputs],
+            output=[self._output(output, name) for output in self.settings.outputs],
             version_policy=ALL_VERSIONS,
         )
         if group == ON_GPU:
@@ -200,7 +191,7 @@ class Addition(NamedTuple):
             _step(self.names.network, {name: "input"}, inner),
         ]
         if self.last:
-            made = {each.name: each.name for each in self.last.outputs}
+            made = {output.name: output.name for output in self.last.outputs}
             steps.append(_step(self.last.model, image | inner, made))
         return {
             "name": self.names.pinned,
@@ -228,7 +219,7 @@ class Addition(NamedTuple):
     def _results(self, model: str) -> list[Document]:
         """Return the outputs of the pinned model and its route."""
         first = self.settings.outputs[0]._replace(name=self.output)
-        return [self._output(each, model) for each in (self.last.outputs if self.last else (first,))]
+        return [self._output(output, model) for output in (self.last.outputs if self.last else (first,))]
 
     def _output(self, tensor: ServedTensor, model: str) -> Document:
         has_labels = not self.last and model in self.labelled

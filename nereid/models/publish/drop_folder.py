@@ -30,6 +30,19 @@ from nereid.server.control import NotReached
 PUBLISHED, REJECTED = "published", "rejected"
 MAX_DEPTH = 32
 SUFFIX, UNFINISHED = ".onnx", (".tmp", ".part")
+JOURNAL = ".nereid-watch.jsonl"
+FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
+
+WriteLine = Callable[[str], None]
+# Publishes a file or folder for a model; returns the network's name and its new version.
+Publish = Callable[[str, Path], tuple[str, int]]
+
+
+class TemporaryFailure(OperationFailed):
+    """No publication is possible now; the file is not the cause."""
+
+
+TEMPORARY = (TemporaryFailure, NotReached, files.LockTimeout, OSError)
 
 
 class OutsideFolder(OSError):
@@ -66,49 +79,43 @@ class DropEntry:
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of every file that is not hidden, by its path below `root`."""
-        names = [name for name, *_ in self.files if not _is_hidden(Path(name))]
-        return {name: self._digest(name) for name in names}
+        digests = {}
+        for name, *_ in self.files:
+            if not any(part.startswith(".") for part in Path(name).parts):
+                with self._opened(name) as file:
+                    digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        return digests
 
     def copy(self, name: str, target: Path) -> None:
         """Copy one of its files."""
         with self._opened(name) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy)
 
-    def _digest(self, name: str) -> str:
-        with self._opened(name) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
     def _opened(self, name: str) -> contextlib.AbstractContextManager[BufferedReader]:
         return _opened_inside(self.root / name, self.path.parent)
 
     def is_same_file(self, other: "DropEntry | None") -> bool:
         """Return whether another entry has the same files, under any names."""
-        return other is not None and [each[1:] for each in self.files] == [each[1:] for each in other.files]
+        return other is not None and [file[1:] for file in self.files] == [file[1:] for file in other.files]
 
 
-def is_passed_over(path: Path) -> bool:
-    """Return whether a name in a drop folder says that it is not an entry, or not yet."""
-    return path.name in (PUBLISHED, REJECTED) or path.name.startswith(".") or path.suffix in UNFINISHED
-
-
-def why_ignored(path: Path) -> str:
+def _why_ignored(path: Path) -> str:
     """Return why any other path cannot be an entry; "" if it can."""
     # Names must fit on a line, and into the journal, which is UTF-8.
     if not path.name.isprintable():
         return "ignored: its name has characters that cannot be printed"
-    if path.suffix != SUFFIX and not path.is_dir():
-        return f"ignored: expected NAME{SUFFIX}, or a folder with one"
-    return ""
+    is_entry = path.suffix == SUFFIX or path.is_dir()
+    return "" if is_entry else f"ignored: expected NAME{SUFFIX}, or a folder with one"
 
 
 def read_entry(path: Path) -> DropEntry | None:
     """Return the entry at a path; None if it is obviously incomplete."""
-    _check_inside(path, _target(path), path.parent)
+    _check_inside(path, path.parent)
     is_folder = path.is_dir()
     if is_folder and not any(each.suffix == SUFFIX for each in path.iterdir()):
         return None
     below = _below(path) if is_folder else [path]
-    if any(each.suffix in UNFINISHED for each in below):
+    if any(path.suffix in UNFINISHED for path in below):
         return None
     files = []
     for each in below:
@@ -117,7 +124,7 @@ def read_entry(path: Path) -> DropEntry | None:
         except FileNotFoundError:  # renamed meanwhile, or a link whose target is still missing
             return None
         if stat.S_ISREG(status.st_mode):
-            _check_inside(each, _target(each), path.parent)
+            _check_inside(each, path.parent)
             name = str(each.relative_to(path if is_folder else path.parent))
             files.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
     # The writer of an empty file has only just begun.
@@ -134,9 +141,6 @@ def copied(entry: DropEntry, digests: Mapping[str, str], staging: Path) -> Itera
         entry: the entry to copy.
         digests: the expected SHA-256 of the copied files.
         staging: a folder for this copy only.
-
-    Raises:
-        OSError: something cannot be read or written.
     """
     copy = staging / entry.path.name
     root = copy if entry.path.is_dir() else staging
@@ -153,7 +157,7 @@ def copied(entry: DropEntry, digests: Mapping[str, str], staging: Path) -> Itera
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def combined(digests: Mapping[str, str]) -> str:
+def _combined(digests: Mapping[str, str]) -> str:
     """Return one SHA-256 for the digests of several files."""
     lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(digests.items()))
     return hashlib.sha256(os.fsencode(lines)).hexdigest()
@@ -164,7 +168,7 @@ def _opened_inside(path: Path, folder: Path) -> Iterator[BufferedReader]:
     """Open a regular file of a drop folder; a link that changes meanwhile cannot lead out of the folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        _check_inside(path, Path(f"/proc/self/fd/{descriptor}").readlink(), folder)
+        _check_inside(path, folder, Path(f"/proc/self/fd/{descriptor}").readlink())
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(f"'{path.name}' is not a regular file")
         yield file
@@ -172,43 +176,21 @@ def _opened_inside(path: Path, folder: Path) -> Iterator[BufferedReader]:
 
 def _below(folder: Path) -> list[Path]:
     """Return all paths below a folder; OSError if too many folders are in each other."""
-    found, folders = list[Path](), [folder]
+    paths, folders = list[Path](), [folder]
     for _ in range(MAX_DEPTH):
         inside = [path for each in folders for path in each.iterdir()]
-        found += inside
-        folders = [each for each in inside if each.is_dir() and not each.is_symlink()]
+        paths += inside
+        folders = [path for path in inside if path.is_dir() and not path.is_symlink()]
         if not folders:
-            return sorted(found)
+            return sorted(paths)
     raise OSError(f"expected at most {MAX_DEPTH} folders in each other, got more")
 
 
-def _target(path: Path) -> Path:
+def _check_inside(path: Path, folder: Path, target: Path | None = None) -> None:
     # `Path.resolve` of Python before 3.13 raises an error that is no `OSError` for a link to itself.
-    return Path(os.path.realpath(path))
-
-
-def _check_inside(path: Path, target: Path, folder: Path) -> None:
+    target = target or Path(os.path.realpath(path))
     if not target.is_relative_to(folder.resolve()):
         raise OutsideFolder(path, target)
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-JOURNAL = ".nereid-watch.jsonl"
-FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
-
-Report = Callable[[str], None]
-# Publishes a file or folder for a model; returns the network's name and its new version.
-Publish = Callable[[str, Path], tuple[str, int]]
-
-
-class TemporaryFailure(OperationFailed):
-    """No publication is possible now; the file is not the cause."""
-
-
-TEMPORARY = (TemporaryFailure, NotReached, files.LockTimeout, OSError)
 
 
 class DropResult(Struct, frozen=True):
@@ -268,8 +250,8 @@ class DropFolder:
         settle_s: float = 2.0,
         model: str = "",
         terms: str = "",
-        announce: Report = lambda line: None,
-        report: Report = lambda line: None,
+        announce: WriteLine = lambda line: None,
+        report: WriteLine = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -288,11 +270,11 @@ class DropFolder:
 
     def step(self) -> bool:
         """Publish or reject the first complete entry; return whether there was one."""
-        found = self._find()
-        self._observed = {name: each for name, each in self._observed.items() if name in found}
-        self._done = {name: entry for name, entry in self._done.items() if name in found}
-        self._reported = {name: line for name, line in self._reported.items() if name in (*found, "")}
-        for name, entry in found.items():
+        entries = self._find()
+        self._observed = {name: each for name, each in self._observed.items() if name in entries}
+        self._done = {name: entry for name, entry in self._done.items() if name in entries}
+        self._reported = {name: line for name, line in self._reported.items() if name in (*entries, "")}
+        for name, entry in entries.items():
             if entry is None or self._done.get(name) == entry or self._is_paused(entry):
                 continue
             try:
@@ -304,25 +286,25 @@ class DropFolder:
 
     def _find(self) -> dict[str, DropEntry | None]:
         """Return all entries by their names, sorted; None for those that cannot be read now."""
-        found: dict[str, DropEntry | None] = {}
+        entries: dict[str, DropEntry | None] = {}
         try:
             paths = sorted(self._folder.iterdir())
         except OSError as error:
             self._report_once("", f"cannot read '{self._folder}': {error.strerror}")
-            return found
+            return entries
         for path in paths:
-            if is_passed_over(path):
+            if path.name in (PUBLISHED, REJECTED) or path.name.startswith(".") or path.suffix in UNFINISHED:
                 continue
             try:
-                if reason := why_ignored(path):
-                    found[path.name] = None
+                if reason := _why_ignored(path):
+                    entries[path.name] = None
                     self._report_once(path.name, reason)
                 else:
-                    found[path.name] = read_entry(path)
+                    entries[path.name] = read_entry(path)
             except Exception as error:  # one entry, such as folders nested too deeply, must not stop others
-                found[path.name] = None
+                entries[path.name] = None
                 self._report_once(path.name, f"cannot be read: {_why(error)}")
-        return found
+        return entries
 
     def _is_paused(self, entry: DropEntry) -> bool:
         until, _ = self._pauses.get(self._model_of(entry), (-math.inf, 0))
@@ -352,7 +334,7 @@ class DropFolder:
 
     def _handle(self, entry: DropEntry, digests: Mapping[str, str]) -> bool:
         observed = self._observed.pop(entry.path.name)
-        sha256, last = combined(digests), self._last.get(entry.path.name)
+        sha256, last = _combined(digests), self._last.get(entry.path.name)
         if last and last.stays and last.sha256 == sha256 and (last.version or last.terms == self._terms):
             self._done[entry.path.name] = entry
             return True
@@ -383,18 +365,16 @@ class DropFolder:
             elif isinstance(error.__cause__, TEMPORARY):
                 raise TemporaryFailure(text) from error
             reason = text.replace(str(copy.parent), str(self._folder)).replace("\n", " ")
-            self._reject(entry, sha256, reason.encode(errors="replace").decode())
+            reason = reason.encode(errors="replace").decode()
+            is_there = self._move_away(entry, REJECTED, f"-{self._now():%Y%m%dT%H%M%SZ}", reason)
+            self._remember(entry, sha256, self._model_of(entry), 0, reason, is_there)
+            self._announce(f"{entry.path.name}: rejected: {reason}")
         else:
             is_there = self._move_away(entry, PUBLISHED, f"-v{version}")
             self._remember(entry, sha256, model, version, "", is_there)
             self._announce(f"{entry.path.name}: published as version {version} of '{model}'")
         self._pauses.pop(self._model_of(entry), None)
         return True
-
-    def _reject(self, entry: DropEntry, sha256: str, reason: str) -> None:
-        is_there = self._move_away(entry, REJECTED, f"-{self._now():%Y%m%dT%H%M%SZ}", reason)
-        self._remember(entry, sha256, self._model_of(entry), 0, reason, is_there)
-        self._announce(f"{entry.path.name}: rejected: {reason}")
 
     def _move_away(self, entry: DropEntry, where: str, suffix: str, reason: str = "") -> bool:
         """Move an entry, unless it is a link or was replaced; return whether it is still there."""

@@ -38,7 +38,7 @@ FREEING = frozenset({"retire", "remove"})
 RESERVE, RESERVE_BYTES = "reserve", 2**17
 
 
-class Operation(Struct, frozen=True):
+class RepositoryOperation(Struct, frozen=True):
     """One change of the repository; `actions` are known from the event `commit` on."""
 
     id: str
@@ -57,7 +57,7 @@ class PublishStep(Struct, frozen=True):
 
     time: Annotated[datetime, Meta(tz=True)]
     event: Event
-    operation: Operation
+    operation: RepositoryOperation
     note: str = ""
 
 
@@ -69,11 +69,11 @@ class OperationJournal:
     steps: Journal[PublishStep]
     append: Append[PublishStep]
 
-    def staging(self, operation: Operation) -> Path:
+    def staging(self, operation: RepositoryOperation) -> Path:
         """Return the folder for the staged and the removed files of an operation."""
         return self.folder / operation.id
 
-    def write(self, event: Event, operation: Operation, note: str = "") -> None:
+    def write(self, event: Event, operation: RepositoryOperation, note: str = "") -> None:
         """Append an event; the staged files of a finished operation are removed."""
         if operation.kind in FREEING:
             (self.folder / RESERVE).unlink(missing_ok=True)
@@ -129,7 +129,7 @@ def _reserve(path: Path) -> None:
 class StagedOperation(NamedTuple):
     """An operation that has begun, and a workspace with its own staging folder."""
 
-    operation: Operation
+    operation: RepositoryOperation
     workspace: Workspace
 
 
@@ -142,7 +142,7 @@ class LockedRepository:
 
     def begin(self, kind: Kind, model: str, version: int) -> StagedOperation:
         """Write the begin of an operation to the journal."""
-        operation = Operation(secrets.token_hex(8), kind, model, version, user_name(os.getuid()))
+        operation = RepositoryOperation(secrets.token_hex(8), kind, model, version, user_name(os.getuid()))
         self.log.write("begin", operation)
         return self._staged(operation)
 
@@ -224,7 +224,7 @@ class LockedRepository:
         # To retire a version is to undo its publication, and to remove a model to undo its addition.
         self.log.write("done" if operation.kind in FREEING else "undone", operation, note)
 
-    def _staged(self, operation: Operation) -> StagedOperation:
+    def _staged(self, operation: RepositoryOperation) -> StagedOperation:
         staging = self.log.staging(operation)
         staging.mkdir(exist_ok=True)
         return StagedOperation(operation, dataclasses.replace(self.workspace, staging=staging))

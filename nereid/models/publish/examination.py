@@ -92,7 +92,7 @@ class ExaminationRequest:
     def task(self) -> Task:
         """The task of the pinned model by its outputs; the default task without one."""
         outputs = read_pbtxt(self.pinned / "config.pbtxt").get("output", ()) if self.pinned else ()
-        return task_of([each["name"] for each in outputs]) or DEFAULT
+        return task_of([output["name"] for output in outputs]) or DEFAULT
 
     def to_json(self) -> bytes:
         """Return the request as one line of JSON."""
@@ -227,13 +227,9 @@ def examine(
     return msgspec.convert(_run(request, timeout_s, progress), Measurements)
 
 
-def survey(
-    request: ExaminationRequest,
-    timeout_s: float | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> Survey:
+def survey(request: ExaminationRequest, progress: Callable[[str], None]) -> Survey:
     """Run a network for the first time; arguments and errors as `examine`."""
-    return msgspec.convert(_run(replace(request, is_survey=True), timeout_s, progress), Survey)
+    return msgspec.convert(_run(replace(request, is_survey=True), None, progress), Survey)
 
 
 def _run(request: ExaminationRequest, timeout_s: float | None, progress: Callable[[str], None]) -> Any:

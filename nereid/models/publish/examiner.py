@@ -7,7 +7,7 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
 from math import prod
@@ -29,10 +29,11 @@ from nereid.models.publish.examination import (
     Gates,
     Measurements,
     NetworkInput,
+    OutputChange,
     Rejected,
     Survey,
 )
-from nereid.repository import onnx_file, onnx_graph, onnx_runtimes
+from nereid.repository import onnx_file, onnx_graph
 from nereid.repository.labels import InvalidLabels, check_count
 from nereid.repository.onnx_file import InvalidOnnx, OnnxFile, describe
 from nereid.tasks import DEFAULT, TASKS
@@ -59,7 +60,7 @@ def check_file(request: ExaminationRequest, progress: Progress) -> tuple[OnnxFil
     progress("reading the file")
     file = onnx_file.read(onnx_file.network_path(request.candidate, request.document))
     external_bytes = onnx_file.check_external_data(file)
-    onnx_runtimes.check_runtimes(file, onnx_runtimes.supported_runtimes())
+    onnx_file.check_runtimes(file, onnx_file.supported_runtimes())
     progress("running the ONNX checker")
     onnx_file.check_with_onnx(file.path)
     progress("searching its weights for NaN")
@@ -112,8 +113,8 @@ def _differences(
 ) -> Iterator[str]:
     for name, tensor in expected.items():
         if got.get(name) != tensor:
-            found = describe(got[name]) if name in got else "none"
-            yield f"{what} '{name}': expected {describe(tensor)}, got {found}"
+            given = describe(got[name]) if name in got else "none"
+            yield f"{what} '{name}': expected {describe(tensor)}, got {given}"
     for name in got.keys() - expected.keys():
         yield f"unexpected {what} '{name}' {describe(got[name])}"
 
@@ -151,13 +152,7 @@ def check_labels(labels: Path | None, config: ModelConfig) -> None:
 class OpenedNetwork:
     """The network in a version folder, opened like the backend does, for runs on one thread of the CPU.
 
-    Args:
-        label: its name in messages.
-        config: the config of its model.
-        folder: the version folder, with or without a number as its name.
-
-    Raises:
-        InvalidConfig: it cannot be opened, or does not fit its config; with Triton's texts.
+    `label` is its name in messages. It must fit the config of its model.
     """
 
     def __init__(self, label: str, config: ModelConfig, folder: Path) -> None:
@@ -175,22 +170,30 @@ class OpenedNetwork:
             raise Rejected(f"{self.label} failed on {sample.name}: {outcome}")
         return outcome
 
+    def outputs(self, samples: Sequence[NetworkInput]) -> list[Arrays]:
+        """Return the outputs for each sample, which must be finite."""
+        results = [self.run(sample) for sample in samples]
+        for sample, outputs in zip(samples, results, strict=True):
+            for name, array in outputs.items():
+                if array.dtype.kind == "f" and (bad := int((~np.isfinite(array)).sum())):
+                    raise Rejected(
+                        f"output '{name}' on {sample.name}: expected finite numbers, got NaN or infinity in "
+                        f"{bad:,} of {array.size:,} values"
+                    )
+        return results
+
 
 def measure_memory(
     label: str, config: ModelConfig, folder: Path, sample: NetworkInput
 ) -> tuple[OpenedNetwork, int]:
     """Open a network and run it once; return it, and the growth of this process in bytes."""
-    _settle()
+    gc.collect()
+    # Otherwise the network uses free heap memory of the last one, which is not counted.
+    return_memory()
     before = _resident_bytes()
     network = OpenedNetwork(label, config, folder)
     network.run(sample)
     return network, max(0, _resident_bytes() - before)
-
-
-def _settle() -> None:
-    gc.collect()
-    # Otherwise the next network uses free heap memory of the last one, which is not counted.
-    return_memory()
 
 
 def _resident_bytes() -> int:
@@ -269,22 +272,22 @@ def check_half_range(path: Path, samples: Sequence[NetworkInput]) -> None:
     On a CPU, ONNX Runtime computes an FP16 network in FP32 and removes the conversions between its operators,
     so its outputs do not show that a number in between exceeds FP16. A tensor that is an output is really
     converted.
-
-    Raises:
-        Rejected: with the tensor and the sample.
     """
     import onnx
 
     half, model = onnx.TensorProto.FLOAT16, onnx.load(path)
     if model.ByteSize() > MAX_BYTES:
         return
-    for each in (*model.graph.value_info, *model.graph.output):
-        if each.type.HasField("tensor_type"):  # a wrong shape ends the inference, and only types are needed
-            each.type.tensor_type.ClearField("shape")
+    for output in (*model.graph.value_info, *model.graph.output):
+        if output.type.HasField("tensor_type"):  # a wrong shape ends the inference, and only types are needed
+            output.type.tensor_type.ClearField("shape")
     try:
-        names = _returned(onnx.shape_inference.infer_shapes(model), half)
+        graph = onnx.shape_inference.infer_shapes(model).graph
     except Exception as error:  # its own class
         raise Rejected(f"ONNX cannot infer its datatypes: {' '.join(str(error).split())}") from None
+    returned = {name for node in graph.node for name in node.output}
+    inner = {value.name for value in graph.value_info if value.type.tensor_type.elem_type == half}
+    names = sorted((inner & returned) - {output.name for output in graph.output})
     if not names:
         return
     options = onnxruntime.SessionOptions()
@@ -300,13 +303,6 @@ def check_half_range(path: Path, samples: Sequence[NetworkInput]) -> None:
                     f"tensor '{name}' exceeds FP16 on {sample.name}: expected numbers up to {LARGEST:,.0f}; "
                     "fix: publish the network in FP32, or allow it with --accept-change"
                 )
-
-
-def _returned(inferred: Any, element: int) -> list[str]:
-    returned = {name for node in inferred.graph.node for name in node.output}
-    outputs = {each.name for each in inferred.graph.output}
-    found = {each.name for each in inferred.graph.value_info if each.type.tensor_type.elem_type == element}
-    return sorted((found & returned) - outputs)
 
 
 def answer(text: str, write: Write) -> None:
@@ -336,7 +332,7 @@ def survey(request: ExaminationRequest, progress: Progress) -> Survey:
     network = OpenedNetwork("the network", config, request.candidate)
     meaning = _examination(request)
     samples = meaning.samples(config)
-    outputs = _outputs(network, samples)
+    outputs = network.outputs(samples)
     is_single = any(node.name == onnx_graph.FIRST_IMAGE for node in onnx_graph.nodes(file.model))
     can_batch = not is_single and _can_batch(network, meaning, samples)
     seen = meaning.first_run(file, samples, outputs, can_batch)
@@ -348,15 +344,15 @@ def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Sequence[N
     """Return whether two rows together get the outputs that they get alone."""
     pair = meaning.pair(samples)
     (name,) = pair[0].inputs
-    batch = {name: np.concatenate([each.inputs[name] for each in pair])}
+    batch = {name: np.concatenate([sample.inputs[name] for sample in pair])}
     try:
-        found = network.run(NetworkInput("a batch of two", batch))
+        outputs = network.run(NetworkInput("a batch of two", batch))
     except Rejected:
         return False
-    if any(array.shape[:1] != (len(pair),) for array in found.values()):
+    if any(array.shape[:1] != (len(pair),) for array in outputs.values()):
         return False
-    rows = [{key: array[place : place + 1] for key, array in found.items()} for place in range(len(pair))]
-    return meaning.is_same([network.run(each) for each in pair], rows)
+    rows = [{key: array[place : place + 1] for key, array in outputs.items()} for place in range(len(pair))]
+    return meaning.is_same([network.run(sample) for sample in pair], rows)
 
 
 def examine(request: ExaminationRequest, progress: Progress) -> Measurements:
@@ -397,7 +393,12 @@ def _measure(
         current, current_bytes = measure_memory("the current version", config, request.current, samples[0])
     network, memory_bytes = measure_memory("the network", config, request.candidate, samples[0])
     progress(f"comparing outputs on {len(samples)} inputs")
-    difference = _compare(request.gates, meaning, network, current, samples, notes)
+    outputs = network.outputs(samples)
+    notes += meaning.notes(config, samples, outputs)
+    difference = None
+    if current:
+        changes = meaning.changes(samples, [current.run(sample) for sample in samples], outputs)
+        difference = _greatest(changes, request.gates, notes)
     if not request.gates.is_change_accepted:
         check_half_range(onnx_file.network_path(request.candidate, request.document), samples)
     progress("measuring its latency")
@@ -417,36 +418,11 @@ def _examination(request: ExaminationRequest) -> Examination:
     return examination
 
 
-def _compare(
-    gates: Gates,
-    meaning: Examination,
-    network: OpenedNetwork,
-    current: OpenedNetwork | None,
-    samples: Sequence[NetworkInput],
-    notes: list[str],
-) -> float | None:
-    """Compare the outputs with those of the current version; return the largest difference."""
-    outputs = _outputs(network, samples)
-    notes += meaning.notes(network.config, samples, outputs)
-    if not current:
-        return None
-    changes = meaning.changes(samples, [current.run(sample) for sample in samples], outputs)
-    greatest, text = max(changes, key=lambda each: each.difference, default=(0.0, ""))
+def _greatest(changes: Iterable[OutputChange], gates: Gates, notes: list[str]) -> float:
+    """Return the greatest difference, which is noted if it exceeds the tolerance, but is accepted."""
+    greatest, text = max(changes, key=lambda change: change.difference, default=(0.0, ""))
     if greatest > gates.tolerance:
         if not gates.is_change_accepted:
             raise Rejected(f"{text}; fix: publish it with --accept-change if the difference is intended")
         notes.append(f"accepted difference: {text}")
     return greatest
-
-
-def _outputs(network: OpenedNetwork, samples: Sequence[NetworkInput]) -> list[Arrays]:
-    """Return the outputs for each sample, which must be finite."""
-    found = [network.run(sample) for sample in samples]
-    for sample, outputs in zip(samples, found, strict=True):
-        for name, array in outputs.items():
-            if array.dtype.kind == "f" and (bad := int((~np.isfinite(array)).sum())):
-                raise Rejected(
-                    f"output '{name}' on {sample.name}: expected finite numbers, got NaN or infinity in "
-                    f"{bad:,} of {array.size:,} values"
-                )
-    return found

@@ -73,7 +73,7 @@ class PublishedNetwork:
     def at_version(self, version: int) -> "PublishedNetwork":
         """Return the network with the pinned models and variants of one version only."""
         pins = [pin for pin in self.pins if pin.network_version == version]
-        variants = [each for each in self.variants if each.pin.network_version == version]
+        variants = [pinned for pinned in self.variants if pinned.pin.network_version == version]
         return PublishedNetwork(self.folder, pins, variants)
 
 
@@ -100,8 +100,8 @@ def find_network(repository: Path, name: str) -> PublishedNetwork:
     networks = sorted(plain.union(pin.network for pin in pin_of.values()))
     if name not in networks:
         raise WrongUsage(f"'{repository}' has no network '{name}', it has: {', '.join(networks) or 'none'}")
-    found = [pin for pin in pin_of.values() if pin.network == name]
-    return PublishedNetwork(repository / name, found, _variants(repository, found))
+    own = [pin for pin in pin_of.values() if pin.network == name]
+    return PublishedNetwork(repository / name, own, _variants(repository, own))
 
 
 def _variants(repository: Path, pins: Iterable[Pin]) -> list[PinnedVariant]:
@@ -143,9 +143,11 @@ def check_retirable(repository: Path, network: PublishedNetwork, version: int) -
     if network.served() == [version]:
         raise WrongUsage(f"{failure}: it is the only served version; fix: publish another version first")
     gone = network.at_version(version)
-    for each in gone.variants:
-        if reason := reason_in_use(each.variant, each.is_default, 0, each.is_fallback):
-            raise WrongUsage(f"{failure}: variant '{each.variant.name}' of route '{each.route}': {reason}")
+    for pinned in gone.variants:
+        if reason := reason_in_use(pinned.variant, pinned.is_default, 0, pinned.is_fallback):
+            raise WrongUsage(
+                f"{failure}: variant '{pinned.variant.name}' of route '{pinned.route}': {reason}"
+            )
     if user := next(_users(repository, network.name, version, {pin.model for pin in gone.pins}), None):
         raise WrongUsage(f"{failure}: {user} calls it; fix: change or remove the caller")
 
@@ -159,26 +161,18 @@ def _users(repository: Path, network: str, version: int, pinned_models: set[str]
                 yield f"model '{path.parent.name}'"
     for location in find_routes(repository):
         route = read_state(location).route()
-        for each in route.targets():
-            is_shadow = each in route.shadows and each.model in pinned_models
-            if is_shadow or (each.model, each.version) == (network, version):
-                yield f"'{each.name}' of route '{location.name}'"
+        for target in route.targets():
+            is_shadow = target in route.shadows and target.model in pinned_models
+            if is_shadow or (target.model, target.version) == (network, version):
+                yield f"'{target.name}' of route '{location.name}'"
 
 
 def examination_request(
     folder: Path, candidate: Path, current: Path | None, pin: Pin | None, gates: Gates
 ) -> ExaminationRequest:
-    """Return the request to examine a version of a network, with the models around it.
+    """Return the request to examine a version of the network in `folder`, with the models beside it.
 
-    Args:
-        folder: of the network; the models around it are beside this folder.
-        candidate: folder of the version.
-        current: folder of the version to compare with; None for a first version.
-        pin: of the pinned model that runs the network; None without one.
-        gates: the limits.
-
-    Raises:
-        InvalidConfig: the config of the network cannot be read.
+    `candidate` and `current` are folders of versions, `pin` is that of the model that runs the network.
     """
     repository, document = folder.parent, read_pbtxt(folder / "config.pbtxt")
     labels = (output.get("label_filename") for output in document.get("output", ()))
@@ -206,14 +200,8 @@ def successor(name: str, old: int, new: int) -> str:
 def copy_pinned_model(template: Path, pin: Pin, version: int, target: Path) -> None:
     """Write a model folder like that of a pinned model, for another version of its network.
 
-    Args:
-        template: folder of the pinned model.
-        pin: the network and version that the template runs.
-        version: the version of the network that the new model runs.
-        target: the new folder; its name is the model's name.
-
-    Raises:
-        OperationFailed: a profile of the template pins another version than its plain config does.
+    `pin` is that of the template. The name of the target is that of the model. OperationFailed: a profile of
+    the template pins another version than its plain config does.
     """
     _copy(template, target)
     head = f"{LIKE}{template.name}, with version {version} of {pin.network}; {WRITTEN}"
@@ -230,13 +218,7 @@ def copy_pinned_model(template: Path, pin: Pin, version: int, target: Path) -> N
 def write_on_cpu(template: Path, target: Path) -> None:
     """Write a model folder that runs a pinned model on the CPU in every profile, with the same versions.
 
-    Args:
-        template: folder of the pinned model; its profile `cpu`, or its plain config, runs all parts in one
-            process.
-        target: the new folder; its name is the model's name.
-
-    Raises:
-        OperationFailed: the pinned model sends requests to other models in these configs.
+    Its profile `cpu`, or else its plain config, must run all parts in one process.
     """
     known = (template / CONFIGS / "cpu.pbtxt", template / "config.pbtxt")
     source = next(path for path in known if path.exists())
@@ -322,10 +304,10 @@ def versions(repository: Path, name: str, record: ServerRecord | None) -> tuple[
     """
     network = find_network(repository, name)
     ready = Control(record).ready_versions() if record else None
-    found = [
+    states = [
         _version_state(repository, network, version, ready) for version in versions_there(network.folder)
     ]
-    return network.name, found[::-1]
+    return network.name, states[::-1]
 
 
 def _version_state(
@@ -365,10 +347,10 @@ def _state(
 
 
 def _shares(repository: Path, own: PublishedNetwork) -> dict[str, float]:
-    found: dict[str, float] = {}
+    parts_of: dict[str, float] = {}
     for location in find_routes(repository):
-        names = [each.variant.name for each in own.variants if each.route == location.name]
+        names = [pinned.variant.name for pinned in own.variants if pinned.route == location.name]
         if names:
             parts = shares(read_state(location).route())
-            found[location.name] = sum(parts[name] for name in names)
-    return found
+            parts_of[location.name] = sum(parts[name] for name in names)
+    return parts_of

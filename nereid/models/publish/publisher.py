@@ -19,7 +19,7 @@ from nereid.models.publish.actions import (
     Action,
     AddVariant,
     Install,
-    Load,
+    LoadVersion,
     Policy,
     Warm,
     Workspace,
@@ -177,19 +177,19 @@ def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[s
         OperationFailed, InvalidConfig: a route cannot be changed.
     """
     network = find_network(repository, name)
-    used = {each.pin.network_version for each in network.variants if each.variant.weight}
+    used = {pinned.pin.network_version for pinned in network.variants if pinned.variant.weight}
     if not used:
         raise WrongUsage(
             f"cannot roll back '{network.name}': no route sends traffic to it, callers request its versions"
         )
     newest = max(used)
-    routes = {each.route for each in network.at_version(newest).variants if each.variant.weight}
-    found = [
+    routes = {pinned.route for pinned in network.at_version(newest).variants if pinned.variant.weight}
+    changes = [
         (location, _rollback_change(location, network, newest))
         for location in find_routes(repository)
         if location.name in routes
     ]
-    return [_roll_back(location, propose, record) for location, propose in found]
+    return [_roll_back(location, propose, record) for location, propose in changes]
 
 
 def _roll_back(location: RouteLocation, propose: Propose, record: ServerRecord | None) -> str:
@@ -206,10 +206,10 @@ def _rollback_change(location: RouteLocation, network: PublishedNetwork, newest:
 
     Without such weights in the history, the latest of them gets all traffic. WrongUsage: there is none.
     """
-    variants = [each for each in network.variants if each.route == location.name]
-    current = [each.variant.name for each in variants if each.pin.network_version == newest]
+    variants = [pinned for pinned in network.variants if pinned.route == location.name]
+    current = [pinned.variant.name for pinned in variants if pinned.pin.network_version == newest]
     variants.sort(key=lambda each: -each.pin.network_version)
-    earlier = [each.variant.name for each in variants if each.pin.network_version < newest]
+    earlier = [pinned.variant.name for pinned in variants if pinned.pin.network_version < newest]
     if not earlier:
         raise WrongUsage(
             f"cannot roll back: route '{location.name}' has no version of '{network.name}' before {newest}"
@@ -217,7 +217,7 @@ def _rollback_change(location: RouteLocation, network: PublishedNetwork, newest:
 
     def propose(present: RouteState) -> Proposal:
         route, past = present.route(), [entry.parsed() for entry in reversed(present.all_entries)]
-        known = (_weights(each, earlier) for each in past if each and not _weights(each, current))
+        known = (_weights(route, earlier) for route in past if route and not _weights(route, current))
         weights = next(filter(None, known), None) or _weights(route, earlier) or {earlier[0]: 1}
         # Variants of other networks keep theirs.
         ours = dict.fromkeys((*current, *earlier), 0) | weights
@@ -245,9 +245,9 @@ class NewVersion:
         """Return the names of its pinned models by their templates, and its variants; refuse taken names."""
         now = self.network.at_version(self.current)
         # One variant of each route; the default one is the last, and wins. A fallback keeps its version.
-        serving = [each for each in now.variants if not each.is_fallback] or now.variants
-        chosen = {each.route: each for each in sorted(serving, key=lambda each: each.is_default)}
-        templates = [each.pin.model for each in chosen.values()] or [pin.model for pin in now.pins[:1]]
+        serving = [pinned for pinned in now.variants if not pinned.is_fallback] or now.variants
+        chosen = {v.route: v for v in sorted(serving, key=lambda v: v.is_default)}
+        templates = [pinned.pin.model for pinned in chosen.values()] or [pin.model for pin in now.pins[:1]]
         models = {name: self._successor(name) for name in templates}
         for model in models.values():
             if (repository / model).exists():
@@ -317,10 +317,10 @@ class NewVersion:
         return (
             Install(f"{name}/{number}", name, number),
             Policy(name, number),
-            Load(name, number),
+            LoadVersion(name, number),
             *([] if models else [Warm(name, number)]),
             *(Install(model, model) for model in models.values()),
-            *(action for model in models.values() for action in (Load(model, 1), Warm(model, 1))),
+            *(action for model in models.values() for action in (LoadVersion(model, 1), Warm(model, 1))),
             *variants,
         )
 
@@ -328,7 +328,7 @@ class NewVersion:
 def _current(network: PublishedNetwork, against: int) -> int:
     """Return the version that a new one is compared with; WrongUsage if it is not served."""
     served = network.served()
-    default = [each.pin.network_version for each in network.variants if each.is_default]
+    default = [pinned.pin.network_version for pinned in network.variants if pinned.is_default]
     current = against or next(iter(default), served[-1] if served else 0)
     if current not in served:
         known = ", ".join(map(str, served)) or "none"

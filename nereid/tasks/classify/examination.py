@@ -68,7 +68,7 @@ class ComparedScores:
                     f"{list(arrays[name].shape)}; fix: name another output with --output, or export the "
                     "network with a batch of images"
                 )
-        rows = np.concatenate([each[name] for each in outputs])
+        rows = np.concatenate([output[name] for output in outputs])
         path = self._request.labels
         labels = path.read_text(encoding="utf-8").split("\n") if path else []
         top = tuple(_top(row, labels) for row in rows)

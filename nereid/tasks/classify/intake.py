@@ -51,7 +51,7 @@ class ClassifierIntake:
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or the only output has two dims."""
-        shapes = [each.shape for each in facts.signature.outputs.values()]
+        shapes = [output.shape for output in facts.signature.outputs.values()]
         return facts.task == self.name or (len(shapes) == 1 and len(shapes[0]) == 2)
 
     def adapt(

@@ -56,8 +56,8 @@ class ComparedObjects:
         """Return the objects in each image."""
         for each in zip(samples, outputs, strict=True):
             self._check_meaning(*each)
-        found = (self._find(self._detector, *each) for each in zip(samples, outputs, strict=True))
-        return Survey(can_batch, results=tuple(self._named(each) for each in found))
+        objects = (self._find(self._detector, *each) for each in zip(samples, outputs, strict=True))
+        return Survey(can_batch, results=tuple(self._named(each) for each in objects))
 
     def notes(
         self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
@@ -88,13 +88,13 @@ class ComparedObjects:
         """Refuse numbers that no detector means as scores, or as boxes in pixels."""
         rows, head = self._detector.by_role(outputs), self._detector.head
         try:
-            found = head.candidates(rows, self._detector.score_threshold)
+            candidates = head.candidates(rows, self._detector.score_threshold)
         except ServingError as error:
             raise Rejected(f"{sample.name}: {error}") from None
         fix = f"the outputs are not those of head {head.name}; fix: --head with another one"
-        if (highest := found.scores.max(initial=0)) > 1 + SCORE_SLACK:
+        if (highest := candidates.scores.max(initial=0)) > 1 + SCORE_SLACK:
             raise Rejected(f"{sample.name}: expected scores up to 1, got {highest:.4g}: {fix}")
-        sides = found.boxes[:, 2:] - found.boxes[:, :2]
+        sides = candidates.boxes[:, 2:] - candidates.boxes[:, :2]
         if len(sides) and sides.max() < 1:
             raise Rejected(
                 f"{sample.name}: expected boxes in pixels, got {len(sides)} smaller than one: {fix}"

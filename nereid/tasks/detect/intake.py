@@ -89,7 +89,7 @@ class DetectorIntake:
             return facts.task == self.name
         if returns_one_image(facts.signature):
             return True
-        shapes = [each.shape for each in facts.signature.inputs.values()]
+        shapes = [tensor.shape for tensor in facts.signature.inputs.values()]
         if len(shapes) != 1 or len(shapes[0]) != 4:
             return False
         sides = shapes[0][1:3] if shapes[0][3] in COLOURS and shapes[0][1] not in COLOURS else shapes[0][2:]
@@ -115,7 +115,7 @@ class DetectorIntake:
         if not names:
             return Adapted(tuple(signature.outputs), changes)
         image, head, _ = _read(signature, choices, 0)
-        present = [image.name, *(each.name for each in head.outputs)]
+        present = [image.name, *(output.name for output in head.outputs)]
         return Adapted(tuple(names[1:]), [*changes, *adaptation.rename_file(path, present, names)])
 
     def settings(
@@ -128,11 +128,11 @@ class DetectorIntake:
     ) -> ServingSettings:
         """Read the input, and the outputs that the head uses."""
         image, head, is_last = _read(signature, choices, labels)
-        for each in head.outputs:
-            if not signature.outputs[each.name].can_batch:
-                found = onnx_file.describe(signature.outputs[each.name])
-                raise WrongUsage(f"output '{each.name}': expected rows of a batch, got {found}")
-        used = tuple(ServedTensor(each.name, each.datatype, each.dims) for each in head.outputs)
+        for output in head.outputs:
+            if not signature.outputs[output.name].can_batch:
+                given = onnx_file.describe(signature.outputs[output.name])
+                raise WrongUsage(f"output '{output.name}': expected rows of a batch, got {given}")
+        used = tuple(ServedTensor(output.name, output.datatype, output.dims) for output in head.outputs)
         return ServingSettings(
             image,
             used,

@@ -84,7 +84,7 @@ class ComparedLines:
     def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
         """Return whether the lines have the same text, apart from a few characters."""
         expected, found = (
-            "\n".join(self._decoded(self._new, "a batch of lines", each)[0] for each in rows)
+            "\n".join(self._decoded(self._new, "a batch of lines", row)[0] for row in rows)
             for rows in (alone, together)
         )
         return error_rate(expected, found) <= MAX_BATCH_ERRORS
@@ -114,8 +114,8 @@ class ComparedLines:
             yield OutputChange(found.distance, self._describe(image, found.distance, lines, new[image]))
 
     def _describe(self, image: str, distance: float, before: Sequence[str], after: Sequence[str]) -> str:
-        lost = next((each for each in before if each not in after), "")
-        new = next((each for each in after if each not in before), "")
+        lost = next((line for line in before if line not in after), "")
+        new = next((line for line in after if line not in before), "")
         return (
             f"text of {Path(image).name}: expected at most {self._request.gates.tolerance:.3g} of the "
             f"characters to differ, got {distance:.3g}: '{lost}' before, '{new}' now"
@@ -160,12 +160,12 @@ class ComparedLines:
         return found
 
     def _best(self, outputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        index, probability = (outputs[each["name"]] for each in self._request.document["output"])
+        index, probability = (outputs[output["name"]] for output in self._request.document["output"])
         return index, probability
 
     def _activation(self, outputs: Sequence[Arrays]) -> Activation:
         """Return softmax if the best values of the steps are not probabilities."""
-        values = np.concatenate([self._best(each)[1].ravel() for each in outputs])
+        values = np.concatenate([self._best(output)[1].ravel() for output in outputs])
         return "none" if values.min() > 0 and values.max() <= 1 + ROUNDING else "softmax"
 
 
@@ -176,5 +176,5 @@ def _response(lines: Sequence[str]) -> dict[str, np.ndarray]:
 def _opened(config: ModelConfig) -> Callable[[np.ndarray], Any]:
     """Return a network of the reader as a function; errors as `Session.from_config`."""
     session, name = Session.from_config(config, instances=1), config.inputs[0].name
-    outputs = [each.name for each in config.outputs]
+    outputs = [output.name for output in config.outputs]
     return lambda tensor: session.run({name: tensor}, outputs)[0]

@@ -1,6 +1,6 @@
 """Reading: a recogniser of lines of text, behind a model of the backend `text_reader`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,22 +49,20 @@ class ReaderModels(NamedTuple):
         return route.variants[0].deadline_ms
 
     def configs(self) -> dict[str, dict[str, str]]:
-        """Return the configs of network, reader and route by profile."""
+        """Return the configs of network, reader and route by profile: the default ones, changed."""
+        names = self.names
         return {
-            self.names.network: dict(self._network()),
-            self.names.pinned: dict(self._pinned()),
-            self.names.route: dict(self._route()),
+            names.network: dict(_like(NETWORK, names.network, self._change_network)),
+            names.pinned: dict(_like(PINNED, names.pinned, self._change_pinned)),
+            names.route: dict(_like(ROUTE, names.route, self._change_route)),
         }
 
-    def _network(self) -> Iterator[tuple[str, str]]:
-        for profile, text, config in _templates(NETWORK, self.names.network):
-            config.input[0].name = self.settings.image.name
-            for tensor, given in zip(config.output, self.settings.outputs, strict=True):
-                tensor.name = given.name
-            _, _, rest = text.partition("\n")  # the first line describes the default recogniser
-            yield profile, pbtxt.rewrite(COMMENT + rest, config)
+    def _change_network(self, config: Any) -> None:
+        config.input[0].name = self.settings.image.name
+        for tensor, given in zip(config.output, self.settings.outputs, strict=True):
+            tensor.name = given.name
 
-    def _pinned(self) -> Iterator[tuple[str, str]]:
+    def _change_pinned(self, config: Any) -> None:
         versions = self.settings.companions
         texts = {
             "network": self.names.network,
@@ -72,17 +70,26 @@ class ReaderModels(NamedTuple):
             "detect_version": str(versions[DETECT]),
             "direction_version": str(versions[DIRECTION]),
         }
-        for profile, text, config in _templates(PINNED, self.names.pinned):
-            for key, value in texts.items():
-                config.parameters[key].string_value = value
-            if self.settings.instances:
-                config.instance_group[0].count = self.settings.instances
-            yield profile, pbtxt.rewrite(text, config)
+        for key, value in texts.items():
+            config.parameters[key].string_value = value
+        if self.settings.instances:
+            config.instance_group[0].count = self.settings.instances
 
-    def _route(self) -> Iterator[tuple[str, str]]:
-        for profile, text, config in _templates(ROUTE, self.names.route):
-            config.parameters["route"].string_value = f"{self.names.route}.route.json"
-            yield profile, pbtxt.rewrite(text, config)
+    def _change_route(self, config: Any) -> None:
+        config.parameters["route"].string_value = f"{self.names.route}.route.json"
+
+
+def _like(model: str, name: str, change: Callable[[Any], None]) -> Iterator[tuple[str, str]]:
+    """Yield profile and text of each config of a default model, changed and with another name."""
+    folder: Path = TEXT_REPOSITORY / model
+    for path in config_files(folder):
+        text = path.read_text(encoding="utf-8")
+        config = pbtxt.parse(text)
+        config.name = name
+        change(config)
+        if model == NETWORK:  # the first line describes the default recogniser
+            text = COMMENT + text.partition("\n")[2]
+        yield "" if path.parent == folder else path.stem, pbtxt.rewrite(text, config)
 
 
 class Lines:
@@ -162,7 +169,7 @@ class ReaderIntake:
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or has characters for outputs of a recogniser."""
-        kinds = sorted((each.datatype, len(each.shape)) for each in facts.signature.outputs.values())
+        kinds = sorted((output.datatype, len(output.shape)) for output in facts.signature.outputs.values())
         has_steps = kinds == BEST or any(rank == 3 for _, rank in kinds)
         return facts.task == self.name or (bool(facts.characters) and has_steps)
 
@@ -217,16 +224,6 @@ class ReaderIntake:
     def shown(self, results: Sequence[Any]) -> str:
         """Return the lines of text."""
         return " | ".join(results) or "no text"
-
-
-def _templates(model: str, name: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield profile, text and message of each config of a default model, with another name."""
-    folder: Path = TEXT_REPOSITORY / model
-    for path in config_files(folder):
-        text = path.read_text(encoding="utf-8")
-        config = pbtxt.parse(text)
-        config.name = name
-        yield "" if path.parent == folder else path.stem, text, config
 
 
 def _newest(folder: Path) -> int:

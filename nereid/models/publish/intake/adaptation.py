@@ -36,6 +36,7 @@ from nereid.models.publish.intake.graph_edits import (
 from nereid.models.publish.intake.network_facts import ANY_SIZE, Size
 from nereid.repository import onnx_file, onnx_graph
 from nereid.repository.onnx_file import InvalidOnnx, check_with_onnx
+from nereid.tasks import TASKS
 
 # NumPy's types of images, by ONNX Runtime's words.
 ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
@@ -87,10 +88,7 @@ class Adapted(NamedTuple):
 def adapt_file(
     path: Path, output: str = "", activation: Activation = "none", names: Sequence[str] | None = None
 ) -> Adapted:
-    """Change an ONNX file so that this machine's and the container's runtimes open it as a classifier.
-
-    Arguments and errors as `adapt`.
-    """
+    """Change an ONNX file as `adapt`, so that this machine's and the container's runtimes open it."""
 
     def change(model: Any) -> tuple[str, list[str]]:
         changes = fit_runtimes(model)
@@ -126,13 +124,13 @@ def adapt(
 
 
 def _scores(model: Any, output: str) -> Any:
-    matches = [each for each in model.graph.output if output in ("", each.name)]
+    matches = [tensor for tensor in model.graph.output if output in ("", tensor.name)]
     if len(matches) != 1:
-        names = ", ".join(each.name for each in model.graph.output) or "none"
+        names = ", ".join(output.name for output in model.graph.output) or "none"
         got = f"'{output}', the network has: {names}" if output else names
         raise WrongUsage(
-            f"expected one output with scores, got: {got}; fix: name one with --output, or --task detect for "
-            "a network that returns boxes"
+            f"expected one output with scores, got: {got}; fix: name one with --output, or another --task "
+            f"({', '.join(f'{task.name} for {task.network}' for task in TASKS if task.network)})"
         )
     return matches[0]
 
@@ -140,11 +138,8 @@ def _scores(model: Any, output: str) -> Any:
 def adapt_outputs_of_file(path: Path, size: Size = ANY_SIZE) -> list[str]:
     """Change an ONNX file with any outputs: its batch is variable, and its numbers are FP32.
 
-    Args:
-        path: the file.
-        size: height and width in pixels, for a network that accepts any size.
-
-    Open dims of the outputs are declared as a run returns them.
+    `size` is height and width in pixels, for a network that accepts any size. Open dims of the outputs are
+    declared as a run returns them.
     """
 
     def change(model: Any) -> tuple[bool, list[str]]:
@@ -185,11 +180,8 @@ def rename_file(path: Path, present: Sequence[str], wanted: Sequence[str]) -> li
 def change_file(path: Path, change: Callable[[Any], tuple[Result, list[str]]]) -> tuple[Result, list[str]]:
     """Change an ONNX file; without a sentence about a change, it stays as it is.
 
-    If a fixed batch cannot be freed, the network computes one image at a time.
-
-    Args:
-        path: the file.
-        change: changes a ModelProto in place; returns its result, and a sentence for each change.
+    `change` edits a ModelProto in place, and returns its result and a sentence for each change. If a fixed
+    batch cannot be freed, the network computes one image at a time.
     """
     import onnx
 
@@ -276,11 +268,11 @@ def run(path: Path) -> NetworkTrial:
     levels = np.random.default_rng(0).integers(0, 256, (2, *image.shape[1:])).astype(ELEMENTS[image.type])
     pixels = levels if levels.dtype == np.uint8 else levels / levels.dtype.type(255)
     alone = [session.run(None, {image.name: pixels[place : place + 1]}) for place in (0, 1)]
-    names = [each.name for each in session.get_outputs()]
+    names = [output.name for output in session.get_outputs()]
     shapes = {name: list(row.shape) for name, row in zip(names, alone[0], strict=True)}
     inferred = {
-        each.name: [dim if isinstance(dim, int) else -1 for dim in each.shape]
-        for each in session.get_outputs()
+        output.name: [dim if isinstance(dim, int) else -1 for dim in output.shape]
+        for output in session.get_outputs()
     }
     return NetworkTrial(shapes, inferred, _computes_rows(session, pixels, alone))
 
@@ -288,7 +280,7 @@ def run(path: Path) -> NetworkTrial:
 def _computes_rows(
     session: onnxruntime.InferenceSession, pixels: np.ndarray, alone: list[list[np.ndarray]]
 ) -> bool:
-    if any(isinstance(each.shape[0], int) for each in session.get_outputs() if each.shape):
+    if any(isinstance(output.shape[0], int) for output in session.get_outputs() if output.shape):
         return False
     try:
         together = session.run(None, {session.get_inputs()[0].name: pixels})
@@ -322,7 +314,7 @@ def convert_to_fp16(path: Path) -> str:
             raise _refusal(path, f"{type(error).__name__}: {error}") from None
     if len(content) > MAX_BYTES:
         raise _refusal(path, f"it has {len(content):,} bytes in FP16, and a file at most {MAX_BYTES:,}")
-    for each in {path.parent / each.location for each in file.external}:
+    for each in {path.parent / data.location for data in file.external}:
         each.unlink()
     path.write_bytes(content)
     return TO_FP16
@@ -330,8 +322,10 @@ def convert_to_fp16(path: Path) -> str:
 
 def _check_is_fp32(path: Path, model: Any) -> None:
     operators = {node.op_type for graph in onnx_graph.graphs(model.graph) for node in graph.node}
-    if found := sorted(each for each in operators if "Quantize" in each or each.endswith("Integer")):
-        raise _refusal(path, f"expected an FP32 network, got the operators of INT8 {', '.join(found)}")
+    if integer := sorted(
+        operator for operator in operators if "Quantize" in operator or operator.endswith("Integer")
+    ):
+        raise _refusal(path, f"expected an FP32 network, got the operators of INT8 {', '.join(integer)}")
     tensors = list(onnx_graph.tensors(model))
     if not any(tensor.data_type == tensor.FLOAT for tensor in tensors):
         kinds = sorted({tensor.DataType.Name(tensor.data_type) for tensor in tensors})

@@ -1,11 +1,12 @@
 """Edits of an ONNX graph that several tasks need: variable batches, colours, FP32 outputs, names."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any, Literal
 
 from nereid.base.contract import EMBEDDING
 from nereid.repository import onnx_graph
-from nereid.repository.onnx_runtimes import Runtime, supported_runtimes
+from nereid.repository.onnx_file import Runtime, supported_runtimes
 
 Activation = Literal["none", "softmax", "sigmoid", "normalize"]
 ActivationRule = Activation | Literal["auto"]
@@ -28,13 +29,13 @@ FREE_INITIALIZERS = 4
 
 def inputs(model: Any) -> list[Any]:
     """Return the inputs of a ModelProto without its weights."""
-    weights = {each.name for each in model.graph.initializer}
-    return [each for each in model.graph.input if each.name not in weights]
+    weights = {weight.name for weight in model.graph.initializer}
+    return [tensor for tensor in model.graph.input if tensor.name not in weights]
 
 
 def dims(value: Any) -> list[int]:
     """Return the dims of an input or output; -1 for a variable one."""
-    return [each.dim_value if each.HasField("dim_value") else -1 for each in value.type.tensor_type.shape.dim]
+    return [dim.dim_value if dim.HasField("dim_value") else -1 for dim in value.type.tensor_type.shape.dim]
 
 
 def add_constant(model: Any, tensor: Any) -> None:
@@ -70,15 +71,12 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
 
     (image,) = inputs(model)
     first = free_name(model, f"{image.name}_first")
-    for node in operators(model):
-        for position, name in enumerate(node.input):
-            if name == image.name:
-                node.input[position] = first
+    _redirect(model, image.name, first)
     rows = _rows(model, image.name)
     single = [
-        each
-        for each in model.graph.output
-        if dims(each)[:1] == [1] or [*inferred.get(each.name, ())][:1] == [1]
+        output
+        for output in model.graph.output
+        if dims(output)[:1] == [1] or [*inferred.get(output.name, ())][:1] == [1]
     ]
     for output in single:
         # ONNX Runtime cannot see through the shape, and takes the first dim for variable.
@@ -105,8 +103,7 @@ def add_batch(model: Any) -> Iterator[str]:
     if len(dims(image)) == 3:
         alone, first = free_name(model, f"{image.name}_alone"), free_name(model, "first_image")
         add_constant(model, helper.make_tensor(first, TensorProto.INT64, [], [0]))
-        for node in operators(model):
-            node.input[:] = [alone if name == image.name else name for name in node.input]
+        _redirect(model, image.name, alone)
         model.graph.node.insert(0, helper.make_node("Gather", [image.name, first], [alone]))
         declare(image, [1, *dims(image)])
     declare(image, [1, *dims(image)[1:]])
@@ -161,7 +158,7 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
         elif (
             node.op_type == "Concat"
             and is_of_image
-            and not any(each.name == "axis" and each.i == 0 for each in node.attribute)
+            and not any(attribute.name == "axis" and attribute.i == 0 for attribute in node.attribute)
         ):
             for position, name in enumerate(node.input):
                 weight = next((each for each in model.graph.initializer if each.name == name), None)
@@ -172,9 +169,9 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
                     model.graph.node.insert(AFTER_SHAPES, helper.make_node("Expand", [name, shape], [wide]))
                     node.input[position] = wide
     used = {name for node in operators(model) for name in node.input}
-    unused = {each.name for each in model.graph.initializer} - used
+    unused = {weight.name for weight in model.graph.initializer} - used
     for values in (model.graph.initializer, model.graph.input):  # older files list weights as inputs, too
-        left = [each for each in values if each.name not in unused]
+        left = [value for value in values if value.name not in unused]
         del values[:]
         values.extend(left)
 
@@ -183,7 +180,7 @@ def _small_constants(model: Any) -> dict[str, list[int]]:
     """Return the vectors of whole numbers in a graph, by name."""
     from onnx import TensorProto, numpy_helper
 
-    tensors = {each.name: each for each in model.graph.initializer}
+    tensors = {weight.name: weight for weight in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             tensors[node.output[0]] = node.attribute[0].t
@@ -255,12 +252,15 @@ def to_fp32(model: Any, scores: Any) -> Iterator[str]:
 def take_name(model: Any, output: Any, suffix: str) -> str:
     """Rename the inner tensor of an output, so that another node can return the output."""
     inner = free_name(model, f"{output.name}_{suffix}")
+    _redirect(model, output.name, inner)
     for node in operators(model):
-        for names in (node.input, node.output):
-            for position, name in enumerate(names):
-                if name == output.name:
-                    names[position] = inner
+        node.output[:] = [inner if name == output.name else name for name in node.output]
     return inner
+
+
+def _redirect(model: Any, old: str, new: str) -> None:
+    for node in operators(model):
+        node.input[:] = [new if name == old else name for name in node.input]
 
 
 def operators(model: Any) -> Iterator[Any]:
@@ -271,13 +271,10 @@ def operators(model: Any) -> Iterator[Any]:
 
 def free_name(model: Any, wanted: str) -> str:
     """Return a name that no tensor has: the wanted one, or one with a number."""
-    used = {each for node in operators(model) for each in (*node.input, *node.output)}
-    used |= {each.name for each in (*model.graph.initializer, *model.graph.input)}
-    number, name = 1, wanted
-    while name in used:
-        number += 1
-        name = f"{wanted}_{number}"
-    return name
+    used = {name for node in operators(model) for name in (*node.input, *node.output)}
+    used |= {value.name for value in (*model.graph.initializer, *model.graph.input)}
+    numbered = (f"{wanted}_{number}" for number in count(2))
+    return next(name for name in chain([wanted], numbered) if name not in used)
 
 
 def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[str]:
@@ -289,7 +286,7 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[
     from onnx import defs
 
     changes, runtimes = list[str](), runtimes or supported_runtimes()
-    opset = min(each.opset for each in runtimes)
+    opset = min(runtime.opset for runtime in runtimes)
     given = onnx_graph.opsets(model).get("", 0)
     if given > opset:
         try:
@@ -303,10 +300,10 @@ def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[
         if newest > opset:
             return []
         changes.append(f"opset {given} is written as {opset}, in which its operators are the same")
-        for each in model.opset_import:
-            if each.domain in ("", "ai.onnx"):
-                each.version = opset
-    ir_version = min(each.ir_version for each in runtimes)
+        for domain in model.opset_import:
+            if domain.domain in ("", "ai.onnx"):
+                domain.version = opset
+    ir_version = min(runtime.ir_version for runtime in runtimes)
     if model.ir_version > ir_version:
         changes.append(f"IR version {model.ir_version} is written as {ir_version}")
         model.ir_version = ir_version
@@ -341,10 +338,7 @@ def accept_colours(model: Any) -> Iterator[str]:
         nodes.append(helper.make_node("Round", [total], [rounded]))
         total = rounded
     nodes.append(helper.make_node("Cast", [total], [grey], to=element))
-    for node in operators(model):
-        for position, name in enumerate(node.input):
-            if name == given:
-                node.input[position] = grey
+    _redirect(model, given, grey)
     for number, node in enumerate(nodes):
         model.graph.node.insert(number, node)
     image.type.tensor_type.shape.dim[channel].dim_value = RGB

@@ -124,24 +124,24 @@ def _labels(
         if (folder / name).is_file():
             return tuple(_text(folder / name, "replace").splitlines()), f"'{name}' next to the file"
     for key in LABEL_KEYS:
-        if found := _names(literal(properties.get(key, ""))):
-            return found, f"the file's metadata '{key}'"
+        if names := _names(literal(properties.get(key, ""))):
+            return names, f"the file's metadata '{key}'"
     config = documents["config.json"]
     for key in ("label_names", "id2label"):
-        if found := _names(config.get(key)):
-            return found, f"'{key}' of 'config.json' next to the file"
+        if names := _names(config.get(key)):
+            return names, f"'{key}' of 'config.json' next to the file"
     return (), ""
 
 
-def _names(found: Any) -> tuple[str, ...]:
+def _names(listed: Any) -> tuple[str, ...]:
     """Return class names by index from a list, or from a dict with the keys 0, 1, 2, …."""
-    if isinstance(found, dict):
-        by_index = {str(key): value for key, value in found.items()}
-        found = [by_index.get(str(index)) for index in range(len(by_index))]
-    if not isinstance(found, Sequence) or isinstance(found, str):
+    if isinstance(listed, dict):
+        by_index = {str(key): value for key, value in listed.items()}
+        listed = [by_index.get(str(index)) for index in range(len(by_index))]
+    if not isinstance(listed, Sequence) or isinstance(listed, str):
         return ()
-    is_named = bool(found) and all(isinstance(each, str) for each in found)
-    names = (" ".join(each.encode(errors="replace").decode().split()) for each in found if is_named)
+    is_named = bool(listed) and all(isinstance(each, str) for each in listed)
+    names = (" ".join(each.encode(errors="replace").decode().split()) for each in listed if is_named)
     return tuple(names)
 
 
@@ -160,8 +160,8 @@ def _noted(properties: Mapping[str, str], documents: Mapping[str, Mapping[str, A
     )
     for way in ways:
         try:
-            if found := way():
-                return found
+            if noted := way():
+                return noted
         except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError):
             continue
     return Noted()
@@ -189,21 +189,21 @@ def ultralytics_size(metadata: Mapping[str, str]) -> Size:
 
 def _timm(config: Mapping[str, Any]) -> Noted | None:
     """Return the preprocessing of `pretrained_cfg`. Source: timm, data/transforms_factory.py."""
-    found = config.get("pretrained_cfg")
-    if not isinstance(found, dict):
+    settings = config.get("pretrained_cfg")
+    if not isinstance(settings, dict):
         return None
     origin = "timm's 'config.json' next to the file"
-    height, width = (int(each) for each in found["input_size"][-2:])
-    share, mode = float(found.get("crop_pct") or 0.875), found.get("crop_mode") or "center"
-    numbers = _numbers(found["mean"], found["std"])
-    numbers["interpolation"] = str(found.get("interpolation") or "bilinear")
+    height, width = (int(side) for side in settings["input_size"][-2:])
+    share, mode = float(settings.get("crop_pct") or 0.875), settings.get("crop_mode") or "center"
+    numbers = _numbers(settings["mean"], settings["std"])
+    numbers["interpolation"] = str(settings.get("interpolation") or "bilinear")
     scaled = math.floor(height / share)
     if mode == "center" and height == width:
         return Noted({"resize_shorter_px": str(scaled), **numbers}, origin, (height, width))
     if mode == "squash" and share == 1:
         return Noted({"resize": "exact", **numbers}, origin, (height, width))
     if mode == "border" and share == 1:
-        fill = ", ".join(str(round(255 * float(each))) for each in found["mean"])
+        fill = ", ".join(str(round(255 * float(level))) for level in settings["mean"])
         return Noted({"resize": "letterbox", "pad_color": fill, **numbers}, origin, (height, width))
     problem = f"{origin} has crop_mode '{mode}' with crop_pct {share:g} for {height} x {width} pixels"
     return Noted(origin=origin, size=(height, width), problem=problem)
@@ -248,4 +248,4 @@ def _sides(size: Any) -> Size:
 def _numbers(mean: Sequence[float], std: Sequence[float], unit: float = 255) -> dict[str, str]:
     """Return mean and std in levels of a pixel, of which `unit` make 1 for the exporter."""
     named = {"mean": mean, "std": std}
-    return {key: ", ".join(f"{unit * float(each):g}" for each in values) for key, values in named.items()}
+    return {key: ", ".join(f"{unit * float(value):g}" for value in values) for key, values in named.items()}

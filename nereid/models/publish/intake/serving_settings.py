@@ -76,7 +76,7 @@ class ServingSettings:
 
 def is_grey(original: Signature) -> bool:
     """Return whether the network in the user's file takes images with one channel."""
-    return any(CHANNELS not in each.shape and 1 in each.shape[1:] for each in original.inputs.values())
+    return any(CHANNELS not in tensor.shape and 1 in tensor.shape[1:] for tensor in original.inputs.values())
 
 
 def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[ServedTensor, bool]:
