@@ -21,9 +21,9 @@ def find_model(repository: Path, name: str, task: Task) -> str:
     from nereid.models.routes.target import check_repository, models_with
 
     check_repository(repository)
-    found = models_with(repository, task.outputs)
-    known = ", ".join(found)
-    if not found:
+    fitting = models_with(repository, task.outputs)
+    known = ", ".join(fitting)
+    if not fitting:
         outputs = ", ".join(f"'{output}'" for output in task.outputs)
         word = "outputs" if len(task.outputs) > 1 else "output"
         raise WrongUsage(
@@ -31,9 +31,9 @@ def find_model(repository: Path, name: str, task: Task) -> str:
         )
     if name:
         raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {known}")
-    if len(found) > 1:
+    if len(fitting) > 1:
         raise WrongUsage(f"'{repository}' has several models; fix: name one with --model: {known}")
-    return found[0]
+    return fitting[0]
 
 
 def find_any_model(repository: Path, name: str) -> str:

@@ -108,11 +108,11 @@ def show(
     folder = run_dir.find_folder(base, repository)
     if folder is None:
         raise OperationFailed(f"no server of '{repository}' runs; fix: nereid serve")
-    found = report(folder, location.name, run_dir.find_gateways(base, repository))
+    drifted = report(folder, location.name, run_dir.find_gateways(base, repository))
     if as_json:
-        print(msgspec.json.encode(found).decode())
+        print(msgspec.json.encode(drifted).decode())
     else:
-        print_report(found)
+        print_report(drifted)
 
 
 def _seconds(text: str) -> float:
@@ -133,7 +133,7 @@ def _history(context: typer.Context, repository: Path) -> "History":
 
 
 def _sizes(reference: "Reference") -> str:
-    return ", ".join(f"{each.name} {each.images:,} images" for each in reference.variants)
+    return ", ".join(f"{variant.name} {variant.images:,} images" for variant in reference.variants)
 
 
 def print_report(report: "Report") -> None:

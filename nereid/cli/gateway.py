@@ -12,6 +12,7 @@ from nereid.cli.keys import KeysFile
 from nereid.cli.options import Repository, Task, complete_model, environment, repository_of
 from nereid.cli.server_options import find_server
 from nereid.gateway.settings import KEEP_ALIVE_S, Listen, Settings
+from nereid.tasks import DEFAULT
 
 MAX_WORKERS = 64
 
@@ -30,7 +31,7 @@ def gateway(
             help="Model that answers requests without a model's name. With --url, repeat it for further "
             "models; else all routes of the repository are offered.",
             autocompletion=complete_model,
-            show_default="`classify`, or the first model of the repository",
+            show_default=f"`{DEFAULT.model}`, or the first model of the repository",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

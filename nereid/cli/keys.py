@@ -60,7 +60,7 @@ def add(
 def list_keys(context: typer.Context, as_json: AsJson = False, file: KeysFile = None) -> None:
     """List the keys: owner, scopes, quota and date, never the secret."""
     known = known_keys(file or default_path(environment(context)))
-    scopes = {key.id: [each for each in SCOPES if each in key.scopes] for key in known}
+    scopes = {key.id: [scope for scope in SCOPES if scope in key.scopes] for key in known}
     if as_json:
         documents = [
             {

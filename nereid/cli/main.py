@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from typer._click.exceptions import ClickException  # Typer's copy of Click; not exported otherwise
@@ -12,11 +12,12 @@ from typer.core import TyperCommand, TyperGroup
 from nereid.application import exit_codes
 from nereid.base.errors import WrongUsage
 from nereid.cli import check, demo, drift, gateway, init, keys, rollout, route, serve, status, top, why
-from nereid.cli.image_commands.image_command import COMMANDS
-from nereid.cli.models import add, publish, tune, versions, watch
+from nereid.cli.image_commands.image_command import IMAGE_COMMANDS
+from nereid.cli.models import add, publish, tune, versions
 from nereid.cli.options import reflowed, show_help
 from nereid.cli.server_options import with_server
 
+Commands: TypeAlias = tuple[Callable[..., None], ...]
 # Options that stand for the first argument of a command, by its name.
 OPTIONS_OF_ARGUMENTS = {"model": ("--model", "--route"), "repository": ("--repository",)}
 
@@ -58,28 +59,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-commands: tuple[Callable[..., None], ...] = (
-    demo.demo,
-    init.init,
-    serve.serve,
-    *COMMANDS,
-    gateway.gateway,
-    with_server(status.status),
-    with_server(top.top),
-    with_server(why.why),
-    with_server(add.add),
-    with_server(publish.publish),
-    with_server(publish.rollback),
-    with_server(publish.retire),
-    with_server(versions.remove),
-    with_server(versions.reload),
-    with_server(versions.versions),
-    with_server(watch.watch),
-    check.check,
-    check.doctor,
-    tune.tune,
-)
-for command in commands:
+SERVE: Commands = (demo.demo, init.init, serve.serve, *IMAGE_COMMANDS, gateway.gateway)
+OBSERVE: Commands = (status.status, top.top, why.why)
+PUBLISH: Commands = (add.add, publish.publish, publish.rollback, publish.retire)
+VERSIONS: Commands = (versions.remove, versions.reload, versions.versions, publish.watch)
+CHECK: Commands = (check.check, check.doctor, tune.tune)
+for command in (*SERVE, *map(with_server, OBSERVE + PUBLISH + VERSIONS), *CHECK):
     app.command(cls=Command)(command)
 app.add_typer(route.app, name="route")
 app.add_typer(rollout.app, name="rollout")

@@ -33,18 +33,6 @@ def _completing(find: Callable[[Path], Iterable[str]]) -> Callable[[typer.Contex
 
 
 @_completing
-def complete_model(repository: Path) -> Iterable[str]:
-    """Complete the names of models."""
-    return (path.parent.name for path in repository.glob("*/config.pbtxt"))
-
-
-@_completing
-def complete_profile(repository: Path) -> Iterable[str]:
-    """Complete the names of profiles."""
-    return {"auto", "ensemble", *(path.stem for path in repository.glob("*/configs/*.pbtxt"))}
-
-
-@_completing
 def complete_variant(repository: Path) -> Iterable[str]:
     """Complete the names of the variants of all routes."""
     import msgspec
@@ -61,6 +49,10 @@ def complete_preset(repository: Path) -> Iterable[str]:
     return PRESETS
 
 
+complete_model = _completing(lambda folder: (path.parent.name for path in folder.glob("*/config.pbtxt")))
+complete_profile = _completing(
+    lambda folder: {"auto", "ensemble", *(path.stem for path in folder.glob("*/configs/*.pbtxt"))}
+)
 Repository: TypeAlias = Annotated[
     Path,
     typer.Option(help="Model repository.", envvar="NEREID_REPOSITORY", show_default=DEFAULT_REPOSITORY),
@@ -92,8 +84,8 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON inst
 
 def environment(context: typer.Context) -> Mapping[str, str]:
     """Return the environment of the process, which only the root command reads."""
-    found: Mapping[str, str] = context.obj
-    return found
+    variables: Mapping[str, str] = context.obj
+    return variables
 
 
 def repository_of(context: typer.Context, repository: Path, task: str | None) -> Path:

@@ -166,7 +166,11 @@ def status(as_json: AsJson = False, route: RouteName = "", repository: Repositor
     """Show the newest rollout of the route, and what it waits for."""
     from nereid.models.rollout.rollout_journal import RolloutJournals
 
-    _print_status(RolloutJournals.of(_location(repository, route)).latest(), as_json)
+    state = RolloutJournals.of(_location(repository, route)).latest()
+    if as_json:
+        print(msgspec.json.encode(state).decode())
+    else:
+        print(state or "no rollout yet; start one: nereid rollout start VARIANT")
 
 
 @app.command()
@@ -218,7 +222,7 @@ def history(
 
     logs = RolloutJournals.of(_location(repository, route))
     if number is None:
-        _print_rollouts([state for each in logs.numbers() if (state := logs.read(each))], as_json)
+        _print_rollouts([state for entry in logs.numbers() if (state := logs.read(entry))], as_json)
         return
     if number not in logs.numbers():
         known = ", ".join(map(str, logs.numbers())) or "none"
@@ -269,16 +273,7 @@ def _location(repository: Path, route: str) -> "RouteLocation":
     return find_route(repository, route)
 
 
-def _print_status(rollout: "Rollout | None", as_json: bool) -> None:
-    """Print a rollout in words."""
-    if as_json:
-        print(msgspec.json.encode(rollout).decode())
-    else:
-        print(rollout or "no rollout yet; start one: nereid rollout start VARIANT")
-
-
 def _print_rollouts(rollouts: "Sequence[Rollout]", as_json: bool) -> None:
-    """Print all rollouts of a route, newest first."""
     if as_json:
         print(msgspec.json.encode(rollouts[::-1]).decode())
         return
@@ -298,7 +293,6 @@ def _print_rollouts(rollouts: "Sequence[Rollout]", as_json: bool) -> None:
 
 
 def _print_events(events: "Sequence[RolloutEvent]", as_json: bool) -> None:
-    """Print the events of a rollout, oldest first, as a table or as JSON lines."""
     if as_json:
         for event in events:
             print(msgspec.json.encode(event).decode())
@@ -317,7 +311,6 @@ def _print_events(events: "Sequence[RolloutEvent]", as_json: bool) -> None:
 
 
 def _print_forecast(forecasts: "Sequence[Forecast]") -> None:
-    """Print what each step needs."""
     rows = [
         (
             forecast.step,

@@ -305,17 +305,15 @@ def show_route(
     print(status)
 
 
-def _print_diff(found: "list[Difference]", moved: str) -> None:
-    """Print the differences between two routes."""
-    if not found:
+def _print_diff(differences: "list[Difference]", moved: str) -> None:
+    if not differences:
         print("no differences")
         return
-    print_table("field", "old", "new", rows=[(change.path, change.old, change.new) for change in found])
+    print_table("field", "old", "new", rows=[(change.path, change.old, change.new) for change in differences])
     print(moved)
 
 
 def _print_explanation(explanation: "Explanation", as_json: bool) -> None:
-    """Print the variant that would answer a request, and the reason."""
     if as_json:
         print(json.dumps(asdict(explanation)))
         return
@@ -334,7 +332,6 @@ def _print_explanation(explanation: "Explanation", as_json: bool) -> None:
 
 
 def _print_history(entries: "tuple[RouteChange, ...]", as_json: bool) -> None:
-    """Print a history, newest first."""
     if as_json:
         print(msgspec.json.encode(entries[::-1]).decode())
         return

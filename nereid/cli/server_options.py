@@ -68,13 +68,13 @@ def find_server(context: typer.Context, repository: Path) -> "ServerRecord | Non
 
     if address := context.meta.get("server"):
         return _named(context, repository, address)
-    found = run_dir.find_servers(run_dir.root(environment(context)), repository)
-    if found[1:] and not context.meta.get(NOTED):
+    servers = run_dir.find_servers(run_dir.root(environment(context)), repository)
+    if servers[1:] and not context.meta.get(NOTED):
         context.meta[NOTED] = True
-        others = ", ".join(str(each.pid) for each in found[:-1])
-        text = f"note: this command uses the newest server of this repository, pid {found[-1].pid}"
+        others = ", ".join(str(server.pid) for server in servers[:-1])
+        text = f"note: this command uses the newest server of this repository, pid {servers[-1].pid}"
         print(f"{text}; it does not reach pid {others}", file=sys.stderr)
-    return found[-1] if found else None
+    return servers[-1] if servers else None
 
 
 def _named(context: typer.Context, repository: Path, address: str) -> "ServerRecord":

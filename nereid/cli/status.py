@@ -27,30 +27,30 @@ def status(context: typer.Context, as_json: AsJson = False, repository: Reposito
     from nereid.insight.observe.status import status as observed
     from nereid.server import run_dir
 
-    found = observed(run_dir.root(environment(context)), repository, find_server(context, repository))
+    state = observed(run_dir.root(environment(context)), repository, find_server(context, repository))
     if as_json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps(asdict(state)))
     else:
-        show(found)
-    if found.server is None:
+        show(state)
+    if state.server is None:
         raise OperationFailed(f"no server of '{repository}' runs; fix: nereid serve")
-    if found.server.trouble:
-        raise OperationFailed(found.server.trouble)
+    if state.server.trouble:
+        raise OperationFailed(state.server.trouble)
 
 
-def show(found: "Status") -> None:
+def show(status: "Status") -> None:
     """Print a status as lines and a table."""
-    rows = [("repository", found.repository), *_server_rows(found.server)]
-    for gateway in found.gateways:
+    rows = [("repository", status.repository), *_server_rows(status.server)]
+    for gateway in status.gateways:
         rows.append(("gateway", f"http://{gateway.host}:{gateway.port}, pid {gateway.pid}"))
-    processes = sum(model.processes for model in found.models)
-    memory = sum(model.memory_bytes for model in found.models)
-    if found.server:
-        total = format_bytes(memory + found.server.memory_bytes)
+    processes = sum(model.processes for model in status.models)
+    memory = sum(model.memory_bytes for model in status.models)
+    if status.server:
+        total = format_bytes(memory + status.server.memory_bytes)
         rows.append(("memory", f"{total}: tritonserver and {processes} model processes"))
     for name, value in rows:
         print(f"{name:<11} {value}")
-    print_table(*COLUMNS, rows=[_model_row(model, found.server is not None) for model in found.models])
+    print_table(*COLUMNS, rows=[_model_row(model, status.server is not None) for model in status.models])
 
 
 def _server_rows(server: "ServerStatus | None") -> list[tuple[str, str]]:
@@ -75,7 +75,7 @@ def _model_row(model: "ModelStatus", is_running: bool) -> tuple[str, ...]:
 
 def _versions(model: "ModelStatus", is_running: bool) -> str:
     ready = ", ".join(map(str, model.ready))
-    missing = ", ".join(str(each) for each in model.expected if each not in model.ready)
+    missing = ", ".join(str(version) for version in model.expected if version not in model.ready)
     if not missing:
         return ready
     state = "inside the pinned models" if model.is_inside else "not loaded" if is_running else "not served"

@@ -22,8 +22,8 @@ class SafeConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the pieces of a text with their styles."""
-        for each in super().render(renderable, options):
-            yield each if each.control else Segment(escaped(each.text), each.style)
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(escaped(segment.text), segment.style)
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -43,4 +43,4 @@ def print_table(*columns: str, rows: Iterable[Sequence[str]]) -> None:
 
 def print_json(records: Iterable[Any]) -> None:
     """Print dataclasses as a JSON array."""
-    print(json.dumps([asdict(each) for each in records], indent=2))
+    print(json.dumps([asdict(record) for record in records], indent=2))

@@ -76,12 +76,12 @@ def _once(reader: "TopReader", interval_s: float, as_json: bool) -> None:
 
     before = _readable(reader)
     time.sleep(interval_s)
-    found = measure(before, _readable(reader))
+    measured = measure(before, _readable(reader))
     if as_json:
-        print(json.dumps(_rounded(asdict(found))))
+        print(json.dumps(_rounded(asdict(measured))))
     else:
         terminal = console()
-        terminal.print(view(found, terminal.width))
+        terminal.print(view(measured, terminal.width))
 
 
 def _readable(reader: "TopReader") -> "Reading":
@@ -163,8 +163,8 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: _rounded(entry) for name, entry in value.items()}
+    return [_rounded(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +223,11 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Table:
     """Return a table of the columns that fit the terminal and have a text in some row."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     texts = list(zip(*rows, strict=True)) or [()] * len(columns)
-    shown = [place for place, each in enumerate(columns) if each.width <= width and any(texts[place])]
+    shown = [place for place, column in enumerate(columns) if column.width <= width and any(texts[place])]
     widths = {place: max(map(len, (columns[place].heading, *texts[place]))) for place in shown}
     # Numbers keep their width; the longest names are cut.
     names = [place for place in shown if not columns[place].is_number]
-    while sum(widths.values()) + len(widths) - 1 > width and max(widths[each] for each in names) > MIN_NAME:
+    while sum(widths.values()) + len(widths) - 1 > width and max(widths[place] for place in names) > MIN_NAME:
         widths[max(names, key=lambda place: widths[place])] -= 1
     for place, most in widths.items():
         side: Literal["left", "right"] = "right" if columns[place].is_number else "left"
@@ -242,16 +242,16 @@ def _fitting(models: "Sequence[TopModel]", lines: int | None) -> "tuple[Sequence
     if lines is None or len(models) <= lines:
         return models, ""
     kept = max(1, lines - 1)
-    busiest = sorted(models, key=lambda each: -each.requests_per_s)[:kept]
+    busiest = sorted(models, key=lambda model: -model.requests_per_s)[:kept]
     return busiest, f"… {len(models) - kept} more models with fewer requests"
 
 
 def _route_rows(route: "TopRoute") -> Iterator[Row]:
-    for each in route.variants:
-        latencies = _number(each.p50_ms), _number(each.p99_ms)
-        rates = _rate(each.requests_per_s), _rate(each.errors_per_s)
-        seen, about = _percent(each.share), (each.breaker or UNKNOWN, "", each.model or UNKNOWN)
-        yield route.name, each.name, _percent(each.expected_share), seen, *rates, *latencies, *about
+    for variant in route.variants:
+        latencies = _number(variant.p50_ms), _number(variant.p99_ms)
+        rates = _rate(variant.requests_per_s), _rate(variant.errors_per_s)
+        seen, about = _percent(variant.share), (variant.breaker or UNKNOWN, "", variant.model or UNKNOWN)
+        yield route.name, variant.name, _percent(variant.expected_share), seen, *rates, *latencies, *about
     for shadow in route.shadows:
         name, rate = f"{shadow.name} (shadow)", _rate(shadow.requests_per_s)
         agreement = _percent(shadow.agreement)
@@ -297,41 +297,42 @@ def _machine_lines(top: "Top") -> list[Text]:
         lines.append(Text(f"cpu {cores}  load {load}  memory {used} of {total}{limit}"))
         lines += [
             Text(
-                f"gpu {each.uuid[:12]}  {_percent(each.busy)}  memory {_bytes(each.memory_used_bytes)} of "
-                f"{_bytes(each.memory_total_bytes)}  {_whole(each.power_w)} W"
+                f"gpu {gpu.uuid[:12]}  {_percent(gpu.busy)}  memory {_bytes(gpu.memory_used_bytes)} of "
+                f"{_bytes(gpu.memory_total_bytes)}  {_whole(gpu.power_w)} W"
             )
-            for each in machine.gpus
+            for gpu in machine.gpus
         ]
-    models = {each.name for each in top.models}
-    own = [each for each in top.processes if each.name not in models]
+    models = {model.name for model in top.models}
+    own = [
+        f"{process.name} {process.cpu_percent:.0f} % {format_bytes(process.memory_bytes)}"
+        for process in top.processes
+        if process.name not in models
+    ]
     if own:
-        texts = (f"{each.name} {each.cpu_percent:.0f} % {format_bytes(each.memory_bytes)}" for each in own)
-        lines.append(Text("processes " + ", ".join(texts)))
+        lines.append(Text(f"processes {', '.join(own)}"))
     lines += [_rollout_line(route) for route in top.routes]
     return [line for line in lines if line]
 
 
 def _rollout_line(route: "TopRoute") -> Text:
-    if not (found := route.rollout):
+    if not (rollout := route.rollout):
         return Text()
-    state = f"{found.phase} at step {found.step}"
-    return Text(f"rollout of {found.candidate} on {route.name}: {state}", style="cyan")
+    state = f"{rollout.phase} at step {rollout.step}"
+    return Text(f"rollout of {rollout.candidate} on {route.name}: {state}", style="cyan")
 
 
 def _gateway_lines(gateways: "Sequence[TopGateway]", width: int) -> list[Text]:
     lines = []
-    for each in gateways:
-        text = f"gateway {each.port}  "
-        if each.trouble:
-            lines.append(Text(f"{text}{each.trouble}"))
+    for gateway in gateways:
+        text = f"gateway {gateway.port}  "
+        if gateway.trouble:
+            lines.append(Text(f"{text}{gateway.trouble}"))
             continue
-        text += f"{_rate(each.requests_per_s)} req/s  p99 {_number(each.p99_ms)} ms  "
-        text += (
-            f"in flight {_whole(each.in_flight)} of {_whole(each.limit)}  waiting {_whole(each.waiting)}  "
-        )
-        text += f"shed {_rate(each.shed_per_s)}/s"
+        text += f"{_rate(gateway.requests_per_s)} req/s  p99 {_number(gateway.p99_ms)} ms  "
+        text += f"in flight {_whole(gateway.in_flight)} of {_whole(gateway.limit)}  "
+        text += f"waiting {_whole(gateway.waiting)}  shed {_rate(gateway.shed_per_s)}/s"
         if width >= WIDE:
-            text += f"  cpu {each.cpu_percent:.0f} %  {format_bytes(each.memory_bytes)}"
+            text += f"  cpu {gateway.cpu_percent:.0f} %  {format_bytes(gateway.memory_bytes)}"
         lines.append(Text(text))
     return lines
 

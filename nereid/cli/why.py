@@ -63,21 +63,21 @@ def why(
         raise OperationFailed(f"no server of '{repository}' runs; fix: nereid serve")
     if request:
         _show_request(
-            [each for each in request_history.read(record) if request in _ids(each)], request, as_json
+            [line for line in request_history.read(record) if request in _ids(line)], request, as_json
         )
         return
     lines = [
-        each
-        for each in request_history.read(record, time.time() - window_s)
-        if model is None or model in (each.get("route"), each.get("model"))
+        line
+        for line in request_history.read(record, time.time() - window_s)
+        if model is None or model in (line.get("route"), line.get("model"))
     ]
     base = run_dir.root(environment(context))
-    contention = _measured(record, [each.pid for each in run_dir.find_gateways(base, repository)])
-    found = explain(lines, contention, record.objective_ms)
+    contention = _measured(record, [gateway.pid for gateway in run_dir.find_gateways(base, repository)])
+    explanation = explain(lines, contention, record.objective_ms)
     if as_json:
-        print(json.dumps({**asdict(found), "contention": asdict(contention)}))
+        print(json.dumps({**asdict(explanation), "contention": asdict(contention)}))
     else:
-        _show(found, contention, window_s)
+        _show(explanation, contention, window_s)
 
 
 def _ids(line: dict[str, Any]) -> tuple[str, str]:
@@ -85,7 +85,6 @@ def _ids(line: dict[str, Any]) -> tuple[str, str]:
 
 
 def _measured(record: "ServerRecord", gateways: Sequence[int]) -> "Contention":
-    """Measure the counts of the kernel for the processes of a server and its gateways."""
     from nereid.insight.observe import contention
     from nereid.server.supervision.process_usage import parent_of
 
@@ -96,34 +95,34 @@ def _measured(record: "ServerRecord", gateways: Sequence[int]) -> "Contention":
     return contention.between(before, contention.read(record.pid, roots))
 
 
-def _show(found: "Explanation", contention: "Contention", window_s: float) -> None:
-    """Print an explanation on one screen."""
-    failed = ", ".join(f"{count:,} {name}" for name, count in found.outcomes.items())
+def _show(explanation: "Explanation", contention: "Contention", window_s: float) -> None:
+    failed = ", ".join(f"{count:,} {name}" for name, count in explanation.outcomes.items())
     print(
-        f"last {format_duration(window_s)}: {found.requests:,} requests"
+        f"last {format_duration(window_s)}: {explanation.requests:,} requests"
         f"{f', failed: {failed}' if failed else ''}"
-        f"; median {format_ms(found.p50_ms)}, 99th percentile {format_ms(found.p99_ms)}"
+        f"; median {format_ms(explanation.p50_ms)}, 99th percentile {format_ms(explanation.p99_ms)}"
     )
-    if found.slow_ms:
+    if explanation.slow_ms:
         print(f"\n{'stage':<10} {'typical':>10} {'slowest 5 %':>12}  difference")
-        most = max(1e-9, *(found.slow_ms[name] - found.typical_ms.get(name, 0.0) for name in found.slow_ms))
-        for name, slow in found.slow_ms.items():
-            typical = found.typical_ms.get(name, 0.0)
+        typical_ms = {name: explanation.typical_ms.get(name, 0.0) for name in explanation.slow_ms}
+        most = max(1e-9, *(slow - typical_ms[name] for name, slow in explanation.slow_ms.items()))
+        for name, slow in explanation.slow_ms.items():
+            typical = typical_ms[name]
             bar = "█" * round(BAR_WIDTH * max(0.0, slow - typical) / most)
             print(f"{name:<10} {format_ms(typical):>10} {format_ms(slow):>12}  {slow - typical:+8.1f} {bar}")
-        sizes = " and ".join(format_bytes(round(each)) for each in found.image_bytes)
-        waits = " and ".join(format_ms(each) for each in found.core_wait_ms)
+        sizes = " and ".join(format_bytes(round(size)) for size in explanation.image_bytes)
+        waits = " and ".join(format_ms(wait) for wait in explanation.core_wait_ms)
         print(f"image size {sizes}; wait of the models for a core {waits}")
-        if found.slow_variant:
-            print(f"nearly all of the slowest requests were served by variant '{found.slow_variant}'")
+        if explanation.slow_variant:
+            print(f"nearly all of the slowest requests were served by variant '{explanation.slow_variant}'")
     print(
         f"\nnow: the server uses {contention.own_cores:.1f} of {contention.cores} cores, other programs "
         f"{contention.other_cores:.1f}; {contention.wait_ratio:.2f} s of waiting for each second of work, "
         f"{contention.faults_per_s:,.0f} page faults/s, {contention.switches_per_s:,.0f} forced switches/s, "
         f"throttled {contention.throttled:.0%}"
     )
-    name = found.cause or "nothing unusual"
-    print(f"\ncause: {name}: {found.why}\ntry:   {found.next_step}")
+    name = explanation.cause or "nothing unusual"
+    print(f"\ncause: {name}: {explanation.why}\ntry:   {explanation.next_step}")
 
 
 def _show_request(lines: list[dict[str, Any]], name: str, as_json: bool) -> None:

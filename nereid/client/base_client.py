@@ -167,7 +167,7 @@ class BaseClient(ABC, Generic[Result]):
                         raise
                     await self._connection.pause(pause_s)
                 else:
-                    request.attempts.succeeded()
+                    self._budget.succeeded()
                     return result
 
     async def _attempt(self, request: ModelRequest, files: Sequence[bytes]) -> Any:

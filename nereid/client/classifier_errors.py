@@ -170,9 +170,9 @@ def is_final(error: BaseException) -> bool:
 def from_triton(error: "InferenceServerException") -> ClassifierError:
     """Return the error for an exception of tritonclient: Triton's response, or a failed transport."""
     status, text = error.status(), error.message() or str(error)
-    found = [(text.find(words), kind) for words, kind in _TEXTS if words in text]
-    if found:
-        return min(found, key=lambda pair: pair[0])[1](text)
+    matches = [(text.find(words), kind) for words, kind in _TEXTS if words in text]
+    if matches:
+        return min(matches, key=lambda pair: pair[0])[1](text)
     return _STATUSES.get(status, ServerFailed)(text)
 
 

@@ -57,11 +57,6 @@ class ModelClient(BaseClient[Result]):
         self, images: Iterable[ImageLike], batch_size: int = 1, **options: Unpack[RequestOptions]
     ) -> Iterator[ResultOrError[Result]]:
         """Return the outcomes of a stream of images, several at a time; see `Classifier.classify_many`."""
-        return self._stream(images, batch_size, options)
-
-    def _stream(
-        self, images: Iterable[ImageLike], batch_size: int, options: RequestOptions
-    ) -> Iterator[ResultOrError[Result]]:
         self._check_stream(batch_size, options)
         return self._outcomes(iter(images), batch_size, options)
 
@@ -148,11 +143,6 @@ class AsyncModelClient(BaseClient[Result]):
         Outcomes do not wait for the next image of an asynchronous iterable. The event loop reads any other
         iterable.
         """
-        return self._stream(images, batch_size, options)
-
-    def _stream(
-        self, images: Images, batch_size: int, options: RequestOptions
-    ) -> AsyncIterator[ResultOrError[Result]]:
         self._check_stream(batch_size, options)
         return self._outcomes(images, batch_size, options)
 

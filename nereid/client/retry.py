@@ -94,10 +94,6 @@ class Attempts:
             raise TimedOut(f"no response within {self._timeout_s:g} s")
         return remaining_s
 
-    def succeeded(self) -> None:
-        """Record the response to the request."""
-        self._budget.succeeded()
-
     def pause_s(self, error: ClassifierError) -> float | None:
         """Return the pause before the next attempt in seconds; None if the request is not sent again."""
         if not error.is_repeatable or not self._budget.failed() or self.count == MAX_ATTEMPTS:

@@ -271,7 +271,7 @@ class SharedMemory:
         for path in FOLDER.glob(f"{name_prefix()}*"):
             _remove_if_stale(path)
         known = await self._connection.read("get_system_shared_memory_status", attempts.remaining_s())
-        names = known.get("regions", {}) if isinstance(known, Mapping) else [each["name"] for each in known]
+        names = known.get("regions", {}) if isinstance(known, Mapping) else [entry["name"] for entry in known]
         for name in names:
             if name.startswith(name_prefix()) and not (FOLDER / name).exists():
                 await self._connection.call("unregister_system_shared_memory", attempts.remaining_s(), name)
@@ -281,7 +281,7 @@ class SharedMemory:
             if self._is_closed:
                 raise RuntimeError("the classifier is closed")
             fitting = [region for region in self._idle if region.byte_size >= byte_size]
-            if region := min(fitting, key=lambda each: each.byte_size, default=None):
+            if region := min(fitting, key=lambda region: region.byte_size, default=None):
                 self._idle.remove(region)
                 return region
             if self._idle:

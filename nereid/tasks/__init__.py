@@ -3,10 +3,12 @@
 import pkgutil
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nereid.tasks.task import Task
-from nereid.tasks.task_outputs import TaskOutputs
+
+if TYPE_CHECKING:  # NumPy costs a command 50 ms
+    from nereid.tasks.task_outputs import TaskOutputs
 
 
 def _records() -> tuple[Task, ...]:
@@ -32,7 +34,7 @@ def task_of(outputs: Collection[str]) -> Task | None:
     return max(fitting, key=lambda task: len(task.outputs), default=None)
 
 
-def outputs_of(outputs: Sequence[str], class_names: Sequence[str] = ()) -> TaskOutputs:
+def outputs_of(outputs: Sequence[str], class_names: Sequence[str] = ()) -> "TaskOutputs":
     """Return what the outputs of a model mean; they are in the order of its config.
 
     A model with other outputs counts as a classifier whose first output has the scores.

@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from nereid import AsyncDetector, AsyncReader, Detector, Reader
 from nereid.base.assets import COFFEE
+from nereid.cli.main import app
 from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.tasks.detect.result import DetectedObject
 from nereid.tasks.read.result import Barcode, Correction, Field, TextLine
@@ -128,6 +130,30 @@ def test_model_of_another_task_is_refused(kind, outputs, missing):
         client.infer(PHOTO)
 
     assert script.peers == []
+
+
+@cases(
+    ("command", "outputs", "response", "rows"),
+    {
+        "read": ("read", READ, reading("two"), ["line,,two,0.25,,1 2 5 2 5 4 1 4,,,"]),
+        "detect": (
+            "detect",
+            DETECT,
+            detection("cat", "7"),
+            ["cat,0.75,1.0,2.0,5.0,4.0", "7,0.75,1.0,2.0,5.0,4.0"],
+        ),
+    },
+)
+def test_command_prints_and_draws_the_results_of_its_task(tmp_path, command, outputs, response, rows):
+    drawn = tmp_path / "drawn.png"
+    with serving(scripted(outputs, response)) as url:
+        words = [command, str(COFFEE), "--url", url, "--protocol", "http", "--csv", "--draw", str(drawn)]
+        done = CliRunner().invoke(app, words)
+
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()[1:]
+    assert all(line.startswith(f"{COFFEE},{row},,1,") for line, row in zip(lines, rows, strict=True)), lines
+    assert drawn.is_file()
 
 
 GOOD = {"text": texts(b"a"), "confidence": np.zeros((1, 1)), "box": np.zeros((1, 1, 4, 2))}

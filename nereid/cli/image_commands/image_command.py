@@ -135,16 +135,22 @@ class Wanted:
     repository: Path
     draw: Path | None = None
 
-    def output_format(self) -> "Format":
-        """Return the format that the options choose.
+    def output_format(self, task: Task) -> "Format":
+        """Check the options, and return the format that they choose.
 
         Raises:
-            WrongUsage: more than one option.
+            WrongUsage: options are missing, or exclude each other.
         """
         formats: dict[Format, bool] = {"json": self.as_json, "jsonl": self.as_jsonl, "csv": self.as_csv}
         chosen = [name for name, is_chosen in formats.items() if is_chosen]
         if chosen[1:]:
             raise WrongUsage("--json, --jsonl and --csv exclude each other; fix: choose one")
+        if not self.images and not self.watch:
+            raise WrongUsage(f"nothing to {task.name}: expected IMAGE or DIR, or --watch DIR")
+        if self.watch and self.as_json:
+            raise WrongUsage("--watch never ends a JSON array; fix: --jsonl")
+        if self.watch and not self.watch.is_dir():
+            raise WrongUsage(f"--watch: '{self.watch}' is not a folder")
         return chosen[0] if chosen else "table"
 
 
@@ -159,7 +165,7 @@ def run(context: typer.Context, task: Task, wanted: Wanted, options: Mapping[str
     from nereid.cli.image_commands.drawing import Drawings
     from nereid.cli.image_files import collect
 
-    output_format = _checked_format(task, wanted)
+    output_format = wanted.output_format(task)
     watch = wanted.watch
     # Listed before the first image is sent, so that no image is missed that arrives meanwhile.
     arrivals = outcomes.arrivals_in(watch) if watch else None
@@ -178,17 +184,6 @@ def run(context: typer.Context, task: Task, wanted: Wanted, options: Mapping[str
             printed.watched(watch, arrivals)
     if failed:
         raise OperationFailed(f"{failed} of {len(paths)} images could not be {task.past}")
-
-
-def _checked_format(task: Task, wanted: Wanted) -> "Format":
-    output_format = wanted.output_format()
-    if not wanted.images and not wanted.watch:
-        raise WrongUsage(f"nothing to {task.name}: expected IMAGE or DIR, or --watch DIR")
-    if wanted.watch and output_format == "json":
-        raise WrongUsage("--watch never ends a JSON array; fix: --jsonl")
-    if wanted.watch and not wanted.watch.is_dir():
-        raise WrongUsage(f"--watch: '{wanted.watch}' is not a folder")
-    return output_format
 
 
 def _connect(context: typer.Context, task: Task, wanted: Wanted) -> Any:
@@ -213,4 +208,4 @@ def _connect(context: typer.Context, task: Task, wanted: Wanted) -> Any:
         raise WrongUsage(f"--{error}") from None
 
 
-COMMANDS = [image_command(task, task.command) for task in TASKS if task.command and not task.extends]
+IMAGE_COMMANDS = [image_command(task, task.command) for task in TASKS if task.command and not task.extends]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,6 @@ from nereid.application.chosen_models import own_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import WrongUsage
 from nereid.base.units import format_bytes, format_ms
-from nereid.cli.models.preprocessing import Preprocess, parameters_of, size_of
 from nereid.cli.options import AsJson, Repository, complete_preset, show_progress
 from nereid.cli.server_options import find_server
 from nereid.tasks import TASKS
@@ -25,6 +25,62 @@ ADDED = [task for task in TASKS if task.network]
 # The settings of a proposal that describe its network.
 FORM = ("image", "outputs", "is_last", "is_grey", "classes", "head")
 LAYOUTS = {False: "NCHW", True: "NHWC"}
+
+
+def _parameters(words: Sequence[str], preset: str) -> dict[str, str]:
+    """Return the parameters of the preprocessing as a config spells them; later words win.
+
+    Raises:
+        WrongUsage: a word is neither NAME=VALUE nor a JSON file with an object.
+    """
+    parameters = {"preset": preset} if preset else {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            parameters[name] = value
+        else:
+            parameters |= _from_file(Path(word))
+    return parameters
+
+
+def _size(word: str) -> tuple[int, int]:
+    """Return height and width in pixels: `640` for both, or `480x640`; zeros for no word.
+
+    Raises:
+        WrongUsage: it is something else.
+    """
+    if not word:
+        return 0, 0
+    height, times, width = word.lower().partition("x")
+    try:
+        found = int(height), int(width if times else height)
+    except ValueError:
+        found = 0, 0
+    if min(found) < 1:
+        raise WrongUsage(f"--size: expected pixels such as 640, or height and width as 480x640, got '{word}'")
+    return found
+
+
+def _from_file(path: Path) -> dict[str, str]:
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise WrongUsage(
+            f"--preprocess '{path}': expected NAME=VALUE or a JSON file ({error.strerror})"
+        ) from None
+    except ValueError as error:
+        raise WrongUsage(f"--preprocess '{path}': expected a JSON file, got: {error}") from None
+    if not isinstance(document, dict):
+        raise WrongUsage(
+            f"--preprocess '{path}': expected an object of parameters, got {type(document).__name__}"
+        )
+    return {str(name): _text(value) for name, value in document.items()}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def add(
@@ -44,7 +100,15 @@ def add(
             show_default="from the file's metadata",
         ),
     ] = "",
-    preprocess: Preprocess = None,
+    preprocess: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE|FILE.json",
+            help="Parameter of the preprocessing, such as `mean=127.5,127.5,127.5`, or a JSON file with "
+            "several. May be repeated.",
+            show_default="those of the preset",
+        ),
+    ] = None,
     labels: Annotated[
         Path | None,
         typer.Option(
@@ -145,10 +209,10 @@ def add(
     request = AddRequest(
         source,
         name,
-        parameters_of(preprocess or [], preset),
+        _parameters(preprocess or [], preset),
         labels,
         activation,  # type: ignore[arg-type]
-        size_of(size),
+        _size(size),
         output,
         tuple(profile or PROFILES),
         instances,

@@ -137,7 +137,6 @@ def run_tuning(options: "TuneOptions", environment: Mapping[str, str], as_json: 
 
 
 def _show(report: "Report", console: Console) -> None:
-    """Print the Pareto front, the default and the best candidate as a table."""
     table = Table(*HEADINGS)
     for mark, settings, concurrency, load in report.points():
         numbers = (f"{number:.1f}" for number in (load.rate, load.p50_ms, load.p99_ms))

@@ -60,11 +60,11 @@ def versions(
     """List the versions of a model: state, share of the traffic, size, time and source of the publication."""
     from nereid.models.publish.network import versions as listed
 
-    name, found = listed(repository, model, find_server(context, repository))
+    name, states = listed(repository, model, find_server(context, repository))
     if as_json:
-        print(json.dumps({"model": name, "versions": [asdict(version) for version in found]}))
+        print(json.dumps({"model": name, "versions": [asdict(state) for state in states]}))
     else:
-        _print(found)
+        _print(states)
 
 
 def _print(versions: "Sequence[VersionState]") -> None:

@@ -1,7 +1,7 @@
 """Classification of images on a Triton server, blocking and from asyncio."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Unpack
+from typing import Unpack, cast
 
 import numpy as np
 
@@ -9,8 +9,7 @@ from nereid.base.contract import SCORES
 from nereid.client.base_client import ResultOrError
 from nereid.client.images import ImageLike
 from nereid.client.model_client import AsyncModelClient, Images, ModelClient
-from nereid.client.request import Options
-from nereid.client.transport import run
+from nereid.client.request import Options, RequestOptions
 from nereid.tasks.classify.result import PREDICTIONS, Prediction
 
 
@@ -62,11 +61,11 @@ class Classifier(ModelClient[Prediction]):
             OSError: a file cannot be read, or the encoded pixels cannot be stored.
             RuntimeError: the classifier is closed.
         """
-        return run(self._result(image, options))
+        return self.infer(image, **cast(RequestOptions, options))
 
     def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
-        scores: np.ndarray = run(self._arrays(image, options))[SCORES][0]
+        scores: np.ndarray = self.arrays(image, **cast(RequestOptions, options))[SCORES][0]
         return scores
 
     def classify_many(
@@ -88,7 +87,7 @@ class Classifier(ModelClient[Prediction]):
         Raises:
             ValueError: an option is invalid.
         """
-        return self._stream(images, batch_size, options)
+        return self.infer_many(images, batch_size, **cast(RequestOptions, options))
 
 
 class AsyncClassifier(AsyncModelClient[Prediction]):
@@ -106,11 +105,11 @@ class AsyncClassifier(AsyncModelClient[Prediction]):
 
     async def classify(self, image: ImageLike, **options: Unpack[Options]) -> Prediction:
         """Classify one image; arguments and errors as `Classifier.classify`."""
-        return await self._result(image, options)
+        return await self.infer(image, **cast(RequestOptions, options))
 
     async def scores(self, image: ImageLike, **options: Unpack[Options]) -> np.ndarray:
         """Return the scores of all classes as the model returns them, float32[C]; arguments as `classify`."""
-        scores: np.ndarray = (await self._arrays(image, options))[SCORES][0]
+        scores: np.ndarray = (await self.arrays(image, **cast(RequestOptions, options)))[SCORES][0]
         return scores
 
     def classify_many(
@@ -121,4 +120,4 @@ class AsyncClassifier(AsyncModelClient[Prediction]):
         Outcomes do not wait for the next image of an asynchronous iterable. The event loop reads any other
         iterable.
         """
-        return self._stream(images, batch_size, options)
+        return self.infer_many(images, batch_size, **cast(RequestOptions, options))
