@@ -51,8 +51,8 @@ class Task:
             client, async_client: subclasses of `ModelClient` and `AsyncModelClient`; command line and drift.
             view: `nereid.cli.image_commands.views.View`, how the command shows results.
             endpoint: `nereid.gateway.endpoint.Endpoint`: the REST answer, its parameters, sample photos, and
-                further operations. `page.js` beside it shows the answer on the gateway's page; it exports
-                `{title, again, show}` by the name of the task, see `nereid/gateway/page/image.js`.
+                further operations. `page.js` beside it shows the answer on the gateway's page: it exports a
+                `TaskPage` of `nereid/gateway/page/api.js` by the name of the task.
             intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
             examination: how a changed network is compared with the current one.
             check: function that returns the problems of a pinned model's config; `nereid check`.
