@@ -120,8 +120,8 @@ class Task:
             view: `nereid.cli.image_commands.view.View`: columns and rows of CSV, tables of a terminal, boxes
                 to draw. It is imported when the command runs; JSON comes from the fields of the result.
             endpoint: `nereid.gateway.endpoint.Endpoint`: the REST answer, its parameters, sample photos, and
-                further operations. `page.js` beside it shows the answer on the gateway's page; it exports
-                `{title, again, show}` by the name of the task, see `nereid/gateway/page/image.js`.
+                further operations. `page.js` beside it shows the answer on the gateway's page: it exports a
+                `TaskPage` of `nereid/gateway/page/api.js` by the name of the task.
             intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
             claims: function (outputs of a network by name, for each image) -> whether a network whose task
                 nothing tells is one of this task; `nereid add`. Most tasks recognise a file instead.

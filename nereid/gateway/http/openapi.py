@@ -29,17 +29,18 @@ _RETRY = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "i
 
 def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str, Any]:
     """Return the document, OpenAPI 3.1."""
-    kinds = [kind for each in operations for kind in (each.answer, each.body) if kind is not None]
+    kinds = [kind for operation in operations for kind in (operation.answer, operation.body) if kind]
     parts = [part for operation in operations for part in operation.parts]
     schemas, components = msgspec.json.schema_components(
         [*kinds, ErrorAnswer, *parts], ref_template="#/components/schemas/{name}"
     )
     schema_of = {None: None} | dict(zip(kinds, schemas[: len(kinds)], strict=True))
     paths: dict[str, Any] = {}
-    for each in operations:
-        for path in each.paths:
-            about = _operation(each, path, schema_of[each.answer], schema_of[each.body], max_timeout_s)
-            paths.setdefault(path, {})[each.method.lower()] = about
+    for operation in operations:
+        answer, body = schema_of[operation.answer], schema_of[operation.body]
+        for path in operation.paths:
+            about = _operation(operation, path, answer, body, max_timeout_s)
+            paths.setdefault(path, {})[operation.method.lower()] = about
     description = "Image recognition. Every error has a code and a message."
     info = {"title": "Nereid", "version": metadata.version("nereid-serving"), "description": description}
     known = {"schemas": components, "securitySchemes": _KEYS}

@@ -133,10 +133,8 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
             try:
                 found = await run(gateway, request, call)
             except Exception as error:
-                failure = error if isinstance(error, Failure) else Failure("inference_failed", GATEWAY_FAILED)
-                failure.__cause__ = failure.__cause__ or error
-                failures.append(failure)
-                return FailedResult(name, failure.reason)
+                failures.append(_as_failure(error))
+                return FailedResult(name, failures[-1].reason)
         remember(gateway, request, found, name)
         return Result(name, *source_of(found), scores(found), timings(request, received_s, call.stages_s))
 
@@ -145,6 +143,14 @@ async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayRe
             tasks = [group.create_task(outcome(*image)) for image in enumerate(batch.images)]
     _report_faults(request, failures, len(tasks))
     return json_response(BatchAnswer(request.request_id, [task.result() for task in tasks]))
+
+
+def _as_failure(error: Exception) -> Failure:
+    if isinstance(error, Failure):
+        return error
+    failure = Failure("inference_failed", GATEWAY_FAILED)
+    failure.__cause__ = error
+    return failure
 
 
 def _report_faults(request: GatewayRequest, failures: list[Failure], count: int) -> None:
