@@ -33,7 +33,7 @@ from nereid.server.run_dir import ServerRecord
 from nereid.tasks.read.fields.specification import read_specification
 from nereid.tasks.read.reading_settings import ReadingSettings, fields_path
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
-from nereid.vision.imaging.preview import preview
+from nereid.vision.imaging.preprocessor import preview
 
 
 class RepositoryModels:

@@ -35,7 +35,7 @@ from nereid.repository.labels import check_names, read_lines
 from nereid.repository.layout import Pin, pins, readable_configs
 from nereid.tasks.read.intake import ReaderModels, copy_companions
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
-from nereid.vision.imaging.preview import Preview, preview
+from nereid.vision.imaging.preprocessor import Preview, preview
 
 PROFILES = ("cpu", "gpu")
 Models = Addition | ReaderModels
