@@ -31,7 +31,7 @@ from nereid.repository.layout import output_names, versions_there
 from nereid.server.run_dir import ServerRecord
 from nereid.tasks import TASKS
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
-from nereid.vision.imaging.preview import preview
+from nereid.vision.imaging.preprocessor import preview
 
 
 class RepositoryModels:

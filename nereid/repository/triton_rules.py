@@ -1,16 +1,18 @@
-"""Rules of Triton for a config that a server applies before it loads the model.
+"""Rules of Triton for a config that a server applies before it loads the model, and what it completes.
 
 Source: triton-inference-server/core r24.10, model_config_utils.cc and backend_model.cc; each rule was seen
 with the real server (tests/e2e/test_config_verdicts.py).
 """
 
 import difflib
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 from nereid.base.config.instance_bounds import read_bounds
+from nereid.base.config.model_config import read_profile
 from nereid.base.config.parameters import (
     ONNXRUNTIME_FLAGS,
     ONNXRUNTIME_PARAMETERS,
@@ -18,6 +20,8 @@ from nereid.base.config.parameters import (
     SESSION_PREFIX,
     parse_bool,
 )
+from nereid.base.serving_errors import InvalidConfig
+from nereid.repository.fitting import BACKENDS
 from nereid.repository.layout import backend_of, served_versions
 from nereid.tasks import BY_BACKEND
 from nereid.vision.inference.run_sizes import thread_counts
@@ -225,3 +229,39 @@ def _elements(shape: Sequence[int]) -> int:
     if not shape:
         return 0
     return VARIABLE if VARIABLE in shape else prod(shape)
+
+
+# A class with a base, or from another module, may inherit `auto_complete_config`.
+PLAIN_CLASS = re.compile(r"^class TritonPythonModel *(\( *(object)? *\))? *:", re.MULTILINE)
+
+
+def are_complete(repository: Path, profile: str, models: Collection[str]) -> bool:
+    """Return whether the configs of all models are complete.
+
+    Triton 24.10 completes them in a process of each model, which takes at least a second: it waits that long
+    to learn whether the process is healthy.
+    """
+    return not any(why_incomplete(repository / name, profile) for name in models)
+
+
+def why_incomplete(folder: Path, profile: str) -> str:
+    """Return why Triton may add something to a model's config, empty if it adds nothing."""
+    try:
+        document = read_profile(folder, profile)
+        missing = next((key for key in ("name", "input", "output") if not document.get(key)), "")
+        return f"its config has no {missing}" if missing else _why_added_to(folder, document)
+    except UnicodeDecodeError as error:
+        return f"its model.py is expected in UTF-8: {error}"
+    except (InvalidConfig, OSError) as error:
+        return f"its files cannot be read: {error}"
+
+
+def _why_added_to(folder: Path, document: Mapping[str, Any]) -> str:
+    backend = document.get("backend")
+    if backend in BACKENDS or document.get("platform") == "ensemble":
+        return ""
+    if backend == "python":
+        codes = [path.read_text() for path in folder.glob("[0-9]*/model.py")]
+        is_plain = bool(codes) and all(PLAIN_CLASS.search(code) for code in codes)
+        return "" if is_plain and not completes_config(folder) else "its code may complete its config"
+    return f"backend '{backend}' may complete its config" if backend else "its config has no backend"

@@ -25,8 +25,8 @@ from nereid.base.errors import ServerError
 from nereid.base.processes import ProcessRefusals, end_with_parent
 from nereid.client.classifier_errors import is_overload
 from nereid.repository import layout as repository
-from nereid.repository.completion import are_complete
 from nereid.repository.fitting import BACKENDS, InstancePlan, Machine, plan_instances
+from nereid.repository.triton_rules import are_complete
 from nereid.server.command_line import LOOPBACK, ServerOptions, command, environment
 from nereid.server.control import LOAD_S, NotReached
 from nereid.server.environment_folders import EnvironmentFolders

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nereid.backends.triton.lanes import Lanes, check_overlap
+from nereid.backends.triton.lanes import FusedJob, Lanes, check_overlap
 from nereid.backends.triton.overlap import (
     SLOTS,
     Compute,
@@ -17,7 +17,6 @@ from nereid.backends.triton.overlap import (
     Respond,
     Slots,
 )
-from nereid.backends.triton.post_processing import FusedJob
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import DeviceFailed, InvalidConfig, InvalidImage, InvalidRequest, ServingError
 from nereid.vision.imaging.image_times import ImageTimes

@@ -379,12 +379,8 @@ class Attempt:
         now: float,
     ) -> None:
         self.queue = queue
-        self.admitted, self.variant, self.reason, self.served = (
-            admitted,
-            choice.variant,
-            choice.reason,
-            served,
-        )
+        self.admitted, self.served = admitted, served
+        self.variant, self.reason = choice.variant, choice.reason
         # A breaker that is half open lets only the trial through.
         self.is_trial = served.breaker.state is BreakerState.HALF_OPEN
         self.was_dead, self.is_survived, self.waits_for_dead = served.is_dead, False, False

@@ -11,12 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from nereid.backends.triton.lanes import Lanes, Stages, can_bind, check_overlap, open_lanes, open_stream
+from nereid.backends.triton.lanes import (
+    FusedJob,
+    Lanes,
+    Stages,
+    can_bind,
+    check_overlap,
+    open_lanes,
+    open_stream,
+)
 from nereid.backends.triton.metric_reporter import ImageSignals
 from nereid.backends.triton.model_trace import BatchTrace, ModelTracer
 from nereid.backends.triton.onnx_model import backend_settings, open_session
 from nereid.backends.triton.overlap import SLOTS, Overlap
-from nereid.backends.triton.post_processing import FusedJob, Images, Outcome, open_post_processing
+from nereid.backends.triton.post_processing import Images, Outcome, open_post_processing
 from nereid.backends.triton.tensors import log_error, read_images, reject, respond, send
 from nereid.base.config.model_config import FusedSettings, ModelConfig
 from nereid.base.serving_errors import DeviceFailed, InvalidConfig, ServingError, from_exception

@@ -41,7 +41,7 @@ from nereid.repository.layout import Pin, pins, readable_configs
 from nereid.server.run_dir import ServerRecord
 from nereid.tasks import DEFAULT
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings
-from nereid.vision.imaging.preview import Preview, preview
+from nereid.vision.imaging.preprocessor import Preview, preview
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,50}")
 PROFILES = ("cpu", "gpu")
