@@ -123,8 +123,8 @@ class Task:
                 further operations. `page.js` beside it shows the answer on the gateway's page: it exports a
                 `TaskPage` of `nereid/gateway/page/api.js` by the name of the task.
             intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
-            claims: function (outputs of a network by name, for each image) -> whether a network whose task
-                nothing tells is one of this task; `nereid add`. Most tasks recognise a file instead.
+            claims: function (outputs of a network by name, for two or more images) -> whether a network
+                whose task nothing tells is one of this task; `nereid add`. Most tasks recognise a file.
             examination: `nereid.models.publish.examination.Examination`, how a changed network is compared.
             post_processing: function (config of a model of the backend) ->
                 `nereid.backends.triton.post_processing.LastStep`; backends and checks.

@@ -51,6 +51,14 @@ def test_vectors_of_length_1_are_recognised(tmp_path, tail):
     assert [each for each in check(tmp_path / "models") if each.verdict != "ok"] == []
 
 
+def test_one_photo_is_enough(tmp_path):
+    made = request(tmp_path, convolutional(UNIT["torch"]), images=SAMPLES[:1])
+
+    found = propose(tmp_path / "models", made)
+
+    assert (found.intake.name, found.results) == ("embed", {SAMPLES[0].name: ()})
+
+
 @pytest.mark.parametrize("tail", embedders.SCORES)
 def test_scores_are_never_taken_for_embeddings(tmp_path, tail):
     found = propose(tmp_path / "models", request(tmp_path, convolutional(embedders.SCORES[tail])))
@@ -120,7 +128,6 @@ def test_options_for_classes_are_refused(tmp_path, more, message):
         "in any direction": ([[0.6, -0.8], [-0.8, 0.6]], True),
         "one is longer": ([[0.6, -0.8], [-0.8, 0.7]], False),
         "one component": ([[1.0, 0.0], [0.0, 1.0]], False),
-        "one image": ([[0.6, -0.8]], False),
     },
 )
 def test_evidence_is_the_length_of_every_vector(rows, expected):

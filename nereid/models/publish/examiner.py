@@ -336,8 +336,11 @@ def survey(request: ExaminationRequest, progress: Progress) -> Survey:
     is_single = any(node.name == onnx_graph.FIRST_IMAGE for node in onnx_graph.nodes(file.model))
     can_batch = not is_single and _can_batch(network, meaning, samples)
     seen = meaning.first_run(file, samples, outputs, can_batch)
-    claiming = (task.name for task in TASKS if (claims := task.face("claims")) and claims(outputs))
-    return seen if request.task is not DEFAULT else replace(seen, claimed_by=next(claiming, ""))
+    if request.task is not DEFAULT:
+        return seen
+    several = outputs if len(outputs) > 1 else [network.run(sample) for sample in meaning.pair(samples)]
+    claiming = (task.name for task in TASKS if (claims := task.face("claims")) and claims(several))
+    return replace(seen, claimed_by=next(claiming, ""))
 
 
 def _can_batch(network: OpenedNetwork, meaning: Examination, samples: Sequence[NetworkInput]) -> bool:

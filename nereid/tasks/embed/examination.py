@@ -101,9 +101,9 @@ def are_embeddings(outputs: Sequence[Arrays]) -> bool:
     probabilities, have it by accident only, so that two images are enough to rule them out.
 
     Args:
-        outputs: of the network by name, for each image.
+        outputs: of the network by name, for each of at least two images.
     """
-    if len(outputs) < 2 or {len(arrays) for arrays in outputs} != {1}:
+    if {len(arrays) for arrays in outputs} != {1}:
         return False
     rows = [array for arrays in outputs for array in arrays.values()]
     if any(row.ndim != 2 or len(row) != 1 or row.dtype.kind != "f" for row in rows):

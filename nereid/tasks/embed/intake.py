@@ -109,4 +109,5 @@ class Embeddings:
 
     def shown(self, results: Sequence[Any]) -> str:
         """Return the cosines of an image's vector with the others."""
-        return ", ".join(f"cosine {each['cosine']:.2f} with {each['image']}" for each in results)
+        cosines = (f"cosine {found['cosine']:.2f} with {found['image']}" for found in results)
+        return ", ".join(cosines) or "no other image to compare with"
