@@ -19,12 +19,12 @@ from loadtest import record
 from loadtest.reading_score import errors, has_number, passages
 from nereid.base.assets import TEXT_REPOSITORY
 from nereid.base.serving_errors import ServingError
-from nereid.tasks.read.fields.field_search import Field, find_fields
+from nereid.tasks.read.characters import RecognisedLine
+from nereid.tasks.read.fields.field_search import FoundField, find_fields
 from nereid.tasks.read.fields.specification import read_specification
-from nereid.tasks.read.line import Line
 from tests.waybills.generator import SETS, Waybill, waybill
 
-Read = Callable[[bytes], list[Line]]
+Read = Callable[[bytes], list[RecognisedLine]]
 FIELDS = TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json"
 # Of the numbers that are answered as valid.
 TARGET_RIGHT = 0.99
@@ -42,7 +42,7 @@ COLUMNS: record.Columns = {
 SUMMED = ("in_line", "exact", "valid", "errors", "characters")
 
 
-def compared(image: Waybill, lines: Sequence[Line], number: Field) -> record.Row:
+def compared(image: Waybill, lines: Sequence[RecognisedLine], number: FoundField) -> record.Row:
     """Return the counts of one image; `wrong` has a wrong number that was answered as valid."""
     found = passages(image.lines, lines, image.ignored)
     is_right = number.value == image.tracking_number
@@ -80,12 +80,12 @@ def rapidocr_reader() -> Read:
 
     engine: Any = RapidOCR(params={"Global.log_level": "error"})
 
-    def read(encoded: bytes) -> list[Line]:
+    def read(encoded: bytes) -> list[RecognisedLine]:
         found = engine(encoded)
         if found.boxes is None:
             return []
         parts = zip(found.txts, found.scores, found.boxes, strict=True)
-        return [Line(text, float(score), np.asarray(box, np.float32)) for text, score, box in parts]
+        return [RecognisedLine(text, float(score), np.asarray(box, np.float32)) for text, score, box in parts]
 
     return read
 
@@ -96,7 +96,7 @@ def nereid_reader() -> Read:
 
     reads = reader()
 
-    def read(encoded: bytes) -> list[Line]:
+    def read(encoded: bytes) -> list[RecognisedLine]:
         (lines,) = reads.read([encoded])
         if isinstance(lines, ServingError):
             raise lines

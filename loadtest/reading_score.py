@@ -8,7 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from nereid.tasks.read.line import Line
+from nereid.tasks.read.characters import RecognisedLine
 from nereid.tasks.read.outputs import edit_distance
 from tests.waybills.paper import Printed
 
@@ -30,7 +30,7 @@ def plain(text: str) -> str:
 
 
 def passages(
-    printed: Sequence[Printed], read: Sequence[Line], ignored: Sequence[np.ndarray] = ()
+    printed: Sequence[Printed], read: Sequence[RecognisedLine], ignored: Sequence[np.ndarray] = ()
 ) -> list[Passage]:
     """Return the groups of lines whose boxes overlap.
 
@@ -50,7 +50,7 @@ def passages(
         for second in range(len(printed), len(boxes)):
             if _overlap(boxes[first], boxes[second]):
                 parent[root(first)] = root(second)
-    groups: dict[int, tuple[list[Printed], list[Line]]] = {}
+    groups: dict[int, tuple[list[Printed], list[RecognisedLine]]] = {}
     for place, line in enumerate((*printed, *read)):
         group = groups.setdefault(root(place), ([], []))
         (group[0] if isinstance(line, Printed) else group[1]).append(line)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def _overlap(first: np.ndarray, second: np.ndarray) -> bool:
     return bool(shared >= MIN_SHARE * min(cv2.contourArea(one), cv2.contourArea(other)) > 0)
 
 
-def _joined(lines: Sequence[Printed] | Sequence[Line]) -> str:
+def _joined(lines: Sequence[Printed] | Sequence[RecognisedLine]) -> str:
     """Join lines from the top to the bottom, and from the left to the right within a row."""
     left: list[Any] = sorted(lines, key=lambda each: float(each.box[:, 1].mean()))
     text = ""

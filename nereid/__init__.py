@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from nereid.tasks.classify.result import Label, Prediction
     from nereid.tasks.detect.client import AsyncDetector, Detector
     from nereid.tasks.detect.result import DetectedObject, Detection
+    from nereid.tasks.embed.client import AsyncEmbedder, Embedder
+    from nereid.tasks.embed.result import Embedding
     from nereid.tasks.read.client import AsyncReader, Reader
     from nereid.tasks.read.result import Correction, Field, Reading, TextLine
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClassifier",
     "AsyncDetector",
+    "AsyncEmbedder",
     "AsyncReader",
     "Classifier",
     "ClassifierError",
@@ -34,6 +37,8 @@ __all__ = [
     "DetectedObject",
     "Detection",
     "Detector",
+    "Embedder",
+    "Embedding",
     "Field",
     "Label",
     "Overloaded",

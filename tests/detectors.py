@@ -9,9 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from nereid.models.publish.add import add
-from nereid.models.publish.staged_addition import AddRequest
-from nereid.tasks.detect.decoding import STRIDES_PX, Frame
+from nereid.models.publish.add import AddRequest, add
+from nereid.tasks.detect.layouts import STRIDES_PX, Frame
 from tests.networks import constant, network, value
 
 SIDE = 64

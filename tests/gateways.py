@@ -14,13 +14,15 @@ from typing import Any
 import httpx
 import numpy as np
 
+from nereid.base.assets import TEXT_REPOSITORY
+from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BARCODE_OUTPUTS, OPTION_HEADERS, ROUTE_OUTPUTS
 from nereid.base.http_connection import HttpResponse
 from nereid.client import classifier_errors as errors
 from nereid.client.result_kind import Timings
 from nereid.gateway.admission.keys import SCOPES, Key, Scope
 from nereid.gateway.http.app import create_app
-from nereid.gateway.models import DocumentField, Models, PreviewRefused
+from nereid.gateway.models import Models, PreviewRefused
 from nereid.gateway.route_control import (
     RolloutOrder,
     RouteConflict,
@@ -33,6 +35,7 @@ from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
 from nereid.tasks.classify.result import Label, Prediction
 from nereid.tasks.detect.result import DETECTIONS, Detection
+from nereid.tasks.embed.result import Embedding
 from nereid.tasks.read.result import READINGS, Field, Reading
 from tests.classifiers import tensor_body
 from tests.proof import REQUESTS
@@ -121,6 +124,8 @@ def outputs_of(result: Any) -> dict[str, Any]:
             return found | {
                 name: [getattr(each, name) for each in result.objects] for name in DETECTIONS.outputs
             }
+        case Embedding():
+            return found | {"embedding": result.vector}
     labels = getattr(result, "labels", ())
     return found | {"scores": [f"{label.score}:{label.index}:{label.name}" for label in labels]}
 
@@ -184,8 +189,9 @@ class Source:
             raise PreviewRefused("expected an image file")
         return b"picture" if name == "classify" else None
 
-    def fields(self, name: str) -> list[DocumentField] | None:
-        return [DocumentField("number", True, ["UPS"])] if name == "read_waybill" else None
+    def config(self, name: str) -> ModelConfig | None:
+        folder = TEXT_REPOSITORY / "read_waybill_v1"
+        return ModelConfig.from_file(folder, 1) if name == "read_waybill" else None
 
 
 class Ring(dict[str, Key]):

@@ -14,8 +14,7 @@ import numpy as np
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import ServingError
-from nereid.vision.inference.session import Session
-from nereid.vision.inference.session_events import SessionEvents
+from nereid.vision.inference.session import Session, SessionEvents
 from tests.conftest import ROOT
 from tests.faulty_networks import MEBIBYTE
 

@@ -10,10 +10,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from nereid.models.publish.add import add
-from nereid.models.publish.examination.examine import Gates
+from nereid.models.publish.add import AddProposal, AddRequest, add
+from nereid.models.publish.examination import Gates
 from nereid.models.publish.publisher import Published, publish
-from nereid.models.publish.staged_addition import AddRequest, Proposal
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.run_dir import ServerRecord
 from tests.networks import Dims, constant, network, value
@@ -93,11 +92,11 @@ def publish_number(
     return publish(repository, NET, candidate(folder, number), record, OTHER_ANSWERS, **options)
 
 
-def propose(repository: Path, request: AddRequest) -> Proposal:
+def propose(repository: Path, request: AddRequest) -> AddProposal:
     """Add a network, and return what it was proposed to be."""
-    proposals: list[Proposal] = []
+    proposals: list[AddProposal] = []
 
-    def confirm(proposal: Proposal) -> bool:
+    def confirm(proposal: AddProposal) -> bool:
         proposals.append(proposal)
         return True
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from nereid.base.assets import COFFEE
-from nereid.models.publish.staged_addition import AddRequest
+from nereid.models.publish.add import AddRequest
 from tests.publishing import propose
 
 EXPORTS = Path(__file__).parent / "exports"
@@ -45,12 +45,14 @@ def assert_same_objects(folder: Path, family: str, axes: str, repository: Path) 
     request = AddRequest(folder / f"{family}-{axes}.onnx", "own", images=(photo,), last_step=OBJECTS)
 
     found, known = (
-        propose(repository, request).objects[photo.name],
+        propose(repository, request).results[photo.name],
         json.loads((folder / "boxes.json").read_text())[family],
     )
     assert len(found) == SHOWN
     for each in found:
         rows = [
-            row for row in known if row[0] == each.label and each.score == pytest.approx(row[1], abs=0.01)
+            row
+            for row in known
+            if row[0] == each["label"] and each["score"] == pytest.approx(row[1], abs=0.01)
         ]
-        assert any(each.box == pytest.approx(box, abs=1) for *_, box in rows), (each, rows or known)
+        assert any(each["box"] == pytest.approx(box, abs=1) for *_, box in rows), (each, rows or known)

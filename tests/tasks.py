@@ -1,4 +1,4 @@
-"""The three tasks for tests: a repository that has all, and for each its clients, an image and the answer."""
+"""The tasks for tests: a repository that has all, and for each its clients, an image and the answer."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -6,17 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from nereid import AsyncClassifier, AsyncDetector, AsyncReader, Classifier, Detector, Reader
+from nereid import (
+    AsyncClassifier,
+    AsyncDetector,
+    AsyncEmbedder,
+    AsyncReader,
+    Classifier,
+    Detector,
+    Embedder,
+    Reader,
+)
 from nereid.base.assets import COFFEE, REPOSITORY, TEXT_REPOSITORY
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
+from tests.embedders import add_embedder, convolutional, embeddings, small
 from tests.labels import LABEL, WORDS
 from tests.pictures import noise, save
 
 # Twice the side of the network's input, so every box has twice the size.
 PHOTO = save(Image.fromarray(noise(2 * SIDE, 2 * SIDE)))
+SMALL = small(COFFEE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +73,18 @@ def check_lines(result: Any) -> None:
         assert 300 < right < 600
 
 
+def check_vector(result: Any) -> None:
+    """Compare with the network before its changes, normalised in FP64."""
+    is_answer = isinstance(result, dict) and "embedding" in result  # of the gateway
+    found = np.array(field(result, "embedding" if is_answer else "vector"))
+    np.testing.assert_allclose(found, embeddings(convolutional(), SMALL)[0], atol=1e-5)  # FP32
+
+
 CLASSIFY = Task("classify", "classify", (Classifier, AsyncClassifier), COFFEE.read_bytes(), check_classes)
 DETECT = Task("detect", "yolov8", (Detector, AsyncDetector), PHOTO, check_objects)
 READ = Task("read", "read_text", (Reader, AsyncReader), LABEL, check_lines)
-TASKS = (CLASSIFY, DETECT, READ)
+EMBED = Task("embed", "faces", (Embedder, AsyncEmbedder), SMALL, check_vector)
+TASKS = (CLASSIFY, DETECT, EMBED, READ)
 
 
 def add_reader(folder: Path) -> Path:
@@ -83,4 +103,5 @@ def store_tasks(folder: Path, *heads: str, sources: Sequence[Path] = (REPOSITORY
         # The others are found by their names and shapes.
         is_named = head in ("yolox", "detr", "detr_sigmoid", "rtdetr", "rtdetr_best")
         add_detector(folder, head, network, head if is_named else "", instances=1)
+    add_embedder(folder)
     return folder / "models"

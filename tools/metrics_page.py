@@ -11,6 +11,7 @@ from nereid.gateway.gateway_metrics import Metrics
 from nereid.insight.drift import drift_metrics
 from nereid.models.rollout import service
 from nereid.server.supervision import health, process_usage
+from nereid.tasks.read.metrics import METRICS as READER
 
 TARGET = CHECKOUT / "docs" / "metrics.md"
 HEAD = """# Metrics
@@ -138,7 +139,7 @@ def groups() -> tuple[Group, ...]:
             "Reading of text",
             "reading_reference.md#reader-metrics",
             "server",
-            of_triton(metrics.READER_PREFIX, metrics.READER_LABELS, metrics.READER_METRICS),
+            of_triton(*READER),
         ),
         Group("Gateway", "gateway.md#metrics", "gateway", tuple(of_gateway())),
         Group(

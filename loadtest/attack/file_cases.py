@@ -21,12 +21,11 @@ from nereid.cli.image_commands.drawing import Drawings
 from nereid.gateway import image_size
 from nereid.gateway.failures import Failure
 from nereid.models.publish import watch
-from nereid.models.publish.add import Declined, add
+from nereid.models.publish.add import AddRequest, Declined, add
 from nereid.models.publish.drop_folder import DropFolder, journal_of
-from nereid.models.publish.examination.examine import Gates
-from nereid.models.publish.examination.examiner import UNEXPECTED
+from nereid.models.publish.examination import Gates
+from nereid.models.publish.examiner import UNEXPECTED
 from nereid.models.publish.publisher import publish
-from nereid.models.publish.staged_addition import AddRequest
 from nereid.repository.check import check
 from nereid.tasks.read.stages import StageTimes
 from nereid.tasks.read.upright import UprightDecoder

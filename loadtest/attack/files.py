@@ -23,9 +23,9 @@ import onnxruntime
 from loadtest import record
 from loadtest.attack.file_cases import ANSWERED, PARTS, REFUSED, Cases, prepare
 from nereid.base.processes import available_cores
-from nereid.models.publish.examination import examine, examiner, measurements
-from nereid.models.publish.examination.examine import ExaminationFailed, ExaminationRequest, Rejected
-from nereid.models.publish.intake import changed_file, network_trial
+from nereid.models.publish import examination, examiner
+from nereid.models.publish.examination import ExaminationFailed, ExaminationRequest, Rejected
+from nereid.models.publish.intake import adaptation
 
 CASE_S, REAL_CASE_S = 20.0, 200.0
 MEMORY_BYTES = 8 * 2**30
@@ -45,7 +45,7 @@ class Worker(NamedTuple):
 
 
 def examined(request: ExaminationRequest, timeout_s: float | None, progress: Callable[[str], None]) -> Any:
-    """Examine a network in this process; as `examine._run`."""
+    """Examine a network in this process; as `examination._run`."""
     found = dict[str, Any]()
     examiner.answer(request.to_json().decode(), lambda kind, content: found.__setitem__(kind, content))
     if "report" in found:
@@ -53,10 +53,10 @@ def examined(request: ExaminationRequest, timeout_s: float | None, progress: Cal
     raise Rejected(found["rejected"]) if "rejected" in found else ExaminationFailed(found["failed"])
 
 
-def tried(path: Path) -> network_trial.Trial | None:
+def tried(path: Path) -> adaptation.NetworkTrial | None:
     """Run a network in this process; as `try_network`."""
     try:
-        return network_trial.run(path)
+        return adaptation.run(path)
     except Exception:  # the process would have ended with it
         return None
 
@@ -68,9 +68,12 @@ def work(cases: Cases, numbers: list[int], results: Connection, is_real: bool) -
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not is_real:
-        for module, name, replacement in ((examine, "_run", examined), (changed_file, "try_network", tried)):
+        for module, name, replacement in (
+            (examination, "_run", examined),
+            (adaptation, "try_network", tried),
+        ):
             setattr(module, name, replacement)
-        measurements.WARM_RUNS, measurements.TIMED_RUNS, measurements.MIN_DURATION_S = 0, 1, 0.0
+        examiner.WARM_RUNS, examiner.TIMED_RUNS, examiner.MIN_DURATION_S = 0, 1, 0.0
     for number in numbers:
         results.send((number, "", ""))
         case = cases.case(number)

@@ -13,15 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from nereid.backends.triton.overlap.lanes import Lanes, Stages
-from nereid.backends.triton.overlap.open_lanes import open_lanes, open_stream
-from nereid.backends.triton.overlap.overlap import Overlap
+from nereid.backends.triton.lanes import Lanes, Stages, open_lanes, open_stream
+from nereid.backends.triton.overlap import Overlap
 from nereid.base.assets import REPOSITORY
 from nereid.base.config.model_config import ModelConfig, read_profile
 from nereid.base.serving_errors import ServingError
 from nereid.insight.tune.load_generator import percentile
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from nereid.vision.imaging.image_times import ImageTimes
 from nereid.vision.imaging.pipeline import Pipeline
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings

@@ -13,7 +13,7 @@ from loadtest.gpu_check import chain
 from loadtest.gpu_check.machine import PARTS, has
 from loadtest.gpu_check.processes import Context
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
-from nereid.models.publish.intake.precision import convert
+from nereid.models.publish.intake.adaptation import convert_to_fp16
 from nereid.vision.inference.session_options import CPU, CUDA
 from nereid.vision.inference.tensorrt import TENSORRT
 
@@ -76,7 +76,7 @@ def networks(folder: Path) -> dict[str, Path]:
     if has("onnx"):
         files[FP16] = folder / "fp16.onnx"
         shutil.copyfile(files[FP32], files[FP16])
-        convert(files[FP16])
+        convert_to_fp16(files[FP16])
     return files
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from loadtest.gpu_check import chain
 from loadtest.gpu_check.chain import Job, run_all
 from loadtest.gpu_check.processes import Context
-from nereid.backends.triton.overlap.lanes import Lanes
-from nereid.backends.triton.overlap.overlap import SLOTS, Overlap
+from nereid.backends.triton.lanes import Lanes
+from nereid.backends.triton.overlap import SLOTS, Overlap
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.insight.tune import photos
 

@@ -8,7 +8,7 @@ from typing import Any
 from loadtest.gpu_check import chain
 from loadtest.gpu_check.chain import Job, run_all
 from loadtest.gpu_check.processes import Context
-from nereid.backends.triton.overlap.overlap import SLOTS, Overlap
+from nereid.backends.triton.overlap import SLOTS, Overlap
 from nereid.insight.tune import photos
 
 ROWS, BATCHES = 32, 20

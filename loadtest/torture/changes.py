@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from loadtest.servers import Supervised
 from nereid.base import assets
 from nereid.base.config.model_config import ModelConfig
-from nereid.models.publish.examination.examine import Gates
+from nereid.models.publish.examination import Gates
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.routes.change import change_with_retry, reweighted
 from nereid.models.routes.served import RunningServer

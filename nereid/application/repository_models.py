@@ -11,8 +11,7 @@ from nereid.backends.routing.assignment import Table, shares
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.serving_errors import InvalidConfig, InvalidImage
-from nereid.gateway.gateway_task import TASKS
-from nereid.gateway.models import DocumentField, PreviewRefused
+from nereid.gateway.models import PreviewRefused
 from nereid.gateway.route_control import (
     RolloutOrder,
     RolloutState,
@@ -30,10 +29,9 @@ from nereid.models.routes.served import NO_SERVER, SERVED, RunningServer, served
 from nereid.models.routes.target import RouteLocation, find_route, find_routes, present_table, read_state
 from nereid.repository.layout import output_names, versions_there
 from nereid.server.run_dir import ServerRecord
-from nereid.tasks.read.fields.specification import read_specification
-from nereid.tasks.read.reading_settings import ReadingSettings, fields_path
+from nereid.tasks import TASKS
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
-from nereid.vision.imaging.preview import preview
+from nereid.vision.imaging.preprocessor import preview
 
 
 class RepositoryModels:
@@ -81,16 +79,13 @@ class RepositoryModels:
         except InvalidImage as error:
             raise PreviewRefused(error.args[0]) from None
 
-    def fields(self, name: str) -> list[DocumentField] | None:
-        """Return the fields of a reader of documents; for a route, those of its default variant."""
+    def config(self, name: str) -> ModelConfig | None:
+        """Return the config of a model, of a route that of its default variant; None if it cannot be read."""
         try:
             model, version = self._pinned(name)
-            config = ModelConfig.from_file(self._repository / model, version)
-            path = fields_path(config, config.settings(ReadingSettings))
-            fields = read_specification(path).fields if path else ()
+            return ModelConfig.from_file(self._repository / model, version)
         except (InvalidConfig, OperationFailed, OSError):
             return None
-        return [DocumentField(f.name, f.required, [each.name for each in f.carriers]) for f in fields] or None
 
     def _is_route(self, name: str) -> bool:
         return any(route.name == name for route in find_routes(self._repository))

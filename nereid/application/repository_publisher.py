@@ -64,7 +64,7 @@ def publish_network(options: PublishOrder, environment: Mapping[str, str]) -> No
     # Here, because a gateway knows this module, and needs no ONNX Runtime.
     from nereid.application.chosen_models import own_repository
     from nereid.models.publish import publisher
-    from nereid.models.publish.examination.examine import Gates
+    from nereid.models.publish.examination import Gates
     from nereid.server import run_dir
 
     repository = own_repository(options.repository)

@@ -17,6 +17,8 @@ FIELD = "field"
 BARCODE, SYMBOLOGY, BARCODE_BOX = BARCODE_OUTPUTS = "barcode", "symbology", "barcode_box"
 # Outputs of a model that finds objects, with `box` [-1, 4]: left, top, right, bottom. One entry per object.
 SCORE, LABEL = "score", "label"
+# Output of a model that computes embeddings: one vector per image.
+EMBEDDING = "embedding"
 # Most lines of text, and most objects, of one image; those with the least confidence are left out.
 MAX_LINES, MAX_OBJECTS = 1000, 300
 # Further outputs of a route: which variant responded, and why it was chosen.

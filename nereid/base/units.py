@@ -1,4 +1,4 @@
-"""Readable numbers with units, and text that a terminal only shows."""
+"""Readable numbers with units, lines, and text that a terminal only shows."""
 
 # Control characters (C0, DEL, C1), line separators, marks that change the direction of a text, and bytes that
 # are not text. A line break and a tab are harmless.
@@ -16,6 +16,11 @@ _ESCAPES = {code: ascii(chr(code))[1:-1] for code in sorted(_CODES - {*range(0x2
 def escaped(text: str) -> str:
     """Return a text with escapes instead of characters that would act on a terminal."""
     return text.translate(_ESCAPES)
+
+
+def split_lines(text: str) -> list[str]:
+    """Return the lines of a text without empty ones at its end; only LF and CR LF break lines."""
+    return text.replace("\r\n", "\n").rstrip("\n").split("\n")
 
 
 def format_bytes(count: int) -> str:

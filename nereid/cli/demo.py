@@ -43,7 +43,7 @@ def demo(
     """
     chosen = options.OWN_MODELS[task] if task else DEFAULT
     if chosen is not DEFAULT:
-        show_result(context, chosen, image or chosen.sample)
+        show_result(context, chosen, image or chosen.sample or COFFEE)
     elif image:
         raise WrongUsage("IMAGE needs --task read; fix: nereid demo --task read IMAGE")
     else:

@@ -7,8 +7,7 @@ from nereid.gateway.failures import Failure
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse
 from nereid.gateway.models import PreviewRefused
 from nereid.gateway.state import Gateway
-from nereid.vision.imaging.formats.size import read_size
-from nereid.vision.imaging.formats.work import work_of
+from nereid.vision.imaging.formats.size import read_size, work_of
 
 
 async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -28,7 +27,8 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
         gateway.quotas.take(request.key, slot.measure(is_answered), is_debt=True)
         slot.release()
 
-    preparing = asyncio.create_task(asyncio.to_thread(gateway.models.preview, request.model.name, image))
+    show = gateway.models.source.preview
+    preparing = asyncio.create_task(asyncio.to_thread(show, request.model.name, image))
     preparing.add_done_callback(end)
     try:
         async with asyncio.timeout(request.left_s()):

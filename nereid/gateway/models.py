@@ -5,6 +5,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,29 +13,23 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
+from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import PROBE_HEADER
 from nereid.base.http_connection import HttpConnections
 from nereid.client.retry import Budget
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import Live
-from nereid.gateway.gateway_task import CLASSIFY, GatewayTask, task_of
 from nereid.gateway.inference import ImageCall, request, send
 from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteControl, RouteView
 from nereid.gateway.v2.inference_body import Output
+from nereid.tasks import DEFAULT, task_of
+from nereid.tasks.task import Task
 
 # Names in an error message; a repository may have hundreds.
 MAX_NAMES = 20
 # A server that does not respond delays no request for longer, and is not tried again sooner.
 METADATA_TIMEOUT_S, METADATA_PAUSE_S = 1.0, 2.0
-
-
-class DocumentField(Struct):
-    """A field that a reader of documents finds, and the carriers whose formats it knows."""
-
-    name: str
-    required: bool
-    carriers: list[str]
 
 
 class PreviewRefused(Exception):
@@ -91,6 +86,7 @@ class ModelSource(Protocol):
     @property
     def publisher(self) -> Publisher | None:
         """Publishes further versions of the models; None for a server elsewhere."""
+        return None
 
     def names(self) -> Sequence[str]:
         """Return the names of the models that the gateway offers now."""
@@ -100,6 +96,7 @@ class ModelSource(Protocol):
 
     def route(self, name: str) -> RouteControl | None:
         """Return the control of a route, or None if it cannot be shown and changed here."""
+        return None
 
     def preview(self, name: str, image: bytes) -> bytes | None:
         """Return an image as a model's network sees it (PNG), or None if the preprocessing is not known.
@@ -107,9 +104,11 @@ class ModelSource(Protocol):
         Raises:
             PreviewRefused: it is not an image, or damaged.
         """
+        return None
 
-    def fields(self, name: str) -> list[DocumentField] | None:
-        """Return the fields of a reader of documents, or None if they are not known."""
+    def config(self, name: str) -> ModelConfig | None:
+        """Return the config of a model, of a route that of its default variant; None if it is not known."""
+        return None
 
 
 def path_of(model: str) -> str:
@@ -118,7 +117,7 @@ def path_of(model: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedModels:
+class FixedModels(ModelSource):
     """Models with fixed names, whose routes cannot be changed; for a server elsewhere.
 
     Attributes:
@@ -129,10 +128,6 @@ class FixedModels:
     fixed: tuple[str, ...]
     url: str = ""
 
-    @property
-    def publisher(self) -> None:
-        """Return None."""
-
     def names(self) -> Sequence[str]:
         """Return the fixed names."""
         return self.fixed
@@ -141,30 +136,15 @@ class FixedModels:
         """Return the outputs in the metadata of the model; empty if the server does not respond."""
         if not self.url:
             return ()
+
+        async def metadata() -> bytes:
+            with closing(HttpConnections(self.url)) as triton:
+                return (await request(triton, "GET", path_of(name), timeout_s=METADATA_TIMEOUT_S)).body
+
         try:
-            metadata = json.loads(asyncio.run(self._metadata(name)))
-            return [output["name"] for output in metadata["outputs"]]
+            return [output["name"] for output in json.loads(asyncio.run(metadata()))["outputs"]]
         except (Failure, TimeoutError, ValueError, LookupError, TypeError):
             return ()
-
-    async def _metadata(self, name: str) -> bytes:
-        triton = HttpConnections(self.url)
-        try:
-            return (await request(triton, "GET", path_of(name), timeout_s=METADATA_TIMEOUT_S)).body
-        finally:
-            triton.close()
-
-    def route(self, name: str) -> RouteControl | None:
-        """Return None."""
-        return None
-
-    def preview(self, name: str, image: bytes) -> bytes | None:
-        """Return None."""
-        return None
-
-    def fields(self, name: str) -> list[DocumentField] | None:
-        """Return None."""
-        return None
 
 
 @dataclass(slots=True)
@@ -182,7 +162,7 @@ class OfferedModel:
     live: Live
     readiness: Readiness
     route: RouteView | None
-    task: GatewayTask | None = None
+    task: Task | None = None
     path: str = ""
     budget: Budget = field(default_factory=Budget)
     outputs: dict[tuple[str, int], list[Output]] = field(default_factory=dict)
@@ -214,12 +194,12 @@ class Models:
     """
 
     def __init__(self, default: str, source: ModelSource, triton: HttpConnections) -> None:
-        self._source, self.triton, self.publisher = source, triton, source.publisher
+        self.source, self.triton = source, triton
         self.known: dict[str, OfferedModel] = {}
         self._first: dict[str, OfferedModel] = {}
         self.default = self._add(default)
 
-    async def find(self, name: str | None, task: GatewayTask | None = None) -> OfferedModel:
+    async def find(self, name: str | None, task: Task | None = None) -> OfferedModel:
         """Return a model by its name; without a name the first one that has the task.
 
         Raises:
@@ -229,28 +209,20 @@ class Models:
             return self._first.get(task.name) or await self._with_task(task) if task else self.default
         model = self.known.get(name) or await self._named(name)
         own = await self.task_of(model) if task else None
-        if task and own and not task.accepts(own):
-            fix = f"POST {own.path_of(name)}"
+        if task and own and not _does(own, task):
+            fix = f"POST /v1/models/{name}/{own.path.rpartition('/')[2]}"
             raise invalid_request(f"model {name!r} {own.work}, but does not do this task; fix: {fix}")
         return model
 
-    async def task_of(self, model: OfferedModel) -> GatewayTask | None:
+    async def task_of(self, model: OfferedModel) -> Task | None:
         """Return the task of a model; None while it is not known, or if no task has its outputs."""
         if model.task is None:
-            await model.find_task(self._source.outputs)
+            await model.find_task(self.source.outputs)
         return model.task
-
-    def preview(self, name: str, image: bytes) -> bytes | None:
-        """Return an image as a model's network sees it; blocks, see `ModelSource.preview`."""
-        return self._source.preview(name, image)
-
-    def fields(self, name: str) -> list[DocumentField] | None:
-        """Return the fields of a reader of documents; blocks, see `ModelSource.fields`."""
-        return self._source.fields(name)
 
     async def names(self) -> list[str]:
         """Return the names of all models, the default one first."""
-        found = await asyncio.to_thread(self._source.names)
+        found = await asyncio.to_thread(self.source.names)
         return [self.default.name, *(name for name in found if name != self.default.name)]
 
     async def all(self) -> AsyncIterator[OfferedModel]:
@@ -265,11 +237,11 @@ class Models:
             raise Failure("not_found", f"unknown model {name[:128]!r}; expected one of: {listed}")
         return self.known.get(name) or self._add(name)
 
-    async def _with_task(self, task: GatewayTask) -> OfferedModel:
+    async def _with_task(self, task: Task) -> OfferedModel:
         """Return the first model with exactly this task, else one that can do it."""
         models = [(model, await self.task_of(model)) async for model in self.all()]
         exact = [model for model, own in models if own is task]
-        able = [model for model, own in models if own and task.accepts(own)]
+        able = [model for model, own in models if own and _does(own, task)]
         if found := [*exact, *able]:
             self._first[task.name] = found[0]
             return found[0]
@@ -280,13 +252,18 @@ class Models:
 
     def _add(self, name: str) -> OfferedModel:
         async def probe(image: bytes, timeout_s: float) -> None:
-            task, end_s = await self.task_of(model) or CLASSIFY, time.monotonic() + timeout_s
+            task, end_s = await self.task_of(model) or DEFAULT, time.monotonic() + timeout_s
             headers, name = [(PROBE_HEADER.encode(), b"1")], f"readyz-{uuid.uuid4().hex}"
-            call = ImageCall(model, task.kind, image, None, 1, headers, name)
+            call = ImageCall(model, task.face("result"), image, None, 1, headers, name)
             async with asyncio.timeout(timeout_s):
                 await send(self.triton, call, lambda: end_s - time.monotonic())
 
-        route = self._source.route(name)
+        route = self.source.route(name)
         view = RouteView(route) if route else None
         model = self.known[name] = OfferedModel(name, Live(), Readiness(probe), view, path=path_of(name))
         return model
+
+
+def _does(own: Task, task: Task) -> bool:
+    """Return whether models with the task `own` can do a task."""
+    return task.name in (own.name, own.extends)

@@ -1,30 +1,234 @@
 """Checks of a repository in all profiles, without a server: they find most reasons for a failed load."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from nereid.backends.routing import route_file
-from nereid.base.config.model_config import CONFIGS, ModelConfig, read_pbtxt
+from nereid.backends.triton.post_processing import open_post_processing
+from nereid.base.config.model_config import CONFIGS, FusedSettings, ModelConfig, TensorSpec, read_pbtxt
 from nereid.base.serving_errors import InvalidConfig
-from nereid.repository import ensembles
+from nereid.repository import onnx_file
 from nereid.repository.checksums import CHECKSUMS, changes_since_publication, listed_files
 from nereid.repository.labels import InvalidLabels, check_count
-from nereid.repository.layout import config_files, model_folders
-from nereid.repository.profile import NetworkCache, Profile
+from nereid.repository.layout import backend_of, config_files, model_folders, served_versions, steps_of
+from nereid.repository.onnx_file import OnnxFile
 from nereid.repository.triton_rules import apply_rules
-from nereid.tasks.detect.detector import Detector
+from nereid.tasks import face_of_backend
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
 from nereid.vision.inference.signature import validate
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkCache:
+    """The ONNX files of a repository, each read once."""
+
+    read: dict[Path, OnnxFile | str] = field(default_factory=dict)
+
+    def open(self, path: Path) -> OnnxFile:
+        """Return the file, without its weights.
+
+        Raises:
+            InvalidConfig: it cannot be served.
+        """
+        if path not in self.read:
+            try:
+                file = onnx_file.read(path)
+                onnx_file.check_external_data(file)
+                onnx_file.check_runtimes(file, onnx_file.supported_runtimes())
+                onnx_file.check_with_onnx(path)
+                self.read[path] = replace(file, model=None)
+            except onnx_file.InvalidOnnx as error:
+                self.read[path] = str(error)
+        found = self.read[path]
+        if isinstance(found, str):
+            raise InvalidConfig(found)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A repository in one profile: the config file that a server uses for each model, and its content."""
+
+    root: Path
+    files: Mapping[str, str]
+    documents: Mapping[str, Mapping[str, Any]]
+    networks: NetworkCache
+
+    def backend(self, model: str) -> str:
+        """Return the name of the backend that runs `model`."""
+        return backend_of(self.root / model, self.documents[model])
+
+    def versions(self, model: str) -> list[int]:
+        """Return the versions of `model` that are served."""
+        return served_versions(self.root / model, self.documents[model])
+
+    def network(self, model: str, version: int) -> OnnxFile:
+        """Return the network of a version.
+
+        Raises:
+            InvalidConfig: it is missing, or cannot be served.
+        """
+        document = self.documents[model]
+        return self.networks.open(onnx_file.network_path(self.root / model / str(version), document))
+
+    def config(self, model: str, version: int) -> ModelConfig:
+        """Return the config of a version, completed like the server completes it.
+
+        Raises:
+            InvalidConfig: its network is needed and cannot be read.
+        """
+        document = {"name": model, **self.documents[model], "backend": self.backend(model)}
+        if document["backend"] == "onnxruntime":
+            onnx_file.complete_document(document, lambda: self.network(model, version).signature)
+        return ModelConfig.from_document(document, self.root / model, version)
+
+    def differences_from_plain(self, model: str, named: set[tuple[str, int]]) -> Iterator[str]:
+        """Yield the steps of a model's plain config that it does not name in this profile."""
+        plain = self.root / model / "config.pbtxt"
+        expected = {*steps_of(read_pbtxt(plain))} if plain.exists() else set[tuple[str, int]]()
+        for name, version in sorted(expected - named):
+            got = ", ".join(f"version {each} of '{other}'" for other, each in sorted(named - expected))
+            yield f"expected version {version} of '{name}', a step of config.pbtxt, got {got}"
+
+
+ITS_INPUT = "its input"
+# Tensors of an ensemble's steps: the provided ones by name; the needed ones with the step that needs them.
+Provided = dict[str, TensorSpec]
+Needed = list[tuple[str, str, TensorSpec]]
+
+
+def _ensemble_problems(profile: Profile, name: str) -> Iterator[str]:
+    steps = profile.documents[name]["ensemble_scheduling"].get("step", ())
+    if not steps:
+        yield "expected steps in ensemble_scheduling, got none"
+    if cycle := _cycle(profile, name):
+        yield f"its steps form a cycle: {', '.join(cycle)}"
+    ensemble = profile.config(name, 1)
+    size = ensemble.max_batch_size
+    provided = {each.name: _in_ensemble(each, size) for each in ensemble.inputs}
+    needed: Needed = []
+    for step in steps:
+        refused = list(_unservable(profile, name, step))
+        yield from refused
+        if not refused and step["model_name"] in profile.documents:
+            yield from _step_problems(profile, step, size, provided, needed)
+    needed += [("the ensemble's output", each.name, _in_ensemble(each, size)) for each in ensemble.outputs]
+    for user, tensor, wanted in needed:
+        if tensor not in provided:
+            yield f"{user} needs tensor '{tensor}', which no step provides"
+        elif not wanted.fits(provided[tensor]):
+            yield f"{user} needs tensor '{tensor}': expected {wanted.kind}, got {provided[tensor].kind}"
+
+
+def _in_ensemble(tensor: TensorSpec, max_batch_size: int) -> TensorSpec:
+    """Return a model's tensor between steps: its dims begin with the batch if there is one."""
+    return replace(tensor, dims=(-1, *tensor.dims)) if max_batch_size else tensor
+
+
+def _cycle(profile: Profile, name: str) -> list[str]:
+    """Return the models of a cycle from an ensemble through others to itself; empty if there is none."""
+    ways, seen = [[name]], {name}
+    for way in ways:
+        steps = profile.documents.get(way[-1], {}).get("ensemble_scheduling", {}).get("step", ())
+        found = {step.get("model_name", ""): None for step in steps}
+        if name in found and len(way) > 1:
+            return [*way, name]
+        ways.extend([*way, each] for each in found if each not in seen)
+        seen.update(found)
+    return []
+
+
+def _step_problems(
+    profile: Profile, step: Mapping[str, Any], size: int, provided: Provided, needed: Needed
+) -> Iterator[str]:
+    who = f"step '{step['model_name']}'"
+    try:
+        config = profile.config(step["model_name"], int(step["model_version"]))
+    except InvalidConfig:  # reported by the check of the model itself
+        return
+    yield from _unmapped(who, step, config)
+    if config.max_batch_size < size:
+        yield f"{who}: expected max_batch_size {size} or more, like the ensemble, got {config.max_batch_size}"
+    outputs = _mapped(step.get("output_map", {}), config.outputs, config.max_batch_size)
+    for tensor in outputs.keys() & provided.keys():
+        yield f"tensor '{tensor}' is provided twice, once by {who}"
+    provided.update(outputs)
+    inputs = _mapped(step.get("input_map", {}), config.inputs, config.max_batch_size)
+    needed += [(who, tensor, wanted) for tensor, wanted in inputs.items()]
+
+
+def _unservable(profile: Profile, name: str, step: Mapping[str, Any]) -> Iterator[str]:
+    model, version = step["model_name"], int(step.get("model_version", -1))
+    if model == name or not (profile.root / model).is_dir():
+        yield f"step '{model}' {'is the ensemble itself' if model == name else 'does not exist'}"
+    elif version < 1:
+        yield f"step '{model}' must be pinned: expected model_version 1 or more, got {version}"
+    elif not (profile.root / model / str(version)).is_dir():
+        yield f"step '{model}' is pinned to version {version}, which does not exist"
+    elif model in profile.documents and version not in profile.versions(model):
+        yield f"step '{model}' is pinned to version {version}, which its version_policy does not serve"
+
+
+def _unmapped(who: str, step: Mapping[str, Any], config: ModelConfig) -> Iterator[str]:
+    for side, tensors in (("input", config.inputs), ("output", config.outputs)):
+        mapped, names = step.get(f"{side}_map", {}), {tensor.name for tensor in tensors}
+        for key in sorted(mapped.keys() - names):
+            yield f"{who} has no {side} '{key}', it has: {', '.join(sorted(names))}"
+    optional = {tensor.name for tensor in config.inputs if tensor.is_optional}
+    for key in sorted({each.name for each in config.inputs} - optional - step.get("input_map", {}).keys()):
+        yield f"{who} needs input '{key}', which is not in its input_map"
+
+
+def _mapped(
+    names: Mapping[str, str], tensors: tuple[TensorSpec, ...], max_batch_size: int
+) -> dict[str, TensorSpec]:
+    return {names[each.name]: _in_ensemble(each, max_batch_size) for each in tensors if each.name in names}
+
+
+def _fused_problems(profile: Profile, name: str) -> Iterator[str]:
+    config = profile.config(name, 1)
+    parts = config.settings(FusedSettings)
+    for model, version in parts.models:
+        config.sibling(model, version)
+        if model not in profile.documents:  # reported by the check of the model itself
+            return
+    preprocess = profile.config(parts.preprocess, parts.preprocess_version)
+    network = profile.config(parts.network, parts.network_version)
+    profile.network(parts.network, parts.network_version)
+    compared = [
+        (f"the input of network '{parts.network}'", network.inputs, preprocess.outputs),
+        (ITS_INPUT, config.inputs, preprocess.inputs),
+    ]
+    if parts.after:
+        open_post_processing(config, parts, network)
+    else:
+        compared.insert(1, ("its output", config.outputs, network.outputs))
+    for who, wanted, given in compared:
+        yield from _differences(who, wanted, given)
+    yield from profile.differences_from_plain(name, {*parts.models})
+
+
+def _differences(who: str, wanted: tuple[TensorSpec, ...], given: tuple[TensorSpec, ...]) -> Iterator[str]:
+    """Compare one tensor with another; names are compared for the model's input only."""
+    if len(wanted) != 1 or not given:
+        yield f"{who}: expected one tensor, got {len(wanted)}"
+        return
+    ours, theirs = wanted[0].kind, given[0].kind
+    if who == ITS_INPUT:
+        ours, theirs = f"'{wanted[0].name}' {ours}", f"'{given[0].name}' {theirs}"
+    if ours != theirs:
+        yield f"{who}: expected {theirs}, got {ours}"
+
 
 PLAIN = "config.pbtxt"
 Verdict = Literal["ok", "note", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ModelFinding:
     """The result of one check: `ok`, `note` (the model works) or `fail`, the finding, and a fix if known."""
 
     verdict: Verdict
@@ -37,7 +241,7 @@ class Finding:
 Check = Callable[[Profile, str], Iterator[tuple[Verdict, str]]]
 
 
-def check(repository: Path) -> list[Finding]:
+def check(repository: Path) -> list[ModelFinding]:
     """Check every model of a repository in every profile.
 
     Raises:
@@ -56,7 +260,7 @@ def check(repository: Path) -> list[Finding]:
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.model)
 
 
-def count(repository: Path, findings: list[Finding], model: str = "") -> str:
+def count(repository: Path, findings: list[ModelFinding], model: str = "") -> str:
     """Return the counts of all models or of one, such as `5 models, 9 versions: 2 notes, 0 failures`."""
     models = [each.name for each in model_folders(repository) if model in ("", each.name)]
     versions = [each for each in _version_folders(repository) if each.parent.name in models]
@@ -75,10 +279,9 @@ def _version_folders(repository: Path) -> list[Path]:
     ]
 
 
-def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Finding]]:
-    """Return each model's readable configs by profile; the plain config has the profile ""."""
+def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[ModelFinding]]:
     found: dict[str, dict[str, Any]] = {}
-    findings: list[Finding] = []
+    findings: list[ModelFinding] = []
     for folder in model_folders(repository):
         found[folder.name] = {} if (folder / PLAIN).exists() else {"": {}}
         for path in config_files(folder):
@@ -86,12 +289,12 @@ def _read_configs(repository: Path) -> tuple[dict[str, dict[str, Any]], list[Fin
             try:
                 document = read_pbtxt(path)
             except InvalidConfig as error:
-                findings.append(Finding("fail", folder.name, what, _line(error), "correct the config"))
+                findings.append(ModelFinding("fail", folder.name, what, _line(error), "correct the config"))
                 continue
             name = document.get("name", folder.name)
             if name != folder.name:
                 text = f"expected name '{folder.name}' like the folder, got '{name}'"
-                findings.append(Finding("fail", folder.name, what, text, f'name: "{folder.name}"'))
+                findings.append(ModelFinding("fail", folder.name, what, text, f'name: "{folder.name}"'))
             found[folder.name]["" if path.parent == folder else path.stem] = document
     return found, findings
 
@@ -109,18 +312,17 @@ def _profile(
     )
 
 
-def _check_model(profile: Profile, model: str) -> Iterator[Finding]:
-    """Run all checks for the kind of a model."""
+def _check_model(profile: Profile, model: str) -> Iterator[ModelFinding]:
     for name, run in _checks(profile, model):
         what = f"{profile.files[model]}, {name}"
         try:
             for verdict, found in run(profile, model):
-                yield Finding(verdict, model, what, found)
+                yield ModelFinding(verdict, model, what, found)
         except (InvalidConfig, InvalidLabels, OSError) as error:
-            yield Finding("fail", model, what, _line(error))
+            yield ModelFinding("fail", model, what, _line(error))
         except (LookupError, ValueError) as error:  # such as a tensor or step without a name
             found = f"the config is incomplete: {type(error).__name__}: {error}"
-            yield Finding("fail", model, what, found)
+            yield ModelFinding("fail", model, what, found)
 
 
 def _checks(profile: Profile, model: str) -> Iterator[tuple[str, Check]]:
@@ -128,8 +330,8 @@ def _checks(profile: Profile, model: str) -> Iterator[tuple[str, Check]]:
     kind = "ensemble" if "ensemble_scheduling" in document else profile.backend(model)
     yield "Triton's rules", _rules
     yield "versions", _versions
-    if kind in CHECKS:
-        yield kind, CHECKS[kind]
+    if run := face_of_backend(kind, "check") or CHECKS.get(kind):
+        yield kind, run
     if any(entry.get("label_filename") for entry in document.get("output", ())):
         yield "labels", _labels
 
@@ -182,13 +384,6 @@ def _preprocess(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
     yield "ok", f"returns images of {settings.transform.height_px}x{settings.transform.width_px} px"
 
 
-def _boxes(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
-    for version in profile.versions(model):
-        head = Detector.from_config(profile.config(model, version)).head
-        classes = f", {head.classes} classes" if head.classes else ""
-        yield "ok", f"head {head.name}{classes}"
-
-
 def _route(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
     config = profile.config(model, 1)
     path = route_file.path_of(config)
@@ -225,47 +420,43 @@ def _labels(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
         yield "ok", f"{name} has {labels} labels for output '{entry['name']}'"
 
 
-# By backend; other backends are not checked.
+# By backend. Those of tasks have checks of their own; other backends are not checked.
 CHECKS: Mapping[str, Check] = {
     "onnxruntime": _networks,
     "ensemble": partial(
-        _combination, ensembles.problems, "its steps are pinned and served, and their tensors fit"
+        _combination, _ensemble_problems, "its steps are pinned and served, and their tensors fit"
     ),
-    "fused": partial(_combination, ensembles.fused_problems, "its parts exist, and their tensors fit"),
+    "fused": partial(_combination, _fused_problems, "its parts exist, and their tensors fit"),
     "preprocess": _preprocess,
-    "text_reader": partial(
-        _combination, ensembles.reader_problems, "its networks exist, and their tensors fit"
-    ),
     "ab_router": _route,
-    "boxes": _boxes,
 }
 
 
-def _hidden_folders(repository: Path) -> Iterator[Finding]:
+def _hidden_folders(repository: Path) -> Iterator[ModelFinding]:
     for path in repository.glob(".*/"):
         found = "Triton takes a hidden folder for a model when it loads all models"
-        yield Finding("note", path.name, "hidden folder", found, "move the folder out of the repository")
+        yield ModelFinding("note", path.name, "hidden folder", found, "move the folder out of the repository")
 
 
-def _version_folder(folder: Path) -> Iterator[Finding]:
+def _version_folder(folder: Path) -> Iterator[ModelFinding]:
     """Check that git would keep the folder, and that its files are unchanged since publication."""
     model, what = folder.parent.name, f"version {folder.name}"
     if not any(folder.iterdir()):
         found = "the folder is empty, and git does not store empty folders"
-        yield Finding("note", model, what, found, f"touch {folder}/.gitkeep")
+        yield ModelFinding("note", model, what, found, f"touch {folder}/.gitkeep")
         return
     files = listed_files(folder)
     if CHECKSUMS not in files:
         if files:
-            yield Finding("note", model, what, f"not published by nereid: no {CHECKSUMS}")
+            yield ModelFinding("note", model, what, f"not published by nereid: no {CHECKSUMS}")
         return
     problems = list(changes_since_publication(folder))
     for found in problems:
-        yield Finding(
+        yield ModelFinding(
             "fail", model, what, found, "versions are immutable; publish a new one with nereid publish"
         )
     if not problems:
-        yield Finding("ok", model, what, f"unchanged since publication: {len(files) - 1} files")
+        yield ModelFinding("ok", model, what, f"unchanged since publication: {len(files) - 1} files")
 
 
 def _line(error: Exception) -> str:

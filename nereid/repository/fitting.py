@@ -26,9 +26,9 @@ from nereid.repository.layout import (
     readable_configs,
     served_steps,
 )
-from nereid.tasks.read.reading_settings import BACKEND as READER
+from nereid.tasks import BY_BACKEND
 
-BACKENDS = frozenset({"boxes", "onnxruntime", "preprocess", ROUTE, *PARTS})
+BACKENDS = frozenset({"onnxruntime", "preprocess", ROUTE, *PARTS, *BY_BACKEND})
 # Instances of all models together, per core: while one model has nothing to do, the others use all cores.
 PER_CORE = 2
 # Python's lock limits an instance of a route to some 1,000 requests per second (docs/performance.md).
@@ -36,11 +36,6 @@ CORES_PER_ROUTE = 8
 # One process of a network with shared weights. Part of the available memory for all instances: requests,
 # the page cache and other programs need the rest.
 INSTANCE_BYTES, MEMORY_PART = 70_000_000, 0.5
-# A process that reads text keeps the activations of its largest image. PSS of both processes of
-# `read_text_v1` in profile `cpu`, by hand (AMD EPYC, 2026-11-26), after 40 waybills of `tests.waybills` of
-# 0.15 to 0.95 megapixels: 542 and 517 MB one at a time, 681 and 607 MB with 8 in flight. After 4 megapixels
-# it was 1.7 GB (2026-11-25).
-READER_BYTES = 680_000_000
 DRIVER = Path("/proc/driver/nvidia/version")
 
 Documents = Mapping[str, Mapping[str, Any]]
@@ -60,7 +55,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class InstancePlan:
     """The instances of each model whose config leaves the choice open, and what decided them."""
 
     machine: Machine
@@ -74,7 +69,9 @@ class Fitted:
         return f"instances fitted to {self.machine.cores} core(s){memory}: {models or 'none'}"
 
 
-def fitted(repository: Path, profile: str, machine: Machine, backends: Collection[str] = BACKENDS) -> Fitted:
+def plan_instances(
+    repository: Path, profile: str, machine: Machine, backends: Collection[str] = BACKENDS
+) -> InstancePlan:
     """Return the instances of every model of `profile` whose config leaves the choice open.
 
     Args:
@@ -86,10 +83,11 @@ def fitted(repository: Path, profile: str, machine: Machine, backends: Collectio
     wanted = demands(served, {name: route for name, route in routes.items() if route})
     is_open = [name for name, each in served.items() if _is_open(repository / name, each, backends)]
     of_route = [name for name in is_open if served[name].get("backend") == ROUTE]
-    readers = {
-        name for name, each in served.items() if each.get("backend") == READER and not served_steps(each)
-    }
-    found = counts({name: wanted[name] for name in is_open if name not in of_route}, machine, readers)
+    found = counts(
+        {name: wanted[name] for name in is_open if name not in of_route},
+        machine,
+        {name: _instance_bytes(document) for name, document in served.items()},
+    )
     if (instances := machine.cores // CORES_PER_ROUTE) > 1:
         found = replace(found, counts={**found.counts, **dict.fromkeys(of_route, instances)})
     return found
@@ -118,21 +116,21 @@ def demands(documents: Documents, routes: Mapping[str, Route]) -> dict[str, floa
     return found
 
 
-def counts(wanted: Mapping[str, float], machine: Machine, readers: Collection[str] = ()) -> Fitted:
+def counts(
+    wanted: Mapping[str, float], machine: Machine, instance_bytes: Mapping[str, int] | None = None
+) -> InstancePlan:
     """Return the instances of each model, from the part of the requests that it must be able to answer.
 
     Args:
-        readers: the models that read text in their own process, which needs more memory.
+        instance_bytes: memory of a process of each model; without, `INSTANCE_BYTES`.
     """
     cores = machine.cores
     found = {name: max(1, min(cores, ceil(PER_CORE * cores * share))) for name, share in wanted.items()}
     allowed = machine.memory_bytes * MEMORY_PART
-    needed = sum(
-        count * (READER_BYTES if name in readers else INSTANCE_BYTES) for name, count in found.items()
-    )
+    needed = sum(count * (instance_bytes or {}).get(name, INSTANCE_BYTES) for name, count in found.items())
     if is_short := needed > allowed:
         found = {name: max(1, int(count * allowed / needed)) for name, count in found.items()}
-    return Fitted(machine, found, is_short)
+    return InstancePlan(machine, found, is_short)
 
 
 def override(
@@ -143,9 +141,15 @@ def override(
     Args:
         in_use: the number to keep; 0 for the number that fits now.
     """
-    if count := fitted(repository, profile, machine, backends).counts.get(model):
+    if count := plan_instances(repository, profile, machine, backends).counts.get(model):
         return json.dumps(with_instances(read_profile(repository / model, profile), in_use or count))
     return None
+
+
+def _instance_bytes(document: Mapping[str, Any]) -> int:
+    task = BY_BACKEND.get(document.get("backend", ""))
+    own = task.backend.instance_bytes if task and task.backend and not served_steps(document) else 0
+    return own or INSTANCE_BYTES
 
 
 def _is_open(folder: Path, document: Mapping[str, Any], backends: Collection[str]) -> bool:
@@ -160,7 +164,6 @@ def _is_open(folder: Path, document: Mapping[str, Any], backends: Collection[str
 
 
 def _parts(document: Mapping[str, Any], route: Route | None) -> dict[str, float]:
-    """Return the models behind a model, and the part of its requests that each must be able to answer."""
     if not route:
         return {name: 1.0 for name, _ in served_steps(document)}
     weights, found = shares(route), dict[str, float]()

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from nereid.base.config.model_config import TensorSpec
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.base.units import escaped
-from nereid.tasks.read.characters import split_characters
+from nereid.base.units import escaped, split_lines
 
 
 class InvalidLabels(OperationFailed):
@@ -21,7 +20,7 @@ def check_count(labels: Path, output: TensorSpec) -> int:
         InvalidLabels: the numbers differ, or the file cannot be read.
     """
     try:
-        count = len(labels.read_text().removesuffix("\n").split("\n"))
+        count = len(labels.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidLabels(f"cannot read label file '{labels}': {error}") from None
     if -1 not in output.dims and count != (classes := prod(output.dims)):
@@ -55,7 +54,7 @@ def read_lines(path: Path, classes: int = 0) -> tuple[str, ...]:
         WrongUsage: the number differs, or the file is not UTF-8.
     """
     try:
-        lines = tuple(split_characters(path.read_text(encoding="utf-8-sig")))
+        lines = tuple(split_lines(path.read_text(encoding="utf-8-sig")))
     except UnicodeDecodeError as error:
         found = error.object[error.start]
         raise WrongUsage(

@@ -10,12 +10,9 @@ from nereid.base.config.model_config import CONFIGS, FusedSettings, ModelConfig,
 from nereid.base.contract import IMAGE, SCORES
 from nereid.base.processes import available_cores
 from nereid.base.serving_errors import InvalidConfig
-from nereid.tasks.read import reading_settings
-from nereid.tasks.read.reading_settings import BACKEND, SERVED, ReadingSettings
-from nereid.vision.inference.threads import thread_counts
+from nereid.tasks import BY_BACKEND, face_of_backend
+from nereid.vision.inference.run_sizes import thread_counts
 
-# Backends that turn the outputs of a network into those of the model.
-LAST_STEPS = frozenset({"boxes"})
 Documents = Mapping[str, Mapping[str, Any]]
 # The backend of routes.
 ROUTE = "ab_router"
@@ -24,12 +21,10 @@ ROUTE = "ab_router"
 NETWORK_PART, LAST_PART = "network", "after"
 PARTS: Mapping[str, tuple[str, ...]] = {
     "fused": ("preprocess", NETWORK_PART, LAST_PART),
-    BACKEND: reading_settings.PARTS,
+    **{name: task.backend.parts for name, task in BY_BACKEND.items() if task.backend and task.backend.parts},
 }
-SETTINGS: Mapping[str, type[FusedSettings] | type[ReadingSettings]] = {
-    "fused": FusedSettings,
-    BACKEND: ReadingSettings,
-}
+# Where the networks of a model run, in its parameter `networks`: in its own process, or as models of Triton.
+IN_PROCESS, SERVED = "in_process", "served"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +140,21 @@ def steps_of(document: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 def served_steps(document: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the models and versions to which a model sends requests; those in its own process are not."""
-    default = SERVED if document.get("backend") == BACKEND else ""
-    is_alone = document.get("backend") in PARTS and parameters_of(document).get("networks", default) != SERVED
-    return [] if is_alone else steps_of(document)
+    backend = document.get("backend", "")
+    task = BY_BACKEND.get(backend)
+    of_task = task.backend if task else None
+    place = parameters_of(document).get("networks", of_task.networks if of_task else "")
+    return [] if backend in PARTS and place != SERVED else steps_of(document)
 
 
 def parameters_of(document: Mapping[str, Any]) -> dict[str, str]:
     """Return the parameters of a config as texts."""
     return {key: each.get("string_value", "") for key, each in document.get("parameters", {}).items()}
+
+
+def is_last_step(backend: str) -> bool:
+    """Return whether models of a backend turn the outputs of a network into those of a task."""
+    return backend in BY_BACKEND and "post_processing" in BY_BACKEND[backend].faces
 
 
 def _pin(repository: Path, name: str, documents: Documents) -> Pin | None:
@@ -162,7 +164,7 @@ def _pin(repository: Path, name: str, documents: Documents) -> Pin | None:
     if "onnxruntime" not in kinds or (kinds.count("onnxruntime") != 1 and not names_network):
         return None
     preprocess = steps[kinds.index("preprocess")] if "preprocess" in kinds else ("", 0)
-    last = next((step for step, kind in zip(steps, kinds, strict=True) if kind in LAST_STEPS), ("", 0))
+    last = next((step for step, kind in zip(steps, kinds, strict=True) if is_last_step(kind)), ("", 0))
     backend = str(documents[name].get("backend"))
     place = PARTS[backend].index(NETWORK_PART) if names_network else kinds.index("onnxruntime")
     return Pin(name, *steps[place], *preprocess, *last)
@@ -188,7 +190,7 @@ def thread_budget(
         config = ModelConfig.from_document({**document, "backend": backend}, repository / name, 1)
         network = config
         if backend in PARTS:
-            names = config.settings(SETTINGS[backend])
+            names = config.settings(face_of_backend(backend, "settings") or FusedSettings)
             network = config.sibling(names.network, names.network_version).replacing(names.of_network)
         count = (instances or {}).get(name, config.cpu_instances)
         if processes := count * len(served_versions(repository / name, document)):

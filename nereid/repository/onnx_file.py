@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,15 @@ INSTALL = "pip install 'nereid-serving[publish]'"
 # Limit of protobuf.
 MAX_BYTES = 2**31 - 1
 DEFAULT_MAX_BATCH_SIZE = BackendSettings().default_max_batch_size
+# The newest operator set and IR version that each minor release of ONNX Runtime 1.x opens.
+# Source: measured 2026-11-21 with the wheels of 1.24.4, 1.25.1, 1.26.0 to 1.30.0 and 1.31.1: a Relu of every
+# opset and IR version was opened.
+CAPABILITIES = {24: (25, 13), **dict.fromkeys(range(25, 32), (26, 13))}
+# Source: triton-inference-server/server, pull 8918 (2026-08-05, for 26.08) sets 1.28, and pull 8966
+# (2026-09-11, for 26.09) replaces 1.28.0. The image itself was not opened.
+CONTAINER, CONTAINER_MINOR = "the container 26.08", 28
+# Source: ONNX Runtime, docs/Versioning.md: opset 7 is the oldest that is supported.
+MIN_OPSET = 7
 
 
 class InvalidOnnx(OperationFailed):
@@ -89,21 +98,16 @@ def read(path: Path) -> OnnxFile:
             ir_version=model.ir_version,
             opsets=opsets(model),
             signature=_signature(onnx, model.graph),
-            external=tuple(external_data(path, each) for each in tensors(model) if is_external(each)),
+            external=tuple(external_data(path, tensor) for tensor in tensors(model) if is_external(tensor)),
             custom_domains=custom_domains(model),
             model=model,
         )
 
 
 def complete_document(document: dict[str, Any], signature: Callable[[], Signature]) -> None:
-    """Complete a config from the network like the server does; `name` must be present.
+    """Complete a config in place from the network like the server does; `name` must be present.
 
-    Args:
-        document: the config, which is changed.
-        signature: returns the network's signature; called only if an entry is missing.
-
-    Raises:
-        InvalidConfig: the config has batches, which the network does not support.
+    `signature` is called only if an entry is missing. InvalidConfig: the network does not support batches.
     """
     document.setdefault("max_batch_size", 0)
     if needs_completion(document):
@@ -111,21 +115,59 @@ def complete_document(document: dict[str, Any], signature: Callable[[], Signatur
 
 
 def check_external_data(file: OnnxFile) -> int:
-    """Check that values in other files are next to the network and complete; return the files' bytes.
-
-    Raises:
-        InvalidOnnx: a file is outside the folder, missing, or too short.
-    """
+    """Check that values in other files are complete and next to the network; return the files' bytes."""
     folder = file.path.resolve().parent
-    sizes = {each.location: _external_size(folder, each) for each in file.external}
-    for each in file.external:
-        end = each.offset + max(0, each.length)
-        if sizes[each.location] < end:
+    sizes = {data.location: _external_size(folder, data) for data in file.external}
+    for data in file.external:
+        end = data.offset + max(0, data.length)
+        if sizes[data.location] < end:
             raise InvalidOnnx(
-                f"'{each.location}': expected {end:,} bytes for tensor '{each.tensor}', "
-                f"got {sizes[each.location]:,}; fix: copy the file again"
+                f"'{data.location}': expected {end:,} bytes for tensor '{data.tensor}', "
+                f"got {sizes[data.location]:,}; fix: copy the file again"
             )
     return sum(sizes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A server's ONNX Runtime, and the newest opset and IR version that it opens."""
+
+    name: str
+    opset: int
+    ir_version: int
+
+
+def supported_runtimes() -> tuple[Runtime, Runtime]:
+    """Return the runtimes of the embedded server, which is the installed one, and of the container."""
+    import onnxruntime
+
+    installed = int(onnxruntime.__version__.split(".")[1])
+    return (_runtime("the embedded server", installed), _runtime(CONTAINER, CONTAINER_MINOR))
+
+
+def _runtime(name: str, minor: int) -> Runtime:
+    # A release newer than the table opens at least the same networks as the last one in it.
+    return Runtime(f"{name} (ONNX Runtime 1.{minor})", *CAPABILITIES[max(24, min(minor, max(CAPABILITIES)))])
+
+
+def check_runtimes(file: OnnxFile, servers: Iterable[Runtime]) -> None:
+    """Check that every server can open a network of this opset and IR version; else InvalidOnnx."""
+    if file.opset < MIN_OPSET:
+        given = f"opset {file.opset}" if file.opset else "no opset"
+        raise InvalidOnnx(f"'{file.path.name}': expected opset {MIN_OPSET} or later, got {given}")
+    problems = []
+    for what, has, field_name in (
+        ("opset", file.opset, "opset"),
+        ("IR version", file.ir_version, "ir_version"),
+    ):
+        limits = [(runtime.name, getattr(runtime, field_name)) for runtime in servers]
+        if short := [f"at most {limit} for {name}" for name, limit in limits if has > limit]:
+            lowest = min(limit for _, limit in limits)
+            problems.append(
+                f"expected {what} {', '.join(short)}, got {has}; fix: export it with {what} {lowest}"
+            )
+    if problems:
+        raise InvalidOnnx(f"'{file.path.name}': {'; '.join(problems)}")
 
 
 def check_with_onnx(path: Path) -> None:
@@ -146,12 +188,8 @@ def check_with_onnx(path: Path) -> None:
 
 
 def external_data(path: Path, tensor: Any) -> ExternalData:
-    """Return the place of an external tensor's values, for the ONNX file at `path`.
-
-    Raises:
-        InvalidOnnx: the tensor does not name a valid place.
-    """
-    entries = {each.key: each.value for each in tensor.external_data}
+    """Return the place of an external tensor's values, for the ONNX file at `path`; else InvalidOnnx."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
     except ValueError:
@@ -226,12 +264,12 @@ def _check_text(path: Path, model: Any) -> None:
 
 
 def _signature(onnx: Any, graph: Any) -> Signature:
-    weights = {each.name for each in graph.initializer}
-    weights |= {each.values.name for each in graph.sparse_initializer}
-    given = {each.name: _tensor(onnx, each) for each in graph.input}
+    weights = {weight.name for weight in graph.initializer}
+    weights |= {sparse.values.name for sparse in graph.sparse_initializer}
+    given = {tensor.name: _tensor(onnx, tensor) for tensor in graph.input}
     return Signature(
         inputs={name: each for name, each in given.items() if name not in weights},
-        outputs={each.name: _tensor(onnx, each) for each in graph.output},
+        outputs={output.name: _tensor(onnx, output) for output in graph.output},
         initializers={name: each for name, each in given.items() if name in weights},
     )
 
@@ -241,12 +279,12 @@ def _tensor(onnx: Any, value: Any) -> NetworkTensor:
         raise InvalidOnnx("an input or output of the network: expected a name, got none")
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
-        found = (kind or "none").removesuffix("_type")
-        raise InvalidOnnx(f"'{value.name}' of the network: expected a tensor, got {found}")
+        given = (kind or "none").removesuffix("_type")
+        raise InvalidOnnx(f"'{value.name}' of the network: expected a tensor, got {given}")
     declared = value.type.tensor_type
     _check_element(onnx, value.name, declared.elem_type)
     element = onnx.TensorProto.DataType.Name(declared.elem_type).lower()
-    shape = tuple(each.dim_value if each.HasField("dim_value") else -1 for each in declared.shape.dim)
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in declared.shape.dim)
     return NetworkTensor(element, shape)
 
 

@@ -12,12 +12,12 @@ FIRST_IMAGE = "first_image_only"
 
 def opsets(model: Any) -> dict[str, int]:
     """Return the version of each operator set; of several for a domain, ONNX Runtime takes the last."""
-    return {"" if each.domain == "ai.onnx" else each.domain: each.version for each in model.opset_import}
+    return {"" if opset.domain == "ai.onnx" else opset.domain: opset.version for opset in model.opset_import}
 
 
 def metadata(model: Any) -> dict[str, str]:
     """Return the metadata of a ModelProto; texts that are not UTF-8, bytes in protobuf, are left out."""
-    texts = {each.key: each.value for each in model.metadata_props}
+    texts = {entry.key: entry.value for entry in model.metadata_props}
     return {key: text for key, text in texts.items() if isinstance(key, str) and isinstance(text, str)}
 
 
@@ -45,10 +45,10 @@ def names(model: Any) -> Iterator[Any]:
     for graph in graphs(model.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             yield value.name
-            yield from (each.dim_param for each in value.type.tensor_type.shape.dim)
+            yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
     for tensor in tensors(model):
         yield tensor.name
-        yield from (text for each in tensor.external_data for text in (each.key, each.value))
+        yield from (text for entry in tensor.external_data for text in (entry.key, entry.value))
     for node in nodes(model):
         yield from (node.op_type, node.domain, *node.input, *node.output)
 

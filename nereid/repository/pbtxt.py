@@ -1,8 +1,9 @@
 """Texts of a `config.pbtxt`: new ones, and changes that keep the comments and layout of the rest."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf import text_format
 
@@ -25,11 +26,7 @@ LIST = {"[": "[ ", "]": " ]"}
 
 
 def parse(text: str) -> Any:
-    """Return the ModelConfig message of a config text.
-
-    Raises:
-        OperationFailed: the text is not a config; the message has line and column.
-    """
+    """Return the ModelConfig message of a config text; OperationFailed with line and column if it is none."""
     try:
         return text_format.Parse(text, triton_messages.model_config())
     except text_format.ParseError as error:
@@ -82,19 +79,22 @@ def with_versions(text: str, versions: Sequence[int]) -> str:
     return changed
 
 
+class _Entry(NamedTuple):
+    """An entry of a text: its place, and its field, keys of a map, and number of values, if it has those."""
+
+    begin: int
+    stop: int
+    text: str
+    name: str = ""
+    keys: tuple[str, ...] = ()
+    values: int = 0
+
+
 def _edit(text: str, wanted: Any) -> str | None:
-    """Replace, remove and append entries of the outermost level; None if the result would be wrong."""
-    present = parse(text)
-    pieces, end, written = [], 0, set[tuple[str, str]]()
-    for begin, stop in _entries(text):
-        new = _edit_entry(text[begin:stop], present, wanted, written)
-        pieces += [text[end:begin], new]
-        end = stop
-        if not new and (rest_of_line := re.match(r"[ \t]*\n", text[stop:])):
-            end += rest_of_line.end()
-    changed = "".join([*pieces, text[end:]])
+    """Replace, remove and append entries; None if the result would be wrong."""
+    changed, missing = _edited(text, parse(text), wanted)
     changed += "\n" * (bool(changed) and not changed.endswith("\n"))
-    changed += "".join(f"{entry}\n" for entry in _missing_entries(wanted, written))
+    changed += "".join(f"{entry}\n" for entry in missing)
     try:
         is_right = text_format.Parse(changed, triton_messages.model_config()) == wanted
     except text_format.ParseError:
@@ -102,29 +102,106 @@ def _edit(text: str, wanted: Any) -> str | None:
     return changed if is_right else None
 
 
-def _edit_entry(entry: str, present: Any, wanted: Any, written: set[tuple[str, str]]) -> str:
-    """Return the new text of an entry, and add its field and key to `written`."""
+def _edited(text: str, present: Any, wanted: Any) -> tuple[str, list[str]]:
+    """Return the entries of a message with their changes, and the entries that are missing.
+
+    Fields with comments are changed inside, all others are printed anew.
+    """
+    entries = [_entry(text, begin, stop, present) for begin, stop in _entries(text)]
+    commented = {
+        entry.name for entry in entries if any(token[0] == "#" for token in TOKEN.findall(entry.text))
+    }
+    pieces, end, written, counts = list[str](), 0, set[tuple[str, str]](), Counter[str]()
+    for entry in entries:
+        new, fields = entry.text, {(entry.name, key) for key in entry.keys}
+        if entry.name and not _is_equal(entry, present, wanted):
+            inside = None
+            if entry.name in commented:
+                inside = _edited_inside(entry, counts[entry.name], present, wanted)
+            printed = [_print_entry(wanted, *field) for field in sorted(fields) if not fields & written]
+            new = " ".join(filter(None, printed)) if inside is None else inside
+        written |= fields
+        counts[entry.name] += entry.values
+        pieces += [text[end : entry.begin], new]
+        end = entry.stop
+        if not new and (rest_of_line := re.match(r"[ \t]*\n", text[end:])):
+            end += rest_of_line.end()
+    missing = [_one_line(part) for name, key, part in _parts(wanted) if (name, key) not in written]
+    return "".join([*pieces, text[end:]]), missing
+
+
+def _entry(text: str, begin: int, stop: int, present: Any) -> _Entry:
+    entry = text[begin:stop]
     try:
-        ((field, value),) = text_format.Parse(entry, triton_messages.model_config()).ListFields()
+        ((field, value),) = text_format.Parse(entry, type(present)()).ListFields()
     except (text_format.ParseError, ValueError):
-        return entry
-    name, key = field.name, next(iter(value), "") if _is_map(value) else ""
-    is_first = (name, key) not in written
-    written.add((name, key))
-    before, after = (getattr(each, name) for each in (present, wanted))
-    if before == after or (key and key in before and key in after and before[key] == after[key]):
-        return entry
-    return _print_entry(wanted, name, key) if is_first else ""
+        return _Entry(begin, stop, entry)
+    keys, count = tuple(value) if _is_map(value) else ("",), len(value) if hasattr(value, "add") else 1
+    return _Entry(begin, stop, entry, field.name, keys, count)
 
 
-def _missing_entries(wanted: Any, written: set[tuple[str, str]]) -> Iterator[str]:
-    for name, key, part in _parts(wanted):
-        if (name, key) not in written:
-            yield _one_line(part)
+def _is_equal(entry: _Entry, present: Any, wanted: Any) -> bool:
+    before, after = (getattr(message, entry.name) for message in (present, wanted))
+    return bool(
+        before == after
+        or all(key and key in before and key in after and before[key] == after[key] for key in entry.keys)
+    )
+
+
+def _edited_inside(entry: _Entry, place: int, present: Any, wanted: Any) -> str | None:
+    """Return an entry whose messages are changed in their text; None if they do not correspond.
+
+    Args:
+        entry: of a field with messages.
+        place: of its first message in a repeated field.
+        present, wanted: the messages with the field.
+    """
+    before, after = (getattr(message, entry.name) for message in (present, wanted))
+    bodies = [entry.text[begin:stop] for begin, stop in _bodies(entry.text)]
+    if _is_map(before):
+        kind = before.GetEntryClass()
+        old = [text_format.Parse(body, kind()) for body in bodies]
+        if any(message.key not in after for message in old):
+            return None
+        new = [kind(key=message.key, value=after[message.key]) for message in old]
+    elif hasattr(before, "add"):
+        old, new = (values[place : place + entry.values] for values in (before, after))
+        if len(before) != len(after):
+            return None
+    elif hasattr(before, "ListFields") and wanted.HasField(entry.name):
+        old, new = [before], [after]
+    else:
+        return None
+    if len(bodies) != len(old):
+        return None
+    pieces, end = list[str](), 0
+    for (begin, stop), body, *pair in zip(_bodies(entry.text), bodies, old, new, strict=True):
+        pieces += [entry.text[end:begin], _appended(*_edited(body, *pair))]
+        end = stop
+    return "".join([*pieces, entry.text[end:]])
+
+
+def _appended(body: str, missing: Sequence[str]) -> str:
+    """Append entries to the text in braces, behind a comment in the last line."""
+    kept = body.rstrip()
+    gap = "\n" if "#" in kept.rpartition("\n")[2] else " "
+    return f"{kept}{gap}{' '.join(missing)}{body[len(kept) :] or ' '}" if missing else body
+
+
+def _bodies(entry: str) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the text in the braces of each message of an entry."""
+    depth, begin = 0, 0
+    for token in TOKEN.finditer(entry):
+        if token[0] in "{<":
+            begin, depth = begin if depth else token.end(), depth + 1
+        elif token[0] in "}>":
+            depth -= 1
+            if not depth:
+                yield begin, token.start()
 
 
 def _print_entry(wanted: Any, name: str, key: str) -> str:
-    return " ".join(_one_line(part) for *found, part in _parts(wanted) if found == [name, key])
+    return " ".join(_one_line(part) for *field, part in _parts(wanted) if field == [name, key])
 
 
 def _is_map(value: Any) -> bool:
@@ -177,7 +254,7 @@ def _one_line(part: Any) -> str:
 
 def _entries(text: str) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each entry of the outermost level: a field's name and its value."""
-    depth, begin, tokens = 0, -1, [each for each in TOKEN.finditer(text) if each[0][0] != "#"]
+    depth, begin, tokens = 0, -1, [token for token in TOKEN.finditer(text) if token[0][0] != "#"]
     for token, after in zip(tokens, [*tokens[1:], None], strict=False):
         word = token[0]
         if word in OPENING:

@@ -1,15 +1,18 @@
-"""Rules of Triton for a config that a server applies before it loads the model.
+"""Rules of Triton for a config that a server applies before it loads the model, and what it completes.
 
 Source: triton-inference-server/core r24.10, model_config_utils.cc and backend_model.cc; each rule was seen
 with the real server (tests/e2e/test_config_verdicts.py).
 """
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 from nereid.base.config.instance_bounds import read_bounds
+from nereid.base.config.model_config import read_profile
 from nereid.base.config.parameters import (
     ONNXRUNTIME_FLAGS,
     ONNXRUNTIME_PARAMETERS,
@@ -17,9 +20,11 @@ from nereid.base.config.parameters import (
     SESSION_PREFIX,
     parse_bool,
 )
+from nereid.base.serving_errors import InvalidConfig
+from nereid.repository.fitting import BACKENDS
 from nereid.repository.layout import backend_of, served_versions
-from nereid.repository.tensor_rules import tensor_problems
-from nereid.vision.inference.threads import thread_counts
+from nereid.tasks import BY_BACKEND
+from nereid.vision.inference.run_sizes import thread_counts
 
 # Backends by platform. Source: model_config.h, kTensorFlowGraphDefPlatform and following lines.
 PLATFORMS = {
@@ -30,21 +35,10 @@ PLATFORMS = {
     "tensorflow_savedmodel": "tensorflow",
     "tensorrt_plan": "tensorrt",
 }
-EMBEDDED_BACKENDS = ("ab_router", "boxes", "fused", "onnxruntime", "preprocess", "python", "text_reader")
+EMBEDDED_BACKENDS = ("ab_router", "fused", "onnxruntime", "preprocess", "python", *BY_BACKEND)
 # Backends of NVIDIA's image, which the embedded server does not have.
-IMAGE_BACKENDS = (
-    "dali",
-    "fil",
-    "identity",
-    "openvino",
-    "pytorch",
-    "repeat",
-    "square",
-    "tensorflow",
-    "tensorrt",
-    "tensorrtllm",
-    "vllm",
-)
+_IMAGE_BACKENDS = "dali fil identity openvino pytorch repeat square tensorflow tensorrt tensorrtllm vllm"
+IMAGE_BACKENDS = tuple(_IMAGE_BACKENDS.split())
 SPACE = "the name has a space: Triton never ends the load of such a model on a Python-based backend"
 Findings = Iterator[tuple[Literal["note", "fail"], str]]
 
@@ -73,7 +67,6 @@ def apply_rules(folder: Path, document: Mapping[str, Any]) -> Findings:
 
 
 def _has_library(folder: Path, document: Mapping[str, Any]) -> bool:
-    """Return whether a model names or contains the library of its own backend."""
     return bool(document.get("runtime")) or any(folder.rglob("libtriton_*.so"))
 
 
@@ -172,7 +165,6 @@ def completes_config(folder: Path) -> bool:
 
 
 def _check_values(parameters: Mapping[str, str]) -> None:
-    """Raise `InvalidConfig` like the backend `onnxruntime` for the value of a parameter."""
     thread_counts(parameters, 1)
     for name in ONNXRUNTIME_FLAGS & parameters.keys():
         parse_bool(parameters[name])
@@ -195,3 +187,81 @@ def _expected(got: str, known: Collection[str]) -> str:
 def _nearest(name: str, known: Collection[str]) -> str:
     found = difflib.get_close_matches(name, known, 1)
     return f"; the nearest name is '{found[0]}'" if found else ""
+
+
+IMAGE_FORMATS, IMAGE_RANK = ("FORMAT_NHWC", "FORMAT_NCHW"), 3
+VARIABLE = -1
+
+
+def tensor_problems(document: Mapping[str, Any], is_completed: bool) -> Iterator[str]:
+    """Yield a text for each input or output that Triton refuses.
+
+    Args:
+        document: the model's config.
+        is_completed: the backend adds missing datatypes and dims.
+    """
+    for side in ("input", "output"):
+        for tensor in document.get(side, ()):
+            name = f"{side} '{tensor.get('name', '')}'"
+            if not tensor.get("name"):
+                yield f"{side}: expected a name, got none"
+            if not is_completed:
+                for field in ("data_type", "dims"):
+                    if not tensor.get(field):
+                        yield f"{name}: expected {field}, got none"
+            yield from (f"{name}: {problem}" for problem in _shape_problems(tensor))
+
+
+def _shape_problems(tensor: Mapping[str, Any]) -> Iterator[str]:
+    dims = [int(dim) for dim in tensor.get("dims", ())]
+    if wrong := [dim for dim in dims if dim < 1 and dim != VARIABLE]:
+        yield f"expected dims of 1 or more, or -1 for a variable size, got {wrong[0]}"
+    if tensor.get("format") in IMAGE_FORMATS and dims and len(dims) != IMAGE_RANK:
+        yield f"expected {IMAGE_RANK} dims for {tensor['format']}, got {len(dims)}"
+    if "reshape" in tensor and dims:
+        shape = [int(dim) for dim in tensor["reshape"].get("shape", ())]
+        is_scalar = not shape and _elements(dims) == 1
+        if _elements(shape) != _elements(dims) and not is_scalar:
+            yield f"expected a reshape with as many elements as dims {dims}, got {shape}"
+
+
+def _elements(shape: Sequence[int]) -> int:
+    if not shape:
+        return 0
+    return VARIABLE if VARIABLE in shape else prod(shape)
+
+
+# A class with a base, or from another module, may inherit `auto_complete_config`.
+PLAIN_CLASS = re.compile(r"^class TritonPythonModel *(\( *(object)? *\))? *:", re.MULTILINE)
+
+
+def are_complete(repository: Path, profile: str, models: Collection[str]) -> bool:
+    """Return whether the configs of all models are complete.
+
+    Triton 24.10 completes them in a process of each model, which takes at least a second: it waits that long
+    to learn whether the process is healthy.
+    """
+    return not any(why_incomplete(repository / name, profile) for name in models)
+
+
+def why_incomplete(folder: Path, profile: str) -> str:
+    """Return why Triton may add something to a model's config, empty if it adds nothing."""
+    try:
+        document = read_profile(folder, profile)
+        missing = next((key for key in ("name", "input", "output") if not document.get(key)), "")
+        return f"its config has no {missing}" if missing else _why_added_to(folder, document)
+    except UnicodeDecodeError as error:
+        return f"its model.py is expected in UTF-8: {error}"
+    except (InvalidConfig, OSError) as error:
+        return f"its files cannot be read: {error}"
+
+
+def _why_added_to(folder: Path, document: Mapping[str, Any]) -> str:
+    backend = document.get("backend")
+    if backend in BACKENDS or document.get("platform") == "ensemble":
+        return ""
+    if backend == "python":
+        codes = [path.read_text() for path in folder.glob("[0-9]*/model.py")]
+        is_plain = bool(codes) and all(PLAIN_CLASS.search(code) for code in codes)
+        return "" if is_plain and not completes_config(folder) else "its code may complete its config"
+    return f"backend '{backend}' may complete its config" if backend else "its config has no backend"

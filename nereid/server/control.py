@@ -18,7 +18,7 @@ from nereid.base.errors import OperationFailed
 from nereid.base.processes import available_bytes
 from nereid.base.serving_errors import InvalidConfig
 from nereid.repository import fitting
-from nereid.repository.completion import why_incomplete
+from nereid.repository.triton_rules import why_incomplete
 from nereid.server.run_dir import ServerRecord
 
 RESPONSE_S, LOAD_S = 5.0, 300.0

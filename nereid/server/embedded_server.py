@@ -25,8 +25,8 @@ from nereid.base.errors import ServerError
 from nereid.base.processes import ProcessRefusals, end_with_parent
 from nereid.client.classifier_errors import is_overload
 from nereid.repository import layout as repository
-from nereid.repository.completion import are_complete
-from nereid.repository.fitting import BACKENDS, Fitted, Machine, fitted
+from nereid.repository.fitting import BACKENDS, InstancePlan, Machine, plan_instances
+from nereid.repository.triton_rules import are_complete
 from nereid.server.command_line import LOOPBACK, ServerOptions, command, environment
 from nereid.server.control import LOAD_S, NotReached
 from nereid.server.environment_folders import EnvironmentFolders
@@ -70,7 +70,7 @@ class EmbeddedServer:
         self._among, self._without = among, without
         self._completes_configs = True
         self.models: Sequence[str] = ()  # to load at start
-        self.fitted = Fitted(Machine.present(), {}, False)
+        self.fitted = InstancePlan(Machine.present(), {}, False)
         self._fitted_backends: Sequence[str] = ()
         # Distinguishes the shared memory of this server from that of others.
         self.id = f"nereid-{secrets.token_hex(8)}"
@@ -199,7 +199,7 @@ class EmbeddedServer:
         ours = {adapter.parent.name for adapter in triton.adapters}
         self._fitted_backends = tuple(sorted(BACKENDS & ours))
         repository, profile = self.options.repository, self.options.profile
-        found = fitted(repository, profile, self.fitted.machine, self._fitted_backends)
+        found = plan_instances(repository, profile, self.fitted.machine, self._fitted_backends)
         present = {name: count for name, count in found.counts.items() if name in self.models}
         self.fitted = replace(found, counts=present)
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from nereid.base.errors import WrongUsage
 from nereid.base.metrics_page import render
-from nereid.base.tracing.collector import METRICS, PREFIX, Collector, Traces
-from nereid.base.tracing.record_file import RecordFile
+from nereid.base.tracing.collector import METRICS, PREFIX, Collector, RecordFile, Traces
 from nereid.base.tracing.records import DEFAULT_SAMPLING, FLAGS, Record, Sampling
 from nereid.base.tracing.request_lines import request_lines
 from nereid.server.run_dir import make_socket_folder, trace_socket

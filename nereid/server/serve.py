@@ -23,7 +23,7 @@ from nereid.base.processes import (
     on_signals,
 )
 from nereid.base.serving_errors import InvalidConfig
-from nereid.repository.fitting import Fitted
+from nereid.repository.fitting import InstancePlan
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import request_traces, run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
@@ -329,7 +329,7 @@ def _with_free_ports(options: ServerOptions) -> Ports:
     return Ports(**{name: port or next(free) for name, port in chosen.items()})
 
 
-def _log_threads(options: ServerOptions, fitted: Fitted) -> None:
+def _log_threads(options: ServerOptions, fitted: InstancePlan) -> None:
     if fitted.counts:
         log(str(fitted))
     with contextlib.suppress(InvalidConfig):  # Triton has the better message

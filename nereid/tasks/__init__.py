@@ -1,9 +1,9 @@
 """The tasks of models, one folder each; every other room reads their records and names none."""
 
 import pkgutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nereid.tasks.task import Task
 
@@ -18,6 +18,14 @@ def _records() -> tuple[Task, ...]:
 
 TASKS: tuple[Task, ...] = _records()
 DEFAULT: Task = next(task for task in TASKS if task.is_default)
+# By the name of the backend; of tasks that share one, the first.
+BY_BACKEND: Mapping[str, Task] = {task.backend.name: task for task in reversed(TASKS) if task.backend}
+
+
+def face_of_backend(backend: str, name: str) -> Any:
+    """Import a face of the task whose models have a backend; None if there is none."""
+    task = BY_BACKEND.get(backend)
+    return task.face(name) if task else None
 
 
 def task_of(outputs: Collection[str]) -> Task | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from nereid.base.assets import COFFEE, REPOSITORY
+from nereid.base.assets import REPOSITORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,23 @@ class CommandTexts:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskBackend:
+    """The backend of Triton for a task's models.
+
+    Attributes:
+        name: as in the configs of its models.
+        parts: parameters that name the models behind one of its models; each has a `…_version`, too.
+        networks: where these run without the parameter `networks`: `in_process`, or `served` by Triton.
+        instance_bytes: memory of a process that runs them itself; 0 for that of one network.
+    """
+
+    name: str
+    parts: tuple[str, ...] = ()
+    networks: str = ""
+    instance_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """One task.
 
@@ -60,10 +77,12 @@ class Task:
         path: path of its REST endpoint.
         repository: the models of the package for this task; None if it has none.
         fix: how to get a model.
-        sample: image of the package on which its models find something.
+        sample: image of the package on which its models find something; None for any photo.
         extends: name of the task that its models can do, too; such a task has no command of its own.
+        network: what the networks that it adds return, for help: `scores of classes`; empty for none.
         is_default: whether it is the task of models that no other task recognises.
         command: texts of its command, `nereid NAME`; None if it has no face `view`.
+        backend: that of models which need more than preprocessing and a network; None for none.
         faces: what a room imports, by the name of the face, as `module:NAME` within the folder of the task.
         public: names that `import nereid` offers, by their module within the folder.
     """
@@ -77,10 +96,12 @@ class Task:
     path: str
     repository: Path | None = None
     fix: str = ""
-    sample: Path = COFFEE
+    sample: Path | None = None
     extends: str = ""
+    network: str = ""
     is_default: bool = False
     command: CommandTexts | None = None
+    backend: TaskBackend | None = None
     faces: Mapping[str, str] = field(default_factory=dict)
     public: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -98,10 +119,19 @@ class Task:
             client, async_client: subclasses of `ModelClient` and `AsyncModelClient`; command line and drift.
             view: `nereid.cli.image_commands.view.View`: columns and rows of CSV, tables of a terminal, boxes
                 to draw. It is imported when the command runs; JSON comes from the fields of the result.
-            endpoint: `nereid.gateway.endpoint.Endpoint`, the REST answer.
+            endpoint: `nereid.gateway.endpoint.Endpoint`: the REST answer, its parameters, sample photos, and
+                further operations. `page.js` beside it shows the answer on the gateway's page: it exports a
+                `TaskPage` of `nereid/gateway/page/api.js` by the name of the task.
             intake: `nereid.models.publish.intake.chosen_task.Intake`, what `nereid add` does with a network.
-            examination: how a changed network is compared with the current one.
-            check: function that returns the problems of a pinned model's config; `nereid check`.
+            claims: function (outputs of a network by name, for two or more images) -> whether a network
+                whose task nothing tells is one of this task; `nereid add`. Most tasks recognise a file.
+            examination: `nereid.models.publish.examination.Examination`, how a changed network is compared.
+            post_processing: function (config of a model of the backend) ->
+                `nereid.backends.triton.post_processing.LastStep`; backends and checks.
+            settings: parameters of a model of the backend, like `FusedSettings`; layout of repositories.
+            check: function (`nereid.repository.check.Profile`, name of a model) -> verdicts and texts.
+            metrics: prefix, families and labels of the backend's metrics; the page about metrics.
+            stages: cause and next step, by the stages of its models; `nereid why`.
         """
         place = self.faces.get(name)
         return resolve_name(f"nereid.tasks.{place}") if place else None

@@ -1,10 +1,10 @@
-"""Triton adapter of the `boxes` backend; all behaviour is in `nereid.backends.triton.steps.boxes_model`."""
+"""Triton adapter of the `boxes` backend; all behaviour is in `nereid.backends.triton.step_model`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nereid.backends.triton import inherited_sockets
-from nereid.backends.triton.steps.boxes_model import BoxesModel
+from nereid.backends.triton import stub_processes
+from nereid.backends.triton.step_model import StepModel
 from nereid.base.config.model_config import ModelConfig
 
 
@@ -13,8 +13,8 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Read head, thresholds and labels; a wrong one fails the load."""
-        inherited_sockets.close_connections()
-        self.model = BoxesModel(ModelConfig.from_args(args))
+        stub_processes.close_connections()
+        self.model = StepModel(ModelConfig.from_args(args))
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Find the objects of each request; a bad one fails alone."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nereid.backends.triton import inherited_sockets
+from nereid.backends.triton import stub_processes
 from nereid.backends.triton.fused_model import FusedModel
 from nereid.base.config.model_config import ModelConfig
 
@@ -13,7 +13,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Open both siblings; a missing or wrong one fails the load."""
-        inherited_sockets.close_connections()
+        stub_processes.close_connections()
         self.model = FusedModel(ModelConfig.from_args(args, may_use_gpu=True))
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nereid.backends.triton import inherited_sockets
+from nereid.backends.triton import stub_processes
 from nereid.backends.triton.onnx_model import OnnxModel, auto_complete
 from nereid.base.config.model_config import ModelConfig
 
@@ -18,7 +18,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Open the model file; a wrong config fails the load."""
-        inherited_sockets.close_connections()
+        stub_processes.close_connections()
         self.model = OnnxModel(ModelConfig.from_args(args, may_use_gpu=True))
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nereid.backends.triton import inherited_sockets
-from nereid.backends.triton.device_report import report_failed_device
+from nereid.backends.triton import stub_processes
+from nereid.backends.triton.metric_reporter import ImageSignals
 from nereid.backends.triton.model_trace import ModelTracer
-from nereid.backends.triton.quality_reporter import ImageSignals
-from nereid.backends.triton.tensors import read_images, respond_to_batch
+from nereid.backends.triton.tensors import read_images, report_failed_device, respond_to_batch
 from nereid.base.config.model_config import ModelConfig
 from nereid.vision.imaging.pipeline import Pipeline
 
@@ -17,7 +16,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Build the pipeline; a wrong or contradictory parameter fails the load."""
-        inherited_sockets.close_connections()
+        stub_processes.close_connections()
         config = ModelConfig.from_args(args, may_use_gpu=True)
         self.signals = ImageSignals(config)
         self.pipeline = Pipeline.from_config(config, sink=self.signals.sink)

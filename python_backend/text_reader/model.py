@@ -1,11 +1,11 @@
-"""Triton adapter of the `text_reader` backend; all behaviour is in `nereid.backends.triton.reader_model`."""
+"""Triton adapter of the `text_reader` backend; all behaviour is in `nereid.tasks.read.backend`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nereid.backends.triton import inherited_sockets
-from nereid.backends.triton.reader_model import ReaderModel
+from nereid.backends.triton import stub_processes
 from nereid.base.config.model_config import ModelConfig
+from nereid.tasks.read.backend import ReaderModel
 
 
 class TritonPythonModel:
@@ -13,7 +13,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Open the networks, or check their configs; a missing or wrong one fails the load."""
-        inherited_sockets.close_connections()
+        stub_processes.close_connections()
         self.model = ReaderModel(ModelConfig.from_args(args))
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ import yaml
 from nereid.base.serving_errors import ServingError
 from nereid.cli import main as commands
 from nereid.gateway.failures import STATUS
-from nereid.gateway.http.middleware import FAULTS, IMAGE_ENDPOINTS
+from nereid.gateway.http.middleware import FAULTS
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.v2 import grpc_front, grpc_reads, http_front
 from nereid.server.command_line import ServerOptions
@@ -44,6 +44,7 @@ ASKED = [*shown(), *scaling(), *judging(), *alerting(), *runbook_queries(), *que
 ALL = [*(Query(name, expression) for name, expression in rules().items()), *ASKED]
 METRICS_PORT = ServerOptions().ports.metrics
 GATEWAY_PORT = inspect.signature(commands.gateway.gateway).parameters["port"].default
+IMAGE_ENDPOINTS = {each.path for each in OPERATIONS if each.task and each.is_limited}
 INFERENCE = {*IMAGE_ENDPOINTS, http_front.INFER.path, grpc_front.INFER}
 # A batch, and a page of text, may take longer than the objective.
 LONG = {"/v1/classify", "/v1/read", "/v1/waybill"}
@@ -133,7 +134,7 @@ def test_selected_outcomes_and_operations_exist():
             assert values <= (of_shadows if is_shadow else outcomes), query.where
         for _, values in selected("endpoint", query.expression):
             chosen = {each for each in ENDPOINTS if any(re.fullmatch(value, each) for value in values)}
-            assert chosen in ({*IMAGE_ENDPOINTS}, INFERENCE, INFERENCE - LONG), query.where
+            assert chosen in (IMAGE_ENDPOINTS, INFERENCE, INFERENCE - LONG), query.where
             assert all(any(re.fullmatch(value, each) for each in chosen) for value in values), query.where
 
 

@@ -9,7 +9,7 @@ import pytest
 MAX_ROOMS, MAX_LINES, MAX_BODY_LINES = 12, 600, 50
 PACKAGES = ("nereid", "python_backend", "loadtest", "clients")
 # An adapter of Triton composes these rooms and adds nothing of its own.
-ADAPTERS_MAY_IMPORT = {"backends", "base", "vision"}
+ADAPTERS_MAY_IMPORT = {"backends", "base", "tasks", "vision"}
 
 
 def imported_modules(source: Path) -> set[str]:
@@ -33,6 +33,15 @@ def test_adapters_import_only_the_library(root):
         assert rooms <= ADAPTERS_MAY_IMPORT, source.relative_to(root)
 
 
+@pytest.mark.parametrize("room", ["backends", "base", "repository", "vision"])
+def test_rooms_find_tasks_by_their_records(root, room):
+    folders = {path.parent.name for path in (root / "nereid" / "tasks").glob("*/__init__.py")}
+
+    for source in (root / "nereid" / room).rglob("*.py"):
+        names = [name.split(".") for name in imported_modules(source) if name.startswith("nereid.tasks.")]
+        assert not folders & {parts[2] for parts in names}, source.relative_to(root)
+
+
 def test_adapters_first_let_go_of_what_they_inherit(root):
     adapters = sorted((root / "python_backend").glob("*/model.py"))
     assert adapters
@@ -44,7 +53,7 @@ def test_adapters_first_let_go_of_what_they_inherit(root):
             if isinstance(node, ast.FunctionDef) and node.name == "initialize"
         ]
         _, first, *_ = map(ast.unparse, initialize.body)
-        assert first == "inherited_sockets.close_connections()", source.relative_to(root)
+        assert first == "stub_processes.close_connections()", source.relative_to(root)
 
 
 def test_adapters_are_not_packages(root):

@@ -34,6 +34,7 @@ from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from tests.detectors import CLASSES, KNOWN, SIDE, add_detector
 from tests.e2e.conftest import url
+from tests.embedders import DIMS
 from tests.gateways import PREDICTION, Upstream
 from tests.gateways import gateway as in_front_of
 from tests.labels import BLANK, LABEL, WORDS
@@ -714,9 +715,21 @@ def test_objects_are_shown_with_their_boxes(visit):
     assert page.evaluate(CORNERS) == pytest.approx(corners, abs=3 / picture["width"])
 
 
+def test_embedding_is_shown_as_a_plot(visit):
+    page = visit("tasks").page
+    page.get_by_role("tab", name="Embed").click()
+
+    upload(page, COFFEE)
+
+    sync_api.expect(page.locator("#verdict")).to_have_text(f"{DIMS} dimensions")
+    plot = page.get_by_role("img", name=f"{DIMS} components")
+    assert plot.bounding_box()["height"] == pytest.approx(96, abs=1)
+    assert plot.locator("path").get_attribute("d").count("M") == DIMS
+
+
 def test_tabs_are_those_of_the_models(visit):
     page = visit("text").page
-    sync_api.expect(page.locator("#classify-title")).to_have_text("Read text")
+    sync_api.expect(page.locator("#image-title")).to_have_text("Read text")
 
     page.get_by_role("button", name="parcel label").click()
 

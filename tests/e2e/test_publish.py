@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.models.publish.network import versions
 from nereid.models.publish.publisher import publish, retire, rollback
-from nereid.models.publish.versions import versions
 from nereid.models.routes.change import Superseded, change, reweighted
 from nereid.models.routes.served import RunningServer
 from nereid.models.routes.target import find_route

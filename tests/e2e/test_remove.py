@@ -9,9 +9,8 @@ from PIL import Image
 
 from nereid import Classifier, ClassifierError
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish.add import add
+from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.remove import reload, remove
-from nereid.models.publish.staged_addition import AddRequest
 from nereid.server.control import Control
 from tests.pictures import save
 from tests.publishing import record_of, store_published

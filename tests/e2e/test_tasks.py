@@ -57,6 +57,8 @@ TRANSPORTS = pairwise(
 # For what does not depend on the form.
 fused = pytest.mark.parametrize("server", ["cpu"], indirect=True)
 of_each_task = pytest.mark.parametrize("task", TASKS[1:], ids=str)  # test_bad_input.py has the classifiers
+# Several images of a request share a batch in the other tasks.
+of_single_images = pytest.mark.parametrize("task", [DETECT, READ], ids=str)
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -142,7 +144,7 @@ def test_both_forms_read_as_the_library(server, image):
         assert found["confidence"][0][place] == pytest.approx(line.confidence, abs=1e-5)
 
 
-@of_each_task
+@of_single_images
 def test_bad_requests_are_refused(server, task):
     for images, message in (
         ([b""], "invalid image: expected the bytes of an image file"),
@@ -160,7 +162,7 @@ def test_bad_requests_are_refused(server, task):
     assert ask(server, task.model, task.image)["variant"].item() == b"v1"
 
 
-@of_each_task
+@of_single_images
 def test_bad_images_do_not_harm_the_requests_of_their_batch(server, task):
     """Requests that arrive together share batches; each good one gets its own answer."""
     if task is READ:
@@ -233,7 +235,7 @@ def command(server: EmbeddedServer, *words: object) -> "subprocess.CompletedProc
 
 
 @fused
-@of_each_task
+@of_single_images
 def test_command_prints_and_draws(server, task, tmp_path):
     folder, drawn = tmp_path / "images", tmp_path / "drawn"
     folder.mkdir()
@@ -277,7 +279,7 @@ class Gateway:
 @pytest.fixture(scope="module")
 def gateway(server, tmp_path_factory) -> Iterator[Gateway]:
     """A gateway of models without a classifier, that knows only the address of their server."""
-    models = "read_text", "read_text_v1", "read_waybill", "yolov8"
+    models = "read_text", "read_text_v1", "read_waybill", "yolov8", "faces"
     words = "--url", url(server, "http"), *(word for name in models for word in ("--model", name))
     log = tmp_path_factory.mktemp("gateway") / "log"
     with running_gateway(log, *words, "--grpc-port", "0") as ports:
@@ -379,4 +381,4 @@ def test_outputs_of_any_length_cross_the_v2_protocol(gateway, protocol):
 @fused
 def test_schemathesis_finds_no_fault(gateway, tmp_path):
     address = f"http://127.0.0.1:{gateway.ports['http']}"
-    check_schema(address, tmp_path, "--include-path-regex", "read|waybill|detect|models")
+    check_schema(address, tmp_path, "--include-path-regex", "read|waybill|detect|embed|models")

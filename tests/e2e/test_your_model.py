@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from nereid.base.assets import COFFEE
+from nereid.base.assets import CHELSEA, COFFEE
 from tests.supervised import ANY_PORTS
 from tests.user_networks import CLASSES, UserNetwork
 
@@ -32,6 +33,14 @@ def commands() -> list[str]:
     return [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
 
 
+def snippet(word: str) -> tuple[str, str]:
+    """Return the program of the page that contains a word, and what its comment says that it prints."""
+    (program,) = [
+        each for each in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if word in each
+    ]
+    return program, program.rpartition("  # ")[2]
+
+
 def exporters() -> dict[str, str]:
     """Return the command for each exporter in the page's table."""
     return dict(re.findall(r"^\| (.+?) \| `(nereid add .+?)` \|$", PAGE.read_text(), re.MULTILINE))
@@ -43,6 +52,7 @@ def folder(tmp_path):
     assert len(NAMES) == CLASSES
     (tmp_path / "dogs.txt").write_text("".join(f"{name}\n" for name in NAMES))
     shutil.copy(COFFEE, tmp_path / "photo.jpg")
+    shutil.copy(CHELSEA, tmp_path / "cat.jpg")
     onnx.save(UserNetwork().build(), tmp_path / "dogs.onnx")
     onnx.save(UserNetwork(weights=2).build(), tmp_path / "better.onnx")
     (tmp_path / "timm").mkdir()
@@ -112,6 +122,11 @@ def test_walk_through_the_page(folder):
         terminal = Terminal(folder, stack)
         for command in commands():
             seen[command] = terminal.run(command)
+            if command.startswith("nereid embed"):
+                ports = json.loads(seen["nereid serve"])
+                program, said = snippet("Embedder")
+                program = program.replace("localhost:8001", f"127.0.0.1:{ports['grpc']}")
+                printed = terminal.run(f"python -c {shlex.quote(program)}")
             if command.startswith("nereid remove"):
                 left = json.loads(terminal.run("nereid status --json"))
 
@@ -119,6 +134,7 @@ def test_walk_through_the_page(folder):
     assert "variant v1 by weight" in shown
     assert all(name in shown for name in NAMES)
     assert (folder / "seen.png").stat().st_size > 0
+    assert (printed, "1280" in seen["nereid embed photo.jpg cat.jpg --model photos"]) == (said, True)
     (answer,) = [json.loads(text) for command, text in seen.items() if command.startswith("curl")]
     assert (answer["model"], answer["predictions"][0]["label"] in NAMES) == ("dogs", True)
     assert "dogs 10 %" in seen["nereid versions dogs"]
@@ -156,4 +172,4 @@ def test_network_of_each_exporter_is_read_as_the_page_says(folder, exporter):
 
 def test_the_page_has_a_command_for_each_exporter():
     assert exporters().keys() == PREPROCESSING.keys()
-    assert len(commands()) >= 17
+    assert len(commands()) >= 20

@@ -12,8 +12,7 @@ from loadtest.gpu_check import chain, precisions
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import ServingError
 from nereid.vision.inference import io_binding as gpu
-from nereid.vision.inference.session import Session
-from nereid.vision.inference.session_events import SessionEvents
+from nereid.vision.inference.session import Session, SessionEvents
 from nereid.vision.inference.session_options import CPU, CUDA, CUDA_GRAPHS, BackendSettings
 from nereid.vision.inference.tensorrt import TENSORRT
 from tests.networks import identity, sample, store

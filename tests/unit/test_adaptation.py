@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.intake import network_trial
+from nereid.models.publish.intake import adaptation
 from nereid.models.publish.intake.adaptation import adapt, adapt_outputs_of_file, fit_runtimes
-from nereid.repository.onnx_runtimes import supported_runtimes
+from nereid.repository.onnx_file import supported_runtimes
 from tests.networks import constant, network, value
 from tests.tables import cases
 from tests.user_networks import CLASSES, UserNetwork
@@ -186,7 +186,7 @@ def test_only_scores_of_one_dim_are_flattened(shape, expected, is_fixed):
 
 
 def test_network_that_takes_too_long_is_left_to_the_examination(tmp_path, monkeypatch):
-    monkeypatch.setattr(network_trial, "TIMEOUT_S", 0.001)
+    monkeypatch.setattr(adaptation, "TIMEOUT_S", 0.001)
     onnx.save(ALONE["mean"], path := tmp_path / "model.onnx")
 
     assert adapt_outputs_of_file(path) == ["the batch of 1 is declared as variable"]
@@ -249,7 +249,7 @@ def test_unclear_output_is_rejected(output, got):
         adapt(two_outputs(), output=output)
 
     outputs = "features, probabilities; fix: name one with --output"
-    assert str(error.value).startswith(f"expected one output with scores, {got}: {outputs}, or --task detect")
+    assert str(error.value).startswith(f"expected one output with scores, {got}: {outputs}, or another --task (")
 
 
 @pytest.mark.parametrize("imported", [(28,), (28, 28), (7, 28)])

@@ -13,8 +13,7 @@ from PIL import Image
 from nereid.backends.routing.assignment import parse_route
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish.add import add
-from nereid.models.publish.staged_addition import AddRequest
+from nereid.models.publish.add import AddRequest, add
 from nereid.repository.check import check
 from nereid.repository.layout import Pin, configs, hidden_models, pins
 from nereid.vision.imaging.pipeline import Pipeline

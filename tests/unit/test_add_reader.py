@@ -12,12 +12,11 @@ from PIL import Image
 from nereid.base.assets import PARCEL_LABEL, STATE, TEXT_REPOSITORY
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish.add import add
-from nereid.models.publish.examination.examine import Gates
+from nereid.models.publish.add import AddRequest, add
+from nereid.models.publish.examination import Gates
+from nereid.models.publish.network import versions
 from nereid.models.publish.publisher import publish
 from nereid.models.publish.remove import remove
-from nereid.models.publish.staged_addition import AddRequest
-from nereid.models.publish.versions import versions
 from nereid.repository.check import check
 from nereid.repository.layout import configs
 from nereid.tasks.read.characters import Characters
@@ -145,9 +144,9 @@ def test_images_keep_their_lines(repository, bright, tmp_path):
 
     found = propose(repository, request(bright, images=(first, tmp_path / "blank.png", second, first)))
 
-    assert list(found.lines) == [str(first), "blank.png", str(second)]
-    assert found.lines[str(first)] == found.lines[str(second)] != ()
-    assert found.lines["blank.png"] == ()
+    assert list(found.results) == [str(first), "blank.png", str(second)]
+    assert found.results[str(first)] == found.results[str(second)] != ()
+    assert found.results["blank.png"] == ()
     assert found.report.notes == ("no text is read in blank.png; fix: --images with text as you read it",)
 
 
@@ -247,4 +246,4 @@ def test_metadata_alone_do_not_make_a_recogniser(repository, tmp_path):
 
     found = propose(repository, request(tmp_path / "own.onnx", task="", parameters={"preset": "imagenet"}))
 
-    assert found.task == "classify"
+    assert found.intake.name == "classify"

@@ -1,7 +1,7 @@
 """The circuit breaker and the retry budget, with a clock of the test's own."""
 
 from nereid.backends.routing.assignment import BreakerSettings
-from nereid.backends.routing.breaker import Breaker, RetryBudget, State
+from nereid.backends.routing.attempts import Breaker, BreakerState, RetryBudget
 from tests.tables import cases
 
 SETTINGS = BreakerSettings(window_s=1.0, min_requests=5, error_ratio=0.5, open_s=5.0)
@@ -19,18 +19,18 @@ def opened() -> Breaker:
     """Return a breaker that opened at 0.04 s."""
     breaker = Breaker(SETTINGS)
     feed(breaker, [BAD] * 5)
-    assert breaker.state is State.OPEN
+    assert breaker.state is BreakerState.OPEN
     return breaker
 
 
 @cases(
     ("outcomes", "state"),
     {
-        "too few": ([BAD] * 4, State.CLOSED),
-        "enough": ([BAD] * 5, State.OPEN),
-        "just not half of the window": ([GOOD] * 50 + [BAD] * 49, State.CLOSED),
-        "half of the window": ([GOOD] * 50 + [BAD] * 50, State.OPEN),
-        "too few verdicts": ([BAD, NEITHER] * 4, State.CLOSED),
+        "too few": ([BAD] * 4, BreakerState.CLOSED),
+        "enough": ([BAD] * 5, BreakerState.OPEN),
+        "just not half of the window": ([GOOD] * 50 + [BAD] * 49, BreakerState.CLOSED),
+        "half of the window": ([GOOD] * 50 + [BAD] * 50, BreakerState.OPEN),
+        "too few verdicts": ([BAD, NEITHER] * 4, BreakerState.CLOSED),
     },
 )
 def test_opens_on_ratio_with_a_minimum(outcomes, state):
@@ -48,7 +48,7 @@ def test_old_successes_do_not_hide_failures():
     last = feed(breaker, [GOOD] * 1000, step=0.001)
     feed(breaker, [BAD] * 3, start=last + 1.1)
 
-    assert breaker.state is State.OPEN
+    assert breaker.state is BreakerState.OPEN
 
 
 def test_slow_traffic_is_judged_by_its_last_requests():
@@ -56,10 +56,10 @@ def test_slow_traffic_is_judged_by_its_last_requests():
     breaker = Breaker(SETTINGS)
 
     feed(breaker, [GOOD] * 5 + [BAD] * 2, step=10.0)
-    assert breaker.state is State.CLOSED
+    assert breaker.state is BreakerState.CLOSED
     breaker.record(BAD, 70.0)
 
-    assert breaker.state is State.OPEN
+    assert breaker.state is BreakerState.OPEN
 
 
 def test_old_failures_are_forgotten():
@@ -67,7 +67,7 @@ def test_old_failures_are_forgotten():
 
     feed(breaker, [BAD] * 2 + [GOOD] * 5 + [BAD], step=10.0)
 
-    assert breaker.state is State.CLOSED
+    assert breaker.state is BreakerState.CLOSED
 
 
 def test_trip_opens_immediately_and_a_second_one_does_not_extend_the_wait():
@@ -87,14 +87,14 @@ def test_only_a_verdict_on_the_trial_decides():
 
     breaker.record(BAD, 6.1)
     breaker.record(GOOD, 6.1)
-    assert (breaker.state, breaker.allows(6.2)) == (State.HALF_OPEN, False)
+    assert (breaker.state, breaker.allows(6.2)) == (BreakerState.HALF_OPEN, False)
 
     breaker.record(NEITHER, 6.3, is_trial=True)
-    assert (breaker.state, breaker.allows(6.4)) == (State.HALF_OPEN, True)
+    assert (breaker.state, breaker.allows(6.4)) == (BreakerState.HALF_OPEN, True)
 
 
 def test_good_trial_starts_afresh_and_reports_its_changes():
-    states: list[State] = []
+    states: list[BreakerState] = []
     breaker = Breaker(SETTINGS, states.append)
     feed(breaker, [BAD] * 5)
     assert [breaker.allows(at) for at in (0.05, 5.03, 5.05, 5.06, 60.0)] == [False, False, True, False, False]
@@ -102,7 +102,7 @@ def test_good_trial_starts_afresh_and_reports_its_changes():
     breaker.record(GOOD, 6.1, is_trial=True)
     feed(breaker, [BAD] * 4, start=6.2)
 
-    assert states == [State.OPEN, State.HALF_OPEN, State.CLOSED]
+    assert states == [BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED]
 
 
 def test_successes_earn_retries():

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from nereid.base.assets import REPOSITORY
-from nereid.repository.completion import are_complete, why_incomplete
 from nereid.repository.layout import model_folders
+from nereid.repository.triton_rules import are_complete, why_incomplete
 from tests.networks import tensor
 from tests.tables import cases
 

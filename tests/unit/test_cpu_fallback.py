@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid.backends.routing.assignment import Route, Salts, Table, Variant, choose
-from nereid.backends.routing.attempts import Rungs
+from nereid.backends.routing.attempts import FallbackQueue
 from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.cli.main import app
 from nereid.models.publish.add import add_cpu_fallback
-from nereid.models.publish.examination.examine import Gates
+from nereid.models.publish.examination import Gates
 from nereid.models.publish.network import find_network
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.publish.remove import remove
@@ -138,10 +138,10 @@ def test_explained_fallbacks_are_those_of_the_router(parameters, expected):
     table = Table(route, "", {"v1": "1", "v2": "2", "spare": "3"})
 
     assert explain(table, parameters).fallbacks == expected
-    rungs = Rungs(route, choose(table, parameters, 0.999))
-    rungs.next()
-    tried = [rungs.next().variant.name for _ in iter(lambda: bool(rungs), False)]
-    assert (*tried, *([] if rungs.is_forced else ["answer"])) == expected
+    queue = FallbackQueue(route, choose(table, parameters, 0.999))
+    queue.next()
+    tried = [queue.next().variant.name for _ in iter(lambda: bool(queue), False)]
+    assert (*tried, *([] if queue.is_forced else ["answer"])) == expected
 
 
 def test_fallbacks_are_set_by_name(nereid, repository):

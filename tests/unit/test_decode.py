@@ -12,8 +12,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 from nereid.base.assets import COFFEE
 from nereid.base.serving_errors import InvalidImage
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import Limits, open_image, read_upright_size
+from nereid.vision.imaging.decode import Buffers, Limits, open_image, read_upright_size
 from nereid.vision.imaging.formats.jpeg import MAX_SCANS
 from tests.pictures import PNG_MAGIC, png_chunk, save
 from tests.tables import cases

@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from nereid.base.contract import MAX_OBJECTS
 from nereid.base.serving_errors import InferenceFailed
 from nereid.tasks.detect import detector as detectors
-from nereid.tasks.detect.decoding import Frame
-from nereid.tasks.detect.detector import Detector, Objects
+from nereid.tasks.detect.detector import ObjectFinder, ObjectPair, Objects, match_objects, suppress
 from nereid.tasks.detect.head import UnknownHead, find_head
-from nereid.tasks.detect.layouts import Output
-from nereid.tasks.detect.matching import Pair, match
-from nereid.tasks.detect.suppression import suppress
+from nereid.tasks.detect.layouts import Frame, NetworkOutput
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.transform import Transform
 from tests.detectors import CLASSES, FRAME, HEADS, KNOWN, SIDE, TestDetector
@@ -25,20 +22,20 @@ from tests.tables import cases
 SAME = Transform(SIDE, SIDE, resize="exact")
 
 
-def outputs_of(head: str) -> list[Output]:
+def outputs_of(head: str) -> list[NetworkOutput]:
     return [
-        Output(name, "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32", rows.shape)
+        NetworkOutput(name, "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32", rows.shape)
         for name, rows in TestDetector(head).outputs().items()
     ]
 
 
-def detector_of(head: str, **more) -> Detector:
-    return Detector(
+def detector_of(head: str, **more) -> ObjectFinder:
+    return ObjectFinder(
         find_head(outputs_of(head), FRAME, head), more.pop("transform", SAME), Limits(), CLASSES, **more
     )
 
 
-def rows_of(detector: Detector, arrays) -> list[np.ndarray]:
+def rows_of(detector: ObjectFinder, arrays) -> list[np.ndarray]:
     return [arrays[each.name] for each in detector.head.outputs]
 
 
@@ -124,20 +121,20 @@ def test_known_objects_of_every_head(head):
 )
 def test_forms_of_suppressed_outputs(form, arrays):
     outputs = [
-        Output(name, "TYPE_INT64" if name in ("labels", "num") else "TYPE_FP32", dims)
+        NetworkOutput(name, "TYPE_INT64" if name in ("labels", "num") else "TYPE_FP32", dims)
         for name, dims in form.items()
     ]
 
     head = find_head(outputs, FRAME)
-    found = Detector(head, SAME, Limits()).find((SIDE, SIDE), arrays)
+    found = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), arrays)
 
     assert head.name == "nms"
     assert found.boxes.tolist() == [[1, 2, 11, 22]]
     assert (found.scores.tolist(), found.classes.tolist()) == ([0.5], [2])
 
 
-def matrix(*dims: int, name: str = "output0") -> Output:
-    return Output(name, "TYPE_FP32", dims)
+def matrix(*dims: int, name: str = "output0") -> NetworkOutput:
+    return NetworkOutput(name, "TYPE_FP32", dims)
 
 
 DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]
@@ -238,11 +235,11 @@ def test_numbers_of_candidates_and_objects_are_bounded(monkeypatch):
     rows[:, 4] = np.linspace(0.5, 1, 400)
     head = find_head([matrix(400, 6)], FRAME)
 
-    found = Detector(head, SAME, Limits()).find((SIDE, SIDE), [rows])
+    found = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), [rows])
 
     assert found.scores.tolist() == rows[::-1, 4][:MAX_OBJECTS].tolist()
     monkeypatch.setattr(detectors, "MAX_CANDIDATES", 7)
-    few = Detector(head, SAME, Limits()).find((SIDE, SIDE), [rows])
+    few = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), [rows])
     assert few.scores.tolist() == rows[::-1, 4][:7].tolist()
 
 
@@ -295,8 +292,8 @@ BOX, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (50, 50, 60, 60)
     },
 )
 def test_objects_of_two_detectors_are_matched(one, other, pairs):
-    found = match(objects(*one), objects(*other))
+    found = match_objects(objects(*one), objects(*other))
 
     assert [each.places for each in found] == [places for places, _ in pairs]
     assert [each.difference for each in found] == pytest.approx([difference for _, difference in pairs])
-    assert all(isinstance(each, Pair) for each in found)
+    assert all(isinstance(each, ObjectPair) for each in found)

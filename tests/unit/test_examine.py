@@ -17,13 +17,12 @@ from onnx import helper
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.errors import OperationFailed
 from nereid.base.serving_errors import InvalidConfig
-from nereid.models.publish.examination import examine as examination
-from nereid.models.publish.examination import examiner
-from nereid.models.publish.examination.examine import ExaminationRequest, Gates, Rejected, Report, examine
-from nereid.models.publish.examination.measurements import check_headroom, check_memory, is_slower
-from nereid.models.publish.examination.score_outputs import difference
+from nereid.models.publish import child, examination, examiner
+from nereid.models.publish.examination import ExaminationRequest, Gates, Measurements, Rejected, examine
+from nereid.models.publish.examiner import check_headroom, check_memory, is_slower
 from nereid.repository.labels import InvalidLabels
 from nereid.repository.onnx_file import InvalidOnnx
+from nereid.tasks.classify.examination import difference
 from tests.networks import DATATYPES, constant, identity, move_out, network, value
 from tests.routes import wait_until
 from tests.tables import cases
@@ -112,7 +111,7 @@ def make_request(tmp_path):
     return question
 
 
-def examined(request: ExaminationRequest) -> Report:
+def examined(request: ExaminationRequest) -> Measurements:
     return examiner.examine(request, lambda line: None)
 
 
@@ -413,7 +412,7 @@ def test_killed_command_ends_its_examiner(make_request, tmp_path):
     question = make_request(classifier(), labels=fifo(make_request))
     (tmp_path / "question").write_bytes(question.to_json())
     program = (
-        "import sys; from nereid.models.publish.examination.examine import *\n"
+        "import sys; from nereid.models.publish.examination import *\n"
         "request = ExaminationRequest.from_json(open(sys.argv[1]).read())\n"
         "examine(request, progress=lambda line: print(line, flush=True))"
     )
@@ -448,3 +447,15 @@ def test_failure_of_the_examiner_is_not_a_rejection(
         examine(make_request(classifier()))
 
     assert not isinstance(caught.value, Rejected)
+
+
+def test_child_does_not_get_the_key_of_a_client(tmp_path, monkeypatch):
+    program = "import os\n\n\ndef answer(request, write):\n    write('names', sorted(os.environ))\n"
+    (tmp_path / "shows_environment.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("NEREID_KEY", "secret")
+
+    _, names = child.run("shows_environment", "", 60)
+
+    assert "PYTHONPATH" in names
+    assert "NEREID_KEY" not in names

@@ -8,7 +8,7 @@ from PIL import Image
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.staged_addition import AddRequest, Proposal
+from nereid.models.publish.add import AddProposal, AddRequest
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
 from tests.networks import constant, network, value
 from tests.publishing import propose
@@ -31,7 +31,7 @@ def proposed(tmp_path):
     """Add an exported network as `cars`, and return what would be added."""
     Image.new("RGB", (SIDE, SIDE)).save(photo := tmp_path / "photo.png")
 
-    def add_network(model: onnx.ModelProto, metadata=None, **more) -> Proposal:
+    def add_network(model: onnx.ModelProto, metadata=None, **more) -> AddProposal:
         helper.set_model_props(model, metadata or {})
         onnx.save(model, tmp_path / "cars.onnx")
         request = AddRequest(tmp_path / "cars.onnx", "cars", images=(photo,), **more)
@@ -65,8 +65,8 @@ def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
 def test_metadata_of_ultralytics_is_enough(proposed, tmp_path, model, more, head):
     found = proposed(model, ULTRALYTICS | more)
 
-    assert (found.task, found.settings.head, found.settings.sides_px) == ("detect", head, (SIDE, SIDE))
-    assert [(each.label, each.score) for each in found.objects["photo.png"]] == FOUND
+    assert (found.intake.name, found.settings.head, found.settings.sides_px) == ("detect", head, (SIDE, SIDE))
+    assert [(each["label"], each["score"]) for each in found.results["photo.png"]] == FOUND
     assert ModelConfig.from_file(tmp_path / "models" / "cars_network", 1).max_batch_size > 0
 
 
@@ -96,7 +96,7 @@ def test_results_of_one_image_get_a_batch(proposed, rank, given):
         False,
         "exact",
     )
-    assert [(each.label, each.score) for each in found.objects["photo.png"]] == [
+    assert [(each["label"], each["score"]) for each in found.results["photo.png"]] == [
         (str(index), score) for _, score, index in KNOWN
     ]
 
@@ -111,7 +111,7 @@ def test_tensorflow_resizes_itself(proposed):
     found = proposed(model)
 
     assert (found.settings.sides_px, found.settings.parameters["resize"]) == ((640, 640), "exact")
-    assert [each.box for each in found.objects["photo.png"]] == [box for box, _, _ in KNOWN]
+    assert [tuple(each["box"]) for each in found.results["photo.png"]] == [box for box, _, _ in KNOWN]
 
 
 def test_boxes_of_transformers_are_found_by_their_name(proposed):
@@ -123,7 +123,7 @@ def test_boxes_of_transformers_are_found_by_their_name(proposed):
         model, {"names": str(dict(enumerate(CLASSES)))}, size=(64, 64), parameters={"scale": "1"}
     )
 
-    assert [(each.label, each.score) for each in found.objects["photo.png"]] == FOUND
+    assert [(each["label"], each["score"]) for each in found.results["photo.png"]] == FOUND
 
 
 def test_given_labels_tell_the_head(proposed, tmp_path):
@@ -134,7 +134,7 @@ def test_given_labels_tell_the_head(proposed, tmp_path):
         TestDetector("detr_sigmoid").build(), task="detect", parameters={"preset": "rtdetr"}, labels=labels
     )
 
-    assert [(each.label, each.score) for each in found.objects["photo.png"]] == FOUND
+    assert [(each["label"], each["score"]) for each in found.results["photo.png"]] == FOUND
 
 
 FLAT = network(

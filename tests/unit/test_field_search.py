@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from nereid.base.assets import TEXT_REPOSITORY
 from nereid.base.contract import MAX_LINES
+from nereid.tasks.read.characters import RecognisedLine
 from nereid.tasks.read.fields.check_digits import CHECKSUMS
-from nereid.tasks.read.fields.corrections import Correction, Reading, read_number
-from nereid.tasks.read.fields.field_search import Field, find_fields, missing_fields
+from nereid.tasks.read.fields.corrections import CharacterCorrection, NumberReading, read_number
+from nereid.tasks.read.fields.field_search import FoundField, find_fields, missing_fields
 from nereid.tasks.read.fields.specification import Format, forms_of, parse_specification, read_specification
-from nereid.tasks.read.line import Line
 from tests.tables import cases
 
 WAYBILL = read_specification(TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json")
@@ -27,14 +27,14 @@ def line(text, left=0.0, top=0.0, width=None, height=20.0, confidence=0.9):
     wide = sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text)
     right, bottom = left + (wide * height / 2 if width is None else width), top + height
     box = np.array([[left, top], [right, top], [right, bottom], [left, bottom]], np.float32)
-    return Line(text, confidence, box)
+    return RecognisedLine(text, confidence, box)
 
 
 def turned(given_line, degrees):
     """Return the line on a page that is turned about the origin."""
     angle = np.deg2rad(degrees)
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-    return Line(given_line.text, given_line.confidence, (given_line.box @ turn).astype(np.float32))
+    return RecognisedLine(given_line.text, given_line.confidence, (given_line.box @ turn).astype(np.float32))
 
 
 def tracking(*lines):
@@ -86,7 +86,7 @@ def test_number_with_a_valid_checksum_wins():
 
 
 def test_weak_format_needs_its_label():
-    assert tracking(line(FEDEX)) == Field("tracking_number")
+    assert tracking(line(FEDEX)) == FoundField("tracking_number")
 
 
 def test_part_of_a_number_is_not_a_number():
@@ -116,7 +116,7 @@ def test_look_alikes_are_corrected(text, value, corrected):
     found = tracking(line(text))
 
     assert (found.value, found.valid) == (value, True)
-    assert found.corrected == tuple(Correction(*each) for each in corrected)
+    assert found.corrected == tuple(CharacterCorrection(*each) for each in corrected)
 
 
 def test_nothing_is_corrected_without_proof():
@@ -135,7 +135,7 @@ def test_two_corrections_that_fit_prove_nothing():
     form = Format(pattern=r"1Z[A-Z]{2}\d{14}", checksum="ups_1z")
     reading = read_number(f"1Z001234567890123{check}", ((form, None),)).reading
 
-    assert reading == Reading(f"1Z001234567890123{check}", False)
+    assert reading == NumberReading(f"1Z001234567890123{check}", False)
 
 
 def test_sides_have_their_own_numbers():
@@ -182,7 +182,7 @@ def test_document_is_json():
     }
     nothing = {"value": None, "confidence": 0.0, "box": None, "valid": None, "corrected": []}
     unproven = {"proof": None, "carrier": None, "certain": False, "candidates": []}
-    assert Field("a").document() == {"name": "a", **nothing, **unproven}
+    assert FoundField("a").document() == {"name": "a", **nothing, **unproven}
 
 
 def test_missing_required_fields_are_named():
@@ -211,7 +211,8 @@ def test_group_of_a_pattern_is_the_value():
 )
 def test_any_lines_are_answered(lines):
     made = [
-        Line(text, confidence, np.array(box, np.float32).reshape(4, 2)) for text, box, confidence in lines
+        RecognisedLine(text, confidence, np.array(box, np.float32).reshape(4, 2))
+        for text, box, confidence in lines
     ]
 
     with np.errstate(all="ignore"):

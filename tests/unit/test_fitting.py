@@ -9,7 +9,7 @@ import pytest
 from nereid.backends.routing.assignment import parse_route
 from nereid.base.assets import REPOSITORY
 from nereid.repository import fitting
-from nereid.repository.fitting import INSTANCE_BYTES, MEMORY_PART, Machine, counts, fitted, override
+from nereid.repository.fitting import INSTANCE_BYTES, MEMORY_PART, Machine, counts, override, plan_instances
 from tests.tables import cases
 
 PLENTY = 10**12
@@ -51,14 +51,14 @@ def test_variants_share_the_cores(repository, cores, weights, expected):
     """Half by weight and half evenly, so that a variant keeps up when a rollout gives it more."""
     weigh(repository, *weights)
 
-    found = fitted(repository, "cpu", Machine(cores, PLENTY), {"fused"}).counts
+    found = plan_instances(repository, "cpu", Machine(cores, PLENTY), {"fused"}).counts
 
     assert found == dict(zip(("classify_v1", "classify_v2"), expected, strict=True))
 
 
 def test_steps_of_ensembles_get_what_all_their_callers_need(repository):
     """The network's versions and the preprocessing have all requests of the route behind them."""
-    found = fitted(repository, "ensemble", Machine(4, PLENTY)).counts
+    found = plan_instances(repository, "ensemble", Machine(4, PLENTY)).counts
 
     assert found == {"efficientnet_lite0": 4, "imagenet_preprocess": 4}
 
@@ -97,7 +97,7 @@ def test_memory_limits_the_instances():
 @pytest.mark.parametrize(("cores", "expected"), [(1, None), (8, None), (16, 2), (64, 8)])
 def test_route_gets_an_instance_for_each_eight_cores(repository, cores, expected):
     """A single instance is Triton's own choice, and needs no second load."""
-    found = fitted(repository, "cpu", Machine(cores, PLENTY)).counts
+    found = plan_instances(repository, "cpu", Machine(cores, PLENTY)).counts
 
     assert found.get("classify") == expected
     assert found["classify_v1"] == cores
@@ -123,12 +123,12 @@ def test_only_an_open_choice_is_fitted(repository, monkeypatch, tmp_path, group,
     if has_driver:
         monkeypatch.setattr(fitting, "DRIVER", tmp_path)
 
-    assert ("classify_v1" in fitted(repository, "cpu", Machine(2, PLENTY)).counts) is is_fitted
+    assert ("classify_v1" in plan_instances(repository, "cpu", Machine(2, PLENTY)).counts) is is_fitted
 
 
 def test_other_backends_are_not_fitted(repository):
     """NVIDIA's ONNX Runtime backend would give all cores to each instance; routes need one."""
-    found = fitted(repository, "ensemble", Machine(4, PLENTY), {"fused", "preprocess"})
+    found = plan_instances(repository, "ensemble", Machine(4, PLENTY), {"fused", "preprocess"})
 
     assert set(found.counts) == {"imagenet_preprocess"}
 
@@ -137,7 +137,10 @@ def test_broken_route_is_ignored(repository):
     """Triton reports it; the variants then count like models that clients call."""
     (repository / ROUTE).write_text("{")
 
-    assert fitted(repository, "cpu", Machine(4, PLENTY)).counts == {"classify_v1": 3, "classify_v2": 3}
+    assert plan_instances(repository, "cpu", Machine(4, PLENTY)).counts == {
+        "classify_v1": 3,
+        "classify_v2": 3,
+    }
 
 
 def test_load_gets_the_whole_config(repository):

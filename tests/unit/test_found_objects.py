@@ -4,22 +4,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.models.publish.examination.examine import ExaminationRequest, FoundObject, Rejected
-from nereid.models.publish.examination.samples import Sample
-from nereid.tasks.detect.examination import SHOWN, FoundObjects
+from nereid.models.publish.examination import ExaminationRequest, NetworkInput, Rejected
+from nereid.tasks.detect.examination import SHOWN, ComparedObjects
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
 from tests.pictures import save
 from tests.tables import cases
 
-PHOTO = Sample("photo", {}, save(Image.new("RGB", (SIDE, SIDE))))
+PHOTO = NetworkInput("photo", {}, save(Image.new("RGB", (SIDE, SIDE))))
 LEFT, RIGHT, LOWER = ((8.0, 8.0, 24.0, 24.0), (40.0, 8.0, 56.0, 24.0), (12.0, 8.0, 24.0, 24.0))
 
 
 @pytest.fixture(scope="module")
-def found_objects(tmp_path_factory) -> FoundObjects:
+def found_objects(tmp_path_factory) -> ComparedObjects:
     """The meaning of the outputs of a detector with the default thresholds, 0.25 and 0.45."""
     after = add_detector(tmp_path_factory.mktemp("cars")) / "cars_boxes"
-    return FoundObjects(ExaminationRequest("cars_network", after, {}, after=after, after_version=1))
+    return ComparedObjects(ExaminationRequest("cars_network", after, {}, after=after, after_version=1))
 
 
 def outputs(*objects) -> dict[str, np.ndarray]:
@@ -81,6 +80,8 @@ def test_survey_shows_the_best_objects(found_objects):
     survey = found_objects.first_run(None, [PHOTO, PHOTO], [outputs(*KNOWN), outputs(*many)], True)
 
     assert survey.can_batch
-    assert survey.objects[0] == tuple(FoundObject(CLASSES[index], score, box) for box, score, index in KNOWN)
-    assert len(survey.objects[1]) == SHOWN < len(many)
-    assert survey.objects[1][0].box == (0, 0, 4, 4)
+    assert [tuple(found.values()) for found in survey.results[0]] == [
+        (CLASSES[index], score, [*box]) for box, score, index in KNOWN
+    ]
+    assert len(survey.results[1]) == SHOWN < len(many)
+    assert survey.results[1][0]["box"] == [0, 0, 4, 4]

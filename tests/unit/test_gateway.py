@@ -20,12 +20,12 @@ from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS
 from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT, Admission
 from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.failures import STATUS, Failure
-from nereid.gateway.gateway_task import CLASSIFY
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
+from nereid.tasks import DEFAULT, TASKS
 from tests.gateways import (
     IMAGE,
     NO_KEYS,
@@ -355,6 +355,7 @@ def test_origin_has_the_scheme_of_the_gateway(address, origin, status):
         ("GET", "/nothing", (404, "not_found")),
         ("GET", "/page/../live.py", (404, "not_found")),
         ("GET", "/page/%2e%2e/live.py", (404, "not_found")),
+        ("GET", "/page/tasks/read/endpoint.py", (404, "not_found")),
         ("GET", "/samples/CREDITS.md", (404, "not_found")),
         ("GET", "/healthz?a=1", (400, "invalid_request")),
     ],
@@ -375,8 +376,27 @@ def test_page_samples_and_docs_are_served():
         assert ("unsafe-inline" in policy) == path.startswith("/docs")
         assert answer.headers["x-content-type-options"] == "nosniff"
     samples = {each["name"]: each["tasks"] for each in send(made, "GET", "/samples").json()}
-    photo = ["classify", "detect"]
+    photo = ["classify", "detect", "embed"]
     assert samples == {"coffee": photo, "chelsea": photo, "parcel_label": ["read", "waybill"]}
+
+
+def test_page_has_the_module_of_every_task():
+    made = gateway(Upstream())
+
+    listed = send(made, "GET", "/page/tasks.js")
+
+    assert (listed.headers["content-type"], listed.headers["cache-control"]) == (
+        "text/javascript; charset=utf-8",
+        "no-cache",
+    )
+    found = dict(re.findall(r'import { (\w+) } from "\./(.*)";', listed.text))
+    assert [*found] == [task.name for task in TASKS]
+    for name, path in found.items():
+        module = send(made, "GET", f"/page/{path}")
+        assert f"\nexport const {name} = {{" in module.text
+        assert module.headers["etag"]
+        same = send(made, "GET", f"/page/{path}", headers={"if-none-match": module.headers["etag"]})
+        assert same.status_code == 304
 
 
 def test_openapi_has_every_operation():
@@ -457,7 +477,7 @@ async def test_overload_is_reported_before_the_body_is_read():
     made = gateway(upstream, Settings())
 
     upstream.gate.clear()
-    await made.models.find(None, CLASSIFY)  # later requests do not wait for the model's outputs
+    await made.models.find(None, DEFAULT)  # later requests do not wait for the model's outputs
     capacity = made.admission.limit * (1 + MAX_WAITING_PER_SLOT)
     waiting = [Caller(made).start() for _ in range(capacity)]
     await asyncio.sleep(0.05)
@@ -631,7 +651,7 @@ async def test_previews_go_one_at_a_time_to_their_end_and_cost_what_they_take(mo
         go_on.wait(WATCHDOG_S)
         return b"picture"
 
-    monkeypatch.setattr(made.models, "preview", prepare)
+    monkeypatch.setattr(made.models.source, "preview", prepare)
     image, transport = save(Image.new("RGB", (3500, 1000))), httpx.ASGITransport(create_app(made))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
 

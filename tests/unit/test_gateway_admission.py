@@ -16,7 +16,7 @@ from nereid.gateway.admission.costs import MEMORY_S, PATIENCE_S, Costs
 from nereid.gateway.admission.quotas import Quotas
 from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import Failure
-from nereid.vision.imaging.formats.work import LARGE_WORK
+from nereid.vision.imaging.formats.size import LARGE_WORK
 from tests.gateways import asynchronous, key
 from tests.tables import cases
 

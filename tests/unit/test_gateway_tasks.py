@@ -4,14 +4,16 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.result_kind import Timings
-from nereid.gateway.gateway_task import CLASSIFY, DETECT, READ
 from nereid.gateway.models import Models
 from nereid.gateway.state import build
+from nereid.tasks import TASKS
 from nereid.tasks.detect.result import DetectedObject, Detection
+from nereid.tasks.embed.result import Embedding
 from nereid.tasks.read.result import Barcode, Correction, Field, Reading, TextLine
 from tests.gateways import IMAGE, NO_KEYS, PREDICTION, SMALL, Source, Upstream, Upstreams, asynchronous, send
 
@@ -34,9 +36,17 @@ OUTPUTS: dict[str, Collection[str]] = {
     "read_text": ["text", "confidence", "box"],
     "read_waybill": ["text", "confidence", "box", "field"],
     "cars": ["box", "score", "label"],
+    "faces": ["embedding", "variant"],
     "half": ["box", "score"],
 }
-RESULTS = {"classify": PREDICTION, "read_text": READING, "read_waybill": WAYBILL_READING, "cars": DETECTION}
+EMBEDDING = Embedding(np.array([0.6, -0.8], np.float32), *SOURCE)
+RESULTS = {
+    "classify": PREDICTION,
+    "read_text": READING,
+    "read_waybill": WAYBILL_READING,
+    "cars": DETECTION,
+    "faces": EMBEDDING,
+}
 BARCODE_ANSWERS = [{"text": "(00)1", "symbology": "GS1-128", "box": CORNERS, "elements": {"00": "1"}}]
 LINE_ANSWERS = [{"text": "快递 A", "confidence": 0.5, "box": CORNERS}]
 
@@ -62,11 +72,11 @@ def gateway(*names: str, **results: Any) -> Any:
 def test_every_task_has_its_answer():
     made = gateway(*RESULTS)
 
-    read, waybill, detect = (
-        send(made, "POST", path, content=IMAGE).json() for path in ("/v1/read", "/v1/waybill", "/v1/detect")
-    )
+    models = {"read": "read_text", "waybill": "read_waybill", "detect": "cars", "embed": "faces"}
+    answers = {task: send(made, "POST", f"/v1/{task}", content=IMAGE).json() for task in models}
+    read, waybill, detect, embed = answers.values()
 
-    for answer, model in ((read, "read_text"), (waybill, "read_waybill"), (detect, "cars")):
+    for answer, model in zip(answers.values(), models.values(), strict=True):
         timings = answer.pop("timings_ms")
         assert {*timings} == {"receive", "admission", "inference", "total"}
         assert len(answer.pop("request_id")) == 32
@@ -85,6 +95,7 @@ def test_every_task_has_its_answer():
         "barcodes": BARCODE_ANSWERS,
     }
     assert detect == {"objects": [{"label": "cat", "score": 0.5, "box": [1.0, 2.0, 3.0, 4.0]}]}
+    assert embed == {"embedding": [float(np.float32(0.6)), float(np.float32(-0.8))]}
     assert send(made, "POST", "/predict", content=IMAGE).json()["predictions"]
 
 
@@ -92,7 +103,12 @@ def test_fields_of_a_reader_are_listed():
     made = gateway(*RESULTS)
 
     for path in ("/v1/fields", "/v1/models/read_waybill/fields"):
-        assert send(made, "GET", path).json() == [{"name": "number", "required": True, "carriers": ["UPS"]}]
+        fields = {field["name"]: field for field in send(made, "GET", path).json()}
+        assert fields["weight"] == {"name": "weight", "required": False, "carriers": []}
+        assert (fields["tracking_number"]["required"], "UPS" in fields["tracking_number"]["carriers"]) == (
+            True,
+            True,
+        )
     refused = send(made, "GET", "/v1/models/read_text/fields")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
 
@@ -145,7 +161,13 @@ def test_models_have_their_task():
 
     found = {each["name"]: each["task"] for each in send(made, "GET", "/v1/models").json()}
 
-    expected = {"classify": "classify", "read_text": "read", "read_waybill": "waybill", "cars": "detect"}
+    expected = {
+        "classify": "classify",
+        "read_text": "read",
+        "read_waybill": "waybill",
+        "cars": "detect",
+        "faces": "embed",
+    }
     assert found == {**expected, "odd": "", "half": ""}
 
 
@@ -154,7 +176,7 @@ async def test_unknown_outputs_leave_the_choice_to_the_server():
     source, upstream = Several(["odd"]), Upstream()
     made = build(SMALL, NO_KEYS, Models("odd", source, upstream))
 
-    for task in (CLASSIFY, READ, DETECT, DETECT):
+    for task in (*TASKS, TASKS[-1]):
         assert (
             (await made.models.find(None, task)).name == (await made.models.find("odd", task)).name == "odd"
         )

@@ -7,8 +7,8 @@ from PIL import Image
 from nereid.base.assets import CHELSEA
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.image_signals import SAMPLES, ImageMeter
+from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
-from nereid.vision.imaging.probe_image import ProbeImage
 from nereid.vision.imaging.transform import DATATYPES, Transform
 from tests.pictures import noise, save
 from tests.tables import cases

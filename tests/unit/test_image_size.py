@@ -9,8 +9,7 @@ from loadtest.attack.image_mutations import mutated_files
 from nereid.base.assets import COFFEE
 from nereid.base.serving_errors import InvalidImage
 from nereid.vision.imaging.decode import Limits, open_image
-from nereid.vision.imaging.formats.size import read_size
-from nereid.vision.imaging.formats.work import UNKNOWN_WORK, work
+from nereid.vision.imaging.formats.size import UNKNOWN_WORK, read_size, work
 from tests.pictures import PNG_MAGIC, png_chunk, save
 from tests.tables import cases
 

@@ -10,8 +10,7 @@ from nereid.base.assets import COFFEE
 from nereid.base.contract import MAX_IMAGE_BYTES
 from nereid.client import images
 from nereid.client.images import encode
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from tests.conftest import UPRIGHT
 
 WHITE = (255, 255, 255)

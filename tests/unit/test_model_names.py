@@ -12,6 +12,7 @@ from nereid.base.errors import WrongUsage
 from nereid.gateway.models import PreviewRefused
 from nereid.tasks.classify import CLASSIFY
 from nereid.tasks.read import READ
+from nereid.tasks.read.endpoint import fields_of
 from nereid.tasks.task import Task
 from tests.tables import cases
 
@@ -115,8 +116,10 @@ def test_preview_is_that_of_the_preprocessing():
 def test_fields_are_those_of_the_default_variant(name):
     models = RepositoryModels(TEXT_REPOSITORY, lambda: None)
 
-    fields = {field.name: field for field in models.fields(name)}
+    config = models.config(name)
+    fields = {field.name: field for field in fields_of(config)}
 
     assert (fields["tracking_number"].required, fields["weight"].required) == (True, False)
     assert {"UPS", "EMS"} <= {*fields["tracking_number"].carriers}
-    assert [models.fields(other) for other in ("read_text", "text_detect", "none")] == [None] * 3
+    assert [fields_of(models.config(other)) for other in ("read_text", "text_detect")] == [[], []]
+    assert models.config("none") is None

@@ -6,7 +6,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from nereid.models.publish.intake.network_facts import read
+from nereid.base.errors import WrongUsage
+from nereid.models.publish.intake.network_facts import MAX_NEIGHBOUR_BYTES, read
 from nereid.repository import onnx_file
 from tests.tables import cases
 from tests.user_networks import UserNetwork
@@ -178,3 +179,14 @@ def test_preprocessing_of_transformers(found, config, parameters, size):
     noted = found({}, {"preprocessor_config.json": json.dumps(config)}).noted
 
     assert (noted.parameters, noted.size, bool(noted.problem)) == (parameters, size, not parameters)
+
+
+@pytest.mark.parametrize("name", ["config.json", "labels.txt"])
+def test_file_next_to_the_network_has_a_bound(found, tmp_path, name):
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(MAX_NEIGHBOUR_BYTES + 1)
+
+    with pytest.raises(
+        WrongUsage, match=f"'{name}' next to the file: expected at most 16 MiB, got 16,777,217"
+    ):
+        found()

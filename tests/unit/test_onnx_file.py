@@ -10,8 +10,15 @@ import pytest
 from onnx import helper
 
 from nereid.repository import onnx_graph
-from nereid.repository.onnx_file import InvalidOnnx, check_external_data, read
-from nereid.repository.onnx_runtimes import CAPABILITIES, Runtime, check_runtimes, supported_runtimes
+from nereid.repository.onnx_file import (
+    CAPABILITIES,
+    InvalidOnnx,
+    Runtime,
+    check_external_data,
+    check_runtimes,
+    read,
+    supported_runtimes,
+)
 from nereid.vision.inference.signature import NetworkTensor, Signature
 from tests.networks import OPSET, constant, identity, network, value
 from tests.tables import cases

@@ -8,19 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nereid.backends.triton.overlap.fused_job import FusedJob
-from nereid.backends.triton.overlap.lanes import Lanes
-from nereid.backends.triton.overlap.open_lanes import check_overlap
-from nereid.backends.triton.overlap.overlap import SLOTS, Overlap
-from nereid.backends.triton.overlap.slots import (
-    Answer,
-    Answered,
+from nereid.backends.triton.lanes import FusedJob, Lanes, check_overlap
+from nereid.backends.triton.overlap import (
+    SLOTS,
     Compute,
-    Computed,
     Decode,
-    Decoded,
+    Overlap,
+    Respond,
     Slots,
-    Submitted,
 )
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import DeviceFailed, InvalidConfig, InvalidImage, InvalidRequest, ServingError
@@ -246,13 +241,13 @@ def test_failure_to_open_is_raised():
 def test_batches_get_slots_in_their_order():
     """A batch whose images are all bad is answered without a run."""
     slots = Slots(2)
-    assert slots.step(Submitted(0)) == [Decode(0, 0)]
-    assert [slots.step(Submitted(batch)) for batch in (1, 2, 3)] == [[], [], []]
+    assert slots.submitted(0) == [Decode(0, 0)]
+    assert [slots.submitted(batch) for batch in (1, 2, 3)] == [[], [], []]
 
-    assert slots.step(Decoded(0, 0)) == [Answer(0), Decode(1, 1)]
-    assert slots.step(Answered(0)) == []
-    assert slots.step(Decoded(1, 2)) == [Compute(1, 2), Decode(0, 2)]
-    assert slots.step(Computed(1)) == [Answer(1)]
-    assert slots.step(Answered(1)) == []
-    assert slots.step(Decoded(0, 1)) == [Compute(0, 1), Decode(1, 3)]
+    assert slots.decoded(0, 0) == [Respond(0), Decode(1, 1)]
+    assert slots.answered(0) == []
+    assert slots.decoded(1, 2) == [Compute(1, 2), Decode(0, 2)]
+    assert slots.computed(1) == [Respond(1)]
+    assert slots.answered(1) == []
+    assert slots.decoded(0, 1) == [Compute(0, 1), Decode(1, 3)]
     assert not slots.is_idle

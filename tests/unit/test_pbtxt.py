@@ -97,3 +97,36 @@ def test_change_of_versions_never_removes_a_comment():
         with_versions('# why\nname: "a" "b" max_batch_size: 8', [1, 2])
 
     assert "cannot change version_policy in this layout" in str(refused.value)
+
+
+@cases(
+    ("text", "change", "expected"),
+    {
+        "list": (
+            "parameters [\n  # the first\n  { key: 'a' value { string_value: '1' } },\n"
+            "  { key: 'b' value { string_value: '2' } }  # the second\n]\n",
+            lambda config: setattr(config.parameters["b"], "string_value", "3"),
+            "parameters [\n  # the first\n  { key: 'a' value { string_value: '1' } },\n"
+            "  { key: 'b' value { string_value: \"3\" } }  # the second\n]\n",
+        ),
+        "steps of an ensemble": (
+            "ensemble_scheduling {\n  step [\n    # prepares\n    { model_name: 'p' model_version: 1 },\n"
+            "    { model_name: 'n' model_version: 1 }  # computes\n  ]\n}\n",
+            lambda config: setattr(config.ensemble_scheduling.step[1], "model_version", 2),
+            "ensemble_scheduling {\n  step [\n    # prepares\n    { model_name: 'p' model_version: 1 },\n"
+            "    { model_name: 'n' model_version: 2 }  # computes\n  ]\n}\n",
+        ),
+        "new entry after a comment": (
+            "instance_group [ {\n  kind: KIND_CPU  # no GPU\n} ]\n",
+            lambda config: setattr(config.instance_group[0], "count", 2),
+            "instance_group [ {\n  kind: KIND_CPU  # no GPU\ncount: 2\n} ]\n",
+        ),
+    },
+)
+def test_comments_inside_an_entry_stay(text, change, expected):
+    wanted = parse(text)
+    change(wanted)
+
+    changed = rewrite(text, wanted)
+
+    assert (changed, parse(changed)) == (expected, wanted)

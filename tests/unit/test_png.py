@@ -6,8 +6,7 @@ import zlib
 import pytest
 
 from nereid.base.serving_errors import InvalidImage
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from tests.pictures import PNG_MAGIC, png_chunk
 
 SAMPLES = {"grey": (0, 1), "rgb": (2, 3), "palette": (3, 1), "grey and alpha": (4, 2), "rgba": (6, 4)}

@@ -10,8 +10,8 @@ import pytest
 
 from nereid.base.assets import REPOSITORY, TEXT_REPOSITORY
 from nereid.base.errors import OperationFailed
-from nereid.models.publish.examination.examine import Gates, Rejected
-from nereid.models.publish.intake.precision import CHANGE, convert
+from nereid.models.publish.examination import Gates, Rejected
+from nereid.models.publish.intake.adaptation import TO_FP16, convert_to_fp16
 from nereid.models.publish.publisher import publish
 from tests.networks import constant, identity, network, store, value
 from tests.publishing import contents
@@ -34,7 +34,7 @@ def test_weights_are_fp16_and_tensors_fp32(tmp_path):
     before, x = path.stat().st_size, np.eye(64, dtype=np.float32)
     (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
 
-    assert convert(path) == CHANGE
+    assert convert_to_fp16(path) == TO_FP16
 
     (found,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
     assert found.dtype == np.float32
@@ -49,7 +49,7 @@ def test_external_data_becomes_part_of_the_file(tmp_path):
     """The old values are removed, because no checksum would name their use."""
     path = store(tmp_path, "m", mixing(), None, weights="weights.bin")
 
-    convert(path)
+    convert_to_fp16(path)
 
     assert [each.name for each in path.parent.iterdir()] == ["model.onnx"]
     onnxruntime.InferenceSession(path)
@@ -76,12 +76,12 @@ def test_other_networks_are_refused_with_the_reason(tmp_path, make, reason):
     make(tmp_path)
 
     with pytest.raises(OperationFailed, match=f"^'model.onnx' cannot be converted to FP16: {reason}; fix: "):
-        convert(tmp_path / "model.onnx")
+        convert_to_fp16(tmp_path / "model.onnx")
 
 
 def converted(folder: Path) -> Path:
     path = store(folder, "m", mixing(), None)
-    convert(path)
+    convert_to_fp16(path)
     return path
 
 

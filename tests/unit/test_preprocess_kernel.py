@@ -15,8 +15,7 @@ from PIL import Image
 
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.vision.imaging import kernel as preprocess_kernel
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from nereid.vision.imaging.kernel import IMAGE, SOURCE, Source, build_channels, build_table
 from nereid.vision.imaging.resample import FILTERS
 from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform

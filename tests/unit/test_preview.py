@@ -10,7 +10,7 @@ from PIL import Image
 from nereid.base.serving_errors import InvalidImage
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings, Resources, Shorthand
-from nereid.vision.imaging.preview import preview
+from nereid.vision.imaging.preprocessor import preview
 from nereid.vision.imaging.transform import Transform
 
 SIDE = 16

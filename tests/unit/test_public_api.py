@@ -10,9 +10,9 @@ import nereid
 PUBLIC = re.findall(
     r"\w+",
     """
-AsyncClassifier AsyncDetector AsyncReader Classifier ClassifierError Correction DetectedObject Detection
-Detector Field Label Overloaded Prediction Reader Reading RequestRefused ServerFailed TextLine TimedOut
-Timings Unavailable Unreachable UnusableImage __version__
+AsyncClassifier AsyncDetector AsyncEmbedder AsyncReader Classifier ClassifierError Correction
+DetectedObject Detection Detector Embedder Embedding Field Label Overloaded Prediction Reader Reading
+RequestRefused ServerFailed TextLine TimedOut Timings Unavailable Unreachable UnusableImage __version__
 """,
 )
 LOADED = """

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -15,14 +16,16 @@ from nereid.application.exit_codes import reason
 from nereid.backends.routing.assignment import parse_route
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish.engine import operation_journal
-from nereid.models.publish.engine.actions import AddVariant, Install, Load, Policy, Warm
-from nereid.models.publish.engine.engine import begin, locked_repository
-from nereid.models.publish.engine.operation_journal import OperationJournal, PublishStep
-from nereid.models.publish.pinned import successor
+from nereid.models.publish.actions import AddVariant, Install, LoadVersion, Policy, Warm
+from nereid.models.publish.engine import (
+    OperationJournal,
+    PublishStep,
+    locked_repository,
+    opened_journal,
+)
+from nereid.models.publish.network import copy_pinned_model, successor, versions
 from nereid.models.publish.publisher import publish, retire, rollback
-from nereid.models.publish.versions import versions
-from nereid.repository.layout import configs, pins
+from nereid.repository.layout import Pin, configs, pins
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
 from tests.publishing import (
@@ -55,7 +58,7 @@ def weights(repository: Path) -> dict[str, float]:
 
 
 def events(repository: Path) -> tuple[PublishStep, ...]:
-    with operation_journal.opened(repository) as log:
+    with opened_journal(repository) as log:
         return log.steps.read()
 
 
@@ -88,6 +91,35 @@ def test_versions_are_published_and_retired_without_a_server(tmp_path, policy):
     assert (weights(repository), events(repository)[-1].event) == ({"v1": 100}, "done")
     assert publish_number(repository, tmp_path, None, 2).version == 3
     assert {path.name for path in files.state_folder(repository).iterdir()} == {"journal.jsonl", "reserve"}
+
+
+COPY = """
+import sys
+from pathlib import Path
+from nereid.models.publish.network import copy_pinned_model
+from nereid.repository.layout import Pin
+
+models = Path(sys.argv[1])
+copy_pinned_model(models / "net_v1", Pin("net_v1", "net", 1, "", 0), 2, models / "net_v2")
+"""
+
+
+def test_copy_of_a_pinned_model_keeps_comments_in_any_locale(repository):
+    """Configs are UTF-8, whatever the locale is; a second copy has no second head."""
+    config = repository / "net_v1" / "config.pbtxt"
+    text = config.read_text()
+    assert "model_version: 1" in text
+    config.write_text(f"# Für Größe L.\n{text}", encoding="utf-8")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    subprocess.run([sys.executable, "-c", COPY, repository], env=os.environ | locale, check=True)
+
+    head, comment, *_ = (repository / "net_v2" / "config.pbtxt").read_text(encoding="utf-8").splitlines()
+    assert head == "# Like net_v1, with version 2 of net; written by nereid publish."
+    assert comment == "# Für Größe L."
+    copy_pinned_model(repository / "net_v2", Pin("net_v2", "net", 2, "", 0), 3, repository / "net_v3")
+    lines = (repository / "net_v3" / "config.pbtxt").read_text(encoding="utf-8").splitlines()
+    assert lines[:2] == ["# Like net_v2, with version 3 of net; written by nereid publish.", comment]
 
 
 @pytest.fixture
@@ -283,17 +315,17 @@ def test_rollback_moves_the_default_too(repository, tmp_path):
 def test_operation_that_had_only_begun_is_undone(repository, kind):
     """Without its actions in the journal, nothing was done, and the journal does not claim it: once."""
     before, output = contents(repository), []
-    with locked_repository(repository, None, print) as (log, at):
-        _, workspace = begin(log, at, kind, NET, 2)
+    with locked_repository(repository, None, print) as locked:
+        _, workspace = locked.begin(kind, NET, 2)
         (workspace.staging / "new" / NET / "2").mkdir(parents=True)
 
-    with locked_repository(repository, None, output.append) as (log, _):
-        last = log.steps.read()[-1]
+    with locked_repository(repository, None, output.append) as locked:
+        last = locked.log.steps.read()[-1]
 
     assert output[0].startswith(f"recovery: '{kind} net 2' of ")
     assert (last.event, contents(repository), workspace.staging.exists()) == ("undone", before, False)
-    with locked_repository(repository, None, output.append) as (log, _):
-        assert log.steps.read()[-1] == last
+    with locked_repository(repository, None, output.append) as locked:
+        assert locked.log.steps.read()[-1] == last
 
 
 def test_files_from_before_are_not_removed(repository, tmp_path):
@@ -317,19 +349,19 @@ def test_retirement_ends_when_the_version_is_in_use_again(repository, tmp_path):
     """A retirement that was killed before its first step is not finished if the version has traffic now."""
     publish_number(repository, tmp_path, None, 2)
     there = contents(repository / "net_v2")
-    with locked_repository(repository, None, print) as (log, at):
-        operation, _ = begin(log, at, "retire", NET, 2)
+    with locked_repository(repository, None, print) as locked:
+        operation, _ = locked.begin("retire", NET, 2)
         actions = (
             Install("net/2", NET, 2),
             Install("net_v2", "net_v2"),
             AddVariant(ROUTE, "v2", "net_v2", 0),
         )
-        log.write("undo", replace(operation, actions=actions))
+        locked.log.write("undo", replace(operation, actions=actions))
     set_weights(repository, v2=50)
 
     output = []
-    with locked_repository(repository, None, output.append) as (log, _):
-        assert log.steps.read()[-1].event == "undone"
+    with locked_repository(repository, None, output.append) as locked:
+        assert locked.log.steps.read()[-1].event == "undone"
 
     assert output[1].startswith(
         "cannot remove variant 'v2': expected weight 0, got 50; fix: nereid route set v2=0"
@@ -344,8 +376,8 @@ def test_damage_before_the_last_line_is_reported_and_ignored(repository, tmp_pat
     path.write_bytes(path.read_bytes().replace(b"begin", b"begim", 1))
     output: list[str] = []
 
-    with locked_repository(repository, None, output.append) as (log, _):
-        assert [step.event for step in log.steps.read()] == ["commit", "done"]
+    with locked_repository(repository, None, output.append) as locked:
+        assert [step.event for step in locked.log.steps.read()] == ["commit", "done"]
 
     assert output == [f"note: damaged lines of '{path}' are ignored: 1; fix: remove them"]
 
@@ -369,7 +401,7 @@ def test_journal_of_earlier_releases_is_read(repository):
     assert line.operation.actions == (
         Install("net/2", "net", 2),
         Policy("net", 2),
-        Load("net", 2),
+        LoadVersion("net", 2),
         Warm("net", 2),
         AddVariant("r", "v2", "net_v2", 0.0),
     )
@@ -382,11 +414,11 @@ def test_staged_files_are_removed_before_the_end_is_written(repository):
     def refuse(step: PublishStep) -> None:
         raise OSError("full")
 
-    with locked_repository(repository, None, print) as (log, at):
-        operation, workspace = begin(log, at, "publish", NET, 2)
+    with locked_repository(repository, None, print) as locked:
+        operation, workspace = locked.begin("publish", NET, 2)
         (workspace.staging / "new").mkdir()
         with pytest.raises(OSError, match="full"):
-            OperationJournal(log.folder, log.steps, refuse).write("undone", operation)
+            OperationJournal(locked.log.folder, locked.log.steps, refuse).write("undone", operation)
 
     assert not workspace.staging.exists()
 
@@ -421,5 +453,5 @@ def test_rollback_is_written_when_the_server_is_away(repository, tmp_path):
 def test_repository_on_its_own_mount_is_an_error():
     """A repository on its own mount is refused: staged files could not be renamed into it."""
     refused = pytest.raises(OperationFailed, match=r"'/proc': it is a mount point")
-    with refused, operation_journal.opened(Path("/proc")):
+    with refused, opened_journal(Path("/proc")):
         pass

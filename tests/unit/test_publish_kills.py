@@ -12,13 +12,12 @@ import pytest
 
 from nereid.base import files
 from nereid.base.errors import OperationFailed
-from nereid.models.publish.add import add
-from nereid.models.publish.engine import actions, operation_journal
-from nereid.models.publish.engine.actions import Install
-from nereid.models.publish.engine.engine import locked_repository
+from nereid.models.publish import actions
+from nereid.models.publish.actions import Install
+from nereid.models.publish.add import AddRequest, add
+from nereid.models.publish.engine import locked_repository, opened_journal
 from nereid.models.publish.publisher import publish, retire
 from nereid.models.publish.remove import remove
-from nereid.models.publish.staged_addition import AddRequest
 from nereid.models.routes.target import find_route, read_state
 from nereid.server.run_dir import ServerRecord
 from tests.fake_server import FakeServer, Killed, killed_at, running
@@ -84,7 +83,7 @@ def committed(before: Path, done: Path, folder: Path) -> Path:
     path = log / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
-    with operation_journal.opened(folder / "models") as opened:
+    with opened_journal(folder / "models") as opened:
         operation = opened.steps.read()[-1].operation
     for action in operation.actions:
         if isinstance(action, Install):
@@ -105,7 +104,7 @@ def failed(begin: Path, folder: Path) -> Path:
 
     with contextlib.suppress(Killed), locked_repository(folder / "models", None, kill):
         pass
-    with operation_journal.opened(folder / "models") as opened:
+    with opened_journal(folder / "models") as opened:
         opened.write("undo", opened.steps.read()[-1].operation, "planted")
     return folder
 

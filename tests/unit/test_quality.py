@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from nereid.backends.routing.quality import RouteQuality
+from nereid.backends.routing.observation import RouteQuality
 from nereid.base.contract import SCORES
 from nereid.tasks.classify.outputs import ClassificationOutputs
 from nereid.tasks.read.outputs import ReadingOutputs

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from nereid.base.assets import STATE, TEXT_REPOSITORY
-from nereid.models.publish.pinned import copy_pinned_model
+from nereid.models.publish.network import copy_pinned_model
 from nereid.models.publish.remove import find_parts
 from nereid.repository.check import check
-from nereid.repository.fitting import Machine, fitted
+from nereid.repository.fitting import Machine, plan_instances
 from nereid.repository.layout import (
     Pin,
     hidden_models,
@@ -122,7 +122,7 @@ def test_networks_in_the_process_are_not_loaded_again(repository):
 
 
 def test_readers_share_the_cores(repository):
-    roomy, small = (fitted(repository, "cpu", Machine(4, gigabytes * 10**9)) for gigabytes in (64, 4))
+    roomy, small = (plan_instances(repository, "cpu", Machine(4, gigabytes * 10**9)) for gigabytes in (64, 4))
     assert roomy.counts == {"read_text_v1": 4, "read_waybill_v1": 4}
     # A process takes 680 MB, and half of the memory is for all of them.
     assert (small.counts, small.is_short_of_memory) == ({"read_text_v1": 1, "read_waybill_v1": 1}, True)

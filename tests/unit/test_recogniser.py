@@ -7,8 +7,9 @@ import pytest
 from onnx import helper
 
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.intake.adaptation import Choices
-from nereid.tasks.read.characters import Characters, split_characters
+from nereid.base.units import split_lines
+from nereid.models.publish.intake.adaptation import NetworkChoices
+from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.dictionary import characters_of
 from nereid.tasks.read.recogniser import adapt, adapt_file
 from tests.networks import value
@@ -66,7 +67,7 @@ def test_changed_file_stays_as_it_is():
 def test_given_characters_are_written_to_the_file(tmp_path):
     onnx.save(TestRecogniser(characters=()).build(), tmp_path / "model.onnx")
 
-    changes = adapt_file(tmp_path / "model.onnx", choices=Choices(labels=CHARACTERS)).changes
+    changes = adapt_file(tmp_path / "model.onnx", choices=NetworkChoices(labels=CHARACTERS)).changes
 
     assert "5 characters are written to the metadata 'character'" in changes
     assert characters_of(onnx.load(tmp_path / "model.onnx")) == CHARACTERS
@@ -106,7 +107,7 @@ def test_file_that_does_not_fit_is_wrong_usage(recogniser, given, message):
     model = recogniser.build()
 
     with pytest.raises(WrongUsage, match=message):
-        adapt(model, Choices(labels=given))
+        adapt(model, NetworkChoices(labels=given))
 
 
 def test_several_outputs_need_a_choice():
@@ -116,7 +117,7 @@ def test_several_outputs_need_a_choice():
     with pytest.raises(WrongUsage, match=r"expected one output .* got 'classes' FLOAT .* fix: .* --output"):
         adapt(model)
 
-    assert adapt(model, Choices(output="classes"))[0] == ("index", "probability")
+    assert adapt(model, NetworkChoices(output="classes"))[0] == ("index", "probability")
 
 
 @cases(
@@ -130,7 +131,7 @@ def test_several_outputs_need_a_choice():
     },
 )
 def test_lines_of_a_dictionary(text, found):
-    assert split_characters(text) == found
+    assert split_lines(text) == found
 
 
 @cases(
@@ -143,7 +144,7 @@ def test_lines_of_a_dictionary(text, found):
 )
 def test_notes_about_characters(recogniser, given, notes):
     """A list may be shifted by a line, which no check can find."""
-    found = adapt(recogniser.build(), Choices(labels=given)).notes
+    found = adapt(recogniser.build(), NetworkChoices(labels=given)).notes
 
     assert [each[: len(note)] for each, note in zip(found, notes, strict=True)] == notes
 

@@ -4,10 +4,9 @@ import onnx
 import pytest
 
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish.add import add
+from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.publisher import publish
 from nereid.models.publish.remove import remove
-from nereid.models.publish.staged_addition import AddRequest
 from nereid.repository.check import check
 from tests.publishing import NET, OTHER_ANSWERS, ROUTE, classifier, contents, store_published, write_route
 from tests.routes import variant

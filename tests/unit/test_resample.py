@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from nereid.base.assets import CHELSEA, COFFEE
-from nereid.vision.imaging.buffers import Buffers
+from nereid.vision.imaging.decode import Buffers
 from nereid.vision.imaging.resample import FILTERS, Span, build_axis, resample
 from tests.pictures import assert_same_levels, noise
 

@@ -62,10 +62,10 @@ class World:
             lambda: self.now,
             lambda: 0.0,
             lambda instance, age_s: instance in self.replaced and self.age_s >= age_s,
-            self.hurry,
+            self.wake,
         )
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         self.hurries += 1
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
@@ -271,16 +271,16 @@ def hang_v2(
 
 @pytest.mark.parametrize(("timeout_s", "hurries"), [(0.5, 1), (0.9, 0)], ids=["earlier", "later"])
 def test_rest_ends_at_the_next_deadline(world, timeout_s, hurries):
-    assert world.router.rest_s(0.8) == pytest.approx(0.8)
+    assert world.router.sleep_s(0.8) == pytest.approx(0.8)
 
     _, finish = hang_v2(world, timeout_s=timeout_s)
 
     assert world.hurries == hurries
-    assert world.router.rest_s(2.0) == pytest.approx(timeout_s)
+    assert world.router.sleep_s(2.0) == pytest.approx(timeout_s)
     world.now += timeout_s + 1
-    assert world.router.rest_s(2.0) == 0.0
+    assert world.router.sleep_s(2.0) == 0.0
     world.router.expire()
-    assert world.router.rest_s(2.0) == pytest.approx(2.0)
+    assert world.router.sleep_s(2.0) == pytest.approx(2.0)
     finish()
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from nereid.backends.routing.assignment import (
-    Choice,
     Route,
     Salts,
     Shadow,
     Table,
     Variant,
+    VariantChoice,
     assign,
     choose,
     format_route,
@@ -61,14 +61,17 @@ def raised(variant: Variant, weight: float) -> Variant:
     {
         "variant first": (
             {"x-variant": "v2", "x-model-version": "1", "x-route-key": "k"},
-            Choice(V2, "variant"),
+            VariantChoice(V2, "variant"),
         ),
-        "any case": ({"X-Variant": "v2"}, Choice(V2, "variant")),
-        "then version": ({"x-model-version": "2", "x-route-key": "k"}, Choice(V2, "version")),
-        "version as number": ({"x-model-version": 2}, Choice(V2, "version")),
-        "then key": ({"x-route-key": "k"}, Choice(assign(route(V1, V2), "k"), "route-key")),
-        "empty key": ({"x-variant": "", "x-model-version": "", "x-route-key": ""}, Choice(V1, "weight")),
-        "other": ({"other": "x"}, Choice(V1, "weight")),
+        "any case": ({"X-Variant": "v2"}, VariantChoice(V2, "variant")),
+        "then version": ({"x-model-version": "2", "x-route-key": "k"}, VariantChoice(V2, "version")),
+        "version as number": ({"x-model-version": 2}, VariantChoice(V2, "version")),
+        "then key": ({"x-route-key": "k"}, VariantChoice(assign(route(V1, V2), "k"), "route-key")),
+        "empty key": (
+            {"x-variant": "", "x-model-version": "", "x-route-key": ""},
+            VariantChoice(V1, "weight"),
+        ),
+        "other": ({"other": "x"}, VariantChoice(V1, "weight")),
     },
 )
 def test_precedence(parameters, expected):

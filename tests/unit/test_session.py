@@ -15,8 +15,7 @@ from onnx import ModelProto, helper
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import InferenceFailed, InvalidConfig, RuntimeFailed
 from nereid.vision.inference import network_file
-from nereid.vision.inference.session import Session
-from nereid.vision.inference.session_events import SessionEvents
+from nereid.vision.inference.session import Session, SessionEvents
 from nereid.vision.inference.session_options import CUDA_GRAPHS, BackendSettings
 from tests.networks import assert_same, constant, identity, network, parameter, store, tensor, value
 from tests.tables import cases

@@ -8,8 +8,7 @@ import pytest
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import DeviceFailed
-from nereid.vision.inference.session import Session
-from nereid.vision.inference.session_events import SessionEvents
+from nereid.vision.inference.session import Session, SessionEvents
 from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, MEBIBYTE, WIDE_IO, fragile, wide
 from tests.limited_memory import run_limited
 from tests.networks import ONE_INSTANCE, store

@@ -10,6 +10,7 @@ import pytest
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import InvalidConfig
+from nereid.vision.inference.run_sizes import ThreadCounts
 from nereid.vision.inference.session_options import (
     BackendSettings,
     SessionSettings,
@@ -18,7 +19,6 @@ from nereid.vision.inference.session_options import (
     providers,
     session_settings,
 )
-from nereid.vision.inference.threads import ThreadCounts
 from tests.tables import cases
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

@@ -5,16 +5,16 @@ import onnx
 import pytest
 from onnx import helper
 
-from nereid.models.publish.examination.samples import Sample, image_pair
-from nereid.models.publish.examination.score_outputs import (
+from nereid.models.publish.add import AddRequest
+from nereid.models.publish.candidate import read_description
+from nereid.models.publish.examination import NetworkInput, image_pair
+from nereid.tasks.classify.examination import (
     INDEPENDENT,
     NUMBER,
     PROBABILITIES,
     VECTOR,
     meaning_of,
 )
-from nereid.models.publish.intake import description
-from nereid.models.publish.staged_addition import AddRequest
 from tests.networks import constant, network, value
 from tests.publishing import propose
 from tests.tables import cases
@@ -49,7 +49,7 @@ def test_meaning_is_recognised(rows, operator, expected):
 
 def test_one_photo_is_paired_with_its_mirror_image():
     """Twice the same photo would hide a network that computes only the first one."""
-    sample = Sample("photo", {"image": np.arange(6).reshape(1, 2, 3)})
+    sample = NetworkInput("photo", {"image": np.arange(6).reshape(1, 2, 3)})
 
     _, second = image_pair([sample])
 
@@ -82,4 +82,4 @@ def test_batches_are_tried(tmp_path, model, can_batch):
     assert found.settings.can_batch is can_batch
     config = (tmp_path / "models" / "own" / "config.pbtxt").read_text()
     assert ("max_batch_size: 8" in config) is can_batch
-    assert description.read(tmp_path / "models" / "own_network" / "1").source == "network.onnx"
+    assert read_description(tmp_path / "models" / "own_network" / "1").source == "network.onnx"

@@ -5,9 +5,8 @@ import pytest
 
 from nereid.base.serving_errors import InvalidConfig
 from nereid.tasks.read.characters import Characters
-from nereid.tasks.read.detector_input import DetectorInput, network_size
-from nereid.tasks.read.direction import upside_down
-from nereid.tasks.read.lines_batch import MAX_PADDING, batches, stacked
+from nereid.tasks.read.line_images import MAX_PADDING, DetectorInput, batches, network_size, stacked
+from nereid.tasks.read.line_search import upside_down
 
 
 def test_batches_have_every_line_once_and_little_padding():

@@ -6,10 +6,9 @@ import pytest
 
 from nereid.base.contract import MAX_LINES
 from nereid.tasks.read import boxes as finder
-from nereid.tasks.read.boxes import find_boxes
-from nereid.tasks.read.crops import LINE_HEIGHT_PX, MAX_LINE_WIDTH_PX, along_text, cut
-from nereid.tasks.read.direction import page_turn, positions_before, turned
-from nereid.tasks.read.reading_order import reading_order
+from nereid.tasks.read.boxes import find_boxes, reading_order
+from nereid.tasks.read.line_images import LINE_HEIGHT_PX, MAX_LINE_WIDTH_PX, along_text, cut
+from nereid.tasks.read.line_search import page_turn, positions_before, turned
 
 
 def box(left: float, top: float, right: float, bottom: float) -> np.ndarray:

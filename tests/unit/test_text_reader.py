@@ -15,26 +15,25 @@ from nereid.base.serving_errors import (
     InvalidRequest,
     ServingError,
 )
-from nereid.tasks.read.characters import Characters
-from nereid.tasks.read.line import Line
+from nereid.tasks.read.characters import Characters, RecognisedLine
 from nereid.tasks.read.reader import Networks, TextReader
 from nereid.tasks.read.stages import STAGES
 from nereid.vision.imaging.decode import Limits
-from nereid.vision.imaging.probe_image import ProbeImage
+from nereid.vision.imaging.image_times import ProbeImage
 from tests.readers import LINES, RECOGNISER, encoded, networks, page, reader
 from tests.tables import cases
 
 ROTATION = 0x0112
 
 
-def texts(outcome: list[Line] | ServingError) -> list[str]:
+def texts(outcome: list[RecognisedLine] | ServingError) -> list[str]:
     """Return the lines without their spaces, which the network sometimes leaves out."""
     assert isinstance(outcome, list), outcome
     return [line.text.replace(" ", "") for line in outcome]
 
 
 @cache
-def plain() -> list[Line]:
+def plain() -> list[RecognisedLine]:
     (found,) = reader().read([encoded(page())])
     assert isinstance(found, list)
     return found

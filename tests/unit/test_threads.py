@@ -5,7 +5,7 @@ import os
 import pytest
 
 from nereid.base.processes import available_cores
-from nereid.vision.inference.threads import ThreadCounts, thread_counts
+from nereid.vision.inference.run_sizes import ThreadCounts, thread_counts
 from tests.tables import cases
 
 INTRA, INTER = "intra_op_thread_count", "inter_op_thread_count"

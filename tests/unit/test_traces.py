@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid.base.tracing import collector, record_file, request_lines
-from nereid.base.tracing.collector import HOLD_S, MAX_KEPT_PER_S, MAX_TRACES, Traces
+from nereid.base.tracing import collector, request_lines
+from nereid.base.tracing.collector import HOLD_S, MAX_KEPT_PER_S, MAX_TRACES, RecordFile, Traces, read_records
 from nereid.base.tracing.context import TraceContext, begin, parse
-from nereid.base.tracing.record_file import RecordFile, read
 from nereid.base.tracing.records import CALLER, MAX_WAITING, SERVER, Sampling, Tracer, harmless
 from tests.routes import wait_until
 from tests.tables import cases
@@ -188,13 +187,13 @@ def test_damaged_record_does_not_end_the_collector(tmp_path):
 
 
 def test_file_of_records_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_file, "MAX_FILE_BYTES", 10_000)
+    monkeypatch.setattr(collector, "MAX_FILE_BYTES", 10_000)
     path = tmp_path / "records.jsonl"
     file = RecordFile(path)
     for number in range(300):
         file.write(encoded(ROUTE | {"number": number}))
 
-    found = [each["number"] for each in read(path)]
+    found = [each["number"] for each in read_records(path)]
     assert found == list(range(found[0], 300))
     assert len(found) > 20
     assert {each.name for each in tmp_path.iterdir()} == {"records.jsonl", "records.jsonl.1"}
@@ -207,8 +206,8 @@ def test_damaged_lines_are_left_out(tmp_path):
     (good,) = encoded(ROUTE)
     path.write_bytes(good[:50] + b"\n" + good + b"\n{}\n" + good + b"\n" + good[:9])
 
-    assert len([*read(path)]) == 2
-    assert [*read(tmp_path / "none")] == []
+    assert len([*read_records(path)]) == 2
+    assert [*read_records(tmp_path / "none")] == []
 
 
 def test_retry_and_late_attempts_have_their_stage():

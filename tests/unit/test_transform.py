@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from nereid.vision.imaging.resample import Span
 from nereid.vision.imaging.transform import DATATYPES, Placement, Transform, make_plan
 from tests.pictures import assert_same_levels, noise, resize, save

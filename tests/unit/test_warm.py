@@ -1,7 +1,7 @@
 """Models whose requests have one image, which the warm-up sends at the same time instead of as a batch."""
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.models.publish.engine.warm import takes_one
+from nereid.models.publish.actions import takes_one
 from tests.tables import cases
 
 IMAGE = 'input { name: "image" data_type: TYPE_STRING dims: [ 1 ] } '

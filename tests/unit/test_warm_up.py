@@ -8,8 +8,7 @@ import pytest
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import InvalidConfig
 from nereid.vision.inference.run_sizes import warm_batch_sizes
-from nereid.vision.inference.session import Session
-from nereid.vision.inference.session_events import SessionEvents
+from nereid.vision.inference.session import Session, SessionEvents
 from tests.faulty_networks import FRAGILE_IO, fragile
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 from tests.tables import cases

@@ -19,16 +19,17 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.serving_errors import InvalidConfig
 from nereid.cli.main import app
 from nereid.models.publish import watch
-from nereid.models.publish.drop_entry import copied, read_entry
 from nereid.models.publish.drop_folder import (
     JOURNAL,
     DropFolder,
     DropResult,
     Publish,
     TemporaryFailure,
+    copied,
     journal_of,
+    read_entry,
 )
-from nereid.models.publish.examination.examine import Gates
+from nereid.models.publish.examination import Gates
 from nereid.server.control import NotReached
 from tests.networks import ONE_INSTANCE, identity, store, tensor
 from tests.tables import cases

@@ -5,9 +5,9 @@ import pytest
 
 from loadtest.reading_score import Passage, errors, has_number, passages
 from nereid.base.assets import TEXT_REPOSITORY
+from nereid.tasks.read.characters import RecognisedLine
 from nereid.tasks.read.fields.field_search import find_fields
 from nereid.tasks.read.fields.specification import read_specification
-from nereid.tasks.read.line import Line
 from tests.waybills.generator import CHECKED, LAYOUTS, waybill
 from tests.waybills.paper import Printed, missing_fonts, rectangle
 
@@ -21,7 +21,7 @@ WAYBILL = read_specification(TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json
 @pytest.mark.parametrize("seed", range(len(LAYOUTS)), ids=list(LAYOUTS))
 def test_printed_text_has_the_number(seed):
     image = waybill(seed)
-    lines = [Line(each.text, 1.0, each.box.astype(np.float32)) for each in image.lines]
+    lines = [RecognisedLine(each.text, 1.0, each.box.astype(np.float32)) for each in image.lines]
 
     (number,) = [each for each in find_fields(lines, WAYBILL) if each.name == "tracking_number"]
 
@@ -32,10 +32,10 @@ def test_printed_text_has_the_number(seed):
 def test_lines_are_matched_by_their_boxes():
     printed = [Printed("TRK# 1234", rectangle(0, 0, 90, 20)), Printed("5678", rectangle(120, 0, 160, 20))]
     read = [
-        Line("TRK#", 0.9, rectangle(0, 0, 40, 20)),
-        Line("1234 5679", 0.9, rectangle(45, 0, 160, 20)),
-        Line("noise", 0.9, rectangle(300, 300, 350, 320)),
-        Line("PAID", 0.9, rectangle(500, 500, 550, 520)),
+        RecognisedLine("TRK#", 0.9, rectangle(0, 0, 40, 20)),
+        RecognisedLine("1234 5679", 0.9, rectangle(45, 0, 160, 20)),
+        RecognisedLine("noise", 0.9, rectangle(300, 300, 350, 320)),
+        RecognisedLine("PAID", 0.9, rectangle(500, 500, 550, 520)),
     ]
 
     found = passages(printed, read, [rectangle(490, 490, 600, 600)])

@@ -4,11 +4,11 @@ import pytest
 
 from nereid.backends.triton.stub_processes import Process
 from nereid.base.control_groups import ControlGroups
-from nereid.base.tracing.request_lines import STAGES
+from nereid.base.tracing.request_lines import FIRST_STAGES, LAST_STAGES, in_order
 from nereid.base.units import parse_duration
 from nereid.insight.observe import contention
 from nereid.insight.observe.contention import Contention, Counts, ProcessCounts
-from nereid.insight.observe.why import MEANINGS, explain
+from nereid.insight.observe.why import MEANINGS, explain, meaning
 from tests.tables import cases
 
 CALM = Contention(2, 1.0, 0.1, 0.1, 0, 0, 0.0)
@@ -30,7 +30,18 @@ def line(outcome="ok", wait_ms=0.0, variant="v1", **stages):
 
 
 def test_every_stage_has_a_meaning_and_a_next_step():
-    assert {*MEANINGS} == {*STAGES}
+    assert {*MEANINGS} == {*FIRST_STAGES, *LAST_STAGES}
+
+
+def test_stages_of_a_task_are_explained_by_it():
+    assert meaning("recognise")[0] == "recognising the lines takes long"
+    assert meaning("shuffle") == ("the stage 'shuffle' takes long", "nereid tune")
+
+
+def test_stages_of_a_task_are_between_those_of_all():
+    stages = ["network", "crops", "queue", "boxes", "decode", "response"]
+
+    assert in_order(stages) == ["queue", "decode", "crops", "boxes", "network", "response"]
 
 
 @pytest.mark.parametrize("stage", ["queue", "network"])

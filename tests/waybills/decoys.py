@@ -9,9 +9,9 @@ from random import Random
 
 import numpy as np
 
+from nereid.tasks.read.characters import RecognisedLine
 from nereid.tasks.read.fields.shapes import shapes
 from nereid.tasks.read.fields.specification import Form, Format, judge
-from nereid.tasks.read.line import Line
 from tests.waybills import words
 from tests.waybills.numbers import digits, grouped
 from tests.waybills.paper import rectangle
@@ -30,7 +30,7 @@ OTHER_LABELS = (
 class Page:
     """Lines of text, and the tracking number without spaces; None if there is none."""
 
-    lines: list[Line]
+    lines: list[RecognisedLine]
     number: str | None
 
 
@@ -99,16 +99,16 @@ def _table(draw: Random) -> list[str]:
     return ["".join(f"{text:<24}" for text in texts).strip() for texts in (labels, values)]
 
 
-def _set(draw: Random, blocks: Sequence[Sequence[str]]) -> list[Line]:
+def _set(draw: Random, blocks: Sequence[Sequence[str]]) -> list[RecognisedLine]:
     """Place the blocks below each other, or in two columns."""
     width, y = draw.choice((1, 1, 2)), 20.0
-    lines: list[Line] = []
+    lines: list[RecognisedLine] = []
     for start in range(0, len(blocks), width):
         for column, block in enumerate(blocks[start : start + width]):
             for row, text in enumerate(block):
                 left, top = 30 + 560.0 * column, y + row * LEADING
                 wide = sum(2 if ord(each) > 0x2E80 else 1 for each in text) * HEIGHT / 2
                 box = rectangle(left, top, left + wide, top + HEIGHT).astype(np.float32)
-                lines.append(Line(text, draw.uniform(0.9, 1.0), box))
+                lines.append(RecognisedLine(text, draw.uniform(0.9, 1.0), box))
         y += LEADING * max(map(len, blocks[start : start + width])) + draw.choice((0, 12, 40))
     return lines

@@ -128,8 +128,7 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         Meta(description="Variants that replace the default one if it fails, too, in this order."),
     ] = ()
     answer: Annotated[
-        dict[str, Any],
-        Meta(description="Value of each output, for requests that no variant can answer."),
+        dict[str, Any], Meta(description="Value of each output, for requests that no variant can answer.")
     ] = {}
     generation: Annotated[
         int, Meta(ge=0, le=2**53, description="Counts changes; `nereid route` writes it.")
@@ -195,7 +194,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class VariantChoice:
     """The variant for a request, and the reason: `variant`, `version`, `header`, `route-key` or `weight`."""
 
     variant: Variant
@@ -236,7 +235,7 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def choose(table: Table, parameters: Mapping[str, Any], unit: float) -> Choice:
+def choose(table: Table, parameters: Mapping[str, Any], unit: float) -> VariantChoice:
     """Pick the variant for one request: forced variant, forced version, header rule, sticky key, then chance.
 
     Args:
@@ -249,21 +248,21 @@ def choose(table: Table, parameters: Mapping[str, Any], unit: float) -> Choice:
     """
     variants = table.route.variants
     if not parameters:
-        return Choice(_by_weight(variants, unit), "weight")
+        return VariantChoice(_by_weight(variants, unit), "weight")
     lowered = lower(parameters)
     if lowered.get(VARIANT_HEADER):
         names = {variant.name: variant for variant in variants}
-        return Choice(_known(names, VARIANT_HEADER, lowered[VARIANT_HEADER]), "variant")
+        return VariantChoice(_known(names, VARIANT_HEADER, lowered[VARIANT_HEADER]), "variant")
     if lowered.get(VERSION_HEADER):
         versions = {table.network_versions[variant.name]: variant for variant in reversed(variants)}
-        return Choice(_known(versions, VERSION_HEADER, lowered[VERSION_HEADER]), "version")
+        return VariantChoice(_known(versions, VERSION_HEADER, lowered[VERSION_HEADER]), "version")
     for variant in variants:
         rules = variant.headers.items()
         if rules and all(lowered.get(name) in values for name, values in rules):
-            return Choice(variant, "header")
+            return VariantChoice(variant, "header")
     if lowered.get(ROUTE_KEY_HEADER):
-        return Choice(assign(table.route, lowered[ROUTE_KEY_HEADER]), "route-key")
-    return Choice(_by_weight(variants, unit), "weight")
+        return VariantChoice(assign(table.route, lowered[ROUTE_KEY_HEADER]), "route-key")
+    return VariantChoice(_by_weight(variants, unit), "weight")
 
 
 def lower(parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -330,7 +329,6 @@ def _known(variants: Mapping[str, Variant], header: str, value: str) -> Variant:
 
 
 def _explain(message: str, text: bytes) -> str:
-    """Add the given value, or the known fields, to a message of msgspec."""
     found = re.search(r" - at `\$(?P<place>[^`]*)`$", message)
     place = found["place"] if found else ""
     if "unknown field" in message:

@@ -1,8 +1,9 @@
-"""Attempts of a route: a request that is admitted, one attempt on a variant, and the state of a variant."""
+"""Attempts of a route: admitted requests, one attempt on a variant, its state and its circuit breaker."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 from math import inf
 from threading import Lock
@@ -13,15 +14,123 @@ from nereid.backends.routing.assignment import (
     MAX_IN_FLIGHT,
     RETRY,
     BreakerSettings,
-    Choice,
     Route,
     Table,
     Variant,
+    VariantChoice,
 )
-from nereid.backends.routing.breaker import Breaker, State
-from nereid.backends.routing.interfaces import MAX_LATE, BoundedLabels, MetricSink, RoutedRequest
-from nereid.backends.routing.request_trace import RequestTrace
+from nereid.backends.routing.interfaces import (
+    MAX_LATE,
+    BoundedLabels,
+    MetricSink,
+    RequestTrace,
+    RoutedRequest,
+)
 from nereid.base.serving_errors import DeadlineExceeded, Died, ServingError, Unavailable, is_fault
+
+
+class BreakerState(IntEnum):
+    """State of a breaker: it lets all requests pass, one trial, or none."""
+
+    CLOSED = 0
+    HALF_OPEN = 1
+    OPEN = 2
+
+
+class Breaker:
+    """Keeps requests away from a variant whose last requests failed.
+
+    It considers the requests of the last `window_s` seconds, at least the last `min_requests`. It opens when
+    at least `error_ratio` of them failed, or immediately when it is tripped. After `open_s` one trial request
+    passes, whose outcome closes or opens the breaker again. `on_change` receives each new state.
+    Not thread-safe: the caller holds a lock.
+    """
+
+    def __init__(
+        self, settings: BreakerSettings, on_change: Callable[[BreakerState], None] = lambda state: None
+    ) -> None:
+        self.state = BreakerState.CLOSED
+        self._settings, self._on_change = settings, on_change
+        self._outcomes: deque[tuple[float, bool]] = deque()
+        self._failures = 0
+        self._changed_at = 0.0
+        self._is_trying = False
+
+    def allows(self, now: float) -> bool:
+        """Return whether a request may pass; a half-open breaker lets one pass, the trial."""
+        if self.state is BreakerState.OPEN and now - self._changed_at >= self._settings.open_s:
+            self._change(BreakerState.HALF_OPEN, now)
+        if self.state is BreakerState.HALF_OPEN and not self._is_trying:
+            self._is_trying = True
+            return True
+        return self.state is BreakerState.CLOSED
+
+    def record(self, has_failed: bool | None, now: float, is_trial: bool = False) -> None:
+        """Record the outcome of an allowed request; None if it says nothing about the variant.
+
+        While the breaker is half open, only the trial counts, not earlier requests.
+        """
+        if is_trial and self.state is BreakerState.HALF_OPEN:
+            self._is_trying = False
+            if has_failed is not None:
+                self._change(BreakerState.OPEN if has_failed else BreakerState.CLOSED, now)
+        elif self.state is BreakerState.CLOSED and has_failed is not None:
+            self._outcomes.append((now, has_failed))
+            self._failures += has_failed
+            self._forget(now)
+            if self._must_open():
+                self._change(BreakerState.OPEN, now)
+
+    def allow_trial(self, now: float) -> None:
+        """Let the next request through as a trial, without the rest of the wait."""
+        if self.state is BreakerState.OPEN:
+            self._change(BreakerState.HALF_OPEN, now)
+
+    def trip(self, now: float) -> None:
+        """Open immediately, or stay open: the variant is unreachable."""
+        if self.state is not BreakerState.OPEN:
+            self._change(BreakerState.OPEN, now)
+
+    def _must_open(self) -> bool:
+        count = len(self._outcomes)
+        return count >= self._settings.min_requests and self._failures / count >= self._settings.error_ratio
+
+    def _forget(self, now: float) -> None:
+        oldest_kept = now - self._settings.window_s
+        while len(self._outcomes) > self._settings.min_requests and self._outcomes[0][0] < oldest_kept:
+            self._failures -= self._outcomes.popleft()[1]
+
+    def _change(self, state: BreakerState, now: float) -> None:
+        self.state = state
+        self._changed_at = now
+        self._is_trying = False
+        self._outcomes.clear()
+        self._failures = 0
+        self._on_change(state)
+
+
+class RetryBudget:
+    """Limit on retries, so that they never multiply a failure.
+
+    A failure takes a token and a success returns a tenth of one; a retry needs more than half of them.
+
+    Source: gRPC proposal A6, retry throttling.
+    """
+
+    MAX_TOKENS, RATIO = 10.0, 0.1
+
+    def __init__(self) -> None:
+        self._tokens = self.MAX_TOKENS
+
+    def succeeded(self) -> None:
+        """Record a request that needs no retry."""
+        self._tokens = min(self.MAX_TOKENS, self._tokens + self.RATIO)
+
+    def may_retry(self) -> bool:
+        """Record a failed request, and return whether it may be sent again."""
+        self._tokens = max(0.0, self._tokens - 1)
+        return self._tokens > self.MAX_TOKENS / 2
+
 
 # A death that was seen longer ago than this says nothing about the present process of the instance.
 DEATH_COUNTS_S = 10.0
@@ -89,7 +198,7 @@ class ServedVariant:
     ) -> None:
         self.labels: Mapping[str, str] = {"variant": variant, "version": version}
         self._metrics, self._log = metrics, log
-        self._shown = State.CLOSED
+        self._shown = BreakerState.CLOSED
         self._is_retired = False
         self.in_flight = self.late = self.late_large = 0
         self.is_dead = False
@@ -99,7 +208,7 @@ class ServedVariant:
         self._deaths: dict[str, float] = {}
         self._suspects: deque[float] = deque()
         self.breaker = Breaker(settings, self._show)
-        self._metrics.set("breaker_state", State.CLOSED, **self.labels)
+        self._metrics.set("breaker_state", BreakerState.CLOSED, **self.labels)
 
     def allows(self, now: float) -> bool:
         """Return whether an attempt may start; none queues behind those in a dead process's queue."""
@@ -143,10 +252,10 @@ class ServedVariant:
             return False
         if now >= attempt.deadline:
             return False
-        return not self.may_have_had(attempt, instance) or self.may_send_suspect(admitted, now)
+        return not self.could_have_received(attempt, instance) or self.may_send_suspect(admitted, now)
 
-    def may_have_had(self, attempt: "Attempt", instance: str = "") -> bool:
-        """Return whether an instance, or any one, may have had a request when it died.
+    def could_have_received(self, attempt: "Attempt", instance: str = "") -> bool:
+        """Return whether an instance, or any one, could have received a request before it died.
 
         It gets none after it was seen dead.
         """
@@ -173,15 +282,15 @@ class ServedVariant:
 
     def retire(self) -> None:
         """Stop showing the breaker, though attempts may still be in flight."""
-        self._show(State.CLOSED)
+        self._show(BreakerState.CLOSED)
         self._is_retired = True
 
-    def _show(self, state: State) -> None:
+    def _show(self, state: BreakerState) -> None:
         if self._is_retired or state is self._shown:
             return
         self._metrics.set("breaker_state", state, **self.labels)
         self._shown = state
-        if state is not State.HALF_OPEN:
+        if state is not BreakerState.HALF_OPEN:
             self._log(f"variant '{self.labels['variant']}': breaker {state.name.lower()}")
 
 
@@ -192,6 +301,8 @@ class ServedVariants:
         self._metrics, self._log = metrics, log
         self._label = BoundedLabels()
         self._states: dict[Identity, ServedVariant] = {}
+        # By labels: changing a variant does not change its series.
+        self._in_flight: Counter[tuple[str, ...]] = Counter()
 
     def __iter__(self) -> Iterator[ServedVariant]:
         return iter(self._states.values())
@@ -204,13 +315,20 @@ class ServedVariants:
             self._states[key] = ServedVariant(table.route.breaker, name, version, self._metrics, self._log)
         return self._states[key]
 
+    def count_in_flight(self, served: ServedVariant, change: int) -> None:
+        """Count attempts that begin, or with a negative `change`, that have returned."""
+        served.in_flight += change
+        key = tuple(served.labels.values())
+        self._in_flight[key] += change
+        self._metrics.set("in_flight", self._in_flight[key], **served.labels)
+
     def keep_only(self, table: Table) -> None:
         """Retire the states of variants that a route does not have."""
         for key in self._states.keys() - {identity(table, variant) for variant in table.route.variants}:
             self._states.pop(key).retire()
 
 
-class Rungs:
+class FallbackQueue:
     """The chosen variant, then those that replace it; each is tried at most once.
 
     Attributes:
@@ -218,32 +336,32 @@ class Rungs:
         is_forced: whether the request names its variant, so that no other may respond.
     """
 
-    def __init__(self, route: Route, first: Choice) -> None:
+    def __init__(self, route: Route, first: VariantChoice) -> None:
         self.first, self.first_label = first, first.variant.name
-        self._repeated: Choice | None = None
+        self._repeated: VariantChoice | None = None
         self.is_forced = first.reason in FORCED
         others = () if self.is_forced else route.replacements
-        self._left = [first, *(Choice(each, BREAKER) for each in others if each is not first.variant)]
+        self._left = [first, *(VariantChoice(each, BREAKER) for each in others if each is not first.variant)]
 
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def next(self) -> Choice:
+    def next(self) -> VariantChoice:
         """Return the next choice, and remove it."""
         return self._left.pop(0)
 
-    def repeat(self, choice: Choice) -> None:
+    def repeat(self, choice: VariantChoice) -> None:
         """Try a choice again before all others: another instance of its model runs."""
         self._left.insert(0, choice)
         self._repeated = choice
 
-    def may_leave(self, choice: Choice) -> bool:
+    def may_leave(self, choice: VariantChoice) -> bool:
         """Return whether a choice is repeated, and others are left if it takes too long."""
         return choice is self._repeated and bool(self._left)
 
     def retry(self) -> None:
         """Note that a variant was tried: the remaining ones are retries."""
-        self._left = [Choice(each.variant, RETRY) for each in self._left]
+        self._left = [VariantChoice(each.variant, RETRY) for each in self._left]
 
 
 class Attempt:
@@ -253,24 +371,25 @@ class Attempt:
     """
 
     def __init__(
-        self, admitted: AdmittedRequest, rungs: Rungs, choice: Choice, served: ServedVariant, now: float
+        self,
+        admitted: AdmittedRequest,
+        queue: FallbackQueue,
+        choice: VariantChoice,
+        served: ServedVariant,
+        now: float,
     ) -> None:
-        self.rungs = rungs
-        self.admitted, self.variant, self.reason, self.served = (
-            admitted,
-            choice.variant,
-            choice.reason,
-            served,
-        )
+        self.queue = queue
+        self.admitted, self.served = admitted, served
+        self.variant, self.reason = choice.variant, choice.reason
         # A breaker that is half open lets only the trial through.
-        self.is_trial = served.breaker.state is State.HALF_OPEN
+        self.is_trial = served.breaker.state is BreakerState.HALF_OPEN
         self.was_dead, self.is_survived, self.waits_for_dead = served.is_dead, False, False
         self.begun_at = now
         own_s, client_s = choice.variant.deadline_ms / 1e3, admitted.request.timeout_s
         self._is_own_deadline = not 0 < client_s < own_s
         self.deadline = admitted.begin + (own_s if self._is_own_deadline else client_s)
         self.seconds = 0.0
-        if admitted.table.route.has_fallbacks and rungs.may_leave(choice):
+        if admitted.table.route.has_fallbacks and queue.may_leave(choice):
             # The other instance may only be starting, and the queue still be that of the dead one.
             shorten_deadlines((self,), served, now)
 
@@ -306,21 +425,6 @@ class Attempt:
             is_blamed = self._is_own_deadline and is_silent and not self.served.late_large
             return True if is_blamed and not self.is_large else None
         return True
-
-
-class InFlight:
-    """Attempts in flight by the labels of their variant; changing a variant does not change its series."""
-
-    def __init__(self, metrics: MetricSink) -> None:
-        self._metrics = metrics
-        self._counts: Counter[tuple[str, ...]] = Counter()
-
-    def count(self, served: ServedVariant, change: int) -> None:
-        """Count attempts that begin, or with a negative `change`, that have returned."""
-        served.in_flight += change
-        key = tuple(served.labels.values())
-        self._counts[key] += change
-        self._metrics.set("in_flight", self._counts[key], **served.labels)
 
 
 def shorten_deadlines(attempts: Iterable[Attempt], served: ServedVariant, now: float) -> None:

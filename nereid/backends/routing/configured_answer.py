@@ -49,7 +49,6 @@ def _tensor(value: Any, output: TensorSpec) -> np.ndarray:
 
 
 def _fits(found: np.ndarray, datatype: str) -> bool:
-    """Return whether the values of JSON can be those of a datatype without a loss."""
     if datatype in ("STRING", "BOOL"):
         return not found.size or found.dtype.kind == ("U" if datatype == "STRING" else "b")
     if found.dtype.kind not in "iuf":

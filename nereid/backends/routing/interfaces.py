@@ -1,12 +1,17 @@
-"""Interfaces of the router to its host: the requests it forwards, and the metrics it writes."""
+"""Interfaces of the router to its host: requests, their traces, and the metrics that it writes."""
 
+import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 
-from nereid.base.serving_errors import ServingError
+from nereid.backends.routing.assignment import FORCED
+from nereid.base.contract import PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
+from nereid.base.serving_errors import ServingError, is_fault
+from nereid.base.tracing.context import TraceContext, begin, new_trace, parse
+from nereid.base.tracing.records import Record, Tracer, failed, harmless, kept, shortened, span
 
 # A model with this many attempts past their deadline that have not returned gets no further ones: each
 # occupies a thread, of the server too.
@@ -76,3 +81,118 @@ class BoundedLabels:
             return ("other",) * len(names)
         self._known.add(names)
         return names
+
+
+PROBE: Mapping[str, Any] = {PROBE_HEADER: "1"}
+
+
+class OpenSpan:
+    """A span that has not ended; `parameters` are for the request to the model that continues the trace."""
+
+    def __init__(self, context: TraceContext, name: str, **about: Any) -> None:
+        self.context, self.begin_ns = context, time.time_ns()
+        self.name, self.about = name, about
+        self.parameters = {TRACE_PARAMETER: str(context), SENT_PARAMETER: self.begin_ns}
+
+    def record(self, kind: str, parent: str, error: object = None) -> Record:
+        """Return the record of the span, which ends now."""
+        ended = span(self.context, parent, self.name, self.begin_ns, time.time_ns())
+        return {**ended, "kind": kind, "about": self.about, **failed(error)}
+
+
+class RequestTrace:
+    """The trace of one request at a route; `is_probe` if the supervisor sent it, which is not traffic.
+
+    Args:
+        tracer: sends the records, None if tracing is off.
+        route: name of the route.
+        request_id: the caller's.
+    """
+
+    def __init__(self, tracer: Tracer | None, route: str, request_id: str) -> None:
+        self._tracer, self._route, self._id = tracer, route, shortened(request_id)
+        self._span: OpenSpan | None = None
+        self._parent = ""
+        self._attempts: list[Record] = []
+        self._last: dict[str, str] = {}
+        self.is_probe = self._has_ended = self._is_kept = False
+        self._arrived_ns = time.time_ns() if tracer else 0
+
+    @harmless
+    def begin(self, parameters: Mapping[str, str]) -> None:
+        """Begin the span of the route, in the trace of the caller if the parameters have one."""
+        self.is_probe = self.is_probe or PROBE_HEADER in parameters
+        if self._tracer and not self.is_probe:
+            context, self._parent = begin(
+                parse(parameters.get(TRACE_PARAMETER, "")), self._tracer.sampling.share
+            )
+            self._span = OpenSpan(context, f"route {self._route}")
+            self._span.begin_ns = self._arrived_ns
+
+    @harmless
+    def attempt(self, variant: str, version: str, reason: str) -> OpenSpan | None:
+        """Begin the span of an attempt."""
+        if self._span is None:
+            return None
+        self._last = {"variant": variant, "version": version, "reason": reason}
+        context = self._span.context.child()
+        return OpenSpan(context, f"attempt {variant}", variant=variant, reason=reason)
+
+    def parameters(self, attempt: OpenSpan | None) -> Mapping[str, Any]:
+        """Return the parameters of the request of an attempt or a shadow."""
+        return attempt.parameters if attempt else PROBE if self.is_probe else NO_PARAMETERS
+
+    @harmless
+    def end_attempt(self, attempt: OpenSpan | None, error: ServingError | None) -> None:
+        """End the span of an attempt; one that returns after the response has a record of its own."""
+        if self._span is None or attempt is None or self._tracer is None:
+            return
+        record = attempt.record("attempt", self._span.context.span_id, error)
+        if self._has_ended:
+            self._tracer.send({**record, "sampled": self._is_kept or attempt.context.is_sampled})
+        else:
+            self._attempts.append(record)
+
+    @harmless
+    def end(self, error: ServingError | None = None, **about: Any) -> None:
+        """End the span of the route, and send its record with those of its attempts.
+
+        Traces of failures, of slow requests and of forced variants are kept.
+
+        Args:
+            error: the reason why the request failed.
+            about: further attributes.
+        """
+        if self._span is None:  # it was rejected before its parameters were read
+            self.begin(NO_PARAMETERS)
+        if self._span is None or self._tracer is None or self._has_ended:
+            return
+        self._has_ended = True
+        outcome = error.outcome if error else "ok"
+        self._span.about = {"route": self._route, **self._last, "outcome": outcome, **about}
+        record = self._span.record("route", self._parent, error)
+        is_slow = self._tracer.is_slow(record["begin"], record["end"])
+        is_wanted = error is not None or self._last.get("reason") in FORCED
+        reason = kept(is_slow or is_fault(error), is_wanted)
+        self._is_kept = bool(reason)
+        is_sampled = self._span.context.is_sampled
+        self._tracer.send(
+            {**record, **reason, "sampled": is_sampled, "id": self._id, "inner": self._attempts}
+        )
+
+    @harmless
+    def shadow(self, name: str) -> OpenSpan | None:
+        """Begin the span of a shadow, in a trace of its own that is linked to this one."""
+        if self._span is None:
+            return None
+        context = new_trace(self._span.context.is_sampled or self._is_kept)
+        return OpenSpan(context, f"shadow {name}", shadow=name)
+
+    @harmless
+    def end_shadow(self, shadow: OpenSpan | None, error: Exception | None) -> None:
+        """End the span of a shadow."""
+        if self._span is None or shadow is None or self._tracer is None:
+            return
+        link = [self._span.context.trace_id, self._span.context.span_id]
+        record = shadow.record("shadow", "", error)
+        self._tracer.send({**record, "link": link, "sampled": shadow.context.is_sampled})

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from nereid.backends.routing.assignment import MAX_VARIANTS, Name, Version
-from nereid.backends.routing.route_file import MAX_BYTES
+from nereid.backends.routing.route_file import read
 from nereid.base.serving_errors import InvalidConfig
 
 # The best classes of a route that are counted by their index.
@@ -102,15 +102,11 @@ def read_reference(path: Path) -> Reference | None:
         InvalidConfig: it is not a reference, or cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
+        return parse_reference(read(path)[0], str(path))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InvalidConfig(f"reference '{path}': {error.strerror}") from None
-    if len(text) > MAX_BYTES:
-        raise InvalidConfig(f"reference '{path}': expected at most {MAX_BYTES:,} bytes, got more")
-    return parse_reference(text, str(path))
 
 
 def json_schema() -> dict[str, Any]:

@@ -86,15 +86,11 @@ def read(path: Path) -> tuple[bytes, os.stat_result]:
         InvalidConfig: it is too large, or not a regular file.
         OSError: it cannot be read.
     """
-    with open(path, "rb", opener=_open_nonblocking) as file:
+    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise InvalidConfig(f"expected a regular file, got '{path}'")
         return read_all(file, str(path)), status
-
-
-def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_all(file: BinaryIO, name: str) -> bytes:

@@ -8,22 +8,18 @@ from random import random
 from threading import Lock
 from typing import Any
 
-from nereid.backends.routing import quality
-from nereid.backends.routing.assignment import Choice, Table, choose, lower
+from nereid.backends.routing.assignment import ANSWER, Table, VariantChoice, choose, lower
 from nereid.backends.routing.attempts import (
     MAX_ABANDONED,
     AdmittedRequest,
     Attempt,
-    InFlight,
-    Rungs,
+    FallbackQueue,
+    RetryBudget,
     ServedVariants,
     shorten_deadlines,
 )
-from nereid.backends.routing.interfaces import MetricSink, RoutedRequest
-from nereid.backends.routing.request_trace import RequestTrace
-from nereid.backends.routing.responses import Responses
-from nereid.backends.routing.retries import Retries
-from nereid.backends.routing.shadows import Shadows
+from nereid.backends.routing.interfaces import MetricSink, RequestTrace, RoutedRequest
+from nereid.backends.routing.observation import CompletedRequest, Observe, Shadows
 from nereid.base.contract import ROUTE_KEY_HEADER, read_unhealthy_instance
 from nereid.base.serving_errors import (
     Cancelled,
@@ -35,6 +31,72 @@ from nereid.base.serving_errors import (
     from_exception,
 )
 from nereid.tasks.task_outputs import TaskOutputs
+
+# After an attempt that took longer, the client's connection is checked again.
+LONG_ATTEMPT_S = 0.2
+
+
+class Responses:
+    """Sends responses and counts them; thread-safe.
+
+    Args:
+        metrics, observe: those of the router.
+        shadows: get the requests with a response.
+        in_flight: returns the number of requests in flight.
+    """
+
+    def __init__(
+        self, metrics: MetricSink, observe: Observe | None, shadows: Shadows, in_flight: Callable[[], int]
+    ) -> None:
+        self._metrics, self._observe = metrics, observe
+        self._shadows, self._in_flight = shadows, in_flight
+
+    def send(self, attempt: Attempt, response: Any) -> None:
+        """Send the response of a variant, then mirror its request to the shadows."""
+        admitted, labels = attempt.admitted, attempt.served.labels
+        request, route, trace = admitted.request, admitted.table.route, admitted.trace
+        if attempt.seconds > LONG_ATTEMPT_S and request.is_cancelled():
+            self._metrics.add("cancelled_total")
+        try:
+            request.respond(response, attempt.variant.name, attempt.network_version, attempt.reason)
+        except Exception as raised:  # a response that cannot be built must not leave its client waiting
+            admitted.reject(from_exception(raised))
+            return
+        if trace.is_probe:
+            trace.end()
+            return
+        if not attempt.is_chosen:
+            self._count_fallback(attempt.queue, labels["variant"], attempt.reason)
+        trace.end(**(self._observe(request, response, labels) if self._observe else {}))
+        if route.shadows:
+            completed = CompletedRequest(
+                request, route, attempt.variant, response, attempt.seconds, admitted.key, trace
+            )
+            self._shadows.mirror(completed, self._in_flight)
+
+    def fail(self, admitted: AdmittedRequest, queue: FallbackQueue, error: ServingError) -> None:
+        """Send the configured answer if the route has one and no variant can be reached, else the error."""
+        answer = admitted.table.answer
+        is_unreachable = isinstance(error, Unavailable) and not queue.is_forced
+        if not answer or not is_unreachable or admitted.trace.is_probe:
+            admitted.reject(error)
+            return
+        try:
+            admitted.request.answer(answer)
+        except Exception as raised:
+            admitted.reject(from_exception(raised))
+            return
+        self._count_fallback(queue, ANSWER, ANSWER)
+        self.count(ANSWER, "", "ok", ANSWER)
+        admitted.trace.end()
+
+    def count(self, variant: str, version: str, outcome: str, reason: str) -> None:
+        """Count an attempt on a variant, or a request without one."""
+        self._metrics.add("requests_total", variant=variant, version=version, outcome=outcome, reason=reason)
+
+    def _count_fallback(self, queue: FallbackQueue, to: str, reason: str) -> None:
+        self._metrics.add("fallbacks_total", **{"from": queue.first_label, "to": to, "reason": reason})
+
 
 # A request that waited longer than this for its thread is forwarded only if its client is still connected.
 MAX_UNCHECKED_WAIT_S = 0.005
@@ -55,9 +117,9 @@ class Router:
         draw: random numbers in [0, 1).
         can_answer: returns whether a dead instance's model has a running process of an age in s, or older.
         begin_trace: returns the trace of a request that arrives.
-        hurry: called when a request has a deadline before the next call of `expire` that `rest_s` announced,
+        wake: called when a request has a deadline before the next call of `expire` that `sleep_s` announced,
             or when `free_abandoned` has something to do.
-        observe: called with each response that was sent; see `quality.RouteQuality.observe`.
+        observe: called with each response that was sent; see `RouteQuality.observe`.
         spawn: runs a function in another thread.
     """
 
@@ -70,23 +132,22 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random,
         can_answer: Callable[[str, float], bool] = lambda instance, age_s: False,
-        hurry: Callable[[], None] = lambda: None,
+        wake: Callable[[], None] = lambda: None,
         begin_trace: Callable[[RoutedRequest], RequestTrace] = lambda request: RequestTrace(None, "", ""),
-        observe: quality.Observe = quality.ignore,
+        observe: Observe | None = None,
         spawn: Callable[[Callable[[], None]], object] = lambda work: work(),
     ) -> None:
         self._metrics, self._log, self._clock, self._draw = metrics, log, clock, draw
-        self._can_answer, self._hurry = can_answer, hurry
+        self._can_answer, self._wake = can_answer, wake
         self._begin_trace, self._spawn = begin_trace, spawn
-        self._rests_until = inf
+        self._wakes_at = inf
         self._lock = Lock()
         self._table = table
         self._served = ServedVariants(metrics, log)
-        self._in_flight_by_label = InFlight(metrics)
         self._attempts: set[Attempt] = set()
         self._in_flight = 0
         self._is_full, self._clients_due_s, self._abandoned = False, -inf, 0
-        self._retries = Retries(self._lock, clock, self._check_client)
+        self._budget = RetryBudget()
         self._shadows = Shadows(task, metrics, log, clock, draw)
         self._responses = Responses(metrics, observe, self._shadows, lambda: self._in_flight)
 
@@ -107,7 +168,7 @@ class Router:
         self._metrics.add("shed_total")
         self._is_full = True
         if self._clock() >= self._clients_due_s:
-            self._hurry()
+            self._wake()
         overload = Overloaded(f"{in_flight} in flight, limit {table.route.max_in_flight}")
         request.reject(overload)
         self._begin_trace(request).end(overload)
@@ -119,39 +180,38 @@ class Router:
             parameters = lower(admitted.request.parameters())
             admitted.trace.begin(parameters)
             admitted.key = parameters.get(ROUTE_KEY_HEADER, "")
-            rungs = Rungs(admitted.table.route, self._choose(admitted, parameters))
+            queue = FallbackQueue(admitted.table.route, self._choose(admitted, parameters))
         except Exception as raised:
             self._free_slot(admitted)
             admitted.reject(from_exception(raised))
             return
-        self._finish(admitted, rungs)
+        self._finish(admitted, queue)
 
-    def _finish(self, admitted: AdmittedRequest, rungs: Rungs) -> None:
+    def _finish(self, admitted: AdmittedRequest, queue: FallbackQueue) -> None:
         try:
-            attempt, response = self._serve(admitted, rungs)
+            attempt, response = self._serve(admitted, queue)
         except _Ended:
             return
         except Exception as raised:
             self._free_slot(admitted)
-            self._responses.fail(admitted, rungs, from_exception(raised))
+            self._responses.fail(admitted, queue, from_exception(raised))
             return
         # Before the response: its client may send the next request immediately.
         self._free_slot(admitted)
         self._responses.send(attempt, response)
 
     def _move_on(self, attempt: Attempt) -> None:
-        """Send a request from the queue of a dead process to the next variant."""
-        admitted, rungs = attempt.admitted, attempt.rungs
+        admitted, queue = attempt.admitted, attempt.queue
         try:
             error = Died(f"a process of variant '{attempt.variant.name}' has died")
-            if not self._retries.may_go_on(attempt, error):
+            if not self._may_go_on(attempt, error):
                 raise error
         except Exception as raised:
             self._free_slot(admitted)
-            self._responses.fail(admitted, rungs, from_exception(raised))
+            self._responses.fail(admitted, queue, from_exception(raised))
             return
-        rungs.retry()
-        self._finish(admitted, rungs)
+        queue.retry()
+        self._finish(admitted, queue)
 
     def expire(self) -> None:
         """Reject the requests past their deadline, whose attempts go on.
@@ -204,12 +264,12 @@ class Router:
                     attempt.admitted.is_abandoned = True
                     self._abandoned += 1
 
-    def rest_s(self, most_s: float) -> float:
+    def sleep_s(self, most_s: float) -> float:
         """Return the seconds until `expire` must be called again, at most `most_s`."""
         now = self._clock()
         with self._lock:
-            self._rests_until = min([now + most_s, *(attempt.deadline for attempt in self._attempts)])
-            return max(0.0, self._rests_until - now)
+            self._wakes_at = min([now + most_s, *(attempt.deadline for attempt in self._attempts)])
+            return max(0.0, self._wakes_at - now)
 
     def revive(self) -> None:
         """Let a trial through to each variant whose dead instances were replaced."""
@@ -225,7 +285,7 @@ class Router:
             self._in_flight -= admitted.has_slot
             admitted.has_slot = False
 
-    def _choose(self, admitted: AdmittedRequest, parameters: Mapping[str, str]) -> Choice:
+    def _choose(self, admitted: AdmittedRequest, parameters: Mapping[str, str]) -> VariantChoice:
         if self._clock() - admitted.begin > MAX_UNCHECKED_WAIT_S:
             self._check_client(admitted)
         try:
@@ -236,44 +296,73 @@ class Router:
                 self._responses.count("", "", error.outcome, "")
             raise
 
-    def _serve(self, admitted: AdmittedRequest, rungs: Rungs) -> tuple[Attempt, Any]:
+    def _serve(self, admitted: AdmittedRequest, queue: FallbackQueue) -> tuple[Attempt, Any]:
         """Attempt the chosen variant; if it is unreachable, perhaps another instance or the next variant."""
         while True:
-            attempt = self._begin(admitted, rungs)
+            attempt = self._begin(admitted, queue)
             try:
                 return attempt, self._run(attempt)
             except Unavailable as error:
                 if isinstance(error, Died) and attempt.is_survived:
-                    if self._retries.may_try_again(attempt, error):
-                        rungs.repeat(Choice(attempt.variant, attempt.reason))
+                    if self._may_try_again(attempt, error):
+                        queue.repeat(VariantChoice(attempt.variant, attempt.reason))
                         continue
                     if not attempt.has_fallbacks:
                         raise
-                if not self._retries.may_go_on(attempt, error):
+                if not self._may_go_on(attempt, error):
                     raise
-                rungs.retry()
+                queue.retry()
+
+    def _may_try_again(self, attempt: Attempt, error: Died) -> bool:
+        """Return whether a request goes to its variant again, as one of several instances is dead."""
+        with self._lock:
+            instance = read_unhealthy_instance(str(error))
+            may_try = attempt.served.may_try_again(attempt, instance, self._clock())
+        if may_try:
+            self._check_client(attempt.admitted)
+        return may_try
+
+    def _may_go_on(self, attempt: Attempt, error: Unavailable) -> bool:
+        """Return whether a request goes to the next variant.
+
+        A request that a process could have received before it died may be the cause.
+        """
+        if not attempt.queue:
+            return False
+        instance = read_unhealthy_instance(str(error))
+        with self._lock:
+            is_new_death = isinstance(error, Died) and not attempt.was_dead
+            if is_new_death and attempt.served.could_have_received(attempt, instance):
+                may_go_on = attempt.has_fallbacks and attempt.served.may_send_suspect(
+                    attempt.admitted, self._clock()
+                )
+            else:
+                # Each request tries each variant once, so fallbacks need no budget.
+                may_go_on = attempt.has_fallbacks or self._budget.may_retry()
+        if may_go_on:
+            self._check_client(attempt.admitted)
+        return may_go_on
 
     def _check_client(self, admitted: AdmittedRequest) -> None:
         if admitted.request.is_cancelled():
             self._metrics.add("cancelled_total")
             raise Cancelled("the client has disconnected")
 
-    def _begin(self, admitted: AdmittedRequest, rungs: Rungs) -> Attempt:
-        """Start an attempt on the first variant that is not failing."""
+    def _begin(self, admitted: AdmittedRequest, queue: FallbackQueue) -> Attempt:
         now, skipped = self._clock(), []
         with self._lock:
-            while rungs:
-                choice = rungs.next()
+            while queue:
+                choice = queue.next()
                 served = self._served.of(admitted.table, choice.variant)
                 skipped.append((choice, served))
-                if choice is rungs.first:
-                    rungs.first_label = served.labels["variant"]
+                if choice is queue.first:
+                    queue.first_label = served.labels["variant"]
                 if served.allows(now):
-                    attempt = Attempt(admitted, rungs, choice, served, now)
+                    attempt = Attempt(admitted, queue, choice, served, now)
                     self._attempts.add(attempt)
-                    self._in_flight_by_label.count(served, 1)
-                    if attempt.deadline < self._rests_until:
-                        self._hurry()
+                    self._served.count_in_flight(served, 1)
+                    if attempt.deadline < self._wakes_at:
+                        self._wake()
                     return attempt
             if not admitted.trace.is_probe:
                 choice, served = skipped[0]
@@ -296,7 +385,7 @@ class Router:
             attempt.is_survived = self._is_survived(attempt, error)
         is_late = not self._end(attempt, error)
         with self._lock:
-            self._in_flight_by_label.count(attempt.served, -1)
+            self._served.count_in_flight(attempt.served, -1)
             self._abandoned -= attempt.admitted.is_abandoned
             attempt.admitted.is_abandoned = False
             attempt.served.count_late(attempt, -is_late)
@@ -315,7 +404,7 @@ class Router:
             return False
         with self._lock:
             attempt.served.note_death(instance, now := self._clock())
-        age_s = now - attempt.begun_at if attempt.rungs and attempt.has_fallbacks else 0.0
+        age_s = now - attempt.begun_at if attempt.queue and attempt.has_fallbacks else 0.0
         return self._can_answer(instance, age_s)
 
     def _end(self, attempt: Attempt, error: ServingError | None, is_late: bool = False) -> bool:
@@ -330,7 +419,7 @@ class Router:
             if isinstance(error, Died) and (attempt.has_fallbacks or not attempt.is_survived):
                 shorten_deadlines(self._attempts, attempt.served, now)
             if error is None:
-                self._retries.succeeded()
+                self._budget.succeeded()
         attempt.seconds = now - attempt.admitted.begin
         outcome = error.outcome if error else "ok"
         labels = attempt.served.labels

@@ -11,14 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from nereid.backends.triton.lanes import (
+    FusedJob,
+    Lanes,
+    Stages,
+    can_bind,
+    check_overlap,
+    open_lanes,
+    open_stream,
+)
+from nereid.backends.triton.metric_reporter import ImageSignals
 from nereid.backends.triton.model_trace import BatchTrace, ModelTracer
 from nereid.backends.triton.onnx_model import backend_settings, open_session
-from nereid.backends.triton.overlap.fused_job import FusedJob
-from nereid.backends.triton.overlap.lanes import Lanes, Stages
-from nereid.backends.triton.overlap.open_lanes import can_bind, check_overlap, open_lanes, open_stream
-from nereid.backends.triton.overlap.overlap import SLOTS, Overlap
-from nereid.backends.triton.quality_reporter import ImageSignals
-from nereid.backends.triton.steps.after_network import Images, Outcome, open_after
+from nereid.backends.triton.overlap import SLOTS, Overlap
+from nereid.backends.triton.post_processing import Images, Outcome, open_post_processing
 from nereid.backends.triton.tensors import log_error, read_images, reject, respond, send
 from nereid.base.config.model_config import FusedSettings, ModelConfig
 from nereid.base.serving_errors import DeviceFailed, InvalidConfig, ServingError, from_exception
@@ -27,14 +33,9 @@ from nereid.vision.inference.batching import to_host
 
 
 class FusedModel:
-    """One instance: encoded images to the model's outputs, one outcome per request."""
+    """One instance: encoded images to the model's outputs, one outcome per request; raises InvalidConfig."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Open the siblings.
-
-        Raises:
-            InvalidConfig: a sibling is missing, or the tensors of the models do not fit.
-        """
         names = config.settings(FusedSettings)
         # The plain configs are for a CPU.
         profile = backend_settings().profile if config.kind == "GPU" else ""
@@ -43,8 +44,8 @@ class FusedModel:
             for sibling, changed in zip(names.models, (names.of_preprocess, names.of_network), strict=False)
         )
         self._signals = ImageSignals(config)
-        self._after = open_after(config, names, network)
-        is_bound = can_bind(config, preprocess, network, self._after.wanted)
+        self._post = open_post_processing(config, names, network)
+        is_bound = can_bind(config, preprocess, network, self._post.wanted)
         slots = SLOTS if names.overlap_batches else 1
         self._pipeline = Pipeline.from_config(
             preprocess, config.max_batch_size, config.cpu_instances, self._signals.sink, slots
@@ -66,7 +67,7 @@ class FusedModel:
         self._lanes: Lanes | None = None
         self._overlap: Overlap | None = None
         if self._session.is_on_stream:
-            preprocessor, wanted = self._pipeline.preprocessor, self._after.wanted
+            preprocessor, wanted = self._pipeline.preprocessor, self._post.wanted
             open_them = partial(open_lanes, preprocessor, self._session, stream, taken.name, wanted)
             if names.overlap_batches:
                 self._overlap = Overlap(open_them, self._session.fail, log_error)
@@ -79,10 +80,10 @@ class FusedModel:
         Returns None if the batch overlaps with the next one: its responses are sent later.
         """
         trace = self._tracer.begin(requests)
-        images = [self._after.accept(read_images(request)) for request in requests]
+        images = [self._post.accept(read_images(request)) for request in requests]
         if self._lanes is None and self._overlap is None:
             return self._respond(self._run(images, trace), trace)
-        job = FusedJob(images, self._after, trace, self._metrics.ran)
+        job = FusedJob(images, self._post, trace, self._metrics.ran)
         if self._lanes:
             return self._respond(job.outcomes(*self._run_bound(job, self._lanes)), trace)
         assert self._overlap
@@ -120,7 +121,7 @@ class FusedModel:
             trace.prepared(batch.times)
         if not len(batch.tensor):
             return [each if isinstance(each, ServingError) else {} for each in batch.outcomes]
-        begin_ns, wanted = time.time_ns(), self._after.wanted
+        begin_ns, wanted = time.time_ns(), self._post.wanted
         try:
             results = [to_host(each) for each in self._session.run({self._input: batch.tensor}, wanted)]
         except Exception as raised:  # outside of here, it would fail the bad requests, too
@@ -130,7 +131,7 @@ class FusedModel:
             return [error if isinstance(rows, slice) else rows for rows in batch.outcomes]
         if trace:
             trace.ran(begin_ns, len(batch.tensor))
-        return self._after.finish(batch, images, dict(zip(wanted, results, strict=True)))
+        return self._post.finish(batch, images, dict(zip(wanted, results, strict=True)))
 
     def close(self) -> None:
         """Answer what is in the pipeline, and report the end of the instance."""

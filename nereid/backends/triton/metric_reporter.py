@@ -10,15 +10,19 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from nereid.backends.triton.metrics import (
-    READER_METRICS,
-    READER_PREFIX,
+    IMAGE_METRICS,
+    IMAGE_PREFIX,
     SESSION_METRICS,
     SESSION_PREFIX,
     MetricKind,
 )
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.config.server_flags import measures_signals
 from nereid.base.serving_errors import ServingError
 
 FLUSH_S = 0.5
+# A flush sends up to 20 counters for each signal, so it is rare: at most 2 ms of CPU in this time.
+SIGNALS_FLUSH_S = 5.0
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -170,7 +174,6 @@ def _counters_of_tallies(kinds: Mapping[str, MetricKind]) -> dict[str, MetricKin
 
 
 def _parts(bounds: Sequence[float], tally: Sequence[float]) -> Iterator[tuple[str, str, float]]:
-    """Yield part, upper bound and increment of each counter of a histogram, whose buckets are cumulative."""
     *counts, total = tally
     names = [*(f"{bound:g}" for bound in bounds), "+Inf"]
     for bound, value in zip(names, accumulate(counts), strict=True):
@@ -225,20 +228,10 @@ class SessionMetrics(MetricReporter):
             self.add("host_inputs_total", inputs)
 
 
-class ReaderMetrics(MetricReporter):
-    """Metrics of a model that reads text."""
+class ImageSignals(MetricReporter):
+    """Signals of the images of a preprocessing or fused model; `sink` takes those of one image, if any."""
 
-    def __init__(self, model: str, version: int) -> None:
-        super().__init__(READER_PREFIX, READER_METRICS, model=model, version=str(version))
-
-    def read(self, stages_ms: Mapping[str, float], lines: int, missing: Sequence[str]) -> None:
-        """Observe the time of each stage of one image, its lines, and its missing required fields."""
-        self.add("lines", lines)
-        for field in missing:
-            self.add("missing_fields_total", field=field)
-        for stage, milliseconds in stages_ms.items():
-            self.add("stage_duration_seconds", milliseconds / 1e3, stage=stage)
-
-    def rejected(self, error: ServingError) -> None:
-        """Count a request that was rejected."""
-        self.add("rejected_total", reason=error.code.lower())
+    def __init__(self, config: ModelConfig) -> None:
+        labels = {"model": config.name, "version": str(config.version)}
+        super().__init__(IMAGE_PREFIX, IMAGE_METRICS, SIGNALS_FLUSH_S, **labels)
+        self.sink = self.add_all if measures_signals() else None

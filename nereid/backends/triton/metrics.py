@@ -23,6 +23,22 @@ class MetricKind:
     labels: tuple[str, ...] = ()
 
 
+def _counter(description: str, labels: str = "") -> MetricKind:
+    return MetricKind("COUNTER", description, (), tuple(labels.split()))
+
+
+def _gauge(description: str, labels: str = "") -> MetricKind:
+    return MetricKind("GAUGE", description, (), tuple(labels.split()))
+
+
+def _histogram(description: str, buckets: tuple[float, ...], labels: str = "") -> MetricKind:
+    return MetricKind("HISTOGRAM", description, buckets, tuple(labels.split()))
+
+
+def _tally(description: str, buckets: tuple[float, ...], labels: str = "") -> MetricKind:
+    return MetricKind("TALLY", description, buckets, tuple(labels.split()))
+
+
 DURATIONS_S = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0)
 
 # Twice as fine, for the comparison of two variants.
@@ -34,162 +50,108 @@ ROUTE_DURATIONS_S = (
 SESSION_PREFIX = "nereid_onnxruntime_"
 SESSION_LABELS = ("model", "version")
 SESSION_METRICS: Mapping[str, MetricKind] = {
-    "run_seconds": MetricKind("HISTOGRAM", "Duration of one run of the network", DURATIONS_S),
-    "batch_size": MetricKind("HISTOGRAM", "Rows of one run of the network", (1, 2, 4, 8, 16, 32, 64, 128)),
-    "rejected_total": MetricKind(
-        "COUNTER", "Rejected requests, by the code of the error", labels=("reason",)
-    ),
-    "fallbacks_total": MetricKind(
-        "COUNTER",
+    "run_seconds": _histogram("Duration of one run of the network", DURATIONS_S),
+    "batch_size": _histogram("Rows of one run of the network", (1, 2, 4, 8, 16, 32, 64, 128)),
+    "rejected_total": _counter("Rejected requests, by the code of the error", "reason"),
+    "fallbacks_total": _counter(
         "Batches that were computed in another way than configured, such as in halves for lack of memory",
-        labels=("from", "to", "reason"),
+        "from to reason",
     ),
-    "device_failures_total": MetricKind(
-        "COUNTER", "Instances that must be replaced, because their device failed"
-    ),
-    "session_start_seconds_total": MetricKind("COUNTER", "Seconds that opening sessions took"),
-    "sessions_total": MetricKind("COUNTER", "Sessions opened"),
-    "warm_up_runs_total": MetricKind("COUNTER", "Runs at load, one for each batch size"),
-    "warm_up_seconds_total": MetricKind("COUNTER", "Seconds of the runs at load"),
-    "instances": MetricKind("GAUGE", "Instances, by the execution provider in use", labels=("provider",)),
-    "host_inputs_total": MetricKind("COUNTER", "Inputs on the host of an instance on a GPU: each is copied"),
-}
-
-READER_PREFIX = "nereid_reader_"
-READER_LABELS = ("model", "version")
-READER_METRICS: Mapping[str, MetricKind] = {
-    "stage_duration_seconds": MetricKind(
-        "TALLY",
-        "Seconds of a stage for one image; the recognition of lines of several images counts for each",
-        (*DURATIONS_S, 4.0, 8.0),
-        labels=("stage",),
-    ),
-    "lines": MetricKind("TALLY", "Lines of text of one image", (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)),
-    "missing_fields_total": MetricKind(
-        "COUNTER",
-        "Images on which a required field was not found, or its checksum does not hold",
-        labels=("field",),
-    ),
-    "rejected_total": MetricKind(
-        "COUNTER", "Rejected requests, by the code of the error", labels=("reason",)
-    ),
+    "device_failures_total": _counter("Instances that must be replaced, because their device failed"),
+    "session_start_seconds_total": _counter("Seconds that opening sessions took"),
+    "sessions_total": _counter("Sessions opened"),
+    "warm_up_runs_total": _counter("Runs at load, one for each batch size"),
+    "warm_up_seconds_total": _counter("Seconds of the runs at load"),
+    "instances": _gauge("Instances, by the execution provider in use", "provider"),
+    "host_inputs_total": _counter("Inputs on the host of an instance on a GPU: each is copied"),
 }
 
 ROUTE_PREFIX = "nereid_route_"
 ROUTE_LABELS = ("route", "model_instance")
 ROUTE_METRICS: Mapping[str, MetricKind] = {
-    "requests_total": MetricKind(
-        "COUNTER",
-        "Attempts on a variant, by outcome and reason",
-        labels=("variant", "version", "outcome", "reason"),
+    "requests_total": _counter(
+        "Attempts on a variant, by outcome and reason", "variant version outcome reason"
     ),
-    "request_duration_seconds": MetricKind(
-        "HISTOGRAM",
+    "request_duration_seconds": _histogram(
         "Seconds from arrival at the route to the variant's response; `chosen` is `false` for a replacement",
         ROUTE_DURATIONS_S,
-        labels=("variant", "version", "outcome", "chosen"),
+        "variant version outcome chosen",
     ),
-    "in_flight": MetricKind(
-        "GAUGE", "Attempts on a variant that have not returned", labels=("variant", "version")
+    "in_flight": _gauge("Attempts on a variant that have not returned", "variant version"),
+    "late_total": _counter("Attempts that returned after their deadline", "variant version"),
+    "fallbacks_total": _counter(
+        "Responses of another variant than the chosen one, or of the configured answer", "from to reason"
     ),
-    "late_total": MetricKind(
-        "COUNTER", "Attempts that returned after their deadline", labels=("variant", "version")
+    "probes_total": _counter(
+        "Health checks of supervisor and gateway, which are not requests", "variant version outcome"
     ),
-    "fallbacks_total": MetricKind(
-        "COUNTER",
-        "Responses of another variant than the chosen one, or of the configured answer",
-        labels=("from", "to", "reason"),
+    "cancelled_total": _counter("Requests whose client disconnected"),
+    "shed_total": _counter("Requests rejected because too many were in flight"),
+    "breaker_state": _gauge("0 closed, 1 half open, 2 open", "variant version"),
+    "shadow_requests_total": _counter(
+        "Requests of a shadow: agreed, disagreed, failed, shed", "shadow outcome"
     ),
-    "probes_total": MetricKind(
-        "COUNTER",
-        "Health checks of supervisor and gateway, which are not requests",
-        labels=("variant", "version", "outcome"),
-    ),
-    "cancelled_total": MetricKind("COUNTER", "Requests whose client disconnected"),
-    "shed_total": MetricKind("COUNTER", "Requests rejected because too many were in flight"),
-    "breaker_state": MetricKind("GAUGE", "0 closed, 1 half open, 2 open", labels=("variant", "version")),
-    "shadow_requests_total": MetricKind(
-        "COUNTER", "Requests of a shadow: agreed, disagreed, failed, shed", labels=("shadow", "outcome")
-    ),
-    "shadow_score_distance": MetricKind(
-        "HISTOGRAM",
+    "shadow_score_distance": _histogram(
         "Distance of the responses of shadow and variant, such as the largest difference of one score",
         (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
-        labels=("shadow",),
+        "shadow",
     ),
-    "shadow_duration_seconds": MetricKind(
-        "HISTOGRAM", "Seconds until a shadow's response", (*DURATIONS_S, 4, 8), labels=("shadow",)
+    "shadow_duration_seconds": _histogram(
+        "Seconds until a shadow's response", (*DURATIONS_S, 4, 8), "shadow"
     ),
-    "shadowed_duration_seconds": MetricKind(
-        "HISTOGRAM",
-        "Seconds until the variant's response to these requests",
-        (*DURATIONS_S, 4, 8),
-        labels=("shadow",),
+    "shadowed_duration_seconds": _histogram(
+        "Seconds until the variant's response to these requests", (*DURATIONS_S, 4, 8), "shadow"
     ),
-    "generation": MetricKind("GAUGE", "Generation of the route in use"),
-    "served_since_seconds": MetricKind(
-        "GAUGE", "Unix time at which this route file came into use", labels=("sha256",)
-    ),
-    "reloads_total": MetricKind(
-        "COUNTER", "Changes of the route file: accepted or refused", labels=("outcome",)
-    ),
+    "generation": _gauge("Generation of the route in use"),
+    "served_since_seconds": _gauge("Unix time at which this route file came into use", "sha256"),
+    "reloads_total": _counter("Changes of the route file: accepted or refused", "outcome"),
 }
 
 # Signals of the quality of a model, for the comparison with a reference (docs/drift.md).
 ROUTE_QUALITY_METRICS: Mapping[str, MetricKind] = {
-    "confidence": MetricKind(
-        "TALLY",
+    "confidence": _tally(
         "Probability of the best class or object, or the mean of the lines of text, 0 to 1",
         (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999),
-        labels=("variant", "version"),
+        "variant version",
     ),
-    "entropy": MetricKind(
-        "TALLY",
+    "entropy": _tally(
         "Entropy of the probabilities, 0 (one class) to 1 (all classes alike)",
         (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
-        labels=("variant", "version"),
+        "variant version",
     ),
-    "found": MetricKind(
-        "TALLY",
+    "found": _tally(
         "Lines of text or objects found on an image",
         (0, 1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 100, 200),
-        labels=("variant", "version"),
+        "variant version",
     ),
-    "predicted_total": MetricKind(
-        "COUNTER",
-        "Images by best class, among the classes of the reference",
-        labels=("variant", "version", "class"),
+    "predicted_total": _counter(
+        "Images by best class, among the classes of the reference", "variant version class"
     ),
 }
 
 IMAGE_PREFIX = "nereid_image_"
 IMAGE_LABELS = ("model", "version")
 IMAGE_METRICS: Mapping[str, MetricKind] = {
-    "brightness": MetricKind(
-        "TALLY", "Mean luma of the network's input, 0 to 1", tuple(step / 20 for step in range(1, 20))
+    "brightness": _tally(
+        "Mean luma of the network's input, 0 to 1", tuple(step / 20 for step in range(1, 20))
     ),
-    "contrast": MetricKind(
-        "TALLY",
+    "contrast": _tally(
         "Standard deviation of the luma of the network's input",
         (0.02, 0.05, 0.08, 0.1, 0.12, 0.14, 0.16, 0.18, 0.2, 0.22, 0.24, 0.26, 0.28, 0.3, 0.33, 0.36, 0.4),
     ),
-    "sharpness": MetricKind(
-        "TALLY",
+    "sharpness": _tally(
         "Mean difference of the luma of neighbouring pixels of the network's input",
         (0.002, 0.004, 0.006, 0.008, 0.011, 0.015, 0.02, 0.026, 0.033, 0.042, 0.054, 0.07, 0.09, 0.12, 0.16),
     ),
-    "warmth": MetricKind(
-        "TALLY",
+    "warmth": _tally(
         "Mean red of the network's input, divided by the sum of mean red and mean blue",
         (0.3, 0.35, 0.4, 0.43, 0.46, 0.48, 0.49, 0.5, 0.51, 0.52, 0.54, 0.56, 0.58, 0.6, 0.63, 0.67, 0.75),
     ),
-    "aspect": MetricKind(
-        "TALLY",
+    "aspect": _tally(
         "Width of an image divided by its height",
         (0.4, 0.5, 0.6, 0.7, 0.8, 0.95, 1.05, 1.2, 1.3, 1.4, 1.6, 1.9, 2.5),
     ),
-    "megapixels": MetricKind(
-        "TALLY",
+    "megapixels": _tally(
         "Pixels of an image, in millions",
         (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 1.5, 2, 3, 5, 8, 12, 16, 24, 50),
     ),

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import backend_settings, server_command_line
@@ -14,9 +14,12 @@ from nereid.base.serving_errors import ServingError, is_fault
 from nereid.base.tracing.context import TraceContext, begin, parse
 from nereid.base.tracing.records import FLAGS, Record, Tracer, failed, harmless, inner, kept, shortened, span
 
-if TYPE_CHECKING:  # image libraries cost time and memory, and only some backends need them
-    from nereid.tasks.read.stages import StageTimes
-    from nereid.vision.imaging.image_times import ImageTimes
+
+class Times(Protocol):
+    """Times of an image's stages."""
+
+    def spans(self) -> list[dict[str, Any]]:
+        """Return the stages as spans."""
 
 
 def open_tracer() -> Tracer | None:
@@ -72,7 +75,7 @@ class BatchTrace:
         self._tracer, self._name, self._about = tracer, name, about
         self._traced, self._waits = traced, waits
         self._waited_ns, self._begin_ns = waits.read_ns() if waits else 0, time.time_ns()
-        self._images: Sequence[Sequence[ImageTimes | StageTimes]] = [()] * len(traced)
+        self._images: Sequence[Sequence[Times]] = [()] * len(traced)
         self._network: list[Record] = []
         self._rows = 0
 
@@ -82,7 +85,7 @@ class BatchTrace:
         return [str(each.context) if each else "" for each in self._traced]
 
     @harmless
-    def prepared(self, images: "Sequence[Sequence[ImageTimes | StageTimes]]") -> None:
+    def prepared(self, images: Sequence[Sequence[Times]]) -> None:
         """Store the times of each request's images."""
         self._images = images
 
@@ -124,14 +127,13 @@ class BatchTrace:
             )
 
 
-class _Traced:
+class _Traced(NamedTuple):
     """A request that is traced: its span, its parent's id, and when it was sent, in ns, 0 if unknown."""
 
-    __slots__ = ("context", "parent", "request_id", "sent_ns")
-
-    def __init__(self, context: TraceContext, parent: str, request_id: str, sent_ns: int) -> None:
-        self.context, self.parent = context, parent
-        self.request_id, self.sent_ns = request_id, sent_ns
+    context: TraceContext
+    parent: str
+    request_id: str
+    sent_ns: int
 
     @classmethod
     def of(cls, request: Any, tracer: Tracer, begins: bool) -> "_Traced | None":
@@ -145,9 +147,8 @@ class _Traced:
         caller = parse(str(parameters.get(TRACE_PARAMETER, "")))
         context, parent = begin(caller, tracer.sampling.share)
         sent_ns = parameters.get(SENT_PARAMETER, 0)
-        return cls(
-            context, parent, shortened(str(request.request_id())), sent_ns if type(sent_ns) is int else 0
-        )
+        request_id = shortened(str(request.request_id()))
+        return cls(context, parent, request_id, sent_ns if type(sent_ns) is int else 0)
 
 
 class _CoreWaits:

@@ -1,20 +1,33 @@
-"""Instances of models of the `onnxruntime` backend: tensors in, tensors out, for one ONNX file."""
+"""Instances of models of the `onnxruntime` backend: tensors in, tensors out, for one ONNX file.
+
+Other backends run networks in their own process, or as models of the server.
+"""
 
 import time
 from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
-from nereid.backends.triton.device_report import report_failed_device
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
 from nereid.backends.triton.metric_reporter import SessionMetrics
 from nereid.backends.triton.model_trace import ModelTracer
-from nereid.backends.triton.tensors import log_info, log_warn, read_tensors, reject, respond, version_folder
+from nereid.backends.triton.tensors import (
+    log_info,
+    log_warn,
+    read_tensors,
+    reject,
+    report_failed_device,
+    respond,
+    version_folder,
+)
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import server_command_line
-from nereid.base.serving_errors import Cancelled, ServingError
+from nereid.base.serving_errors import Cancelled, ServingError, from_message
+from nereid.base.tracing.context import sent_in
 from nereid.vision.inference.network_file import complete_config
-from nereid.vision.inference.session import Outcome, Session
-from nereid.vision.inference.session_events import SessionEvents
+from nereid.vision.inference.session import Outcome, Session, SessionEvents
 from nereid.vision.inference.session_options import BackendSettings
 
 # Triton 24.10 does not drop a cancelled request that waits for its instance. The check is a round trip to the
@@ -107,3 +120,56 @@ class OnnxModel:
             self._metrics.rejected(outcome)
             return reject(outcome)
         return respond(**outcome)
+
+
+class LocalNetwork:
+    """A network in the process of the model `config`; raises InvalidConfig."""
+
+    def __init__(self, config: ModelConfig, network: ModelConfig) -> None:
+        metrics = SessionMetrics(network.name, network.version)
+        self._session, self._metrics = open_session(config, network, metrics)
+        self._input = network.inputs[0].name
+        self._outputs = [output.name for output in network.outputs]
+
+    def __call__(self, tensor: np.ndarray, traceparent: str = "") -> Sequence[np.ndarray]:
+        """Return the outputs for one batch, in their order in the config; it has no span of its own."""
+        return self._session.run({self._input: tensor}, self._outputs)
+
+    def close(self) -> None:
+        """Report the end of the instance."""
+        self._metrics.closed(self._session.provider)
+
+
+class ServedNetwork:
+    """A network that the server runs as a model of its own."""
+
+    def __init__(self, network: ModelConfig) -> None:
+        self._name, self._version = network.name, network.version
+        self._input = network.inputs[0].name
+        self._outputs = [output.name for output in network.outputs]
+
+    def __call__(self, tensor: np.ndarray, traceparent: str = "") -> Sequence[np.ndarray]:
+        """Return the outputs for one batch, in their order in the config.
+
+        Args:
+            tensor: the input.
+            traceparent: the span that the model continues; "" for none.
+
+        Raises:
+            ServingError: the model rejected the request, or failed.
+        """
+        response = pb_utils.InferenceRequest(
+            model_name=self._name,
+            model_version=self._version,
+            inputs=[pb_utils.Tensor(self._input, tensor)],
+            requested_output_names=self._outputs,
+            parameters=sent_in(traceparent) if traceparent else {},
+            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
+        ).exec()
+        if response.has_error():
+            raise from_message(response.error().message())
+        tensors = {each.name(): each for each in response.output_tensors()}
+        return [np.array(tensors[name].as_numpy()) for name in self._outputs]
+
+    def close(self) -> None:
+        """Do nothing: the model reports its own end."""

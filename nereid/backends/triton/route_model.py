@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
@@ -13,44 +13,45 @@ import triton_python_backend_utils as pb_utils
 from nereid.backends.routing import deadline
 from nereid.backends.routing.assignment import ANSWER, ROUTE_THREADS, Table
 from nereid.backends.routing.attempts import AdmittedRequest
-from nereid.backends.routing.interfaces import NO_PARAMETERS, RoutedRequest
-from nereid.backends.routing.request_trace import RequestTrace
+from nereid.backends.routing.interfaces import NO_PARAMETERS, RequestTrace, RoutedRequest
+from nereid.backends.routing.observation import RouteQuality
+from nereid.backends.routing.reference_file import ReferenceWatch, path_of
 from nereid.backends.routing.route_file import RouteWatch
 from nereid.backends.routing.router import Router
 from nereid.backends.triton import stub_processes
-from nereid.backends.triton.metric_reporter import MetricReporter
-from nereid.backends.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX
+from nereid.backends.triton.metric_reporter import SIGNALS_FLUSH_S, MetricReporter
+from nereid.backends.triton.metrics import ROUTE_METRICS, ROUTE_PREFIX, ROUTE_QUALITY_METRICS
 from nereid.backends.triton.model_trace import open_tracer
-from nereid.backends.triton.quality_reporter import RouteSignals, read_class_names
 from nereid.backends.triton.tensors import log_info, log_warn, read_parameters, reject
 from nereid.base.config.model_config import ModelConfig
+from nereid.base.config.server_flags import measures_signals
 from nereid.base.contract import IMAGE, ROUTE_OUTPUTS
 from nereid.base.serving_errors import InvalidRequest, ServingError, from_message
 from nereid.tasks import outputs_of
-from nereid.vision.imaging.formats.work import LARGE_WORK, work
+from nereid.tasks.task_outputs import TaskOutputs
+from nereid.vision.imaging.formats.size import LARGE_WORK, work
 
 # Seconds between two looks at the route file.
 POLL_S = 0.5
 
 
 class RouteModel:
-    """One instance: each request in a thread, which sends the response when the variant has responded."""
+    """One instance: each request in a thread, which responds after the variant.
+
+    Raises:
+        InvalidConfig: the route file is invalid, or its models do not fit.
+    """
 
     def __init__(self, config: ModelConfig, instance: str) -> None:
-        """Read the route.
-
-        Raises:
-            InvalidConfig: the route file is invalid, or its models do not fit.
-        """
         self._config = config
         self._tracer = open_tracer()
         self._outputs = [output.name for output in config.outputs if output.name not in ROUTE_OUTPUTS]
-        task = outputs_of(self._outputs, read_class_names(config))
+        task = outputs_of(self._outputs, _class_names(config))
         self._watch = RouteWatch(config, lambda model, version: pb_utils.is_model_ready(model, str(version)))
         self._metrics = MetricReporter(
             ROUTE_PREFIX, ROUTE_METRICS, route=config.name, model_instance=instance
         )
-        self._signals = RouteSignals(config, task, instance, self._warn)
+        self._signals = _RouteSignals(config, task, instance, self._warn)
         self._is_awake, self._is_closing = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(ROUTE_THREADS)
         self._router = Router(
@@ -59,19 +60,19 @@ class RouteModel:
             self._metrics,
             self._warn,
             can_answer=partial(stub_processes.can_answer, config.folder.parent),
-            hurry=self._is_awake.set,
+            wake=self._is_awake.set,
             begin_trace=self._begin_trace,
             observe=self._signals.observe,
             spawn=self._pool.submit,
         )
         self._show(self._watch.table)
-        self._housekeeper = threading.Thread(target=self._keep_house, daemon=True)
+        self._housekeeper = threading.Thread(target=self._run_housekeeping, daemon=True)
         self._housekeeper.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Start every request and return: requests overlap, and each responds through its own sender."""
         for request in requests:
-            routed = TritonRequest(request, self._outputs, self._config)
+            routed = _TritonRequest(request, self._outputs, self._config)
             if admitted := self._router.admit(routed):
                 self._pool.submit(self._handle, admitted)
 
@@ -95,11 +96,10 @@ class RouteModel:
         except Exception as error:
             self._warn(f"the response of request '{admitted.request}' could not be sent: {error!r}")
 
-    def _keep_house(self) -> None:
-        """Reject late requests, free the slots of cancelled ones, and use a changed route file."""
+    def _run_housekeeping(self) -> None:
         polled_s = 0.0
         while True:
-            self._is_awake.wait(self._router.rest_s(POLL_S))
+            self._is_awake.wait(self._router.sleep_s(POLL_S))
             self._is_awake.clear()
             if self._is_closing.is_set():
                 return
@@ -129,7 +129,6 @@ class RouteModel:
             self._show(table)
 
     def _show(self, table: Table) -> None:
-        """Report the route in use as a metric and in the log."""
         route = table.route
         self._metrics.set("generation", route.generation)
         self._metrics.set_only("served_since_seconds", time.time(), sha256=table.sha256)
@@ -140,7 +139,39 @@ class RouteModel:
         log_warn(f"route {self._config.name}: {line}")
 
 
-class TritonRequest:
+class _RouteSignals:
+    """Signals of the responses of one instance of a route.
+
+    Args:
+        config, task: of the route.
+        instance: name of the instance.
+        warn: receives a line if the route's reference is invalid.
+    """
+
+    def __init__(
+        self, config: ModelConfig, task: TaskOutputs, instance: str, warn: Callable[[str], None]
+    ) -> None:
+        self._metrics = MetricReporter(
+            ROUTE_PREFIX, ROUTE_QUALITY_METRICS, SIGNALS_FLUSH_S, route=config.name, model_instance=instance
+        )
+        self._quality = RouteQuality(self._metrics, task)
+        self._watch, self._warn = ReferenceWatch(path_of(config.folder.parent, config.name)), warn
+        self.observe = self._quality.observe if measures_signals() else None
+        self.poll()
+
+    def poll(self) -> None:
+        """Read the reference if its file has changed; without a valid one, no class is counted."""
+        if self._watch.poll():
+            self._quality.use(self._watch.classes)
+            if self._watch.problem:
+                self._warn(f"no class is counted: {self._watch.problem}")
+
+    def close(self) -> None:
+        """Send the last changes."""
+        self._metrics.close()
+
+
+class _TritonRequest:
     """A request of Triton as a `RoutedRequest`.
 
     Args:
@@ -157,10 +188,8 @@ class TritonRequest:
         return str(self._request.request_id())
 
     def check(self) -> None:
-        """Check the batch dimension; without it the variant would fail.
-
-        Triton 24.10 computes batch sizes with 32 bits, and passes a batch of 0 without its dimension.
-        """
+        # Without the batch dimension, the variant would fail: Triton 24.10 computes batch sizes with 32 bits,
+        # and passes a batch of 0 without it.
         if not (most := self._config.max_batch_size):
             return
         ranks = {tensor.name: len(tensor.dims) + 1 for tensor in self._config.inputs}
@@ -172,22 +201,18 @@ class TritonRequest:
                 )
 
     def parameters(self) -> Mapping[str, Any]:
-        """Return the request's parameters; forwarded headers are among them."""
         return read_parameters(self._request)
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has disconnected; a round trip to the server."""
         return bool(self._request.is_cancelled())
 
     def is_large(self) -> bool:
-        """Return whether an image is so large that its request may take long; reads all of them."""
         images = pb_utils.get_input_tensor_by_name(self._request, IMAGE)
         return images is not None and any(work(each) >= LARGE_WORK for each in images.as_numpy().ravel())
 
     def forward(
         self, model: str, version: int, timeout_s: float, parameters: Mapping[str, Any] = NO_PARAMETERS
     ) -> Any:
-        """Send the request's own input tensors to a model: no byte is copied in Python."""
         # Without the request's trace: forwarded while tracing is on, it crashes Triton 24.10 with a SIGSEGV.
         request_id = self._request.request_id()
         response = pb_utils.InferenceRequest(
@@ -207,17 +232,14 @@ class TritonRequest:
         return response
 
     def arrays(self, response: Any, names: Sequence[str]) -> Mapping[str, np.ndarray]:
-        """Return outputs of a response by name."""
         return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in names}
 
     def respond(self, response: Any, variant: str, version: str, reason: str) -> None:
-        """Send the response's own tensors, and the outputs of the route."""
         given = response.output_tensors()
         rows = given[0].shape()[0] if self._config.max_batch_size else 0
         self._respond(given, rows, (variant, version, reason))
 
     def answer(self, rows: Mapping[str, np.ndarray]) -> None:
-        """Send the configured answer, repeated for each image."""
         count = self._request.inputs()[0].shape()[0] if self._config.max_batch_size else 0
         arrays = {name: np.repeat(row[None], count, axis=0) if count else row for name, row in rows.items()}
         given = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
@@ -232,7 +254,6 @@ class TritonRequest:
         self._send(pb_utils.InferenceResponse(tensors))
 
     def reject(self, error: ServingError) -> None:
-        """Send an error to the client."""
         self._send(reject(error))
 
     def _send(self, response: Any) -> None:
@@ -241,5 +262,12 @@ class TritonRequest:
 
 @lru_cache(256)
 def _repeated(name: str, word: str, shape: tuple[int, ...]) -> Any:
-    """Return a tensor that repeats a text for every image."""
     return pb_utils.Tensor(name, np.full(shape, word.encode(), object))
+
+
+def _class_names(config: ModelConfig) -> Sequence[str]:
+    outputs = config.document.get("output") or [{}]
+    try:
+        return (config.folder / (outputs[0].get("label_filename") or "")).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):  # none, or a folder
+        return ()

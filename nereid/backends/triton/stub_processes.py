@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import socket
+import stat
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from pathlib import Path
 
 ZOMBIE, STOPPED = "Z", "T"
 PROC = Path("/proc")
+DESCRIPTORS = PROC / "self/fd"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Positions in the stub's command line: the path of its model.py, and the name of its instance.
 MODEL_PATH, INSTANCE = 1, 8
@@ -82,6 +85,23 @@ def uptime_s(pid: int, proc: Path = PROC) -> float | None:
     """Return how many seconds ago a process started; None if there is none."""
     status = _status(proc / str(pid))
     return status and time.clock_gettime(time.CLOCK_BOOTTIME) - status[2] / TICKS_PER_S
+
+
+def close_connections() -> None:
+    """Close the inherited connections of clients.
+
+    Triton 24.10 passes the HTTP connections that are open at the start of a stub on to it. A connection that
+    the server closes then stays open as long as the stub lives: its client waits for the end in vain, and the
+    kernel keeps its buffers. Call this function before the process opens its own connections.
+    """
+    for number in [int(each.name) for each in DESCRIPTORS.iterdir()]:
+        with contextlib.suppress(OSError):  # the descriptor with which the folder was read
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                inherited = socket.socket(fileno=number)
+                if inherited.family in (socket.AF_INET, socket.AF_INET6):
+                    inherited.close()
+                else:
+                    inherited.detach()
 
 
 def _stub(process: Process, repository: Path, folder: Path) -> Iterator[Stub]:

@@ -1,6 +1,7 @@
 """Requests, responses and log of Triton's Python API, converted from and to arrays."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from nereid.backends.routing import deadline
-from nereid.base.contract import IMAGE, PROBE_HEADER
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.contract import IMAGE, PROBE_HEADER, format_failed_device
 from nereid.base.serving_errors import InvalidRequest, ServingError, from_exception
-from nereid.vision.imaging.probe_image import ProbeImage
+from nereid.vision.imaging.image_times import ProbeImage
 
 if TYPE_CHECKING:  # image libraries cost time and memory, and only some backends need them
     from nereid.vision.imaging.pipeline import Batch
@@ -97,6 +99,11 @@ def log_warn(message: str) -> None:
 def log_error(message: str) -> None:
     """Write an error to Triton's log."""
     pb_utils.Logger.log_error(message)
+
+
+def report_failed_device(config: ModelConfig, reason: str) -> None:
+    """Write to Triton's log that the device of this process has failed: the supervisor then replaces it."""
+    log_error(format_failed_device(os.getpid(), f"'{config.name}' version {config.version}", reason))
 
 
 def version_folder(document: Mapping[str, Any]) -> Path:

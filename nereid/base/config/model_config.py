@@ -279,7 +279,7 @@ def read_pbtxt(path: Path) -> dict[str, Any]:
     from google.protobuf import json_format, text_format
 
     try:
-        message = text_format.Parse(path.read_text(), triton_messages.model_config())
+        message = text_format.Parse(path.read_text(encoding="utf-8"), triton_messages.model_config())
     except FileNotFoundError:
         raise InvalidConfig(f"unable to find '{path}'") from None
     except (text_format.ParseError, UnicodeDecodeError) as error:

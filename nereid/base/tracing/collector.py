@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -37,7 +38,7 @@ METRICS = {
 LABELS = {"dropped_total": ("reason",)}
 
 
-class Head(msgspec.Struct):
+class RecordHead(msgspec.Struct):
     """The part of a record that decides whether its trace is kept; `dropped` counts lost records."""
 
     trace: str = ""
@@ -53,7 +54,7 @@ class Head(msgspec.Struct):
         return self.kind in ROOTS or not self.parent
 
 
-_decode_head = msgspec.json.Decoder(Head).decode
+_decode_head = msgspec.json.Decoder(RecordHead).decode
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class Traces:
             while traces:
                 self._finish(*traces.popitem(last=False), now_s)
 
-    def _add(self, record: bytes, head: Head, now_s: float) -> None:
+    def _add(self, record: bytes, head: RecordHead, now_s: float) -> None:
         name = head.trace
         is_rooted = head.is_root or name in self._rooted
         trace = self._rooted.pop(name, None) or self._open.pop(name, None)
@@ -225,3 +226,56 @@ class Collector:
     def _add(self, datagram: bytes) -> None:
         if datagram:
             self._traces.add(datagram.split(b"\n"), time.monotonic())
+
+
+# About 25,000 requests.
+MAX_FILE_BYTES = 32 * 2**20
+_decode_record = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class RecordFile:
+    """Keeps the last records in a file; when it is full, it becomes the file before.
+
+    Args:
+        path: the file; the one before has `.1` behind its name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, records: Sequence[bytes]) -> None:
+        """Append records; a full disk loses them."""
+        with contextlib.suppress(OSError):
+            if self._path.exists() and self._path.stat().st_size > MAX_FILE_BYTES:
+                self._path.replace(_before(self._path))
+            self._path.touch(mode=0o600)
+            size = self._path.stat().st_size
+            try:
+                with self._path.open("ab") as file:
+                    file.write(b"".join(record + b"\n" for record in records))
+            except OSError:  # the next record must begin a line
+                with self._path.open("r+b") as file:
+                    file.truncate(size)
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield the records, oldest first; damaged ones, and one that is being written, are left out."""
+    # The newer file first: it may become the older one in between.
+    texts = [_text(path), _text(_before(path))]
+    for text in reversed(texts):
+        for line in text.split(b"\n"):
+            with contextlib.suppress(msgspec.DecodeError):
+                record = _decode_record(line)
+                if record.keys() >= {"trace", "kind", "begin", "end", "parent", "span", "name", "about"}:
+                    yield record
+
+
+def _before(path: Path) -> Path:
+    return path.with_name(path.name + ".1")
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""

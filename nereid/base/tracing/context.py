@@ -28,7 +28,6 @@ class TraceContext:
     is_sampled: bool
 
     def __str__(self) -> str:
-        """Return the context as the header `traceparent`."""
         return f"00-{self.trace_id}-{self.span_id}-{int(self.is_sampled):02x}"
 
     def child(self) -> "TraceContext":

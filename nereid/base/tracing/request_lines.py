@@ -5,41 +5,29 @@ or keys.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from nereid.base.tracing.records import Record
 
-# In the order of a request. `transport` is between gateway and route, `retry` has attempts before the last
-# one, `queue` is for an instance, `barcodes` to `fields` are those of a reader of text, `hop` is between the
-# models of an ensemble, and `response` is from the last model back to the route.
-STAGES = (
-    "receive",
-    "admission",
-    "transport",
-    "route",
-    "retry",
-    "queue",
-    "decode",
-    "resize",
-    "barcodes",
-    "detect",
-    "boxes",
-    "crops",
-    "direction",
-    "recognise",
-    "fields",
-    "hop",
-    "network",
-    "model",
-    "response",
-)
+# In the order of a request; the stages of a task's models are between both. `transport` is between gateway
+# and route, `retry` has attempts before the last one, `queue` is for an instance, `hop` is between the models
+# of an ensemble, and `response` is from the last model back to the route.
+FIRST_STAGES = ("receive", "admission", "transport", "route", "retry", "queue", "decode", "resize")
+LAST_STAGES = ("hop", "network", "model", "response")
+
+
+def in_order(stages: Iterable[str]) -> list[str]:
+    """Return the names of stages in the order of a request; those of tasks keep theirs."""
+    places = {name: place - len(FIRST_STAGES) for place, name in enumerate(FIRST_STAGES)}
+    places |= {name: place for place, name in enumerate(LAST_STAGES, 1)}
+    return sorted(stages, key=lambda name: places.get(name, 0))
 
 
 def request_lines(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
     """Yield a line for each request of a trace, from all of its records."""
-    trace = _Trace(records)
+    trace = _TraceRecords(records)
     for record in records:
         if record["kind"] == "route":
             yield trace.of_route(record)
@@ -49,9 +37,7 @@ def request_lines(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
             yield _line(record, _stages_of_gateway(record, ""), record)
 
 
-class _Trace:
-    """The records of a trace by their places."""
-
+class _TraceRecords:
     def __init__(self, records: Sequence[Record]) -> None:
         self._inferences: dict[str, tuple[Record, Record]] = {}
         self._attempts: dict[str, list[Record]] = defaultdict(list)
@@ -138,7 +124,7 @@ def _line(record: Record, stages: dict[str, float], gateway: Record | None) -> d
         **about,
         **({"error": record["error"]} if "error" in record else {}),
         "ms": _ms(whole),
-        "stages_ms": {name: round(max(0.0, stages[name]), 3) for name in STAGES if name in stages},
+        "stages_ms": {name: round(max(0.0, stages[name]), 3) for name in in_order(stages)},
     }
 
 
@@ -153,7 +139,6 @@ def _stages_of_gateway(gateway: Record, inference: str) -> dict[str, float]:
 
 
 def _stages_of_models(models: Sequence[Record]) -> dict[str, float]:
-    """Return the stages of the steps of an ensemble, or of one model."""
     stages: dict[str, float] = defaultdict(float)
     for model in models:
         for name, milliseconds in _stages_of_model(model).items():
@@ -176,7 +161,6 @@ def _stages_of_model(model: Record) -> dict[str, float]:
 
 
 def _of_images(models: Sequence[Record]) -> dict[str, Any]:
-    """Return the batch, the wait for a core and the images, as the models report them."""
     found: dict[str, Any] = {}
     for model in models:
         about = model["about"]
@@ -193,5 +177,4 @@ def _ms(span: Record) -> float:
 
 
 def _ms_within(span: Record, whole: Record) -> float:
-    """Return the part of a span before the end of another."""
     return float(max(0.0, (min(span["end"], whole["end"]) - span["begin"]) / 1e6))

@@ -10,8 +10,7 @@ from nereid.base.errors import WrongUsage
 from nereid.base.serving_errors import InvalidImage
 from nereid.cli.image_commands.view import Mark
 from nereid.cli.image_files import SUFFIXES
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.decode import Buffers, Limits, open_image
 
 COLOURS = ("#0b7a8f", "#c2570c", "#6741d9", "#2f7d32", "#c2255c")
 BACKGROUND = (255, 255, 255)

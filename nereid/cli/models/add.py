@@ -15,11 +15,13 @@ from nereid.base.errors import WrongUsage
 from nereid.base.units import format_bytes, format_ms
 from nereid.cli.options import AsJson, Repository, complete_preset, show_progress
 from nereid.cli.server_options import find_server
+from nereid.tasks import TASKS
 
 if TYPE_CHECKING:
-    from nereid.models.publish.examination.examine import FoundObject
-    from nereid.models.publish.staged_addition import Proposal
+    from nereid.models.publish.add import AddProposal
 
+# The tasks whose networks can be added.
+ADDED = [task for task in TASKS if task.network]
 # The settings of a proposal that describe its network.
 FORM = ("image", "outputs", "is_last", "is_grey", "classes", "head")
 LAYOUTS = {False: "NCHW", True: "NHWC"}
@@ -133,8 +135,7 @@ def add(
     task: Annotated[
         str,
         typer.Option(
-            help="Kind of the outputs: `classify` for scores of classes, `detect` for boxes, `read` for the "
-            "characters of lines.",
+            help=f"Kind of the outputs: {', '.join(f'`{each.name}` for {each.network}' for each in ADDED)}.",
             show_default="found from the file",
         ),
     ] = "",
@@ -196,8 +197,8 @@ def add(
 ) -> None:
     """Add an ONNX network under a new name: examine it, show what it will be, ask, and serve it."""
     from nereid.models.publish import add as adding
+    from nereid.models.publish.add import PROFILES, AddRequest
     from nereid.models.publish.publisher import served
-    from nereid.models.publish.staged_addition import PROFILES, AddRequest
 
     if activation not in (known := ("auto", "none", "softmax", "sigmoid")):
         raise WrongUsage(f"invalid activation: expected one of {', '.join(known)}, got '{activation}'")
@@ -228,8 +229,8 @@ def add(
     )
     record, units = find_server(context, own_repository(repository)), list[str]()
 
-    def confirm(proposal: "Proposal") -> bool:
-        units.append(proposal.unit)
+    def confirm(proposal: "AddProposal") -> bool:
+        units.append(proposal.intake.input.unit)
         if as_json:
             print(json.dumps(_document(name, proposal)))
         else:
@@ -246,11 +247,11 @@ def add(
     print(line, file=sys.stderr if as_json else sys.stdout)
 
 
-def screen(name: str, proposal: "Proposal") -> list[str]:
+def screen(name: str, proposal: "AddProposal") -> list[str]:
     """Return what a network will be as one screen of text."""
     settings, report = proposal.settings, proposal.report
-    (height, width), span, unit = settings.sides_px, proposal.value_range, proposal.unit
-    kind = "characters" if proposal.task == "read" else "names"
+    (height, width), span, kind = settings.sides_px, proposal.value_range, proposal.intake.input
+    unit = kind.unit
     # A reader gives its recogniser BGR.
     colours = settings.parameters.get("color_order", "RGB" if settings.parameters else "BGR")
     rows = [
@@ -261,17 +262,14 @@ def screen(name: str, proposal: "Proposal") -> list[str]:
           if settings.parameters else []),
         *([("values", f"{span[0]:.3g} to {span[1]:.3g} for the photos below")] if span else []),
         *proposal.about,
-        ("labels", f"{len(proposal.labels)} {kind} from {proposal.labels_from}" if proposal.labels
-         else "none; fix: --labels FILE shows names instead of numbers"),
+        *([("labels", f"{len(proposal.labels)} {kind.labels_are} from {proposal.labels_from}"
+            if proposal.labels else "none; fix: --labels FILE shows names instead of numbers")]
+          if kind.labels_are else []),
         ("batches", f"several {unit}s at a time" if settings.can_batch else f"one {unit} at a time"),
         *(("change", each) for each in proposal.changes),
         ("cost", f"{format_ms(report.latency_ms)} per {unit} on one core, {proposal.processes} processes, "
                  f"about {format_bytes(proposal.memory_bytes)} with profile cpu"),
-        *((image, ", ".join(_class(proposal, each) for each in top))
-          for image, top in proposal.top_classes.items()),
-        *((image, ", ".join(map(_object, found)) or "no object")
-          for image, found in proposal.objects.items()),
-        *((image, " | ".join(lines) or "no text") for image, lines in proposal.lines.items()),
+        *((image, proposal.intake.shown(found)) for image, found in proposal.results.items()),
         *(("uses", f"model '{each}', which the repository has already") for each in proposal.shared),
     ]  # fmt: skip
     width_of_first = max(len(first) for first, _ in rows)
@@ -282,22 +280,15 @@ def _pixels(width: int) -> str:
     return f"{width} pixels" if width > 0 else "any number of pixels"
 
 
-def _object(found: "FoundObject") -> str:
-    return f"{found.label} {found.score:.2f} at {', '.join(f'{each:.0f}' for each in found.box)}"
+def _document(name: str, proposal: "AddProposal") -> dict[str, Any]:
+    from nereid.models.publish.intake.chosen_task import intakes
 
-
-def _class(proposal: "Proposal", index: int) -> str:
-    return proposal.labels[index] if proposal.labels else f"class {index}"
-
-
-def _document(name: str, proposal: "Proposal") -> dict[str, Any]:
-    fields = asdict(proposal)
-    settings = fields.pop("settings")
+    intake = proposal.intake
+    fields = {key: value for key, value in asdict(proposal).items() if key != "intake"}
+    settings, found = fields.pop("settings"), fields.pop("results")
     form = {key: settings[key] for key in FORM}
-    top = {
-        image: [{"index": each, "label": _class(proposal, each)} for each in found]
-        for image, found in proposal.top_classes.items()
-    }
+    results = {each.results: {} for each in intakes().values()} | {intake.results: found}
     labels = {"count": len(proposal.labels), "from": proposal.labels_from}
-    own = {"form": form, "parameters": settings["parameters"], "can_batch": settings["can_batch"]}
-    return {"name": name, **own, **fields, "labels": labels, "top_classes": top}
+    own = {"task": intake.name, "unit": intake.input.unit, "form": form}
+    own |= {"parameters": settings["parameters"], "can_batch": settings["can_batch"]}
+    return {"name": name, **own, **fields, "labels": labels, **results}

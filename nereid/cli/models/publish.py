@@ -92,7 +92,7 @@ def publish(
     """
     from nereid.cli.image_files import collect
     from nereid.models.publish import publisher
-    from nereid.models.publish.examination.examine import Gates
+    from nereid.models.publish.examination import Gates
 
     gates = Gates(
         tolerance=tolerance,
@@ -168,7 +168,7 @@ def watch(
     stay in place.
     """
     from nereid.models.publish import watch as watching
-    from nereid.models.publish.examination.examine import Gates
+    from nereid.models.publish.examination import Gates
 
     watching.check(folder, repository, model, share)
     gates = Gates(

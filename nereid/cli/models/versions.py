@@ -17,7 +17,7 @@ from nereid.cli.server_options import find_server
 from nereid.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from nereid.models.publish.versions import VersionState
+    from nereid.models.publish.network import VersionState
 
 COLUMNS = ("version", "state", "traffic", "pinned as", "size", "SHA-256", "published", "from", "changes")
 
@@ -58,7 +58,7 @@ def versions(
     context: typer.Context, model: Model, as_json: AsJson = False, repository: Repository = REPOSITORY
 ) -> None:
     """List the versions of a model: state, share of the traffic, size, time and source of the publication."""
-    from nereid.models.publish.versions import versions as listed
+    from nereid.models.publish.network import versions as listed
 
     name, states = listed(repository, model, find_server(context, repository))
     if as_json:

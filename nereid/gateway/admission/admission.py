@@ -10,7 +10,7 @@ from nereid.gateway.admission.concurrency_limit import ConcurrencyLimit
 from nereid.gateway.admission.costs import PATIENCE_S, Costs
 from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import Failure
-from nereid.vision.imaging.formats.work import LARGE_WORK
+from nereid.vision.imaging.formats.size import LARGE_WORK
 
 MAX_RETRY_AFTER_S = 30.0
 # Queue length per request in flight: a response then takes at most about five round trips.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from nereid.base.processes import available_cores
-from nereid.vision.imaging.formats.work import LARGE_WORK
+from nereid.vision.imaging.formats.size import LARGE_WORK
 
 # Seconds in flight over which a mean is formed: cheap requests hide no expensive one.
 HORIZON_S = 10.0

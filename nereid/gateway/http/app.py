@@ -13,12 +13,13 @@ from nereid.base.http_connection import HttpConnections
 from nereid.client.request import CONCURRENCY, check_arguments
 from nereid.gateway.admission.access import check_ring
 from nereid.gateway.admission.keys import KeyRing
+from nereid.gateway.endpoint import Operation
 from nereid.gateway.failures import Code, Failure
 from nereid.gateway.http import static
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, failure_response, json_response
 from nereid.gateway.http.middleware import RequestMiddleware
 from nereid.gateway.http.openapi import document
-from nereid.gateway.http.operations import OPERATIONS, Operation
+from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.models import Models, ModelSource
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway, build

@@ -4,7 +4,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -65,6 +65,7 @@ class GatewayRequest:
         endpoint, variant, outcome: labels for metrics and the log; "" while unknown.
         model_name: a model that has answered by the v2 protocol.
         is_inference: whether the request is for images, and so has a trace.
+        is_of_task: whether it is for images of a task.
         body_bytes: received bytes of the body.
         images: number of images with a known outcome.
         stages_s: durations of the stages.
@@ -80,7 +81,7 @@ class GatewayRequest:
         self.endpoint = self.variant = self.outcome = self.model_name = ""
         self.offered: OfferedModel | None = None
         self.key: Key | None = None
-        self.is_inference = False
+        self.is_inference = self.is_of_task = False
         self.limit_s = 0.0
         self.status = self.images = self.body_bytes = 0
         self.stages_s: dict[str, float] = {}
@@ -127,7 +128,7 @@ class GatewayRequest:
         """Return the value of a header, or ""."""
         return self.headers.get(name, b"").decode("latin-1")
 
-    def query(self, known: tuple[str, ...]) -> dict[str, str]:
+    def query(self, known: Collection[str]) -> dict[str, str]:
         """Return the query's parameters.
 
         Raises:

@@ -22,13 +22,12 @@ from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway
 
 if TYPE_CHECKING:
-    from nereid.gateway.http.operations import Operation
+    from nereid.gateway.endpoint import Operation
 
 log = logging.getLogger("nereid.gateway")
 # One line of JSON for each request.
 access_log = logging.getLogger("nereid.gateway.access")
 CLIENT_CLOSED_STATUS = 499
-IMAGE_ENDPOINTS = ("/predict", "/v1/classify", "/v1/read", "/v1/waybill", "/v1/detect")
 # The first of several codes with a status stands for it.
 _CODES = {status: code for code, status in reversed(STATUS.items())}
 
@@ -143,6 +142,7 @@ class RequestMiddleware:
         """
         gateway = self._gateway
         request.endpoint, request.is_inference = operation.path, operation.is_limited
+        request.is_of_task = operation.is_limited and operation.task is not None
         request.key = identify(gateway.keys, gateway.keys_needed, request.headers, operation.need)
         if operation.is_limited:
             gateway.quotas.take(request.key)
@@ -191,7 +191,7 @@ def record(gateway: Gateway, request: GatewayRequest) -> None:
     gateway.uploads.buffers.give_back(request.key, request.body_bytes)
     stages_s = {"total": total_s, **request.stages_s}
     metrics.count_request(endpoint, model, request.variant, outcome, stages_s)
-    if endpoint in IMAGE_ENDPOINTS and not request.images:
+    if request.is_of_task and not request.images:
         (request.offered or gateway.models.default).live.note(outcome, "", 0.0)
     if request.is_inference and request.spans.is_traced:
         is_fault = outcome in FAULTS or outcome == "deadline_exceeded"

@@ -6,41 +6,13 @@ from typing import Any
 
 import msgspec
 
-from nereid.gateway.answers import FailedResult, Result
+from nereid.gateway.endpoint import Operation
 from nereid.gateway.failures import STATUS, Code, ErrorAnswer
-from nereid.gateway.http.operations import Operation
-from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, ImageBody
-from nereid.tasks.read.endpoint import ENCODINGS
+from nereid.gateway.http.upload import FORM, JSON, ImageBody
 
-_WORD = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
-_PARAMETERS = {
-    "top_k": (
-        "Number of classes in the response, best first.",
-        {"type": "integer", "minimum": 1, "maximum": MAX_TOP_K},
-    ),
-    "variant": ("Variant of the route that answers; same as header x-variant.", _WORD),
-    "version": ("Version of the model that answers; same as header x-model-version.", _WORD),
-    "encoding": (
-        "Encoding of the JSON: utf-8, or gbk, which has not all characters.",
-        {"type": "string", "enum": list(ENCODINGS)},
-    ),
-    "share": ("Initial share of the traffic, such as 10%; 0 without it.", _WORD),
-    "accept_change": (
-        "Publish although the results differ from the current version's.",
-        {"type": "string", "enum": ["true"]},
-    ),
-    "tolerance": ("Maximum difference of scores from the current version.", _WORD),
-    "max_slowdown": ("Maximum time per image, as a multiple of the current version's.", _WORD),
-    "max_memory": ("Maximum memory, as a multiple of the current version's.", _WORD),
-    "route_key": ("Route key: the same key gets the same variant; same as header x-route-key.", _WORD),
-}
-_MODEL: dict[str, Any] = {
-    "name": "model",
-    "in": "path",
-    "required": True,
-    "description": "Name of a model, from /v1/models.",
-    "schema": {"type": "string"},
-}
+_TEXT = {"type": "string"}
+_NAME = {"description": "Name of a model, from /v1/models.", "schema": _TEXT}
+_MODEL: dict[str, Any] = {"name": "model", "in": "path", "required": True, **_NAME}
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -49,37 +21,30 @@ _FILE = {"type": "string", "contentMediaType": "application/octet-stream"}
 # Errors that every operation may return.
 _ALWAYS: tuple[Code, ...] = ("invalid_request",)
 _HEADERS = {
-    "X-Request-ID": {
-        "description": "Id of the request, from the caller or new.",
-        "schema": {"type": "string"},
-    },
-    "traceparent": {"description": "W3C trace context of this hop.", "schema": {"type": "string"}},
+    "X-Request-ID": {"description": "Id of the request, from the caller or new.", "schema": _TEXT},
+    "traceparent": {"description": "W3C trace context of this hop.", "schema": _TEXT},
 }
 _RETRY = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
 
 
 def document(operations: Sequence[Operation], max_timeout_s: float) -> dict[str, Any]:
     """Return the document, OpenAPI 3.1."""
-    kinds = [kind for each in operations for kind in (each.answer, each.body) if kind is not None]
+    kinds = [kind for operation in operations for kind in (operation.answer, operation.body) if kind]
+    parts = [part for operation in operations for part in operation.parts]
     schemas, components = msgspec.json.schema_components(
-        [*kinds, ErrorAnswer, Result, FailedResult], ref_template="#/components/schemas/{name}"
+        [*kinds, ErrorAnswer, *parts], ref_template="#/components/schemas/{name}"
     )
     schema_of = {None: None} | dict(zip(kinds, schemas[: len(kinds)], strict=True))
     paths: dict[str, Any] = {}
-    for each in operations:
-        for path in each.paths:
-            about = _operation(each, path, schema_of[each.answer], schema_of[each.body], max_timeout_s)
-            paths.setdefault(path, {})[each.method.lower()] = about
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Nereid",
-            "version": metadata.version("nereid-serving"),
-            "description": "Image recognition. Every error has a code and a message.",
-        },
-        "paths": paths,
-        "components": {"schemas": components, "securitySchemes": _KEYS},
-    }
+    for operation in operations:
+        answer, body = schema_of[operation.answer], schema_of[operation.body]
+        for path in operation.paths:
+            about = _operation(operation, path, answer, body, max_timeout_s)
+            paths.setdefault(path, {})[operation.method.lower()] = about
+    description = "Image recognition. Every error has a code and a message."
+    info = {"title": "Nereid", "version": metadata.version("nereid-serving"), "description": description}
+    known = {"schemas": components, "securitySchemes": _KEYS}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": known}
 
 
 def _operation(
@@ -92,8 +57,8 @@ def _operation(
         "responses": _responses(operation, answer, ("not_found",) if names_model else ()),
     }
     parameters = [
-        {"name": name, "in": "query", "description": _PARAMETERS[name][0], "schema": _PARAMETERS[name][1]}
-        for name in operation.query
+        {"name": name, "in": "query", "description": sentence, "schema": schema}
+        for name, (sentence, schema) in operation.query.items()
     ]
     if names_model:
         parameters.append(_MODEL)
@@ -118,18 +83,13 @@ def _body(operation: Operation, kind: str, body: Any) -> dict[str, Any]:
         return dict(body)
     if kind != FORM:
         return _FILE
-    one = operation.body is ImageBody
-    file = _FILE if one else {"type": "array", "items": _FILE, "minItems": 1}
-    return {
-        "type": "object",
-        "properties": {"file": file},
-        "required": ["file"],
-        "additionalProperties": False,
-    }
+    several = {"type": "array", "items": _FILE, "minItems": 1}
+    properties = {"file": _FILE if operation.body is ImageBody else several}
+    return {"type": "object", "properties": properties, "required": ["file"], "additionalProperties": False}
 
 
 def _responses(operation: Operation, answer: Any, more: tuple[Code, ...]) -> dict[str, Any]:
-    plain = _FILE if operation.response_type.startswith("image/") else {"type": "string"}
+    plain = _FILE if operation.response_type.startswith("image/") else _TEXT
     kind, schema = (operation.response_type, plain) if answer is None else (JSON, answer)
     content = {kind: {"schema": schema}}
     good = {"description": "The requested result.", "headers": _HEADERS, "content": content}
@@ -137,14 +97,11 @@ def _responses(operation: Operation, answer: Any, more: tuple[Code, ...]) -> dic
     if operation.path == "/readyz":
         responses["503"] = {**good, "description": "Requests would fail; `reason` says why."}
     keys: tuple[Code, ...] = () if operation.need == "open" else ("unauthenticated", "forbidden")
+    errors = {JSON: {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
     for status, codes in by_status((*_ALWAYS, *keys, *operation.errors, *more)).items():
         headers = {**_HEADERS, **(_RETRY if status in (429, 503) else {})}
-        schema = {"$ref": "#/components/schemas/ErrorAnswer"}
-        responses[str(status)] = {
-            "description": " or ".join(f"`{code}`" for code in codes),
-            "headers": headers,
-            "content": {JSON: {"schema": schema}},
-        }
+        description = " or ".join(f"`{code}`" for code in codes)
+        responses[str(status)] = {"description": description, "headers": headers, "content": errors}
     return responses
 
 

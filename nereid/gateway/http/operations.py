@@ -1,28 +1,21 @@
 """The operations of the gateway: one table for paths, required keys and the OpenAPI page."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
-from nereid.base.assets import CHELSEA, COFFEE, PARCEL_LABEL
-from nereid.gateway.admission.access import Need
 from nereid.gateway.admission.keys import Scope
-from nereid.gateway.answers import Answer, BatchAnswer
-from nereid.gateway.failures import Code, Failure, invalid_request
-from nereid.gateway.feedback import Feedback, FeedbackAnswer, feedback
+from nereid.gateway.endpoint import BODY_ERRORS, ONE_IMAGE, WORD, Operation, Parameter, operations_of
+from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import CONTENT_TYPE, LiveState
-from nereid.gateway.gateway_task import CLASSIFY, DETECT, READ, WAYBILL, GatewayTask
-from nereid.gateway.http import publish_endpoint
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.publish_endpoint import publish
-from nereid.gateway.http.upload import FORM, JSON, BatchBody, ImageBody
+from nereid.gateway.http.upload import JSON, ImageBody
 from nereid.gateway.image_preview import preview
-from nereid.gateway.models import DocumentField, PublishAnswer
-from nereid.gateway.predict import PARAMETERS, ROUTE_PARAMETERS, classify_batch, predict
+from nereid.gateway.models import PublishAnswer
 from nereid.gateway.readiness import Health, Ready
 from nereid.gateway.route_control import (
     RolloutOrder,
@@ -33,9 +26,7 @@ from nereid.gateway.route_control import (
     RouteView,
 )
 from nereid.gateway.state import Gateway
-from nereid.tasks.detect.endpoint import DetectAnswer, detect
-from nereid.tasks.read import endpoint as read_endpoints
-from nereid.tasks.read.endpoint import ReadAnswer, WaybillAnswer, read, waybill
+from nereid.tasks import TASKS
 
 
 class Access(Struct):
@@ -62,10 +53,16 @@ class RolloutChange(Struct, forbid_unknown_fields=True):
 
 
 class ModelName(Struct):
-    """A model that the gateway offers, and its task: classify, read, waybill or detect; "" if not known."""
+    """A model that the gateway offers, and its task; "" if not known."""
 
     name: str
     task: str = ""
+
+
+*_others, _last = (task.name for task in TASKS)
+ModelName.__doc__ = (
+    f'A model that the gateway offers, and its task: {", ".join(_others)} or {_last}; "" if not known.'
+)
 
 
 class Sample(Struct):
@@ -77,15 +74,11 @@ class Sample(Struct):
     tasks: list[str]
 
 
-def _sample(path: Path, credit: str, *tasks: GatewayTask) -> Sample:
-    return Sample(path.stem, f"/samples/{path.name}", credit, [task.name for task in tasks])
-
-
-SAMPLES_OF_TASKS = [
-    _sample(COFFEE, "Rachel Michetti, courtesy of Pikolo Espresso Bar, CC0", CLASSIFY, DETECT),
-    _sample(CHELSEA, "Stéfan van der Walt, CC0", CLASSIFY, DETECT),
-    _sample(PARCEL_LABEL, "rendered for Nereid", READ, WAYBILL),
-]
+SAMPLES: dict[Path, Sample] = {}
+for _task in TASKS:
+    for _path, _credit in _task.face("endpoint").photos.items():
+        SAMPLES.setdefault(_path, Sample(_path.stem, f"/samples/{_path.name}", _credit, []))
+        SAMPLES[_path].tasks.append(_task.name)
 
 
 async def models(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -101,43 +94,43 @@ async def live(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 async def show_route(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Return the variants and weights of the route."""
-    route = _route(request)
-    try:
+    with _controlled(request, "the route cannot be read") as (route, _):
         return json_response(await route.show())
-    except RouteFailed as error:
-        raise Failure("unavailable", "the route cannot be read", 1.0) from error
 
 
 async def set_weights(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Change the weights of the route's variants."""
-    route = _route(request)
-    author = request.key.name if request.key else ""
-    change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Weights)
-    try:
+    failed = "the server does not serve the change; see the route and the log"
+    with _controlled(request, failed) as (route, author):
+        change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Weights)
         return json_response(await route.set_weights(change.weights, change.generation, author))
-    except RouteConflict as error:
-        raise Failure("conflict", str(error)) from None
-    except RouteRefused as error:
-        raise invalid_request(str(error)) from None
-    except RouteFailed as error:
-        raise Failure(
-            "unavailable", "the server does not serve the change; see the route and the log", 1.0
-        ) from error
 
 
 async def order_rollout(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Start, pause, resume, promote or abort a rollout of the route."""
-    route = _route(request)
-    author = request.key.name if request.key else ""
-    change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, RolloutChange)
+    with _controlled(request, "the rollout cannot be changed now; see the log") as (route, author):
+        change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, RolloutChange)
+        order = change.order, change.candidate, change.steps
+        return json_response(await route.order_rollout(*order, author))
+
+
+@contextmanager
+def _controlled(request: GatewayRequest, failed: str) -> Iterator[tuple[RouteView, str]]:
+    """Provide the route of a request, and the name of its author.
+
+    Raises:
+        Failure: there is no such route, or `RouteControl` raised an error; `failed` is what a fault says.
+    """
+    if request.model.route is None:
+        raise Failure("no_route_control", f"this gateway does not control a route '{request.model.name}'")
     try:
-        return json_response(await route.order_rollout(change.order, change.candidate, change.steps, author))
+        yield request.model.route, request.key.name if request.key else ""
     except RouteConflict as error:
         raise Failure("conflict", str(error)) from None
     except RouteRefused as error:
         raise invalid_request(str(error)) from None
     except RouteFailed as error:
-        raise Failure("unavailable", "the rollout cannot be changed now; see the log", 1.0) from error
+        raise Failure("unavailable", failed, 1.0) from error
 
 
 async def access(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
@@ -166,180 +159,64 @@ async def readyz(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 async def samples(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """List the sample images."""
-    return json_response(SAMPLES_OF_TASKS)
+    return json_response([*SAMPLES.values()])
 
 
-def _route(request: GatewayRequest) -> RouteView:
-    if request.model.route is None:
-        raise Failure("no_route_control", f"this gateway does not control a route '{request.model.name}'")
-    return request.model.route
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method of one path.
-
-    Attributes:
-        run: the handler.
-        need: the required key.
-        answer: class of the response; None if the response is not JSON but has `response_type`.
-        query: names of the query parameters.
-        body: class of the JSON body.
-        kinds: accepted media types of the body.
-        errors: possible error codes, in addition to those of every operation.
-        is_limited: whether quotas, rule headers and the timeout header apply.
-        is_of_model: whether the operation is about one model: the default one, or the one in the path.
-        task: the task that the model must have; None for any.
-    """
-
-    method: str
-    path: str
-    run: Callable[[Gateway, GatewayRequest], Awaitable[GatewayResponse]]
-    need: Need
-    answer: Any
-    query: tuple[str, ...] = ()
-    body: Any = None
-    kinds: tuple[str, ...] = ()
-    errors: tuple[Code, ...] = ()
-    is_limited: bool = False
-    is_of_model: bool = False
-    response_type: str = "text/plain"
-    task: GatewayTask | None = None
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The path, and for an operation of a model the path with a model's name."""
-        if not self.is_of_model:
-            return (self.path,)
-        return self.path, f"/v1/models/{{model}}/{self.path.removeprefix('/v1').strip('/')}"
-
-
-_BODY: tuple[Code, ...] = ("body_timeout", "too_large", "unsupported_media_type")
-_SERVER: tuple[Code, ...] = (
-    "overloaded",
-    "inference_failed",
-    "unavailable",
-    "unreachable",
-    "deadline_exceeded",
-)
-_IMAGE: tuple[Code, ...] = ("invalid_image", "not_found", *_BODY, "rate_limited", *_SERVER)
-_ONE_IMAGE = ("image/*", "application/octet-stream", FORM, JSON)
-
-
-def _of_one_image(
-    task: GatewayTask, run: Any, answer: Any, query: tuple[str, ...], *errors: Code
-) -> "Operation":
-    return Operation(
-        "POST",
-        task.path,
-        run,
-        "infer",
-        answer,
-        query,
-        ImageBody,
-        _ONE_IMAGE,
-        (*_IMAGE, *errors),
-        is_limited=True,
-        is_of_model=True,
-        task=task,
-    )
+_PUBLISH: dict[str, Parameter] = {
+    "share": ("Initial share of the traffic, such as 10%; 0 without it.", WORD),
+    "accept_change": (
+        "Publish although the results differ from the current version's.",
+        {"type": "string", "enum": ["true"]},
+    ),
+    "tolerance": ("Maximum difference of scores from the current version.", WORD),
+    "max_slowdown": ("Maximum time per image, as a multiple of the current version's.", WORD),
+    "max_memory": ("Maximum memory, as a multiple of the current version's.", WORD),
+}
 
 
 OPERATIONS = (
-    _of_one_image(CLASSIFY, predict, Answer, PARAMETERS),
+    *(operation for task in TASKS for operation in operations_of(task)),
     Operation(
-        "POST",
-        "/v1/classify",
-        classify_batch,
-        "infer",
-        BatchAnswer,
-        PARAMETERS,
-        BatchBody,
-        (FORM, JSON),
-        _IMAGE,
-        is_limited=True,
-        is_of_model=True,
-        task=CLASSIFY,
-    ),
-    _of_one_image(READ, read, ReadAnswer, read_endpoints.PARAMETERS, "unencodable_text"),
-    _of_one_image(WAYBILL, waybill, WaybillAnswer, read_endpoints.PARAMETERS, "unencodable_text"),
-    _of_one_image(DETECT, detect, DetectAnswer, ROUTE_PARAMETERS),
-    Operation(
-        "POST",
-        "/v1/preview",
-        preview,
-        "infer",
-        None,
-        kinds=_ONE_IMAGE,
+        *("POST", "/v1/preview", preview, "infer", None),
         body=ImageBody,
-        errors=("invalid_image", *_BODY, "rate_limited", "overloaded", "not_found", "deadline_exceeded"),
+        kinds=ONE_IMAGE,
+        errors=(
+            *BODY_ERRORS,
+            "invalid_image",
+            "not_found",
+            "rate_limited",
+            "overloaded",
+            "deadline_exceeded",
+        ),
         is_limited=True,
         is_of_model=True,
         response_type="image/png",
     ),
     Operation("GET", "/v1/models", models, "infer", list[ModelName]),
-    Operation(
-        "GET",
-        "/v1/fields",
-        read_endpoints.fields,
-        "infer",
-        list[DocumentField],
-        errors=("not_found",),
-        is_of_model=True,
-        task=WAYBILL,
-    ),
     Operation("GET", "/v1/live", live, "infer", LiveState, is_of_model=True),
     Operation(
-        "GET",
-        "/v1/route",
-        show_route,
-        "infer",
-        RouteState,
+        *("GET", "/v1/route", show_route, "infer", RouteState),
         errors=("no_route_control", "unavailable"),
         is_of_model=True,
     ),
-    Operation(
-        "PUT",
-        "/v1/route/weights",
-        set_weights,
-        "route",
-        RouteState,
-        body=Weights,
-        kinds=(JSON,),
-        errors=("no_route_control", "conflict", "unavailable", *_BODY),
-        is_of_model=True,
+    *(
+        Operation(
+            *(method, path, run, "route", RouteState),
+            body=body,
+            kinds=(JSON,),
+            errors=("no_route_control", "conflict", "unavailable", *BODY_ERRORS),
+            is_of_model=True,
+        )
+        for method, path, run, body in (
+            ("PUT", "/v1/route/weights", set_weights, Weights),
+            ("POST", "/v1/rollout", order_rollout, RolloutChange),
+        )
     ),
     Operation(
-        "POST",
-        "/v1/rollout",
-        order_rollout,
-        "route",
-        RouteState,
-        body=RolloutChange,
-        kinds=(JSON,),
-        errors=("no_route_control", "conflict", "unavailable", *_BODY),
-        is_of_model=True,
-    ),
-    Operation(
-        "POST",
-        "/v1/publish",
-        publish,
-        "admin",
-        PublishAnswer,
-        publish_endpoint.PARAMETERS,
+        *("POST", "/v1/publish", publish, "admin", PublishAnswer, _PUBLISH),
         kinds=("application/octet-stream",),
-        errors=("not_found", "conflict", "unavailable", *_BODY),
+        errors=("not_found", "conflict", "unavailable", *BODY_ERRORS),
         is_of_model=True,
-    ),
-    Operation(
-        "POST",
-        "/v1/feedback",
-        feedback,
-        "infer",
-        FeedbackAnswer,
-        body=Feedback,
-        kinds=(JSON,),
-        errors=("unknown_request", "conflict", *_BODY),
     ),
     Operation("GET", "/v1/access", access, "open", Access),
     Operation("GET", "/metrics", metrics, "any", None),

@@ -30,7 +30,7 @@ ELSEWHERE = (
 
 async def publish(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Publish the body, an ONNX file, as the next version of a model; respond once it is served."""
-    publisher, given = gateway.models.publisher, request.query(PARAMETERS)
+    publisher, given = gateway.models.source.publisher, request.query(PARAMETERS)
     if publisher is None:
         raise Failure("not_found", ELSEWHERE)
     kind_of(request, (RAW,))

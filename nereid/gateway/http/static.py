@@ -1,6 +1,8 @@
-"""Files that the gateway serves: the page, the sample photos, and Swagger UI."""
+"""Files that the gateway serves: the page, with a module of each task, the sample photos, and Swagger UI."""
 
-from pathlib import Path
+import json
+import os
+from pathlib import Path, PurePath
 from typing import Any
 
 import swagger_ui_bundle
@@ -10,9 +12,12 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from nereid.base.assets import PARCEL_LABEL, SAMPLES
+from nereid import tasks
+from nereid.gateway.http.operations import SAMPLES
+from nereid.tasks import DEFAULT, TASKS
 
-PAGE = Path(__file__).parents[1] / "page"
+PAGE, TASK_FOLDERS = Path(__file__).parents[1] / "page", Path(tasks.__file__).parent
+NO_CACHE = {"cache-control": "no-cache"}
 _SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png")
 _DOCS = """<!DOCTYPE html>
 <html lang="en">
@@ -33,13 +38,32 @@ SwaggerUIBundle({ spec, dom_id: "#ui", deepLinking: true });
 
 
 class Page(StaticFiles):
-    """Files that a browser revalidates, so that users see a new release."""
+    """Files that a browser revalidates, so that users see a new release; `name` limits them to one name."""
+
+    def __init__(self, directory: Path, name: str = "*") -> None:
+        super().__init__(directory=directory)
+        self._name = name
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        """Return the file of a path, and its status; None if it is not served."""
+        return super().lookup_path(path) if PurePath(path).match(self._name) else ("", None)
 
     def file_response(self, *words: Any, **options: Any) -> Response:
         """Return a file that a cache must revalidate."""
         response = super().file_response(*words, **options)
-        response.headers["cache-control"] = "no-cache"
+        response.headers.update(NO_CACHE)
         return response
+
+
+async def page_tasks(request: Request) -> Response:
+    """Serve the JavaScript module with the tasks of the page; each has a `page.js` in its folder."""
+    folders = {task.name: task.faces["endpoint"].partition(".")[0] for task in TASKS}
+    imports = (f'import {{ {name} }} from "./tasks/{folder}/page.js";' for name, folder in folders.items())
+    words = {task.name: json.dumps({"name": task.name, "path": task.path[1:]}) for task in TASKS}
+    entries = (f"  {name}: {{ ...{name}, ...{about} }}," for name, about in words.items())
+    default = f"export const DEFAULT = TASKS.{DEFAULT.name};"
+    text = "\n".join([*imports, "export const TASKS = {", *entries, "};", default, ""])
+    return Response(text, media_type="text/javascript", headers=NO_CACHE)
 
 
 async def docs(request: Request) -> Response:
@@ -59,7 +83,7 @@ async def docs_file(request: Request) -> Response:
 
 async def sample(request: Request) -> Response:
     """Serve a sample image."""
-    for path in (*SAMPLES, PARCEL_LABEL):
+    for path in SAMPLES:
         if path.name == request.path_params["name"]:
             return FileResponse(path)
     raise HTTPException(404)
@@ -67,7 +91,7 @@ async def sample(request: Request) -> Response:
 
 async def index(request: Request) -> Response:
     """Serve the index of the page."""
-    return FileResponse(PAGE / "index.html", headers={"cache-control": "no-cache"})
+    return FileResponse(PAGE / "index.html", headers=NO_CACHE)
 
 
 ROUTES: tuple[BaseRoute, ...] = (
@@ -75,5 +99,7 @@ ROUTES: tuple[BaseRoute, ...] = (
     Route("/samples/{name}", sample),
     Route("/docs", docs),
     Route("/docs/{name}", docs_file),
-    Mount("/page", Page(directory=PAGE)),
+    Route("/page/tasks.js", page_tasks),
+    Mount("/page/tasks", Page(TASK_FOLDERS, "page.js")),
+    Mount("/page", Page(PAGE)),
 )

@@ -49,6 +49,6 @@ function show({ keys_needed, name, scopes }) {
     ? `Scopes of ${name}: ${scopes.join(", ")}.`
     : keys_needed
       ? "This gateway requires a key. To create one: nereid key add NAME --scope infer"
-      : "Classifying and reading need no key.";
+      : "Sending images needs no key.";
   byId("sign-out").hidden = !name;
 }

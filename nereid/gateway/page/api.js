@@ -1,11 +1,26 @@
 /** Client of the gateway's HTTP API; every failure becomes an `ApiError`. */
 
-/** @typedef {{label: string, index: number, score: number}} Label */
+import { DEFAULT } from "./tasks.js";
+
 /**
- * `variant` is empty if the model is not a route; `predictions` are best first; `timings_ms` has stages and `total`.
+ * The answer of a task also has its own fields. `variant` is empty if the model is not a route; `timings_ms` has stages and `total`.
  * @typedef {{request_id: string, model: string, variant: string, version: string, reason: string,
- *   predictions: Label[], timings_ms: Record<string, number>}} Answer
+ *   timings_ms: Record<string, number>}} Answer
  */
+/** @typedef {{verdict: (Node | string)[], found: HTMLElement[]}} Shown */
+/**
+ * How the answers of variants are compared: `best` returns what should be equal, `show` makes one answer, with the first
+ * variant's for comparison, and `unit` explains it.
+ * @typedef {{button: string, hint: string, unit: (first: string) => string, best: (answer: any) => {id: any, label: string},
+ *   show: (answer: any, variant: string, first?: any) => HTMLElement[]}} Comparison
+ */
+/**
+ * How the page shows a task: `title` is its tab, `again` the button that repeats a request, `show` makes the answer for
+ * a file. `hasTopK` offers the number of classes, `isPreviewed` shows what the network sees of an image.
+ * @typedef {{title: string, again: string, show: (answer: any, file: Blob) => Shown, hasTopK?: boolean,
+ *   isPreviewed?: boolean, comparison?: Comparison}} TaskPage
+ */
+/** `path` is that of its endpoint. @typedef {TaskPage & {name: string, path: string}} Task */
 /** @typedef {{variant?: string, route_key?: string, top_k?: number}} Options */
 /**
  * `version` is that of the model, `share` that of new requests, `breaker` empty while unknown.
@@ -33,7 +48,8 @@
 
 const STORED = "nereid.key";
 let model = "";
-let task = "classify";
+/** @type {Task} */
+let task = DEFAULT;
 
 /** A failed request: the gateway's error, or `no_connection` without a response. */
 export class ApiError extends Error {
@@ -71,23 +87,22 @@ export function useModel(/** @type {string} */ name) {
   model = name;
 }
 
-/** Name the task of later requests for images. */
-export function useTask(/** @type {string} */ name) {
-  task = name;
+/** Choose the task of later requests for images. */
+export function useTask(/** @type {Task} */ chosen) {
+  task = chosen;
 }
 
-/** @returns {string} the task of requests for images */
+/** @returns {Task} the task of requests for images */
 export const usedTask = () => task;
 
-/** Return the URL of an operation of the chosen model. */
-function modelAddress(/** @type {string} */ operation) {
-  if (model) return address(`v1/models/${encodeURIComponent(model)}/${operation}`);
-  return address(operation === "predict" ? operation : `v1/${operation}`);
+/** Return the URL of an operation of the chosen model; `path` is that without a model. */
+function modelAddress(/** @type {string} */ operation, path = `v1/${operation}`) {
+  return address(model ? `v1/models/${encodeURIComponent(model)}/${operation}` : path);
 }
 
 /** Return the URL that runs the chosen task on one image; empty options are omitted. */
 export function predictAddress(/** @type {Options} */ options) {
-  const url = modelAddress(task === "classify" ? "predict" : task);
+  const url = modelAddress(task.path.split("/").pop() ?? "", task.path);
   for (const [name, value] of Object.entries(options)) {
     if (value !== "" && value !== undefined) url.searchParams.set(name, String(value));
   }

@@ -1,9 +1,12 @@
 /** Comparison of one image by every variant of the route. */
 
 import * as api from "./api.js";
-import { bar, bars, byId, errorBlock, make, milliseconds, modelNote, variantName } from "./dom.js";
+import { bar, byId, errorBlock, make, milliseconds, modelNote, variantName } from "./dom.js";
 
 /** @typedef {{variant: api.RouteVariant, element: HTMLElement, answer?: api.Answer, times_ms: number[]}} Column */
+
+/** @returns {any} the comparison of the chosen task; the panel is hidden for a task without one */
+const comparison = () => api.usedTask().comparison;
 
 // One latency is not enough. The variants take turns, so that a moment of load affects all of them.
 const ROUNDS = 3;
@@ -20,7 +23,7 @@ export function startCompare() {
   function refresh() {
     byId("compare-all").disabled = !image || !variants.length;
     byId("compare-why").textContent =
-      why || (image ? "Each variant classifies the same image three times, in turn." : "Choose an image first.");
+      why || (image ? (comparison()?.hint ?? "") : "Choose an image first.");
   }
 
   async function compare() {
@@ -71,40 +74,33 @@ function column({ name, model, version }) {
 
 /** @typedef {(mine: Column, columns: Column[], file: Blob, signal: AbortSignal) => Promise<void>} Step */
 
-/** Classify with one variant; an error is shown in its column. @type {Step} */
+/** Send to one variant; an error is shown in its column. @type {Step} */
 async function fill(mine, columns, file, signal) {
   const heading = mine.element.firstChild ?? "";
   try {
-    mine.answer = await classify(mine, file, signal);
+    mine.answer = await send(mine, file, signal);
   } catch (error) {
     if (!signal.aborted) mine.element.replaceChildren(heading, errorBlock(error));
     return;
   }
   const first = columns[0].answer;
-  const others = first && first !== mine.answer ? scores(first) : undefined;
-  const [best] = mine.answer.predictions;
-  mine.element.replaceChildren(
-    heading,
-    make("p", { class: "verdict" }, make("strong", {}, best.label)),
-    bars(mine.answer.predictions, mine.variant.name, others),
-    make("p", { class: "latency" }),
-  );
+  const shown = comparison().show(mine.answer, mine.variant.name, first === mine.answer ? undefined : first);
+  mine.element.replaceChildren(heading, ...shown, make("p", { class: "latency" }));
   showLatencies(columns);
 }
 
 /** Repeat the request to measure the time; a failure here changes nothing on the page. @type {Step} */
 async function time(mine, columns, file, signal) {
   if (!mine.answer || signal.aborted) return;
-  await classify(mine, file, signal).then(() => showLatencies(columns), () => {});
+  await send(mine, file, signal).then(() => showLatencies(columns), () => {});
 }
 
-async function classify(mine, file, signal) {
-  const answer = await api.predict(file, { variant: mine.variant.name, top_k: 5 }, signal);
+async function send(mine, file, signal) {
+  const options = { variant: mine.variant.name, ...(api.usedTask().hasTopK ? { top_k: 5 } : {}) };
+  const answer = await api.predict(file, options, signal);
   mine.times_ms.push(answer.timings_ms.inference ?? answer.timings_ms.total);
   return answer;
 }
-
-const scores = ({ predictions }) => new Map(predictions.map(({ index, score }) => [index, score]));
 
 function median(values) {
   return [...values].sort((left, right) => left - right)[values.length >> 1];
@@ -122,11 +118,11 @@ function showLatencies(columns) {
   }
 }
 
-/** Show whether the variants have the same best class, and mark those that differ from the first. */
+/** Show whether the best of all variants is the same, and mark those that differ from the first. */
 function showAgreement(columns) {
   const answered = columns.filter(({ answer }) => answer);
-  const best = answered.map(({ answer }) => answer.predictions[0]);
-  const isSame = best.map(({ index }) => index === best[0].index);
+  const best = answered.map(({ answer }) => comparison().best(answer));
+  const isSame = best.map(({ id }) => id === best[0].id);
   const agree = best.length > 1 && isSame.every(Boolean);
   const classes = answered.map(({ variant }, place) => `${variant.name}: ${best[place].label}`).join(", ");
   const failed = columns.length - best.length;
@@ -137,6 +133,6 @@ function showAgreement(columns) {
     : `${best.length > 1 ? "No agreement. " : ""}${classes || "No variant answered"}.`;
   if (failed && best.length) byId("agreement").append(` ${failed} did not answer.`);
   if (columns[0].answer && best.length > 1) {
-    byId("compare-unit").textContent = `Small figures: difference from ${columns[0].variant.name} in percentage points.`;
+    byId("compare-unit").textContent = comparison().unit(columns[0].variant.name);
   }
 }

@@ -1,7 +1,5 @@
 /** Elements that all panels share. All text becomes text nodes: names and messages are data. */
 
-/** @typedef {import("./api.js").Label} Label */
-
 const SLOTS = 5;
 /** @type {Map<string, number>} */
 const slots = new Map();
@@ -71,30 +69,10 @@ export function bar(/** @type {number} */ share, /** @type {string} */ variant =
   return track;
 }
 
-/**
- * Make the list of the best classes, with bars.
- * @param {Label[]} labels
- * @param {string} variant that has the colour of the bars
- * @param {Map<number, number>} [others] scores of another variant by class, to show the difference
- */
-export function bars(labels, variant, others) {
-  const rows = labels.map(({ label, index, score }) => {
-    const other = others?.get(index);
-    const difference = other === undefined ? "" : signed(100 * (score - other));
-    return make(
-      "li",
-      {},
-      make("span", { class: "label", title: `class ${index}` }, label),
-      make("span", { class: "score" }, percent(score), ...(difference ? [make("small", {}, ` ${difference}`)] : [])),
-      bar(score, variant),
-    );
-  });
-  return make("ol", { class: "bars" }, ...rows);
-}
-
-function signed(points) {
-  const text = Math.abs(points).toFixed(2);
-  return Number(text) === 0 ? "0.00" : (points < 0 ? "−" : "+") + text;
+/** Count what was found: `3 lines`, `No line found.` */
+export function counted(/** @type {number} */ count, /** @type {string} */ noun) {
+  if (!count) return [`No ${noun} found.`];
+  return [make("strong", {}, String(count)), ` ${noun}${count === 1 ? "" : "s"}`];
 }
 
 /** Make a button that copies; if the page has no access to the clipboard, the button selects the text. */

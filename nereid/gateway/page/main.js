@@ -1,8 +1,8 @@
 /** Start of the page; panels exchange data only through the callbacks here. */
 
 import { startAccess } from "./access.js";
-import { startClassify } from "./classify.js";
 import { startCompare } from "./compare.js";
+import { startImage } from "./image.js";
 import { startLive } from "./live.js";
 import { startModels } from "./models.js";
 import { startRollout } from "./rollout.js";
@@ -10,10 +10,10 @@ import { startRoute } from "./route.js";
 
 const compare = startCompare();
 const rollout = startRollout({ onOrder: () => route.refresh(true) });
-const classify = startClassify({ onImage: compare.setImage });
+const image = startImage({ onImage: compare.setImage });
 const route = startRoute({
   onRoute: (state, error) => {
-    classify.setRoute(state);
+    image.setRoute(state);
     compare.setRoute(state, error);
     live.setRoute(state);
     rollout.setRoute(state);
@@ -24,7 +24,7 @@ const models = startModels({
   onModel: () => {
     // The route comes first: its variants are options of a request.
     route.restart();
-    classify.setModel();
+    image.setModel();
     live.restart();
   },
 });
@@ -32,7 +32,7 @@ startAccess({
   onAccess: (access) => {
     const maySee = ["infer", "admin"].some((scope) => access.scopes.includes(scope));
     if (maySee) models.refresh();
-    classify.setAccess(maySee);
+    image.setAccess(maySee);
     route.setAccess(access, maySee);
     rollout.setAccess(access);
     live.setAccess(maySee);

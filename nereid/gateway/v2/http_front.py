@@ -6,9 +6,9 @@ import time
 import zlib
 
 from nereid.base.units import format_bytes
+from nereid.gateway.endpoint import Operation
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse
-from nereid.gateway.http.operations import Operation
 from nereid.gateway.http.upload import CancelOnDisconnect
 from nereid.gateway.state import Gateway
 from nereid.gateway.v2 import inference

@@ -11,8 +11,7 @@ from nereid.base.contract import IMAGE, RESERVED_PARAMETERS, SCORES
 from nereid.gateway import image_size
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.settings import Settings
-from nereid.vision.imaging.formats.size import read_size
-from nereid.vision.imaging.formats.work import work_of
+from nereid.vision.imaging.formats.size import read_size, work_of
 
 # Bytes of an element. Source: docs/protocol/README.md of triton-inference-server/server; BYTES has no size.
 ELEMENT_BYTES = {

@@ -16,7 +16,7 @@ from nereid.base.serving_errors import InvalidConfig
 from nereid.base.units import format_bytes
 from nereid.insight.observe.finding import Finding
 from nereid.insight.observe.gpu_checks import gpu_findings
-from nereid.repository.fitting import Machine, fitted
+from nereid.repository.fitting import Machine, plan_instances
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import preflight, run_dir
 from nereid.server.command_line import ServerOptions, environment
@@ -158,7 +158,7 @@ def _gpus(inherited: Mapping[str, str], repository: Path) -> Iterator[Finding]:
 
 def _threads(options: ServerOptions) -> Finding:
     try:
-        chosen = fitted(options.repository, options.profile, Machine.present())
+        chosen = plan_instances(options.repository, options.profile, Machine.present())
         budget = thread_budget(options.repository, options.profile, chosen.counts)
         text, fits = describe_threads(budget)
     except InvalidConfig as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nereid.base.errors import OperationFailed
-from nereid.base.tracing import record_file
+from nereid.base.tracing.collector import read_records
 from nereid.base.tracing.records import Record
 from nereid.base.tracing.request_lines import request_lines
 from nereid.server.run_dir import ServerRecord
@@ -27,7 +27,7 @@ def read(record: ServerRecord, since_s: float = 0.0) -> Iterator[dict[str, Any]]
             "this server records no requests: expected one that `nereid serve` started without --no-trace"
         )
     traces: dict[str, list[Record]] = defaultdict(list)
-    for each in record_file.read(Path(record.records)):
+    for each in read_records(Path(record.records)):
         if each["end"] >= since_s * 1e9:
             traces[each["trace"]].append(each)
     for records in traces.values():

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from nereid.base.tracing.request_lines import STAGES
+from nereid.base.tracing.request_lines import in_order
 from nereid.insight.observe.contention import Contention
+from nereid.tasks import TASKS
 
 Line = Mapping[str, Any]
 # The slow requests are this share, and the typical ones those around the median.
@@ -51,25 +52,6 @@ MEANINGS = {
         "send JPEG instead of PNG, or smaller images; look at the sizes above",
     ),
     "resize": ("resizing the images takes long", "send smaller images; look at the sizes above"),
-    "barcodes": ("searching the images for barcodes takes long", "send smaller images"),
-    "detect": (
-        "searching the images for text takes long",
-        "send smaller images, nereid tune, or a GPU for the network that finds text",
-    ),
-    "boxes": ("the boxes around the text take long", "send images with less noise, or nereid tune"),
-    "crops": (
-        "cutting the lines out of the images takes long",
-        "send images with fewer lines, or nereid tune",
-    ),
-    "direction": (
-        "finding the direction of the lines takes long",
-        "nereid tune, or a GPU for the network that finds it",
-    ),
-    "recognise": (
-        "recognising the lines takes long",
-        "look at the number of lines; nereid tune, a smaller recogniser, or a GPU",
-    ),
-    "fields": ("searching the lines for fields takes long", "look at the number of lines and fields"),
     "hop": (
         "the steps of the ensemble wait for each other",
         "the profile cpu, which runs both steps in one process",
@@ -202,8 +184,15 @@ def _cause(
             f"no request is much slower than the others; most of their time is in '{stage}'",
             "nereid tune",
         )
-    why, next_step = MEANINGS[stage]
-    return stage, why, next_step
+    return stage, *meaning(stage)
+
+
+def meaning(stage: str) -> tuple[str, str]:
+    """Return the cause of a slow stage, and the next step; those of a task's stages come from the task."""
+    if stage in MEANINGS:
+        return MEANINGS[stage]
+    of_tasks = ((task.face("stages") or {}).get(stage) for task in TASKS)
+    return next(filter(None, of_tasks), (f"the stage '{stage}' takes long", "nereid tune"))
 
 
 def _short_of_cores(slow: Sequence[Line], contention: Contention) -> str:
@@ -232,12 +221,8 @@ def _ms(line: Line) -> float:
 
 
 def _stages(lines: Sequence[Line]) -> dict[str, float]:
-    if not lines:
-        return {}
-    found = {name for each in lines for name in each["stages_ms"]}
-    return {
-        name: fmean(each["stages_ms"].get(name, 0.0) for each in lines) for name in STAGES if name in found
-    }
+    names = in_order(dict.fromkeys(name for line in lines for name in line["stages_ms"]))
+    return {name: fmean(line["stages_ms"].get(name, 0.0) for line in lines) for name in names}
 
 
 def _bytes(lines: Sequence[Line]) -> float:

@@ -5,16 +5,17 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from nereid.base.assets import COFFEE, PARCEL_LABEL
-from nereid.tasks import outputs_of
+from nereid.base.assets import COFFEE
+from nereid.tasks import task_of
 
 SIZES_WH = {"640x427": (640, 427), "1920x1080": (1920, 1080)}
 JPEG_QUALITY = 94
 
 
 def sample(outputs: Sequence[str]) -> bytes:
-    """Return the sample for a model with these outputs: a parcel label if it reads text, else a photo."""
-    return PARCEL_LABEL.read_bytes() if outputs_of(outputs).name == "read" else jpeg(SIZES_WH["640x427"])
+    """Return the sample of the task of a model with these outputs, such as a parcel label, else a photo."""
+    task = task_of(outputs)
+    return task.sample.read_bytes() if task and task.sample else jpeg(SIZES_WH["640x427"])
 
 
 def jpeg(size_wh: tuple[int, int]) -> bytes:

@@ -13,8 +13,8 @@ from nereid.backends.routing.assignment import parse_route
 from nereid.base.config.model_config import CONFIGS, ModelConfig
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.serving_errors import ServingError
-from nereid.models.publish import pinned
-from nereid.models.publish.engine import operation_journal
+from nereid.models.publish import network
+from nereid.models.publish.engine import opened_journal
 from nereid.repository import pbtxt
 from nereid.repository.layout import backend_of, configs, hidden_models, served_steps, steps_of
 from nereid.server.command_line import PLAIN_PROFILE, TUNED_PROFILE
@@ -107,7 +107,7 @@ def _check_ours(repository: Path) -> None:
 def _is_ours(text: str) -> bool:
     """Return whether `nereid tune` has written a config, or a publication copied one that it wrote."""
     first = text.partition("\n")[0]
-    return first.startswith(MARK) or (first.startswith(pinned.LIKE) and first.endswith(pinned.WRITTEN))
+    return first.startswith(MARK) or (first.startswith(network.LIKE) and first.endswith(network.WRITTEN))
 
 
 def value_of(config: Any, name: str) -> int:
@@ -180,7 +180,7 @@ def write(
     Raises:
         OperationFailed: the tuned config has changed in the meantime, or another command holds the lock.
     """
-    with operation_journal.opened(repository.resolve()):
+    with opened_journal(repository.resolve()):
         if not tuned.path.exists() or tuned.path.read_text() != tuned.text:
             raise OperationFailed(f"'{tuned.path}' has changed during the search; fix: run nereid tune again")
         _check_ours(repository)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, value_of
-from nereid.tasks.read.reading_settings import BACKEND as READER
-from nereid.tasks.read.reading_settings import SERVED
+from nereid.repository.layout import SERVED
+from nereid.tasks import BY_BACKEND
 
 # One point of the space, in the order of its names; the empty one is the present config.
 Candidate: TypeAlias = tuple[tuple[str, int], ...]
@@ -37,7 +37,7 @@ def space(config: Any, backend: str, cores: int) -> Space:
     if len(config.instance_group) <= 1:
         found[INSTANCES] = tuple(sorted({*_doublings(cores), cores, cores + max(1, cores // 2)}))
     is_on_cpu = all(group.kind != group.KIND_GPU for group in config.instance_group)
-    if is_on_cpu and (backend in RUN_ROWS or _reads_in_process(config, backend)):
+    if is_on_cpu and (backend in RUN_ROWS or _runs_networks(config, backend)):
         found[THREADS] = _doublings(cores)
     if is_on_cpu and backend == "preprocess":
         found[DECODE_THREADS] = _doublings(cores)
@@ -54,9 +54,12 @@ def space(config: Any, backend: str, cores: int) -> Space:
     return found
 
 
-def _reads_in_process(config: Any, backend: str) -> bool:
-    networks = config.parameters["networks"].string_value if "networks" in config.parameters else SERVED
-    return backend == READER and networks != SERVED
+def _runs_networks(config: Any, backend: str) -> bool:
+    of_task = BY_BACKEND[backend].backend if backend in BY_BACKEND else None
+    place = of_task.networks if of_task else ""
+    if place and "networks" in config.parameters:
+        place = config.parameters["networks"].string_value
+    return bool(place) and place != SERVED
 
 
 def _doublings(limit: int) -> tuple[int, ...]:

@@ -2,34 +2,127 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from msgspec.structs import replace as with_fields
-
+from nereid.backends.routing.assignment import Route, Salts, Variant, format_route
+from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish.configs import Names
-from nereid.models.publish.engine.actions import Action, AddVariant, Install, Load, Warm
-from nereid.models.publish.engine.engine import commit, locked_repository, preparation
-from nereid.models.publish.pinned import write_on_cpu
+from nereid.base.serving_errors import InvalidConfig, InvalidImage
+from nereid.models.publish import candidate
+from nereid.models.publish.actions import Action, AddVariant, Install, LoadVersion, Warm
+from nereid.models.publish.candidate import Description
+from nereid.models.publish.configs import ModelNames
+from nereid.models.publish.engine import StagedOperation, locked_repository
+from nereid.models.publish.examination import (
+    ExaminationRequest,
+    Gates,
+    Measurements,
+    examine,
+    survey,
+)
+from nereid.models.publish.intake import network_facts
+from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.chosen_task import AddedModels, Intake, choose_intake, named_intake
+from nereid.models.publish.intake.graph_edits import ActivationRule
+from nereid.models.publish.intake.network_facts import ANY_SIZE, Size
+from nereid.models.publish.intake.serving_settings import PROCESS_BYTES, ServingSettings
+from nereid.models.publish.network import examination_request, write_on_cpu
 from nereid.models.publish.publisher import Published
 from nereid.models.publish.remove import find_parts, remove_parts
-from nereid.models.publish.staged_addition import PROFILES, AddRequest, Proposal, Staging
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.target import check_repository, find_route, read_state
+from nereid.repository import fitting, onnx_file
+from nereid.repository.check import check
+from nereid.repository.labels import read_lines
+from nereid.repository.layout import Pin, pins, readable_configs
 from nereid.server.run_dir import ServerRecord
-from nereid.vision.imaging.preprocess_settings import PRESETS
+from nereid.tasks import DEFAULT
+from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings
+from nereid.vision.imaging.preprocessor import Preview, preview
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,50}")
+PROFILES = ("cpu", "gpu")
 
 
 class Declined(OperationFailed):
     """The proposal was not accepted; nothing has changed."""
 
 
-def accept(proposal: Proposal) -> bool:
-    """Accept any proposal."""
-    return True
+@dataclass(frozen=True, slots=True)
+class AddRequest:
+    """The ONNX file to add, and the properties of its models.
+
+    Args:
+        source: the file, or a folder with it and its external data.
+        name: the public name.
+        parameters: parameters of the preprocessing, a `preset` among them.
+        labels: a file with one class or character per line; None for the names in the file's metadata.
+        activation, size, output, head, last_step: as in `NetworkChoices`.
+        profiles: hardware profiles to write configs for.
+        instances: processes of the pinned model on a CPU; None for those that fit the machine.
+        images: photos for which is shown what the network finds; () for those of the task.
+        is_replacing: whether models of that name are removed first.
+        preview: PNG file to write, with what the network sees of the photos.
+        task: name of the task; empty to find it from the file.
+    """
+
+    source: Path
+    name: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    labels: Path | None = None
+    activation: ActivationRule = "auto"
+    size: Size = ANY_SIZE
+    output: str = ""
+    profiles: tuple[str, ...] = PROFILES
+    instances: int | None = None
+    images: tuple[Path, ...] = ()
+    is_replacing: bool = False
+    preview: Path | None = None
+    task: str = ""
+    head: str = ""
+    last_step: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def choices(self) -> NetworkChoices:
+        """The choices about the network."""
+        labels = read_lines(self.labels) if self.labels else ()
+        return NetworkChoices(self.size, self.output, self.activation, self.head, self.last_step, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class AddProposal:
+    """A model before it is added: how its file is read, what changes, and what it costs.
+
+    Args:
+        about: rows for the screen: a word, and what the network returns.
+        parameters_from: origin of those that the request does not contain; empty if there are none.
+        value_range: smallest and largest number that the network receives for the photos; None without
+            a preprocessing of its own.
+        labels: class names, or characters; empty if there are none.
+        changes: what is changed in the file, one sentence each.
+        processes, memory_bytes: those that a server with the profile `cpu` gets.
+        results: what was found, by image; the intake shows it.
+        models: those behind the route, in the order of their loading.
+        shared: default models that are used, too, and are in the repository already.
+    """
+
+    intake: Intake
+    settings: ServingSettings
+    about: Sequence[tuple[str, str]]
+    parameters_from: str
+    value_range: tuple[float, float] | None
+    labels: Sequence[str]
+    labels_from: str
+    changes: Sequence[str]
+    report: Measurements
+    processes: int
+    memory_bytes: int
+    results: Mapping[str, Sequence[Any]]
+    models: tuple[str, ...]
+    shared: tuple[str, ...]
 
 
 def add(
@@ -37,7 +130,7 @@ def add(
     request: AddRequest,
     record: ServerRecord | None,
     report: Callable[[str], None] = lambda line: None,
-    confirm: Callable[[Proposal], bool] = accept,
+    confirm: Callable[[AddProposal], bool] = lambda proposal: True,
 ) -> Published:
     """Write network, preprocessing, last step, pinned model and route for an ONNX file, and load them.
 
@@ -59,22 +152,23 @@ def add(
     start = time.monotonic()
     _check_request(repository, request)
     repository.mkdir(parents=True, exist_ok=True)
-    with locked_repository(repository, record, report) as (log, unstaged):
-        names = Names.for_route(request.name)
-        with preparation(log, unstaged, "add", request.name, 1) as (operation, workspace):
+    with locked_repository(repository, record, report) as locked:
+        names = ModelNames.for_route(request.name)
+        with locked.preparation("add", request.name, 1) as staged:
+            repository = staged.workspace.repository
             old = find_parts(repository, request.name) if request.is_replacing else None
             if not old:
-                # A reader has no preprocess model, so that one is checked when it is certain to be written.
-                _check_free(workspace.repository, (names.route, names.pinned, names.network), names.route)
-            proposal = Staging(request, names, workspace).stage(operation.user)
+                # Only some tasks have a preprocess model, so it is checked when it is written for certain.
+                _check_free(repository, (names.route, names.pinned, names.network), names.route)
+            proposal = StagedAddition(request, names, staged).propose()
             if not old:
-                _check_free(workspace.repository, proposal.models, names.route)
+                _check_free(repository, proposal.models, names.route)
             if not confirm(proposal):
                 raise Declined(f"'{request.name}' was not added")
         if old and old.models:
             # The old models are removed only now, as the new ones were examined and accepted.
-            remove_parts(log, unstaged, request.name, old.without(proposal.shared))
-        commit(log, with_fields(operation, actions=_actions(proposal.models, names)), workspace)
+            remove_parts(locked, request.name, old.without(proposal.shared))
+        locked.commit(staged, _actions(proposal.models, names))
         return Published(names.network, 1, (names.pinned,), proposal.report, time.monotonic() - start)
 
 
@@ -94,7 +188,7 @@ def add_cpu_fallback(
         OSError: a file cannot be read or written.
     """
     check_repository(repository)
-    with locked_repository(repository, record, report) as (log, unstaged):
+    with locked_repository(repository, record, report) as locked:
         location = find_route(repository, route)
         check_none_active(repository, f"change the fallbacks of '{location.name}'")
         default = read_state(location).route().replacements[0]
@@ -103,15 +197,10 @@ def add_cpu_fallback(
             raise WrongUsage(
                 f"'{repository}' already has a model '{name}'; fix: nereid route fallback {variant}"
             )
-        with preparation(log, unstaged, "add", name, 1) as (operation, workspace):
-            write_on_cpu(repository / default.model, workspace.staging / "new" / name)
-        actions: tuple[Action, ...] = (
-            Install(name, name),
-            Load(name, 1),
-            Warm(name, 1),
-            AddVariant(location.name, variant, name, 0, is_fallback=True),
-        )
-        commit(log, with_fields(operation, actions=actions), workspace)
+        with locked.preparation("add", name, 1) as staged:
+            write_on_cpu(repository / default.model, staged.workspace.staging / "new" / name)
+        fallback = AddVariant(location.name, variant, name, 0, is_fallback=True)
+        locked.commit(staged, (Install(name, name), LoadVersion(name, 1), Warm(name, 1), fallback))
         return name
 
 
@@ -122,7 +211,7 @@ def _check_request(repository: Path, request: AddRequest) -> None:
         )
     if (preset := request.parameters.get("preset", "")) and preset not in PRESETS:
         raise WrongUsage(f"invalid preset: expected one of {', '.join(PRESETS)}, got '{preset}'")
-    if unknown := [each for each in request.profiles if each not in PROFILES]:
+    if unknown := [profile for profile in request.profiles if profile not in PROFILES]:
         raise WrongUsage(f"invalid profile: expected one of {', '.join(PROFILES)}, got '{unknown[0]}'")
     for path, what in [(request.labels, "label file"), *((image, "image") for image in request.images)]:
         if path and not path.is_file():
@@ -145,14 +234,219 @@ def _check_free(repository: Path, models: Sequence[str], public: str) -> None:
         )
 
 
-def _actions(behind: Sequence[str], names: Names) -> tuple[Action, ...]:
+def _actions(behind: Sequence[str], names: ModelNames) -> tuple[Action, ...]:
     """Return the actions in an order in which a server that starts meanwhile can load every model."""
     return (
         *(Install(name, name) for name in behind),
         Install(f"{names.route}.route.json"),
-        *(Load(name, 1) for name in behind),
+        *(LoadVersion(name, 1) for name in behind),
         Warm(names.pinned, 1),
         Install(names.route, names.route),
-        Load(names.route, 1),
+        LoadVersion(names.route, 1),
         Warm(names.route, 1),
     )
+
+
+class StagedAddition:
+    """The new files of an addition, written step by step to the staging folder."""
+
+    def __init__(self, request: AddRequest, names: ModelNames, staged: StagedOperation) -> None:
+        """Copy the network, and choose its task."""
+        self._request, self._names, self._user = request, names, staged.operation.user
+        self._repository, self._report = staged.workspace.repository, staged.workspace.report
+        self._new = staged.workspace.staging / "new"
+        self._version = self._new / names.network / "1"
+        self._network = self._version / "model.onnx"
+        origin = candidate.network_file(request.source, "model.onnx").resolve()
+        candidate.stage(request.source, self._version, "model.onnx")
+        self._facts = facts = network_facts.read(origin.parent, onnx_file.read(self._network))
+        size = request.size if any(request.size) else facts.noted.size
+        self._choose(choose_intake(request.task, facts, size))
+
+    def _choose(self, intake: Intake) -> None:
+        request, self._intake = self._request, intake
+        self._choices = intake.input.with_notes(request.choices, self._facts)
+        self._images = tuple(dict.fromkeys(request.images or intake.input.samples))
+
+    def _is_claimed(self, task: str, content: bytes) -> bool:
+        """Change to a task that claims the outputs, unless the user or the file says that they are scores."""
+        request, facts = self._request, self._facts
+        is_told = request.task or facts.task or request.labels or facts.labels or request.activation != "auto"
+        if not task or is_told or self._intake.name != DEFAULT.name:
+            return False
+        self._report(f"note: this is a network of task '{task}'; fix: --task {DEFAULT.name} if it is not")
+        self._network.write_bytes(content)
+        self._choose(named_intake(task))
+        return True
+
+    def propose(self) -> AddProposal:
+        """Write all files, and examine the network."""
+        request, names, intake, choices = self._request, self._names, self._intake, self._choices
+        content = self._network.read_bytes()
+        adapted = intake.adapt(self._network, choices)
+        settings = self._settings(adapted)
+        labels, labels_from = self._labels(settings.classes)
+        parameters, origin = intake.input.preprocessing(settings, self._facts.noted, request.parameters)
+        companions = intake.input.copy_companions(names.route, self._repository, self._new)
+        settings = replace(
+            settings,
+            parameters=parameters,
+            has_labels=bool(labels),
+            instances=request.instances,
+            companions=companions,
+        )
+        self._write(settings, labels)
+        photos = self._preview()
+        self._report(f"{request.source.name}: staged as '{names.network}'")
+        seen = survey(self._examination(), progress=self._progress)
+        if self._is_claimed(seen.claimed_by, content):
+            return self.propose()
+        if (activation := intake.activation(choices, seen)) != "none":
+            self._network.write_bytes(content)
+            adapted = intake.adapt(self._network, choices, activation)
+            settings = replace(settings, outputs=self._settings(adapted).outputs)
+            if intake.leaves_out_by_score:
+                seen = survey(self._examination(), progress=self._progress)
+        settings = replace(settings, can_batch=seen.can_batch)
+        models = self._write(settings, labels)
+        measured = self._examine(adapted.notes)
+        self._describe(settings, adapted)
+        missing = (name for name in companions if not (self._repository / name).exists())
+        processes, memory_bytes = self._cost(measured)
+        return AddProposal(
+            intake=intake,
+            settings=settings,
+            about=intake.rows(settings, seen, activation),
+            parameters_from=origin,
+            value_range=(photos.lowest, photos.highest) if photos else None,
+            labels=labels,
+            labels_from=labels_from,
+            changes=tuple(adapted.changes),
+            report=measured,
+            processes=processes,
+            memory_bytes=memory_bytes,
+            results=dict(zip(_titles(self._images), seen.results, strict=False)),
+            models=(*missing, *[*models.configs()][:-1]),
+            shared=tuple(name for name in companions if (self._repository / name).exists()),
+        )
+
+    def _settings(self, adapted: Adapted) -> ServingSettings:
+        signature = onnx_file.read(self._network).signature
+        labels = len(self._choices.labels or self._facts.labels)
+        return self._intake.settings(self._facts, signature, adapted.outputs, self._choices, labels)
+
+    def _labels(self, classes: int) -> tuple[tuple[str, ...], str]:
+        """Return the labels and their origin; those of the metadata that do not fit are left out."""
+        path, (labels, origin) = self._request.labels, self._intake.input.labels(self._facts)
+        if path:
+            labels, origin = read_lines(path, classes), f"'{path.name}'"
+        self._intake.input.check_labels(labels, origin)
+        if labels and classes and len(labels) != classes:
+            self._report(
+                f"note: {origin} has {len(labels)} class names, but the network has "
+                f"{classes} classes; they are not used"
+            )
+            return (), ""
+        return labels, origin
+
+    def _preview(self) -> Preview | None:
+        """Preprocess the photos before the network runs, and write what it will see."""
+        request = self._request
+        if not (name := self._pin().preprocess):
+            if request.preview:
+                raise WrongUsage(
+                    f"a network that takes one {self._intake.input.unit} at a time has no preview of whole "
+                    "images; fix: leave out --preview"
+                )
+            return None
+        try:
+            config = ModelConfig.from_file(self._new / name, 1)
+            settings = PreprocessSettings.from_config(config)
+            photos = preview(settings, {str(path): path.read_bytes() for path in self._images})
+        except InvalidConfig as error:
+            text = str(error).partition(f"model '{name}': ")
+            raise WrongUsage(f"preprocessing: {text[2] or text[0]}") from None
+        except InvalidImage as error:
+            raise WrongUsage(f"--images: {error}") from None
+        if request.preview:
+            request.preview.write_bytes(photos.png)
+            self._report(f"preview: '{request.preview}' shows what the network sees of each photo")
+        return photos
+
+    def _write(self, settings: ServingSettings, labels: Sequence[str]) -> AddedModels:
+        names = self._names
+        models = self._intake.models(names, settings, self._request.choices)
+        for name, texts in models.configs().items():
+            folder = self._new / name
+            (folder / "1").mkdir(parents=True, exist_ok=True)
+            for profile, text in texts.items():
+                if not profile or profile in self._request.profiles:
+                    path = folder / "configs" / f"{profile}.pbtxt" if profile else folder / "config.pbtxt"
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_text(text, encoding="utf-8")
+            if name != names.network:
+                (folder / "1" / ".gitkeep").touch()
+            if name in models.labelled:
+                lines = "".join(f"{label}\n" for label in labels)
+                (folder / candidate.LABELS).write_text(lines, encoding="utf-8")
+        variant = Variant("v1", names.pinned, 1, 100, deadline_ms=models.deadline_ms)
+        salts = Salts(variants=names.route, shadows=f"{names.route} shadows")
+        route = Route(variants=(variant,), default="v1", salts=salts)
+        (self._new / f"{names.route}.route.json").write_bytes(format_route(route))
+        return models
+
+    def _examine(self, notes: Sequence[str]) -> Measurements:
+        """Check the files as a server would, and examine the network; `notes` precede those of the report."""
+        if failures := [finding for finding in check(self._new) if finding.verdict == "fail"]:
+            first = {
+                failure.found: failure for failure in reversed(failures)
+            }  # several files may have one fault
+            raise OperationFailed(
+                "; ".join(f"{each.model}, {each.what}: {found}" for found, each in first.items())
+            )
+        measured = examine(self._examination(), progress=self._progress)
+        measured = replace(measured, notes=(*notes, *measured.notes))
+        for note in measured.notes:
+            self._report(f"note: {note}")
+        return measured
+
+    def _describe(self, settings: ServingSettings, adapted: Adapted) -> None:
+        request = self._request
+        description = Description(
+            source=request.source.name,
+            sha256=self._facts.sha256,
+            output=request.output,
+            activation=request.activation,
+            changes=tuple(adapted.changes),
+            task=self._intake.name,
+            head=settings.head,
+        )
+        candidate.write_description(self._version, description)
+        candidate.write_checksums(self._version, request.source, self._user)
+
+    def _cost(self, measured: Measurements) -> tuple[int, int]:
+        """Return the processes of a server with the profile `cpu`, and their memory in bytes."""
+        name, kind = self._request.name, self._intake.input
+        own_bytes = {name: kind.instance_bytes(0)} if kind.is_reader else {}
+        alone = fitting.counts({name: 1.0}, fitting.Machine.present(), own_bytes)
+        instances = self._request.instances or alone.counts[name]
+        return instances + 1, instances * kind.instance_bytes(measured.memory_bytes) + PROCESS_BYTES
+
+    def _pin(self) -> Pin:
+        (pin,) = [
+            pin for pin in pins(self._new, readable_configs(self._new)) if pin.model == self._names.pinned
+        ]
+        return pin
+
+    def _examination(self) -> ExaminationRequest:
+        gates = Gates(images=self._images)
+        return examination_request(self._new / self._names.network, self._version, None, self._pin(), gates)
+
+    def _progress(self, line: str) -> None:
+        self._report(f"examination: {line}")
+
+
+def _titles(images: Sequence[Path]) -> list[str]:
+    """Return the names of files; if two of them are equal, their paths as given."""
+    names = [image.name for image in images]
+    return [name if names.count(name) == 1 else str(image) for name, image in zip(names, images, strict=True)]

@@ -5,33 +5,77 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
+
 from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.models.publish.intake.graph_edits import ActivationRule
 from nereid.repository import onnx_file
 from nereid.repository.checksums import CHECKSUMS, digest
+from nereid.tasks import DEFAULT
+
+DESCRIPTION = "description.json"
+
+
+class Description(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the network of a version comes from.
+
+    Args:
+        source: name of the user's ONNX file or folder.
+        sha256: digest of that ONNX file, before the changes.
+        output: the output with the scores; empty for the only one. The next version gets the same.
+        activation: function to append, or `auto` to decide after a run. The next version gets the same.
+        changes: what was changed in the file, one sentence each.
+        task: of the network, which decides how the next version is changed.
+        head: layout of a detector's outputs; empty for other networks.
+    """
+
+    source: str
+    sha256: str
+    output: str = ""
+    activation: ActivationRule = "auto"
+    changes: tuple[str, ...] = ()
+    task: str = DEFAULT.name
+    head: str = ""
+
+
+def read_description(version_folder: Path) -> Description | None:
+    """Return the description of a version; None for a version that was copied by hand.
+
+    Raises:
+        OperationFailed: the file is not a description.
+    """
+    path = version_folder / DESCRIPTION
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Description)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise OperationFailed(f"'{path}': expected the description of a version, got: {error}") from None
+
+
+def write_description(version_folder: Path, description: Description) -> None:
+    """Write the description of a staged version."""
+    text = msgspec.json.format(msgspec.json.encode(description), indent=2)
+    (version_folder / DESCRIPTION).write_bytes(text + b"\n")
+
 
 LABELS = "labels.txt"
 
 
 def stage(source: Path, version_folder: Path, filename: str) -> None:
-    """Copy a network and its external data into a new version folder.
-
-    Args:
-        source: an ONNX file, or a folder with one and its external data.
-        version_folder: the folder to create.
-        filename: name of the network's file in that folder.
+    """Copy an ONNX file, or that of a folder, and its external data into a new version folder.
 
     Raises:
         WrongUsage: the file or folder does not exist, or does not contain exactly one network.
         OperationFailed: it is not ONNX, or its external data is missing or has a reserved name.
-        OSError: something cannot be read or written.
     """
-    network = network_file(
-        source, filename
-    ).resolve()  # external data is next to the file itself, not its link
+    # External data is next to the file itself, not its link.
+    network = network_file(source, filename).resolve()
     file = onnx_file.read(network)
     onnx_file.check_external_data(file)
     copy = version_folder / filename
-    parts = {Path(each.location) for each in file.external}
+    parts = {Path(data.location) for data in file.external}
     for part in parts:
         _check_part(part, {network.name, copy.name})
     version_folder.mkdir(parents=True)
@@ -44,11 +88,7 @@ def stage(source: Path, version_folder: Path, filename: str) -> None:
 
 
 def check_labels(source: Path, folder: Path) -> None:
-    """Reject a folder whose labels differ from those of the model.
-
-    Raises:
-        OperationFailed: with the first difference.
-    """
+    """Reject a folder whose labels differ from those of the model."""
     theirs, ours = source / LABELS, folder / LABELS
     if not theirs.is_file() or not ours.is_file():
         return
@@ -66,35 +106,30 @@ def check_labels(source: Path, folder: Path) -> None:
 def write_checksums(version_folder: Path, source: Path, user: str) -> None:
     """Write the SHA-256 of every file in the format of `sha256sum`, with time, user and source."""
     files = sorted(path for path in version_folder.rglob("*") if path.is_file())
-    name = "".join(each if each.isprintable() else "?" for each in source.name)
+    name = "".join(character if character.isprintable() else "?" for character in source.name)
     lines = [f"# published {datetime.now(UTC).isoformat(timespec='seconds')} by {user} from {name}"]
     lines += [f"{digest(path)}  {path.relative_to(version_folder)}" for path in files]
-    (version_folder / CHECKSUMS).write_text("\n".join(lines) + "\n")
+    (version_folder / CHECKSUMS).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _check_part(part: Path, networks: set[str]) -> None:
-    """Reject external data that would overwrite another file, or that the checksums would not cover."""
     fix = "fix: save the network with another name for its external data"
     if part.name == CHECKSUMS or part.parts[0] in networks:
         raise OperationFailed(f"external data has the name of another file of the version, '{part}'; {fix}")
-    if any(each.startswith(".") for each in part.parts):
+    if any(word.startswith(".") for word in part.parts):
         raise OperationFailed(f"external data is a hidden file, '{part}'; {fix}")
 
 
 def network_file(source: Path, filename: str) -> Path:
-    """Return the ONNX file of a source, which is the file itself or its folder.
-
-    Raises:
-        WrongUsage: it does not exist, or the folder does not have exactly one.
-    """
+    """Return the ONNX file of a source: the file itself, or the only one in the folder; else WrongUsage."""
     if not source.exists():
         raise WrongUsage(f"'{source}' does not exist")
     if not source.is_dir():
         return source
-    found = [source / filename] if (source / filename).exists() else sorted(source.glob("*.onnx"))
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none"
+    networks = [source / filename] if (source / filename).exists() else sorted(source.glob("*.onnx"))
+    if len(networks) != 1:
+        names = ", ".join(path.name for path in networks) or "none"
         is_tensorflow = (source / "saved_model.pb").exists()
         fix = "; fix: export the TensorFlow SavedModel with tf2onnx" if is_tensorflow else ""
         raise WrongUsage(f"'{source}': expected one ONNX file in the folder, got: {names}{fix}")
-    return onnx_file.network_path(source, {"default_model_filename": found[0].relative_to(source)})
+    return onnx_file.network_path(source, {"default_model_filename": networks[0].relative_to(source)})

@@ -22,6 +22,8 @@ from nereid.base.processes import PR_SET_PDEATHSIG
 
 # Of its stderr, whose last line is the reason of a crash.
 MAX_ERROR_BYTES = 4096
+# Secrets of clients, which no network needs to see.
+SECRETS = frozenset({"NEREID_KEY"})
 Write = Callable[[str, object], None]
 
 
@@ -82,7 +84,9 @@ def _process(module: str, errors: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
+        env={name: value for name, value in os.environ.items() if name not in SECRETS},
         text=True,
+        encoding="utf-8",
         start_new_session=True,
     )
     with process:
@@ -129,14 +133,14 @@ def main(module: str, parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the command has already ended
         return
-    with os.fdopen(os.dup(1), "w", buffering=1) as out:
+    with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8") as out:
         os.dup2(2, 1)  # output of libraries must not reach the results
 
         def write(kind: str, content: object) -> None:
             with contextlib.suppress(BrokenPipeError):
                 out.write(json.dumps({kind: content}) + "\n")
 
-        importlib.import_module(module).answer(sys.stdin.read(), write)
+        importlib.import_module(module).answer(sys.stdin.buffer.read().decode(), write)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from google.protobuf import json_format
 from nereid.backends.routing.assignment import DEADLINE_MS
 from nereid.base import contract
 from nereid.base.config import triton_messages
-from nereid.models.publish.intake.serving_settings import ServingSettings, Tensor
+from nereid.models.publish.intake.serving_settings import ServedTensor, ServingSettings
 from nereid.repository import pbtxt
 
 CPU_BATCH, GPU_BATCH = 8, 64
@@ -38,10 +38,13 @@ COMMENTS = {
 }
 SMALL = "Small batches, so that every instance gets queued requests."
 ALONE = "The network computes one image at a time."
+STEPS = "Preprocessing, then version 1 of the network. `cpu` and `gpu` run all in one process instead."
+PUBLIC = "The public name: an A/B route between the pinned models."
+IN_ONE_PROCESS = "the models that config.pbtxt names as steps, in one process."
 Document = dict[str, Any]
 
 
-class Names(NamedTuple):
+class ModelNames(NamedTuple):
     """Names of the models behind one public name, and the route with that name."""
 
     network: str
@@ -50,7 +53,7 @@ class Names(NamedTuple):
     route: str
 
     @classmethod
-    def for_route(cls, route: str) -> "Names":
+    def for_route(cls, route: str) -> "ModelNames":
         """Return the names for a route; the pinned model runs version 1 of both others."""
         return cls(f"{route}_network", f"{route}_preprocess", f"{route}_v1", route)
 
@@ -60,15 +63,16 @@ class LastStep(NamedTuple):
 
     model: str
     backend: str
-    outputs: tuple[Tensor, ...]
+    outputs: tuple[ServedTensor, ...]
     parameters: Mapping[str, str]
 
 
 class Addition(NamedTuple):
-    """A network with a public name: its settings, and its last step."""
+    """A network with a public name, and its last step or the public name of its first output."""
 
-    names: Names
+    names: ModelNames
     settings: ServingSettings
+    output: str = ""
     last: LastStep | None = None
 
     @property
@@ -91,7 +95,7 @@ class Addition(NamedTuple):
         network, preprocess, pinned, route = self.names
         return {
             network: {
-                "": self._text("Images in, scores out.", self._network(ON_CPU)),
+                "": self._text("Images in, the outputs of the network out.", self._network(ON_CPU)),
                 "gpu": self._text("On a GPU: the input stays in GPU memory.", self._network(ON_GPU)),
             },
             preprocess: {
@@ -100,23 +104,11 @@ class Addition(NamedTuple):
             },
             **({self.last.model: {"": self._text(*self._after(self.last))}} if self.last else {}),
             pinned: {
-                "": self._text(
-                    "Preprocessing, then version 1 of the network. `cpu` and `gpu` run all in one process "
-                    "instead.",
-                    self._ensemble(),
-                ),
-                "cpu": self._text(
-                    "On a CPU: the models that config.pbtxt names as steps, in one process.",
-                    self._fused(ON_CPU),
-                ),
-                "gpu": self._text(
-                    "On a GPU: the models that config.pbtxt names as steps, in one process.",
-                    self._fused(ON_GPU),
-                ),
+                "": self._text(STEPS, self._ensemble()),
+                "cpu": self._text(f"On a CPU: {IN_ONE_PROCESS}", self._fused(ON_CPU)),
+                "gpu": self._text(f"On a GPU: {IN_ONE_PROCESS}", self._fused(ON_GPU)),
             },
-            route: {
-                "": self._text("The public name: an A/B route between the pinned models.", self._route())
-            },
+            route: {"": self._text(PUBLIC, self._route())},
         }
 
     def _text(self, head: str, document: Document) -> str:
@@ -154,7 +146,7 @@ class Addition(NamedTuple):
             "onnxruntime",
             group,
             input=[_tensor(image)],
-            output=[self._output(each, name) for each in self.settings.outputs],
+            output=[self._output(output, name) for output in self.settings.outputs],
             version_policy=ALL_VERSIONS,
         )
         if group == ON_GPU:
@@ -193,13 +185,13 @@ class Addition(NamedTuple):
         image, name = {contract.IMAGE: contract.IMAGE}, self.settings.image.name
         inner = {each.name: f"output_{place}" for place, each in enumerate(self.settings.outputs)}
         if not self.last:
-            inner = {self.settings.outputs[0].name: contract.SCORES}
+            inner = {self.settings.outputs[0].name: self.output}
         steps = [
             _step(self.names.preprocess, image, {name: "input"}),
             _step(self.names.network, {name: "input"}, inner),
         ]
         if self.last:
-            made = {each.name: each.name for each in self.last.outputs}
+            made = {output.name: output.name for output in self.last.outputs}
             steps.append(_step(self.last.model, image | inner, made))
         return {
             "name": self.names.pinned,
@@ -212,7 +204,7 @@ class Addition(NamedTuple):
         }
 
     def _route(self) -> Document:
-        texts = (_tensor(Tensor(name, "TYPE_STRING", (1,))) for name in contract.ROUTE_OUTPUTS)
+        texts = (_tensor(ServedTensor(name, "TYPE_STRING", (1,))) for name in contract.ROUTE_OUTPUTS)
         return {
             "name": self.names.route,
             "backend": "ab_router",
@@ -226,26 +218,26 @@ class Addition(NamedTuple):
 
     def _results(self, model: str) -> list[Document]:
         """Return the outputs of the pinned model and its route."""
-        scores = (self.settings.outputs[0]._replace(name=contract.SCORES),)
-        return [self._output(each, model) for each in (self.last.outputs if self.last else scores)]
+        first = self.settings.outputs[0]._replace(name=self.output)
+        return [self._output(output, model) for output in (self.last.outputs if self.last else (first,))]
 
-    def _output(self, tensor: Tensor, model: str) -> Document:
+    def _output(self, tensor: ServedTensor, model: str) -> Document:
         has_labels = not self.last and model in self.labelled
         return _tensor(tensor) | ({"label_filename": "labels.txt"} if has_labels else {})
 
 
-def _kind(tensor: Tensor) -> Document:
+def _kind(tensor: ServedTensor) -> Document:
     """Return datatype and dims of a tensor; a config cannot have no dims."""
     if tensor.dims:
         return {"data_type": tensor.datatype, "dims": list(tensor.dims)}
     return {"data_type": tensor.datatype, "dims": [1], "reshape": {"shape": []}}
 
 
-def _tensor(tensor: Tensor) -> Document:
+def _tensor(tensor: ServedTensor) -> Document:
     return {"name": tensor.name, **_kind(tensor)}
 
 
-IMAGE = _tensor(Tensor(contract.IMAGE, "TYPE_STRING", (1,)))
+IMAGE = _tensor(ServedTensor(contract.IMAGE, "TYPE_STRING", (1,)))
 
 
 def _texts(parameters: Mapping[str, str]) -> Document:

@@ -3,13 +3,18 @@
 The published file is a copy with known digests, which a writer cannot change meanwhile.
 """
 
+import contextlib
+import hashlib
 import itertools
 import math
 import os
+import shutil
+import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from io import BufferedReader
 from pathlib import Path
 from typing import Annotated
 
@@ -19,22 +24,16 @@ from nereid.base import files
 from nereid.base.errors import OperationFailed
 from nereid.base.journal import Append, Journal
 from nereid.base.serving_errors import InvalidConfig
-from nereid.models.publish.drop_entry import (
-    PUBLISHED,
-    REJECTED,
-    Entry,
-    combined,
-    copied,
-    is_passed_over,
-    read_entry,
-    why_ignored,
-)
+from nereid.repository.checksums import digest
 from nereid.server.control import NotReached
 
+PUBLISHED, REJECTED = "published", "rejected"
+MAX_DEPTH = 32
+SUFFIX, UNFINISHED = ".onnx", (".tmp", ".part")
 JOURNAL = ".nereid-watch.jsonl"
 FIRST_PAUSE_S, MAX_PAUSE_S = 2.0, 60.0
 
-Report = Callable[[str], None]
+WriteLine = Callable[[str], None]
 # Publishes a file or folder for a model; returns the network's name and its new version.
 Publish = Callable[[str, Path], tuple[str, int]]
 
@@ -44,6 +43,154 @@ class TemporaryFailure(OperationFailed):
 
 
 TEMPORARY = (TemporaryFailure, NotReached, files.LockTimeout, OSError)
+
+
+class OutsideFolder(OSError):
+    """A link in a drop folder leads out of it."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        super().__init__(f"'{path.name}' is a link to '{target}', outside of the folder; fix: copy the file")
+        self.strerror = str(self.args[0])
+
+
+@dataclass(frozen=True, slots=True)
+class DropEntry:
+    """A network in the folder with its file attributes; two equal entries were not written in between.
+
+    Args:
+        path: an ONNX file, or a folder with one.
+        is_link: whether it is a link or contains one; links are replaced in place, and never moved.
+        files: path below `root`, inode, size in bytes and time of change in ns of each file.
+    """
+
+    path: Path
+    is_link: bool
+    files: tuple[tuple[str, int, int, int], ...]
+
+    @property
+    def root(self) -> Path:
+        """Return the folder that contains its files."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def model(self) -> str:
+        """Return the model in its name: `classify@monday.onnx` is for `classify`."""
+        return self.path.name.removesuffix(SUFFIX).partition("@")[0]
+
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 of every file that is not hidden, by its path below `root`."""
+        digests = {}
+        for name, *_ in self.files:
+            if not any(part.startswith(".") for part in Path(name).parts):
+                with self._opened(name) as file:
+                    digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        return digests
+
+    def copy(self, name: str, target: Path) -> None:
+        """Copy one of its files."""
+        with self._opened(name) as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+
+    def _opened(self, name: str) -> contextlib.AbstractContextManager[BufferedReader]:
+        return _opened_inside(self.root / name, self.path.parent)
+
+    def is_same_file(self, other: "DropEntry | None") -> bool:
+        """Return whether another entry has the same files, under any names."""
+        return other is not None and [file[1:] for file in self.files] == [file[1:] for file in other.files]
+
+
+def _why_ignored(path: Path) -> str:
+    """Return why any other path cannot be an entry; "" if it can."""
+    # Names must fit on a line, and into the journal, which is UTF-8.
+    if not path.name.isprintable():
+        return "ignored: its name has characters that cannot be printed"
+    is_entry = path.suffix == SUFFIX or path.is_dir()
+    return "" if is_entry else f"ignored: expected NAME{SUFFIX}, or a folder with one"
+
+
+def read_entry(path: Path) -> DropEntry | None:
+    """Return the entry at a path; None if it is obviously incomplete."""
+    _check_inside(path, path.parent)
+    is_folder = path.is_dir()
+    if is_folder and not any(each.suffix == SUFFIX for each in path.iterdir()):
+        return None
+    below = _below(path) if is_folder else [path]
+    if any(path.suffix in UNFINISHED for path in below):
+        return None
+    files = []
+    for each in below:
+        try:
+            status = each.stat()
+        except FileNotFoundError:  # renamed meanwhile, or a link whose target is still missing
+            return None
+        if stat.S_ISREG(status.st_mode):
+            _check_inside(each, path.parent)
+            name = str(each.relative_to(path if is_folder else path.parent))
+            files.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    # The writer of an empty file has only just begun.
+    if not files or any(name.endswith(SUFFIX) and not size for name, _, size, _ in files):
+        return None
+    return DropEntry(path, any(each.is_symlink() for each in (path, *below)), tuple(files))
+
+
+@contextlib.contextmanager
+def copied(entry: DropEntry, digests: Mapping[str, str], staging: Path) -> Iterator[Path | None]:
+    """Provide a copy of an entry inside the context; None if the entry has changed.
+
+    Args:
+        entry: the entry to copy.
+        digests: the expected SHA-256 of the copied files.
+        staging: a folder for this copy only.
+    """
+    copy = staging / entry.path.name
+    root = copy if entry.path.is_dir() else staging
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(mode=0o700, parents=True)
+    try:
+        for name in digests:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                entry.copy(name, root / name)
+        is_same = {name: digest(root / name) for name in digests if (root / name).exists()} == digests
+        yield copy if is_same else None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _combined(digests: Mapping[str, str]) -> str:
+    """Return one SHA-256 for the digests of several files."""
+    lines = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(digests.items()))
+    return hashlib.sha256(os.fsencode(lines)).hexdigest()
+
+
+@contextlib.contextmanager
+def _opened_inside(path: Path, folder: Path) -> Iterator[BufferedReader]:
+    """Open a regular file of a drop folder; a link that changes meanwhile cannot lead out of the folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        _check_inside(path, folder, Path(f"/proc/self/fd/{descriptor}").readlink())
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"'{path.name}' is not a regular file")
+        yield file
+
+
+def _below(folder: Path) -> list[Path]:
+    """Return all paths below a folder; OSError if too many folders are in each other."""
+    paths, folders = list[Path](), [folder]
+    for _ in range(MAX_DEPTH):
+        inside = [path for each in folders for path in each.iterdir()]
+        paths += inside
+        folders = [path for path in inside if path.is_dir() and not path.is_symlink()]
+        if not folders:
+            return sorted(paths)
+    raise OSError(f"expected at most {MAX_DEPTH} folders in each other, got more")
+
+
+def _check_inside(path: Path, folder: Path, target: Path | None = None) -> None:
+    # `Path.resolve` of Python before 3.13 raises an error that is no `OSError` for a link to itself.
+    target = target or Path(os.path.realpath(path))
+    if not target.is_relative_to(folder.resolve()):
+        raise OutsideFolder(path, target)
 
 
 class DropResult(Struct, frozen=True):
@@ -66,7 +213,7 @@ class DropResult(Struct, frozen=True):
 class _Observation:
     """An entry as it looked at a moment in seconds, with its digests if they were computed."""
 
-    entry: Entry
+    entry: DropEntry
     since: float
     digests: Mapping[str, str] = field(default_factory=dict)
 
@@ -103,8 +250,8 @@ class DropFolder:
         settle_s: float = 2.0,
         model: str = "",
         terms: str = "",
-        announce: Report = lambda line: None,
-        report: Report = lambda line: None,
+        announce: WriteLine = lambda line: None,
+        report: WriteLine = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -116,18 +263,18 @@ class DropFolder:
         if note := journal.note_on_damage():
             report(note)
         self._observed: dict[str, _Observation] = {}
-        self._done: dict[str, Entry] = {}
+        self._done: dict[str, DropEntry] = {}
         self._reported: dict[str, str] = {}
         # End and length of each pause in seconds; by model, as a model's entries are published in order.
         self._pauses: dict[str, tuple[float, float]] = {}
 
     def step(self) -> bool:
         """Publish or reject the first complete entry; return whether there was one."""
-        found = self._find()
-        self._observed = {name: each for name, each in self._observed.items() if name in found}
-        self._done = {name: entry for name, entry in self._done.items() if name in found}
-        self._reported = {name: line for name, line in self._reported.items() if name in (*found, "")}
-        for name, entry in found.items():
+        entries = self._find()
+        self._observed = {name: each for name, each in self._observed.items() if name in entries}
+        self._done = {name: entry for name, entry in self._done.items() if name in entries}
+        self._reported = {name: line for name, line in self._reported.items() if name in (*entries, "")}
+        for name, entry in entries.items():
             if entry is None or self._done.get(name) == entry or self._is_paused(entry):
                 continue
             try:
@@ -137,36 +284,36 @@ class DropFolder:
                 self._pause(entry, error)
         return False
 
-    def _find(self) -> dict[str, Entry | None]:
+    def _find(self) -> dict[str, DropEntry | None]:
         """Return all entries by their names, sorted; None for those that cannot be read now."""
-        found: dict[str, Entry | None] = {}
+        entries: dict[str, DropEntry | None] = {}
         try:
             paths = sorted(self._folder.iterdir())
         except OSError as error:
             self._report_once("", f"cannot read '{self._folder}': {error.strerror}")
-            return found
+            return entries
         for path in paths:
-            if is_passed_over(path):
+            if path.name in (PUBLISHED, REJECTED) or path.name.startswith(".") or path.suffix in UNFINISHED:
                 continue
             try:
-                if reason := why_ignored(path):
-                    found[path.name] = None
+                if reason := _why_ignored(path):
+                    entries[path.name] = None
                     self._report_once(path.name, reason)
                 else:
-                    found[path.name] = read_entry(path)
+                    entries[path.name] = read_entry(path)
             except Exception as error:  # one entry, such as folders nested too deeply, must not stop others
-                found[path.name] = None
+                entries[path.name] = None
                 self._report_once(path.name, f"cannot be read: {_why(error)}")
-        return found
+        return entries
 
-    def _is_paused(self, entry: Entry) -> bool:
+    def _is_paused(self, entry: DropEntry) -> bool:
         until, _ = self._pauses.get(self._model_of(entry), (-math.inf, 0))
         return self._clock() < until
 
-    def _model_of(self, entry: Entry) -> str:
+    def _model_of(self, entry: DropEntry) -> str:
         return self._model or entry.model
 
-    def _settled(self, entry: Entry) -> Mapping[str, str]:
+    def _settled(self, entry: DropEntry) -> Mapping[str, str]:
         """Return the digests of an entry's files if they have not changed for `settle_s`, else none."""
         name, last = entry.path.name, self._observed.get(entry.path.name)
         if last is None or last.entry != entry:
@@ -185,9 +332,9 @@ class DropFolder:
         self._observed[name] = _Observation(entry, self._clock(), digests)
         return {}
 
-    def _handle(self, entry: Entry, digests: Mapping[str, str]) -> bool:
+    def _handle(self, entry: DropEntry, digests: Mapping[str, str]) -> bool:
         observed = self._observed.pop(entry.path.name)
-        sha256, last = combined(digests), self._last.get(entry.path.name)
+        sha256, last = _combined(digests), self._last.get(entry.path.name)
         if last and last.stays and last.sha256 == sha256 and (last.version or last.terms == self._terms):
             self._done[entry.path.name] = entry
             return True
@@ -200,13 +347,13 @@ class DropFolder:
             self._pause(entry, error)
             return False
 
-    def _pause(self, entry: Entry, error: Exception) -> None:
+    def _pause(self, entry: DropEntry, error: Exception) -> None:
         model = self._model_of(entry)
         pause_s = min(2 * self._pauses.get(model, (0, FIRST_PAUSE_S / 2))[1], MAX_PAUSE_S)
         self._pauses[model] = (self._clock() + pause_s, pause_s)
         self._report(f"{entry.path.name}: not possible now, next attempt in {pause_s:g} s: {_why(error)}")
 
-    def _submit(self, entry: Entry, copy: Path, sha256: str) -> bool:
+    def _submit(self, entry: DropEntry, copy: Path, sha256: str) -> bool:
         try:
             model, version = self._publish(self._model_of(entry), copy)
         except TEMPORARY:
@@ -218,7 +365,10 @@ class DropFolder:
             elif isinstance(error.__cause__, TEMPORARY):
                 raise TemporaryFailure(text) from error
             reason = text.replace(str(copy.parent), str(self._folder)).replace("\n", " ")
-            self._reject(entry, sha256, reason.encode(errors="replace").decode())
+            reason = reason.encode(errors="replace").decode()
+            is_there = self._move_away(entry, REJECTED, f"-{self._now():%Y%m%dT%H%M%SZ}", reason)
+            self._remember(entry, sha256, self._model_of(entry), 0, reason, is_there)
+            self._announce(f"{entry.path.name}: rejected: {reason}")
         else:
             is_there = self._move_away(entry, PUBLISHED, f"-v{version}")
             self._remember(entry, sha256, model, version, "", is_there)
@@ -226,12 +376,7 @@ class DropFolder:
         self._pauses.pop(self._model_of(entry), None)
         return True
 
-    def _reject(self, entry: Entry, sha256: str, reason: str) -> None:
-        is_there = self._move_away(entry, REJECTED, f"-{self._now():%Y%m%dT%H%M%SZ}", reason)
-        self._remember(entry, sha256, self._model_of(entry), 0, reason, is_there)
-        self._announce(f"{entry.path.name}: rejected: {reason}")
-
-    def _move_away(self, entry: Entry, where: str, suffix: str, reason: str = "") -> bool:
+    def _move_away(self, entry: DropEntry, where: str, suffix: str, reason: str = "") -> bool:
         """Move an entry, unless it is a link or was replaced; return whether it is still there."""
         folder = self._folder / where
         try:
@@ -240,7 +385,7 @@ class DropFolder:
                 raise OSError(f"'{where}' is a link")
             target = _free_name(folder, entry.path, suffix)
             if reason:
-                (folder / f"{target.name}.reason.txt").write_text(f"{reason}\n")
+                (folder / f"{target.name}.reason.txt").write_text(f"{reason}\n", encoding="utf-8")
             if entry.is_link:
                 return True
             entry.path.rename(target)
@@ -254,7 +399,7 @@ class DropFolder:
         return False
 
     def _remember(
-        self, entry: Entry, sha256: str, model: str, version: int, reason: str, is_there: bool
+        self, entry: DropEntry, sha256: str, model: str, version: int, reason: str, is_there: bool
     ) -> None:
         name = entry.path.name
         result = DropResult(self._now(), name, sha256, model, version, reason, is_there, self._terms)

@@ -4,29 +4,52 @@ A version is staged next to the repository and examined in a separate process. A
 into the repository, loaded, warmed up, and added to the routes. Every change is first written to the journal.
 """
 
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from nereid.backends.routing.assignment import MAX_VARIANTS
+from nereid.backends.routing.assignment import MAX_VARIANTS, Route, with_default
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.models.publish import candidate, pinned
-from nereid.models.publish.engine.actions import Action, AddVariant, Install, Load, Policy, Warm, Workspace
-from nereid.models.publish.engine.engine import commit, locked_repository, preparation, take_out
-from nereid.models.publish.engine.operation_journal import Operation, OperationJournal
-from nereid.models.publish.engine.variants import rolled_back
-from nereid.models.publish.examination.examine import Gates, Report, examine
-from nereid.models.publish.intake import precision as conversion
-from nereid.models.publish.intake.precision import Precision
-from nereid.models.publish.intake.successor import adapt_successor
-from nereid.models.publish.network import Network, check_retirable, find_network
+from nereid.models.publish import candidate
+from nereid.models.publish.actions import (
+    Action,
+    AddVariant,
+    Install,
+    LoadVersion,
+    Policy,
+    Warm,
+    Workspace,
+    checked_route,
+)
+from nereid.models.publish.candidate import Description
+from nereid.models.publish.engine import OperationJournal, StagedOperation, locked_repository
+from nereid.models.publish.examination import (
+    ExaminationRequest,
+    Gates,
+    Measurements,
+    Rejected,
+    examine,
+    survey,
+)
+from nereid.models.publish.intake.adaptation import TO_FP16, Precision, convert_to_fp16, edit_file
+from nereid.models.publish.intake.chosen_task import named_intake
+from nereid.models.publish.intake.graph_edits import fit_runtimes
+from nereid.models.publish.network import (
+    PublishedNetwork,
+    check_retirable,
+    copy_pinned_model,
+    examination_request,
+    find_network,
+    successor,
+)
 from nereid.models.rollout.rollout_journal import check_none_active
-from nereid.models.routes.change import Propose, change_with_retry
+from nereid.models.routes.change import Proposal, Propose, change_with_retry
 from nereid.models.routes.served import RunningServer
-from nereid.models.routes.target import RouteLocation, find_routes, read_state
+from nereid.models.routes.target import RouteLocation, RouteState, find_routes, read_state
 from nereid.repository import onnx_file
 from nereid.repository.layout import versions_there
 from nereid.server.control import NotReached
@@ -48,7 +71,7 @@ class Published:
     model: str
     version: int
     pinned: tuple[str, ...]
-    report: Report
+    report: Measurements
     seconds: float
 
     def line(self, record: ServerRecord | None) -> str:
@@ -60,16 +83,6 @@ class Published:
 def served(record: ServerRecord | None) -> str:
     """Return whether a server serves a change already."""
     return "served" if record else "in the repository (no server runs)"
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A network to publish: its file or folder, and the conditions of its publication."""
-
-    source: Path
-    gates: Gates
-    share: float
-    precision: Precision | None
 
 
 def publish(
@@ -104,26 +117,22 @@ def publish(
     """
     start = time.monotonic()
     check_share(share)
-    with locked_repository(repository, record, report) as (log, unstaged):
+    with locked_repository(repository, record, report) as locked:
         check_none_active(repository, f"publish a version of '{name}'")
         network, gates = find_network(repository, name), gates or Gates()
-        current = _current(network, gates.against)
-        number = _next_version(log, network)
-        with preparation(log, unstaged, "publish", network.name, number) as (operation, workspace):
-            given = Candidate(source, gates, share, precision)
-            measured, actions = _prepare(operation, network, current, given, workspace)
+        version = NewVersion(network, _current(network, gates.against), _next_version(locked.log, network))
+        with locked.preparation("publish", network.name, version.number) as staged:
+            models, variants = version.successors(repository, share)
+            measured = version.stage(staged, source, gates, precision)
+            version.copy_pinned_models(models, staged.workspace)
             check_none_active(repository, f"publish a version of '{name}'")  # the examination takes time
-        commit(log, replace(operation, actions=actions), workspace)
-        models = tuple(each.model for each in actions if isinstance(each, Install) and not each.version)
-        return Published(network.name, operation.version, models, measured, time.monotonic() - start)
+        locked.commit(staged, version.actions(models, variants))
+        pinned = tuple(models.values())
+        return Published(network.name, version.number, pinned, measured, time.monotonic() - start)
 
 
 def check_share(share: float) -> None:
-    """Check the initial part of the traffic of a new version.
-
-    Raises:
-        WrongUsage: nothing would be left for the other variants.
-    """
+    """Check the part of the traffic that a new version gets at first; WrongUsage if it is all."""
     if not 0 <= share <= MAX_SHARE:
         raise WrongUsage(
             f"invalid share: expected 0 to {MAX_SHARE:.0%} of the traffic, got {share * 100:.4g}%"
@@ -144,7 +153,7 @@ def retire(
         OperationFailed: the server refuses; the next command continues.
         OSError: a file cannot be read or written.
     """
-    with locked_repository(repository, record, report) as (log, unstaged):
+    with locked_repository(repository, record, report) as locked:
         check_none_active(repository, f"retire a version of '{name}'")
         network = find_network(repository, name)
         check_retirable(repository, network, version)
@@ -155,7 +164,7 @@ def retire(
             *(Install(pin.model, pin.model) for pin in gone.pins),
             *(AddVariant(v.route, v.variant.name, v.variant.model, v.variant.weight) for v in gone.variants),
         )
-        take_out(log, unstaged, "retire", network.name, version, actions)
+        locked.take_out("retire", network.name, version, actions)
 
 
 def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[str]:
@@ -168,19 +177,19 @@ def rollback(repository: Path, name: str, record: ServerRecord | None) -> list[s
         OperationFailed, InvalidConfig: a route cannot be changed.
     """
     network = find_network(repository, name)
-    used = {each.pin.network_version for each in network.variants if each.variant.weight}
+    used = {pinned.pin.network_version for pinned in network.variants if pinned.variant.weight}
     if not used:
         raise WrongUsage(
             f"cannot roll back '{network.name}': no route sends traffic to it, callers request its versions"
         )
     newest = max(used)
-    routes = {each.route for each in network.at_version(newest).variants if each.variant.weight}
-    found = [
+    routes = {pinned.route for pinned in network.at_version(newest).variants if pinned.variant.weight}
+    changes = [
         (location, _rollback_change(location, network, newest))
         for location in find_routes(repository)
         if location.name in routes
     ]
-    return [_roll_back(location, propose, record) for location, propose in found]
+    return [_roll_back(location, propose, record) for location, propose in changes]
 
 
 def _roll_back(location: RouteLocation, propose: Propose, record: ServerRecord | None) -> str:
@@ -192,111 +201,134 @@ def _roll_back(location: RouteLocation, propose: Propose, record: ServerRecord |
         return f"{change_with_retry(location, propose, None)}: {error}"
 
 
-def _rollback_change(location: RouteLocation, network: Network, newest: int) -> Propose:
-    """Return the change that takes a route back from a version.
+def _rollback_change(location: RouteLocation, network: PublishedNetwork, newest: int) -> Propose:
+    """Return the change that gives earlier variants the weights from before those of a version had any.
 
-    Raises:
-        WrongUsage: the route has no earlier version.
+    Without such weights in the history, the latest of them gets all traffic. WrongUsage: there is none.
     """
-    variants = [each for each in network.variants if each.route == location.name]
-    current = [each.variant.name for each in variants if each.pin.network_version == newest]
-    earlier = sorted(
-        (each for each in variants if each.pin.network_version < newest),
-        key=lambda each: -each.pin.network_version,
-    )
+    variants = [pinned for pinned in network.variants if pinned.route == location.name]
+    current = [pinned.variant.name for pinned in variants if pinned.pin.network_version == newest]
+    variants.sort(key=lambda each: -each.pin.network_version)
+    earlier = [pinned.variant.name for pinned in variants if pinned.pin.network_version < newest]
     if not earlier:
         raise WrongUsage(
             f"cannot roll back: route '{location.name}' has no version of '{network.name}' before {newest}"
         )
-    return rolled_back(tuple(current), tuple(each.variant.name for each in earlier))
+
+    def propose(present: RouteState) -> Proposal:
+        route, past = present.route(), [entry.parsed() for entry in reversed(present.all_entries)]
+        known = (_weights(route, earlier) for route in past if route and not _weights(route, current))
+        weights = next(filter(None, known), None) or _weights(route, earlier) or {earlier[0]: 1}
+        # Variants of other networks keep theirs.
+        ours = dict.fromkeys((*current, *earlier), 0) | weights
+        changed = tuple(replace(v, weight=ours.get(v.name, v.weight)) for v in route.variants)
+        default = max(weights, key=lambda name: weights[name]) if route.default in current else route.default
+        back = with_default(replace(route, variants=changed), default)
+        return Proposal(checked_route(back), f"roll back {', '.join(current)}")
+
+    return propose
 
 
-def _prepare(
-    operation: Operation,
-    network: Network,
-    current: int,
-    given: Candidate,
-    workspace: Workspace,
-) -> tuple[Report, tuple[Action, ...]]:
-    """Stage and examine a version; return its measurements, and the actions that publish it."""
-    config, version = network.config(operation.version), operation.version
-    source = given.source
-    models, variants = _successors(network, current, version, given.share, workspace)
-    staged = workspace.staging / "new" / network.name / str(version)
-    candidate.check_labels(source, network.folder)
-    candidate.stage(source, staged, config.document.get("default_model_filename") or "model.onnx")
-    workspace.report(f"{source.name}: staged as version {version} of '{network.name}'")
-    pin = next(iter(network.at_version(current).pins), None)
-    present = network.folder / str(current)
-    request = pinned.examination_request(network.folder, staged, present, pin, given.gates)
-    adapt_successor(request, source, workspace.report)
-    if given.precision:
-        change = conversion.convert(onnx_file.network_path(staged, config.document))
-        conversion.note_change(staged)
-        workspace.report(f"changed: {change}")
-    measured = examine(request, progress=lambda line: workspace.report(f"examination: {line}"))
-    candidate.write_checksums(staged, source, operation.user)
-    for template, model in models.items():
-        pin = next(pin for pin in network.pins if pin.model == template)
-        target = workspace.staging / "new" / model
-        pinned.copy_pinned_model(workspace.repository / template, pin, version, target)
-    ready = [action for model in models.values() for action in (Load(model, 1), Warm(model, 1))]
-    return measured, (
-        Install(f"{network.name}/{version}", network.name, version),
-        Policy(network.name, version),
-        Load(network.name, version),
-        *([] if models else [Warm(network.name, version)]),
-        *(Install(model, model) for model in models.values()),
-        *ready,
-        *variants,
-    )
+def _weights(route: Route, names: Collection[str]) -> dict[str, float]:
+    return {v.name: v.weight for v in route.variants if v.name in names and v.weight}
 
 
-def _successors(
-    network: Network, current: int, version: int, share: float, workspace: Workspace
-) -> tuple[dict[str, str], list[AddVariant]]:
-    """Return the names of a new version's pinned models by their templates, and its variants."""
-    now = network.at_version(current)
-    # One variant of each route; the default one is the last, and wins. A fallback keeps its version.
-    serving = [each for each in now.variants if not each.is_fallback] or now.variants
-    chosen = {each.route: each for each in sorted(serving, key=lambda each: each.is_default)}
-    templates = [each.pin.model for each in chosen.values()] or [pin.model for pin in now.pins[:1]]
-    models = {name: pinned.successor(name, current, version) for name in templates}
-    for model in models.values():
-        if (workspace.repository / model).exists():
-            raise OperationFailed(
-                f"cannot publish version {version}: its model '{model}' already exists; "
-                "fix: move that folder out of the repository"
-            )
-    routes = {location.name: read_state(location).route() for location in find_routes(workspace.repository)}
-    variants = []
-    for each in chosen.values():
-        name = pinned.successor(each.variant.name, current, version)
-        names = [variant.name for variant in routes[each.route].variants]
+@dataclass(frozen=True, slots=True)
+class NewVersion:
+    """The next version of a network, and the version that it follows and is compared with."""
+
+    network: PublishedNetwork
+    current: int
+    number: int
+
+    def successors(self, repository: Path, share: float) -> tuple[dict[str, str], list[AddVariant]]:
+        """Return the names of its pinned models by their templates, and its variants; refuse taken names."""
+        now = self.network.at_version(self.current)
+        # One variant of each route; the default one is the last, and wins. A fallback keeps its version.
+        serving = [pinned for pinned in now.variants if not pinned.is_fallback] or now.variants
+        chosen = {v.route: v for v in sorted(serving, key=lambda v: v.is_default)}
+        templates = [pinned.pin.model for pinned in chosen.values()] or [pin.model for pin in now.pins[:1]]
+        models = {name: self._successor(name) for name in templates}
+        for model in models.values():
+            if (repository / model).exists():
+                raise OperationFailed(
+                    f"cannot publish version {self.number}: its model '{model}' already exists; "
+                    "fix: move that folder out of the repository"
+                )
+        routes = {location.name: read_state(location).route() for location in find_routes(repository)}
+        variants = []
+        for pinned in chosen.values():
+            name, others = self._successor(pinned.variant.name), routes[pinned.route].variants
+            self._check_room(pinned.route, name, [variant.name for variant in others])
+            weight = share / (1 - share) * (sum(variant.weight for variant in others) or 100)
+            variants.append(AddVariant(pinned.route, name, models[pinned.pin.model], weight))
+        return models, variants
+
+    def _successor(self, name: str) -> str:
+        return successor(name, self.current, self.number)
+
+    def _check_room(self, route: str, name: str, names: list[str]) -> None:
         if len(names) >= MAX_VARIANTS:
             raise RouteFull(
-                f"route '{each.route}' is full: expected fewer than {MAX_VARIANTS} variants, "
+                f"route '{route}' is full: expected fewer than {MAX_VARIANTS} variants, "
                 f"got {', '.join(names)}; fix: nereid retire old versions"
             )
         if name in names:
             raise OperationFailed(
-                f"cannot publish version {version}: route '{each.route}' already has a variant '{name}'; "
+                f"cannot publish version {self.number}: route '{route}' already has a variant '{name}'; "
                 "fix: rename that variant"
             )
-        total = sum(variant.weight for variant in routes[each.route].variants)
-        weight = share / (1 - share) * (total or 100)
-        variants.append(AddVariant(each.route, name, models[each.pin.model], weight))
-    return models, variants
+
+    def stage(
+        self, staged: StagedOperation, source: Path, gates: Gates, precision: Precision | None
+    ) -> Measurements:
+        """Stage and examine the version; return its measurements."""
+        network, report = self.network, staged.workspace.report
+        document = network.config(self.number).document
+        folder = staged.workspace.staging / "new" / network.name / str(self.number)
+        candidate.check_labels(source, network.folder)
+        candidate.stage(source, folder, document.get("default_model_filename") or "model.onnx")
+        report(f"{source.name}: staged as version {self.number} of '{network.name}'")
+        pin = next(iter(network.at_version(self.current).pins), None)
+        present = network.folder / str(self.current)
+        request = examination_request(network.folder, folder, present, pin, gates)
+        for change in _adapted(request, source, report):
+            report(f"changed: {change}")
+        if precision:
+            convert_to_fp16(onnx_file.network_path(folder, document))
+            if description := candidate.read_description(folder):
+                changes = (*description.changes, TO_FP16)
+                candidate.write_description(folder, replace(description, changes=changes))
+            report(f"changed: {TO_FP16}")
+        measured = examine(request, progress=lambda line: report(f"examination: {line}"))
+        candidate.write_checksums(folder, source, staged.operation.user)
+        return measured
+
+    def copy_pinned_models(self, models: dict[str, str], workspace: Workspace) -> None:
+        """Write the pinned models of the version, each like its template."""
+        pins = {pin.model: pin for pin in self.network.pins}
+        for template, model in models.items():
+            target = workspace.staging / "new" / model
+            copy_pinned_model(workspace.repository / template, pins[template], self.number, target)
+
+    def actions(self, models: dict[str, str], variants: list[AddVariant]) -> tuple[Action, ...]:
+        """Return the actions that publish the version."""
+        name, number = self.network.name, self.number
+        return (
+            Install(f"{name}/{number}", name, number),
+            Policy(name, number),
+            LoadVersion(name, number),
+            *([] if models else [Warm(name, number)]),
+            *(Install(model, model) for model in models.values()),
+            *(action for model in models.values() for action in (LoadVersion(model, 1), Warm(model, 1))),
+            *variants,
+        )
 
 
-def _current(network: Network, against: int) -> int:
-    """Return the version that a new one is compared with.
-
-    Raises:
-        WrongUsage: that version is not served.
-    """
+def _current(network: PublishedNetwork, against: int) -> int:
+    """Return the version that a new one is compared with; WrongUsage if it is not served."""
     served = network.served()
-    default = [each.pin.network_version for each in network.variants if each.is_default]
+    default = [pinned.pin.network_version for pinned in network.variants if pinned.is_default]
     current = against or next(iter(default), served[-1] if served else 0)
     if current not in served:
         known = ", ".join(map(str, served)) or "none"
@@ -306,7 +338,7 @@ def _current(network: Network, against: int) -> int:
     return current
 
 
-def _next_version(log: OperationJournal, network: Network) -> int:
+def _next_version(log: OperationJournal, network: PublishedNetwork) -> int:
     """Return the number of the next version, which no earlier version has had."""
     used = [
         line.operation.version
@@ -314,3 +346,43 @@ def _next_version(log: OperationJournal, network: Network) -> int:
         if line.operation.model == network.name and line.event in ("commit", "undo", "done")
     ]
     return max([*used, *versions_there(network.folder)], default=0) + 1
+
+
+def _adapted(request: ExaminationRequest, source: Path, report: Callable[[str], None]) -> list[str]:
+    """Change a staged network as the current version was changed, and write its description.
+
+    A network without a description was copied by hand: only its opset and IR version may change. A task whose
+    networks have only one form changes it without a description, too. Returns a sentence for each change.
+
+    Raises:
+        WrongUsage: the output of the current version does not exist.
+        Rejected: the network cannot be run, or does not compute batches like the current version.
+    """
+    assert request.current is not None
+    document, path = request.document, onnx_file.network_path(request.candidate, request.document)
+    past, face = candidate.read_description(request.current), request.task.face("intake")
+    if past is None and face and face.has_one_form:
+        past = Description(source="", sha256="", task=face.name)
+    if past is None:
+        return edit_file(path, fit_runtimes)
+    original, content, intake = onnx_file.read(path), path.read_bytes(), named_intake(past.task)
+    (image,), outputs = document["input"], document["output"]
+    names = [image["name"], *(output["name"] for output in outputs)]
+    current = onnx_file.network_path(request.current, document)
+    choices = intake.input.repeated(path, current, past, image)
+    intake.adapt(path, choices, names=names)
+    first_run = dataclasses.replace(request, current=None)
+    seen = survey(first_run, progress=lambda line: report(f"examination: {line}"))
+    if not seen.can_batch and int(document.get("max_batch_size", 0)) > 1:
+        raise Rejected(
+            f"the network computes one {intake.input.unit} at a time, but the current version computes "
+            "batches"
+        )
+    path.write_bytes(content)
+    adapted = intake.adapt(path, choices, intake.activation(choices, seen), names)
+    changes = tuple(adapted.changes)
+    description = replace(past, source=source.name, sha256=original.sha256, changes=changes)
+    candidate.write_description(request.candidate, description)
+    for note in adapted.notes:
+        report(f"note: {note}")
+    return adapted.changes

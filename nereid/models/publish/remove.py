@@ -8,10 +8,9 @@ from nereid.backends.routing.assignment import Route
 from nereid.base.config.model_config import read_pbtxt
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.serving_errors import InvalidConfig
-from nereid.models.publish.engine.actions import Action, Install, Workspace
-from nereid.models.publish.engine.engine import locked_repository, take_out
-from nereid.models.publish.engine.operation_journal import OperationJournal
-from nereid.models.publish.pinned import successor
+from nereid.models.publish.actions import Action, Install
+from nereid.models.publish.engine import LockedRepository, locked_repository
+from nereid.models.publish.network import successor
 from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.target import check_repository, find_routes, read_state
 from nereid.repository.check import check
@@ -29,7 +28,7 @@ class Parts:
 
     def without(self, models: Collection[str]) -> "Parts":
         """Return the parts without some models, which stay."""
-        return Parts(tuple(each for each in self.models if each not in models), self.files)
+        return Parts(tuple(model for model in self.models if model not in models), self.files)
 
 
 def remove(
@@ -48,16 +47,16 @@ def remove(
         OSError: a file cannot be moved.
     """
     check_repository(repository)
-    with locked_repository(repository, record, report) as (log, unstaged):
+    with locked_repository(repository, record, report) as locked:
         check_none_active(repository, f"remove '{name}'", name)
         parts = find_parts(repository, name)
         if not parts.models:
             return _unload_leftover(repository, name, record)
-        remove_parts(log, unstaged, name, parts)
+        remove_parts(locked, name, parts)
         return parts.models
 
 
-def remove_parts(log: OperationJournal, unstaged: Workspace, name: str, parts: Parts) -> None:
+def remove_parts(locked: LockedRepository, name: str, parts: Parts) -> None:
     """Remove models under the lock of the repository; errors as `remove`."""
     *behind, last = parts.models
     actions: tuple[Action, ...] = (
@@ -65,7 +64,7 @@ def remove_parts(log: OperationJournal, unstaged: Workspace, name: str, parts: P
         *(Install(file) for file in parts.files),
         Install(last, last),
     )
-    take_out(log, unstaged, "remove", name, 0, actions)
+    locked.take_out("remove", name, 0, actions)
 
 
 def find_parts(repository: Path, name: str) -> Parts:
@@ -85,16 +84,18 @@ def find_parts(repository: Path, name: str) -> Parts:
         raise WrongUsage(f"cannot remove '{name}': {user}; fix: remove or change that first")
     if name not in routes:
         return Parts(outer)
-    inner = [each for each in _inner(repository, outer) if not _user(repository, (*outer, each), routes)]
+    inner = [model for model in _inner(repository, outer) if not _user(repository, (*outer, model), routes)]
     files = [f"{name}.route.json", f"{name}.route.history.jsonl"]
-    there = tuple(each for each in files if (repository / each).exists())
-    return Parts(tuple(each for each in (*inner, *outer) if each in folders), there)
+    there = tuple(file for file in files if (repository / file).exists())
+    return Parts(tuple(model for model in (*inner, *outer) if model in folders), there)
 
 
 def _pinned(repository: Path, name: str, routes: Mapping[str, Route]) -> tuple[str, ...]:
     """Return the pinned models of all versions behind a route and of no other one, and the route."""
-    called = {each.model for each in routes[name].targets()}
-    of_others = {each.model for other, route in routes.items() if other != name for each in route.targets()}
+    called = {target.model for target in routes[name].targets()}
+    of_others = {
+        target.model for other, route in routes.items() if other != name for target in route.targets()
+    }
     all_pins = pins(repository, readable_configs(repository))
     ours = [pin for pin in all_pins if pin.model in called]
     versions = {pin.model for pin in all_pins if any(_is_version(pin, each) for each in ours)} - of_others
@@ -109,8 +110,8 @@ def _is_version(pin: Pin, known: Pin) -> bool:
 
 def _inner(repository: Path, pinned: Collection[str]) -> list[str]:
     """Return the models that pinned models run, in the order of their loading."""
-    found = [pin for pin in pins(repository, readable_configs(repository)) if pin.model in pinned]
-    roles = [{getattr(pin, role) for pin in found} for role in ("network", "preprocess", "after")]
+    own = [pin for pin in pins(repository, readable_configs(repository)) if pin.model in pinned]
+    roles = [{getattr(pin, role) for pin in own} for role in ("network", "preprocess", "after")]
     known = [each for role in roles for each in sorted(role)]
     steps = {step for name in pinned for file in config_files(repository / name) for step in _steps(file)}
     return [each for each in (*sorted(steps.difference(known)), *known) if each not in pinned]
@@ -125,9 +126,9 @@ def _user(repository: Path, models: tuple[str, ...], routes: Mapping[str, Route]
                     if step in models:
                         return f"model '{path.name}' runs '{step}'"
     for name, route in routes.items():
-        for each in route.targets():
-            if name not in models and each.model in models:
-                return f"route '{name}' sends requests to '{each.model}'"
+        for target in route.targets():
+            if name not in models and target.model in models:
+                return f"route '{name}' sends requests to '{target.model}'"
     return ""
 
 
@@ -140,21 +141,22 @@ def _steps(file: Path) -> list[str]:
 
 
 def _unload_leftover(repository: Path, name: str, record: ServerRecord | None) -> tuple[str, ...]:
-    control = Control(record) if record else None
-    if control is None or not _is_loaded(control, name):
-        known = ", ".join(sorted(path.name for path in model_folders(repository))) or "none"
-        raise WrongUsage(f"'{repository}' has no model '{name}', it has: {known}")
-    control.unload(name)
-    return (name,)
+    if control := Control(record) if record else None:
+        try:
+            control.config(name)  # the index lists only models that have a folder
+        except Refused:
+            pass
+        else:
+            control.unload(name)
+            return (name,)
+    _check_there(repository, name)
+    return ()
 
 
-def _is_loaded(control: Control, name: str) -> bool:
-    """Return whether the server has a model; its index lists only models that have a folder."""
-    try:
-        control.config(name)
-    except Refused:
-        return False
-    return True
+def _check_there(repository: Path, name: str) -> None:
+    known = sorted(path.name for path in model_folders(repository))
+    if name not in known:
+        raise WrongUsage(f"'{repository}' has no model '{name}', it has: {', '.join(known) or 'none'}")
 
 
 def reload(repository: Path, name: str, record: ServerRecord) -> None:
@@ -165,10 +167,10 @@ def reload(repository: Path, name: str, record: ServerRecord) -> None:
         OperationFailed: a check of the model fails, or the server refuses; the loaded model stays.
     """
     check_repository(repository)
-    known = sorted(path.name for path in model_folders(repository))
-    if name not in known:
-        raise WrongUsage(f"'{repository}' has no model '{name}', it has: {', '.join(known) or 'none'}")
-    failures = [each for each in check(repository) if each.verdict == "fail" and each.model == name]
+    _check_there(repository, name)
+    failures = [
+        failure for failure in check(repository) if failure.verdict == "fail" and failure.model == name
+    ]
     if failures:
-        raise OperationFailed("; ".join(f"{each.what}: {each.found}" for each in failures))
+        raise OperationFailed("; ".join(f"{failure.what}: {failure.found}" for failure in failures))
     Control(record).load(name)

@@ -5,7 +5,8 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from nereid.base import files
@@ -14,10 +15,10 @@ from nereid.base.processes import StopFlag
 from nereid.base.serving_errors import InvalidConfig
 from nereid.base.watched_folder import POLL_S, changes
 from nereid.models.publish import publisher
-from nereid.models.publish.drop_folder import DropFolder, Publish, Report, TemporaryFailure, journal_of
-from nereid.models.publish.engine.engine import locked_repository
-from nereid.models.publish.examination.examine import ExaminationFailed, Gates
-from nereid.models.publish.network import Network, find_network
+from nereid.models.publish.drop_folder import DropFolder, Publish, TemporaryFailure, WriteLine, journal_of
+from nereid.models.publish.engine import locked_repository
+from nereid.models.publish.examination import ExaminationFailed, Gates
+from nereid.models.publish.network import PublishedNetwork, find_network
 from nereid.models.rollout.rollout_journal import RolloutActive
 from nereid.models.routes.target import check_repository
 from nereid.repository.checksums import CHECKSUMS, digest
@@ -32,7 +33,7 @@ def publication(
     find_record: Callable[[], ServerRecord | None],
     gates: Gates,
     share: float,
-    report: Report,
+    report: WriteLine,
 ) -> Publish:
     """Return a function that publishes to a repository and its running server.
 
@@ -41,29 +42,29 @@ def publication(
     """
 
     def publish(name: str, source: Path) -> tuple[str, int]:
-        try:
-            return publish_new(name, source)
-        except (ExaminationFailed, publisher.RouteFull, RolloutActive, InvalidConfig) as error:
-            raise TemporaryFailure(str(error)) from error
-
-    def publish_new(name: str, source: Path) -> tuple[str, int]:
         record = find_record()
-        try:
-            with locked_repository(repository, record, report):
-                pass
-        except (OperationFailed, InvalidConfig) as error:
-            raise TemporaryFailure(str(error)) from error
-        network = find_network(repository, name)
-        if version := _find_published(network, source):
-            report(f"{source.name}: identical to version {version} of '{network.name}'")
-            return network.name, version
-        done = publisher.publish(repository, name, source, record, gates, share, report)
-        return done.model, done.version
+        with _temporary(OperationFailed, InvalidConfig), locked_repository(repository, record, report):
+            pass
+        with _temporary(ExaminationFailed, publisher.RouteFull, RolloutActive, InvalidConfig):
+            network = find_network(repository, name)
+            if version := _find_published(network, source):
+                report(f"{source.name}: identical to version {version} of '{network.name}'")
+                return network.name, version
+            done = publisher.publish(repository, name, source, record, gates, share, report)
+            return done.model, done.version
 
     return publish
 
 
-def _find_published(network: Network, source: Path) -> int:
+@contextlib.contextmanager
+def _temporary(*kinds: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except kinds as error:
+        raise TemporaryFailure(str(error)) from error
+
+
+def _find_published(network: PublishedNetwork, source: Path) -> int:
     """Return the newest served version of a network if it has the same files as `source`, else 0."""
     version = max(network.served(), default=0)
     own = _digests_below(network.folder / str(version)) if version else set()
@@ -117,15 +118,11 @@ def watch(
 ) -> None:
     """Publish networks that appear in a folder until SIGINT or SIGTERM; finish a running publication first.
 
-    A second signal ends it immediately; the next command repairs the repository by its journal.
-
-    Args:
-        staging: a private folder for the copy that is published.
-        is_polling: whether to poll the filesystem instead of waiting for its events.
+    A second signal ends it immediately; the next command repairs the repository by its journal. Without
+    `is_polling`, it waits for events of the filesystem. `staging` is a private folder for published copies.
 
     Raises:
         OperationFailed: another `nereid watch` watches the folder.
-        OSError: its journal cannot be written.
     """
     folder = folder.resolve()
     with journal_of(folder).locked(LOCK_TIMEOUT_S) as append:
@@ -138,7 +135,7 @@ def watch(
             settle_s=settle_s,
             model=model,
             terms=terms,
-            announce=_announce,
+            announce=partial(report, to_stdout=True),
             report=report,
         )
         report(f"watching {folder}")
@@ -148,22 +145,17 @@ def watch(
     report("stopped")
 
 
-def report(line: str) -> None:
+def report(line: str, to_stdout: bool = False) -> None:
     """Write a line to stderr; a closed stderr does not stop the watcher."""
     with contextlib.suppress(OSError, ValueError):
-        print(line, file=sys.stderr, flush=True)
-
-
-def _announce(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(line, flush=True)
+        print(line, file=sys.stdout if to_stdout else sys.stderr, flush=True)
 
 
 def _networks_of(folder: Path) -> set[str]:
-    paths = [network_path(folder, {"default_model_filename": each.name}) for each in folder.glob("*.onnx")]
+    paths = [network_path(folder, {"default_model_filename": path.name}) for path in folder.glob("*.onnx")]
     return {digest(path) for path in paths if path.is_file()}
 
 
 def _digests_below(path: Path) -> set[str]:
     paths = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-    return {digest(each) for each in paths if each.name != CHECKSUMS}
+    return {digest(path) for path in paths if path.name != CHECKSUMS}

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from nereid.backends.routing.assignment import (
     ANSWER,
     FORCED,
-    Choice,
     Route,
     Table,
     Variant,
+    VariantChoice,
     choose,
     is_mirrored,
     lower,
@@ -76,7 +76,7 @@ def explain(table: Table, parameters: Mapping[str, str]) -> Explanation:
     )
 
 
-def _fallbacks(route: Route, choice: Choice) -> tuple[str, ...]:
+def _fallbacks(route: Route, choice: VariantChoice) -> tuple[str, ...]:
     """Return the variants after the chosen one, then `answer`; after each variant, if chance chooses."""
     if choice.reason in FORCED:
         return ()
@@ -85,7 +85,7 @@ def _fallbacks(route: Route, choice: Choice) -> tuple[str, ...]:
     return (*names, *([ANSWER] if route.answer else []))
 
 
-def _why(table: Table, choice: Choice, key: str) -> str:
+def _why(table: Table, choice: VariantChoice, key: str) -> str:
     name, version = choice.variant.name, table.network_versions[choice.variant.name]
     rules = " and ".join(
         f"{header} is one of {', '.join(values)}" for header, values in choice.variant.headers.items()

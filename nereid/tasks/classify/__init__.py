@@ -14,6 +14,7 @@ CLASSIFY = Task(
     path="/predict",
     repository=REPOSITORY,
     fix=f"--repository '{REPOSITORY}', or nereid add",
+    network="scores of classes",
     is_default=True,
     command=CommandTexts(
         help="Classify images on a running server.",
@@ -26,7 +27,9 @@ CLASSIFY = Task(
         "client": "classify.client:Classifier",
         "async_client": "classify.client:AsyncClassifier",
         "view": "classify.view:VIEW",
-        "intake": "classify.intake:Classification",
+        "endpoint": "classify.endpoint:CLASSIFY",
+        "intake": "classify.intake:ClassifierIntake",
+        "examination": "classify.examination:ComparedScores",
     },
     public={"client": ("Classifier", "AsyncClassifier"), "result": ("Label", "Prediction")},
 )

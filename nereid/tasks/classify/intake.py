@@ -1,36 +1,63 @@
 """Classification: one output with a score for each class."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from nereid.base.contract import SCORES
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.configs import Addition, Names
-from nereid.models.publish.examination.examine import Survey
-from nereid.models.publish.examination.score_outputs import NUMBER
+from nereid.models.publish.configs import Addition, ModelNames
+from nereid.models.publish.examination import Survey
 from nereid.models.publish.intake import adaptation
-from nereid.models.publish.intake.adaptation import Activation, Adapted, Choices
-from nereid.models.publish.intake.image_input import Images
-from nereid.models.publish.intake.network_facts import NetworkFacts, Size
-from nereid.models.publish.intake.serving_settings import ServingSettings, Tensor, is_grey, read_input
+from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.chosen_task import InputKind
+from nereid.models.publish.intake.graph_edits import Activation
+from nereid.models.publish.intake.network_facts import (
+    ULTRALYTICS,
+    NetworkFacts,
+    Noted,
+    Size,
+    ultralytics_size,
+)
+from nereid.models.publish.intake.serving_settings import (
+    Images,
+    ServedTensor,
+    ServingSettings,
+    is_grey,
+    read_input,
+)
 from nereid.repository.onnx_file import describe
+from nereid.tasks.classify.examination import NUMBER
 from nereid.vision.inference.signature import Signature
 
 
-class Classification:
+class ClassifierIntake:
     """Networks that return FP32 [N, classes]; it is the task of every file that no other task recognises."""
 
-    name = "classify"
-    input = Images()
+    name, rank, results = "classify", 10, "top_classes"
+    input: InputKind = Images()
+    has_one_form = leaves_out_by_score = False
+
+    @staticmethod
+    def noted(metadata: Mapping[str, str]) -> Noted | None:
+        """Return shorter side and centre crop.
+
+        Source: ultralytics, data/augment.py, classify_transforms; mean 0 and std 1 of pixels / 255.
+        """
+        size = ultralytics_size(metadata)
+        if metadata.get("task") != "classify" or not any(size):
+            return None
+        return Noted({"resize_shorter_px": str(max(size)), "scale": str(1 / 255)}, ULTRALYTICS, size)
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or the only output has two dims."""
-        shapes = [each.shape for each in facts.signature.outputs.values()]
+        shapes = [output.shape for output in facts.signature.outputs.values()]
         return facts.task == self.name or (len(shapes) == 1 and len(shapes[0]) == 2)
 
     def adapt(
         self,
         path: Path,
-        choices: Choices,
+        choices: NetworkChoices,
         activation: Activation = "none",
         names: Sequence[str] | None = None,
     ) -> Adapted:
@@ -38,13 +65,14 @@ class Classification:
         return adaptation.adapt_file(path, choices.output, activation, names)
 
     def settings(
-        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
+        self,
+        facts: NetworkFacts,
+        signature: Signature,
+        outputs: Sequence[str],
+        choices: NetworkChoices,
+        labels: int,
     ) -> ServingSettings:
-        """Read input and scores.
-
-        Raises:
-            WrongUsage: the output does not have one number per class, or the input is no image.
-        """
+        """Read input and scores, one number per class."""
         scores = signature.outputs[outputs[0]]
         if len(scores.shape) != 2 or scores.shape[1] < 1 or scores.datatype != "TYPE_FP32":
             raise WrongUsage(
@@ -53,19 +81,15 @@ class Classification:
                 "classes, or --task detect if it returns boxes"
             )
         image, is_last = read_input(signature.inputs, choices.size)
-        used = Tensor(outputs[0], scores.datatype, scores.shape[1:])
+        used = ServedTensor(outputs[0], scores.datatype, scores.shape[1:])
         return ServingSettings(image, (used,), is_last, is_grey(facts.signature), scores.shape[1])
 
-    def models(self, names: Names, settings: ServingSettings, choices: Choices) -> Addition:
+    def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
         """Return an ensemble: the scores are those of the network."""
-        return Addition(names, settings)
+        return Addition(names, settings, SCORES)
 
-    def activation(self, choices: Choices, seen: Survey) -> Activation:
-        """Return the one that turns the scores into probabilities.
-
-        Raises:
-            WrongUsage: they are probabilities already, or nothing says what they are.
-        """
+    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
+        """Return the one that turns the scores into probabilities."""
         rule = choices.activation
         if rule == "auto" and seen.meaning == NUMBER:
             raise WrongUsage(
@@ -78,6 +102,12 @@ class Classification:
             )
         return seen.activation if rule == "auto" else rule
 
-    def rows(self, settings: ServingSettings, seen: Survey) -> list[tuple[str, str]]:
-        """Return the number of classes, and the kind of the scores."""
-        return [("scores", f"{settings.classes} classes, {seen.meaning}")]
+    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
+        """Return the number of classes, and the kind of the scores; logits are no probabilities."""
+        is_raw = activation == "none" and seen.activation == "softmax"
+        meaning = "values as the network returns them" if is_raw else seen.meaning
+        return [("scores", f"{settings.classes} classes, {meaning}")]
+
+    def shown(self, results: Sequence[Any]) -> str:
+        """Return the top classes of an image."""
+        return ", ".join(top["label"] for top in results)

@@ -1,7 +1,7 @@
 """Detection: the objects in an image, with a box, a score and a label each."""
 
 from nereid.base.contract import BOX, LABEL, SCORE
-from nereid.tasks.task import CommandTexts, Task
+from nereid.tasks.task import CommandTexts, Task, TaskBackend
 
 DETECT = Task(
     name="detect",
@@ -12,6 +12,8 @@ DETECT = Task(
     outputs=(BOX, SCORE, LABEL),
     path="/v1/detect",
     fix="nereid add a detector",
+    network="boxes",
+    backend=TaskBackend("boxes"),
     command=CommandTexts(
         help="Find the objects in images on a running server.",
         csv="Print one row per object.",
@@ -24,8 +26,11 @@ DETECT = Task(
         "client": "detect.client:Detector",
         "async_client": "detect.client:AsyncDetector",
         "view": "detect.view:VIEW",
-        "intake": "detect.intake:Detection",
-        "examination": "detect.examination:FoundObjects",
+        "endpoint": "detect.endpoint:DETECT",
+        "intake": "detect.intake:DetectorIntake",
+        "examination": "detect.examination:ComparedObjects",
+        "post_processing": "detect.detector:ObjectFinder.from_config",
+        "check": "detect.check:check",
     },
     public={"client": ("Detector", "AsyncDetector"), "result": ("DetectedObject", "Detection")},
 )

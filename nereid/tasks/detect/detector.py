@@ -2,19 +2,41 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BOX, IMAGE, LABEL, MAX_OBJECTS, SCORE
 from nereid.base.serving_errors import InvalidConfig
-from nereid.tasks.detect.decoding import Frame
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
-from nereid.tasks.detect.layouts import Output
-from nereid.tasks.detect.suppression import suppress
+from nereid.tasks.detect.layouts import Frame, NetworkOutput
+from nereid.tasks.detect.outputs import iou, match
 from nereid.vision.imaging.decode import Limits, read_upright_size
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
 from nereid.vision.imaging.transform import Placement, Transform
+
+
+def suppress(boxes: np.ndarray, classes: np.ndarray, iou_threshold: float, limit: int) -> np.ndarray:
+    """Return the indices of the boxes that stay, int64[at most `limit`], in their order.
+
+    One pass per kept box over all that are left: the time grows with `limit`, not with the square of K.
+
+    Args:
+        boxes: float64[K, 4], the best score first.
+        classes: int64[K]; boxes of different classes do not suppress each other.
+        iou_threshold: a box goes if its overlap with a kept one is larger.
+        limit: most boxes to keep.
+    """
+    left, kept = np.arange(len(boxes)), list[int]()
+    while len(left) and len(kept) < limit:
+        best, left = left[0], left[1:]
+        kept.append(int(best))
+        overlaps = iou(boxes[best][None], boxes[left])[0]
+        is_same = (overlaps > iou_threshold) & (classes[left] == classes[best])
+        left = left[~is_same]
+    return np.array(kept, np.int64)
+
 
 # Candidates of one image for NMS; the best scores are kept. It bounds the time of an image full of objects.
 MAX_CANDIDATES = 3000
@@ -64,7 +86,7 @@ class Objects:
 
 
 @dataclass(frozen=True, slots=True)
-class Detector:
+class ObjectFinder:
     """Finds the objects in the outputs of a network for one image.
 
     Attributes:
@@ -82,7 +104,7 @@ class Detector:
     iou_threshold: float = 0.45
 
     @classmethod
-    def from_config(cls, config: ModelConfig) -> "Detector":
+    def from_config(cls, config: ModelConfig) -> "ObjectFinder":
         """Build the detector of a `boxes` model.
 
         Raises:
@@ -92,7 +114,7 @@ class Detector:
         preprocess = config.sibling(settings.preprocess, settings.preprocess_version)
         prepared = PreprocessSettings.from_config(preprocess)
         transform = prepared.transform
-        outputs = [Output(each.name, each.datatype, each.network_dims) for each in config.inputs]
+        outputs = [NetworkOutput(each.name, each.datatype, each.network_dims) for each in config.inputs]
         tensors = {each.name: each for each in config.inputs}
         try:
             if IMAGE not in tensors or tensors[IMAGE].kind != "TYPE_STRING [1]":
@@ -143,8 +165,23 @@ class Detector:
         """Return the name of a class, or its index if it has none."""
         return self.labels[index] if index < len(self.labels) else str(index + self.head.layout.first_class)
 
-    def tensors(self, objects: Objects) -> dict[str, np.ndarray]:
-        """Return the outputs of a request with one image: a batch of 1 row."""
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Names of the outputs of the network that it needs."""
+        return tuple(output.name for output in self.head.outputs)
+
+    def by_role(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Return the outputs of a network for one image by their role, from a batch of one row."""
+        return [arrays[name][0] for name in self.wanted]
+
+    def tensors(self, encoded: bytes, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the outputs for one encoded image, a batch of 1 row, from those of the network by name.
+
+        Raises:
+            InvalidImage: the header of the image cannot be read.
+            InferenceFailed: the outputs do not fit the head, or are not finite.
+        """
+        objects = self.find(self.upright_size(encoded), self.by_role(arrays))
         labels = np.empty((1, len(objects.classes)), object)
         labels[0] = [self.label(int(index)).encode() for index in objects.classes]
         return {BOX: objects.boxes[None], SCORE: objects.scores[None], LABEL: labels}
@@ -166,11 +203,6 @@ def _undo(places: np.ndarray, placed: Placement) -> np.ndarray:
 
 
 def _check_outputs(config: ModelConfig) -> None:
-    """Check the names, datatypes and dims of the outputs.
-
-    Raises:
-        UnknownHead: they are not those of detection.
-    """
     got = {each.name: (each.datatype, each.dims) for each in config.outputs}
     if got != {name: tuple(about[1:]) for name, about in OUTPUTS.items()}:
         listed = ", ".join(f"'{each.name}' {each.kind}" for each in config.outputs) or "none"
@@ -179,11 +211,6 @@ def _check_outputs(config: ModelConfig) -> None:
 
 
 def _read_labels(config: ModelConfig, name: str, classes: int) -> Sequence[str]:
-    """Return the class names; an empty name of the file for none.
-
-    Raises:
-        UnknownHead: the file cannot be read, or has another number of names than the head has classes.
-    """
     if not name:
         return ()
     try:
@@ -195,6 +222,32 @@ def _read_labels(config: ModelConfig, name: str, classes: int) -> Sequence[str]:
     return labels
 
 
-def outputs_by_role(detector: Detector, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """Return the outputs of a network for one image by their role, from a batch of one row."""
-    return [arrays[each.name][0] for each in detector.head.outputs]
+class ObjectPair(NamedTuple):
+    """An object by its place in both results; None where it is missing.
+
+    `difference` is that of the scores, or 1 - IoU of the boxes if that is more; a missing object counts as
+    its score.
+    """
+
+    places: tuple[int | None, int | None]
+    difference: float
+
+
+def match_objects(one: Objects, other: Objects) -> list[ObjectPair]:
+    """Match objects of one class whose boxes overlap, the largest overlap first.
+
+    Args:
+        one: objects of the first detector.
+        other: those of the second.
+    """
+    boxes, others = (each.boxes.astype(np.float64) for each in (one, other))
+    found = {each.ours: each for each in match(boxes, one.classes, others, other.classes)}
+    pairs = list[ObjectPair]()
+    for place, score in enumerate(map(float, one.scores)):
+        if partners := found.get(place):
+            change = max(1 - partners.iou, abs(score - float(other.scores[partners.theirs])))
+            pairs.append(ObjectPair((place, partners.theirs), change))
+        else:
+            pairs.append(ObjectPair((place, None), score))
+    lone = sorted({*range(len(other.scores))} - {each.theirs for each in found.values()})
+    return pairs + [ObjectPair((None, each), float(other.scores[each])) for each in lone]

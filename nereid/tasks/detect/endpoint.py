@@ -4,11 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from nereid.gateway.answers import TimingsMs
-from nereid.gateway.gateway_task import DETECT
-from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
-from nereid.gateway.predict import ROUTE_PARAMETERS, answer_one
-from nereid.gateway.state import Gateway
+from nereid.gateway.endpoint import PHOTOS, Answered, Endpoint, TimingsMs
 
 Sides = Annotated[list[float], Meta(min_length=4, max_length=4)]
 
@@ -21,21 +17,11 @@ class ObjectAnswer(Struct):
     box: Sides
 
 
-class DetectAnswer(Struct):
+class DetectAnswer(Answered):
     """The objects in an image, best first, and the variant that answered."""
 
-    request_id: str
-    model: str
-    variant: str
-    version: str
-    reason: str
     objects: list[ObjectAnswer]
     timings_ms: TimingsMs
 
 
-async def detect(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
-    """Find the objects in one image."""
-    found, timings = await answer_one(gateway, request, DETECT, request.query(ROUTE_PARAMETERS))
-    objects = [ObjectAnswer(each.label, each.score, [*each.box]) for each in found.objects]
-    source = found.model, found.variant, found.version, found.reason
-    return json_response(DetectAnswer(request.request_id, *source, objects, timings))
+DETECT = Endpoint("Find the objects in one image.", DetectAnswer, photos=PHOTOS)

@@ -6,18 +6,19 @@ from typing import Any
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import ServingError
-from nereid.models.publish.examination.examine import ExaminationRequest, FoundObject, Rejected, Survey
-from nereid.models.publish.examination.samples import (
+from nereid.models.publish.examination import (
     Arrays,
-    Change,
-    Sample,
+    ExaminationRequest,
+    NetworkInput,
+    OutputChange,
+    Rejected,
+    Survey,
     golden_samples,
     image_pair,
     is_close,
 )
 from nereid.repository.onnx_file import OnnxFile
-from nereid.tasks.detect.detector import Detector, Objects, outputs_by_role
-from nereid.tasks.detect.matching import match
+from nereid.tasks.detect.detector import ObjectFinder, Objects, match_objects
 
 SCORE_SLACK = 0.01  # of half precision
 # Objects that a survey shows per image.
@@ -27,38 +28,39 @@ SHOWN = 10
 SEARCHED = 0.5
 
 
-class FoundObjects:
+class ComparedObjects:
     """Outputs that a `boxes` model turns into objects."""
 
     pair, is_same = staticmethod(image_pair), staticmethod(is_close)
 
-    def __init__(self, request: ExaminationRequest) -> None:
-        """Read the `boxes` model.
+    @staticmethod
+    def fits(request: ExaminationRequest) -> bool:
+        """Return whether a `boxes` model follows the network."""
+        return request.after is not None
 
-        Raises:
-            InvalidConfig: it is invalid, or does not fit the network.
-        """
+    def __init__(self, request: ExaminationRequest) -> None:
+        """Read the `boxes` model; InvalidConfig if it does not fit the network."""
         assert request.after is not None
         self._request = request
-        self._detector = Detector.from_config(ModelConfig.from_file(request.after, request.after_version))
+        self._detector = ObjectFinder.from_config(ModelConfig.from_file(request.after, request.after_version))
         threshold = self._detector.score_threshold
         self._lenient = replace(self._detector, score_threshold=threshold * SEARCHED)
 
-    def samples(self, config: ModelConfig) -> list[Sample]:
+    def samples(self, config: ModelConfig) -> list[NetworkInput]:
         """Return the golden images."""
         return golden_samples(self._request, config)
 
     def first_run(
-        self, file: OnnxFile, samples: Sequence[Sample], outputs: Sequence[Arrays], can_batch: bool
+        self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
     ) -> Survey:
         """Return the objects in each image."""
         for each in zip(samples, outputs, strict=True):
             self._check_meaning(*each)
-        found = (self._find(self._detector, *each) for each in zip(samples, outputs, strict=True))
-        return Survey(can_batch, objects=tuple(self._named(each) for each in found))
+        objects = (self._find(self._detector, *each) for each in zip(samples, outputs, strict=True))
+        return Survey(can_batch, results=tuple(self._named(each) for each in objects))
 
     def notes(
-        self, config: ModelConfig, samples: Sequence[Sample], outputs: Sequence[Arrays]
+        self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> Iterator[str]:
         """Yield a note if no object is found: such an image compares nothing."""
         for sample, arrays in zip(samples, outputs, strict=True):
@@ -66,49 +68,49 @@ class FoundObjects:
                 yield f"no object is found in {sample.name}; fix: --images with photos of your objects"
 
     def changes(
-        self, samples: Sequence[Sample], before: Sequence[Arrays], after: Sequence[Arrays]
-    ) -> Iterator[Change]:
+        self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
+    ) -> Iterator[OutputChange]:
         """Yield the difference of each object: that of its score, or 1 - IoU of its box if that is more."""
         for each in zip(samples, before, after, strict=True):
             yield from self._changes(*each)
 
-    def _changes(self, sample: Sample, before: Arrays, after: Arrays) -> Iterator[Change]:
+    def _changes(self, sample: NetworkInput, before: Arrays, after: Arrays) -> Iterator[OutputChange]:
         old, new = (self._find(self._lenient, sample, each) for each in (before, after))
-        for pair in match(old, new):
+        for pair in match_objects(old, new):
             scores = [
                 each.scores[at] for each, at in zip((old, new), pair.places, strict=True) if at is not None
             ]
             if max(scores) >= self._detector.score_threshold:
                 was, now = (self._text(each, at) for each, at in zip((old, new), pair.places, strict=True))
-                yield Change(pair.difference, f"object in {sample.name}: expected {was}, got {now}")
+                yield OutputChange(pair.difference, f"object in {sample.name}: expected {was}, got {now}")
 
-    def _check_meaning(self, sample: Sample, outputs: Arrays) -> None:
+    def _check_meaning(self, sample: NetworkInput, outputs: Arrays) -> None:
         """Refuse numbers that no detector means as scores, or as boxes in pixels."""
-        rows, head = outputs_by_role(self._detector, outputs), self._detector.head
+        rows, head = self._detector.by_role(outputs), self._detector.head
         try:
-            found = head.candidates(rows, self._detector.score_threshold)
+            candidates = head.candidates(rows, self._detector.score_threshold)
         except ServingError as error:
             raise Rejected(f"{sample.name}: {error}") from None
         fix = f"the outputs are not those of head {head.name}; fix: --head with another one"
-        if (highest := found.scores.max(initial=0)) > 1 + SCORE_SLACK:
+        if (highest := candidates.scores.max(initial=0)) > 1 + SCORE_SLACK:
             raise Rejected(f"{sample.name}: expected scores up to 1, got {highest:.4g}: {fix}")
-        sides = found.boxes[:, 2:] - found.boxes[:, :2]
+        sides = candidates.boxes[:, 2:] - candidates.boxes[:, :2]
         if len(sides) and sides.max() < 1:
             raise Rejected(
                 f"{sample.name}: expected boxes in pixels, got {len(sides)} smaller than one: {fix}"
             )
 
-    def _find(self, detector: Detector, sample: Sample, outputs: Arrays) -> Objects:
+    def _find(self, detector: ObjectFinder, sample: NetworkInput, outputs: Arrays) -> Objects:
         try:
             size_wh = detector.upright_size(sample.encoded)
-            return detector.find(size_wh, outputs_by_role(detector, outputs))
+            return detector.find(size_wh, detector.by_role(outputs))
         except ServingError as error:
             raise Rejected(f"{sample.name}: {error}") from None
 
-    def _named(self, found: Objects) -> tuple[FoundObject, ...]:
+    def _named(self, found: Objects) -> tuple[dict[str, Any], ...]:
         rows = zip(found.classes[:SHOWN], found.scores[:SHOWN], found.boxes[:SHOWN], strict=True)
         return tuple(
-            FoundObject(self._detector.label(int(index)), float(score), _corners(box))
+            {"label": self._detector.label(int(index)), "score": float(score), "box": [*map(float, box)]}
             for index, score, box in rows
         )
 
@@ -117,8 +119,3 @@ class FoundObjects:
             return "none"
         places = ", ".join(f"{each:.0f}" for each in found.boxes[at])
         return f"'{self._detector.label(int(found.classes[at]))}' {found.scores[at]:.2f} at {places}"
-
-
-def _corners(box: Any) -> tuple[float, float, float, float]:
-    left, top, right, bottom = map(float, box)
-    return left, top, right, bottom

@@ -6,8 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from nereid.base.serving_errors import InferenceFailed
-from nereid.tasks.detect.decoding import STRIDES_PX, Candidates, Frame, Rows, used_rows
-from nereid.tasks.detect.layouts import ANCHORS_PER_CELL, LAYOUTS, Layout, Output, grid_cells
+from nereid.tasks.detect.layouts import (
+    ANCHORS_PER_CELL,
+    LAYOUTS,
+    STRIDES_PX,
+    Candidates,
+    Frame,
+    Layout,
+    NetworkOutput,
+    Rows,
+    grid_cells,
+    used_rows,
+)
 
 # Networks for large images have a fourth grid. Source: ultralytics/yolov5, models/hub/yolov5s6.yaml.
 GRIDS_PX = (STRIDES_PX, (*STRIDES_PX, 64))
@@ -30,7 +40,7 @@ class Head:
     """
 
     name: str
-    outputs: tuple[Output, ...]
+    outputs: tuple[NetworkOutput, ...]
     frame: Frame
 
     @property
@@ -41,7 +51,7 @@ class Head:
     @property
     def classes(self) -> int:
         """The number of classes; 0 if the shapes do not have it."""
-        return max(0, self.layout.count_classes(self.outputs))
+        return self.layout.count_classes(self.outputs)
 
     def candidates(self, rows: Rows, threshold: float) -> Candidates:
         """Return the candidates of one image with a score of at least `threshold`.
@@ -77,7 +87,7 @@ class Head:
                 )
 
 
-def find_head(outputs: Sequence[Output], frame: Frame, name: str = "", labels: int = 0) -> Head:
+def find_head(outputs: Sequence[NetworkOutput], frame: Frame, name: str = "", labels: int = 0) -> Head:
     """Return the head of a network.
 
     Args:
@@ -105,7 +115,7 @@ def find_head(outputs: Sequence[Output], frame: Frame, name: str = "", labels: i
     raise UnknownHead(f"expected the outputs of a detector, got {_described(outputs)}; known: {layouts}")
 
 
-def _named(outputs: Sequence[Output], frame: Frame, name: str) -> Head:
+def _named(outputs: Sequence[NetworkOutput], frame: Frame, name: str) -> Head:
     if name not in LAYOUTS:
         raise UnknownHead(f"invalid head: expected one of {', '.join(LAYOUTS)}, got '{name}'")
     roles = LAYOUTS[name].find(outputs)
@@ -117,7 +127,7 @@ def _named(outputs: Sequence[Output], frame: Frame, name: str) -> Head:
     return Head(name, roles, frame)
 
 
-def _is_certain(name: str, roles: Sequence[Output], frame: Frame, labels: int) -> bool:
+def _is_certain(name: str, roles: Sequence[NetworkOutput], frame: Frame, labels: int) -> bool:
     """Return whether outputs of this form have only this layout."""
     cells = {grid_cells(frame, strides) for strides in GRIDS_PX}
     anchored = {ANCHORS_PER_CELL * each for each in cells}
@@ -149,6 +159,6 @@ def _cells(cells: int, frame: Frame, got: int) -> str:
     return f"expected {cells:,} anchors, one per cell of {size} pixels with strides 8, 16, 32, got {got:,}"
 
 
-def _described(outputs: Sequence[Output]) -> str:
+def _described(outputs: Sequence[NetworkOutput]) -> str:
     shapes = (f"'{each.name}' {each.datatype.removeprefix('TYPE_')} {['N', *each.dims]}" for each in outputs)
     return ", ".join(shapes).replace("'N'", "N") or "none"

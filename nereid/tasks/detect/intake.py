@@ -1,37 +1,87 @@
 """Detection: outputs with boxes and scores, in one of the layouts of `nereid.tasks.detect`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nereid.base.contract import BOX, LABEL, MAX_OBJECTS, SCORE
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.candidate import LABELS
-from nereid.models.publish.configs import Addition, LastStep, Names
-from nereid.models.publish.examination.examine import Survey
+from nereid.models.publish.configs import Addition, LastStep, ModelNames
+from nereid.models.publish.examination import Survey
 from nereid.models.publish.intake import adaptation
-from nereid.models.publish.intake.adaptation import Activation, Adapted, Choices
-from nereid.models.publish.intake.graph_edits import COLOURS
-from nereid.models.publish.intake.image_input import Images, returns_one_image
-from nereid.models.publish.intake.network_facts import NetworkFacts, Size
-from nereid.models.publish.intake.serving_settings import ServingSettings, Tensor, is_grey, read_input
+from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.chosen_task import InputKind
+from nereid.models.publish.intake.graph_edits import COLOURS, Activation, add_batch
+from nereid.models.publish.intake.network_facts import (
+    ANY_SIZE,
+    ULTRALYTICS,
+    NetworkFacts,
+    Noted,
+    Size,
+    literal,
+    ultralytics_size,
+)
+from nereid.models.publish.intake.serving_settings import (
+    Images,
+    ServedTensor,
+    ServingSettings,
+    is_grey,
+    read_input,
+)
 from nereid.repository import onnx_file
-from nereid.tasks.detect.decoding import Frame
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
-from nereid.tasks.detect.layouts import Output
+from nereid.tasks.detect.layouts import LAYOUTS, Frame, NetworkOutput
+from nereid.vision.imaging.preprocess_settings import PRESETS
 from nereid.vision.inference.signature import Signature
 
+# Photos of COCO have a longer side of 640 pixels.
+USUAL_SIZE = (640, 640)
 RESULTS = (
-    Tensor(BOX, "TYPE_FP32", (-1, 4)),
-    Tensor(SCORE, "TYPE_FP32", (-1,)),
-    Tensor(LABEL, "TYPE_STRING", (-1,)),
+    ServedTensor(BOX, "TYPE_FP32", (-1, 4)),
+    ServedTensor(SCORE, "TYPE_FP32", (-1,)),
+    ServedTensor(LABEL, "TYPE_STRING", (-1,)),
 )
 
 
-class Detection:
+def returns_one_image(signature: Signature) -> bool:
+    """Return whether results have no batch, as those of torchvision's detectors."""
+    outputs = [
+        NetworkOutput(name, tensor.datatype, tensor.shape) for name, tensor in signature.outputs.items()
+    ]
+    ranks = [len(tensor.shape) for tensor in signature.inputs.values()]
+    return ranks in ([3], [4]) and bool(LAYOUTS["torchvision"].find(outputs))
+
+
+def usual_size(signature: Signature) -> Size:
+    """Return the size for a network that resizes its images itself; zeros for others."""
+    is_tensorflow = LAYOUTS["tensorflow"].find([NetworkOutput(name, "", ()) for name in signature.outputs])
+    return USUAL_SIZE if is_tensorflow or returns_one_image(signature) else ANY_SIZE
+
+
+class DetectorIntake:
     """Networks that return boxes; a model of the backend `boxes` turns their outputs into objects."""
 
-    name = "detect"
-    input = Images()
+    name, rank, results = "detect", 20, "objects"
+    input: InputKind = Images(usual_size)
+    has_one_form = leaves_out_by_score = False
+
+    @staticmethod
+    def noted(metadata: Mapping[str, str]) -> Noted | None:
+        """Return the head, and a letterbox, or for RT-DETR the plain size."""
+        if metadata.get("task") != "detect":
+            return None
+        exported = literal(metadata.get("args", ""))
+        has_nms = isinstance(exported, dict) and bool(exported.get("nms"))
+        is_rtdetr = "rtdetr" in metadata.get("description", "").lower()
+        head = ""
+        if metadata.get("end2end") == "True" or has_nms:
+            head = "nms"
+        elif is_rtdetr:
+            # Since Ultralytics notes the head, the decoder returns the best class of each row only.
+            head = "rtdetr_best" if metadata.get("head") == "RTDETRDecoder" else "rtdetr"
+        preset = PRESETS["rtdetr" if is_rtdetr else "yolo"]
+        return Noted(preset, ULTRALYTICS, ultralytics_size(metadata), head)
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or the outputs have exactly one layout."""
@@ -39,7 +89,7 @@ class Detection:
             return facts.task == self.name
         if returns_one_image(facts.signature):
             return True
-        shapes = [each.shape for each in facts.signature.inputs.values()]
+        shapes = [tensor.shape for tensor in facts.signature.inputs.values()]
         if len(shapes) != 1 or len(shapes[0]) != 4:
             return False
         sides = shapes[0][1:3] if shapes[0][3] in COLOURS and shapes[0][1] not in COLOURS else shapes[0][2:]
@@ -53,58 +103,76 @@ class Detection:
     def adapt(
         self,
         path: Path,
-        choices: Choices,
+        choices: NetworkChoices,
         activation: Activation = "none",
         names: Sequence[str] | None = None,
     ) -> Adapted:
         """Change a file to [N,3,H,W] in and outputs of N rows; numbers become FP32."""
         is_unbatched = returns_one_image(onnx_file.read(path).signature)
-        changes = adaptation.add_batch_to_file(path) if is_unbatched else []
+        changes = adaptation.edit_file(path, add_batch) if is_unbatched else []
         changes += adaptation.adapt_outputs_of_file(path, choices.size)
         signature = onnx_file.read(path).signature
         if not names:
             return Adapted(tuple(signature.outputs), changes)
         image, head, _ = _read(signature, choices, 0)
-        present = [image.name, *(each.name for each in head.outputs)]
+        present = [image.name, *(output.name for output in head.outputs)]
         return Adapted(tuple(names[1:]), [*changes, *adaptation.rename_file(path, present, names)])
 
     def settings(
-        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
+        self,
+        facts: NetworkFacts,
+        signature: Signature,
+        outputs: Sequence[str],
+        choices: NetworkChoices,
+        labels: int,
     ) -> ServingSettings:
-        """Read the input, and the outputs that the head uses.
-
-        Raises:
-            WrongUsage: no layout fits, or it is not certain; or the input is no image.
-        """
+        """Read the input, and the outputs that the head uses."""
         image, head, is_last = _read(signature, choices, labels)
-        for each in head.outputs:
-            if not signature.outputs[each.name].can_batch:
-                found = onnx_file.describe(signature.outputs[each.name])
-                raise WrongUsage(f"output '{each.name}': expected rows of a batch, got {found}")
-        used = tuple(Tensor(each.name, each.datatype, each.dims) for each in head.outputs)
-        return ServingSettings(image, used, is_last, is_grey(facts.signature), head.classes, head.name)
+        for output in head.outputs:
+            if not signature.outputs[output.name].can_batch:
+                given = onnx_file.describe(signature.outputs[output.name])
+                raise WrongUsage(f"output '{output.name}': expected rows of a batch, got {given}")
+        used = tuple(ServedTensor(output.name, output.datatype, output.dims) for output in head.outputs)
+        return ServingSettings(
+            image,
+            used,
+            is_last,
+            is_grey(facts.signature),
+            head.classes,
+            head.name,
+            LAYOUTS[head.name].preprocessing,
+        )
 
-    def models(self, names: Names, settings: ServingSettings, choices: Choices) -> Addition:
+    def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
         """Return an ensemble with a model of the backend `boxes` at the end."""
         labels = {"labels": LABELS} if settings.has_labels else {}
         parameters = {"head": settings.head, **labels, **choices.last_step}
-        return Addition(names, settings, LastStep(f"{names.route}_boxes", "boxes", RESULTS, parameters))
+        last = LastStep(f"{names.route}_boxes", "boxes", RESULTS, parameters)
+        return Addition(names, settings, last=last)
 
-    def activation(self, choices: Choices, seen: Survey) -> Activation:
+    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
         """Return none: the head knows which outputs are probabilities."""
         return "none"
 
-    def rows(self, settings: ServingSettings, seen: Survey) -> list[tuple[str, str]]:
+    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
         """Return the head, and the bound of the objects."""
         classes = f"{settings.classes} classes" if settings.classes else "any number of classes"
         return [("head", f"{settings.head}, {classes}"), ("objects", f"at most {MAX_OBJECTS} per image")]
 
+    def shown(self, results: Sequence[Any]) -> str:
+        """Return label, score and box of each object."""
+        return ", ".join(map(_object, results)) or "no object"
 
-def _outputs(signature: Signature) -> list[Output]:
-    return [Output(each, about.datatype, about.shape[1:]) for each, about in signature.outputs.items()]
+
+def _object(found: Mapping[str, Any]) -> str:
+    return f"{found['label']} {found['score']:.2f} at {', '.join(f'{side:.0f}' for side in found['box'])}"
 
 
-def _read(signature: Signature, choices: Choices, labels: int) -> tuple[Tensor, Head, bool]:
+def _outputs(signature: Signature) -> list[NetworkOutput]:
+    return [NetworkOutput(each, about.datatype, about.shape[1:]) for each, about in signature.outputs.items()]
+
+
+def _read(signature: Signature, choices: NetworkChoices, labels: int) -> tuple[ServedTensor, Head, bool]:
     """Return the input and the head of a network, and whether its layout is NHWC; errors as `settings`."""
     image, is_last = read_input(signature.inputs, choices.size)
     height, width = image.dims[:2] if is_last else image.dims[1:]

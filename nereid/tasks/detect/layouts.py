@@ -1,11 +1,186 @@
-"""The layouts in which detectors return objects: how each is recognised, and what decodes it."""
+"""The layouts in which detectors return objects: how each is recognised and decoded to candidates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nereid.tasks.detect import decoding
-from nereid.tasks.detect.decoding import STRIDES_PX, Decode, Frame
+import numpy as np
+
+# Pixels per cell of the grids on which YOLO networks predict.
+# Source: Megvii-BaseDetection/YOLOX, models/yolo_head.py.
+STRIDES_PX = (8, 16, 32)
+# A larger exponent is beyond any image, and overflows.
+MAX_EXPONENT = 80.0
+
+
+class Frame(NamedTuple):
+    """Height and width of the network's input, in pixels."""
+
+    height_px: int
+    width_px: int
+
+
+class Candidates(NamedTuple):
+    """Possible objects of one image.
+
+    Attributes:
+        boxes: float64[K, 4]: left, top, right, bottom in pixels of the network's input.
+        scores: float32[K].
+        classes: int64[K].
+    """
+
+    boxes: np.ndarray
+    scores: np.ndarray
+    classes: np.ndarray
+
+
+Rows = Sequence[np.ndarray]
+Decode = Callable[[Rows, Frame, float], Candidates]
+
+
+def yolov5(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode [A, 5 + C]: centre, size in pixels, objectness, probability of each class."""
+    (found,) = rows
+    found = found[found[:, 4] >= threshold]
+    classes, best = _best(found[:, 5:])
+    scores = found[:, 4] * best
+    is_likely = scores >= threshold
+    boxes = _corners(found[is_likely, :4].astype(np.float64))
+    return Candidates(boxes, scores[is_likely], classes[is_likely])
+
+
+def yolox(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode [A, 5 + C]: as YOLOv5, but offsets in cells and logarithms of sizes in cells."""
+    (found,) = rows
+    is_likely = found[:, 4] >= threshold
+    found, cells = found[is_likely], cell_places(frame)[is_likely]
+    strides_px = cells[:, 2:]
+    raw = found[:, :4].astype(np.float64)
+    centers = (raw[:, :2] + cells[:, :2]) * strides_px
+    sizes = np.exp(np.minimum(raw[:, 2:], MAX_EXPONENT)) * strides_px
+    classes, best = _best(found[:, 5:])
+    scores = found[:, 4] * best
+    kept = scores >= threshold
+    boxes = _corners(np.concatenate([centers, sizes], axis=1)[kept])
+    return Candidates(boxes, scores[kept], classes[kept])
+
+
+def cell_places(frame: Frame) -> np.ndarray:
+    """Return column, row and stride of every cell, float64[cells, 3], in the order of YOLOX."""
+    parts = []
+    for stride in STRIDES_PX:
+        rows, columns = np.mgrid[: frame.height_px // stride, : frame.width_px // stride]
+        parts.append(np.stack([columns.ravel(), rows.ravel(), np.full(rows.size, stride)], axis=1))
+    places: np.ndarray = np.concatenate(parts).astype(np.float64)
+    return places
+
+
+def yolov8(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode [4 + C, A]: centre, size in pixels, probability of each class; no objectness."""
+    (found,) = rows
+    scores = found[4:].max(0)
+    is_likely = scores >= threshold
+    classes = found[4:, is_likely].argmax(0)
+    boxes = _corners(found[:4, is_likely].T.astype(np.float64))
+    return Candidates(boxes, scores[is_likely], classes)
+
+
+def detr(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode logits [Q, C + 1], the last class being no object, and boxes [Q, 4]."""
+    logits, boxes = rows
+    powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    probabilities = powers / powers.sum(1, keepdims=True)
+    return _queries(probabilities[:, :-1], boxes, frame, threshold)
+
+
+def detr_sigmoid(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode logits [Q, C] of independent classes, and boxes [Q, 4]."""
+    logits, boxes = rows
+    powers = np.exp(-np.abs(logits.astype(np.float64)))
+    return _queries(np.where(logits >= 0, 1, powers) / (1 + powers), boxes, frame, threshold)
+
+
+def _queries(probabilities: np.ndarray, boxes: np.ndarray, frame: Frame, threshold: float) -> Candidates:
+    """Return candidates from probabilities [Q, C] and boxes [Q, 4]: centre and size as parts of the frame."""
+    classes, best = _best(probabilities)
+    scores = best.astype(np.float32)
+    kept = scores >= threshold
+    height, width = frame
+    sized = boxes[kept].astype(np.float64) * (width, height, width, height)
+    return Candidates(_corners(sized), scores[kept], classes[kept])
+
+
+def cornered(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode probabilities [A, C], and boxes [A, 4]: corners in pixels."""
+    scores, boxes = rows
+    classes, best = _best(scores)
+    kept = best >= threshold
+    return Candidates(boxes[kept].astype(np.float64), best[kept], classes[kept])
+
+
+def fractions(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode [Q, 4 + C]: centre and size as parts of the frame, probability of each class."""
+    (found,) = rows
+    return _queries(found[:, 4:], found[:, :4], frame, threshold)
+
+
+def fractions_best(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode [Q, 6]: centre and size as parts of the frame, score, class."""
+    (found,) = rows
+    found = found[found[:, 4] >= threshold]
+    sized = found[:, :4].astype(np.float64) * ([frame.width_px, frame.height_px] * 2)
+    return Candidates(_corners(sized), found[:, 4], found[:, 5].astype(np.int64))
+
+
+def tensorflow(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode number, boxes [M, 4]: top, left, bottom, right as parts of the frame, scores, classes from 1."""
+    boxes, scores, classes = _suppressed_parts(rows)
+    kept = (scores >= threshold) & (classes >= 1)
+    height, width = frame
+    corners = boxes[kept][:, [1, 0, 3, 2]].astype(np.float64) * (width, height, width, height)
+    return Candidates(corners, scores[kept], classes[kept].astype(np.int64) - 1)
+
+
+def suppressed(rows: Rows, frame: Frame, threshold: float) -> Candidates:
+    """Decode the result of a network with NMS inside: corners in pixels of its input."""
+    boxes, scores, classes = _suppressed_parts(rows)
+    kept = (scores >= threshold) & (classes >= 0)
+    return Candidates(boxes[kept].astype(np.float64), scores[kept], classes[kept].astype(np.int64))
+
+
+def _suppressed_parts(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    if len(rows) == 4:
+        number, boxes, scores, classes = rows
+        count = max(0, int(number.reshape(-1)[0]))
+        return boxes[:count], scores[:count], classes[:count]
+    if len(rows) == 3:
+        boxes, scores, classes = rows
+        return boxes, scores, classes
+    if len(rows) == 2:
+        found, classes = rows
+        return found[:, :4], found[:, 4], classes
+    (found,) = rows
+    scores = found[:, 4] if found.shape[1] == 6 else found[:, 4] * found[:, 5]
+    return found[:, :4], scores, found[:, -1]
+
+
+def used_rows(rows: Rows) -> Rows:
+    """Return the rows that have a meaning: the others of a network with NMS inside may hold anything."""
+    if len(rows) < 4:
+        return rows
+    count = max(0, int(rows[0].reshape(-1)[0]))
+    return [rows[0], *(each[:count] for each in rows[1:])]
+
+
+def _best(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    classes = scores.argmax(1)
+    return classes, np.take_along_axis(scores, classes[:, None], 1)[:, 0]
+
+
+def _corners(boxes: np.ndarray) -> np.ndarray:
+    half = boxes[:, 2:] / 2
+    return np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+
 
 # Outputs of TensorFlow's Object Detection API. Source: tensorflow/models, object_detection/exporter.py.
 TENSORFLOW = ("num_detections", "detection_boxes", "detection_scores", "detection_classes")
@@ -13,12 +188,15 @@ TENSORFLOW = ("num_detections", "detection_boxes", "detection_scores", "detectio
 ANCHORS_PER_CELL = 3
 
 
-class Output(NamedTuple):
+class NetworkOutput(NamedTuple):
     """An output of a network: name, Triton's datatype, dims without the batch, -1 for variable ones."""
 
     name: str
     datatype: str
     dims: tuple[int, ...]
+
+
+Find = Callable[[Sequence[NetworkOutput]], tuple[NetworkOutput, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +207,26 @@ class Layout:
         form: the outputs as messages show them.
         find: returns the outputs by their role; () if the layout does not fit.
         decode: one image's outputs by role, the frame and the smallest score to candidates.
-        count_classes: number of classes, from the outputs by role; 0 if the shapes do not have it.
+        classes: axis of the first output with the classes, and its other entries; () if the shapes have none.
         suppresses: whether the network has removed boxes of the same object itself.
         first_class: the network's number of its first class.
         preprocessing: what is left to do in front of a network that resizes or normalises its images itself.
     """
 
     form: str
-    find: Callable[[Sequence[Output]], tuple[Output, ...]]
+    find: Find
     decode: Decode
-    count_classes: Callable[[Sequence[Output]], int] = lambda found: 0
+    classes: tuple[int, int] | tuple[()] = ()
     suppresses: bool = False
     first_class: int = 0
     preprocessing: Mapping[str, str] = field(default_factory=dict)
+
+    def count_classes(self, outputs: Sequence[NetworkOutput]) -> int:
+        """Return the number of classes from the outputs by role; 0 if the shapes do not have it."""
+        if not self.classes:
+            return 0
+        axis, others = self.classes
+        return max(0, outputs[0].dims[axis] - others)
 
 
 def grid_cells(frame: Frame, strides_px: Sequence[int] = STRIDES_PX) -> int:
@@ -49,23 +234,21 @@ def grid_cells(frame: Frame, strides_px: Sequence[int] = STRIDES_PX) -> int:
     return sum((frame.height_px // stride) * (frame.width_px // stride) for stride in strides_px)
 
 
-def _only_matrix(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    """Return the only output with two dims; some exports return the grids, too."""
-    found = [each for each in outputs if len(each.dims) == 2]
-    return tuple(found) if len(found) == 1 else ()
+def _matrix(fits: Callable[[tuple[int, ...]], bool]) -> Find:
+    """Find the only output with two dims, if they fit; some exports return the grids, too."""
+
+    def find(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
+        matrices = [output for output in outputs if len(output.dims) == 2]
+        return tuple(matrices) if len(matrices) == 1 and fits(matrices[0].dims) else ()
+
+    return find
 
 
-def _find_rows(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    found = _only_matrix(outputs)
-    return found if found and found[0].dims[1] > 5 else ()
+_find_rows = _matrix(lambda dims: dims[1] > 5)
+_find_columns = _matrix(lambda dims: dims[0] > 4)
 
 
-def _find_columns(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    found = _only_matrix(outputs)
-    return found if found and found[0].dims[0] > 4 else ()
-
-
-def _find_queries(outputs: Sequence[Output]) -> tuple[Output, ...]:
+def _find_queries(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return logits [Q, K] and boxes [Q, 4]; other outputs, such as hidden states, are skipped."""
     matrices = [each for each in outputs if len(each.dims) == 2]
     boxes = [
@@ -81,29 +264,19 @@ def _find_queries(outputs: Sequence[Output]) -> tuple[Output, ...]:
     return logits[0], boxes[0]
 
 
-def _find_fractions(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    found = _only_matrix(outputs)
-    return found if found and found[0].dims[1] > 4 else ()
-
-
-def _find_best(outputs: Sequence[Output]) -> tuple[Output, ...]:
-    found = _only_matrix(outputs)
-    return found if found and found[0].dims[1] == 6 else ()
-
-
-def _find_torchvision(outputs: Sequence[Output]) -> tuple[Output, ...]:
+def _find_torchvision(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return boxes [M, 4], scores [M], classes [M]; exporters choose names and order."""
     kinds = {(each.datatype, each.dims[1:] if each.dims else (0,)): each for each in outputs}
     wanted = (("TYPE_FP32", (4,)), ("TYPE_FP32", ()), ("TYPE_INT64", ()))
     return tuple(kinds[each] for each in wanted) if len(outputs) == 3 and kinds.keys() == {*wanted} else ()
 
 
-def _find_tensorflow(outputs: Sequence[Output]) -> tuple[Output, ...]:
+def _find_tensorflow(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     by_name = {each.name.partition(":")[0]: each for each in outputs}
     return tuple(by_name[name] for name in TENSORFLOW) if by_name.keys() >= set(TENSORFLOW) else ()
 
 
-def _find_suppressed(outputs: Sequence[Output]) -> tuple[Output, ...]:
+def _find_suppressed(outputs: Sequence[NetworkOutput]) -> tuple[NetworkOutput, ...]:
     """Return [M, 6 or 7]; or [M, 5] and classes [M]; or the number, boxes [M, 4], scores [M], classes [M]."""
     matrices = [each for each in outputs if len(each.dims) == 2]
     vectors = [each for each in outputs if len(each.dims) == 1 and each.dims != (1,)]
@@ -127,52 +300,31 @@ def _find_suppressed(outputs: Sequence[Output]) -> tuple[Output, ...]:
 
 
 LAYOUTS: Mapping[str, Layout] = {
-    "yolov5": Layout(
-        "[N,anchors,5+classes]", _find_rows, decoding.yolov5, lambda found: found[0].dims[1] - 5
-    ),
-    "yolov8": Layout(
-        "[N,4+classes,anchors]", _find_columns, decoding.yolov8, lambda found: found[0].dims[0] - 4
-    ),
-    "yolox": Layout(
-        "[N,anchors,5+classes], not decoded", _find_rows, decoding.yolox, lambda found: found[0].dims[1] - 5
-    ),
-    "detr": Layout(
-        "logits [N,Q,classes+1] and boxes [N,Q,4]",
-        _find_queries,
-        decoding.detr,
-        lambda found: found[0].dims[1] - 1,
-        suppresses=True,
-    ),
+    "yolov5": Layout("[N,anchors,5+classes]", _find_rows, yolov5, (1, 5)),
+    "yolov8": Layout("[N,4+classes,anchors]", _find_columns, yolov8, (0, 4)),
+    "yolox": Layout("[N,anchors,5+classes], not decoded", _find_rows, yolox, (1, 5)),
+    "detr": Layout("logits [N,Q,classes+1] and boxes [N,Q,4]", _find_queries, detr, (1, 1), suppresses=True),
     "detr_sigmoid": Layout(
-        "logits [N,Q,classes] and boxes [N,Q,4]",
-        _find_queries,
-        decoding.detr_sigmoid,
-        lambda found: found[0].dims[1],
-        suppresses=True,
+        "logits [N,Q,classes] and boxes [N,Q,4]", _find_queries, detr_sigmoid, (1, 0), suppresses=True
     ),
-    "yolonas": Layout(
-        "boxes [N,anchors,4] and scores [N,anchors,classes]",
-        _find_queries,
-        decoding.cornered,
-        lambda found: found[0].dims[1],
-    ),
+    "yolonas": Layout("boxes [N,anchors,4] and scores [N,anchors,classes]", _find_queries, cornered, (1, 0)),
     "rtdetr": Layout(
         "[N,Q,4+classes], boxes as parts of the image",
-        _find_fractions,
-        decoding.fractions,
-        lambda found: found[0].dims[1] - 4,
+        _matrix(lambda dims: dims[1] > 4),
+        fractions,
+        (1, 4),
         suppresses=True,
     ),
     "rtdetr_best": Layout(
         "[N,Q,6]: boxes as parts of the image, score, class",
-        _find_best,
-        decoding.fractions_best,
+        _matrix(lambda dims: dims[1] == 6),
+        fractions_best,
         suppresses=True,
     ),
     "tensorflow": Layout(
         ", ".join(TENSORFLOW),
         _find_tensorflow,
-        decoding.tensorflow,
+        tensorflow,
         suppresses=True,
         first_class=1,
         preprocessing={"resize": "exact"},
@@ -180,7 +332,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "torchvision": Layout(
         "boxes [N,M,4], scores [N,M] and INT64 classes [N,M]",
         _find_torchvision,
-        decoding.suppressed,
+        suppressed,
         suppresses=True,
         # Source: torchvision, models/detection/transform.py; the network resizes and normalises.
         preprocessing={"resize": "exact", "scale": str(1 / 255)},
@@ -188,7 +340,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "nms": Layout(
         "[N,M,6 or 7], or [N,M,5] and classes [N,M], or number, boxes [N,M,4], scores, classes [N,M]",
         _find_suppressed,
-        decoding.suppressed,
+        suppressed,
         suppresses=True,
     ),
 }

@@ -100,7 +100,6 @@ def _labels(outputs: Arrays) -> np.ndarray:
 
 
 def _lone(outputs: Arrays, matched: set[int]) -> bool:
-    """Return whether an object that is sure has no partner."""
     sure = np.flatnonzero(outputs[SCORE].ravel() >= SURE_SCORE)
     return any(int(each) not in matched for each in sure)
 

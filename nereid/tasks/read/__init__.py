@@ -4,8 +4,16 @@ from dataclasses import replace
 
 from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY
 from nereid.base.contract import BOX, CONFIDENCE, FIELD, TEXT
-from nereid.tasks.task import CommandTexts, Task
+from nereid.tasks.task import CommandTexts, Task, TaskBackend
 
+# Parameters that name the networks, each with its `…_version`. The recogniser is `network`, as elsewhere: the
+# one that is published again.
+PARTS = ("detect", "direction", "network")
+# A process that reads text keeps the activations of its largest image. PSS of both processes of
+# `read_text_v1` in profile `cpu`, by hand (AMD EPYC, 2026-11-26), after 40 waybills of `tests.waybills` of
+# 0.15 to 0.95 megapixels: 542 and 517 MB one at a time, 681 and 607 MB with 8 in flight. After 4 megapixels
+# it was 1.7 GB (2026-11-25).
+READER_BYTES = 680_000_000
 READ = Task(
     name="read",
     work="reads text",
@@ -16,6 +24,7 @@ READ = Task(
     path="/v1/read",
     repository=TEXT_REPOSITORY,
     fix=f"nereid serve --task read, then here --repository '{TEXT_REPOSITORY}'",
+    backend=TaskBackend("text_reader", PARTS, "served", READER_BYTES),
     sample=PARCEL_LABEL,
     command=CommandTexts(
         help="Read the text of images on a running server; a model for documents prints its fields, too.",
@@ -23,14 +32,20 @@ READ = Task(
         note="An image without text is not a failure.",
         draws=True,
     ),
+    network="the characters of lines",
     faces={
         "outputs": "read.outputs:outputs_of",
         "result": "read.result:READINGS",
         "client": "read.client:Reader",
         "async_client": "read.client:AsyncReader",
         "view": "read.view:VIEW",
-        "intake": "read.intake:Reading",
-        "examination": "read.examination:ReadLines",
+        "endpoint": "read.endpoint:READ",
+        "intake": "read.intake:ReaderIntake",
+        "examination": "read.examination:ComparedLines",
+        "settings": "read.reading_settings:ReadingSettings",
+        "check": "read.check:check",
+        "metrics": "read.metrics:METRICS",
+        "stages": "read.stages:MEANINGS",
     },
     public={"client": ("Reader", "AsyncReader"), "result": ("Correction", "Field", "Reading", "TextLine")},
 )
@@ -41,6 +56,8 @@ WAYBILL = replace(
     outputs=(*READ.outputs, FIELD),
     path="/v1/waybill",
     extends=READ.name,
+    faces={**READ.faces, "endpoint": "read.endpoint:WAYBILL"},
+    network="",
     public={},
 )
 TASKS = READ, WAYBILL

@@ -25,7 +25,7 @@ _GS1 = {"]C1": "GS1-128", "]d2": "GS1 DataMatrix", "]Q3": "GS1 QR Code"}
 
 
 @dataclass(frozen=True, slots=True)
-class Barcode:
+class FoundBarcode:
     """One barcode.
 
     Attributes:
@@ -44,7 +44,7 @@ class Barcode:
         return cv2.pointPolygonTest(self.box, (float(x), float(y)), measureDist=False) >= 0
 
 
-def find_barcodes(image: UprightImage) -> Sequence[Barcode]:
+def find_barcodes(image: UprightImage) -> Sequence[FoundBarcode]:
     """Return the barcodes of a page in any direction, from its top to its bottom."""
     grey = cv2.cvtColor(image.pixels, cv2.COLOR_RGB2GRAY)
     room = MAX_SIDE_PX / max(grey.shape)
@@ -55,7 +55,7 @@ def find_barcodes(image: UprightImage) -> Sequence[Barcode]:
     # The mean along upright bars has less noise, and keeps their edges.
     found = _read(grey) or _read(cv2.blur(grey, (1, BLUR_PX)))
     barcodes = [
-        Barcode(
+        FoundBarcode(
             each.text,
             _GS1.get(each.symbology_identifier, str(each.format)),
             _corners(each.position) * image.scale_xy / np.float32(scale),

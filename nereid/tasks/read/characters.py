@@ -1,12 +1,30 @@
-"""The characters of a recogniser, and the text of its outputs."""
+"""The characters of a recogniser, the text of its outputs, and a line of it."""
 
 import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from nereid.base.serving_errors import InvalidConfig
+from nereid.base.units import split_lines
+
+
+@dataclass(frozen=True, slots=True)
+class RecognisedLine:
+    """One line of text.
+
+    Attributes:
+        text: its characters.
+        confidence: mean probability of the characters, 0..1.
+        box: corners float32[4, 2] (x, y) in pixels of the upright image, clockwise from the text's top left.
+    """
+
+    text: str
+    confidence: float
+    box: np.ndarray
+
 
 BLANK = 0
 # The key of the dictionary in the metadata of PP-OCR's ONNX files: one character per line.
@@ -41,7 +59,7 @@ class Characters:
             raise InvalidConfig(
                 f"'{path}': expected the metadata '{KEY}' with one character per line, got none"
             )
-        return cls(split_characters(found))
+        return cls(split_lines(found))
 
     def decode(self, index: np.ndarray, probability: np.ndarray) -> list[tuple[str, float]]:
         """Return text and confidence of each line: repeated classes and blanks are left out (CTC).
@@ -59,14 +77,6 @@ class Characters:
         means = sums / np.maximum(counts, 1)
         texts = ("".join(self._characters[row[keep]]) for row, keep in zip(index, kept, strict=True))
         return [*zip(texts, means.tolist(), strict=True)]
-
-
-def split_characters(text: str) -> list[str]:
-    """Return the characters of a dictionary with one per line, without empty lines at its end.
-
-    Other line breaks of Unicode than LF and CR LF may be characters.
-    """
-    return text.replace("\r\n", "\n").rstrip("\n").split("\n")
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nereid.base.errors import WrongUsage
+from nereid.base.units import split_lines
 from nereid.repository import onnx_graph
-from nereid.tasks.read.characters import KEY, split_characters
+from nereid.tasks.read.characters import KEY
 
 # Origins of characters.
 FILE, LABELS, CURRENT = f"the file's metadata '{KEY}'", "--labels", "the current version"
@@ -27,7 +28,7 @@ class Classes(NamedTuple):
 def characters_of(model: Any) -> tuple[str, ...]:
     """Return the characters in a file's metadata; () if it has none."""
     text = onnx_graph.metadata(model).get(KEY)
-    return tuple(split_characters(text)) if text else ()
+    return tuple(split_lines(text)) if text else ()
 
 
 def choose(own: Sequence[str], given: Sequence[str], origin: str, classes: Classes) -> tuple[str, ...]:

@@ -1,20 +1,23 @@
 """`POST /v1/read` and `POST /v1/waybill`: the text of an image, and the fields of a document."""
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from nereid.gateway.answers import TimingsMs
-from nereid.gateway.failures import Failure, invalid_request
-from nereid.gateway.gateway_task import READ, WAYBILL, GatewayTask
+from nereid.base.assets import PARCEL_LABEL
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InvalidConfig
+from nereid.gateway.endpoint import ROUTE_PARAMETERS, Answered, Endpoint, Operation, TimingsMs
+from nereid.gateway.failures import Failure
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse, json_response
-from nereid.gateway.predict import ROUTE_PARAMETERS, answer_one
 from nereid.gateway.state import Gateway
-from nereid.tasks.read.result import Corners, Field, Reading
+from nereid.tasks.read.fields.specification import read_specification
+from nereid.tasks.read.reading_settings import ReadingSettings, fields_path
 from nereid.tasks.read.text_encoding import NotInEncoding, encode_gbk
 
-PARAMETERS = (*ROUTE_PARAMETERS, "encoding")
 UTF_8, _ = ENCODINGS = "utf-8", "gbk"
 # A point (x, y) and the four corners of a box.
 Point = Annotated[list[float], Meta(min_length=2, max_length=2)]
@@ -64,102 +67,86 @@ class BarcodeAnswer(Struct):
     elements: dict[str, str]
 
 
-class ReadAnswer(Struct):
+class ReadAnswer(Answered):
     """The lines of text in an image, in reading order, its barcodes, and the variant that answered."""
 
-    request_id: str
-    model: str
-    variant: str
-    version: str
-    reason: str
     lines: list[TextLineAnswer]
     barcodes: list[BarcodeAnswer]
     timings_ms: TimingsMs
 
 
-class WaybillAnswer(Struct):
+class WaybillAnswer(Answered):
     """The fields of a document, its lines of text, and the variant that answered."""
 
-    request_id: str
-    model: str
-    variant: str
-    version: str
-    reason: str
     fields: list[FieldAnswer]
     lines: list[TextLineAnswer]
     barcodes: list[BarcodeAnswer]
     timings_ms: TimingsMs
 
 
-async def read(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
-    """Read the text of one image."""
-    found, timings, encoding = await _found(gateway, request, READ)
-    return _encoded(ReadAnswer(*_source(request, found), _lines(found), _barcodes(found), timings), encoding)
+class DocumentField(Struct):
+    """A field that a reader of documents finds, and the carriers whose formats it knows."""
 
-
-async def waybill(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
-    """Read the fields of one document."""
-    found, timings, encoding = await _found(gateway, request, WAYBILL)
-    fields = [_field(each) for each in found.fields]
-    answer = WaybillAnswer(*_source(request, found), fields, _lines(found), _barcodes(found), timings)
-    return _encoded(answer, encoding)
+    name: str
+    required: bool
+    carriers: list[str]
 
 
 async def fields(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """List the fields that a model finds, and the carriers whose numbers it knows."""
-    found = await asyncio.to_thread(gateway.models.fields, request.model.name)
-    if found is None:
+    config = await asyncio.to_thread(gateway.models.source.config, request.model.name)
+    found = await asyncio.to_thread(fields_of, config) if config else []
+    if not found:
         raise Failure("not_found", f"this gateway does not know the fields of '{request.model.name}'")
     return json_response(found)
 
 
-async def _found(
-    gateway: Gateway, request: GatewayRequest, task: GatewayTask
-) -> tuple[Reading, TimingsMs, str]:
-    given = request.query(PARAMETERS)
-    encoding = given.get("encoding", UTF_8).lower()
-    if encoding not in ENCODINGS:
-        raise invalid_request(f"encoding must be one of {', '.join(ENCODINGS)}, got {encoding[:32]!r}")
-    found, timings = await answer_one(gateway, request, task, given)
-    return found, timings, encoding
-
-
-def _source(request: GatewayRequest, found: Reading) -> tuple[str, str, str, str, str]:
-    return request.request_id, found.model, found.variant, found.version, found.reason
-
-
-def _lines(found: Reading) -> list[TextLineAnswer]:
-    return [TextLineAnswer(line.text, line.confidence, _box(line.box)) for line in found.lines]
-
-
-def _barcodes(found: Reading) -> list[BarcodeAnswer]:
+def fields_of(config: ModelConfig) -> list[DocumentField]:
+    """Return the fields that a model finds; none if its file cannot be read, or it reads no documents."""
+    try:
+        path = fields_path(config, config.settings(ReadingSettings))
+        specified = read_specification(path).fields if path else ()
+    except (InvalidConfig, OSError):
+        return []
     return [
-        BarcodeAnswer(each.text, each.symbology, _box(each.box), each.elements) for each in found.barcodes
+        DocumentField(field.name, field.required, [carrier.name for carrier in field.carriers])
+        for field in specified
     ]
 
 
-def _field(field: Field) -> FieldAnswer:
-    corrected = [CorrectionAnswer(each.position, each.read, each.value) for each in field.corrected]
-    box = None if field.box is None else _box(field.box)
-    known = field.proof, field.carrier, field.certain, [*field.candidates]
-    return FieldAnswer(field.name, field.value, field.confidence, box, field.valid, corrected, *known)
-
-
-def _box(corners: Corners) -> list[list[float]]:
-    return [[*point] for point in corners]
-
-
-def _encoded(answer: Any, encoding: str) -> GatewayResponse:
+def _encoded(answer: Any, given: Mapping[str, str]) -> GatewayResponse:
     """Return an answer as JSON in an encoding.
 
     Raises:
         Failure: the encoding has no form for a character of the text.
     """
     response = json_response(answer)
-    if encoding == UTF_8:
+    if given.get("encoding", UTF_8) == UTF_8:
         return response
     try:
         body = encode_gbk(response.body.decode())
     except NotInEncoding as error:
         raise Failure("unencodable_text", str(error)) from None
     return GatewayResponse(body, JSON + b"; charset=gbk", headers=[(b"cache-control", b"no-store")])
+
+
+READ = Endpoint(
+    "Read the text of one image.",
+    ReadAnswer,
+    parameters={
+        **ROUTE_PARAMETERS,
+        "encoding": (
+            "Encoding of the JSON: utf-8, or gbk, which has not all characters.",
+            {"type": "string", "enum": list(ENCODINGS)},
+        ),
+    },
+    errors=("unencodable_text",),
+    photos={PARCEL_LABEL: "rendered for Nereid"},
+    respond=_encoded,
+)
+_FIELDS = Operation(
+    *("GET", "/v1/fields", fields, "infer", list[DocumentField]), errors=("not_found",), is_of_model=True
+)
+WAYBILL = replace(
+    READ, summary="Read the fields of one document.", answer=WaybillAnswer, operations=(_FIELDS,)
+)

@@ -8,17 +8,23 @@ from typing import Any
 import numpy as np
 
 from nereid.base.assets import PARCEL_LABEL
-from nereid.base.config.model_config import ModelConfig
+from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.contract import TEXT
 from nereid.base.errors import OperationFailed
 from nereid.base.serving_errors import ServingError
-from nereid.models.publish.examination.examine import ExaminationRequest, Rejected, Survey
-from nereid.models.publish.examination.samples import Arrays, Change, Sample
-from nereid.models.publish.intake.adaptation import Activation
+from nereid.models.publish.examination import (
+    Arrays,
+    ExaminationRequest,
+    NetworkInput,
+    OutputChange,
+    Rejected,
+    Survey,
+)
+from nereid.models.publish.intake.graph_edits import Activation
 from nereid.repository.onnx_file import OnnxFile, network_path
 from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.outputs import ReadingOutputs, error_rate
-from nereid.tasks.read.reading_settings import ReadingSettings
+from nereid.tasks.read.reading_settings import BACKEND, ReadingSettings
 from nereid.vision.inference.session import Session
 
 # Longer pages are examined in part, so that an examination takes seconds.
@@ -30,45 +36,42 @@ ROUNDING = 0.01
 MAX_BATCH_ERRORS = 0.1
 
 
-class ReadLines:
+class ComparedLines:
     """Outputs that a reader turns into text."""
 
-    def __init__(self, request: ExaminationRequest) -> None:
-        """Read the reader.
+    @staticmethod
+    def fits(request: ExaminationRequest) -> bool:
+        """Return whether the pinned model reads text with the network."""
+        pinned = request.pinned
+        return pinned is not None and read_pbtxt(pinned / "config.pbtxt").get("backend") == BACKEND
 
-        Raises:
-            InvalidConfig: it is invalid, or a file has no characters.
-        """
-        assert request.reader is not None
+    def __init__(self, request: ExaminationRequest) -> None:
+        """Read the reader; InvalidConfig if a file has no characters."""
+        assert request.pinned is not None
         self._request = request
-        self._reader = ModelConfig.from_file(request.reader, 1)
+        self._reader = ModelConfig.from_file(request.pinned, 1)
         self._settings = self._reader.settings(ReadingSettings)
         self._new = Characters.from_file(network_path(request.candidate, request.document))
         self._old = self._new
         if request.current:
             self._old = Characters.from_file(network_path(request.current, request.document))
 
-    def samples(self, config: ModelConfig) -> list[Sample]:
-        """Return the lines of the golden images in reading order, each as the reader cuts it out.
-
-        Raises:
-            Rejected: an image cannot be read, or none has text.
-            OperationFailed: a package is missing.
-        """
-        cut, name, found = self._cutter(), config.inputs[0].name, list[Sample]()
+    def samples(self, config: ModelConfig) -> list[NetworkInput]:
+        """Return the lines of the golden images in reading order, each as the reader cuts it out."""
+        cut, name, found = self._cutter(), config.inputs[0].name, list[NetworkInput]()
         for path in self._images:
             try:
                 lines = cut(path.read_bytes())
             except ServingError as error:
                 raise Rejected(f"golden image '{path}': {error}") from None
             for place, line in enumerate(lines[:MAX_LINES], 1):
-                found.append(Sample(f"line {place} of {path.name}", {name: line}, image=str(path)))
+                found.append(NetworkInput(f"line {place} of {path.name}", {name: line}, image=str(path)))
         if not found:
             names = ", ".join(f"'{path}'" for path in self._images)
             raise Rejected(f"golden images {names}: expected lines of text, found none; fix: --images")
         return found
 
-    def pair(self, samples: Sequence[Sample]) -> tuple[Sample, Sample]:
+    def pair(self, samples: Sequence[NetworkInput]) -> tuple[NetworkInput, NetworkInput]:
         """Return the two widest lines, of one width; the second one is half of the first if it is alone."""
         (name,) = samples[0].inputs
         first, *others = sorted(samples, key=lambda each: -each.inputs[name].shape[-1])
@@ -81,20 +84,20 @@ class ReadLines:
     def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
         """Return whether the lines have the same text, apart from a few characters."""
         expected, found = (
-            "\n".join(self._decoded(self._new, "a batch of lines", each)[0] for each in rows)
+            "\n".join(self._decoded(self._new, "a batch of lines", row)[0] for row in rows)
             for rows in (alone, together)
         )
         return error_rate(expected, found) <= MAX_BATCH_ERRORS
 
     def first_run(
-        self, file: OnnxFile, samples: Sequence[Sample], outputs: Sequence[Arrays], can_batch: bool
+        self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
     ) -> Survey:
         """Return the lines of text, and whether their probabilities need a softmax."""
         texts = self._texts(self._new, samples, outputs)
-        return Survey(can_batch, self._activation(outputs), lines=tuple(map(tuple, texts.values())))
+        return Survey(can_batch, self._activation(outputs), results=tuple(map(tuple, texts.values())))
 
     def notes(
-        self, config: ModelConfig, samples: Sequence[Sample], outputs: Sequence[Arrays]
+        self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> Iterator[str]:
         """Yield a note for an image without text: such an image compares nothing."""
         for image, lines in self._texts(self._new, samples, outputs).items():
@@ -102,17 +105,17 @@ class ReadLines:
                 yield f"no text is read in {Path(image).name}; fix: --images with text as you read it"
 
     def changes(
-        self, samples: Sequence[Sample], before: Sequence[Arrays], after: Sequence[Arrays]
-    ) -> Iterator[Change]:
+        self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
+    ) -> Iterator[OutputChange]:
         """Yield the character error rate of each image."""
         old, new = self._texts(self._old, samples, before), self._texts(self._new, samples, after)
         for image, lines in old.items():
             found = ReadingOutputs().compare(_response(lines), _response(new[image]))
-            yield Change(found.distance, self._describe(image, found.distance, lines, new[image]))
+            yield OutputChange(found.distance, self._describe(image, found.distance, lines, new[image]))
 
     def _describe(self, image: str, distance: float, before: Sequence[str], after: Sequence[str]) -> str:
-        lost = next((each for each in before if each not in after), "")
-        new = next((each for each in after if each not in before), "")
+        lost = next((line for line in before if line not in after), "")
+        new = next((line for line in after if line not in before), "")
         return (
             f"text of {Path(image).name}: expected at most {self._request.gates.tolerance:.3g} of the "
             f"characters to differ, got {distance:.3g}: '{lost}' before, '{new}' now"
@@ -136,7 +139,7 @@ class ReadLines:
         return lambda encoded: cut_lines(encoded, detect, direction, limits)
 
     def _texts(
-        self, characters: Characters, samples: Sequence[Sample], outputs: Sequence[Arrays]
+        self, characters: Characters, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
     ) -> dict[str, list[str]]:
         """Return the lines of each image that the reader would return; none for an image without lines."""
         found: dict[str, list[str]] = {str(path): [] for path in self._images}
@@ -157,12 +160,12 @@ class ReadLines:
         return found
 
     def _best(self, outputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        index, probability = (outputs[each["name"]] for each in self._request.document["output"])
+        index, probability = (outputs[output["name"]] for output in self._request.document["output"])
         return index, probability
 
     def _activation(self, outputs: Sequence[Arrays]) -> Activation:
         """Return softmax if the best values of the steps are not probabilities."""
-        values = np.concatenate([self._best(each)[1].ravel() for each in outputs])
+        values = np.concatenate([self._best(output)[1].ravel() for output in outputs])
         return "none" if values.min() > 0 and values.max() <= 1 + ROUNDING else "softmax"
 
 
@@ -173,5 +176,5 @@ def _response(lines: Sequence[str]) -> dict[str, np.ndarray]:
 def _opened(config: ModelConfig) -> Callable[[np.ndarray], Any]:
     """Return a network of the reader as a function; errors as `Session.from_config`."""
     session, name = Session.from_config(config, instances=1), config.inputs[0].name
-    outputs = [each.name for each in config.outputs]
+    outputs = [output.name for output in config.outputs]
     return lambda tensor: session.run({name: tensor}, outputs)[0]

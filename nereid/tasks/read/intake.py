@@ -1,6 +1,6 @@
 """Reading: a recogniser of lines of text, behind a model of the backend `text_reader`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,16 +9,17 @@ from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY, copy_models
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import WrongUsage
 from nereid.base.serving_errors import InvalidConfig
-from nereid.models.publish.configs import Names
-from nereid.models.publish.examination.examine import Survey
-from nereid.models.publish.intake.adaptation import Activation, Adapted, Choices
-from nereid.models.publish.intake.description import Description
+from nereid.models.publish.candidate import Description
+from nereid.models.publish.configs import ModelNames
+from nereid.models.publish.examination import Survey
+from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.chosen_task import InputKind
+from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
-from nereid.models.publish.intake.serving_settings import ServingSettings, Tensor
+from nereid.models.publish.intake.serving_settings import ServedTensor, ServingSettings
 from nereid.repository import onnx_file, pbtxt
-from nereid.repository.fitting import READER_BYTES
 from nereid.repository.layout import config_files, served_versions
-from nereid.tasks.read import dictionary, recogniser
+from nereid.tasks.read import READER_BYTES, dictionary, recogniser
 from nereid.tasks.read.reading_settings import TENSORS, tensor_problems
 from nereid.vision.inference.signature import Signature
 
@@ -33,7 +34,7 @@ BEST = [("TYPE_FP32", 2), ("TYPE_INT64", 2)]
 class ReaderModels(NamedTuple):
     """A recogniser with a public name, and the networks that find the lines for it."""
 
-    names: Names
+    names: ModelNames
     settings: ServingSettings
 
     @property
@@ -48,22 +49,20 @@ class ReaderModels(NamedTuple):
         return route.variants[0].deadline_ms
 
     def configs(self) -> dict[str, dict[str, str]]:
-        """Return the configs of network, reader and route by profile."""
+        """Return the configs of network, reader and route by profile: the default ones, changed."""
+        names = self.names
         return {
-            self.names.network: dict(self._network()),
-            self.names.pinned: dict(self._pinned()),
-            self.names.route: dict(self._route()),
+            names.network: dict(_like(NETWORK, names.network, self._change_network)),
+            names.pinned: dict(_like(PINNED, names.pinned, self._change_pinned)),
+            names.route: dict(_like(ROUTE, names.route, self._change_route)),
         }
 
-    def _network(self) -> Iterator[tuple[str, str]]:
-        for profile, text, config in _templates(NETWORK, self.names.network):
-            config.input[0].name = self.settings.image.name
-            for tensor, given in zip(config.output, self.settings.outputs, strict=True):
-                tensor.name = given.name
-            _, _, rest = text.partition("\n")  # the first line describes the default recogniser
-            yield profile, pbtxt.rewrite(COMMENT + rest, config)
+    def _change_network(self, config: Any) -> None:
+        config.input[0].name = self.settings.image.name
+        for tensor, given in zip(config.output, self.settings.outputs, strict=True):
+            tensor.name = given.name
 
-    def _pinned(self) -> Iterator[tuple[str, str]]:
+    def _change_pinned(self, config: Any) -> None:
         versions = self.settings.companions
         texts = {
             "network": self.names.network,
@@ -71,42 +70,49 @@ class ReaderModels(NamedTuple):
             "detect_version": str(versions[DETECT]),
             "direction_version": str(versions[DIRECTION]),
         }
-        for profile, text, config in _templates(PINNED, self.names.pinned):
-            for key, value in texts.items():
-                config.parameters[key].string_value = value
-            if self.settings.instances:
-                config.instance_group[0].count = self.settings.instances
-            yield profile, pbtxt.rewrite(text, config)
+        for key, value in texts.items():
+            config.parameters[key].string_value = value
+        if self.settings.instances:
+            config.instance_group[0].count = self.settings.instances
 
-    def _route(self) -> Iterator[tuple[str, str]]:
-        for profile, text, config in _templates(ROUTE, self.names.route):
-            config.parameters["route"].string_value = f"{self.names.route}.route.json"
-            yield profile, pbtxt.rewrite(text, config)
+    def _change_route(self, config: Any) -> None:
+        config.parameters["route"].string_value = f"{self.names.route}.route.json"
+
+
+def _like(model: str, name: str, change: Callable[[Any], None]) -> Iterator[tuple[str, str]]:
+    """Yield profile and text of each config of a default model, changed and with another name."""
+    folder: Path = TEXT_REPOSITORY / model
+    for path in config_files(folder):
+        text = path.read_text(encoding="utf-8")
+        config = pbtxt.parse(text)
+        config.name = name
+        change(config)
+        if model == NETWORK:  # the first line describes the default recogniser
+            text = COMMENT + text.partition("\n")[2]
+        yield "" if path.parent == folder else path.stem, pbtxt.rewrite(text, config)
 
 
 class Lines:
     """Lines of text, as the reader cuts them out of an image."""
 
-    unit = "line"
+    unit, labels_are, is_reader = "line", "characters", True
     samples: tuple[Path, ...] = (PARCEL_LABEL,)
-    companions: tuple[str, ...] = (DETECT, DIRECTION)
 
     def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
         """Return the characters."""
         return facts.characters, dictionary.FILE
 
-    def with_notes(self, choices: Choices, facts: NetworkFacts) -> Choices:
+    def check_labels(self, labels: Sequence[str], origin: str) -> None:
+        """Accept all: a control character may be one that a network reads."""
+
+    def with_notes(self, choices: NetworkChoices, facts: NetworkFacts) -> NetworkChoices:
         """Return the choices: the reader cuts its lines in one height."""
         return choices
 
     def preprocessing(
         self, settings: ServingSettings, noted: Noted, given: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
-        """Return nothing: the reader prepares the lines.
-
-        Raises:
-            WrongUsage: there are parameters.
-        """
+        """Return nothing: the reader prepares the lines."""
         if given:
             raise WrongUsage(
                 f"a recogniser has no parameters of a preprocessing, got {', '.join(given)}; "
@@ -114,35 +120,63 @@ class Lines:
             )
         return {}, ""
 
-    def repeated(self, path: Path, current: Path, past: Description, image: Mapping[str, Any]) -> Choices:
+    def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
+        """Copy the models that find text, for the examination only if the repository has them."""
+        if public in PARTS:
+            raise WrongUsage(
+                f"invalid name: '{public}' is a model that finds text for readers; fix: another --name"
+            )
+        versions = {}
+        for name in PARTS:
+            is_shared = (repository / name).exists()
+            source = (repository if is_shared else TEXT_REPOSITORY) / name
+            if is_shared and (problem := next(_problems(source), "")):
+                raise WrongUsage(
+                    f"'{repository}' has a model '{name}' that does not find text: {problem}; "
+                    "fix: nereid add that model under another name, or use another repository"
+                )
+            copy_models(source, target / name)
+            versions[name] = _newest(source)
+        return versions
+
+    def repeated(
+        self, path: Path, current: Path, past: Description, image: Mapping[str, Any]
+    ) -> NetworkChoices:
         """Return the choices of the current version, and its characters for a file without its own."""
         own = dictionary.characters_of(onnx_file.read(path).model)
         labels = () if own else dictionary.characters_of(onnx_file.read(current).model)
-        return Choices(
+        return NetworkChoices(
             output=past.output, activation=past.activation, labels=labels, labels_from=dictionary.CURRENT
         )
 
-    def process_bytes(self, network_bytes: int) -> int:
+    def instance_bytes(self, network_bytes: int) -> int:
         """Return the memory of a process that reads."""
         return READER_BYTES
 
 
-class Reading:
+class ReaderIntake:
     """Networks that return characters of lines, [N, T, C], or the best ones already."""
 
-    name = "read"
-    input = Lines()
+    name, rank, results = "read", 0, "lines"
+    input: InputKind = Lines()
+    # Lines are left out by the probabilities of their characters.
+    has_one_form = leaves_out_by_score = True
+
+    @staticmethod
+    def noted(metadata: Mapping[str, str]) -> Noted | None:
+        """Return None: Ultralytics has no recognisers."""
+        return None
 
     def recognises(self, facts: NetworkFacts, size: Size) -> bool:
         """Return whether the metadata names the task, or has characters for outputs of a recogniser."""
-        kinds = sorted((each.datatype, len(each.shape)) for each in facts.signature.outputs.values())
+        kinds = sorted((output.datatype, len(output.shape)) for output in facts.signature.outputs.values())
         has_steps = kinds == BEST or any(rank == 3 for _, rank in kinds)
         return facts.task == self.name or (bool(facts.characters) and has_steps)
 
     def adapt(
         self,
         path: Path,
-        choices: Choices,
+        choices: NetworkChoices,
         activation: Activation = "none",
         names: Sequence[str] | None = None,
     ) -> Adapted:
@@ -155,24 +189,27 @@ class Reading:
         return recogniser.adapt_file(path, choices, activation, names)
 
     def settings(
-        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: Choices, labels: int
+        self,
+        facts: NetworkFacts,
+        signature: Signature,
+        outputs: Sequence[str],
+        choices: NetworkChoices,
+        labels: int,
     ) -> ServingSettings:
         """Read the names of the tensors; their kinds are those that the reader needs."""
         (image,) = signature.inputs
         line, best = TENSORS["network"]
-        tensors = (Tensor(name, each.datatype, each.dims) for name, each in zip(outputs, best, strict=True))
-        return ServingSettings(Tensor(image, line.datatype, line.dims), tuple(tensors))
+        tensors = (
+            ServedTensor(name, each.datatype, each.dims) for name, each in zip(outputs, best, strict=True)
+        )
+        return ServingSettings(ServedTensor(image, line.datatype, line.dims), tuple(tensors))
 
-    def models(self, names: Names, settings: ServingSettings, choices: Choices) -> ReaderModels:
+    def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> ReaderModels:
         """Return the models of a reader."""
         return ReaderModels(names, settings)
 
-    def activation(self, choices: Choices, seen: Survey) -> Activation:
-        """Return the one that turns the values of the characters into probabilities.
-
-        Raises:
-            WrongUsage: the network does not read several lines at a time.
-        """
+    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
+        """Return the one that makes probabilities of the characters' values, if lines can be batched."""
         if not seen.can_batch:
             raise WrongUsage(
                 "expected a network that reads several lines at a time, got an error or other text for two "
@@ -180,51 +217,13 @@ class Reading:
             )
         return seen.activation if choices.activation == "auto" else choices.activation
 
-    def rows(self, settings: ServingSettings, seen: Survey) -> list[tuple[str, str]]:
+    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
         """Return nothing: the characters are shown as labels."""
         return []
 
-
-def _templates(model: str, name: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield profile, text and message of each config of a default model, with another name."""
-    folder: Path = TEXT_REPOSITORY / model
-    for path in config_files(folder):
-        text = path.read_text()
-        config = pbtxt.parse(text)
-        config.name = name
-        yield "" if path.parent == folder else path.stem, text, config
-
-
-def copy_companions(names: Sequence[str], public: str, repository: Path, target: Path) -> dict[str, int]:
-    """Copy models that the pinned model uses, too, and return their newest versions.
-
-    Those of the repository are copied only for the examination.
-
-    Args:
-        names: of the models.
-        public: the name that is added.
-        repository: the model repository.
-        target: the folder of all staged models.
-
-    Raises:
-        WrongUsage: the public name is one of theirs, or the repository has another model of that name.
-    """
-    if public in names:
-        raise WrongUsage(
-            f"invalid name: '{public}' is a model that finds text for readers; fix: another --name"
-        )
-    found = {}
-    for name in names:
-        is_shared = (repository / name).exists()
-        source = (repository if is_shared else TEXT_REPOSITORY) / name
-        if is_shared and (problem := next(_problems(source), "")):
-            raise WrongUsage(
-                f"'{repository}' has a model '{name}' that does not find text: {problem}; "
-                "fix: nereid add that model under another name, or use another repository"
-            )
-        copy_models(source, target / name)
-        found[name] = _newest(source)
-    return found
+    def shown(self, results: Sequence[Any]) -> str:
+        """Return the lines of text."""
+        return " | ".join(results) or "no text"
 
 
 def _newest(folder: Path) -> int:

@@ -1,25 +1,87 @@
 """The lines of text on an image, each upright and on its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import cv2
 import numpy as np
 
 from nereid.base.contract import MAX_LINES
 from nereid.base.serving_errors import InvalidImage
-from nereid.tasks.read.boxes import find_boxes
-from nereid.tasks.read.crops import along_text, cut, turned_around
-from nereid.tasks.read.detector_input import DetectorInput
-from nereid.tasks.read.direction import MIN_PROBABILITY, page_turn, positions_before, turned, upside_down
-from nereid.tasks.read.lines_batch import batches, stacked
-from nereid.tasks.read.reading_order import reading_order
+from nereid.tasks.read.boxes import find_boxes, reading_order
+from nereid.tasks.read.line_images import (
+    LINE_HEIGHT_PX,
+    DetectorInput,
+    along_text,
+    batches,
+    cut,
+    stacked,
+    turned_around,
+)
 from nereid.tasks.read.stages import StageTimes
 from nereid.tasks.read.upright import UprightDecoder, UprightImage
 from nereid.vision.imaging.decode import Limits
 
+Network = Callable[[np.ndarray], np.ndarray]
+# Width of the network's input. Source: PP-OCR mobile v2.0, direction classifier (48 x 192).
+WIDTH_PX = 192
+MAX_ROWS = 16
+# Source: PP-OCR, its inference settings (cls_thresh).
+MIN_PROBABILITY = 0.9
+# Part of the text, by its length, that must run in a direction.
+MAJORITY = 0.6
+
+
+def upside_down(network: Network, lines: Sequence[np.ndarray]) -> np.ndarray:
+    """Return for each line uint8[48, W, 3] the probability that it is upside down, float32[N]."""
+    found = np.zeros(len(lines), np.float32)
+    for start in range(0, len(lines), MAX_ROWS):
+        rows = [_squeezed(line) for line in lines[start : start + MAX_ROWS]]
+        found[start : start + len(rows)] = network(stacked(rows, WIDTH_PX))[:, 1]
+    return found
+
+
+def _squeezed(line: np.ndarray) -> np.ndarray:
+    if line.shape[1] <= WIDTH_PX:
+        return line
+    return cv2.resize(line, (WIDTH_PX, LINE_HEIGHT_PX), interpolation=cv2.INTER_LINEAR)
+
+
+def page_turn(boxes: np.ndarray) -> int:
+    """Return by how many quarter turns, counter-clockwise, a page becomes upright: 0 to 3.
+
+    Args:
+        boxes: float32[N, 4, 2], the corners clockwise from each text's top left.
+    """
+    if not len(boxes):
+        return 0
+    along = boxes[:, 1] - boxes[:, 0]
+    # In pixels y points down: a positive angle is a clockwise turn.
+    quarters = np.rint(np.arctan2(along[:, 1], along[:, 0]) / (np.pi / 2)).astype(int) % 4
+    lengths = np.bincount(quarters, np.linalg.norm(along, axis=1), 4)
+    return int(lengths.argmax()) if lengths.max() >= MAJORITY * lengths.sum() else 0
+
+
+def turned(pixels: np.ndarray, quarters: int) -> np.ndarray:
+    """Return pixels [H, W, 3] turned counter-clockwise."""
+    return np.ascontiguousarray(np.rot90(pixels, quarters))
+
+
+def positions_before(points: np.ndarray, size_wh: tuple[int, int], quarters: int) -> np.ndarray:
+    """Convert positions [..., 2] on a turned page to those before the turn.
+
+    Args:
+        size_wh: width and height before the turn.
+        quarters: counter-clockwise quarter turns, 0 to 3.
+    """
+    width, height = size_wh
+    x, y = points[..., 0], points[..., 1]
+    turns = (x, y), (width - 1 - y, x), (width - 1 - x, height - 1 - y), (y, height - 1 - x)
+    return np.stack(turns[quarters], axis=-1)
+
+
 # As many lines may all be mistaken for upside down.
 FEW = 3
-Network = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +99,11 @@ class FoundLines:
     others: dict[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Return the number of lines."""
         return len(self.crops) - len(self.others)
 
 
 def find_lines(
-    image: UprightImage,
-    detect: Network,
-    direction: Network,
-    times: StageTimes,
-    max_lines: int = MAX_LINES,
+    image: UprightImage, detect: Network, direction: Network, times: StageTimes, max_lines: int = MAX_LINES
 ) -> FoundLines:
     """Return the lines of an image; a page on its side or its head is turned first.
 
@@ -95,7 +152,6 @@ def cut_lines(encoded: bytes, detect: Network, direction: Network, limits: Limit
 def _turned_lines(
     pixels: np.ndarray, detect: Network, direction: Network, times: StageTimes, max_lines: int
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-    """Return boxes and crops of all lines, and the places of those that were upside down."""
     with times.stage("detect"):
         prepared = DetectorInput(pixels)
         probabilities = detect(prepared.tensor)[0, 0]

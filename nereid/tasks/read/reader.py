@@ -10,21 +10,17 @@ import numpy as np
 
 from nereid.base.processes import return_memory
 from nereid.base.serving_errors import InvalidImage, ServingError, from_exception
-from nereid.tasks.read.barcodes import Barcode, find_barcodes
-from nereid.tasks.read.characters import Characters
-from nereid.tasks.read.crops import LINE_HEIGHT_PX
-from nereid.tasks.read.detector_input import normalised
-from nereid.tasks.read.direction import upside_down
-from nereid.tasks.read.line import Line
-from nereid.tasks.read.line_search import FoundLines, Network, find_lines
-from nereid.tasks.read.lines_batch import batches, stacked
-from nereid.tasks.read.reading_order import reading_order
+from nereid.tasks.read.barcodes import FoundBarcode, find_barcodes
+from nereid.tasks.read.boxes import reading_order
+from nereid.tasks.read.characters import Characters, RecognisedLine
+from nereid.tasks.read.line_images import LINE_HEIGHT_PX, batches, normalised, stacked
+from nereid.tasks.read.line_search import FoundLines, Network, find_lines, upside_down
 from nereid.tasks.read.reading_settings import DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S
 from nereid.tasks.read.stages import StageTimes
 from nereid.tasks.read.upright import UprightDecoder, UprightImage
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.image_signals import ImageMeter, Sink, size_signals
-from nereid.vision.imaging.probe_image import ProbeImage
+from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.imaging.transform import Transform
 
 # glibc keeps the memory of larger images for the next one.
@@ -71,7 +67,7 @@ class _Page:
     networks: Networks
     times: StageTimes
     found: FoundLines = field(default_factory=FoundLines)
-    barcodes: Sequence[Barcode] = ()
+    barcodes: Sequence[FoundBarcode] = ()
     texts: dict[int, tuple[str, float]] = field(default_factory=dict)
     error: ServingError | None = None
 
@@ -109,14 +105,14 @@ class TextReader:
         self._min_confidence, self._sink = min_confidence, sink
         self._reads_barcodes = reads_barcodes
         self.times: list[StageTimes] = []
-        self.barcodes: list[Sequence[Barcode]] = []
+        self.barcodes: list[Sequence[FoundBarcode]] = []
 
     def read(
         self,
         images: Sequence[bytes | ServingError],
         checks: Sequence[Check] | None = None,
         networks: Sequence[Networks] | None = None,
-    ) -> list[list[Line] | ServingError]:
+    ) -> list[list[RecognisedLine] | ServingError]:
         """Return the lines of each image in reading order, or its error; a bad image harms no other one.
 
         Args:
@@ -165,7 +161,6 @@ class TextReader:
         return page
 
     def _recognise(self, pages: Sequence[_Page]) -> None:
-        """Read the lines of all pages together."""
         places = [(page, line) for page in pages if not page.error for line in range(len(page.found.crops))]
         for group, width in batches([page.found.crops[line].shape[1] for page, line in places]):
             self._recognise_group([places[each] for each in group], width)
@@ -202,10 +197,10 @@ class TextReader:
                 f"got {min(len(page.texts), count)} of {count} lines in this time; fix: send parts of it"
             )
 
-    def _lines(self, page: _Page) -> list[Line]:
+    def _lines(self, page: _Page) -> list[RecognisedLine]:
         places = [_better(page, line) for line in range(len(page.found))]
         boxes = page.found.boxes[places]
-        lines = [Line(*page.texts[places[each]], boxes[each]) for each in reading_order(boxes)]
+        lines = [RecognisedLine(*page.texts[places[each]], boxes[each]) for each in reading_order(boxes)]
         return [
             line
             for line in lines
@@ -216,7 +211,6 @@ class TextReader:
 
 
 def _better(page: _Page, line: int) -> int:
-    """Return the place of the more confident text of a line; blanks do not count as text."""
     other = page.found.others.get(line, line)
     return max(line, other, key=lambda each: (bool(page.texts[each][0].strip()), page.texts[each][1]))
 

@@ -17,15 +17,13 @@ from nereid.base.contract import (
     SYMBOLOGY,
     TEXT,
 )
+from nereid.tasks.read import PARTS, READ
 
-BACKEND = "text_reader"
+BACKEND = READ.backend.name if READ.backend else ""
 # A page of a newspaper has about 400 lines, a dense letter 60; a page of 1,000 takes 8 s of a core.
 DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S = 500, 30.0
 # Values of the parameter `networks`: where they run.
 IN_PROCESS, SERVED = "in_process", "served"
-# Parameters that name the networks, each with its `…_version`. The recogniser is `network`, as elsewhere: the
-# one that is published again.
-PARTS = ("detect", "direction", "network")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +86,7 @@ def _tensor(name: str, datatype: str, *dims: int) -> TensorSpec:
 
 
 INPUTS = (_tensor(IMAGE, "STRING", 1),)
-LINE_OUTPUTS = (
-    _tensor(TEXT, "STRING", -1),
-    _tensor(CONFIDENCE, "FP32", -1),
-    _tensor(BOX, "FP32", -1, 4, 2),
-)
+LINE_OUTPUTS = (_tensor(TEXT, "STRING", -1), _tensor(CONFIDENCE, "FP32", -1), _tensor(BOX, "FP32", -1, 4, 2))
 FIELD_OUTPUTS = (_tensor(FIELD, "STRING", -1),)
 BARCODE_OUTPUTS = (
     _tensor(BARCODE, "STRING", -1),
@@ -114,10 +108,7 @@ def own_problems(config: ModelConfig, settings: ReadingSettings) -> Iterator[str
         *(FIELD_OUTPUTS if settings.fields else ()),
         *(BARCODE_OUTPUTS if reads_barcodes(config) else ()),
     )
-    for side, wanted, given in (
-        ("input", INPUTS, config.inputs),
-        ("output", outputs, config.outputs),
-    ):
+    for side, wanted, given in (("input", INPUTS, config.inputs), ("output", outputs, config.outputs)):
         expected, got = (
             ", ".join(f"'{each.name}' {each.kind}" for each in tensors) for tensors in (wanted, given)
         )

@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.intake.adaptation import Activation, Adapted, Choices, fit_runtimes, rename_file
-from nereid.models.publish.intake.changed_file import change_file
-from nereid.models.publish.intake.graph_edits import dims, free_batch, free_name, inputs, to_fp32, with_axes
-from nereid.repository.onnx_runtimes import supported_runtimes
+from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices, change_file, rename_file
+from nereid.models.publish.intake.graph_edits import (
+    Activation,
+    dims,
+    fit_runtimes,
+    free_batch,
+    free_name,
+    inputs,
+    to_fp32,
+    with_axes,
+)
 from nereid.tasks.read import dictionary
 from nereid.tasks.read.characters import KEY
 from nereid.tasks.read.dictionary import Classes, characters_of
@@ -19,25 +26,22 @@ from nereid.tasks.read.reading_settings import TENSORS
 
 INDEX, PROBABILITY = "index", "probability"
 CHANNELS, HEIGHT_PX, _ = TENSORS["network"][0].dims
-DEFAULTS = Choices()
+DEFAULTS = NetworkChoices()
 
 
 def adapt_file(
     path: Path,
-    choices: Choices = DEFAULTS,
+    choices: NetworkChoices = DEFAULTS,
     activation: Activation = "none",
     names: Sequence[str] | None = None,
 ) -> Adapted:
-    """Change an ONNX file so that this machine's and the container's runtimes open it as a recogniser.
+    """Change an ONNX file as `adapt`, so that this machine's and the container's runtimes open it.
 
-    Args:
-        names: of the input, the index and the probability; None for those in the file.
-
-    Other arguments, results and errors as `adapt`.
+    `names` are those of the input, the index and the probability; None for those in the file.
     """
 
     def change(model: Any) -> tuple[tuple[str, Adapted], list[str]]:
-        changes = fit_runtimes(model, supported_runtimes())
+        changes = fit_runtimes(model)
         found = adapt(model, choices, activation)
         return (inputs(model)[0].name, found), [*changes, *found.changes]
 
@@ -48,7 +52,7 @@ def adapt_file(
     return Adapted(outputs, changes, notes)
 
 
-def adapt(model: Any, choices: Choices = DEFAULTS, activation: Activation = "none") -> Adapted:
+def adapt(model: Any, choices: NetworkChoices = DEFAULTS, activation: Activation = "none") -> Adapted:
     """Change a ModelProto in place; its outputs become index and probability.
 
     Args:
@@ -69,17 +73,17 @@ def adapt(model: Any, choices: Choices = DEFAULTS, activation: Activation = "non
                 "with all characters, [N,steps,characters]"
             )
         changes += free_batch(model)
-        found = _write_characters(model, choices, Classes(), changes)
-        return Adapted(tuple(each.name for each in best), changes, dictionary.notes(found, Classes()))
+        characters = _write_characters(model, choices, Classes(), changes)
+        return Adapted(
+            tuple(output.name for output in best), changes, dictionary.notes(characters, Classes())
+        )
     scores = _classes(model, choices.output)
     classes = Classes(scores.name, max(0, dims(scores)[2]))
-    found = _write_characters(model, choices, classes, changes)
+    characters = _write_characters(model, choices, classes, changes)
     changes += [*free_batch(model), *to_fp32(model, scores)]
-    if changes:  # shapes of the network's inner tensors may have changed
-        del model.graph.value_info[:]
     changes += _reduce(model, scores, activation)
-    outputs = tuple(each.name for each in model.graph.output)
-    return Adapted(outputs, changes, dictionary.notes(found, classes))
+    outputs = tuple(output.name for output in model.graph.output)
+    return Adapted(outputs, changes, dictionary.notes(characters, classes))
 
 
 def _declare_input(model: Any) -> Iterator[str]:
@@ -90,7 +94,7 @@ def _declare_input(model: Any) -> Iterator[str]:
     shape = dims(image) if image is not None else []
     fits = len(shape) == 4 and shape[1] in (-1, CHANNELS) and shape[2] in (-1, HEIGHT_PX) and shape[3] == -1
     if image is None or others or not fits or image.type.tensor_type.elem_type != TensorProto.FLOAT:
-        given = ", ".join(f"'{each.name}' {_describe(each)}" for each in inputs(model)) or "none"
+        given = ", ".join(f"'{tensor.name}' {_describe(tensor)}" for tensor in inputs(model)) or "none"
         raise WrongUsage(
             f"expected one input for lines of text, FP32 [N,{CHANNELS},{HEIGHT_PX},width] with any width, "
             f"got {given}; fix: export the network with "
@@ -107,19 +111,19 @@ def _best_classes(model: Any) -> list[Any]:
     from onnx import TensorProto
 
     kinds = [TensorProto.INT64, TensorProto.FLOAT]
-    found = sorted(model.graph.output, key=lambda each: each.type.tensor_type.elem_type != kinds[0])
-    given = [each.type.tensor_type.elem_type for each in found]
-    return found if given == kinds and all(len(dims(each)) == 2 for each in found) else []
+    tensors = sorted(model.graph.output, key=lambda tensor: tensor.type.tensor_type.elem_type != kinds[0])
+    given = [tensor.type.tensor_type.elem_type for tensor in tensors]
+    return tensors if given == kinds and all(len(dims(tensor)) == 2 for tensor in tensors) else []
 
 
 def _classes(model: Any, output: str) -> Any:
     from onnx import TensorProto
 
     floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
-    found = [each for each in model.graph.output if output in ("", each.name)]
-    if len(found) == 1 and len(dims(found[0])) == 3 and found[0].type.tensor_type.elem_type in floats:
-        return found[0]
-    given = ", ".join(f"'{each.name}' {_describe(each)}" for each in model.graph.output)
+    matches = [tensor for tensor in model.graph.output if output in ("", tensor.name)]
+    if len(matches) == 1 and len(dims(matches[0])) == 3 and matches[0].type.tensor_type.elem_type in floats:
+        return matches[0]
+    given = ", ".join(f"'{output.name}' {_describe(output)}" for output in model.graph.output)
     raise WrongUsage(
         f"expected one output with the probabilities of characters, FP32 [N,steps,characters], or INT64 and "
         f"FP32 [N,steps] of the best ones, got {given}; fix: name one with --output"
@@ -133,17 +137,19 @@ def _describe(tensor: Any) -> str:
     return f"{kind} [{','.join(map(str, dims(tensor)))}]"
 
 
-def _write_characters(model: Any, choices: Choices, classes: Classes, changes: list[str]) -> tuple[str, ...]:
+def _write_characters(
+    model: Any, choices: NetworkChoices, classes: Classes, changes: list[str]
+) -> tuple[str, ...]:
     """Write the characters to the metadata, unless they are there already; return them."""
     own = characters_of(model)
-    found = dictionary.choose(own, choices.labels, choices.labels_from, classes)
-    if found != own:
-        others = [each for each in model.metadata_props if each.key != KEY]
+    characters = dictionary.choose(own, choices.labels, choices.labels_from, classes)
+    if characters != own:
+        others = [entry for entry in model.metadata_props if entry.key != KEY]
         del model.metadata_props[:]
         model.metadata_props.extend(others)
-        model.metadata_props.add(key=KEY, value="\n".join(found))
-        changes.append(f"{len(found):,} characters are written to the metadata '{KEY}'")
-    return found
+        model.metadata_props.add(key=KEY, value="\n".join(characters))
+        changes.append(f"{len(characters):,} characters are written to the metadata '{KEY}'")
+    return characters
 
 
 def _reduce(model: Any, scores: Any, activation: Activation) -> Iterator[str]:

@@ -10,6 +10,29 @@ from nereid.vision.imaging.decode import EncodedImage
 # In their order. The last stage runs for the lines of several images together.
 STAGES = ("decode", "barcodes", "detect", "boxes", "crops", "direction", "recognise")
 
+# Cause and next step where a stage is slow.
+MEANINGS = {
+    "barcodes": ("searching the images for barcodes takes long", "send smaller images"),
+    "detect": (
+        "searching the images for text takes long",
+        "send smaller images, nereid tune, or a GPU for the network that finds text",
+    ),
+    "boxes": ("the boxes around the text take long", "send images with less noise, or nereid tune"),
+    "crops": (
+        "cutting the lines out of the images takes long",
+        "send images with fewer lines, or nereid tune",
+    ),
+    "direction": (
+        "finding the direction of the lines takes long",
+        "nereid tune, or a GPU for the network that finds it",
+    ),
+    "recognise": (
+        "recognising the lines takes long",
+        "look at the number of lines; nereid tune, a smaller recogniser, or a GPU",
+    ),
+    "fields": ("searching the lines for fields takes long", "look at the number of lines and fields"),
+}
+
 
 class StageTimes:
     """When the stages of one image ran, in ns since the Unix epoch, and facts from its header."""

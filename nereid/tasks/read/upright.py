@@ -6,8 +6,7 @@ import cv2
 import numpy as np
 
 from nereid.tasks.read.stages import StageTimes
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import SHRINKS, EncodedImage, Limits, open_image
+from nereid.vision.imaging.decode import SHRINKS, Buffers, EncodedImage, Limits, open_image
 from nereid.vision.imaging.transform import TURNS, Turn
 
 BACKGROUND = (255, 255, 255)

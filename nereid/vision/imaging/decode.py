@@ -14,8 +14,31 @@ from PIL.TiffImagePlugin import TiffImageFile
 from nereid.base.contract import MAX_IMAGE_BYTES
 from nereid.base.serving_errors import InvalidImage
 from nereid.base.units import format_bytes
-from nereid.vision.imaging.buffers import Buffers
 from nereid.vision.imaging.formats import jpeg, png
+
+
+class Buffers:
+    """Arrays by name, for one thread at a time."""
+
+    KEPT_BYTES = 16 * 2**20
+
+    def __init__(self) -> None:
+        self._kept: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: type = np.float32) -> np.ndarray:
+        """Return an uninitialized array, valid until the next `take` of the same name.
+
+        An array of more than `KEPT_BYTES` is not kept, so that one huge image does not occupy memory
+        permanently.
+        """
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        memory = self._kept.get(name)
+        if memory is None or memory.size < size:
+            memory = np.empty(size, np.uint8)
+            if size <= self.KEPT_BYTES:
+                self._kept[name] = memory
+        return memory[:size].view(dtype).reshape(shape)
+
 
 # Our own limit is checked on every header; Pillow's would warn or raise at other sizes.
 Image.MAX_IMAGE_PIXELS = None
@@ -39,14 +62,8 @@ HARMLESS = re.compile(
 )
 EXIF = b"Exif\0\0"
 # TIFF's tags; PHOTOMETRIC is PhotometricInterpretation.
-IMAGE_WIDTH, IMAGE_LENGTH, BITS_PER_SAMPLE, PHOTOMETRIC, TILE_WIDTH, TILE_LENGTH = (
-    256,
-    257,
-    258,
-    262,
-    322,
-    323,
-)
+IMAGE_WIDTH, IMAGE_LENGTH, BITS_PER_SAMPLE = 256, 257, 258
+PHOTOMETRIC, TILE_WIDTH, TILE_LENGTH = 262, 322, 323
 BLACK_IS_ZERO = 1
 
 

@@ -22,8 +22,7 @@ from nereid.base.serving_errors import (
     from_exception,
     lost_device,
 )
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import EncodedImage, Limits, open_image
+from nereid.vision.imaging.decode import Buffers, EncodedImage, Limits, open_image
 from nereid.vision.imaging.image_times import ImageTimes
 from nereid.vision.imaging.kernel import (
     BLOCK_XY,
@@ -295,7 +294,6 @@ class GpuPreprocessor:
             return from_exception(error)
 
     def _place(self, image: EncodedImage, surface: Any) -> Decoded | ServingError:
-        """Return the location of the decoded image; decodes on the host if the GPU did not."""
         width, height = image.size_wh
         if surface is not None and tuple(surface.shape) == (height, width, 3):
             pointer = surface.__cuda_array_interface__["data"][0]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from nereid.vision.imaging.decode import EncodedImage
-from nereid.vision.imaging.probe_image import ProbeImage
+from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.imaging.transform import Transform
 
 # Pixels per side that are measured, at most: each with its right neighbour.

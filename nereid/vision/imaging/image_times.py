@@ -1,9 +1,14 @@
-"""The times of one image's preparation, and facts from its header."""
+"""Times of one image's preparation, facts from its header, and whether it is traffic."""
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nereid.vision.imaging.decode import EncodedImage
+if TYPE_CHECKING:  # not every backend needs image libraries
+    from nereid.vision.imaging.decode import EncodedImage
+
+
+class ProbeImage(bytes):
+    """The encoded image of a health check or a warm-up; it has no signals."""
 
 
 class ImageTimes:
@@ -19,7 +24,7 @@ class ImageTimes:
         """Record the start, and the size of the file."""
         self._begin_ns, self.size_bytes = time.time_ns(), len(encoded)
 
-    def opened(self, image: EncodedImage) -> None:
+    def opened(self, image: "EncodedImage") -> None:
         """Record the facts in the header."""
         self.format, self.size_wh = image.format, image.size_wh
 

@@ -77,7 +77,6 @@ def build_table(sources: Sequence[Source | None], transform: Transform, out: np.
 
 @lru_cache(maxsize=1024)  # most images of a service have one of a few sizes
 def _described(source: Source, transform: Transform) -> np.void:
-    """Turn an image by the offset of its first pixel and the strides to the next."""
     entry: np.void = np.zeros(1, IMAGE)[0]
     turn = transform.turn(source.orientation)
     sizes, strides = [source.height, source.width], [source.pitch_bytes, 3]

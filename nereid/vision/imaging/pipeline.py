@@ -92,7 +92,6 @@ class Pipeline:
         return Batch(self.preprocessor.tensor[:filled], outcomes, times)
 
     def _moved(self, rows: slice, target: slice) -> slice | ServingError:
-        """Move the rows of a good request over those of bad ones, and return their place."""
         try:
             if rows != target:
                 self.preprocessor.move(rows, target)

@@ -33,11 +33,7 @@ PRESETS: dict[str, dict[str, str]] = {
     # Source: Megvii-BaseDetection/YOLOX, data/data_augment.py, preproc: no scale, padded below and right.
     "yolox": {"resize": "letterbox", "pad_position": "after", "color_order": "BGR", "scale": "1"},
     # Source: facebookresearch/detr, datasets/coco.py, make_coco_transforms; the sides of the export.
-    "detr": {
-        "resize": "exact",
-        "mean": "123.675, 116.28, 103.53",
-        "std": "58.395, 57.12, 57.375",
-    },
+    "detr": {"resize": "exact", "mean": "123.675, 116.28, 103.53", "std": "58.395, 57.12, 57.375"},
     # Source: lyuwenyu/RT-DETR, rtdetrv2_pytorch/configs/rtdetrv2/include/dataloader.yml.
     "rtdetr": {"resize": "exact", "scale": "0.00392156862745098"},
 }
@@ -107,7 +103,6 @@ class PreprocessSettings:
 
 
 def _output(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields of a Transform that the model's output determines."""
     if len(config.outputs) != 1:
         raise ValueError(f"expected one output, got {len(config.outputs)}")
     output = config.outputs[0]
@@ -124,7 +119,6 @@ def _output(config: ModelConfig) -> dict[str, Any]:
 
 
 def _expand(given: Mapping[str, str], datatype: str) -> dict[str, str]:
-    """Replace the shorthands by their parameters."""
     normalised = sorted(NORMALISATION & set(given))
     if datatype == "UINT8" and normalised:
         raise ValueError(
@@ -146,7 +140,6 @@ def _expand(given: Mapping[str, str], datatype: str) -> dict[str, str]:
 
 
 def _preset(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the preset's parameters that the given ones do not replace."""
     name = given.get("preset")
     if name is None:
         return {}

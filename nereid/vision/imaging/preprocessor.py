@@ -1,20 +1,22 @@
-"""Preprocessing of batches on the CPU, and the interface that it shares with `gpu_preprocessor`."""
+"""Preprocessing of batches on the CPU, and pictures of its results."""
 
+import io
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from nereid.base.processes import return_memory
-from nereid.base.serving_errors import ServingError, from_exception
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import EncodedImage, Limits, open_image
+from nereid.base.serving_errors import InvalidImage, ServingError, from_exception
+from nereid.vision.imaging.decode import Buffers, EncodedImage, Limits, open_image
 from nereid.vision.imaging.image_signals import ImageMeter, Sink
 from nereid.vision.imaging.image_times import ImageTimes
+from nereid.vision.imaging.preprocess_settings import PreprocessSettings
 from nereid.vision.imaging.transform import DATATYPES, Transform
 
 # glibc keeps the memory of larger images for the next one; see MALLOC_TRIM_THRESHOLD_ in command_line.py.
@@ -136,3 +138,49 @@ class CpuPreprocessor:
             self._per_thread.buffers = Buffers()
         buffers: Buffers = self._per_thread.buffers
         return buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Network inputs of several images.
+
+    Args:
+        png: the inputs side by side as RGB, in a PNG file.
+        lowest, highest: the range of the numbers that the network receives.
+    """
+
+    png: bytes
+    lowest: float
+    highest: float
+
+
+def preview(settings: PreprocessSettings, images: Mapping[str, bytes]) -> Preview:
+    """Return what a network sees of encoded images, given by their names.
+
+    Raises:
+        InvalidImage: one is not an image file, or is damaged or too large.
+    """
+    from PIL import Image
+
+    transform = settings.transform
+    preprocessor = CpuPreprocessor(transform, settings.limits, len(images))
+    for name, error in zip(images, preprocessor.prepare([*images.values()]), strict=True):
+        if isinstance(error, InvalidImage):
+            raise InvalidImage(f"{name}: {error.args[0]}")
+        if error is not None:
+            raise error
+    inputs = preprocessor.tensor.astype(np.float32)
+    pixels = np.concatenate([_pixels(transform, each) for each in inputs], axis=1)
+    with io.BytesIO() as file:
+        Image.fromarray(pixels).save(file, "PNG")
+        return Preview(file.getvalue(), float(inputs.min()), float(inputs.max()))
+
+
+def _pixels(transform: Transform, network_input: np.ndarray) -> np.ndarray:
+    channels_last = network_input if transform.layout == "NHWC" else network_input.transpose(1, 2, 0)
+    levels = channels_last * np.array(transform.std) + np.array(transform.mean)
+    if transform.datatype == "UINT8":
+        levels = channels_last
+    rgb = levels[:, :, ::-1] if transform.color_order == "BGR" else levels
+    pixels: np.ndarray = np.clip(np.rint(rgb), 0, 255).astype(np.uint8)
+    return pixels

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from nereid.vision.imaging.buffers import Buffers
+from nereid.vision.imaging.decode import Buffers
 
 # One image is processed on one core: instances and decode threads, not the BLAS, spread the load.
 threadpool_limits(1, "blas")

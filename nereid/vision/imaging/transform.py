@@ -7,8 +7,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from nereid.vision.imaging.buffers import Buffers
-from nereid.vision.imaging.decode import SHRINKS, EncodedImage
+from nereid.vision.imaging.decode import SHRINKS, Buffers, EncodedImage
 from nereid.vision.imaging.resample import FILTERS, Axis, Span, build_axis, resample
 
 DATATYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}

@@ -61,8 +61,6 @@ NO_SYNCHRONIZE = "disable_synchronize_execution_providers"
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """The buffers of one set of shapes, bound once, and the options that name its graph."""
-
     inputs: Mapping[str, Any]
     outputs: Sequence[Any]
     binding: Any
@@ -130,7 +128,6 @@ class RecordedRuns:
     def _run_once(
         self, session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], outputs: Sequence[str]
     ) -> list[Any]:
-        """Run without a recording."""
         arrays = {name: self._xp.ascontiguousarray(array) for name, array in inputs.items()}
         self._synchronize()
         binding = session.io_binding()
@@ -152,7 +149,6 @@ class RecordedRuns:
         shapes: Mapping[str, tuple[int, ...]],
         outputs: Sequence[str],
     ) -> _Recorded:
-        """Allocate and bind buffers; a run without a recording shows the shapes of the outputs."""
         taken = {name: self._xp.zeros(shapes[name], array.dtype) for name, array in inputs.items()}
         returned = [self._xp.empty_like(array) for array in self._run_once(session, taken, outputs)]
         if self._sizes:
@@ -231,7 +227,6 @@ class BoundRuns:
         return hosts
 
     def _allocate(self, tensor: Any, outputs: Sequence[str]) -> dict[str, Any]:
-        """Return buffers for the outputs, in the shapes of a run without a recording."""
         import cupy
 
         binding = self._session.io_binding()

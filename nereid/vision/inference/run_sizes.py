@@ -1,7 +1,11 @@
-"""Numbers of rows of the runs of a network: the largest, and those that run at load."""
+"""Numbers of rows and threads of the runs of a network."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.parameters import parse_int
+from nereid.base.processes import available_cores
 from nereid.base.serving_errors import InvalidConfig
 
 RUN_BATCH_SIZE = "nereid.run_batch_size"
@@ -46,3 +50,30 @@ def warm_batch_sizes(config: ModelConfig, is_default: bool) -> list[int]:
             f"with commas, got '{text}'"
         )
     return [int(word) for word in words]
+
+
+PARAMETERS = ("intra_op_thread_count", "inter_op_thread_count")
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCounts:
+    """Threads within and between operators; 0 leaves the choice to ONNX Runtime."""
+
+    intra_op: int
+    inter_op: int
+
+
+def thread_counts(parameters: Mapping[str, str], instances: int, kind: str = "CPU") -> ThreadCounts:
+    """Return the threads of one instance.
+
+    Args:
+        instances: number of instances that share the cores.
+        kind: of the instance; on a GPU the CPU does little work, so the choice stays with ONNX Runtime.
+
+    Raises:
+        InvalidConfig: a count is not a number.
+    """
+    intra_op, inter_op = (max(0, parse_int(parameters.get(name, "0"))) for name in PARAMETERS)
+    if not intra_op and kind != "GPU":
+        intra_op = max(1, available_cores() // max(1, instances))
+    return ThreadCounts(intra_op, inter_op)

@@ -4,14 +4,14 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from nereid.base.config.model_config import ModelConfig
+from nereid.base.config.model_config import ModelConfig, TensorSpec
 from nereid.base.serving_errors import (
     DeviceFailed,
     InferenceFailed,
@@ -23,11 +23,10 @@ from nereid.base.serving_errors import (
     from_exception,
 )
 from nereid.vision.inference import io_binding as gpu
-from nereid.vision.inference import network_file, warm_up
+from nereid.vision.inference import network_file
 from nereid.vision.inference.batching import Arrays, Batching, concatenate
 from nereid.vision.inference.run_failures import run_failure
 from nereid.vision.inference.run_sizes import RUN_BATCH_SIZE, WARM_BATCH_SIZES
-from nereid.vision.inference.session_events import SessionEvents
 from nereid.vision.inference.session_options import (
     CUDA,
     CUDA_GRAPHS,
@@ -41,7 +40,54 @@ from nereid.vision.inference.session_options import (
     session_settings,
     uses_cuda_graphs,
 )
-from nereid.vision.inference.signature import Signature, validate
+from nereid.vision.inference.signature import DATATYPES, Signature, sequence_controls, validate
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvents:
+    """Functions that a session calls; by default nothing happens.
+
+    Args:
+        ran: after each run, with its seconds and its rows.
+        halved: before a batch that did not fit into memory is run in two halves.
+        warmed: after each run at load, with its seconds.
+        device_failed: once, with the text of the error, when the device of the session has failed.
+    """
+
+    ran: Callable[[float, int], None] = lambda seconds, rows: None
+    halved: Callable[[], None] = lambda: None
+    warmed: Callable[[float], None] = lambda seconds: None
+    device_failed: Callable[[str], None] = lambda reason: None
+
+
+DTYPES = {datatype: element for element, datatype in DATATYPES.items()} | {
+    "TYPE_FP32": "float32",
+    "TYPE_FP64": "float64",
+    "TYPE_STRING": "object",
+}
+
+
+def zero_requests(config: ModelConfig, sizes: Sequence[int]) -> Iterator[Arrays]:
+    """Yield a request of zeros for each batch size.
+
+    Raises:
+        InvalidConfig: a dim of an input varies, so its shape is not known.
+    """
+    tensors = [each for each in (*config.inputs, *sequence_controls(config)) if not each.is_optional]
+    for rows in sizes:
+        yield {tensor.name: _zeros(config, tensor, rows) for tensor in tensors}
+
+
+def _zeros(config: ModelConfig, tensor: TensorSpec, rows: int) -> np.ndarray:
+    if any(dim < 0 for dim in tensor.network_dims):
+        raise InvalidConfig(
+            f"model '{config.name}', parameter {WARM_BATCH_SIZES}: expected inputs of fixed dims, got "
+            f"'{tensor.name}' {list(tensor.network_dims)}; fix: set it to an empty text"
+        )
+    shape = (rows, *tensor.network_dims) if config.max_batch_size else tensor.network_dims
+    dtype = np.dtype(DTYPES[tensor.datatype])
+    return np.full(shape, b"", dtype) if dtype.kind == "O" else np.zeros(shape, dtype)
+
 
 Outcome = dict[str, Any] | ServingError
 Feed = Callable[[onnxruntime.InferenceSession, Arrays, Sequence[str], onnxruntime.RunOptions], list[Any]]
@@ -133,7 +179,7 @@ class Session:
             session = cls(config, settings, events)
             session.note = f", {note}: {error}"
         if not session.is_on_stream:
-            session.warm_up(warm_up.requests(config, settings.warm_batch_sizes))
+            session.warm_up(zero_requests(config, settings.warm_batch_sizes))
         return session
 
     def __str__(self) -> str:
@@ -258,7 +304,6 @@ class Session:
         return self._batching.scatter(outputs, group)
 
     def _run_or_halve(self, inputs: Arrays, outputs: Sequence[str], rows: int) -> list[Any]:
-        """Run a batch; if it does not fit into memory, release memory and run its halves, once."""
         try:
             return self._run(inputs, outputs, rows)
         except OutOfMemory:

@@ -19,9 +19,14 @@ from nereid.base.config.parameters import SESSION_PREFIX, parse_bool, parse_int
 from nereid.base.config.server_flags import backend_settings, flag_values
 from nereid.base.serving_errors import InvalidConfig, official_text
 from nereid.vision.inference import tensorrt
-from nereid.vision.inference.run_sizes import run_batch_size, warm_batch_sizes
+from nereid.vision.inference.run_sizes import (
+    PARAMETERS,
+    ThreadCounts,
+    run_batch_size,
+    thread_counts,
+    warm_batch_sizes,
+)
 from nereid.vision.inference.tensorrt import TENSORRT
-from nereid.vision.inference.threads import PARAMETERS, ThreadCounts, thread_counts
 
 # Triton's `optimization.graph.level` is not ONNX Runtime's numbering.
 GRAPH_LEVELS = {
@@ -121,10 +126,7 @@ class SessionSettings:
 
 
 def session_settings(
-    config: ModelConfig,
-    backend: BackendSettings | None = None,
-    instances: int | None = None,
-    stream: int = 0,
+    config: ModelConfig, backend: BackendSettings | None = None, instances: int | None = None, stream: int = 0
 ) -> SessionSettings:
     """Translate the parameters, optimization settings and custom operators of `config`.
 

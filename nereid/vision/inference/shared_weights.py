@@ -101,7 +101,6 @@ def _processor() -> str:
 
 
 def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) -> None:
-    """Write `folder` atomically, and remove old ones."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     version_state.remove_old(folder.parent, PARTIAL)
     partial = folder.with_suffix(PARTIAL)
@@ -125,7 +124,6 @@ def _write(path: Path, folder: Path, settings: SessionSettings, opener: Open) ->
 
 
 def _arrange(folder: Path, inputs: Collection[str]) -> None:
-    """Align the written weights, and remove inputs whose initializers the optimizer has dropped."""
     model = _schema()()
     model.ParseFromString((folder / MODEL).read_bytes())
     present = {each.name for each in model.graph.initializer}
@@ -173,7 +171,6 @@ def _move(entries: dict[str, Any], old: BinaryIO, new: BinaryIO) -> None:
 
 @functools.cache
 def _schema() -> Any:
-    """Return protobuf's class for `SCHEMA`'s model."""
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="weights.proto", package="weights")
     for name, fields in SCHEMA.items():

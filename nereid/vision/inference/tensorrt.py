@@ -25,48 +25,22 @@ NAMES = {
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 }
 PRECISIONS = {"FP32": {}, "FP16": {"trt_fp16_enable": "1"}, "INT8": {"trt_int8_enable": "1"}}
-INTEGERS = frozenset(
-    {
-        "trt_max_partition_iterations",
-        "trt_min_subgraph_size",
-        "trt_dla_core",
-        "trt_builder_optimization_level",
-        "trt_auxiliary_streams",
-        "trt_ep_context_embed_mode",
-    }
-)
-BOOLEANS = frozenset(
-    {
-        "int8_use_native_calibration_table",
-        "trt_dla_enable",
-        "trt_engine_cache_enable",
-        "trt_dump_subgraphs",
-        "trt_force_sequential_engine_build",
-        "trt_context_memory_sharing_enable",
-        "trt_layer_norm_fp32_fallback",
-        "trt_timing_cache_enable",
-        "trt_force_timing_cache",
-        "trt_detailed_build_log",
-        "trt_build_heuristics_enable",
-        "trt_sparsity_enable",
-        "trt_cuda_graph_enable",
-        "trt_dump_ep_context_model",
-    }
-)
-TEXTS = frozenset(
-    {
-        "int8_calibration_table_name",
-        "trt_engine_cache_path",
-        "trt_engine_cache_prefix",
-        "trt_timing_cache_path",
-        "trt_tactic_sources",
-        "trt_extra_plugin_lib_paths",
-        "trt_profile_min_shapes",
-        "trt_profile_max_shapes",
-        "trt_profile_opt_shapes",
-        "trt_ep_context_file_path",
-    }
-)
+_INTEGERS = """
+    trt_max_partition_iterations trt_min_subgraph_size trt_dla_core trt_builder_optimization_level
+    trt_auxiliary_streams trt_ep_context_embed_mode
+"""
+_BOOLEANS = """
+    int8_use_native_calibration_table trt_dla_enable trt_engine_cache_enable trt_dump_subgraphs
+    trt_force_sequential_engine_build trt_context_memory_sharing_enable trt_layer_norm_fp32_fallback
+    trt_timing_cache_enable trt_force_timing_cache trt_detailed_build_log trt_build_heuristics_enable
+    trt_sparsity_enable trt_cuda_graph_enable trt_dump_ep_context_model
+"""
+_TEXTS = """
+    int8_calibration_table_name trt_engine_cache_path trt_engine_cache_prefix trt_timing_cache_path
+    trt_tactic_sources trt_extra_plugin_lib_paths trt_profile_min_shapes trt_profile_max_shapes
+    trt_profile_opt_shapes trt_ep_context_file_path
+"""
+INTEGERS, BOOLEANS, TEXTS = (frozenset(names.split()) for names in (_INTEGERS, _BOOLEANS, _TEXTS))
 
 
 def options(config: ModelConfig, given: Mapping[str, str]) -> dict[str, str]:

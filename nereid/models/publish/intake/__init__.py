@@ -1,1 +1,1 @@
-"""Reading of a user's ONNX file: its form, its metadata, and the changes that make it a classifier."""
+"""Reading of a user's ONNX file: its facts, its task, and the changes that make it fit the server."""

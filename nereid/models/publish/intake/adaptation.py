@@ -1,43 +1,60 @@
 """Changes of an ONNX file that make it a network for image batches: [N,3,H,W] in, FP32 [N,...] out.
 
-`description` records the choices of a version. The next version gets the same, and so the same changes.
+Some of them only a first run on two images can confirm. It is done in a child process, so that a network
+cannot harm the command. The description of a version records its choices; the next version gets the same.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from nereid.base.errors import WrongUsage
-from nereid.models.publish.intake.changed_file import change_file, declare_outputs, edited
+import msgspec
+import numpy as np
+import onnxruntime
+
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.models.publish import child
 from nereid.models.publish.intake.graph_edits import (
-    add_batch,
-    add_constant,
+    Activation,
+    ActivationRule,
+    accept_colours,
+    activate,
+    declare,
     dims,
+    fit_runtimes,
     fix_size,
+    fixed_batch,
+    flatten,
     free_batch,
-    free_name,
-    inputs,
-    operators,
-    take_name,
+    rename,
+    take_one_image,
     to_fp32,
-    with_axes,
 )
 from nereid.models.publish.intake.network_facts import ANY_SIZE, Size
-from nereid.repository import onnx_graph
-from nereid.repository.onnx_runtimes import Runtime, supported_runtimes
-from nereid.tasks.read.dictionary import LABELS
+from nereid.repository import onnx_file, onnx_graph
+from nereid.repository.onnx_file import InvalidOnnx, check_with_onnx
+from nereid.tasks import TASKS
 
-Activation = Literal["none", "softmax", "sigmoid"]
-ActivationRule = Activation | Literal["auto"]
-PROBABILITIES = "probabilities"
-# ITU-R BT.601, as Pillow converts RGB to grey.
-LUMA = (0.299, 0.587, 0.114)
-GREY, RGB = 1, 3
+# NumPy's types of images, by ONNX Runtime's words.
+ELEMENTS = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
+# Largest difference of a row alone and in a batch, relative to its largest number: kernels may differ.
+ROW_TOLERANCE = 0.02
+TIMEOUT_S = 60.0
+# Operators whose results have as many rows as there are findings.
+COUNTING = frozenset({"NonMaxSuppression", "NonZero", "Unique"})
+Precision = Literal["fp16"]
+CONVERTER = "onnxruntime.transformers.float16"
+TO_FP16 = "weights and computation are converted to FP16, inputs and outputs stay FP32"
+# A larger ModelProto cannot be written as one file.
+MAX_BYTES = 2**31 - 1
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class NetworkChoices:
     """Choices of the user about a network, which its file does not contain.
 
     Args:
@@ -57,7 +74,7 @@ class Choices:
     head: str = ""
     last_step: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
-    labels_from: str = LABELS
+    labels_from: str = "--labels"
 
 
 class Adapted(NamedTuple):
@@ -71,13 +88,10 @@ class Adapted(NamedTuple):
 def adapt_file(
     path: Path, output: str = "", activation: Activation = "none", names: Sequence[str] | None = None
 ) -> Adapted:
-    """Change an ONNX file so that this machine's and the container's runtimes open it as a classifier.
-
-    Arguments and errors as `adapt`.
-    """
+    """Change an ONNX file as `adapt`, so that this machine's and the container's runtimes open it."""
 
     def change(model: Any) -> tuple[str, list[str]]:
-        changes = fit_runtimes(model, supported_runtimes())
+        changes = fit_runtimes(model)
         scores, more = adapt(model, output, activation, names)
         return scores, [*changes, *more]
 
@@ -102,186 +116,236 @@ def adapt(
         WrongUsage: the network has several outputs, and no choice names one of them.
     """
     scores = _scores(model, output)
-    changes = [*free_batch(model), *_accept_colours(model)]
-    changes += [*_flatten(model, scores), *to_fp32(model, scores), *_activate(model, scores, activation)]
+    changes = [*free_batch(model), *accept_colours(model)]
+    changes += [*flatten(model, scores), *to_fp32(model, scores), *activate(model, scores, activation)]
     if names:
-        changes += _rename(model, scores, names)
-    if changes:  # shapes of the network's inner tensors may have changed
-        del model.graph.value_info[:]
+        changes += rename(model, scores, names)
     return scores.name, changes
 
 
-def fit_runtimes(model: Any, runtimes: Sequence[Runtime]) -> list[str]:
-    """Lower the opset and IR version of a ModelProto if no operator changes by that; return the changes.
-
-    A network that needs the newer operators stays as it is, and the check of runtimes reports it.
-    """
-    from onnx import defs
-
-    changes = []
-    opset = min(each.opset for each in runtimes)
-    given = onnx_graph.opsets(model).get("", 0)
-    if given > opset:
-        try:
-            newest = max(
-                defs.get_schema(node.op_type, given, "").since_version
-                for node in onnx_graph.nodes(model)
-                if node.domain in ("", "ai.onnx")
-            )
-        except (defs.SchemaError, ValueError, TypeError):  # a version of more than 32 bits is a TypeError
-            return []
-        if newest > opset:
-            return []
-        changes.append(f"opset {given} is written as {opset}, in which its operators are the same")
-        for each in model.opset_import:
-            if each.domain in ("", "ai.onnx"):
-                each.version = opset
-    ir_version = min(each.ir_version for each in runtimes)
-    if model.ir_version > ir_version:
-        changes.append(f"IR version {model.ir_version} is written as {ir_version}")
-        model.ir_version = ir_version
-    return changes
+def _scores(model: Any, output: str) -> Any:
+    matches = [tensor for tensor in model.graph.output if output in ("", tensor.name)]
+    if len(matches) != 1:
+        names = ", ".join(output.name for output in model.graph.output) or "none"
+        got = f"'{output}', the network has: {names}" if output else names
+        raise WrongUsage(
+            f"expected one output with scores, got: {got}; fix: name one with --output, or another --task "
+            f"({', '.join(f'{task.name} for {task.network}' for task in TASKS if task.network)})"
+        )
+    return matches[0]
 
 
 def adapt_outputs_of_file(path: Path, size: Size = ANY_SIZE) -> list[str]:
     """Change an ONNX file with any outputs: its batch is variable, and its numbers are FP32.
 
-    Args:
-        path: the file.
-        size: height and width in pixels, for a network that accepts any size.
-
-    Open dims of the outputs are declared as a run returns them.
+    `size` is height and width in pixels, for a network that accepts any size. Open dims of the outputs are
+    declared as a run returns them.
     """
 
     def change(model: Any) -> tuple[bool, list[str]]:
-        changes, outputs = fit_runtimes(model, supported_runtimes()), list(model.graph.output)
-        changes += free_batch(model)
+        outputs, changes = list(model.graph.output), [*fit_runtimes(model), *free_batch(model)]
         sized = [*fix_size(model, size)]
-        changes += [*_accept_colours(model), *sized]
-        for each in outputs:
-            changes += to_fp32(model, each)
-        if changes:
-            del model.graph.value_info[:]
-        return bool(sized) or any(-1 in dims(each)[1:] for each in outputs), changes
+        changes += [*accept_colours(model), *sized]
+        for output in outputs:
+            changes += to_fp32(model, output)
+        return bool(sized) or any(-1 in dims(output)[1:] for output in outputs), changes
 
     is_open, changes = change_file(path, change)
     if is_open:
-        declare_outputs(path)
+        _declare_outputs(path)
     return changes
 
 
-def add_batch_to_file(path: Path) -> list[str]:
-    """Give the results of one image a batch of 1 in an ONNX file."""
-    with edited(path) as (model, changes):
-        changes += add_batch(model)
+def edit_file(path: Path, edit: Callable[[Any], Iterable[str]]) -> list[str]:
+    """Edit the ModelProto of a file in place; without a sentence about a change, the file stays as it is."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    if changes := [*edit(model)]:
+        _save(model, path)
     return changes
 
 
 def rename_file(path: Path, present: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """Give the input and outputs of an ONNX file other names: first the input, then the outputs."""
-    with edited(path) as (model, changes):
-        outputs = {each.name: each for each in model.graph.output}
+
+    def edit(model: Any) -> Iterator[str]:
+        outputs = {output.name: output for output in model.graph.output}
         for name, new in zip(present[1:], wanted[1:], strict=True):
-            changes += _rename(model, outputs[name], (wanted[0], new))
-    return changes
+            yield from rename(model, outputs[name], (wanted[0], new))
+
+    return edit_file(path, edit)
 
 
-def fit_file(path: Path) -> list[str]:
-    """Change an ONNX file as `fit_runtimes`."""
-    with edited(path) as (model, changes):
-        changes += fit_runtimes(model, supported_runtimes())
-    return changes
+def change_file(path: Path, change: Callable[[Any], tuple[Result, list[str]]]) -> tuple[Result, list[str]]:
+    """Change an ONNX file; without a sentence about a change, it stays as it is.
+
+    `change` edits a ModelProto in place, and returns its result and a sentence for each change. If a fixed
+    batch cannot be freed, the network computes one image at a time.
+    """
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    size, content = fixed_batch(model), path.read_bytes()
+    try:
+        result, changes = change(model)
+    except OperationFailed:
+        raise
+    except Exception as error:  # a malformed graph can fail at any step
+        check_with_onnx(path)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InvalidOnnx(f"expected a well-formed network, got {reason}; fix: export it again") from error
+    if changes:
+        _save(model, path)
+    trial = try_network(path) if size == 1 else None
+    if trial and not trial.computes_rows:
+        path.write_bytes(content)
+        given, model = try_network(path), onnx.ModelProto.FromString(content)
+        alone = [*take_one_image(model, given.inferred if given else {})]
+        result, changes = change(model)
+        changes = [*alone, *changes]
+        _save(model, path)
+    return result, changes
 
 
-def _accept_colours(model: Any) -> Iterator[str]:
-    """Convert colours to grey in front of a network with one channel."""
-    from onnx import TensorProto, helper
+def _save(model: Any, path: Path) -> None:
+    import onnx
 
-    (image, *others) = inputs(model) or [None]
-    shape = dims(image) if image is not None else []
-    if others or len(shape) != 4:
+    del model.graph.value_info[:]  # shapes of the network's inner tensors may have changed
+    onnx.save(model, path)
+
+
+def _declare_outputs(path: Path) -> None:
+    """Declare the dims of an ONNX file's outputs behind the batch, as a run returns them.
+
+    A network with NMS inside returns as many rows as it finds, so it gets the dims that ONNX Runtime infers.
+    """
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    is_counting = any(node.op_type in COUNTING for node in onnx_graph.nodes(model))
+    if not (trial := try_network(path)):
         return
-    is_last = shape[3] == GREY and shape[1] != GREY
-    if not is_last and shape[1] != GREY:
-        return
-    channel = 3 if is_last else 1
-    given, element = image.name, image.type.tensor_type.elem_type
-    grey, colours = free_name(model, f"{given}_grey"), free_name(model, f"{given}_colours")
-    luma = free_name(model, "luma")
-    shape_of_luma = [1, 1, 1, RGB] if is_last else [1, RGB, 1, 1]
-    add_constant(model, helper.make_tensor(luma, TensorProto.FLOAT, shape_of_luma, LUMA))
-    weighted, total = free_name(model, "luma_weighted"), free_name(model, "luma_sum")
-    nodes = [
-        helper.make_node("Cast", [given], [colours], to=TensorProto.FLOAT),
-        helper.make_node("Mul", [colours, luma], [weighted]),
-        with_axes(model, "ReduceSum", weighted, total, [channel], keepdims=1),
-    ]
-    if element == TensorProto.UINT8:
-        rounded = free_name(model, "luma_rounded")
-        nodes.append(helper.make_node("Round", [total], [rounded]))
-        total = rounded
-    nodes.append(helper.make_node("Cast", [total], [grey], to=element))
-    for node in operators(model):
-        for position, name in enumerate(node.input):
-            if name == given:
-                node.input[position] = grey
-    for number, node in enumerate(nodes):
-        model.graph.node.insert(number, node)
-    image.type.tensor_type.shape.dim[channel].dim_value = RGB
-    yield f"colours are converted to grey for input '{given}'"
+    for output in model.graph.output:
+        shape = (trial.inferred if is_counting else trial.shapes)[output.name]
+        declare(output, [dims(output)[0], *shape[1:]] if shape else [])
+    onnx.save(model, path)
 
 
-def _scores(model: Any, output: str) -> Any:
-    found = [each for each in model.graph.output if output in ("", each.name)]
-    if len(found) != 1:
-        names = ", ".join(each.name for each in model.graph.output) or "none"
-        got = f"'{output}', the network has: {names}" if output else names
-        raise WrongUsage(
-            f"expected one output with scores, got: {got}; fix: name one with --output, or --task detect for "
-            "a network that returns boxes"
-        )
-    return found[0]
+@dataclass(frozen=True, slots=True)
+class NetworkTrial:
+    """Shapes of the outputs by name, and whether the rows of a batch are independent.
+
+    Args:
+        shapes: those for one image.
+        inferred: those that ONNX Runtime knows before a run, -1 for variable dims.
+        computes_rows: whether each row of a batch gets what it gets alone.
+    """
+
+    shapes: dict[str, list[int]]
+    inferred: dict[str, list[int]]
+    computes_rows: bool
 
 
-def _flatten(model: Any, scores: Any) -> Iterator[str]:
-    """Remove dims of 1 beside the classes, as in [N,C,1,1] or [N,1,C]; rows, such as boxes, are no scores."""
-    from onnx import helper
-
-    shape, declared = dims(scores), scores.type.tensor_type.shape.dim
-    classes = [dim for dim in declared[1:] if dim.dim_value != 1]
-    if len(shape) < 3 or len(classes) > 1:
-        return
-    before = take_name(model, scores, "unflattened")
-    model.graph.node.append(helper.make_node("Flatten", [before], [scores.name], axis=1))
-    if classes:
-        declared[1].CopyFrom(classes[0])
-    del declared[2:]
-    yield f"output '{scores.name}' is flattened from {shape} to {dims(scores)}"
+def try_network(path: Path) -> NetworkTrial | None:
+    """Run a network of images; None if it fails, crashes or takes too long, which an examination explains."""
+    try:
+        _, content = child.run(__name__, str(path), TIMEOUT_S)
+        return msgspec.convert(content, NetworkTrial)
+    except (child.NoResult, msgspec.ValidationError):
+        return None
 
 
-def _activate(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
-    from onnx import helper
-
-    if activation == "none":
-        return
-    before, name = scores.name, free_name(model, PROBABILITIES)
-    axis: dict[str, Any] = {"axis": 1} if activation == "softmax" else {}
-    model.graph.node.append(helper.make_node(activation.capitalize(), [before], [name], **axis))
-    scores.name = name
-    yield f"a {activation} is appended to output '{before}', as '{name}'"
+def answer(path: str, write: child.Write) -> None:
+    """Run the network, and write the results."""
+    write("trial", asdict(run(Path(path))))
 
 
-def _rename(model: Any, scores: Any, names: Sequence[str]) -> Iterator[str]:
-    """Give the input and the scores other names, with a copy of the tensor; used names stay as they are."""
-    from onnx import helper
+def run(path: Path) -> NetworkTrial:
+    """Run the network in this process."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"], enable_fallback=0)
+    (image,) = session.get_inputs()
+    levels = np.random.default_rng(0).integers(0, 256, (2, *image.shape[1:])).astype(ELEMENTS[image.type])
+    pixels = levels if levels.dtype == np.uint8 else levels / levels.dtype.type(255)
+    alone = [session.run(None, {image.name: pixels[place : place + 1]}) for place in (0, 1)]
+    names = [output.name for output in session.get_outputs()]
+    shapes = {name: list(row.shape) for name, row in zip(names, alone[0], strict=True)}
+    inferred = {
+        output.name: [dim if isinstance(dim, int) else -1 for dim in output.shape]
+        for output in session.get_outputs()
+    }
+    return NetworkTrial(shapes, inferred, _computes_rows(session, pixels, alone))
 
-    nodes, (given, wanted) = model.graph.node, names
-    image = inputs(model)[:1]
-    if image and image[0].name != given and free_name(model, given) == given:
-        yield f"input '{image[0].name}' is named '{given}'"
-        nodes.insert(0, helper.make_node("Identity", [given], [image[0].name]))
-        image[0].name = given
-    if scores.name != wanted and free_name(model, wanted) == wanted:
-        yield f"output '{scores.name}' is named '{wanted}'"
-        nodes.append(helper.make_node("Identity", [scores.name], [wanted]))
-        scores.name = wanted
+
+def _computes_rows(
+    session: onnxruntime.InferenceSession, pixels: np.ndarray, alone: list[list[np.ndarray]]
+) -> bool:
+    if any(isinstance(output.shape[0], int) for output in session.get_outputs() if output.shape):
+        return False
+    try:
+        together = session.run(None, {session.get_inputs()[0].name: pixels})
+    except Exception:  # ONNX Runtime's own exceptions share no base class
+        return False
+    pairs = [(place, *each) for place in (0, 1) for each in zip(together, alone[place], strict=True)]
+    return all(_is_row(found, place, row) for place, found, row in pairs)
+
+
+def _is_row(found: np.ndarray, place: int, row: np.ndarray) -> bool:
+    if found.shape != (2, *row.shape[1:]):
+        return False
+    limit = ROW_TOLERANCE * (np.abs(row).max(initial=0) or 1)
+    return bool(np.allclose(found[place], row[0], rtol=0, atol=limit, equal_nan=True))
+
+
+def convert_to_fp16(path: Path) -> str:
+    """Convert a staged FP32 network in place, external data included; OperationFailed if impossible."""
+    file = onnx_file.read(path)
+    _check_is_fp32(path, file.model)
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+    from onnxruntime.transformers.onnx_model import OnnxModel
+
+    with _quiet_converter():
+        try:
+            converted = convert_float_to_float16(onnx.load(path), keep_io_types=True)
+            OnnxModel(converted).topological_sort()  # the casts of the inputs are last
+            content = converted.SerializeToString()
+        except Exception as error:  # it raises anything for operators that it does not know
+            raise _refusal(path, f"{type(error).__name__}: {error}") from None
+    if len(content) > MAX_BYTES:
+        raise _refusal(path, f"it has {len(content):,} bytes in FP16, and a file at most {MAX_BYTES:,}")
+    for each in {path.parent / data.location for data in file.external}:
+        each.unlink()
+    path.write_bytes(content)
+    return TO_FP16
+
+
+def _check_is_fp32(path: Path, model: Any) -> None:
+    operators = {node.op_type for graph in onnx_graph.graphs(model.graph) for node in graph.node}
+    if integer := sorted(
+        operator for operator in operators if "Quantize" in operator or operator.endswith("Integer")
+    ):
+        raise _refusal(path, f"expected an FP32 network, got the operators of INT8 {', '.join(integer)}")
+    tensors = list(onnx_graph.tensors(model))
+    if not any(tensor.data_type == tensor.FLOAT for tensor in tensors):
+        kinds = sorted({tensor.DataType.Name(tensor.data_type) for tensor in tensors})
+        raise _refusal(path, f"expected FP32 weights, got {', '.join(kinds) or 'none'}")
+
+
+def _refusal(path: Path, reason: str) -> OperationFailed:
+    return OperationFailed(
+        f"'{path.name}' cannot be converted to FP16: {' '.join(reason.split())}",
+        "publish it without --precision",
+    )
+
+
+@contextlib.contextmanager
+def _quiet_converter() -> Iterator[None]:
+    """Suppress a warning for each weight that FP16 rounds: the examination compares the results."""
+    logger = logging.getLogger(CONVERTER)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,56 +1,193 @@
-"""The known tasks, and the choice of one for a file."""
+"""What a task offers to `nereid add` and `nereid publish`, and the choice of a task for a file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
 
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.intake.network_facts import NetworkFacts, Size
-from nereid.tasks.classify.intake import Classification
-from nereid.tasks.detect.intake import Detection
-from nereid.tasks.read.intake import Reading
+from nereid.models.publish.candidate import Description
+from nereid.models.publish.configs import ModelNames
+from nereid.models.publish.examination import Survey
+from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.graph_edits import Activation
+from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
+from nereid.models.publish.intake.serving_settings import ServingSettings
+from nereid.tasks import DEFAULT, TASKS
+from nereid.vision.inference.signature import Signature
 
-# How the file of a network is read, changed, served and shown.
-Task = Classification | Detection | Reading
 # Results of Ultralytics' other tasks. Read as boxes, they are wrong without an error.
 UNSERVED = {"segment": "masks", "pose": "key points", "obb": "turned boxes"}
 # Source: super-gradients, training/utils/export_utils.py.
 FLAT = "flat_predictions"
-DEFAULT = Classification.name
-# In the order in which a file is tried.
-TASKS: Mapping[str, Task] = {each.name: each for each in (Reading(), Classification(), Detection())}
 
 
-def choose_task(name: str, facts: NetworkFacts, size: Size) -> Task:
-    """Return the task with a name; without one, the task that recognises the file, else classification.
+class InputKind(Protocol):
+    """What a row of a network's input is; `nereid.models.publish.intake.serving_settings.Images` is one.
+
+    Attributes:
+        unit: a row in words, such as `image`.
+        labels_are: lines of a label file in words, such as `names`; empty for none.
+        samples: images that are shown if the user gives none.
+        is_reader: whether an instance needs the memory of a reader (`nereid.repository.fitting`).
+    """
+
+    unit: str
+    labels_are: str
+    samples: tuple[Path, ...]
+    is_reader: bool
+
+    def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
+        """Return the labels in the file or next to it, and their origin for messages."""
+
+    def check_labels(self, labels: Sequence[str], origin: str) -> None:
+        """Raise WrongUsage for labels that cannot be shown."""
+
+    def with_notes(self, choices: NetworkChoices, facts: NetworkFacts) -> NetworkChoices:
+        """Return the choices of the user, completed from what the exporter noted."""
+
+    def preprocessing(
+        self, settings: ServingSettings, noted: Noted, given: Mapping[str, str]
+    ) -> tuple[dict[str, str], str]:
+        """Return all parameters of the preprocessing, and the origin of those that were not given."""
+
+    def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
+        """Copy the default models that the pinned model uses, too, to `target`; return their versions.
+
+        WrongUsage: `public`, the added name, is one of theirs, or `repository` has others of their names.
+        """
+
+    def repeated(
+        self, path: Path, current: Path, past: Description, image: Mapping[str, Any]
+    ) -> NetworkChoices:
+        """Return the choices for the next version, whose file is `path`.
+
+        `current` is the file of the present version, `past` its description, `image` the input in its config.
+        """
+
+    def instance_bytes(self, network_bytes: int) -> int:
+        """Return the memory of one process of the pinned model on a CPU."""
+
+
+class AddedModels(Protocol):
+    """The models of an addition: `nereid.models.publish.configs.Addition`, or others of the task."""
+
+    @property
+    def labelled(self) -> set[str]:
+        """The models with a label file."""
+
+    @property
+    def deadline_ms(self) -> int:
+        """The time that the route gives a request."""
+
+    def configs(self) -> dict[str, dict[str, str]]:
+        """Return the configs of all models by profile, in the order of their loading; the route is last."""
+
+
+class Intake(Protocol):
+    """How a network of a task is recognised, changed, served and shown; the face `intake` is such a class.
+
+    Attributes:
+        name: of the task.
+        rank: tasks with a lower number are tried first for a file.
+        input: what a row of the network's input is.
+        results: field of `nereid add --json` with what was found in each image.
+        has_one_form: whether a network is changed in one way only, so that a current version without a
+            description is enough to change the next one.
+        leaves_out_by_score: whether a survey must be repeated after an activation was appended.
+    """
+
+    name: str
+    rank: int
+    input: InputKind
+    results: str
+    has_one_form: bool
+    leaves_out_by_score: bool
+
+    @staticmethod
+    def noted(metadata: Mapping[str, str]) -> Noted | None:
+        """Return what Ultralytics noted in a file of this task; None for other files."""
+
+    def recognises(self, facts: NetworkFacts, size: Size) -> bool:
+        """Return whether a file is of this task; `size` is height and width in pixels, zeros if unknown."""
+
+    def adapt(
+        self,
+        path: Path,
+        choices: NetworkChoices,
+        activation: Activation = "none",
+        names: Sequence[str] | None = None,
+    ) -> Adapted:
+        """Change a file into the form that is served, with `activation` appended to the scores.
+
+        `names` are those of the input and the outputs, in the order of the config; None for those in the
+        file. WrongUsage: the network is not of this task, or a choice does not fit.
+        """
+
+    def settings(
+        self,
+        facts: NetworkFacts,
+        signature: Signature,
+        outputs: Sequence[str],
+        choices: NetworkChoices,
+        labels: int,
+    ) -> ServingSettings:
+        """Read input and outputs of a changed file, whose `outputs` by role `adapt` returned.
+
+        `facts` are those of the file before its changes, `labels` is the number of class names. WrongUsage:
+        the network cannot be served.
+        """
+
+    def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> AddedModels:
+        """Return the models to add."""
+
+    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
+        """Return the function to append after a first run; WrongUsage if the choice does not fit it."""
+
+    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
+        """Return rows for the screen: a word, and what the network returns with this activation."""
+
+    def shown(self, results: Sequence[Any]) -> str:
+        """Return what was found in one image, a row of `Survey.results`, for the screen."""
+
+
+@cache
+def intakes() -> Mapping[str, Intake]:
+    """Return the intakes of all tasks by name, in the order in which a file is tried."""
+    faces = [task.face("intake") for task in TASKS if not task.extends]
+    return {face.name: face() for face in sorted(filter(None, faces), key=lambda face: face.rank)}
+
+
+def named_intake(name: str) -> Intake:
+    """Return the intake of a task; WrongUsage if there is none."""
+    if name not in intakes():
+        raise WrongUsage(f"invalid task: expected one of {', '.join(sorted(intakes()))}, got '{name}'")
+    return intakes()[name]
+
+
+def choose_intake(name: str, facts: NetworkFacts, size: Size) -> Intake:
+    """Return the intake of a task; without a name, that of the first task that recognises the file.
 
     Raises:
         WrongUsage: no task has that name, or metadata or outputs are those of another kind of network.
     """
+    known = ", ".join(sorted(intakes()))
     if facts.task in UNSERVED:
         raise WrongUsage(
             f"the file's metadata names the task '{facts.task}': its {UNSERVED[facts.task]} cannot be "
-            f"served; fix: a network for one of {', '.join(sorted(TASKS))}"
+            f"served; fix: a network for one of {known}"
         )
-    if flat := [each for each in facts.signature.outputs if each.endswith(FLAT)]:
+    if flat := [output for output in facts.signature.outputs if output.endswith(FLAT)]:
         raise WrongUsage(
             f"output '{flat[0]}': expected rows of each image, got one list for all images (YOLO-NAS's flat "
             "format); fix: export it with output_predictions_format=DetectionOutputFormatMode.BATCH_FORMAT"
         )
     if name:
-        return named_task(name)
-    if facts.task and facts.task not in TASKS:
+        return named_intake(name)
+    if facts.task and facts.task not in intakes():
         raise WrongUsage(
-            f"the file's metadata names the task '{facts.task}': expected one of {', '.join(sorted(TASKS))}; "
+            f"the file's metadata names the task '{facts.task}': expected one of {known}; "
             "fix: --task, if its outputs are those of that task"
         )
-    return next((each for each in TASKS.values() if each.recognises(facts, size)), TASKS[DEFAULT])
-
-
-def named_task(name: str) -> Task:
-    """Return the task with a name.
-
-    Raises:
-        WrongUsage: there is none.
-    """
-    if name not in TASKS:
-        raise WrongUsage(f"invalid task: expected one of {', '.join(sorted(TASKS))}, got '{name}'")
-    return TASKS[name]
+    recognising = (intake for intake in intakes().values() if intake.recognises(facts, size))
+    return next(recognising, intakes()[DEFAULT.name])

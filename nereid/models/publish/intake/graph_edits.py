@@ -1,13 +1,24 @@
-"""Edits of an ONNX graph that several tasks need: variable batches, FP32 outputs, free names."""
+"""Edits of an ONNX graph that several tasks need: variable batches, colours, FP32 outputs, names."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import chain, count
+from typing import Any, Literal
 
+from nereid.base.contract import EMBEDDING
 from nereid.repository import onnx_graph
+from nereid.repository.onnx_file import Runtime, supported_runtimes
 
+Activation = Literal["none", "softmax", "sigmoid", "normalize"]
+ActivationRule = Activation | Literal["auto"]
+PROBABILITIES = "probabilities"
+# A shorter vector is not scaled to the length 1. Source: torch, nn.functional.normalize.
+SHORTEST = 1e-12
+# ITU-R BT.601, as Pillow converts RGB to grey.
+LUMA = (0.299, 0.587, 0.114)
+GREY, RGB = 1, 3
 BATCH = "N"
 # Channels of grey and colour images.
-COLOURS = (1, 3)
+COLOURS = (GREY, RGB)
 # The input with the shape of the result, by operator.
 SHAPES = {"Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0}
 # Behind those that compute the number of images and the latest shape.
@@ -18,13 +29,13 @@ FREE_INITIALIZERS = 4
 
 def inputs(model: Any) -> list[Any]:
     """Return the inputs of a ModelProto without its weights."""
-    weights = {each.name for each in model.graph.initializer}
-    return [each for each in model.graph.input if each.name not in weights]
+    weights = {weight.name for weight in model.graph.initializer}
+    return [tensor for tensor in model.graph.input if tensor.name not in weights]
 
 
 def dims(value: Any) -> list[int]:
     """Return the dims of an input or output; -1 for a variable one."""
-    return [each.dim_value if each.HasField("dim_value") else -1 for each in value.type.tensor_type.shape.dim]
+    return [dim.dim_value if dim.HasField("dim_value") else -1 for dim in value.type.tensor_type.shape.dim]
 
 
 def add_constant(model: Any, tensor: Any) -> None:
@@ -60,15 +71,12 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
 
     (image,) = inputs(model)
     first = free_name(model, f"{image.name}_first")
-    for node in operators(model):
-        for position, name in enumerate(node.input):
-            if name == image.name:
-                node.input[position] = first
+    _redirect(model, image.name, first)
     rows = _rows(model, image.name)
     single = [
-        each
-        for each in model.graph.output
-        if dims(each)[:1] == [1] or [*inferred.get(each.name, ())][:1] == [1]
+        output
+        for output in model.graph.output
+        if dims(output)[:1] == [1] or [*inferred.get(output.name, ())][:1] == [1]
     ]
     for output in single:
         # ONNX Runtime cannot see through the shape, and takes the first dim for variable.
@@ -95,8 +103,7 @@ def add_batch(model: Any) -> Iterator[str]:
     if len(dims(image)) == 3:
         alone, first = free_name(model, f"{image.name}_alone"), free_name(model, "first_image")
         add_constant(model, helper.make_tensor(first, TensorProto.INT64, [], [0]))
-        for node in operators(model):
-            node.input[:] = [alone if name == image.name else name for name in node.input]
+        _redirect(model, image.name, alone)
         model.graph.node.insert(0, helper.make_node("Gather", [image.name, first], [alone]))
         declare(image, [1, *dims(image)])
     declare(image, [1, *dims(image)[1:]])
@@ -151,7 +158,7 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
         elif (
             node.op_type == "Concat"
             and is_of_image
-            and not any(each.name == "axis" and each.i == 0 for each in node.attribute)
+            and not any(attribute.name == "axis" and attribute.i == 0 for attribute in node.attribute)
         ):
             for position, name in enumerate(node.input):
                 weight = next((each for each in model.graph.initializer if each.name == name), None)
@@ -162,9 +169,9 @@ def _free_shapes(model: Any, image: str, size: int) -> None:
                     model.graph.node.insert(AFTER_SHAPES, helper.make_node("Expand", [name, shape], [wide]))
                     node.input[position] = wide
     used = {name for node in operators(model) for name in node.input}
-    unused = {each.name for each in model.graph.initializer} - used
+    unused = {weight.name for weight in model.graph.initializer} - used
     for values in (model.graph.initializer, model.graph.input):  # older files list weights as inputs, too
-        left = [each for each in values if each.name not in unused]
+        left = [value for value in values if value.name not in unused]
         del values[:]
         values.extend(left)
 
@@ -173,7 +180,7 @@ def _small_constants(model: Any) -> dict[str, list[int]]:
     """Return the vectors of whole numbers in a graph, by name."""
     from onnx import TensorProto, numpy_helper
 
-    tensors = {each.name: each for each in model.graph.initializer}
+    tensors = {weight.name: weight for weight in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             tensors[node.output[0]] = node.attribute[0].t
@@ -245,12 +252,15 @@ def to_fp32(model: Any, scores: Any) -> Iterator[str]:
 def take_name(model: Any, output: Any, suffix: str) -> str:
     """Rename the inner tensor of an output, so that another node can return the output."""
     inner = free_name(model, f"{output.name}_{suffix}")
+    _redirect(model, output.name, inner)
     for node in operators(model):
-        for names in (node.input, node.output):
-            for position, name in enumerate(names):
-                if name == output.name:
-                    names[position] = inner
+        node.output[:] = [inner if name == output.name else name for name in node.output]
     return inner
+
+
+def _redirect(model: Any, old: str, new: str) -> None:
+    for node in operators(model):
+        node.input[:] = [new if name == old else name for name in node.input]
 
 
 def operators(model: Any) -> Iterator[Any]:
@@ -261,10 +271,141 @@ def operators(model: Any) -> Iterator[Any]:
 
 def free_name(model: Any, wanted: str) -> str:
     """Return a name that no tensor has: the wanted one, or one with a number."""
-    used = {each for node in operators(model) for each in (*node.input, *node.output)}
-    used |= {each.name for each in (*model.graph.initializer, *model.graph.input)}
-    number, name = 1, wanted
-    while name in used:
-        number += 1
-        name = f"{wanted}_{number}"
-    return name
+    used = {name for node in operators(model) for name in (*node.input, *node.output)}
+    used |= {value.name for value in (*model.graph.initializer, *model.graph.input)}
+    numbered = (f"{wanted}_{number}" for number in count(2))
+    return next(name for name in chain([wanted], numbered) if name not in used)
+
+
+def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[str]:
+    """Lower the opset and IR version of a ModelProto if no operator changes by that; return the changes.
+
+    The runtimes are by default those of the embedded server and of the container.
+    A network that needs the newer operators stays as it is, and the check of runtimes reports it.
+    """
+    from onnx import defs
+
+    changes, runtimes = list[str](), runtimes or supported_runtimes()
+    opset = min(runtime.opset for runtime in runtimes)
+    given = onnx_graph.opsets(model).get("", 0)
+    if given > opset:
+        try:
+            newest = max(
+                defs.get_schema(node.op_type, given, "").since_version
+                for node in onnx_graph.nodes(model)
+                if node.domain in ("", "ai.onnx")
+            )
+        except (defs.SchemaError, ValueError, TypeError):  # a version of more than 32 bits is a TypeError
+            return []
+        if newest > opset:
+            return []
+        changes.append(f"opset {given} is written as {opset}, in which its operators are the same")
+        for domain in model.opset_import:
+            if domain.domain in ("", "ai.onnx"):
+                domain.version = opset
+    ir_version = min(runtime.ir_version for runtime in runtimes)
+    if model.ir_version > ir_version:
+        changes.append(f"IR version {model.ir_version} is written as {ir_version}")
+        model.ir_version = ir_version
+    return changes
+
+
+def accept_colours(model: Any) -> Iterator[str]:
+    """Convert colours to grey in front of a network with one channel."""
+    from onnx import TensorProto, helper
+
+    (image, *others) = inputs(model) or [None]
+    shape = dims(image) if image is not None else []
+    if others or len(shape) != 4:
+        return
+    is_last = shape[3] == GREY and shape[1] != GREY
+    if not is_last and shape[1] != GREY:
+        return
+    channel = 3 if is_last else 1
+    given, element = image.name, image.type.tensor_type.elem_type
+    grey, colours = free_name(model, f"{given}_grey"), free_name(model, f"{given}_colours")
+    luma = free_name(model, "luma")
+    shape_of_luma = [1, 1, 1, RGB] if is_last else [1, RGB, 1, 1]
+    add_constant(model, helper.make_tensor(luma, TensorProto.FLOAT, shape_of_luma, LUMA))
+    weighted, total = free_name(model, "luma_weighted"), free_name(model, "luma_sum")
+    nodes = [
+        helper.make_node("Cast", [given], [colours], to=TensorProto.FLOAT),
+        helper.make_node("Mul", [colours, luma], [weighted]),
+        with_axes(model, "ReduceSum", weighted, total, [channel], keepdims=1),
+    ]
+    if element == TensorProto.UINT8:
+        rounded = free_name(model, "luma_rounded")
+        nodes.append(helper.make_node("Round", [total], [rounded]))
+        total = rounded
+    nodes.append(helper.make_node("Cast", [total], [grey], to=element))
+    _redirect(model, given, grey)
+    for number, node in enumerate(nodes):
+        model.graph.node.insert(number, node)
+    image.type.tensor_type.shape.dim[channel].dim_value = RGB
+    yield f"colours are converted to grey for input '{given}'"
+
+
+def flatten(model: Any, scores: Any) -> Iterator[str]:
+    """Remove dims of 1 beside the classes, as in [N,C,1,1] or [N,1,C]; rows, such as boxes, are no scores."""
+    from onnx import helper
+
+    shape, declared = dims(scores), scores.type.tensor_type.shape.dim
+    classes = [dim for dim in declared[1:] if dim.dim_value != 1]
+    if len(shape) < 3 or len(classes) > 1:
+        return
+    before = take_name(model, scores, "unflattened")
+    model.graph.node.append(helper.make_node("Flatten", [before], [scores.name], axis=1))
+    if classes:
+        declared[1].CopyFrom(classes[0])
+    del declared[2:]
+    yield f"output '{scores.name}' is flattened from {shape} to {dims(scores)}"
+
+
+def activate(model: Any, scores: Any, activation: Activation) -> Iterator[str]:
+    """Append a function that turns scores into probabilities."""
+    from onnx import helper
+
+    if activation == "none":
+        return
+    if activation == "normalize":
+        yield from _normalize(model, scores)
+        return
+    before, name = scores.name, free_name(model, PROBABILITIES)
+    axis: dict[str, Any] = {"axis": 1} if activation == "softmax" else {}
+    model.graph.node.append(helper.make_node(activation.capitalize(), [before], [name], **axis))
+    scores.name = name
+    yield f"a {activation} is appended to output '{before}', as '{name}'"
+
+
+def _normalize(model: Any, vectors: Any) -> Iterator[str]:
+    """Divide vectors by their lengths; CUDA has these operators, but not LpNormalization."""
+    from onnx import TensorProto, helper
+
+    before, name = vectors.name, free_name(model, EMBEDDING)
+    least, length, divisor = (free_name(model, f"{name}_{word}") for word in ("least", "length", "divisor"))
+    add_constant(model, helper.make_tensor(least, TensorProto.FLOAT, [], [SHORTEST]))
+    model.graph.node.extend(
+        (
+            with_axes(model, "ReduceL2", before, length, [1], since=18, keepdims=1),
+            helper.make_node("Max", [length, least], [divisor]),
+            helper.make_node("Div", [before, divisor], [name]),
+        )
+    )
+    vectors.name = name
+    yield f"output '{before}' is scaled to the length 1, as '{name}'"
+
+
+def rename(model: Any, scores: Any, names: Sequence[str]) -> Iterator[str]:
+    """Give the input and the scores other names, with a copy of the tensor; used names stay as they are."""
+    from onnx import helper
+
+    nodes, (given, wanted) = model.graph.node, names
+    image = inputs(model)[:1]
+    if image and image[0].name != given and free_name(model, given) == given:
+        yield f"input '{image[0].name}' is named '{given}'"
+        nodes.insert(0, helper.make_node("Identity", [given], [image[0].name]))
+        image[0].name = given
+    if scores.name != wanted and free_name(model, wanted) == wanted:
+        yield f"output '{scores.name}' is named '{wanted}'"
+        nodes.append(helper.make_node("Identity", [scores.name], [wanted]))
+        scores.name = wanted

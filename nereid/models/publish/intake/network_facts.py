@@ -9,22 +9,28 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nereid.base.errors import WrongUsage
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import OnnxFile
-from nereid.tasks.read import dictionary
-from nereid.vision.imaging.preprocess_settings import PRESETS
+from nereid.tasks import TASKS
 from nereid.vision.inference.signature import Signature
 
 LABEL_FILES = ("labels.txt", "classes.txt")
 # Keys of ONNX metadata with class names; `names` is Ultralytics'.
 LABEL_KEYS = ("names", "classes", "labels", "class_names", "id2label")
+# Key of ONNX metadata with a word per line. Source: PaddleOCR, whose layout detectors list their classes
+# there, and whose recognisers of text list their characters.
+WORDS = "character"
 # Preprocessing files of timm and of Hugging Face, next to the ONNX file.
 CONFIG_FILES = ("config.json", "preprocessor_config.json")
 TASK = re.compile(r"[\w-]{,40}")
 MAX_CHARACTERS = 2**20
+MAX_NEIGHBOUR_BYTES = 16 * 2**20
+ULTRALYTICS = "the file's metadata of Ultralytics"
 Size = tuple[int, int]
 ANY_SIZE: Size = (0, 0)
 # Filters of Pillow by number. Source: Pillow, Image.Resampling.
@@ -77,24 +83,38 @@ class NetworkFacts:
 
 def read(folder: Path, file: OnnxFile) -> NetworkFacts:
     """Read the facts of a file, which exporters wrote to `folder`; unknown metadata is skipped."""
-    properties = onnx_graph.metadata(file.model)
+    metadata = onnx_graph.metadata(file.model)
     documents = {name: _document(folder / name) for name in CONFIG_FILES}
-    labels, labels_from = _labels(folder, properties, documents)
-    noted, task = _noted(properties, documents), properties.get("task", "")
-    task, characters = task if TASK.fullmatch(task) else "", dictionary.characters_of(file.model)
+    labels, labels_from = _labels(folder, metadata, documents)
+    noted, task, words = _noted(metadata, documents), metadata.get("task", ""), metadata.get(WORDS, "")
+    task = task if TASK.fullmatch(task) else ""
+    characters = tuple(words.replace("\r\n", "\n").rstrip("\n").split("\n")) if words else ()
     if 2 * sum(len(word) > 1 for word in characters) > len(characters):
-        # Words are no characters of a recogniser: the layout detectors of PaddleOCR list their classes there.
-        labels, labels_from = (labels, labels_from) if labels else (characters, dictionary.FILE)
+        labels, labels_from = (
+            (labels, labels_from) if labels else (characters, f"the file's metadata '{WORDS}'")
+        )
         characters = ()
     return NetworkFacts(file.sha256, file.signature, labels, labels_from, noted, task, characters)
 
 
 def _document(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(_text(path, errors="strict"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
+
+
+def _text(path: Path, errors: str) -> str:
+    """Return the text of a file next to the network; WrongUsage if it is larger than such files are."""
+    with path.open("rb") as file:
+        content = file.read(MAX_NEIGHBOUR_BYTES + 1)
+    if len(content) > MAX_NEIGHBOUR_BYTES:
+        raise WrongUsage(
+            f"'{path.name}' next to the file: expected at most {MAX_NEIGHBOUR_BYTES // 2**20} MiB, got "
+            f"{path.stat().st_size:,} bytes; fix: move it to another folder"
+        )
+    return content.decode("utf-8-sig", errors)
 
 
 def _labels(
@@ -102,28 +122,26 @@ def _labels(
 ) -> tuple[tuple[str, ...], str]:
     for name in LABEL_FILES:
         if (folder / name).is_file():
-            return tuple(
-                (folder / name).read_text(encoding="utf-8-sig", errors="replace").splitlines()
-            ), f"'{name}' next to the file"
+            return tuple(_text(folder / name, "replace").splitlines()), f"'{name}' next to the file"
     for key in LABEL_KEYS:
-        if found := _names(_literal(properties.get(key, ""))):
-            return found, f"the file's metadata '{key}'"
+        if names := _names(literal(properties.get(key, ""))):
+            return names, f"the file's metadata '{key}'"
     config = documents["config.json"]
     for key in ("label_names", "id2label"):
-        if found := _names(config.get(key)):
-            return found, f"'{key}' of 'config.json' next to the file"
+        if names := _names(config.get(key)):
+            return names, f"'{key}' of 'config.json' next to the file"
     return (), ""
 
 
-def _names(found: Any) -> tuple[str, ...]:
+def _names(listed: Any) -> tuple[str, ...]:
     """Return class names by index from a list, or from a dict with the keys 0, 1, 2, …."""
-    if isinstance(found, dict):
-        by_index = {str(key): value for key, value in found.items()}
-        found = [by_index.get(str(index)) for index in range(len(by_index))]
-    if not isinstance(found, Sequence) or isinstance(found, str):
+    if isinstance(listed, dict):
+        by_index = {str(key): value for key, value in listed.items()}
+        listed = [by_index.get(str(index)) for index in range(len(by_index))]
+    if not isinstance(listed, Sequence) or isinstance(listed, str):
         return ()
-    is_named = bool(found) and all(isinstance(each, str) for each in found)
-    names = (" ".join(each.encode(errors="replace").decode().split()) for each in found if is_named)
+    is_named = bool(listed) and all(isinstance(each, str) for each in listed)
+    names = (" ".join(each.encode(errors="replace").decode().split()) for each in listed if is_named)
     return tuple(names)
 
 
@@ -134,21 +152,22 @@ def _noted(properties: Mapping[str, str], documents: Mapping[str, Mapping[str, A
         properties: the metadata in the ONNX file.
         documents: JSON files next to it, by name.
     """
+    intakes = [intake for task in TASKS if (intake := task.face("intake"))]
     ways: tuple[Callable[[], Noted | None], ...] = (
-        lambda: _ultralytics(properties),
+        *(partial(intake.noted, properties) for intake in intakes),
         lambda: _timm(documents["config.json"]),
         lambda: _transformers(documents["preprocessor_config.json"]),
     )
     for way in ways:
         try:
-            if found := way():
-                return found
+            if noted := way():
+                return noted
         except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, OverflowError):
             continue
     return Noted()
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """Return a value that is written as JSON or as a Python literal; None for anything else."""
     if len(text) > MAX_CHARACTERS:  # parsing takes a hundred times the memory
         return None
@@ -160,52 +179,31 @@ def _literal(text: str) -> Any:
     return None
 
 
-def _ultralytics(properties: Mapping[str, str]) -> Noted | None:
-    """Return a letterbox, or for classifiers shorter side and centre crop."""
-    task, size = properties.get("task"), ANY_SIZE
-    origin = "the file's metadata of Ultralytics"
-    sizes = _literal(properties.get("imgsz", ""))
-    if (
-        isinstance(sizes, list | tuple)
-        and sizes
-        and all(isinstance(each, int) and each > 0 for each in sizes)
-    ):
-        size = sizes[0], sizes[-1]
-    if task == "detect":
-        exported = _literal(properties.get("args", ""))
-        has_nms = isinstance(exported, dict) and bool(exported.get("nms"))
-        is_whole = properties.get("end2end") == "True" or has_nms
-        is_rtdetr = "rtdetr" in properties.get("description", "").lower()
-        # Since it notes the head, the decoder returns the best class of each row only.
-        rtdetr = "rtdetr_best" if properties.get("head") == "RTDETRDecoder" else "rtdetr"
-        head = "nms" if is_whole else rtdetr if is_rtdetr else ""
-        preprocessing = (
-            {"resize": "exact", "scale": PRESETS["yolo"]["scale"]} if is_rtdetr else PRESETS["yolo"]
-        )
-        return Noted(preprocessing, origin, size, head)
-    if task == "classify" and any(size):
-        # Source: ultralytics, data/augment.py, classify_transforms; mean 0 and std 1 of pixels / 255.
-        return Noted({"resize_shorter_px": str(max(size)), "scale": str(1 / 255)}, origin, size)
-    return None
+def ultralytics_size(metadata: Mapping[str, str]) -> Size:
+    """Return height and width in pixels that Ultralytics noted; zeros if it did not."""
+    sizes = literal(metadata.get("imgsz", ""))
+    is_list = isinstance(sizes, list | tuple) and bool(sizes)
+    is_valid = is_list and all(isinstance(side, int) and side > 0 for side in sizes)
+    return (sizes[0], sizes[-1]) if is_valid else ANY_SIZE
 
 
 def _timm(config: Mapping[str, Any]) -> Noted | None:
     """Return the preprocessing of `pretrained_cfg`. Source: timm, data/transforms_factory.py."""
-    found = config.get("pretrained_cfg")
-    if not isinstance(found, dict):
+    settings = config.get("pretrained_cfg")
+    if not isinstance(settings, dict):
         return None
     origin = "timm's 'config.json' next to the file"
-    height, width = (int(each) for each in found["input_size"][-2:])
-    share, mode = float(found.get("crop_pct") or 0.875), found.get("crop_mode") or "center"
-    numbers = _numbers(found["mean"], found["std"])
-    numbers["interpolation"] = str(found.get("interpolation") or "bilinear")
+    height, width = (int(side) for side in settings["input_size"][-2:])
+    share, mode = float(settings.get("crop_pct") or 0.875), settings.get("crop_mode") or "center"
+    numbers = _numbers(settings["mean"], settings["std"])
+    numbers["interpolation"] = str(settings.get("interpolation") or "bilinear")
     scaled = math.floor(height / share)
     if mode == "center" and height == width:
         return Noted({"resize_shorter_px": str(scaled), **numbers}, origin, (height, width))
     if mode == "squash" and share == 1:
         return Noted({"resize": "exact", **numbers}, origin, (height, width))
     if mode == "border" and share == 1:
-        fill = ", ".join(str(round(255 * float(each))) for each in found["mean"])
+        fill = ", ".join(str(round(255 * float(level))) for level in settings["mean"])
         return Noted({"resize": "letterbox", "pad_color": fill, **numbers}, origin, (height, width))
     problem = f"{origin} has crop_mode '{mode}' with crop_pct {share:g} for {height} x {width} pixels"
     return Noted(origin=origin, size=(height, width), problem=problem)
@@ -250,4 +248,4 @@ def _sides(size: Any) -> Size:
 def _numbers(mean: Sequence[float], std: Sequence[float], unit: float = 255) -> dict[str, str]:
     """Return mean and std in levels of a pixel, of which `unit` make 1 for the exporter."""
     named = {"mean": mean, "std": std}
-    return {key: ", ".join(f"{unit * float(each):g}" for each in values) for key, values in named.items()}
+    return {key: ", ".join(f"{unit * float(value):g}" for value in values) for key, values in named.items()}

@@ -1,13 +1,17 @@
 """How a user's network is served, as decided from its file: input, outputs, preprocessing and processes."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from nereid.base.assets import SAMPLES
 from nereid.base.errors import WrongUsage
-from nereid.models.publish.intake.network_facts import Noted, Size
+from nereid.models.publish.candidate import Description
+from nereid.models.publish.intake.adaptation import NetworkChoices
+from nereid.models.publish.intake.network_facts import ANY_SIZE, NetworkFacts, Noted, Size
+from nereid.repository.labels import check_names
 from nereid.repository.onnx_file import describe
-from nereid.tasks.detect.layouts import LAYOUTS
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES
 from nereid.vision.inference.signature import NetworkTensor, Signature
@@ -19,9 +23,11 @@ USUAL_SIDE_PX = 224
 # Larger images are not decoded, either.
 MAX_SIDE_PX = Limits().max_image_side_px
 NORMALISATION = ("preset", "mean", "std", "scale")
+# Python, NumPy and ONNX Runtime in a process without a network. Source: docs/experiments.md.
+PROCESS_BYTES = 45 * 2**20
 
 
-class Tensor(NamedTuple):
+class ServedTensor(NamedTuple):
     """A tensor of the network: name, Triton's datatype, dims without the batch."""
 
     name: str
@@ -40,6 +46,7 @@ class ServingSettings:
         is_grey: whether the network had one channel before its changes.
         classes: the number of classes; 0 if the shapes do not have it.
         head: the layout of a detector's outputs; empty for other networks.
+        left_to_do: preprocessing in front of a network that resizes or normalises its images itself.
         parameters: all of the preprocessing.
         has_labels: whether there are class names.
         can_batch: whether the network computes several rows at a time.
@@ -47,12 +54,13 @@ class ServingSettings:
         companions: default models that the pinned model uses, too, and their versions.
     """
 
-    image: Tensor
-    outputs: tuple[Tensor, ...]
+    image: ServedTensor
+    outputs: tuple[ServedTensor, ...]
     is_last: bool = False
     is_grey: bool = False
     classes: int = 0
     head: str = ""
+    left_to_do: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
     has_labels: bool = False
     can_batch: bool = True
@@ -68,73 +76,11 @@ class ServingSettings:
 
 def is_grey(original: Signature) -> bool:
     """Return whether the network in the user's file takes images with one channel."""
-    return any(CHANNELS not in each.shape and 1 in each.shape[1:] for each in original.inputs.values())
+    return any(CHANNELS not in tensor.shape and 1 in tensor.shape[1:] for tensor in original.inputs.values())
 
 
-def preprocessing(
-    settings: ServingSettings, noted: Noted, given: Mapping[str, str]
-) -> tuple[dict[str, str], str]:
-    """Return all parameters of the preprocessing, and the origin of those that were not given.
-
-    They are the noted and the given ones, and those that input and head determine. A given normalisation or
-    preset replaces all that the exporter noted.
-
-    Raises:
-        WrongUsage: a parameter is unknown, or nothing says how the network's pixels are normalised.
-    """
-    if unknown := sorted(given.keys() - PARAMETERS):
-        raise WrongUsage(
-            f"unknown parameter of a preprocessing: expected one of {', '.join(sorted(PARAMETERS))}, "
-            f"got '{unknown[0]}'"
-        )
-    own = LAYOUTS[settings.head].preprocessing if settings.head else {}
-    known = _known_parameters(settings, noted.parameters or own, given)
-    if own and given.keys().isdisjoint(("preset", "resize", "resize_shorter_px")):
-        known = {"resize": own["resize"], **known}  # also with a given normalisation
-    found = {key: _per_channel(key, text) for key, text in {**known, **given}.items()}
-    if settings.is_grey and found.get("color_order", "RGB") != "RGB":
-        raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")
-    if settings.image.datatype != "TYPE_UINT8" and not any(found.get(key) for key in NORMALISATION):
-        reason = f"{noted.problem}, which cannot be had; " if noted.problem else ""
-        raise WrongUsage(
-            f"{reason}expected the preprocessing that the network was trained with; fix: name a --preset "
-            f"({', '.join(PRESETS)}), or its numbers with --preprocess mean=… --preprocess std=…"
-        )
-    if settings.is_last:
-        found["layout"] = "NHWC"
-    if found.get("resize", "shorter_side") == "shorter_side" and "resize_shorter_px" not in found:
-        preset = PRESETS.get(found.get("preset", ""), {})
-        if preset.get("resize", "shorter_side") == "shorter_side":
-            side = max(settings.sides_px)
-            usual = int(preset.get("resize_shorter_px", USUAL_SIDE_PX))
-            if not preset or side != USUAL_SIDE_PX:
-                found["resize_shorter_px"] = str(round(usual * side / USUAL_SIDE_PX))
-    return found, noted.origin if known else ""
-
-
-def _known_parameters(
-    settings: ServingSettings, known: Mapping[str, str], given: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the parameters of a file's metadata that fit the input and the given parameters."""
-    if any(key in given for key in NORMALISATION):
-        return {}
-    without = {other for key in given for other in REPLACES.get(key, ())}
-    if settings.image.datatype == "TYPE_UINT8":
-        without |= {*NORMALISATION}
-    return {key: text for key, text in known.items() if key not in without}
-
-
-def _per_channel(key: str, text: str) -> str:
-    """Repeat a single number for every channel."""
-    return ", ".join([text] * CHANNELS) if key in ("mean", "std") and "," not in text else text
-
-
-def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[Tensor, bool]:
-    """Return the input, and whether its layout is NHWC; zeros of `size` are those of the file.
-
-    Raises:
-        WrongUsage: the network does not take images, or not of that size.
-    """
+def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[ServedTensor, bool]:
+    """Return the input, and whether its layout is NHWC; WrongUsage if it is no image of that size."""
     if len(inputs) != 1:
         raise WrongUsage(f"expected a network with one input, for images, got: {', '.join(inputs) or 'none'}")
     ((name, tensor),) = inputs.items()
@@ -160,4 +106,113 @@ def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[Tensor,
             f"input '{name}': expected at most {MAX_SIDE_PX:,} pixels a side, got {describe(tensor)}"
         )
     dims = (height, width, CHANNELS) if is_last else (CHANNELS, height, width)
-    return Tensor(name, tensor.datatype, dims), is_last
+    return ServedTensor(name, tensor.datatype, dims), is_last
+
+
+@dataclass(slots=True)
+class Images:
+    """Whole images, as a preprocess model converts them; an `InputKind`.
+
+    Args:
+        usual_size: returns height and width for a network that accepts any, and notes none; zeros for none.
+    """
+
+    usual_size: Callable[[Signature], Size] = lambda signature: ANY_SIZE
+    unit: str = "image"
+    labels_are: str = "names"
+    samples: tuple[Path, ...] = SAMPLES
+    is_reader: bool = False
+
+    def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
+        """Return the class names in the file, and their origin."""
+        return facts.labels, facts.labels_from
+
+    def check_labels(self, labels: Sequence[str], origin: str) -> None:
+        """Raise WrongUsage for names with control characters."""
+        check_names(labels, origin)
+
+    def with_notes(self, choices: NetworkChoices, facts: NetworkFacts) -> NetworkChoices:
+        """Return the choices with the noted head, and with a size for a network that accepts any."""
+        size, inputs = choices.size, facts.signature.inputs.values()
+        if not any(size) and any(-1 in tensor.shape[1:] for tensor in inputs):
+            size = facts.noted.size if any(facts.noted.size) else self.usual_size(facts.signature)
+        return replace(choices, size=size, head=choices.head or facts.noted.head)
+
+    def preprocessing(
+        self, settings: ServingSettings, noted: Noted, given: Mapping[str, str]
+    ) -> tuple[dict[str, str], str]:
+        """Return all parameters of the preprocessing, and the origin of those that were not given.
+
+        They are the noted and the given ones, and those that input and head determine. A given normalisation
+        or preset replaces all that the exporter noted.
+
+        Raises:
+            WrongUsage: a parameter is unknown, or nothing says how the network's pixels are normalised.
+        """
+        if unknown := sorted(given.keys() - PARAMETERS):
+            raise WrongUsage(
+                f"unknown parameter of a preprocessing: expected one of {', '.join(sorted(PARAMETERS))}, "
+                f"got '{unknown[0]}'"
+            )
+        known = _known_parameters(settings, noted.parameters or settings.left_to_do, given)
+        if settings.left_to_do and given.keys().isdisjoint(("preset", "resize", "resize_shorter_px")):
+            # Also with a given normalisation.
+            known = {"resize": settings.left_to_do["resize"], **known}
+        parameters = {key: _per_channel(key, text) for key, text in {**known, **given}.items()}
+        if settings.is_grey and parameters.get("color_order", "RGB") != "RGB":
+            raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")
+        is_normalised = any(parameters.get(key) for key in NORMALISATION)
+        if settings.image.datatype != "TYPE_UINT8" and not is_normalised:
+            reason = f"{noted.problem}, which cannot be had; " if noted.problem else ""
+            raise WrongUsage(
+                f"{reason}expected the preprocessing that the network was trained with; fix: name a --preset "
+                f"({', '.join(PRESETS)}), or its numbers with --preprocess mean=… --preprocess std=…"
+            )
+        if settings.is_last:
+            parameters["layout"] = "NHWC"
+        return parameters | _shorter_side(parameters, settings), noted.origin if known else ""
+
+    def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
+        """Return none: preprocessing and network are all that the pinned model uses."""
+        return {}
+
+    def repeated(
+        self, path: Path, current: Path, past: Description, image: Mapping[str, Any]
+    ) -> NetworkChoices:
+        """Return the choices of the current version, with the size of its input."""
+        first, *_, last = dims = [int(dim) for dim in image["dims"]]
+        is_last = last == CHANNELS and first != CHANNELS
+        height, width = dims[:2] if is_last else dims[-2:]
+        return NetworkChoices((height, width), past.output, past.activation, past.head)
+
+    def instance_bytes(self, network_bytes: int) -> int:
+        """Return the memory of the network, and of all that a process has without one."""
+        return network_bytes + PROCESS_BYTES
+
+
+def _known_parameters(
+    settings: ServingSettings, known: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the parameters of a file's metadata that fit the input and the given parameters."""
+    if any(key in given for key in NORMALISATION):
+        return {}
+    without = {other for key in given for other in REPLACES.get(key, ())}
+    if settings.image.datatype == "TYPE_UINT8":
+        without |= {*NORMALISATION}
+    return {key: text for key, text in known.items() if key not in without}
+
+
+def _per_channel(key: str, text: str) -> str:
+    return ", ".join([text] * CHANNELS) if key in ("mean", "std") and "," not in text else text
+
+
+def _shorter_side(parameters: Mapping[str, str], settings: ServingSettings) -> dict[str, str]:
+    """Return the side to which images are resized before the crop, if the parameters leave it open."""
+    preset = PRESETS.get(parameters.get("preset", ""), {})
+    resizes = {known.get("resize", "shorter_side") for known in (parameters, preset)}
+    side = max(settings.sides_px)
+    is_usual = bool(preset) and side == USUAL_SIDE_PX
+    if "resize_shorter_px" in parameters or resizes != {"shorter_side"} or is_usual:
+        return {}
+    usual = int(preset.get("resize_shorter_px", USUAL_SIDE_PX))
+    return {"resize_shorter_px": str(round(usual * side / USUAL_SIDE_PX))}

@@ -164,7 +164,6 @@ def _is_digits(text: str) -> bool:
 
 
 def _weighted(digits: str, weights: Sequence[int]) -> int:
-    """Return the sum of digits times weights, which repeat."""
     return sum(int(digit) * weight for digit, weight in zip(digits, cycle(weights), strict=False))
 
 

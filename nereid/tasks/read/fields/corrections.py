@@ -46,7 +46,7 @@ LOOK_ALIKES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
+class CharacterCorrection:
     """A character that was replaced: its position in the value, what was read, and what it became."""
 
     position: int
@@ -55,7 +55,7 @@ class Correction:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class NumberReading:
     """A value of a format.
 
     Attributes:
@@ -66,7 +66,7 @@ class Reading:
 
     value: str
     valid: bool | None
-    corrections: tuple[Correction, ...] = ()
+    corrections: tuple[CharacterCorrection, ...] = ()
     evidence: float = field(default=0.0, compare=False)
 
 
@@ -74,7 +74,7 @@ class Reading:
 class Match:
     """The best reading of a text, its format, and the carrier if evidence names one."""
 
-    reading: Reading
+    reading: NumberReading
     form: Format
     carrier: Carrier | None
     evidence: float
@@ -104,7 +104,7 @@ def read_number(text: str, forms: tuple[Form, ...], named: frozenset[str] = froz
         each.reading.value for each in found if len(each.reading.corrections) == size and each.reading.valid
     }
     if size and len(rivals) > 1:
-        return Match(Reading(text.upper(), False), best.form, None, WRONG_CHECKSUM)
+        return Match(NumberReading(text.upper(), False), best.form, None, WRONG_CHECKSUM)
     return best
 
 
@@ -114,16 +114,16 @@ def _naming(carrier: Carrier | None, named: frozenset[str]) -> float:
     return NAMED if carrier.name in named else OTHERS_NAMED
 
 
-def _read(text: str, form: Format) -> Reading | None:
+def _read(text: str, form: Format) -> NumberReading | None:
     shapes, kinds = shapes_by_length(form).get(len(text), ()), tuple(map(str.isdigit, text))
     judgement = judge(form, text)
     if judgement:
         rarity = min((each for shape in shapes if (each := _rarity(shape, kinds)) is not None), default=0.0)
-        return Reading(*judgement, evidence=rarity + _proof(form, judgement[1]))
+        return NumberReading(*judgement, evidence=rarity + _proof(form, judgement[1]))
     if form.checksum == "none":
         return None
     checksum = CHECKSUMS[form.checksum]
-    by_value: dict[str, Reading] = {}
+    by_value: dict[str, NumberReading] = {}
     is_near = False
     for shape in shapes:
         for value, checked, corrections in _corrected(text, shape, checksum):
@@ -131,27 +131,26 @@ def _read(text: str, form: Format) -> Reading | None:
             if checksum.holds(form.checksum_prefix + checked) and not is_repeated(value):
                 rarity = _rarity(shape, kinds) or 0.0
                 evidence = rarity + _proof(form, True) + _cost(corrections)
-                reading = Reading(value, True, corrections, evidence)
+                reading = NumberReading(value, True, corrections, evidence)
                 by_value[value] = min(reading, by_value.get(value, reading), key=_corrections)
     if not is_near:
         return None
     fewest = min(map(_corrections, by_value.values()), default=0)
     proven = [each for each in by_value.values() if _corrections(each) == fewest]
-    return proven[0] if len(proven) == 1 else Reading(text.upper(), False, evidence=WRONG_CHECKSUM)
+    return proven[0] if len(proven) == 1 else NumberReading(text.upper(), False, evidence=WRONG_CHECKSUM)
 
 
-def _corrections(reading: Reading) -> int:
+def _corrections(reading: NumberReading) -> int:
     return len(reading.corrections)
 
 
-def _cost(corrections: tuple[Correction, ...]) -> float:
+def _cost(corrections: tuple[CharacterCorrection, ...]) -> float:
     """Return what speaks against corrections; the same one in several places counts once."""
     kinds = {(each.before, each.after) for each in corrections}
     return sum(DIGIT_CORRECTED if before.isdigit() else LETTER_CORRECTED for before, _ in kinds)
 
 
 def _proof(form: Format, valid: bool | None) -> float:
-    """Return the evidence of a checksum."""
     if valid is None:
         return 0.0
     return -log10(CHECKSUMS[form.checksum].chance) if valid else WRONG_CHECKSUM
@@ -180,7 +179,7 @@ def _share(accepted: frozenset[str], is_digit: bool) -> float:
 
 def _corrected(
     text: str, shape: Shape, checksum: Checksum
-) -> Iterator[tuple[str, str, tuple[Correction, ...]]]:
+) -> Iterator[tuple[str, str, tuple[CharacterCorrection, ...]]]:
     """Yield value and checked part of a shape, which differ from a text only where the text does not fit.
 
     A character that fits stays, even if another one would make the checksum hold: it proves too little. A
@@ -204,7 +203,7 @@ def _corrected(
         value = "".join(chosen[place] for place in places)
         checked = "".join(each for each, (*_, is_checked) in zip(chosen, shape, strict=True) if is_checked)
         corrections = tuple(
-            Correction(position, text[place], chosen[place])
+            CharacterCorrection(position, text[place], chosen[place])
             for position, place in enumerate(places)
             if text[place].upper() != chosen[place]
         )

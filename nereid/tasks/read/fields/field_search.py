@@ -1,19 +1,91 @@
 """The fields of a document: candidates for each, ranked by the evidence for them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from nereid.tasks.read.fields.corrections import Correction, Reading
+from nereid.tasks.read.characters import RecognisedLine
+from nereid.tasks.read.fields.corrections import CharacterCorrection, Match, NumberReading, read_number
 from nereid.tasks.read.fields.labels import Labels, Nearness
-from nereid.tasks.read.fields.row_search import readings_in
 from nereid.tasks.read.fields.rows import Row, row_of_barcode, rows_of
-from nereid.tasks.read.fields.specification import FieldRule, Specification, is_repeated
-from nereid.tasks.read.line import Line
+from nereid.tasks.read.fields.shapes import VALUE
+from nereid.tasks.read.fields.specification import (
+    FieldRule,
+    Form,
+    Specification,
+    expression,
+    forms_of,
+    is_repeated,
+    joined_by_length,
+)
+
+# Groups of characters that one number may have, such as `1Z 999 AA1 01 2345 6784`; or one character each.
+MAX_GROUPS, MAX_SINGLE_CHARACTERS = 16, 40
+_GROUP = re.compile(r"[0-9A-Za-z]+")
+# A full stop may be dirt, or that of a decimal: it separates only what needs no label.
+_STOPS = re.compile(r"[.·]")
+_SEPARATORS = re.compile(r"[\s\-\u2010-\u2015\u2212().·]*")
+# Telephone numbers and dates, which digits without letters may be.
+_OTHER_KINDS = re.compile(
+    r"\+.*|\D?\d{3}\)?[ -]\d{3}[ -]\d{4}|\D?20\d\d[-.]\d\d?[-.]\d\d?\b.*|\D?\d\d?[-.]\d\d?[-.]20\d\d\b.*"
+)
+
+
+def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tuple[int, int, Match]]:
+    """Yield start, end and reading of every value in a row."""
+    for form, carrier in forms_of(rule):
+        if not form.joined:
+            for match in expression(form).finditer(row.text):
+                start, end = match.span(VALUE if VALUE in match.re.groupindex else 0)
+                if end > start:
+                    yield start, end, Match(NumberReading(row.text[start:end], None), form, carrier, 0.0)
+    by_length = joined_by_length(rule)
+    longest = max(by_length, default=0)
+    groups = list(_GROUP.finditer(row.text))
+    for first, group in enumerate(groups):
+        text, has_stop = "", False
+        for last in range(first, min(first + MAX_SINGLE_CHARACTERS, len(groups))):
+            gap = row.text[groups[last - 1].end() : groups[last].start()] if last > first else ""
+            text += groups[last][0]
+            count = last - first + 1
+            if len(text) > longest or not _SEPARATORS.fullmatch(gap) or MAX_GROUPS < count < len(text):
+                break
+            has_stop = has_stop or bool(_STOPS.search(gap))
+            forms = by_length.get(len(text), ())
+            if has_stop and forms:
+                forms = tuple(each for each in forms if not each[0].needs_label)
+            start, end = group.start(), groups[last].end()
+            is_part = bool(forms) and _goes_on(row, groups, first, last)
+            if is_part:
+                # Letters and a checksum that holds tell a number from what stands beside it.
+                forms = () if text.isdigit() else tuple(filter(_is_clear, forms))
+            elif text.isdigit() and _OTHER_KINDS.fullmatch(row.text[max(start - 1, 0) : end].strip()):
+                continue
+            read = read_number(text, forms, named) if forms else None
+            if read and (read.reading.valid or not is_part):
+                yield start, end, read
+
+
+def _is_clear(form: Form) -> bool:
+    return form[0].checksum != "none" and not form[0].needs_label
+
+
+def _goes_on(row: Row, groups: Sequence[re.Match[str]], first: int, last: int) -> bool:
+    """Return whether groups with digits follow or precede in the same box: then it is a part of a number."""
+    for inner, outer in ((first, first - 1), (last, last + 1)):
+        if 0 <= outer < len(groups) and re.search("[0-9]", groups[outer][0]):
+            begin, end = (
+                min(groups[inner].end(), groups[outer].end()),
+                max(groups[inner].start(), groups[outer].start()),
+            )
+            if _SEPARATORS.fullmatch(row.text[begin:end]) and row.is_one_box(begin, end):
+                return True
+    return False
+
 
 # Bound of one field; further ones are left out in reading order.
 MAX_CANDIDATES = 2000
@@ -37,7 +109,7 @@ _ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class FieldCandidate:
     """A possible value of a field.
 
     Attributes:
@@ -51,7 +123,7 @@ class Candidate:
         sources: where it was read: `text`, `barcode` or both of them.
     """
 
-    reading: Reading
+    reading: NumberReading
     confidence: float
     box: np.ndarray
     nearness: Nearness = field(default_factory=Nearness)
@@ -93,14 +165,14 @@ class Candidate:
         is_clear = self.evidence >= CERTAIN and self.confidence >= CONFIDENT
         return self.reading.valid is True and self.base >= CHECK_DIGIT and is_clear
 
-    def agrees(self, other: "Candidate") -> bool:
+    def agrees(self, other: "FieldCandidate") -> bool:
         """Return whether one has the other's value, as FedEx's 34 digits have the 12 of the parcel."""
         ours, theirs = self.reading.value, other.reading.value
         return ours in theirs or theirs in ours
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FoundField:
     """A field of a document; `value`, `box`, `proof` and `carrier` are None if it was not found.
 
     Attributes:
@@ -113,7 +185,7 @@ class Field:
     confidence: float = 0.0
     box: np.ndarray | None = None
     valid: bool | None = None
-    corrected: tuple[Correction, ...] = ()
+    corrected: tuple[CharacterCorrection, ...] = ()
     proof: str | None = None
     carrier: str | None = None
     certain: bool = False
@@ -138,23 +210,23 @@ class Field:
 
 
 def find_fields(
-    lines: Sequence[Line], specification: Specification, barcodes: Sequence[Barcode] = ()
-) -> list[Field]:
+    lines: Sequence[RecognisedLine], specification: Specification, barcodes: Sequence[Barcode] = ()
+) -> list[FoundField]:
     """Return each field of the specification, in its order, with its best candidate.
 
     Time is bounded: at most `MAX_LINES` lines count, and patterns are bounded by `count_ways`.
     """
     return [
-        _field(name, found) if found else Field(name)
+        _field(name, found) if found else FoundField(name)
         for name, found in find_candidates(lines, specification, barcodes).items()
     ]
 
 
-def _field(name: str, found: Sequence[Candidate]) -> Field:
+def _field(name: str, found: Sequence[FieldCandidate]) -> FoundField:
     best = found[0]
     near = [each for each in found if each.evidence > best.evidence - AHEAD and not each.agrees(best)]
     rivals = dict.fromkeys(each.reading.value for each in near)
-    return Field(
+    return FoundField(
         name,
         best.reading.value,
         best.confidence,
@@ -168,15 +240,15 @@ def _field(name: str, found: Sequence[Candidate]) -> Field:
     )
 
 
-def missing_fields(fields: Sequence[Field], specification: Specification) -> list[str]:
+def missing_fields(fields: Sequence[FoundField], specification: Specification) -> list[str]:
     """Return the names of the required fields that were not found, or whose checksum does not hold."""
     complete = {each.name for each in fields if each.value is not None and each.valid is not False}
     return [rule.name for rule in specification.fields if rule.required and rule.name not in complete]
 
 
 def find_candidates(
-    lines: Sequence[Line], specification: Specification, barcodes: Sequence[Barcode] = ()
-) -> dict[str, list[Candidate]]:
+    lines: Sequence[RecognisedLine], specification: Specification, barcodes: Sequence[Barcode] = ()
+) -> dict[str, list[FieldCandidate]]:
     """Return the candidates of each field by its name, the best first.
 
     A text that fits several fields belongs to the one whose checksum holds, else to the nearest label.
@@ -196,11 +268,10 @@ def find_candidates(
     }
 
 
-def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> Mapping[Span, Candidate]:
-    """Return the candidates of a field by row, start and end; bars are further rows."""
+def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> Mapping[Span, FieldCandidate]:
     labels = Labels(rows, rule)
     texts = [_ALPHANUMERIC.sub("", row.text).upper() for row in codes]
-    found: dict[Span, Candidate] = {}
+    found: dict[Span, FieldCandidate] = {}
     readings = (
         (number, row, each)
         for number, row in enumerate((*rows, *codes))
@@ -217,7 +288,7 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
             agrees = is_long and any(match.reading.value in text for text in texts)
             sources = (*_BARS, *_TEXT) if agrees and nearness.evidence >= 0 else _TEXT
         carrier = match.carrier.name if match.carrier else ""
-        candidate = Candidate(
+        candidate = FieldCandidate(
             match.reading,
             row.confidence(start, end),
             row.box(start, end),
@@ -238,18 +309,18 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
     }
 
 
-def _needs_label(candidate: Candidate) -> bool:
+def _needs_label(candidate: FieldCandidate) -> bool:
     """Return whether a number counts only near a label: it is not rare enough without one."""
     is_poor = bool(candidate.reading.corrections) and candidate.base < CORRECTED
     return candidate.needs_label or is_poor or is_repeated(candidate.reading.value)
 
 
-def _without_parts(found: Mapping[Span, Candidate]) -> Mapping[Span, Candidate]:
+def _without_parts(found: Mapping[Span, FieldCandidate]) -> Mapping[Span, FieldCandidate]:
     """Leave out what is a part of a longer candidate, unless only the part has a checksum that holds.
 
     A part of a format that needs a label is always left out: its checksum may hold by chance.
     """
-    kept: dict[Span, Candidate] = {}
+    kept: dict[Span, FieldCandidate] = {}
     ends: dict[tuple[int, bool], int] = {}
     for number, start, end in sorted(found, key=lambda span: (span[0], span[1], -span[2])):
         candidate = found[number, start, end]

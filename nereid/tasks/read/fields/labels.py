@@ -53,7 +53,6 @@ class Labels:
     """
 
     def __init__(self, rows: Sequence[Row], rule: FieldRule) -> None:
-        """Find the labels."""
         self._ends: dict[int, list[int]] = {}
         self._is_number = any(form.joined for form, _ in forms_of(rule))
         places: dict[bool, list[_Corners]] = {True: [], False: []}

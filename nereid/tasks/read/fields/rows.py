@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from nereid.base.contract import MAX_LINES
-from nereid.tasks.read.line import Line
+from nereid.tasks.read.characters import RecognisedLine
 
 # Longer lines are cut: fields are short, and the time for patterns stays bounded.
 MAX_LINE_CHARACTERS = 256
@@ -102,7 +102,7 @@ class Row:
         return np.array([top_left, top_right, bottom_right, bottom_left], np.float32)
 
 
-def rows_of(lines: Sequence[Line]) -> list[Row]:
+def rows_of(lines: Sequence[RecognisedLine]) -> list[Row]:
     """Return the rows of at most `MAX_LINES` lines; the others are left out.
 
     Text is normalised to NFKC, which turns full-width characters into ASCII. Lines without text are left out,

@@ -118,7 +118,6 @@ def _places(
 
 
 def _accepted(operation: Any, argument: Any) -> frozenset[str]:
-    """Return the characters of one place: digits and capital letters."""
     if operation is code.LITERAL:
         return frozenset({chr(argument).upper()})
     if operation is code.CATEGORY and argument is code.CATEGORY_DIGIT:

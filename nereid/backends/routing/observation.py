@@ -1,0 +1,206 @@
+"""What is measured of served requests: signals of the quality of responses, and comparisons with shadows."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from nereid.backends.routing.assignment import Route, Shadow, Variant, is_mirrored
+from nereid.backends.routing.interfaces import (
+    MAX_LATE,
+    BoundedLabels,
+    MetricSink,
+    RequestTrace,
+    RoutedRequest,
+)
+from nereid.base.serving_errors import DeadlineExceeded
+from nereid.tasks.task_outputs import Signals, TaskOutputs
+
+OTHER = "other"
+# Attributes for the trace of a request.
+About = Mapping[str, Any]
+Observe = Callable[[RoutedRequest, Any, Mapping[str, str]], About]
+
+
+class RouteQuality:
+    """Measures the responses of a route.
+
+    Args:
+        metrics: receives `confidence`, `entropy`, `found` and `predicted_total`.
+        task: of the route's variants.
+    """
+
+    def __init__(self, metrics: MetricSink, task: TaskOutputs) -> None:
+        self._metrics, self._task = metrics, task
+        self._classes: frozenset[int] | None = None
+
+    def use(self, classes: frozenset[int] | None) -> None:
+        """Count the best classes that are in `classes` by their index; None counts no classes."""
+        self._classes = classes
+
+    def observe(self, request: RoutedRequest, response: Any, labels: Mapping[str, str]) -> About:
+        """Measure a response that was sent; a failure here never harms a request.
+
+        Args:
+            request, response: the request, and the variant's response.
+            labels: variant and version, as the route's metrics have them.
+
+        Returns:
+            What the first image shows, such as best class and confidence.
+        """
+        try:
+            signals = self._task.signals(request.arrays(response, self._task.outputs))
+            if signals is None:
+                return {}
+            self._add(signals, labels)
+            return signals.about
+        except Exception:  # the client has its response
+            return {}
+
+    def _add(self, signals: Signals, labels: Mapping[str, str]) -> None:
+        for name, values in signals.of_images.items():
+            for value in values:
+                self._metrics.add(name, value, **labels)
+        if (classes := self._classes) is not None:
+            for best in signals.best:
+                name = str(best) if best in classes else OTHER
+                self._metrics.add("predicted_total", **labels, **{"class": name})
+
+
+REPORT_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedRequest:
+    """A request with the variant's response, the seconds that took, its sticky `key`, and its trace."""
+
+    request: RoutedRequest
+    route: Route
+    variant: Variant
+    response: Any
+    seconds: float
+    key: str
+    trace: RequestTrace
+
+
+class Shadows:
+    """Mirrors requests in the thread that served them, after the client has its response.
+
+    Args:
+        task: compares two responses.
+        metrics: receives outcomes, distances and durations.
+        log: receives a line when a shadow fails.
+        clock: seconds of a monotonic clock.
+        draw: random numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        task: TaskOutputs,
+        metrics: MetricSink,
+        log: Callable[[str], None],
+        clock: Callable[[], float],
+        draw: Callable[[], float],
+    ) -> None:
+        self._task = task
+        self._metrics, self._log, self._clock, self._draw = metrics, log, clock, draw
+        self._lock = Lock()
+        self._label = BoundedLabels()
+        self._mirrors: set[_Mirror] = set()
+        self._late: Counter[str] = Counter()
+        self._reported_at: dict[str, float] = {}
+
+    def mirror(self, completed: CompletedRequest, in_flight: Callable[[], int]) -> None:
+        """Send the request to its shadows in turn, unless too many requests are `in_flight`."""
+        route, variant = completed.route, completed.variant
+        for shadow in route.shadows:
+            is_itself = (shadow.model, shadow.version) == (variant.model, variant.version)
+            if is_itself or not is_mirrored(shadow, route.salts.shadows, completed.key, self._draw()):
+                continue
+            if mirror := self._begin(completed, shadow, in_flight()):
+                self._compare(mirror)
+            else:
+                self._count(shadow, "shed")
+
+    def expire(self) -> None:
+        """Give up mirrored requests past their deadline: they count as failed and free their slot."""
+        now = self._clock()
+        with self._lock:
+            late = [mirror for mirror in self._mirrors if now >= mirror.deadline]
+            for mirror in late:
+                self._mirrors.remove(mirror)
+                self._late[mirror.shadow.name] += 1
+        for mirror in late:
+            self._fail(mirror.shadow, mirror.late_error())
+
+    def _begin(self, completed: CompletedRequest, shadow: Shadow, in_flight: int) -> "_Mirror | None":
+        with self._lock:
+            is_busy = in_flight + len(self._mirrors) >= completed.route.shadow_max_in_flight
+            if is_busy or self._late[shadow.name] >= MAX_LATE:
+                return None
+            mirror = _Mirror(completed, shadow, self._clock())
+            self._mirrors.add(mirror)
+            return mirror
+
+    def _end(self, mirror: "_Mirror") -> bool:
+        with self._lock:
+            if mirror in self._mirrors:
+                self._mirrors.remove(mirror)
+                return True
+            self._late[mirror.shadow.name] -= 1
+            return False
+
+    def _compare(self, mirror: "_Mirror") -> None:
+        completed, shadow = mirror.completed, mirror.shadow
+        request, response, error = completed.request, None, None
+        span = completed.trace.shadow(shadow.name)
+        try:
+            parameters = completed.trace.parameters(span)
+            response = request.forward(shadow.model, shadow.version, shadow.deadline_ms / 1e3, parameters)
+        except Exception as raised:
+            error = raised
+        completed.trace.end_shadow(span, error)
+        seconds = self._clock() - mirror.begin
+        if not self._end(mirror):
+            return
+        try:
+            if error or self._clock() >= mirror.deadline:
+                raise error or mirror.late_error()
+            ours, theirs = (
+                request.arrays(each, self._task.outputs) for each in (completed.response, response)
+            )
+            found = self._task.compare(ours, theirs)
+        except Exception as raised:
+            self._fail(shadow, raised)
+            return
+        (label,) = self._label(shadow.name)
+        self._metrics.add("shadow_score_distance", found.distance, shadow=label)
+        self._metrics.add("shadow_duration_seconds", seconds, shadow=label)
+        self._metrics.add("shadowed_duration_seconds", completed.seconds, shadow=label)
+        self._count(shadow, "agreed" if found.is_equal else "disagreed")
+
+    def _count(self, shadow: Shadow, outcome: str) -> None:
+        (label,) = self._label(shadow.name)
+        self._metrics.add("shadow_requests_total", shadow=label, outcome=outcome)
+
+    def _fail(self, shadow: Shadow, reason: object) -> None:
+        """Count a failure, and log it at most once per `REPORT_EVERY_S` and shadow."""
+        self._count(shadow, "failed")
+        (label,), now = self._label(shadow.name), self._clock()
+        with self._lock:
+            must_report = now - self._reported_at.get(label, -REPORT_EVERY_S) >= REPORT_EVERY_S
+            if must_report:
+                self._reported_at[label] = now
+        if must_report:
+            self._log(f"shadow '{shadow.name}' failed: {reason}")
+
+
+class _Mirror:
+    def __init__(self, completed: CompletedRequest, shadow: Shadow, begin: float) -> None:
+        self.completed, self.shadow, self.begin = completed, shadow, begin
+        self.deadline = begin + shadow.deadline_ms / 1e3
+
+    def late_error(self) -> DeadlineExceeded:
+        """Return the error for a response after the deadline."""
+        return DeadlineExceeded(f"no response in {self.shadow.deadline_ms} ms")

@@ -1,0 +1,250 @@
+"""The device's side of a pipeline: three streams, ordered by events, without waiting for a stream or device.
+
+Stream `decoding` belongs to the preprocessor: it decodes, and its kernel writes a slot's tensor. Stream
+`computing` runs the network on that tensor, and `copying` copies its outputs to pinned memory.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from nereid.backends.triton.model_trace import BatchTrace
+from nereid.backends.triton.post_processing import Images, Outcome, PostProcessing
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.config.parameters import parse_bool
+from nereid.base.serving_errors import InvalidConfig, ServingError, from_exception
+from nereid.vision.imaging.image_times import ImageTimes
+from nereid.vision.imaging.pipeline import Batch, by_request, images_of
+from nereid.vision.inference.run_sizes import WARM_BATCH_SIZES, max_run_rows
+from nereid.vision.inference.session import Session
+from nereid.vision.inference.session_options import ARENA_SHRINKAGE, CUDA_GRAPHS
+
+
+class StreamPreprocessor(Protocol):
+    """A decoder of batches into slots: `GpuPreprocessor`."""
+
+    stream: Any
+    times: Sequence[ImageTimes]
+
+    def enqueue(self, images: Sequence[bytes], slot: int, decoded: Any) -> list[ServingError | None]:
+        """Enqueue a batch on `stream`, and record the event `decoded` after its decoding."""
+
+    def release(self) -> None:
+        """Release what the device has read, when nothing is enqueued any more."""
+
+
+class StreamNetwork(Protocol):
+    """A network with buffers for each slot: `BoundRuns`."""
+
+    def enqueue(self, slot: int, rows: int) -> None:
+        """Enqueue a run on the network's stream."""
+
+    def fetch(self, slot: int, rows: int, stream: Any) -> Mapping[str, np.ndarray]:
+        """Enqueue the copies of the outputs to the host, and return the arrays that will hold them."""
+
+
+class Stages(NamedTuple):
+    """Ends of a batch's stages, and the begin of its run, in ns since the Unix epoch, from CUDA events."""
+
+    decoded_ns: int
+    prepared_ns: int
+    begun_ns: int
+    computed_ns: int
+
+
+class Lanes:
+    """Streams and events of a pipeline; all methods but `wait` are called by one thread.
+
+    Args:
+        cuda: `cupy.cuda`, or its twin in tests.
+        computing: stream of the network.
+    """
+
+    def __init__(
+        self, cuda: Any, preprocessor: StreamPreprocessor, network: StreamNetwork, computing: Any, slots: int
+    ) -> None:
+        self._preprocessor, self._network = preprocessor, network
+        self._computing, self._copying = computing, cuda.Stream(non_blocking=True)
+        self._elapsed_ms = cuda.get_elapsed_time
+        self._decoded, self._prepared, self._begun, self._computed, self._copied = (
+            [cuda.Event() for _ in range(slots)] for _ in range(5)
+        )
+        self._outputs: list[Mapping[str, np.ndarray]] = [{} for _ in range(slots)]
+
+    def decode(
+        self, slot: int, images: Sequence[bytes]
+    ) -> tuple[list[ServingError | None], Sequence[ImageTimes]]:
+        """Enqueue decoding and kernel; returns the error and the times of each image."""
+        # A batch without good images was answered without waiting for its kernel, which reads the table.
+        self._prepared[slot].synchronize()
+        try:
+            errors = self._preprocessor.enqueue(images, slot, self._decoded[slot])
+        except Exception:  # the next batch must not reuse what the device may still read
+            with contextlib.suppress(Exception):
+                self._preprocessor.stream.synchronize()
+            raise
+        self._prepared[slot].record(self._preprocessor.stream)
+        return errors, self._preprocessor.times
+
+    def compute(self, slot: int, rows: int) -> None:
+        """Enqueue the network for the first rows of a slot, and the copies of its outputs."""
+        self._computing.wait_event(self._prepared[slot])
+        self._begun[slot].record(self._computing)
+        self._network.enqueue(slot, rows)
+        self._computed[slot].record(self._computing)
+        self._copying.wait_event(self._computed[slot])
+        self._outputs[slot] = self._network.fetch(slot, rows, self._copying)
+        self._copied[slot].record(self._copying)
+
+    def wait(self, slot: int) -> tuple[Mapping[str, np.ndarray], Stages]:
+        """Wait for the outputs of a slot; they are valid until the slot's next `compute`."""
+        self._copied[slot].synchronize()
+        now_ns = time.time_ns()
+        events = self._decoded[slot], self._prepared[slot], self._begun[slot], self._computed[slot]
+        return self._outputs[slot], Stages(
+            *(now_ns - round(self._elapsed_ms(event, self._copied[slot]) * 1e6) for event in events)
+        )
+
+    def release(self) -> None:
+        """Release what the device has read, when no batch is left."""
+        self._preprocessor.release()
+
+
+# Parameters of runs that are not over fixed memory, or not of all sizes.
+NEED_OWN_RUNS = frozenset({ARENA_SHRINKAGE, WARM_BATCH_SIZES})
+
+
+def can_bind(
+    config: ModelConfig, preprocess: ModelConfig, network: ModelConfig, wanted: Sequence[str]
+) -> bool:
+    """Return whether a network runs over fixed memory: on a GPU, with CUDA graphs and fixed outputs.
+
+    Args:
+        config, preprocess: of the fused model, and of its preprocessing.
+        wanted: names of the outputs of the network that it needs.
+    """
+    accelerators = network.document.get("optimization", {}).get("execution_accelerators", {})
+    names = {each["name"] for each in accelerators.get("gpu_execution_accelerator", ())}
+    outputs = [each for each in network.outputs if each.name in wanted]
+    return (
+        {config.kind, preprocess.kind, network.kind} == {"GPU"}
+        and parse_bool(network.parameters.get(CUDA_GRAPHS, "false"))
+        and not NEED_OWN_RUNS & network.parameters.keys()
+        and max_run_rows(network) >= config.max_batch_size
+        and len(network.inputs) == 1
+        and names <= {"cuda"}
+        and all(min(each.dims, default=1) >= 0 and each.datatype != "TYPE_STRING" for each in outputs)
+    )
+
+
+def check_overlap(config: ModelConfig, is_bound: bool) -> None:
+    """Refuse overlapping batches that the model cannot have.
+
+    Raises:
+        InvalidConfig: its network does not run over fixed memory.
+    """
+    if not is_bound:
+        raise InvalidConfig(
+            f"model '{config.name}', overlap_batches: expected preprocessing and network on a GPU, with "
+            f"nereid.cuda_graphs and outputs of fixed shapes, got a network that runs in another way on "
+            f"KIND_{config.kind}; fix: remove overlap_batches"
+        )
+
+
+def open_stream(device_id: int) -> Any:
+    """Return a stream for the runs of a network."""
+    import cupy
+
+    with cupy.cuda.Device(device_id):
+        return cupy.cuda.Stream(non_blocking=True)
+
+
+def open_lanes(
+    preprocessor: Any, session: Session, computing: Any, taken: str, wanted: Sequence[str]
+) -> Lanes:
+    """Record the network's graphs; called by the thread that will run them.
+
+    Args:
+        preprocessor: `GpuPreprocessor`, whose tensors the network reads.
+        computing: stream of the session.
+        taken, wanted: names of the network's input and of its outputs.
+
+    Raises:
+        InvalidConfig: a run of the network fails.
+    """
+    import cupy
+
+    cupy.cuda.Device(preprocessor.device_id).use()
+    for tensor in preprocessor.tensors:
+        tensor.fill(0)
+    cupy.cuda.get_current_stream().synchronize()
+    network = session.bind(taken, preprocessor.tensors, wanted)
+    return Lanes(cupy.cuda, preprocessor, network, computing, len(preprocessor.tensors))
+
+
+class FusedJob:
+    """The requests of one `execute`.
+
+    Args:
+        requests: images or error of each request.
+        ran: receives the seconds and rows of the network's run.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Images],
+        after: PostProcessing,
+        trace: BatchTrace | None,
+        ran: Callable[[float, int], None],
+    ) -> None:
+        self.images = images_of(requests)
+        self._requests, self._after, self._trace, self._ran = requests, after, trace, ran
+        self._errors: Sequence[ServingError | None] = [None] * len(self.images)
+        self._times: Sequence[ImageTimes] = ()
+
+    def prepared(self, errors: Sequence[ServingError | None], times: Sequence[ImageTimes]) -> None:
+        """Take the error and the times of each image."""
+        self._errors, self._times = errors, times
+
+    def outcomes(
+        self, outputs: Mapping[str, np.ndarray] | ServingError, stages: Stages | None
+    ) -> list[Outcome]:
+        """Return the outcome of each request.
+
+        Args:
+            outputs: rows of all images by name; empty if nothing was computed. Or the error of the batch.
+        """
+        good = sum(error is None for error in self._errors)
+        if stages:
+            self._ran((stages.computed_ns - stages.begun_ns) / 1e9, good)
+        for image in self._times:
+            image.end(*stages[:2]) if stages else image.end()
+        rows, times = by_request(self._requests, self._errors, self._times)
+        if self._trace:
+            self._trace.prepared(times)
+            if stages:
+                self._trace.ran(stages.begun_ns, good, stages.computed_ns)
+        if isinstance(outputs, ServingError):
+            return [outputs if isinstance(each, slice) else each for each in rows]
+        if not outputs:
+            return [each if isinstance(each, ServingError) else {} for each in rows]
+        return self._after.finish(Batch(None, rows, times), self._requests, outputs)
+
+    def run(self, lanes: Lanes) -> tuple[Mapping[str, np.ndarray] | ServingError, Stages | None]:
+        """Decode and compute the batch alone, in the first slot; returns what `outcomes` takes."""
+        try:
+            if not self.images:
+                return {}, None
+            errors, times = lanes.decode(0, self.images)
+            self.prepared(errors, times)
+            if all(errors):
+                return {}, None
+            lanes.compute(0, len(errors))
+            found = lanes.wait(0)
+            lanes.release()
+            return found
+        except Exception as error:  # an exception that leaves `execute` fails the requests with other errors
+            return from_exception(error), None

@@ -1,1 +1,0 @@
-"""Batches of a model on a GPU that overlap: one is decoded while the network computes the one before."""

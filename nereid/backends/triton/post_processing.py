@@ -1,0 +1,157 @@
+"""What comes after the network of a `fused` model: nothing, or the last step of a task."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from nereid.base.config.model_config import FusedSettings, ModelConfig
+from nereid.base.contract import IMAGE
+from nereid.base.serving_errors import InvalidConfig, InvalidRequest, ServingError, from_exception
+from nereid.tasks import BY_BACKEND, face_of_backend
+from nereid.vision.imaging.pipeline import Batch
+
+Images: TypeAlias = Sequence[bytes] | ServingError
+# The tensors of a response, or the error of its request.
+Outcome: TypeAlias = dict[str, Any] | ServingError
+
+
+class TaskStep(Protocol):
+    """The last step of a task, built from the config of a model of its backend."""
+
+    @property
+    def wanted(self) -> Sequence[str]:
+        """Names of the outputs of the network that it needs."""
+
+    def tensors(self, encoded: bytes, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the outputs for one image, from the network's outputs by name, each a batch of one row.
+
+        Raises:
+            ServingError: the image or an output is invalid.
+        """
+
+
+class PostProcessing(Protocol):
+    """Turns the outputs of a network into those of the model."""
+
+    wanted: Sequence[str]
+
+    def accept(self, images: Images) -> Images:
+        """Return the images of a request, or the error of a request that the model does not answer."""
+
+    def finish(self, batch: Batch, images: Sequence[Images], outputs: Mapping[str, Any]) -> list[Outcome]:
+        """Return the outcome of each request.
+
+        Args:
+            batch: the prepared batch; its outcomes are rows of the outputs, or errors.
+            images: those of each request.
+            outputs: of the network by name, one row per image.
+        """
+
+
+class PassThrough:
+    """No step: the only output of the model is that of the network."""
+
+    def __init__(self, config: ModelConfig, network: ModelConfig) -> None:
+        scores = network.outputs[0]
+        if len(config.outputs) != 1 or config.outputs[0].kind != scores.kind:
+            raise InvalidConfig(
+                f"model '{config.name}': expected one output like '{scores.name}' of its network, "
+                f"{scores.kind}, got {_listed(config)}"
+            )
+        self.wanted: Sequence[str] = (scores.name,)
+        self._name = config.outputs[0].name
+
+    def accept(self, images: Images) -> Images:
+        """Accept any number of images."""
+        return images
+
+    def finish(self, batch: Batch, images: Sequence[Images], outputs: Mapping[str, Any]) -> list[Outcome]:
+        """Return each request's rows."""
+        scores = outputs[self.wanted[0]]
+        return [
+            rows if isinstance(rows, ServingError) else {self._name: scores[rows]} for rows in batch.outcomes
+        ]
+
+
+class StepPerImage:
+    """The last step of a task, for one image per request."""
+
+    def __init__(self, config: ModelConfig, network: ModelConfig, after: ModelConfig, step: TaskStep) -> None:
+        if {(each.name, each.kind) for each in config.outputs} != {(e.name, e.kind) for e in after.outputs}:
+            raise InvalidConfig(
+                f"model '{config.name}': expected the outputs of '{after.name}', {_listed(after)}, "
+                f"got {_listed(config)}"
+            )
+        kinds = {tensor.name: tensor.kind for tensor in network.outputs}
+        for tensor in after.inputs:
+            if tensor.name != IMAGE and kinds.get(tensor.name) != tensor.kind:
+                raise InvalidConfig(
+                    f"model '{config.name}': '{after.name}' needs '{tensor.name}' {tensor.kind}, "
+                    f"network '{network.name}' returns {_listed(network)}"
+                )
+        self._step, self.wanted = step, step.wanted
+
+    def accept(self, images: Images) -> Images:
+        """Accept one image, because the number of results differs between images."""
+        return only_one(images)
+
+    def finish(self, batch: Batch, images: Sequence[Images], outputs: Mapping[str, Any]) -> list[Outcome]:
+        """Return the results for each request's image."""
+        return [
+            rows
+            if isinstance(rows, ServingError)
+            else run_step(self._step, given, {name: array[rows] for name, array in outputs.items()})
+            for given, rows in zip(images, batch.outcomes, strict=True)
+        ]
+
+
+def run_step(step: TaskStep, images: Images, arrays: Mapping[str, np.ndarray]) -> Outcome:
+    """Return the outcome of a request with one image; a bad one must not fail the others."""
+    if isinstance(images, ServingError):
+        return images
+    try:
+        return step.tensors(images[0], arrays)
+    except Exception as error:
+        return from_exception(error)
+
+
+def find_step(config: ModelConfig) -> TaskStep | None:
+    """Return the last step that a model's config describes; None if its backend is none of a task.
+
+    Raises:
+        InvalidConfig: the config is invalid.
+    """
+    open_step: Callable[[ModelConfig], TaskStep] | None = face_of_backend(
+        config.document.get("backend", ""), "post_processing"
+    )
+    return open_step(config) if open_step else None
+
+
+def open_post_processing(config: ModelConfig, names: FusedSettings, network: ModelConfig) -> PostProcessing:
+    """Return what comes after the network of a `fused` model.
+
+    Raises:
+        InvalidConfig: the sibling is missing or of another backend, or the tensors do not fit.
+    """
+    if not names.after:
+        return PassThrough(config, network)
+    after = config.sibling(names.after, names.after_version)
+    if step := find_step(after):
+        return StepPerImage(config, network, after, step)
+    backends = " or ".join(name for name, task in BY_BACKEND.items() if "post_processing" in task.faces)
+    raise InvalidConfig(
+        f"model '{config.name}', after: expected a model of backend {backends}, "
+        f"got '{names.after}' of backend '{after.document.get('backend', '')}'"
+    )
+
+
+def only_one(images: Images) -> Images:
+    """Return the image of a request, or the error of a request that has not exactly one."""
+    if isinstance(images, ServingError) or len(images) == 1:
+        return images
+    return InvalidRequest(f"expected one image per request, got {len(images)}")
+
+
+def _listed(config: ModelConfig) -> str:
+    return ", ".join(f"'{tensor.name}' {tensor.kind}" for tensor in config.outputs) or "none"

@@ -1,0 +1,44 @@
+"""Instances of models that are the last step of a task: outputs of a network, and the encoded image."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from nereid.backends.triton.model_trace import ModelTracer
+from nereid.backends.triton.post_processing import Outcome, find_step, only_one, run_step
+from nereid.backends.triton.tensors import read_images, read_tensors, reject, respond
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.contract import IMAGE
+from nereid.base.serving_errors import ServingError, from_exception
+
+
+class StepModel:
+    """One instance: one image per request, one outcome per request; raises InvalidConfig."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        step = find_step(config)
+        assert step, f"no task has a last step for '{config.name}'"
+        self._step = step
+        self._tracer = ModelTracer(config)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Run the step for each request; a bad one fails alone."""
+        trace = self._tracer.begin(requests)
+        outcomes = [self._run(request) for request in requests]
+        if trace:
+            trace.end(outcomes)
+        return [
+            reject(outcome) if isinstance(outcome, ServingError) else respond(**outcome)
+            for outcome in outcomes
+        ]
+
+    def close(self) -> None:
+        """Report the end of the instance."""
+        self._tracer.close()
+
+    def _run(self, request: Any) -> Outcome:
+        images = only_one(read_images(request))
+        try:
+            arrays = {} if isinstance(images, ServingError) else read_tensors(request)
+        except Exception as error:  # a bad request must not fail the others
+            return from_exception(error)
+        return run_step(self._step, images, {name: arrays[name] for name in arrays.keys() - {IMAGE}})

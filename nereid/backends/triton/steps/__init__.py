@@ -1,1 +1,0 @@
-"""The last steps of models, after their networks."""

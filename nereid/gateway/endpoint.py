@@ -1,0 +1,219 @@
+"""Images by REST, for every task: its endpoint, and the way from the body of a request to the answer."""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, convert, structs
+
+from nereid.base.assets import CHELSEA, COFFEE
+from nereid.gateway.admission.access import Need
+from nereid.gateway.failures import Code, invalid_request
+from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response, whole_number
+from nereid.gateway.http.upload import FORM, JSON, CancelOnDisconnect, ImageBody
+from nereid.gateway.inference import ImageCall, run
+from nereid.tasks.task import Task
+from nereid.vision.imaging.formats.size import read_size, work_of
+
+if TYPE_CHECKING:
+    from nereid.gateway.state import Gateway
+
+Handler = Callable[["Gateway", GatewayRequest], Awaitable[GatewayResponse]]
+# A query parameter: its description and its JSON schema.
+Parameter = tuple[str, Mapping[str, Any]]
+
+WORD = {"type": "string", "maxLength": 128, "pattern": r"^[ -~]*$"}
+# The parameters of every task.
+ROUTE_PARAMETERS: dict[str, Parameter] = {
+    "variant": ("Variant of the route that answers; same as header x-variant.", WORD),
+    "version": ("Version of the model that answers; same as header x-model-version.", WORD),
+    "route_key": ("Route key: the same key gets the same variant; same as header x-route-key.", WORD),
+}
+DEFAULT_TOP_K = 5
+# Sample images, and their credits.
+PHOTOS = {
+    COFFEE: "Rachel Michetti, courtesy of Pikolo Espresso Bar, CC0",
+    CHELSEA: "Stéfan van der Walt, CC0",
+}
+# Accepted media types of one image.
+ONE_IMAGE = ("image/*", "application/octet-stream", FORM, JSON)
+BODY_ERRORS: tuple[Code, ...] = ("body_timeout", "too_large", "unsupported_media_type")
+IMAGE_ERRORS: tuple[Code, ...] = (
+    *("invalid_image", "not_found", *BODY_ERRORS, "rate_limited", "overloaded", "inference_failed"),
+    *("unavailable", "unreachable", "deadline_exceeded"),
+)
+
+
+class TimingsMs(Struct):
+    """Durations of the stages in milliseconds; `total` starts at the arrival of the request."""
+
+    receive: float
+    admission: float
+    inference: float
+    total: float
+
+
+class Answered(Struct):
+    """The first fields of an answer; the last one is `timings_ms: TimingsMs`."""
+
+    request_id: str
+    model: str
+    variant: str
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path.
+
+    Attributes:
+        run: the handler; its name is the operation's id, the first line of its docstring the summary.
+        need: the required key.
+        answer: class of the response; None if the response is not JSON but has `response_type`.
+        query: the query parameters, by name.
+        body: class of the JSON body.
+        kinds: accepted media types of the body.
+        errors: possible error codes, in addition to those of every operation.
+        is_limited: whether quotas, rule headers and the timeout header apply.
+        is_of_model: whether the operation is about one model: the default one, or the one in the path.
+        task: the task that the model must have; None for any.
+        parts: further classes that the schema of the answer refers to.
+    """
+
+    method: str
+    path: str
+    run: Handler
+    need: Need
+    answer: Any
+    query: Mapping[str, Parameter] = field(default_factory=dict)
+    body: Any = None
+    kinds: tuple[str, ...] = ()
+    errors: tuple[Code, ...] = ()
+    is_limited: bool = False
+    is_of_model: bool = False
+    response_type: str = "text/plain"
+    task: Task | None = None
+    parts: tuple[type, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path, and for an operation of a model the path with a model's name."""
+        if not self.is_of_model:
+            return (self.path,)
+        return self.path, f"/v1/models/{{model}}/{self.path.removeprefix('/v1').strip('/')}"
+
+
+def _as_json(answer: Any, given: Mapping[str, str]) -> GatewayResponse:
+    return json_response(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The REST endpoint of a task: it runs a model on one image, and answers with the result.
+
+    The gateway reads and checks the image and the parameters. The face `result` of the task reads the
+    response of the model.
+
+    Attributes:
+        summary: one line for the OpenAPI document: `Find the objects in one image.`
+        answer: class of the answer: `Answered`, then the fields of the task, then `timings_ms`.
+        values: returns the values of the task's fields, from a result and the parameters of the request;
+            without it they are the attributes of the result with the same names.
+        parameters: all query parameters by name. A value is checked against `enum`, in lower case, and
+            against the `maximum` of an `integer`; the integer `top_k` reaches Triton's classification.
+        errors: error codes, in addition to those of every image.
+        photos: sample images that suit the task, with their credits.
+        operations: further operations of the task; of those that are about a model, it must have the task.
+        respond: encodes an answer, from the parameters of the request; raises Failure.
+        keep: called with each result before it is encoded.
+    """
+
+    summary: str
+    answer: type[Any]
+    values: Callable[[Any, Mapping[str, str]], tuple[Any, ...]] | None = None
+    parameters: Mapping[str, Parameter] = field(default_factory=ROUTE_PARAMETERS.copy)
+    errors: tuple[Code, ...] = ()
+    photos: Mapping[Path, str] = field(default_factory=dict)
+    operations: tuple[Operation, ...] = ()
+    respond: Callable[[Any, Mapping[str, str]], GatewayResponse] = _as_json
+    keep: Callable[["Gateway", GatewayRequest, Any], None] | None = None
+
+
+def operations_of(task: Task) -> Iterator[Operation]:
+    """Yield the operations of a task; the first one runs it on the image of a request."""
+    endpoint: Endpoint = task.face("endpoint")
+    kind = task.face("result")
+    own = structs.fields(endpoint.answer)[len(Answered.__struct_fields__) : -1]
+
+    def attributes(found: Any, given: Mapping[str, str]) -> tuple[Any, ...]:
+        return tuple(convert(getattr(found, part.name), part.type, from_attributes=True) for part in own)
+
+    values = endpoint.values or attributes
+
+    async def answer(gateway: "Gateway", request: GatewayRequest) -> GatewayResponse:
+        settings, given = gateway.settings, parameters(request, endpoint.parameters)
+        headers = request.forwarded(given)
+        left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
+        gateway.admission.check(left_s, request.owner)
+        image = await gateway.uploads.one(request, left_s)
+        received_s = request.end_stage("receive")
+        size = read_size(image)
+        work, name, top_k = work_of(size, settings.max_pixels), request.request_id, top_k_of(given)
+        call = ImageCall(request.model, kind, image, size, work, headers, name, top_k, work - 1)
+        with CancelOnDisconnect(request):
+            found = await run(gateway, request, call)
+        request.variant = call.variant
+        if endpoint.keep:
+            endpoint.keep(gateway, request, found)
+        timings_ms = timings(request, received_s, call.stages_s)
+        reply = endpoint.answer(name, *source_of(found), *values(found, given), timings_ms)
+        return endpoint.respond(reply, given)
+
+    # The id and the summary of the operation.
+    answer.__name__, answer.__doc__ = task.path.rpartition("/")[2], endpoint.summary
+    yield Operation(
+        *("POST", task.path, answer, "infer", endpoint.answer, endpoint.parameters),
+        *(ImageBody, ONE_IMAGE, (*IMAGE_ERRORS, *endpoint.errors)),
+        is_limited=True,
+        is_of_model=True,
+        task=task,
+    )
+    for operation in endpoint.operations:
+        yield replace(operation, task=task) if operation.is_of_model else operation
+
+
+def parameters(request: GatewayRequest, known: Mapping[str, Parameter]) -> dict[str, str]:
+    """Return the parameters in the query of a request.
+
+    Raises:
+        Failure: a parameter is unknown or repeated, or not a value of its schema.
+    """
+    given = request.query(known)
+    for name, value in given.items():
+        schema = known[name][1]
+        if schema["type"] == "integer":
+            whole_number(name, value, schema["maximum"])
+        elif "enum" in schema:
+            given[name] = value.lower()
+            if given[name] not in schema["enum"]:
+                expected = ", ".join(schema["enum"])
+                raise invalid_request(f"{name} must be one of {expected}, got {given[name][:32]!r}")
+    return given
+
+
+def top_k_of(given: Mapping[str, str]) -> int:
+    """Return the number of classes that the parameters of a request ask for."""
+    return int(given.get("top_k", DEFAULT_TOP_K))
+
+
+def source_of(found: Any) -> tuple[str, str, str, str]:
+    """Return model, variant, version and reason of a result, as an answer has them."""
+    return found.model, found.variant, found.version, found.reason
+
+
+def timings(request: GatewayRequest, received_s: float, stages_s: Mapping[str, float]) -> TimingsMs:
+    """Return the durations of the stages so far, and since the request arrived."""
+    durations_s = received_s, stages_s["admission"], stages_s["inference"], request.elapsed_s()
+    return TimingsMs(*(round(seconds * 1e3, 3) for seconds in durations_s))

@@ -1,0 +1,348 @@
+"""Actions on a model repository, each of which can be repeated and undone.
+
+A recovery that finds some actions done repeats all of them, or undoes all of them. Their order keeps the
+repository loadable for a server that starts at any moment.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import tritonclient.grpc
+from msgspec import Struct
+from msgspec.structs import replace
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+from nereid.backends.routing.assignment import Route, Variant, parse_route
+from nereid.base import files
+from nereid.base.assets import COFFEE
+from nereid.base.config.model_config import CONFIGS, ModelConfig, TensorSpec, read_pbtxt
+from nereid.base.contract import IMAGE, PROBE_HEADER
+from nereid.base.errors import OperationFailed
+from nereid.base.serving_errors import InvalidConfig
+from nereid.models.routes.change import Proposal, Propose, change_with_retry
+from nereid.models.routes.served import RunningServer
+from nereid.models.routes.target import RouteState, find_route
+from nereid.repository import pbtxt
+from nereid.repository.layout import config_files, hidden_models, served_versions
+from nereid.server.control import DIRECT, LOAD_S, Control, Refused
+from nereid.server.run_dir import ServerRecord
+
+READY_S, POLL_S = 60.0, 0.05
+# A request that chose a variant just before its removal reaches its model within this time.
+DRAIN_S = 1.0
+ROUTE_S = 30.0
+PROBE = {PROBE_HEADER: "1"}
+
+
+class VariantInUse(OperationFailed):
+    """Requests are sent to a variant that is to be removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The repository of an operation, its staging folder, and the running server.
+
+    `staging` contains `new` (what comes into the repository), `old` (what was taken out) and `before` (files
+    in their former state). `record` is None if no server runs. `report` receives progress lines.
+    """
+
+    repository: Path
+    staging: Path
+    record: ServerRecord | None
+    report: Callable[[str], None]
+
+    @property
+    def control(self) -> Control | None:
+        """Return the client that loads and unloads models, None if no server runs."""
+        return Control(self.record) if self.record else None
+
+    @property
+    def server(self) -> RunningServer | None:
+        """Return the client that reads the served routes, None if no server runs."""
+        return RunningServer.of(self.record)
+
+
+class Install(Struct, frozen=True, tag=True):
+    """Move a file or folder into the repository.
+
+    The folder is a model if only `model` is set, and a version of the model if `version` is set, too.
+    """
+
+    path: str
+    model: str = ""
+    version: int = 0
+
+    def do(self, workspace: Workspace) -> None:
+        """Move the staged path into the repository atomically; OperationFailed if its place is taken."""
+        source, target = workspace.staging / "new" / self.path, workspace.repository / self.path
+        if source.exists():
+            if target.exists():
+                raise OperationFailed(f"cannot install '{self.path}': '{target}' already exists")
+            files.move(source, target)
+        elif not target.exists():
+            raise OperationFailed(f"cannot install '{self.path}': '{target}' has disappeared")
+        workspace.report(f"{self.path}: added to the repository")
+
+    def undo(self, workspace: Workspace) -> None:
+        """Move the path out of the repository atomically, and unload it from a server that has loaded it.
+
+        Staged files were never installed: a path of that name in the repository is not ours, and stays.
+        """
+        source, target = workspace.repository / self.path, workspace.staging / "old" / self.path
+        if (workspace.staging / "new" / self.path).exists():
+            return
+        if source.exists():
+            shutil.rmtree(target, ignore_errors=True)
+            files.move(source, target)
+        if self.version:
+            _unload_version(workspace, self.model, self.version)
+        elif self.model and workspace.control:
+            workspace.control.unload(self.model)
+        workspace.report(f"{self.path}: removed from the repository")
+
+
+class Policy(Struct, frozen=True, tag=True):
+    """Add a version to `version_policy` in config.pbtxt and in the configs of all profiles.
+
+    Files with the policy `all` stay unchanged: Triton 24.10 reloads every version in the background when a
+    config changes that is not in use.
+    """
+
+    model: str
+    version: int
+
+    def do(self, workspace: Workspace) -> None:
+        """Add the version; each file is replaced atomically."""
+        for path in self._files(workspace):
+            before = self._before(workspace, path)
+            if not before.exists():
+                before.parent.mkdir(parents=True, exist_ok=True)
+                files.replace(before, path.read_bytes())
+            self._write(workspace, path, {*self._others(path), self.version})
+        workspace.report(f"{self.model}: version_policy includes version {self.version}")
+
+    def undo(self, workspace: Workspace) -> None:
+        """Remove the version, or restore the former files, and unload the version."""
+        changed = self._files(workspace)
+        for path in changed:
+            before = self._before(workspace, path)
+            if before.exists():
+                self._replace(workspace, path, before.read_text(encoding="utf-8"))
+            else:
+                self._write(workspace, path, self._others(path))
+        if changed:
+            _unload_version(workspace, self.model, self.version)
+            workspace.report(f"{self.model}: version_policy no longer includes version {self.version}")
+
+    def _files(self, workspace: Workspace) -> list[Path]:
+        paths = config_files(workspace.repository / self.model)
+        return [path for path in paths if "all" not in read_pbtxt(path).get("version_policy", {})]
+
+    def _before(self, workspace: Workspace, path: Path) -> Path:
+        return workspace.staging / "before" / path.relative_to(workspace.repository)
+
+    def _others(self, path: Path) -> set[int]:
+        folder = path.parent.parent if path.parent.name == CONFIGS else path.parent
+        return {*served_versions(folder, read_pbtxt(path), without=self.version)}
+
+    def _write(self, workspace: Workspace, path: Path, versions: set[int]) -> None:
+        self._replace(
+            workspace, path, pbtxt.with_versions(path.read_text(encoding="utf-8"), sorted(versions))
+        )
+
+    def _replace(self, workspace: Workspace, path: Path, text: str) -> None:
+        if text != path.read_text(encoding="utf-8"):
+            files.replace(path, text.encode(), workspace.staging)
+
+
+class LoadVersion(Struct, frozen=True, tag="Serve"):
+    """Load a version of a model into the running server."""
+
+    model: str
+    version: int
+
+    def do(self, workspace: Workspace) -> None:
+        """Load the version if the server's profile uses the model, and wait until it is ready."""
+        control = workspace.control
+        if control is None or not self._is_used(workspace, control):
+            return
+        control.load(self.model)
+        name = f"version {self.version} of '{self.model}'"
+        _wait(lambda: control.is_ready(self.model, self.version), f"cannot load {name}: it is not ready")
+        workspace.report(f"{self.model}: version {self.version} is ready")
+
+    def undo(self, workspace: Workspace) -> None:
+        """Do nothing: the action that removes the files also unloads them."""
+
+    def _is_used(self, workspace: Workspace, control: Control) -> bool:
+        profile = workspace.record.profile if workspace.record else ""
+        is_hidden = self.model in hidden_models(workspace.repository, profile)
+        return not is_hidden or self.model in control.ready_versions()
+
+
+class Warm(Struct, frozen=True, tag=True):
+    """Send a loaded version one batch of every size before it receives traffic."""
+
+    model: str
+    version: int
+
+    def do(self, workspace: Workspace) -> None:
+        """Send the batches if the version is loaded."""
+        if workspace.record and workspace.control and workspace.control.is_ready(self.model, self.version):
+            size = warm(workspace.record, workspace.repository / self.model, self.version)
+            sizes = f"batches of 1 to {size}" if size > 1 else "one request"
+            workspace.report(f"{self.model}: version {self.version} is warm, tried with {sizes}")
+
+    def undo(self, workspace: Workspace) -> None:
+        """Do nothing: a request leaves no trace."""
+
+
+class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
+    """Add a variant to a route, perhaps as its first fallback: version 1 of a pinned model."""
+
+    route: str
+    name: str
+    model: str
+    weight: float
+    is_fallback: bool = False
+
+    def do(self, workspace: Workspace) -> None:
+        """Add the variant, and wait until the server uses the new route."""
+        self._change(workspace, self.added)
+
+    def undo(self, workspace: Workspace) -> None:
+        """Remove the variant, and give requests that chose it time; VariantInUse if it has other traffic."""
+        if (workspace.repository / self.route).exists():
+            self._change(workspace, self.removed)
+            if workspace.server:
+                time.sleep(DRAIN_S)
+
+    def _change(self, workspace: Workspace, propose: Propose) -> None:
+        location = find_route(workspace.repository, self.route)
+        workspace.report(change_with_retry(location, propose, workspace.server, ROUTE_S))
+
+    def added(self, present: RouteState) -> Proposal:
+        """Return the route with the variant and the default one's deadline, before the other fallbacks."""
+        route = present.route()
+        if any(variant.model == self.model for variant in route.variants):
+            return Proposal(route, "")
+        weight = int(self.weight) if self.weight == int(self.weight) else self.weight
+        deadline_ms = next(variant.deadline_ms for variant in route.variants if variant.name == route.default)
+        variant = Variant(name=self.name, model=self.model, version=1, weight=weight, deadline_ms=deadline_ms)
+        fallbacks = (self.name, *route.fallbacks) if self.is_fallback else route.fallbacks
+        note = f"{'fall back to' if self.is_fallback else 'publish'} {self.model}"
+        changed = replace(route, variants=(*route.variants, variant), fallbacks=fallbacks)
+        return Proposal(checked_route(changed), note)
+
+    def removed(self, present: RouteState) -> Proposal:
+        """Return the route without the variant, which must be unchanged since it was added."""
+        route = present.route()
+        ours = [v for v in route.variants if (v.name, v.model) == (self.name, self.model)]
+        for variant in ours:
+            became_fallback = self.name in route.fallbacks and not self.is_fallback
+            if reason := reason_in_use(variant, self.name == route.default, self.weight, became_fallback):
+                raise VariantInUse(f"cannot remove variant '{self.name}': {reason}")
+        variants = tuple(v for v in route.variants if v not in ours)
+        fallbacks = tuple(name for name in route.fallbacks if not ours or name != self.name)
+        changed = replace(route, variants=variants, fallbacks=fallbacks)
+        return Proposal(checked_route(changed), f"retire {self.model}")
+
+
+Action = Install | Policy | LoadVersion | Warm | AddVariant
+
+
+def _unload_version(workspace: Workspace, model: str, version: int) -> None:
+    """Reload a model without a version whose files are gone, if the server still has that version."""
+    control = workspace.control
+    if control and version in control.ready_versions().get(model, ()):
+        control.load(model)
+        name = f"version {version} of '{model}'"
+        _wait(lambda: not control.is_ready(model, version), f"cannot unload {name}: it is still loaded")
+
+
+def _wait(is_done: Callable[[], bool], failure: str) -> None:
+    deadline = time.monotonic() + READY_S
+    while not is_done():
+        if time.monotonic() > deadline:
+            raise Refused(f"{failure} after {READY_S:g} s; fix: see the reason in the server's log")
+        time.sleep(POLL_S)
+
+
+def reason_in_use(variant: Variant, is_default: bool, weight: float, is_fallback: bool) -> str:
+    """Return the reason for which requests can reach a variant; empty if it has only its first `weight`."""
+    if variant.weight != weight:
+        return (
+            f"expected weight {weight:g}, got {variant.weight:g}; "
+            f"fix: nereid route set {variant.name}={weight:g}, or nereid rollback {variant.model}"
+        )
+    if is_default:
+        return "it is the route's default; fix: make another variant the default"
+    if is_fallback:
+        return "it is a fallback of the route; fix: remove it from `fallbacks` in the route file"
+    return "it has header rules; fix: remove them from the route file" if variant.headers else ""
+
+
+def checked_route(route: Route) -> Route:
+    """Return the route if a file may contain it; the `replace` of msgspec does not validate."""
+    try:
+        return parse_route(msgspec.json.encode(route))
+    except InvalidConfig as error:
+        raise OperationFailed(str(error)) from None
+
+
+def warm(record: ServerRecord, folder: Path, version: int) -> int:
+    """Send a model one batch of every size; return the largest size.
+
+    A model that takes one image per request gets as many requests at the same time instead. OperationFailed:
+    a request fails, or an output has values that are not finite.
+    """
+    config = ModelConfig.from_file(folder, version)
+    with tritonclient.grpc.InferenceServerClient(record.url("grpc"), channel_args=DIRECT) as client:
+        for size in range(1, max(1, config.max_batch_size) + 1):
+            if takes_one(config):
+                with ThreadPoolExecutor(size) as pool:
+                    list(pool.map(_infer, [client] * size, [config] * size, [1] * size))
+            else:
+                _infer(client, config, size)
+    return max(1, config.max_batch_size)
+
+
+def takes_one(config: ModelConfig) -> bool:
+    """Return whether a request has one image: such a model returns as many rows as it finds."""
+    texts = [tensor for tensor in config.inputs if tensor.name == IMAGE and tensor.datatype == "TYPE_STRING"]
+    return bool(texts) and any(output.dims[:1] == (-1,) for output in config.outputs)
+
+
+def _infer(client: tritonclient.grpc.InferenceServerClient, config: ModelConfig, size: int) -> None:
+    tensors = [
+        _tensor(spec, config.max_batch_size > 0, size) for spec in config.inputs if not spec.is_optional
+    ]
+    failure = f"warm-up of version {config.version} of '{config.name}' failed with a batch of {size}"
+    try:
+        result = client.infer(config.name, tensors, str(config.version), headers=PROBE, client_timeout=LOAD_S)
+    except InferenceServerException as error:
+        raise OperationFailed(f"{failure}: {error.message()}") from None
+    for output in config.outputs:
+        array = result.as_numpy(output.name)
+        if array is not None and array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise OperationFailed(
+                f"{failure}: expected finite numbers in output '{output.name}', got NaN or infinity"
+            )
+
+
+def _tensor(spec: TensorSpec, is_batched: bool, size: int) -> tritonclient.grpc.InferInput:
+    datatype = spec.datatype.removeprefix("TYPE_").replace("STRING", "BYTES")
+    shape = [size] * is_batched + [max(1, dim) for dim in spec.dims]
+    if datatype == "BYTES":
+        array = np.full(shape, COFFEE.read_bytes(), np.object_)
+    else:
+        array = np.zeros(shape, triton_to_np_dtype(datatype))
+    tensor = tritonclient.grpc.InferInput(spec.name, shape, datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor

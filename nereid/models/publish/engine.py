@@ -1,0 +1,254 @@
+"""Changes of a repository that are completed or undone, also after a kill or an error.
+
+Every change is first written to the repository's journal, so that a later command can finish it. The journal
+and the staged files are in a folder next to the repository, on the same filesystem: Triton takes every folder
+inside the repository for a model. The file is also the lock of the set of models.
+"""
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from nereid.base import files
+from nereid.base.errors import OperationFailed
+from nereid.base.journal import Append, Journal, user_name
+from nereid.base.units import escaped
+from nereid.models.publish.actions import Action, VariantInUse, Workspace
+from nereid.server.control import NotReached
+from nereid.server.run_dir import ServerRecord
+
+EXPLICIT = "explicit"
+Kind = Literal["add", "publish", "retire", "remove"]
+# Up to `commit` the repository is unchanged. From `commit` on the actions are done, from `undo` on undone.
+Event = Literal["begin", "commit", "undo", "done", "undone"]
+FINISHED = frozenset({"done", "undone"})
+# Operations that free space. They must be possible on a full disk, so some space is kept for their files.
+FREEING = frozenset({"retire", "remove"})
+RESERVE, RESERVE_BYTES = "reserve", 2**17
+
+
+class RepositoryOperation(Struct, frozen=True):
+    """One change of the repository; `actions` are known from the event `commit` on."""
+
+    id: str
+    kind: Kind
+    model: str
+    version: int
+    user: str
+    actions: tuple[Action, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.model} {self.version}"
+
+
+class PublishStep(Struct, frozen=True):
+    """One event of an operation, with the whole operation as it was then."""
+
+    time: Annotated[datetime, Meta(tz=True)]
+    event: Event
+    operation: RepositoryOperation
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationJournal:
+    """The journal of a repository, locked; `append` adds a step to `steps`."""
+
+    folder: Path
+    steps: Journal[PublishStep]
+    append: Append[PublishStep]
+
+    def staging(self, operation: RepositoryOperation) -> Path:
+        """Return the folder for the staged and the removed files of an operation."""
+        return self.folder / operation.id
+
+    def write(self, event: Event, operation: RepositoryOperation, note: str = "") -> None:
+        """Append an event; the staged files of a finished operation are removed."""
+        if operation.kind in FREEING:
+            (self.folder / RESERVE).unlink(missing_ok=True)
+        if event in FINISHED and not operation.actions:
+            # Before the line, as the files may fill the disk; without actions, they are not needed to undo.
+            shutil.rmtree(self.staging(operation), ignore_errors=True)
+        self.append(PublishStep(datetime.now(UTC), event, operation, escaped(note)))
+        if event in FINISHED:
+            shutil.rmtree(self.staging(operation), ignore_errors=True)
+
+    def unfinished(self) -> PublishStep | None:
+        """Return the last step of an unfinished operation, None if all are finished.
+
+        Raises:
+            OperationFailed: a step has an unknown format, or the last one is damaged, so that unfinished
+                work may be hidden.
+        """
+        steps = self.steps.read()
+        return steps[-1] if steps and steps[-1].event not in FINISHED else None
+
+
+@contextlib.contextmanager
+def opened_journal(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) -> Iterator[OperationJournal]:
+    """Open a repository's journal under its lock: no other command changes the set of models meanwhile.
+
+    Raises:
+        OperationFailed: another command holds the lock, or staged files could not be renamed.
+        OSError: the journal cannot be written.
+    """
+    folder = files.state_folder(repository)
+    parent = folder.parent
+    if parent.stat().st_dev != repository.stat().st_dev:
+        raise OperationFailed(
+            f"cannot stage files for '{repository}': it is a mount point, and files outside cannot be "
+            "renamed into it; fix: move the repository into a folder of that mount"
+        )
+    folder.mkdir(exist_ok=True)
+    steps = Journal(folder / "journal.jsonl", PublishStep, "nereid publish")
+    with steps.locked(timeout_s) as append:
+        try:
+            yield OperationJournal(folder, steps, append)
+        finally:
+            _reserve(folder / RESERVE)
+
+
+def _reserve(path: Path) -> None:
+    """Take the space for operations on a full disk, as far as there is any."""
+    with contextlib.suppress(OSError):
+        if not path.exists() or path.stat().st_size < RESERVE_BYTES:
+            path.write_bytes(os.urandom(RESERVE_BYTES))  # a file system may compress zeros
+
+
+class StagedOperation(NamedTuple):
+    """An operation that has begun, and a workspace with its own staging folder."""
+
+    operation: RepositoryOperation
+    workspace: Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class LockedRepository:
+    """A repository whose journal and lock are held, and its workspace, which has no staging folder yet."""
+
+    log: OperationJournal
+    workspace: Workspace
+
+    def begin(self, kind: Kind, model: str, version: int) -> StagedOperation:
+        """Write the begin of an operation to the journal."""
+        operation = RepositoryOperation(secrets.token_hex(8), kind, model, version, user_name(os.getuid()))
+        self.log.write("begin", operation)
+        return self._staged(operation)
+
+    @contextmanager
+    def preparation(self, kind: Kind, model: str, version: int) -> Iterator[StagedOperation]:
+        """Begin an operation whose files are staged inside the context; an error there ends it."""
+        staged = self.begin(kind, model, version)
+        try:
+            yield staged
+        except BaseException as error:
+            self.log.write("undone", staged.operation, str(error))
+            raise
+
+    def commit(self, staged: StagedOperation, actions: tuple[Action, ...]) -> None:
+        """Do the actions of an operation; if one fails, undo all of them.
+
+        Raises:
+            OperationFailed: an action failed, and all are undone; `NotReached`: the server has gone away.
+        """
+        operation, workspace = replace(staged.operation, actions=actions), staged.workspace
+        self.log.write("commit", operation)
+        try:
+            for action in actions:
+                action.do(workspace)
+        except NotReached:
+            raise
+        except Exception as error:
+            self.log.write("undo", operation, str(error))
+            workspace.report(f"failed, undoing all steps: {error}")
+            self._undo(StagedOperation(operation, workspace), str(error))
+            raise OperationFailed(f"'{operation}' failed and was undone: {error}") from error
+        except KeyboardInterrupt:
+            workspace.report(f"'{operation}' was interrupted; the next publish, add or retire finishes it")
+            raise
+        self.log.write("done", operation)
+
+    def take_out(self, kind: Kind, model: str, version: int, actions: tuple[Action, ...]) -> None:
+        """Undo actions that an earlier operation has done.
+
+        Raises:
+            VariantInUse: a variant to be removed receives requests; a version to be retired then stays.
+            OperationFailed: the server refuses.
+        """
+        operation, workspace = self.begin(kind, model, version)
+        operation = replace(operation, actions=actions)
+        self.log.write("undo", operation)
+        self._undo(StagedOperation(operation, workspace))
+
+    def recover(self) -> None:
+        """Finish or undo the operation of a killed command; OperationFailed if neither is possible now."""
+        if not (step := self.log.unfinished()):
+            return
+        operation, report = step.operation, self.workspace.report
+        staged = self._staged(operation)
+        report(f"recovery: '{operation}' of {step.time:%Y-%m-%d %H:%M:%S} UTC was not finished")
+        try:
+            if step.event == "begin":
+                self.log.write("undone", operation, "recovered")
+            elif step.event == "commit":
+                self.commit(staged, operation.actions)
+            else:
+                self._undo(staged, step.note)
+        except OperationFailed as error:
+            if self.log.unfinished():
+                raise
+            report(str(error))
+        report(f"recovery: '{operation}' is {self.log.steps.read()[-1].event}")
+
+    def _undo(self, staged: StagedOperation, note: str = "") -> None:
+        operation, workspace = staged
+        try:
+            for action in reversed(operation.actions):
+                action.undo(workspace)
+        except VariantInUse as error:
+            # Variants are removed first, so nothing is missing yet.
+            if operation.kind == "retire":
+                self.log.write("undone", operation, str(error))
+            raise
+        # To retire a version is to undo its publication, and to remove a model to undo its addition.
+        self.log.write("done" if operation.kind in FREEING else "undone", operation, note)
+
+    def _staged(self, operation: RepositoryOperation) -> StagedOperation:
+        staging = self.log.staging(operation)
+        staging.mkdir(exist_ok=True)
+        return StagedOperation(operation, dataclasses.replace(self.workspace, staging=staging))
+
+
+@contextmanager
+def locked_repository(
+    repository: Path, record: ServerRecord | None, report: Callable[[str], None]
+) -> Iterator[LockedRepository]:
+    """Hold the repository's journal and lock; first finish or undo the operation of a killed command.
+
+    Raises:
+        OperationFailed: another command holds the lock, the recovery is not possible now, or the server does
+            not accept load requests.
+    """
+    repository = repository.resolve()
+    if record and record.model_control_mode != EXPLICIT:
+        raise OperationFailed(
+            f"cannot load models: expected a server with --model-control-mode {EXPLICIT}, got "
+            f"{record.model_control_mode}; fix: nereid serve without that option, or stop the server first"
+        )
+    with opened_journal(repository) as log:
+        locked = LockedRepository(log, Workspace(repository, log.folder, record, report))
+        if note := log.steps.note_on_damage():
+            report(note)
+        locked.recover()
+        yield locked

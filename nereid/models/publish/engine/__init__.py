@@ -1,1 +1,0 @@
-"""Journaled actions of a publish operation, which can be resumed or undone."""

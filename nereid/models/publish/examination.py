@@ -1,0 +1,340 @@
+"""Examination of a network in a separate process, and what a task needs to take part in it.
+
+A broken network can crash its process or use all memory. In a separate process, `examiner`, it affects
+neither the server nor the command.
+"""
+
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from nereid.base.assets import SAMPLES
+from nereid.base.config.model_config import ModelConfig, TensorSpec, read_pbtxt
+from nereid.base.errors import OperationFailed
+from nereid.base.serving_errors import ServingError
+from nereid.models.publish import child
+from nereid.models.publish.intake.graph_edits import Activation
+from nereid.repository.onnx_file import OnnxFile
+from nereid.tasks import DEFAULT, task_of
+from nereid.tasks.task import Task
+from nereid.vision.inference.signature import DATATYPES, sequence_controls
+
+EXAMINER = "nereid.models.publish.examiner"
+# An endless loop in a network must not hold the publisher for long.
+TIMEOUT_S, BYTES_PER_S = 60.0, 10 * 2**20
+# Largest difference of a row alone and in a batch, relative to the largest score: kernels may differ.
+BATCH_TOLERANCE = 0.02
+RANDOM_INPUTS, SEED = 4, 20260826
+# The size of a free dim in random inputs: networks halve images five times.
+FREE_DIM = 64
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """Limits for a new version, compared with the current one.
+
+    Args:
+        images: the images that both versions classify; () for those of the task.
+        tolerance: maximum difference of outputs, relative to the current version's largest |output|.
+        is_change_accepted: whether a larger difference is only noted.
+        max_slowdown: maximum ratio of the median latencies.
+        max_memory_ratio: maximum ratio of the memory sizes.
+        against: version to compare with; 0 for the version of a route's default variant.
+    """
+
+    images: tuple[Path, ...] = ()
+    tolerance: float = 0.05
+    is_change_accepted: bool = False
+    max_slowdown: float = 1.5
+    max_memory_ratio: float = 1.5
+    against: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminationRequest:
+    """The network to examine, and the limits for it.
+
+    Args:
+        model: its name, for messages.
+        candidate: a version folder, with or without a number as its name.
+        document: the model's config, with protobuf field names.
+        current: the version folder to compare with; None for a first version.
+        labels: label file whose lines are counted against the classes of the output.
+        gates: the limits, and the encoded golden images.
+        pinned: folder of the pinned model that runs the network; None without one.
+        preprocess: folder of the model that converts images to inputs; None for random inputs.
+        preprocess_version: the version of that model.
+        after: folder of the model that turns the outputs into those of the pinned model; None for none.
+        after_version: the version of that model.
+        is_survey: whether the network is only run once, to see what it returns.
+    """
+
+    model: str
+    candidate: Path
+    document: Mapping[str, Any]
+    current: Path | None = None
+    labels: Path | None = None
+    gates: Gates = Gates()
+    pinned: Path | None = None
+    preprocess: Path | None = None
+    preprocess_version: int = 0
+    after: Path | None = None
+    after_version: int = 0
+    is_survey: bool = False
+
+    @property
+    def task(self) -> Task:
+        """The task of the pinned model by its outputs; the default task without one."""
+        outputs = read_pbtxt(self.pinned / "config.pbtxt").get("output", ()) if self.pinned else ()
+        return task_of([output["name"] for output in outputs]) or DEFAULT
+
+    def to_json(self) -> bytes:
+        """Return the request as one line of JSON."""
+        return msgspec.json.encode(self, enc_hook=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ExaminationRequest":
+        """Parse the result of `to_json`."""
+        return msgspec.json.decode(text, type=cls, dec_hook=lambda path, name: path(name))
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Measurements of an accepted network; ratios are to the current version, None for a first version.
+
+    Args:
+        size_bytes: the network and its external data.
+        latency_ms: median of one row on one thread.
+        difference: the largest over all inputs, relative to the current version's largest |output|.
+    """
+
+    sha256: str
+    size_bytes: int
+    opset: int
+    ir_version: int
+    latency_ms: float
+    slowdown: float | None
+    memory_bytes: int
+    memory_ratio: float | None
+    difference: float | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The results of a first run.
+
+    Args:
+        can_batch: whether the rows of a batch get the same outputs as alone.
+        activation: the function that turns scores into probabilities; `none` if they are.
+        meaning: of the scores, in words.
+        results: per image what was found, as JSON; `nereid add --json` prints it.
+        claimed_by: task whose networks return such outputs, if the default task examines them; else empty.
+    """
+
+    can_batch: bool
+    activation: Activation = "none"
+    meaning: str = ""
+    results: tuple[tuple[Any, ...], ...] = ()
+    claimed_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkInput:
+    """One request of a single row, its name for messages, and its encoded image if it has one.
+
+    A part of an image, such as a line of text, has the path of its image.
+    """
+
+    name: str
+    inputs: Arrays
+    encoded: bytes = b""
+    image: str = ""
+
+
+class OutputChange(NamedTuple):
+    """A difference from the current version, 0 for none, and its description."""
+
+    difference: float
+    text: str
+
+
+class Examination(Protocol):
+    """What the outputs of a network mean; the face `examination` of a task is a class like this one.
+
+    It is called with an `ExaminationRequest` in the process of the examiner, and may raise InvalidConfig.
+    """
+
+    @staticmethod
+    def fits(request: ExaminationRequest) -> bool:
+        """Return whether the request has the models that the task needs; else the default task examines."""
+
+    def samples(self, config: ModelConfig) -> list[NetworkInput]:
+        """Return the inputs on which the versions are compared; Rejected if there are none."""
+
+    def pair(self, samples: Sequence[NetworkInput]) -> tuple[NetworkInput, NetworkInput]:
+        """Return two different inputs of one shape, to try a batch of two."""
+
+    def is_same(self, alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
+        """Return whether rows of a batch have the outputs that they have alone."""
+
+    def first_run(
+        self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
+    ) -> Survey:
+        """Return what a new network returns; Rejected if the outputs cannot be those of the task."""
+
+    def notes(
+        self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
+    ) -> Iterator[str]:
+        """Yield what the user should know about the outputs."""
+
+    def changes(
+        self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
+    ) -> Iterator[OutputChange]:
+        """Yield the differences between the outputs of two versions."""
+
+
+class Rejected(OperationFailed):
+    """The network must not be served; the message is the reason on one line."""
+
+
+class ExaminationFailed(OperationFailed):
+    """The examination failed for a reason outside the network."""
+
+
+def examine(
+    request: ExaminationRequest,
+    timeout_s: float | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Measurements:
+    """Examine a network in a separate process, which ends with this one.
+
+    Args:
+        request: the network and its limits.
+        timeout_s: time after which the process is killed; by default 60 s, and 1 s more for each 10 MiB.
+        progress: receives a line before each step.
+
+    Raises:
+        Rejected: the network must not be served, crashed the process, or exceeded the time.
+        ExaminationFailed: the examination itself failed, for example because the `onnx` package is missing.
+    """
+    return msgspec.convert(_run(request, timeout_s, progress), Measurements)
+
+
+def survey(request: ExaminationRequest, progress: Callable[[str], None]) -> Survey:
+    """Run a network for the first time; arguments and errors as `examine`."""
+    return msgspec.convert(_run(replace(request, is_survey=True), None, progress), Survey)
+
+
+def _run(request: ExaminationRequest, timeout_s: float | None, progress: Callable[[str], None]) -> Any:
+    if timeout_s is None:
+        files = [path for path in request.candidate.rglob("*") if path.is_file()]
+        timeout_s = TIMEOUT_S + sum(path.stat().st_size for path in files) / BYTES_PER_S
+    try:
+        kind, content = child.run(EXAMINER, request.to_json().decode(), timeout_s, progress)
+    except child.NoResult as end:
+        if end.is_late:
+            raise Rejected(
+                f"the examination of '{request.model}' was stopped: expected a result within "
+                f"{timeout_s:.3g} s, last step: {end.last}"
+            ) from None
+        raise _crash(request.model, end) from None
+    if kind == "rejected":
+        raise Rejected(content)
+    if kind == "failed":
+        raise ExaminationFailed(content)
+    return content
+
+
+def _crash(model: str, end: child.NoResult) -> OperationFailed:
+    text = f"last step: {end.last}" + (f"; its last output: {end.output}" if end.output else "")
+    if end.status < 0:
+        name = signal.Signals(-end.status).name
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return Rejected(f"the examination of '{model}' crashed with {name}{hint}, {text}")
+    return ExaminationFailed(f"the examination of '{model}' failed with exit code {end.status}, {text}")
+
+
+def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[NetworkInput]:
+    """Return the golden images as the preprocess model converts them.
+
+    Raises:
+        Rejected: its output does not fit the network's input, or an image cannot be used.
+        InvalidConfig: the preprocess model cannot be used.
+    """
+    from nereid.vision.imaging.pipeline import Pipeline
+
+    assert request.preprocess is not None
+    preprocess = ModelConfig.from_file(request.preprocess, request.preprocess_version)
+    preprocess = replace(preprocess, parameters={**preprocess.parameters, "decode_threads": "1"})
+    pipeline = Pipeline.from_config(preprocess, max_batch_size=1, instances=1)
+    output, wanted = preprocess.outputs[0], config.inputs[0]
+    if len(config.inputs) > 1 or (output.datatype, output.dims) != (wanted.datatype, wanted.dims):
+        inputs = ", ".join(f"'{tensor.name}' {tensor.kind}" for tensor in config.inputs)
+        raise Rejected(
+            f"preprocessing '{preprocess.name}' returns {output.kind}, but the network's inputs are {inputs}"
+        )
+    samples = []
+    for image in request.gates.images or SAMPLES:
+        encoded = image.read_bytes()
+        batch = pipeline.run([[encoded]])
+        if isinstance(batch.outcomes[0], ServingError):
+            raise Rejected(f"golden image '{image}': {batch.outcomes[0]}")
+        shape = (*([1] if config.max_batch_size else []), *wanted.network_dims)
+        tensor = batch.tensor.copy().reshape(shape)
+        samples.append(NetworkInput(image.name, {wanted.name: tensor}, encoded))
+    return samples
+
+
+def random_samples(config: ModelConfig) -> list[NetworkInput]:
+    """Return random inputs that are the same in every examination."""
+    rng = np.random.default_rng(SEED)
+    tensors = [*(tensor for tensor in config.inputs if not tensor.is_optional), *sequence_controls(config)]
+    return [
+        NetworkInput(
+            f"random input {number}", {tensor.name: _random(tensor, config, rng) for tensor in tensors}
+        )
+        for number in range(1, RANDOM_INPUTS + 1)
+    ]
+
+
+def _random(tensor: TensorSpec, config: ModelConfig, rng: np.random.Generator) -> np.ndarray:
+    shape = [FREE_DIM if dim < 0 else dim for dim in tensor.network_dims]
+    shape = [1, *shape] if config.max_batch_size else shape
+    element = next(name for name, datatype in DATATYPES.items() if datatype == tensor.datatype)
+    if element == "string":
+        return np.full(shape, b"0", dtype=object)
+    dtype = np.dtype({"float": "float32", "double": "float64"}.get(element, element))
+    if dtype.kind == "f":
+        return rng.standard_normal(shape).astype(dtype)
+    # Integers may be indices of a table of any length; bytes are pixels.
+    return rng.integers(0, 256 if element == "uint8" else 2, shape).astype(dtype)
+
+
+def image_pair(samples: Sequence[NetworkInput]) -> tuple[NetworkInput, NetworkInput]:
+    """Return the first and the last sample if they have one shape, or the first one and its mirror image."""
+    first, last = samples[0], samples[-1]
+    (name,) = first.inputs
+    if first is not last and first.inputs[name].shape == last.inputs[name].shape:
+        return first, last
+    mirrored = np.ascontiguousarray(first.inputs[name][..., ::-1])
+    return first, replace(first, inputs={name: mirrored})
+
+
+def is_close(alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
+    """Return whether all numbers are equal, apart from the rounding of other kernels."""
+    for name in alone[0]:
+        before, after = ([row[name] for row in rows] for rows in (alone, together))
+        if len({array.shape for array in (*before, *after)}) != 1:
+            return False
+        expected, actual = np.concatenate(before), np.concatenate(after)
+        limit = BATCH_TOLERANCE * (np.abs(expected).max(initial=0) or 1.0)
+        if np.abs(actual - expected).max(initial=0) > limit:
+            return False
+    return True

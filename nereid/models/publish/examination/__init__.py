@@ -1,1 +1,0 @@
-"""Examination of a candidate network in a separate process."""

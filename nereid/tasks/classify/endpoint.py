@@ -1,0 +1,240 @@
+"""`POST /predict`, `/v1/classify` and `/v1/feedback`: the classes of images, and which were right."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from nereid.gateway.endpoint import (
+    BODY_ERRORS,
+    IMAGE_ERRORS,
+    PHOTOS,
+    ROUTE_PARAMETERS,
+    Answered,
+    Endpoint,
+    Operation,
+    Parameter,
+    TimingsMs,
+    parameters,
+    source_of,
+    timings,
+    top_k_of,
+)
+from nereid.gateway.failures import FAULTS, GATEWAY_FAILED, SERVER_OUTCOMES, Failure, Reason, invalid_request
+from nereid.gateway.http.http_request import MAX_ID_LENGTH, GatewayRequest, GatewayResponse, json_response
+from nereid.gateway.http.middleware import log
+from nereid.gateway.http.upload import FORM, JSON, MAX_TOP_K, BatchBody, BatchImage, CancelOnDisconnect
+from nereid.gateway.inference import ImageCall, run
+from nereid.gateway.state import Gateway
+from nereid.tasks.classify.result import PREDICTIONS, Prediction
+from nereid.vision.imaging.formats.size import LARGE_WORK, read_size, work_of
+
+PARAMETERS: Mapping[str, Parameter] = {
+    "top_k": (
+        "Number of classes in the response, best first.",
+        {"type": "integer", "minimum": 1, "maximum": MAX_TOP_K},
+    ),
+    **ROUTE_PARAMETERS,
+}
+MAX_LABEL = 1024
+
+
+class Score(Struct):
+    """One class: label, index among all classes, and score, a probability in 0..1."""
+
+    label: str
+    index: int
+    score: float
+
+
+class Answer(Answered):
+    """The best classes of one image, best first, and the variant that answered."""
+
+    predictions: list[Score]
+    timings_ms: TimingsMs
+
+
+class Result(Struct):
+    """The best classes of one image of a batch."""
+
+    id: str | int
+    model: str
+    variant: str
+    version: str
+    reason: str
+    predictions: list[Score]
+    timings_ms: TimingsMs
+
+
+class FailedResult(Struct):
+    """An image of a batch that was not classified."""
+
+    id: str | int
+    error: Reason
+
+
+# msgspec has no schema for two Structs without a tag.
+_RESULT = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("Result", "FailedResult")]}
+
+
+class BatchAnswer(Struct):
+    """The results of a batch, in the order of its images."""
+
+    request_id: str
+    results: Annotated[list[Any], Meta(extra_json_schema={"items": _RESULT})]
+
+
+class Feedback(Struct, forbid_unknown_fields=True):
+    """The true class of an image: its label, or its index among all classes.
+
+    `image` is the id, or the position, of an image of a batch.
+    """
+
+    request_id: Annotated[str, Meta(min_length=1, max_length=MAX_ID_LENGTH)]
+    label: Annotated[str, Meta(min_length=1, max_length=MAX_LABEL)] | Annotated[int, Meta(ge=0, lt=2**31)]
+    image: Annotated[str, Meta(max_length=MAX_LABEL)] | int | None = None
+
+
+class FeedbackAnswer(Struct):
+    """The answer that the feedback is about, and whether its best class was correct."""
+
+    request_id: str
+    model: str
+    variant: str
+    correct: bool
+
+
+async def classify_batch(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Classify several images; each image is admitted, and can fail, on its own."""
+    settings = gateway.settings
+    left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
+    query = parameters(request, PARAMETERS)
+    gateway.admission.check(left_s, request.owner)
+    batch = await gateway.uploads.several(request, left_s)
+    received_s = request.end_stage("receive")
+    sizes = [read_size(image.image) for image in batch.images]
+    work = [work_of(size, settings.max_pixels) for size in sizes]
+    gateway.quotas.take(request.key, sum(work) - 1, is_debt=True)
+    given = merged(query, batch)
+    headers, top_k = request.forwarded(given), top_k_of(given)
+    # A batch leaves half of the slots to other requests.
+    slots = asyncio.Semaphore(max(1, gateway.admission.limit // 2))
+    # Large images go one at a time anyway, and few of a key may wait.
+    large = asyncio.Semaphore(1)
+    failures: list[Failure] = []
+
+    async def outcome(position: int, image: BatchImage) -> Result | FailedResult:
+        name = position if image.id is None else image.id
+        image_file = image.image, sizes[position], work[position]
+        call = ImageCall(request.model, PREDICTIONS, *image_file, headers, request.request_id, top_k)
+        async with large if work[position] >= LARGE_WORK else nullcontext(), slots:
+            try:
+                found = await run(gateway, request, call)
+            except Exception as error:
+                failures.append(_as_failure(error))
+                return FailedResult(name, failures[-1].reason)
+        remember(gateway, request, found, name)
+        return Result(name, *source_of(found), scores(found), timings(request, received_s, call.stages_s))
+
+    with CancelOnDisconnect(request):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(outcome(*image)) for image in enumerate(batch.images)]
+    _report_faults(request, failures, len(tasks))
+    return json_response(BatchAnswer(request.request_id, [task.result() for task in tasks]))
+
+
+def _as_failure(error: Exception) -> Failure:
+    if isinstance(error, Failure):
+        return error
+    failure = Failure("inference_failed", GATEWAY_FAILED)
+    failure.__cause__ = error
+    return failure
+
+
+def _report_faults(request: GatewayRequest, failures: list[Failure], count: int) -> None:
+    """Log faults of the server; a batch in which every image failed because of the server fails as a whole.
+
+    Raises:
+        Failure: the failure of one image, if the server failed all of them.
+    """
+    faults = [failure for failure in failures if failure.code in FAULTS]
+    if len(failures) == count and all(failure.code in SERVER_OUTCOMES for failure in failures):
+        raise (faults or failures)[0]
+    for fault in faults:
+        log.warning("request %s: %s: %r", request.request_id, fault.code, fault.__cause__)
+        request.outcome = fault.code
+
+
+def merged(query: Mapping[str, str], batch: BatchBody) -> dict[str, str]:
+    """Merge the parameters of query and body.
+
+    Raises:
+        Failure: query and body disagree.
+    """
+    given = dict(query)
+    for name in PARAMETERS:
+        value = getattr(batch, name)
+        if value not in (None, "") and given.setdefault(name, str(value)) != str(value):
+            raise invalid_request(f"{name} is {given[name]!r} in the query, but {value!r} in the body")
+    return given
+
+
+def scores(found: Prediction) -> list[Score]:
+    """Return the classes of a prediction."""
+    return [Score(label.name, label.index, label.score) for label in found.labels]
+
+
+def remember(
+    gateway: Gateway, request: GatewayRequest, found: Prediction, image: str | int | None = None
+) -> None:
+    """Keep the best class of an answer for feedback about it."""
+    if found.labels:
+        best, name = found.labels[0], _name(request.owner, request.request_id, image)
+        variant = gateway.metrics.variant(found.variant)
+        gateway.memory.remember(name, request.model.name, variant, best.index, best.name)
+
+
+async def feedback(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Compare an answer to the same key with the true class, and count the result once."""
+    given = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Feedback)
+    rated = gateway.memory.rate(_name(request.owner, given.request_id, given.image), given.label)
+    if rated is None:
+        raise Failure(
+            "unknown_request", f"no answer to request {given.request_id!r} is known: wrong id, or too old"
+        )
+    if not rated.is_first:
+        raise Failure("conflict", f"feedback about request {given.request_id!r} was counted before")
+    gateway.metrics.count_feedback(rated.model, rated.variant, rated.is_correct)
+    return json_response(FeedbackAnswer(given.request_id, rated.model, rated.variant, rated.is_correct))
+
+
+def _name(owner: str, request_id: str, image: str | int | None) -> str:
+    # The callers choose the ids: another key may have used the same one. An id and a position of an image are
+    # different names, as in the body of a batch.
+    return f"{owner}\0{request_id}" if image is None else f"{owner}\0{request_id}\0{image!r}"
+
+
+_BATCH = Operation(
+    *("POST", "/v1/classify", classify_batch, "infer", BatchAnswer, PARAMETERS, BatchBody, (FORM, JSON)),
+    IMAGE_ERRORS,
+    is_limited=True,
+    is_of_model=True,
+    parts=(Result, FailedResult),
+)
+_FEEDBACK = Operation(
+    *("POST", "/v1/feedback", feedback, "infer", FeedbackAnswer),
+    body=Feedback,
+    kinds=(JSON,),
+    errors=("unknown_request", "conflict", *BODY_ERRORS),
+)
+CLASSIFY = Endpoint(
+    "Classify one image.",
+    Answer,
+    lambda found, given: (scores(found),),
+    PARAMETERS,
+    photos=PHOTOS,
+    operations=(_BATCH, _FEEDBACK),
+    keep=remember,
+)

@@ -1,0 +1,34 @@
+"""Embeddings: one vector per image, whose direction says what the image shows."""
+
+from nereid.base.contract import EMBEDDING
+from nereid.tasks.task import CommandTexts, Task
+
+TASKS = (
+    Task(
+        name="embed",
+        work="computes embeddings",
+        present="embedding",
+        past="embedded",
+        model="embed",
+        outputs=(EMBEDDING,),
+        path="/v1/embed",
+        fix="nereid add a network that returns embeddings",
+        network="vectors of images",
+        command=CommandTexts(
+            help="Compute the embeddings of images on a running server.",
+            csv="Print one row per image, with the numbers of its vector.",
+        ),
+        faces={
+            "outputs": "embed.outputs:outputs_of",
+            "result": "embed.result:EMBEDDINGS",
+            "client": "embed.client:Embedder",
+            "async_client": "embed.client:AsyncEmbedder",
+            "view": "embed.view:VIEW",
+            "endpoint": "embed.endpoint:ENDPOINT",
+            "intake": "embed.intake:Embeddings",
+            "claims": "embed.examination:are_embeddings",
+            "examination": "embed.examination:ComparedVectors",
+        },
+        public={"client": ("Embedder", "AsyncEmbedder"), "result": ("Embedding",)},
+    ),
+)

@@ -1,0 +1,134 @@
+"""Embeddings of a network that is added or published: their length, and their angle to the current ones."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from nereid.base.config.model_config import ModelConfig
+from nereid.models.publish.examination import (
+    Arrays,
+    ExaminationRequest,
+    NetworkInput,
+    OutputChange,
+    Rejected,
+    Survey,
+    golden_samples,
+    image_pair,
+    is_close,
+)
+from nereid.repository.onnx_file import OnnxFile
+from nereid.tasks.embed.outputs import cosine_distances
+
+# Rounding of half precision stays below this.
+LENGTH_SLACK = 1e-3
+# One class that is certain also has the length 1; a component of an embedding never has nearly all of it.
+LARGEST_COMPONENT = 0.9
+# Vectors of different photos with a larger cosine are practically the same.
+SAME = 0.999
+
+
+class ComparedVectors:
+    """Vectors that go to the callers as they are."""
+
+    pair, is_same = staticmethod(image_pair), staticmethod(is_close)
+
+    def __init__(self, request: ExaminationRequest) -> None:
+        self._request = request
+
+    @staticmethod
+    def fits(request: ExaminationRequest) -> bool:
+        """Return whether the network gets images."""
+        return request.preprocess is not None
+
+    def samples(self, config: ModelConfig) -> list[NetworkInput]:
+        """Return the golden images."""
+        return golden_samples(self._request, config)
+
+    def first_run(
+        self, file: OnnxFile, samples: Sequence[NetworkInput], outputs: Sequence[Arrays], can_batch: bool
+    ) -> Survey:
+        """Return whether the vectors have the length 1, and for each image the cosines with the others."""
+        rows = [_row(sample, arrays) for sample, arrays in zip(samples, outputs, strict=True)]
+        cosines = tuple(
+            tuple(
+                {"image": other.name, "cosine": round(_cosine(row, rows[place]), 4)}
+                for place, other in enumerate(samples)
+                if other is not sample
+            )
+            for sample, row in zip(samples, rows, strict=True)
+        )
+        dims = f"{rows[0].shape[1]} dimensions"
+        if _have_length_1(np.concatenate(rows)):
+            return Survey(can_batch, "none", f"{dims}, length 1", cosines)
+        return Survey(can_batch, "normalize", dims, cosines)
+
+    def notes(
+        self, config: ModelConfig, samples: Sequence[NetworkInput], outputs: Sequence[Arrays]
+    ) -> Iterator[str]:
+        """Yield a note for each pair of images with practically the same vector."""
+        rows = [_row(*each) for each in zip(samples, outputs, strict=True)]
+        for (one, left), (other, right) in combinations(zip(samples, rows, strict=True), 2):
+            if one.encoded != other.encoded and (cosine := _cosine(left, right)) > SAME:
+                yield (
+                    f"{one.name} and {other.name} have nearly the same embedding (cosine {cosine:.4f}); fix: "
+                    "check the preprocessing with --preview"
+                )
+
+    def changes(
+        self, samples: Sequence[NetworkInput], before: Sequence[Arrays], after: Sequence[Arrays]
+    ) -> Iterator[OutputChange]:
+        """Yield (1 - cosine) / 2 of each image's vectors, as shadows report it."""
+        lowest = 1 - 2 * self._request.gates.tolerance
+        for sample, *versions in zip(samples, before, after, strict=True):
+            old, new = (_row(sample, arrays) for arrays in versions)
+            if old.shape != new.shape:
+                text = f"embedding of {sample.name}: expected {old.shape[1]} dimensions, got {new.shape[1]}"
+                yield OutputChange(1.0, text)
+                continue
+            cosine = _cosine(old, new)
+            text = (
+                f"embedding of {sample.name}: expected a cosine of at least {lowest:.3g} with the current "
+                f"version's, got {cosine:.3g}"
+            )
+            yield OutputChange((1 - cosine) / 2, text)
+
+
+def are_embeddings(outputs: Sequence[Arrays]) -> bool:
+    """Return whether a network of images, whose task nothing tells, returns embeddings: vectors of length 1.
+
+    A row of probabilities has this length only if one class is certain. Logits, and independent
+    probabilities, have it by accident only, so that two images are enough to rule them out.
+
+    Args:
+        outputs: of the network by name, for each of at least two images.
+    """
+    if {len(arrays) for arrays in outputs} != {1}:
+        return False
+    rows = [array for arrays in outputs for array in arrays.values()]
+    if any(row.ndim != 2 or len(row) != 1 or row.dtype.kind != "f" for row in rows):
+        return False
+    vectors = np.concatenate(rows)
+    return _have_length_1(vectors) and float(np.abs(vectors).max()) < LARGEST_COMPONENT
+
+
+def _have_length_1(rows: np.ndarray) -> bool:
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
+    return bool((np.abs(lengths - 1) <= LENGTH_SLACK).all())
+
+
+def _row(sample: NetworkInput, outputs: Arrays) -> np.ndarray:
+    """Return the vector of an image, float[1, D]."""
+    ((name, row),) = outputs.items()
+    if row.ndim != 2 or len(row) != 1 or not np.linalg.norm(row):
+        got = "zeros" if row.ndim == 2 and len(row) == 1 else f"shape {list(row.shape)}"
+        raise Rejected(
+            f"output '{name}' on {sample.name}: expected one vector for one image, got {got}; "
+            "fix: name another output with --output"
+        )
+    result: np.ndarray = row
+    return result
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+    return 1 - 2 * float(cosine_distances(one, other)[0])

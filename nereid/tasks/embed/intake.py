@@ -1,0 +1,113 @@
+"""Embeddings: one output with a vector for each image, whose length becomes 1."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nereid.base.contract import EMBEDDING
+from nereid.base.errors import WrongUsage
+from nereid.models.publish.configs import Addition, ModelNames
+from nereid.models.publish.examination import Survey
+from nereid.models.publish.intake import adaptation
+from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.graph_edits import Activation
+from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
+from nereid.models.publish.intake.serving_settings import (
+    Images,
+    ServedTensor,
+    ServingSettings,
+    is_grey,
+    read_input,
+)
+from nereid.repository.onnx_file import describe
+from nereid.vision.inference.signature import Signature
+
+
+class UnlabelledImages(Images):
+    """Whole images of a network without classes."""
+
+    def labels(self, facts: NetworkFacts) -> tuple[tuple[str, ...], str]:
+        """Return none; names in the file belong to a layer that was cut off."""
+        return (), ""
+
+    def check_labels(self, labels: Sequence[str], origin: str) -> None:
+        """Refuse labels."""
+        if labels:
+            raise WrongUsage("an embedding has no classes; fix: leave out --labels")
+
+
+class Embeddings:
+    """Networks that return FP32 [N, D]."""
+
+    name, rank, results = "embed", 5, "cosines"
+    input = UnlabelledImages(labels_are="")
+    has_one_form = leaves_out_by_score = False
+
+    @staticmethod
+    def noted(metadata: Mapping[str, str]) -> Noted | None:
+        """Return none: Ultralytics has no such task."""
+        return None
+
+    def recognises(self, facts: NetworkFacts, size: Size) -> bool:
+        """Return whether the metadata names the task; after a first run, the face `claims` decides, too."""
+        return facts.task == self.name
+
+    def adapt(
+        self,
+        path: Path,
+        choices: NetworkChoices,
+        activation: Activation = "none",
+        names: Sequence[str] | None = None,
+    ) -> Adapted:
+        """Change a file to [N,3,H,W] in and FP32 [N,D] out."""
+        return adaptation.adapt_file(path, choices.output, activation, names)
+
+    def settings(
+        self,
+        facts: NetworkFacts,
+        signature: Signature,
+        outputs: Sequence[str],
+        choices: NetworkChoices,
+        labels: int,
+    ) -> ServingSettings:
+        """Read input and vectors.
+
+        Raises:
+            WrongUsage: the output is not one vector per image, or the input is no image.
+        """
+        vectors = signature.outputs[outputs[0]]
+        if len(vectors.shape) != 2 or vectors.shape[1] < 2 or vectors.datatype != "TYPE_FP32":
+            raise WrongUsage(
+                f"output '{outputs[0]}': expected embeddings as FP32 [N,dimensions], got "
+                f"{describe(vectors)}; fix: name another output with --output, or export the network with a "
+                "fixed number of dimensions"
+            )
+        image, is_last = read_input(signature.inputs, choices.size)
+        served = ServedTensor(outputs[0], vectors.datatype, vectors.shape[1:])
+        return ServingSettings(image, (served,), is_last, is_grey(facts.signature))
+
+    def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
+        """Return an ensemble: the vectors are those of the network."""
+        return Addition(names, settings, EMBEDDING)
+
+    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
+        """Return the one that makes the length of the vectors 1, unless it is.
+
+        Raises:
+            WrongUsage: it is for probabilities.
+        """
+        if choices.activation not in ("auto", "none"):
+            raise WrongUsage(
+                f"cannot append a {choices.activation}: an embedding has no classes; "
+                "fix: leave out --activation"
+            )
+        return seen.activation if choices.activation == "auto" else "none"
+
+    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
+        """Return the number of dimensions, and the length."""
+        return [("embedding", f"{seen.meaning}, length 1" if activation == "normalize" else seen.meaning)]
+
+    def shown(self, results: Sequence[Any]) -> str:
+        """Return the cosines of an image's vector with the others."""
+        cosines = (f"cosine {found['cosine']:.2f} with {found['image']}" for found in results)
+        return ", ".join(cosines) or "no other image to compare with"

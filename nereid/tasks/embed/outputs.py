@@ -1,0 +1,82 @@
+"""Embeddings: one vector per image, compared by the angle between two of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nereid.base.contract import EMBEDDING
+from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, Signals
+
+# Two vectors whose cosine is at least 0.99 point in the same direction for a search of neighbours.
+EQUAL_DISTANCE = 0.005
+# Avoids the logarithm of zero; smaller than any share that matters.
+TINY = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutputs:
+    """Models that compute embeddings."""
+
+    name: str = "embed"
+    outputs: tuple[str, ...] = (EMBEDDING,)
+
+    def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
+        """Compare by the cosine of the angle between two vectors, and return the largest of all images.
+
+        The distance is (1 - cosine) / 2: 0 for the same direction, 0.5 for a right angle and 1 for opposite
+        directions. The length of a vector has no influence. Responses are equal up to a distance of
+        `EQUAL_DISTANCE`.
+        """
+        old, new = ours[EMBEDDING], theirs[EMBEDDING]
+        if old.shape != new.shape:
+            raise Incomparable(f"expected embeddings {list(old.shape)}, got {list(new.shape)}")
+        distances = cosine_distances(old, new)
+        if not np.isfinite(distances).all():
+            raise Incomparable("expected finite embeddings other than zero, got NaN, infinity or only zeros")
+        distance = float(distances.max(initial=0.0))
+        return Comparison(distance, distance <= EQUAL_DISTANCE)
+
+    def signals(self, outputs: Arrays) -> Signals | None:
+        """Return the part of the components that carries each vector; None if it has no direction.
+
+        An embedding has neither a confidence nor a best class, and its length is always 1. What one vector
+        shows on its own is how its length is spread: the squared components, divided by their sum, are shares
+        with an entropy H. exp(H) / D is 1 / D if one component has all, and 1 if all are equal; unlike H, it
+        uses the whole range of the metric.
+        """
+        vectors = outputs[EMBEDDING].astype(np.float64)
+        if vectors.ndim != 2 or vectors.shape[1] < 2 or not len(vectors):
+            return None
+        shares = _units(vectors) ** 2
+        if not np.isfinite(shares).all():
+            return None
+        entropies = -(shares * np.log(shares + TINY)).sum(1)
+        parts = np.minimum(np.exp(entropies) / shares.shape[1], 1).tolist()
+        return Signals(entropy=parts, about={"dims": shares.shape[1]})
+
+
+def cosine_distances(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Return (1 - cosine) / 2 of the rows of two arrays, float64[N]; NaN for a row of zeros or NaN.
+
+    Args:
+        ours, theirs: vectors of any length, float[N, D].
+    """
+    old, new = ours.astype(np.float64), theirs.astype(np.float64)
+    cosines = (_units(old) * _units(new)).sum(-1)
+    result: np.ndarray = (1 - np.clip(cosines, -1, 1)) / 2
+    return result
+
+
+def _units(rows: np.ndarray) -> np.ndarray:
+    """Return float64 rows divided by their lengths; NaN for a row of zeros, or with NaN or infinity."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # Divided by the largest component first: the square of a large number is infinite.
+        scaled = rows / np.abs(rows).max(-1, keepdims=True)
+        result: np.ndarray = scaled / np.linalg.norm(scaled, axis=-1, keepdims=True)
+    return result
+
+
+def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> EmbeddingOutputs:
+    """Return the meaning of the output `embedding`."""
+    return EmbeddingOutputs()

@@ -1,0 +1,152 @@
+"""The inputs of the networks: a page for the search, and rectified lines of text in batches."""
+
+from collections.abc import Iterator, Sequence
+
+import cv2
+import numpy as np
+
+from nereid.tasks.read.upright import MAX_SIDE_PX
+
+# Source: PP-OCRv6 small, its inference settings (limit_side_len 736, limit_type min).
+MIN_SIDE_PX = 736
+# The network halves each side five times.
+STRIDE_PX = 32
+# A strip gets a margin along its longer sides up to this ratio: the network misses text that fills its input.
+MAX_RATIO = 8
+# (pixel - 127.5) / 127.5, for each channel.
+LEVEL = 127.5
+
+
+class DetectorInput:
+    """One image as the detector sees it.
+
+    Attributes:
+        tensor: float32[1, 3, H, W], BGR, -1..1.
+        scale_xy: converts positions in the tensor to those of the pixels.
+        offset_xy: is then subtracted: the margin of a strip, in pixels.
+    """
+
+    __slots__ = ("offset_xy", "scale_xy", "tensor")
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        """Resize and normalise pixels uint8[H, W, 3], RGB."""
+        padded, self.offset_xy = _with_margin(pixels)
+        height, width = padded.shape[:2]
+        size_wh = network_size(width, height)
+        self.scale_xy = np.array([width / size_wh[0], height / size_wh[1]], np.float32)
+        if size_wh != (width, height):
+            padded = cv2.resize(padded, size_wh, interpolation=cv2.INTER_LINEAR)
+        self.tensor = normalised(padded)
+
+    def positions(self, points: np.ndarray) -> np.ndarray:
+        """Convert points float32[..., 2] of the tensor to those of the pixels."""
+        found: np.ndarray = points * self.scale_xy - self.offset_xy
+        return found
+
+
+def network_size(width: int, height: int) -> tuple[int, int]:
+    """Return the width and height at which an image is searched.
+
+    The shorter side gets `MIN_SIDE_PX` at least, unless the longer one would exceed `MAX_SIDE_PX`.
+    """
+    factor = min(max(1.0, MIN_SIDE_PX / min(width, height)), MAX_SIDE_PX / max(width, height))
+    width, height = (max(1, round(side * factor / STRIDE_PX)) * STRIDE_PX for side in (width, height))
+    return width, height
+
+
+def normalised(pixels: np.ndarray) -> np.ndarray:
+    """Return RGB pixels uint8[H, W, 3] as float32[1, 3, H, W], BGR, -1..1: the networks learned on BGR."""
+    tensor: np.ndarray = cv2.dnn.blobFromImage(pixels, 1 / LEVEL, mean=(LEVEL,) * 3, swapRB=True)
+    return tensor
+
+
+def _with_margin(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    height, width = pixels.shape[:2]
+    top, left = (
+        max(0, -(-other // MAX_RATIO) - side) // 2 for side, other in ((height, width), (width, height))
+    )
+    if top or left:
+        pixels = cv2.copyMakeBorder(pixels, top, top, left, left, cv2.BORDER_REPLICATE)
+    return pixels, np.array([left, top], np.float32)
+
+
+# Height of the recogniser's input. Source: PP-OCRv6 small, its inference settings (48 x 320).
+LINE_HEIGHT_PX = 48
+# A line that is longer is squeezed.
+MAX_LINE_WIDTH_PX = 3200
+# A box that is so much higher than wide has text that runs downwards or upwards.
+TALL_RATIO = 1.5
+
+
+def along_text(boxes: np.ndarray) -> np.ndarray:
+    """Turn the corners of tall boxes [N, 4, 2], so that the first side of every box runs along its text."""
+    width, height = side_lengths(boxes)
+    return np.where((height >= TALL_RATIO * width)[:, None, None], np.roll(boxes, -1, axis=1), boxes)
+
+
+def side_lengths(boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lengths along the text and across it, float32[N] each, of boxes [N, 4, 2]."""
+    sides = np.linalg.norm(boxes - np.roll(boxes, -1, axis=1), axis=2)
+    return np.maximum(sides[:, 0], sides[:, 2]), np.maximum(sides[:, 1], sides[:, 3])
+
+
+def cut(pixels: np.ndarray, box: np.ndarray) -> np.ndarray:
+    """Return the line inside a box [4, 2] as uint8[48, W, 3].
+
+    Args:
+        pixels: uint8[H, W, 3].
+        box: corners in pixels, the first side along the text.
+    """
+    along, across = side_lengths(box[None])
+    width, height = max(1, int(along[0])), max(1, int(across[0]))
+    corners = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
+    matrix = cv2.getPerspectiveTransform(box.astype(np.float32), corners)
+    line = cv2.warpPerspective(
+        pixels, matrix, (width, height), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE
+    )
+    resized = min(MAX_LINE_WIDTH_PX, -(-LINE_HEIGHT_PX * width // height))
+    return cv2.resize(line, (resized, LINE_HEIGHT_PX), interpolation=cv2.INTER_LINEAR)
+
+
+def turned_around(line: np.ndarray) -> np.ndarray:
+    """Return a line rotated by 180 degrees."""
+    return cv2.rotate(line, cv2.ROTATE_180)
+
+
+# The network halves the width three times, so widths are multiples of this.
+STEP_PX = 8
+# Lines share a batch if their widths differ by at most this part: the padding is work for nothing.
+MAX_PADDING = 1 / 16
+# Pixels in a row of all lines of a batch. A larger batch is not faster on a CPU, and takes more memory.
+BATCH_WIDTH_PX = 2560
+
+
+def batches(widths: Sequence[int], batch_width_px: int = BATCH_WIDTH_PX) -> Iterator[tuple[list[int], int]]:
+    """Yield the places of the lines of each batch, and the width of the batch.
+
+    Args:
+        widths: of all lines, in pixels.
+        batch_width_px: limit on the sum of the widths of a batch, unless it has one line.
+    """
+    group: list[int] = []
+    wide = 0
+    for place in sorted(range(len(widths)), key=widths.__getitem__, reverse=True):
+        is_near = widths[place] >= wide * (1 - MAX_PADDING)
+        if group and not (is_near and (len(group) + 1) * wide <= batch_width_px):
+            yield group, wide
+            group = []
+        if not group:
+            wide = -(-widths[place] // STEP_PX) * STEP_PX
+        group.append(place)
+    if group:
+        yield group, wide
+
+
+def stacked(lines: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Return lines uint8[48, W, 3], RGB, as float32[N, 3, 48, width], BGR, -1..1, with zeros at the right."""
+    tensor = np.zeros((len(lines), 3, LINE_HEIGHT_PX, width), np.float32)
+    for row, line in zip(tensor, lines, strict=True):
+        inside = row[:, :, : line.shape[1]]
+        np.multiply(line[:, :, ::-1].transpose(2, 0, 1), np.float32(1 / LEVEL), out=inside)
+        inside -= 1
+    return tensor

@@ -1,0 +1,89 @@
+"""A task is one folder: other rooms read its record, and none of them names a task."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import nereid
+from nereid.tasks import DEFAULT, TASKS
+from nereid.tasks.task import Task
+from tests.contract.test_layers import imported_modules
+
+FOLDERS = sorted(path.parent.name for path in Path(nereid.__file__).parent.glob("tasks/*/__init__.py"))
+NAMES = {task.name for task in TASKS}
+# Words that are equal to the name of a task, but mean something else, by module.
+OTHER_MEANINGS = {"nereid/client/images.py": {"read"}}  # a method of files
+FACES = [pytest.param(task, face, id=f"{task.name}-{face}") for task in TASKS for face in task.faces]
+
+
+def modules_outside(root: Path) -> list[Path]:
+    """Return every module of the package that is not in the folder of a task."""
+    paths = sorted((root / "nereid").rglob("*.py"))
+    return [path for path in paths if not path.is_relative_to(root / "nereid" / "tasks")]
+
+
+def words(source: Path) -> Iterator[tuple[int, str]]:
+    """Yield the string literals of a module with their lines; a docstring is text, not code."""
+    tree = ast.parse(source.read_text())
+    expressions = (node for node in ast.walk(tree) if isinstance(node, ast.Expr))
+    texts = {id(node.value) for node in expressions if isinstance(node.value, ast.Constant)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+            yield node.lineno, node.value
+
+
+def test_folders_are_the_tasks():
+    assert sorted({task.extends or task.name for task in TASKS}) == FOLDERS
+    assert [task for task in TASKS if task.is_default] == [DEFAULT]
+    for values in ([task.name for task in TASKS], [task.path for task in TASKS]):
+        assert sorted({*values}) == sorted(values)
+    assert {task.extends for task in TASKS} <= {"", *NAMES}
+
+
+def test_no_module_outside_imports_a_task(root):
+    """`nereid/__init__.py` offers the public names of all tasks, for type checkers, too."""
+    of_a_task = tuple(f"nereid.tasks.{folder}." for folder in FOLDERS)
+    found = {
+        path.relative_to(root).as_posix(): names
+        for path in modules_outside(root)
+        if path != root / "nereid" / "__init__.py"
+        and (names := sorted(name for name in imported_modules(path) if f"{name}.".startswith(of_a_task)))
+    }
+
+    assert found == {}
+
+
+def test_no_module_outside_names_a_task(root):
+    found = {
+        f"{path.relative_to(root)}:{line}": word
+        for path in modules_outside(root)
+        for line, word in words(path)
+        if word in NAMES - OTHER_MEANINGS.get(path.relative_to(root).as_posix(), set())
+    }
+
+    assert found == {}
+
+
+def test_every_other_meaning_is_still_there(root):
+    """An exception that is no longer needed would hide the next name."""
+    for name, meanings in OTHER_MEANINGS.items():
+        assert meanings <= {word for _, word in words(root / name)}, name
+
+
+@pytest.mark.parametrize(("task", "face"), FACES)
+def test_every_face_resolves(task: Task, face: str):
+    assert task.face(face) is not None
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_faces_of_a_task_agree(task: Task):
+    result = task.face("result")
+
+    assert {*result.outputs} <= {*task.outputs}
+    assert task.face("client").kind is task.face("async_client").kind is result
+    assert {*task.face("outputs")(task.outputs, ()).outputs} <= {*task.outputs}
+    for module, names in task.public.items():
+        for name in names:
+            assert getattr(nereid, name).__module__ == f"nereid.tasks.{task.name}.{module}"

@@ -1,0 +1,150 @@
+"""A further task is one folder: masks, in a copy of the package to which nothing else is added."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from PIL import Image
+
+from nereid.base.assets import COFFEE
+from tests.conftest import ROOT
+from tests.networks import constant, network, value
+from tests.pictures import save
+
+pytestmark = pytest.mark.slow
+SIDE, WATCHDOG_S = 32, 120
+# What a checkout serves; the package finds them beside itself.
+COPIED = ("nereid", "python_backend", "model_repository", "clients/samples")
+# The client of the copy prints its mask as JSON.
+CLIENT = """
+import json, sys
+from nereid.tasks.segment.client import Segmenter
+with Segmenter(sys.argv[1], model="scene") as segmenter:
+    print(json.dumps(segmenter.segment(sys.argv[2]).classes.tolist()))
+"""
+
+
+def segmenter() -> onnx.ModelProto:
+    """Build a network whose class of a pixel is that of its largest channel: red, green or blue."""
+    return network(
+        [
+            helper.make_node("Conv", ["image", "weights"], ["logits"]),
+            helper.make_node("ArgMax", ["logits"], ["classes"], axis=1, keepdims=0),
+            helper.make_node("Cast", ["classes"], ["mask"], to=TensorProto.UINT8),
+        ],
+        [value("image", "FP32", ["N", 3, SIDE, SIDE])],
+        [value("mask", "UINT8", ["N", SIDE, SIDE])],
+        [constant("weights", np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1))],
+    )
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An environment whose package is a copy with one more folder; all other packages are the parent's."""
+
+    environment: Path
+    folder: Path
+
+    @property
+    def variables(self) -> dict[str, str]:
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))}
+        return kept | {"XDG_RUNTIME_DIR": str(self.folder), "NEREID_REPOSITORY": str(self.folder / "models")}
+
+    def words(self, *words: str) -> list[str]:
+        return [str(self.environment / "bin" / "python"), *words]
+
+    def run(self, *words: str) -> str:
+        done = subprocess.run(
+            self.words(*words),
+            env=self.variables,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=WATCHDOG_S,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    @contextmanager
+    def running(self, *words: str) -> Iterator[dict[str, Any]]:
+        """Run a command that keeps its terminal; gives its first line."""
+        with (self.folder / f"{words[0]}.log").open("w") as log:
+            process = subprocess.Popen(
+                self.words("-m", "nereid", *words),
+                env=self.variables,
+                cwd=self.folder,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        try:
+            assert process.stdout
+            ready = process.stdout.readline()
+            assert ready, (self.folder / f"{words[0]}.log").read_text()[-3000:]
+            yield json.loads(ready)
+        finally:
+            process.terminate()
+            process.communicate(timeout=WATCHDOG_S)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory) -> Copy:
+    base = tmp_path_factory.mktemp("fifth")
+    environment = base / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    ours = sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)})
+    for name in COPIED:
+        unused = shutil.ignore_patterns("__pycache__", "*.history.jsonl")
+        shutil.copytree(ROOT / name, Path(ours, name), ignore=unused)
+    segment = ROOT / "tests" / "fifth_task" / "segment"
+    shutil.copytree(segment, Path(ours, "nereid/tasks/segment"), ignore=shutil.ignore_patterns("__pycache__"))
+    # Its own packages come first. The parent's editable install is not followed.
+    Path(ours, "parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (base / "run").mkdir(mode=0o700)
+    return Copy(environment, base / "run")
+
+
+def test_a_task_in_one_folder_is_added_served_and_answered(copy):
+    """Added with its name, found without it, listed in the help; REST, client and command return the mask."""
+    pixels = np.random.default_rng(4).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
+    image, expected = save(Image.fromarray(pixels)), pixels.argmax(-1).tolist()
+    (copy.folder / "scene.png").write_bytes(image)
+    onnx.save(segmenter(), copy.folder / "scene.onnx")
+    copy.run("-m", "nereid", "init", "models")
+    how = "--preprocess", "resize=exact", "--preprocess", "scale=1"
+    line = "-m", "nereid", "add", "scene.onnx", "--name", "scene", *how
+    shown = json.loads(copy.run(*line, "--json").partition("\n")[0])
+    added = copy.run(*line, "--task", "segment", "--instances", "1", "--yes", "--images", str(COFFEE))
+    ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
+
+    with copy.running("serve", *ports) as server, copy.running("gateway", "--port", "0") as gateway:
+        address = f"http://127.0.0.1:{gateway['http']}"
+        request = urllib.request.Request(f"{address}/v1/segment", image, {"Content-Type": "image/png"})
+        with urllib.request.urlopen(request, timeout=WATCHDOG_S) as response:
+            answer = json.loads(response.read())
+        with urllib.request.urlopen(f"{address}/openapi.json", timeout=WATCHDOG_S) as response:
+            paths = json.loads(response.read())["paths"]
+        client = json.loads(copy.run("-c", CLIENT, f"127.0.0.1:{server['grpc']}", "scene.png"))
+        printed = json.loads(copy.run("-m", "nereid", "segment", "scene.png", "--model", "scene", "--json"))
+        labels = copy.run("-m", "nereid", "classify", str(COFFEE))
+
+    assert shown["task"] == "segment"
+    assert f"{SIDE} x {SIDE}" in added
+    assert answer["mask"] == client == printed[0]["classes"] == expected
+    assert (answer["model"], answer["variant"], answer["version"]) == ("scene", "v1", "1")
+    assert {"/v1/segment", "/v1/models/{model}/segment"} <= paths.keys()
+    assert "espresso" in labels
+    assert "segment" in copy.run("-m", "nereid", "--help")

@@ -1,0 +1,31 @@
+"""Segmentation: the class of every pixel of the network's input."""
+
+from nereid.tasks.task import CommandTexts, Task
+
+TASKS = (
+    Task(
+        name="segment",
+        work="segments images",
+        present="segmenting",
+        past="segmented",
+        model="segment",
+        outputs=("mask",),
+        path="/v1/segment",
+        fix="nereid add a network that returns masks",
+        network="masks",
+        command=CommandTexts(
+            help="Segment images on a running server.", csv="Print one row per image, with its classes."
+        ),
+        faces={
+            "outputs": "segment.outputs:outputs_of",
+            "result": "segment.result:MASKS",
+            "client": "segment.client:Segmenter",
+            "async_client": "segment.client:AsyncSegmenter",
+            "view": "segment.view:VIEW",
+            "endpoint": "segment.endpoint:ENDPOINT",
+            "intake": "segment.intake:Segmentation",
+            "examination": "segment.examination:ComparedMasks",
+        },
+        public={"client": ("Segmenter", "AsyncSegmenter"), "result": ("Mask",)},
+    ),
+)

@@ -1,0 +1,78 @@
+"""Networks that return one class per pixel, UINT8 [N, H, W]."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nereid.base.errors import WrongUsage
+from nereid.models.publish.configs import Addition, ModelNames
+from nereid.models.publish.examination import Survey
+from nereid.models.publish.intake import adaptation
+from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.graph_edits import Activation
+from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
+from nereid.models.publish.intake.serving_settings import Images, ServedTensor, ServingSettings, read_input
+from nereid.repository import onnx_file
+from nereid.vision.inference.signature import Signature
+
+
+class Segmentation:
+    """Networks whose output is a mask."""
+
+    name, rank, results = "segment", 50, "masks"
+    input = Images()
+    has_one_form = leaves_out_by_score = False
+
+    @staticmethod
+    def noted(metadata: Mapping[str, str]) -> Noted | None:
+        """Return none."""
+        return None
+
+    def recognises(self, facts: NetworkFacts, size: Size) -> bool:
+        """Return whether the output is UINT8 [N, H, W]."""
+        (output, *others) = facts.signature.outputs.values()
+        return not others and output.datatype == "TYPE_UINT8" and len(output.shape) == 3
+
+    def adapt(
+        self,
+        path: Path,
+        choices: NetworkChoices,
+        activation: Activation = "none",
+        names: Sequence[str] | None = None,
+    ) -> Adapted:
+        """Leave the file as it is."""
+        signature = onnx_file.read(path).signature
+        present = [*signature.inputs, *signature.outputs]
+        changes = adaptation.rename_file(path, present, names) if names else []
+        return Adapted(tuple((names or present)[1:]), changes)
+
+    def settings(
+        self,
+        facts: NetworkFacts,
+        signature: Signature,
+        outputs: Sequence[str],
+        choices: NetworkChoices,
+        labels: int,
+    ) -> ServingSettings:
+        """Read input and mask."""
+        mask = signature.outputs[outputs[0]]
+        if mask.datatype != "TYPE_UINT8" or len(mask.shape) != 3:
+            raise WrongUsage(f"output '{outputs[0]}': expected a mask")
+        image, is_last = read_input(signature.inputs, choices.size)
+        return ServingSettings(image, (ServedTensor(outputs[0], mask.datatype, mask.shape[1:]),), is_last)
+
+    def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
+        """Return an ensemble: the mask is that of the network."""
+        return Addition(names, settings, "mask")
+
+    def activation(self, choices: NetworkChoices, seen: Survey) -> Activation:
+        """Return none: classes are not scores."""
+        return "none"
+
+    def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
+        """Return the size of the mask."""
+        return [("mask", " x ".join(map(str, settings.outputs[0].dims)))]
+
+    def shown(self, results: Sequence[Any]) -> str:
+        """Return the classes of an image."""
+        return ", ".join(f"class {each}" for each in results)

@@ -1,0 +1,33 @@
+"""Masks, compared by the part of the pixels with another class."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nereid.tasks.task_outputs import Arrays, Comparison, Incomparable, Signals
+
+
+@dataclass(frozen=True, slots=True)
+class MaskOutputs:
+    """Models that return uint8[N, H, W]."""
+
+    name: str = "segment"
+    outputs: tuple[str, ...] = ("mask",)
+
+    def compare(self, ours: Arrays, theirs: Arrays) -> Comparison:
+        """Return the part of the pixels whose classes differ."""
+        old, new = ours["mask"], theirs["mask"]
+        if old.shape != new.shape:
+            raise Incomparable(f"expected masks {list(old.shape)}, got {list(new.shape)}")
+        distance = float((old != new).mean())
+        return Comparison(distance, distance < 0.01)
+
+    def signals(self, outputs: Arrays) -> Signals:
+        """Return the number of classes in each mask."""
+        return Signals(found=[len(np.unique(mask)) for mask in outputs["mask"]])
+
+
+def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> MaskOutputs:
+    """Return the meaning of the output `mask`."""
+    return MaskOutputs()

@@ -1,0 +1,156 @@
+"""Networks of embeddings in `nereid add` and `nereid publish`, without a server."""
+
+import json
+import re
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from nereid.base.assets import SAMPLES
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.contract import EMBEDDING, SCORES
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.cli.models.add import screen
+from nereid.models.publish.add import AddRequest
+from nereid.models.publish.examination import Gates
+from nereid.models.publish.publisher import publish
+from nereid.repository.check import check
+from nereid.tasks.embed.examination import are_embeddings
+from tests import embedders
+from tests.embedders import DIMS, SIDE, UNIT, add_embedder, convolutional, embeddings, small
+from tests.publishing import propose
+from tests.tables import cases
+
+pytestmark = pytest.mark.process
+LENGTH = "output 'output' is scaled to the length 1, as 'embedding'"
+
+
+def request(path, made: onnx.ModelProto, **more) -> AddRequest:
+    onnx.save(made, path / "new.onnx")
+    return AddRequest(path / "new.onnx", "faces", {"preset": "imagenet"}, **more)
+
+
+def outputs_of(repository) -> list[str]:
+    return [tensor.name for tensor in ModelConfig.from_file(repository / "faces_v1", 1).outputs]
+
+
+@pytest.mark.parametrize("tail", UNIT)
+def test_vectors_of_length_1_are_recognised(tmp_path, tail):
+    """Nothing is changed in such a network, and the summary shows the cosine of both photos."""
+    found = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT[tail])))
+
+    assert (found.intake.name, outputs_of(tmp_path / "models")) == ("embed", [EMBEDDING])
+    assert found.about == [("embedding", f"{DIMS} dimensions, length 1")]
+    assert [*found.changes] == []
+    assert "labels" not in "\n".join(screen("faces", found))
+    one, other = (found.results[path.name] for path in SAMPLES)
+    assert one[0]["image"] == SAMPLES[1].name
+    assert one[0]["cosine"] == other[0]["cosine"]
+    assert [each for each in check(tmp_path / "models") if each.verdict != "ok"] == []
+
+
+def test_one_photo_is_enough(tmp_path):
+    made = request(tmp_path, convolutional(UNIT["torch"]), images=SAMPLES[:1])
+
+    found = propose(tmp_path / "models", made)
+
+    assert (found.intake.name, found.results) == ("embed", {SAMPLES[0].name: ()})
+
+
+@pytest.mark.parametrize("tail", embedders.SCORES)
+def test_scores_are_never_taken_for_embeddings(tmp_path, tail):
+    found = propose(tmp_path / "models", request(tmp_path, convolutional(embedders.SCORES[tail])))
+
+    assert (found.intake.name, outputs_of(tmp_path / "models")) == ("classify", [SCORES])
+
+
+@cases(
+    "more, metadata",
+    {
+        "names in the file": ({}, {"names": json.dumps([f"class {n}" for n in range(DIMS)])}),
+        "task in the file": ({}, {"task": "classify"}),
+        "task": ({"task": "classify"}, {}),
+        "activation": ({"activation": "none"}, {}),
+    },
+)
+def test_what_the_user_or_the_file_says_outweighs_the_numbers(tmp_path, more, metadata):
+    found = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"], **metadata), **more))
+
+    assert found.intake.name == "classify"
+
+
+@cases("more, metadata", {"task": ({"task": "embed"}, {}), "metadata": ({}, {"task": "embed"})})
+def test_other_vectors_are_scaled(tmp_path, more, metadata):
+    """The served network returns what the given one does, divided by its length."""
+    made = convolutional(**metadata)
+
+    found = propose(tmp_path / "models", request(tmp_path, made, **more))
+
+    path = tmp_path / "models" / "faces_network" / "1" / "model.onnx"
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    pixels = np.random.default_rng(0).random((3, 3, SIDE, SIDE), np.float32)
+    (rows,) = session.run(None, {"image": pixels})
+    raw = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"image": pixels})[0]
+    expected = raw.astype(np.float64)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(rows, expected, atol=1e-6)  # FP32
+    assert (found.intake.name, [*found.changes]) == ("embed", [LENGTH])
+    assert found.about == [("embedding", f"{DIMS} dimensions, length 1")]
+
+
+def test_vectors_stay_as_they_are_without_an_activation(tmp_path):
+    found = propose(tmp_path / "models", request(tmp_path, convolutional(), task="embed", activation="none"))
+
+    assert (found.about, [*found.changes]) == ([("embedding", f"{DIMS} dimensions")], [])
+
+
+@cases(
+    "more, message",
+    {
+        "activation": ({"activation": "softmax"}, "cannot append a softmax: an embedding has no classes"),
+        "labels": ({"labels": "labels.txt"}, "an embedding has no classes; fix: leave out --labels"),
+    },
+)
+def test_options_for_classes_are_refused(tmp_path, more, message):
+    labels = tmp_path / "labels.txt"
+    labels.write_text("a\n" * DIMS)
+    more = {key: labels if key == "labels" else word for key, word in more.items()}
+
+    with pytest.raises(WrongUsage, match=re.escape(message)):
+        propose(tmp_path / "models", request(tmp_path, convolutional(), task="embed", **more))
+
+
+@cases(
+    "rows, expected",
+    {
+        "in any direction": ([[0.6, -0.8], [-0.8, 0.6]], True),
+        "one is longer": ([[0.6, -0.8], [-0.8, 0.7]], False),
+        "one component": ([[1.0, 0.0], [0.0, 1.0]], False),
+    },
+)
+def test_evidence_is_the_length_of_every_vector(rows, expected):
+    assert are_embeddings([{"output": np.array([row], np.float32)} for row in rows]) is expected
+
+
+def gates(**more) -> Gates:
+    return Gates(max_slowdown=1000, **more)
+
+
+def test_next_version_is_compared_by_its_angle(tmp_path):
+    """Noise in the weights turns the vectors a little; other weights turn them far away."""
+    repository, image = add_embedder(tmp_path), small(SAMPLES[0])
+    near, far = convolutional(noise=0.02), convolutional(seed=2)
+    for name, made in (("near", near), ("far", far)):
+        onnx.save(made, tmp_path / f"{name}.onnx")
+
+    with pytest.raises(OperationFailed, match=re.escape("a cosine of at least 0.9 with the current")):
+        publish(repository, "faces", tmp_path / "far.onnx", None, gates=gates())
+    done = publish(repository, "faces", tmp_path / "near.onnx", None, gates=gates())
+
+    (old,), (new,) = embeddings(convolutional(), image), embeddings(near, image)
+    assert 0 < (1 - old @ new) / 2 < 0.01
+    assert done.report.difference < 0.05
+    description = json.loads((repository / "faces_network" / "2" / "description.json").read_text())
+    assert (description["task"], description["changes"]) == ("embed", [LENGTH])

@@ -1,0 +1,132 @@
+"""Embeddings: comparison of vectors, signals, and results, without a server."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from nereid.base.contract import EMBEDDING
+from nereid.client.result_kind import Timings
+from nereid.tasks import outputs_of
+from nereid.tasks.embed.outputs import EQUAL_DISTANCE, cosine_distances
+from nereid.tasks.embed.result import EMBEDDINGS
+from nereid.tasks.task_outputs import Comparison, Incomparable
+from tests.tables import cases
+
+EMBED = outputs_of([EMBEDDING, "variant", "version"])
+
+
+def rows(*vectors: list[float]) -> dict[str, np.ndarray]:
+    return {EMBEDDING: np.array(vectors, np.float32)}
+
+
+@cases(
+    "ours, theirs, expected",
+    {
+        "equal": ([3, 4], [3, 4], Comparison(0.0, True)),
+        "another length": ([3, 4], [6, 8], Comparison(0.0, True)),
+        "right angle": ([1, 0], [0, 2], Comparison(0.5, False)),
+        "opposite": ([1, 1], [-1, -1], Comparison(1.0, False)),
+        "60 degrees": ([1, 0], [0.5, math.sqrt(0.75)], Comparison(0.25, False)),
+        "large numbers": ([1e30, 0], [1e30, 1e30], Comparison((1 - math.sqrt(0.5)) / 2, False)),
+    },
+)
+def test_distance_is_half_of_one_minus_the_cosine(ours, theirs, expected):
+    found = EMBED.compare(rows(ours), rows(theirs))
+
+    assert found.is_equal is expected.is_equal
+    assert found.distance == pytest.approx(expected.distance, abs=1e-7)  # FP32 in
+
+
+def test_equal_means_a_cosine_of_99_percent():
+    angles = np.arccos([0.9901, 0.9899])
+    just, far = (rows([math.cos(angle), math.sin(angle)]) for angle in angles)
+
+    assert pytest.approx(EQUAL_DISTANCE) == (1 - 0.99) / 2
+    assert EMBED.compare(rows([1, 0]), just).is_equal
+    assert not EMBED.compare(rows([1, 0]), far).is_equal
+
+
+def test_the_most_different_image_of_a_batch_decides():
+    assert EMBED.compare(rows([1, 0], [1, 0]), rows([1, 0], [0, 1])) == Comparison(0.5, False)
+
+
+@cases(
+    "theirs, message",
+    {
+        "dims": ([1.0, 2.0, 3.0], r"expected embeddings \[1, 2\], got \[1, 3\]"),
+        "NaN": ([math.nan, 1.0], "expected finite embeddings"),
+        "infinity": ([math.inf, 1.0], "expected finite embeddings"),
+        "zeros": ([0.0, 0.0], "expected finite embeddings other than zero"),
+    },
+)
+def test_vectors_without_a_direction_do_not_compare(theirs, message):
+    """A shadow with NaN has failed, and has not disagreed."""
+    with pytest.raises(Incomparable, match=message):
+        EMBED.compare(rows([1, 0]), rows(theirs))
+
+
+vectors = arrays.arrays(np.float32, (4, 16), elements=st.floats(-100, 100, width=32))
+
+
+@given(vectors, vectors)
+def test_distance_is_that_of_the_definition(ours, theirs):
+    distances = cosine_distances(ours, theirs)
+
+    for left, right, distance in zip(ours.astype(float), theirs.astype(float), distances, strict=True):
+        lengths = math.sqrt(math.fsum(left**2)) * math.sqrt(math.fsum(right**2))
+        if lengths < 1e-100:
+            continue
+        cosine = math.fsum(left * right) / lengths
+        assert distance == pytest.approx((1 - cosine) / 2, abs=1e-9)
+
+
+@cases(
+    "vector, expected",
+    {
+        "one component": ([0, 5, 0, 0], 0.25),
+        "two of four": ([1, 0, -1, 0], 0.5),
+        "all alike": ([2, 2, -2, 2], 1.0),
+        "any length": ([2e15, 2e15, 0, 0], 0.5),
+    },
+)
+def test_signal_is_the_part_of_the_components_that_carry_a_vector(vector, expected):
+    found = EMBED.signals(rows(vector))
+
+    assert found.of_images == {"confidence": (), "entropy": [pytest.approx(expected)], "found": ()}
+    assert found.about == {"dims": 4}
+
+
+@pytest.mark.parametrize("vector", [[math.nan, 1], [math.inf, 1], [0, 0], [1]], ids=str)
+def test_vector_without_a_direction_has_no_signal(vector):
+    assert EMBED.signals(rows(vector)) is None
+
+
+class Response:
+    """tritonclient's result of an embedding."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def as_numpy(self, name: str) -> np.ndarray | None:
+        return self._array if name == EMBEDDING else None
+
+    def get_response(self) -> dict[str, str]:
+        return {"model_version": "2"}
+
+
+def test_each_image_gets_its_row():
+    response = Response(np.arange(6, dtype=np.float32).reshape(2, 3))
+
+    assert EMBEDDINGS.is_complete(response, 2)
+    one, other = EMBEDDINGS.read(response, "faces", "id", Timings(1, 2))
+    assert (one.vector.tolist(), other.vector.tolist()) == ([0, 1, 2], [3, 4, 5])
+    assert (one.vector.dtype, one.model, one.version, one.variant) == (np.float32, "faces", "2", "")
+
+
+@cases("shape, dtype", {"no batch": ((3,), "f4"), "rank": ((1, 3, 1), "f4"), "datatype": ((1, 3), "f8")})
+def test_other_forms_are_incomplete(shape, dtype):
+    assert not EMBEDDINGS.is_complete(Response(np.ones(shape, dtype)), 1)

@@ -1,0 +1,103 @@
+"""The last step of a `fused` model: rows of a network, or the objects in each image."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nereid.backends.triton.post_processing import PostProcessing, open_post_processing
+from nereid.base.assets import REPOSITORY
+from nereid.base.config.model_config import FusedSettings, ModelConfig, read_profile
+from nereid.base.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
+from nereid.vision.imaging.pipeline import Batch
+from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
+from tests.pictures import save
+from tests.tables import cases
+
+BOXES = np.array([box for box, _, _ in KNOWN], np.float32)
+CPU, NETWORK = "cars_v1/configs/cpu.pbtxt", "cars_network/config.pbtxt"
+SMALL, LARGE = (save(Image.new("RGB", (side, side))) for side in (SIDE, 2 * SIDE))
+
+
+@pytest.fixture(scope="module")
+def cars(tmp_path_factory) -> Path:
+    return add_detector(tmp_path_factory.mktemp("cars"))
+
+
+def opened(repository: Path, model: str) -> PostProcessing:
+    folder = repository / model
+    config = ModelConfig.from_document(read_profile(folder, "cpu"), folder, 1)
+    names = config.settings(FusedSettings)
+    return open_post_processing(config, names, config.sibling(names.network, names.network_version))
+
+
+def test_each_image_gets_its_own_objects(cars):
+    step, broken = opened(cars, "cars_v1"), InvalidImage("broken")
+    rows = np.stack([TestDetector("yolov8").outputs()["output0"]] * 3)
+    rows[1] = np.nan
+    places = [slice(0, 1), broken, slice(1, 2), slice(2, 3)]
+
+    small, failed, nan, large = step.finish(
+        Batch(None, places, []), [[SMALL], broken, [SMALL], [LARGE]], {"output0": rows}
+    )
+
+    assert step.wanted == ("output0",)
+    assert {name: array.tolist() for name, array in small.items()} == {
+        "box": [BOXES.tolist()],
+        "score": [[score for _, score, _ in KNOWN]],
+        "label": [[CLASSES[index].encode() for _, _, index in KNOWN]],
+    }
+    assert large["box"].tolist() == [(2 * BOXES).tolist()]
+    assert failed is broken
+    assert isinstance(nan, InferenceFailed)
+
+
+def test_classifier_passes_on_the_rows_of_each_request():
+    step, broken = opened(REPOSITORY, "classify_v1"), InvalidImage("broken")
+    scores = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+    found = step.finish(
+        Batch(None, [slice(0, 2), broken, slice(2, 3)], []),
+        [[SMALL] * 2, broken, [SMALL]],
+        {step.wanted[0]: scores},
+    )
+
+    assert step.accept([SMALL, LARGE]) == [SMALL, LARGE]
+    assert found[1] is broken
+    assert [found[place]["scores"].tolist() for place in (0, 2)] == [[[0, 1], [2, 3]], [[4, 5]]]
+
+
+@cases(
+    ("path", "before", "after", "message"),
+    {
+        "another backend": (CPU, '"cars_boxes"', '"cars_preprocess"', "of backend boxes, got 'cars_preproc"),
+        "missing": (CPU, '"cars_boxes"', '"absent"', "absent"),
+        "other outputs": (CPU, 'name: "score"', 'name: "scores"', "expected the outputs of 'cars_boxes'"),
+        "other network": (
+            NETWORK,
+            '"output0"',
+            '"output1"',
+            "'cars_boxes' needs 'output0' TYPE_FP32 [7, 84]",
+        ),
+    },
+)
+def test_step_that_does_not_fit_fails_the_load(cars, tmp_path, path, before, after, message):
+    repository = Path(shutil.copytree(cars, tmp_path / "models"))
+    text = (repository / path).read_text()
+    assert before in text
+    (repository / path).write_text(text.replace(before, after))
+
+    with pytest.raises(InvalidConfig, match=re.escape(message)):
+        opened(repository, "cars_v1")
+
+
+def test_output_unlike_that_of_the_network_fails_the_load(tmp_path):
+    repository = Path(shutil.copytree(REPOSITORY, tmp_path / "models"))
+    path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
+    path.write_text(path.read_text().replace("dims: [ 1000 ]", "dims: [ 10 ]"))
+
+    with pytest.raises(InvalidConfig, match=r"expected one output like 'scores' of its network, .*\[10\]"):
+        opened(repository, "classify_v1")
