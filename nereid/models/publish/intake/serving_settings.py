@@ -23,7 +23,7 @@ USUAL_SIDE_PX = 224
 # Larger images are not decoded, either.
 MAX_SIDE_PX = Limits().max_image_side_px
 NORMALISATION = ("preset", "mean", "std", "scale")
-# Python, NumPy and ONNX Runtime in a process without a network. Source: docs/experiments.md.
+# Python, NumPy and ONNX Runtime in a process without a network. Source: docs/architecture.md.
 PROCESS_BYTES = 45 * 2**20
 
 
