@@ -1,4 +1,4 @@
-"""Start, probes and stop of one `tritonserver` process group, without a container and without root."""
+"""A Triton server as a child process."""
 
 import contextlib
 import http.client
@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -29,13 +29,48 @@ from nereid.repository.completion import are_complete
 from nereid.repository.fitting import BACKENDS, Fitted, Machine, fitted
 from nereid.server.command_line import LOOPBACK, ServerOptions, command, environment
 from nereid.server.control import LOAD_S, NotReached
-from nereid.server.environment_folders import EnvironmentFolders
 from nereid.server.installation import Installation, assemble_backends, find_installation
 from nereid.server.ports import check_ports, is_listening, widen_receive_buffers
 from nereid.server.request_traces import record_fields
 from nereid.server.run_dir import ServerRecord, make_socket_folder, socket_folder, trace_socket
 from nereid.server.server_log import ServerLog
 from nereid.server.start_checks import models_to_load
+
+
+class EnvironmentFolders:
+    """The folders of one server, noted when it is ready.
+
+    Triton 24.10 makes an empty one for each Python-based backend, whatever TMPDIR says. If a program that
+    cleans /tmp has removed one, Triton aborts at its end.
+
+    Source: triton-inference-server/python_backend r24.10, `EnvironmentManager` in `src/pb_env.cc`.
+
+    Args:
+        parent: where Triton makes them.
+    """
+
+    def __init__(self, parent: Path = Path("/tmp")) -> None:
+        self._parent, self._own = parent, set[Path]()
+        self._before = self._present()
+
+    def note(self) -> None:
+        """Note the folders that have come since, also those of servers that started at the same time."""
+        self._own = self._present() - self._before
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Make the missing ones again while the server ends, in the context."""
+        missing = [each for each in self._own if not each.exists()]
+        for each in missing:
+            each.mkdir(mode=0o700, exist_ok=True)
+        yield
+        for each in missing:
+            with contextlib.suppress(OSError):  # Triton has removed it
+                each.rmdir()
+
+    def _present(self) -> set[Path]:
+        return {*self._parent.glob("python_env_*")}
+
 
 STOP_TIMEOUT_S, STOP_POLL_S, LOAD_POLL_S = 40.0, 0.25, 1.0
 

@@ -1,6 +1,7 @@
 """`nereid serve`: the embedded server in the foreground, supervised, until a signal."""
 
 import contextlib
+import os
 import secrets
 import signal
 import sys
@@ -12,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from nereid.backends.triton import stub_memory
+from nereid.backends.triton import stub_memory, stub_processes
 from nereid.base.errors import ServerError
 from nereid.base.processes import (
     BackOff,
@@ -27,7 +28,7 @@ from nereid.repository.fitting import Fitted
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import request_traces, run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
-from nereid.server.embedded_server import EmbeddedServer
+from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer
 from nereid.server.front import Front, Launcher, front_of
 from nereid.server.ports import Ports, free_ports, wait_until_free
 from nereid.server.ready_line import announcement, ready_line
@@ -35,9 +36,36 @@ from nereid.server.request_traces import TraceOptions
 from nereid.server.run_dir import ServerRecord
 from nereid.server.start_checks import unservable_models
 from nereid.server.supervision import health as health_page
-from nereid.server.supervision import orphans
 from nereid.server.supervision.health import Health
 from nereid.server.supervision.watchdog import Watchdog
+
+# Time that killed processes need to end.
+KILLED_S = 10.0
+
+
+def wait_for_orphans(base: Path, repository: Path, log: Callable[[str], None]) -> None:
+    """Wait until servers of the repository whose supervisor was killed have answered their last requests.
+
+    They end by themselves then, and still have their ports until that. One that hangs is killed. A server
+    that waits for an idle connection ends without its stubs, which end a moment later.
+    """
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    for pid, folder in run_dir.orphans(base, repository):
+        log(f"waiting for the server with pid {pid}, whose supervisor was killed, to end")
+        stubs = [stub.process for stub in stub_processes.find(pid, repository)]
+        while _runs_yet(pid, folder, stubs) and time.monotonic() < deadline + KILLED_S:
+            if time.monotonic() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)  # with its stubs
+            time.sleep(0.1)
+
+
+def _runs_yet(pid: int, folder: Path, stubs: list[stub_processes.Process]) -> bool:
+    if run_dir.is_server_of(pid, folder):
+        return True
+    left = stub_processes.states(stubs).values()
+    return any(letter != stub_processes.ZOMBIE for letter in left)
+
 
 UNGUARDED = (
     "the ports are Triton's own, and any program that reaches them can end the server with one request; "
@@ -153,7 +181,7 @@ def serve(given: ServeOptions, environment: Mapping[str, str], jobs: Sequence[Jo
                     health_page.serve(pages, options.host, given.health_port, "health")
                 )
             options = replace(options, ports=_with_free_ports(options))
-            orphans.wait_for_end(root, options.repository, log)
+            wait_for_orphans(root, options.repository, log)
             folder = stack.enter_context(run_dir.occupy(root, options.repository))
             stub_memory.remove_stale()
             for job in jobs:

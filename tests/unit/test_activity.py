@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from nereid.server.supervision.activity import BUSY_S, IDLE_S, LOOK_S, Activity, Counts, read_counts
+from nereid.server.supervision.watchdog import BUSY_S, IDLE_S, LOOK_S, Activity, Counts, read_counts
 
 
 class Models:

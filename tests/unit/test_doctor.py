@@ -8,7 +8,7 @@ import pytest
 from nereid.base.assets import REPOSITORY
 from nereid.insight.observe import doctor
 from nereid.insight.observe.doctor import examine
-from nereid.insight.observe.finding import Finding
+from nereid.insight.observe.gpu_findings import Finding
 from nereid.server import run_dir
 from nereid.server.installation import INSTALL
 from nereid.server.ports import Ports, free_ports

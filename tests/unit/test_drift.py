@@ -24,9 +24,8 @@ from nereid.base.serving_errors import InvalidConfig
 from nereid.insight.drift import baseline, recording, scores
 from nereid.insight.drift.baseline import Measured, from_traffic
 from nereid.insight.drift.comparison import Target, VariantDrift, compare, why_not
-from nereid.insight.drift.drift_metrics import metrics
 from nereid.insight.drift.drift_report import agreement, wilson
-from nereid.insight.drift.monitor import RouteDrift, State
+from nereid.insight.drift.monitor import RouteDrift, State, metrics
 from nereid.insight.drift.recording import History, Slot, growth_of
 from nereid.tasks.task_outputs import Signals
 from tests.tables import cases

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nereid.server.supervision.exits import Exits
+from nereid.server.supervision.watchdog import Exits
 
 WATCHDOG_S = 60.0
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
+from nereid.insight.observe.gpu_checks import gpu_probe
 
-from nereid.insight.observe.finding import Finding
-from nereid.insight.observe.gpu_checks import gpu_findings, gpu_probe, probe_findings
-from nereid.server.gpu.cuda_packages import Package
+from nereid.insight.observe import gpu_findings
+from nereid.insight.observe.gpu_findings import Finding
+from nereid.server.gpu_profile import Package
 from tests import gpu_outputs as recorded
 from tests.tables import cases
 
@@ -155,7 +156,7 @@ def test_exclusive_mode_with_mps_is_intended(tmp_path):
     },
 )
 def test_message_of_a_library_has_its_fix(output, found, fix):
-    finding = probe_findings.finding("CuPy", 1, output, 60, 12)
+    finding = gpu_findings.finding("CuPy", 1, output, 60, 12)
 
     assert finding.verdict == "fail"
     assert found in finding.found
@@ -163,8 +164,8 @@ def test_message_of_a_library_has_its_fix(output, found, fix):
 
 
 def test_crash_and_hang_of_a_library_are_findings():
-    crashed = probe_findings.finding("CuPy", -signal.SIGSEGV, "loading\n", 60, 12)
-    hung = probe_findings.finding("CuPy", None, "", 60, 12)
+    crashed = gpu_findings.finding("CuPy", -signal.SIGSEGV, "loading\n", 60, 12)
+    hung = gpu_findings.finding("CuPy", None, "", 60, 12)
 
     assert crashed.found == "a library ended the process with SIGSEGV; its output ends: loading"
     assert crashed.fix == "pip install 'nereid-serving[embedded,gpu]'"
@@ -174,7 +175,7 @@ def test_crash_and_hang_of_a_library_are_findings():
 
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="needs a machine without CuPy")
 def test_programs_run_in_processes_of_their_own():
-    findings = [*probe_findings.examine({"PATH": os.defpath}, 12)]
+    findings = [*gpu_findings.examine_programs({"PATH": os.defpath}, 12)]
 
     assert [each.what for each in findings] == ["CUDA provider", "CuPy"]
     assert {each.verdict for each in findings} == {"fail"}
@@ -183,7 +184,7 @@ def test_programs_run_in_processes_of_their_own():
 
 
 def test_program_that_does_not_end_is_killed():
-    found = probe_findings.run(probe_findings.PROVIDER, {"PATH": os.defpath}, 12, limit_s=0.01)
+    found = gpu_findings.run(gpu_findings.PROVIDER, {"PATH": os.defpath}, 12, limit_s=0.01)
 
     assert found.found.startswith("not done after 0.01 s")
 

@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 
 from nereid.base.config.instance_bounds import InstanceBounds
-from nereid.server.instances.instance_decision import (
-    ADD_SAMPLES,
-    COOL_S,
-    REFUSED_DELAYS_S,
-    GpuSample,
-    InstanceDecider,
-    Sample,
-)
+from nereid.server.instances import ADD_SAMPLES, COOL_S, REFUSED_DELAYS_S, GpuSample, InstanceDecider, Sample
 from tests.tables import cases
 
 # Samples of a model that needs 0.2 s for an image, with bounds 1-4, 3 s of idle time, and five clients. In

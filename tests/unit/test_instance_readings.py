@@ -8,9 +8,15 @@ from nereid.base import metrics_page
 from nereid.base.config.instance_bounds import InstanceBounds
 from nereid.base.metrics_page import Snapshot
 from nereid.server.control import Instances
-from nereid.server.instances.instance_controller import InstanceController
-from nereid.server.instances.instance_decision import GpuSample, InstanceDecider
-from nereid.server.instances.instance_readings import CpuWait, Load, read_gpu, read_loads
+from nereid.server.instances import (
+    CpuWait,
+    GpuSample,
+    InstanceController,
+    InstanceDecider,
+    Load,
+    read_gpu,
+    read_loads,
+)
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
 

@@ -8,13 +8,21 @@ import pytest
 
 from nereid.base.metrics_page import Snapshot
 from nereid.models.rollout import plan
-from nereid.models.rollout.counts import DURATIONS, SHADOWS, Pair, look
-from nereid.models.rollout.counts import REQUESTS as REQUESTS_TOTAL
-from nereid.models.rollout.evidence import Tally
-from nereid.models.rollout.judge import Outcome
-from nereid.models.rollout.measurement import REQUESTS, SETTLE_S, TRIALS, Measurement, Page
+from nereid.models.rollout.judge import Outcome, Tally
+from nereid.models.rollout.measurement import (
+    DURATIONS,
+    MIN_TRIALS,
+    SETTLE_S,
+    SHADOWS,
+    TRIAL_REQUESTS,
+    Measurement,
+    Page,
+    count_pair,
+)
+from nereid.models.rollout.measurement import REQUESTS as REQUESTS_TOTAL
+from nereid.models.rollout.plan import Pair
 from nereid.models.rollout.rollout_journal import Rollout
-from nereid.models.routes.served import Served
+from nereid.models.routes.change import Served
 
 CANDIDATE, CONTROL = ("new", "2"), ("old", "1")
 HOLD_S, OPEN_S, LOOK_S = 60.0, 5.0, 2.0
@@ -95,7 +103,7 @@ def test_open_breaker_of_a_shadow_decides_nothing():
 
 def test_breaker_without_requests_for_trials_decides_nothing():
     """With a tenth of few requests, nothing could close it yet."""
-    looks = int(9 * REQUESTS / LITTLE)
+    looks = int(9 * TRIAL_REQUESTS / LITTLE)
 
     found = verdicts(looks + 1, OPEN, requests=LITTLE)
 
@@ -104,7 +112,7 @@ def test_breaker_without_requests_for_trials_decides_nothing():
 
 
 def test_breaker_that_opens_for_long_has_time_for_trials():
-    looks = int(TRIALS * 2 * HOLD_S / LOOK_S)
+    looks = int(MIN_TRIALS * 2 * HOLD_S / LOOK_S)
 
     assert outcomes(looks, OPEN, open_s=2 * HOLD_S) == {Outcome.CONTINUE}
     assert verdicts(looks + 1, OPEN, open_s=2 * HOLD_S)[-1] == (Outcome.FAIL, FAILED)
@@ -139,7 +147,7 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
     )
     page = Snapshot({REQUESTS_TOTAL: requests, f"{DURATIONS}_bucket": durations, SHADOWS: shadows})
 
-    found = look(page, Pair(("new", "1"), ("old", "1"), "copy"), 0.25)
+    found = count_pair(page, Pair(("new", "1"), ("old", "1"), "copy"), 0.25)
 
     assert found.events == {
         "error": (Tally(6, 1), Tally(5, 0)),

@@ -1,4 +1,4 @@
-"""Dead stubs, found from the states of processes."""
+"""Dead supervisor, found from the states of processes."""
 
 import os
 import time
@@ -9,8 +9,8 @@ import pytest
 
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.stub_processes import Process, Stub
-from nereid.server.supervision import stubs
-from nereid.server.supervision.stubs import DEAD_AFTER_S, Roster, Verdicts
+from nereid.server.supervision import supervisor
+from nereid.server.supervision.supervisor import DEAD_AFTER_S, Roster, Verdicts
 from tests.tables import cases
 
 FIRST = Stub(Process(10, 100), "model", 1, "model_0_0")
@@ -136,8 +136,8 @@ def test_touched_version_is_newer_than_anything_in_it(tmp_path):
     (tmp_path / "broken link").symlink_to("nowhere")
     os.utime(tmp_path / "deep" / "model.onnx", ns=(future_ns, future_ns))
 
-    is_touched = stubs.touch(tmp_path)
+    is_touched = supervisor.touch(tmp_path)
 
     times = {path.stat().st_mtime_ns for path in (tmp_path, tmp_path / "deep", tmp_path / "deep/model.onnx")}
     assert (is_touched, min(times) > future_ns) == (True, True)
-    assert not stubs.touch(tmp_path / "not there")
+    assert not supervisor.touch(tmp_path / "not there")

@@ -5,16 +5,14 @@ from dataclasses import replace
 import pytest
 
 from nereid.backends.triton.stub_processes import Process, Stub
-from nereid.server.supervision.stubs import DEAD_AFTER_S, OLD_STUBS_S
 from nereid.server.supervision.supervisor import (
+    DEAD_AFTER_S,
     MAX_ATTEMPTS,
     MAX_LEFT_OVER,
     MAX_PROBES,
+    OLD_STUBS_S,
     POLLED_S,
     REPAIR_DELAYS_S,
-    Supervisor,
-)
-from nereid.server.supervision.supervisor_messages import (
     Command,
     End,
     Event,
@@ -34,6 +32,7 @@ from nereid.server.supervision.supervisor_messages import (
     ReportBroken,
     RoundStarted,
     ServerEnded,
+    Supervisor,
 )
 from tests.tables import cases
 

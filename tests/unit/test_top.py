@@ -14,8 +14,7 @@ from nereid.base.metrics_page import Snapshot
 from nereid.cli.observe_commands.top_view import view
 from nereid.insight.observe import top
 from nereid.insight.observe.machine import MachineReading
-from nereid.insight.observe.top import Top, TopModel, TopVariant, measure
-from nereid.insight.observe.top_reading import GatewayReading, Reading, TopServer
+from nereid.insight.observe.top import GatewayReading, Reading, Top, TopModel, TopServer, TopVariant, measure
 from nereid.server.run_dir import GatewayRecord
 from nereid.server.supervision.process_usage import Usage
 from tests.conftest import ROOT

@@ -6,18 +6,25 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nereid.insight.tune import space
+from nereid.insight.tune import search
 from nereid.insight.tune.load_generator import Load
-from nereid.insight.tune.objective import Objective, median
-from nereid.insight.tune.report import Report
-from nereid.insight.tune.search import Duel, NotMeasured, Search, front
-from nereid.insight.tune.space import DEFAULT, Candidate
+from nereid.insight.tune.search import (
+    DEFAULT,
+    Candidate,
+    Duel,
+    NotMeasured,
+    Objective,
+    Search,
+    median,
+    pareto_front,
+)
+from nereid.insight.tune.tuning import Report
 from nereid.repository.pbtxt import parse
 from tests.tables import cases
 
 THROUGHPUT, LATENCY = Objective("throughput"), Objective("latency")
 GRID = {"instances": (1, 2, 3, 4), "delay": (0, 1, 2, 3)}
-POINTS = list(space.points(GRID, cores=4))
+POINTS = list(search.points(GRID, cores=4))
 # Time of each measurement beyond its load.
 OVERHEAD_S = 0.5
 
@@ -60,7 +67,7 @@ class Machine:
 
 def search(machine: Machine, objective: Objective = THROUGHPUT, until_s: float = 300.0, points=POINTS):
     searching = Search(machine.measure, objective, 2, machine.clock, until_s)
-    found = searching.run(lambda count: space.sample(points, GRID, count, 0, ()))
+    found = searching.run(lambda count: search.sample(points, GRID, count, 0, ()))
     return searching, found
 
 
@@ -185,7 +192,7 @@ def test_front_has_the_points_that_none_beats():
         c: {1: load(12, 30), 8: load(50, 40)},
     }
 
-    assert front(seen) == [(b, 8), (c, 1), (a, 1)]
+    assert pareto_front(seen) == [(b, 8), (c, 1), (a, 1)]
 
 
 READS_IN_PROCESS = 'parameters { key: "networks" value { string_value: "in_process" } }'
@@ -206,12 +213,12 @@ NETWORK, DECODER = {"instances", "intra_op_thread_count"}, {"instances", "decode
     },
 )
 def test_space_has_what_the_backend_reads(text, backend, names):
-    assert space.space(parse(text), backend, cores=2).keys() == names
+    assert search.space(parse(text), backend, cores=2).keys() == names
 
 
 def test_no_candidate_takes_smaller_requests_than_before():
     """Clients may continue to send the largest batch of the present config."""
-    grid = space.space(parse("max_batch_size: 12"), "fused", cores=2)
+    grid = search.space(parse("max_batch_size: 12"), "fused", cores=2)
 
     assert grid["max_batch_size"] == (12, 24)
-    assert space.space(parse("max_batch_size: 1"), "fused", 2)["max_batch_size"] == (1, 8, 16)
+    assert search.space(parse("max_batch_size: 1"), "fused", 2)["max_batch_size"] == (1, 8, 16)

@@ -18,12 +18,9 @@ from nereid.cli.main import app
 from nereid.cli.models import tuning_run
 from nereid.insight.tune import tuning
 from nereid.insight.tune.load_generator import Load
-from nereid.insight.tune.objective import Objective
-from nereid.insight.tune.report import Report
-from nereid.insight.tune.search import Duel
-from nereid.insight.tune.space import DEFAULT
+from nereid.insight.tune.search import DEFAULT, Duel, Objective
 from nereid.insight.tune.trial import copy_repository
-from nereid.insight.tune.tuning import TuneOptions
+from nereid.insight.tune.tuning import Report, TuneOptions
 from tests.tables import cases
 
 

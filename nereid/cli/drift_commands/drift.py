@@ -57,7 +57,7 @@ def baseline(
     A running server is needed. Images that cannot be classified are named and left out.
     """
     from nereid.insight.drift.baseline import store
-    from nereid.insight.drift.targets import targets_of
+    from nereid.insight.drift.comparison import targets_of
     from nereid.models.routes.target import find_route
 
     if bool(images) == bool(from_traffic):

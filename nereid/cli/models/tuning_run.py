@@ -14,8 +14,7 @@ from nereid.cli.options import show_progress
 from nereid.cli.tables import console
 from nereid.insight.tune import tuning
 from nereid.insight.tune.profiles import TUNED
-from nereid.insight.tune.report import Report
-from nereid.insight.tune.tuning import TuneOptions
+from nereid.insight.tune.tuning import Report, TuneOptions
 
 HEADINGS = ("", "settings", "concurrency", "images/s", "p50 ms", "p99 ms")
 
@@ -34,7 +33,7 @@ def run(options: TuneOptions, environment: Mapping[str, str], as_json: bool) -> 
     for note in tuned.notes:
         show_progress(f"note: {note}")
     with exit_on_sigterm():
-        report = tuning.search(options, tuned, images, environment, show_progress)
+        report = tuning.run_search(options, tuned, images, environment, show_progress)
     written: list[str] = []
     if not as_json:
         show(report, console())

@@ -24,7 +24,7 @@ from nereid.cli.tables import console
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from nereid.insight.observe.top_reading import Reading, TopReader
+    from nereid.insight.observe.top import Reading, TopReader
 
 # The routes send their counts to Triton's metrics page every half second.
 MIN_INTERVAL_S = 0.5
@@ -48,7 +48,7 @@ def top(
 
     The keys `q` and Ctrl-C end the view. Rates and quantiles are those of the last interval.
     """
-    from nereid.insight.observe.top_reading import TopReader
+    from nereid.insight.observe.top import TopReader
     from nereid.server import run_dir
 
     base = run_dir.root(environment(context))

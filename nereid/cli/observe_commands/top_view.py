@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nereid.base.units import format_bytes, format_duration
-from nereid.insight.observe.top import Top, TopGateway, TopModel, TopRoute
-from nereid.insight.observe.top_reading import TopServer
+from nereid.insight.observe.top import Top, TopGateway, TopModel, TopRoute, TopServer
 
 UNKNOWN = "-"
 BARS = " ▁▂▃▄▅▆▇█"

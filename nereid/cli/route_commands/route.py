@@ -14,8 +14,7 @@ from nereid.cli.options import AsJson, Repository, complete_model, complete_vari
 from nereid.cli.server_options import find_server, with_server
 
 if TYPE_CHECKING:  # the commands import what they need, so that others start without it
-    from nereid.models.routes.change import Propose
-    from nereid.models.routes.served import RunningServer
+    from nereid.models.routes.change import Propose, RunningServer
     from nereid.models.routes.target import RouteLocation, RouteState
 
 app = typer.Typer()
@@ -93,7 +92,7 @@ def diff(
     Nothing is written. Without arguments, the present route is compared with the previous one.
     """
     from nereid.cli.route_commands import route_view as view
-    from nereid.models.routes import change, diff
+    from nereid.models.routes import change
 
     target, present = _read(repository, route)
     if propose := _proposal(weights or [], file):
@@ -104,7 +103,7 @@ def diff(
     else:
         print("the history has no previous route")
         return
-    view.print_diff(diff.differences(old, new), diff.describe_moves(diff.moves(old, new)))
+    view.print_diff(change.differences(old, new), change.describe_moves(change.moves(old, new)))
 
 
 @app.command()
@@ -264,6 +263,6 @@ def _headers(words: list[str]) -> dict[str, str]:
 
 
 def _server(context: typer.Context, repository: Path) -> "RunningServer | None":
-    from nereid.models.routes.served import RunningServer
+    from nereid.models.routes.change import RunningServer
 
     return RunningServer.of(find_server(context, repository))

@@ -9,9 +9,8 @@ import msgspec
 
 from nereid.backends.routing.assignment import Route, Table, Variant, shares
 from nereid.cli.tables import print_table
-from nereid.models.routes.diff import Difference
+from nereid.models.routes.change import Difference, RunningServer, Served, served_status
 from nereid.models.routes.explain import Explanation
-from nereid.models.routes.served import RunningServer, Served, served_status
 from nereid.models.routes.target import (
     RouteChange,
     RouteLocation,

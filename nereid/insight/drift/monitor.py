@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,18 @@ from msgspec import Struct
 from nereid.backends.routing.reference_file import ReferenceWatch, path_of
 from nereid.base import metrics_page
 from nereid.base.errors import OperationFailed
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import Labels, Snapshot, render
 from nereid.base.serving_errors import InvalidConfig
-from nereid.insight.drift.comparison import MIN_REQUESTS, VariantDrift, compare, requests_of, why_not
+from nereid.insight.drift.comparison import (
+    MEASURES,
+    MIN_REQUESTS,
+    VariantDrift,
+    compare,
+    requests_of,
+    targets_of,
+    why_not,
+)
 from nereid.insight.drift.recording import PREFIXES, History, Slot, growth_of, replace, route_series
-from nereid.insight.drift.targets import targets_of
 from nereid.models.routes.target import RouteLocation, find_routes
 from nereid.server.run_dir import ServerRecord
 
@@ -191,3 +198,47 @@ def watch(monitor: Monitor, stop: threading.Event) -> None:
     while not stop.wait(min(CHECK_S, monitor.timing.interval_s)):
         if monitor.is_due():
             monitor.look()
+
+
+PREFIX = "nereid_drift_"
+METRICS = {
+    "score": ("gauge", "Distance of a signal of the last hour from its reference."),
+    "limit": ("gauge", "Distance that chance alone exceeds in 1 of 10,000 looks at most."),
+    "window_requests": ("gauge", "Classified images of a variant in the last hour."),
+    "reference_age_seconds": ("gauge", "Age of the reference of a variant."),
+    "last_request_seconds": ("gauge", "Seconds since the number of classified images last grew."),
+}
+LABELS = {
+    "score": ("signal", "measure"),
+    "limit": ("signal", "measure"),
+}
+COMMON_LABELS = ("route", "variant")
+
+
+def metrics(state: State | None) -> str:
+    """Return the samples of all variants with a reference in Prometheus' text format; nothing without one."""
+    if state is None:
+        return ""
+    samples = {
+        key: value
+        for route in state.routes
+        for variant in route.variants
+        if not variant.problem
+        for key, value in _samples(route.route, variant)
+    }
+    return render(samples, PREFIX, METRICS) if samples else ""
+
+
+def _samples(route: str, variant: VariantDrift) -> Iterator[tuple[tuple[str, Labels], float]]:
+    labels: Labels = (("route", route), ("variant", variant.variant))
+    yield ("window_requests", labels), float(variant.requests)
+    if variant.reference_age_s is not None:
+        yield ("reference_age_seconds", labels), variant.reference_age_s
+    if variant.idle_s is not None:
+        yield ("last_request_seconds", labels), variant.idle_s
+    for signal in variant.signals:
+        for measure in MEASURES:
+            more = (*labels, ("signal", signal.signal), ("measure", measure))
+            if measure in signal.score:
+                yield ("score", more), signal.score[measure]
+                yield ("limit", more), signal.limit[measure]

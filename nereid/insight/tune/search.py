@@ -1,4 +1,4 @@
-"""The search: successive halving within a deadline, then a duel of the best candidate with the default.
+"""The search: objective, settings and candidates, then successive halving and a duel with the default.
 
 The duel also measures the default against itself (A/A). A gain counts only if it exceeds that noise.
 """
@@ -8,12 +8,175 @@ import math
 import random
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeAlias
 
-from nereid.insight.tune.objective import Loads, Objective, median
-from nereid.insight.tune.space import DEFAULT, Candidate
+from nereid.insight.tune.load_generator import Load
+from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, value_of
+from nereid.tasks.read.reading_settings import BACKEND as READER
+from nereid.tasks.read.reading_settings import SERVED
+
+# The results of one measurement of a candidate, by concurrency.
+Loads: TypeAlias = Mapping[int, Load]
+Kind = Literal["throughput", "latency"]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The number that candidates are compared by, subject to a p99 of at most `p99_ms`.
+
+    `throughput` is the highest rate among the concurrencies that meet the p99. `latency` is the median at
+    concurrency 1, because in a few seconds a p99 rests on a handful of requests.
+    """
+
+    kind: Kind
+    p99_ms: float = float("inf")
+
+    def is_met(self, load: Load) -> bool:
+        """Return whether the p99 is low enough."""
+        return 0 < load.p99_ms <= self.p99_ms
+
+    def concurrency(self, loads: Loads) -> int:
+        """Return the concurrency that counts: the best with a low p99, else the lowest p99."""
+        if self.kind == "latency":
+            return min(loads)
+        met = [number for number, load in loads.items() if self.is_met(load)]
+        if met:
+            return max(met, key=lambda number: loads[number].rate)
+        return min(loads, key=lambda number: loads[number].p99_ms)
+
+    def rank(self, loads: Loads) -> tuple[bool, float]:
+        """Return a key that sorts better loads first: by value if the p99 is met, else by the p99."""
+        load = loads[self.concurrency(loads)]
+        if not self.is_met(load):
+            return True, load.p99_ms
+        return False, -load.rate if self.kind == "throughput" else load.p50_ms
+
+    def ratio(self, load: Load, other: Load) -> float:
+        """Return the factor by which one load is better than another."""
+        return load.rate / other.rate if self.kind == "throughput" else other.p50_ms / load.p50_ms
+
+    def __str__(self) -> str:
+        name = "images/s at saturation" if self.kind == "throughput" else "p50 at concurrency 1"
+        return name + (f", p99 <= {self.p99_ms:g} ms" if self.p99_ms < float("inf") else "")
+
+
+def median(measured: Sequence[Loads]) -> Loads:
+    """Return the median over measurements, separately for each number."""
+    return {
+        number: Load(
+            **{
+                field.name: statistics.median(getattr(loads[number], field.name) for loads in measured)
+                for field in fields(Load)
+            }
+        )
+        for number in measured[0]
+    }
+
+
+# One point of the space, in the order of its names; the empty one is the present config.
+Candidate: TypeAlias = tuple[tuple[str, int], ...]
+Space: TypeAlias = Mapping[str, tuple[int, ...]]
+
+DEFAULT: Candidate = ()
+DELAYS_US = (0, 500, 2_000, 5_000)
+PREFERRED_SIZES = (2, 4, 8, 16)
+THREADS, DECODE_THREADS = "intra_op_thread_count", "decode_threads"
+# The parameter's name in a network's config, and in that of a fused model.
+RUN_ROWS = {"onnxruntime": "nereid.run_batch_size", "fused": "run_batch_size"}
+# Rows of one run of a network; 0 is the whole batch, or for a fused model its network's setting.
+RUN_SIZES = (0, 1, 2, 4, 8)
+# `max_batch_size` is never lowered, since clients may rely on it; batches below this size cost throughput.
+USUAL_ROWS = 8
+
+
+def space(config: Any, backend: str, cores: int) -> Space:
+    """Return the values of each setting that takes effect.
+
+    Args:
+        config: the model's config, as completed by the server.
+        backend: the model's backend. A `fused` model has the settings of both its parts.
+        cores: number of cores of this machine.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    if len(config.instance_group) <= 1:
+        found[INSTANCES] = tuple(sorted({*_doublings(cores), cores, cores + max(1, cores // 2)}))
+    is_on_cpu = all(group.kind != group.KIND_GPU for group in config.instance_group)
+    if is_on_cpu and (backend in RUN_ROWS or _reads_in_process(config, backend)):
+        found[THREADS] = _doublings(cores)
+    if is_on_cpu and backend == "preprocess":
+        found[DECODE_THREADS] = _doublings(cores)
+    if config.max_batch_size and not config.HasField("sequence_batching"):
+        smallest = max(config.max_batch_size, USUAL_ROWS)
+        found[MAX_BATCH_SIZE] = tuple(sorted({config.max_batch_size, smallest, 2 * smallest}))
+        found[PREFERRED] = PREFERRED_SIZES
+        found[DELAY] = DELAYS_US
+        if is_on_cpu and backend in RUN_ROWS:
+            found[RUN_ROWS[backend]] = RUN_SIZES
+    found = {name: tuple(sorted({*values, value_of(config, name)})) for name, values in found.items()}
+    if PREFERRED in found:  # without a preferred size, Triton prefers the largest batch
+        found[PREFERRED] = tuple(value for value in found[PREFERRED] if value)
+    return found
+
+
+def _reads_in_process(config: Any, backend: str) -> bool:
+    networks = config.parameters["networks"].string_value if "networks" in config.parameters else SERVED
+    return backend == READER and networks != SERVED
+
+
+def _doublings(limit: int) -> tuple[int, ...]:
+    return tuple(1 << power for power in range(limit.bit_length()))
+
+
+def points(space: Space, cores: int) -> Iterator[Candidate]:
+    """Yield all sensible points of the grid."""
+    for values in itertools.product(*space.values()):
+        candidate = tuple(zip(space, values, strict=True))
+        if is_sensible(candidate, cores):
+            yield candidate
+
+
+def is_sensible(candidate: Candidate, cores: int) -> bool:
+    """Return whether a point is worth a measurement: not too many threads, and possible batches."""
+    value = dict(candidate)
+    threads = value.get(INSTANCES, 1) * value.get(THREADS, 1) * value.get(DECODE_THREADS, 1)
+    return threads <= 2 * max(cores, value.get(INSTANCES, 1)) and (
+        value.get(PREFERRED, 0) <= value.get(MAX_BATCH_SIZE, 0)
+    )
+
+
+def present(space: Space, config: Any) -> Candidate:
+    """Return the point of the space that a config has."""
+    return tuple((name, value_of(config, name)) for name in space)
+
+
+def sample(
+    grid: Sequence[Candidate], space: Space, count: int, seed: int, without: Candidate
+) -> list[Candidate]:
+    """Draw candidates in which the values of each setting occur about equally often.
+
+    Args:
+        grid: all candidates.
+        space: the space of the grid.
+        count: maximum number of candidates.
+        seed: random seed.
+        without: a candidate to leave out.
+    """
+    draw, left = random.Random(seed), {*grid} - {without}
+    columns = [_shuffled(draw, values, 4 * count) for values in space.values()]
+    balanced = [tuple(zip(space, row, strict=True)) for row in zip(*columns, strict=True)]
+    rest = draw.sample(sorted(left), len(left))
+    return [each for each in dict.fromkeys([*balanced, *rest]) if each in left][:count]
+
+
+def _shuffled(draw: random.Random, values: Sequence[int], length: int) -> list[int]:
+    """Repeat the values in random orders, so that each part of the column has every value about once."""
+    column: list[int] = []
+    while len(column) < length:
+        column += draw.sample(values, len(values))
+    return column[:length]
+
 
 # Seconds at each concurrency of the first measurements; every halving doubles the time of a candidate.
 FIRST_S, DUEL_S = 1.0, 2.0
@@ -211,7 +374,7 @@ def _budget(rung: int) -> tuple[int, float]:
     return (1, FIRST_S) if rung == 0 else (2, FIRST_S * 2 ** (rung - 1))
 
 
-def front(seen: Mapping[Candidate, Loads]) -> list[tuple[Candidate, int]]:
+def pareto_front(seen: Mapping[Candidate, Loads]) -> list[tuple[Candidate, int]]:
     """Return the Pareto front: candidates and concurrencies that none beats in both rate and p99."""
     found: list[tuple[Candidate, int]] = []
     points = [(load.rate, load.p99_ms, each, n) for each, loads in seen.items() for n, load in loads.items()]

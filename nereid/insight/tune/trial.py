@@ -18,10 +18,8 @@ from nereid.base.contract import IMAGE
 from nereid.base.errors import OperationFailed, ServerError, WrongUsage
 from nereid.insight.tune import load_generator, photos, profiles
 from nereid.insight.tune.load_generator import HOST
-from nereid.insight.tune.objective import Loads
 from nereid.insight.tune.profiles import PLAIN, TUNED, Tunable, value_of, with_settings
-from nereid.insight.tune.search import NotMeasured
-from nereid.insight.tune.space import Candidate
+from nereid.insight.tune.search import Candidate, Loads, NotMeasured
 from nereid.server.command_line import ServerOptions
 from nereid.server.control import Control, NotReached
 from nereid.server.embedded_server import EmbeddedServer, infer_path

@@ -24,8 +24,7 @@ from nereid.models.publish.intake.precision import Precision
 from nereid.models.publish.intake.successor import adapt_successor
 from nereid.models.publish.network import Network, check_retirable, find_network
 from nereid.models.rollout.rollout_journal import check_none_active
-from nereid.models.routes.change import Propose, change_with_retry
-from nereid.models.routes.served import RunningServer
+from nereid.models.routes.change import Propose, RunningServer, change_with_retry
 from nereid.models.routes.target import RouteLocation, find_routes, read_state
 from nereid.repository import onnx_file
 from nereid.repository.layout import versions_there

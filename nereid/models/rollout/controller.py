@@ -5,35 +5,178 @@ killed continues where it was. Only one controller of a route works at a time.
 """
 
 import contextlib
+import http.client
+import shlex
+import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from nereid.backends.routing import route_file
-from nereid.base.errors import OperationFailed
+from nereid.backends.routing.assignment import Route, Shadow, Table, Variant, shares, with_default
+from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.serving_errors import InvalidConfig
-from nereid.models.rollout import hooks
 from nereid.models.rollout.judge import Outcome, Verdict
 from nereid.models.rollout.measurement import Measurement, read_page
-from nereid.models.rollout.plan import SHADOW
+from nereid.models.rollout.plan import SHADOW, Pair, RolloutPlan
 from nereid.models.rollout.rollout_journal import BUSY, Event, Rollout, RolloutJournals
-from nereid.models.rollout.route_steps import ControlGone, at_step, compared, withdrawn
 from nereid.models.routes.change import (
+    SERVED,
     SERVED_S,
     Proposal,
     Propose,
+    RunningServer,
     Superseded,
     change,
     change_with_retry,
+    differences,
     plan,
+    served_status,
 )
-from nereid.models.routes.diff import differences
-from nereid.models.routes.served import SERVED, RunningServer, served_status
 from nereid.models.routes.target import RouteLocation, RouteState, present_table, read_state
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
+
+TIMEOUT_S = 60.0
+
+
+def run_hook(hook: str, event: str, state: Rollout) -> None:
+    """Run a hook and wait for its end; an empty one does nothing.
+
+    Args:
+        hook: a command, without a shell, that gets the JSON on stdin; or a URL that gets it as a POST.
+        event: `before_step` or `after_decision`.
+        state: of the rollout.
+
+    Raises:
+        OperationFailed: the hook failed, or did not end within a minute.
+    """
+    if not hook:
+        return
+    body = msgspec.json.encode({"event": event, "rollout": state})
+    try:
+        if hook.startswith("http://"):
+            _post(hook, body)
+        else:
+            subprocess.run(shlex.split(hook), input=body, check=True, timeout=TIMEOUT_S, capture_output=True)
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        raise OperationFailed(
+            f"hook {event} '{hook}' ended with status {error.returncode}: {said[-1]}"
+        ) from None
+    except (OSError, ValueError, http.client.HTTPException, subprocess.TimeoutExpired) as error:
+        raise OperationFailed(f"hook {event} '{hook}' failed: {error}") from None
+
+
+def _post(url: str, body: bytes) -> None:
+    # The address is this machine's or its network's, so no proxy is used.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    opener.open(request, timeout=TIMEOUT_S).close()
+
+
+class ControlGone(OperationFailed):
+    """The route has no control any more, so there is nobody to get the candidate's traffic."""
+
+
+def compared(table: Table, candidate: str, control: str = "") -> Pair:
+    """Return the candidate and its control: the only other variant with traffic, or the given one.
+
+    Raises:
+        WrongUsage: the candidate does not exist, or not exactly one other variant has traffic.
+    """
+    variants = table.route.variants
+    known = ", ".join(each.name for each in variants)
+    if candidate not in (each.name for each in variants):
+        raise WrongUsage(f"unknown candidate '{candidate}': expected a variant of the route, {known}")
+    others = [
+        each.name
+        for each in variants
+        if each.name != candidate and (each.name == control if control else each.weight)
+    ]
+    if len(others) != 1:
+        raise WrongUsage(
+            f"expected one variant with traffic as the control of '{candidate}', got "
+            f"{', '.join(others) or 'none'}; fix: nereid route set, with weight 0 for the others"
+        )
+    shadow = f"rollout-{candidate}"[:64]
+    if shadow in (each.name for each in variants):
+        raise WrongUsage(f"expected no variant '{shadow}', the name of the rollout's shadow; fix: rename it")
+    versions = table.network_versions
+    return Pair((candidate, versions[candidate]), (others[0], versions[others[0]]), shadow)
+
+
+def first_step(route: Route, plan: RolloutPlan) -> int:
+    """Return the first step above the candidate's present share, so that no sticky key moves back.
+
+    Raises:
+        WrongUsage: the candidate has all traffic already.
+    """
+    present = shares(route)[plan.candidate] * 100
+    for number, step in enumerate(plan.steps):
+        if (step == SHADOW and not present) or (step != SHADOW and step > present + 1e-9):
+            return number
+    raise WrongUsage(f"'{plan.candidate}' has all traffic of the route already")
+
+
+def at_step(state: Rollout) -> Propose:
+    """Propose the present route with the weights and the shadow of a rollout's step."""
+    share, plan = state.share, state.plan
+    is_shadow = plan.steps[state.step] == SHADOW
+
+    def propose(present: RouteState) -> Proposal:
+        route = present.route()
+        target = _variant(route, plan.candidate)
+        shadow = Shadow(
+            state.pair.shadow, target.model, target.version, plan.shadow_percent, target.deadline_ms
+        )
+        note = f"rollout of {plan.candidate}: {state.step_name}"
+        return Proposal(_with(route, state.pair, share, (shadow,) if is_shadow else ()), note)
+
+    return propose
+
+
+def withdrawn(state: Rollout) -> Propose:
+    """Propose the present route without traffic for the candidate."""
+
+    def propose(present: RouteState) -> Proposal:
+        note = f"rollout of {state.plan.candidate}: {state.result}"
+        route, control = present.route(), state.pair.control[0]
+        if control not in (each.name for each in route.variants):
+            raise ControlGone(f"the route has no variant '{control}' any more, so its weights stay")
+        route = _with(route, state.pair, 0.0, ())
+        # The default must be ready, and replaces failing variants.
+        default = control if route.default == state.plan.candidate else route.default
+        return Proposal(with_default(route, default), note)
+
+    return propose
+
+
+def _variant(route: Route, name: str) -> Variant:
+    found = [each for each in route.variants if each.name == name]
+    if not found:
+        raise WrongUsage(f"the route has no variant '{name}' any more")
+    return found[0]
+
+
+def _with(route: Route, pair: Pair, share: float, shadows: tuple[Shadow, ...]) -> Route:
+    """Return a route with the share of the candidate, 0 to 1, and only these shadows of the rollout."""
+    weights = {pair.candidate[0]: _weight(share), pair.control[0]: _weight(1 - share)}
+    variants = tuple(replace(each, weight=weights.get(each.name, each.weight)) for each in route.variants)
+    kept = tuple(each for each in route.shadows if each.name != pair.shadow)
+    return replace(route, variants=variants, shadows=(*kept, *shadows))
+
+
+def _weight(share: float) -> float:
+    percent = round(share * 100, 6)
+    return int(percent) if percent == int(percent) else percent
+
 
 POLL_S = 1.0
 # Looks without a decision are written at intervals of this part of the step's time.
@@ -130,7 +273,7 @@ class Controller:
             self._write(state, "pause", (f"expected the variants of the start, {expected}, got {got}",))
             return False
         try:
-            hooks.run(state.plan.hooks.before_step, "before_step", state)
+            run_hook(state.plan.hooks.before_step, "before_step", state)
         except OperationFailed as error:
             self._say(str(error))
             self._write(state, "pause", ("the hook before_step failed, see the log",))
@@ -231,7 +374,7 @@ class Controller:
 
     def _notify(self, hook: str, state: Rollout) -> None:
         try:
-            hooks.run(hook, "after_decision", state)
+            run_hook(hook, "after_decision", state)
         except OperationFailed as error:
             self._say(str(error))
 

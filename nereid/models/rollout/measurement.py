@@ -1,26 +1,88 @@
-"""The measurement of one step: pages of the server's metrics go in, verdicts come out."""
+"""The measurement of a step: pages of the server's metrics go in, verdicts come out."""
 
 import http.client
+import math
 from dataclasses import dataclass
 
 from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base import metrics_page
-from nereid.base.metrics_page import Snapshot
-from nereid.models.rollout import counts, judge
-from nereid.models.rollout.counts import DISAGREEMENT, ERROR, SLOW
-from nereid.models.rollout.judge import Objective, Objectives, Outcome, Verdict
-from nereid.models.rollout.plan import BOUNDS, SHADOW
+from nereid.base.metrics_page import BUCKET, Snapshot
+from nereid.models.rollout import judge
+from nereid.models.rollout.judge import Objective, Objectives, Outcome, PairCounts, Tally, Verdict
+from nereid.models.rollout.plan import BOUNDS, SHADOW, Pair
 from nereid.models.rollout.rollout_journal import Rollout
-from nereid.models.routes.served import Served, read_metrics
+from nereid.models.routes.change import Served, read_metrics
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
+
+# Outcomes that are the fault of a variant. The others are the fault of the caller or of the load.
+FAULTS = frozenset({"inference_failed", "deadline_exceeded", "unavailable", "error"})
+# Reasons for a variant that the route chooses itself. Callers that name a variant are not a random sample,
+# and the requests of one key all go to one variant.
+CHANCE, KEY = "weight", "route-key"
+ERROR, SLOW, DISAGREEMENT = "error", "slow", "disagreement"
+REQUESTS, SHADOWS = f"{ROUTE_PREFIX}requests_total", f"{ROUTE_PREFIX}shadow_requests_total"
+DURATIONS = f"{ROUTE_PREFIX}request_duration_seconds"
+COUNTERS = (REQUESTS, SHADOWS, DURATIONS + BUCKET)
+
+
+def count_pair(growth: Snapshot, pair: Pair, slow_s: float) -> PairCounts:
+    """Return the counts of a rollout.
+
+    Args:
+        growth: of the route's counters.
+        pair: the variants to compare.
+        slow_s: a bucket's upper bound; slower requests count as `slow`.
+    """
+    ours, theirs = (_Counts.of(growth, each, slow_s) for each in (pair.candidate, pair.control))
+    labels = {"shadow": pair.shadow}
+    agreed = int(growth.total(SHADOWS, labels | {"outcome": "agreed"}))
+    disagreed = int(growth.total(SHADOWS, {**labels, "outcome": ("disagreed", "failed")}))
+    return PairCounts(
+        {
+            ERROR: (ours.errors, theirs.errors),
+            SLOW: (ours.slow, theirs.slow),
+            DISAGREEMENT: (Tally(agreed + disagreed, disagreed), Tally(0, 0)),
+        },
+        (ours.latencies, theirs.latencies),
+        (ours.drawn, theirs.drawn),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """The counts of one variant, without callers that named it and without requests for another variant."""
+
+    errors: Tally
+    slow: Tally
+    latencies: list[int]
+    drawn: int
+
+    @classmethod
+    def of(cls, growth: Snapshot, variant: tuple[str, str], slow_s: float) -> "_Counts":
+        labels = dict(zip(("variant", "version"), variant, strict=True))
+        chosen = {**labels, "reason": (CHANCE, KEY)}
+        # Older servers send no label `chosen`.
+        found = growth.buckets(DURATIONS, labels=labels | {"outcome": "ok"}, without={"chosen": "false"})
+        buckets = {bound: int(found.get((), {}).get(bound, 0)) for bound in (*BOUNDS, math.inf)}
+        slow = sum(count for bound, count in buckets.items() if bound > slow_s)
+        return cls(
+            Tally(
+                int(growth.total(REQUESTS, chosen)),
+                int(growth.total(REQUESTS, {**chosen, "outcome": FAULTS})),
+            ),
+            Tally(sum(buckets.values()), slow),
+            list(buckets.values()),
+            int(growth.total(REQUESTS, labels | {"reason": CHANCE})),
+        )
+
 
 PAGE_S = 5.0
 # The route reports its counts every half second, so the first ones after a change belong to the old weights.
 SETTLE_S = 1.5
 # A breaker that an earlier failure has left open has time for that many trials to close, and so much traffic
 # that chance would have given its variant that many requests.
-TRIALS, REQUESTS = 5, 20
+MIN_TRIALS, TRIAL_REQUESTS = 5, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +142,16 @@ class Measurement:
         passed_s, self._last_s = now_s - self._last_s, now_s
         if before is None or now_s - self._began_s < SETTLE_S:
             return False
-        if page.pid != before.pid or page.metrics.was_reset(before.metrics, counts.COUNTERS):
+        if page.pid != before.pid or page.metrics.was_reset(before.metrics, COUNTERS):
             raise NotReached("the server has restarted, and its counters were reset")
         # Without requests of a variant, the page has no breaker of it.
         self._was_closed |= page.served.breakers.get(self.state.pair.candidate, "closed") == "closed"
         # A machine that slept measured nothing in the meantime.
         self.elapsed_s += min(passed_s, PAGE_S)
-        self._judged.add(counts.look(page.metrics - before.metrics, self.state.pair, self.state.slow_s))
+        self._judged.add(count_pair(page.metrics - before.metrics, self.state.pair, self.state.slow_s))
         return True
 
-    def total(self) -> judge.Look:
+    def total(self) -> judge.PairCounts:
         """Return all counts of the step."""
         return self._judged.total()
 
@@ -122,10 +184,10 @@ class Measurement:
         In the last step, without a control, only the time counts. Copies for a shadow pass no breaker.
         """
         measured_s, share = self._last_s - self._began_s, self.state.share
-        if not share or measured_s < max(self.state.plan.hold_s, TRIALS * self._open_s):
+        if not share or measured_s < max(self.state.plan.hold_s, MIN_TRIALS * self._open_s):
             return False
         _, drawn_of_control = self.total().drawn
-        return share == 1 or drawn_of_control * share / (1 - share) >= REQUESTS
+        return share == 1 or drawn_of_control * share / (1 - share) >= TRIAL_REQUESTS
 
 
 def objectives(state: Rollout) -> Objectives:

@@ -16,11 +16,10 @@ from msgspec.structs import replace
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.metrics_page import Snapshot
-from nereid.models.rollout import counts, judge
-from nereid.models.rollout.controller import POLL_S, Controller, FindServer
-from nereid.models.rollout.counts import ERROR, Pair
-from nereid.models.rollout.measurement import objectives, read_page
-from nereid.models.rollout.plan import BOUNDS, SHADOW, RolloutPlan
+from nereid.models.rollout import judge, measurement
+from nereid.models.rollout.controller import POLL_S, Controller, FindServer, compared, first_step
+from nereid.models.rollout.measurement import ERROR, objectives, read_page
+from nereid.models.rollout.plan import BOUNDS, SHADOW, Pair, RolloutPlan
 from nereid.models.rollout.rollout_journal import (
     Phase,
     Rollout,
@@ -28,7 +27,6 @@ from nereid.models.rollout.rollout_journal import (
     check_none_active,
     folder_of,
 )
-from nereid.models.rollout.route_steps import compared, first_step
 from nereid.models.routes.target import RouteLocation, present_table, read_state
 from nereid.server.run_dir import ServerRecord
 
@@ -151,9 +149,9 @@ def forecast(
     before = _page(location, record)
     time.sleep(seconds)
     after = _page(location, record)
-    if after.was_reset(before, counts.COUNTERS):
+    if after.was_reset(before, measurement.COUNTERS):
         raise OperationFailed("the server has restarted during the measurement", "the same command again")
-    look = counts.look(after - before, pair, _slow_s(plan, after, pair))
+    look = measurement.count_pair(after - before, pair, _slow_s(plan, after, pair))
     errors = look.events[ERROR][1].rate
     rate = sum(sum(each) for each in look.latencies) / seconds
     begin = Rollout(0, plan, pair, 0.0, plan.risk, datetime.now(UTC), "")
@@ -183,7 +181,7 @@ def _slow_s(plan: RolloutPlan, page: Snapshot, pair: Pair) -> float:
 
     At the median itself, a difference of a few percent could move all requests of a steady service.
     """
-    median_s = judge.median(BOUNDS, counts.look(page, pair, BOUNDS[0]).latencies[1])
+    median_s = judge.median(BOUNDS, measurement.count_pair(page, pair, BOUNDS[0]).latencies[1])
     if not plan.slo_ms and math.isnan(median_s):
         raise OrderRefused(
             f"'{pair.control[0]}' has answered no request yet, so its median is unknown", "--slo-ms"

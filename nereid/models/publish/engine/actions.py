@@ -16,8 +16,7 @@ from nereid.base import files
 from nereid.base.config.model_config import CONFIGS, read_pbtxt
 from nereid.base.errors import OperationFailed
 from nereid.models.publish.engine import variants, warm
-from nereid.models.routes.change import Propose, change_with_retry
-from nereid.models.routes.served import RunningServer
+from nereid.models.routes.change import Propose, RunningServer, change_with_retry
 from nereid.models.routes.target import find_route
 from nereid.repository import pbtxt
 from nereid.repository.layout import config_files, hidden_models, served_versions

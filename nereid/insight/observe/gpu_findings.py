@@ -1,17 +1,130 @@
-"""Findings about the GPUs of a machine, their driver, and the packages that use them."""
+"""Checks of `nereid doctor` of the GPUs, their driver and packages, and of programs that use them."""
 
 import os
+import re
+import signal
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from nereid.base.errors import ServerError
+from nereid.base.processes import run_within
 from nereid.base.units import format_bytes
-from nereid.insight.observe.finding import Finding, Verdict
-from nereid.insight.observe.gpu_checks import probe_findings
-from nereid.server.gpu import cuda_packages, nvidia_smi
-from nereid.server.gpu.cuda_packages import Installed
-from nereid.server.gpu.nvidia_smi import Device, Gpu, GpuProcess
+from nereid.server import gpu_profile, nvidia_smi
+from nereid.server.gpu_profile import Installed
+from nereid.server.nvidia_smi import Device, Gpu, GpuProcess
+
+Verdict = Literal["ok", "note", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check: `ok`, `note` (the server works anyway) or `fail`, the state found, and the fix."""
+
+    what: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+
+
+# The first use of a GPU after a start of the machine takes seconds, and ONNX Runtime loads 1 GB of libraries.
+PROBE_S = 60.0
+MODULE = "nereid.insight.observe.gpu_probe"
+MISSING_LIBRARY = re.compile(r"\b(lib[\w+-]+\.so[.\d]*): cannot open shared object file")
+# Last lines of a program that are not its reason.
+NOISE = re.compile(r"^\s|^\d{4}-\d\d-\d\d .*\[W:|^Traceback|^$")
+COLORS = re.compile(r"\x1b\[[\d;]*m")
+
+
+class Probe(NamedTuple):
+    """A program of `gpu_probe`: its name there, and the name of its finding."""
+
+    name: str
+    what: str
+
+
+PROVIDER, CUPY, CODEC = (
+    Probe("provider", "CUDA provider"),
+    Probe("cupy", "CuPy"),
+    Probe("codec", "nvImageCodec"),
+)
+
+
+def examine_programs(environment: Mapping[str, str], cuda: int) -> Iterator[Finding]:
+    """Run all programs, with the environment of a server; yield their findings.
+
+    Args:
+        environment: variables of a server, with the paths of CUDA's libraries.
+        cuda: major release of CUDA of the installed packages.
+    """
+    yield run(PROVIDER, environment, cuda)
+    found = run(CUPY, environment, cuda)
+    yield found
+    if found.verdict == "ok":  # the program for nvImageCodec needs CuPy, too
+        yield run(CODEC, environment, cuda)
+
+
+def run(probe: Probe, environment: Mapping[str, str], cuda: int, limit_s: float = PROBE_S) -> Finding:
+    """Run a program in a process of its own, for at most `limit_s` seconds."""
+    words = [sys.executable, "-P", "-m", MODULE, probe.name]
+    # Otherwise CuPy may find the kernel on the disk, and not compile it.
+    variables = {**environment, "CUPY_CACHE_IN_MEMORY": "1"}
+    status, output = run_within(words, limit_s, variables)
+    return finding(probe.what, status, output, limit_s, cuda)
+
+
+def finding(what: str, status: int | None, output: str, limit_s: float, cuda: int) -> Finding:
+    """Return the finding about a program.
+
+    Args:
+        what: name of the finding.
+        status: its exit status: negative after a signal, None if it had to be killed.
+        output: all that it printed.
+        limit_s: its time limit, in seconds.
+        cuda: major release of CUDA of the installed packages.
+    """
+    output = COLORS.sub("", output)
+    lines = [line for line in output.splitlines() if not NOISE.search(line)]
+    last = lines[-1].strip() if lines else "no output"
+    if status == 0:
+        return Finding(what, "ok", last)
+    fix = fix_of(output, cuda)
+    if status is None:
+        text = f"not done after {limit_s:g} s; its output ends: {last}"
+        return Finding(what, "fail", text, fix or "dmesg (lines with Xid); restart the machine")
+    if status < 0:
+        text = f"a library ended the process with {signal.Signals(-status).name}; its output ends: {last}"
+        return Finding(what, "fail", text, fix or gpu_profile.install(cuda))
+    if missing := MISSING_LIBRARY.search(output):
+        return Finding(what, "fail", f"{missing[1]} is missing; {last}", fix)
+    return Finding(what, "fail", last, fix)
+
+
+def fix_of(text: str, cuda: int) -> str:
+    """Return the fix for a known message of CUDA's libraries, CuPy or ONNX Runtime, else nothing."""
+    if missing := MISSING_LIBRARY.search(text):
+        if missing[1].startswith("libcuda.so"):
+            return "install NVIDIA's driver; in a container, NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        if cuda == 13:
+            return f"{gpu_profile.install(13)} nvidia-cudnn-cu13 nvidia-cublas nvidia-cufft nvidia-curand"
+        return gpu_profile.install(cuda)
+    return next((fix for words, fix in FIXES.items() if words in text), "")
+
+
+# Texts of cudaGetErrorString and cudaGetErrorName, and of our probes. Source: CUDA Runtime API, cudaError_t.
+FIXES = {
+    "driver version is insufficient": "install a newer driver (see the line `driver`)",
+    "system not yet initialized": "systemctl start nvidia-fabricmanager",
+    "no CUDA-capable device": "unset CUDA_VISIBLE_DEVICES, or correct it",
+    "devices are busy or unavailable": "end the other process, or nvidia-smi --compute-mode=DEFAULT",
+    "no kernel image is available": "install the extra that supports this GPU (see the line `GPU`)",
+    "out of memory": "end other processes on the GPU (see the line `GPU memory`)",
+    "OutOfMemory": "end other processes on the GPU (see the line `GPU memory`)",
+    "has no CUDAExecutionProvider": "pip uninstall -y onnxruntime, then install the extra again",
+}
+
 
 # Estimated, not measured: contexts of Triton and two stubs at 0.5 GiB each, and the pool of an ensemble.
 MIN_FREE_MIB = 2048
@@ -82,7 +195,7 @@ def examine(
         return
     if any(problem for problem in driver_problems(readings, installed)):
         return  # the programs would only fail again, with messages that are harder to read
-    yield from probe_findings.examine(environment, installed.cuda)
+    yield from examine_programs(environment, installed.cuda)
 
 
 def about_gpus(readings: Readings, installed: Installed, servers: Collection[int]) -> Iterator[Finding]:
@@ -99,14 +212,14 @@ def about_gpus(readings: Readings, installed: Installed, servers: Collection[int
         yield Finding("GPU state", "ok", "shared between processes, no memory errors, full clocks")
 
 
-def driver_problems(readings: Readings, installed: Installed) -> list[cuda_packages.Problem]:
+def driver_problems(readings: Readings, installed: Installed) -> list[gpu_profile.Problem]:
     """Return why the driver cannot run the installed packages."""
-    found = cuda_packages.driver_problem(readings.cuda, readings.gpus[0].driver, installed.cuda)
+    found = gpu_profile.driver_problem(readings.cuda, readings.gpus[0].driver, installed.cuda)
     return [found] if found else []
 
 
 def _gpu(gpu: Gpu, cuda: int) -> Finding:
-    if problem := cuda_packages.capability_problem(gpu.name, gpu.compute_capability, cuda):
+    if problem := gpu_profile.capability_problem(gpu.name, gpu.compute_capability, cuda):
         return Finding("GPU", "fail", *problem)
     memory = format_bytes(int(gpu.memory_total_mib * MIB)) if gpu.memory_total_mib else "unknown memory"
     capability = gpu.compute_capability or "unknown"
