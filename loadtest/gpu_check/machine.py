@@ -44,7 +44,7 @@ def measure(context: Context) -> Iterator[dict[str, Any]]:
         yield {"python_backend_has_cuda_code": python_backend_has_cuda_code(context.environment)}
     # Programs that use the GPU, each with a time limit.
     found = gpu_findings.examine(context.environment, ())
-    yield {"doctor": [f"{each.what}: {each.verdict}: {each.found}" for each in found]}
+    yield {"doctor": [f"{finding.check}: {finding.status}: {finding.detail}" for finding in found]}
 
 
 def has(module: str) -> bool:

@@ -20,7 +20,7 @@ from nereid.server import nvidia_smi, run_dir
 from nereid.server import serve as server
 from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, ServerOptions, check_options
 from nereid.server.gpu_profile import check_named_gpus, choose
-from nereid.server.serve import Job, ServeOptions
+from nereid.server.serve import BackgroundJob, ServeOptions
 from nereid.server.supervision.process_usage import ProcessMetrics, read
 
 
@@ -73,7 +73,7 @@ def _check_access(options: ServeOptions, environment: Mapping[str, str]) -> None
         check_ring(open_ring(options.keys, environment), settings)
 
 
-def _jobs(repository: Path, base: Path) -> list[Job]:
+def _jobs(repository: Path, base: Path) -> list[BackgroundJob]:
     """Return what works for a served repository in the background, and what reports about it."""
 
     def find() -> monitor.Server | None:
@@ -83,9 +83,9 @@ def _jobs(repository: Path, base: Path) -> list[Job]:
     watcher = monitor.Monitor(repository, find, server.log)
     rollouts = partial(service.run, repository, lambda: run_dir.find(base, repository), log=server.log)
     return [
-        Job(partial(service.metrics, repository), "rollouts", rollouts),
-        Job(ProcessMetrics(partial(read, os.getpid(), repository)).page),
-        Job(lambda: monitor.metrics(watcher.state), "drift", partial(monitor.watch, watcher)),
+        BackgroundJob(partial(service.metrics, repository), "rollouts", rollouts),
+        BackgroundJob(ProcessMetrics(partial(read, os.getpid(), repository)).page),
+        BackgroundJob(lambda: monitor.metrics(watcher.state), "drift", partial(monitor.watch, watcher)),
     ]
 
 

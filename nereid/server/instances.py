@@ -23,8 +23,8 @@ from nereid.server.supervision.process_usage import memory_bytes
 # An instance is added after this many samples in a row in which requests waited: about a second.
 ADD_SAMPLES, WAITING = 5, 1.0
 # Every change starts all instances anew, so the next one waits until the old instances have ended.
-COOL_S = 2.0
-REFUSED_DELAYS_S, CALM_S = (2.0, 5.0, 15.0, 60.0), 300.0
+COOLDOWN_S = 2.0
+REFUSED_DELAYS_S, RESET_AFTER_S = (2.0, 5.0, 15.0, 60.0), 300.0
 # Part of the time for which the processes of the model wait for a core. With as many busy threads as cores it
 # is below 0.1; a third process on two cores waits for a third of the time.
 CPU_FULL, GPU_FULL = 0.25, 0.9
@@ -85,11 +85,11 @@ class InstanceDecider:
     def __init__(self, bounds: InstanceBounds) -> None:
         self.bounds = bounds
         self.blocked = ""
-        self._back_off = BackOff(REFUSED_DELAYS_S, CALM_S)
+        self._back_off = BackOff(REFUSED_DELAYS_S, RESET_AFTER_S)
         self._not_before_s = float("-inf")
         self._start_again()
 
-    def look(self, sample: Sample) -> Decision | None:
+    def decide(self, sample: Sample) -> Decision | None:
         """Return the change that follows from a sample and those before; None for no change."""
         if sample.at_s < self._not_before_s:
             return None
@@ -100,7 +100,7 @@ class InstanceDecider:
 
     def changed(self, now_s: float, is_refused: bool = False) -> None:
         """Record the end of a change at a time of the samples' clock."""
-        self._not_before_s = now_s + (self._back_off.failed(now_s) if is_refused else COOL_S)
+        self._not_before_s = now_s + (self._back_off.failed(now_s) if is_refused else COOLDOWN_S)
         self._back_off.began(now_s)
         self._start_again()
 
@@ -342,9 +342,9 @@ class InstanceController:
         for name, model in self._models.items():
             model.decider.bounds = bounds[name]
             sample = self._sample(name, model, loads.get(name), gpu)
-            if sample and (decision := model.decider.look(sample)):
+            if sample and (decision := model.decider.decide(sample)):
                 self._carry_out(name, model, decision)
-            self._tell_blocked(name, model)
+            self._log_blocked_once(name, model)
         self._health.instances_seen({name: model.served.count for name, model in self._models.items()})
         return max(0.0, SAMPLE_S - (time.monotonic() - began_s))
 
@@ -388,7 +388,7 @@ class InstanceController:
         )
         self._log(f"{text}, {took}: {decision.reason}")
 
-    def _tell_blocked(self, name: str, model: _Model) -> None:
+    def _log_blocked_once(self, name: str, model: _Model) -> None:
         """Log once per change why a model gets no instance although requests wait."""
         reason = model.decider.blocked
         if reason and not model.blocked:

@@ -23,6 +23,7 @@ from nereid.base.errors import ServerError
 from nereid.server.ports import Ports
 
 SERVER_FILE, GATEWAY_FILE = "server.json", "gateway.json"
+LOOPBACK, ALL_INTERFACES = "127.0.0.1", ("0.0.0.0", "::")
 # Source: unix(7), sun_path without the final null byte.
 MAX_SOCKET_PATH = 107
 Record = TypeVar("Record", "ServerRecord", "GatewayRecord")
@@ -62,11 +63,21 @@ class ServerRecord:
         """The ports by name, with that of the supervisor's pages."""
         return asdict(self.ports) | ({"health": self.health_port} if self.health_port else {})
 
+    @property
+    def health_url(self) -> str:
+        """The address of the supervisor's pages, HOST:PORT."""
+        return f"{_reachable(self.host)}:{self.health_port}"
+
     def url(self, protocol: str) -> str:
         """Return Triton's own address for `http`, `grpc` or `metrics`: HOST:PORT or `unix:PATH`."""
         if self.sockets:
             return socket_url(Path(self.sockets), protocol)
-        return f"{self.host}:{getattr(self.ports, protocol)}"
+        return f"{_reachable(self.host)}:{getattr(self.ports, protocol)}"
+
+
+def _reachable(host: str) -> str:
+    """Return where this machine reaches a server that listens on `host`."""
+    return LOOPBACK if host in ALL_INTERFACES else host
 
 
 def socket_url(folder: Path, protocol: str) -> str:
@@ -118,6 +129,11 @@ class GatewayRecord:
     pid: int
     host: str
     port: int
+
+    @property
+    def url(self) -> str:
+        """The address, HOST:PORT."""
+        return f"{_reachable(self.host)}:{self.port}"
 
 
 def root(environment: Mapping[str, str]) -> Path:

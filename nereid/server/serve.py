@@ -29,7 +29,7 @@ from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import request_traces, run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
 from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer
-from nereid.server.front import Front, Launcher, front_of
+from nereid.server.gateway_process import GatewayProcess, Launcher, gateway_of
 from nereid.server.ports import Ports, free_ports, wait_until_free
 from nereid.server.ready_line import announcement, ready_line
 from nereid.server.request_traces import TraceOptions
@@ -111,7 +111,7 @@ class ServeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BackgroundJob:
     """Work for the served repository.
 
     Attributes:
@@ -147,7 +147,9 @@ class _Signals:
             time.sleep(min(left_s, SIGNAL_POLL_S))
 
 
-def serve(given: ServeOptions, environment: Mapping[str, str], jobs: Sequence[Job], launch: Launcher) -> None:
+def serve(
+    given: ServeOptions, environment: Mapping[str, str], jobs: Sequence[BackgroundJob], launch: Launcher
+) -> None:
     """Serve until SIGINT or SIGTERM, and print the ports on stdout once the server is ready.
 
     The ports are one JSON line, or a sentence on a terminal. A stub that dies is replaced, and so is the
@@ -191,7 +193,7 @@ def serve(given: ServeOptions, environment: Mapping[str, str], jobs: Sequence[Jo
                 metrics.append(stack.enter_context(request_traces.collecting(folder, given.tracing, log)))
             gateway = None
             if options.is_guarded:
-                gateway = stack.enter_context(front_of(options, folder, launch, log))
+                gateway = stack.enter_context(gateway_of(options, folder, launch, log))
             _Service(given, options, folder, environment, health, port, signals, gateway).run()
     except _Stopped:
         log("stopped")
@@ -222,7 +224,7 @@ class _Service:
     health: Health
     health_port: int
     signals: _Signals
-    front: Front | None
+    gateway: GatewayProcess | None
     limits: tuple[MemoryKills, ProcessRefusals] = field(
         default_factory=lambda: (MemoryKills(), ProcessRefusals())
     )
@@ -287,8 +289,8 @@ class _Service:
         watchdog = Watchdog(server, record, self.health, log)
         try:
             run_dir.write(self.folder, record)
-            if self.front:
-                self.front.start()
+            if self.gateway:
+                self.gateway.start()
             with watchdog:
                 self._wait(watchdog, record, failed)
                 status = server.poll()
@@ -328,13 +330,13 @@ class _Service:
                 if self.signals.count:
                     raise _Stopped
                 self._report_limits()
-                if self.front:
-                    self.health.front_observed(self.front.keep())
+                if self.gateway:
+                    self.health.gateway_observed(self.gateway.keep())
         except _Stopped:
             self.health.enter(health_page.STOPPING)
             self.signals.sleep(self.given.drain_s)
-            if self.front:
-                self.front.stop(lambda: self.signals.count > 1)
+            if self.gateway:
+                self.gateway.stop(lambda: self.signals.count > 1)
             raise
 
 

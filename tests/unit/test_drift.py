@@ -2,7 +2,7 @@
 
 import datetime
 import json
-from itertools import product
+from itertools import pairwise, product
 from math import inf
 
 import msgspec
@@ -79,6 +79,22 @@ def test_page_is_read_by_series():
         "image|net_v1|1|aspect": {"+Inf": 6},
     }
     assert growth_of(page - page) == {}
+
+
+def test_bucket_that_lags_behind_counts_once():
+    line, series = 'nereid_image_aspect_bucket{{le="{}",model="m",version="1"}} {}\n', "image|m|1|aspect"
+    pages = [
+        Snapshot.parse("".join(map(line.format, ("0.4", "0.5", "+Inf"), counts)))
+        for counts in ((0, 0, 0), (5, 4, 5), (5, 5, 5))
+    ]
+    history = History()
+    for number, (before, after) in enumerate(pairwise(pages)):
+        history.add(Slot(NOW + number, 1.0, growth_of(after - before)))
+
+    window, _ = history.window(NOW + 1, 3600)
+
+    assert sum(recording.histogram(window[series], "aspect")) == sum(window[series].values()) == 5
+    assert history.last_growth(series) == NOW
 
 
 def test_value_on_a_bound_belongs_to_the_bucket_below_it():

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from nereid.base.config.instance_bounds import InstanceBounds
-from nereid.server.instances import ADD_SAMPLES, COOL_S, REFUSED_DELAYS_S, GpuSample, InstanceDecider, Sample
+from nereid.server.instances import (
+    ADD_SAMPLES,
+    COOLDOWN_S,
+    REFUSED_DELAYS_S,
+    GpuSample,
+    InstanceDecider,
+    Sample,
+)
 from tests.tables import cases
 
 # Samples of a model that needs 0.2 s for an image, with bounds 1-4, 3 s of idle time, and five clients. In
@@ -40,7 +47,7 @@ class Driver:
         before = len(self.changes)
         for _ in range(round(seconds / 0.2)):
             self.now_s += 0.2
-            decision = self.decider.look(replace(sample, at_s=self.now_s, instances=self.count))
+            decision = self.decider.decide(replace(sample, at_s=self.now_s, instances=self.count))
             if decision:
                 self.count = decision.count
                 self.changes.append(decision.count)
@@ -52,7 +59,7 @@ def test_recorded_load_step_is_followed():
     decider, samples, found = InstanceDecider(BOUNDS), recorded("load_step"), []
 
     for sample, following in zip(samples, [*samples[1:], samples[-1]], strict=True):
-        if decision := decider.look(sample):
+        if decision := decider.decide(sample):
             found.append((sample.at_s, decision.count))
             decider.changed(following.at_s - 0.02)
 
@@ -63,7 +70,7 @@ def test_recorded_full_processor_gets_no_instance():
     """Requests wait all the time, and another instance would wait for a core, too."""
     decider = InstanceDecider(BOUNDS)
 
-    decisions = [decider.look(sample) for sample in recorded("full_processor")]
+    decisions = [decider.decide(sample) for sample in recorded("full_processor")]
 
     assert set(decisions) == {None}
     assert decider.blocked.startswith("its processes wait for a core ")
@@ -82,7 +89,7 @@ def test_pause_after_a_change():
     driver = Driver()
 
     assert driver.show(WAITING, 1.0) == [3]
-    assert driver.show(WAITING, COOL_S) == []
+    assert driver.show(WAITING, COOLDOWN_S) == []
     assert driver.show(WAITING, 1.0) == [4]
 
 

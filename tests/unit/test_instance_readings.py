@@ -127,7 +127,7 @@ def test_what_a_server_did_before_the_first_look_is_no_load(monkeypatch):
     monkeypatch.setattr(controller, "_bounds", {"eyes": InstanceBounds(1, 4)})
     monkeypatch.setattr(controller._control, "instances", lambda name: Instances(2, False, None))
     monkeypatch.setattr(metrics_page, "fetch", lambda url, timeout_s: COUNTED.format(next(counts)))
-    monkeypatch.setattr(InstanceDecider, "look", lambda self, sample: samples.append(sample))
+    monkeypatch.setattr(InstanceDecider, "decide", lambda self, sample: samples.append(sample))
 
     for _ in range(3):
         controller.step()

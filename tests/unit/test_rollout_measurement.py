@@ -16,7 +16,7 @@ from nereid.models.rollout.measurement import (
     SHADOWS,
     TRIAL_REQUESTS,
     Measurement,
-    Page,
+    MetricsSnapshot,
     count_pair,
 )
 from nereid.models.rollout.measurement import REQUESTS as REQUESTS_TOTAL
@@ -48,7 +48,7 @@ def verdicts(
         counted = f'{REQUESTS_TOTAL}{{variant="old",version="1",outcome="ok",reason="weight"}} '
         page = Snapshot.parse(f"{counted}{requests * number}")
         served = Served(frozenset(), breakers[min(number, len(breakers) - 1)])
-        measured.add(Page(1, page, served), SETTLE_S + number * LOOK_S)
+        measured.add(MetricsSnapshot(1, page, served), SETTLE_S + number * LOOK_S)
         verdict = measured.verdict()
         found.append((verdict.outcome, re.sub(r"\d+ s$", "", verdict.reasons[0])))
     return found
@@ -156,3 +156,16 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
     }
     assert [[count for count in each if count] for each in found.latencies] == [[4, 2], [5]]
     assert found.drawn == (3, 5)
+
+
+def test_bucket_that_lags_behind_counts_once():
+    """A page may be written while the route counts; the next page makes up for it."""
+    line = f'{DURATIONS}_bucket{{{{variant="new",version="2",outcome="ok",le="{{}}"}}}} {{}}\n'
+    before, found = Snapshot({}), []
+    for cumulative in ((10, 9, 10), (10, 10, 10)):
+        page = Snapshot.parse("".join(map(line.format, ("0.25", "0.5", "+Inf"), cumulative)))
+        found.append(count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25))
+        before = page
+
+    assert [counts.events["slow"][0] for counts in found] == [Tally(10, 0), Tally(0, 0)]
+    assert sum(sum(counts.latencies[0]) for counts in found) == 10

@@ -1,11 +1,16 @@
 """`nereid doctor`: check the machine."""
 
+import json
+
 import typer
 
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed
 from nereid.cli.options import AsJson, Repository, environment
-from nereid.cli.tables import print_json, print_table
+from nereid.cli.tables import print_table
+
+# Scripts depend on these keys.
+KEYS = ("what", "verdict", "found", "fix")
 
 
 def doctor(context: typer.Context, as_json: AsJson = False, repository: Repository = REPOSITORY) -> None:
@@ -14,10 +19,11 @@ def doctor(context: typer.Context, as_json: AsJson = False, repository: Reposito
 
     findings = list(examine(environment(context), repository))
     if as_json:
-        print_json(findings)
+        rows = [(finding.check, finding.status, finding.detail, finding.fix) for finding in findings]
+        print(json.dumps([dict(zip(KEYS, row, strict=True)) for row in rows], indent=2))
     else:
-        rows = [(each.verdict, each.what, each.found, each.fix) for each in findings]
+        rows = [(finding.status, finding.check, finding.detail, finding.fix) for finding in findings]
         print_table("", "check", "found", "fix", rows=rows)
-    failed = [finding.what for finding in findings if finding.verdict == "fail"]
+    failed = [finding.check for finding in findings if finding.status == "fail"]
     if failed:
         raise OperationFailed(f"this machine is not ready to serve: {', '.join(failed)}")

@@ -127,8 +127,7 @@ def _feedback(gateways: Sequence[GatewayRecord], route: str) -> Counter[tuple[st
     counts = Counter[tuple[str, str]]()
     for each in gateways:
         try:
-            host = "127.0.0.1" if each.host == "0.0.0.0" else each.host
-            text = metrics_page.fetch(f"{host}:{each.port}", PAGE_TIMEOUT_S)
+            text = metrics_page.fetch(each.url, PAGE_TIMEOUT_S)
         except (OSError, http.client.HTTPException):
             continue
         page = Snapshot.parse(text, (FEEDBACK,), {"model": route})

@@ -105,10 +105,10 @@ class Monitor:
         is_over = self.unix_time() - self._paged_at >= self.timing.interval_s
         return self.state is None or is_over or self._references != self._signature()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Record the growth since the last look, and compare; trouble is logged once."""
         try:
-            self._look()
+            self._poll()
             self._trouble = ""
         except Exception as error:
             # An unforeseen error is logged; the monitor must not end.
@@ -117,7 +117,7 @@ class Monitor:
                 self.log(text)
             self._trouble = text
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         locations = find_routes(self.repository)
         server = self.find_server() if locations else None
         if server is None:
@@ -197,7 +197,7 @@ def watch(monitor: Monitor, stop: threading.Event) -> None:
     """Look whenever that is due, until `stop` is set."""
     while not stop.wait(min(CHECK_S, monitor.timing.interval_s)):
         if monitor.is_due():
-            monitor.look()
+            monitor.poll()
 
 
 PREFIX = "nereid_drift_"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from nereid.base.errors import ServerError
 from nereid.base.processes import run_within
@@ -16,16 +16,16 @@ from nereid.server import gpu_profile, nvidia_smi
 from nereid.server.gpu_profile import Installed
 from nereid.server.nvidia_smi import Device, Gpu, GpuProcess
 
-Verdict = Literal["ok", "note", "fail"]
+Status = Literal["ok", "note", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Result of one check: `ok`, `note` (the server works anyway) or `fail`, the state found, and the fix."""
 
-    what: str
-    verdict: Verdict
-    found: str
+    check: str
+    status: Status
+    detail: str
     fix: str = ""
 
 
@@ -38,18 +38,8 @@ NOISE = re.compile(r"^\s|^\d{4}-\d\d-\d\d .*\[W:|^Traceback|^$")
 COLORS = re.compile(r"\x1b\[[\d;]*m")
 
 
-class Probe(NamedTuple):
-    """A program of `gpu_probe`: its name there, and the name of its finding."""
-
-    name: str
-    what: str
-
-
-PROVIDER, CUPY, CODEC = (
-    Probe("provider", "CUDA provider"),
-    Probe("cupy", "CuPy"),
-    Probe("codec", "nvImageCodec"),
-)
+# The programs of `gpu_probe`, and the names of their checks.
+PROBES = {"provider": "CUDA provider", "cupy": "CuPy", "codec": "nvImageCodec"}
 
 
 def examine_programs(environment: Mapping[str, str], cuda: int) -> Iterator[Finding]:
@@ -59,27 +49,26 @@ def examine_programs(environment: Mapping[str, str], cuda: int) -> Iterator[Find
         environment: variables of a server, with the paths of CUDA's libraries.
         cuda: major release of CUDA of the installed packages.
     """
-    yield run(PROVIDER, environment, cuda)
-    found = run(CUPY, environment, cuda)
-    yield found
-    if found.verdict == "ok":  # the program for nvImageCodec needs CuPy, too
-        yield run(CODEC, environment, cuda)
+    for probe in PROBES:
+        yield (outcome := run(probe, environment, cuda))
+        if probe == "cupy" and outcome.status != "ok":  # the program for nvImageCodec needs CuPy, too
+            return
 
 
-def run(probe: Probe, environment: Mapping[str, str], cuda: int, limit_s: float = PROBE_S) -> Finding:
+def run(probe: str, environment: Mapping[str, str], cuda: int, limit_s: float = PROBE_S) -> Finding:
     """Run a program in a process of its own, for at most `limit_s` seconds."""
-    words = [sys.executable, "-P", "-m", MODULE, probe.name]
+    words = [sys.executable, "-P", "-m", MODULE, probe]
     # Otherwise CuPy may find the kernel on the disk, and not compile it.
     variables = {**environment, "CUPY_CACHE_IN_MEMORY": "1"}
     status, output = run_within(words, limit_s, variables)
-    return finding(probe.what, status, output, limit_s, cuda)
+    return finding(PROBES[probe], status, output, limit_s, cuda)
 
 
-def finding(what: str, status: int | None, output: str, limit_s: float, cuda: int) -> Finding:
+def finding(check: str, status: int | None, output: str, limit_s: float, cuda: int) -> Finding:
     """Return the finding about a program.
 
     Args:
-        what: name of the finding.
+        check: name of the check.
         status: its exit status: negative after a signal, None if it had to be killed.
         output: all that it printed.
         limit_s: its time limit, in seconds.
@@ -89,17 +78,17 @@ def finding(what: str, status: int | None, output: str, limit_s: float, cuda: in
     lines = [line for line in output.splitlines() if not NOISE.search(line)]
     last = lines[-1].strip() if lines else "no output"
     if status == 0:
-        return Finding(what, "ok", last)
+        return Finding(check, "ok", last)
     fix = fix_of(output, cuda)
     if status is None:
         text = f"not done after {limit_s:g} s; its output ends: {last}"
-        return Finding(what, "fail", text, fix or "dmesg (lines with Xid); restart the machine")
+        return Finding(check, "fail", text, fix or "dmesg (lines with Xid); restart the machine")
     if status < 0:
         text = f"a library ended the process with {signal.Signals(-status).name}; its output ends: {last}"
-        return Finding(what, "fail", text, fix or gpu_profile.install(cuda))
+        return Finding(check, "fail", text, fix or gpu_profile.install(cuda))
     if missing := MISSING_LIBRARY.search(output):
-        return Finding(what, "fail", f"{missing[1]} is missing; {last}", fix)
-    return Finding(what, "fail", last, fix)
+        return Finding(check, "fail", f"{missing[1]} is missing; {last}", fix)
+    return Finding(check, "fail", last, fix)
 
 
 def fix_of(text: str, cuda: int) -> str:
@@ -236,7 +225,7 @@ def _driver(readings: Readings, installed: Installed) -> Finding:
 
 def _packages(installed: Installed) -> Iterator[Finding]:
     wants_gpu = bool(installed.cupy or installed.provider)
-    verdict: Verdict = "fail" if wants_gpu else "note"
+    verdict: Status = "fail" if wants_gpu else "note"
     problems = [*installed.problems()]
     if not wants_gpu:
         found = "none for the GPU: models are served on the CPU"

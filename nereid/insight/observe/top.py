@@ -32,8 +32,6 @@ from nereid.server.supervision import process_usage
 from nereid.server.supervision.process_usage import GATEWAY, Usage
 
 TIMEOUT_S = 2.0
-# Addresses on which a process listens, and the one under which this machine reaches it.
-REACHED = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}
 NEEDS_KEY = "its metrics need a key"
 KEY_NEEDED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
@@ -153,8 +151,7 @@ def _reasons(record: ServerRecord) -> dict[str, str] | None:
     """Return why a server is not ready, from its supervisor if that has a port, else from Triton itself."""
     try:
         if record.health_port:
-            url = f"{REACHED.get(record.host, record.host)}:{record.health_port}"
-            status, text = metrics_page.get(url, "/readyz", TIMEOUT_S)
+            status, text = metrics_page.get(record.health_url, "/readyz", TIMEOUT_S)
             return {} if status == HTTPStatus.OK else _flat(json.loads(text))
         if record.sockets or record.ports.http:
             status, _ = metrics_page.get(record.url("http"), "/v2/health/ready", TIMEOUT_S)
@@ -178,8 +175,7 @@ def _flat(document: Mapping[str, object]) -> dict[str, str]:
 def _read_gateway(record: GatewayRecord) -> GatewayReading:
     page, trouble = None, ""
     try:
-        url = f"{REACHED.get(record.host, record.host)}:{record.port}"
-        status, text = metrics_page.get(url, "/metrics", TIMEOUT_S)
+        status, text = metrics_page.get(record.url, "/metrics", TIMEOUT_S)
         if status == HTTPStatus.OK:
             page = Snapshot.parse(text)
         else:

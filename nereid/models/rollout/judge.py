@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 
-from nereid.base.metrics_page import quantile
+from nereid.base.metrics_page import quantile, without_lag
 
 # Shares of the largest bet that cannot lose more than the capital. The capital is divided among them, so
 # that some of them suit the true rates.
@@ -350,9 +350,10 @@ class Step:
             got = f"{drawn / total:.1%}"
             reason = f"broken split: expected {self.share:.1%} of the requests at the candidate, got {got}"
             return Verdict(Outcome.INCONCLUSIVE, (reason,))
-        ours, theirs = (median(self.bounds, counts) for counts in self._latencies)
+        latencies = [_without_lag(counts) for counts in self._latencies]
+        ours, theirs = (median(self.bounds, counts) for counts in latencies)
         ratio = ours / theirs
-        if ratio > self.objectives.max_latency_ratio and chance_of_slower(*self._latencies) < self._risk():
+        if ratio > self.objectives.max_latency_ratio and chance_of_slower(*latencies) < self._risk():
             return Verdict(Outcome.FAIL, (f"the median latency is {ratio:.2f} times the control's",))
         return Verdict(Outcome.PASS, tuple(str(sums) for sums in self._sums))
 
@@ -360,6 +361,10 @@ class Step:
 def median(bounds: Sequence[float], counts: Sequence[int]) -> float:
     """Return the median of latencies from the requests per bucket; `nan` without any."""
     return quantile(0.5, dict(zip((*bounds, math.inf), counts, strict=True)))
+
+
+def _without_lag(counts: Sequence[int]) -> list[int]:
+    return [int(count) for count in without_lag(dict(enumerate(counts))).values()]
 
 
 def _begin(objective: Objective) -> Sums:

@@ -3,6 +3,7 @@
 import http.client
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base import metrics_page
@@ -34,7 +35,7 @@ def count_pair(growth: Snapshot, pair: Pair, slow_s: float) -> PairCounts:
         pair: the variants to compare.
         slow_s: a bucket's upper bound; slower requests count as `slow`.
     """
-    ours, theirs = (_Counts.of(growth, each, slow_s) for each in (pair.candidate, pair.control))
+    ours, theirs = (_counts(growth, variant, slow_s) for variant in (pair.candidate, pair.control))
     labels = {"shadow": pair.shadow}
     agreed = int(growth.total(SHADOWS, labels | {"outcome": "agreed"}))
     disagreed = int(growth.total(SHADOWS, {**labels, "outcome": ("disagreed", "failed")}))
@@ -49,32 +50,32 @@ def count_pair(growth: Snapshot, pair: Pair, slow_s: float) -> PairCounts:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """The counts of one variant, without callers that named it and without requests for another variant."""
+class _Counts(NamedTuple):
+    """The counts of one variant; `latencies` may be negative in buckets that lag behind."""
 
     errors: Tally
     slow: Tally
     latencies: list[int]
     drawn: int
 
-    @classmethod
-    def of(cls, growth: Snapshot, variant: tuple[str, str], slow_s: float) -> "_Counts":
-        labels = dict(zip(("variant", "version"), variant, strict=True))
-        chosen = {**labels, "reason": (CHANCE, KEY)}
-        # Older servers send no label `chosen`.
-        found = growth.buckets(DURATIONS, labels=labels | {"outcome": "ok"}, without={"chosen": "false"})
-        buckets = {bound: int(found.get((), {}).get(bound, 0)) for bound in (*BOUNDS, math.inf)}
-        slow = sum(count for bound, count in buckets.items() if bound > slow_s)
-        return cls(
-            Tally(
-                int(growth.total(REQUESTS, chosen)),
-                int(growth.total(REQUESTS, {**chosen, "outcome": FAULTS})),
-            ),
-            Tally(sum(buckets.values()), slow),
-            list(buckets.values()),
-            int(growth.total(REQUESTS, labels | {"reason": CHANCE})),
-        )
+
+def _counts(growth: Snapshot, variant: tuple[str, str], slow_s: float) -> _Counts:
+    """Count the requests of a variant, but not those of callers that named it or another variant."""
+    labels = dict(zip(("variant", "version"), variant, strict=True))
+    chosen = {**labels, "reason": (CHANCE, KEY)}
+    # Older servers send no label `chosen`.
+    found = growth.buckets(DURATIONS, labels=labels | {"outcome": "ok"}, without={"chosen": "false"})
+    buckets = {bound: int(found.get((), {}).get(bound, 0)) for bound in (*BOUNDS, math.inf)}
+    answered = max(0, sum(buckets.values()))
+    slow = sum(count for bound, count in buckets.items() if bound > slow_s)
+    return _Counts(
+        Tally(
+            int(growth.total(REQUESTS, chosen)), int(growth.total(REQUESTS, {**chosen, "outcome": FAULTS}))
+        ),
+        Tally(answered, min(max(0, slow), answered)),
+        list(buckets.values()),
+        int(growth.total(REQUESTS, labels | {"reason": CHANCE})),
+    )
 
 
 PAGE_S = 5.0
@@ -86,7 +87,7 @@ MIN_TRIALS, TRIAL_REQUESTS = 5, 20
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class MetricsSnapshot:
     """The metrics of a route on one server, and the route files and breakers in use."""
 
     pid: int
@@ -94,7 +95,7 @@ class Page:
     served: Served
 
 
-def read_page(record: ServerRecord, route: str) -> Page:
+def read_page(record: ServerRecord, route: str) -> MetricsSnapshot:
     """Read the metrics page of a server.
 
     Raises:
@@ -105,7 +106,7 @@ def read_page(record: ServerRecord, route: str) -> Page:
     except (OSError, http.client.HTTPException) as error:
         raise NotReached(f"the server's metrics page does not respond: {error}") from None
     page = Snapshot.parse(text, (ROUTE_PREFIX,), {"route": route})
-    return Page(record.pid, page, read_metrics(page, route))
+    return MetricsSnapshot(record.pid, page, read_metrics(page, route))
 
 
 class Measurement:
@@ -123,7 +124,7 @@ class Measurement:
         self._judged = judge.Step(objectives(state), state.share, BOUNDS)
         if state.look:
             self._judged.add(state.look)
-        self._page: Page | None = None
+        self._page: MetricsSnapshot | None = None
         # An open breaker may be left from an earlier failure.
         self._was_closed = False
 
@@ -132,7 +133,7 @@ class Measurement:
         mine = self.state
         return (mine.number, mine.step, mine.sha256) == (state.number, state.step, state.sha256)
 
-    def add(self, page: Page, now_s: float) -> bool:
+    def add(self, page: MetricsSnapshot, now_s: float) -> bool:
         """Add a page; return whether it counts: the first ones after a change belong to the old weights.
 
         Raises:

@@ -50,7 +50,7 @@ LABELS = {
 }
 
 # Status, content type and body.
-Page = tuple[HTTPStatus, str, str]
+HttpPage = tuple[HTTPStatus, str, str]
 
 
 class Health:
@@ -74,7 +74,7 @@ class Health:
         self._models: dict[str, tuple[str | None, float]] = {}
         self._broken: dict[str, str] = {}
         self._instances: dict[str, int] = {}
-        self._front_failure: str | None = None
+        self._gateway_failure: str | None = None
         self._counts: Counter[tuple[str, Labels]] = Counter({("restarts_total", ()): 0})
 
     def enter(self, state: str, reason: str = "") -> None:
@@ -94,10 +94,10 @@ class Health:
         with self._lock:
             self._observed_s, self._broken = self._clock(), dict(broken)
 
-    def front_observed(self, failure: str | None) -> None:
+    def gateway_observed(self, failure: str | None) -> None:
         """Store why the gateway of a guarded server does not listen; None if it does."""
         with self._lock:
-            self._front_failure = failure
+            self._gateway_failure = failure
 
     def round_started(self, server_failure: str | None, models: Collection[str]) -> None:
         """Store the server's own readiness and the models to probe; other models are forgotten."""
@@ -158,8 +158,8 @@ class Health:
             found: dict[str, Any] = {}
             if failure := self._failure(self._server_failure, self._server_probed_s):
                 found["server"] = failure
-            if self._front_failure:
-                found["gateway"] = self._front_failure
+            if self._gateway_failure:
+                found["gateway"] = self._gateway_failure
             failures = {
                 name: reason
                 for name, (failure, probed_s) in self._models.items()
@@ -188,7 +188,7 @@ class Health:
         return failure or (f"no response for {age_s:.0f} s" if age_s > FRESH_S else None)
 
 
-def page(health: Health, path: str, more_metrics: Callable[[], str] = str) -> Page:
+def page(health: Health, path: str, more_metrics: Callable[[], str] = str) -> HttpPage:
     """Return status, content type and body of a page; `more_metrics` returns samples of other parts."""
     if path == "/metrics":
         return HTTPStatus.OK, TEXT, health.metrics() + more_metrics()
@@ -205,7 +205,7 @@ def page(health: Health, path: str, more_metrics: Callable[[], str] = str) -> Pa
 
 
 @contextlib.contextmanager
-def serve(page_of: Callable[[str], Page], host: str, port: int, name: str) -> Iterator[int]:
+def serve(page_of: Callable[[str], HttpPage], host: str, port: int, name: str) -> Iterator[int]:
     """Serve pages by path on `port`, 0 for any free one, while the context is open; gives the port.
 
     Raises:
@@ -280,7 +280,7 @@ class _HeadReader(socket.SocketIO):
             self._connection.settimeout(CLIENT_TIMEOUT_S)
 
 
-def _handler(page_of: Callable[[str], Page]) -> type[http.server.BaseHTTPRequestHandler]:
+def _handler(page_of: Callable[[str], HttpPage]) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = CLIENT_TIMEOUT_S
         server_version, sys_version = "nereid", ""

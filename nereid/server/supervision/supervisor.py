@@ -159,12 +159,12 @@ Commands = list[Command]
 # observations (0.1 s), so the second observation decides.
 DEAD_AFTER_S = 0.09
 # Maximum time between the two verdicts: long enough for probes to meet one of many instances twice.
-VERDICTS_WITHIN_S = 30.0
+STRIKES_WITHIN_S = 30.0
 # Time that Triton has to end the old stubs of a repaired model.
-OLD_STUBS_S = 30.0
+KILL_AFTER_S = 30.0
 
 
-class Roster:
+class KnownStubs:
     """Known stubs, and which of them have died, from successive observations."""
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class Roster:
         )
 
 
-class Verdicts:
+class ProbeStrikes:
     """Counts how often Triton called an instance unhealthy: one verdict may be a pause of the machine.
 
     `dead` has the instances with two verdicts in a short time, or one for a stopped process.
@@ -239,7 +239,7 @@ class Verdicts:
 
     def add(self, instance: str, now_s: float, is_stopped: bool = False) -> bool:
         """Count one verdict; returns whether the instance is now dead."""
-        recent = [then for then in self._since.get(instance, ()) if now_s - then < VERDICTS_WITHIN_S]
+        recent = [then for then in self._since.get(instance, ()) if now_s - then < STRIKES_WITHIN_S]
         self._since[instance] = [*recent, now_s]
         is_dead = bool(recent) or is_stopped
         if is_dead and instance not in self.dead:
@@ -253,7 +253,7 @@ class Verdicts:
             self.dead.remove(instance)
 
 
-class LeftOver:
+class ProcessesToKill:
     """Processes of old instances, and the times when they are killed.
 
     Requests that a dead stub has failed keep the old instances of its model forever (Triton 24.10).
@@ -264,7 +264,7 @@ class LeftOver:
 
     def add(self, processes: Collection[Process], now_s: float) -> None:
         """Add processes that a repair has replaced."""
-        self.due_s |= dict.fromkeys(processes, now_s + OLD_STUBS_S)
+        self.due_s |= dict.fromkeys(processes, now_s + KILL_AFTER_S)
 
     def update(self, states: Mapping[Process, str], now_s: float) -> tuple[list[Process], int]:
         """Forget the processes without a state; returns those to kill, and the number of zombies."""
@@ -273,7 +273,7 @@ class LeftOver:
         return [each for each, due_s in running.items() if due_s < now_s], len(self.due_s) - len(running)
 
 
-class Retired:
+class ReplacedProcesses:
     """Processes of old instances after a change of their number; they end after their last request.
 
     Triton gives no new request to them, so the death of one is not repaired.
@@ -298,7 +298,7 @@ class Retired:
         stuck = {
             model
             for each, (model, since_s) in self._since.items()
-            if states[each] == ZOMBIE and now_s - since_s > OLD_STUBS_S
+            if states[each] == ZOMBIE and now_s - since_s > KILL_AFTER_S
         }
         return [each for each, (model, _) in self._since.items() if model in stuck]
 
@@ -322,9 +322,9 @@ def touch(folder: Path) -> bool:
 
 # The second verdict on an instance settles its case, but a probe meets one of several instances at random.
 MAX_ATTEMPTS, MAX_PROBES = 4, 4
-REPAIR_DELAYS_S, CALM_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 30.0
+REPAIR_DELAYS_S, RESET_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 30.0
 # The server is restarted before the threads of dead instances, about 150 for each, fill it.
-MAX_LEFT_OVER = 16
+MAX_DEAD_PROCESSES = 16
 # In the poll mode, Triton checks every 15 s what has changed.
 POLLED_S = 40.0
 PID, PROBE, DEVICE = "pid", "probe", "device"
@@ -334,7 +334,7 @@ PID, PROBE, DEVICE = "pid", "probe", "device"
 class _Model:
     """Past repairs of one model."""
 
-    back_off: BackOff = field(default_factory=lambda: BackOff(REPAIR_DELAYS_S, CALM_S))
+    back_off: BackOff = field(default_factory=lambda: BackOff(REPAIR_DELAYS_S, RESET_AFTER_S))
     # When its processes were replaced last, by a repair or a change of their number.
     renewed_s: float = float("-inf")
     not_before_s: float = float("-inf")
@@ -357,7 +357,7 @@ class Supervisor:
 
     def __init__(self, model_control_mode: str) -> None:
         self._mode = model_control_mode
-        self._roster, self._verdicts = Roster(), Verdicts()
+        self._stubs, self._strikes = KnownStubs(), ProbeStrikes()
         self._models: dict[str, _Model] = {}
         self._image_models: Collection[str] = ()
         self._dead: list[Stub] = []
@@ -365,7 +365,7 @@ class Supervisor:
         self._failed: list[Stub] = []
         self._reported: set[Process] = set()
         self._stopped: set[str] = set()
-        self._left_over, self._retired = LeftOver(), Retired()
+        self._to_kill, self._replaced = ProcessesToKill(), ReplacedProcesses()
         self._pending: dict[int, str] = {}
         self._probes = 0
         self._is_repairing = False
@@ -376,16 +376,16 @@ class Supervisor:
     @property
     def processes(self) -> set[Process]:
         """The processes whose states the next `ProcessesSeen` needs."""
-        return {*self._roster.processes, *self._left_over.due_s}
+        return {*self._stubs.processes, *self._to_kill.due_s}
 
     def processes_of(self, model: str) -> list[Process]:
         """Return the processes of a model, without those that a change of its instances has replaced."""
-        processes = [stub.process for stub in self._roster.of_model(model)]
-        return [process for process in processes if process not in self._retired]
+        processes = [stub.process for stub in self._stubs.of_model(model)]
+        return [process for process in processes if process not in self._replaced]
 
     def is_emptied(self, living: Collection[Stub]) -> bool:
         """Return whether only instances are left that a stopping server never ends."""
-        left_over = self._left_over.due_s.keys()
+        left_over = self._to_kill.due_s.keys()
         return bool(left_over) and all(stub.process in left_over for stub in living)
 
     def step(self, event: Event, now_s: float) -> Commands:
@@ -405,7 +405,7 @@ class Supervisor:
                 self._close_repair(now_s)
                 commands = []
             case InstancesChanged():
-                self._retired.add(event.model, event.old, now_s)
+                self._replaced.add(event.model, event.old, now_s)
                 self._renewed(event.model, now_s)
                 commands = []
             case ServerEnded():
@@ -415,23 +415,23 @@ class Supervisor:
     def _see(self, event: ProcessesSeen, now_s: float) -> Commands:
         states, has_found = event.states, event.found is not None
         dead = [
-            stub for stub in self._roster.update(event.found or (), states, now_s) if self._is_served(stub)
+            stub for stub in self._stubs.update(event.found or (), states, now_s) if self._is_served(stub)
         ]
-        known = self._roster.processes
+        known = self._stubs.processes
         self._reported = {each for each in known if each in self._reported or each.pid in event.failed}
-        self._failed = [stub for stub in self._roster.used(self._reported) if self._is_served(stub)]
-        stuck = self._retired.update(states, now_s)
-        self._left_over.add([each for each in stuck if each not in self._left_over.due_s], now_s)
-        late, count = self._left_over.update(states, now_s)
+        self._failed = [stub for stub in self._stubs.used(self._reported) if self._is_served(stub)]
+        stuck = self._replaced.update(states, now_s)
+        self._to_kill.add([each for each in stuck if each not in self._to_kill.due_s], now_s)
+        late, count = self._to_kill.update(states, now_s)
         commands: Commands = [Kill(each) for each in late]
-        if count >= MAX_LEFT_OVER:
+        if count >= MAX_DEAD_PROCESSES:
             commands += self._end(f"{count} dead instances hold its threads and memory")
         if dead and not has_found:  # a new stub may have taken its place meanwhile
             return [*commands, FindStubs()]
         self._dead = dead
         stopped = {process for process, state in states.items() if state == stub_processes.STOPPED}
-        self._stopped = self._roster.instances(
-            stopped - self._left_over.due_s.keys() - {each for each in stopped if each in self._retired}
+        self._stopped = self._stubs.instances(
+            stopped - self._to_kill.due_s.keys() - {each for each in stopped if each in self._replaced}
         )
         broken = {stub.model: f"the device of '{stub.instance}' failed" for stub in self._failed}
         broken |= {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
@@ -444,7 +444,7 @@ class Supervisor:
 
     def _is_served(self, stub: Stub) -> bool:
         is_ready = self.ready is None or stub.version in self.ready.get(stub.model, ())
-        return is_ready and stub.process not in self._retired
+        return is_ready and stub.process not in self._replaced
 
     def _start_round(self, event: RoundStarted) -> Commands:
         self.ready, self._image_models = event.ready, event.image_models
@@ -460,13 +460,13 @@ class Supervisor:
         return commands
 
     def _instances(self, model: str) -> int:
-        known = self._roster.of(model, (self.ready or {}).get(model, ()))
+        known = self._stubs.of(model, (self.ready or {}).get(model, ()))
         return min(MAX_PROBES, len({stub.instance for stub in known}))
 
     def _end_probe(self, event: ProbeEnded, now_s: float) -> Commands:
         probe, instance = event.probe, read_unhealthy_instance(event.failure or "")
         if instance and self._is_news(instance, event.began_s):
-            is_dead = self._verdicts.add(instance, now_s, is_stopped=instance in self._stopped)
+            is_dead = self._strikes.add(instance, now_s, is_stopped=instance in self._stopped)
             if not is_dead and probe.attempt < MAX_ATTEMPTS:
                 return [Probe(probe.model, probe.number, probe.attempt + 1)]
         if event.failure and not instance:
@@ -478,7 +478,7 @@ class Supervisor:
         """Blame stopped processes of a model for a failed probe: Triton may hang on them, and name none."""
         for instance in self._stopped:
             if _model_of(instance) == model and self._is_news(instance, began_s):
-                self._verdicts.add(instance, now_s, is_stopped=True)
+                self._strikes.add(instance, now_s, is_stopped=True)
 
     def _is_news(self, instance: str, began_s: float) -> bool:
         """Return whether a failure is neither known nor older than the last repair."""
@@ -489,7 +489,7 @@ class Supervisor:
 
     def _seek_repair(self, now_s: float) -> Commands:
         models = {stub.model for stub in (*self._dead, *self._failed)} | {
-            _model_of(instance) for instance in self._verdicts.dead
+            _model_of(instance) for instance in self._strikes.dead
         }
         is_due = any(now_s >= self._of(model).not_before_s for model in models)
         if self._is_repairing or self._has_ended or not is_due:
@@ -510,12 +510,12 @@ class Supervisor:
                 ):
                     return changed
                 return self._order(Reload(model, frozenset(versions), cause), now_s)
-        for instance in list(self._verdicts.dead):
-            in_use = self._roster.in_use(instance)
+        for instance in list(self._strikes.dead):
+            in_use = self._stubs.in_use(instance)
             model = in_use[0].model if in_use else _model_of(instance)
             if now_s < self._of(model).not_before_s:
                 continue
-            self._verdicts.clear(instance)
+            self._strikes.clear(instance)
             served = ready.get(model, set())
             versions = {stub.version for stub in in_use} & served or served
             # Which of several processes hangs is not known.
@@ -527,21 +527,21 @@ class Supervisor:
 
     def _retire_former(self, model: str, versions: Collection[int], now_s: float) -> Commands:
         """Give up the processes before the last repair, if others run; report another number of instances."""
-        former, in_use = self._of(model).former, self._roster.of(model, versions)
-        old = {stub.slot for stub in in_use if stub.process in former and stub.process not in self._retired}
+        former, in_use = self._of(model).former, self._stubs.of(model, versions)
+        old = {stub.slot for stub in in_use if stub.process in former and stub.process not in self._replaced}
         new = {stub.slot for stub in in_use if stub.process not in former}
         if not new:
             return []
-        self._retired.add(model, former, now_s)
+        self._replaced.add(model, former, now_s)
         lost = ", ".join(sorted(instance for _, _, instance in old - new))
         change = f"{len(new)} instance(s) instead of {len(old)}"
         return [Log(f"model '{model}' has {change}: the repair started no new {lost}")] if lost else []
 
     def _order(self, reload: Reload, now_s: float) -> Commands:
         model = self._of(reload.model)
-        old = [stub.process for stub in self._roster.of(reload.model, reload.versions)]
+        old = [stub.process for stub in self._stubs.of(reload.model, reload.versions)]
         if self._mode == "none":  # left over, or the server would wait for them when it stops
-            self._left_over.add(old, now_s)
+            self._to_kill.add(old, now_s)
             return self._end(
                 f"a stub of '{reload.model}' must be replaced, and models cannot be loaded in this mode"
             )
@@ -582,15 +582,15 @@ class Supervisor:
         self._renewed(model, now_s)
         dead = {stub.process for stub in self._dead}
         # After a refusal, the healthy stubs are still in use.
-        self._left_over.add([each for each in repair.old if each in dead or not is_refused], now_s)
+        self._to_kill.add([each for each in repair.old if each in dead or not is_refused], now_s)
 
     def _renewed(self, model: str, now_s: float) -> None:
         """Forget what is known about the former processes of a model."""
         self._of(model).renewed_s = now_s
         # Probes of old instances may take their whole time.
         self._pending = {number: of for number, of in self._pending.items() if of != model}
-        for instance in [each for each in self._verdicts.dead if _model_of(each) == model]:
-            self._verdicts.clear(instance)
+        for instance in [each for each in self._strikes.dead if _model_of(each) == model]:
+            self._strikes.clear(instance)
 
     def _end(self, reason: str = "") -> Commands:
         if self._has_ended:

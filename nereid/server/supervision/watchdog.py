@@ -79,7 +79,7 @@ class Exits:
         os.close(file)
 
 
-LOOK_S = 2.0
+POLL_S = 2.0
 # A model without requests is probed this long after its last answer.
 IDLE_S = 4.0
 # So is a model with requests: of two instances, one may hang while the other answers, and Triton 24.10 counts
@@ -105,7 +105,7 @@ class _Model:
     is_suspect: bool = True
     has_failed_probe: bool = False
 
-    def look(self, counts: Counts, now_s: float) -> bool:
+    def poll(self, counts: Counts, now_s: float) -> bool:
         """Apply new counts; returns whether the model has only answered since the last ones."""
         before, self.counts = self.counts, counts
         if counts.succeeded < before.succeeded or counts.failed < before.failed:  # it was loaded again
@@ -135,10 +135,10 @@ class Activity:
     def __init__(self) -> None:
         self._models: dict[str, _Model] = {}
 
-    def look(self, counts: Mapping[str, Counts], now_s: float) -> set[str]:
+    def poll(self, counts: Mapping[str, Counts], now_s: float) -> set[str]:
         """Apply the counts of all models; returns those that have answered requests since the last look."""
         self._models = {name: self._models.get(name) or _Model(probed_s=now_s) for name in counts}
-        return {name for name, each in counts.items() if self._models[name].look(each, now_s)}
+        return {name for name, each in counts.items() if self._models[name].poll(each, now_s)}
 
     def take_due(self, now_s: float) -> set[str]:
         """Return the models to probe now.
@@ -149,7 +149,7 @@ class Activity:
         due = [name for name, model in self._models.items() if model.due_s() <= now_s]
         due.sort(key=lambda name: (self._models[name].due_s(), name))
         urgent = sum(self._models[name].is_urgent for name in due)
-        taken = due[: urgent + max(1, int(len(self._models) * LOOK_S / IDLE_S))]
+        taken = due[: urgent + max(1, int(len(self._models) * POLL_S / IDLE_S))]
         for name in taken:
             self._models[name].probed_s = now_s
         return set(taken)
@@ -217,7 +217,7 @@ class Watchdog:
         self.restart_reason = ""
         self._threads = [
             threading.Thread(target=self._repeat, args=[each], name=each.__name__, daemon=True)
-            for each in (self._observe_processes, self._look, self._repair)
+            for each in (self._observe_processes, self._poll_models, self._repair)
         ]
 
     def __enter__(self) -> "Watchdog":
@@ -256,13 +256,13 @@ class Watchdog:
             try:
                 pause_s = step()
             except NotReached:
-                pause_s = LOOK_S  # the server ends or hangs: the probes distinguish the two
+                pause_s = POLL_S  # the server ends or hangs: the probes distinguish the two
             except Exception as error:
                 # An unforeseen error is logged; it must not end the supervision.
                 trouble = f"failed and continues: {type(error).__name__}: {error}"
                 if trouble != self._last_trouble:
                     self._say(trouble)
-                self._last_trouble, pause_s = trouble, LOOK_S
+                self._last_trouble, pause_s = trouble, POLL_S
             self._is_closed.wait(pause_s)
 
     def _observe_processes(self) -> float:
@@ -306,7 +306,7 @@ class Watchdog:
     def _living(self) -> list[Stub]:
         return stub_processes.find(self._server.pid, self._options.repository)
 
-    def _look(self) -> float:
+    def _poll_models(self) -> float:
         """Probe the models that have answered no request recently."""
         began_s = time.monotonic()
         self._probe_soon.clear()
@@ -315,7 +315,7 @@ class Watchdog:
             self._image_models, self._ready = image_models(self._options), ready
         models = [name for name in self._image_models if name in ready]
         with self._lock:
-            answered = self._activity.look({name: counts[name] for name in models}, began_s)
+            answered = self._activity.poll({name: counts[name] for name in models}, began_s)
             due = self._activity.take_due(began_s)
         server_failure = None if models else self._server.probe_server(PROBE_TIMEOUT_S)
         if not self._is_closed.is_set():
@@ -324,7 +324,7 @@ class Watchdog:
         if self._instances.discover(ready):
             self._adapt()
         self._handle(messages.RoundStarted(ready, models, due))
-        self._probe_soon.wait(max(0.0, LOOK_S - (time.monotonic() - began_s)))
+        self._probe_soon.wait(max(0.0, POLL_S - (time.monotonic() - began_s)))
         return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
 
     def _probe(self, probe: messages.Probe) -> None:

@@ -20,7 +20,7 @@ from nereid.server import run_dir
 from nereid.server.command_line import ServerOptions
 from nereid.server.ports import check_ports
 from nereid.server.supervision import health
-from nereid.server.supervision.health import JSON, TEXT, Page
+from nereid.server.supervision.health import JSON, TEXT, HttpPage
 
 START_S, STOP_S, STOP_POLL_S = 60.0, 40.0, 0.1
 METRICS_S = 5.0
@@ -29,7 +29,7 @@ PACKAGE, INSTALL = "uvicorn", "pip install 'nereid-serving[gateway]'"
 Launcher = Callable[[ServerOptions], "subprocess.Popen[str]"]
 
 
-class Front:
+class GatewayProcess:
     """A gateway process, started again when it ends.
 
     Args:
@@ -102,9 +102,9 @@ class Front:
 
 
 @contextlib.contextmanager
-def front_of(
+def gateway_of(
     options: ServerOptions, folder: Path, launch: Launcher, log: Callable[[str], None]
-) -> Iterator[Front]:
+) -> Iterator[GatewayProcess]:
     """Return the front of a guarded server, not started yet, with a page for Triton's metrics.
 
     Raises:
@@ -112,7 +112,7 @@ def front_of(
     """
     check_ports(options.host, options.ports)
     pages = partial(metrics_of, run_dir.socket_url(run_dir.socket_folder(folder), "metrics"))
-    front = Front(lambda: launch(options), log)
+    front = GatewayProcess(lambda: launch(options), log)
     with health.serve(pages, options.host, options.ports.metrics, "metrics"):
         try:
             yield front
@@ -120,7 +120,7 @@ def front_of(
             front.stop(lambda: True)
 
 
-def metrics_of(url: str, path: str) -> Page:
+def metrics_of(url: str, path: str) -> HttpPage:
     """Return status, content type and body of a page of Triton's metrics port.
 
     Args:
