@@ -19,7 +19,7 @@ from nereid.models.rollout.judge import Objective, Objectives, Outcome, PairCoun
 from nereid.models.rollout.plan import BOUNDS
 
 # A look has 1,000 requests; a step takes at least 12 looks, and is inconclusive after 600.
-SHARES, RATE, MIN_LOOKS, MAX_LOOKS = (0.01, 0.05, 0.25, 0.5), 1000, 12, 600
+SHARES, RATE, MIN_LOOKS, MAX_POLLS = (0.01, 0.05, 0.25, 0.5), 1000, 12, 600
 ERROR, SLOW = "error", "slow"
 STALL_LOOKS = 5
 # Median and spread of the simulated latencies, as of a classifier on a busy CPU, and the objective for them.
@@ -95,7 +95,7 @@ def rollout(candidate: Service, seed: int) -> End:
     for share in SHARES:
         step = Step(OBJECTIVES, share, BOUNDS)
         outcome, stalled = Outcome.CONTINUE, [0, 0]
-        for number in range(MAX_LOOKS):
+        for number in range(MAX_POLLS):
             for place in range(2):
                 begins = rng.random() < candidate.stalled_part / STALL_LOOKS
                 stalled[place] = STALL_LOOKS if begins else max(0, stalled[place] - 1)

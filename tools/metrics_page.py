@@ -157,9 +157,7 @@ def groups() -> tuple[Group, ...]:
             "Drift",
             "drift.md#metrics-of-the-monitor",
             "supervisor",
-            of_page(
-                monitor.PREFIX, monitor.METRICS, monitor.LABELS, monitor.COMMON_LABELS
-            ),
+            of_page(monitor.PREFIX, monitor.METRICS, monitor.LABELS, monitor.COMMON_LABELS),
         ),
         Group(
             "Traces",

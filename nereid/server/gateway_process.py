@@ -1,4 +1,4 @@
-"""The front of a guarded server: a gateway on the ports of an unguarded Triton, and Triton's metrics."""
+"""The gateway process of a guarded server, and the page of Triton's metrics."""
 
 import contextlib
 import http.client
@@ -34,7 +34,6 @@ class GatewayProcess:
 
     Args:
         launch: starts the process; Ctrl-C must not reach it, and it must end with this one.
-        log: receives one line for each start after the first.
 
     Raises:
         ServerError: the packages of the gateway are missing.
@@ -89,7 +88,6 @@ class GatewayProcess:
         self._process = None
 
     def _is_listening(self, timeout_s: float) -> bool:
-        """Return whether the gateway has printed its ports; wait for them if necessary."""
         assert self._process
         assert self._process.stdout
         if not self._has_listened and select.select([self._process.stdout], [], [], timeout_s)[0]:
@@ -121,12 +119,7 @@ def gateway_of(
 
 
 def metrics_of(url: str, path: str) -> HttpPage:
-    """Return status, content type and body of a page of Triton's metrics port.
-
-    Args:
-        url: Triton's own address of its metrics.
-        path: the requested path.
-    """
+    """Return status, content type and body of a page of Triton's metrics port."""
     if path != "/metrics":
         return HTTPStatus.NOT_FOUND, JSON, json.dumps({"error": "unknown page: expected /metrics"})
     try:

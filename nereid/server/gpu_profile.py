@@ -60,7 +60,6 @@ class Installed:
     Attributes:
         cupy: CuPy's packages; more than one do not work together.
         runtimes: packages of ONNX Runtime; two of them overwrite each other's files.
-        provider: the library of ONNX Runtime's CUDA provider.
         has_codec: whether nvImageCodec is there, which decodes the images.
     """
 
@@ -73,7 +72,7 @@ class Installed:
     def present(cls) -> "Installed":
         """Return those of this interpreter."""
         versions = {name: version_of(name) for name in CUPY_PACKAGES}
-        cupy = [Package(name, each, CUPY_PACKAGES[name]) for name, each in versions.items() if each]
+        cupy = [Package(name, version, CUPY_PACKAGES[name]) for name, version in versions.items() if version]
         runtimes = tuple(name for name in RUNTIMES if version_of(name))
         return cls(tuple(cupy), runtimes, _provider(), _has_codec())
 
@@ -93,7 +92,7 @@ class Installed:
         if not self.cupy:
             yield Problem("CuPy is missing", fix)
         if len(self.cupy) > 1:
-            yield conflict([each.name for each in self.cupy], fix)
+            yield conflict([package.name for package in self.cupy], fix)
         if not self.has_codec:
             yield Problem("nvImageCodec is missing", fix)
 
@@ -126,7 +125,6 @@ def driver_problem(cuda_of_driver: str, driver: str, major: int) -> Problem | No
 
     Args:
         cuda_of_driver: the newest CUDA release that the driver supports, such as "12.4"; empty if unknown.
-        driver: version of the driver.
         major: of the packages; 0 if unknown.
     """
     supported = int(cuda_of_driver.partition(".")[0] or 0)
@@ -174,12 +172,6 @@ def choose(
 
     On a machine without a GPU, nothing is started. No library of CUDA is loaded on any machine. A profile
     `tuned` is not selected, because it fits the machine of its search only; the choice mentions it.
-
-    Args:
-        repository: the models to serve.
-        environment: variables of the server.
-        devices: folder of the device files.
-        find_packages: returns the packages of the GPU path.
     """
     hint = ""
     if any(repository.glob(f"*/configs/{TUNED_PROFILE}.pbtxt")):
@@ -198,10 +190,10 @@ def choose(
         cuda = nvidia_smi.read_cuda_version(path)
     except ServerError as error:
         return _without(Problem(error.reason, error.fix), hint)
-    used = [gpu for gpu in gpus if any(each.uuid == gpu.uuid for each in seen)]
+    used = [gpu for gpu in gpus if any(device.uuid == gpu.uuid for device in seen)]
     if problem := unusable(used or gpus, len(seen), cuda, installed.cuda):
         return _without(problem, hint)
-    names = ", ".join(dict.fromkeys(each.name for each in used or seen))
+    names = ", ".join(dict.fromkeys(device.name for device in used or seen))
     return Choice(GPU_PROFILE, f"{names}, CUDA provider, CuPy {installed.cupy[0].version}", hint=hint)
 
 
@@ -219,7 +211,6 @@ def unusable(gpus: list[Gpu], visible: int, cuda: str, major: int) -> Problem | 
     """Return why no GPU can be used, or None.
 
     Args:
-        gpus: the GPUs that CUDA shows.
         visible: number of GPUs that CUDA shows.
         cuda: the newest CUDA release that the driver supports.
         major: major release of CUDA that CuPy is built for.
@@ -228,7 +219,7 @@ def unusable(gpus: list[Gpu], visible: int, cuda: str, major: int) -> Problem | 
         return Problem("CUDA_VISIBLE_DEVICES names no GPU of this machine", "change or unset it")
     if problem := driver_problem(cuda, gpus[0].driver if gpus else "", major):
         return problem
-    problems = [capability_problem(each.name, each.compute_capability, major) for each in gpus]
+    problems = [capability_problem(gpu.name, gpu.compute_capability, major) for gpu in gpus]
     return problems[0] if problems and all(problems) else None
 
 

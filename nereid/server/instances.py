@@ -18,7 +18,7 @@ from nereid.base.units import format_bytes
 from nereid.server.control import NOT_LOADED, Control, Instances, Refused
 from nereid.server.run_dir import ServerRecord
 from nereid.server.supervision.health import Health
-from nereid.server.supervision.process_usage import memory_bytes
+from nereid.server.supervision.process_usage import core_wait_s, memory_bytes
 
 # An instance is added after this many samples in a row in which requests waited: about a second.
 ADD_SAMPLES, WAITING = 5, 1.0
@@ -32,6 +32,14 @@ CPU_FULL, GPU_FULL = 0.25, 0.9
 MEMORY_PART = 0.8
 # Largest part of the time for which the instances that stay would be busy.
 STAYING_BUSY = 0.5
+INFERENCE = ("request_success", "exec_count", "compute_", "pending_request_count")
+PREFIXES = (*(f"nv_inference_{name}" for name in INFERENCE), "nv_gpu_")
+US_PER_S = 1e6
+SAMPLE_S, TIMEOUT_S = 0.2, 2.0
+# Other commands load models, too, and the memory of a process takes 1 to 3 ms to read.
+NUMBER_S, MEMORY_S = 2.0, 10.0
+# Without a model that has bounds.
+IDLE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +52,14 @@ class GpuSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LoadSample:
     """The state of a model at one moment, and its work since the sample before.
 
     Args:
-        at_s: monotonic seconds.
         instances: the present number, for each version.
         waiting: requests that wait for an instance now, of the version with the most.
         busy: mean number of instances that computed, of the busiest version.
         cpu_wait: part of the time for which a process of the model waited for a core, 0 to 1.
-        free_bytes: available memory.
         instance_bytes: memory of one instance of all versions; 0 if unknown.
         gpu: the fullest GPU, for instances on a GPU.
     """
@@ -89,7 +95,7 @@ class InstanceDecider:
         self._not_before_s = float("-inf")
         self._start_again()
 
-    def decide(self, sample: Sample) -> Decision | None:
+    def decide(self, sample: LoadSample) -> Decision | None:
         """Return the change that follows from a sample and those before; None for no change."""
         if sample.at_s < self._not_before_s:
             return None
@@ -105,12 +111,12 @@ class InstanceDecider:
         self._start_again()
 
     def _start_again(self) -> None:
-        self._waits: list[Sample] = []
+        self._waits: list[LoadSample] = []
         self._quiet_since_s: float | None = None
         self._last_s = self._busy_s = 0.0
         self.blocked = ""
 
-    def _more(self, sample: Sample) -> Decision | None:
+    def _more(self, sample: LoadSample) -> Decision | None:
         if sample.waiting < WAITING:
             self._waits, self.blocked = [], ""
             return None
@@ -120,11 +126,11 @@ class InstanceDecider:
         self.blocked = _full_processor(self._waits) or _full_memory(sample, sample.instances + 1)
         if self.blocked:
             return None
-        waiting = fmean(each.waiting for each in self._waits)
+        waiting = fmean(earlier.waiting for earlier in self._waits)
         seconds = sample.at_s - self._waits[0].at_s
         return Decision(sample.instances + 1, f"{waiting:.1f} requests waited for {seconds:.1f} s")
 
-    def _fewer(self, sample: Sample) -> Decision | None:
+    def _fewer(self, sample: LoadSample) -> Decision | None:
         count, now_s = sample.instances, sample.at_s
         if sample.waiting >= WAITING or count <= self.bounds.low:
             self._quiet_since_s = None
@@ -142,35 +148,30 @@ class InstanceDecider:
         return Decision(count - 1, f"{busy:.1f} of {count} instances were busy for {quiet_s:.0f} s")
 
 
-def _full_processor(samples: list[Sample]) -> str:
+def _full_processor(samples: list[LoadSample]) -> str:
     """Return why another instance would find no free processor; empty if it would."""
-    cpu_wait = fmean(each.cpu_wait for each in samples)
+    cpu_wait = fmean(sample.cpu_wait for sample in samples)
     if cpu_wait >= CPU_FULL:
         return f"its processes wait for a core {cpu_wait:.0%} of the time"
-    gpus = [each.gpu.busy for each in samples if each.gpu]
+    gpus = [sample.gpu.busy for sample in samples if sample.gpu]
     if gpus and fmean(gpus) >= GPU_FULL:
         return f"the GPU is busy {fmean(gpus):.0%} of the time"
     return ""
 
 
-def _full_memory(sample: Sample, count: int) -> str:
+def _full_memory(sample: LoadSample, count: int) -> str:
     """Return why the memory does not suffice for `count` new instances next to the old ones; empty if so."""
     rows = [("memory", sample.free_bytes, sample.instance_bytes)]
     if sample.gpu:  # how much of the used memory belongs to the model is unknown: at most all
         rows.append(("memory of the GPU", sample.gpu.free_bytes, sample.gpu.used_bytes / sample.instances))
-    for name, free, each in rows:
-        if (needed := count * each / MEMORY_PART) > free:
+    for name, free, of_instance in rows:
+        if (needed := count * of_instance / MEMORY_PART) > free:
             return f"expected {format_bytes(int(needed))} of free {name}, got {format_bytes(int(free))}"
     return ""
 
 
-INFERENCE = ("request_success", "exec_count", "compute_", "pending_request_count")
-PREFIXES = (*(f"nv_inference_{name}" for name in INFERENCE), "nv_gpu_")
-US_PER_S, NS_PER_S = 1e6, 1e9
-
-
 @dataclass(frozen=True, slots=True)
-class Load:
+class ModelLoad:
     """The load of a model, each of the version with the most.
 
     Args:
@@ -182,7 +183,7 @@ class Load:
     busy: float
 
 
-def read_loads(page: Snapshot, growth: Snapshot, seconds: float) -> dict[str, Load]:
+def read_loads(page: Snapshot, growth: Snapshot, seconds: float) -> dict[str, ModelLoad]:
     """Return the load of each loaded model, from Triton's page and its growth in some seconds."""
 
     def grown(name: str) -> dict[tuple[str, ...], float]:
@@ -191,13 +192,13 @@ def read_loads(page: Snapshot, growth: Snapshot, seconds: float) -> dict[str, Lo
     requests, executions = grown("request_success"), grown("exec_count")
     parts = [grown(f"compute_{part}_duration_us") for part in ("input", "infer", "output")]
     waiting = page.sums("nv_inference_pending_request_count", "model", "version")
-    found: dict[str, Load] = {}
+    found: dict[str, ModelLoad] = {}
     for version, answered in requests.items():
         # Requests of one batch count the computing time of the batch each.
         batches = min(1.0, executions.get(version, 0.0) / answered) if answered else 0.0
         compute_s = sum(part.get(version, 0.0) for part in parts) / US_PER_S
-        others = found.get(version[0], Load(0.0, 0.0))
-        found[version[0]] = Load(
+        others = found.get(version[0], ModelLoad(0.0, 0.0))
+        found[version[0]] = ModelLoad(
             max(others.waiting, waiting.get(version, 0.0)), max(others.busy, compute_s * batches / seconds)
         )
     return found
@@ -219,10 +220,6 @@ class CpuWait:
     """The part of the time for which the processes of a model wait for a core, between two readings.
 
     A kernel that does not count this, or a model without processes, has the machine's pressure instead.
-
-    Args:
-        proc: the kernel's table of processes.
-        clock: monotonic time in seconds.
     """
 
     def __init__(self, proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
@@ -235,22 +232,14 @@ class CpuWait:
         seconds, self._read_s = self._clock() - self._read_s, self._clock()
         before, self._waited_s = self._waited_s, dict[int, float]()
         for pid in pids:
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                self._waited_s[pid] = self._of_process(pid)
+            if (waited_s := core_wait_s(pid, self._proc)) is not None:
+                self._waited_s[pid] = waited_s
         grown = [max(0.0, self._waited_s[pid] - before[pid]) for pid in self._waited_s.keys() & before]
         pressed_s = 0.0 if self._waited_s else self._pressure_s()
         if not self._waited_s:
             grown = [pressed_s - self._pressed_s] if self._pressed_s is not None else []
             self._pressed_s = pressed_s
         return min(1.0, sum(grown) / len(grown) / seconds) if grown and seconds > 0 else 0.0
-
-    def _of_process(self, pid: int) -> float:
-        """Return the seconds that the threads of a process have waited for a core, one after the other.
-
-        Source: Linux, Documentation/scheduler/sched-stats.rst, the second field.
-        """
-        tasks = (self._proc / str(pid) / "task").iterdir()
-        return sum(int((each / "schedstat").read_text().split()[1]) for each in tasks) / NS_PER_S
 
     def _pressure_s(self) -> float:
         """Return the seconds in which some thread of the machine waited for a core; 0 if not counted.
@@ -263,17 +252,8 @@ class CpuWait:
         return 0.0
 
 
-SAMPLE_S, TIMEOUT_S = 0.2, 2.0
-# Other commands load models, too, and the memory of a process takes 1 to 3 ms to read.
-NUMBER_S, MEMORY_S = 2.0, 10.0
-# Without a model that has bounds.
-IDLE_S = 2.0
-
-
 @dataclass(slots=True)
 class _Model:
-    """The last readings of one model with bounds, and its decisions."""
-
     decider: InstanceDecider
     cpu: CpuWait = field(default_factory=CpuWait)
     served: Instances = NOT_LOADED
@@ -287,11 +267,7 @@ class InstanceController:
     """Adapts the numbers of instances of one server; `discover` and `step` may have a thread each.
 
     Args:
-        record: the running server.
-        health: receives the numbers and changes.
-        processes_of: returns the processes of a model.
         change: loads a model with a number of instances, or raises `Refused`.
-        log: receives one line for each change.
     """
 
     def __init__(
@@ -329,7 +305,7 @@ class InstanceController:
         """
         began_s, bounds = time.monotonic(), self._bounds
         self._models = {
-            name: self._models.get(name) or _Model(InstanceDecider(each)) for name, each in bounds.items()
+            name: self._models.get(name) or _Model(InstanceDecider(limits)) for name, limits in bounds.items()
         }
         if not bounds:
             self._health.instances_seen({})
@@ -348,8 +324,9 @@ class InstanceController:
         self._health.instances_seen({name: model.served.count for name, model in self._models.items()})
         return max(0.0, SAMPLE_S - (time.monotonic() - began_s))
 
-    def _sample(self, name: str, model: _Model, load: Load | None, gpu: GpuSample | None) -> Sample | None:
-        """Return the state of a model; None if it is not loaded."""
+    def _sample(
+        self, name: str, model: _Model, load: ModelLoad | None, gpu: GpuSample | None
+    ) -> LoadSample | None:
         now_s = time.monotonic()
         processes = [process.pid for process in self._processes_of(name)]
         if now_s - model.number_read_s >= NUMBER_S:
@@ -360,7 +337,7 @@ class InstanceController:
         cpu_wait = model.cpu.read(processes)
         if not model.served.count or not load:
             return None
-        return Sample(
+        return LoadSample(
             now_s,
             model.served.count,
             load.waiting,
@@ -381,7 +358,11 @@ class InstanceController:
         model.decider.changed(ended_s, is_refused=bool(refusal))
         model.blocked = ""
         model.number_read_s = model.memory_read_s = float("-inf")
-        self._health.instances_changed(name, "up" if decision.count > before else "down", bool(refusal))
+        if refusal:
+            self._health.count("instance_change_failures_total", model=name)
+        else:
+            direction = "up" if decision.count > before else "down"
+            self._health.count("instance_changes_total", model=name, direction=direction)
         text = f"instances of '{name}': {before} → {decision.count} of {model.decider.bounds}"
         took = (
             f"failed after {ended_s - began_s:.1f} s ({refusal})" if refusal else f"{ended_s - began_s:.1f} s"
@@ -389,7 +370,6 @@ class InstanceController:
         self._log(f"{text}, {took}: {decision.reason}")
 
     def _log_blocked_once(self, name: str, model: _Model) -> None:
-        """Log once per change why a model gets no instance although requests wait."""
         reason = model.decider.blocked
         if reason and not model.blocked:
             number = f"{model.served.count} of {model.decider.bounds}"

@@ -28,19 +28,34 @@ from nereid.repository.fitting import Fitted
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import request_traces, run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
-from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer
+from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer, unservable_models
 from nereid.server.gateway_process import GatewayProcess, Launcher, gateway_of
 from nereid.server.ports import Ports, free_ports, wait_until_free
 from nereid.server.ready_line import announcement, ready_line
 from nereid.server.request_traces import TraceOptions
 from nereid.server.run_dir import ServerRecord
-from nereid.server.start_checks import unservable_models
 from nereid.server.supervision import health as health_page
 from nereid.server.supervision.health import Health
 from nereid.server.supervision.watchdog import Watchdog
 
 # Time that killed processes need to end.
 KILLED_S = 10.0
+UNGUARDED = (
+    "the ports are Triton's own, and any program that reaches them can end the server with one request; "
+    "--guard checks all requests"
+)
+# A signal that another thread receives, or that arrives just before a wait, does not end that wait.
+SIGNAL_POLL_S = 1.0
+RESTART_DELAYS_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+# The ports of a killed server are free immediately, those of a server that ends itself after about 3 s.
+PORTS_FREE_S = 10.0
+# Seconds for the last requests of a server that got SIGTERM from another program. Clients with open
+# connections continue to send. Triton 24.10 would wait for them for 30 s, and accept no new connection.
+LAST_REQUESTS_S = 1.0
+# `tritonserver` and its stubs open about 150; the rest is for connections.
+MIN_OPEN_FILES = 256
+# Seconds for the jobs to end.
+JOB_STOP_S = 2.0
 
 
 def wait_for_orphans(base: Path, repository: Path, log: Callable[[str], None]) -> None:
@@ -65,24 +80,6 @@ def _runs_yet(pid: int, folder: Path, stubs: list[stub_processes.Process]) -> bo
         return True
     left = stub_processes.states(stubs).values()
     return any(letter != stub_processes.ZOMBIE for letter in left)
-
-
-UNGUARDED = (
-    "the ports are Triton's own, and any program that reaches them can end the server with one request; "
-    "--guard checks all requests"
-)
-# A signal that another thread receives, or that arrives just before a wait, does not end that wait.
-SIGNAL_POLL_S = 1.0
-RESTART_DELAYS_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-# The ports of a killed server are free immediately, those of a server that ends itself after about 3 s.
-PORTS_FREE_S = 10.0
-# Seconds for the last requests of a server that got SIGTERM from another program. Clients with open
-# connections continue to send. Triton 24.10 would wait for them for 30 s, and accept no new connection.
-LAST_REQUESTS_S = 1.0
-# `tritonserver` and its stubs open about 150; the rest is for connections.
-MIN_OPEN_FILES = 256
-# Seconds for the jobs to end.
-JOB_STOP_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,6 @@ class BackgroundJob:
 
     Attributes:
         metrics: returns its samples for the supervisor's metrics page.
-        name: of its thread.
         run: works until its event is set; None for no work in the background.
     """
 
@@ -156,11 +152,6 @@ def serve(
     server. A second signal ends the server without waiting for its requests. In the explicit mode, a model
     that cannot be loaded is reported and left out.
 
-    Args:
-        given: settings of the server and of its supervision.
-        environment: environment variables of this process.
-        jobs: run as long as this process serves.
-        launch: starts the gateway of a guarded server.
 
     Raises:
         ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
@@ -200,7 +191,6 @@ def serve(
 
 
 def _completed(given: ServeOptions) -> ServerOptions:
-    """Return the options of a server with its token, and with what the other options decide."""
     options = given.server
     # Only our commands know a random token, and flags of Triton may name other models.
     has_other_tools = given.is_open or bool(options.token or options.flags)
@@ -210,7 +200,7 @@ def _completed(given: ServeOptions) -> ServerOptions:
 
 
 def _joined(metrics: Sequence[Callable[[], str]]) -> str:
-    return "".join(each() for each in metrics)
+    return "".join(page() for page in metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +241,7 @@ class _Service:
             server = EmbeddedServer(self.options, self.folder, self.environment, log, among, failed)
             try:
                 with server:
-                    self.health.restarted()
+                    self.health.count("restarts_total")
                     log(f"supervisor: tritonserver is ready again after {time.monotonic() - began_s:.1f} s")
                     ready, reason = self._supervise(server)
                     among = None
@@ -341,13 +331,12 @@ class _Service:
 
 
 def _check_is_first(options: ServerOptions, environment: Mapping[str, str], health_port: int | None) -> None:
-    """Refuse the ports of a running server of the same repository."""
     wanted = {*asdict(options.ports).values(), health_port}
-    for each in run_dir.find_servers(run_dir.root(environment), options.repository):
-        if shared := wanted & {*each.all_ports.values()}:
+    for server in run_dir.find_servers(run_dir.root(environment), options.repository):
+        if shared := wanted & {*server.all_ports.values()}:
             raise ServerError(
                 f"a server of '{options.repository}' runs already on port {min(filter(None, shared))}: "
-                f"pid {each.pid}",
+                f"pid {server.pid}",
                 "nereid status shows it; a second one needs other ports: --http-port 0 --grpc-port 0 "
                 "--metrics-port 0",
             )

@@ -19,7 +19,7 @@ from nereid.insight.tune import profiles, search
 from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, with_settings
 from nereid.insight.tune.search import FIRST_S, NotMeasured, Objective, Search
 from nereid.insight.tune.trial import TrialServer, copy_repository
-from nereid.insight.tune.tuning import Report, TuneOptions, write
+from nereid.insight.tune.tuning import TuneOptions, TuneReport, write
 from nereid.repository import check
 from nereid.server.control import Control
 from nereid.tasks.classify.client import Classifier
@@ -185,7 +185,9 @@ def test_bad_config_is_replaced(models, tmp_path):
 
         searching = Search(measure, Objective("throughput"), 1, lambda: spent[0], 14 * FIRST_S)
         found = searching.run(lambda count: search.sample(points, grid, count, 0, without=default))
-    report = Report("classify_v1", searching.objective, default, *found, searching.seen, searching.failures)
+    report = TuneReport(
+        "classify_v1", searching.objective, default, *found, searching.seen, searching.failures
+    )
 
     found_waits = dict(report.best)[DELAY] == WAITING[DELAY] and dict(report.best)[PREFERRED] > CALLERS
     assert not found_waits, report.reason()

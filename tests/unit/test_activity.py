@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from nereid.server.supervision.watchdog import BUSY_S, IDLE_S, POLL_S, Activity, Counts, read_counts
+from nereid.server.supervision.watchdog import BUSY_S, IDLE_S, POLL_S, Activity, RequestCounts, read_counts
 
 
 class Models:
@@ -12,13 +12,13 @@ class Models:
 
     def __init__(self, *names: str) -> None:
         self.activity, self.now_s = Activity(), 1000.0
-        self.counts = {name: Counts() for name in names}
+        self.counts = {name: RequestCounts() for name in names}
         self.answered: set[str] = set()
 
     def answer(self, *names: str, failures: int = 0) -> None:
         for name in names:
             before = self.counts[name]
-            self.counts[name] = Counts(before.succeeded + (not failures), before.failed + failures)
+            self.counts[name] = RequestCounts(before.succeeded + (not failures), before.failed + failures)
 
     def poll(self, later_s: float = POLL_S) -> set[str]:
         """Look at all models after some seconds; returns those to probe."""
@@ -92,7 +92,7 @@ def test_failed_probe_is_repeated_until_one_succeeds(idle):
 def test_loaded_model_counts_from_zero(idle):
     idle.answer(*["a"] * 5)
     idle.poll()
-    idle.counts["a"] = Counts(1)
+    idle.counts["a"] = RequestCounts(1)
     idle.poll()
 
     assert idle.answered == {"a"}
@@ -114,4 +114,7 @@ def test_counts_are_those_of_all_versions():
 
     statistics = {"model_stats": [entry("a", "1", 3, 1), entry("a", "7", 4, 0), entry("b", "1", 0, 0)]}
 
-    assert read_counts(statistics) == ({"a": {1, 7}, "b": {1}}, {"a": Counts(7, 1), "b": Counts()})
+    assert read_counts(statistics) == (
+        {"a": {1, 7}, "b": {1}},
+        {"a": RequestCounts(7, 1), "b": RequestCounts()},
+    )

@@ -25,7 +25,7 @@ from nereid.insight.drift import baseline, recording, scores
 from nereid.insight.drift.baseline import Measured, from_traffic
 from nereid.insight.drift.comparison import Target, VariantDrift, compare, why_not
 from nereid.insight.drift.drift_report import agreement, wilson
-from nereid.insight.drift.monitor import RouteDrift, State, metrics
+from nereid.insight.drift.monitor import DriftState, RouteDrift, metrics
 from nereid.insight.drift.recording import History, Slot, growth_of
 from nereid.tasks.task_outputs import Signals
 from tests.tables import cases
@@ -269,7 +269,7 @@ def test_gauges_have_every_signal():
     variant = VariantDrift("v1", "net_v1", 1, 400, 12.0, 60.0, "", found)
     not_compared = VariantDrift("v2", "net_v2", 1, 0, None, None, "no reference")
 
-    page = metrics(State(NOW, 3600, 3600, (RouteDrift("r", "photos", (variant, not_compared)),)))
+    page = metrics(DriftState(NOW, 3600, 3600, (RouteDrift("r", "photos", (variant, not_compared)),)))
 
     of_variant = 'route="r",variant="v1"'
     for signal, measure, kind in product(recording.SIGNALS, ("psi", "js"), ("score", "limit")):
@@ -278,7 +278,7 @@ def test_gauges_have_every_signal():
     for name, number in numbers.items():
         assert f"nereid_drift_{name}{{{of_variant}}} {number}\n" in page
     assert "v2" not in page
-    assert metrics(None) == metrics(State(NOW, 1, 1, (RouteDrift("r", "", (not_compared,)),))) == ""
+    assert metrics(None) == metrics(DriftState(NOW, 1, 1, (RouteDrift("r", "", (not_compared,)),))) == ""
 
 
 def test_shadows_agree_over_time():

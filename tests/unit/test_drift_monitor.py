@@ -18,7 +18,7 @@ from nereid.backends.routing.reference_file import (
 from nereid.backends.triton.metrics import ROUTE_QUALITY_METRICS
 from nereid.base.errors import OperationFailed
 from nereid.insight.drift.drift_report import report
-from nereid.insight.drift.monitor import STATE_FILE, Monitor, Server, State, Timing
+from nereid.insight.drift.monitor import STATE_FILE, DriftState, Monitor, Server, Timing
 from nereid.insight.drift.recording import RECORDING_FILE
 from nereid.server.ports import Ports
 from nereid.server.run_dir import GatewayRecord, ServerRecord
@@ -61,7 +61,7 @@ class World:
             lines.append(f'nereid_route_confidence_bucket{{le="{bound}",{labels}}} {below}')
         return HTTPStatus.OK, health.TEXT, "\n".join(lines) + "\n"
 
-    def look(self, *added: int) -> State:
+    def look(self, *added: int) -> DriftState:
         """Add images to the buckets, and look a minute later."""
         for bound, count in zip(BOUNDS, added, strict=False):
             self.counts[bound] += count

@@ -13,7 +13,7 @@ from nereid.server.instances import (
     REFUSED_DELAYS_S,
     GpuSample,
     InstanceDecider,
-    Sample,
+    LoadSample,
 )
 from tests.tables import cases
 
@@ -23,14 +23,14 @@ from tests.tables import cases
 RECORDED = json.loads(Path(__file__).with_name("instance_samples.json").read_text())
 MB, GB = 1e6, 1e9
 BOUNDS = InstanceBounds(1, 4, 3.0)
-IDLE = Sample(0.0, 2, 0.0, 0.0, 0.0, 8 * GB, 50 * MB)
+IDLE = LoadSample(0.0, 2, 0.0, 0.0, 0.0, 8 * GB, 50 * MB)
 WAITING = replace(IDLE, waiting=3.0, busy=2.0)
 GPU = GpuSample(0.5, 40 * GB, 4 * GB)
 
 
-def recorded(name: str) -> list[Sample]:
+def recorded(name: str) -> list[LoadSample]:
     return [
-        Sample(at_s, count, waiting, busy, cpu_wait, free * MB, each * MB)
+        LoadSample(at_s, count, waiting, busy, cpu_wait, free * MB, each * MB)
         for at_s, count, waiting, busy, cpu_wait, free, each in RECORDED[name]
     ]
 
@@ -42,7 +42,7 @@ class Driver:
         self.decider, self.now_s, self.count = InstanceDecider(bounds), 100.0, count
         self.changes: list[int] = []
 
-    def show(self, sample: Sample, seconds: float) -> list[int]:
+    def show(self, sample: LoadSample, seconds: float) -> list[int]:
         """Show a sample for some seconds, carry out each decision immediately; returns the numbers."""
         before = len(self.changes)
         for _ in range(round(seconds / 0.2)):

@@ -13,7 +13,7 @@ from nereid.server.instances import (
     GpuSample,
     InstanceController,
     InstanceDecider,
-    Load,
+    ModelLoad,
     read_gpu,
     read_loads,
 )
@@ -44,8 +44,8 @@ def test_loads_are_those_of_the_interval():
         PAGE.replace("} 124", "} 132").replace("} 62", "} 66").replace("} 25000000", "} 41000000")
     )
 
-    assert read_loads(after, after - before, 2.0) == {"eyes": Load(7, 4.0)}
-    assert read_loads(after, after - after, 2.0) == {"eyes": Load(7, 0.0)}
+    assert read_loads(after, after - before, 2.0) == {"eyes": ModelLoad(7, 4.0)}
+    assert read_loads(after, after - after, 2.0) == {"eyes": ModelLoad(7, 0.0)}
 
 
 def test_gpus_count_like_the_fullest():

@@ -329,7 +329,7 @@ def test_instance_name_of_several_versions_kills_no_process():
 def test_verdict_on_a_model_that_was_unloaded_repairs_nothing(driver):
     (probe,) = driver.round("eyes")
     for attempt in (1, 2):
-        driver.judge(replace(probe, attempt=attempt))
+        driver.judge(Probe(probe.model, probe.number, attempt))
 
     assert driver.step(IndexRead({})) == [Kill(FIRST.process)]
     assert driver.see() == [ReportBroken({})]

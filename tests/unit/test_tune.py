@@ -18,7 +18,7 @@ from nereid.insight.tune.search import (
     median,
     pareto_front,
 )
-from nereid.insight.tune.tuning import Report
+from nereid.insight.tune.tuning import TuneReport
 from nereid.repository.pbtxt import parse
 from tests.tables import cases
 
@@ -65,20 +65,20 @@ class Machine:
         return {1: load(rate / 4, 2.0, 1e3 / rate), 8: load(rate, self.p99_ms, 1e3 / rate)}
 
 
-def search(machine: Machine, objective: Objective = THROUGHPUT, until_s: float = 300.0, points=POINTS):
+def searched(machine: Machine, objective: Objective = THROUGHPUT, until_s: float = 300.0, points=POINTS):
     searching = Search(machine.measure, objective, 2, machine.clock, until_s)
     found = searching.run(lambda count: search.sample(points, GRID, count, 0, ()))
     return searching, found
 
 
-def report(searching: Search, found: tuple[Candidate, Duel]) -> Report:
+def report(searching: Search, found: tuple[Candidate, Duel]) -> TuneReport:
     default = (("instances", 2), ("delay", 2))
-    return Report("net", searching.objective, default, *found, searching.seen, searching.failures)
+    return TuneReport("net", searching.objective, default, *found, searching.seen, searching.failures)
 
 
 @pytest.mark.parametrize("objective", [THROUGHPUT, LATENCY], ids=["throughput", "latency"])
 def test_best_of_the_surface_is_found(objective):
-    searching, (best, duel) = search(Machine(noise=0.01), objective)
+    searching, (best, duel) = searched(Machine(noise=0.01), objective)
 
     assert dict(best) == {"instances": 3, "delay": 0}
     assert duel.gain(objective) == pytest.approx(100 / 80 - 1, abs=0.03)
@@ -94,7 +94,7 @@ def test_best_of_the_surface_is_found(objective):
 def test_deadline_is_held(until_s):
     machine = Machine()
 
-    searching, found = search(machine, until_s=until_s)
+    searching, found = searched(machine, until_s=until_s)
 
     assert machine.now_s <= until_s
     assert report(searching, found).verdict in ("better", "kept")
@@ -107,7 +107,9 @@ def test_gain_within_the_noise_keeps_the_default():
     seen = {DEFAULT: default[0], (("instances", 3),): best[0]}
 
     def verdict(twin):
-        return Report("net", THROUGHPUT, (), (("instances", 3),), Duel(default, twin, best), seen, {}).verdict
+        return TuneReport(
+            "net", THROUGHPUT, (), (("instances", 3),), Duel(default, twin, best), seen, {}
+        ).verdict
 
     assert verdict(twin) == "kept"
     assert verdict([{1: load(100 + stray)} for stray in (-0.3, 0.2, 0.4, -0.2, 0.3)]) == "better"
@@ -123,7 +125,7 @@ def test_p99_limits_the_concurrency_that_counts():
 
 
 def test_missed_p99_is_infeasible():
-    searching, found = search(Machine(p99_ms=500), Objective("throughput", 1.5))
+    searching, found = searched(Machine(p99_ms=500), Objective("throughput", 1.5))
 
     result = report(searching, found)
 
@@ -144,7 +146,7 @@ def test_missed_p99_is_infeasible():
     },
 )
 def test_search_without_a_comparison_keeps_the_default(machine, until_s, reason):
-    searching, found = search(machine, until_s=until_s)
+    searching, found = searched(machine, until_s=until_s)
 
     result = report(searching, found)
 
@@ -155,10 +157,10 @@ def test_search_without_a_comparison_keeps_the_default(machine, until_s, reason)
 
 @pytest.mark.parametrize("rounds", [0, 4])
 def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
-    _, (best, duel) = search(whole := Machine())
+    _, (best, duel) = searched(whole := Machine())
     before = sum(candidate == best for candidate, *_ in whole.measured) - len(duel.best)
 
-    searching, found = search(Machine(rejects=frozenset({best}), after=before + rounds))
+    searching, found = searched(Machine(rejects=frozenset({best}), after=before + rounds))
     result = report(searching, found)
 
     assert best in searching.failures
@@ -177,7 +179,7 @@ def test_default_that_rarely_misses_the_p99_still_counts():
     def verdict(default, twin):
         """Return the verdict on a faster default and a candidate that meets the p99."""
         seen = {DEFAULT: median(default), (("instances", 3),): median(best)}
-        return Report("net", strict, (), (("instances", 3),), Duel(default, twin, best), seen, {}).verdict
+        return TuneReport("net", strict, (), (("instances", 3),), Duel(default, twin, best), seen, {}).verdict
 
     assert verdict([late, late, near], [near, near, near]) == "kept"
     assert verdict([late, late, near], [near, late, late]) == "kept"

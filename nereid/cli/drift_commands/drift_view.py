@@ -3,12 +3,12 @@
 from nereid.base.units import format_duration
 from nereid.cli.tables import print_table
 from nereid.insight.drift.comparison import SignalDrift, VariantDrift
-from nereid.insight.drift.drift_report import Report
+from nereid.insight.drift.drift_report import DriftReport
 
 NONE = "—"
 
 
-def show(found: Report) -> None:
+def show(found: DriftReport) -> None:
     """Print a report for a person."""
     route = found.route
     if route.problem:

@@ -14,7 +14,7 @@ from nereid.cli.options import show_progress
 from nereid.cli.tables import console
 from nereid.insight.tune import tuning
 from nereid.insight.tune.profiles import TUNED
-from nereid.insight.tune.tuning import Report, TuneOptions
+from nereid.insight.tune.tuning import TuneOptions, TuneReport
 
 HEADINGS = ("", "settings", "concurrency", "images/s", "p50 ms", "p99 ms")
 
@@ -51,7 +51,7 @@ def run(options: TuneOptions, environment: Mapping[str, str], as_json: bool) -> 
         print(_outcome(written))
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: TuneReport, console: Console) -> None:
     """Print the Pareto front, the default and the best candidate as a table."""
     table = Table(*HEADINGS)
     for mark, settings, concurrency, load in report.points():

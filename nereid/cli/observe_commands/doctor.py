@@ -1,6 +1,7 @@
 """`nereid doctor`: check the machine."""
 
 import json
+from dataclasses import astuple
 
 import typer
 
@@ -19,8 +20,7 @@ def doctor(context: typer.Context, as_json: AsJson = False, repository: Reposito
 
     findings = list(examine(environment(context), repository))
     if as_json:
-        rows = [(finding.check, finding.status, finding.detail, finding.fix) for finding in findings]
-        print(json.dumps([dict(zip(KEYS, row, strict=True)) for row in rows], indent=2))
+        print(json.dumps([dict(zip(KEYS, astuple(finding), strict=True)) for finding in findings], indent=2))
     else:
         rows = [(finding.status, finding.check, finding.detail, finding.fix) for finding in findings]
         print_table("", "check", "found", "fix", rows=rows)

@@ -46,12 +46,10 @@ class VariantDrift(Struct, frozen=True):
     """One variant in the window.
 
     Attributes:
-        variant, model, version: the variant.
         requests: classified images in the window.
         idle_s: seconds since the window last grew; None if it never did.
         reference_age_s: age of the reference; None without one.
         problem: why the variant is not compared; empty if it is.
-        signals: by signal.
     """
 
     variant: str
@@ -66,7 +64,7 @@ class VariantDrift(Struct, frozen=True):
     @property
     def has_drifted(self) -> bool:
         """Whether a signal exceeds its limit."""
-        return any(each.verdict == "drift" for each in self.signals)
+        return any(signal.verdict == "drift" for signal in self.signals)
 
 
 def series_of(target: Target, route: str, signal: str) -> str:
@@ -78,7 +76,7 @@ def series_of(target: Target, route: str, signal: str) -> str:
 
 def requests_of(target: Target, route: str, window: Growth) -> int:
     """Return the measured responses of a variant in a window."""
-    return max(sum(window.get(series_of(target, route, each), {}).values()) for each in OUTPUT_SIGNALS)
+    return max(sum(window.get(series_of(target, route, signal), {}).values()) for signal in OUTPUT_SIGNALS)
 
 
 def why_not(target: Target, reference: Reference | None) -> str:
@@ -106,9 +104,6 @@ def compare(
     Signals that the variant's task does not have are left out.
 
     Args:
-        target, route: the variant.
-        window: counts of the window.
-        reference: the route's, which has the variant.
         min_requests: images without which a signal is not compared.
         risk: probability that any signal exceeds its limits by chance.
     """
@@ -174,13 +169,13 @@ def targets_of(location: RouteLocation, profile: str) -> list[Target]:
     measured = _measured(location.repository, profile)
     return [
         Target(
-            each.name,
-            each.model,
-            each.version,
-            table.network_versions[each.name],
-            *_place(measured.get(each.model), each.version),
+            variant.name,
+            variant.model,
+            variant.version,
+            table.network_versions[variant.name],
+            *_place(measured.get(variant.model), variant.version),
         )
-        for each in table.route.variants
+        for variant in table.route.variants
     ]
 
 

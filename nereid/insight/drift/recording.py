@@ -149,20 +149,12 @@ class History:
         return None
 
     def store(self, folder: Path) -> None:
-        """Write the slots to a run directory, for commands.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write the slots to a run directory, for commands."""
         replace(folder / RECORDING_FILE, msgspec.json.encode(list(self.slots)))
 
     @classmethod
     def load(cls, folder: Path) -> "History":
-        """Read the slots of a run directory; none if nothing was recorded.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Read the slots of a run directory; none if nothing was recorded."""
         history = cls()
         try:
             text = (folder / RECORDING_FILE).read_bytes()

@@ -141,7 +141,6 @@ def _regions() -> Finding:
 
 
 def _gpus(inherited: Mapping[str, str], repository: Path) -> Iterator[Finding]:
-    """Check the GPUs as a server would use them, and which profile it would select."""
     servers = []
     variables = inherited
     with contextlib.suppress(ServerError):  # reported by another check

@@ -17,6 +17,34 @@ from nereid.server.gpu_profile import Installed
 from nereid.server.nvidia_smi import Device, Gpu, GpuProcess
 
 Status = Literal["ok", "note", "fail"]
+# The first use of a GPU after a start of the machine takes seconds, and ONNX Runtime loads 1 GB of libraries.
+PROBE_S = 60.0
+MODULE = "nereid.insight.observe.gpu_probe"
+MISSING_LIBRARY = re.compile(r"\b(lib[\w+-]+\.so[.\d]*): cannot open shared object file")
+# Last lines of a program that are not its reason.
+NOISE = re.compile(r"^\s|^\d{4}-\d\d-\d\d .*\[W:|^Traceback|^$")
+COLORS = re.compile(r"\x1b\[[\d;]*m")
+# The programs of `gpu_probe`, and the names of their checks.
+PROBES = {"provider": "CUDA provider", "cupy": "CuPy", "codec": "nvImageCodec"}
+# Texts of cudaGetErrorString and cudaGetErrorName, and of our probes. Source: CUDA Runtime API, cudaError_t.
+FIXES = {
+    "driver version is insufficient": "install a newer driver (see the line `driver`)",
+    "system not yet initialized": "systemctl start nvidia-fabricmanager",
+    "no CUDA-capable device": "unset CUDA_VISIBLE_DEVICES, or correct it",
+    "devices are busy or unavailable": "end the other process, or nvidia-smi --compute-mode=DEFAULT",
+    "no kernel image is available": "install the extra that supports this GPU (see the line `GPU`)",
+    "out of memory": "end other processes on the GPU (see the line `GPU memory`)",
+    "OutOfMemory": "end other processes on the GPU (see the line `GPU memory`)",
+    "has no CUDAExecutionProvider": "pip uninstall -y onnxruntime, then install the extra again",
+}
+# Estimated, not measured: contexts of Triton and two stubs at 0.5 GiB each, and the pool of an ensemble.
+MIN_FREE_MIB = 2048
+MIB = 2**20
+ALONE = ("Exclusive_Process", "Exclusive_Thread", "Prohibited")
+LOG_FIX = "dmesg (lines with NVRM or Xid); restart the machine"
+RESTART_FIX = "restart the machine; if errors return, replace the GPU"
+CLOCKS_FIX = "check the cooling and the power supply; nvidia-smi -q -d PERFORMANCE,POWER"
+MPS = "nvidia-cuda-mps-server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +57,8 @@ class Finding:
     fix: str = ""
 
 
-# The first use of a GPU after a start of the machine takes seconds, and ONNX Runtime loads 1 GB of libraries.
-PROBE_S = 60.0
-MODULE = "nereid.insight.observe.gpu_probe"
-MISSING_LIBRARY = re.compile(r"\b(lib[\w+-]+\.so[.\d]*): cannot open shared object file")
-# Last lines of a program that are not its reason.
-NOISE = re.compile(r"^\s|^\d{4}-\d\d-\d\d .*\[W:|^Traceback|^$")
-COLORS = re.compile(r"\x1b\[[\d;]*m")
-
-
-# The programs of `gpu_probe`, and the names of their checks.
-PROBES = {"provider": "CUDA provider", "cupy": "CuPy", "codec": "nvImageCodec"}
-
-
 def examine_programs(environment: Mapping[str, str], cuda: int) -> Iterator[Finding]:
-    """Run all programs, with the environment of a server; yield their findings.
-
-    Args:
-        environment: variables of a server, with the paths of CUDA's libraries.
-        cuda: major release of CUDA of the installed packages.
-    """
+    """Run all programs, with the environment of a server; yield their findings."""
     for probe in PROBES:
         yield (outcome := run(probe, environment, cuda))
         if probe == "cupy" and outcome.status != "ok":  # the program for nvImageCodec needs CuPy, too
@@ -68,10 +78,7 @@ def finding(check: str, status: int | None, output: str, limit_s: float, cuda: i
     """Return the finding about a program.
 
     Args:
-        check: name of the check.
         status: its exit status: negative after a signal, None if it had to be killed.
-        output: all that it printed.
-        limit_s: its time limit, in seconds.
         cuda: major release of CUDA of the installed packages.
     """
     output = COLORS.sub("", output)
@@ -100,29 +107,6 @@ def fix_of(text: str, cuda: int) -> str:
             return f"{gpu_profile.install(13)} nvidia-cudnn-cu13 nvidia-cublas nvidia-cufft nvidia-curand"
         return gpu_profile.install(cuda)
     return next((fix for words, fix in FIXES.items() if words in text), "")
-
-
-# Texts of cudaGetErrorString and cudaGetErrorName, and of our probes. Source: CUDA Runtime API, cudaError_t.
-FIXES = {
-    "driver version is insufficient": "install a newer driver (see the line `driver`)",
-    "system not yet initialized": "systemctl start nvidia-fabricmanager",
-    "no CUDA-capable device": "unset CUDA_VISIBLE_DEVICES, or correct it",
-    "devices are busy or unavailable": "end the other process, or nvidia-smi --compute-mode=DEFAULT",
-    "no kernel image is available": "install the extra that supports this GPU (see the line `GPU`)",
-    "out of memory": "end other processes on the GPU (see the line `GPU memory`)",
-    "OutOfMemory": "end other processes on the GPU (see the line `GPU memory`)",
-    "has no CUDAExecutionProvider": "pip uninstall -y onnxruntime, then install the extra again",
-}
-
-
-# Estimated, not measured: contexts of Triton and two stubs at 0.5 GiB each, and the pool of an ensemble.
-MIN_FREE_MIB = 2048
-MIB = 2**20
-ALONE = ("Exclusive_Process", "Exclusive_Thread", "Prohibited")
-LOG_FIX = "dmesg (lines with NVRM or Xid); restart the machine"
-RESTART_FIX = "restart the machine; if errors return, replace the GPU"
-CLOCKS_FIX = "check the cooling and the power supply; nvidia-smi -q -d PERFORMANCE,POWER"
-MPS = "nvidia-cuda-mps-server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +147,7 @@ def examine(
     """Run all checks of a machine with a GPU; one finding on a machine without.
 
     Args:
-        environment: variables of a server.
         servers: process groups of this user's running servers.
-        devices: folder of the device files.
-        find_packages: returns the packages of the GPU path.
     """
     path = environment.get("PATH", "")
     if reason := nvidia_smi.why_absent(path, devices):
@@ -234,7 +215,7 @@ def _packages(installed: Installed) -> Iterator[Finding]:
     for problem in problems:
         yield Finding("GPU packages", verdict, *problem)
     if not problems:
-        versions = ", ".join(f"{each.name} {each.version}" for each in installed.cupy)
+        versions = ", ".join(f"{package.name} {package.version}" for package in installed.cupy)
         yield Finding("GPU packages", "ok", f"{versions}, CUDA provider of ONNX Runtime, nvImageCodec")
 
 
@@ -242,7 +223,9 @@ def _memory(gpu: Gpu, processes: Sequence[GpuProcess], servers: Collection[int])
     if gpu.memory_total_mib is None or gpu.memory_used_mib is None:
         return Finding("GPU memory", "ok", f"{gpu.index}: not reported")
     free_mib = gpu.memory_total_mib - gpu.memory_used_mib
-    others = [each for each in processes if each.uuid == gpu.uuid and not _is_ours(each.pid, servers)]
+    others = [
+        process for process in processes if process.uuid == gpu.uuid and not _is_ours(process.pid, servers)
+    ]
     text = f"{gpu.index}: {format_bytes(int(free_mib * MIB))} free"
     if others:
         text += f"; used by {', '.join(map(_described, others))}"
@@ -267,7 +250,7 @@ def _is_ours(pid: int, servers: Collection[int]) -> bool:
 
 
 def _modes(readings: Readings) -> Iterator[Finding]:
-    has_mps = any(Path(each.name).name == MPS for each in readings.processes)
+    has_mps = any(Path(process.name).name == MPS for process in readings.processes)
     for gpu in readings.gpus:
         if gpu.compute_mode in ALONE and not (has_mps and gpu.compute_mode == ALONE[0]):
             text = f"{gpu.index}: mode {gpu.compute_mode}, and a server has several processes on a GPU"

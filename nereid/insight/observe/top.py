@@ -34,6 +34,11 @@ from nereid.server.supervision.process_usage import GATEWAY, Usage
 TIMEOUT_S = 2.0
 NEEDS_KEY = "its metrics need a key"
 KEY_NEEDED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+GATEWAY_PREFIX = "nereid_gateway_"
+SHED = ("overloaded", "rate_limited")
+OK = "ok"
+# Requests such as health checks and metrics pages have no model.
+MODELLESS = {"model": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +82,8 @@ class Reading:
 
     Args:
         read_s: when its page was read, in monotonic seconds.
-        server: None if none runs.
         page: Triton's metrics; None if the server does not respond.
         usage: of its processes; empty for a server that the command line has named.
-        routes: the route files, by route.
-        rollouts: the active rollouts, by route.
     """
 
     read_s: float
@@ -95,13 +97,7 @@ class Reading:
 
 
 class TopReader:
-    """Reads the state of the server of a repository.
-
-    Args:
-        base: folder of the run directories.
-        repository: the model repository.
-        find: returns the running server, if one runs.
-    """
+    """Reads the state of the server of a repository."""
 
     def __init__(self, base: Path, repository: Path, find: Callable[[], ServerRecord | None]) -> None:
         self._base, self.repository, self._find = base, repository, find
@@ -120,7 +116,7 @@ class TopReader:
             page,
             usage,
             read_machine(record.pid) if record.pid else None,
-            [_read_gateway(each) for each in gateways],
+            [_read_gateway(gateway) for gateway in gateways],
             _read_routes(self.repository),
             _read_rollouts(self.repository),
         )
@@ -209,13 +205,6 @@ def _read_rollouts(repository: Path) -> dict[str, TopRollout]:
             for route, state in active_rollouts(repository).items()
         }
     return {}
-
-
-GATEWAY_PREFIX = "nereid_gateway_"
-SHED = ("overloaded", "rate_limited")
-OK = "ok"
-# Requests such as health checks and metrics pages have no model.
-MODELLESS = {"model": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,8 +363,8 @@ def measure(before: Reading, after: Reading) -> Top:
         _machine(before.machine, after.machine, after.page) if after.machine else None,
         _routes(after, interval) if interval else [],
         _models(interval, processes) if interval else [],
-        [processes.of(name) for name in dict.fromkeys(each.name for each in after.usage)],
-        [_gateway(each, before.gateways, seconds) for each in after.gateways],
+        [processes.of(name) for name in dict.fromkeys(usage.name for usage in after.usage)],
+        [_gateway(gateway, before.gateways, seconds) for gateway in after.gateways],
         notes,
     )
 
@@ -384,15 +373,15 @@ class Cpu:
     """The use of processes between two readings; the time of a new process counts from its start."""
 
     def __init__(self, before: Iterable[Usage], after: Sequence[Usage], seconds: float) -> None:
-        self._earlier_s = {each.process: each.cpu_s for each in before}
+        self._earlier_s = {usage.process: usage.cpu_s for usage in before}
         self._after, self._seconds = after, seconds
 
     def of(self, name: str, version: int | None = None) -> TopProcess:
         """Return the use of the processes of a name, or of one version of a model."""
-        found = [each for each in self._after if each.name == name and version in (None, each.version)]
-        spent_s = sum(each.cpu_s - self._earlier_s.get(each.process, 0.0) for each in found)
+        found = [usage for usage in self._after if usage.name == name and version in (None, usage.version)]
+        spent_s = sum(usage.cpu_s - self._earlier_s.get(usage.process, 0.0) for usage in found)
         percent = 100 * spent_s / self._seconds
-        return TopProcess(name, len(found), percent, sum(each.memory_bytes for each in found))
+        return TopProcess(name, len(found), percent, sum(usage.memory_bytes for usage in found))
 
 
 def _machine(before: MachineReading | None, after: MachineReading, page: Snapshot | None) -> TopMachine:
@@ -423,14 +412,17 @@ def _routes(after: Reading, interval: Interval) -> list[TopRoute]:
     found = []
     for (name,) in sorted(interval.page.sums(f"{ROUTE_PREFIX}generation", "route")):
         file = after.routes.get(name)
-        names = [each.name for each in file.variants] if file else []
+        names = [variant.name for variant in file.variants] if file else []
         counted = {variant for (variant,) in interval.page.sums(REQUESTS, "variant", labels={"route": name})}
         found.append(
             TopRoute(
                 name,
                 after.rollouts.get(name),
-                [_variant(name, each, file, interval) for each in (*names, *sorted(counted - {*names}))],
-                [_shadow(name, each, interval) for each in (file.shadows if file else ())],
+                [
+                    _variant(name, variant, file, interval)
+                    for variant in (*names, *sorted(counted - {*names}))
+                ],
+                [_shadow(name, shadow, interval) for shadow in (file.shadows if file else ())],
             )
         )
     return found
@@ -438,7 +430,7 @@ def _routes(after: Reading, interval: Interval) -> list[TopRoute]:
 
 def _variant(route: str, name: str, file: Route | None, interval: Interval) -> TopVariant:
     labels, growth = {"route": route, "variant": name}, interval.growth
-    variant = next((each for each in file.variants if each.name == name), None) if file else None
+    variant = next((own for own in file.variants if own.name == name), None) if file else None
     own, all_of_route = growth.total(REQUESTS, labels), growth.total(REQUESTS, {"route": route})
     p50, p99 = (_ms(growth.quantile(share, DURATIONS, {**labels, "outcome": OK})) for share in (0.5, 0.99))
     # The most open state of the instances; none if the variant has had no request.
@@ -506,7 +498,7 @@ def _model(name: str, version: int, interval: Interval, processes: Cpu) -> TopMo
 
 
 def _gateway(after: GatewayReading, earlier: Sequence[GatewayReading], seconds: float) -> TopGateway:
-    before = next((each for each in earlier if each.record == after.record), None)
+    before = next((reading for reading in earlier if reading.record == after.record), None)
     spent = Cpu(before.usage if before else (), after.usage, seconds).of(GATEWAY)
     interval, record, page = None, after.record, after.page
     if before and before.page and page:

@@ -14,12 +14,34 @@ from typing import Any, Literal, TypeAlias
 
 from nereid.insight.tune.load_generator import Load
 from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, value_of
-from nereid.tasks.read.reading_settings import BACKEND as READER
-from nereid.tasks.read.reading_settings import SERVED
+from nereid.repository.layout import PARTS, served_steps
 
 # The results of one measurement of a candidate, by concurrency.
 Loads: TypeAlias = Mapping[int, Load]
 Kind = Literal["throughput", "latency"]
+# One point of the space, in the order of its names; the empty one is the present config.
+Candidate: TypeAlias = tuple[tuple[str, int], ...]
+Space: TypeAlias = Mapping[str, tuple[int, ...]]
+DEFAULT: Candidate = ()
+DELAYS_US = (0, 500, 2_000, 5_000)
+PREFERRED_SIZES = (2, 4, 8, 16)
+THREADS, DECODE_THREADS = "intra_op_thread_count", "decode_threads"
+# The parameter's name in a network's config, and in that of a fused model.
+RUN_ROWS = {"onnxruntime": "nereid.run_batch_size", "fused": "run_batch_size"}
+# Rows of one run of a network; 0 is the whole batch, or for a fused model its network's setting.
+RUN_SIZES = (0, 1, 2, 4, 8)
+# `max_batch_size` is never lowered, since clients may rely on it; batches below this size cost throughput.
+USUAL_ROWS = 8
+# Seconds at each concurrency of the first measurements; every halving doubles the time of a candidate.
+FIRST_S, DUEL_S = 1.0, 2.0
+# The share of the time for the duel, its limit if that share is too short, and the numbers of rounds.
+DUEL_SHARE, MAX_DUEL_SHARE = 1 / 3, 0.7
+MIN_ROUNDS, MAX_ROUNDS = 3, 9
+# The number of candidates, and the share of the search's time for their first measurements.
+MAX_CANDIDATES, FIRST_SHARE = 32, 1 / 2
+RESAMPLES, QUANTILE = 2_000, 0.95
+Measure: TypeAlias = Callable[[Candidate, float], Loads]
+Round: TypeAlias = dict[Candidate, Loads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,35 +97,17 @@ def median(measured: Sequence[Loads]) -> Loads:
     }
 
 
-# One point of the space, in the order of its names; the empty one is the present config.
-Candidate: TypeAlias = tuple[tuple[str, int], ...]
-Space: TypeAlias = Mapping[str, tuple[int, ...]]
-
-DEFAULT: Candidate = ()
-DELAYS_US = (0, 500, 2_000, 5_000)
-PREFERRED_SIZES = (2, 4, 8, 16)
-THREADS, DECODE_THREADS = "intra_op_thread_count", "decode_threads"
-# The parameter's name in a network's config, and in that of a fused model.
-RUN_ROWS = {"onnxruntime": "nereid.run_batch_size", "fused": "run_batch_size"}
-# Rows of one run of a network; 0 is the whole batch, or for a fused model its network's setting.
-RUN_SIZES = (0, 1, 2, 4, 8)
-# `max_batch_size` is never lowered, since clients may rely on it; batches below this size cost throughput.
-USUAL_ROWS = 8
-
-
 def space(config: Any, backend: str, cores: int) -> Space:
     """Return the values of each setting that takes effect.
 
     Args:
-        config: the model's config, as completed by the server.
         backend: the model's backend. A `fused` model has the settings of both its parts.
-        cores: number of cores of this machine.
     """
     found: dict[str, tuple[int, ...]] = {}
     if len(config.instance_group) <= 1:
         found[INSTANCES] = tuple(sorted({*_doublings(cores), cores, cores + max(1, cores // 2)}))
     is_on_cpu = all(group.kind != group.KIND_GPU for group in config.instance_group)
-    if is_on_cpu and (backend in RUN_ROWS or _reads_in_process(config, backend)):
+    if is_on_cpu and _runs_networks(config, backend):
         found[THREADS] = _doublings(cores)
     if is_on_cpu and backend == "preprocess":
         found[DECODE_THREADS] = _doublings(cores)
@@ -120,9 +124,11 @@ def space(config: Any, backend: str, cores: int) -> Space:
     return found
 
 
-def _reads_in_process(config: Any, backend: str) -> bool:
-    networks = config.parameters["networks"].string_value if "networks" in config.parameters else SERVED
-    return backend == READER and networks != SERVED
+def _runs_networks(config: Any, backend: str) -> bool:
+    """Return whether the model runs networks in its own processes."""
+    parameters = {name: {"string_value": given.string_value} for name, given in config.parameters.items()}
+    is_alone = not served_steps({"backend": backend, "parameters": parameters})
+    return backend == "onnxruntime" or (backend in PARTS and is_alone)
 
 
 def _doublings(limit: int) -> tuple[int, ...]:
@@ -154,20 +160,12 @@ def present(space: Space, config: Any) -> Candidate:
 def sample(
     grid: Sequence[Candidate], space: Space, count: int, seed: int, without: Candidate
 ) -> list[Candidate]:
-    """Draw candidates in which the values of each setting occur about equally often.
-
-    Args:
-        grid: all candidates.
-        space: the space of the grid.
-        count: maximum number of candidates.
-        seed: random seed.
-        without: a candidate to leave out.
-    """
+    """Draw candidates in which the values of each setting occur about equally often."""
     draw, left = random.Random(seed), {*grid} - {without}
     columns = [_shuffled(draw, values, 4 * count) for values in space.values()]
     balanced = [tuple(zip(space, row, strict=True)) for row in zip(*columns, strict=True)]
     rest = draw.sample(sorted(left), len(left))
-    return [each for each in dict.fromkeys([*balanced, *rest]) if each in left][:count]
+    return [candidate for candidate in dict.fromkeys([*balanced, *rest]) if candidate in left][:count]
 
 
 def _shuffled(draw: random.Random, values: Sequence[int], length: int) -> list[int]:
@@ -176,19 +174,6 @@ def _shuffled(draw: random.Random, values: Sequence[int], length: int) -> list[i
     while len(column) < length:
         column += draw.sample(values, len(values))
     return column[:length]
-
-
-# Seconds at each concurrency of the first measurements; every halving doubles the time of a candidate.
-FIRST_S, DUEL_S = 1.0, 2.0
-# The share of the time for the duel, its limit if that share is too short, and the numbers of rounds.
-DUEL_SHARE, MAX_DUEL_SHARE = 1 / 3, 0.7
-MIN_ROUNDS, MAX_ROUNDS = 3, 9
-# The number of candidates, and the share of the search's time for their first measurements.
-MAX_CANDIDATES, FIRST_SHARE = 32, 1 / 2
-RESAMPLES, QUANTILE = 2_000, 0.95
-
-Measure: TypeAlias = Callable[[Candidate, float], Loads]
-Round: TypeAlias = dict[Candidate, Loads]
 
 
 class NotMeasured(Exception):
@@ -210,7 +195,7 @@ class Duel:
         """
         seen = [*self.default, *self.twin]
         return {
-            number: replace(load, p99_ms=sorted(each[number].p99_ms for each in seen)[len(seen) // 4])
+            number: replace(load, p99_ms=sorted(loads[number].p99_ms for loads in seen)[len(seen) // 4])
             for number, load in median(seen).items()
         }
 
@@ -231,7 +216,7 @@ class Duel:
 
     def _ratios(self, objective: Objective, measured: Sequence[Loads], as_good: Loads) -> list[float]:
         """Compare with the default round by round, each at the concurrency at which it counts."""
-        at, default_at = (objective.concurrency(each) for each in (as_good, self.default_as_good()))
+        at, default_at = (objective.concurrency(loads) for loads in (as_good, self.default_as_good()))
         pairs = zip(measured, self.default, strict=True)
         return [objective.ratio(one[at], default[default_at]) for one, default in pairs]
 
@@ -243,11 +228,7 @@ class Search:
     Args:
         measure: serves a candidate and loads it for a number of seconds at each concurrency, or raises
             NotMeasured.
-        objective: ranks the candidates.
         concurrency_count: the number of concurrencies at which a candidate is loaded.
-        clock: returns seconds.
-        deadline_s: the end of the search, by `clock`.
-        report: receives lines about the progress.
 
     `seen` has the last measurement of each candidate, `failures` the reason why a candidate has none.
     """
@@ -296,12 +277,12 @@ class Search:
             self.report(f"{len(ranked)} candidates, {rounds} x {seconds:g} s at each concurrency")
             done = self._rounds(ranked, rounds, seconds, until_s if rung else first_s)
             # A candidate that failed in a later round is out, even if its earlier rounds were good.
-            sound = [each for each in ranked if each not in self.failures]
-            measured = [each for each in sound if done and each in done[0]]
+            sound = [c for c in ranked if c not in self.failures]
+            measured = [c for c in sound if done and c in done[0]]
             is_complete = bool(done) and len(measured) == len(sound)
             if rung and not is_complete:
                 return sound
-            self.seen |= {c: median([each[c] for each in done if c in each]) for c in measured}
+            self.seen |= {c: median([loads[c] for loads in done if c in loads]) for c in measured}
             measured.sort(key=lambda candidate: self.objective.rank(self.seen[candidate]))
             ranked = measured[: math.ceil(len(measured) / 2)]
             if len(measured) <= 2:
@@ -342,7 +323,7 @@ class Search:
             if len(measured) < len(places):
                 return Duel((), (), ())
             rounds.append(measured)
-        default, other, twin = ([each[place] for each in rounds] for place in range(3))
+        default, other, twin = ([loads[place] for loads in rounds] for place in range(3))
         if rounds:
             self.seen |= {DEFAULT: median(default), best: median(other)}
         return Duel(default, twin, other)
@@ -377,7 +358,7 @@ def _budget(rung: int) -> tuple[int, float]:
 def pareto_front(seen: Mapping[Candidate, Loads]) -> list[tuple[Candidate, int]]:
     """Return the Pareto front: candidates and concurrencies that none beats in both rate and p99."""
     found: list[tuple[Candidate, int]] = []
-    points = [(load.rate, load.p99_ms, each, n) for each, loads in seen.items() for n, load in loads.items()]
+    points = [(load.rate, load.p99_ms, c, n) for c, loads in seen.items() for n, load in loads.items()]
     lowest_p99 = float("inf")
     for _, p99_ms, candidate, number in sorted(points, key=lambda point: (-point[0], point[1])):
         if p99_ms < lowest_p99:

@@ -30,6 +30,11 @@ from nereid.insight.tune.search import (
 
 Verdict = Literal["better", "kept", "infeasible"]
 MORE_TIME = "fix: more --minutes, or fewer values of --concurrency"
+PACKAGES = ("uvloop", "httptools")
+CONCURRENCIES = (1, 8, 32)
+# The part of the time that is reserved for stopping the server.
+STOP_S = 5.0
+Progress = Callable[[str], None]
 
 
 class Point(NamedTuple):
@@ -42,17 +47,12 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TuneReport:
     """A finished search.
 
     Args:
-        model: the model that was tuned.
-        objective: the objective of the search.
         default: the settings of the config in use.
-        best: the best candidate.
-        duel: the alternating measurements of both.
         seen: the measurements of each candidate; the default is the empty candidate.
-        failures: the reason for each candidate that could not be measured.
     """
 
     model: str
@@ -187,26 +187,14 @@ class Report:
         }
 
 
-PACKAGES = ("uvloop", "httptools")
-CONCURRENCIES = (1, 8, 32)
-# The part of the time that is reserved for stopping the server.
-STOP_S = 5.0
-
-Progress = Callable[[str], None]
-
-
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
     """The options of a run.
 
     Args:
         repository, model, profile: the model, and the profile to start from.
-        kind, p99_ms: the objective.
-        minutes: duration of the whole run.
         concurrencies: numbers of requests in flight; 1 is always added.
         images: image files, or folders with images; none for the sample photo.
-        seed: random seed of the candidates.
-        is_dry: whether to measure without writing anything.
     """
 
     repository: Path
@@ -269,7 +257,7 @@ def run_search(
     images: Sequence[bytes],
     environment: Mapping[str, str],
     progress: Progress,
-) -> Report:
+) -> TuneReport:
     """Measure candidates on a server of its own until the time is over.
 
     Raises:
@@ -299,10 +287,10 @@ def run_search(
         raise OperationFailed(f"'{options.model}' cannot be measured as it is: {error}") from None
     for candidate, reason in run.failures.items():
         progress(f"not measured: {dict(candidate)}: {reason}")
-    return Report(options.model, options.objective, default, best, duel, run.seen, run.failures)
+    return TuneReport(options.model, options.objective, default, best, duel, run.seen, run.failures)
 
 
-def write(options: TuneOptions, tuned: Tunable, report: Report, progress: Progress) -> list[str]:
+def write(options: TuneOptions, tuned: Tunable, report: TuneReport, progress: Progress) -> list[str]:
     """Write the profile `tuned`; returns the models in it.
 
     Raises:

@@ -3,8 +3,8 @@
 It has no clock, no network and no state besides the counts of its step, so a simulation can run it 10,000
 times. Three layers, from fast to slow:
 
-1. Guards: the candidate alone is over a limit, tested at every look.
-2. Comparison: the candidate is worse than the concurrent control, or it is not, tested at every look.
+1. Guards: the candidate alone is over a limit, tested at every poll.
+2. Comparison: the candidate is worse than the concurrent control, or it is not, tested at every poll.
 3. Gates: at the end of a step, the latencies as a whole, and whether the traffic is split as configured.
 """
 
@@ -19,6 +19,11 @@ from nereid.base.metrics_page import quantile, without_lag
 # Shares of the largest bet that cannot lose more than the capital. The capital is divided among them, so
 # that some of them suit the true rates.
 SHARES = tuple(0.9 * 0.5**power for power in range(10))
+# A split that is this improbable is broken; its cause makes all comparisons worthless. With a larger risk,
+# chance alone would pause good rollouts; a wrong weight is soon far less probable than this.
+SPLIT_RISK = 1e-6
+# Larger forecasts are cut off.
+MAX_NEEDED, MAX_POLLS = 1e9, 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +163,8 @@ def _upper_tail(score: float) -> float:
     return math.erfc(score / math.sqrt(2)) / 2
 
 
-# A split that is this improbable is broken; its cause makes all comparisons worthless. With a larger risk,
-# chance alone would pause good rollouts; a wrong weight is soon far less probable than this.
-SPLIT_RISK = 1e-6
-# Larger forecasts are cut off.
-MAX_NEEDED, MAX_LOOKS = 1e9, 100_000
-
-
 class Outcome(StrEnum):
-    """The result of a look at the counts."""
+    """The outcome of the counts."""
 
     CONTINUE = "continue"
     PASS = "pass"  # not a password
@@ -189,7 +187,7 @@ class Objective:
     `limit` bounds the candidate's rate by itself, `increase` its difference from the control's rate. Without
     `increase` the event has no control, such as a disagreement of a shadow with the response. A difference
     below `tolerated` is never a reason to roll back, however many requests show it. With `is_in_phases`, the
-    events of one look are not independent, such as slow requests.
+    events of one poll are not independent, such as slow requests.
     """
 
     event: str
@@ -216,7 +214,7 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class PairCounts:
-    """The counts since the last look.
+    """The counts since the last poll.
 
     `events` has the tallies of candidate and control by event; `latencies` has the requests per bucket;
     `drawn` has the requests that each of both got by weight.
@@ -239,7 +237,7 @@ class Sums:
     control: Tally = NONE
 
     def add(self, candidate: Tally, control: Tally) -> None:
-        """Add the counts of a look."""
+        """Add the counts of a poll."""
         compared = None if self.objective.increase is None else control
         if self.over:
             self.over.add(candidate, None)
@@ -268,7 +266,7 @@ class Sums:
         if self.objective.increase is None:
             return ""
         if self.objective.is_in_phases:
-            return f", about {looks_needed(self.objective, risk):,} looks needed"
+            return f", about {polls_needed(self.objective, risk):,} polls needed"
         total = requests_needed(self.objective, share, round(self.control.rate, 3), risk)
         return f", about {math.ceil(total * share):,} needed"
 
@@ -286,7 +284,6 @@ class Step:
     """The judgement of one step of a rollout.
 
     Args:
-        objectives: the limits.
         share: the candidate's configured part of the traffic, 0 to 1. With 1, only the limits of the
             candidate alone are checked.
         bounds: upper bounds of the latency buckets in seconds, without the last.
@@ -300,20 +297,22 @@ class Step:
     _drawn: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._sums = [_begin(each) for each in self.objectives.events]
+        self._sums = [_begin(objective) for objective in self.objectives.events]
         size = len(self.bounds) + 1
         self._latencies, self._drawn = ([0] * size, [0] * size), [0, 0]
 
-    def add(self, look: PairCounts) -> None:
-        """Add the counts of a look."""
+    def add(self, counts: PairCounts) -> None:
+        """Add the counts of a poll."""
         for sums in self._sums:
-            sums.add(*look.events[sums.objective.event])
-        for total, new in zip((*self._latencies, self._drawn), (*look.latencies, look.drawn), strict=True):
+            sums.add(*counts.events[sums.objective.event])
+        for total, new in zip(
+            (*self._latencies, self._drawn), (*counts.latencies, counts.drawn), strict=True
+        ):
             total[:] = [old + count for old, count in zip(total, new, strict=True)]
 
     def total(self) -> PairCounts:
-        """Return all counts so far as one look."""
-        events = {each.objective.event: (each.candidate, each.control) for each in self._sums}
+        """Return all counts so far as one poll."""
+        events = {sums.objective.event: (sums.candidate, sums.control) for sums in self._sums}
         ours, theirs = self._latencies
         return PairCounts(events, (tuple(ours), tuple(theirs)), (self._drawn[0], self._drawn[1]))
 
@@ -332,7 +331,7 @@ class Step:
         return self.objectives.risk / (1 + sum(sums.tests for sums in self._sums))
 
     def _waits(self) -> list[str]:
-        few = min((each.candidate.requests for each in self._sums), default=0)
+        few = min((sums.candidate.requests for sums in self._sums), default=0)
         if few < self.objectives.min_requests:
             return [f"{few:,} of at least {self.objectives.min_requests:,} requests of the candidate"]
         if self.share == 1:
@@ -383,14 +382,7 @@ def _percent(tally: Tally) -> str:
 
 @cache
 def requests_needed(objective: Objective, share: float, rate: float, risk: float) -> int:
-    """Return about how many requests, both together, show that an equal candidate is not worse.
-
-    Args:
-        objective: with an `increase`.
-        share: the candidate's part of the traffic.
-        rate: the expected rate of both.
-        risk: of this test.
-    """
+    """Return about how many requests, both together, show that an equal candidate is not worse."""
     increase = objective.increase or objective.limit
     low, high = 1.0, 1.0
     while high < MAX_NEEDED and not _shows(high, share, rate, risk, increase):
@@ -402,14 +394,14 @@ def requests_needed(objective: Objective, share: float, rate: float, risk: float
 
 
 @cache
-def looks_needed(objective: Objective, risk: float) -> int:
-    """Return how many looks show that an equal candidate is not worse, for events in phases."""
+def polls_needed(objective: Objective, risk: float) -> int:
+    """Return how many polls show that an equal candidate is not worse, for events in phases."""
     evidence = Evidence(objective.increase or objective.limit, against_smaller=False, in_blocks=True)
-    for count in range(1, MAX_LOOKS):
+    for count in range(1, MAX_POLLS):
         evidence.add(Tally(1, 0), Tally(1, 0))
         if evidence.is_enough(risk):
             return count
-    return MAX_LOOKS
+    return MAX_POLLS
 
 
 def _shows(total: float, share: float, rate: float, risk: float, increase: float) -> bool:

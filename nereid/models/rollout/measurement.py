@@ -1,18 +1,16 @@
 """The measurement of a step: pages of the server's metrics go in, verdicts come out."""
 
-import http.client
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from nereid.backends.triton.metrics import ROUTE_PREFIX
-from nereid.base import metrics_page
 from nereid.base.metrics_page import BUCKET, Snapshot
 from nereid.models.rollout import judge
 from nereid.models.rollout.judge import Objective, Objectives, Outcome, PairCounts, Tally, Verdict
 from nereid.models.rollout.plan import BOUNDS, SHADOW, Pair
 from nereid.models.rollout.rollout_journal import Rollout
-from nereid.models.routes.change import Served, read_metrics
+from nereid.models.routes.change import Served, read_metrics, read_page
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 
@@ -25,14 +23,18 @@ ERROR, SLOW, DISAGREEMENT = "error", "slow", "disagreement"
 REQUESTS, SHADOWS = f"{ROUTE_PREFIX}requests_total", f"{ROUTE_PREFIX}shadow_requests_total"
 DURATIONS = f"{ROUTE_PREFIX}request_duration_seconds"
 COUNTERS = (REQUESTS, SHADOWS, DURATIONS + BUCKET)
+PAGE_S = 5.0
+# The route reports its counts every half second, so the first ones after a change belong to the old weights.
+SETTLE_S = 1.5
+# A breaker that an earlier failure has left open has time for that many trials to close, and so much traffic
+# that chance would have given its variant that many requests.
+MIN_TRIALS, TRIAL_REQUESTS = 5, 20
 
 
 def count_pair(growth: Snapshot, pair: Pair, slow_s: float) -> PairCounts:
     """Return the counts of a rollout.
 
     Args:
-        growth: of the route's counters.
-        pair: the variants to compare.
         slow_s: a bucket's upper bound; slower requests count as `slow`.
     """
     ours, theirs = (_counts(growth, variant, slow_s) for variant in (pair.candidate, pair.control))
@@ -78,14 +80,6 @@ def _counts(growth: Snapshot, variant: tuple[str, str], slow_s: float) -> _Count
     )
 
 
-PAGE_S = 5.0
-# The route reports its counts every half second, so the first ones after a change belong to the old weights.
-SETTLE_S = 1.5
-# A breaker that an earlier failure has left open has time for that many trials to close, and so much traffic
-# that chance would have given its variant that many requests.
-MIN_TRIALS, TRIAL_REQUESTS = 5, 20
-
-
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
     """The metrics of a route on one server, and the route files and breakers in use."""
@@ -94,44 +88,35 @@ class MetricsSnapshot:
     metrics: Snapshot
     served: Served
 
-
-def read_page(record: ServerRecord, route: str) -> MetricsSnapshot:
-    """Read the metrics page of a server.
-
-    Raises:
-        NotReached: the page does not respond.
-    """
-    try:
-        text = metrics_page.fetch(record.url("metrics"), PAGE_S)
-    except (OSError, http.client.HTTPException) as error:
-        raise NotReached(f"the server's metrics page does not respond: {error}") from None
-    page = Snapshot.parse(text, (ROUTE_PREFIX,), {"route": route})
-    return MetricsSnapshot(record.pid, page, read_metrics(page, route))
+    @classmethod
+    def read(cls, record: ServerRecord, route: str) -> "MetricsSnapshot":
+        """Read the metrics page of a server, which raises `NotReached` if it does not respond."""
+        page = read_page(record, route)
+        return cls(record.pid, page, read_metrics(page, route))
 
 
 class Measurement:
-    """The running measurement of a step.
+    """The running measurement of a step; `judged` has its counts.
 
     Args:
-        state: of the rollout, with the counts of an earlier controller, if there was one.
-        now_s: time of a monotonic clock.
+        rollout: with the counts of an earlier controller, if there was one.
         open_s: seconds until an open breaker of the route lets a trial through.
     """
 
-    def __init__(self, state: Rollout, now_s: float, open_s: float) -> None:
-        self.state, self.elapsed_s, self._open_s = state, state.elapsed_s, open_s
+    def __init__(self, rollout: Rollout, now_s: float, open_s: float) -> None:
+        self.rollout, self.elapsed_s, self._open_s = rollout, rollout.elapsed_s, open_s
         self._began_s = self._last_s = now_s
-        self._judged = judge.Step(objectives(state), state.share, BOUNDS)
-        if state.look:
-            self._judged.add(state.look)
+        self.judged = judge.Step(objectives(rollout), rollout.share, BOUNDS)
+        if rollout.look:
+            self.judged.add(rollout.look)
         self._page: MetricsSnapshot | None = None
         # An open breaker may be left from an earlier failure.
         self._was_closed = False
 
-    def is_of(self, state: Rollout) -> bool:
+    def is_of(self, rollout: Rollout) -> bool:
         """Return whether this measures the present step of a rollout."""
-        mine = self.state
-        return (mine.number, mine.step, mine.sha256) == (state.number, state.step, state.sha256)
+        mine = self.rollout
+        return (mine.number, mine.step, mine.sha256) == (rollout.number, rollout.step, rollout.sha256)
 
     def add(self, page: MetricsSnapshot, now_s: float) -> bool:
         """Add a page; return whether it counts: the first ones after a change belong to the old weights.
@@ -146,21 +131,19 @@ class Measurement:
         if page.pid != before.pid or page.metrics.was_reset(before.metrics, COUNTERS):
             raise NotReached("the server has restarted, and its counters were reset")
         # Without requests of a variant, the page has no breaker of it.
-        self._was_closed |= page.served.breakers.get(self.state.pair.candidate, "closed") == "closed"
+        self._was_closed |= page.served.breakers.get(self.rollout.pair.candidate, "closed") == "closed"
         # A machine that slept measured nothing in the meantime.
         self.elapsed_s += min(passed_s, PAGE_S)
-        self._judged.add(count_pair(page.metrics - before.metrics, self.state.pair, self.state.slow_s))
+        self.judged.add(count_pair(page.metrics - before.metrics, self.rollout.pair, self.rollout.slow_s))
         return True
-
-    def total(self) -> judge.PairCounts:
-        """Return all counts of the step."""
-        return self._judged.total()
 
     def verdict(self) -> Verdict:
         """Judge the counts of the step, its duration and the breakers."""
-        plan, pair = self.state.plan, self.state.pair
+        plan, pair = self.rollout.plan, self.rollout.pair
         breakers = self._page.served.breakers if self._page else {}
-        is_open, is_control_open = (breakers.get(each) == "open" for each in (pair.candidate, pair.control))
+        is_open, is_control_open = (
+            breakers.get(variant) == "open" for variant in (pair.candidate, pair.control)
+        )
         name = pair.candidate[0]
         if is_open and (self._was_closed or self._has_had_trials()):
             if is_control_open:
@@ -169,10 +152,10 @@ class Measurement:
             if not self._was_closed:
                 waited_s = self._last_s - self._began_s
                 return Verdict(Outcome.FAIL, (f"the breaker of '{name}' has not closed in {waited_s:.0f} s",))
-            total = self.total().events.get(ERROR)
+            total = self.judged.total().events.get(ERROR)
             seen = f", {total[0].events:,} of {total[0].requests:,} requests failed" if total else ""
             return Verdict(Outcome.FAIL, (f"the breaker of '{name}' has opened{seen}",))
-        verdict = self._judged.verdict(self.elapsed_s >= plan.hold_s)
+        verdict = self.judged.verdict(self.elapsed_s >= plan.hold_s)
         if verdict.outcome == Outcome.CONTINUE and self.elapsed_s >= plan.patience_s:
             reason = f"no decision within {plan.patience_s:g} s"
             return Verdict(Outcome.INCONCLUSIVE, (reason, *verdict.reasons))
@@ -184,17 +167,17 @@ class Measurement:
         While it is open, requests of the candidate are not counted, so those of the control are the measure.
         In the last step, without a control, only the time counts. Copies for a shadow pass no breaker.
         """
-        measured_s, share = self._last_s - self._began_s, self.state.share
-        if not share or measured_s < max(self.state.plan.hold_s, MIN_TRIALS * self._open_s):
+        measured_s, share = self._last_s - self._began_s, self.rollout.share
+        if not share or measured_s < max(self.rollout.plan.hold_s, MIN_TRIALS * self._open_s):
             return False
-        _, drawn_of_control = self.total().drawn
+        _, drawn_of_control = self.judged.total().drawn
         return share == 1 or drawn_of_control * share / (1 - share) >= TRIAL_REQUESTS
 
 
-def objectives(state: Rollout) -> Objectives:
+def objectives(rollout: Rollout) -> Objectives:
     """Return the limits that the candidate must keep in a step."""
-    plan = state.plan
-    if plan.steps[state.step] == SHADOW:
+    plan = rollout.plan
+    if plan.steps[rollout.step] == SHADOW:
         events: tuple[Objective, ...] = (Objective(DISAGREEMENT, plan.max_disagreement),)
     else:
         slow = Objective(
@@ -204,7 +187,7 @@ def objectives(state: Rollout) -> Objectives:
     return Objectives(
         events,
         max_latency_ratio=1 + plan.max_latency_increase,
-        risk=state.risk,
+        risk=rollout.risk,
         miss_risk=1 - plan.power,
         min_requests=plan.min_requests,
     )

@@ -61,14 +61,13 @@ class RolloutPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         Increase, Meta(description="Increase of the failed requests that must be ruled out.")
     ] = 0.01
     slo_ms: Annotated[
-        float,
-        Meta(ge=0, description="A slower request is slow; 0 for 1.2 times the control's median."),
+        float, Meta(ge=0, description="A slower request is slow; 0 for 1.2 times the control's median.")
     ] = 0.0
     max_slow_ratio: Annotated[Ratio, Meta(description="Limit of the candidate's slow requests.")] = 1.0
     max_slow_increase: Annotated[
         Increase,
         Meta(
-            description="Increase of the slow requests that must be ruled out; up to half of it never fails.",
+            description="Increase of the slow requests that must be ruled out; up to half of it never fails."
         ),
     ] = 0.1
     max_latency_increase: Annotated[

@@ -38,6 +38,11 @@ from nereid.server.run_dir import ServerRecord
 
 SERVED, NO_SERVER = "served", "no server runs"
 BREAKER_STATES = {0: "closed", 1: "half-open", 2: "open"}
+SAMPLE_KEYS = 10_000
+ABSENT = "—"
+SERVED_S = 5.0
+POLL_S = 0.05
+MAX_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +79,7 @@ class RunningServer:
 
     def served(self, route: str) -> Served:
         """Return the route files and breakers that the server uses for a route."""
-        url = self._record.url("metrics")
-        try:
-            page = metrics_page.fetch(url, self._timeout_s)
-        except (OSError, http.client.HTTPException) as error:
-            raise NotReached(f"the server at {url} does not respond: {error}") from None
-        return read_metrics(Snapshot.parse(page, (ROUTE_PREFIX,), {"route": route}), route)
+        return read_metrics(read_page(self._record, route, self._timeout_s), route)
 
 
 def served_status(server: RunningServer | None, route: str, sha256: str) -> tuple[str, Served | None]:
@@ -100,6 +100,20 @@ def served_status(server: RunningServer | None, route: str, sha256: str) -> tupl
     return f"not served yet: the server {has}", served
 
 
+def read_page(record: ServerRecord, route: str, timeout_s: float = RESPONSE_S) -> Snapshot:
+    """Read the metrics of a route on a server.
+
+    Raises:
+        NotReached: the server's metrics page does not respond.
+    """
+    url = record.url("metrics")
+    try:
+        page = metrics_page.fetch(url, timeout_s)
+    except (OSError, http.client.HTTPException) as error:
+        raise NotReached(f"the server at {url} does not respond: {error}") from None
+    return Snapshot.parse(page, (ROUTE_PREFIX,), {"route": route})
+
+
 def read_metrics(page: Snapshot, route: str) -> Served:
     """Return what a metrics page has about one route."""
     labels = {"route": route}
@@ -118,10 +132,6 @@ def read_metrics(page: Snapshot, route: str) -> Served:
     return Served(frozenset(sha256 for _, sha256 in served.values()), breakers)
 
 
-SAMPLE_KEYS = 10_000
-ABSENT = "—"
-
-
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One field of a route: its path, such as `variants[v1].weight`, and its old and new value."""
@@ -129,6 +139,9 @@ class Difference:
     path: str
     old: str
     new: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.old} → {self.new}"
 
 
 def differences(old: Route, new: Route) -> list[Difference]:
@@ -167,9 +180,9 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
                 name = f"{path}.{field.encode_name}" if path else field.encode_name
                 yield from _flat(getattr(value, field.name), name)
     elif value and isinstance(value, tuple) and isinstance(value[0], (Variant, Shadow)):
-        yield path, ", ".join(each.name for each in value)
-        for each in value:
-            yield from _flat(each, f"{path}[{each.name}]")
+        yield path, ", ".join(item.name for item in value)
+        for item in value:
+            yield from _flat(item, f"{path}[{item.name}]")
     elif isinstance(value, dict):
         for name, values in value.items():
             yield f"{path}[{name}]", ", ".join(values) if isinstance(values, tuple) else values
@@ -177,11 +190,6 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, ", ".join(value)
     elif value != ():
         yield path, value
-
-
-SERVED_S = 5.0
-POLL_S = 0.05
-MAX_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +309,6 @@ def previous(present: RouteState) -> Route | None:
 
 
 def _former(present: RouteState, generation: int | None) -> list[tuple[RouteChange, Route]]:
-    """Return the former routes, newest first, of one generation or of all."""
     entries = [e for e in reversed(present.all_entries) if generation in (None, e.generation)]
     return [(entry, route) for entry in entries if (route := entry.parsed())]
 
@@ -341,12 +348,6 @@ def change(
 
     If the command is killed, the file has either the old or the new content. The history may then lack the
     new content, and the next change adds it.
-
-    Args:
-        target, propose: the route, and a function that returns its new content for the present state.
-        server: the running server, which must have the models and use the route.
-        is_offline: whether a change without a running server is allowed.
-        wait_s: maximum wait until the server uses the route.
 
     Raises:
         WrongUsage: the proposal does not fit the route.
@@ -404,7 +405,6 @@ def _write(target: RouteLocation, planned: PlannedChange, append: Append[RouteCh
 
 
 def _wait_served(target: RouteLocation, table: Table, server: RunningServer, wait_s: float) -> float:
-    """Wait until the server uses `table`; return the seconds."""
     begin = time.monotonic()
     while True:
         status, _ = served_status(server, target.name, table.sha256)

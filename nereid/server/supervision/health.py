@@ -54,12 +54,7 @@ HttpPage = tuple[HTTPStatus, str, str]
 
 
 class Health:
-    """The state of one supervised server; all methods may be called from any thread.
-
-    Args:
-        clock: monotonic, in seconds.
-        unix_time: seconds since 1970.
-    """
+    """The state of one supervised server; all methods may be called from any thread."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, unix_time: Callable[[], float] = time.time
@@ -121,29 +116,15 @@ class Health:
             self._counts["probes_total", (("model", model),)] += 1
             self._counts["probe_failures_total", (("model", model),)] += failure is not None
 
-    def repaired(self, model: str, cause: str) -> None:
-        """Count a repair; the cause is `pid`, `probe` or `device`."""
-        self._count("repairs_total", model=model, cause=cause)
-
-    def repair_failed(self, model: str) -> None:
-        """Count a repair that Triton rejected."""
-        self._count("repair_failures_total", model=model)
+    def count(self, name: str, **labels: str) -> None:
+        """Count an event of a counter of `METRICS`, with its `LABELS`."""
+        with self._lock:
+            self._counts[name, tuple(labels.items())] += 1
 
     def instances_seen(self, instances: Mapping[str, int]) -> None:
         """Store the numbers of instances of the models whose number follows the load."""
         with self._lock:
             self._instances = dict(instances)
-
-    def instances_changed(self, model: str, direction: str, is_refused: bool) -> None:
-        """Count a change of the number of instances, `up` or `down`; or one that Triton rejected."""
-        if is_refused:
-            self._count("instance_change_failures_total", model=model)
-        else:
-            self._count("instance_changes_total", model=model, direction=direction)
-
-    def restarted(self) -> None:
-        """Count a start of the server after the first."""
-        self._count("restarts_total")
 
     def is_live(self) -> bool:
         """Return whether the supervision works."""
@@ -178,10 +159,6 @@ class Health:
             samples |= {("instances", (("model", name),)): n for name, n in self._instances.items()}
             samples["server_up_since_seconds", ()] = self._up_since_s
         return render(samples, PREFIX, METRICS)
-
-    def _count(self, name: str, **labels: str) -> None:
-        with self._lock:
-            self._counts[name, tuple(labels.items())] += 1
 
     def _failure(self, failure: str | None, probed_s: float) -> str | None:
         age_s = self._clock() - probed_s
@@ -240,7 +217,7 @@ class _Server(http.server.ThreadingHTTPServer):
         """Start a thread for a connection, within the limits."""
         peer = str(client_address[0])
         with self._lock:
-            of_peer = [each for each, its in self._peers.items() if its == peer]
+            of_peer = [connection for connection, its in self._peers.items() if its == peer]
             is_full = len(self._peers) >= MAX_CONNECTIONS
             if len(of_peer) >= MAX_OF_PEER or is_full:
                 oldest = next(iter(self._peers if is_full else of_peer))

@@ -12,14 +12,31 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.stub_processes import ZOMBIE, Process, Stub
 from nereid.base.contract import read_unhealthy_instance
 from nereid.base.processes import BackOff
 
+# The second strike of an instance settles its case, but a probe meets one of several instances at random.
+MAX_ATTEMPTS, MAX_PROBES = 4, 4
+REPAIR_DELAYS_S, RESET_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 30.0
+# The server is restarted before the threads of dead instances, about 150 for each, fill it.
+MAX_DEAD_PROCESSES = 16
+# In the poll mode, Triton checks every 15 s what has changed.
+POLLED_S = 40.0
+PID, PROBE, DEVICE = "pid", "probe", "device"
+# Triton collects a stub that it ended itself within a tenth of this. The time is shorter than the interval of
+# observations (0.1 s), so the second observation decides.
+DEAD_AFTER_S = 0.09
+# Maximum time between two strikes: long enough for probes to meet one of many instances twice.
+STRIKES_WITHIN_S = 30.0
+# Time that Triton has to end the old stubs of a repaired model.
+KILL_AFTER_S = 30.0
 
-@dataclass(frozen=True, slots=True)
-class ProcessesSeen:
+
+class ProcessesSeen(Struct, frozen=True):
     """Event: the states of the known processes; `found` has the living stubs if they were listed, too.
 
     `failed` has the pids that have reported a failed device since the last event.
@@ -30,8 +47,7 @@ class ProcessesSeen:
     failed: Collection[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RoundStarted:
+class RoundStarted(Struct, frozen=True):
     """Event: the ready versions by model, the models that take images, and those of them to probe."""
 
     ready: dict[str, set[int]]
@@ -39,8 +55,7 @@ class RoundStarted:
     due: Collection[str]
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeEnded:
+class ProbeEnded(Struct, frozen=True):
     """Event: a probe that began at `began_s` has ended; `failure` is None for a success."""
 
     probe: "Probe"
@@ -48,50 +63,42 @@ class ProbeEnded:
     began_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class IndexRead:
+class IndexRead(Struct, frozen=True):
     """Event: the ready versions by model, read for a repair."""
 
     ready: Mapping[str, set[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Reloaded:
+class Reloaded(Struct, frozen=True):
     """Event: Triton has loaded a model again, or rejected that for the reason `refusal`."""
 
     refusal: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RepairInterrupted:
+class RepairInterrupted(Struct, frozen=True):
     """Event: `ReadIndex` or `Reload` ended without a response."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstancesChanged:
+class InstancesChanged(Struct, frozen=True):
     """Event: Triton has loaded a model with another number of instances; the processes `old` will end."""
 
     model: str
     old: Collection[Process]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerEnded:
+class ServerEnded(Struct, frozen=True):
     """Event: the server's process has ended, or ends because of a signal."""
 
 
-@dataclass(frozen=True, slots=True)
-class FindStubs:
+class FindStubs(Struct, frozen=True):
     """Command: list the server's processes immediately."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeSoon:
+class ProbeSoon(Struct, frozen=True):
     """Command: start the next round of probes immediately."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """Command: send an image to a model."""
 
     model: str
@@ -99,13 +106,11 @@ class Probe:
     attempt: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ReadIndex:
+class ReadIndex(Struct, frozen=True):
     """Command: read the server's index for a repair."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reload:
+class Reload(Struct, frozen=True):
     """Command: make Triton start new stubs for versions of a model."""
 
     model: str
@@ -113,29 +118,25 @@ class Reload:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(Struct, frozen=True):
     """Command: kill a process."""
 
     process: Process
 
 
-@dataclass(frozen=True, slots=True)
-class ReportBroken:
+class ReportBroken(Struct, frozen=True):
     """Command: publish the models that are broken, each with the reason."""
 
     models: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(Struct, frozen=True):
     """Command: log a line."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """Command: end the supervision; the reason why the server must be restarted, empty if it has ended."""
 
     reason: str = ""
@@ -155,15 +156,6 @@ Command = FindStubs | ProbeSoon | Probe | ReadIndex | Reload | Kill | ReportBrok
 Commands = list[Command]
 
 
-# Triton collects a stub that it ended itself within a tenth of this. The time is shorter than the interval of
-# observations (0.1 s), so the second observation decides.
-DEAD_AFTER_S = 0.09
-# Maximum time between the two verdicts: long enough for probes to meet one of many instances twice.
-STRIKES_WITHIN_S = 30.0
-# Time that Triton has to end the old stubs of a repaired model.
-KILL_AFTER_S = 30.0
-
-
 class KnownStubs:
     """Known stubs, and which of them have died, from successive observations."""
 
@@ -180,9 +172,7 @@ class KnownStubs:
         """Apply an observation and return the stubs that have died and were not replaced.
 
         Args:
-            living: stubs, known before or not; need not be complete.
             states: the kernel's letter for each process of these and of `processes` that still exists.
-            now_s: the time of the observation.
         """
         self._known |= {stub.process: stub for stub in living}
         # A process that no longer exists was ended and collected by Triton.
@@ -207,7 +197,7 @@ class KnownStubs:
 
     def used(self, processes: Collection[Process]) -> list[Stub]:
         """Return the stubs in use whose process is one of these."""
-        found = [self._known[each] for each in processes if each in self._known]
+        found = [self._known[process] for process in processes if process in self._known]
         return [stub for stub in found if not self._is_replaced(stub)]
 
     def of(self, model: str, versions: Collection[int]) -> list[Stub]:
@@ -228,9 +218,9 @@ class KnownStubs:
 
 
 class ProbeStrikes:
-    """Counts how often Triton called an instance unhealthy: one verdict may be a pause of the machine.
+    """Counts how often Triton called an instance unhealthy: a single one may be a pause of the machine.
 
-    `dead` has the instances with two verdicts in a short time, or one for a stopped process.
+    `dead` has the instances with two strikes in a short time, or one for a stopped process.
     """
 
     def __init__(self) -> None:
@@ -238,7 +228,7 @@ class ProbeStrikes:
         self._since: dict[str, list[float]] = {}
 
     def add(self, instance: str, now_s: float, is_stopped: bool = False) -> bool:
-        """Count one verdict; returns whether the instance is now dead."""
+        """Count a strike; returns whether the instance is now dead."""
         recent = [then for then in self._since.get(instance, ()) if now_s - then < STRIKES_WITHIN_S]
         self._since[instance] = [*recent, now_s]
         is_dead = bool(recent) or is_stopped
@@ -247,7 +237,7 @@ class ProbeStrikes:
         return is_dead
 
     def clear(self, instance: str) -> None:
-        """Remove all verdicts on an instance, such as after its repair."""
+        """Remove all strikes of an instance, such as after its repair."""
         self._since.pop(instance, None)
         if instance in self.dead:
             self.dead.remove(instance)
@@ -268,9 +258,10 @@ class ProcessesToKill:
 
     def update(self, states: Mapping[Process, str], now_s: float) -> tuple[list[Process], int]:
         """Forget the processes without a state; returns those to kill, and the number of zombies."""
-        self.due_s = {each: due_s for each, due_s in self.due_s.items() if each in states}
-        running = {each: due_s for each, due_s in self.due_s.items() if states[each] != ZOMBIE}
-        return [each for each, due_s in running.items() if due_s < now_s], len(self.due_s) - len(running)
+        self.due_s = {process: due_s for process, due_s in self.due_s.items() if process in states}
+        running = {process: due_s for process, due_s in self.due_s.items() if states[process] != ZOMBIE}
+        late = [process for process, due_s in running.items() if due_s < now_s]
+        return late, len(self.due_s) - len(running)
 
 
 class ReplacedProcesses:
@@ -294,13 +285,13 @@ class ReplacedProcesses:
 
         A zombie that stays keeps all old instances of its model.
         """
-        self._since = {each: about for each, about in self._since.items() if each in states}
+        self._since = {process: about for process, about in self._since.items() if process in states}
         stuck = {
             model
-            for each, (model, since_s) in self._since.items()
-            if states[each] == ZOMBIE and now_s - since_s > KILL_AFTER_S
+            for process, (model, since_s) in self._since.items()
+            if states[process] == ZOMBIE and now_s - since_s > KILL_AFTER_S
         }
-        return [each for each, (model, _) in self._since.items() if model in stuck]
+        return [process for process, (model, _) in self._since.items() if model in stuck]
 
 
 def touch(folder: Path) -> bool:
@@ -311,23 +302,13 @@ def touch(folder: Path) -> bool:
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime_ns)
     # Triton compares with the newest time it has seen, which may lie in the future.
-    newer = max([time.time_ns(), *(each + 1_000_000 for each in times)])
+    newer = max([time.time_ns(), *(time_ns + 1_000_000 for time_ns in times)])
     is_touched = False
     for path in paths:
         with contextlib.suppress(OSError):
             os.utime(path, ns=(newer, newer))
             is_touched = True
     return is_touched
-
-
-# The second verdict on an instance settles its case, but a probe meets one of several instances at random.
-MAX_ATTEMPTS, MAX_PROBES = 4, 4
-REPAIR_DELAYS_S, RESET_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 30.0
-# The server is restarted before the threads of dead instances, about 150 for each, fill it.
-MAX_DEAD_PROCESSES = 16
-# In the poll mode, Triton checks every 15 s what has changed.
-POLLED_S = 40.0
-PID, PROBE, DEVICE = "pid", "probe", "device"
 
 
 @dataclass(slots=True)
@@ -418,12 +399,14 @@ class Supervisor:
             stub for stub in self._stubs.update(event.found or (), states, now_s) if self._is_served(stub)
         ]
         known = self._stubs.processes
-        self._reported = {each for each in known if each in self._reported or each.pid in event.failed}
+        self._reported = {
+            process for process in known if process in self._reported or process.pid in event.failed
+        }
         self._failed = [stub for stub in self._stubs.used(self._reported) if self._is_served(stub)]
         stuck = self._replaced.update(states, now_s)
-        self._to_kill.add([each for each in stuck if each not in self._to_kill.due_s], now_s)
+        self._to_kill.add([process for process in stuck if process not in self._to_kill.due_s], now_s)
         late, count = self._to_kill.update(states, now_s)
-        commands: Commands = [Kill(each) for each in late]
+        commands: Commands = [Kill(process) for process in late]
         if count >= MAX_DEAD_PROCESSES:
             commands += self._end(f"{count} dead instances hold its threads and memory")
         if dead and not has_found:  # a new stub may have taken its place meanwhile
@@ -431,7 +414,9 @@ class Supervisor:
         self._dead = dead
         stopped = {process for process, state in states.items() if state == stub_processes.STOPPED}
         self._stopped = self._stubs.instances(
-            stopped - self._to_kill.due_s.keys() - {each for each in stopped if each in self._replaced}
+            stopped
+            - self._to_kill.due_s.keys()
+            - {process for process in stopped if process in self._replaced}
         )
         broken = {stub.model: f"the device of '{stub.instance}' failed" for stub in self._failed}
         broken |= {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
@@ -582,15 +567,16 @@ class Supervisor:
         self._renewed(model, now_s)
         dead = {stub.process for stub in self._dead}
         # After a refusal, the healthy stubs are still in use.
-        self._to_kill.add([each for each in repair.old if each in dead or not is_refused], now_s)
+        self._to_kill.add([process for process in repair.old if process in dead or not is_refused], now_s)
 
     def _renewed(self, model: str, now_s: float) -> None:
         """Forget what is known about the former processes of a model."""
         self._of(model).renewed_s = now_s
         # Probes of old instances may take their whole time.
         self._pending = {number: of for number, of in self._pending.items() if of != model}
-        for instance in [each for each in self._strikes.dead if _model_of(each) == model]:
-            self._strikes.clear(instance)
+        for instance in [*self._strikes.dead]:
+            if _model_of(instance) == model:
+                self._strikes.clear(instance)
 
     def _end(self, reason: str = "") -> Commands:
         if self._has_ended:

@@ -25,16 +25,28 @@ from nereid.server.embedded_server import EmbeddedServer, image_models
 from nereid.server.instances import InstanceController
 from nereid.server.run_dir import ServerRecord
 from nereid.server.supervision import supervisor
-from nereid.server.supervision import supervisor as messages
 from nereid.server.supervision.health import Health
 from nereid.server.supervision.supervisor import Command, Event, Supervisor
 
 # Linux before 5.3 and some sandboxes cannot wait for the process of another parent.
 FALLBACK_S = 0.1
 MS_PER_S = 1000
+POLL_S = 2.0
+# A model without requests is probed this long after its last answer.
+IDLE_S = 4.0
+# So is a model with requests: of two instances, one may hang while the other answers, and Triton 24.10 counts
+# answers that are errors as successes.
+BUSY_S = 10.0
+# The end of a process is seen immediately, that it was stopped after `OBSERVE_S`. A zombie is looked at again
+# after `CONFIRM_S`, and so is a stopped process, which many probes must look for while others answer. Without
+# new shared memory, no stub has started, and the processes are listed seldom.
+OBSERVE_S, CONFIRM_S, FIND_S = 1.0, 0.1, 5.0
+PROBE_SOON_S, PROBE_TIMEOUT_S = 0.11, 5.0
+MAX_PROBERS = 16
+JOIN_S = 1.0
 
 
-class Exits:
+class ExitWaiter:
     """The processes whose end one thread waits for; others may call `interrupt`."""
 
     def __init__(self) -> None:
@@ -79,16 +91,8 @@ class Exits:
         os.close(file)
 
 
-POLL_S = 2.0
-# A model without requests is probed this long after its last answer.
-IDLE_S = 4.0
-# So is a model with requests: of two instances, one may hang while the other answers, and Triton 24.10 counts
-# answers that are errors as successes.
-BUSY_S = 10.0
-
-
 @dataclass(frozen=True, slots=True)
-class Counts:
+class RequestCounts:
     """Requests to a model that succeeded and failed since it was loaded, by Triton's statistics."""
 
     succeeded: int = 0
@@ -99,17 +103,17 @@ class Counts:
 class _Model:
     """The requests and probes of one model."""
 
-    counts: Counts = Counts()
+    counts: RequestCounts = RequestCounts()
     answered_s: float = -inf
     probed_s: float = -inf
     is_suspect: bool = True
     has_failed_probe: bool = False
 
-    def poll(self, counts: Counts, now_s: float) -> bool:
+    def poll(self, counts: RequestCounts, now_s: float) -> bool:
         """Apply new counts; returns whether the model has only answered since the last ones."""
         before, self.counts = self.counts, counts
         if counts.succeeded < before.succeeded or counts.failed < before.failed:  # it was loaded again
-            before = Counts()
+            before = RequestCounts()
         if counts.failed > before.failed:
             self.is_suspect = True
         elif counts.succeeded > before.succeeded:
@@ -125,7 +129,7 @@ class _Model:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the model is probed at every look."""
+        """Whether the model is probed at every poll."""
         return self.is_suspect or self.has_failed_probe
 
 
@@ -135,10 +139,10 @@ class Activity:
     def __init__(self) -> None:
         self._models: dict[str, _Model] = {}
 
-    def poll(self, counts: Mapping[str, Counts], now_s: float) -> set[str]:
-        """Apply the counts of all models; returns those that have answered requests since the last look."""
+    def poll(self, counts: Mapping[str, RequestCounts], now_s: float) -> set[str]:
+        """Apply the counts of all models; returns those that have answered requests since the last poll."""
         self._models = {name: self._models.get(name) or _Model(probed_s=now_s) for name in counts}
-        return {name for name, each in counts.items() if self._models[name].poll(each, now_s)}
+        return {name for name, new in counts.items() if self._models[name].poll(new, now_s)}
 
     def take_due(self, now_s: float) -> set[str]:
         """Return the models to probe now.
@@ -160,38 +164,22 @@ class Activity:
             self._models[model].has_failed_probe = not is_success
 
 
-def read_counts(statistics: Mapping[str, Any]) -> tuple[dict[str, set[int]], dict[str, Counts]]:
+def read_counts(statistics: Mapping[str, Any]) -> tuple[dict[str, set[int]], dict[str, RequestCounts]]:
     """Return the ready versions and the counts, by model, of Triton's answer to `/v2/models/stats`."""
     ready: dict[str, set[int]] = {}
-    counts: dict[str, Counts] = {}
+    counts: dict[str, RequestCounts] = {}
     for entry in statistics["model_stats"]:
         name, outcomes = entry["name"], entry["inference_stats"]
         ready.setdefault(name, set()).add(int(entry["version"]))
-        before = counts.get(name, Counts())
-        counts[name] = Counts(
+        before = counts.get(name, RequestCounts())
+        counts[name] = RequestCounts(
             before.succeeded + outcomes["success"]["count"], before.failed + outcomes["fail"]["count"]
         )
     return ready, counts
 
 
-# The end of a process is seen immediately, that it was stopped after `OBSERVE_S`. A zombie is looked at again
-# after `CONFIRM_S`, and so is a stopped process, which many probes must look for while others answer. Without
-# new shared memory, no stub has started, and the processes are listed seldom.
-OBSERVE_S, CONFIRM_S, FIND_S = 1.0, 0.1, 5.0
-PROBE_SOON_S, PROBE_TIMEOUT_S = 0.11, 5.0
-MAX_PROBERS = 16
-JOIN_S = 1.0
-
-
 class Watchdog:
-    """Supervises one server while the context is open.
-
-    Args:
-        server: a ready server.
-        record: address and token of the server.
-        health: receives each observation and each repair.
-        log: receives one line for each action.
-    """
+    """Supervises one server while the context is open."""
 
     def __init__(
         self, server: EmbeddedServer, record: ServerRecord, health: Health, log: Callable[[str], None]
@@ -199,13 +187,13 @@ class Watchdog:
         self._server, self._health, self._log = server, health, log
         self._options, self._control = server.options, Control(record)
         self._supervisor, self._lock = Supervisor(server.options.model_control_mode), threading.Lock()
-        self._observing, self._exits = threading.RLock(), Exits()
+        self._observing, self._exits = threading.RLock(), ExitWaiter()
         self._found_s = self._changed_s = float("-inf")
         self._zombies: set[Process] = set()
         self._activity = Activity()
         self._ready: dict[str, set[int]] | None = None
         self._image_models: list[str] = []
-        self._orders: queue.SimpleQueue[messages.ReadIndex | messages.Reload | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[supervisor.ReadIndex | supervisor.Reload | None] = queue.SimpleQueue()
         self._probers = ThreadPoolExecutor(MAX_PROBERS, "probe")
         self._is_closed, self._has_ended, self._probe_soon = (threading.Event() for _ in range(3))
         self._last_trouble = ""
@@ -216,8 +204,8 @@ class Watchdog:
         )
         self.restart_reason = ""
         self._threads = [
-            threading.Thread(target=self._repeat, args=[each], name=each.__name__, daemon=True)
-            for each in (self._observe_processes, self._poll_models, self._repair)
+            threading.Thread(target=self._repeat, args=[step], name=step.__name__, daemon=True)
+            for step in (self._observe_processes, self._poll_models, self._repair)
         ]
 
     def __enter__(self) -> "Watchdog":
@@ -267,7 +255,7 @@ class Watchdog:
 
     def _observe_processes(self) -> float:
         if self._server.poll() is not None or self._is_signalled():
-            self._handle(messages.ServerEnded())
+            self._handle(supervisor.ServerEnded())
             return OBSERVE_S
         now_s = time.monotonic()
         if self._server.memory.has_changed():
@@ -300,14 +288,13 @@ class Watchdog:
             with self._lock:
                 known = self._supervisor.processes
             states = stub_processes.states({*known, *(stub.process for stub in living)})
-            self._handle(messages.ProcessesSeen(states, living if find else None, failed))
+            self._handle(supervisor.ProcessesSeen(states, living if find else None, failed))
             return states
 
     def _living(self) -> list[Stub]:
         return stub_processes.find(self._server.pid, self._options.repository)
 
     def _poll_models(self) -> float:
-        """Probe the models that have answered no request recently."""
         began_s = time.monotonic()
         self._probe_soon.clear()
         ready, counts = read_counts(self._server.statistics(PROBE_TIMEOUT_S))
@@ -323,11 +310,11 @@ class Watchdog:
             self._health.answered(answered, began_s)
         if self._instances.discover(ready):
             self._adapt()
-        self._handle(messages.RoundStarted(ready, models, due))
+        self._handle(supervisor.RoundStarted(ready, models, due))
         self._probe_soon.wait(max(0.0, POLL_S - (time.monotonic() - began_s)))
         return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
 
-    def _probe(self, probe: messages.Probe) -> None:
+    def _probe(self, probe: supervisor.Probe) -> None:
         began_s = time.monotonic()
         failure: str | None = "the probe was not sent"
         try:
@@ -337,7 +324,7 @@ class Watchdog:
                 self._health.probed(probe.model, failure, began_s)
             with self._lock:
                 self._activity.probed(probe.model, failure is None)
-            self._handle(messages.ProbeEnded(probe, failure, began_s))
+            self._handle(supervisor.ProbeEnded(probe, failure, began_s))
 
     def _adapt(self) -> None:
         """Start the thread that adapts numbers of instances, unless it runs."""
@@ -360,15 +347,15 @@ class Watchdog:
             self._observe(find=True)
             old = self._processes_of(model)
             self._control.change_instances(model, count)
-            self._handle(messages.InstancesChanged(model, old))
+            self._handle(supervisor.InstancesChanged(model, old))
             self._observe(find=True)
 
     def _repair(self) -> float:
         order = self._orders.get()
-        event: Event = messages.RepairInterrupted()
+        event: Event = supervisor.RepairInterrupted()
         try:
-            if isinstance(order, messages.ReadIndex):
-                event = messages.IndexRead(self._control.ready_versions())
+            if isinstance(order, supervisor.ReadIndex):
+                event = supervisor.IndexRead(self._control.ready_versions())
             elif order:
                 event = self._reload(order)
         finally:
@@ -376,19 +363,19 @@ class Watchdog:
             self._exits.interrupt()  # the reason for not being ready may be gone
         return 0.0
 
-    def _reload(self, order: messages.Reload) -> messages.Reloaded:
+    def _reload(self, order: supervisor.Reload) -> supervisor.Reloaded:
         folder = self._options.repository / order.model
         try:
             with self._loading:
                 self._load_again(order, folder)
         except Refused as error:
-            self._health.repair_failed(order.model)
-            return messages.Reloaded(str(error))
+            self._health.count("repair_failures_total", model=order.model)
+            return supervisor.Reloaded(str(error))
         self._observe(find=True)
-        self._health.repaired(order.model, order.cause)
-        return messages.Reloaded()
+        self._health.count("repairs_total", model=order.model, cause=order.cause)
+        return supervisor.Reloaded()
 
-    def _load_again(self, order: messages.Reload, folder: Path) -> None:
+    def _load_again(self, order: supervisor.Reload, folder: Path) -> None:
         touched = [supervisor.touch(folder / str(version)) for version in order.versions]
         if self._options.model_control_mode != "poll":
             in_use = self._control.instances(order.model).count
@@ -405,22 +392,22 @@ class Watchdog:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case messages.FindStubs():
+            case supervisor.FindStubs():
                 self._observe(find=True)
-            case messages.ProbeSoon():
+            case supervisor.ProbeSoon():
                 self._probe_soon.set()
-            case messages.Probe():
+            case supervisor.Probe():
                 self._probers.submit(self._probe, command)
-            case messages.ReadIndex() | messages.Reload():
+            case supervisor.ReadIndex() | supervisor.Reload():
                 self._orders.put(command)
-            case messages.Kill():
+            case supervisor.Kill():
                 if stub_processes.states([command.process]):
                     os.kill(command.process.pid, signal.SIGKILL)
-            case messages.ReportBroken():
+            case supervisor.ReportBroken():
                 self._health.observed(command.models)
-            case messages.Log():
+            case supervisor.Log():
                 self._say(command.text)
-            case messages.End():
+            case supervisor.End():
                 self.restart_reason = command.reason
                 self._has_ended.set()
 
