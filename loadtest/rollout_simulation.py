@@ -15,12 +15,11 @@ import numpy as np
 
 from loadtest import record
 from nereid.base.processes import available_cores
-from nereid.models.rollout.evidence import Tally
-from nereid.models.rollout.judge import Look, Objective, Objectives, Outcome, Step
+from nereid.models.rollout.judge import Objective, Objectives, Outcome, PairCounts, Step, Tally
 from nereid.models.rollout.plan import BOUNDS
 
 # A look has 1,000 requests; a step takes at least 12 looks, and is inconclusive after 600.
-SHARES, RATE, MIN_LOOKS, MAX_LOOKS = (0.01, 0.05, 0.25, 0.5), 1000, 12, 600
+SHARES, RATE, MIN_LOOKS, MAX_POLLS = (0.01, 0.05, 0.25, 0.5), 1000, 12, 600
 ERROR, SLOW = "error", "slow"
 STALL_LOOKS = 5
 # Median and spread of the simulated latencies, as of a classifier on a busy CPU, and the objective for them.
@@ -96,7 +95,7 @@ def rollout(candidate: Service, seed: int) -> End:
     for share in SHARES:
         step = Step(OBJECTIVES, share, BOUNDS)
         outcome, stalled = Outcome.CONTINUE, [0, 0]
-        for number in range(MAX_LOOKS):
+        for number in range(MAX_POLLS):
             for place in range(2):
                 begins = rng.random() < candidate.stalled_part / STALL_LOOKS
                 stalled[place] = STALL_LOOKS if begins else max(0, stalled[place] - 1)
@@ -115,12 +114,12 @@ def rollout(candidate: Service, seed: int) -> End:
 
 def _draw(
     rng: np.random.Generator, services: tuple[Service, Service], stalled: list[int], share: float
-) -> tuple[Look, np.ndarray]:
+) -> tuple[PairCounts, np.ndarray]:
     """Return the counts of a look, and requests and errors of both variants."""
     mine = int(rng.binomial(RATE, share))
     ours = _requests(rng, services[0], stalled[0] > 0, mine)
     theirs = _requests(rng, services[1], stalled[1] > 0, RATE - mine)
-    look = Look(
+    look = PairCounts(
         {ERROR: (ours[0], theirs[0]), SLOW: (ours[1], theirs[1])}, (ours[2], theirs[2]), (mine, RATE - mine)
     )
     return look, np.array([[each[0].requests, each[0].events] for each in (ours, theirs)])

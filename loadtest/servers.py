@@ -47,7 +47,7 @@ class Supervised:
 
     def is_ready(self) -> bool:
         """Check whether the supervisor reports that the server is ready."""
-        url = f"http://{self.record.host}:{self.record.health_port}/readyz"
+        url = f"http://{self.record.health_url}/readyz"
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=END_S) as response:
             return bool(response.status == HTTPStatus.OK)
         return False

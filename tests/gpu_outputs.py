@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from nereid.server.gpu.cuda_packages import Installed, Package
+from nereid.server.gpu_profile import Installed, Package
 
 # `nvidia-smi --list-gpus`. Sources: influxdata/telegraf#5812, DataDog/datadog-agent#33120 (MIG).
 A100 = "GPU-513536b6-7d19-9063-b049-1e69664bb298"

@@ -8,7 +8,7 @@ from nereid.backends.triton.metrics import MetricKind
 from nereid.base.assets import CHECKOUT
 from nereid.base.tracing import collector
 from nereid.gateway.gateway_metrics import Metrics
-from nereid.insight.drift import drift_metrics
+from nereid.insight.drift import monitor
 from nereid.models.rollout import service
 from nereid.server.supervision import health, process_usage
 from nereid.tasks.read.metrics import METRICS as READER
@@ -158,9 +158,7 @@ def groups() -> tuple[Group, ...]:
             "Drift",
             "drift.md#metrics-of-the-monitor",
             "supervisor",
-            of_page(
-                drift_metrics.PREFIX, drift_metrics.METRICS, drift_metrics.LABELS, drift_metrics.COMMON_LABELS
-            ),
+            of_page(monitor.PREFIX, monitor.METRICS, monitor.LABELS, monitor.COMMON_LABELS),
         ),
         Group(
             "Traces",

@@ -10,8 +10,8 @@ from typing import Any
 from loadtest import record
 from loadtest.gpu_check.processes import Context
 from nereid.base.processes import available_bytes
-from nereid.insight.observe.gpu_checks import gpu_findings
-from nereid.server.gpu import nvidia_smi
+from nereid.insight.observe import gpu_findings
+from nereid.server import nvidia_smi
 from nereid.server.installation import find_installation
 
 EXTRAS = "pip install -e '.[embedded,gpu,gateway,load,publish,dev]', with gpu13 instead of gpu for CUDA 13"
@@ -44,7 +44,7 @@ def measure(context: Context) -> Iterator[dict[str, Any]]:
         yield {"python_backend_has_cuda_code": python_backend_has_cuda_code(context.environment)}
     # Programs that use the GPU, each with a time limit.
     found = gpu_findings.examine(context.environment, ())
-    yield {"doctor": [f"{each.what}: {each.verdict}: {each.found}" for each in found]}
+    yield {"doctor": [f"{finding.check}: {finding.status}: {finding.detail}" for finding in found]}
 
 
 def has(module: str) -> bool:

@@ -14,9 +14,9 @@ from loadtest.gpu_check import chain, served
 from loadtest.gpu_check.processes import Context
 from nereid.base.assets import COFFEE
 from nereid.insight.tune import photos
+from nereid.server import nvidia_smi
 from nereid.server.control import Control
 from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.gpu import nvidia_smi
 from nereid.tasks.classify.client import Classifier
 
 Findings = dict[str, Any]

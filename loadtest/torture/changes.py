@@ -14,12 +14,11 @@ from nereid.base import assets
 from nereid.base.config.model_config import ModelConfig
 from nereid.models.publish.examination import Gates
 from nereid.models.publish.publisher import publish, retire, rollback
-from nereid.models.routes.change import change_with_retry, reweighted
-from nereid.models.routes.served import RunningServer
+from nereid.models.routes.change import RunningServer, change_with_retry, reweighted
 from nereid.models.routes.target import find_route
 from nereid.repository.layout import versions_there
 from nereid.server.control import Control
-from nereid.server.supervision import stubs
+from nereid.server.supervision import supervisor
 from nereid.tasks.classify.result import Prediction
 from nereid.vision.imaging.pipeline import Pipeline
 from nereid.vision.inference.session import Session
@@ -105,7 +104,7 @@ class Changes:
         self._reweight({"v1": 90, "v2": 10})
         time.sleep(PAUSE_S)
         self._reweight({"v1": 50, "v2": 50})
-        stubs.touch(repository / RELOADED / "1")
+        supervisor.touch(repository / RELOADED / "1")
         Control(record).load(RELOADED)
         self.rounds += 1
 

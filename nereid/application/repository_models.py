@@ -25,7 +25,7 @@ from nereid.models.rollout import orders
 from nereid.models.rollout.plan import make_plan
 from nereid.models.rollout.rollout_journal import RolloutActive, RolloutJournals
 from nereid.models.routes import change, target
-from nereid.models.routes.served import NO_SERVER, SERVED, RunningServer, served_status
+from nereid.models.routes.change import NO_SERVER, SERVED, RunningServer, served_status
 from nereid.models.routes.target import RouteLocation, find_route, find_routes, present_table, read_state
 from nereid.repository.layout import output_names, versions_there
 from nereid.server.run_dir import ServerRecord

@@ -14,14 +14,13 @@ from nereid.base.processes import end_with_parent
 from nereid.gateway.admission.access import check_ring
 from nereid.gateway.admission.key_changes import open_ring
 from nereid.gateway.settings import Listen, Settings
-from nereid.insight.drift import drift_metrics, monitor
+from nereid.insight.drift import monitor
 from nereid.models.rollout import service
-from nereid.server import run_dir
+from nereid.server import nvidia_smi, run_dir
 from nereid.server import serve as server
 from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, ServerOptions, check_options
-from nereid.server.gpu import selection
-from nereid.server.gpu.profile_choice import check_named_gpus, choose
-from nereid.server.serve import Job, ServeOptions
+from nereid.server.gpu_profile import check_named_gpus, choose
+from nereid.server.serve import BackgroundJob, ServeOptions
 from nereid.server.supervision.process_usage import ProcessMetrics, read
 
 
@@ -34,7 +33,7 @@ def serve(options: ServeOptions, environment: Mapping[str, str]) -> None:
     """
     with invalid_values():
         if options.gpu_id:
-            environment = {**environment, **selection.select(options.gpu_id, environment)}
+            environment = {**environment, **nvidia_smi.select(options.gpu_id, environment)}
         options = replace(options, server=_with_profile(options, environment))
         check_options(options.server)
         _check_access(options, environment)
@@ -74,7 +73,7 @@ def _check_access(options: ServeOptions, environment: Mapping[str, str]) -> None
         check_ring(open_ring(options.keys, environment), settings)
 
 
-def _jobs(repository: Path, base: Path) -> list[Job]:
+def _jobs(repository: Path, base: Path) -> list[BackgroundJob]:
     """Return what works for a served repository in the background, and what reports about it."""
 
     def find() -> monitor.Server | None:
@@ -84,9 +83,9 @@ def _jobs(repository: Path, base: Path) -> list[Job]:
     watcher = monitor.Monitor(repository, find, server.log)
     rollouts = partial(service.run, repository, lambda: run_dir.find(base, repository), log=server.log)
     return [
-        Job(partial(service.metrics, repository), "rollouts", rollouts),
-        Job(ProcessMetrics(partial(read, os.getpid(), repository)).page),
-        Job(lambda: drift_metrics.metrics(watcher.state), "drift", partial(monitor.watch, watcher)),
+        BackgroundJob(partial(service.metrics, repository), "rollouts", rollouts),
+        BackgroundJob(ProcessMetrics(partial(read, os.getpid(), repository)).page),
+        BackgroundJob(lambda: monitor.metrics(watcher.state), "drift", partial(monitor.watch, watcher)),
     ]
 
 

@@ -20,13 +20,15 @@ Wanted = Mapping[str, str | Collection[str]]
 ANY: Wanted = {}
 BUCKET, BOUND = "_bucket", "le"
 SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
+GAUGE = re.compile(r"# TYPE (\w+) gauge")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The values of a page by name and labels, or their growth between two pages."""
+    """The values of a page by name and labels, or their growth between two pages; names of its gauges."""
 
     samples: Mapping[str, Mapping[LabelSet, float]]
+    gauges: Collection[str] = ()
 
     @classmethod
     def parse(cls, page: str, prefixes: tuple[str, ...] = ("",), labels: Wanted = ANY) -> "Snapshot":
@@ -40,17 +42,18 @@ class Snapshot:
                 own = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
                 if _has(own, labels):
                     samples[found[1]][frozenset(own.items())] = float(found[3])
-        return cls(dict(samples))
+        return cls(dict(samples), frozenset(GAUGE.findall(page)))
 
     def __sub__(self, earlier: "Snapshot") -> "Snapshot":
-        """Return the growth of all counters since an earlier page.
+        """Return the growth of all counters since an earlier page; it has no gauges.
 
         A series that the earlier page lacks has grown from zero, and one that has gone does not count. One
         smaller value shows that all series of a histogram were reset, even if others exceed the old ones.
         """
+        counters = {name: series for name, series in self.samples.items() if name not in self.gauges}
         resets = {
             _owner(name, labels)
-            for name, series in self.samples.items()
+            for name, series in counters.items()
             for labels, value in series.items()
             if value < earlier._value(name, labels)
         }
@@ -62,7 +65,7 @@ class Snapshot:
         return Snapshot(
             {
                 name: {labels: grown(name, labels, value) for labels, value in series.items()}
-                for name, series in self.samples.items()
+                for name, series in counters.items()
             }
         )
 
@@ -104,15 +107,16 @@ class Snapshot:
     ) -> dict[tuple[str, ...], dict[float, float]]:
         """Return the observations of histograms in each bucket alone, by its upper bound, smallest first.
 
-        The histograms are selected and summed as in `sums`.
+        The histograms are selected and summed as in `sums`. Triton may write a page while a process counts:
+        a bucket that lags behind a smaller one is negative, and the next page makes up for it. Sums over
+        pages are therefore right; `without_lag` is for a single page.
         """
         found: dict[tuple[str, ...], dict[float, float]] = defaultdict(dict)
         sums = self.sums(name + BUCKET, *by, BOUND, labels=labels, without=without)
         below: dict[tuple[str, ...], float] = defaultdict(float)
         for (*key, bound), count in sorted(sums.items(), key=lambda item: float(item[0][-1])):
-            # Triton may write a page while a process counts, so that a bucket lags behind a smaller one.
-            found[*key,][float(bound)] = max(0.0, count - below[*key,])
-            below[*key,] = max(count, below[*key,])
+            found[*key,][float(bound)] = count - below[*key,]
+            below[*key,] = count
         return dict(found)
 
     def quantile(self, share: float, name: str, labels: Wanted = ANY, without: Wanted = ANY) -> float:
@@ -133,6 +137,15 @@ def _owner(name: str, labels: LabelSet) -> tuple[str, LabelSet]:
     return histogram, frozenset(label for label in labels if label[0] != BOUND)
 
 
+def without_lag(buckets: Mapping[float, float]) -> dict[float, float]:
+    """Return the observations in each bucket, smallest first; one that lags behind a smaller one is empty."""
+    found, total, below = dict[float, float](), 0.0, 0.0
+    for bound, count in buckets.items():
+        total += count
+        found[bound], below = max(0.0, total - below), max(total, below)
+    return found
+
+
 def quantile(share: float, buckets: Mapping[float, float]) -> float:
     """Return the value below which a share of the observations is; `nan` without any.
 
@@ -144,6 +157,7 @@ def quantile(share: float, buckets: Mapping[float, float]) -> float:
 
     Source: Prometheus, `histogram_quantile`.
     """
+    buckets = without_lag(buckets)
     rank, below, lower = share * sum(buckets.values()), 0.0, 0.0
     for bound, inside in buckets.items():
         if inside and below + inside >= rank:

@@ -1,5 +1,7 @@
 """`nereid check` and `nereid doctor`: check a model repository, and the machine."""
 
+import json
+from dataclasses import astuple
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +12,9 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed
 from nereid.cli.options import DEFAULT_REPOSITORY, AsJson, Repository, complete_model, environment
 from nereid.cli.tables import print_json, print_table
+
+# Keys of a finding in the JSON of `nereid doctor`; scripts depend on them.
+KEYS = ("what", "verdict", "found", "fix")
 
 
 def check(
@@ -65,10 +70,10 @@ def doctor(context: typer.Context, as_json: AsJson = False, repository: Reposito
 
     findings = list(examine(environment(context), repository))
     if as_json:
-        print_json(findings)
+        print(json.dumps([dict(zip(KEYS, astuple(finding), strict=True)) for finding in findings], indent=2))
     else:
-        rows = [(finding.verdict, finding.what, finding.found, finding.fix) for finding in findings]
+        rows = [(finding.status, finding.check, finding.detail, finding.fix) for finding in findings]
         print_table("", "check", "found", "fix", rows=rows)
-    failed = [finding.what for finding in findings if finding.verdict == "fail"]
+    failed = [finding.check for finding in findings if finding.status == "fail"]
     if failed:
         raise OperationFailed(f"this machine is not ready to serve: {', '.join(failed)}")

@@ -18,7 +18,7 @@ from nereid.cli.tables import print_table
 if TYPE_CHECKING:
     from nereid.backends.routing.reference_file import Reference
     from nereid.insight.drift.comparison import SignalDrift, VariantDrift
-    from nereid.insight.drift.drift_report import Report
+    from nereid.insight.drift.drift_report import DriftReport
     from nereid.insight.drift.recording import History
 
 app = typer.Typer()
@@ -62,7 +62,7 @@ def baseline(
     A running server is needed. Images that cannot be classified are named and left out.
     """
     from nereid.insight.drift.baseline import store
-    from nereid.insight.drift.targets import targets_of
+    from nereid.insight.drift.comparison import targets_of
     from nereid.models.routes.target import find_route
 
     if bool(images) == bool(from_traffic):
@@ -136,7 +136,7 @@ def _sizes(reference: "Reference") -> str:
     return ", ".join(f"{variant.name} {variant.images:,} images" for variant in reference.variants)
 
 
-def print_report(report: "Report") -> None:
+def print_report(report: "DriftReport") -> None:
     """Print a report for a person."""
     route = report.route
     if route.problem:

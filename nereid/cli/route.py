@@ -20,10 +20,8 @@ from nereid.cli.server_options import find_server, with_server
 from nereid.cli.tables import print_table
 
 if TYPE_CHECKING:  # the commands import what they need, so that others start without it
-    from nereid.models.routes.change import Propose
-    from nereid.models.routes.diff import Difference
+    from nereid.models.routes.change import Difference, Propose, RunningServer, Served
     from nereid.models.routes.explain import Explanation
-    from nereid.models.routes.served import RunningServer, Served
     from nereid.models.routes.target import RouteChange, RouteLocation, RouteState
 
 app = typer.Typer()
@@ -98,7 +96,7 @@ def diff(
 
     Nothing is written. Without arguments, the present route is compared with the previous one.
     """
-    from nereid.models.routes import change, diff
+    from nereid.models.routes import change
 
     target, present = _read(repository, route)
     if propose := _proposal(weights or [], file):
@@ -109,7 +107,7 @@ def diff(
     else:
         print("the history has no previous route")
         return
-    _print_diff(diff.differences(old, new), diff.describe_moves(diff.moves(old, new)))
+    _print_diff(change.differences(old, new), change.describe_moves(change.moves(old, new)))
 
 
 @app.command()
@@ -266,7 +264,7 @@ def _headers(words: list[str]) -> dict[str, str]:
 
 
 def _server(context: typer.Context, repository: Path) -> "RunningServer | None":
-    from nereid.models.routes.served import RunningServer
+    from nereid.models.routes.change import RunningServer
 
     return RunningServer.of(find_server(context, repository))
 
@@ -279,7 +277,7 @@ def show_route(
     Raises:
         OperationFailed, InvalidConfig: the route file is invalid, or names a model that does not exist.
     """
-    from nereid.models.routes.served import served_status
+    from nereid.models.routes.change import served_status
     from nereid.models.routes.target import describe, percent, present_table
 
     table = present_table(target, present)

@@ -26,8 +26,15 @@ from nereid.cli.server_options import find_server
 from nereid.cli.tables import console
 
 if TYPE_CHECKING:
-    from nereid.insight.observe.top import Top, TopGateway, TopModel, TopRoute
-    from nereid.insight.observe.top_reading import Reading, TopReader, TopServer
+    from nereid.insight.observe.top import (
+        Reading,
+        Top,
+        TopGateway,
+        TopModel,
+        TopReader,
+        TopRoute,
+        TopServer,
+    )
 
 # The routes send their counts to Triton's metrics page every half second.
 MIN_INTERVAL_S = 0.5
@@ -59,7 +66,7 @@ def top(
 
     The keys `q` and Ctrl-C end the view. Rates and quantiles are those of the last interval.
     """
-    from nereid.insight.observe.top_reading import TopReader
+    from nereid.insight.observe.top import TopReader
     from nereid.server import run_dir
 
     base = run_dir.root(environment(context))

@@ -13,7 +13,7 @@ from nereid.base.config.server_flags import FITTED_INSTANCES, SIGNALS
 from nereid.base.contract import FORWARDED_HEADERS, GRPC_PORT, HTTP_PORT, METRICS_PORT, TOKEN_HEADER
 from nereid.base.errors import ServerError
 from nereid.base.tracing.records import Sampling
-from nereid.repository.layout import is_model, model_folders
+from nereid.repository.layout import ROUTE, is_model, model_folders
 from nereid.server import preflight, request_traces
 from nereid.server.installation import Installation, cuda_folders
 from nereid.server.ports import Ports
@@ -27,7 +27,7 @@ GPU_PROFILE = "gpu"
 # Those whose models pass on tensors in the memory of a GPU.
 GPU_PROFILES = (GPU_PROFILE, "gpu_ensemble")
 TUNED_PROFILE = "tuned"
-# Selects one of the others for this machine: `nereid.server.gpu.profile_choice`.
+# Selects one of the others for this machine: `nereid.server.gpu_profile`.
 AUTO_PROFILE = "auto"
 # The pool for tensors between the steps of an ensemble cannot grow. Tensors that do not fit go through the
 # host, and Triton logs that only once. Two batches of 64 images are 77 MB.
@@ -39,16 +39,6 @@ SHARED_MEMORY = "shared-memory"
 ADMIN_APIS = ("model-repository", SHARED_MEMORY, "trace", "logging")
 LOOPBACK = ("127.0.0.1", "localhost")
 REGION_PREFIX = "shm-region-prefix-name="
-# Triton starts that many threads for each instance. They send the requests of a model to other models: a
-# request to a variant holds a thread of the route. A reader waits for each of its requests, so one is enough.
-BACKEND_THREADS = {
-    "ab_router": ROUTE_THREADS,
-    "boxes": 1,
-    "fused": 1,
-    "onnxruntime": 1,
-    "preprocess": 1,
-    "text_reader": 1,
-}
 READABLE_ON_LOOPBACK = ("model-config", "statistics")
 # By default glibc returns the buffer of an image's tensor (0.6 MB) to the kernel after every request. The
 # page faults of the next request then cost about 0.3 ms of CPU per image (by hand, /proc).
@@ -101,8 +91,6 @@ def command(
     """Return the `tritonserver` command line for `options`.
 
     Args:
-        options, triton: settings and parts of the server.
-        backends: the backend directory.
         run_id: distinguishes the shared memory of this server from that of others.
         models: models to load at start in the explicit mode, `*` for all.
         sockets: folder for Triton's sockets if the server is guarded; None for TCP ports.
@@ -138,11 +126,13 @@ def command(
 
 
 def _python_backends(triton: Installation, prefix: str) -> Iterator[str]:
-    """Yield the settings of Triton's Python backend, and of the backends that are built on it."""
-    for name in ("python", *(adapter.parent.name for adapter in triton.adapters)):
+    yield f"--backend-config=python,{REGION_PREFIX}{prefix}"
+    for name in (adapter.parent.name for adapter in triton.adapters):
+        # Triton starts that many threads for each instance; they send its requests to other models. A route
+        # has several at once: a request to a variant holds its thread.
+        threads = ROUTE_THREADS if name == ROUTE else 1
         yield f"--backend-config={name},{REGION_PREFIX}{prefix}"
-        if threads := BACKEND_THREADS.get(name):
-            yield f"--backend-config={name},thread-pool-size={threads}"
+        yield f"--backend-config={name},thread-pool-size={threads}"
 
 
 def _addresses(options: ServerOptions, sockets: Path | None) -> list[str]:
@@ -250,4 +240,4 @@ def read_token(path: Path) -> str:
 
 def _is_one_of(flag: str, names: Sequence[str]) -> bool:
     name = flag.removeprefix("--").partition("=")[0]
-    return flag.startswith("--") and any(each.startswith(name) for each in names)
+    return flag.startswith("--") and any(listed.startswith(name) for listed in names)

@@ -60,10 +60,6 @@ class Control:
     """Loads and unloads models of a running server.
 
     All methods raise `NotReached` if no response comes in time, and `Refused` with the server's reason.
-
-    Args:
-        record: address and token of the server.
-        response_s, load_s: time limits for a response, and for loading or unloading a model.
     """
 
     def __init__(self, record: ServerRecord, response_s: float = RESPONSE_S, load_s: float = LOAD_S) -> None:
@@ -141,7 +137,6 @@ class Control:
         return Instances(sum(group.count for group in groups), is_on_gpu, chosen(text))
 
     def _bounded(self, model: str) -> tuple[dict[str, Any], InstanceBounds] | None:
-        """Return config and bounds of a model as they are on disk; None without bounds."""
         try:
             document = read_profile(Path(self._record.repository) / model, self._record.profile)
             bounds = read_bounds(document)

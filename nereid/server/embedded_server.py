@@ -1,4 +1,4 @@
-"""Start, probes and stop of one `tritonserver` process group, without a container and without root."""
+"""One `tritonserver` process group: the models that it loads, its start, probes and stop."""
 
 import contextlib
 import http.client
@@ -10,44 +10,139 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from nereid.backends.triton.stub_memory import StubMemory
 from nereid.base.addresses import open_http
 from nereid.base.assets import COFFEE
+from nereid.base.config.instance_bounds import read_bounds
 from nereid.base.config.model_config import with_instances
 from nereid.base.contract import IMAGE, PROBE_HEADER, TOKEN_HEADER
 from nereid.base.errors import ServerError
 from nereid.base.processes import ProcessRefusals, end_with_parent
+from nereid.base.serving_errors import InvalidConfig
 from nereid.client.classifier_errors import is_overload
-from nereid.repository import layout as repository
+from nereid.repository import checksums
 from nereid.repository.fitting import BACKENDS, InstancePlan, Machine, plan_instances
-from nereid.repository.triton_rules import are_complete
+from nereid.repository.layout import (
+    hidden_models,
+    model_folders,
+    readable_configs,
+    served_steps,
+    served_versions,
+    steps_of,
+)
+from nereid.repository.triton_rules import are_complete, fatal_problem
 from nereid.server.command_line import LOOPBACK, ServerOptions, command, environment
 from nereid.server.control import LOAD_S, NotReached
-from nereid.server.environment_folders import EnvironmentFolders
 from nereid.server.installation import Installation, assemble_backends, find_installation
 from nereid.server.ports import check_ports, is_listening, widen_receive_buffers
 from nereid.server.request_traces import record_fields
 from nereid.server.run_dir import ServerRecord, make_socket_folder, socket_folder, trace_socket
 from nereid.server.server_log import ServerLog
-from nereid.server.start_checks import models_to_load
 
+Documents = Mapping[str, Mapping[str, Any]]
+RESTORE = "restore the file, or publish it as a new version"
 STOP_TIMEOUT_S, STOP_POLL_S, LOAD_POLL_S = 40.0, 0.25, 1.0
+
+
+def models_to_load(options: ServerOptions) -> list[str]:
+    """Return the models to load at start: all, except those that the profile does not use."""
+    hidden = hidden_models(options.repository, options.profile)
+    return [folder.name for folder in model_folders(options.repository) if folder.name not in hidden]
+
+
+def unservable_models(options: ServerOptions) -> dict[str, str]:
+    """Return the models that must not be loaded, with the reasons.
+
+    Their load would keep Triton from serving, their bounds of instances are invalid, or a file of a published
+    version has changed on the disk.
+    """
+    repository, profile = options.repository, options.profile
+    documents, hidden = readable_configs(repository, profile), hidden_models(repository, profile)
+    damage = cache(checksums.damage)
+    found = {}
+    for name, document in documents.items():
+        if name in hidden:
+            continue
+        if problem := fatal_problem(repository / name, document) or _bounds_problem(document):
+            found[name] = f"model '{name}': {problem}"
+            continue
+        for model, version in _versions(repository / name, document):
+            if problem := damage(repository / model / str(version)):
+                text = f"version {version} of '{model}' is damaged: {problem}; fix: {RESTORE}"
+                found[name] = f"model '{name}': {text}"
+    # Triton would load a left-out model again with an ensemble that runs it, or with one that runs that one.
+    while above := dict(_above(found, documents)):
+        found |= above
+    return {name: reason for name, reason in found.items() if name not in hidden}
+
+
+def _bounds_problem(document: Mapping[str, Any]) -> str:
+    try:
+        read_bounds(document)
+    except InvalidConfig as error:
+        return str(error)
+    return ""
+
+
+def _above(found: Mapping[str, str], documents: Documents) -> Iterator[tuple[str, str]]:
+    """Yield the further models that need models which are not served, with the reasons."""
+    for name, document in documents.items():
+        steps = () if name in found else served_steps(document)
+        if inner := next((model for model, _ in steps if model in found), None):
+            yield name, f"model '{name}': its step '{inner}' is not served"
+
+
+def _versions(folder: Path, document: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the versions that a model needs: its own, and those that it runs itself."""
+    for version in served_versions(folder, document):
+        yield folder.name, version
+    yield from steps_of(document)
+
+
+class EnvironmentFolders:
+    """The folders of one server, noted when it is ready.
+
+    Triton 24.10 makes an empty one for each Python-based backend, whatever TMPDIR says. If a program that
+    cleans /tmp has removed one, Triton aborts at its end.
+
+    Source: triton-inference-server/python_backend r24.10, `EnvironmentManager` in `src/pb_env.cc`.
+    """
+
+    def __init__(self, parent: Path = Path("/tmp")) -> None:
+        self._parent, self._own = parent, set[Path]()
+        self._before = self._present()
+
+    def note(self) -> None:
+        """Note the folders that have come since, also those of servers that started at the same time."""
+        self._own = self._present() - self._before
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Make the missing ones again while the server ends, in the context."""
+        missing = [folder for folder in self._own if not folder.exists()]
+        for folder in missing:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        yield
+        for folder in missing:
+            with contextlib.suppress(OSError):  # Triton has removed it
+                folder.rmdir()
+
+    def _present(self) -> set[Path]:
+        return {*self._parent.glob("python_env_*")}
 
 
 class EmbeddedServer:
     """One `tritonserver` process group; a context manager that starts, awaits and stops it.
 
     Args:
-        options: settings of the server.
         run_dir: an empty folder; the backend directory is assembled in it.
-        inherited: environment variables for the server.
-        log: receives the lines of the server's log, without noise and repetitions.
         among: limits the models that are loaded at start in the explicit mode; None for all of the profile.
         without: models that are not loaded at start in the explicit mode.
     """
@@ -71,7 +166,7 @@ class EmbeddedServer:
         self._completes_configs = True
         self.models: Sequence[str] = ()  # to load at start
         self.fitted = InstancePlan(Machine.present(), {}, False)
-        self._fitted_backends: Sequence[str] = ()
+        self._fitted_backends: tuple[str, ...] = ()
         # Distinguishes the shared memory of this server from that of others.
         self.id = f"nereid-{secrets.token_hex(8)}"
         self.memory = StubMemory(self.id)
@@ -192,7 +287,6 @@ class EmbeddedServer:
         self._start_instances()
 
     def _fit(self, triton: Installation) -> None:
-        """Choose the instances of the models whose configs leave the number open."""
         if self.options.model_control_mode != "explicit":
             return
         # NVIDIA's backend gives all cores to each instance.
@@ -208,7 +302,7 @@ class EmbeddedServer:
 
         Over HTTP, which blocks requests of others while it loads: nobody knows this server yet.
         """
-        documents = repository.readable_configs(self.options.repository, self.options.profile)
+        documents = readable_configs(self.options.repository, self.options.profile)
         headers = {TOKEN_HEADER: self.options.token} if self.options.token else {}
 
         def start(name: str, count: int) -> None:
@@ -220,11 +314,11 @@ class EmbeddedServer:
 
         pool = ThreadPoolExecutor(self.fitted.machine.cores)
         try:
-            pending = {pool.submit(start, *each) for each in self.fitted.counts.items()}
+            pending = {pool.submit(start, *chosen) for chosen in self.fitted.counts.items()}
             while pending:
                 done, pending = wait(pending, LOAD_POLL_S, FIRST_COMPLETED)
-                for each in done:
-                    each.result()
+                for load in done:
+                    load.result()
                 self._raise_if_ended()
         finally:  # a signal must not wait for loads
             pool.shutdown(wait=False, cancel_futures=True)
@@ -309,7 +403,6 @@ class EmbeddedServer:
         return self._request(path, body)
 
     def _request(self, path: str, body: bytes | None, timeout_s: float = 30.0) -> str | None:
-        """Return None if the response is 200, else its status and text."""
         headers = {"Inference-Header-Content-Length": "0", PROBE_HEADER: "1"} if body else {}
         try:
             status, text = self._exchange(path, body, headers, timeout_s)
@@ -338,10 +431,10 @@ class EmbeddedServer:
 
 def image_models(options: ServerOptions) -> list[str]:
     """Return the models on disk whose only input is an encoded `image`."""
-    documents = repository.readable_configs(options.repository, options.profile)
-    inputs = {name: each.get("input", ()) for name, each in documents.items()}
+    documents = readable_configs(options.repository, options.profile)
+    inputs = {name: document.get("input", ()) for name, document in documents.items()}
     wanted = {"name": IMAGE, "data_type": "TYPE_STRING"}.items()
-    return [name for name, each in inputs.items() if len(each) == 1 and wanted <= each[0].items()]
+    return [name for name, tensors in inputs.items() if len(tensors) == 1 and wanted <= tensors[0].items()]
 
 
 def infer_path(model: str) -> str:

@@ -29,7 +29,7 @@ class Installation:
     def adapters(self) -> list[Path]:
         """Our adapters for the backends that it lacks: each a `model.py` in the folder of its backend."""
         found = sorted(ADAPTERS.glob("*/model.py"))
-        return [each for each in found if not (self.backends / each.parent.name).is_dir()]
+        return [path for path in found if not (self.backends / path.parent.name).is_dir()]
 
 
 def find_installation(environment: Mapping[str, str]) -> Installation:

@@ -118,10 +118,10 @@ def _listeners(pid: int, port: int) -> list[int]:
         ]
         inodes = {row[9] for row in rows if row[3] == LISTEN and int(row[1].rpartition(":")[2], 16) == port}
         wanted = {f"socket:[{inode}]" for inode in inodes}
-        for each in (process / "fd").iterdir():
+        for descriptor in (process / "fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # it was closed
-                if str(each.readlink()) in wanted:
-                    found.append(int(each.name))
+                if str(descriptor.readlink()) in wanted:
+                    found.append(int(descriptor.name))
     return found
 
 

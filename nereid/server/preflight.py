@@ -40,4 +40,4 @@ def missing(python: str, folders: tuple[Path, ...]) -> list[tuple[str, str]]:
 
 if __name__ == "__main__":
     lacking = missing(PYTHON, library_folders())
-    sys.exit("\n".join(f"missing: {each}; fix: {fix}" for each, fix in lacking) or 0)
+    sys.exit("\n".join(f"missing: {part}; fix: {fix}" for part, fix in lacking) or 0)

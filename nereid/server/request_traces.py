@@ -24,7 +24,6 @@ class TraceOptions:
     """The traces to keep, and their receivers.
 
     Attributes:
-        sampling: the choice of the traces.
         otlp: address of an OTLP receiver over HTTP, "" for none.
         is_logged: whether each request is logged on stderr.
     """
@@ -62,10 +61,6 @@ def collecting(
 ) -> Iterator[Callable[[], str]]:
     """Collect the traces of a server while the context is open; gives a function that returns the metrics.
 
-    Args:
-        folder: the run directory.
-        options: the traces to keep.
-        log: receives a line about damaged records.
 
     Raises:
         WrongUsage: the packages for the export are missing.

@@ -5,16 +5,17 @@ directory without a lock is left over.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from nereid.base import files
 from nereid.base.addresses import UNIX, unix_path
@@ -23,6 +24,7 @@ from nereid.base.errors import ServerError
 from nereid.server.ports import Ports
 
 SERVER_FILE, GATEWAY_FILE = "server.json", "gateway.json"
+LOOPBACK, ALL_INTERFACES = "127.0.0.1", ("0.0.0.0", "::")
 # Source: unix(7), sun_path without the final null byte.
 MAX_SOCKET_PATH = 107
 Record = TypeVar("Record", "ServerRecord", "GatewayRecord")
@@ -50,7 +52,7 @@ class ServerRecord:
     model_control_mode: str = "explicit"
     sockets: str = ""
     cores: int = 0
-    fitted_backends: Sequence[str] = ()
+    fitted_backends: tuple[str, ...] = ()
     completes_configs: bool = True
     traces: str = ""
     records: str = ""
@@ -62,11 +64,21 @@ class ServerRecord:
         """The ports by name, with that of the supervisor's pages."""
         return asdict(self.ports) | ({"health": self.health_port} if self.health_port else {})
 
+    @property
+    def health_url(self) -> str:
+        """The address of the supervisor's pages, HOST:PORT."""
+        return f"{_reachable(self.host)}:{self.health_port}"
+
     def url(self, protocol: str) -> str:
         """Return Triton's own address for `http`, `grpc` or `metrics`: HOST:PORT or `unix:PATH`."""
         if self.sockets:
             return socket_url(Path(self.sockets), protocol)
-        return f"{self.host}:{getattr(self.ports, protocol)}"
+        return f"{_reachable(self.host)}:{getattr(self.ports, protocol)}"
+
+
+def _reachable(host: str) -> str:
+    """Return where this machine reaches a server that listens on `host`."""
+    return LOOPBACK if host in ALL_INTERFACES else host
 
 
 def socket_url(folder: Path, protocol: str) -> str:
@@ -119,6 +131,11 @@ class GatewayRecord:
     host: str
     port: int
 
+    @property
+    def url(self) -> str:
+        """The address, HOST:PORT."""
+        return f"{_reachable(self.host)}:{self.port}"
+
 
 def root(environment: Mapping[str, str]) -> Path:
     """Return the folder for this user's run directories; it may not exist yet."""
@@ -157,7 +174,7 @@ def write(run_dir: Path, record: ServerRecord | GatewayRecord) -> None:
     name = SERVER_FILE if isinstance(record, ServerRecord) else GATEWAY_FILE
     new = run_dir / f".{name}"
     new.touch(mode=0o600)
-    new.write_text(json.dumps(asdict(record)))
+    new.write_bytes(msgspec.json.encode(record))
     new.replace(run_dir / name)
 
 
@@ -169,27 +186,23 @@ def find(base: Path, repository: Path) -> ServerRecord | None:
 
 def find_servers(base: Path, repository: Path) -> list[ServerRecord]:
     """Return the running servers of `repository`, the newest last."""
-    return _running(base, _folder(base, repository).name)
+    return _records(base, _folder(base, repository).name, SERVER_FILE, ServerRecord)
 
 
 def find_folder(base: Path, repository: Path) -> Path | None:
     """Return the run directory of the newest running server of `repository`, or None."""
-    found: list[tuple[float, Path]] = []
-    for path in _folder(base, repository).glob(f"*/{SERVER_FILE}") if _is_private(base) else ():
-        with contextlib.suppress(FileNotFoundError):  # its process may have just ended
-            if files.is_locked(path.parent):
-                found.append((path.stat().st_mtime, path.parent))
-    return max(found)[1] if found else None
+    paths = _running(base, _folder(base, repository).name, SERVER_FILE)
+    return paths[-1].parent if paths else None
 
 
 def find_all(base: Path) -> list[ServerRecord]:
     """Return all running servers of this user, the newest last."""
-    return _running(base, "*")
+    return _records(base, "*", SERVER_FILE, ServerRecord)
 
 
 def find_gateways(base: Path, repository: Path) -> list[GatewayRecord]:
     """Return the running gateways of `repository`, the newest last."""
-    return _records(base, _folder(base, repository).name, GATEWAY_FILE, lambda found: GatewayRecord(**found))
+    return _records(base, _folder(base, repository).name, GATEWAY_FILE, GatewayRecord)
 
 
 def orphans(base: Path, repository: Path) -> list[tuple[int, Path]]:
@@ -197,7 +210,7 @@ def orphans(base: Path, repository: Path) -> list[tuple[int, Path]]:
     found = []
     for path in _folder(base, repository).glob(f"*/{SERVER_FILE}") if _is_private(base) else ():
         with contextlib.suppress(OSError, ServerError):
-            pid = _read(path, _server).pid
+            pid = _read(path, ServerRecord).pid
             if not files.is_locked(path.parent) and is_server_of(pid, path.parent):
                 found.append((pid, path.parent))
     return found
@@ -213,31 +226,28 @@ def is_server_of(pid: int, run_dir: Path) -> bool:
     return False
 
 
-def _running(base: Path, folder: str) -> list[ServerRecord]:
-    return _records(base, folder, SERVER_FILE, _server)
-
-
-def _server(found: dict[str, Any]) -> ServerRecord:
-    more = {"ports": Ports(**found["ports"]), "fitted_backends": tuple(found["fitted_backends"])}
-    return ServerRecord(**found | more)
-
-
-def _records(base: Path, folder: str, name: str, build: Callable[[dict[str, Any]], Record]) -> list[Record]:
+def _running(base: Path, folder: str, name: str) -> list[Path]:
     """Return the records of running processes, the newest last; ignores files that others could write."""
-    if not _is_private(base):
-        return []
-    found: list[tuple[float, Record]] = []
-    for path in base.glob(f"{folder}/*/{name}"):
+    found: list[tuple[float, Path]] = []
+    for path in base.glob(f"{folder}/*/{name}") if _is_private(base) else ():
         with contextlib.suppress(FileNotFoundError):  # its process may have just ended
             if files.is_locked(path.parent):
-                found.append((path.stat().st_mtime, _read(path, build)))
-    return [record for _, record in sorted(found, key=lambda pair: pair[0])]
+                found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found)]
 
 
-def _read(path: Path, build: Callable[[dict[str, Any]], Record]) -> Record:
+def _records(base: Path, folder: str, name: str, kind: type[Record]) -> list[Record]:
+    found: list[Record] = []
+    for path in _running(base, folder, name):
+        with contextlib.suppress(FileNotFoundError):  # its process may have just ended
+            found.append(_read(path, kind))
+    return found
+
+
+def _read(path: Path, kind: type[Record]) -> Record:
     try:
-        return build(json.loads(path.read_bytes()))
-    except (ValueError, KeyError, TypeError) as error:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ServerError(
             f"'{path}' is damaged: expected the record of this release, got: {error}",
             "restart the process that wrote it",

@@ -1,6 +1,7 @@
 """`nereid serve`: the embedded server in the foreground, supervised, until a signal."""
 
 import contextlib
+import os
 import secrets
 import signal
 import sys
@@ -12,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from nereid.backends.triton import stub_memory
+from nereid.backends.triton import stub_memory, stub_processes
 from nereid.base.errors import ServerError
 from nereid.base.processes import (
     BackOff,
@@ -27,18 +28,18 @@ from nereid.repository.fitting import InstancePlan
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import request_traces, run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
-from nereid.server.embedded_server import EmbeddedServer
-from nereid.server.front import Front, Launcher, front_of
+from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer, unservable_models
+from nereid.server.gateway_process import GatewayProcess, Launcher, gateway_of
 from nereid.server.ports import Ports, free_ports, wait_until_free
 from nereid.server.ready_line import announcement, ready_line
 from nereid.server.request_traces import TraceOptions
 from nereid.server.run_dir import ServerRecord
-from nereid.server.start_checks import unservable_models
 from nereid.server.supervision import health as health_page
-from nereid.server.supervision import orphans
 from nereid.server.supervision.health import Health
 from nereid.server.supervision.watchdog import Watchdog
 
+# Time that killed processes need to end.
+KILLED_S = 10.0
 UNGUARDED = (
     "the ports are Triton's own, and any program that reaches them can end the server with one request; "
     "--guard checks all requests"
@@ -55,6 +56,30 @@ LAST_REQUESTS_S = 1.0
 MIN_OPEN_FILES = 256
 # Seconds for the jobs to end.
 JOB_STOP_S = 2.0
+
+
+def wait_for_orphans(base: Path, repository: Path, log: Callable[[str], None]) -> None:
+    """Wait until servers of the repository whose supervisor was killed have answered their last requests.
+
+    They end by themselves then, and still have their ports until that. One that hangs is killed. A server
+    that waits for an idle connection ends without its stubs, which end a moment later.
+    """
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    for pid, folder in run_dir.orphans(base, repository):
+        log(f"waiting for the server with pid {pid}, whose supervisor was killed, to end")
+        stubs = [stub.process for stub in stub_processes.find(pid, repository)]
+        while _runs_yet(pid, folder, stubs) and time.monotonic() < deadline + KILLED_S:
+            if time.monotonic() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)  # with its stubs
+            time.sleep(0.1)
+
+
+def _runs_yet(pid: int, folder: Path, stubs: list[stub_processes.Process]) -> bool:
+    if run_dir.is_server_of(pid, folder):
+        return True
+    left = stub_processes.states(stubs).values()
+    return any(letter != stub_processes.ZOMBIE for letter in left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +108,11 @@ class ServeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BackgroundJob:
     """Work for the served repository.
 
     Attributes:
         metrics: returns its samples for the supervisor's metrics page.
-        name: of its thread.
         run: works until its event is set; None for no work in the background.
     """
 
@@ -119,18 +143,15 @@ class _Signals:
             time.sleep(min(left_s, SIGNAL_POLL_S))
 
 
-def serve(given: ServeOptions, environment: Mapping[str, str], jobs: Sequence[Job], launch: Launcher) -> None:
+def serve(
+    given: ServeOptions, environment: Mapping[str, str], jobs: Sequence[BackgroundJob], launch: Launcher
+) -> None:
     """Serve until SIGINT or SIGTERM, and print the ports on stdout once the server is ready.
 
     The ports are one JSON line, or a sentence on a terminal. A stub that dies is replaced, and so is the
     server. A second signal ends the server without waiting for its requests. In the explicit mode, a model
     that cannot be loaded is reported and left out.
 
-    Args:
-        given: settings of the server and of its supervision.
-        environment: environment variables of this process.
-        jobs: run as long as this process serves.
-        launch: starts the gateway of a guarded server.
 
     Raises:
         ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
@@ -153,7 +174,7 @@ def serve(given: ServeOptions, environment: Mapping[str, str], jobs: Sequence[Jo
                     health_page.serve(pages, options.host, given.health_port, "health")
                 )
             options = replace(options, ports=_with_free_ports(options))
-            orphans.wait_for_end(root, options.repository, log)
+            wait_for_orphans(root, options.repository, log)
             folder = stack.enter_context(run_dir.occupy(root, options.repository))
             stub_memory.remove_stale()
             for job in jobs:
@@ -163,14 +184,13 @@ def serve(given: ServeOptions, environment: Mapping[str, str], jobs: Sequence[Jo
                 metrics.append(stack.enter_context(request_traces.collecting(folder, given.tracing, log)))
             gateway = None
             if options.is_guarded:
-                gateway = stack.enter_context(front_of(options, folder, launch, log))
+                gateway = stack.enter_context(gateway_of(options, folder, launch, log))
             _Service(given, options, folder, environment, health, port, signals, gateway).run()
     except _Stopped:
         log("stopped")
 
 
 def _completed(given: ServeOptions) -> ServerOptions:
-    """Return the options of a server with its token, and with what the other options decide."""
     options = given.server
     # Only our commands know a random token, and flags of Triton may name other models.
     has_other_tools = given.is_open or bool(options.token or options.flags)
@@ -180,7 +200,7 @@ def _completed(given: ServeOptions) -> ServerOptions:
 
 
 def _joined(metrics: Sequence[Callable[[], str]]) -> str:
-    return "".join(each() for each in metrics)
+    return "".join(page() for page in metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +214,7 @@ class _Service:
     health: Health
     health_port: int
     signals: _Signals
-    front: Front | None
+    gateway: GatewayProcess | None
     limits: tuple[MemoryKills, ProcessRefusals] = field(
         default_factory=lambda: (MemoryKills(), ProcessRefusals())
     )
@@ -221,7 +241,7 @@ class _Service:
             server = EmbeddedServer(self.options, self.folder, self.environment, log, among, failed)
             try:
                 with server:
-                    self.health.restarted()
+                    self.health.count("restarts_total")
                     log(f"supervisor: tritonserver is ready again after {time.monotonic() - began_s:.1f} s")
                     ready, reason = self._supervise(server)
                     among = None
@@ -259,8 +279,8 @@ class _Service:
         watchdog = Watchdog(server, record, self.health, log)
         try:
             run_dir.write(self.folder, record)
-            if self.front:
-                self.front.start()
+            if self.gateway:
+                self.gateway.start()
             with watchdog:
                 self._wait(watchdog, record, failed)
                 status = server.poll()
@@ -300,24 +320,23 @@ class _Service:
                 if self.signals.count:
                     raise _Stopped
                 self._report_limits()
-                if self.front:
-                    self.health.front_observed(self.front.keep())
+                if self.gateway:
+                    self.health.gateway_observed(self.gateway.keep())
         except _Stopped:
             self.health.enter(health_page.STOPPING)
             self.signals.sleep(self.given.drain_s)
-            if self.front:
-                self.front.stop(lambda: self.signals.count > 1)
+            if self.gateway:
+                self.gateway.stop(lambda: self.signals.count > 1)
             raise
 
 
 def _check_is_first(options: ServerOptions, environment: Mapping[str, str], health_port: int | None) -> None:
-    """Refuse the ports of a running server of the same repository."""
     wanted = {*asdict(options.ports).values(), health_port}
-    for each in run_dir.find_servers(run_dir.root(environment), options.repository):
-        if shared := wanted & {*each.all_ports.values()}:
+    for server in run_dir.find_servers(run_dir.root(environment), options.repository):
+        if shared := wanted & {*server.all_ports.values()}:
             raise ServerError(
                 f"a server of '{options.repository}' runs already on port {min(filter(None, shared))}: "
-                f"pid {each.pid}",
+                f"pid {server.pid}",
                 "nereid status shows it; a second one needs other ports: --http-port 0 --grpc-port 0 "
                 "--metrics-port 0",
             )

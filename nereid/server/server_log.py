@@ -47,12 +47,7 @@ PERIOD_S, MAX_REPETITIONS, MAX_MESSAGES, MAX_CHARACTERS = 10.0, 20, 10_000, 300
 
 
 class LineLimit:
-    """Limits the lines with the same message in a period, and shows how many were left out.
-
-    Args:
-        show: receives a line about each message that was left out in the last period.
-        clock: monotonic time in seconds.
-    """
+    """Limits the lines with the same message in a period, and shows how many were left out."""
 
     def __init__(self, show: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._show, self._clock = show, clock
@@ -149,7 +144,7 @@ class ServerLog:
             self._is_ending = False
         if self._is_ending:
             self._remember(line)
-        if self._is_ending or any(each in line for each in REPEATED):
+        if self._is_ending or any(prefix in line for prefix in REPEATED):
             return True
         if FAILED_LOAD.search(line) or FAILED_POLL.search(line):
             return False

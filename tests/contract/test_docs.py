@@ -20,7 +20,7 @@ from loadtest.torture import __main__ as torture
 from nereid.backends.routing.assignment import json_schema, parse_route
 from nereid.backends.triton.metrics import IMAGE_METRICS, ROUTE_METRICS, ROUTE_QUALITY_METRICS
 from nereid.cli.main import app
-from nereid.insight.drift.drift_metrics import METRICS as DRIFT_METRICS
+from nereid.insight.drift.monitor import METRICS as DRIFT_METRICS
 from nereid.insight.drift.recording import SIGNALS
 from nereid.server.supervision.health import METRICS
 from nereid.server.supervision.process_usage import METRICS as PROCESS_METRICS

@@ -56,7 +56,7 @@ class World:
         made = Monitor(
             self.repository, lambda: Server(self.served.record, self.folder), self.log.append, TIMING
         )
-        made.look()
+        made.poll()
         return made
 
     def store_photos(self, bad: int) -> Path:
@@ -94,7 +94,7 @@ class World:
         monitor = self.monitor()
         places = np.random.default_rng(seed).integers(0, PHOTOS, SENT)
         self.send([drift_photos.jpeg(change(self.photos[place])) for place in places])
-        monitor.look()
+        monitor.poll()
         assert monitor.state
         (route,) = monitor.state.routes
         return next(each for each in route.variants if each.variant == "v1")
@@ -193,7 +193,7 @@ def test_serve_exports_the_gauges_itself(world):
 
 
 def test_feedback_shows_the_accuracy(world, tmp_path):
-    world.monitor().look()
+    world.monitor().poll()
     image = drift_photos.jpeg(world.photos[0])
     with gateway_of(world.served, tmp_path / "log", "--workers", "2") as ports:
         address = f"http://127.0.0.1:{ports['http']}"

@@ -14,8 +14,7 @@ import pytest
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.models.publish.network import versions
 from nereid.models.publish.publisher import publish, retire, rollback
-from nereid.models.routes.change import Superseded, change, reweighted
-from nereid.models.routes.served import RunningServer
+from nereid.models.routes.change import RunningServer, Superseded, change, reweighted
 from nereid.models.routes.target import find_route
 from nereid.repository.layout import versions_there
 from nereid.server.run_dir import ServerRecord

@@ -15,13 +15,11 @@ from loadtest.servers import served
 from nereid.base import metrics_page
 from nereid.base.assets import COFFEE, REPOSITORY
 from nereid.base.metrics_page import Snapshot
-from nereid.insight.tune import profiles, space
-from nereid.insight.tune.objective import Objective
+from nereid.insight.tune import profiles, search
 from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, with_settings
-from nereid.insight.tune.report import Report
-from nereid.insight.tune.search import FIRST_S, NotMeasured, Search
+from nereid.insight.tune.search import FIRST_S, NotMeasured, Objective, Search
 from nereid.insight.tune.trial import TrialServer, copy_repository
-from nereid.insight.tune.tuning import TuneOptions, write
+from nereid.insight.tune.tuning import TuneOptions, TuneReport, write
 from nereid.repository import check
 from nereid.server.control import Control
 from nereid.tasks.classify.client import Classifier
@@ -176,8 +174,8 @@ def test_bad_config_is_replaced(models, tmp_path):
     tuned = profiles.tunable(models, "classify_v1", "cpu")
     with trial(models, "classify_v1", "cpu", tmp_path, (CALLERS,)) as trying:
         config = trying.served()
-        grid = space.space(config, "fused", cores=2)
-        points, default = list(space.points(grid, 2)), space.present(grid, config)
+        grid = search.space(config, "fused", cores=2)
+        points, default = list(search.points(grid, 2)), search.present(grid, config)
         spent = [0.0]
 
         def measure(candidate, seconds):
@@ -186,8 +184,10 @@ def test_bad_config_is_replaced(models, tmp_path):
             return trying.measure(candidate, seconds)
 
         searching = Search(measure, Objective("throughput"), 1, lambda: spent[0], 14 * FIRST_S)
-        found = searching.run(lambda count: space.sample(points, grid, count, 0, without=default))
-    report = Report("classify_v1", searching.objective, default, *found, searching.seen, searching.failures)
+        found = searching.run(lambda count: search.sample(points, grid, count, 0, without=default))
+    report = TuneReport(
+        "classify_v1", searching.objective, default, *found, searching.seen, searching.failures
+    )
 
     found_waits = dict(report.best)[DELAY] == WAITING[DELAY] and dict(report.best)[PREFERRED] > CALLERS
     assert not found_waits, report.reason()

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from nereid.server.supervision.activity import BUSY_S, IDLE_S, LOOK_S, Activity, Counts, read_counts
+from nereid.server.supervision.watchdog import BUSY_S, IDLE_S, POLL_S, Activity, RequestCounts, read_counts
 
 
 class Models:
@@ -12,18 +12,18 @@ class Models:
 
     def __init__(self, *names: str) -> None:
         self.activity, self.now_s = Activity(), 1000.0
-        self.counts = {name: Counts() for name in names}
+        self.counts = {name: RequestCounts() for name in names}
         self.answered: set[str] = set()
 
     def answer(self, *names: str, failures: int = 0) -> None:
         for name in names:
             before = self.counts[name]
-            self.counts[name] = Counts(before.succeeded + (not failures), before.failed + failures)
+            self.counts[name] = RequestCounts(before.succeeded + (not failures), before.failed + failures)
 
-    def look(self, later_s: float = LOOK_S) -> set[str]:
+    def poll(self, later_s: float = POLL_S) -> set[str]:
         """Look at all models after some seconds; returns those to probe."""
         self.now_s += later_s
-        self.answered = self.activity.look(self.counts, self.now_s)
+        self.answered = self.activity.poll(self.counts, self.now_s)
         return self.activity.take_due(self.now_s)
 
     def probe(self, name: str, is_success: bool = True) -> None:
@@ -37,20 +37,20 @@ def idle():
     """Three models that have answered one request each, as at the start of a server."""
     models = Models("a", "b", "c")
     models.answer("a", "b", "c")
-    assert models.look() == set()
+    assert models.poll() == set()
     return models
 
 
 def test_models_that_never_answered_are_probed_together():
     models = Models("a", "b", "c")
 
-    assert models.look() == {"a", "b", "c"}
+    assert models.poll() == {"a", "b", "c"}
 
 
 def test_idle_models_are_probed_in_turn(idle):
     probes: dict[str, list[float]] = {name: [] for name in idle.counts}
     for _ in range(30):
-        due = idle.look()
+        due = idle.poll()
         assert len(due) <= 1
         for name in due:
             probes[name].append(idle.now_s)
@@ -65,7 +65,7 @@ def test_model_that_answers_is_probed_seldom(idle):
     probed_s = []
     for _ in range(30):
         idle.answer("a")
-        if "a" in idle.look():
+        if "a" in idle.poll():
             probed_s.append(idle.now_s)
             idle.probe("a")
         assert "a" in idle.answered
@@ -77,23 +77,23 @@ def test_failed_probe_is_repeated_until_one_succeeds(idle):
     """Answers to others do not show that the instance which failed works again."""
     idle.answer("b")
     idle.answer("b", failures=1)
-    assert (idle.look(), idle.answered) == ({"b"}, set())
+    assert (idle.poll(), idle.answered) == ({"b"}, set())
     idle.probe("b", is_success=False)
     for _ in range(3):
         idle.answer("b")
-        assert "b" in idle.look()
+        assert "b" in idle.poll()
         assert "b" not in idle.answered
 
     idle.probe("b")
-    assert "b" not in idle.look()
+    assert "b" not in idle.poll()
     assert "b" in idle.answered
 
 
 def test_loaded_model_counts_from_zero(idle):
     idle.answer(*["a"] * 5)
-    idle.look()
-    idle.counts["a"] = Counts(1)
-    idle.look()
+    idle.poll()
+    idle.counts["a"] = RequestCounts(1)
+    idle.poll()
 
     assert idle.answered == {"a"}
 
@@ -101,10 +101,10 @@ def test_loaded_model_counts_from_zero(idle):
 def test_end_of_a_probe_of_an_unloaded_model_is_ignored(idle):
     idle.probe("a", is_success=False)
     del idle.counts["a"]
-    idle.look()
+    idle.poll()
     idle.activity.probed("a", False)
 
-    assert idle.look() <= {"b", "c"}
+    assert idle.poll() <= {"b", "c"}
 
 
 def test_counts_are_those_of_all_versions():
@@ -114,4 +114,7 @@ def test_counts_are_those_of_all_versions():
 
     statistics = {"model_stats": [entry("a", "1", 3, 1), entry("a", "7", 4, 0), entry("b", "1", 0, 0)]}
 
-    assert read_counts(statistics) == ({"a": {1, 7}, "b": {1}}, {"a": Counts(7, 1), "b": Counts()})
+    assert read_counts(statistics) == (
+        {"a": {1, 7}, "b": {1}},
+        {"a": RequestCounts(7, 1), "b": RequestCounts()},
+    )

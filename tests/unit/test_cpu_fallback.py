@@ -18,10 +18,9 @@ from nereid.models.publish.examination import Gates
 from nereid.models.publish.network import find_network
 from nereid.models.publish.publisher import publish, retire, rollback
 from nereid.models.publish.remove import remove
-from nereid.models.rollout.counts import Pair
-from nereid.models.rollout.plan import make_plan
+from nereid.models.rollout.controller import withdrawn
+from nereid.models.rollout.plan import Pair, make_plan
 from nereid.models.rollout.rollout_journal import Rollout
-from nereid.models.rollout.route_steps import withdrawn
 from nereid.models.routes.explain import explain
 from nereid.models.routes.target import RouteState, find_route, read_state
 from nereid.repository.layout import hidden_models, parameters_of, steps_of

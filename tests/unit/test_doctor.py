@@ -8,7 +8,7 @@ import pytest
 from nereid.base.assets import REPOSITORY
 from nereid.insight.observe import doctor
 from nereid.insight.observe.doctor import examine
-from nereid.insight.observe.finding import Finding
+from nereid.insight.observe.gpu_findings import Finding
 from nereid.server import run_dir
 from nereid.server.installation import INSTALL
 from nereid.server.ports import Ports, free_ports
@@ -24,17 +24,17 @@ def test_port_of_the_repositorys_own_server_is_not_a_problem(tmp_path, is_ours):
 
     with run_dir.occupy(run_dir.root(environment), REPOSITORY) as folder:
         run_dir.write(folder, record)
-        found = {each.what: each for each in examine(environment, REPOSITORY if is_ours else tmp_path)}
+        found = {each.check: each for each in examine(environment, REPOSITORY if is_ours else tmp_path)}
 
     if is_ours:
         assert found["server"] == Finding(
             "server", "ok", "process 7 serves this repository on 127.0.0.1:8000"
         )
         assert found["http port"] == Finding("http port", "ok", "8000 is in use by this repository's server")
-        assert "in use" not in found["grpc port"].found
+        assert "in use" not in found["grpc port"].detail
     else:
         assert "server" not in found
-        assert "this repository" not in found["http port"].found
+        assert "this repository" not in found["http port"].detail
 
 
 def test_missing_part_is_a_failure_with_its_fix(tmp_path, monkeypatch):
@@ -43,7 +43,7 @@ def test_missing_part_is_a_failure_with_its_fix(tmp_path, monkeypatch):
         importlib.util, "find_spec", lambda name: (name != "pytriton" and find_spec(name)) or None
     )
 
-    found = {each.what: each for each in examine({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)}
+    found = {each.check: each for each in examine({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)}
 
     assert found["Triton"] == Finding("Triton", "fail", "nvidia-pytriton is not installed", INSTALL)
 
@@ -62,6 +62,7 @@ def test_limits_of_connections_are_checked(tmp_path, monkeypatch, files, waiting
     (tmp_path / "somaxconn").write_text(f"{waiting}\n")
     monkeypatch.setattr(doctor, "SOMAXCONN", tmp_path / "somaxconn")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (files, files))
-    found = {each.what: each for each in examine({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)}["connections"]
+    findings = examine({"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path)
+    found = {each.check: each for each in findings}["connections"]
 
-    assert (found.verdict, found.fix) == ("note" if fix else "ok", fix)
+    assert (found.status, found.fix) == ("note" if fix else "ok", fix)

@@ -2,7 +2,7 @@
 
 import datetime
 import json
-from itertools import product
+from itertools import pairwise, product
 from math import inf
 
 import msgspec
@@ -24,9 +24,8 @@ from nereid.base.serving_errors import InvalidConfig
 from nereid.insight.drift import baseline, recording, scores
 from nereid.insight.drift.baseline import Measured, from_traffic
 from nereid.insight.drift.comparison import Target, VariantDrift, compare, why_not
-from nereid.insight.drift.drift_metrics import metrics
 from nereid.insight.drift.drift_report import agreement, wilson
-from nereid.insight.drift.monitor import RouteDrift, State
+from nereid.insight.drift.monitor import DriftState, RouteDrift, metrics
 from nereid.insight.drift.recording import History, Slot, growth_of
 from nereid.tasks.task_outputs import Signals
 from tests.tables import cases
@@ -80,6 +79,22 @@ def test_page_is_read_by_series():
         "image|net_v1|1|aspect": {"+Inf": 6},
     }
     assert growth_of(page - page) == {}
+
+
+def test_bucket_that_lags_behind_counts_once():
+    line, series = 'nereid_image_aspect_bucket{{le="{}",model="m",version="1"}} {}\n', "image|m|1|aspect"
+    pages = [
+        Snapshot.parse("".join(map(line.format, ("0.4", "0.5", "+Inf"), counts)))
+        for counts in ((0, 0, 0), (5, 4, 5), (5, 5, 5))
+    ]
+    history = History()
+    for number, (before, after) in enumerate(pairwise(pages)):
+        history.add(Slot(NOW + number, 1.0, growth_of(after - before)))
+
+    window, _ = history.window(NOW + 1, 3600)
+
+    assert sum(recording.histogram(window[series], "aspect")) == sum(window[series].values()) == 5
+    assert history.last_growth(series) == NOW
 
 
 def test_value_on_a_bound_belongs_to_the_bucket_below_it():
@@ -254,7 +269,7 @@ def test_gauges_have_every_signal():
     variant = VariantDrift("v1", "net_v1", 1, 400, 12.0, 60.0, "", found)
     not_compared = VariantDrift("v2", "net_v2", 1, 0, None, None, "no reference")
 
-    page = metrics(State(NOW, 3600, 3600, (RouteDrift("r", "photos", (variant, not_compared)),)))
+    page = metrics(DriftState(NOW, 3600, 3600, (RouteDrift("r", "photos", (variant, not_compared)),)))
 
     of_variant = 'route="r",variant="v1"'
     for signal, measure, kind in product(recording.SIGNALS, ("psi", "js"), ("score", "limit")):
@@ -263,7 +278,7 @@ def test_gauges_have_every_signal():
     for name, number in numbers.items():
         assert f"nereid_drift_{name}{{{of_variant}}} {number}\n" in page
     assert "v2" not in page
-    assert metrics(None) == metrics(State(NOW, 1, 1, (RouteDrift("r", "", (not_compared,)),))) == ""
+    assert metrics(None) == metrics(DriftState(NOW, 1, 1, (RouteDrift("r", "", (not_compared,)),))) == ""
 
 
 def test_shadows_agree_over_time():

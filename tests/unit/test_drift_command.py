@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from nereid.cli.drift import print_report
 from nereid.cli.main import app
 from nereid.insight.drift.comparison import SignalDrift, VariantDrift
-from nereid.insight.drift.drift_report import Accuracy, Agreement, Report
+from nereid.insight.drift.drift_report import Accuracy, Agreement, DriftReport
 from nereid.insight.drift.monitor import RouteDrift
 
 NUMBERS = {"psi": 0.5, "js": 0.25}
@@ -46,7 +46,7 @@ def test_table_has_everything_that_is_known(capsys):
     route = RouteDrift("r", "photos", variants)
     agreement, accuracy = (Agreement("dark", 1800, 200, 190),), (Accuracy("v1", 10, 9, 0.6, 0.98),)
 
-    print_report(Report(1e9, 3600, 600, route, agreement, accuracy))
+    print_report(DriftReport(1e9, 3600, 600, route, agreement, accuracy))
     lines = capsys.readouterr().out
 
     for text in (

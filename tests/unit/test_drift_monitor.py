@@ -18,10 +18,10 @@ from nereid.backends.routing.reference_file import (
 from nereid.backends.triton.metrics import ROUTE_QUALITY_METRICS
 from nereid.base.errors import OperationFailed
 from nereid.insight.drift.drift_report import report
-from nereid.insight.drift.monitor import STATE_FILE, Monitor, Server, State, Timing
+from nereid.insight.drift.monitor import STATE_FILE, DriftState, Monitor, Server, Timing
 from nereid.insight.drift.recording import RECORDING_FILE
 from nereid.server.ports import Ports
-from nereid.server.run_dir import ServerRecord
+from nereid.server.run_dir import GatewayRecord, ServerRecord
 from nereid.server.supervision import health
 from tests.routes import document, replace, store_adding, store_router, variant
 
@@ -52,7 +52,7 @@ class World:
         record = ServerRecord(self.pid, "127.0.0.1", ports, str(self.repository), "ensemble", "")
         return Server(record, self.run_dir) if self.is_running else None
 
-    def page(self, path: str) -> health.Page:
+    def page(self, path: str) -> health.HttpPage:
         """Return the metrics page: confidences of one variant, cumulative."""
         labels = 'model_instance="r_0_0",route="r",variant="v1",version="1"'
         lines, below = [], 0
@@ -61,12 +61,12 @@ class World:
             lines.append(f'nereid_route_confidence_bucket{{le="{bound}",{labels}}} {below}')
         return HTTPStatus.OK, health.TEXT, "\n".join(lines) + "\n"
 
-    def look(self, *added: int) -> State:
+    def look(self, *added: int) -> DriftState:
         """Add images to the buckets, and look a minute later."""
         for bound, count in zip(BOUNDS, added, strict=False):
             self.counts[bound] += count
         self.now += 60
-        self.monitor.look()
+        self.monitor.poll()
         assert self.monitor.state
         return self.monitor.state
 
@@ -166,10 +166,10 @@ def test_trouble_is_logged_once(world):
     world.look()
     world.port = 1
     for _ in range(3):
-        world.monitor.look()
+        world.monitor.poll()
     trouble = list(world.log)
     world.is_running = False
-    world.monitor.look()
+    world.monitor.poll()
 
     assert len(trouble) == 1
     assert trouble[0].startswith("drift: ConnectionRefusedError")
@@ -189,3 +189,15 @@ def test_commands_read_the_state(world):
     assert all(each.stat().st_mode & 0o077 == 0 for each in world.run_dir.iterdir())
     with pytest.raises(OperationFailed, match="does not know route 'other'"):
         report(world.run_dir, "other", [])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+def test_feedback_comes_from_gateways_on_any_address(world, host):
+    counted = 'nereid_gateway_feedback_total{{model="r",variant="v1",result="{}"}} {}\n'
+    text = counted.format("correct", 3) + counted.format("wrong", 1)
+    world.look()
+
+    with health.serve(lambda path: (HTTPStatus.OK, health.TEXT, text), "127.0.0.1", 0, "gateway") as port:
+        (found,) = report(world.run_dir, "r", [GatewayRecord(1, host, port)]).accuracy
+
+    assert (found.answers, found.correct) == (4, 3)

@@ -1,6 +1,6 @@
 """Triton's folders in /tmp, which other programs may remove."""
 
-from nereid.server.environment_folders import EnvironmentFolders
+from nereid.server.embedded_server import EnvironmentFolders
 
 
 def test_removed_folder_is_there_while_the_server_ends(tmp_path):

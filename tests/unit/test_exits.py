@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from nereid.server.supervision.exits import Exits
+from nereid.server.supervision.watchdog import ExitWaiter
 
 WATCHDOG_S = 60.0
 
 
 @pytest.fixture
 def exits():
-    exits = Exits()
+    exits = ExitWaiter()
     yield exits
     exits.close()
 

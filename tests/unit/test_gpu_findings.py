@@ -8,9 +8,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from nereid.insight.observe.finding import Finding
-from nereid.insight.observe.gpu_checks import gpu_findings, gpu_probe, probe_findings
-from nereid.server.gpu.cuda_packages import Package
+from nereid.insight.observe import gpu_findings, gpu_probe
+from nereid.insight.observe.gpu_findings import Finding
+from nereid.server.gpu_profile import Package
 from tests import gpu_outputs as recorded
 from tests.tables import cases
 
@@ -24,7 +24,7 @@ def examined(folder, outputs, installed=NO_PROGRAMS, servers=(), status=0):
 
 
 def one(findings, what):
-    (found,) = [each for each in findings if each.what == what]
+    (found,) = [each for each in findings if each.check == what]
     return found
 
 
@@ -39,7 +39,7 @@ def test_good_machine_has_a_line_for_each_check(tmp_path):
 
     found = examined(tmp_path, outputs, replace(NO_PROGRAMS, provider=None))
 
-    assert [each for each in found if each.what != "GPU packages"] == [
+    assert [each for each in found if each.check != "GPU packages"] == [
         Finding("GPU", "ok", "0: NVIDIA A100-SXM4-80GB, 81920 MiB, compute capability 8.0"),
         Finding("driver", "ok", "535.216.01 supports CUDA 12.2; the packages need CUDA 12"),
         Finding("GPU memory", "ok", "0: 81916 MiB free"),
@@ -59,9 +59,9 @@ def test_old_driver_fails_before_the_programs_run(tmp_path):
     found = examined(tmp_path, {"": recorded.OLD_HEAD}, recorded.CUDA_12)
 
     driver = one(found, "driver")
-    assert (driver.verdict, driver.fix) == ("fail", "install driver 525 or later")
-    assert "supports CUDA 11.6, and CuPy is built for CUDA 12" in driver.found
-    assert not {"CUDA provider", "CuPy", "nvImageCodec"} & {each.what for each in found}
+    assert (driver.status, driver.fix) == ("fail", "install driver 525 or later")
+    assert "supports CUDA 11.6, and CuPy is built for CUDA 12" in driver.detail
+    assert not {"CUDA provider", "CuPy", "nvImageCodec"} & {each.check for each in found}
 
 
 def test_memory_of_the_own_server_is_not_of_others(tmp_path):
@@ -69,7 +69,7 @@ def test_memory_of_the_own_server_is_not_of_others(tmp_path):
     apps = f"{recorded.A100}, {os.getpid()}, tritonserver, 900\n"
     outputs = {recorded.QUERY: recorded.GPU, recorded.APPS: apps}
 
-    assert "tritonserver" not in one(examined(tmp_path, outputs, servers=[os.getpgrp()]), "GPU memory").found
+    assert "tritonserver" not in one(examined(tmp_path, outputs, servers=[os.getpgrp()]), "GPU memory").detail
 
 
 BOTH = replace(NO_PROGRAMS, runtimes=("onnxruntime", "onnxruntime-gpu"))
@@ -108,19 +108,19 @@ WHOLE_ONLY = recorded.MIG_LIST.splitlines()[0] + "\n"
 def test_state_of_a_gpu_is_a_finding_with_a_fix(tmp_path, outputs, installed, what, expected):
     found = one(examined(tmp_path, outputs, installed), what)
 
-    assert re.match(expected, f"{found.verdict}: {found.found}; fix: {found.fix}")
+    assert re.match(expected, f"{found.status}: {found.detail}; fix: {found.fix}")
 
 
 def test_states_that_slow_or_stop_a_server_are_named(tmp_path):
     outputs = {recorded.QUERY: recorded.EXCLUSIVE_GPU, recorded.PERFORMANCE: recorded.HOT}
 
-    found = {each.what: each for each in examined(tmp_path, outputs)}
+    found = {each.check: each for each in examined(tmp_path, outputs)}
 
-    assert found["compute mode"].verdict == "fail"
+    assert found["compute mode"].status == "fail"
     assert found["compute mode"].fix == "nvidia-smi --id=0 --compute-mode=DEFAULT"
-    assert found["persistence mode"].verdict == "note"
-    assert found["memory errors"].found == "0: 3 uncorrected memory errors since the driver was loaded"
-    assert found["clocks"].found == "a GPU is slowed down now: HW Thermal Slowdown"
+    assert found["persistence mode"].status == "note"
+    assert found["memory errors"].detail == "0: 3 uncorrected memory errors since the driver was loaded"
+    assert found["clocks"].detail == "a GPU is slowed down now: HW Thermal Slowdown"
     assert "GPU state" not in found
 
 
@@ -129,7 +129,7 @@ def test_exclusive_mode_with_mps_is_intended(tmp_path):
     apps = f"{recorded.A100}, 4194303, nvidia-cuda-mps-server, 30\n"
     outputs = {recorded.QUERY: recorded.EXCLUSIVE_GPU, recorded.APPS: apps}
 
-    assert "compute mode" not in {each.what for each in examined(tmp_path, outputs)}
+    assert "compute mode" not in {each.check for each in examined(tmp_path, outputs)}
 
 
 @cases(
@@ -155,37 +155,37 @@ def test_exclusive_mode_with_mps_is_intended(tmp_path):
     },
 )
 def test_message_of_a_library_has_its_fix(output, found, fix):
-    finding = probe_findings.finding("CuPy", 1, output, 60, 12)
+    finding = gpu_findings.finding("CuPy", 1, output, 60, 12)
 
-    assert finding.verdict == "fail"
-    assert found in finding.found
+    assert finding.status == "fail"
+    assert found in finding.detail
     assert finding.fix == fix
 
 
 def test_crash_and_hang_of_a_library_are_findings():
-    crashed = probe_findings.finding("CuPy", -signal.SIGSEGV, "loading\n", 60, 12)
-    hung = probe_findings.finding("CuPy", None, "", 60, 12)
+    crashed = gpu_findings.finding("CuPy", -signal.SIGSEGV, "loading\n", 60, 12)
+    hung = gpu_findings.finding("CuPy", None, "", 60, 12)
 
-    assert crashed.found == "a library ended the process with SIGSEGV; its output ends: loading"
+    assert crashed.detail == "a library ended the process with SIGSEGV; its output ends: loading"
     assert crashed.fix == "pip install 'nereid-serving[embedded,gpu]'"
-    assert hung.found == "not done after 60 s; its output ends: no output"
+    assert hung.detail == "not done after 60 s; its output ends: no output"
     assert "Xid" in hung.fix
 
 
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="needs a machine without CuPy")
 def test_programs_run_in_processes_of_their_own():
-    findings = [*probe_findings.examine({"PATH": os.defpath}, 12)]
+    findings = [*gpu_findings.examine_programs({"PATH": os.defpath}, 12)]
 
-    assert [each.what for each in findings] == ["CUDA provider", "CuPy"]
-    assert {each.verdict for each in findings} == {"fail"}
-    assert "has no CUDAExecutionProvider" in findings[0].found
-    assert findings[1].found == "ModuleNotFoundError: No module named 'cupy'"
+    assert [each.check for each in findings] == ["CUDA provider", "CuPy"]
+    assert {each.status for each in findings} == {"fail"}
+    assert "has no CUDAExecutionProvider" in findings[0].detail
+    assert findings[1].detail == "ModuleNotFoundError: No module named 'cupy'"
 
 
 def test_program_that_does_not_end_is_killed():
-    found = probe_findings.run(probe_findings.PROVIDER, {"PATH": os.defpath}, 12, limit_s=0.01)
+    found = gpu_findings.run("provider", {"PATH": os.defpath}, 12, limit_s=0.01)
 
-    assert found.found.startswith("not done after 0.01 s")
+    assert found.detail.startswith("not done after 0.01 s")
 
 
 def test_program_for_the_provider_runs_a_network():

@@ -125,10 +125,10 @@ def test_nothing_follows_stopping(health):
 
 
 def test_metrics_count_repairs_and_restarts(health):
-    health.repaired("eyes", "pid")
-    health.repaired('a"b\\', "probe")
-    health.repair_failed("eyes")
-    health.restarted()
+    health.count("repairs_total", model="eyes", cause="pid")
+    health.count("repairs_total", model='a"b\\', cause="probe")
+    health.count("repair_failures_total", model="eyes")
+    health.count("restarts_total")
 
     page = health.metrics()
 
@@ -145,8 +145,8 @@ def test_metrics_count_repairs_and_restarts(health):
 
 def test_metrics_have_the_present_instances(health):
     health.instances_seen({"eyes": 3})
-    health.instances_changed("eyes", "up", is_refused=False)
-    health.instances_changed("eyes", "down", is_refused=True)
+    health.count("instance_changes_total", model="eyes", direction="up")
+    health.count("instance_change_failures_total", model="eyes")
 
     page = health.metrics()
     assert 'nereid_supervisor_instances{model="eyes"} 3\n' in page

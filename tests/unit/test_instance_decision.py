@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from nereid.base.config.instance_bounds import InstanceBounds
-from nereid.server.instances.instance_decision import (
+from nereid.server.instances import (
     ADD_SAMPLES,
-    COOL_S,
+    COOLDOWN_S,
     REFUSED_DELAYS_S,
     GpuSample,
     InstanceDecider,
-    Sample,
+    LoadSample,
 )
 from tests.tables import cases
 
@@ -23,14 +23,14 @@ from tests.tables import cases
 RECORDED = json.loads(Path(__file__).with_name("instance_samples.json").read_text())
 MB, GB = 1e6, 1e9
 BOUNDS = InstanceBounds(1, 4, 3.0)
-IDLE = Sample(0.0, 2, 0.0, 0.0, 0.0, 8 * GB, 50 * MB)
+IDLE = LoadSample(0.0, 2, 0.0, 0.0, 0.0, 8 * GB, 50 * MB)
 WAITING = replace(IDLE, waiting=3.0, busy=2.0)
 GPU = GpuSample(0.5, 40 * GB, 4 * GB)
 
 
-def recorded(name: str) -> list[Sample]:
+def recorded(name: str) -> list[LoadSample]:
     return [
-        Sample(at_s, count, waiting, busy, cpu_wait, free * MB, each * MB)
+        LoadSample(at_s, count, waiting, busy, cpu_wait, free * MB, each * MB)
         for at_s, count, waiting, busy, cpu_wait, free, each in RECORDED[name]
     ]
 
@@ -42,12 +42,12 @@ class Driver:
         self.decider, self.now_s, self.count = InstanceDecider(bounds), 100.0, count
         self.changes: list[int] = []
 
-    def show(self, sample: Sample, seconds: float) -> list[int]:
+    def show(self, sample: LoadSample, seconds: float) -> list[int]:
         """Show a sample for some seconds, carry out each decision immediately; returns the numbers."""
         before = len(self.changes)
         for _ in range(round(seconds / 0.2)):
             self.now_s += 0.2
-            decision = self.decider.look(replace(sample, at_s=self.now_s, instances=self.count))
+            decision = self.decider.decide(replace(sample, at_s=self.now_s, instances=self.count))
             if decision:
                 self.count = decision.count
                 self.changes.append(decision.count)
@@ -59,7 +59,7 @@ def test_recorded_load_step_is_followed():
     decider, samples, found = InstanceDecider(BOUNDS), recorded("load_step"), []
 
     for sample, following in zip(samples, [*samples[1:], samples[-1]], strict=True):
-        if decision := decider.look(sample):
+        if decision := decider.decide(sample):
             found.append((sample.at_s, decision.count))
             decider.changed(following.at_s - 0.02)
 
@@ -70,7 +70,7 @@ def test_recorded_full_processor_gets_no_instance():
     """Requests wait all the time, and another instance would wait for a core, too."""
     decider = InstanceDecider(BOUNDS)
 
-    decisions = [decider.look(sample) for sample in recorded("full_processor")]
+    decisions = [decider.decide(sample) for sample in recorded("full_processor")]
 
     assert set(decisions) == {None}
     assert decider.blocked.startswith("its processes wait for a core ")
@@ -89,7 +89,7 @@ def test_pause_after_a_change():
     driver = Driver()
 
     assert driver.show(WAITING, 1.0) == [3]
-    assert driver.show(WAITING, COOL_S) == []
+    assert driver.show(WAITING, COOLDOWN_S) == []
     assert driver.show(WAITING, 1.0) == [4]
 
 

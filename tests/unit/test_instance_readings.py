@@ -8,9 +8,15 @@ from nereid.base import metrics_page
 from nereid.base.config.instance_bounds import InstanceBounds
 from nereid.base.metrics_page import Snapshot
 from nereid.server.control import Instances
-from nereid.server.instances.instance_controller import InstanceController
-from nereid.server.instances.instance_decision import GpuSample, InstanceDecider
-from nereid.server.instances.instance_readings import CpuWait, Load, read_gpu, read_loads
+from nereid.server.instances import (
+    CpuWait,
+    GpuSample,
+    InstanceController,
+    InstanceDecider,
+    ModelLoad,
+    read_gpu,
+    read_loads,
+)
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
 
@@ -38,8 +44,8 @@ def test_loads_are_those_of_the_interval():
         PAGE.replace("} 124", "} 132").replace("} 62", "} 66").replace("} 25000000", "} 41000000")
     )
 
-    assert read_loads(after, after - before, 2.0) == {"eyes": Load(7, 4.0)}
-    assert read_loads(after, after - after, 2.0) == {"eyes": Load(7, 0.0)}
+    assert read_loads(after, after - before, 2.0) == {"eyes": ModelLoad(7, 4.0)}
+    assert read_loads(after, after - after, 2.0) == {"eyes": ModelLoad(7, 0.0)}
 
 
 def test_gpus_count_like_the_fullest():
@@ -121,7 +127,7 @@ def test_what_a_server_did_before_the_first_look_is_no_load(monkeypatch):
     monkeypatch.setattr(controller, "_bounds", {"eyes": InstanceBounds(1, 4)})
     monkeypatch.setattr(controller._control, "instances", lambda name: Instances(2, False, None))
     monkeypatch.setattr(metrics_page, "fetch", lambda url, timeout_s: COUNTED.format(next(counts)))
-    monkeypatch.setattr(InstanceDecider, "look", lambda self, sample: samples.append(sample))
+    monkeypatch.setattr(InstanceDecider, "decide", lambda self, sample: samples.append(sample))
 
     for _ in range(3):
         controller.step()

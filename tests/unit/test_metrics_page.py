@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereid.base.metrics_page import Snapshot, quantile, render
+from nereid.base.metrics_page import Snapshot, quantile, render, without_lag
 from tests.tables import cases
 
 X, Y = 'c{a="x"}', 'c{a="y"}'
@@ -146,7 +146,29 @@ def test_histogram_is_reset_as_a_whole():
 
 
 def test_bucket_that_lags_behind_is_empty():
-    assert Snapshot.parse(histogram('a="x"', 4, 3, 5)).buckets("h") == {(): {1: 4, 2: 0, math.inf: 1}}
+    page = Snapshot.parse(histogram('a="x"', 4, 3, 5))
+
+    assert without_lag(page.buckets("h")[()]) == {1: 4, 2: 0, math.inf: 1}
+    assert page.quantile(1.0, "h") == 2
+    assert page.quantile(0.8, "h") == 1
+
+
+def test_bucket_that_lags_behind_is_counted_once():
+    """The next page has the missing observations, so the growth of both pages together is right."""
+    first, second = histogram('a="x"', 10, 9, 10), histogram('a="x"', 10, 10, 10)
+    pages = grown("", first).buckets("h")[()], grown(first, second).buckets("h")[()]
+
+    assert {bound: sum(page[bound] for page in pages) for bound in pages[0]} == {1: 10, 2: 0, math.inf: 0}
+
+
+def test_fallen_gauge_resets_no_counter():
+    """A gauge `jobs` falls when a job ends; the counter `jobs_count` goes on, and so does its growth."""
+    page = "# TYPE jobs gauge\njobs {}\n# TYPE jobs_count counter\njobs_count {}\n"
+
+    growth = grown(page.format(3, 100), page.format(2, 101))
+
+    assert growth.total("jobs_count") == 1
+    assert growth.gauge("jobs") is None
 
 
 @cases(

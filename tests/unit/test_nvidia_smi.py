@@ -6,8 +6,8 @@ import time
 import pytest
 
 from nereid.base.errors import ServerError
-from nereid.server.gpu import nvidia_smi, selection
-from nereid.server.gpu.nvidia_smi import Device, GpuProcess
+from nereid.server import nvidia_smi
+from nereid.server.nvidia_smi import Device, GpuProcess
 from tests import gpu_outputs as recorded
 
 DEVICES = nvidia_smi.parse_devices(recorded.LIST)
@@ -128,7 +128,7 @@ def test_visible_gpus_are_those_of_cuda(value, uuids):
     ids=["order", "UUID", "part", "beside a divided one"],
 )
 def test_gpus_are_selected(words, devices, uuids):
-    assert [each.uuid for each in selection.parse(words, devices)] == uuids
+    assert [each.uuid for each in nvidia_smi.parse(words, devices)] == uuids
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_gpus_are_selected(words, devices, uuids):
 def test_unknown_gpu_is_an_error_with_the_known_ones(words, devices, message):
     """CUDA would ignore the entry, and the server would use no GPU."""
     with pytest.raises(ValueError, match="--gpu-id") as raised:
-        selection.parse(words, devices)
+        nvidia_smi.parse(words, devices)
 
     assert message in str(raised.value)
 
@@ -155,6 +155,6 @@ def test_selected_gpus_reach_the_server_by_their_uuids(tmp_path):
     """CUDA and nvidia-smi number GPUs differently."""
     environment = recorded.install_smi(tmp_path, recorded.GOOD)
 
-    found = selection.select("1", {**environment, "CUDA_VISIBLE_DEVICES": "0"}, tmp_path / "dev")
+    found = nvidia_smi.select("1", {**environment, "CUDA_VISIBLE_DEVICES": "0"}, tmp_path / "dev")
 
     assert found == {"CUDA_VISIBLE_DEVICES": recorded.SECOND}

@@ -6,8 +6,7 @@ import pytest
 
 from nereid.base.assets import REPOSITORY
 from nereid.server.command_line import ServerOptions, command, environment
-from nereid.server.gpu.cuda_packages import Package, driver_problem
-from nereid.server.gpu.profile_choice import Choice, check_named_gpus, choose
+from nereid.server.gpu_profile import Choice, Package, check_named_gpus, choose, driver_problem
 from nereid.server.installation import find_installation
 from tests import gpu_outputs as recorded
 from tests.tables import cases

@@ -16,8 +16,7 @@ from nereid.models.rollout import orders
 from nereid.models.rollout.controller import Controller
 from nereid.models.rollout.plan import BOUNDS
 from nereid.models.rollout.rollout_journal import folder_of
-from nereid.models.routes.change import change, reweighted
-from nereid.models.routes.served import RunningServer
+from nereid.models.routes.change import RunningServer, change, reweighted
 from nereid.models.routes.target import read_state
 from nereid.server import run_dir
 from tests.fake_server import FakeServer, killed_at, running
@@ -64,7 +63,7 @@ class Simulation(Rollouts):
             self.controller.step()
 
     def run(self, *phases: str):
-        """Look until the rollout has one of these phases; returns its state."""
+        """Poll until the rollout has one of these phases; returns its state."""
         for _ in range(LOOKS):
             self.look()
             if self.state.phase in phases:

@@ -7,8 +7,18 @@ import numpy as np
 import pytest
 from scipy import stats  # only here: the oracle of the rank test
 
-from nereid.models.rollout.evidence import Evidence, Tally, chance_of_slower, chance_of_split
-from nereid.models.rollout.judge import Look, Objective, Objectives, Outcome, Step, requests_needed
+from nereid.models.rollout.judge import (
+    Evidence,
+    Objective,
+    Objectives,
+    Outcome,
+    PairCounts,
+    Step,
+    Tally,
+    chance_of_slower,
+    chance_of_split,
+    requests_needed,
+)
 from tests.tables import cases
 
 BOUNDS = (0.005, 0.01, 0.02, 0.05)
@@ -100,11 +110,11 @@ def objectives(**changed) -> Objectives:
     return Objectives(**values | changed)
 
 
-def look(candidate: Tally, control: Tally, ours: int = 1, theirs: int = 1) -> Look:
+def look(candidate: Tally, control: Tally, ours: int = 1, theirs: int = 1) -> PairCounts:
     """Return a look with all latencies in one bucket each."""
     latencies = [0] * 5, [0] * 5
     latencies[0][ours], latencies[1][theirs] = candidate.requests, control.requests
-    return Look({"error": (candidate, control)}, latencies, (candidate.requests, control.requests))
+    return PairCounts({"error": (candidate, control)}, latencies, (candidate.requests, control.requests))
 
 
 def test_good_candidate_passes_when_the_step_is_over():

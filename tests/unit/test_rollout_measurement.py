@@ -8,13 +8,21 @@ import pytest
 
 from nereid.base.metrics_page import Snapshot
 from nereid.models.rollout import plan
-from nereid.models.rollout.counts import DURATIONS, SHADOWS, Pair, look
-from nereid.models.rollout.counts import REQUESTS as REQUESTS_TOTAL
-from nereid.models.rollout.evidence import Tally
-from nereid.models.rollout.judge import Outcome
-from nereid.models.rollout.measurement import REQUESTS, SETTLE_S, TRIALS, Measurement, Page
+from nereid.models.rollout.judge import Outcome, Tally
+from nereid.models.rollout.measurement import (
+    DURATIONS,
+    MIN_TRIALS,
+    SETTLE_S,
+    SHADOWS,
+    TRIAL_REQUESTS,
+    Measurement,
+    MetricsSnapshot,
+    count_pair,
+)
+from nereid.models.rollout.measurement import REQUESTS as REQUESTS_TOTAL
+from nereid.models.rollout.plan import Pair
 from nereid.models.rollout.rollout_journal import Rollout
-from nereid.models.routes.served import Served
+from nereid.models.routes.change import Served
 
 CANDIDATE, CONTROL = ("new", "2"), ("old", "1")
 HOLD_S, OPEN_S, LOOK_S = 60.0, 5.0, 2.0
@@ -40,7 +48,7 @@ def verdicts(
         counted = f'{REQUESTS_TOTAL}{{variant="old",version="1",outcome="ok",reason="weight"}} '
         page = Snapshot.parse(f"{counted}{requests * number}")
         served = Served(frozenset(), breakers[min(number, len(breakers) - 1)])
-        measured.add(Page(1, page, served), SETTLE_S + number * LOOK_S)
+        measured.add(MetricsSnapshot(1, page, served), SETTLE_S + number * LOOK_S)
         verdict = measured.verdict()
         found.append((verdict.outcome, re.sub(r"\d+ s$", "", verdict.reasons[0])))
     return found
@@ -95,7 +103,7 @@ def test_open_breaker_of_a_shadow_decides_nothing():
 
 def test_breaker_without_requests_for_trials_decides_nothing():
     """With a tenth of few requests, nothing could close it yet."""
-    looks = int(9 * REQUESTS / LITTLE)
+    looks = int(9 * TRIAL_REQUESTS / LITTLE)
 
     found = verdicts(looks + 1, OPEN, requests=LITTLE)
 
@@ -104,7 +112,7 @@ def test_breaker_without_requests_for_trials_decides_nothing():
 
 
 def test_breaker_that_opens_for_long_has_time_for_trials():
-    looks = int(TRIALS * 2 * HOLD_S / LOOK_S)
+    looks = int(MIN_TRIALS * 2 * HOLD_S / LOOK_S)
 
     assert outcomes(looks, OPEN, open_s=2 * HOLD_S) == {Outcome.CONTINUE}
     assert verdicts(looks + 1, OPEN, open_s=2 * HOLD_S)[-1] == (Outcome.FAIL, FAILED)
@@ -139,7 +147,7 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
     )
     page = Snapshot({REQUESTS_TOTAL: requests, f"{DURATIONS}_bucket": durations, SHADOWS: shadows})
 
-    found = look(page, Pair(("new", "1"), ("old", "1"), "copy"), 0.25)
+    found = count_pair(page, Pair(("new", "1"), ("old", "1"), "copy"), 0.25)
 
     assert found.events == {
         "error": (Tally(6, 1), Tally(5, 0)),
@@ -148,3 +156,16 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
     }
     assert [[count for count in each if count] for each in found.latencies] == [[4, 2], [5]]
     assert found.drawn == (3, 5)
+
+
+def test_bucket_that_lags_behind_counts_once():
+    """A page may be written while the route counts; the next page makes up for it."""
+    line = f'{DURATIONS}_bucket{{{{variant="new",version="2",outcome="ok",le="{{}}"}}}} {{}}\n'
+    before, found = Snapshot({}), []
+    for cumulative in ((10, 9, 10), (10, 10, 10)):
+        page = Snapshot.parse("".join(map(line.format, ("0.25", "0.5", "+Inf"), cumulative)))
+        found.append(count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25))
+        before = page
+
+    assert [counts.events["slow"][0] for counts in found] == [Tally(10, 0), Tally(0, 0)]
+    assert sum(sum(counts.latencies[0]) for counts in found) == 10

@@ -14,8 +14,9 @@ from nereid.models.publish.drop_folder import TemporaryFailure
 from nereid.models.publish.publisher import retire
 from nereid.models.publish.remove import remove
 from nereid.models.publish.watch import publication
-from nereid.models.rollout import hooks, plan
-from nereid.models.rollout.counts import Pair
+from nereid.models.rollout import controller, plan
+from nereid.models.rollout.controller import at_step, compared, first_step, withdrawn
+from nereid.models.rollout.plan import Pair
 from nereid.models.rollout.rollout_journal import (
     Rollout,
     RolloutActive,
@@ -23,7 +24,6 @@ from nereid.models.rollout.rollout_journal import (
     RolloutJournals,
     active_rollouts,
 )
-from nereid.models.rollout.route_steps import at_step, compared, first_step, withdrawn
 from nereid.models.rollout.service import metrics
 from nereid.models.routes.target import RouteState
 from tests.http_receiver import listening
@@ -211,7 +211,7 @@ def test_hook_is_posted_as_json(status, message):
         listening(Handler) as address,
         pytest.raises(OperationFailed, match=message) if message else contextlib.nullcontext(),
     ):
-        hooks.run(f"http://{address}/hook?token=a", "before_step", rollout())
+        controller.run_hook(f"http://{address}/hook?token=a", "before_step", rollout())
 
     ((path, kind, body),) = received
     assert (path, kind, body["event"]) == ("/hook?token=a", "application/json", "before_step")

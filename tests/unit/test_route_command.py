@@ -19,8 +19,7 @@ from nereid.base.metrics_page import Snapshot
 from nereid.base.serving_errors import InvalidConfig
 from nereid.cli import route as commands
 from nereid.cli.main import app
-from nereid.models.routes.change import change, reweighted
-from nereid.models.routes.served import RunningServer, Served, read_metrics, served_status
+from nereid.models.routes.change import RunningServer, Served, change, read_metrics, reweighted, served_status
 from nereid.models.routes.target import find_route, read_state
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord

@@ -7,7 +7,7 @@ import pytest
 
 from nereid.base.assets import REPOSITORY
 from nereid.server.command_line import ServerOptions
-from nereid.server.start_checks import unservable_models
+from nereid.server.embedded_server import unservable_models
 
 NETWORK = "efficientnet_lite0"
 

@@ -1,4 +1,4 @@
-"""Dead stubs, found from the states of processes."""
+"""Dead supervisor, found from the states of processes."""
 
 import os
 import time
@@ -9,8 +9,8 @@ import pytest
 
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.stub_processes import Process, Stub
-from nereid.server.supervision import stubs
-from nereid.server.supervision.stubs import DEAD_AFTER_S, Roster, Verdicts
+from nereid.server.supervision import supervisor
+from nereid.server.supervision.supervisor import DEAD_AFTER_S, KnownStubs, ProbeStrikes
 from tests.tables import cases
 
 FIRST = Stub(Process(10, 100), "model", 1, "model_0_0")
@@ -24,11 +24,11 @@ BOTH_LIVE = {FIRST: LIVES, SECOND: LIVES}
 
 def dead_after(*observations: dict[Stub, str]) -> list[Stub]:
     """Return the dead stubs of the last observation; each has the states of all stubs that still exist."""
-    roster, dead = Roster(), []
+    stubs, dead = KnownStubs(), []
     for number, observation in enumerate(observations):
         living = [stub for stub, state in observation.items() if state != ENDED]
         states = {stub.process: state for stub, state in observation.items()}
-        dead = roster.update(living, states, number * LATER_S)
+        dead = stubs.update(living, states, number * LATER_S)
     return dead
 
 
@@ -57,26 +57,26 @@ def test_zombie_that_stays_and_is_not_replaced_is_dead(observations, dead):
 
 def test_stubs_in_use_are_the_youngest_of_each_version():
     """An instance's name is shared by versions, and by old stubs that Triton has not ended yet."""
-    roster = Roster()
+    stubs = KnownStubs()
     all_of_them = [FIRST, SECOND, REPLACEMENT, OTHER_VERSION]
-    roster.update(all_of_them, {stub.process: LIVES for stub in all_of_them}, 0)
+    stubs.update(all_of_them, {stub.process: LIVES for stub in all_of_them}, 0)
 
-    assert roster.in_use("model_0_0") == [REPLACEMENT, OTHER_VERSION]
-    assert roster.instances([FIRST.process, SECOND.process]) == {"model_0_1"}
-    assert roster.of("model", [2]) == [OTHER_VERSION]
+    assert stubs.in_use("model_0_0") == [REPLACEMENT, OTHER_VERSION]
+    assert stubs.instances([FIRST.process, SECOND.process]) == {"model_0_1"}
+    assert stubs.of("model", [2]) == [OTHER_VERSION]
 
 
 def test_second_verdict_within_a_while_is_final():
     """One unhealthy response may be a pause of the machine; a second one soon after is not."""
-    verdicts = Verdicts()
+    strikes = ProbeStrikes()
 
-    are_final = [verdicts.add("model_0_0", now_s) for now_s in (0, 40, 45, 46)]
-    dead = list(verdicts.dead)
-    verdicts.clear("model_0_0")
+    are_final = [strikes.add("model_0_0", now_s) for now_s in (0, 40, 45, 46)]
+    dead = list(strikes.dead)
+    strikes.clear("model_0_0")
 
-    assert (are_final, dead, verdicts.dead) == ([False, False, True, True], ["model_0_0"], [])
-    assert not verdicts.add("model_0_0", 47)
-    assert verdicts.add("model_0_1", 0, is_stopped=True)
+    assert (are_final, dead, strikes.dead) == ([False, False, True, True], ["model_0_0"], [])
+    assert not strikes.add("model_0_0", 47)
+    assert strikes.add("model_0_1", 0, is_stopped=True)
 
 
 @pytest.fixture
@@ -136,8 +136,8 @@ def test_touched_version_is_newer_than_anything_in_it(tmp_path):
     (tmp_path / "broken link").symlink_to("nowhere")
     os.utime(tmp_path / "deep" / "model.onnx", ns=(future_ns, future_ns))
 
-    is_touched = stubs.touch(tmp_path)
+    is_touched = supervisor.touch(tmp_path)
 
     times = {path.stat().st_mtime_ns for path in (tmp_path, tmp_path / "deep", tmp_path / "deep/model.onnx")}
     assert (is_touched, min(times) > future_ns) == (True, True)
-    assert not stubs.touch(tmp_path / "not there")
+    assert not supervisor.touch(tmp_path / "not there")

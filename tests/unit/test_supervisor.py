@@ -5,16 +5,14 @@ from dataclasses import replace
 import pytest
 
 from nereid.backends.triton.stub_processes import Process, Stub
-from nereid.server.supervision.stubs import DEAD_AFTER_S, OLD_STUBS_S
 from nereid.server.supervision.supervisor import (
+    DEAD_AFTER_S,
+    KILL_AFTER_S,
     MAX_ATTEMPTS,
-    MAX_LEFT_OVER,
+    MAX_DEAD_PROCESSES,
     MAX_PROBES,
     POLLED_S,
     REPAIR_DELAYS_S,
-    Supervisor,
-)
-from nereid.server.supervision.supervisor_messages import (
     Command,
     End,
     Event,
@@ -34,6 +32,7 @@ from nereid.server.supervision.supervisor_messages import (
     ReportBroken,
     RoundStarted,
     ServerEnded,
+    Supervisor,
 )
 from tests.tables import cases
 
@@ -253,7 +252,7 @@ def test_stub_with_a_failed_device_is_replaced(driver):
 
     assert line == Log("model 'eyes' version 1 had a failed device: loaded again in 0.5 s")
     assert driver.see() == [ReportBroken({})]
-    assert driver.see(later_s=OLD_STUBS_S + 1)[0] == Kill(FIRST.process)
+    assert driver.see(later_s=KILL_AFTER_S + 1)[0] == Kill(FIRST.process)
 
 
 def test_report_of_an_unknown_process_repairs_nothing(driver):
@@ -330,7 +329,7 @@ def test_instance_name_of_several_versions_kills_no_process():
 def test_verdict_on_a_model_that_was_unloaded_repairs_nothing(driver):
     (probe,) = driver.round("eyes")
     for attempt in (1, 2):
-        driver.judge(replace(probe, attempt=attempt))
+        driver.judge(Probe(probe.model, probe.number, attempt))
 
     assert driver.step(IndexRead({})) == [Kill(FIRST.process)]
     assert driver.see() == [ReportBroken({})]
@@ -406,7 +405,7 @@ def test_old_stubs_are_killed_after_a_while(driver, interrupted):
     driver.step(RepairInterrupted() if interrupted else Reloaded())
     driver.found, driver.states = (SECOND, NEW), driver.states | {NEW.process: LIVES}
 
-    assert not any(isinstance(each, Kill) for each in driver.see(later_s=OLD_STUBS_S - 1))
+    assert not any(isinstance(each, Kill) for each in driver.see(later_s=KILL_AFTER_S - 1))
     assert Kill(SECOND.process) in (late := driver.see(later_s=1.1))
     assert Kill(FIRST.process) not in late
     assert driver.supervisor.is_emptied([SECOND])
@@ -418,11 +417,11 @@ def test_healthy_stubs_stay_after_a_refused_reload(driver):
     driver.die()
     driver.repair(refusal="bad file")
 
-    assert driver.see(later_s=OLD_STUBS_S + 1) == [DEAD, ReadIndex()]
+    assert driver.see(later_s=KILL_AFTER_S + 1) == [DEAD, ReadIndex()]
     assert not driver.supervisor.is_emptied([SECOND])
 
 
-@pytest.mark.parametrize(("count", "ends"), [(MAX_LEFT_OVER - 1, False), (MAX_LEFT_OVER, True)])
+@pytest.mark.parametrize(("count", "ends"), [(MAX_DEAD_PROCESSES - 1, False), (MAX_DEAD_PROCESSES, True)])
 def test_too_many_dead_instances_restart_the_server(count, ends):
     """Each dead instance holds threads in the server; running old instances do not count."""
     old = tuple(Stub(Process(100 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(count))
@@ -457,8 +456,8 @@ def test_retired_instances_that_never_end_are_killed(driver, has_died):
     driver.add(NEW)
     driver.see(**{f"pid{SECOND.process.pid}": ENDED} if has_died else {})
 
-    assert Kill(FIRST.process) not in driver.see(later_s=OLD_STUBS_S + 0.1)
-    assert (Kill(FIRST.process) in driver.see(later_s=OLD_STUBS_S + 0.1)) is has_died
+    assert Kill(FIRST.process) not in driver.see(later_s=KILL_AFTER_S + 0.1)
+    assert (Kill(FIRST.process) in driver.see(later_s=KILL_AFTER_S + 0.1)) is has_died
 
 
 def test_verdicts_on_retired_instances_do_not_count(driver):

@@ -3,7 +3,7 @@
 import io
 import json
 import re
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 
 import pytest
 from rich.console import Console
@@ -14,8 +14,7 @@ from nereid.base.metrics_page import Snapshot
 from nereid.cli.top import view
 from nereid.insight.observe import top
 from nereid.insight.observe.machine import MachineReading
-from nereid.insight.observe.top import Top, TopModel, TopVariant, measure
-from nereid.insight.observe.top_reading import GatewayReading, Reading, TopServer
+from nereid.insight.observe.top import GatewayReading, Reading, Top, TopModel, TopServer, TopVariant, measure
 from nereid.server.run_dir import GatewayRecord
 from nereid.server.supervision.process_usage import Usage
 from tests.conftest import ROOT
@@ -249,7 +248,7 @@ def test_screen_fits_its_height():
 
 def keys() -> set[str]:
     """Return the names of the fields of all values."""
-    kinds = {name: kind for name, kind in vars(top).items() if name.startswith("Top")}
+    kinds = {name: kind for name, kind in vars(top).items() if name.startswith("Top") and is_dataclass(kind)}
     return {field.name for kind in kinds.values() for field in fields(kind)}
 
 

@@ -6,18 +6,25 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nereid.insight.tune import space
+from nereid.insight.tune import search
 from nereid.insight.tune.load_generator import Load
-from nereid.insight.tune.objective import Objective, median
-from nereid.insight.tune.report import Report
-from nereid.insight.tune.search import Duel, NotMeasured, Search, front
-from nereid.insight.tune.space import DEFAULT, Candidate
+from nereid.insight.tune.search import (
+    DEFAULT,
+    Candidate,
+    Duel,
+    NotMeasured,
+    Objective,
+    Search,
+    median,
+    pareto_front,
+)
+from nereid.insight.tune.tuning import TuneReport
 from nereid.repository.pbtxt import parse
 from tests.tables import cases
 
 THROUGHPUT, LATENCY = Objective("throughput"), Objective("latency")
 GRID = {"instances": (1, 2, 3, 4), "delay": (0, 1, 2, 3)}
-POINTS = list(space.points(GRID, cores=4))
+POINTS = list(search.points(GRID, cores=4))
 # Time of each measurement beyond its load.
 OVERHEAD_S = 0.5
 
@@ -58,20 +65,20 @@ class Machine:
         return {1: load(rate / 4, 2.0, 1e3 / rate), 8: load(rate, self.p99_ms, 1e3 / rate)}
 
 
-def search(machine: Machine, objective: Objective = THROUGHPUT, until_s: float = 300.0, points=POINTS):
+def searched(machine: Machine, objective: Objective = THROUGHPUT, until_s: float = 300.0, points=POINTS):
     searching = Search(machine.measure, objective, 2, machine.clock, until_s)
-    found = searching.run(lambda count: space.sample(points, GRID, count, 0, ()))
+    found = searching.run(lambda count: search.sample(points, GRID, count, 0, ()))
     return searching, found
 
 
-def report(searching: Search, found: tuple[Candidate, Duel]) -> Report:
+def report(searching: Search, found: tuple[Candidate, Duel]) -> TuneReport:
     default = (("instances", 2), ("delay", 2))
-    return Report("net", searching.objective, default, *found, searching.seen, searching.failures)
+    return TuneReport("net", searching.objective, default, *found, searching.seen, searching.failures)
 
 
 @pytest.mark.parametrize("objective", [THROUGHPUT, LATENCY], ids=["throughput", "latency"])
 def test_best_of_the_surface_is_found(objective):
-    searching, (best, duel) = search(Machine(noise=0.01), objective)
+    searching, (best, duel) = searched(Machine(noise=0.01), objective)
 
     assert dict(best) == {"instances": 3, "delay": 0}
     assert duel.gain(objective) == pytest.approx(100 / 80 - 1, abs=0.03)
@@ -87,7 +94,7 @@ def test_best_of_the_surface_is_found(objective):
 def test_deadline_is_held(until_s):
     machine = Machine()
 
-    searching, found = search(machine, until_s=until_s)
+    searching, found = searched(machine, until_s=until_s)
 
     assert machine.now_s <= until_s
     assert report(searching, found).verdict in ("better", "kept")
@@ -100,7 +107,9 @@ def test_gain_within_the_noise_keeps_the_default():
     seen = {DEFAULT: default[0], (("instances", 3),): best[0]}
 
     def verdict(twin):
-        return Report("net", THROUGHPUT, (), (("instances", 3),), Duel(default, twin, best), seen, {}).verdict
+        return TuneReport(
+            "net", THROUGHPUT, (), (("instances", 3),), Duel(default, twin, best), seen, {}
+        ).verdict
 
     assert verdict(twin) == "kept"
     assert verdict([{1: load(100 + stray)} for stray in (-0.3, 0.2, 0.4, -0.2, 0.3)]) == "better"
@@ -116,7 +125,7 @@ def test_p99_limits_the_concurrency_that_counts():
 
 
 def test_missed_p99_is_infeasible():
-    searching, found = search(Machine(p99_ms=500), Objective("throughput", 1.5))
+    searching, found = searched(Machine(p99_ms=500), Objective("throughput", 1.5))
 
     result = report(searching, found)
 
@@ -137,7 +146,7 @@ def test_missed_p99_is_infeasible():
     },
 )
 def test_search_without_a_comparison_keeps_the_default(machine, until_s, reason):
-    searching, found = search(machine, until_s=until_s)
+    searching, found = searched(machine, until_s=until_s)
 
     result = report(searching, found)
 
@@ -148,10 +157,10 @@ def test_search_without_a_comparison_keeps_the_default(machine, until_s, reason)
 
 @pytest.mark.parametrize("rounds", [0, 4])
 def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
-    _, (best, duel) = search(whole := Machine())
+    _, (best, duel) = searched(whole := Machine())
     before = sum(candidate == best for candidate, *_ in whole.measured) - len(duel.best)
 
-    searching, found = search(Machine(rejects=frozenset({best}), after=before + rounds))
+    searching, found = searched(Machine(rejects=frozenset({best}), after=before + rounds))
     result = report(searching, found)
 
     assert best in searching.failures
@@ -170,7 +179,7 @@ def test_default_that_rarely_misses_the_p99_still_counts():
     def verdict(default, twin):
         """Return the verdict on a faster default and a candidate that meets the p99."""
         seen = {DEFAULT: median(default), (("instances", 3),): median(best)}
-        return Report("net", strict, (), (("instances", 3),), Duel(default, twin, best), seen, {}).verdict
+        return TuneReport("net", strict, (), (("instances", 3),), Duel(default, twin, best), seen, {}).verdict
 
     assert verdict([late, late, near], [near, near, near]) == "kept"
     assert verdict([late, late, near], [near, late, late]) == "kept"
@@ -185,7 +194,7 @@ def test_front_has_the_points_that_none_beats():
         c: {1: load(12, 30), 8: load(50, 40)},
     }
 
-    assert front(seen) == [(b, 8), (c, 1), (a, 1)]
+    assert pareto_front(seen) == [(b, 8), (c, 1), (a, 1)]
 
 
 READS_IN_PROCESS = 'parameters { key: "networks" value { string_value: "in_process" } }'
@@ -206,12 +215,12 @@ NETWORK, DECODER = {"instances", "intra_op_thread_count"}, {"instances", "decode
     },
 )
 def test_space_has_what_the_backend_reads(text, backend, names):
-    assert space.space(parse(text), backend, cores=2).keys() == names
+    assert search.space(parse(text), backend, cores=2).keys() == names
 
 
 def test_no_candidate_takes_smaller_requests_than_before():
     """Clients may continue to send the largest batch of the present config."""
-    grid = space.space(parse("max_batch_size: 12"), "fused", cores=2)
+    grid = search.space(parse("max_batch_size: 12"), "fused", cores=2)
 
     assert grid["max_batch_size"] == (12, 24)
-    assert space.space(parse("max_batch_size: 1"), "fused", 2)["max_batch_size"] == (1, 8, 16)
+    assert search.space(parse("max_batch_size: 1"), "fused", 2)["max_batch_size"] == (1, 8, 16)

@@ -18,12 +18,9 @@ from nereid.cli.main import app
 from nereid.cli.models import tune as command
 from nereid.insight.tune import tuning
 from nereid.insight.tune.load_generator import Load
-from nereid.insight.tune.objective import Objective
-from nereid.insight.tune.report import Report
-from nereid.insight.tune.search import Duel
-from nereid.insight.tune.space import DEFAULT
+from nereid.insight.tune.search import DEFAULT, Duel, Objective
 from nereid.insight.tune.trial import copy_repository
-from nereid.insight.tune.tuning import TuneOptions
+from nereid.insight.tune.tuning import TuneOptions, TuneReport
 from tests.tables import cases
 
 
@@ -76,7 +73,7 @@ def found(*args):
     samples = [{1: LOAD}] * 3
     duel = Duel(samples, samples, [{1: replace(LOAD, rate=20.0)}] * 3)
     seen = {DEFAULT: samples[0], BEST: duel.best[0]}
-    return Report("classify_v1", Objective("throughput"), (("instances", 2),), BEST, duel, seen, {})
+    return TuneReport("classify_v1", Objective("throughput"), (("instances", 2),), BEST, duel, seen, {})
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -88,7 +85,7 @@ def test_measurements_are_printed_even_if_the_write_fails(tmp_path, monkeypatch,
         (models / "classify_v1" / "configs" / "cpu.pbtxt").write_text("")
         return found()
 
-    monkeypatch.setattr(tuning, "search", changing)
+    monkeypatch.setattr(tuning, "run_search", changing)
 
     with pytest.raises(OperationFailed, match="has changed during the search"):
         command.run_tuning(TuneOptions(models, "classify_v1", "cpu"), {}, as_json)
@@ -102,7 +99,7 @@ def test_measurements_are_printed_even_if_the_write_fails(tmp_path, monkeypatch,
 def test_read_only_folder_is_rejected_before_the_search(tmp_path, monkeypatch):
     models = copy_repository(REPOSITORY, tmp_path / "models")
     monkeypatch.setattr(os, "access", lambda path, mode: "classify_v2" not in str(path))
-    monkeypatch.setattr(tuning, "search", lambda *args: pytest.fail("it was measured"))
+    monkeypatch.setattr(tuning, "run_search", lambda *args: pytest.fail("it was measured"))
 
     with pytest.raises(OperationFailed, match=r"cannot write to '.*classify_v2/configs'; fix: --dry-run"):
         command.run_tuning(TuneOptions(models, "classify_v1", "cpu"), {}, False)
@@ -119,7 +116,7 @@ def test_sigterm_cleans_up_like_ctrl_c(tmp_path, monkeypatch):
         finally:
             is_closed.append(True)
 
-    monkeypatch.setattr(tuning, "search", killed)
+    monkeypatch.setattr(tuning, "run_search", killed)
 
     with pytest.raises(SystemExit) as ended:
         command.run_tuning(TuneOptions(models, "classify_v1", "cpu", is_dry=True), {}, False)

@@ -19,8 +19,7 @@ from nereid.cli.tables import console
 from nereid.server.command_line import DEFAULT_PROFILE, ServerOptions, check_options
 
 if TYPE_CHECKING:
-    from nereid.insight.tune.report import Report
-    from nereid.insight.tune.tuning import TuneOptions
+    from nereid.insight.tune.tuning import TuneOptions, TuneReport
 
 HEADINGS = ("", "settings", "concurrency", "images/s", "p50 ms", "p99 ms")
 Objective = Literal["throughput", "latency"]
@@ -118,7 +117,7 @@ def run_tuning(options: "TuneOptions", environment: Mapping[str, str], as_json: 
     for note in tuned.notes:
         show_progress(f"note: {note}")
     with exit_on_sigterm():
-        report = tuning.search(options, tuned, images, environment, show_progress)
+        report = tuning.run_search(options, tuned, images, environment, show_progress)
     written: list[str] = []
     if not as_json:
         _show(report, console())
@@ -136,7 +135,7 @@ def run_tuning(options: "TuneOptions", environment: Mapping[str, str], as_json: 
         print(_outcome(written))
 
 
-def _show(report: "Report", console: Console) -> None:
+def _show(report: "TuneReport", console: Console) -> None:
     table = Table(*HEADINGS)
     for mark, settings, concurrency, load in report.points():
         numbers = (f"{number:.1f}" for number in (load.rate, load.p50_ms, load.p99_ms))

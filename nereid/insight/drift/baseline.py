@@ -96,18 +96,13 @@ def from_images(
 
     An image without a result is named and left out.
 
-    Args:
-        url: Triton's HTTP address.
-        repository, route, targets: the route and its variants.
-        images: image files.
-        log: receives a line for each variant, and for each bad image.
 
     Raises:
         OperationFailed: fewer than `MIN_IMAGES` images are good, or the outputs cannot be measured.
         ClassifierError: the server fails.
     """
     measured: dict[str, Measured] = {}
-    outputs = [each.name for each in ModelConfig.from_file(repository / route, 1).outputs]
+    outputs = [tensor.name for tensor in ModelConfig.from_file(repository / route, 1).outputs]
     task = outputs_of(outputs)
     client_class = (task_of(outputs) or DEFAULT).face("client")
     with (
@@ -115,42 +110,41 @@ def from_images(
         ThreadPoolExecutor(CONCURRENCY) as pool,
     ):
         for target in targets:
-            found = measured[target.name] = Measured(target, route)
-            meter = _meter(repository, target, found)
+            recorded = measured[target.name] = Measured(target, route)
+            meter = _meter(repository, target, recorded)
             log(f"variant '{target.name}' gets {len(images)} files")
             outcomes = pool.map(lambda path, name=target.name: _signals(client, task, path, name), images)
             for path, outcome in zip(images, outcomes, strict=True):
                 if isinstance(outcome, str):
                     log(f"{path}: {outcome}")
                     continue
-                found.add_outputs(outcome)
+                recorded.add_outputs(outcome)
                 if meter:
                     meter.run([[path.read_bytes()]])
-    for name, found in measured.items():
-        if found.images < MIN_IMAGES:
+    for name, recorded in measured.items():
+        if recorded.images < MIN_IMAGES:
             raise OperationFailed(
-                f"variant '{name}': expected at least {MIN_IMAGES} good images, got {found.images} "
+                f"variant '{name}': expected at least {MIN_IMAGES} good images, got {recorded.images} "
                 f"of {len(images)}"
             )
     best = Counter[int]()
-    for found in measured.values():
-        for index, count in found.window.get(series_of(found.target, route, CLASS), {}).items():
+    for recorded in measured.values():
+        for index, count in recorded.window.get(series_of(recorded.target, route, CLASS), {}).items():
             best[int(index)] += count
     classes = tuple(index for index, _ in best.most_common(TOP_CLASSES))
     variants = tuple(
-        reference_of(each.target, route, each.window, each.images, classes) for each in measured.values()
+        reference_of(variant.target, route, variant.window, variant.images, classes)
+        for variant in measured.values()
     )
     return Reference(datetime.now(UTC), str(images[0].parent), variants, classes)
 
 
 def _meter(repository: Path, target: Target, found: Measured) -> Pipeline | None:
-    """Return the preprocessing of a variant, which adds the signals of its images; None if it has none."""
     config = preprocessing_of(repository, target.model)
     return Pipeline.from_config(config, 1, 1, found.add_inputs) if config else None
 
 
 def _signals(client: ModelClient[Any], task: TaskOutputs, path: Path, variant: str) -> Signals | str:
-    """Return the signals of the response to an image, or why there are none."""
     try:
         outputs = client.arrays(path, variant=variant)
     except (OSError, RequestRefused) as error:
@@ -201,11 +195,7 @@ def from_traffic(
 
 
 def store(repository: Path, route: str, reference: Reference) -> Path:
-    """Write the reference of a route atomically, and return its path.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the reference of a route atomically, and return its path."""
     path = path_of(repository, route)
     files.replace(path, format_reference(reference))
     return path

@@ -1,6 +1,7 @@
 """Comparison of a variant's recent traffic with its reference; pure."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
@@ -8,6 +9,9 @@ from msgspec import Struct
 from nereid.backends.routing.reference_file import CLASS, Reference, VariantReference
 from nereid.insight.drift import recording
 from nereid.insight.drift.recording import INPUT_SIGNALS, OUTPUT_SIGNALS, SIGNALS, Growth
+from nereid.models.routes.target import RouteLocation, present_table, read_state
+from nereid.repository.layout import pins, readable_configs
+from nereid.server.command_line import PLAIN_PROFILE
 
 # Images in the window, before it is compared.
 MIN_REQUESTS = 200
@@ -42,12 +46,10 @@ class VariantDrift(Struct, frozen=True):
     """One variant in the window.
 
     Attributes:
-        variant, model, version: the variant.
         requests: classified images in the window.
         idle_s: seconds since the window last grew; None if it never did.
         reference_age_s: age of the reference; None without one.
         problem: why the variant is not compared; empty if it is.
-        signals: by signal.
     """
 
     variant: str
@@ -62,7 +64,7 @@ class VariantDrift(Struct, frozen=True):
     @property
     def has_drifted(self) -> bool:
         """Whether a signal exceeds its limit."""
-        return any(each.verdict == "drift" for each in self.signals)
+        return any(signal.verdict == "drift" for signal in self.signals)
 
 
 def series_of(target: Target, route: str, signal: str) -> str:
@@ -74,7 +76,7 @@ def series_of(target: Target, route: str, signal: str) -> str:
 
 def requests_of(target: Target, route: str, window: Growth) -> int:
     """Return the measured responses of a variant in a window."""
-    return max(sum(window.get(series_of(target, route, each), {}).values()) for each in OUTPUT_SIGNALS)
+    return max(sum(window.get(series_of(target, route, signal), {}).values()) for signal in OUTPUT_SIGNALS)
 
 
 def why_not(target: Target, reference: Reference | None) -> str:
@@ -102,9 +104,6 @@ def compare(
     Signals that the variant's task does not have are left out.
 
     Args:
-        target, route: the variant.
-        window: counts of the window.
-        reference: the route's, which has the variant.
         min_requests: images without which a signal is not compared.
         risk: probability that any signal exceeds its limits by chance.
     """
@@ -155,3 +154,42 @@ def _compare_signal(
         {"psi": found.psi, "js": found.js},
         {"psi": most.psi, "js": most.js},
     )
+
+
+def targets_of(location: RouteLocation, profile: str) -> list[Target]:
+    """Return the variants of a route, in a profile of the server.
+
+    In a profile with `fused` models, the pinned model measures the images, else its preprocessing model.
+
+    Raises:
+        OperationFailed, InvalidConfig: the route file is missing or invalid.
+        OSError: it cannot be read.
+    """
+    table = present_table(location, read_state(location))
+    measured = _measured(location.repository, profile)
+    return [
+        Target(
+            variant.name,
+            variant.model,
+            variant.version,
+            table.network_versions[variant.name],
+            *_place(measured.get(variant.model), variant.version),
+        )
+        for variant in table.route.variants
+    ]
+
+
+def _measured(repository: Path, profile: str) -> dict[str, tuple[str, int]]:
+    """Return the model and version that measure a pinned model's images; version 0 for its own."""
+    plain = "" if profile == PLAIN_PROFILE else profile
+    documents = readable_configs(repository, plain)
+    found = {}
+    for pin in pins(repository, documents):
+        is_fused = documents[pin.model].get("backend") == "fused"
+        found[pin.model] = (pin.model, 0) if is_fused else (pin.preprocess, pin.preprocess_version)
+    return found
+
+
+def _place(measured: tuple[str, int] | None, version: int) -> tuple[str, int]:
+    model, its_version = measured or ("", 0)
+    return model, its_version or version

@@ -12,7 +12,7 @@ from msgspec import Struct
 from nereid.base import metrics_page
 from nereid.base.errors import OperationFailed
 from nereid.base.metrics_page import Snapshot
-from nereid.insight.drift.monitor import STATE_FILE, RouteDrift, State
+from nereid.insight.drift.monitor import STATE_FILE, DriftState, RouteDrift
 from nereid.insight.drift.recording import History, shadow_series
 from nereid.server.run_dir import GatewayRecord
 
@@ -43,7 +43,7 @@ class Accuracy(Struct, frozen=True):
     high: float
 
 
-class Report(Struct, frozen=True):
+class DriftReport(Struct, frozen=True):
     """All about one route; `at` is the time of the monitor's last look, in Unix time."""
 
     at: float
@@ -54,30 +54,28 @@ class Report(Struct, frozen=True):
     accuracy: tuple[Accuracy, ...]
 
 
-def report(folder: Path, route: str, gateways: Sequence[GatewayRecord]) -> Report:
+def report(folder: Path, route: str, gateways: Sequence[GatewayRecord]) -> DriftReport:
     """Return the report of a route.
 
     Args:
-        folder: run directory of the server.
-        route: name of the route.
         gateways: whose feedback counts; one that needs a key is left out.
 
     Raises:
         OperationFailed: the monitor has not looked at the route yet.
     """
     try:
-        state = msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=State)
+        state = msgspec.json.decode((folder / STATE_FILE).read_bytes(), type=DriftState)
     except FileNotFoundError:
         raise OperationFailed(
             "the drift monitor has not looked yet; it looks a few seconds after the start, then once a minute"
         ) from None
-    for each in state.routes:
-        if each.route == route:
-            return Report(
+    for drift in state.routes:
+        if drift.route == route:
+            return DriftReport(
                 state.at,
                 state.window_s,
                 state.covered_s,
-                each,
+                drift,
                 tuple(agreement(History.load(folder), route, state.at)),
                 tuple(accuracy(_feedback(gateways, route))),
             )
@@ -94,9 +92,9 @@ def agreement(history: History, route: str, now: float) -> list[Agreement]:
             if name.startswith(prefix):
                 counts.setdefault((name.removeprefix(prefix), age), Counter()).update(grown)
     return [
-        Agreement(shadow, age * AGREEMENT_S, found["agreed"] + found["disagreed"], found["agreed"])
-        for (shadow, age), found in sorted(counts.items())
-        if found["agreed"] + found["disagreed"]
+        Agreement(shadow, age * AGREEMENT_S, outcomes["agreed"] + outcomes["disagreed"], outcomes["agreed"])
+        for (shadow, age), outcomes in sorted(counts.items())
+        if outcomes["agreed"] + outcomes["disagreed"]
     ]
 
 
@@ -125,10 +123,9 @@ def accuracy(feedback: Counter[tuple[str, str]]) -> list[Accuracy]:
 
 def _feedback(gateways: Sequence[GatewayRecord], route: str) -> Counter[tuple[str, str]]:
     counts = Counter[tuple[str, str]]()
-    for each in gateways:
+    for gateway in gateways:
         try:
-            host = "127.0.0.1" if each.host == "0.0.0.0" else each.host
-            text = metrics_page.fetch(f"{host}:{each.port}", PAGE_TIMEOUT_S)
+            text = metrics_page.fetch(gateway.url, PAGE_TIMEOUT_S)
         except (OSError, http.client.HTTPException):
             continue
         page = Snapshot.parse(text, (FEEDBACK,), {"model": route})

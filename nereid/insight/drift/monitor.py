@@ -1,9 +1,9 @@
-"""The drift monitor: looks at the metrics page of a server, and compares the last hour with references."""
+"""The drift monitor: polls the metrics page of a server, and compares the last hour with references."""
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,41 @@ from msgspec import Struct
 from nereid.backends.routing.reference_file import ReferenceWatch, path_of
 from nereid.base import metrics_page
 from nereid.base.errors import OperationFailed
-from nereid.base.metrics_page import Snapshot
+from nereid.base.metrics_page import Labels, Snapshot, render
 from nereid.base.serving_errors import InvalidConfig
-from nereid.insight.drift.comparison import MIN_REQUESTS, VariantDrift, compare, requests_of, why_not
+from nereid.insight.drift.comparison import (
+    MEASURES,
+    MIN_REQUESTS,
+    VariantDrift,
+    compare,
+    requests_of,
+    targets_of,
+    why_not,
+)
 from nereid.insight.drift.recording import PREFIXES, History, Slot, growth_of, replace, route_series
-from nereid.insight.drift.targets import targets_of
 from nereid.models.routes.target import RouteLocation, find_routes
 from nereid.server.run_dir import ServerRecord
 
 STATE_FILE = "drift.json"
 PAGE_TIMEOUT_S = 10.0
-# Seconds between two checks whether a look is due: the first window begins soon after the start.
+# Seconds between two checks whether a poll is due: the first window begins soon after the start.
 CHECK_S = 5.0
 Log = Callable[[str], None]
+PREFIX = "nereid_drift_"
+METRICS = {
+    "score": ("gauge", "Distance of a signal of the last hour from its reference."),
+    "limit": ("gauge", "Distance that chance alone exceeds in 1 of 10,000 looks at most."),
+    "window_requests": ("gauge", "Classified images of a variant in the last hour."),
+    "reference_age_seconds": ("gauge", "Age of the reference of a variant."),
+    "last_request_seconds": ("gauge", "Seconds since the number of classified images last grew."),
+}
+LABELS = {"score": ("signal", "measure"), "limit": ("signal", "measure")}
+COMMON_LABELS = ("route", "variant")
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds between two looks, seconds of the window, and the images without which it is not compared."""
+    """Seconds between two polls, seconds of the window, and the images without which it is not compared."""
 
     interval_s: float = 60.0
     window_s: float = 3600.0
@@ -47,8 +64,8 @@ class RouteDrift(Struct, frozen=True):
     problem: str = ""
 
 
-class State(Struct, frozen=True):
-    """The result of a look at Unix time `at`, over the last `window_s`, of which `covered_s` are recorded."""
+class DriftState(Struct, frozen=True):
+    """The result of a poll at Unix time `at`, over the last `window_s`, of which `covered_s` are recorded."""
 
     at: float
     window_s: float
@@ -68,13 +85,10 @@ FindServer = Callable[[], Server | None]
 
 @dataclass
 class Monitor:
-    """Looks at one repository's server.
+    """Polls one repository's server.
 
     Args:
-        repository: the model repository.
-        find_server: returns the running server.
         log: receives a line when a signal begins or ends to exceed its limit.
-        timing: intervals.
         unix_time: seconds since 1970.
     """
 
@@ -84,7 +98,7 @@ class Monitor:
     timing: Timing = field(default_factory=Timing)
     unix_time: Callable[[], float] = time.time
     history: History = field(default_factory=History)
-    state: State | None = None
+    state: DriftState | None = None
     _page: Snapshot | None = None
     _pid: int = 0
     _paged_at: float = 0.0
@@ -94,14 +108,14 @@ class Monitor:
     _references: list[tuple[str, int]] = field(default_factory=list)
 
     def is_due(self) -> bool:
-        """Return whether the interval is over, no look has succeeded yet, or a reference has changed."""
+        """Return whether the interval is over, no poll has succeeded yet, or a reference has changed."""
         is_over = self.unix_time() - self._paged_at >= self.timing.interval_s
         return self.state is None or is_over or self._references != self._signature()
 
-    def look(self) -> None:
-        """Record the growth since the last look, and compare; trouble is logged once."""
+    def poll(self) -> None:
+        """Record the growth since the last poll, and compare; trouble is logged once."""
         try:
-            self._look()
+            self._poll()
             self._trouble = ""
         except Exception as error:
             # An unforeseen error is logged; the monitor must not end.
@@ -110,7 +124,7 @@ class Monitor:
                 self.log(text)
             self._trouble = text
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         locations = find_routes(self.repository)
         server = self.find_server() if locations else None
         if server is None:
@@ -118,15 +132,14 @@ class Monitor:
         now, self._references = self.unix_time(), self._signature()
         self._record(server.record, now)
         _, covered_s = self.history.window(now, self.timing.window_s)
-        routes = tuple(self._route(each, server.record.profile, now) for each in locations)
-        self.state = State(now, self.timing.window_s, covered_s, routes)
+        routes = tuple(self._route(location, server.record.profile, now) for location in locations)
+        self.state = DriftState(now, self.timing.window_s, covered_s, routes)
         self._report(self.state)
         with contextlib.suppress(FileNotFoundError):  # the server has just ended
             self.history.store(server.folder)
             replace(server.folder / STATE_FILE, msgspec.json.encode(self.state))
 
     def _signature(self) -> list[tuple[str, int]]:
-        """Return names and times of all references."""
         found = []
         for path in self.repository.glob(path_of(Path(), "*").name):
             with contextlib.suppress(OSError):
@@ -137,7 +150,7 @@ class Monitor:
         """Append the growth since the last page of this server; a new server's first page is the base."""
         page = Snapshot.parse(metrics_page.fetch(record.url("metrics"), PAGE_TIMEOUT_S), PREFIXES)
         if self._page:
-            # A server that started since the last look has counted from zero.
+            # A server that started since the last poll has counted from zero.
             growth = page - self._page if record.pid == self._pid else page
             seconds = min(now - self._paged_at, 2 * self.timing.interval_s)
             self.history.add(Slot(now, seconds, growth_of(growth)))
@@ -175,19 +188,48 @@ class Monitor:
             )
         return RouteDrift(location.name, reference.source if reference else "", tuple(variants))
 
-    def _report(self, state: State) -> None:
+    def _report(self, state: DriftState) -> None:
         for route in state.routes:
-            for each in route.variants:
-                key = route.route, each.variant
-                over = tuple(signal.signal for signal in each.signals if signal.verdict == "drift")
+            for variant in route.variants:
+                key = route.route, variant.variant
+                over = tuple(signal.signal for signal in variant.signals if signal.verdict == "drift")
                 if over != self._drifting.get(key, ()):
                     what = f"exceeds its limit: {', '.join(over)}" if over else "has no signal over its limit"
-                    self.log(f"drift: variant '{each.variant}' of '{route.route}' {what}")
+                    self.log(f"drift: variant '{variant.variant}' of '{route.route}' {what}")
                 self._drifting[key] = over
 
 
 def watch(monitor: Monitor, stop: threading.Event) -> None:
-    """Look whenever that is due, until `stop` is set."""
+    """Poll whenever that is due, until `stop` is set."""
     while not stop.wait(min(CHECK_S, monitor.timing.interval_s)):
         if monitor.is_due():
-            monitor.look()
+            monitor.poll()
+
+
+def metrics(state: DriftState | None) -> str:
+    """Return the samples of all variants with a reference in Prometheus' text format; nothing without one."""
+    if state is None:
+        return ""
+    samples = {
+        key: value
+        for route in state.routes
+        for variant in route.variants
+        if not variant.problem
+        for key, value in _samples(route.route, variant)
+    }
+    return render(samples, PREFIX, METRICS) if samples else ""
+
+
+def _samples(route: str, variant: VariantDrift) -> Iterator[tuple[tuple[str, Labels], float]]:
+    labels: Labels = (("route", route), ("variant", variant.variant))
+    yield ("window_requests", labels), float(variant.requests)
+    if variant.reference_age_s is not None:
+        yield ("reference_age_seconds", labels), variant.reference_age_s
+    if variant.idle_s is not None:
+        yield ("last_request_seconds", labels), variant.idle_s
+    for signal in variant.signals:
+        for measure in MEASURES:
+            more = (*labels, ("signal", signal.signal), ("measure", measure))
+            if measure in signal.score:
+                yield ("score", more), signal.score[measure]
+                yield ("limit", more), signal.limit[measure]

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from nereid.backends.routing.reference_file import CLASS
 from nereid.backends.triton.metrics import IMAGE_METRICS, IMAGE_PREFIX, ROUTE_PREFIX, ROUTE_QUALITY_METRICS
-from nereid.base.metrics_page import BUCKET, Snapshot
+from nereid.base.metrics_page import BUCKET, Snapshot, without_lag
 
 OUTPUT_SIGNALS = tuple(name for name, about in ROUTE_QUALITY_METRICS.items() if about.kind == "TALLY")
 INPUT_SIGNALS = tuple(IMAGE_METRICS)
@@ -35,7 +35,8 @@ MAX_SERIES = 1024
 # Seconds until a route counts the classes of a new reference, and has reported all others.
 CLASSES_AFTER_S = 6.0
 SEPARATOR = "|"
-# By series, the counts by bucket (its upper bound), by class, or by outcome; without zeros.
+# By series, the counts by bucket (its upper bound), by class, or by outcome; without zeros. The count of a
+# bucket that lags behind a smaller one is negative, and that of a later slot makes up for it.
 Growth: TypeAlias = dict[str, dict[str, int]]
 
 
@@ -91,7 +92,8 @@ def bucket_name(bound: float) -> str:
 
 def histogram(counts: Mapping[str, int], signal: str) -> list[int]:
     """Return the counts of a signal's series in the order of its buckets."""
-    return [counts.get(bucket_name(bound), 0) for bound in (*BOUNDS[signal], inf)]
+    buckets = {bound: counts.get(bucket_name(bound), 0) for bound in (*BOUNDS[signal], inf)}
+    return [int(count) for count in without_lag(buckets).values()]
 
 
 def class_counts(counts: Mapping[str, int], classes: Sequence[int]) -> list[int]:
@@ -140,25 +142,19 @@ class History:
     def last_growth(self, prefix: str) -> float | None:
         """Return when a series with this prefix grew last, in Unix time; None if it never did."""
         for slot in reversed(self.slots):
-            if any(series.startswith(prefix) for series in slot.growth):
+            if any(
+                series.startswith(prefix) and sum(new.values()) > 0 for series, new in slot.growth.items()
+            ):
                 return slot.at
         return None
 
     def store(self, folder: Path) -> None:
-        """Write the slots to a run directory, for commands.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Write the slots to a run directory, for commands."""
         replace(folder / RECORDING_FILE, msgspec.json.encode(list(self.slots)))
 
     @classmethod
     def load(cls, folder: Path) -> "History":
-        """Read the slots of a run directory; none if nothing was recorded.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Read the slots of a run directory; none if nothing was recorded."""
         history = cls()
         try:
             text = (folder / RECORDING_FILE).read_bytes()

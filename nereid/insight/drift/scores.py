@@ -74,10 +74,10 @@ def joined(counts: Sequence[int], is_ordered: bool = True) -> list[list[int]]:
         return _joined_rare(counts, least)
     groups: list[list[int]] = [[]]
     for place in range(len(counts)):
-        if groups[-1] and sum(counts[each] for each in groups[-1]) >= least:
+        if groups[-1] and sum(counts[index] for index in groups[-1]) >= least:
             groups.append([])
         groups[-1].append(place)
-    if len(groups) > 1 and sum(counts[each] for each in groups[-1]) < least:
+    if len(groups) > 1 and sum(counts[index] for index in groups[-1]) < least:
         last = groups.pop()
         groups[-1] += last
     return groups
@@ -105,7 +105,7 @@ def add_up(counts: Sequence[int], groups: Sequence[Sequence[int]]) -> tuple[int,
 
 def _distances(old: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return PSI and Jensen-Shannon divergence of rows of counts, float64[N, buckets]."""
-    p, q = ((each + PRIOR) / (each + PRIOR).sum(1, keepdims=True) for each in (old, new))
+    p, q = ((counts + PRIOR) / (counts + PRIOR).sum(1, keepdims=True) for counts in (old, new))
     middle = (p + q) / 2
     psi = ((p - q) * np.log(p / q)).sum(1)
     divergence = (p * np.log2(p / middle) + q * np.log2(q / middle)).sum(1) / 2

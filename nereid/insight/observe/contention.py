@@ -8,7 +8,7 @@ from pathlib import Path
 from nereid.backends.triton.stub_processes import PROC, Process
 from nereid.base.control_groups import ControlGroups
 from nereid.insight.observe.machine import read_cores
-from nereid.server.supervision.process_usage import TICKS_PER_S, tree
+from nereid.server.supervision.process_usage import TICKS_PER_S, core_wait_s, tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,6 @@ class ProcessCounts:
     Attributes:
         ran_s: seconds on a core.
         waited_s: seconds that its threads were ready to run, but had no core.
-        faults: page faults.
         switches: times that a thread lost its core to another.
     """
 
@@ -33,11 +32,8 @@ class Counts:
     """Counters at one moment.
 
     Attributes:
-        processes: those of a server and its gateways.
-        cores: of the machine.
         busy_s: seconds that the cores were busy; a hypervisor's other guests count, too.
         throttled, periods: periods in which the control group's limit stopped threads, of all periods.
-        now_s: of a monotonic clock.
     """
 
     processes: Mapping[Process, ProcessCounts]
@@ -66,17 +62,11 @@ class Contention:
 
 
 def read(server: int, roots: Collection[int], proc: Path = PROC) -> Counts:
-    """Return the present counters of processes and their descendants.
-
-    Args:
-        server: pid of `tritonserver`, whose control group counts.
-        roots: pids of further processes.
-        proc: the kernel's table of processes.
-    """
+    """Return the present counters of processes and their descendants."""
     processes = {}
     for entry in tree({server, *roots}, proc):
-        tasks = [*(proc / str(entry.process.pid) / "task").glob("*")]
-        waited_s, switches = sum(map(_waited_s, tasks)), sum(map(_switches, tasks))
+        waited_s = core_wait_s(entry.process.pid, proc) or 0.0
+        switches = sum(map(_switches, (proc / str(entry.process.pid) / "task").glob("*")))
         processes[entry.process] = ProcessCounts(entry.cpu_s, waited_s, entry.faults, switches)
     cores = read_cores(proc)
     busy_s = sum(busy for busy, _ in cores.values()) / TICKS_PER_S
@@ -88,7 +78,8 @@ def between(before: Counts, after: Counts) -> Contention:
     """Return the rates between two moments; a process that began in between counts from its start."""
     seconds = max(after.now_s - before.now_s, 1e-9)
     grown = [
-        (each, before.processes.get(process, ProcessCounts())) for process, each in after.processes.items()
+        (counts, before.processes.get(process, ProcessCounts()))
+        for process, counts in after.processes.items()
     ]
     ran_s = sum(now.ran_s - then.ran_s for now, then in grown)
     # Threads that ended take their counts along.
@@ -103,14 +94,6 @@ def between(before: Counts, after: Counts) -> Contention:
         switches / seconds,
         max(0, after.throttled - before.throttled) / max(1, after.periods - before.periods),
     )
-
-
-def _waited_s(task: Path) -> float:
-    # Source: Linux, Documentation/scheduler/sched-stats.rst.
-    try:
-        return int((task / "schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):  # a thread that ended, or a kernel without these counts
-        return 0.0
 
 
 def _switches(task: Path) -> int:

@@ -14,15 +14,13 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.errors import ServerError
 from nereid.base.serving_errors import InvalidConfig
 from nereid.base.units import format_bytes
-from nereid.insight.observe.finding import Finding
-from nereid.insight.observe.gpu_checks import gpu_findings
+from nereid.insight.observe import gpu_findings
+from nereid.insight.observe.gpu_findings import Finding
 from nereid.repository.fitting import Machine, plan_instances
 from nereid.repository.layout import describe_threads, thread_budget
-from nereid.server import preflight, run_dir
+from nereid.server import gpu_profile, nvidia_smi, preflight, run_dir
 from nereid.server.command_line import ServerOptions, environment
-from nereid.server.gpu import cuda_packages, nvidia_smi
-from nereid.server.gpu.cuda_packages import Installed
-from nereid.server.gpu.profile_choice import choose
+from nereid.server.gpu_profile import Installed, choose
 from nereid.server.installation import FOLDER, INSTALL, find_installation
 from nereid.server.ports import why_unusable
 from nereid.server.run_dir import ServerRecord
@@ -106,8 +104,8 @@ def _onnxruntime() -> Finding:
     both = [name for name in ("onnxruntime", "onnxruntime-gpu") if _installed(name)]
     if len(both) > 1:
         cupy = Installed.present().cupy
-        fix = cuda_packages.install(cupy[0].cuda) if cupy else INSTALL
-        return Finding("ONNX Runtime", "fail", *cuda_packages.conflict(both, fix))
+        fix = gpu_profile.install(cupy[0].cuda) if cupy else INSTALL
+        return Finding("ONNX Runtime", "fail", *gpu_profile.conflict(both, fix))
     providers = ", ".join(onnxruntime.get_available_providers())
     return Finding("ONNX Runtime", "ok", f"{onnxruntime.__version__} with {providers}")
 
@@ -143,7 +141,6 @@ def _regions() -> Finding:
 
 
 def _gpus(inherited: Mapping[str, str], repository: Path) -> Iterator[Finding]:
-    """Check the GPUs as a server would use them, and which profile it would select."""
     servers = []
     variables = inherited
     with contextlib.suppress(ServerError):  # reported by another check

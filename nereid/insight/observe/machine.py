@@ -18,7 +18,6 @@ class MachineReading:
     Args:
         cores: ticks of each core since the start, by its number: busy, and in total.
         load: mean number of running processes over 1, 5 and 15 minutes.
-        memory_bytes, available_bytes: of the machine.
         limit_cores, limit_bytes: of the control groups of the server; None without a limit.
     """
 

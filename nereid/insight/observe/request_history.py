@@ -16,7 +16,6 @@ def read(record: ServerRecord, since_s: float = 0.0) -> Iterator[dict[str, Any]]
     """Yield the line of each request; damaged records are left out.
 
     Args:
-        record: of the server.
         since_s: only requests that ended after this Unix time, in seconds.
 
     Raises:
@@ -27,8 +26,8 @@ def read(record: ServerRecord, since_s: float = 0.0) -> Iterator[dict[str, Any]]
             "this server records no requests: expected one that `nereid serve` started without --no-trace"
         )
     traces: dict[str, list[Record]] = defaultdict(list)
-    for each in read_records(Path(record.records)):
-        if each["end"] >= since_s * 1e9:
-            traces[each["trace"]].append(each)
+    for trace_record in read_records(Path(record.records)):
+        if trace_record["end"] >= since_s * 1e9:
+            traces[trace_record["trace"]].append(trace_record)
     for records in traces.values():
         yield from request_lines(records)

@@ -16,9 +16,11 @@ from nereid.repository.layout import (
     ROUTE,
     backend_of,
     hidden_models,
+    is_last_step,
     model_folders,
     readable_configs,
     served_versions,
+    steps_of,
 )
 from nereid.server import run_dir
 from nereid.server.command_line import PLAIN_PROFILE
@@ -26,14 +28,7 @@ from nereid.server.control import Control
 from nereid.server.run_dir import GatewayRecord, ServerRecord
 from nereid.server.supervision.process_usage import memory_bytes
 
-KINDS = {
-    ROUTE: "route",
-    "boxes": "postprocessing",
-    "fused": "pinned",
-    "onnxruntime": "network",
-    "preprocess": "preprocessing",
-    "text_reader": "pinned",
-}
+KINDS = {ROUTE: "route", "onnxruntime": "network", "preprocess": "preprocessing"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +37,6 @@ class ServerStatus:
 
     Args:
         pid: of `tritonserver`; 0 if it was named by its address.
-        ports: by protocol.
         uptime_s: seconds since `tritonserver` started.
         memory_bytes: of `tritonserver`, without its model processes.
         trouble: why the server does not respond; empty if it does.
@@ -95,10 +89,6 @@ class Status:
 def status(base: Path, repository: Path, record: ServerRecord | None) -> Status:
     """Return the state of a repository.
 
-    Args:
-        base: folder of the run directories.
-        repository: the model repository.
-        record: its running server, if one runs.
 
     Raises:
         WrongUsage: the repository does not exist.
@@ -144,7 +134,6 @@ def _instances(record: ServerRecord | None, name: str, document: Mapping[str, An
 
 
 def _processes(record: ServerRecord | None) -> tuple[Counter[str], Counter[str]]:
-    """Return the numbers of model processes, and their bytes, by model."""
     counts, memory = Counter[str](), Counter[str]()
     if record and record.pid:
         for stub in stub_processes.find(record.pid, Path(record.repository)):
@@ -164,9 +153,11 @@ def _server(record: ServerRecord, trouble: str) -> ServerStatus:
 def _kind(folder: Path, document: Mapping[str, Any] | None) -> str:
     if document is None:
         return "invalid config" if folder.exists() else "not on disk"
-    if "ensemble_scheduling" in document:
+    if steps_of(document):
         return "pinned"
     backend = backend_of(folder, document)
+    if is_last_step(backend):
+        return "postprocessing"
     return KINDS.get(backend, backend or "unknown")
 
 

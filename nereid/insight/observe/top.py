@@ -1,27 +1,210 @@
-"""The values of `nereid top`, from two readings of a server. Pure.
+"""Readings of a running server, and the values of `nereid top` between two of them.
 
 Shares are 0 to 1, times are in milliseconds, rates per second, and None is an unknown value. The names of the
 fields of `Top` and its parts are the keys of `nereid top --json`, which scripts depend on.
 """
 
+import contextlib
+import http.client
+import json
 import math
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
 
 from nereid.backends.routing.assignment import Route, Shadow, shares
+from nereid.backends.triton import stub_processes
 from nereid.backends.triton.metrics import ROUTE_PREFIX
+from nereid.base import metrics_page
+from nereid.base.errors import OperationFailed
 from nereid.base.metrics_page import ANY, Snapshot, Wanted
-from nereid.insight.observe.machine import MachineReading
-from nereid.insight.observe.top_reading import GatewayReading, Reading, TopRollout, TopServer
-from nereid.models.rollout.counts import DURATIONS, FAULTS, REQUESTS, SHADOWS
-from nereid.models.routes.served import BREAKER_STATES
+from nereid.base.serving_errors import InvalidConfig
+from nereid.insight.observe.machine import MachineReading, read_machine
+from nereid.models.rollout.measurement import DURATIONS, FAULTS, REQUESTS, SHADOWS
+from nereid.models.rollout.rollout_journal import active_rollouts
+from nereid.models.routes.change import BREAKER_STATES
+from nereid.models.routes.target import find_routes, read_state
+from nereid.server import run_dir
+from nereid.server.run_dir import GatewayRecord, ServerRecord
+from nereid.server.supervision import process_usage
 from nereid.server.supervision.process_usage import GATEWAY, Usage
 
+TIMEOUT_S = 2.0
+NEEDS_KEY = "its metrics need a key"
+KEY_NEEDED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 GATEWAY_PREFIX = "nereid_gateway_"
 SHED = ("overloaded", "rate_limited")
 OK = "ok"
 # Requests such as health checks and metrics pages have no model.
 MODELLESS = {"model": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class TopServer:
+    """The server; `not_ready` has the reasons by part, and `trouble` why it does not respond."""
+
+    pid: int
+    host: str
+    ports: Mapping[str, int]
+    profile: str
+    uptime_s: float | None
+    ready: bool | None
+    not_ready: Mapping[str, str]
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopRollout:
+    """An active rollout of a route."""
+
+    candidate: str
+    phase: str
+    step: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReading:
+    """A gateway of the repository: its page, or why it cannot be read, and its processes."""
+
+    read_s: float
+    record: GatewayRecord
+    page: Snapshot | None
+    trouble: str
+    usage: Sequence[Usage]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The state of a server at one moment.
+
+    Args:
+        read_s: when its page was read, in monotonic seconds.
+        page: Triton's metrics; None if the server does not respond.
+        usage: of its processes; empty for a server that the command line has named.
+    """
+
+    read_s: float
+    server: TopServer | None
+    page: Snapshot | None
+    usage: Sequence[Usage]
+    machine: MachineReading | None
+    gateways: Sequence[GatewayReading]
+    routes: Mapping[str, Route]
+    rollouts: Mapping[str, TopRollout]
+
+
+class TopReader:
+    """Reads the state of the server of a repository."""
+
+    def __init__(self, base: Path, repository: Path, find: Callable[[], ServerRecord | None]) -> None:
+        self._base, self.repository, self._find = base, repository, find
+
+    def read(self) -> Reading:
+        """Return the state now."""
+        record = self._find()
+        if record is None:
+            return Reading(time.monotonic(), None, None, (), None, (), {}, {})
+        page, trouble = _read_page(record.url("metrics"))
+        read_s, usage = time.monotonic(), _usage(record)  # the health check may take long
+        gateways = run_dir.find_gateways(self._base, self.repository) if record.pid else []
+        return Reading(
+            read_s,
+            _read_server(record, trouble),
+            page,
+            usage,
+            read_machine(record.pid) if record.pid else None,
+            [_read_gateway(gateway) for gateway in gateways],
+            _read_routes(self.repository),
+            _read_rollouts(self.repository),
+        )
+
+
+def _read_server(record: ServerRecord, trouble: str) -> TopServer:
+    reasons = {"server": trouble} if trouble else _reasons(record)
+    return TopServer(
+        record.pid,
+        record.host,
+        {name: port for name, port in record.all_ports.items() if port},
+        record.profile,
+        stub_processes.uptime_s(record.pid),
+        None if reasons is None else not reasons,
+        reasons or {},
+        trouble,
+    )
+
+
+def _read_page(url: str) -> tuple[Snapshot | None, str]:
+    try:
+        return Snapshot.parse(metrics_page.fetch(url, TIMEOUT_S)), ""
+    except (OSError, http.client.HTTPException) as error:
+        return None, f"no metrics from {url}: {error}"
+
+
+def _reasons(record: ServerRecord) -> dict[str, str] | None:
+    """Return why a server is not ready, from its supervisor if that has a port, else from Triton itself."""
+    try:
+        if record.health_port:
+            status, text = metrics_page.get(record.health_url, "/readyz", TIMEOUT_S)
+            return {} if status == HTTPStatus.OK else _flat(json.loads(text))
+        if record.sockets or record.ports.http:
+            status, _ = metrics_page.get(record.url("http"), "/v2/health/ready", TIMEOUT_S)
+            return {} if status == HTTPStatus.OK else {"server": f"Triton responds with status {status}"}
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return {"server": str(error)}
+    return None
+
+
+def _flat(document: Mapping[str, object]) -> dict[str, str]:
+    """Return the reasons of `/readyz`, those of models by their names."""
+    found: dict[str, str] = {}
+    for part, reason in document.items():
+        if isinstance(reason, Mapping):
+            found |= {str(name): str(text) for name, text in reason.items()}
+        elif part != "ready":
+            found[part] = str(reason)
+    return found
+
+
+def _read_gateway(record: GatewayRecord) -> GatewayReading:
+    page, trouble = None, ""
+    try:
+        status, text = metrics_page.get(record.url, "/metrics", TIMEOUT_S)
+        if status == HTTPStatus.OK:
+            page = Snapshot.parse(text)
+        else:
+            trouble = NEEDS_KEY if status in KEY_NEEDED else f"its metrics have status {status}"
+    except (OSError, http.client.HTTPException) as error:
+        trouble = f"no metrics: {error}"
+    read_s = time.monotonic()
+    return GatewayReading(read_s, record, page, trouble, process_usage.read_tree(record.pid, GATEWAY))
+
+
+def _usage(record: ServerRecord) -> Sequence[Usage]:
+    if not record.pid or not (supervisor := process_usage.parent_of(record.pid)):
+        return ()
+    return process_usage.read(supervisor, Path(record.repository))
+
+
+def _read_routes(repository: Path) -> dict[str, Route]:
+    """Return the routes whose files can be read; `nereid check` has the reasons of the others."""
+    found = {}
+    with contextlib.suppress(OperationFailed, InvalidConfig, OSError):
+        for location in find_routes(repository):
+            with contextlib.suppress(OperationFailed, InvalidConfig, OSError):
+                found[location.name] = read_state(location).route()
+    return found
+
+
+def _read_rollouts(repository: Path) -> dict[str, TopRollout]:
+    with contextlib.suppress(OperationFailed, OSError):  # `nereid rollout status` has the reason
+        return {
+            route: TopRollout(state.plan.candidate, state.phase, state.step_name, state.share)
+            for route, state in active_rollouts(repository).items()
+        }
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +363,8 @@ def measure(before: Reading, after: Reading) -> Top:
         _machine(before.machine, after.machine, after.page) if after.machine else None,
         _routes(after, interval) if interval else [],
         _models(interval, processes) if interval else [],
-        [processes.of(name) for name in dict.fromkeys(each.name for each in after.usage)],
-        [_gateway(each, before.gateways, seconds) for each in after.gateways],
+        [processes.of(name) for name in dict.fromkeys(usage.name for usage in after.usage)],
+        [_gateway(gateway, before.gateways, seconds) for gateway in after.gateways],
         notes,
     )
 
@@ -190,15 +373,15 @@ class Cpu:
     """The use of processes between two readings; the time of a new process counts from its start."""
 
     def __init__(self, before: Iterable[Usage], after: Sequence[Usage], seconds: float) -> None:
-        self._earlier_s = {each.process: each.cpu_s for each in before}
+        self._earlier_s = {usage.process: usage.cpu_s for usage in before}
         self._after, self._seconds = after, seconds
 
     def of(self, name: str, version: int | None = None) -> TopProcess:
         """Return the use of the processes of a name, or of one version of a model."""
-        found = [each for each in self._after if each.name == name and version in (None, each.version)]
-        spent_s = sum(each.cpu_s - self._earlier_s.get(each.process, 0.0) for each in found)
+        found = [usage for usage in self._after if usage.name == name and version in (None, usage.version)]
+        spent_s = sum(usage.cpu_s - self._earlier_s.get(usage.process, 0.0) for usage in found)
         percent = 100 * spent_s / self._seconds
-        return TopProcess(name, len(found), percent, sum(each.memory_bytes for each in found))
+        return TopProcess(name, len(found), percent, sum(usage.memory_bytes for usage in found))
 
 
 def _machine(before: MachineReading | None, after: MachineReading, page: Snapshot | None) -> TopMachine:
@@ -229,14 +412,17 @@ def _routes(after: Reading, interval: Interval) -> list[TopRoute]:
     found = []
     for (name,) in sorted(interval.page.sums(f"{ROUTE_PREFIX}generation", "route")):
         file = after.routes.get(name)
-        names = [each.name for each in file.variants] if file else []
+        names = [variant.name for variant in file.variants] if file else []
         counted = {variant for (variant,) in interval.page.sums(REQUESTS, "variant", labels={"route": name})}
         found.append(
             TopRoute(
                 name,
                 after.rollouts.get(name),
-                [_variant(name, each, file, interval) for each in (*names, *sorted(counted - {*names}))],
-                [_shadow(name, each, interval) for each in (file.shadows if file else ())],
+                [
+                    _variant(name, variant, file, interval)
+                    for variant in (*names, *sorted(counted - {*names}))
+                ],
+                [_shadow(name, shadow, interval) for shadow in (file.shadows if file else ())],
             )
         )
     return found
@@ -244,7 +430,7 @@ def _routes(after: Reading, interval: Interval) -> list[TopRoute]:
 
 def _variant(route: str, name: str, file: Route | None, interval: Interval) -> TopVariant:
     labels, growth = {"route": route, "variant": name}, interval.growth
-    variant = next((each for each in file.variants if each.name == name), None) if file else None
+    variant = next((own for own in file.variants if own.name == name), None) if file else None
     own, all_of_route = growth.total(REQUESTS, labels), growth.total(REQUESTS, {"route": route})
     p50, p99 = (_ms(growth.quantile(share, DURATIONS, {**labels, "outcome": OK})) for share in (0.5, 0.99))
     # The most open state of the instances; none if the variant has had no request.
@@ -312,7 +498,7 @@ def _model(name: str, version: int, interval: Interval, processes: Cpu) -> TopMo
 
 
 def _gateway(after: GatewayReading, earlier: Sequence[GatewayReading], seconds: float) -> TopGateway:
-    before = next((each for each in earlier if each.record == after.record), None)
+    before = next((reading for reading in earlier if reading.record == after.record), None)
     spent = Cpu(before.usage if before else (), after.usage, seconds).of(GATEWAY)
     interval, record, page = None, after.record, after.page
     if before and before.page and page:

@@ -93,7 +93,6 @@ async def send_repeatedly(
     Args:
         opened: gives a connection, as a function that sends a request. A connection that cannot send
             another one is replaced.
-        is_over: checked before each request.
         record: takes begin and end (seconds, monotonic clock) and the outcome of each request.
         pause_s: between a response and the next request.
     """
@@ -151,10 +150,10 @@ def closed_loop(host: str, port: int, requests: Sequence[bytes], concurrency: in
             for _ in range(concurrency)
         ]
         _, late = await asyncio.wait(callers, timeout=WARM_UP_S + seconds + DRAIN_S)
-        for each in late:
-            each.cancel()
+        for caller in late:
+            caller.cancel()
         ended = await asyncio.gather(*callers, return_exceptions=True)
-        lost = sum(isinstance(each, BaseException) for each in ended)  # includes the cancelled callers
+        lost = sum(isinstance(outcome, BaseException) for outcome in ended)  # includes the cancelled callers
         return within(responses, begin_s, end_s, time.monotonic(), lost)
 
     return uvloop.run(load())
@@ -169,11 +168,11 @@ def within(responses: Sequence[Response], begin_s: float, end_s: float, now_s: f
     ends = sorted(response.end_s for response in responses)
     first = next((end for end in ends if end >= begin_s), now_s)
     last = next((end for end in ends if end >= end_s), max(ends, default=now_s))
-    between = [each for each in responses if first < each.end_s <= last]
+    between = [response for response in responses if first < response.end_s <= last]
     if not between:
         return summary(responses, now_s - begin_s + WARM_UP_S, lost)
-    outside = (each for each in responses if not first < each.end_s <= last)
-    failed = sum(each.status != HTTPStatus.OK for each in outside)
+    outside = (response for response in responses if not first < response.end_s <= last)
+    failed = sum(response.status != HTTPStatus.OK for response in outside)
     return summary(between, last - first, lost + failed)
 
 
@@ -189,7 +188,11 @@ def summary(responses: Sequence[Response], seconds: float, lost: int = 0) -> Loa
 
 def latencies_ms(responses: Sequence[Response]) -> list[float]:
     """Return the latencies of the successful responses in milliseconds, ascending."""
-    return sorted((each.end_s - each.begin_s) * 1e3 for each in responses if each.status == HTTPStatus.OK)
+    return sorted(
+        (response.end_s - response.begin_s) * 1e3
+        for response in responses
+        if response.status == HTTPStatus.OK
+    )
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -213,7 +216,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     args = parser.parse_args()
     requests = [path.read_bytes() for path in args.requests]
-    loads = {each: closed_loop(HOST, args.port, requests, each, args.seconds) for each in args.concurrency}
+    loads = {
+        concurrency: closed_loop(HOST, args.port, requests, concurrency, args.seconds)
+        for concurrency in args.concurrency
+    }
     print(json.dumps({number: asdict(load) for number, load in loads.items()}))
 
 

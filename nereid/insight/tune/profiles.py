@@ -171,9 +171,7 @@ def write(
     model has changed, so each `config.pbtxt` is touched.
 
     Args:
-        repository: the model repository.
         tuned: the tuned model; every other model of its profile gets a copy of its config.
-        settings: the new settings.
         command: the command line of the search, for the header.
         about: further lines for the header: time, machine and gain.
 

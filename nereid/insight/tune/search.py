@@ -1,4 +1,4 @@
-"""The search: successive halving within a deadline, then a duel of the best candidate with the default.
+"""The search: objective, settings and candidates, then successive halving and a duel with the default.
 
 The duel also measures the default against itself (A/A). A gain counts only if it exceeds that noise.
 """
@@ -8,13 +8,31 @@ import math
 import random
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeAlias
 
-from nereid.insight.tune.objective import Loads, Objective, median
-from nereid.insight.tune.space import DEFAULT, Candidate
+from nereid.insight.tune.load_generator import Load
+from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, value_of
+from nereid.repository.layout import SERVED
+from nereid.tasks import BY_BACKEND
 
+# The results of one measurement of a candidate, by concurrency.
+Loads: TypeAlias = Mapping[int, Load]
+Kind = Literal["throughput", "latency"]
+# One point of the space, in the order of its names; the empty one is the present config.
+Candidate: TypeAlias = tuple[tuple[str, int], ...]
+Space: TypeAlias = Mapping[str, tuple[int, ...]]
+DEFAULT: Candidate = ()
+DELAYS_US = (0, 500, 2_000, 5_000)
+PREFERRED_SIZES = (2, 4, 8, 16)
+THREADS, DECODE_THREADS = "intra_op_thread_count", "decode_threads"
+# The parameter's name in a network's config, and in that of a fused model.
+RUN_ROWS = {"onnxruntime": "nereid.run_batch_size", "fused": "run_batch_size"}
+# Rows of one run of a network; 0 is the whole batch, or for a fused model its network's setting.
+RUN_SIZES = (0, 1, 2, 4, 8)
+# `max_batch_size` is never lowered, since clients may rely on it; batches below this size cost throughput.
+USUAL_ROWS = 8
 # Seconds at each concurrency of the first measurements; every halving doubles the time of a candidate.
 FIRST_S, DUEL_S = 1.0, 2.0
 # The share of the time for the duel, its limit if that share is too short, and the numbers of rounds.
@@ -23,9 +41,144 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 9
 # The number of candidates, and the share of the search's time for their first measurements.
 MAX_CANDIDATES, FIRST_SHARE = 32, 1 / 2
 RESAMPLES, QUANTILE = 2_000, 0.95
-
 Measure: TypeAlias = Callable[[Candidate, float], Loads]
 Round: TypeAlias = dict[Candidate, Loads]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The number that candidates are compared by, subject to a p99 of at most `p99_ms`.
+
+    `throughput` is the highest rate among the concurrencies that meet the p99. `latency` is the median at
+    concurrency 1, because in a few seconds a p99 rests on a handful of requests.
+    """
+
+    kind: Kind
+    p99_ms: float = float("inf")
+
+    def is_met(self, load: Load) -> bool:
+        """Return whether the p99 is low enough."""
+        return 0 < load.p99_ms <= self.p99_ms
+
+    def concurrency(self, loads: Loads) -> int:
+        """Return the concurrency that counts: the best with a low p99, else the lowest p99."""
+        if self.kind == "latency":
+            return min(loads)
+        met = [number for number, load in loads.items() if self.is_met(load)]
+        if met:
+            return max(met, key=lambda number: loads[number].rate)
+        return min(loads, key=lambda number: loads[number].p99_ms)
+
+    def rank(self, loads: Loads) -> tuple[bool, float]:
+        """Return a key that sorts better loads first: by value if the p99 is met, else by the p99."""
+        load = loads[self.concurrency(loads)]
+        if not self.is_met(load):
+            return True, load.p99_ms
+        return False, -load.rate if self.kind == "throughput" else load.p50_ms
+
+    def ratio(self, load: Load, other: Load) -> float:
+        """Return the factor by which one load is better than another."""
+        return load.rate / other.rate if self.kind == "throughput" else other.p50_ms / load.p50_ms
+
+    def __str__(self) -> str:
+        name = "images/s at saturation" if self.kind == "throughput" else "p50 at concurrency 1"
+        return name + (f", p99 <= {self.p99_ms:g} ms" if self.p99_ms < float("inf") else "")
+
+
+def median(measured: Sequence[Loads]) -> Loads:
+    """Return the median over measurements, separately for each number."""
+    return {
+        number: Load(
+            **{
+                field.name: statistics.median(getattr(loads[number], field.name) for loads in measured)
+                for field in fields(Load)
+            }
+        )
+        for number in measured[0]
+    }
+
+
+def space(config: Any, backend: str, cores: int) -> Space:
+    """Return the values of each setting that takes effect.
+
+    Args:
+        backend: the model's backend. A `fused` model has the settings of both its parts.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    if len(config.instance_group) <= 1:
+        found[INSTANCES] = tuple(sorted({*_doublings(cores), cores, cores + max(1, cores // 2)}))
+    is_on_cpu = all(group.kind != group.KIND_GPU for group in config.instance_group)
+    if is_on_cpu and _runs_networks(config, backend):
+        found[THREADS] = _doublings(cores)
+    if is_on_cpu and backend == "preprocess":
+        found[DECODE_THREADS] = _doublings(cores)
+    if config.max_batch_size and not config.HasField("sequence_batching"):
+        smallest = max(config.max_batch_size, USUAL_ROWS)
+        found[MAX_BATCH_SIZE] = tuple(sorted({config.max_batch_size, smallest, 2 * smallest}))
+        found[PREFERRED] = PREFERRED_SIZES
+        found[DELAY] = DELAYS_US
+        if is_on_cpu and backend in RUN_ROWS:
+            found[RUN_ROWS[backend]] = RUN_SIZES
+    found = {name: tuple(sorted({*values, value_of(config, name)})) for name, values in found.items()}
+    if PREFERRED in found:  # without a preferred size, Triton prefers the largest batch
+        found[PREFERRED] = tuple(value for value in found[PREFERRED] if value)
+    return found
+
+
+def _runs_networks(config: Any, backend: str) -> bool:
+    """Return whether the model runs networks in its own processes."""
+    if backend in RUN_ROWS:
+        return True
+    of_task = BY_BACKEND[backend].backend if backend in BY_BACKEND else None
+    place = of_task.networks if of_task else ""
+    if place and "networks" in config.parameters:
+        place = config.parameters["networks"].string_value
+    return bool(place) and place != SERVED
+
+
+def _doublings(limit: int) -> tuple[int, ...]:
+    return tuple(1 << power for power in range(limit.bit_length()))
+
+
+def points(space: Space, cores: int) -> Iterator[Candidate]:
+    """Yield all sensible points of the grid."""
+    for values in itertools.product(*space.values()):
+        candidate = tuple(zip(space, values, strict=True))
+        if is_sensible(candidate, cores):
+            yield candidate
+
+
+def is_sensible(candidate: Candidate, cores: int) -> bool:
+    """Return whether a point is worth a measurement: not too many threads, and possible batches."""
+    value = dict(candidate)
+    threads = value.get(INSTANCES, 1) * value.get(THREADS, 1) * value.get(DECODE_THREADS, 1)
+    return threads <= 2 * max(cores, value.get(INSTANCES, 1)) and (
+        value.get(PREFERRED, 0) <= value.get(MAX_BATCH_SIZE, 0)
+    )
+
+
+def present(space: Space, config: Any) -> Candidate:
+    """Return the point of the space that a config has."""
+    return tuple((name, value_of(config, name)) for name in space)
+
+
+def sample(
+    grid: Sequence[Candidate], space: Space, count: int, seed: int, without: Candidate
+) -> list[Candidate]:
+    """Draw candidates in which the values of each setting occur about equally often."""
+    draw, left = random.Random(seed), {*grid} - {without}
+    columns = [_shuffled(draw, values, 4 * count) for values in space.values()]
+    balanced = [tuple(zip(space, row, strict=True)) for row in zip(*columns, strict=True)]
+    rest = draw.sample(sorted(left), len(left))
+    return [candidate for candidate in dict.fromkeys([*balanced, *rest]) if candidate in left][:count]
+
+
+def _shuffled(draw: random.Random, values: Sequence[int], length: int) -> list[int]:
+    """Repeat the values in random orders, so that each part of the column has every value about once."""
+    column: list[int] = []
+    while len(column) < length:
+        column += draw.sample(values, len(values))
+    return column[:length]
 
 
 class NotMeasured(Exception):
@@ -47,7 +200,7 @@ class Duel:
         """
         seen = [*self.default, *self.twin]
         return {
-            number: replace(load, p99_ms=sorted(each[number].p99_ms for each in seen)[len(seen) // 4])
+            number: replace(load, p99_ms=sorted(loads[number].p99_ms for loads in seen)[len(seen) // 4])
             for number, load in median(seen).items()
         }
 
@@ -68,7 +221,7 @@ class Duel:
 
     def _ratios(self, objective: Objective, measured: Sequence[Loads], as_good: Loads) -> list[float]:
         """Compare with the default round by round, each at the concurrency at which it counts."""
-        at, default_at = (objective.concurrency(each) for each in (as_good, self.default_as_good()))
+        at, default_at = (objective.concurrency(loads) for loads in (as_good, self.default_as_good()))
         pairs = zip(measured, self.default, strict=True)
         return [objective.ratio(one[at], default[default_at]) for one, default in pairs]
 
@@ -80,11 +233,7 @@ class Search:
     Args:
         measure: serves a candidate and loads it for a number of seconds at each concurrency, or raises
             NotMeasured.
-        objective: ranks the candidates.
         concurrency_count: the number of concurrencies at which a candidate is loaded.
-        clock: returns seconds.
-        deadline_s: the end of the search, by `clock`.
-        report: receives lines about the progress.
 
     `seen` has the last measurement of each candidate, `failures` the reason why a candidate has none.
     """
@@ -133,12 +282,12 @@ class Search:
             self.report(f"{len(ranked)} candidates, {rounds} x {seconds:g} s at each concurrency")
             done = self._rounds(ranked, rounds, seconds, until_s if rung else first_s)
             # A candidate that failed in a later round is out, even if its earlier rounds were good.
-            sound = [each for each in ranked if each not in self.failures]
-            measured = [each for each in sound if done and each in done[0]]
+            sound = [c for c in ranked if c not in self.failures]
+            measured = [c for c in sound if done and c in done[0]]
             is_complete = bool(done) and len(measured) == len(sound)
             if rung and not is_complete:
                 return sound
-            self.seen |= {c: median([each[c] for each in done if c in each]) for c in measured}
+            self.seen |= {c: median([loads[c] for loads in done if c in loads]) for c in measured}
             measured.sort(key=lambda candidate: self.objective.rank(self.seen[candidate]))
             ranked = measured[: math.ceil(len(measured) / 2)]
             if len(measured) <= 2:
@@ -179,7 +328,7 @@ class Search:
             if len(measured) < len(places):
                 return Duel((), (), ())
             rounds.append(measured)
-        default, other, twin = ([each[place] for each in rounds] for place in range(3))
+        default, other, twin = ([loads[place] for loads in rounds] for place in range(3))
         if rounds:
             self.seen |= {DEFAULT: median(default), best: median(other)}
         return Duel(default, twin, other)
@@ -211,10 +360,10 @@ def _budget(rung: int) -> tuple[int, float]:
     return (1, FIRST_S) if rung == 0 else (2, FIRST_S * 2 ** (rung - 1))
 
 
-def front(seen: Mapping[Candidate, Loads]) -> list[tuple[Candidate, int]]:
+def pareto_front(seen: Mapping[Candidate, Loads]) -> list[tuple[Candidate, int]]:
     """Return the Pareto front: candidates and concurrencies that none beats in both rate and p99."""
     found: list[tuple[Candidate, int]] = []
-    points = [(load.rate, load.p99_ms, each, n) for each, loads in seen.items() for n, load in loads.items()]
+    points = [(load.rate, load.p99_ms, c, n) for c, loads in seen.items() for n, load in loads.items()]
     lowest_p99 = float("inf")
     for _, p99_ms, candidate, number in sorted(points, key=lambda point: (-point[0], point[1])):
         if p99_ms < lowest_p99:

@@ -18,10 +18,8 @@ from nereid.base.contract import IMAGE
 from nereid.base.errors import OperationFailed, ServerError, WrongUsage
 from nereid.insight.tune import load_generator, photos, profiles
 from nereid.insight.tune.load_generator import HOST
-from nereid.insight.tune.objective import Loads
 from nereid.insight.tune.profiles import PLAIN, TUNED, Tunable, value_of, with_settings
-from nereid.insight.tune.search import NotMeasured
-from nereid.insight.tune.space import Candidate
+from nereid.insight.tune.search import Candidate, Loads, NotMeasured
 from nereid.server.command_line import ServerOptions
 from nereid.server.control import Control, NotReached
 from nereid.server.embedded_server import EmbeddedServer, infer_path
@@ -39,11 +37,8 @@ class TrialServer:
 
     Args:
         repository: the model repository; a copy is served.
-        tuned: the model that is tuned.
         images: encoded images that are sent in turn; none for the sample of the model's task.
-        concurrencies: numbers of requests in flight.
         folder: an empty folder for the copy and the server's files.
-        environment: the environment of the server.
         until_s: deadline for loading candidates (monotonic clock). The first candidate always has `LOAD_S`.
     """
 
@@ -81,7 +76,7 @@ class TrialServer:
         self.server.__enter__()
         try:
             config = self.served()
-            images = self._images or [photos.sample([each.name for each in config.output])]
+            images = self._images or [photos.sample([tensor.name for tensor in config.output])]
             bodies = request_bodies(config, images)
             path, port = infer_path(self._tuned.model), self.server.options.ports.http
             for number, (body, headers) in enumerate(bodies):
@@ -139,7 +134,7 @@ class TrialServer:
             self.server.stop()  # the stubs of a server that crashed may still run
             self._write(self._tuned.text)
             self.server.start()
-            self.server.wait_ready(self._patience_s())
+            self.server.wait_ready(self._load_timeout_s())
 
     def _serve(self, candidate: Candidate) -> None:
         model, control = self._tuned.model, self._control()
@@ -154,9 +149,9 @@ class TrialServer:
         control.load(model)
 
     def _control(self) -> Control:
-        return Control(self.server.record(), load_s=self._patience_s())
+        return Control(self.server.record(), load_s=self._load_timeout_s())
 
-    def _patience_s(self) -> float:
+    def _load_timeout_s(self) -> float:
         until_s = self._until_s if self._has_measured else float("inf")
         return max(MIN_LOAD_S, min(LOAD_S, until_s - time.monotonic()))
 
@@ -173,10 +168,7 @@ def copy_repository(repository: Path, target: Path) -> Path:
     """
     return Path(
         shutil.copytree(
-            repository,
-            target,
-            copy_function=_copy_or_link,
-            ignore=shutil.ignore_patterns(".*.nereid"),
+            repository, target, copy_function=_copy_or_link, ignore=shutil.ignore_patterns(".*.nereid")
         )
     )
 
@@ -198,7 +190,7 @@ def request_bodies(config: Any, images: Sequence[bytes]) -> list[tuple[bytes, di
     Raises:
         WrongUsage: the model takes neither images nor numbers.
     """
-    inputs = [each for each in config.input if not each.optional]
+    inputs = [tensor for tensor in config.input if not tensor.optional]
     if len(inputs) == 1 and _is_image(inputs[0]):
         return [(image, TO_IMAGES) for image in images]
     sent = images if any(map(_is_image, inputs)) else [b""]
@@ -211,10 +203,10 @@ def _is_image(tensor: Any) -> bool:
 
 def _tensors_body(config: Any, inputs: Sequence[Any], image: bytes) -> tuple[bytes, dict[str, str]]:
     tensors = []
-    for each in inputs:
-        array = _array(config, each, image)
-        datatype = _datatype(each).replace("STRING", "BYTES")
-        tensors.append(InferInput(each.name, list(array.shape), datatype))
+    for tensor in inputs:
+        array = _array(config, tensor, image)
+        datatype = _datatype(tensor).replace("STRING", "BYTES")
+        tensors.append(InferInput(tensor.name, list(array.shape), datatype))
         tensors[-1].set_data_from_numpy(array)
     body, header_bytes = InferenceServerClient.generate_request_body(tensors)
     return body, {"Inference-Header-Content-Length": str(header_bytes)}

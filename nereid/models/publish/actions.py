@@ -25,8 +25,7 @@ from nereid.base.config.model_config import CONFIGS, ModelConfig, TensorSpec, re
 from nereid.base.contract import IMAGE, PROBE_HEADER
 from nereid.base.errors import OperationFailed
 from nereid.base.serving_errors import InvalidConfig
-from nereid.models.routes.change import Proposal, Propose, change_with_retry
-from nereid.models.routes.served import RunningServer
+from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
 from nereid.models.routes.target import RouteState, find_route
 from nereid.repository import pbtxt
 from nereid.repository.layout import config_files, hidden_models, served_versions

@@ -47,8 +47,7 @@ from nereid.models.publish.network import (
     successor,
 )
 from nereid.models.rollout.rollout_journal import check_none_active
-from nereid.models.routes.change import Proposal, Propose, change_with_retry
-from nereid.models.routes.served import RunningServer
+from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
 from nereid.models.routes.target import RouteLocation, RouteState, find_routes, read_state
 from nereid.repository import onnx_file
 from nereid.repository.layout import versions_there

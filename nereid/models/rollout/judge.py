@@ -3,8 +3,8 @@
 It has no clock, no network and no state besides the counts of its step, so a simulation can run it 10,000
 times. Three layers, from fast to slow:
 
-1. Guards: the candidate alone is over a limit, tested at every look.
-2. Comparison: the candidate is worse than the concurrent control, or it is not, tested at every look.
+1. Guards: the candidate alone is over a limit, tested at every poll.
+2. Comparison: the candidate is worse than the concurrent control, or it is not, tested at every poll.
 3. Gates: at the end of a step, the latencies as a whole, and whether the traffic is split as configured.
 """
 
@@ -14,18 +14,157 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 
-from nereid.base.metrics_page import quantile
-from nereid.models.rollout.evidence import NONE, Evidence, Tally, chance_of_slower, chance_of_split
+from nereid.base.metrics_page import quantile, without_lag
 
+# Shares of the largest bet that cannot lose more than the capital. The capital is divided among them, so
+# that some of them suit the true rates.
+SHARES = tuple(0.9 * 0.5**power for power in range(10))
 # A split that is this improbable is broken; its cause makes all comparisons worthless. With a larger risk,
 # chance alone would pause good rollouts; a wrong weight is soon far less probable than this.
 SPLIT_RISK = 1e-6
 # Larger forecasts are cut off.
-MAX_NEEDED, MAX_LOOKS = 1e9, 100_000
+MAX_NEEDED, MAX_POLLS = 1e9, 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Requests, and those of them with an event such as an error."""
+
+    requests: int
+    events: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.events <= self.requests:
+            raise ValueError(f"expected 0 ≤ events ≤ requests, got {self.events} of {self.requests}")
+
+    @property
+    def rate(self) -> float:
+        """The share of requests with an event; 0 without requests."""
+        return self.events / self.requests if self.requests else 0.0
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(self.requests + other.requests, self.events + other.events)
+
+
+NONE = Tally(0, 0)
+
+
+class Evidence:
+    """Capital of bets against one hypothesis about the rate of a candidate and that of its control.
+
+    With `in_blocks`, there is one bet on the difference of both rates in each block, that is, in each call of
+    `add`. If one variant is slow for some seconds, all its requests of these seconds are slow. Requests are
+    then not independent, so their number in a block does not count, only the blocks do.
+
+    Args:
+        margin: the difference of the rates at the edge of the hypothesis, candidate minus control.
+        against_smaller: whether the hypothesis is that the difference is at most `margin`, so that a worse
+            candidate makes the capital grow; otherwise, that it is at least `margin`.
+        in_blocks: whether the requests of one call depend on each other.
+    """
+
+    def __init__(self, margin: float, against_smaller: bool, in_blocks: bool = False) -> None:
+        if not -1 < margin < 1:
+            raise ValueError(f"expected a margin between -1 and 1, got {margin}")
+        self._margin, self._sign, self._in_blocks = margin, 1 if against_smaller else -1, in_blocks
+        self._logs = [0.0] * len(SHARES)
+
+    def add(self, candidate: Tally, control: Tally | None) -> None:
+        """Bet on the counts since the last call.
+
+        Without a control (None), the hypothesis is about the candidate's rate alone. Counts in which one of
+        both has no requests compare nothing, and are left out.
+        """
+        if not candidate.requests or (control and not control.requests):
+            return
+        control = control or NONE
+        largest = self._largest_bet(candidate.requests / (candidate.requests + control.requests))
+        self._logs = [
+            log + self._log_return(self._sign * share * largest, candidate, control)
+            for log, share in zip(self._logs, SHARES, strict=True)
+        ]
+
+    @property
+    def log_capital(self) -> float:
+        """Natural logarithm of the capital, which begins with 1."""
+        top = max(self._logs)
+        return top + math.log(sum(math.exp(log - top) for log in self._logs) / len(self._logs))
+
+    def is_enough(self, risk: float) -> bool:
+        """Return whether the hypothesis is rejected; `risk` is the probability of a wrong rejection."""
+        return self.log_capital >= -math.log(risk)
+
+    def _largest_bet(self, share: float) -> float:
+        """Return the largest bet with a capital that stays positive; `share` is the candidate's."""
+        if self._in_blocks:  # a difference is at least -1 and at most 1
+            return 1 / (1 + self._sign * self._margin)
+        worst_event = 1 / share - self._margin
+        worst_control = self._margin + (1 / (1 - share) if share < 1 else 0.0)
+        # The smallest value of the weighted event minus the margin, in the direction of the bet.
+        loss = max(worst_control, self._margin) if self._sign > 0 else max(worst_event, -self._margin)
+        return 1 / loss if loss > 0 else 1.0
+
+    def _log_return(self, bet: float, candidate: Tally, control: Tally) -> float:
+        """Return the logarithm of what a bet makes of one unit of capital.
+
+        Each request of the candidate brings `1 + bet * (event / s - margin)`, each request of the control
+        `1 + bet * (-event / (1 - s) - margin)`, with s the candidate's share of these requests. The
+        expectation of the product is x^(s n) y^((1-s) n) with x and y the two means; by the inequality of the
+        arithmetic and the geometric mean it is at most (1 + bet * (difference of the rates - margin))^n. So
+        it is at most 1 if the hypothesis is true, whatever the rate of the control is.
+        """
+        if self._in_blocks:
+            return math.log1p(bet * (candidate.rate - control.rate - self._margin))
+        total = candidate.requests + control.requests
+        share, base = candidate.requests / total, 1 - bet * self._margin
+        pairs: Sequence[tuple[int, float]] = (
+            (candidate.events, base + bet / share),
+            (control.events, base - bet / (1 - share) if share < 1 else base),
+            (total - candidate.events - control.events, base),
+        )
+        return sum(count * math.log(factor) for count, factor in pairs if count)
+
+
+def chance_of_slower(candidate: Sequence[int], control: Sequence[int]) -> float:
+    """Return the probability that two equal services show a candidate that is at least this much slower.
+
+    This is the p-value of the one-sided rank test of Mann and Whitney, with the normal approximation and the
+    correction for ties, because all requests of a bucket are ties. Without requests it is 1.
+
+    Source: Lehmann, Nonparametrics (2006), 1.2 and 1.4.
+    """
+    ours, theirs = sum(candidate), sum(control)
+    total = ours + theirs
+    if not ours or not theirs:
+        return 1.0
+    below, wins = 0, 0.0
+    for mine, other in zip(candidate, control, strict=True):
+        wins += mine * (below + other / 2)
+        below += other
+    ties = sum((mine + other) ** 3 - (mine + other) for mine, other in zip(candidate, control, strict=True))
+    variance = ours * theirs / 12 * (total + 1 - ties / (total * (total - 1)))
+    if variance <= 0:  # all requests are in one bucket
+        return 1.0
+    return _upper_tail((wins - ours * theirs / 2 - 0.5) / math.sqrt(variance))
+
+
+def chance_of_split(requests: int, total: int, share: float) -> float:
+    """Return the probability of a split at least this far from its share, if requests are split by it.
+
+    This is the p-value of the chi-square test with one degree of freedom.
+    """
+    if not total or not 0 < share < 1:
+        return 1.0
+    score = abs(requests - share * total) / math.sqrt(total * share * (1 - share))
+    return 2 * _upper_tail(score)
+
+
+def _upper_tail(score: float) -> float:
+    return math.erfc(score / math.sqrt(2)) / 2
 
 
 class Outcome(StrEnum):
-    """The result of a look at the counts."""
+    """The outcome of the counts."""
 
     CONTINUE = "continue"
     PASS = "pass"  # not a password
@@ -48,7 +187,7 @@ class Objective:
     `limit` bounds the candidate's rate by itself, `increase` its difference from the control's rate. Without
     `increase` the event has no control, such as a disagreement of a shadow with the response. A difference
     below `tolerated` is never a reason to roll back, however many requests show it. With `is_in_phases`, the
-    events of one look are not independent, such as slow requests.
+    events of one poll are not independent, such as slow requests.
     """
 
     event: str
@@ -74,8 +213,8 @@ class Objectives:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The counts since the last look.
+class PairCounts:
+    """The counts since the last poll.
 
     `events` has the tallies of candidate and control by event; `latencies` has the requests per bucket;
     `drawn` has the requests that each of both got by weight.
@@ -98,7 +237,7 @@ class Sums:
     control: Tally = NONE
 
     def add(self, candidate: Tally, control: Tally) -> None:
-        """Add the counts of a look."""
+        """Add the counts of a poll."""
         compared = None if self.objective.increase is None else control
         if self.over:
             self.over.add(candidate, None)
@@ -127,7 +266,7 @@ class Sums:
         if self.objective.increase is None:
             return ""
         if self.objective.is_in_phases:
-            return f", about {looks_needed(self.objective, risk):,} looks needed"
+            return f", about {polls_needed(self.objective, risk):,} polls needed"
         total = requests_needed(self.objective, share, round(self.control.rate, 3), risk)
         return f", about {math.ceil(total * share):,} needed"
 
@@ -145,7 +284,6 @@ class Step:
     """The judgement of one step of a rollout.
 
     Args:
-        objectives: the limits.
         share: the candidate's configured part of the traffic, 0 to 1. With 1, only the limits of the
             candidate alone are checked.
         bounds: upper bounds of the latency buckets in seconds, without the last.
@@ -159,22 +297,24 @@ class Step:
     _drawn: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._sums = [_begin(each) for each in self.objectives.events]
+        self._sums = [_begin(objective) for objective in self.objectives.events]
         size = len(self.bounds) + 1
         self._latencies, self._drawn = ([0] * size, [0] * size), [0, 0]
 
-    def add(self, look: Look) -> None:
-        """Add the counts of a look."""
+    def add(self, counts: PairCounts) -> None:
+        """Add the counts of a poll."""
         for sums in self._sums:
-            sums.add(*look.events[sums.objective.event])
-        for total, new in zip((*self._latencies, self._drawn), (*look.latencies, look.drawn), strict=True):
+            sums.add(*counts.events[sums.objective.event])
+        for total, new in zip(
+            (*self._latencies, self._drawn), (*counts.latencies, counts.drawn), strict=True
+        ):
             total[:] = [old + count for old, count in zip(total, new, strict=True)]
 
-    def total(self) -> Look:
-        """Return all counts so far as one look."""
-        events = {each.objective.event: (each.candidate, each.control) for each in self._sums}
+    def total(self) -> PairCounts:
+        """Return all counts so far as one poll."""
+        events = {sums.objective.event: (sums.candidate, sums.control) for sums in self._sums}
         ours, theirs = self._latencies
-        return Look(events, (tuple(ours), tuple(theirs)), (self._drawn[0], self._drawn[1]))
+        return PairCounts(events, (tuple(ours), tuple(theirs)), (self._drawn[0], self._drawn[1]))
 
     def verdict(self, is_over: bool) -> Verdict:
         """Judge all counts so far; with `is_over`, the step has had its time."""
@@ -191,7 +331,7 @@ class Step:
         return self.objectives.risk / (1 + sum(sums.tests for sums in self._sums))
 
     def _waits(self) -> list[str]:
-        few = min((each.candidate.requests for each in self._sums), default=0)
+        few = min((sums.candidate.requests for sums in self._sums), default=0)
         if few < self.objectives.min_requests:
             return [f"{few:,} of at least {self.objectives.min_requests:,} requests of the candidate"]
         if self.share == 1:
@@ -209,9 +349,10 @@ class Step:
             got = f"{drawn / total:.1%}"
             reason = f"broken split: expected {self.share:.1%} of the requests at the candidate, got {got}"
             return Verdict(Outcome.INCONCLUSIVE, (reason,))
-        ours, theirs = (median(self.bounds, counts) for counts in self._latencies)
+        latencies = [_without_lag(counts) for counts in self._latencies]
+        ours, theirs = (median(self.bounds, counts) for counts in latencies)
         ratio = ours / theirs
-        if ratio > self.objectives.max_latency_ratio and chance_of_slower(*self._latencies) < self._risk():
+        if ratio > self.objectives.max_latency_ratio and chance_of_slower(*latencies) < self._risk():
             return Verdict(Outcome.FAIL, (f"the median latency is {ratio:.2f} times the control's",))
         return Verdict(Outcome.PASS, tuple(str(sums) for sums in self._sums))
 
@@ -219,6 +360,10 @@ class Step:
 def median(bounds: Sequence[float], counts: Sequence[int]) -> float:
     """Return the median of latencies from the requests per bucket; `nan` without any."""
     return quantile(0.5, dict(zip((*bounds, math.inf), counts, strict=True)))
+
+
+def _without_lag(counts: Sequence[int]) -> list[int]:
+    return [int(count) for count in without_lag(dict(enumerate(counts))).values()]
 
 
 def _begin(objective: Objective) -> Sums:
@@ -237,14 +382,7 @@ def _percent(tally: Tally) -> str:
 
 @cache
 def requests_needed(objective: Objective, share: float, rate: float, risk: float) -> int:
-    """Return about how many requests, both together, show that an equal candidate is not worse.
-
-    Args:
-        objective: with an `increase`.
-        share: the candidate's part of the traffic.
-        rate: the expected rate of both.
-        risk: of this test.
-    """
+    """Return about how many requests, both together, show that an equal candidate is not worse."""
     increase = objective.increase or objective.limit
     low, high = 1.0, 1.0
     while high < MAX_NEEDED and not _shows(high, share, rate, risk, increase):
@@ -256,14 +394,14 @@ def requests_needed(objective: Objective, share: float, rate: float, risk: float
 
 
 @cache
-def looks_needed(objective: Objective, risk: float) -> int:
-    """Return how many looks show that an equal candidate is not worse, for events in phases."""
+def polls_needed(objective: Objective, risk: float) -> int:
+    """Return how many polls show that an equal candidate is not worse, for events in phases."""
     evidence = Evidence(objective.increase or objective.limit, against_smaller=False, in_blocks=True)
-    for count in range(1, MAX_LOOKS):
+    for count in range(1, MAX_POLLS):
         evidence.add(Tally(1, 0), Tally(1, 0))
         if evidence.is_enough(risk):
             return count
-    return MAX_LOOKS
+    return MAX_POLLS
 
 
 def _shows(total: float, share: float, rate: float, risk: float, increase: float) -> bool:

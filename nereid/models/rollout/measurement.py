@@ -1,76 +1,124 @@
-"""The measurement of one step: pages of the server's metrics go in, verdicts come out."""
+"""The measurement of a step: pages of the server's metrics go in, verdicts come out."""
 
-import http.client
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nereid.backends.triton.metrics import ROUTE_PREFIX
-from nereid.base import metrics_page
-from nereid.base.metrics_page import Snapshot
-from nereid.models.rollout import counts, judge
-from nereid.models.rollout.counts import DISAGREEMENT, ERROR, SLOW
-from nereid.models.rollout.judge import Objective, Objectives, Outcome, Verdict
-from nereid.models.rollout.plan import BOUNDS, SHADOW
+from nereid.base.metrics_page import BUCKET, Snapshot
+from nereid.models.rollout import judge
+from nereid.models.rollout.judge import Objective, Objectives, Outcome, PairCounts, Tally, Verdict
+from nereid.models.rollout.plan import BOUNDS, SHADOW, Pair
 from nereid.models.rollout.rollout_journal import Rollout
-from nereid.models.routes.served import Served, read_metrics
+from nereid.models.routes.change import Served, read_metrics, read_page
 from nereid.server.control import NotReached
 from nereid.server.run_dir import ServerRecord
 
+# Outcomes that are the fault of a variant. The others are the fault of the caller or of the load.
+FAULTS = frozenset({"inference_failed", "deadline_exceeded", "unavailable", "error"})
+# Reasons for a variant that the route chooses itself. Callers that name a variant are not a random sample,
+# and the requests of one key all go to one variant.
+CHANCE, KEY = "weight", "route-key"
+ERROR, SLOW, DISAGREEMENT = "error", "slow", "disagreement"
+REQUESTS, SHADOWS = f"{ROUTE_PREFIX}requests_total", f"{ROUTE_PREFIX}shadow_requests_total"
+DURATIONS = f"{ROUTE_PREFIX}request_duration_seconds"
+COUNTERS = (REQUESTS, SHADOWS, DURATIONS + BUCKET)
 PAGE_S = 5.0
 # The route reports its counts every half second, so the first ones after a change belong to the old weights.
 SETTLE_S = 1.5
 # A breaker that an earlier failure has left open has time for that many trials to close, and so much traffic
 # that chance would have given its variant that many requests.
-TRIALS, REQUESTS = 5, 20
+MIN_TRIALS, TRIAL_REQUESTS = 5, 20
+
+
+def count_pair(growth: Snapshot, pair: Pair, slow_s: float) -> PairCounts:
+    """Return the counts of a rollout.
+
+    Args:
+        slow_s: a bucket's upper bound; slower requests count as `slow`.
+    """
+    ours, theirs = (_counts(growth, variant, slow_s) for variant in (pair.candidate, pair.control))
+    labels = {"shadow": pair.shadow}
+    agreed = int(growth.total(SHADOWS, labels | {"outcome": "agreed"}))
+    disagreed = int(growth.total(SHADOWS, {**labels, "outcome": ("disagreed", "failed")}))
+    return PairCounts(
+        {
+            ERROR: (ours.errors, theirs.errors),
+            SLOW: (ours.slow, theirs.slow),
+            DISAGREEMENT: (Tally(agreed + disagreed, disagreed), Tally(0, 0)),
+        },
+        (ours.latencies, theirs.latencies),
+        (ours.drawn, theirs.drawn),
+    )
+
+
+class _Counts(NamedTuple):
+    """The counts of one variant; `latencies` may be negative in buckets that lag behind."""
+
+    errors: Tally
+    slow: Tally
+    latencies: list[int]
+    drawn: int
+
+
+def _counts(growth: Snapshot, variant: tuple[str, str], slow_s: float) -> _Counts:
+    """Count the requests of a variant, but not those of callers that named it or another variant."""
+    labels = dict(zip(("variant", "version"), variant, strict=True))
+    chosen = {**labels, "reason": (CHANCE, KEY)}
+    # Older servers send no label `chosen`.
+    found = growth.buckets(DURATIONS, labels=labels | {"outcome": "ok"}, without={"chosen": "false"})
+    buckets = {bound: int(found.get((), {}).get(bound, 0)) for bound in (*BOUNDS, math.inf)}
+    answered = max(0, sum(buckets.values()))
+    slow = sum(count for bound, count in buckets.items() if bound > slow_s)
+    return _Counts(
+        Tally(
+            int(growth.total(REQUESTS, chosen)), int(growth.total(REQUESTS, {**chosen, "outcome": FAULTS}))
+        ),
+        Tally(answered, min(max(0, slow), answered)),
+        list(buckets.values()),
+        int(growth.total(REQUESTS, labels | {"reason": CHANCE})),
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class MetricsSnapshot:
     """The metrics of a route on one server, and the route files and breakers in use."""
 
     pid: int
     metrics: Snapshot
     served: Served
 
-
-def read_page(record: ServerRecord, route: str) -> Page:
-    """Read the metrics page of a server.
-
-    Raises:
-        NotReached: the page does not respond.
-    """
-    try:
-        text = metrics_page.fetch(record.url("metrics"), PAGE_S)
-    except (OSError, http.client.HTTPException) as error:
-        raise NotReached(f"the server's metrics page does not respond: {error}") from None
-    page = Snapshot.parse(text, (ROUTE_PREFIX,), {"route": route})
-    return Page(record.pid, page, read_metrics(page, route))
+    @classmethod
+    def read(cls, record: ServerRecord, route: str) -> "MetricsSnapshot":
+        """Read the metrics page of a server, which raises `NotReached` if it does not respond."""
+        page = read_page(record, route)
+        return cls(record.pid, page, read_metrics(page, route))
 
 
 class Measurement:
-    """The running measurement of a step.
+    """The running measurement of a step; `judged` has its counts.
 
     Args:
-        state: of the rollout, with the counts of an earlier controller, if there was one.
-        now_s: time of a monotonic clock.
+        rollout: with the counts of an earlier controller, if there was one.
         open_s: seconds until an open breaker of the route lets a trial through.
     """
 
-    def __init__(self, state: Rollout, now_s: float, open_s: float) -> None:
-        self.state, self.elapsed_s, self._open_s = state, state.elapsed_s, open_s
+    def __init__(self, rollout: Rollout, now_s: float, open_s: float) -> None:
+        self.rollout, self.elapsed_s, self._open_s = rollout, rollout.elapsed_s, open_s
         self._began_s = self._last_s = now_s
-        self._judged = judge.Step(objectives(state), state.share, BOUNDS)
-        if state.look:
-            self._judged.add(state.look)
-        self._page: Page | None = None
+        self.judged = judge.Step(objectives(rollout), rollout.share, BOUNDS)
+        if rollout.look:
+            self.judged.add(rollout.look)
+        self._page: MetricsSnapshot | None = None
         # An open breaker may be left from an earlier failure.
         self._was_closed = False
 
-    def is_of(self, state: Rollout) -> bool:
+    def is_of(self, rollout: Rollout) -> bool:
         """Return whether this measures the present step of a rollout."""
-        mine = self.state
-        return (mine.number, mine.step, mine.sha256) == (state.number, state.step, state.sha256)
+        mine = self.rollout
+        return (mine.number, mine.step, mine.sha256) == (rollout.number, rollout.step, rollout.sha256)
 
-    def add(self, page: Page, now_s: float) -> bool:
+    def add(self, page: MetricsSnapshot, now_s: float) -> bool:
         """Add a page; return whether it counts: the first ones after a change belong to the old weights.
 
         Raises:
@@ -80,24 +128,22 @@ class Measurement:
         passed_s, self._last_s = now_s - self._last_s, now_s
         if before is None or now_s - self._began_s < SETTLE_S:
             return False
-        if page.pid != before.pid or page.metrics.was_reset(before.metrics, counts.COUNTERS):
+        if page.pid != before.pid or page.metrics.was_reset(before.metrics, COUNTERS):
             raise NotReached("the server has restarted, and its counters were reset")
         # Without requests of a variant, the page has no breaker of it.
-        self._was_closed |= page.served.breakers.get(self.state.pair.candidate, "closed") == "closed"
+        self._was_closed |= page.served.breakers.get(self.rollout.pair.candidate, "closed") == "closed"
         # A machine that slept measured nothing in the meantime.
         self.elapsed_s += min(passed_s, PAGE_S)
-        self._judged.add(counts.look(page.metrics - before.metrics, self.state.pair, self.state.slow_s))
+        self.judged.add(count_pair(page.metrics - before.metrics, self.rollout.pair, self.rollout.slow_s))
         return True
-
-    def total(self) -> judge.Look:
-        """Return all counts of the step."""
-        return self._judged.total()
 
     def verdict(self) -> Verdict:
         """Judge the counts of the step, its duration and the breakers."""
-        plan, pair = self.state.plan, self.state.pair
+        plan, pair = self.rollout.plan, self.rollout.pair
         breakers = self._page.served.breakers if self._page else {}
-        is_open, is_control_open = (breakers.get(each) == "open" for each in (pair.candidate, pair.control))
+        is_open, is_control_open = (
+            breakers.get(variant) == "open" for variant in (pair.candidate, pair.control)
+        )
         name = pair.candidate[0]
         if is_open and (self._was_closed or self._has_had_trials()):
             if is_control_open:
@@ -106,10 +152,10 @@ class Measurement:
             if not self._was_closed:
                 waited_s = self._last_s - self._began_s
                 return Verdict(Outcome.FAIL, (f"the breaker of '{name}' has not closed in {waited_s:.0f} s",))
-            total = self.total().events.get(ERROR)
+            total = self.judged.total().events.get(ERROR)
             seen = f", {total[0].events:,} of {total[0].requests:,} requests failed" if total else ""
             return Verdict(Outcome.FAIL, (f"the breaker of '{name}' has opened{seen}",))
-        verdict = self._judged.verdict(self.elapsed_s >= plan.hold_s)
+        verdict = self.judged.verdict(self.elapsed_s >= plan.hold_s)
         if verdict.outcome == Outcome.CONTINUE and self.elapsed_s >= plan.patience_s:
             reason = f"no decision within {plan.patience_s:g} s"
             return Verdict(Outcome.INCONCLUSIVE, (reason, *verdict.reasons))
@@ -121,17 +167,17 @@ class Measurement:
         While it is open, requests of the candidate are not counted, so those of the control are the measure.
         In the last step, without a control, only the time counts. Copies for a shadow pass no breaker.
         """
-        measured_s, share = self._last_s - self._began_s, self.state.share
-        if not share or measured_s < max(self.state.plan.hold_s, TRIALS * self._open_s):
+        measured_s, share = self._last_s - self._began_s, self.rollout.share
+        if not share or measured_s < max(self.rollout.plan.hold_s, MIN_TRIALS * self._open_s):
             return False
-        _, drawn_of_control = self.total().drawn
-        return share == 1 or drawn_of_control * share / (1 - share) >= REQUESTS
+        _, drawn_of_control = self.judged.total().drawn
+        return share == 1 or drawn_of_control * share / (1 - share) >= TRIAL_REQUESTS
 
 
-def objectives(state: Rollout) -> Objectives:
+def objectives(rollout: Rollout) -> Objectives:
     """Return the limits that the candidate must keep in a step."""
-    plan = state.plan
-    if plan.steps[state.step] == SHADOW:
+    plan = rollout.plan
+    if plan.steps[rollout.step] == SHADOW:
         events: tuple[Objective, ...] = (Objective(DISAGREEMENT, plan.max_disagreement),)
     else:
         slow = Objective(
@@ -141,7 +187,7 @@ def objectives(state: Rollout) -> Objectives:
     return Objectives(
         events,
         max_latency_ratio=1 + plan.max_latency_increase,
-        risk=state.risk,
+        risk=rollout.risk,
         miss_risk=1 - plan.power,
         min_requests=plan.min_requests,
     )

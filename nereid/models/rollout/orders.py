@@ -16,11 +16,10 @@ from msgspec.structs import replace
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.metrics_page import Snapshot
-from nereid.models.rollout import counts, judge
-from nereid.models.rollout.controller import POLL_S, Controller, FindServer
-from nereid.models.rollout.counts import ERROR, Pair
-from nereid.models.rollout.measurement import objectives, read_page
-from nereid.models.rollout.plan import BOUNDS, SHADOW, RolloutPlan
+from nereid.models.rollout import judge, measurement
+from nereid.models.rollout.controller import POLL_S, Controller, FindServer, compared, first_step
+from nereid.models.rollout.measurement import ERROR, objectives
+from nereid.models.rollout.plan import BOUNDS, SHADOW, Pair, RolloutPlan
 from nereid.models.rollout.rollout_journal import (
     Phase,
     Rollout,
@@ -28,7 +27,7 @@ from nereid.models.rollout.rollout_journal import (
     check_none_active,
     folder_of,
 )
-from nereid.models.rollout.route_steps import compared, first_step
+from nereid.models.routes.change import read_page
 from nereid.models.routes.target import RouteLocation, present_table, read_state
 from nereid.server.run_dir import ServerRecord
 
@@ -108,14 +107,14 @@ def finish(location: RouteLocation, find_server: FindServer, log: Callable[[str]
         OperationFailed: the candidate still has traffic.
     """
     logs, deadline = RolloutJournals.of(location), time.monotonic() + WAIT_S
-    while (state := logs.active()) and state.phase == "withdrawing" and time.monotonic() < deadline:
+    while (rollout := logs.active()) and rollout.phase == "withdrawing" and time.monotonic() < deadline:
         if not is_controlled(location):
             Controller(location, find_server, log).step()
         time.sleep(0.1)
-    state = logs.latest()
-    if state is None or state.is_active:
+    rollout = logs.latest()
+    if rollout is None or rollout.is_active:
         raise OperationFailed(f"the candidate still has traffic after {WAIT_S:g} s", "nereid rollout status")
-    return state
+    return rollout
 
 
 def is_controlled(location: RouteLocation) -> bool:
@@ -151,31 +150,33 @@ def forecast(
     before = _page(location, record)
     time.sleep(seconds)
     after = _page(location, record)
-    if after.was_reset(before, counts.COUNTERS):
+    if after.was_reset(before, measurement.COUNTERS):
         raise OperationFailed("the server has restarted during the measurement", "the same command again")
-    look = counts.look(after - before, pair, _slow_s(plan, after, pair))
+    look = measurement.count_pair(after - before, pair, _slow_s(plan, after, pair))
     errors = look.events[ERROR][1].rate
-    rate = sum(sum(each) for each in look.latencies) / seconds
+    rate = sum(sum(buckets) for buckets in look.latencies) / seconds
     begin = Rollout(0, plan, pair, 0.0, plan.risk, datetime.now(UTC), "")
     return [_forecast(begin, number, rate, errors) for number in range(first, len(plan.steps))]
 
 
 def _forecast(begin: Rollout, number: int, rate: float, error_rate: float) -> Forecast:
-    state = replace(begin, step=number)
-    plan, share = state.plan, state.share
+    rollout = replace(begin, step=number)
+    plan, share = rollout.plan, rollout.share
     part = plan.shadow_percent / 100 if plan.steps[number] == SHADOW else share
     needed, least_s = {"min_requests": plan.min_requests / part}, plan.hold_s
-    for each in objectives(state).events if share < 1 else ():
-        if each.is_in_phases:
-            least_s = max(least_s, judge.looks_needed(each, 1 - plan.power) * POLL_S)
-        elif each.increase is not None:
-            needed[each.event] = judge.requests_needed(each, share, error_rate, 1 - plan.power)
+    for objective in objectives(rollout).events if share < 1 else ():
+        if objective.is_in_phases:
+            least_s = max(least_s, judge.polls_needed(objective, 1 - plan.power) * POLL_S)
+        elif objective.increase is not None:
+            needed[objective.event] = judge.requests_needed(objective, share, error_rate, 1 - plan.power)
         else:
             # Without events, each request multiplies the evidence by at most 1 / (1 - limit).
-            needed[each.event] = math.log(10 / (1 - plan.power)) / -math.log1p(-0.9 * each.limit) / part
+            needed[objective.event] = (
+                math.log(10 / (1 - plan.power)) / -math.log1p(-0.9 * objective.limit) / part
+            )
     what, requests = max(needed.items(), key=lambda pair: pair[1])
     seconds = max(least_s, requests / rate) if rate else math.inf
-    return Forecast(state.step_name, math.ceil(requests), seconds, what)
+    return Forecast(rollout.step_name, math.ceil(requests), seconds, what)
 
 
 def _slow_s(plan: RolloutPlan, page: Snapshot, pair: Pair) -> float:
@@ -183,7 +184,7 @@ def _slow_s(plan: RolloutPlan, page: Snapshot, pair: Pair) -> float:
 
     At the median itself, a difference of a few percent could move all requests of a steady service.
     """
-    median_s = judge.median(BOUNDS, counts.look(page, pair, BOUNDS[0]).latencies[1])
+    median_s = judge.median(BOUNDS, measurement.count_pair(page, pair, BOUNDS[0]).latencies[1])
     if not plan.slo_ms and math.isnan(median_s):
         raise OrderRefused(
             f"'{pair.control[0]}' has answered no request yet, so its median is unknown", "--slo-ms"
@@ -198,4 +199,4 @@ def _slow_s(plan: RolloutPlan, page: Snapshot, pair: Pair) -> float:
 def _page(location: RouteLocation, record: ServerRecord | None) -> Snapshot:
     if record is None:
         raise OperationFailed("no server runs for this repository", "nereid serve")
-    return read_page(record, location.name).metrics
+    return read_page(record, location.name)

@@ -1,6 +1,7 @@
 """The plan of a rollout: candidate, steps, limits, and what happens if nothing is decided."""
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,6 +19,15 @@ Ratio = Annotated[float, Meta(ge=0, le=1)]
 Increase = Annotated[float, Meta(gt=0, lt=1)]
 Risk = Annotated[float, Meta(gt=0, le=0.5)]
 Seconds = Annotated[float, Meta(gt=0, le=30 * 86400)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The two variants that are compared, each by name and version, and the shadow of the candidate."""
+
+    candidate: tuple[str, str]
+    control: tuple[str, str]
+    shadow: str = ""
 
 
 class Hooks(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -51,14 +61,13 @@ class RolloutPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         Increase, Meta(description="Increase of the failed requests that must be ruled out.")
     ] = 0.01
     slo_ms: Annotated[
-        float,
-        Meta(ge=0, description="A slower request is slow; 0 for 1.2 times the control's median."),
+        float, Meta(ge=0, description="A slower request is slow; 0 for 1.2 times the control's median.")
     ] = 0.0
     max_slow_ratio: Annotated[Ratio, Meta(description="Limit of the candidate's slow requests.")] = 1.0
     max_slow_increase: Annotated[
         Increase,
         Meta(
-            description="Increase of the slow requests that must be ruled out; up to half of it never fails.",
+            description="Increase of the slow requests that must be ruled out; up to half of it never fails."
         ),
     ] = 0.1
     max_latency_increase: Annotated[

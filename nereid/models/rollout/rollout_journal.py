@@ -18,9 +18,8 @@ from msgspec.structs import replace
 from nereid.base import files
 from nereid.base.errors import OperationFailed
 from nereid.base.journal import Append, Journal, user_name
-from nereid.models.rollout.counts import Pair
-from nereid.models.rollout.judge import Look
-from nereid.models.rollout.plan import SHADOW, RolloutPlan
+from nereid.models.rollout.judge import PairCounts
+from nereid.models.rollout.plan import SHADOW, Pair, RolloutPlan
 from nereid.models.routes.target import RouteLocation
 
 # `stepping`: the weights of the step are not confirmed yet; `withdrawing`: the candidate loses its traffic.
@@ -64,7 +63,7 @@ class RolloutEvent(Struct, frozen=True, omit_defaults=True):
     risk: float = 0.0
     sha256: str = ""
     elapsed_s: float = 0.0
-    look: Look | None = None
+    look: PairCounts | None = None
 
 
 class Rollout(Struct, frozen=True):
@@ -88,7 +87,7 @@ class Rollout(Struct, frozen=True):
     intended: str = ""
     sha256: str = ""
     elapsed_s: float = 0.0
-    look: Look | None = None
+    look: PairCounts | None = None
     waiting: str = ""
 
     @property

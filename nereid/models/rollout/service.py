@@ -71,7 +71,6 @@ def _control(repository: Path, find_server: FindServer, stop: threading.Event, l
 
 
 def _signature(folder: Path) -> list[tuple[str, int, int]]:
-    """Return names, sizes and times of the journals."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():

@@ -1,29 +1,195 @@
 """Changes of a route: proposal, check, write, history, and confirmation by the server."""
 
 import contextlib
+import http.client
 import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
 from nereid.backends.routing import route_file
-from nereid.backends.routing.assignment import Route, Table, format_route, parse_route
-from nereid.base import files
+from nereid.backends.routing.assignment import (
+    Route,
+    Shadow,
+    Table,
+    Variant,
+    assign,
+    format_route,
+    parse_route,
+)
+from nereid.backends.triton.metrics import ROUTE_PREFIX
+from nereid.base import files, metrics_page
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.journal import Append
+from nereid.base.metrics_page import Snapshot
 from nereid.base.serving_errors import InvalidConfig
-from nereid.models.routes.served import SERVED, RunningServer, served_status
 from nereid.models.routes.target import RouteChange, RouteLocation, RouteState, describe, read_state
+from nereid.server.control import RESPONSE_S, Control, NotReached
+from nereid.server.run_dir import ServerRecord
 
+SERVED, NO_SERVER = "served", "no server runs"
+BREAKER_STATES = {0: "closed", 1: "half-open", 2: "open"}
+SAMPLE_KEYS = 10_000
+ABSENT = "—"
 SERVED_S = 5.0
 POLL_S = 0.05
 MAX_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The SHA-256 of the route files in use (one if all instances agree), and the states of the breakers.
+
+    `breakers` contains the variants that received requests, by variant and version of the network. If
+    instances differ, the most open state counts.
+    """
+
+    sha256s: frozenset[str]
+    breakers: Mapping[tuple[str, str], str]
+
+
+class RunningServer:
+    """A server on this machine, read through gRPC and its metrics page.
+
+    All methods raise `OperationFailed` if the server does not respond within `timeout_s`.
+    """
+
+    def __init__(self, record: ServerRecord, timeout_s: float = RESPONSE_S) -> None:
+        self._record = record
+        self._timeout_s = timeout_s
+        self._control = Control(record, timeout_s)
+
+    @classmethod
+    def of(cls, record: ServerRecord | None) -> "RunningServer | None":
+        """Return the server of a record, None without one."""
+        return cls(record) if record else None
+
+    def is_ready(self, model: str, version: int) -> bool:
+        """Return whether a version of a model accepts requests."""
+        return self._control.is_ready(model, version)
+
+    def served(self, route: str) -> Served:
+        """Return the route files and breakers that the server uses for a route."""
+        return read_metrics(read_page(self._record, route, self._timeout_s), route)
+
+
+def served_status(server: RunningServer | None, route: str, sha256: str) -> tuple[str, Served | None]:
+    """Return whether the server uses the route file with this SHA-256, and the details it reports.
+
+    The status is `SERVED`, or a phrase with the reason why not.
+    """
+    if server is None:
+        return NO_SERVER, None
+    try:
+        served = server.served(route)
+    except OperationFailed as error:
+        return f"not confirmed: {error}", None
+    if served.sha256s == {sha256}:
+        return SERVED, served
+    others = ", ".join(sorted(other[:12] for other in served.sha256s - {sha256}))
+    has = f"uses SHA-256 {others}" if others else f"reports no route '{route}'"
+    return f"not served yet: the server {has}", served
+
+
+def read_page(record: ServerRecord, route: str, timeout_s: float = RESPONSE_S) -> Snapshot:
+    """Read the metrics of a route on a server.
+
+    Raises:
+        NotReached: the server's metrics page does not respond.
+    """
+    url = record.url("metrics")
+    try:
+        page = metrics_page.fetch(url, timeout_s)
+    except (OSError, http.client.HTTPException) as error:
+        raise NotReached(f"the server at {url} does not respond: {error}") from None
+    return Snapshot.parse(page, (ROUTE_PREFIX,), {"route": route})
+
+
+def read_metrics(page: Snapshot, route: str) -> Served:
+    """Return what a metrics page has about one route."""
+    labels = {"route": route}
+    served: dict[str, tuple[float, str]] = {}
+    files = page.sums(f"{ROUTE_PREFIX}served_since_seconds", "model_instance", "sha256", labels=labels)
+    for (instance, sha256), since in files.items():
+        # A killed process leaves its series behind: the newest one counts.
+        served[instance] = max((since, sha256), served.get(instance, (since, sha256)))
+    states: dict[tuple[str, str], int] = {}
+    instances = page.sums(
+        f"{ROUTE_PREFIX}breaker_state", "variant", "version", "model_instance", labels=labels
+    )
+    for (variant, version, _), state in instances.items():
+        states[variant, version] = max(int(state), states.get((variant, version), 0))
+    breakers = {variant: BREAKER_STATES.get(state, str(state)) for variant, state in states.items()}
+    return Served(frozenset(sha256 for _, sha256 in served.values()), breakers)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field of a route: its path, such as `variants[v1].weight`, and its old and new value."""
+
+    path: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.old} → {self.new}"
+
+
+def differences(old: Route, new: Route) -> list[Difference]:
+    """Return the fields in which two routes differ, without the generation; defaults count as written."""
+    before, after = dict(_flat(old)), dict(_flat(new))
+    paths = [*before, *(path for path in after if path not in before)]
+    pairs = [(path, before.get(path, ABSENT), after.get(path, ABSENT)) for path in paths]
+    return [Difference(path, str(a), str(b)) for path, a, b in pairs if a != b]
+
+
+def moves(old: Route, new: Route) -> dict[tuple[str, str], float]:
+    """Return the shares of sticky keys that change their variant, by variant before and after.
+
+    The shares are counted for `SAMPLE_KEYS` keys: `key-0`, `key-1` and so on.
+    """
+    keys = [f"key-{number}" for number in range(SAMPLE_KEYS)]
+    pairs = Counter((assign(old, key).name, assign(new, key).name) for key in keys)
+    return {pair: count / SAMPLE_KEYS for pair, count in pairs.most_common() if pair[0] != pair[1]}
+
+
+def describe_moves(moved: dict[tuple[str, str], float]) -> str:
+    """Return the moves of sticky keys as one line."""
+    if not moved:
+        return "no sticky key moves"
+    total = f"{sum(moved.values()) * 100:.1f} % of sticky keys move: "
+    if len(moved) == 1:
+        return total + " → ".join(*moved)
+    return total + ", ".join(f"{share * 100:.1f} % {old} → {new}" for (old, new), share in moved.items())
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and value of every field; variants and shadows are identified by their names."""
+    if isinstance(value, Struct):
+        for field in fields(value):
+            if field.name != "generation":
+                name = f"{path}.{field.encode_name}" if path else field.encode_name
+                yield from _flat(getattr(value, field.name), name)
+    elif value and isinstance(value, tuple) and isinstance(value[0], (Variant, Shadow)):
+        yield path, ", ".join(item.name for item in value)
+        for item in value:
+            yield from _flat(item, f"{path}[{item.name}]")
+    elif isinstance(value, dict):
+        for name, values in value.items():
+            yield f"{path}[{name}]", ", ".join(values) if isinstance(values, tuple) else values
+    elif value and isinstance(value, tuple):
+        yield path, ", ".join(value)
+    elif value != ():
+        yield path, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +309,6 @@ def previous(present: RouteState) -> Route | None:
 
 
 def _former(present: RouteState, generation: int | None) -> list[tuple[RouteChange, Route]]:
-    """Return the former routes, newest first, of one generation or of all."""
     entries = [e for e in reversed(present.all_entries) if generation in (None, e.generation)]
     return [(entry, route) for entry in entries if (route := entry.parsed())]
 
@@ -183,12 +348,6 @@ def change(
 
     If the command is killed, the file has either the old or the new content. The history may then lack the
     new content, and the next change adds it.
-
-    Args:
-        target, propose: the route, and a function that returns its new content for the present state.
-        server: the running server, which must have the models and use the route.
-        is_offline: whether a change without a running server is allowed.
-        wait_s: maximum wait until the server uses the route.
 
     Raises:
         WrongUsage: the proposal does not fit the route.
@@ -246,7 +405,6 @@ def _write(target: RouteLocation, planned: PlannedChange, append: Append[RouteCh
 
 
 def _wait_served(target: RouteLocation, table: Table, server: RunningServer, wait_s: float) -> float:
-    """Wait until the server uses `table`; return the seconds."""
     begin = time.monotonic()
     while True:
         status, _ = served_status(server, target.name, table.sha256)

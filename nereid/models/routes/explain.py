@@ -81,7 +81,11 @@ def _fallbacks(route: Route, choice: VariantChoice) -> tuple[str, ...]:
     if choice.reason in FORCED:
         return ()
     is_known = choice.reason != "weight"
-    names = [each.name for each in route.replacements if not (is_known and each is choice.variant)]
+    names = [
+        replacement.name
+        for replacement in route.replacements
+        if not (is_known and replacement is choice.variant)
+    ]
     return (*names, *([ANSWER] if route.answer else []))
 
 
@@ -103,10 +107,12 @@ def _why(table: Table, choice: VariantChoice, key: str) -> str:
 def _candidates(route: Route, key: str) -> tuple[VariantScore, ...]:
     salt = route.salts.variants
     found = [
-        VariantScore(each.name, unit_of(salt, each.name, key), each.weight, score(each, salt, key))
-        for each in route.variants
+        VariantScore(
+            variant.name, unit_of(salt, variant.name, key), variant.weight, score(variant, salt, key)
+        )
+        for variant in route.variants
     ]
-    return tuple(sorted(found, key=lambda each: -each.score))
+    return tuple(sorted(found, key=lambda variant: -variant.score))
 
 
 def _mirrored(route: Route, variant: Variant | None, key: str) -> dict[str, float]:

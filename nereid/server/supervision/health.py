@@ -50,16 +50,11 @@ LABELS = {
 }
 
 # Status, content type and body.
-Page = tuple[HTTPStatus, str, str]
+HttpPage = tuple[HTTPStatus, str, str]
 
 
 class Health:
-    """The state of one supervised server; all methods may be called from any thread.
-
-    Args:
-        clock: monotonic, in seconds.
-        unix_time: seconds since 1970.
-    """
+    """The state of one supervised server; all methods may be called from any thread."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, unix_time: Callable[[], float] = time.time
@@ -74,7 +69,7 @@ class Health:
         self._models: dict[str, tuple[str | None, float]] = {}
         self._broken: dict[str, str] = {}
         self._instances: dict[str, int] = {}
-        self._front_failure: str | None = None
+        self._gateway_failure: str | None = None
         self._counts: Counter[tuple[str, Labels]] = Counter({("restarts_total", ()): 0})
 
     def enter(self, state: str, reason: str = "") -> None:
@@ -94,10 +89,10 @@ class Health:
         with self._lock:
             self._observed_s, self._broken = self._clock(), dict(broken)
 
-    def front_observed(self, failure: str | None) -> None:
+    def gateway_observed(self, failure: str | None) -> None:
         """Store why the gateway of a guarded server does not listen; None if it does."""
         with self._lock:
-            self._front_failure = failure
+            self._gateway_failure = failure
 
     def round_started(self, server_failure: str | None, models: Collection[str]) -> None:
         """Store the server's own readiness and the models to probe; other models are forgotten."""
@@ -121,29 +116,15 @@ class Health:
             self._counts["probes_total", (("model", model),)] += 1
             self._counts["probe_failures_total", (("model", model),)] += failure is not None
 
-    def repaired(self, model: str, cause: str) -> None:
-        """Count a repair; the cause is `pid`, `probe` or `device`."""
-        self._count("repairs_total", model=model, cause=cause)
-
-    def repair_failed(self, model: str) -> None:
-        """Count a repair that Triton rejected."""
-        self._count("repair_failures_total", model=model)
+    def count(self, name: str, **labels: str) -> None:
+        """Count an event of a counter of `METRICS`, with its `LABELS`."""
+        with self._lock:
+            self._counts[name, tuple(labels.items())] += 1
 
     def instances_seen(self, instances: Mapping[str, int]) -> None:
         """Store the numbers of instances of the models whose number follows the load."""
         with self._lock:
             self._instances = dict(instances)
-
-    def instances_changed(self, model: str, direction: str, is_refused: bool) -> None:
-        """Count a change of the number of instances, `up` or `down`; or one that Triton rejected."""
-        if is_refused:
-            self._count("instance_change_failures_total", model=model)
-        else:
-            self._count("instance_changes_total", model=model, direction=direction)
-
-    def restarted(self) -> None:
-        """Count a start of the server after the first."""
-        self._count("restarts_total")
 
     def is_live(self) -> bool:
         """Return whether the supervision works."""
@@ -158,8 +139,8 @@ class Health:
             found: dict[str, Any] = {}
             if failure := self._failure(self._server_failure, self._server_probed_s):
                 found["server"] = failure
-            if self._front_failure:
-                found["gateway"] = self._front_failure
+            if self._gateway_failure:
+                found["gateway"] = self._gateway_failure
             failures = {
                 name: reason
                 for name, (failure, probed_s) in self._models.items()
@@ -179,16 +160,12 @@ class Health:
             samples["server_up_since_seconds", ()] = self._up_since_s
         return render(samples, PREFIX, METRICS)
 
-    def _count(self, name: str, **labels: str) -> None:
-        with self._lock:
-            self._counts[name, tuple(labels.items())] += 1
-
     def _failure(self, failure: str | None, probed_s: float) -> str | None:
         age_s = self._clock() - probed_s
         return failure or (f"no response for {age_s:.0f} s" if age_s > FRESH_S else None)
 
 
-def page(health: Health, path: str, more_metrics: Callable[[], str] = str) -> Page:
+def page(health: Health, path: str, more_metrics: Callable[[], str] = str) -> HttpPage:
     """Return status, content type and body of a page; `more_metrics` returns samples of other parts."""
     if path == "/metrics":
         return HTTPStatus.OK, TEXT, health.metrics() + more_metrics()
@@ -205,7 +182,7 @@ def page(health: Health, path: str, more_metrics: Callable[[], str] = str) -> Pa
 
 
 @contextlib.contextmanager
-def serve(page_of: Callable[[str], Page], host: str, port: int, name: str) -> Iterator[int]:
+def serve(page_of: Callable[[str], HttpPage], host: str, port: int, name: str) -> Iterator[int]:
     """Serve pages by path on `port`, 0 for any free one, while the context is open; gives the port.
 
     Raises:
@@ -240,7 +217,7 @@ class _Server(http.server.ThreadingHTTPServer):
         """Start a thread for a connection, within the limits."""
         peer = str(client_address[0])
         with self._lock:
-            of_peer = [each for each, its in self._peers.items() if its == peer]
+            of_peer = [connection for connection, its in self._peers.items() if its == peer]
             is_full = len(self._peers) >= MAX_CONNECTIONS
             if len(of_peer) >= MAX_OF_PEER or is_full:
                 oldest = next(iter(self._peers if is_full else of_peer))
@@ -280,7 +257,7 @@ class _HeadReader(socket.SocketIO):
             self._connection.settimeout(CLIENT_TIMEOUT_S)
 
 
-def _handler(page_of: Callable[[str], Page]) -> type[http.server.BaseHTTPRequestHandler]:
+def _handler(page_of: Callable[[str], HttpPage]) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = CLIENT_TIMEOUT_S
         server_version, sys_version = "nereid", ""

@@ -61,8 +61,6 @@ def read(supervisor: int, repository: Path, proc: Path = PROC) -> list[Usage]:
 
     Args:
         supervisor: pid of `nereid serve`.
-        repository: the served model repository.
-        proc: the kernel's table of processes.
     """
     entries = _entries(proc)
     children = _children(entries)
@@ -70,7 +68,7 @@ def read(supervisor: int, repository: Path, proc: Path = PROC) -> list[Usage]:
     for child in children[supervisor]:
         if entries[child].name == SERVER:
             stubs = stub_processes.find(child, repository, proc)
-            parts += [(child, SERVER, 0), *((each.process.pid, each.model, each.version) for each in stubs)]
+            parts += [(child, SERVER, 0), *((stub.process.pid, stub.model, stub.version) for stub in stubs)]
         elif GATEWAY_WORDS in _command_line(proc, child):
             parts += [(pid, GATEWAY, 0) for pid in _tree(child, children)]
     return [_usage(entries[pid], name, version, proc) for pid, name, version in parts if pid in entries]
@@ -108,14 +106,23 @@ def memory_bytes(pid: int, proc: Path = PROC) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
+def core_wait_s(pid: int, proc: Path = PROC) -> float | None:
+    """Return the seconds that the threads of a process have waited for a core; None if they are not counted.
+
+    Source: Linux, Documentation/scheduler/sched-stats.rst, the second field.
+    """
+    waits = []
+    for task in (proc / str(pid) / "task").glob("*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # such as a thread that has just ended
+            waits.append(int((task / "schedstat").read_text().split()[1]) / 1e9)
+    return sum(waits) if waits else None
+
+
 class ProcessMetrics:
     """The page of the metrics of all processes; may be called from any thread.
 
     The CPU time of a name never falls: the time of a process that was replaced stays in the sum, as far as it
     was read before the process ended.
-
-    Args:
-        read: returns the use of all processes now.
     """
 
     def __init__(self, read: Callable[[], list[Usage]]) -> None:
@@ -129,10 +136,10 @@ class ProcessMetrics:
         with self._lock:
             found = self._read()
             memory = Counter[str]()
-            for each in found:
-                memory[each.name] += each.memory_bytes
-                self._total_s[each.name] += each.cpu_s - self._last_s.get(each.process, 0.0)
-            self._last_s = {each.process: each.cpu_s for each in found}
+            for usage in found:
+                memory[usage.name] += usage.memory_bytes
+                self._total_s[usage.name] += usage.cpu_s - self._last_s.get(usage.process, 0.0)
+            self._last_s = {usage.process: usage.cpu_s for usage in found}
             samples: dict[tuple[str, Labels], float] = {
                 **{("memory_bytes", (("process", name),)): value for name, value in memory.items()},
                 **{

@@ -5,51 +5,317 @@ makes the files of the version newer and loads the model: Triton then starts new
 still run, and moves the requests over.
 """
 
+import contextlib
+import os
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec import Struct
 
 from nereid.backends.triton import stub_processes
-from nereid.backends.triton.stub_processes import Process, Stub
+from nereid.backends.triton.stub_processes import ZOMBIE, Process, Stub
 from nereid.base.contract import read_unhealthy_instance
 from nereid.base.processes import BackOff
-from nereid.server.supervision.stubs import LeftOver, Retired, Roster, Verdicts
-from nereid.server.supervision.supervisor_messages import (
-    Commands,
-    End,
-    Event,
-    FindStubs,
-    IndexRead,
-    InstancesChanged,
-    Kill,
-    Log,
-    Probe,
-    ProbeEnded,
-    ProbeSoon,
-    ProcessesSeen,
-    ReadIndex,
-    Reload,
-    Reloaded,
-    RepairInterrupted,
-    ReportBroken,
-    RoundStarted,
-    ServerEnded,
-)
 
-# The second verdict on an instance settles its case, but a probe meets one of several instances at random.
+# The second strike of an instance settles its case, but a probe meets one of several instances at random.
 MAX_ATTEMPTS, MAX_PROBES = 4, 4
-REPAIR_DELAYS_S, CALM_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 30.0
+REPAIR_DELAYS_S, RESET_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 30.0
 # The server is restarted before the threads of dead instances, about 150 for each, fill it.
-MAX_LEFT_OVER = 16
+MAX_DEAD_PROCESSES = 16
 # In the poll mode, Triton checks every 15 s what has changed.
 POLLED_S = 40.0
 PID, PROBE, DEVICE = "pid", "probe", "device"
+# Triton collects a stub that it ended itself within a tenth of this. The time is shorter than the interval of
+# observations (0.1 s), so the second observation decides.
+DEAD_AFTER_S = 0.09
+# Maximum time between two strikes: long enough for probes to meet one of many instances twice.
+STRIKES_WITHIN_S = 30.0
+# Time that Triton has to end the old stubs of a repaired model.
+KILL_AFTER_S = 30.0
+
+
+class ProcessesSeen(Struct, frozen=True):
+    """Event: the states of the known processes; `found` has the living stubs if they were listed, too.
+
+    `failed` has the pids that have reported a failed device since the last event.
+    """
+
+    states: Mapping[Process, str]
+    found: Collection[Stub] | None = None
+    failed: Collection[int] = ()
+
+
+class RoundStarted(Struct, frozen=True):
+    """Event: the ready versions by model, the models that take images, and those of them to probe."""
+
+    ready: dict[str, set[int]]
+    image_models: Collection[str]
+    due: Collection[str]
+
+
+class ProbeEnded(Struct, frozen=True):
+    """Event: a probe that began at `began_s` has ended; `failure` is None for a success."""
+
+    probe: "Probe"
+    failure: str | None
+    began_s: float
+
+
+class IndexRead(Struct, frozen=True):
+    """Event: the ready versions by model, read for a repair."""
+
+    ready: Mapping[str, set[int]]
+
+
+class Reloaded(Struct, frozen=True):
+    """Event: Triton has loaded a model again, or rejected that for the reason `refusal`."""
+
+    refusal: str = ""
+
+
+class RepairInterrupted(Struct, frozen=True):
+    """Event: `ReadIndex` or `Reload` ended without a response."""
+
+
+class InstancesChanged(Struct, frozen=True):
+    """Event: Triton has loaded a model with another number of instances; the processes `old` will end."""
+
+    model: str
+    old: Collection[Process]
+
+
+class ServerEnded(Struct, frozen=True):
+    """Event: the server's process has ended, or ends because of a signal."""
+
+
+class FindStubs(Struct, frozen=True):
+    """Command: list the server's processes immediately."""
+
+
+class ProbeSoon(Struct, frozen=True):
+    """Command: start the next round of probes immediately."""
+
+
+class Probe(Struct, frozen=True):
+    """Command: send an image to a model."""
+
+    model: str
+    number: int
+    attempt: int = 1
+
+
+class ReadIndex(Struct, frozen=True):
+    """Command: read the server's index for a repair."""
+
+
+class Reload(Struct, frozen=True):
+    """Command: make Triton start new stubs for versions of a model."""
+
+    model: str
+    versions: frozenset[int]
+    cause: str
+
+
+class Kill(Struct, frozen=True):
+    """Command: kill a process."""
+
+    process: Process
+
+
+class ReportBroken(Struct, frozen=True):
+    """Command: publish the models that are broken, each with the reason."""
+
+    models: Mapping[str, str]
+
+
+class Log(Struct, frozen=True):
+    """Command: log a line."""
+
+    text: str
+
+
+class End(Struct, frozen=True):
+    """Command: end the supervision; the reason why the server must be restarted, empty if it has ended."""
+
+    reason: str = ""
+
+
+Event = (
+    ProcessesSeen
+    | RoundStarted
+    | ProbeEnded
+    | IndexRead
+    | Reloaded
+    | RepairInterrupted
+    | InstancesChanged
+    | ServerEnded
+)
+Command = FindStubs | ProbeSoon | Probe | ReadIndex | Reload | Kill | ReportBroken | Log | End
+Commands = list[Command]
+
+
+class KnownStubs:
+    """Known stubs, and which of them have died, from successive observations."""
+
+    def __init__(self) -> None:
+        self._known: dict[Process, Stub] = {}
+        self._zombies: dict[Process, float] = {}
+
+    @property
+    def processes(self) -> list[Process]:
+        """The processes of the last observation."""
+        return list(self._known)
+
+    def update(self, living: Collection[Stub], states: Mapping[Process, str], now_s: float) -> list[Stub]:
+        """Apply an observation and return the stubs that have died and were not replaced.
+
+        Args:
+            states: the kernel's letter for each process of these and of `processes` that still exists.
+        """
+        self._known |= {stub.process: stub for stub in living}
+        # A process that no longer exists was ended and collected by Triton.
+        self._known = {process: stub for process, stub in self._known.items() if process in states}
+        self._zombies = {
+            process: self._zombies.get(process, now_s) for process in self._known if states[process] == ZOMBIE
+        }
+        return [
+            self._known[process]
+            for process, since_s in self._zombies.items()
+            if now_s - since_s >= DEAD_AFTER_S and not self._is_replaced(self._known[process])
+        ]
+
+    def in_use(self, instance: str) -> list[Stub]:
+        """Return the youngest stub of each version that has an instance of this name."""
+        named = [stub for stub in self._known.values() if stub.instance == instance]
+        return [stub for stub in named if not self._is_replaced(stub)]
+
+    def instances(self, processes: Collection[Process]) -> set[str]:
+        """Return the instances whose stub in use is one of the processes."""
+        return {stub.instance for stub in self.used(processes)}
+
+    def used(self, processes: Collection[Process]) -> list[Stub]:
+        """Return the stubs in use whose process is one of these."""
+        found = [self._known[process] for process in processes if process in self._known]
+        return [stub for stub in found if not self._is_replaced(stub)]
+
+    def of(self, model: str, versions: Collection[int]) -> list[Stub]:
+        """Return all stubs of some versions of a model, dead ones included."""
+        return [stub for stub in self.of_model(model) if stub.version in versions]
+
+    def of_model(self, model: str) -> list[Stub]:
+        """Return all stubs of a model, dead ones included."""
+        return [stub for stub in self._known.values() if stub.model == model]
+
+    def _is_replaced(self, stub: Stub) -> bool:
+        return any(
+            other.slot == stub.slot
+            and other.process not in self._zombies
+            and (other.process.started, other.process.pid) > (stub.process.started, stub.process.pid)
+            for other in self._known.values()
+        )
+
+
+class ProbeStrikes:
+    """Counts how often Triton called an instance unhealthy: a single one may be a pause of the machine.
+
+    `dead` has the instances with two strikes in a short time, or one for a stopped process.
+    """
+
+    def __init__(self) -> None:
+        self.dead: list[str] = []
+        self._since: dict[str, list[float]] = {}
+
+    def add(self, instance: str, now_s: float, is_stopped: bool = False) -> bool:
+        """Count a strike; returns whether the instance is now dead."""
+        recent = [then for then in self._since.get(instance, ()) if now_s - then < STRIKES_WITHIN_S]
+        self._since[instance] = [*recent, now_s]
+        is_dead = bool(recent) or is_stopped
+        if is_dead and instance not in self.dead:
+            self.dead.append(instance)
+        return is_dead
+
+    def clear(self, instance: str) -> None:
+        """Remove all strikes of an instance, such as after its repair."""
+        self._since.pop(instance, None)
+        if instance in self.dead:
+            self.dead.remove(instance)
+
+
+class ProcessesToKill:
+    """Processes of old instances, and the times when they are killed.
+
+    Requests that a dead stub has failed keep the old instances of its model forever (Triton 24.10).
+    """
+
+    def __init__(self) -> None:
+        self.due_s: dict[Process, float] = {}
+
+    def add(self, processes: Collection[Process], now_s: float) -> None:
+        """Add processes that a repair has replaced."""
+        self.due_s |= dict.fromkeys(processes, now_s + KILL_AFTER_S)
+
+    def update(self, states: Mapping[Process, str], now_s: float) -> tuple[list[Process], int]:
+        """Forget the processes without a state; returns those to kill, and the number of zombies."""
+        self.due_s = {process: due_s for process, due_s in self.due_s.items() if process in states}
+        running = {process: due_s for process, due_s in self.due_s.items() if states[process] != ZOMBIE}
+        late = [process for process, due_s in running.items() if due_s < now_s]
+        return late, len(self.due_s) - len(running)
+
+
+class ReplacedProcesses:
+    """Processes of old instances after a change of their number; they end after their last request.
+
+    Triton gives no new request to them, so the death of one is not repaired.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[Process, tuple[str, float]] = {}
+
+    def __contains__(self, process: object) -> bool:
+        return process in self._since
+
+    def add(self, model: str, processes: Collection[Process], now_s: float) -> None:
+        """Add the processes that new instances of a model have replaced."""
+        self._since |= dict.fromkeys(processes, (model, now_s))
+
+    def update(self, states: Mapping[Process, str], now_s: float) -> list[Process]:
+        """Forget the processes without a state; returns those that Triton will never end.
+
+        A zombie that stays keeps all old instances of its model.
+        """
+        self._since = {process: about for process, about in self._since.items() if process in states}
+        stuck = {
+            model
+            for process, (model, since_s) in self._since.items()
+            if states[process] == ZOMBIE and now_s - since_s > KILL_AFTER_S
+        }
+        return [process for process, (model, _) in self._since.items() if model in stuck]
+
+
+def touch(folder: Path) -> bool:
+    """Update a version's file times, so that Triton loads it again; returns whether that is permitted."""
+    paths = [folder, *folder.rglob("*")]
+    times = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime_ns)
+    # Triton compares with the newest time it has seen, which may lie in the future.
+    newer = max([time.time_ns(), *(time_ns + 1_000_000 for time_ns in times)])
+    is_touched = False
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.utime(path, ns=(newer, newer))
+            is_touched = True
+    return is_touched
 
 
 @dataclass(slots=True)
 class _Model:
     """Past repairs of one model."""
 
-    back_off: BackOff = field(default_factory=lambda: BackOff(REPAIR_DELAYS_S, CALM_S))
+    back_off: BackOff = field(default_factory=lambda: BackOff(REPAIR_DELAYS_S, RESET_AFTER_S))
     # When its processes were replaced last, by a repair or a change of their number.
     renewed_s: float = float("-inf")
     not_before_s: float = float("-inf")
@@ -72,7 +338,7 @@ class Supervisor:
 
     def __init__(self, model_control_mode: str) -> None:
         self._mode = model_control_mode
-        self._roster, self._verdicts = Roster(), Verdicts()
+        self._stubs, self._strikes = KnownStubs(), ProbeStrikes()
         self._models: dict[str, _Model] = {}
         self._image_models: Collection[str] = ()
         self._dead: list[Stub] = []
@@ -80,7 +346,7 @@ class Supervisor:
         self._failed: list[Stub] = []
         self._reported: set[Process] = set()
         self._stopped: set[str] = set()
-        self._left_over, self._retired = LeftOver(), Retired()
+        self._to_kill, self._replaced = ProcessesToKill(), ReplacedProcesses()
         self._pending: dict[int, str] = {}
         self._probes = 0
         self._is_repairing = False
@@ -91,16 +357,16 @@ class Supervisor:
     @property
     def processes(self) -> set[Process]:
         """The processes whose states the next `ProcessesSeen` needs."""
-        return {*self._roster.processes, *self._left_over.due_s}
+        return {*self._stubs.processes, *self._to_kill.due_s}
 
     def processes_of(self, model: str) -> list[Process]:
         """Return the processes of a model, without those that a change of its instances has replaced."""
-        processes = [stub.process for stub in self._roster.of_model(model)]
-        return [process for process in processes if process not in self._retired]
+        processes = [stub.process for stub in self._stubs.of_model(model)]
+        return [process for process in processes if process not in self._replaced]
 
     def is_emptied(self, living: Collection[Stub]) -> bool:
         """Return whether only instances are left that a stopping server never ends."""
-        left_over = self._left_over.due_s.keys()
+        left_over = self._to_kill.due_s.keys()
         return bool(left_over) and all(stub.process in left_over for stub in living)
 
     def step(self, event: Event, now_s: float) -> Commands:
@@ -120,7 +386,7 @@ class Supervisor:
                 self._close_repair(now_s)
                 commands = []
             case InstancesChanged():
-                self._retired.add(event.model, event.old, now_s)
+                self._replaced.add(event.model, event.old, now_s)
                 self._renewed(event.model, now_s)
                 commands = []
             case ServerEnded():
@@ -130,23 +396,27 @@ class Supervisor:
     def _see(self, event: ProcessesSeen, now_s: float) -> Commands:
         states, has_found = event.states, event.found is not None
         dead = [
-            stub for stub in self._roster.update(event.found or (), states, now_s) if self._is_served(stub)
+            stub for stub in self._stubs.update(event.found or (), states, now_s) if self._is_served(stub)
         ]
-        known = self._roster.processes
-        self._reported = {each for each in known if each in self._reported or each.pid in event.failed}
-        self._failed = [stub for stub in self._roster.used(self._reported) if self._is_served(stub)]
-        stuck = self._retired.update(states, now_s)
-        self._left_over.add([each for each in stuck if each not in self._left_over.due_s], now_s)
-        late, count = self._left_over.update(states, now_s)
-        commands: Commands = [Kill(each) for each in late]
-        if count >= MAX_LEFT_OVER:
+        known = self._stubs.processes
+        self._reported = {
+            process for process in known if process in self._reported or process.pid in event.failed
+        }
+        self._failed = [stub for stub in self._stubs.used(self._reported) if self._is_served(stub)]
+        stuck = self._replaced.update(states, now_s)
+        self._to_kill.add([process for process in stuck if process not in self._to_kill.due_s], now_s)
+        late, count = self._to_kill.update(states, now_s)
+        commands: Commands = [Kill(process) for process in late]
+        if count >= MAX_DEAD_PROCESSES:
             commands += self._end(f"{count} dead instances hold its threads and memory")
         if dead and not has_found:  # a new stub may have taken its place meanwhile
             return [*commands, FindStubs()]
         self._dead = dead
         stopped = {process for process, state in states.items() if state == stub_processes.STOPPED}
-        self._stopped = self._roster.instances(
-            stopped - self._left_over.due_s.keys() - {each for each in stopped if each in self._retired}
+        self._stopped = self._stubs.instances(
+            stopped
+            - self._to_kill.due_s.keys()
+            - {process for process in stopped if process in self._replaced}
         )
         broken = {stub.model: f"the device of '{stub.instance}' failed" for stub in self._failed}
         broken |= {stub.model: f"the process of '{stub.instance}' is dead" for stub in dead}
@@ -159,7 +429,7 @@ class Supervisor:
 
     def _is_served(self, stub: Stub) -> bool:
         is_ready = self.ready is None or stub.version in self.ready.get(stub.model, ())
-        return is_ready and stub.process not in self._retired
+        return is_ready and stub.process not in self._replaced
 
     def _start_round(self, event: RoundStarted) -> Commands:
         self.ready, self._image_models = event.ready, event.image_models
@@ -175,13 +445,13 @@ class Supervisor:
         return commands
 
     def _instances(self, model: str) -> int:
-        known = self._roster.of(model, (self.ready or {}).get(model, ()))
+        known = self._stubs.of(model, (self.ready or {}).get(model, ()))
         return min(MAX_PROBES, len({stub.instance for stub in known}))
 
     def _end_probe(self, event: ProbeEnded, now_s: float) -> Commands:
         probe, instance = event.probe, read_unhealthy_instance(event.failure or "")
         if instance and self._is_news(instance, event.began_s):
-            is_dead = self._verdicts.add(instance, now_s, is_stopped=instance in self._stopped)
+            is_dead = self._strikes.add(instance, now_s, is_stopped=instance in self._stopped)
             if not is_dead and probe.attempt < MAX_ATTEMPTS:
                 return [Probe(probe.model, probe.number, probe.attempt + 1)]
         if event.failure and not instance:
@@ -193,7 +463,7 @@ class Supervisor:
         """Blame stopped processes of a model for a failed probe: Triton may hang on them, and name none."""
         for instance in self._stopped:
             if _model_of(instance) == model and self._is_news(instance, began_s):
-                self._verdicts.add(instance, now_s, is_stopped=True)
+                self._strikes.add(instance, now_s, is_stopped=True)
 
     def _is_news(self, instance: str, began_s: float) -> bool:
         """Return whether a failure is neither known nor older than the last repair."""
@@ -204,7 +474,7 @@ class Supervisor:
 
     def _seek_repair(self, now_s: float) -> Commands:
         models = {stub.model for stub in (*self._dead, *self._failed)} | {
-            _model_of(instance) for instance in self._verdicts.dead
+            _model_of(instance) for instance in self._strikes.dead
         }
         is_due = any(now_s >= self._of(model).not_before_s for model in models)
         if self._is_repairing or self._has_ended or not is_due:
@@ -225,12 +495,12 @@ class Supervisor:
                 ):
                     return changed
                 return self._order(Reload(model, frozenset(versions), cause), now_s)
-        for instance in list(self._verdicts.dead):
-            in_use = self._roster.in_use(instance)
+        for instance in list(self._strikes.dead):
+            in_use = self._stubs.in_use(instance)
             model = in_use[0].model if in_use else _model_of(instance)
             if now_s < self._of(model).not_before_s:
                 continue
-            self._verdicts.clear(instance)
+            self._strikes.clear(instance)
             served = ready.get(model, set())
             versions = {stub.version for stub in in_use} & served or served
             # Which of several processes hangs is not known.
@@ -242,21 +512,21 @@ class Supervisor:
 
     def _retire_former(self, model: str, versions: Collection[int], now_s: float) -> Commands:
         """Give up the processes before the last repair, if others run; report another number of instances."""
-        former, in_use = self._of(model).former, self._roster.of(model, versions)
-        old = {stub.slot for stub in in_use if stub.process in former and stub.process not in self._retired}
+        former, in_use = self._of(model).former, self._stubs.of(model, versions)
+        old = {stub.slot for stub in in_use if stub.process in former and stub.process not in self._replaced}
         new = {stub.slot for stub in in_use if stub.process not in former}
         if not new:
             return []
-        self._retired.add(model, former, now_s)
+        self._replaced.add(model, former, now_s)
         lost = ", ".join(sorted(instance for _, _, instance in old - new))
         change = f"{len(new)} instance(s) instead of {len(old)}"
         return [Log(f"model '{model}' has {change}: the repair started no new {lost}")] if lost else []
 
     def _order(self, reload: Reload, now_s: float) -> Commands:
         model = self._of(reload.model)
-        old = [stub.process for stub in self._roster.of(reload.model, reload.versions)]
+        old = [stub.process for stub in self._stubs.of(reload.model, reload.versions)]
         if self._mode == "none":  # left over, or the server would wait for them when it stops
-            self._left_over.add(old, now_s)
+            self._to_kill.add(old, now_s)
             return self._end(
                 f"a stub of '{reload.model}' must be replaced, and models cannot be loaded in this mode"
             )
@@ -297,15 +567,16 @@ class Supervisor:
         self._renewed(model, now_s)
         dead = {stub.process for stub in self._dead}
         # After a refusal, the healthy stubs are still in use.
-        self._left_over.add([each for each in repair.old if each in dead or not is_refused], now_s)
+        self._to_kill.add([process for process in repair.old if process in dead or not is_refused], now_s)
 
     def _renewed(self, model: str, now_s: float) -> None:
         """Forget what is known about the former processes of a model."""
         self._of(model).renewed_s = now_s
         # Probes of old instances may take their whole time.
         self._pending = {number: of for number, of in self._pending.items() if of != model}
-        for instance in [each for each in self._verdicts.dead if _model_of(each) == model]:
-            self._verdicts.clear(instance)
+        for instance in [*self._strikes.dead]:
+            if _model_of(instance) == model:
+                self._strikes.clear(instance)
 
     def _end(self, reason: str = "") -> Commands:
         if self._has_ended:

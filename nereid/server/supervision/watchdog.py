@@ -4,29 +4,39 @@ One thread waits for the end of processes, one starts probes, and one repairs, s
 only one.
 """
 
+import contextlib
 import os
 import queue
+import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from typing import Any
 
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.stub_processes import Process, Stub
 from nereid.server.control import Control, NotReached, Refused
 from nereid.server.embedded_server import EmbeddedServer, image_models
-from nereid.server.instances.instance_controller import InstanceController
+from nereid.server.instances import InstanceController
 from nereid.server.run_dir import ServerRecord
-from nereid.server.supervision import stubs
-from nereid.server.supervision import supervisor_messages as messages
-from nereid.server.supervision.activity import LOOK_S, Activity, read_counts
-from nereid.server.supervision.exits import Exits
+from nereid.server.supervision import supervisor
 from nereid.server.supervision.health import Health
-from nereid.server.supervision.supervisor import Supervisor
-from nereid.server.supervision.supervisor_messages import Command, Event
+from nereid.server.supervision.supervisor import Command, Event, Supervisor
 
+# Linux before 5.3 and some sandboxes cannot wait for the process of another parent.
+FALLBACK_S = 0.1
+MS_PER_S = 1000
+POLL_S = 2.0
+# A model without requests is probed this long after its last answer.
+IDLE_S = 4.0
+# So is a model with requests: of two instances, one may hang while the other answers, and Triton 24.10 counts
+# answers that are errors as successes.
+BUSY_S = 10.0
 # The end of a process is seen immediately, that it was stopped after `OBSERVE_S`. A zombie is looked at again
 # after `CONFIRM_S`, and so is a stopped process, which many probes must look for while others answer. Without
 # new shared memory, no stub has started, and the processes are listed seldom.
@@ -36,15 +46,140 @@ MAX_PROBERS = 16
 JOIN_S = 1.0
 
 
-class Watchdog:
-    """Supervises one server while the context is open.
+class ExitWaiter:
+    """The processes whose end one thread waits for; others may call `interrupt`."""
 
-    Args:
-        server: a ready server.
-        record: address and token of the server.
-        health: receives each observation and each repair.
-        log: receives one line for each action.
-    """
+    def __init__(self) -> None:
+        self._files: dict[int, int] = {}
+        self._interrupted = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._interrupted, select.POLLIN)
+
+    def wait(self, pids: Collection[int], timeout_s: float) -> None:
+        """Return when one of the processes has ended, after `interrupt`, or after `timeout_s`.
+
+        A zombie has ended, so it must not be among `pids`.
+        """
+        for pid in self._files.keys() - pids:
+            self._forget(pid)
+        for pid in set(pids) - self._files.keys():
+            try:
+                self._files[pid] = os.pidfd_open(pid)
+            except ProcessLookupError:
+                return
+            except OSError:
+                timeout_s = min(timeout_s, FALLBACK_S)
+            else:
+                self._poll.register(self._files[pid], select.POLLIN)
+        self._poll.poll(timeout_s * MS_PER_S)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._interrupted)
+
+    def interrupt(self) -> None:
+        """End the present call of `wait`, or the next one."""
+        os.eventfd_write(self._interrupted, 1)
+
+    def close(self) -> None:
+        """Wait for no process any more."""
+        for pid in [*self._files]:
+            self._forget(pid)
+        os.close(self._interrupted)
+
+    def _forget(self, pid: int) -> None:
+        file = self._files.pop(pid)
+        self._poll.unregister(file)
+        os.close(file)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """Requests to a model that succeeded and failed since it was loaded, by Triton's statistics."""
+
+    succeeded: int = 0
+    failed: int = 0
+
+
+@dataclass(slots=True)
+class _Model:
+    """The requests and probes of one model."""
+
+    counts: RequestCounts = RequestCounts()
+    answered_s: float = -inf
+    probed_s: float = -inf
+    is_suspect: bool = True
+    has_failed_probe: bool = False
+
+    def poll(self, counts: RequestCounts, now_s: float) -> bool:
+        """Apply new counts; returns whether the model has only answered since the last ones."""
+        before, self.counts = self.counts, counts
+        if counts.succeeded < before.succeeded or counts.failed < before.failed:  # it was loaded again
+            before = RequestCounts()
+        if counts.failed > before.failed:
+            self.is_suspect = True
+        elif counts.succeeded > before.succeeded:
+            self.is_suspect, self.answered_s = False, now_s
+            return not self.has_failed_probe
+        return False
+
+    def due_s(self) -> float:
+        """Return the time of the next probe."""
+        if self.is_urgent:
+            return -inf
+        return min(max(self.answered_s, self.probed_s) + IDLE_S, self.probed_s + BUSY_S)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the model is probed at every poll."""
+        return self.is_suspect or self.has_failed_probe
+
+
+class Activity:
+    """The models of one server that take images; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, _Model] = {}
+
+    def poll(self, counts: Mapping[str, RequestCounts], now_s: float) -> set[str]:
+        """Apply the counts of all models; returns those that have answered requests since the last poll."""
+        self._models = {name: self._models.get(name) or _Model(probed_s=now_s) for name in counts}
+        return {name for name, new in counts.items() if self._models[name].poll(new, now_s)}
+
+    def take_due(self, now_s: float) -> set[str]:
+        """Return the models to probe now.
+
+        Those that failed, or never answered, come all together. Of the others, only as many come as keep the
+        pace: a probe of a route is also an answer of its variant, which is then no longer due.
+        """
+        due = [name for name, model in self._models.items() if model.due_s() <= now_s]
+        due.sort(key=lambda name: (self._models[name].due_s(), name))
+        urgent = sum(self._models[name].is_urgent for name in due)
+        taken = due[: urgent + max(1, int(len(self._models) * POLL_S / IDLE_S))]
+        for name in taken:
+            self._models[name].probed_s = now_s
+        return set(taken)
+
+    def probed(self, model: str, is_success: bool) -> None:
+        """Record the end of a probe; after a failure, the model is probed until a probe succeeds."""
+        if model in self._models:
+            self._models[model].has_failed_probe = not is_success
+
+
+def read_counts(statistics: Mapping[str, Any]) -> tuple[dict[str, set[int]], dict[str, RequestCounts]]:
+    """Return the ready versions and the counts, by model, of Triton's answer to `/v2/models/stats`."""
+    ready: dict[str, set[int]] = {}
+    counts: dict[str, RequestCounts] = {}
+    for entry in statistics["model_stats"]:
+        name, outcomes = entry["name"], entry["inference_stats"]
+        ready.setdefault(name, set()).add(int(entry["version"]))
+        before = counts.get(name, RequestCounts())
+        counts[name] = RequestCounts(
+            before.succeeded + outcomes["success"]["count"], before.failed + outcomes["fail"]["count"]
+        )
+    return ready, counts
+
+
+class Watchdog:
+    """Supervises one server while the context is open."""
 
     def __init__(
         self, server: EmbeddedServer, record: ServerRecord, health: Health, log: Callable[[str], None]
@@ -52,13 +187,13 @@ class Watchdog:
         self._server, self._health, self._log = server, health, log
         self._options, self._control = server.options, Control(record)
         self._supervisor, self._lock = Supervisor(server.options.model_control_mode), threading.Lock()
-        self._observing, self._exits = threading.RLock(), Exits()
+        self._observing, self._exits = threading.RLock(), ExitWaiter()
         self._found_s = self._changed_s = float("-inf")
         self._zombies: set[Process] = set()
         self._activity = Activity()
         self._ready: dict[str, set[int]] | None = None
         self._image_models: list[str] = []
-        self._orders: queue.SimpleQueue[messages.ReadIndex | messages.Reload | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[supervisor.ReadIndex | supervisor.Reload | None] = queue.SimpleQueue()
         self._probers = ThreadPoolExecutor(MAX_PROBERS, "probe")
         self._is_closed, self._has_ended, self._probe_soon = (threading.Event() for _ in range(3))
         self._last_trouble = ""
@@ -69,8 +204,8 @@ class Watchdog:
         )
         self.restart_reason = ""
         self._threads = [
-            threading.Thread(target=self._repeat, args=[each], name=each.__name__, daemon=True)
-            for each in (self._observe_processes, self._look, self._repair)
+            threading.Thread(target=self._repeat, args=[step], name=step.__name__, daemon=True)
+            for step in (self._observe_processes, self._poll_models, self._repair)
         ]
 
     def __enter__(self) -> "Watchdog":
@@ -109,18 +244,18 @@ class Watchdog:
             try:
                 pause_s = step()
             except NotReached:
-                pause_s = LOOK_S  # the server ends or hangs: the probes distinguish the two
+                pause_s = POLL_S  # the server ends or hangs: the probes distinguish the two
             except Exception as error:
                 # An unforeseen error is logged; it must not end the supervision.
                 trouble = f"failed and continues: {type(error).__name__}: {error}"
                 if trouble != self._last_trouble:
                     self._say(trouble)
-                self._last_trouble, pause_s = trouble, LOOK_S
+                self._last_trouble, pause_s = trouble, POLL_S
             self._is_closed.wait(pause_s)
 
     def _observe_processes(self) -> float:
         if self._server.poll() is not None or self._is_signalled():
-            self._handle(messages.ServerEnded())
+            self._handle(supervisor.ServerEnded())
             return OBSERVE_S
         now_s = time.monotonic()
         if self._server.memory.has_changed():
@@ -153,14 +288,13 @@ class Watchdog:
             with self._lock:
                 known = self._supervisor.processes
             states = stub_processes.states({*known, *(stub.process for stub in living)})
-            self._handle(messages.ProcessesSeen(states, living if find else None, failed))
+            self._handle(supervisor.ProcessesSeen(states, living if find else None, failed))
             return states
 
     def _living(self) -> list[Stub]:
         return stub_processes.find(self._server.pid, self._options.repository)
 
-    def _look(self) -> float:
-        """Probe the models that have answered no request recently."""
+    def _poll_models(self) -> float:
         began_s = time.monotonic()
         self._probe_soon.clear()
         ready, counts = read_counts(self._server.statistics(PROBE_TIMEOUT_S))
@@ -168,7 +302,7 @@ class Watchdog:
             self._image_models, self._ready = image_models(self._options), ready
         models = [name for name in self._image_models if name in ready]
         with self._lock:
-            answered = self._activity.look({name: counts[name] for name in models}, began_s)
+            answered = self._activity.poll({name: counts[name] for name in models}, began_s)
             due = self._activity.take_due(began_s)
         server_failure = None if models else self._server.probe_server(PROBE_TIMEOUT_S)
         if not self._is_closed.is_set():
@@ -176,11 +310,11 @@ class Watchdog:
             self._health.answered(answered, began_s)
         if self._instances.discover(ready):
             self._adapt()
-        self._handle(messages.RoundStarted(ready, models, due))
-        self._probe_soon.wait(max(0.0, LOOK_S - (time.monotonic() - began_s)))
+        self._handle(supervisor.RoundStarted(ready, models, due))
+        self._probe_soon.wait(max(0.0, POLL_S - (time.monotonic() - began_s)))
         return PROBE_SOON_S if self._probe_soon.is_set() else 0.0
 
-    def _probe(self, probe: messages.Probe) -> None:
+    def _probe(self, probe: supervisor.Probe) -> None:
         began_s = time.monotonic()
         failure: str | None = "the probe was not sent"
         try:
@@ -190,7 +324,7 @@ class Watchdog:
                 self._health.probed(probe.model, failure, began_s)
             with self._lock:
                 self._activity.probed(probe.model, failure is None)
-            self._handle(messages.ProbeEnded(probe, failure, began_s))
+            self._handle(supervisor.ProbeEnded(probe, failure, began_s))
 
     def _adapt(self) -> None:
         """Start the thread that adapts numbers of instances, unless it runs."""
@@ -213,15 +347,15 @@ class Watchdog:
             self._observe(find=True)
             old = self._processes_of(model)
             self._control.change_instances(model, count)
-            self._handle(messages.InstancesChanged(model, old))
+            self._handle(supervisor.InstancesChanged(model, old))
             self._observe(find=True)
 
     def _repair(self) -> float:
         order = self._orders.get()
-        event: Event = messages.RepairInterrupted()
+        event: Event = supervisor.RepairInterrupted()
         try:
-            if isinstance(order, messages.ReadIndex):
-                event = messages.IndexRead(self._control.ready_versions())
+            if isinstance(order, supervisor.ReadIndex):
+                event = supervisor.IndexRead(self._control.ready_versions())
             elif order:
                 event = self._reload(order)
         finally:
@@ -229,20 +363,20 @@ class Watchdog:
             self._exits.interrupt()  # the reason for not being ready may be gone
         return 0.0
 
-    def _reload(self, order: messages.Reload) -> messages.Reloaded:
+    def _reload(self, order: supervisor.Reload) -> supervisor.Reloaded:
         folder = self._options.repository / order.model
         try:
             with self._loading:
                 self._load_again(order, folder)
         except Refused as error:
-            self._health.repair_failed(order.model)
-            return messages.Reloaded(str(error))
+            self._health.count("repair_failures_total", model=order.model)
+            return supervisor.Reloaded(str(error))
         self._observe(find=True)
-        self._health.repaired(order.model, order.cause)
-        return messages.Reloaded()
+        self._health.count("repairs_total", model=order.model, cause=order.cause)
+        return supervisor.Reloaded()
 
-    def _load_again(self, order: messages.Reload, folder: Path) -> None:
-        touched = [stubs.touch(folder / str(version)) for version in order.versions]
+    def _load_again(self, order: supervisor.Reload, folder: Path) -> None:
+        touched = [supervisor.touch(folder / str(version)) for version in order.versions]
         if self._options.model_control_mode != "poll":
             in_use = self._control.instances(order.model).count
             if not all(touched):  # another user owns the files: the loaded versions must go first
@@ -258,22 +392,22 @@ class Watchdog:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case messages.FindStubs():
+            case supervisor.FindStubs():
                 self._observe(find=True)
-            case messages.ProbeSoon():
+            case supervisor.ProbeSoon():
                 self._probe_soon.set()
-            case messages.Probe():
+            case supervisor.Probe():
                 self._probers.submit(self._probe, command)
-            case messages.ReadIndex() | messages.Reload():
+            case supervisor.ReadIndex() | supervisor.Reload():
                 self._orders.put(command)
-            case messages.Kill():
+            case supervisor.Kill():
                 if stub_processes.states([command.process]):
                     os.kill(command.process.pid, signal.SIGKILL)
-            case messages.ReportBroken():
+            case supervisor.ReportBroken():
                 self._health.observed(command.models)
-            case messages.Log():
+            case supervisor.Log():
                 self._say(command.text)
-            case messages.End():
+            case supervisor.End():
                 self.restart_reason = command.reason
                 self._has_ended.set()
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from nereid.gateway.endpoint import Answered, Endpoint, TimingsMs
 from nereid.tasks.segment.result import Mask
+
+from nereid.gateway.endpoint import Answered, Endpoint, TimingsMs
 
 
 class SegmentAnswer(Answered):

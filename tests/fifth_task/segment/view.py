@@ -1,9 +1,9 @@
 """The classes of a mask on a terminal and in CSV."""
 
 import numpy as np
-from nereid.cli.image_commands.view import View
 from nereid.tasks.segment.result import Mask
 
+from nereid.cli.image_commands.view import View
 from nereid.cli.tables import print_table
 
 

@@ -1,4 +1,4 @@
-"""Readings of `nvidia-smi`: GPUs, parts of GPUs (MIG), processes on them, and reasons for slow clocks.
+"""GPUs as nvidia-smi reports them: parts of GPUs (MIG), processes, slow clocks, and those a server may use.
 
 No library of CUDA is loaded, so a broken driver cannot end or block this process.
 """
@@ -105,10 +105,9 @@ def why_absent(path: str, devices: Path = DEVICES, driver: Path = DRIVER) -> str
 
     Args:
         path: the variable PATH.
-        devices: folder of the device files.
         driver: file of a loaded driver. Containers without a GPU have it, too.
     """
-    if any(each for pattern in DEVICE_FILES for each in devices.glob(pattern)):
+    if any(any(devices.glob(pattern)) for pattern in DEVICE_FILES):
         return ""
     if not driver.exists():
         return "no NVIDIA GPU"
@@ -165,9 +164,9 @@ def parts_of(uuid: str, devices: Sequence[Device]) -> list[Device]:
     """Return the parts of a GPU, which follow it in the list."""
     found: list[Device] = []
     is_below = False
-    for each in devices:
-        is_below = each.uuid == uuid if not each.is_part else is_below
-        found += [each] if is_below and each.is_part else []
+    for device in devices:
+        is_below = device.uuid == uuid if not device.is_part else is_below
+        found += [device] if is_below and device.is_part else []
     return found
 
 
@@ -204,7 +203,7 @@ def read_slowdowns(path: str | None = None) -> list[str]:
 def parse_slowdowns(text: str) -> list[str]:
     """Return the active reasons for slow clocks in `nvidia-smi -q -d PERFORMANCE`."""
     lines = re.findall(r"^\s*(\w[\w ]*?)\s*: (?:Active)$", text, re.MULTILINE)
-    return [*dict.fromkeys(each for each in lines if each in SLOWDOWNS)]
+    return [*dict.fromkeys(reason for reason in lines if reason in SLOWDOWNS)]
 
 
 def visible(devices: Sequence[Device], environment: Mapping[str, str]) -> list[Device]:
@@ -213,10 +212,10 @@ def visible(devices: Sequence[Device], environment: Mapping[str, str]) -> list[D
     Source: CUDA's documentation of `CUDA_VISIBLE_DEVICES`: the entries after an invalid one are ignored.
     """
     if "CUDA_VISIBLE_DEVICES" not in environment:
-        return [each for each in devices if not each.is_part]
+        return [device for device in devices if not device.is_part]
     found: list[Device] = []
     for word in environment["CUDA_VISIBLE_DEVICES"].split(","):
-        matching = [each for each in devices if matches(each, word.strip())]
+        matching = [device for device in devices if matches(device, word.strip())]
         if len(matching) != 1:
             break
         found += matching
@@ -233,3 +232,46 @@ def _value(name: str, text: str) -> Any:
     if text in UNKNOWN:
         return None
     return float(text) if name in NUMBERS else text
+
+
+def select(words: str, environment: Mapping[str, str], devices: Path = DEVICES) -> dict[str, str]:
+    """Return the environment variables with which a server and its stubs see only the named GPUs.
+
+    Raises:
+        ValueError: the machine has no GPU, or not this one; the message names those that it has.
+    """
+    path = environment.get("PATH", "")
+    if reason := why_absent(path, devices):
+        raise ValueError(f"--gpu-id {words}: {reason}")
+    try:
+        known = read_devices(path)
+    except ServerError as error:
+        raise ValueError(f"--gpu-id {words}: {error}") from None
+    # UUIDs, because CUDA sorts GPUs by speed, and nvidia-smi by their slots.
+    return {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in parse(words, known))}
+
+
+def parse(words: str, devices: Sequence[Device]) -> list[Device]:
+    """Parse indexes of nvidia-smi and UUIDs, separated by commas.
+
+    Raises:
+        ValueError: a word names no device, several devices, or one that CUDA cannot use with the others.
+    """
+    found: list[Device] = []
+    for word in [part.strip() for part in words.split(",")]:
+        matching = [device for device in devices if matches(device, word)]
+        if len(matching) != 1:
+            known = "; ".join(map(str, devices)) or "none"
+            what = "several GPUs match" if matching else "no GPU is called"
+            raise ValueError(f"--gpu-id {words}: {what} '{word}'; this machine has: {known}")
+        found += matching
+    if len(set(found)) < len(found):
+        raise ValueError(f"--gpu-id {words}: expected each GPU once")
+    if divided := [device for device in found if parts_of(device.uuid, devices)]:
+        parts = "; ".join(map(str, parts_of(divided[0].uuid, devices)))
+        raise ValueError(
+            f"--gpu-id {words}: MIG divides GPU {divided[0].index}; expected the UUID of a part: {parts}"
+        )
+    if len(found) > 1 and any(device.is_part for device in found):
+        raise ValueError(f"--gpu-id {words}: expected one part of a GPU alone, because CUDA uses only one")
+    return found

@@ -1,11 +1,16 @@
-"""The installed packages of the GPU path, and the drivers that they need; nothing is imported."""
+"""The installed packages of the GPU path, and the profile that `nereid serve --profile auto` selects."""
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from nereid.base.errors import ServerError
+from nereid.server import nvidia_smi
+from nereid.server.command_line import DEFAULT_PROFILE, GPU_PROFILE, TUNED_PROFILE
+from nereid.server.nvidia_smi import Gpu
 
 # CuPy's packages, and the major release of CUDA that each one is built for.
 CUPY_PACKAGES = {"cupy-cuda13x": 13, "cupy-cuda12x": 12, "cupy-cuda11x": 11, "cupy": 0}
@@ -55,7 +60,6 @@ class Installed:
     Attributes:
         cupy: CuPy's packages; more than one do not work together.
         runtimes: packages of ONNX Runtime; two of them overwrite each other's files.
-        provider: the library of ONNX Runtime's CUDA provider.
         has_codec: whether nvImageCodec is there, which decodes the images.
     """
 
@@ -68,7 +72,7 @@ class Installed:
     def present(cls) -> "Installed":
         """Return those of this interpreter."""
         versions = {name: version_of(name) for name in CUPY_PACKAGES}
-        cupy = [Package(name, each, CUPY_PACKAGES[name]) for name, each in versions.items() if each]
+        cupy = [Package(name, version, CUPY_PACKAGES[name]) for name, version in versions.items() if version]
         runtimes = tuple(name for name in RUNTIMES if version_of(name))
         return cls(tuple(cupy), runtimes, _provider(), _has_codec())
 
@@ -88,7 +92,7 @@ class Installed:
         if not self.cupy:
             yield Problem("CuPy is missing", fix)
         if len(self.cupy) > 1:
-            yield conflict([each.name for each in self.cupy], fix)
+            yield conflict([package.name for package in self.cupy], fix)
         if not self.has_codec:
             yield Problem("nvImageCodec is missing", fix)
 
@@ -121,7 +125,6 @@ def driver_problem(cuda_of_driver: str, driver: str, major: int) -> Problem | No
 
     Args:
         cuda_of_driver: the newest CUDA release that the driver supports, such as "12.4"; empty if unknown.
-        driver: version of the driver.
         major: of the packages; 0 if unknown.
     """
     supported = int(cuda_of_driver.partition(".")[0] or 0)
@@ -143,3 +146,82 @@ def capability_problem(name: str, capability: str | None, major: int) -> Problem
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A profile with the reason for it, how to get the GPU, and a hint at another profile."""
+
+    profile: str
+    reason: str
+    fix: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        text = f"profile {self.profile}: {self.reason}"
+        return "; ".join(filter(None, (text, self.fix and f"fix: {self.fix}", self.hint)))
+
+
+def choose(
+    repository: Path,
+    environment: Mapping[str, str],
+    devices: Path = nvidia_smi.DEVICES,
+    find_packages: Callable[[], Installed] = Installed.present,
+) -> Choice:
+    """Select `gpu` if a GPU, its packages and configs for it are there, else `cpu`.
+
+    On a machine without a GPU, nothing is started. No library of CUDA is loaded on any machine. A profile
+    `tuned` is not selected, because it fits the machine of its search only; the choice mentions it.
+    """
+    hint = ""
+    if any(repository.glob(f"*/configs/{TUNED_PROFILE}.pbtxt")):
+        hint = f"another profile is there: --profile {TUNED_PROFILE}"
+    path = environment.get("PATH", "")
+    if reason := nvidia_smi.why_absent(path, devices):
+        return Choice(DEFAULT_PROFILE, reason, hint=hint)
+    if not any(repository.glob(f"*/configs/{GPU_PROFILE}.pbtxt")):
+        return Choice(DEFAULT_PROFILE, f"no model has configs/{GPU_PROFILE}.pbtxt", hint=hint)
+    installed = find_packages()
+    if problem := next(installed.problems(), None):
+        return _without(problem, hint)
+    try:
+        gpus = nvidia_smi.read_gpus(path)
+        seen = nvidia_smi.visible(nvidia_smi.read_devices(path), environment)
+        cuda = nvidia_smi.read_cuda_version(path)
+    except ServerError as error:
+        return _without(Problem(error.reason, error.fix), hint)
+    used = [gpu for gpu in gpus if any(device.uuid == gpu.uuid for device in seen)]
+    if problem := unusable(used or gpus, len(seen), cuda, installed.cuda):
+        return _without(problem, hint)
+    names = ", ".join(dict.fromkeys(device.name for device in used or seen))
+    return Choice(GPU_PROFILE, f"{names}, CUDA provider, CuPy {installed.cupy[0].version}", hint=hint)
+
+
+def check_named_gpus(words: str, choice: Choice) -> None:
+    """Check that a server for which GPUs are named uses a GPU.
+
+    Raises:
+        ValueError: the selected profile does not; the message has the reason.
+    """
+    if words and choice.profile != GPU_PROFILE:
+        raise ValueError(f"--gpu-id {words}: expected a profile that uses a GPU, got {choice}")
+
+
+def unusable(gpus: list[Gpu], visible: int, cuda: str, major: int) -> Problem | None:
+    """Return why no GPU can be used, or None.
+
+    Args:
+        visible: number of GPUs that CUDA shows.
+        cuda: the newest CUDA release that the driver supports.
+        major: major release of CUDA that CuPy is built for.
+    """
+    if not visible:
+        return Problem("CUDA_VISIBLE_DEVICES names no GPU of this machine", "change or unset it")
+    if problem := driver_problem(cuda, gpus[0].driver if gpus else "", major):
+        return problem
+    problems = [capability_problem(gpu.name, gpu.compute_capability, major) for gpu in gpus]
+    return problems[0] if problems and all(problems) else None
+
+
+def _without(problem: Problem, hint: str) -> Choice:
+    return Choice(DEFAULT_PROFILE, f"a GPU, but {problem.found}", problem.fix, hint)

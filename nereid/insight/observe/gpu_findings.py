@@ -1,18 +1,42 @@
-"""Findings about the GPUs of a machine, their driver, and the packages that use them."""
+"""Checks of `nereid doctor` of the GPUs, their driver and packages, and of programs that use them."""
 
 import os
+import re
+import signal
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from nereid.base.errors import ServerError
+from nereid.base.processes import run_within
 from nereid.base.units import format_bytes
-from nereid.insight.observe.finding import Finding, Verdict
-from nereid.insight.observe.gpu_checks import probe_findings
-from nereid.server.gpu import cuda_packages, nvidia_smi
-from nereid.server.gpu.cuda_packages import Installed
-from nereid.server.gpu.nvidia_smi import Device, Gpu, GpuProcess
+from nereid.server import gpu_profile, nvidia_smi
+from nereid.server.gpu_profile import Installed
+from nereid.server.nvidia_smi import Device, Gpu, GpuProcess
 
+Status = Literal["ok", "note", "fail"]
+# The first use of a GPU after a start of the machine takes seconds, and ONNX Runtime loads 1 GB of libraries.
+PROBE_S = 60.0
+MODULE = "nereid.insight.observe.gpu_probe"
+MISSING_LIBRARY = re.compile(r"\b(lib[\w+-]+\.so[.\d]*): cannot open shared object file")
+# Last lines of a program that are not its reason.
+NOISE = re.compile(r"^\s|^\d{4}-\d\d-\d\d .*\[W:|^Traceback|^$")
+COLORS = re.compile(r"\x1b\[[\d;]*m")
+# The programs of `gpu_probe`, and the names of their checks.
+PROBES = {"provider": "CUDA provider", "cupy": "CuPy", "codec": "nvImageCodec"}
+# Texts of cudaGetErrorString and cudaGetErrorName, and of our probes. Source: CUDA Runtime API, cudaError_t.
+FIXES = {
+    "driver version is insufficient": "install a newer driver (see the line `driver`)",
+    "system not yet initialized": "systemctl start nvidia-fabricmanager",
+    "no CUDA-capable device": "unset CUDA_VISIBLE_DEVICES, or correct it",
+    "devices are busy or unavailable": "end the other process, or nvidia-smi --compute-mode=DEFAULT",
+    "no kernel image is available": "install the extra that supports this GPU (see the line `GPU`)",
+    "out of memory": "end other processes on the GPU (see the line `GPU memory`)",
+    "OutOfMemory": "end other processes on the GPU (see the line `GPU memory`)",
+    "has no CUDAExecutionProvider": "pip uninstall -y onnxruntime, then install the extra again",
+}
 # Estimated, not measured: contexts of Triton and two stubs at 0.5 GiB each, and the pool of an ensemble.
 MIN_FREE_MIB = 2048
 MIB = 2**20
@@ -21,6 +45,68 @@ LOG_FIX = "dmesg (lines with NVRM or Xid); restart the machine"
 RESTART_FIX = "restart the machine; if errors return, replace the GPU"
 CLOCKS_FIX = "check the cooling and the power supply; nvidia-smi -q -d PERFORMANCE,POWER"
 MPS = "nvidia-cuda-mps-server"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check: `ok`, `note` (the server works anyway) or `fail`, the state found, and the fix."""
+
+    check: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+def examine_programs(environment: Mapping[str, str], cuda: int) -> Iterator[Finding]:
+    """Run all programs, with the environment of a server; yield their findings."""
+    for probe in PROBES:
+        yield (outcome := run(probe, environment, cuda))
+        if probe == "cupy" and outcome.status != "ok":  # the program for nvImageCodec needs CuPy, too
+            return
+
+
+def run(probe: str, environment: Mapping[str, str], cuda: int, limit_s: float = PROBE_S) -> Finding:
+    """Run a program in a process of its own, for at most `limit_s` seconds."""
+    words = [sys.executable, "-P", "-m", MODULE, probe]
+    # Otherwise CuPy may find the kernel on the disk, and not compile it.
+    variables = {**environment, "CUPY_CACHE_IN_MEMORY": "1"}
+    status, output = run_within(words, limit_s, variables)
+    return finding(PROBES[probe], status, output, limit_s, cuda)
+
+
+def finding(check: str, status: int | None, output: str, limit_s: float, cuda: int) -> Finding:
+    """Return the finding about a program.
+
+    Args:
+        status: its exit status: negative after a signal, None if it had to be killed.
+        cuda: major release of CUDA of the installed packages.
+    """
+    output = COLORS.sub("", output)
+    lines = [line for line in output.splitlines() if not NOISE.search(line)]
+    last = lines[-1].strip() if lines else "no output"
+    if status == 0:
+        return Finding(check, "ok", last)
+    fix = fix_of(output, cuda)
+    if status is None:
+        text = f"not done after {limit_s:g} s; its output ends: {last}"
+        return Finding(check, "fail", text, fix or "dmesg (lines with Xid); restart the machine")
+    if status < 0:
+        text = f"a library ended the process with {signal.Signals(-status).name}; its output ends: {last}"
+        return Finding(check, "fail", text, fix or gpu_profile.install(cuda))
+    if missing := MISSING_LIBRARY.search(output):
+        return Finding(check, "fail", f"{missing[1]} is missing; {last}", fix)
+    return Finding(check, "fail", last, fix)
+
+
+def fix_of(text: str, cuda: int) -> str:
+    """Return the fix for a known message of CUDA's libraries, CuPy or ONNX Runtime, else nothing."""
+    if missing := MISSING_LIBRARY.search(text):
+        if missing[1].startswith("libcuda.so"):
+            return "install NVIDIA's driver; in a container, NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        if cuda == 13:
+            return f"{gpu_profile.install(13)} nvidia-cudnn-cu13 nvidia-cublas nvidia-cufft nvidia-curand"
+        return gpu_profile.install(cuda)
+    return next((fix for words, fix in FIXES.items() if words in text), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +147,7 @@ def examine(
     """Run all checks of a machine with a GPU; one finding on a machine without.
 
     Args:
-        environment: variables of a server.
         servers: process groups of this user's running servers.
-        devices: folder of the device files.
-        find_packages: returns the packages of the GPU path.
     """
     path = environment.get("PATH", "")
     if reason := nvidia_smi.why_absent(path, devices):
@@ -82,7 +165,7 @@ def examine(
         return
     if any(problem for problem in driver_problems(readings, installed)):
         return  # the programs would only fail again, with messages that are harder to read
-    yield from probe_findings.examine(environment, installed.cuda)
+    yield from examine_programs(environment, installed.cuda)
 
 
 def about_gpus(readings: Readings, installed: Installed, servers: Collection[int]) -> Iterator[Finding]:
@@ -99,14 +182,14 @@ def about_gpus(readings: Readings, installed: Installed, servers: Collection[int
         yield Finding("GPU state", "ok", "shared between processes, no memory errors, full clocks")
 
 
-def driver_problems(readings: Readings, installed: Installed) -> list[cuda_packages.Problem]:
+def driver_problems(readings: Readings, installed: Installed) -> list[gpu_profile.Problem]:
     """Return why the driver cannot run the installed packages."""
-    found = cuda_packages.driver_problem(readings.cuda, readings.gpus[0].driver, installed.cuda)
+    found = gpu_profile.driver_problem(readings.cuda, readings.gpus[0].driver, installed.cuda)
     return [found] if found else []
 
 
 def _gpu(gpu: Gpu, cuda: int) -> Finding:
-    if problem := cuda_packages.capability_problem(gpu.name, gpu.compute_capability, cuda):
+    if problem := gpu_profile.capability_problem(gpu.name, gpu.compute_capability, cuda):
         return Finding("GPU", "fail", *problem)
     memory = format_bytes(int(gpu.memory_total_mib * MIB)) if gpu.memory_total_mib else "unknown memory"
     capability = gpu.compute_capability or "unknown"
@@ -123,7 +206,7 @@ def _driver(readings: Readings, installed: Installed) -> Finding:
 
 def _packages(installed: Installed) -> Iterator[Finding]:
     wants_gpu = bool(installed.cupy or installed.provider)
-    verdict: Verdict = "fail" if wants_gpu else "note"
+    verdict: Status = "fail" if wants_gpu else "note"
     problems = [*installed.problems()]
     if not wants_gpu:
         found = "none for the GPU: models are served on the CPU"
@@ -132,7 +215,7 @@ def _packages(installed: Installed) -> Iterator[Finding]:
     for problem in problems:
         yield Finding("GPU packages", verdict, *problem)
     if not problems:
-        versions = ", ".join(f"{each.name} {each.version}" for each in installed.cupy)
+        versions = ", ".join(f"{package.name} {package.version}" for package in installed.cupy)
         yield Finding("GPU packages", "ok", f"{versions}, CUDA provider of ONNX Runtime, nvImageCodec")
 
 
@@ -140,7 +223,9 @@ def _memory(gpu: Gpu, processes: Sequence[GpuProcess], servers: Collection[int])
     if gpu.memory_total_mib is None or gpu.memory_used_mib is None:
         return Finding("GPU memory", "ok", f"{gpu.index}: not reported")
     free_mib = gpu.memory_total_mib - gpu.memory_used_mib
-    others = [each for each in processes if each.uuid == gpu.uuid and not _is_ours(each.pid, servers)]
+    others = [
+        process for process in processes if process.uuid == gpu.uuid and not _is_ours(process.pid, servers)
+    ]
     text = f"{gpu.index}: {format_bytes(int(free_mib * MIB))} free"
     if others:
         text += f"; used by {', '.join(map(_described, others))}"
@@ -165,7 +250,7 @@ def _is_ours(pid: int, servers: Collection[int]) -> bool:
 
 
 def _modes(readings: Readings) -> Iterator[Finding]:
-    has_mps = any(Path(each.name).name == MPS for each in readings.processes)
+    has_mps = any(Path(process.name).name == MPS for process in readings.processes)
     for gpu in readings.gpus:
         if gpu.compute_mode in ALONE and not (has_mps and gpu.compute_mode == ALONE[0]):
             text = f"{gpu.index}: mode {gpu.compute_mode}, and a server has several processes on a GPU"

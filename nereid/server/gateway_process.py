@@ -1,4 +1,4 @@
-"""The front of a guarded server: a gateway on the ports of an unguarded Triton, and Triton's metrics."""
+"""The gateway process of a guarded server, and the page of Triton's metrics."""
 
 import contextlib
 import http.client
@@ -20,7 +20,7 @@ from nereid.server import run_dir
 from nereid.server.command_line import ServerOptions
 from nereid.server.ports import check_ports
 from nereid.server.supervision import health
-from nereid.server.supervision.health import JSON, TEXT, Page
+from nereid.server.supervision.health import JSON, TEXT, HttpPage
 
 START_S, STOP_S, STOP_POLL_S = 60.0, 40.0, 0.1
 METRICS_S = 5.0
@@ -29,12 +29,11 @@ PACKAGE, INSTALL = "uvicorn", "pip install 'nereid-serving[gateway]'"
 Launcher = Callable[[ServerOptions], "subprocess.Popen[str]"]
 
 
-class Front:
+class GatewayProcess:
     """A gateway process, started again when it ends.
 
     Args:
         launch: starts the process; Ctrl-C must not reach it, and it must end with this one.
-        log: receives one line for each start after the first.
 
     Raises:
         ServerError: the packages of the gateway are missing.
@@ -89,7 +88,6 @@ class Front:
         self._process = None
 
     def _is_listening(self, timeout_s: float) -> bool:
-        """Return whether the gateway has printed its ports; wait for them if necessary."""
         assert self._process
         assert self._process.stdout
         if not self._has_listened and select.select([self._process.stdout], [], [], timeout_s)[0]:
@@ -102,9 +100,9 @@ class Front:
 
 
 @contextlib.contextmanager
-def front_of(
+def gateway_of(
     options: ServerOptions, folder: Path, launch: Launcher, log: Callable[[str], None]
-) -> Iterator[Front]:
+) -> Iterator[GatewayProcess]:
     """Return the front of a guarded server, not started yet, with a page for Triton's metrics.
 
     Raises:
@@ -112,7 +110,7 @@ def front_of(
     """
     check_ports(options.host, options.ports)
     pages = partial(metrics_of, run_dir.socket_url(run_dir.socket_folder(folder), "metrics"))
-    front = Front(lambda: launch(options), log)
+    front = GatewayProcess(lambda: launch(options), log)
     with health.serve(pages, options.host, options.ports.metrics, "metrics"):
         try:
             yield front
@@ -120,13 +118,8 @@ def front_of(
             front.stop(lambda: True)
 
 
-def metrics_of(url: str, path: str) -> Page:
-    """Return status, content type and body of a page of Triton's metrics port.
-
-    Args:
-        url: Triton's own address of its metrics.
-        path: the requested path.
-    """
+def metrics_of(url: str, path: str) -> HttpPage:
+    """Return status, content type and body of a page of Triton's metrics port."""
     if path != "/metrics":
         return HTTPStatus.NOT_FOUND, JSON, json.dumps({"error": "unknown page: expected /metrics"})
     try:

@@ -1,1 +1,0 @@
-"""Checks of a machine with a GPU for `nereid doctor`."""

@@ -1,0 +1,396 @@
+"""Instances of models whose number follows the load: readings, decisions and changes."""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from nereid.backends.triton.stub_processes import PROC, Process
+from nereid.base import metrics_page
+from nereid.base.config.instance_bounds import BOUNDS, InstanceBounds, read_bounds
+from nereid.base.config.model_config import CONFIGS, read_profile
+from nereid.base.metrics_page import Snapshot
+from nereid.base.processes import BackOff, available_bytes
+from nereid.base.serving_errors import InvalidConfig
+from nereid.base.units import format_bytes
+from nereid.server.control import NOT_LOADED, Control, Instances, Refused
+from nereid.server.run_dir import ServerRecord
+from nereid.server.supervision.health import Health
+from nereid.server.supervision.process_usage import core_wait_s, memory_bytes
+
+# An instance is added after this many samples in a row in which requests waited: about a second.
+ADD_SAMPLES, WAITING = 5, 1.0
+# Every change starts all instances anew, so the next one waits until the old instances have ended.
+COOLDOWN_S = 2.0
+REFUSED_DELAYS_S, RESET_AFTER_S = (2.0, 5.0, 15.0, 60.0), 300.0
+# Part of the time for which the processes of the model wait for a core. With as many busy threads as cores it
+# is below 0.1; a third process on two cores waits for a third of the time.
+CPU_FULL, GPU_FULL = 0.25, 0.9
+# Requests and other programs need the rest of the free memory.
+MEMORY_PART = 0.8
+# Largest part of the time for which the instances that stay would be busy.
+STAYING_BUSY = 0.5
+INFERENCE = ("request_success", "exec_count", "compute_", "pending_request_count")
+PREFIXES = (*(f"nv_inference_{name}" for name in INFERENCE), "nv_gpu_")
+US_PER_S = 1e6
+SAMPLE_S, TIMEOUT_S = 0.2, 2.0
+# Other commands load models, too, and the memory of a process takes 1 to 3 ms to read.
+NUMBER_S, MEMORY_S = 2.0, 10.0
+# Without a model that has bounds.
+IDLE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """The fullest GPU: the busy part of its time, 0 to 1, and its memory in bytes."""
+
+    busy: float
+    free_bytes: float
+    used_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """The state of a model at one moment, and its work since the sample before.
+
+    Args:
+        instances: the present number, for each version.
+        waiting: requests that wait for an instance now, of the version with the most.
+        busy: mean number of instances that computed, of the busiest version.
+        cpu_wait: part of the time for which a process of the model waited for a core, 0 to 1.
+        instance_bytes: memory of one instance of all versions; 0 if unknown.
+        gpu: the fullest GPU, for instances on a GPU.
+    """
+
+    at_s: float
+    instances: int
+    waiting: float
+    busy: float
+    cpu_wait: float
+    free_bytes: float
+    instance_bytes: float
+    gpu: GpuSample | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A new number of instances, and the reason in plain words."""
+
+    count: int
+    reason: str
+
+
+class InstanceDecider:
+    """Decides about one model: one instance more soon after requests wait, one less after a long idle time.
+
+    `blocked` says why no instance is added although requests wait; empty otherwise.
+    """
+
+    def __init__(self, bounds: InstanceBounds) -> None:
+        self.bounds = bounds
+        self.blocked = ""
+        self._back_off = BackOff(REFUSED_DELAYS_S, RESET_AFTER_S)
+        self._not_before_s = float("-inf")
+        self._start_again()
+
+    def decide(self, sample: LoadSample) -> Decision | None:
+        """Return the change that follows from a sample and those before; None for no change."""
+        if sample.at_s < self._not_before_s:
+            return None
+        nearest = self.bounds.nearest(sample.instances)
+        if nearest != sample.instances:
+            return Decision(nearest, f"{sample.instances} is outside of the bounds")
+        return self._more(sample) or self._fewer(sample)
+
+    def changed(self, now_s: float, is_refused: bool = False) -> None:
+        """Record the end of a change at a time of the samples' clock."""
+        self._not_before_s = now_s + (self._back_off.failed(now_s) if is_refused else COOLDOWN_S)
+        self._back_off.began(now_s)
+        self._start_again()
+
+    def _start_again(self) -> None:
+        self._waits: list[LoadSample] = []
+        self._quiet_since_s: float | None = None
+        self._last_s = self._busy_s = 0.0
+        self.blocked = ""
+
+    def _more(self, sample: LoadSample) -> Decision | None:
+        if sample.waiting < WAITING:
+            self._waits, self.blocked = [], ""
+            return None
+        self._waits = [*self._waits, sample][-ADD_SAMPLES:]
+        if len(self._waits) < ADD_SAMPLES or sample.instances >= self.bounds.high:
+            return None
+        self.blocked = _full_processor(self._waits) or _full_memory(sample, sample.instances + 1)
+        if self.blocked:
+            return None
+        waiting = fmean(earlier.waiting for earlier in self._waits)
+        seconds = sample.at_s - self._waits[0].at_s
+        return Decision(sample.instances + 1, f"{waiting:.1f} requests waited for {seconds:.1f} s")
+
+    def _fewer(self, sample: LoadSample) -> Decision | None:
+        count, now_s = sample.instances, sample.at_s
+        if sample.waiting >= WAITING or count <= self.bounds.low:
+            self._quiet_since_s = None
+            return None
+        if self._quiet_since_s is None:
+            self._quiet_since_s, self._last_s, self._busy_s = now_s, now_s, 0.0
+        self._busy_s += sample.busy * (now_s - self._last_s)
+        self._last_s, quiet_s = now_s, now_s - self._quiet_since_s
+        if quiet_s < self.bounds.idle_s:
+            return None
+        self._quiet_since_s = None
+        busy = self._busy_s / quiet_s
+        if busy > STAYING_BUSY * (count - 1) or _full_memory(sample, count - 1):
+            return None
+        return Decision(count - 1, f"{busy:.1f} of {count} instances were busy for {quiet_s:.0f} s")
+
+
+def _full_processor(samples: list[LoadSample]) -> str:
+    """Return why another instance would find no free processor; empty if it would."""
+    cpu_wait = fmean(sample.cpu_wait for sample in samples)
+    if cpu_wait >= CPU_FULL:
+        return f"its processes wait for a core {cpu_wait:.0%} of the time"
+    gpus = [sample.gpu.busy for sample in samples if sample.gpu]
+    if gpus and fmean(gpus) >= GPU_FULL:
+        return f"the GPU is busy {fmean(gpus):.0%} of the time"
+    return ""
+
+
+def _full_memory(sample: LoadSample, count: int) -> str:
+    """Return why the memory does not suffice for `count` new instances next to the old ones; empty if so."""
+    rows = [("memory", sample.free_bytes, sample.instance_bytes)]
+    if sample.gpu:  # how much of the used memory belongs to the model is unknown: at most all
+        rows.append(("memory of the GPU", sample.gpu.free_bytes, sample.gpu.used_bytes / sample.instances))
+    for name, free, of_instance in rows:
+        if (needed := count * of_instance / MEMORY_PART) > free:
+            return f"expected {format_bytes(int(needed))} of free {name}, got {format_bytes(int(free))}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """The load of a model, each of the version with the most.
+
+    Args:
+        waiting: requests that wait for an instance now.
+        busy: mean number of instances that computed.
+    """
+
+    waiting: float
+    busy: float
+
+
+def read_loads(page: Snapshot, growth: Snapshot, seconds: float) -> dict[str, ModelLoad]:
+    """Return the load of each loaded model, from Triton's page and its growth in some seconds."""
+
+    def grown(name: str) -> dict[tuple[str, ...], float]:
+        return growth.sums(f"nv_inference_{name}", "model", "version")
+
+    requests, executions = grown("request_success"), grown("exec_count")
+    parts = [grown(f"compute_{part}_duration_us") for part in ("input", "infer", "output")]
+    waiting = page.sums("nv_inference_pending_request_count", "model", "version")
+    found: dict[str, ModelLoad] = {}
+    for version, answered in requests.items():
+        # Requests of one batch count the computing time of the batch each.
+        batches = min(1.0, executions.get(version, 0.0) / answered) if answered else 0.0
+        compute_s = sum(part.get(version, 0.0) for part in parts) / US_PER_S
+        others = found.get(version[0], ModelLoad(0.0, 0.0))
+        found[version[0]] = ModelLoad(
+            max(others.waiting, waiting.get(version, 0.0)), max(others.busy, compute_s * batches / seconds)
+        )
+    return found
+
+
+def read_gpu(page: Snapshot) -> GpuSample | None:
+    """Return the largest use and the least free memory of all GPUs, as if they were those of one."""
+    busy, total, used = (
+        page.sums(f"nv_gpu_{name}", "gpu_uuid")
+        for name in ("utilization", "memory_total_bytes", "memory_used_bytes")
+    )
+    if not busy and not total:
+        return None
+    free = [total[gpu] - used.get(gpu, 0.0) for gpu in total]
+    return GpuSample(max(busy.values(), default=0.0), min(free, default=0.0), max(used.values(), default=0.0))
+
+
+class CpuWait:
+    """The part of the time for which the processes of a model wait for a core, between two readings.
+
+    A kernel that does not count this, or a model without processes, has the machine's pressure instead.
+    """
+
+    def __init__(self, proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc, self._clock, self._read_s = proc, clock, clock()
+        self._waited_s: dict[int, float] = {}
+        self._pressed_s: float | None = None
+
+    def read(self, pids: Collection[int]) -> float:
+        """Return the mean over the processes since the last call, 0 to 1."""
+        seconds, self._read_s = self._clock() - self._read_s, self._clock()
+        before, self._waited_s = self._waited_s, dict[int, float]()
+        for pid in pids:
+            if (waited_s := core_wait_s(pid, self._proc)) is not None:
+                self._waited_s[pid] = waited_s
+        grown = [max(0.0, self._waited_s[pid] - before[pid]) for pid in self._waited_s.keys() & before]
+        pressed_s = 0.0 if self._waited_s else self._pressure_s()
+        if not self._waited_s:
+            grown = [pressed_s - self._pressed_s] if self._pressed_s is not None else []
+            self._pressed_s = pressed_s
+        return min(1.0, sum(grown) / len(grown) / seconds) if grown and seconds > 0 else 0.0
+
+    def _pressure_s(self) -> float:
+        """Return the seconds in which some thread of the machine waited for a core; 0 if not counted.
+
+        Source: Linux, Documentation/accounting/psi.rst.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            line = (self._proc / "pressure" / "cpu").read_text().splitlines()[0]
+            return int(line.rpartition("total=")[2]) / US_PER_S
+        return 0.0
+
+
+@dataclass(slots=True)
+class _Model:
+    decider: InstanceDecider
+    cpu: CpuWait = field(default_factory=CpuWait)
+    served: Instances = NOT_LOADED
+    number_read_s: float = float("-inf")
+    instance_bytes: float = 0.0
+    memory_read_s: float = float("-inf")
+    blocked: str = ""
+
+
+class InstanceController:
+    """Adapts the numbers of instances of one server; `discover` and `step` may have a thread each.
+
+    Args:
+        change: loads a model with a number of instances, or raises `Refused`.
+    """
+
+    def __init__(
+        self,
+        record: ServerRecord,
+        health: Health,
+        processes_of: Callable[[str], list[Process]],
+        change: Callable[[str, int], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._record, self._control, self._health = record, Control(record), health
+        self._processes_of, self._change, self._log = processes_of, change, log
+        self._bounds: dict[str, InstanceBounds] = {}
+        self._read: dict[str, tuple[int, InstanceBounds | None]] = {}
+        self._models: dict[str, _Model] = {}
+        self._page: Snapshot | None = None
+        self._page_s = 0.0
+
+    def discover(self, models: Collection[str]) -> bool:
+        """Read the bounds of the models whose config has changed; returns whether any model has bounds."""
+        before, self._read = self._read, {}
+        for name in models:
+            changed_ns, known = self._config_time(name), before.get(name, (-1, None))
+            is_known = known[0] == changed_ns
+            self._read[name] = known if is_known else (changed_ns, self._read_bounds(name, known[1]))
+        self._bounds = {name: bounds for name, (_, bounds) in self._read.items() if bounds}
+        return bool(self._bounds)
+
+    def step(self) -> float:
+        """Take one sample of each model with bounds, and change a number; returns the seconds to wait.
+
+        Raises:
+            OSError: Triton's metrics cannot be read.
+            NotReached: the server does not respond.
+        """
+        began_s, bounds = time.monotonic(), self._bounds
+        self._models = {
+            name: self._models.get(name) or _Model(InstanceDecider(limits)) for name, limits in bounds.items()
+        }
+        if not bounds:
+            self._health.instances_seen({})
+            return IDLE_S
+        text = metrics_page.fetch(self._record.url("metrics"), TIMEOUT_S)
+        before, self._page = self._page, Snapshot.parse(text, PREFIXES)
+        seconds, self._page_s = time.monotonic() - self._page_s, time.monotonic()
+        loads = read_loads(self._page, self._page - (before or self._page), seconds)
+        gpu = read_gpu(self._page)
+        for name, model in self._models.items():
+            model.decider.bounds = bounds[name]
+            sample = self._sample(name, model, loads.get(name), gpu)
+            if sample and (decision := model.decider.decide(sample)):
+                self._carry_out(name, model, decision)
+            self._log_blocked_once(name, model)
+        self._health.instances_seen({name: model.served.count for name, model in self._models.items()})
+        return max(0.0, SAMPLE_S - (time.monotonic() - began_s))
+
+    def _sample(
+        self, name: str, model: _Model, load: ModelLoad | None, gpu: GpuSample | None
+    ) -> LoadSample | None:
+        now_s = time.monotonic()
+        processes = [process.pid for process in self._processes_of(name)]
+        if now_s - model.number_read_s >= NUMBER_S:
+            model.served, model.number_read_s = self._control.instances(name), now_s
+        if now_s - model.memory_read_s >= MEMORY_S and model.served.count:
+            model.instance_bytes = sum(memory_bytes(pid) for pid in processes) / model.served.count
+            model.memory_read_s = now_s if model.instance_bytes else float("-inf")
+        cpu_wait = model.cpu.read(processes)
+        if not model.served.count or not load:
+            return None
+        return LoadSample(
+            now_s,
+            model.served.count,
+            load.waiting,
+            load.busy,
+            cpu_wait,
+            available_bytes(),
+            model.instance_bytes,
+            gpu if model.served.is_on_gpu else None,
+        )
+
+    def _carry_out(self, name: str, model: _Model, decision: Decision) -> None:
+        began_s, before, refusal = time.monotonic(), model.served.count, ""
+        try:
+            self._change(name, decision.count)
+        except Refused as error:
+            refusal = str(error)
+        ended_s = time.monotonic()
+        model.decider.changed(ended_s, is_refused=bool(refusal))
+        model.blocked = ""
+        model.number_read_s = model.memory_read_s = float("-inf")
+        if refusal:
+            self._health.count("instance_change_failures_total", model=name)
+        else:
+            direction = "up" if decision.count > before else "down"
+            self._health.count("instance_changes_total", model=name, direction=direction)
+        text = f"instances of '{name}': {before} → {decision.count} of {model.decider.bounds}"
+        took = (
+            f"failed after {ended_s - began_s:.1f} s ({refusal})" if refusal else f"{ended_s - began_s:.1f} s"
+        )
+        self._log(f"{text}, {took}: {decision.reason}")
+
+    def _log_blocked_once(self, name: str, model: _Model) -> None:
+        reason = model.decider.blocked
+        if reason and not model.blocked:
+            number = f"{model.served.count} of {model.decider.bounds}"
+            self._log(f"instances of '{name}' stay {number}, although requests wait: {reason}")
+        model.blocked = reason or model.blocked
+
+    def _config_time(self, name: str) -> int:
+        """Return when the config of a model changed, in nanoseconds; 0 without one."""
+        folder = Path(self._record.repository) / name
+        for path in (folder / CONFIGS / f"{self._record.profile}.pbtxt", folder / "config.pbtxt"):
+            try:
+                return path.stat().st_mtime_ns
+            except OSError:
+                continue
+        return 0
+
+    def _read_bounds(self, name: str, known: InstanceBounds | None) -> InstanceBounds | None:
+        """Return the bounds of a config, or those that are known while it cannot be read."""
+        try:
+            return read_bounds(read_profile(Path(self._record.repository) / name, self._record.profile))
+        except (InvalidConfig, OSError) as error:
+            if known or BOUNDS in str(error):
+                self._log(f"instances of '{name}' keep their bounds ({known or 'none'}): {error}")
+            return known

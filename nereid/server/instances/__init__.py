@@ -1,1 +1,0 @@
-"""Numbers of instances that follow the load, for models whose config has bounds."""
