@@ -26,7 +26,6 @@ class CUDADriverError(CUDARuntimeError):
 
 
 def wide(row_mebibytes: int) -> onnx.ModelProto:
-    """Build y = relu(x), float32[N, 1], whose run needs `row_mebibytes` of memory for each row."""
     ones = np.ones((1, row_mebibytes * MEBIBYTE // 4), np.float32)
     return network(
         [

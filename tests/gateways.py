@@ -102,14 +102,11 @@ class Upstream:
 
 
 class Upstreams(dict[str, Upstream]):
-    """One upstream for each model."""
-
     async def request(self, method: str, path: str, *more: Any) -> HttpResponse:
         return await self[path.split("/")[3]].request(method, path, *more)
 
 
 def outputs_of(result: Any) -> dict[str, Any]:
-    """Return the outputs for one image by name."""
     found = {name: [getattr(result, of, "")] for name, of in zip(ROUTE_OUTPUTS, SOURCE, strict=True)}
     match result:
         case Reading():
@@ -228,7 +225,6 @@ RING, NO_KEYS = Ring({each: key(each, each) for each in SCOPES}), Ring()
 
 
 def gateway(upstream: Any, settings: Settings = SMALL, keys: Any = NO_KEYS, route: Any = None) -> Any:
-    """Return a gateway in front of `upstream`, which answers for all models."""
     return build(settings, keys, Models("classify", Source(route), upstream))
 
 

@@ -58,7 +58,6 @@ def network(
     outputs: Iterable[onnx.ValueInfoProto],
     initializers: Iterable[onnx.TensorProto] = (),
 ) -> onnx.ModelProto:
-    """Assemble a network that ONNX's own checker accepts."""
     graph = helper.make_graph(list(nodes), "network", list(inputs), list(outputs), list(initializers))
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="tests"
@@ -80,7 +79,6 @@ def tensor(side: str, name: str, datatype: str, dims: Dims, more: str = "") -> s
 
 
 def parameter(key: str, text: object) -> str:
-    """Give a config a parameter."""
     return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
 
 
@@ -130,7 +128,6 @@ def sample(datatype: str, shape: Sequence[int], rng: np.random.Generator) -> np.
 
 
 def run(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
-    """Run a network in this process with plain ONNX Runtime, whose Python binding takes strings as `str`."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     decode, encode = np.vectorize(bytes.decode, "O"), np.vectorize(str.encode, "O")
     results = session.run(None, {name: _convert(array, decode) for name, array in inputs.items()})
@@ -141,7 +138,6 @@ def run(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
 def serve(
     repository: Path, run_dir: Path, *flags: str, log: Callable[[str], None] = lambda line: None
 ) -> EmbeddedServer:
-    """Build a server of `repository` on free ports, with every API open."""
     options = ServerOptions(repository, ports=Ports(*free_ports(3)), flags=flags)
     return EmbeddedServer(options, run_dir, os.environ, log)
 
@@ -149,7 +145,6 @@ def serve(
 def connect(
     server: EmbeddedServer, protocol: str = "grpc"
 ) -> tritonclient.grpc.InferenceServerClient | tritonclient.http.InferenceServerClient:
-    """Open a client of a running server, to be closed by `with`."""
     options = server.options
     return CLIENTS[protocol].InferenceServerClient(f"{options.host}:{getattr(options.ports, protocol)}")
 
@@ -183,7 +178,6 @@ def infer(
 
 
 def arrays_of(result: Any) -> Arrays:
-    """Return the outputs of a client's response, by name."""
     response = result.get_response()
     outputs = response["outputs"] if isinstance(response, dict) else response.outputs
     names = [each["name"] if isinstance(each, dict) else each.name for each in outputs]

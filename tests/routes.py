@@ -115,7 +115,6 @@ def store_adding(repository: Path, name: str, *numbers: float, config: str = NET
 
 
 def store_puppet(repository: Path, name: str, **orders: Any) -> None:
-    """Store a puppet; see `order`."""
     folder = repository / name / "1"
     folder.mkdir(parents=True)
     (folder / "model.py").write_text(PUPPET)
@@ -139,13 +138,11 @@ def order(repository: Path, name: str, **orders: Any) -> None:
 
 
 def waiting(repository: Path, name: str) -> int:
-    """Return how many requests a puppet holds."""
     path = repository / f"{name}.waiting"
     return int(path.read_text() or 0) if path.exists() else 0
 
 
 def store_ensemble(repository: Path, name: str, model: str, version: int) -> None:
-    """Store an ensemble that pins one version of one model."""
     step = (
         f'ensemble_scheduling {{ step {{ model_name: "{model}" model_version: {version} '
         'input_map { key: "x" value: "x" } output_map { key: "scores" value: "scores" } } }\n'
@@ -192,7 +189,6 @@ def document(*variants: Mapping[str, Any], default: str = "", **more: Any) -> di
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees all of the old or all of the new."""
     new = path.with_name(f".{path.name}.new")
     new.write_bytes(content)
     new.replace(path)
@@ -224,13 +220,10 @@ class RouteResponse:
 
     @property
     def added(self) -> float:
-        """The number that the network added to X."""
         return float(self.scores[0, 0] - X[0, 0])
 
 
 class RouteServer:
-    """A running server with routes, its log, and connections that stay open."""
-
     def __init__(self, server: EmbeddedServer, log: list[str]) -> None:
         self.server, self.log = server, log
         self.repository = server.options.repository
@@ -367,11 +360,9 @@ class Load:
             thread.join(WATCHDOG_S)
 
     def begun_after(self, moment: float, until: float = float("inf")) -> list[Outcome]:
-        """Return the requests that were sent after `moment`, and before `until`."""
         return [outcome for outcome in list(self.outcomes) if moment <= outcome.begin < until]
 
     def wait_for(self, is_wanted: Callable[[Outcome], bool], count: int = 1, since: float = 0) -> None:
-        """Wait until `count` requests sent after `since` have a wanted outcome."""
         wait_until(lambda: sum(map(is_wanted, self.begun_after(since))) >= count, f"{count} wanted outcomes")
 
     def _send_all(self, protocol: str) -> None:
@@ -385,7 +376,6 @@ class Load:
 
 
 def answered_by(name: str) -> Callable[[Outcome], bool]:
-    """Return a predicate: whether the variant `name` responded."""
     return lambda outcome: isinstance(outcome.answer, RouteResponse) and outcome.answer.variant == name
 
 
@@ -416,7 +406,6 @@ def together(count: int, send: Callable[[int], Any]) -> "list[Future[Any]]":
 
 
 def given(protocol: str, x: np.ndarray) -> Any:
-    """Return the input of all these models as a client sends it."""
     tensor = CLIENTS[protocol].InferInput("x", list(x.shape), "FP32")
     tensor.set_data_from_numpy(x)
     return tensor

@@ -54,7 +54,6 @@ ENDPOINTS = {each.path for each in (*OPERATIONS, *http_front.OPERATIONS)} | {
 
 
 def promtool(*words: str) -> None:
-    """Run promtool; it must report neither an error nor a warning."""
     done = subprocess.run([str(PROMTOOL), *words], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -62,7 +61,6 @@ def promtool(*words: str) -> None:
 
 
 def subclasses(kind: type) -> Iterator[type]:
-    """Yield a class and all that derive from it."""
     yield kind
     for each in kind.__subclasses__():
         yield from subclasses(each)

@@ -21,7 +21,6 @@ GIBIBYTE = 2**30
 
 
 def config(relative: str, kind: str = "GPU") -> ModelConfig:
-    """Return the config of the newest served version, as an instance of this kind has it."""
     path = ROOT / relative
     folder, document = path.parents[1], read_pbtxt(path)
     return ModelConfig.from_document(document, folder, served_versions(folder, document)[-1], kind)

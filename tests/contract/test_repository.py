@@ -26,7 +26,6 @@ TENSORS = {
 
 
 def read(relative: str) -> ModelConfig:
-    """Parse one config; an unknown field is an error."""
     return text_format.Parse((REPOSITORY / relative).read_text(), ModelConfig())
 
 

@@ -26,7 +26,6 @@ PHOTOS = {
 
 
 def raw_scores(server, model: str, image: bytes) -> np.ndarray:
-    """Classify with a plain Triton client; return the scores, float32[1000]."""
     with tritonclient.http.InferenceServerClient(url(server, "http")) as client:
         return client.infer(model, [image_input("http", image)]).as_numpy("scores")[0]
 

@@ -25,7 +25,6 @@ NEREID = str(Path(sys.executable).with_name("nereid"))
 
 @pytest.fixture
 def command(both_profiles):
-    """The command on a server that allows shared memory."""
     return [NEREID, "classify", "--url", url(both_profiles["cpu"], "grpc"), "--top", "1"]
 
 
@@ -42,7 +41,6 @@ def photos(tmp_path):
 
 
 def answers(form: str, printed: str) -> list[tuple[str, int | None, str]]:
-    """Return name, best class and error of each image."""
     if form == "csv":
         rows = csv.DictReader(io.StringIO(printed))
         return [(row["image"], int(row["index"] or 0) or None, row["error"]) for row in rows]

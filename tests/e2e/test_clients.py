@@ -36,7 +36,6 @@ def server(both_profiles):
 
 
 def known(server) -> set[str]:
-    """Return the regions that the server has mapped."""
     with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
         return {*client.get_system_shared_memory_status(as_json=True).get("regions", {})}
 
@@ -76,7 +75,6 @@ def test_server_that_does_not_allow_shared_memory_gets_bytes(both_profiles, capl
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """A server that allows shared memory, and has its own /dev/shm, as in another container."""
     mount = 'mount -t tmpfs -o size=1g tmpfs /dev/shm; exec "$@"'
     launcher = ["unshare", "--mount", "--ipc", "sh", "-ec", mount, "sh"]
     if subprocess.run([*launcher, "true"], capture_output=True).returncode:

@@ -75,8 +75,6 @@ class Proxy:
 
 
 class Pair:
-    """Two guarded servers of one repository, which keep their ports when they are started again."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         # The model sleeps, so that there are requests in flight.
@@ -109,7 +107,6 @@ class Pair:
             return served.process.wait(WATCHDOG_S)
 
     def kill(self, name: str) -> None:
-        """Kill `nereid serve`, which takes the server along."""
         served, stack = self._running.pop(name)
         leader = served.record.pid
         stack.close()
@@ -121,7 +118,6 @@ class Pair:
 
 
 def what_is_wrong(prediction: Prediction) -> str:
-    """Describe the mistake of a response; empty if it is right."""
     score = prediction.labels[0].score
     return "" if score == NUMBER + 1 else f"expected {NUMBER + 1}, got {score}"
 

@@ -99,7 +99,6 @@ class Front:
         return "OK", False
 
     def page(self) -> tuple[Counter[str], float]:
-        """Return the requests by outcome, and the limit."""
         text = self._http.get("/metrics", headers={"x-api-key": self._keys["infer"]}).text
         outcomes = Counter[str]()
         for outcome, count in COUNT.findall(text):

@@ -105,7 +105,6 @@ def test_disconnects_leave_nothing_behind(base, both_profiles):
 
 
 def exchange(port: int, head: str, body: bytes, closes: bool) -> http.client.HTTPResponse:
-    """Send a request on a connection of its own, perhaps close the sending side, and return the response."""
     with socket.create_connection(("127.0.0.1", port), timeout=WATCHDOG_S) as connection:
         connection.sendall(f"POST /predict HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n".encode() + body)
         if closes:

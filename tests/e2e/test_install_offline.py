@@ -43,7 +43,6 @@ PIP_CONF = "[install]\nuser = true\nconstraint = absent.txt\n"
 
 @pytest.fixture
 def target(tmp_path):
-    """A machine with Python, a shell and coreutils, whose pip has settings of its own; also a home."""
     (programs := tmp_path / "programs").mkdir()
     for name in PROGRAMS:
         (programs / name).symlink_to(shutil.which(name))

@@ -48,7 +48,6 @@ def touch(path: Path) -> None:
 
 
 def added(server, name: str, version: str = "") -> int:
-    """Send a request, check the whole response, and return the number that the model adds."""
     response = infer(server, name, {"x": X}, model_version=version)
     number = response["scores"][0, 0] - X[0, 0]
     assert_same(response, {"scores": X + number})

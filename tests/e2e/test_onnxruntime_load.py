@@ -27,7 +27,6 @@ from tests.tables import cases
 
 
 def with_bias() -> onnx.ModelProto:
-    """Build y = x + bias, where only `x` has a batch dimension."""
     return network(
         [helper.make_node("Sum", ["x", "bias"], ["y"])],
         [value("x", "FP32", ["batch", 4]), value("bias", "FP32", [4])],

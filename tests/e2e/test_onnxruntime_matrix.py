@@ -150,7 +150,6 @@ def ragged() -> onnx.ModelProto:
 
 
 def slow() -> onnx.ModelProto:
-    """Build y = x · 1 after 600 multiplications of a large matrix, to keep an instance busy."""
     products = [helper.make_node("MatMul", [f"m{n}", "eye"], [f"m{n + 1}"]) for n in range(600)]
     return network(
         [

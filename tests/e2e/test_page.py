@@ -138,7 +138,6 @@ def browser():
 
 @pytest.fixture
 def visit(browser, gateways) -> Iterator[Callable]:
-    """Open a gateway's page in a new profile: `visit("keyed", key="infer")` signs in, too."""
     with ExitStack() as stack:
 
         def open_page(name: str, key: str = "", **options) -> Seen:

@@ -49,7 +49,6 @@ once = pytest.mark.parametrize("served", [ALL_VERSIONS], ids=["all"], indirect=T
     ids=["all", "specific"],
 )
 def served(request, tmp_path_factory):
-    """A server of `net` in version 1, behind route `r`, with each kind of version_policy."""
     repository = tmp_path_factory.mktemp("published") / "models"
     store_published(repository, request.param)
     with serve_routes(repository, tmp_path_factory.mktemp("run")) as running:
@@ -62,7 +61,6 @@ def record(served):
 
 
 def policies(repository) -> set[str]:
-    """Return the `version_policy` lines of `net` in all profiles."""
     files = [repository / NET / "config.pbtxt", repository / NET / "configs" / "other.pbtxt"]
     return {file.read_text().splitlines(keepends=True)[-1] for file in files}
 

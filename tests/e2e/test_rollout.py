@@ -42,8 +42,6 @@ ROLLOUT_S = 300
 
 
 class Rollout(Rollouts):
-    """Rollouts in short steps, with a controller in this process."""
-
     def __init__(self, served: RouteServer, base: Path) -> None:
         super().__init__(served.repository, record_of(served.server), hold_s=1, slo_ms=250)
         self.served, self.base, self.repository = served, base, served.repository
@@ -61,13 +59,11 @@ class Rollout(Rollouts):
             assert controller.wait(WATCHDOG_S) == 0
 
     def wait_for(self, *phases: str):
-        """Wait until the rollout has one of these phases, and return its state."""
         wait_until(lambda: self.state.phase in phases, f"one of {phases}", ROLLOUT_S)
         return self.state
 
 
 def store_site(repository: Path) -> Path:
-    """Store a route of two puppets."""
     repository.mkdir()
     for name in ("old", "new"):
         store_puppet(repository, f"net_{name}", delay_ms=DELAY_MS)

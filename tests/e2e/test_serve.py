@@ -31,13 +31,11 @@ PROCESSES = Path("/sys/fs/cgroup/pids")
 
 @pytest.fixture
 def environment(tmp_path):
-    """An environment whose run directory is the test's own."""
     return os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
-    """A server for tests that only ask it."""
     with serving(REPOSITORY, tmp_path_factory.mktemp("asked") / "run") as running:
         yield running
 
@@ -98,7 +96,6 @@ def test_signal_ends_every_process(tmp_path, number, words):
 
 
 def limits(pid: int) -> list[str]:
-    """Return the soft and the hard limit of open files of a process."""
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
     return next(line.split()[3:5] for line in lines if line.startswith("Max open"))
 

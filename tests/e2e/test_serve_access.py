@@ -37,7 +37,6 @@ def site(tmp_path_factory):
 
 
 def curl(served, path: str, *words: str) -> tuple[int, str]:
-    """Send a request as docs/server.md shows it; returns status and body."""
     address = f"http://127.0.0.1:{served.ports['http']}{path}"
     command = ["curl", "-s", "-w", "\n%{http_code}", "-X", "POST", *words, address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, check=True)

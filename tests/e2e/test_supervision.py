@@ -193,7 +193,6 @@ def test_dead_instance_is_not_a_dead_variant(served, number, cause):
 
 
 def waited_for(supervisor: int) -> int:
-    """Return the number of processes that the supervisor waits for, by its open files."""
     links = [str(each.readlink()) for each in Path(f"/proc/{supervisor}/fd").iterdir() if each.is_symlink()]
     return links.count("anon_inode:[pidfd]")
 
@@ -349,6 +348,5 @@ def test_server_that_cannot_start_again_is_tried_again(tmp_path):
 
 
 def signal_other_thread(pid: int, number: int) -> None:
-    """Send a signal to a thread of a process that is not its main thread."""
     other = next(thread for each in Path(f"/proc/{pid}/task").iterdir() if (thread := int(each.name)) != pid)
     assert ctypes.CDLL(None).tgkill(pid, other, number) == 0

@@ -37,7 +37,6 @@ class Traced:
         self.served, self.ports, self.receiver, self.profile = served, ports, receiver, profile
 
     def post(self, path, body, headers, port="gateway"):
-        """Send a request in a sampled trace; return status, body, the trace's id and the caller's span."""
         trace, span = f"{random.getrandbits(128):032x}", f"{random.getrandbits(64):016x}"
         sent = {"traceparent": f"00-{trace}-{span}-01", **headers}
         where = self.ports["http"] if port == "gateway" else self.served.ports[port]
@@ -53,7 +52,6 @@ class Traced:
         return [json.loads(line) for line in self.served.log.splitlines() if line.startswith("{")]
 
     def line(self, trace):
-        """Return the line of a request, once the log has it."""
         (found,) = wait_until(lambda: [each for each in self.lines() if each["trace_id"] == trace], "a line")
         return found
 

@@ -68,7 +68,6 @@ def built(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["3.11", "3.12"])
 def installed(request, built, tmp_path_factory):
-    """The wheel with the extras that the README names, for each promised Python, and an empty folder."""
     python = interpreter(request.param)
     base = tmp_path_factory.mktemp("user")
     (base / "empty").mkdir()

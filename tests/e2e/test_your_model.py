@@ -27,19 +27,16 @@ ASKING = ("nereid add", "nereid remove")
 
 
 def commands() -> list[str]:
-    """Return the commands of the page's consoles, in their order."""
     blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
 
 
 def exporters() -> dict[str, str]:
-    """Return the command for each exporter in the page's table."""
     return dict(re.findall(r"^\| (.+?) \| `(nereid add .+?)` \|$", PAGE.read_text(), re.MULTILINE))
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """The user's folder: a network of each exporter, class names and a photo."""
     assert len(NAMES) == CLASSES
     (tmp_path / "dogs.txt").write_text("".join(f"{name}\n" for name in NAMES))
     shutil.copy(COFFEE, tmp_path / "photo.jpg")
@@ -59,8 +56,6 @@ def folder(tmp_path):
 
 
 class Terminal:
-    """The user's terminals: one environment, a process for each command."""
-
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         (folder / "run").mkdir(mode=0o700)
         search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -46,7 +46,6 @@ def encode(image_format: str = "JPEG", mode: str = "RGB", orientation: int = 1, 
 
 @pytest.fixture
 def build(cupy):
-    """Build a preprocessor on device 0: `build(transform, **arguments)`."""
     pytest.importorskip("nvidia.nvimgcodec", reason="needs nvImageCodec, of the extra gpu or gpu13")
     from nereid.vision.imaging.gpu_preprocessor import GpuPreprocessor
 

@@ -29,7 +29,6 @@ RUNS, FROM_HOST = "nereid_onnxruntime_run_seconds_count", "nereid_onnxruntime_ho
 
 @pytest.fixture(scope="module")
 def server(cupy, tmp_path_factory):
-    """The running server."""
     with start(tmp_path_factory, "gpu_ensemble") as running:
         yield running
 
@@ -94,7 +93,6 @@ def test_scores_of_one_process_are_those_of_the_ensemble(server, tmp_path_factor
 
 @pytest.fixture(scope="module", params=["false", "true"], ids=["in turn", "overlapping"])
 def fused(request, cupy, tmp_path_factory):
-    """A running server that decodes and computes in one process, without and with overlapping batches."""
     repository = tmp_path_factory.mktemp("repository") / "models"
     shutil.copytree(REPOSITORY, repository)
     config = repository / "classify_v1" / "configs" / "gpu.pbtxt"

@@ -8,8 +8,6 @@ from nereid.server.supervision.activity import BUSY_S, IDLE_S, LOOK_S, Activity,
 
 
 class Models:
-    """Models with given answers, and the looks at them."""
-
     def __init__(self, *names: str) -> None:
         self.activity, self.now_s = Activity(), 1000.0
         self.counts = {name: Counts() for name in names}
@@ -21,7 +19,6 @@ class Models:
             self.counts[name] = Counts(before.succeeded + (not failures), before.failed + failures)
 
     def look(self, later_s: float = LOOK_S) -> set[str]:
-        """Look at all models after some seconds; returns those to probe."""
         self.now_s += later_s
         self.answered = self.activity.look(self.counts, self.now_s)
         return self.activity.take_due(self.now_s)

@@ -22,7 +22,6 @@ DTYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
 
 
 def run(model: onnx.ModelProto, name: str, pixels: np.ndarray) -> np.ndarray:
-    """Run a network as it is served: in batches, one input."""
     onnx.checker.check_model(model)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (image,) = session.get_inputs()
@@ -30,7 +29,6 @@ def run(model: onnx.ModelProto, name: str, pixels: np.ndarray) -> np.ndarray:
 
 
 def pixels_for(form: UserNetwork, rows: int = 3) -> np.ndarray:
-    """Return images of three channels in a network's layout and datatype."""
     rng = np.random.default_rng(7)
     side = form.side_px or 16
     shape = (rows, side, side, 3) if form.is_last else (rows, 3, side, side)
@@ -219,7 +217,6 @@ def test_names_of_the_current_version():
 
 
 def two_outputs() -> onnx.ModelProto:
-    """Build a network that returns its input and the double of it, in half precision."""
     return network(
         [
             helper.make_node("Cast", ["image"], ["features"], to=TensorProto.FLOAT16),

@@ -29,7 +29,6 @@ UTF_16 = Path("utf-16.txt")
 
 @pytest.fixture
 def file(tmp_path):
-    """A network of 32 x 32 pixels and five classes, as a file."""
     path = tmp_path / "new.onnx"
     onnx.save(classifier(), path)
     return path
@@ -37,7 +36,6 @@ def file(tmp_path):
 
 @pytest.fixture
 def repository(tmp_path):
-    """The path of a repository that does not exist yet."""
     return tmp_path / "models"
 
 

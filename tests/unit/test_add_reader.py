@@ -43,7 +43,6 @@ def repository(tmp_path):
 
 @pytest.fixture
 def file(tmp_path):
-    """The default recogniser, as its training framework exports it."""
     raw(tmp_path / "own.onnx")
     return tmp_path / "own.onnx"
 
@@ -63,7 +62,6 @@ def bright(tmp_path):
 
 @pytest.fixture
 def texts(repository):
-    """A copy of the default models that read text."""
     shutil.copytree(TEXT_REPOSITORY, repository, ignore=shutil.ignore_patterns(*STATE))
     return repository
 

@@ -9,7 +9,6 @@ GOOD, BAD, NEITHER = False, True, None
 
 
 def feed(breaker: Breaker, outcomes, start: float = 0.0, step: float = 0.01) -> float:
-    """Record outcomes one after the other; returns the time of the last."""
     for number, outcome in enumerate(outcomes):
         breaker.record(outcome, start + number * step)
     return start + (len(outcomes) - 1) * step

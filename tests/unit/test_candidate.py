@@ -14,7 +14,6 @@ from tests.networks import constant, move_out, network, value
 
 
 def save(path: Path, location: str) -> Path:
-    """Write a network, and the file with its weights next to it."""
     model = network(
         [helper.make_node("Add", ["x", "w"], ["y"])],
         [value("x", "FP32", ["N", 2])],

@@ -92,7 +92,6 @@ def test_exception_has_the_party_at_fault(status, text, kind):
 
 
 def bounded(act: Callable[[], float]) -> float:
-    """Run a function that must end within the watchdog's time, and return its result."""
     done: Future[float] = Future()
 
     def run() -> None:

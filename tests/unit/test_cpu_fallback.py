@@ -41,7 +41,6 @@ def copied(source, tmp_path, *ignored: str):
 
 @pytest.fixture
 def repository(tmp_path):
-    """A copy of the default repository, without the weights of its networks."""
     return copied(REPOSITORY, tmp_path, "model.onnx")
 
 
@@ -100,7 +99,6 @@ def test_reader_is_copied_like_a_classifier(tmp_path):
 
 @pytest.fixture
 def nereid(repository, tmp_path):
-    """Run `nereid route WORDS` on the repository, where no server runs."""
     environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(tmp_path)}
 
     def run(*words: str):

@@ -201,7 +201,6 @@ def palette_image(*indices):
 
 
 def keyed(color_type, samples, *key):
-    """Build a PNG of one row whose tRNS chunk names the transparent colour."""
     return png(samples[None], color_type, (b"tRNS", struct.pack(f">{len(key)}H", *key)))
 
 
@@ -378,13 +377,11 @@ def test_limits_are_checked_on_the_header(encode, gradient, image_format, size, 
 
 
 def repeated(encoded, scans):
-    """Return a JPEG that repeats its last scan until it has that many."""
     last_scan = encoded[encoded.rindex(b"\xff\xda") : -2]
     return encoded[:-2] + last_scan * (scans - encoded.count(b"\xff\xda")) + encoded[-2:]
 
 
 def non_interleaved(pixels):
-    """Build a sequential JPEG of one scan per component, from three grey ones."""
     planes = [save(Image.fromarray(pixels[:, :, channel]), "JPEG", quality=95) for channel in range(3)]
     # Without the JFIF header: it would say that the components are YCbCr.
     tables = planes[0][:2] + planes[0][planes[0].index(b"\xff\xdb") : planes[0].index(b"\xff\xc0")]

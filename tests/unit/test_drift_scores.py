@@ -19,7 +19,6 @@ counts = st.lists(st.integers(0, 500), min_size=2, max_size=25).filter(any)
 
 
 def shares(histogram: list[int]) -> list[float]:
-    """Return the shares of buckets with the prior, in float64."""
     total = sum(histogram) + PRIOR * len(histogram)
     return [(count + PRIOR) / total for count in histogram]
 

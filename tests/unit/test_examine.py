@@ -130,7 +130,6 @@ def stamped(opset: int) -> onnx.ModelProto:
 
 
 def backwards() -> onnx.ModelProto:
-    """Build a network whose operators are not in the order in which they run."""
     model = classifier()
     nodes = list(reversed(model.graph.node))
     model.graph.ClearField("node")
@@ -152,7 +151,6 @@ def spoiled(matrix: np.ndarray, *places: tuple[int, int]) -> np.ndarray:
 
 
 def not_finite() -> onnx.ModelProto:
-    """Build a network whose scores are the logarithms of negative numbers."""
     more = [
         helper.make_node("Sub", ["sound", "two"], ["negative"]),
         helper.make_node("Log", ["negative"], ["scores"]),
@@ -161,7 +159,6 @@ def not_finite() -> onnx.ModelProto:
 
 
 def slow() -> onnx.ModelProto:
-    """Build a network that returns the same scores after twelve large products in a row."""
     more = [helper.make_node("MatMul", ["sound", "wide"], ["h0"])]
     more += [helper.make_node("MatMul", [f"h{i}", "square"], [f"h{i + 1}"]) for i in range(12)]
     more += [helper.make_node("MatMul", ["h12", "tall"], ["nothing"])]
@@ -173,7 +170,6 @@ def slow() -> onnx.ModelProto:
 
 
 def large() -> onnx.ModelProto:
-    """Build a network that returns the same scores after filling 100 MB with one of them."""
     more = [
         helper.make_node("ReduceMax", ["sound"], ["top"], keepdims=1),
         helper.make_node("Expand", ["top", "many"], ["filled"]),
@@ -358,7 +354,6 @@ def test_unexpected_error_is_a_rejection(make_request):
 
 
 def parents() -> dict[int, int]:
-    """Return the parent of every process that has not ended."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -368,7 +363,6 @@ def parents() -> dict[int, int]:
 
 
 def children(process: int) -> set[int]:
-    """Return the processes that a process has started and that have not ended."""
     return {child for child, parent in parents().items() if parent == process}
 
 
@@ -388,7 +382,6 @@ def test_crash_of_the_process_is_a_rejection(make_request, number):
 
 
 def fifo(make_request: Callable[..., ExaminationRequest]) -> Path:
-    """Make a label file that is never written, so that an examination hangs."""
     path = make_request(classifier()).candidate.parent / "pipe"
     os.mkfifo(path)
     return path

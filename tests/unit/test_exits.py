@@ -20,7 +20,6 @@ def exits():
 
 @pytest.fixture
 def process():
-    """A process that runs until it is killed."""
     with subprocess.Popen(["sleep", str(WATCHDOG_S)]) as process:
         yield process
         process.kill()

@@ -28,7 +28,6 @@ FOUND = [(CLASSES[index], score) for _, score, index in KNOWN]
 
 @pytest.fixture
 def proposed(tmp_path):
-    """Add an exported network as `cars`, and return what would be added."""
     Image.new("RGB", (SIDE, SIDE)).save(photo := tmp_path / "photo.png")
 
     def add_network(model: onnx.ModelProto, metadata=None, **more) -> Proposal:

@@ -51,7 +51,6 @@ class SlowlyChecked(Request):
 
 
 def answering(route=ROUTE) -> World:
-    """Return a router whose route has an answer."""
     world = World(route)
     table = in_use(replace(route, answer={"scores": 0}))
     world.router.use(Table(table.route, "", table.network_versions, {"scores": np.zeros(2, np.float32)}))
@@ -59,7 +58,6 @@ def answering(route=ROUTE) -> World:
 
 
 def counted(world: World, family: str, *names: str) -> dict[tuple[str, ...], float]:
-    """Return the counts of a metric by the values of some labels."""
     found = {labels: n for (name, labels), n in world.counts.items() if name == family}
     return {tuple(dict(labels)[name] for name in names): n for labels, n in found.items()}
 

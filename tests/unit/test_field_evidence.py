@@ -19,7 +19,6 @@ OTHER_FEDEX, LONG_FEDEX = "986578788855", f"9622001900000000000000{FEDEX}"
 
 
 def found(*texts, barcodes=()):
-    """Return the tracking number of a page with these lines, one below the other."""
     lines = [line(text, top=40.0 * number) for number, text in enumerate(texts)]
     return find_fields(lines, NUMBER, [(each, line(each, top=500).box) for each in barcodes])[0]
 

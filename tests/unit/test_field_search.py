@@ -23,7 +23,6 @@ UPS, FEDEX, S10, SSCC = "1Z999AA10123456784", "790535312317", "RB123456785GB", "
 
 
 def line(text, left=0.0, top=0.0, width=None, height=20.0, confidence=0.9):
-    """Return a level line; by default a character is half as wide as it is high."""
     wide = sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text)
     right, bottom = left + (wide * height / 2 if width is None else width), top + height
     box = np.array([[left, top], [right, top], [right, bottom], [left, bottom]], np.float32)
@@ -31,7 +30,6 @@ def line(text, left=0.0, top=0.0, width=None, height=20.0, confidence=0.9):
 
 
 def turned(given_line, degrees):
-    """Return the line on a page that is turned about the origin."""
     angle = np.deg2rad(degrees)
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     return Line(given_line.text, given_line.confidence, (given_line.box @ turn).astype(np.float32))

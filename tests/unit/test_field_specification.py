@@ -16,7 +16,6 @@ FIELD = b'{"name": "a", "formats": [{"pattern": "1"}]}'
 
 
 def specification(**changes):
-    """Return the JSON of a specification with one field of one format, with changes to the format."""
     form = {"pattern": r"\d{12}", **changes}
     return json.dumps({"fields": [{"name": "number", "formats": [form]}]}).encode()
 

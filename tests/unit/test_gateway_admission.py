@@ -35,7 +35,6 @@ def clock():
 
 
 def learn(admission: Admission, clock: Clock, rtt_s: float, count: int = 40) -> None:
-    """Complete requests one after the other, so that the round trip is known."""
     for _ in range(count):
         slot = take(admission)
         clock.now_s += rtt_s

@@ -57,7 +57,6 @@ class Wire(asyncio.Transport):
 
 
 def connect(settings: Settings = SMALL, peer: str = "a") -> tuple[BoundedProtocol, Wire]:
-    """Return a connection to a gateway with keys, as `nereid gateway` serves it."""
     config = uvicorn.Config(create_app(gateway(Upstream(), settings, RING)), lifespan="off", log_config=None)
     protocol, wire = BoundedProtocol(config, ServerState(), {}), Wire(peer)
     wire.set_protocol(protocol)

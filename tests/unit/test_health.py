@@ -19,8 +19,6 @@ DEAD = "Stub process 'eyes_0_0' is not healthy."
 
 
 class Clock:
-    """A clock that is set by hand; in seconds."""
-
     def __init__(self) -> None:
         self.now_s = 1000.0
 
@@ -35,7 +33,6 @@ def clock():
 
 @pytest.fixture
 def health(clock):
-    """A running server with two models that have classified an image just now."""
     health = Health(clock, lambda: 1.5e9)
     health.enter(pages.RUNNING)
     health.round_started(None, ["eyes", "route"])

@@ -44,7 +44,6 @@ def printed(capsys: Any, form: Any, view: View, *results: Any) -> str:
 
 
 def rows(text: str) -> list[dict[str, str]]:
-    """Return the rows of CSV without the columns of the source."""
     others = {"image", "variant", "version", "latency_ms", "error"}
     found = csv.DictReader(io.StringIO(text))
     return [{name: value for name, value in row.items() if name not in others} for row in found]

@@ -36,7 +36,6 @@ def row_of(pixels: np.ndarray, transform: Transform) -> np.ndarray:
 
 
 def expected(pixels: np.ndarray) -> dict[str, float]:
-    """Compute the signals of RGB pixels from their definitions, pixel by pixel."""
     height, width = pixels.shape[:2]
     whole = pixels / 255.0
     luma = 0.299 * whole[..., 0] + 0.587 * whole[..., 1] + 0.114 * whole[..., 2]

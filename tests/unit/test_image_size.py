@@ -31,7 +31,6 @@ def small_screen() -> bytes:
 
 
 def small_frame() -> bytes:
-    """A frame of 2 x 2 pixels at the end of a large screen."""
     gif = save(Image.new("P", (2, 2)), "GIF")
     return gif.replace(b",\0\0\0\0", b"," + struct.pack("<HH", SIDE - 2, SIDE - 2))
 

@@ -18,7 +18,6 @@ WHITE = (255, 255, 255)
 
 
 def decoded(file: bytes) -> np.ndarray:
-    """Return the pixels that the server sees, upright, uint8[H, W, 3]."""
     image = open_image(file, Limits())
     return UPRIGHT[image.orientation](image.pixels(1, WHITE, Buffers()))
 
@@ -28,7 +27,6 @@ def noise(*shape: int) -> np.ndarray:
 
 
 def of_mode(mode: str) -> Image.Image:
-    """Return a picture of random pixels in a mode of PIL's; its sides are odd, for padding."""
     name, _, is_transparent = mode.partition(" ")
     if name == "I;16":
         image = Image.fromarray(np.random.default_rng(0).integers(0, 2**16, (7, 13), dtype=np.uint16))
@@ -48,7 +46,6 @@ MODES += [*("P transparent", "RGB transparent", "I;16 transparent"), "La", "RGBa
 
 
 def expected(image: Image.Image) -> np.ndarray:
-    """Return PIL's own conversion of a picture: over white, in RGB, 16 bits rounded to 8."""
     if image.mode == "I;16":
         grey = (np.asarray(image).astype(np.float64) * 255 / 65535).round().astype(np.uint8)
         grey[np.asarray(image) == image.info.get("transparency", -1)] = WHITE[0]

@@ -11,7 +11,6 @@ EXPECTED = "expected LOW-HIGH with 1 <= LOW <= HIGH <= 64"
 
 
 def document(bounds: str | None = "1-4", idle_s: str = "", **more) -> dict:
-    """Return a config with these texts as parameters, and one of another kind."""
     texts = {"preset": "imagenet", "nereid.instances": bounds, "nereid.instances_idle_s": idle_s}
     parameters = {name: {"string_value": text} for name, text in texts.items() if text}
     return {"name": "net", "instance_group": [GROUP], "parameters": parameters, **more}

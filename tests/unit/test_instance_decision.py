@@ -36,8 +36,6 @@ def recorded(name: str) -> list[Sample]:
 
 
 class Driver:
-    """A decider with a clock that shows it one sample every 0.2 s."""
-
     def __init__(self, bounds: InstanceBounds = BOUNDS, count: int = 2) -> None:
         self.decider, self.now_s, self.count = InstanceDecider(bounds), 100.0, count
         self.changes: list[int] = []

@@ -48,34 +48,27 @@ def test_gpus_count_like_the_fullest():
 
 
 class Proc:
-    """A folder with the waits of threads."""
-
     def __init__(self, folder) -> None:
         self.folder = folder
 
     def wait(self, pid: int, *seconds: float) -> None:
-        """Store for how long each thread of a process has waited."""
         for thread, each in enumerate(seconds):
             folder = self.folder / str(pid) / "task" / str(pid + thread)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "schedstat").write_text(f"123 {round(each * 1e9)} 4\n")
 
     def press(self, seconds: float) -> None:
-        """Store for how long threads of the machine have waited."""
         (self.folder / "pressure").mkdir(exist_ok=True)
         text = f"some avg10=0.00 avg60=0.00 avg300=0.00 total={round(seconds * 1e6)}\nfull total=0\n"
         (self.folder / "pressure" / "cpu").write_text(text)
 
 
 class Waits:
-    """The wait for a core, with a clock of the test."""
-
     def __init__(self, folder) -> None:
         self.now_s = 0.0
         self.cpu = CpuWait(folder, lambda: self.now_s)
 
     def after(self, seconds: float, pids: list[int]) -> float:
-        """Return the wait since the last reading."""
         self.now_s += seconds
         return self.cpu.read(pids)
 

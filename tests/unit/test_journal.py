@@ -18,8 +18,6 @@ from tests.tables import cases
 
 
 class Note(Struct, frozen=True, omit_defaults=True):
-    """An entry of these tests."""
-
     text: str
     number: int = 0
 

@@ -17,7 +17,6 @@ from tests.tables import cases
 
 @pytest.fixture
 def nereid(tmp_path, monkeypatch):
-    """Run `nereid key …` on keys of its own: `nereid("add", "alice")` gives the result."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return lambda *words: CliRunner().invoke(app, ["key", *words])
 

@@ -120,7 +120,6 @@ def test_rendered_page_has_the_same_samples():
 
 
 def histogram(labels: str, *cumulative: int) -> str:
-    """Return the series of a histogram with bounds of 1, 2 and infinity."""
     rows = [f'h_bucket{{{labels},le="{bound}"}} ' for bound in ("1", "2", "+Inf")]
     rows += [f"h_count{{{labels}}} ", f"h_sum{{{labels}}} "]
     values = (*cumulative, cumulative[-1], 7)

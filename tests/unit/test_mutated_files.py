@@ -30,7 +30,6 @@ TRANSFORM = Transform(64, 64, resize="letterbox")
 
 
 def resident_bytes():
-    """Return the memory of this process, without freed memory that the C library still holds."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 

@@ -28,8 +28,6 @@ TIMM = {
 
 @pytest.fixture
 def found(tmp_path):
-    """Read the metadata of a network with properties in its file and documents next to it."""
-
     def read_metadata(properties=None, files=None):
         model = UserNetwork().build()
         helper.set_model_props(model, properties or {})

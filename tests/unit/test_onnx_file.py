@@ -207,7 +207,6 @@ def test_server_that_cannot_open_it_is_named(tmp_path, opset, ir_version, reason
 
 
 def opens(opset: int, ir_version: int) -> bool:
-    """Return whether the installed ONNX Runtime opens a network of this opset and IR version."""
     model = helper.make_model(
         identity("FP32", [1]).graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
     )

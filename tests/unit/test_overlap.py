@@ -54,8 +54,6 @@ class Cuda:
 
 
 class Stream:
-    """Work in its order: each piece may have to wait for an event."""
-
     def __init__(self, cuda: Cuda) -> None:
         self.cuda, self.work = cuda, deque()
 
@@ -69,8 +67,6 @@ class Stream:
 
 
 class Event:
-    """A place in a stream."""
-
     def __init__(self, cuda: Cuda) -> None:
         self.cuda, self.recorded, self.done = cuda, 0, 0
 
@@ -105,8 +101,6 @@ class Decoder:
 
 
 class Doubler:
-    """A network that doubles its input."""
-
     def __init__(self, cuda: Cuda, tensors: np.ndarray) -> None:
         self.stream, self.tensors = cuda.Stream(non_blocking=True), tensors
         self.outputs, self.hosts = np.full((2, SLOTS, ROWS), -3)
@@ -120,8 +114,6 @@ class Doubler:
 
 
 class Batch:
-    """A job that stores what it was answered."""
-
     def __init__(self, images, answered: list) -> None:
         self.images, self.answers, self._answered, self.errors = images, [], answered, ()
 
@@ -143,13 +135,11 @@ def device(seed: int) -> Lanes:
 
 
 def expected(batch: Batch):
-    """Return what a batch must be answered: nothing is computed if all its images are bad."""
     good = [image for image in batch.images if image != BAD]
     return {"y": [-4 if image == BAD else 2 * int(image) for image in batch.images]} if good else {}
 
 
 def run(seed: int, batches: int = 12) -> tuple[list[Batch], list[Batch]]:
-    """Submit batches; returns them, and them in the order of their answers."""
     made, answered, numbers = Overlap(lambda: device(seed), print), [], random.Random(seed)
 
     def images(i: int) -> list[bytes]:
@@ -186,15 +176,12 @@ def test_broken_device_fails_this_batch_and_all_later_ones():
 
 
 class Rows:
-    """The step after the network: each request gets its rows."""
-
     def finish(self, batch, images, outputs):
         y = outputs.get("y")
         return [{"y": y[rows].tolist()} if isinstance(rows, slice) else rows for rows in batch.outcomes]
 
 
 def run_alone(requests, seed: int = 0):
-    """Return the outcomes of a batch that nothing overlaps, and the rows of its run."""
     ran = []
     job = FusedJob(requests, Rows(), None, lambda seconds, rows: ran.append(rows))
     return job.outcomes(*job.run(device(seed))), ran

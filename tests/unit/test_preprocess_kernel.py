@@ -116,8 +116,6 @@ def compile_for_host(tmp_path_factory):
 
 @pytest.fixture
 def run(compile_for_host):
-    """Run the kernel on uint8[H, W, 3] images: `run(transform, *pixels, orientation=1)` -> the tensor."""
-
     def run_kernel(transform: Transform, *images: np.ndarray | None, orientation: int = 1) -> np.ndarray:
         sources = [each if each is None else source(each, orientation) for each in images]
         table, tensor = np.empty(len(images), IMAGE), blank(transform, len(images))
@@ -133,7 +131,6 @@ def run(compile_for_host):
 
 
 def source(pixels: np.ndarray, orientation: int = 1) -> Source:
-    """Describe an array whose rows may be padded."""
     return Source(pixels.ctypes.data, pixels.strides[0], *pixels.shape[:2], orientation)
 
 
@@ -144,7 +141,6 @@ def blank(transform: Transform, count: int) -> np.ndarray:
 
 
 def photo(name: str, size_wh: tuple[int, int] | None = None) -> np.ndarray:
-    """Return a sample photo, whole or cropped to a size: uint8[H, W, 3]."""
     pixels = np.asarray(Image.open(PHOTOS[name]).convert("RGB"))
     if size_wh is None:
         return pixels
@@ -187,7 +183,6 @@ def model(transform: Transform, pixels: np.ndarray, orientation: int = 1) -> np.
 
 
 def levels(transform: Transform, tensor: np.ndarray) -> np.ndarray:
-    """Undo layout and normalisation: 0..255, float64[H, W, 3], in the order of the tensor's colours."""
     last = tensor if transform.layout == "NHWC" else tensor.transpose(1, 2, 0)
     return last.astype(np.float64) * transform.std + transform.mean
 

@@ -29,7 +29,6 @@ def config(folder, parameters, *outputs):
 
 
 def settings(folder, parameters, **output):
-    """Read the settings of a model with these parameters; `output` is what differs from OUTPUT."""
     return PreprocessSettings.from_config(config(folder, parameters, OUTPUT | output))
 
 

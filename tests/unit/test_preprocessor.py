@@ -54,8 +54,6 @@ def test_threads_work_side_by_side():
 
 
 class Fragile:
-    """Transform that fails on the second photo."""
-
     shape, datatype = (1,), "FP32"
 
     def __call__(self, image, out, buffers, decoded):
@@ -73,8 +71,6 @@ def test_unexpected_error_is_that_of_one_image(threads):
 
 
 class Counting:
-    """Transform that notes how many pixels are in work."""
-
     shape, datatype = (1,), "FP32"
 
     def __init__(self):

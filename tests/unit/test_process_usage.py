@@ -24,13 +24,10 @@ SUPERVISOR, SERVER, STUB, OTHER_STUB, GATEWAY, WORKER, HOOK = 10, 11, 12, 13, 14
 
 
 class Proc:
-    """A folder with the files of processes."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def add(self, pid: int, parent: int, name: str, words: str = "", ticks: int = 0, kilobytes: int = 0):
-        """Add a process; half of its ticks are the system's."""
         own = self.folder / str(pid)
         own.mkdir()
         fields = ["S", parent, *[0] * 9, ticks // 2, ticks - ticks // 2, *[0] * 6, 1000 + pid, *[0] * 30]
@@ -89,7 +86,6 @@ def usage(pid: int, name: str, cpu_s: float, memory: int = 1) -> Usage:
 
 
 def pages_of(*looks: list[Usage]) -> list[dict[tuple[str, str], float]]:
-    """Return the samples of one page for each look, by metric and process."""
     remaining = iter(looks)
     metrics = ProcessMetrics(lambda: next(remaining))
     return [

@@ -17,7 +17,6 @@ WATCHDOG_S = 60
 
 @contextmanager
 def handlers():
-    """Restore the handlers of SIGINT and SIGTERM afterwards."""
     before = {each: signal.getsignal(each) for each in STOP_SIGNALS}
     try:
         yield

@@ -24,7 +24,6 @@ def models(tmp_path):
 
 
 def tune(models: Path, name: str, base: str = "cpu", command: str = "nereid tune", **settings) -> list[str]:
-    """Write the profile as after a search with this base; returns the changed models."""
     return write(models, tunable(models, name, base), settings, command, ABOUT)
 
 

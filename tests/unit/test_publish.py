@@ -44,7 +44,6 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository of `net` in version 1, behind route `r`, that no server serves."""
     store_published(tmp_path / "models")
     return tmp_path / "models"
 
@@ -144,7 +143,6 @@ def test_labels_of_another_model_are_refused(repository, tmp_path):
 
 
 def edit_route(repository: Path, **changes) -> None:
-    """Change fields of variant `v2` in the file of route `r`, or of the route itself."""
     path = repository / f"{ROUTE}.route.json"
     route = json.loads(path.read_text())
     for name, content in changes.items():

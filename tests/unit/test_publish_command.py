@@ -19,7 +19,6 @@ WATCHDOG_S = 120
 
 @pytest.fixture
 def nereid(tmp_path):
-    """Run `nereid`, on a repository of `net` that no server serves."""
     store_published(tmp_path / "models")
     environment = {"NEREID_REPOSITORY": str(tmp_path / "models"), "XDG_RUNTIME_DIR": str(tmp_path)}
 

@@ -23,7 +23,6 @@ def output_signals(scores: np.ndarray) -> Signals | None:
 
 
 def expected(row: np.ndarray) -> tuple[float, float, int]:
-    """Compute confidence, entropy and best class from the definitions, in float64."""
     wide = [float(each) for each in row]
     if min(wide) < 0 or abs(sum(wide) - 1) > 0.02:
         top = max(wide)
@@ -74,8 +73,6 @@ def test_other_outputs_have_no_signals(scores):
 
 
 class Sink:
-    """Keeps what is added."""
-
     def __init__(self) -> None:
         self.added: list[tuple[str, float, dict[str, str]]] = []
 
@@ -87,8 +84,6 @@ class Sink:
 
 
 class Response:
-    """A request whose response has the same array for each output."""
-
     def __init__(self, array: object) -> None:
         self._array = array
 

@@ -44,7 +44,6 @@ def edited(name: str, before: str, after: str) -> Callable[[Path], None]:
 
 
 def failures(repository: Path) -> str:
-    """Return the failures of a check, one a line."""
     return "\n".join(f"{each.model}: {each.found}" for each in check(repository) if each.verdict == "fail")
 
 

@@ -14,7 +14,6 @@ OPTIONS = onnxruntime.RunOptions()
 
 @pytest.fixture(scope="module")
 def session():
-    """A session of y = 2 x and total = x summed by rows, float32[N, M]."""
     model = network(
         [
             helper.make_node("Add", ["x", "x"], ["y"]),
@@ -44,8 +43,6 @@ def test_results_are_those_of_each_request(session):
 
 
 class Counting:
-    """NumPy that counts its buffers."""
-
     def __init__(self) -> None:
         self.shapes = []
 

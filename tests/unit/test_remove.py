@@ -18,7 +18,6 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository of `net` behind the route `r`."""
     store_published(tmp_path / "models")
     return tmp_path / "models"
 

@@ -28,7 +28,6 @@ def resized(pixels, size_wh, filter_name="bilinear", antialias=True):
 
 
 def keys(x):
-    """Return the cubic kernel of Keys, with a = -1/2."""
     return 1.5 * x**3 - 2.5 * x**2 + 1 if x < 1 else -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
 
 
@@ -41,7 +40,6 @@ WEIGHTS = {
 
 
 def plain_matrix(source, count, filter_name):
-    """Return float64[count, source]: the filter at its own width, cut off at the edges and normalised."""
     weights = np.zeros((count, source))
     for output, pixel in product(range(count), range(source)):
         distance = pixel + 0.5 - (output + 0.5) * source / count

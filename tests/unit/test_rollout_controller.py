@@ -51,13 +51,11 @@ class Simulation(Rollouts):
         self.replace_controller()
 
     def replace_controller(self) -> None:
-        """Let a new controller continue, as after the end of its process."""
         self.controller = Controller(
             self.location, lambda: self.record if self.is_up else None, self.log.append, lambda: self.now_s
         )
 
     def look(self, count: int = 1) -> None:
-        """Let seconds pass, each with requests and a look of the controller."""
         for _ in range(count):
             self.now_s += 1
             self.answer(self.requests)
@@ -89,7 +87,6 @@ class Simulation(Rollouts):
             self.server.counts[f"shadow_requests_total{{{labels}}}"] += requests
 
     def count(self, labels: str, requests: int, failed: int, reason: str, latency_s: float) -> None:
-        """Count requests of a variant as the route does."""
         for outcome, number in (("ok", requests - failed), ("inference_failed", failed)):
             found = f'{labels},outcome="{outcome}",reason="{reason}"'
             self.server.counts[f"requests_total{{{found}}}"] += number

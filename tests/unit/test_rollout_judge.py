@@ -101,7 +101,6 @@ def objectives(**changed) -> Objectives:
 
 
 def look(candidate: Tally, control: Tally, ours: int = 1, theirs: int = 1) -> Look:
-    """Return a look with all latencies in one bucket each."""
     latencies = [0] * 5, [0] * 5
     latencies[0][ours], latencies[1][theirs] = candidate.requests, control.requests
     return Look({"error": (candidate, control)}, latencies, (candidate.requests, control.requests))

@@ -111,7 +111,6 @@ def test_breaker_that_opens_for_long_has_time_for_trials():
 
 
 def series(labels: str, *rows: tuple) -> dict[frozenset[tuple[str, str]], float]:
-    """Return series by their labels, each from the values of its labels and its count."""
     return {
         frozenset({"version": "1", **dict(zip(labels.split(), words, strict=False))}.items()): count
         for *words, count in rows

@@ -114,7 +114,6 @@ def test_steps_up_to_the_present_share_are_left_out():
 
 @contextlib.contextmanager
 def started(repository, route=ROUTE):
-    """Start a rollout, whose journal is locked while the context lasts."""
     with RolloutJournals(repository, route).writing(1) as writer:
         writer.write("start", plan=rollout().plan, pair=PAIR, slow_s=0.1, risk=0.01)
         yield writer

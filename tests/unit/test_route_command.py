@@ -40,7 +40,6 @@ SET, SET_FILE = ["set", "v1=1", "--offline"], ["set", "--file", "-", "--offline"
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository with one route between two networks; commands may only change its folder."""
     folder = tmp_path / "repository"
     for version in ("classify/1", "first/1", "second/3"):
         (folder / version).mkdir(parents=True)
@@ -51,7 +50,6 @@ def repository(tmp_path):
 
 @pytest.fixture
 def nereid(repository, tmp_path):
-    """Run `nereid route WORDS` on the repository, where no server runs: `nereid("set", "v1=1")`."""
     environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(tmp_path)}
 
     def run(*words: str, stdin: str | bytes = ""):
@@ -71,12 +69,10 @@ def weights(repository: Path) -> list:
 
 
 def notes(nereid) -> list[tuple]:
-    """Return generation and note of every entry of the history, newest first."""
     return [(entry["generation"], entry["note"]) for entry in json.loads(nereid("history", "--json").stdout)]
 
 
 def rows(shown: str) -> list[list[str]]:
-    """Return the cells of a printed table."""
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
 
 
@@ -445,8 +441,6 @@ NOT_SERVED = Served(frozenset({"0ff" * 20}), {})
 
 @dataclass
 class FakeServer:
-    """A server whose models are ready except some, and what it says about a route."""
-
     says: Served | OperationFailed = NOT_SERVED
     not_ready: frozenset = frozenset()
     checked: list = field(default_factory=list)

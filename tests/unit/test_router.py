@@ -43,8 +43,6 @@ KEY_V1, KEY_V2 = {"x-route-key": "a"}, {"x-route-key": "b"}
 
 
 class World:
-    """A router with its clock, its counts, its log, and functions as its models."""
-
     def __init__(self, route: Route = ROUTE, **changes) -> None:
         self.now, self.log = 1000.0, []
         self.counts: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
@@ -110,8 +108,6 @@ class World:
 
 
 class Request:
-    """One request with its parameters and its outcome."""
-
     def __init__(
         self,
         world: World,
@@ -169,7 +165,6 @@ def world() -> World:
 
 
 def break_variant(world: World, name: str = "v2") -> None:
-    """Let a variant fail until its breaker opens."""
     world.fail(f"m{name[1:]}", InferenceFailed("no"))
     for _ in range(5):
         world.send({"x-variant": name})

@@ -27,7 +27,6 @@ END = "error: creating server: Internal - failed to load all models"
 
 
 def read(*lines: str) -> tuple[ServerLog, list[str]]:
-    """Feed lines; returns the log and what it showed."""
     shown: list[str] = []
     log = ServerLog(shown.append)
     for line in lines:

@@ -82,13 +82,11 @@ def stored(repository: Path, model: ModelProto, text: str = "", **options) -> Mo
 
 
 def bounded(rows: int) -> str:
-    """Write the config of `double` with this limit of rows per run."""
     sums = tensor("output", "sums", "FP32", [1])
     return BATCHES + X + Y + sums + parameter("nereid.run_batch_size", str(rows))
 
 
 def counted(opening, *args) -> tuple[Session, list[int]]:
-    """Open a session; returns it with the list of the rows of its successful runs."""
     ran: list[int] = []
     events = SessionEvents(ran=lambda seconds, rows: ran.append(rows if seconds > 0 else -1))
     return opening(*args, events=events), ran

@@ -58,7 +58,6 @@ def accelerated(gpu=(), cpu=(), **more) -> ModelConfig:
 
 
 def entry(settings: SessionSettings, key: str) -> str | None:
-    """Return an option of a session, or of its runs, or None if it was not set."""
     try:
         if key == SHRINKAGE:
             return settings.run_options.get_run_config_entry(key)
@@ -68,7 +67,6 @@ def entry(settings: SessionSettings, key: str) -> str | None:
 
 
 def unreadable(text: str, kind: str = "integral number") -> str:
-    """Return NVIDIA's message for a value that cannot be parsed."""
     return f"failed to convert '{text}' to {kind}"
 
 
@@ -404,8 +402,6 @@ def test_wrong_setting_has_the_official_message(read, given, message):
 
 @pytest.fixture
 def on_gpu(tmp_path):
-    """Build the config of an instance on a GPU; `kinds` are by file, `config` or a profile's name."""
-
     def make(**kinds: str) -> ModelConfig:
         folder = tmp_path / "m"
         (folder / "configs").mkdir(parents=True)

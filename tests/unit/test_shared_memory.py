@@ -40,14 +40,12 @@ RESTRICTED = RequestRefused("This protocol is restricted, expecting header 'x'")
 
 @pytest.fixture(autouse=True)
 def files(monkeypatch, request) -> Callable[[], set[str]]:
-    """Return the files of this test's regions."""
     prefix = f"nereid-{os.getpid()}-{abs(hash(request.node.nodeid))}-"
     monkeypatch.setattr(shared_memory, "name_prefix", lambda: prefix)
     return lambda: {path.name for path in FOLDER.glob(f"{prefix}*")}
 
 
 def sent(script: Script, word: str) -> list[str]:
-    """Return the names of the regions in all requests to `register` or `unregister`."""
     return [path.split("/")[-2] for path, _ in script.requests if path.endswith(f"/{word}")]
 
 

@@ -30,7 +30,6 @@ from tests.tables import cases
 
 @pytest.fixture
 def path(tmp_path):
-    """A model file, y = x A, with its weights in a file of their own."""
     weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
     model = network(
         [helper.make_node("MatMul", ["x", "A"], ["y"])],
@@ -45,7 +44,6 @@ def path(tmp_path):
 
 @pytest.fixture
 def opened(path):
-    """Open the model as a new instance would; `opened.paths` lists the files that ONNX Runtime opened."""
     config = ModelConfig.from_file(path.parents[1], 1)
 
     def open_instance(filename="model.onnx", **changes) -> onnxruntime.InferenceSession:

@@ -18,7 +18,6 @@ FLOATS = helper.make_tensor_type_proto(TensorProto.FLOAT, ["N", 3])
 
 
 def tensor(name: str, datatype: str = "FP32", dims=(16,), **more) -> dict:
-    """Write an input or output as a config has it: protobuf's JSON has int64 as strings."""
     return {"name": name, "data_type": f"TYPE_{datatype}", "dims": [str(dim) for dim in dims], **more}
 
 

@@ -14,7 +14,6 @@ NETWORK = "efficientnet_lite0"
 
 @pytest.fixture
 def repository(tmp_path):
-    """A copy of the default repository with small files in place of the weights."""
     ignored = shutil.ignore_patterns("*.onnx", ".*.nereid")
     models = shutil.copytree(REPOSITORY, tmp_path / "models", ignore=ignored)
     for number in "12":
@@ -26,7 +25,6 @@ def repository(tmp_path):
 
 
 def reasons(repository, profile: str) -> dict[str, str]:
-    """Return the models that are not served, with the reasons."""
     return unservable_models(ServerOptions(repository, profile))
 
 

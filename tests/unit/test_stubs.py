@@ -81,8 +81,6 @@ def test_second_verdict_within_a_while_is_final():
 
 @pytest.fixture
 def proc(tmp_path):
-    """Return a function that adds a process to a fake /proc."""
-
     def add(pid: int, parent: int, state: str = LIVES, started: int = 7, words: tuple[str, ...] = ()) -> Path:
         folder = tmp_path / str(pid)
         folder.mkdir()

@@ -54,8 +54,6 @@ BY_PID, BY_PROBE = Reload("eyes", frozenset({1}), "pid"), Reload("eyes", frozens
 
 
 class Driver:
-    """A supervisor with a fake clock, and shorthands for events."""
-
     def __init__(self, mode: str = "explicit", stubs: tuple[Stub, ...] = BOTH) -> None:
         self.supervisor, self.now_s = Supervisor(mode), 1000.0
         self.states = {stub.process: LIVES for stub in stubs}
@@ -94,15 +92,12 @@ class Driver:
         return self.step(Reloaded(refusal), took_s)
 
     def add(self, stub: Stub) -> None:
-        """Let Triton start a stub next to the others."""
         self.found, self.states = (*self.found, stub), self.states | {stub.process: LIVES}
 
     def judge(self, probe: Probe, failure: str | None = UNHEALTHY) -> list[Command]:
-        """End a probe that began just now."""
         return self.step(ProbeEnded(probe, failure, self.now_s))
 
     def replace_all(self, *stubs: Stub) -> None:
-        """Let Triton end all stubs and start others."""
         self.found, self.states = stubs, {stub.process: LIVES for stub in stubs}
         self.see()
 

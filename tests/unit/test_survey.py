@@ -57,7 +57,6 @@ def test_one_photo_is_paired_with_its_mirror_image():
 
 
 def mixed() -> onnx.ModelProto:
-    """Build a network whose rows depend on all images of a batch."""
     return network(
         [
             helper.make_node("ReduceMean", ["image"], ["means"], axes=[0, 2, 3]),

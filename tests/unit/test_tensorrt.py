@@ -20,7 +20,6 @@ PROFILES = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max
 
 
 def config(folder: Path, text: str) -> ModelConfig:
-    """Store a network that is never opened, with this config."""
     store(folder, "net", identity("FP32", ["N", 3]), text)
     return ModelConfig.from_file(folder / "net", 1)
 
@@ -62,8 +61,6 @@ def test_profile_is_left_to_the_config_and_to_onnx_runtime(tmp_path, text, given
 
 
 class Cache:
-    """The options of a version with an engine cache."""
-
     def __init__(self, folder: Path) -> None:
         self.config = config(folder, "max_batch_size: 16\n" + DIMS)
         self.path = folder / "net" / "1" / "model.onnx"

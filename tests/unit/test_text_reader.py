@@ -28,7 +28,6 @@ ROTATION = 0x0112
 
 
 def texts(outcome: list[Line] | ServingError) -> list[str]:
-    """Return the lines without their spaces, which the network sometimes leaves out."""
     assert isinstance(outcome, list), outcome
     return [line.text.replace(" ", "") for line in outcome]
 

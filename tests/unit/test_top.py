@@ -29,7 +29,6 @@ ROUTE = parse_route(json.dumps(document(*VARIANTS, generation=3, shadows=[SHADOW
 
 
 def page(text: str) -> Snapshot:
-    """Return a page of the server with a route, and more lines."""
     return Snapshot.parse(f'nereid_route_generation{{route="dogs"}} 3\n{text}')
 
 
@@ -172,7 +171,6 @@ def test_machine_has_busy_cores_and_the_gpus_of_triton():
 
 
 def gateway(read_s: float, predicted: int, shed: int, trouble: str = "") -> GatewayReading:
-    """Return a reading of a gateway that also answers health checks."""
     text = f"""nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="ok"}} {predicted}
 nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="overloaded"}} {shed}
 nereid_gateway_requests_total{{endpoint="/metrics",model="",outcome="ok"}} {predicted * 1000}
@@ -194,7 +192,6 @@ def test_gateway_counts_requests_of_models():
 
 
 def lines(found: Top, width: int, height: int | None = None) -> list[str]:
-    """Return the screen as the lines of a terminal."""
     console = Console(file=(file := io.StringIO()), width=width, force_terminal=False)
     console.print(view(found, width, height, "every 2 s; q ends"))
     return file.getvalue().splitlines()
@@ -204,7 +201,6 @@ REASON = "the process of 'dogs_0_0' is dead, and longer than any terminal " * 3
 
 
 def full(models: int = 3) -> Top:
-    """Return values with large numbers, long names and a reason."""
     names = [f"a-rather-long-name-of-a-model-{number}" for number in range(models)]
     text = "\n".join(model(name, 10**6 * n, 10**9, 10**9, 10**5) for n, name in enumerate(names, start=1))
     return measure(
@@ -248,7 +244,6 @@ def test_screen_fits_its_height():
 
 
 def keys() -> set[str]:
-    """Return the names of the fields of all values."""
     kinds = {name: kind for name, kind in vars(top).items() if name.startswith("Top")}
     return {field.name for kind in kinds.values() for field in fields(kind)}
 

@@ -66,13 +66,11 @@ def test_records_without_a_collector_are_bounded():
 
 
 def record(kind, name, span, parent, begin, end, **more):
-    """Return a record of a span between two times in ms."""
     ids = {"trace": TRACE, "span": span, "parent": parent, "about": {}}
     return {"kind": kind, "name": name, **ids, "begin": begin * MS, "end": end * MS, **more}
 
 
 def part(name, begin, end, **more):
-    """Return an inner span between two times in ms."""
     return {"name": name, "begin": begin * MS, "end": end * MS, **more}
 
 
@@ -132,7 +130,6 @@ def exporting():
 
 
 def kept(count, seconds=1.0, **more):
-    """Return the number of kept traces of some that arrive evenly."""
     traces, found = exporting()
     for number in range(count):
         now_s = 100 + number * seconds / count

@@ -52,8 +52,6 @@ class Publisher:
 
 
 class Drop:
-    """A drop folder with its clock, and the output of its watcher."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.publisher, self.seconds = folder, Publisher(), 0.0
         self.staging = folder.parent / "staging"
@@ -123,7 +121,6 @@ def drop(tmp_path):
 
 
 def contents(path: Path) -> dict[str, str]:
-    """Return the content of a file, or of all in a folder, by name."""
     if not path.is_dir():
         return {path.name: path.read_text()}
     files = sorted(each for each in path.rglob("*") if each.is_file())
@@ -131,7 +128,6 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def swap(link: Path, target: Path) -> None:
-    """Change a link atomically, as Kubernetes does."""
     new = link.with_name(f".{link.name}.new")
     new.symlink_to(target)
     new.replace(link)
@@ -191,7 +187,6 @@ def test_other_files_are_ignored_and_reported_once(drop):
 
 
 def make_deep(path: Path) -> None:
-    """Make folders in each other, more than Python calls functions in each other."""
     here = os.open(".", os.O_RDONLY)
     try:
         path.mkdir()
@@ -597,7 +592,6 @@ def repository(tmp_path):
 
 
 def publish_to(repository: Path) -> Publish:
-    """Return the real function that publishes there, without a server."""
     return watch.publication(
         repository, lambda: None, Gates(max_slowdown=100, max_memory_ratio=100), 0, lambda line: None
     )

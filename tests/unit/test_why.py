@@ -92,7 +92,6 @@ def test_slow_requests_within_the_objective_are_not_a_problem(slow_ms, objective
 
 
 def counts(processes, busy_s, throttled, periods, now_s):
-    """Return the counts of a machine with two cores."""
     return Counts(processes, 2, busy_s, throttled, periods, now_s)
 
 
