@@ -6,8 +6,6 @@ import re
 
 import numpy as np
 import pytest
-import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
 
 from nereid.base.assets import COFFEE
 from nereid.client.classifier_errors import Unreachable
@@ -21,7 +19,6 @@ from tests.classifiers import opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.gateways import send
 from tests.pictures import BOMB
-from tests.supervised import image_input
 from tests.tables import cases
 
 GOOD = COFFEE.read_bytes()
@@ -81,14 +78,6 @@ def test_extreme_image_is_answered(server, encode):
     encoded = encode(np.zeros((1, 16_000, 3), np.uint8))
 
     assert post_image(server, "classify", encoded)[0] == 200
-
-
-def test_request_of_several_images_names_the_bad_ones(server):
-    with (
-        tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
-        pytest.raises(InferenceServerException, match=r"2 of 3 images .*: image 1: .*; image 2: "),
-    ):
-        client.infer("classify", [image_input("grpc", GOOD, b"bad", b"")])
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])

@@ -41,8 +41,6 @@ PROTOCOLS = ["http", "grpc"]
 # Ten times what an idle machine needs: the file is read twice a second.
 VISIBLE_S = 5.0
 UNAVAILABLE = {"http": "503", "grpc": "StatusCode.UNAVAILABLE"}
-INVALID = {"http": "400", "grpc": "StatusCode.INVALID_ARGUMENT"}
-INTERNAL = {"http": "500", "grpc": "StatusCode.INTERNAL"}
 CLOSED = 0
 CALLERS = 16
 # Limit for moving traffic away from a dead variant.
@@ -142,17 +140,6 @@ def test_every_image_of_a_batch_gets_the_requested_outputs(base, protocol, names
     np.testing.assert_array_equal(result.as_numpy("scores"), x + 30)
     for name in got - {"scores"}:
         assert result.as_numpy(name).tolist() == [[words[name]]] * rows
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_classification_works_through_the_route(base, protocol):
-    outputs = [*wanted(protocol, "scores", class_count=2), *wanted(protocol, "variant")]
-
-    result = base.infer("route", protocol, outputs, headers={"x-variant": "plain"})
-
-    best = [entry.decode().split(":")[1:] for entry in result.as_numpy("scores").ravel()]
-    assert best == [["1", "middle"], ["2", "right"]]
-    assert result.as_numpy("variant").tolist() == [[b"plain"]]
 
 
 # The route file
@@ -293,26 +280,6 @@ def pair(name: str, model: str, weight: float = 1, other: float = 0, **more) -> 
     return document(
         variant(name, model, weight), variant(f"{name}d", "steady", other), default=f"{name}d", **settings
     )
-
-
-@pytest.mark.slow
-@cases(
-    ("text", "statuses"),
-    {
-        "image": ("invalid image: no picture", INVALID),
-        "behind-an-ensemble": ("in ensemble 'e', invalid image: no picture", INVALID),
-        "overloaded": ("overloaded: 9 in flight", UNAVAILABLE),
-        "other": ("boom", INTERNAL),
-    },
-)
-def test_error_of_a_variant_keeps_its_class(puppets, unique, text, statuses):
-    puppets.use("route", pair(unique, "puppet"))
-    order(puppets.repository, "puppet", error=text)
-
-    for protocol, expected in statuses.items():
-        status, message = puppets.refusal("route", protocol)
-
-        assert (status, text.rpartition("', ")[2] in message) == (expected, True)
 
 
 @pytest.mark.slow

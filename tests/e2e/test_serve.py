@@ -216,13 +216,6 @@ def test_broken_repository_is_rejected_with_model_and_field(
     assert (done.returncode, done.stdout) == (1, "")
 
 
-def test_unusable_host_is_an_error(environment):
-    done = nereid("serve", "--unguarded", "--host", "10.9.9.9", *ANY_PORTS, **environment)
-
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "on 10.9.9.9 cannot be used" in done.stderr
-
-
 def test_port_of_another_server_is_never_ready(both_profiles, tmp_path, environment):
     """A response on the port counts only if it is this server's own."""
     server = both_profiles["cpu"]

@@ -157,21 +157,6 @@ def overloaded(classifier: Classifier) -> bool:
 
 
 @pytest.mark.slow
-def test_stopped_stub_is_found_by_a_probe(served):
-    """A stub that exists but does not respond is found by a probe, and killed."""
-    before = served.metric("repairs_total", model="other", cause="probe")
-    stopped = newest(served, "other").process
-    os.kill(stopped.pid, signal.SIGSTOP)
-
-    wait_until(lambda: served.metric("repairs_total", model="other", cause="probe") == before + 1, "repair")
-    wait_until(served.is_ready, "ready again")
-
-    assert served.numbers("other") == [21.0] * 2 * INSTANCES
-    assert stopped not in [each.process for each in served.stubs("other")]
-    assert served.metric("repairs_total", model="other", cause="pid") == 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "cause"), [(signal.SIGKILL, "pid"), (signal.SIGSTOP, "probe")])
 def test_dead_instance_is_not_a_dead_variant(served, number, cause):
     """Of two instances the other one answers meanwhile; a variant is back with its only instance."""

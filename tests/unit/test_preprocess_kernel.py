@@ -265,15 +265,6 @@ def test_window_of_a_large_image_is_exact(run):
     assert_same_levels(transform, row, model(transform, pixels))
 
 
-def test_images_of_a_batch_do_not_touch_each_other(run):
-    images = [photo("coffee"), noise(1, 1), photo("chelsea", (99, 201)), noise(300, 7)]
-
-    together = run(LETTERBOX, *images)
-
-    alone = np.concatenate([run(LETTERBOX, each) for each in images])
-    np.testing.assert_array_equal(together, alone)
-
-
 def test_rows_may_be_padded_in_memory(run):
     wide = noise(60, 100)
 
