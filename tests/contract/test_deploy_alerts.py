@@ -9,15 +9,7 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.deployment import SERVICES
-from tests.monitoring import (
-    PROMETHEUS,
-    RUNBOOK,
-    alerting,
-    alerts,
-    metrics_of,
-    read,
-    rules,
-)
+from tests.monitoring import PROMETHEUS, RUNBOOK, alerting, alerts, metrics_of, read, rules
 
 PROMTOOL = shutil.which("promtool")
 ALERTMANAGER = ROOT / "deploy" / "alertmanager" / "alertmanager.yml"

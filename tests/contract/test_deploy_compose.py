@@ -217,12 +217,10 @@ def test_dockerfiles_pass_their_linter(dockerfile):
 
 @cases(
     ("arguments", "code", "reason"),
-    {
-        "nothing": ([], 2, "usage:"),
-        "place": (["elsewhere", "/nonexistent", "cpu"], 2, "expected venv or system, got 'elsewhere'"),
-        "backends": (["system", "/nonexistent", "cpu"], 1, "'/nonexistent' has no backend 'python'"),
-        "embedded": (["system", "{backends}", "cpu,embedded"], 2, "'embedded' installs a second Triton"),
-    },
+    nothing=([], 2, "usage:"),
+    place=(["elsewhere", "/nonexistent", "cpu"], 2, "expected venv or system, got 'elsewhere'"),
+    backends=(["system", "/nonexistent", "cpu"], 1, "'/nonexistent' has no backend 'python'"),
+    embedded=(["system", "{backends}", "cpu,embedded"], 2, "'embedded' installs a second Triton"),
 )
 def test_install_script_says_what_is_wrong(arguments, code, reason, tmp_path):
     (tmp_path / "python").mkdir()

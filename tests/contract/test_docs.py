@@ -130,17 +130,15 @@ def exceeded(memory):
 
 @cases(
     ("name", "columns", "part", "page"),
-    {
-        "recovery": ("recovery", recovery.COLUMNS, "rows", "server.md"),
-        "rollout": ("rollout_simulation", rollout_simulation.COLUMNS, "rows", "rollouts.md"),
-        "accuracy": ("reading_accuracy", reading_accuracy.COLUMNS, "rows", "reading.md"),
-        "speed": ("reading_speed", reading_speed.COLUMNS, "rows", "reading.md"),
-        "soak": ("soak", exceeded, "memory", "performance.md"),
-        "chaos": ("chaos", noticed, "faults", "performance.md"),
-        "attack": ("attack", attack.COLUMNS, "steady", "security.md"),
-        "files": ("mutated_files", files.COLUMNS, "rows", "security.md"),
-        "fuzz": ("attack", "{cases:,} random requests".format_map, "fuzz", "security.md"),
-    },
+    recovery=("recovery", recovery.COLUMNS, "rows", "server.md"),
+    rollout=("rollout_simulation", rollout_simulation.COLUMNS, "rows", "rollouts.md"),
+    accuracy=("reading_accuracy", reading_accuracy.COLUMNS, "rows", "reading.md"),
+    speed=("reading_speed", reading_speed.COLUMNS, "rows", "reading.md"),
+    soak=("soak", exceeded, "memory", "performance.md"),
+    chaos=("chaos", noticed, "faults", "performance.md"),
+    attack=("attack", attack.COLUMNS, "steady", "security.md"),
+    files=("mutated_files", files.COLUMNS, "rows", "security.md"),
+    fuzz=("attack", "{cases:,} random requests".format_map, "fuzz", "security.md"),
 )
 def test_page_has_the_recorded_numbers(root, name, columns, part, page):
     recorded = json.loads((root / "loadtest" / "results" / f"{name}.json").read_text())

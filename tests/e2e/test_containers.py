@@ -191,10 +191,8 @@ class TestScale:
 
 @cases(
     ("overlay", "dockerfile", "extras", "http"),
-    {
-        "deployment": ("overlays/cpu", NVIDIAS, "cpu,gateway,publish", 8000),
-        "kserve": ("kserve", SLIM, "embedded,cpu,gateway", 8080),
-    },
+    deployment=("overlays/cpu", NVIDIAS, "cpu,gateway,publish", 8000),
+    kserve=("kserve", SLIM, "embedded,cpu,gateway", 8080),
 )
 def test_pod_of_the_manifests_serves(overlay, dockerfile, extras, http, engine, folder, tmp_path):
     spec = pods.description(overlay)

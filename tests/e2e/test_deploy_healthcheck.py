@@ -26,11 +26,9 @@ def test_right_answer_is_healthy(server, model):
 
 @cases(
     ("words", "message"),
-    {
-        "wrong answer": (["--image", str(CHELSEA)], "'classify': expected the class 'espresso', got '"),
-        "refusal": (["--model", "nothing"], "unknown model: 'nothing'"),
-        "page": (["--page", "{url}/nothing"], " returned 40"),
-    },
+    wrong_answer=(["--image", str(CHELSEA)], "'classify': expected the class 'espresso', got '"),
+    refusal=(["--model", "nothing"], "unknown model: 'nothing'"),
+    page=(["--page", "{url}/nothing"], " returned 40"),
 )
 def test_wrong_answers_are_not_healthy(server, words, message):
     address = f"http://{url(server, 'http')}"

@@ -101,12 +101,10 @@ def test_attacks_are_rejected_and_do_not_disturb_others(guarded):
 
 @cases(
     "outputs",
-    {
-        "all": [],
-        "chosen": [("scores",), ("variant",)],
-        "classes": [("scores", True, 3), ("route_reason",)],
-        "as JSON": [("scores", False), ("version", False)],
-    },
+    all=[],
+    chosen=[("scores",), ("variant",)],
+    classes=[("scores", True, 3), ("route_reason",)],
+    as_JSON=[("scores", False), ("version", False)],
 )
 @pytest.mark.parametrize("photos", [(COFFEE,), (COFFEE, CHELSEA)], ids=["one", "batch"])
 def test_answers_are_tritons_own(guarded, protocol, outputs, photos):

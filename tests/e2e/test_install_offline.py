@@ -131,11 +131,9 @@ def system(target):
 
 @cases(
     ("options", "requirement", "leaf"),
-    {
-        "own": ([], "leaf", "2.0"),
-        "system": (["--system-site-packages"], "leaf", "1.5"),
-        "system too old": (["--system-site-packages"], "leaf>=2", "2.0"),
-    },
+    own=([], "leaf", "2.0"),
+    system=(["--system-site-packages"], "leaf", "1.5"),
+    system_too_old=(["--system-site-packages"], "leaf>=2", "2.0"),
 )
 def test_packages_of_the_machine_are_used_if_they_fit(
     wheels, target, system, options, requirement, leaf, tmp_path
@@ -159,27 +157,25 @@ def flip_a_bit(path: Path) -> None:
 
 @cases(
     ("harm", "passages"),
-    {
-        "missing": (
-            lambda part, sums: part.unlink(),
-            ["missing parts: expected {count}, got {left} without {part.name};", "copy them"],
-        ),
-        "one bit": (lambda part, sums: flip_a_bit(part), ["damaged parts:\n  {part}: expected SHA-256"]),
-        "truncated": (
-            lambda part, sums: part.write_bytes(part.read_bytes()[:100]),
-            ["damaged parts:\n  {part}: expected SHA-256", "fix: copy these parts again"],
-        ),
-        "foreign": (
-            lambda part, sums: part.with_name("nereid-offline-9.9.tar.001").touch(),
-            ["unknown part:", "nereid-offline-9.9.tar.001", "one bundle only"],
-        ),
-        "no sums": (lambda part, sums: sums.unlink(), ["missing sums: expected", "{sums}", "copy it"]),
-        "empty sums": (lambda part, sums: sums.write_text(""), ["got none", "{sums}", "copy it"]),
-        "other sums": (
-            lambda part, sums: sums.write_text("<html>\n"),
-            ["{sums}: expected nereid-offline-….tar.001", "copy it"],
-        ),
-    },
+    missing=(
+        lambda part, sums: part.unlink(),
+        ["missing parts: expected {count}, got {left} without {part.name};", "copy them"],
+    ),
+    one_bit=(lambda part, sums: flip_a_bit(part), ["damaged parts:\n  {part}: expected SHA-256"]),
+    truncated=(
+        lambda part, sums: part.write_bytes(part.read_bytes()[:100]),
+        ["damaged parts:\n  {part}: expected SHA-256", "fix: copy these parts again"],
+    ),
+    foreign=(
+        lambda part, sums: part.with_name("nereid-offline-9.9.tar.001").touch(),
+        ["unknown part:", "nereid-offline-9.9.tar.001", "one bundle only"],
+    ),
+    no_sums=(lambda part, sums: sums.unlink(), ["missing sums: expected", "{sums}", "copy it"]),
+    empty_sums=(lambda part, sums: sums.write_text(""), ["got none", "{sums}", "copy it"]),
+    other_sums=(
+        lambda part, sums: sums.write_text("<html>\n"),
+        ["{sums}: expected nereid-offline-….tar.001", "copy it"],
+    ),
 )
 def test_incomplete_bundle_is_an_error(bundle, target, harm, passages):
     count, part, sums = len(bundle.parts), bundle.parts[1], bundle.folder / "SHA256SUMS"
@@ -193,11 +189,9 @@ def test_incomplete_bundle_is_an_error(bundle, target, harm, passages):
 
 @cases(
     ("tags", "problem"),
-    {
-        "Python": ("cp39-manylinux_2_17_x86_64", f"wrong Python: expected CPython 3.9, got CPython {THIS}"),
-        "glibc": (f"{TAG}-manylinux_2_99_x86_64", "64-bit Python, glibc 2.99 or later, got Linux"),
-        "machine": (f"{TAG}-manylinux_2_17_aarch64", "wrong platform: expected Linux aarch64"),
-    },
+    Python=("cp39-manylinux_2_17_x86_64", f"wrong Python: expected CPython 3.9, got CPython {THIS}"),
+    glibc=(f"{TAG}-manylinux_2_99_x86_64", "64-bit Python, glibc 2.99 or later, got Linux"),
+    machine=(f"{TAG}-manylinux_2_17_aarch64", "wrong platform: expected Linux aarch64"),
 )
 def test_wrong_target_is_an_error(wheels, target, tmp_path, tags, problem):
     (target / "programs" / "python3").symlink_to(sys.executable)
@@ -229,20 +223,18 @@ def used_folder(target: Path) -> list[str]:
 
 @cases(
     ("arrange", "passages"),
-    {
-        "no Python": (lacking_python, [f"missing Python: expected python{THIS} or python3"]),
-        "absent Python": (
-            lambda target: ["--python", "absent"],
-            [f"wrong Python: expected Python {THIS}, got 'absent'", "fix: --python PATH"],
-        ),
-        "no venv": (lacking_venv, ["expected the module venv in", f"install the package python{THIS}-venv"]),
-        # An environment of an environment would not have its packages.
-        "packages of an environment": (
-            lambda target: ["--python", f"{sys.prefix}/bin/python", "--system-site-packages"],
-            ["expected the Python of the system", f"a Python in {sys.base_prefix}"],
-        ),
-        "used folder": (used_folder, ["'data' is in use: expected a new or empty folder"]),
-    },
+    no_Python=(lacking_python, [f"missing Python: expected python{THIS} or python3"]),
+    absent_Python=(
+        lambda target: ["--python", "absent"],
+        [f"wrong Python: expected Python {THIS}, got 'absent'", "fix: --python PATH"],
+    ),
+    no_venv=(lacking_venv, ["expected the module venv in", f"install the package python{THIS}-venv"]),
+    # An environment of an environment would not have its packages.
+    packages_of_an_environment=(
+        lambda target: ["--python", f"{sys.prefix}/bin/python", "--system-site-packages"],
+        ["expected the Python of the system", f"a Python in {sys.base_prefix}"],
+    ),
+    used_folder=(used_folder, ["'data' is in use: expected a new or empty folder"]),
 )
 def test_unsuitable_machine_is_an_error(bundle, target, arrange, passages):
     words = arrange(target)
@@ -255,11 +247,9 @@ def test_unsuitable_machine_is_an_error(bundle, target, arrange, passages):
 
 @cases(
     ("words", "passage"),
-    {
-        "no parts": ([], "no parts: expected"),
-        "no value": (["--into"], "--into: expected a value"),
-        "unknown": (["--intoo=x"], "unknown option '--intoo=x'"),
-    },
+    no_parts=([], "no parts: expected"),
+    no_value=(["--into"], "--into: expected a value"),
+    unknown=(["--intoo=x"], "unknown option '--intoo=x'"),
 )
 def test_wrong_usage_is_an_error(target, words, passage):
     expect_error(install(target, *words), target, passage, "usage: sh install-offline.sh", code=2)

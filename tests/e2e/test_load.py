@@ -62,7 +62,7 @@ def asking(report: Path, server: load.Target) -> list[psutil.Process]:
     return found
 
 
-@cases(("number", "code"), {"killed": (signal.SIGKILL, 128 + signal.SIGKILL), "told": (signal.SIGTERM, 1)})
+@cases(("number", "code"), killed=(signal.SIGKILL, 128 + signal.SIGKILL), told=(signal.SIGTERM, 1))
 def test_a_run_that_is_cut_short_fails(target, tmp_path, number, code):
     """What it would have sent was never asked, however good the answers until then."""
     report, words = tmp_path / "report.json", ["--scenario", "open", "--users", "8", "--thresholds="]
@@ -144,11 +144,9 @@ def run_load(*words: str) -> subprocess.CompletedProcess:
 
 @cases(
     ("words", "locustfile", "code"),
-    {
-        "asked wrongly": (["--bogus"], "", 2),
-        "killed": (["-f", "mine.py"], "import os\nos.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
-        "ended early": (["-f", "mine.py"], "raise SystemExit(0)", 1),
-    },
+    asked_wrongly=(["--bogus"], "", 2),
+    killed=(["-f", "mine.py"], "import os\nos.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
+    ended_early=(["-f", "mine.py"], "raise SystemExit(0)", 1),
 )
 def test_locust_that_leaves_no_report_gives_its_code(tmp_path, monkeypatch, words, locustfile, code):
     """As documented, and without a second loop; no report is no good end, whatever Locust says."""

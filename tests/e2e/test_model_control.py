@@ -113,10 +113,8 @@ def test_killed_server_leaves_no_shared_memory(tmp_path):
 
 @cases(
     ("broken", "content"),
-    {
-        "network": ("1/model.onnx", "not a protobuf"),
-        "config": ("config.pbtxt", NETWORK.replace('"x"', '"z"')),
-    },
+    network=("1/model.onnx", "not a protobuf"),
+    config=("config.pbtxt", NETWORK.replace('"x"', '"z"')),
 )
 def test_failed_reload_leaves_the_old_network_serving(server, client, request, broken, content):
     name = f"kept_{request.node.callspec.id}"

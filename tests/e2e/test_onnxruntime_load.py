@@ -12,16 +12,7 @@ from onnx import helper
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
-from tests.networks import (
-    ONE_INSTANCE,
-    connect,
-    identity,
-    network,
-    serve,
-    store,
-    tensor,
-    value,
-)
+from tests.networks import ONE_INSTANCE, connect, identity, network, serve, store, tensor, value
 from tests.routes import wait_until
 from tests.tables import cases
 
@@ -68,21 +59,19 @@ def check_refused(server, log: list[str], name: str, message: str) -> None:
 
 @cases(
     ("model", "config", "message"),
-    {
-        # NVIDIA's backend prints the datatype of the wire behind TYPE_.
-        "datatype": (
-            identity("STRING", ["batch", 4]),
-            "max_batch_size: 4\n" + tensor("input", "x", "FP32", [4]) + tensor("output", "y", "FP32", [4]),
-            "unable to load model 'datatype', configuration expects datatype TYPE_FP32 for input 'x', model "
-            "provides TYPE_BYTES",
-        ),
-        "unbatched": (
-            with_bias(),
-            "max_batch_size: 4\n" + tensor("output", "y", "FP32", [4]),
-            "autofill failed for model 'unbatched': model does not support batching while non-zero "
-            "max_batch_size is specified",
-        ),
-    },
+    # NVIDIA's backend prints the datatype of the wire behind TYPE_.
+    datatype=(
+        identity("STRING", ["batch", 4]),
+        "max_batch_size: 4\n" + tensor("input", "x", "FP32", [4]) + tensor("output", "y", "FP32", [4]),
+        "unable to load model 'datatype', configuration expects datatype TYPE_FP32 for input 'x', model "
+        "provides TYPE_BYTES",
+    ),
+    unbatched=(
+        with_bias(),
+        "max_batch_size: 4\n" + tensor("output", "y", "FP32", [4]),
+        "autofill failed for model 'unbatched': model does not support batching while non-zero "
+        "max_batch_size is specified",
+    ),
 )
 def test_bad_config_is_refused_in_the_words_of_nvidia(server, log, request, model, config, message):
     name = request.node.callspec.id
@@ -118,21 +107,19 @@ def batching(config: model_config_pb2.ModelConfig) -> tuple[int, list[int] | Non
 
 @cases(
     ("model", "config", "batches", "tensors"),
-    {
-        "no_config": (ROWS, None, (4, [4]), [("x", "TYPE_FP32", [4]), ("y", "TYPE_FP32", [4])]),
-        "no_batches": (
-            with_bias(),
-            "",
-            (0, None),
-            [("bias", "TYPE_FP32", [4]), ("x", "TYPE_FP32", [-1, 4]), ("y", "TYPE_FP32", [-1, 4])],
-        ),
-        "only_batches": (
-            identity("STRING", ["batch"]),
-            "",
-            (4, [4]),
-            [("x", "TYPE_STRING", [1]), ("y", "TYPE_STRING", [1])],
-        ),
-    },
+    no_config=(ROWS, None, (4, [4]), [("x", "TYPE_FP32", [4]), ("y", "TYPE_FP32", [4])]),
+    no_batches=(
+        with_bias(),
+        "",
+        (0, None),
+        [("bias", "TYPE_FP32", [4]), ("x", "TYPE_FP32", [-1, 4]), ("y", "TYPE_FP32", [-1, 4])],
+    ),
+    only_batches=(
+        identity("STRING", ["batch"]),
+        "",
+        (4, [4]),
+        [("x", "TYPE_STRING", [1]), ("y", "TYPE_STRING", [1])],
+    ),
 )
 def test_config_is_completed_from_the_network(server, log, request, model, config, batches, tensors):
     name = request.node.callspec.id

@@ -245,12 +245,10 @@ def test_late_response_is_an_error_in_time(puppets, unique, protocol, owner):
 
 @cases(
     ("orders", "outcome", "distance"),
-    {
-        # x is [0, 5, 1], the answer x + 1: 0.05 away from x + 1.05, and 11 from -x.
-        "near": ({"add": 1.05}, "agreed", 0.05),
-        "far": ({"factor": -1}, "disagreed", 11),
-        "broken": ({"error": "boom"}, "failed", None),
-    },
+    # x is [0, 5, 1], the answer x + 1: 0.05 away from x + 1.05, and 11 from -x.
+    near=({"add": 1.05}, "agreed", 0.05),
+    far=({"factor": -1}, "disagreed", 11),
+    broken=({"error": "boom"}, "failed", None),
 )
 def test_shadow_is_compared_with_the_answer(puppets, unique, orders, outcome, distance):
     """The answer itself is that of the variant, whatever the shadow does."""

@@ -184,22 +184,20 @@ def test_lack_of_processes_ends_the_start(environment, limit):
 
 @cases(
     ("profile", "relative", "before", "after", "reason"),
-    {
-        "field": (
-            "ensemble",
-            "classify_v1/config.pbtxt",
-            "max_batch_size",
-            "max_batchsize",
-            "model 'classify_v1'.*4:14.*no field named \"max_batchsize\"",
-        ),
-        "parameter, fused": (
-            "cpu",
-            "imagenet_preprocess/config.pbtxt",
-            'key: "preset"',
-            'key: "presets"',
-            "model 'classify_v1'.*unknown parameter 'presets'.*preset, resize",
-        ),
-    },
+    field=(
+        "ensemble",
+        "classify_v1/config.pbtxt",
+        "max_batch_size",
+        "max_batchsize",
+        "model 'classify_v1'.*4:14.*no field named \"max_batchsize\"",
+    ),
+    parameter_fused=(
+        "cpu",
+        "imagenet_preprocess/config.pbtxt",
+        'key: "preset"',
+        'key: "presets"',
+        "model 'classify_v1'.*unknown parameter 'presets'.*preset, resize",
+    ),
 )
 def test_broken_repository_is_rejected_with_model_and_field(
     profile, relative, before, after, reason, environment, tmp_path

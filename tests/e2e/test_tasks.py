@@ -120,15 +120,13 @@ def test_known_boxes_are_found(server):
 
 @cases(
     "image",
-    {
-        "label": PARCEL,
-        "side": encoded(page().rotate(90, expand=True)),
-        "head": encoded(page().rotate(180)),
-        "mirrored": encoded(page().transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
-        "blurred": encoded(page().filter(ImageFilter.GaussianBlur(2)), "JPEG", quality=20),
-        "empty": encoded(Image.new("RGB", (640, 480), "white")),
-        "pixel": encoded(Image.new("RGB", (1, 1))),
-    },
+    label=PARCEL,
+    side=encoded(page().rotate(90, expand=True)),
+    head=encoded(page().rotate(180)),
+    mirrored=encoded(page().transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
+    blurred=encoded(page().filter(ImageFilter.GaussianBlur(2)), "JPEG", quality=20),
+    empty=encoded(Image.new("RGB", (640, 480), "white")),
+    pixel=encoded(Image.new("RGB", (1, 1))),
 )
 def test_both_forms_read_as_the_library(server, image):
     """Equal text and boxes; the networks run in equal batches, so that even the confidences are equal."""
@@ -333,11 +331,9 @@ def test_gateway_reads_fields_and_old_encodings(gateway):
 @fused
 @cases(
     ("path", "code", "words"),
-    {
-        "variant": ("read?variant=v9", "invalid_request", "expected one of v1"),
-        "encoding": ("read?encoding=latin-1", "invalid_request", "must be one of utf-8, gbk"),
-        "no text": ("read", "invalid_image", "expected an image file"),
-    },
+    variant=("read?variant=v9", "invalid_request", "expected one of v1"),
+    encoding=("read?encoding=latin-1", "invalid_request", "must be one of utf-8, gbk"),
+    no_text=("read", "invalid_image", "expected an image file"),
 )
 def test_gateway_names_the_reason_of_errors(gateway, path, code, words):
     found, answer = gateway.json(f"/v1/{path}", b"no image" if code == "invalid_image" else LABEL)

@@ -94,7 +94,7 @@ def test_one_measurement_has_the_rates_of_the_load(served, load):
     assert re.search(r"^classify v1 +75 %", tables, re.MULTILINE)
 
 
-@cases("key", {"q": b"q", "Ctrl-C": b"\x03"})
+@cases("key", q=b"q", Ctrl_C=b"\x03")
 def test_live_view_ends_and_restores_the_terminal(served, load, key):
     ours, theirs = pty.openpty()
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))

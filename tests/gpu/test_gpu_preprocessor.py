@@ -138,15 +138,13 @@ def test_decoder_leaves_turning_to_the_kernel(build, orientation):
 
 @cases(
     ("encoded", "fallbacks"),
-    {
-        "jpeg": (COFFEE_JPEG, 0),
-        "grey": (encode(mode="L"), 0),
-        "progressive": (encode(progressive=True), 0),
-        "png": (encode("PNG"), 1),
-        "cmyk": (encode(mode="CMYK"), 1),
-        "cut off": (COFFEE_JPEG[:-5000], 1),
-        "no image": (b"no image", 0),
-    },
+    jpeg=(COFFEE_JPEG, 0),
+    grey=(encode(mode="L"), 0),
+    progressive=(encode(progressive=True), 0),
+    png=(encode("PNG"), 1),
+    cmyk=(encode(mode="CMYK"), 1),
+    cut_off=(COFFEE_JPEG[:-5000], 1),
+    no_image=(b"no image", 0),
 )
 def test_what_the_host_decodes_is_counted(build, encoded, fallbacks):
     """`fallbacks` counts files that are not for the GPU's decoder, and no others."""

@@ -111,7 +111,7 @@ ALONE = {
         helper.make_node("Reshape", ["m", "s"], ["y"]),
         shape=(1, 12),
         s=[1, 12],
-    ),
+    )
 }
 
 
@@ -156,12 +156,10 @@ def test_network_of_one_image_computes_several(tmp_path, name):
 
 @cases(
     ("shape", "expected"),
-    {
-        "classes last": ((1, 1, 12), (0, 12)),
-        "any number of classes": ((1, 1, -1), (0, 0)),
-        "boxes": ((1, 6, 2), (0, 6, 2)),
-        "map": ((1, 3, 2, 2), (0, 3, 2, 2)),
-    },
+    classes_last=((1, 1, 12), (0, 12)),
+    any_number_of_classes=((1, 1, -1), (0, 0)),
+    boxes=((1, 6, 2), (0, 6, 2)),
+    map=((1, 3, 2, 2), (0, 3, 2, 2)),
 )
 @pytest.mark.parametrize("is_fixed", [True, False], ids=["one image", "any batch"])
 def test_only_scores_of_one_dim_are_flattened(shape, expected, is_fixed):

@@ -77,12 +77,10 @@ def test_logits_that_stay_are_not_called_probabilities(repository, tmp_path):
 
 @cases(
     ("datatype", "shape", "size", "dims", "layout"),
-    {
-        "channels-first": ("FP32", ["N", 3, SIDE, SIDE], (0, 0), (3, SIDE, SIDE), "NCHW"),
-        "channels-last-uint8": ("UINT8", ["N", SIDE, SIDE, 3], (0, 0), (SIDE, SIDE, 3), "NHWC"),
-        "any-size-fp16": ("FP16", ["N", 3, "H", "W"], (48, 40), (3, 48, 40), "NCHW"),
-        "oblong": ("FP32", ["N", 3, 40, SIDE], (0, 0), (3, 40, SIDE), "NCHW"),
-    },
+    channels_first=("FP32", ["N", 3, SIDE, SIDE], (0, 0), (3, SIDE, SIDE), "NCHW"),
+    channels_last_uint8=("UINT8", ["N", SIDE, SIDE, 3], (0, 0), (SIDE, SIDE, 3), "NHWC"),
+    any_size_fp16=("FP16", ["N", 3, "H", "W"], (48, 40), (3, 48, 40), "NCHW"),
+    oblong=("FP32", ["N", 3, 40, SIDE], (0, 0), (3, 40, SIDE), "NCHW"),
 )
 def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, size, dims, layout):
     onnx.save(classifier(datatype, shape), tmp_path / "new.onnx")
@@ -101,12 +99,10 @@ def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, 
 
 @cases(
     ("label", "shown"),
-    {
-        "NUL": ("cat\0", r"cat\x00"),
-        "title": ("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
-        "colour": ("\x9b31m", r"\x9b31m"),
-        "direction": ("\u202egnp", r"\u202egnp"),
-    },
+    NUL=("cat\0", r"cat\x00"),
+    title=("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
+    colour=("\x9b31m", r"\x9b31m"),
+    direction=("\u202egnp", r"\u202egnp"),
 )
 @pytest.mark.parametrize("place", ["--labels", "metadata"])
 def test_label_with_a_control_character_is_refused(repository, tmp_path, place, label, shown):
@@ -126,14 +122,12 @@ def test_label_with_a_control_character_is_refused(repository, tmp_path, place, 
 
 @cases(
     ("more", "message"),
-    {
-        "name": ({"name": "a b"}, r"invalid name: expected .*letters, digits, '\.', .*, got 'a b'"),
-        "preset": ({"preset": "vgg"}, r"invalid preset: expected one of imagenet, .*, got 'vgg'"),
-        "profile": ({"profiles": ("tpu",)}, r"invalid profile: expected one of cpu, gpu, got 'tpu'"),
-        "outputs": ({}, "expected one output with scores, got: a, b; fix: name one with --output"),
-        "few labels": ({"output": "a", "labels": Path(__file__)}, "--labels: expected 5 lines, .*, got"),
-        "labels of UTF-16": ({"labels": UTF_16}, "--labels: expected text in UTF-8, got byte 0xff in 'u"),
-    },
+    name=({"name": "a b"}, r"invalid name: expected .*letters, digits, '\.', .*, got 'a b'"),
+    preset=({"preset": "vgg"}, r"invalid preset: expected one of imagenet, .*, got 'vgg'"),
+    profile=({"profiles": ("tpu",)}, r"invalid profile: expected one of cpu, gpu, got 'tpu'"),
+    outputs=({}, "expected one output with scores, got: a, b; fix: name one with --output"),
+    few_labels=({"output": "a", "labels": Path(__file__)}, "--labels: expected 5 lines, .*, got"),
+    labels_of_UTF_16=({"labels": UTF_16}, "--labels: expected text in UTF-8, got byte 0xff in 'u"),
 )
 def test_request_that_does_not_fit_is_wrong_usage(repository, tmp_path, monkeypatch, more, message):
     onnx.save(classifier(outputs=("a", "b")), tmp_path / "new.onnx")
@@ -248,29 +242,27 @@ NAMES = [f"name {number}" for number in range(CLASSES)]
 
 @cases(
     ("form", "parameters", "mean", "std"),
-    {
-        "scale": (UserNetwork(), {"scale": str(1 / 255)}, 0, 255),
-        "one number, grey": (
-            UserNetwork("NHWC", 1, batch=1, tail=2),
-            {"mean": "127.5", "std": "127.5"},
-            127.5,
-            127.5,
-        ),
-        "per channel, FP16": (
-            UserNetwork(datatype="FP16", activation="softmax"),
-            {"mean": "120, 110, 100", "std": "60, 50, 40"},
-            [120, 110, 100],
-            [60, 50, 40],
-        ),
-        # In newer stamps of exporters, the operators are the same.
-        "BGR, any size, new opset": (
-            UserNetwork(side_px=None, activation="sigmoid", opset=28, ir_version=14),
-            {"mean": "100, 110, 120", "std": "255", "color_order": "BGR"},
-            [100, 110, 120],
-            [255] * 3,
-        ),
-        "bytes": (UserNetwork("NHWC", datatype="UINT8"), {}, 0, 1),
-    },
+    scale=(UserNetwork(), {"scale": str(1 / 255)}, 0, 255),
+    one_number_grey=(
+        UserNetwork("NHWC", 1, batch=1, tail=2),
+        {"mean": "127.5", "std": "127.5"},
+        127.5,
+        127.5,
+    ),
+    per_channel_FP16=(
+        UserNetwork(datatype="FP16", activation="softmax"),
+        {"mean": "120, 110, 100", "std": "60, 50, 40"},
+        [120, 110, 100],
+        [60, 50, 40],
+    ),
+    # In newer stamps of exporters, the operators are the same.
+    BGR_any_size_new_opset=(
+        UserNetwork(side_px=None, activation="sigmoid", opset=28, ir_version=14),
+        {"mean": "100, 110, 120", "std": "255", "color_order": "BGR"},
+        [100, 110, 120],
+        [255] * 3,
+    ),
+    bytes=(UserNetwork("NHWC", datatype="UINT8"), {}, 0, 1),
 )
 def test_scores_are_those_of_the_users_network(repository, tmp_path, form, parameters, mean, std):
     """A photo of the network's size, so that no resize takes part; the reference is in float64."""

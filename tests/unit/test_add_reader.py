@@ -93,15 +93,13 @@ def test_recogniser_is_known_by_its_characters(repository, file):
 
 @cases(
     ("more", "message"),
-    {
-        "preprocessing": ({"parameters": {"preset": "imagenet"}}, "no parameters of a preprocessing"),
-        "size": ({"size": (48, 48)}, "no size, head or thresholds"),
-        "blank": ({"images": (Path("blank.png"),)}, r"blank.png': expected lines of text, found none; fix: "),
-        "no image": ({"images": (Path(__file__),)}, "golden image '.*': invalid image"),
-        "preview": ({"preview": Path("seen.png")}, "no preview of whole images"),
-        # Another encoding would give other characters without an error.
-        "not UTF-8": ({"labels": Path("gbk.txt")}, "--labels: expected text in UTF-8"),
-    },
+    preprocessing=({"parameters": {"preset": "imagenet"}}, "no parameters of a preprocessing"),
+    size=({"size": (48, 48)}, "no size, head or thresholds"),
+    blank=({"images": (Path("blank.png"),)}, r"blank.png': expected lines of text, found none; fix: "),
+    no_image=({"images": (Path(__file__),)}, "golden image '.*': invalid image"),
+    preview=({"preview": Path("seen.png")}, "no preview of whole images"),
+    # Another encoding would give other characters without an error.
+    not_UTF_8=({"labels": Path("gbk.txt")}, "--labels: expected text in UTF-8"),
 )
 def test_request_that_does_not_fit_is_refused(repository, file, monkeypatch, more, message):
     monkeypatch.chdir(repository.parent)
@@ -116,11 +114,9 @@ def test_request_that_does_not_fit_is_refused(repository, file, monkeypatch, mor
 
 @cases(
     ("name", "folder", "message"),
-    {
-        "name of a finder": ("text_detect", "", "'text_detect' is a model that finds text .*; fix: "),
-        "other model": ("own", "text_detect", "'text_detect' that does not find text: "),
-        "no model": ("own", "text_direction", "'text_direction' that does not find text: unable to .* fix: "),
-    },
+    name_of_a_finder=("text_detect", "", "'text_detect' is a model that finds text .*; fix: "),
+    other_model=("own", "text_detect", "'text_detect' that does not find text: "),
+    no_model=("own", "text_direction", "'text_direction' that does not find text: unable to .* fix: "),
 )
 def test_networks_that_find_text_keep_their_names(repository, tiny, name, folder, message):
     """A reader would run a network that does not find text, or replace the one of other readers."""

@@ -113,13 +113,11 @@ def test_images_of_a_batch_have_their_own_feedback():
 
 @cases(
     ("senders", "other", "body", "status"),
-    {
-        "another key": (["infer"], "admin", {"request_id": "a"}, 404),
-        "another key with the same id": (["infer", "admin"], "admin", {"request_id": "a"}, 200),
-        "no key": (["infer", "admin"], "", {"request_id": "a"}, 404),
-        "no key with the same id": (["infer", ""], "", {"request_id": "a"}, 200),
-        "a key in the id": (["infer"], "", {"request_id": "id-infer\0a"}, 404),
-    },
+    another_key=(["infer"], "admin", {"request_id": "a"}, 404),
+    another_key_with_the_same_id=(["infer", "admin"], "admin", {"request_id": "a"}, 200),
+    no_key=(["infer", "admin"], "", {"request_id": "a"}, 404),
+    no_key_with_the_same_id=(["infer", ""], "", {"request_id": "a"}, 200),
+    a_key_in_the_id=(["infer"], "", {"request_id": "id-infer\0a"}, 404),
 )
 def test_feedback_of_another_key_changes_nothing(senders, other, body, status):
     made = gateway(Upstream(), keys=RING)

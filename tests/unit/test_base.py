@@ -74,15 +74,13 @@ def test_error_survives_as_text(kind, words):
 
 @cases(
     ("text", "expected"),
-    {
-        "dead": ("Stub process 'classify_v1_0_1' is not healthy.", errors.Died),
-        "not ready": ("Failed to execute the request. Model 'nope' is not ready.", errors.Unavailable),
-        "late": ("Request timeout expired", errors.DeadlineExceeded),
-        "queue": ("[request id: 1] Exceeds maximum queue size", errors.Overloaded),
-        "memory": ("Failed to increase the shared memory pool size for key 'a'", errors.Overloaded),
-        "other": ("onnx runtime error 2: Unexpected input data type", errors.InferenceFailed),
-        "quotes another": ("invalid request: variant said invalid image: x", errors.InvalidRequest),
-    },
+    dead=("Stub process 'classify_v1_0_1' is not healthy.", errors.Died),
+    not_ready=("Failed to execute the request. Model 'nope' is not ready.", errors.Unavailable),
+    late=("Request timeout expired", errors.DeadlineExceeded),
+    queue=("[request id: 1] Exceeds maximum queue size", errors.Overloaded),
+    memory=("Failed to increase the shared memory pool size for key 'a'", errors.Overloaded),
+    other=("onnx runtime error 2: Unexpected input data type", errors.InferenceFailed),
+    quotes_another=("invalid request: variant said invalid image: x", errors.InvalidRequest),
 )
 def test_class_follows_from_the_text(text, expected):
     assert type(errors.from_message(text)) is expected
@@ -173,12 +171,10 @@ def version_1(quota: str) -> dict[str, str]:
 
 @cases(
     ("content", "expected"),
-    {
-        "half a core": ("50000 100000\n", 1),
-        "a core and a half": ("150000 100000\n", 2),
-        "more than there are": ("9900000 100000\n", CORES),
-        "no quota": ("max 100000\n", CORES),
-    },
+    half_a_core=("50000 100000\n", 1),
+    a_core_and_a_half=("150000 100000\n", 2),
+    more_than_there_are=("9900000 100000\n", CORES),
+    no_quota=("max 100000\n", CORES),
 )
 def test_quota_limits_the_cores(tmp_path, content, expected):
     assert available_cores(groups(tmp_path, "0::/\n", {"cpu.max": content})) == min(CORES, expected)
@@ -186,15 +182,13 @@ def test_quota_limits_the_cores(tmp_path, content, expected):
 
 @cases(
     ("membership", "files", "expected"),
-    {
-        "own group, version 2": ("0::/a/b\n", {"a/b/cpu.max": "50000 100000", "cpu.max": "max 100000"}, 0.5),
-        "group around it": ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "70000 100000"}, 0.7),
-        "another's group": ("0::/a/b\n", {"c/cpu.max": "50000 100000"}, inf),
-        "name outside the container": ("0::/a/b\n", {"cpu.max": "50000 100000"}, 0.5),
-        "version 1": ("1:cpu,cpuacct:/a\n", version_1("200000"), 2.0),
-        "version 1 without a quota": ("1:cpu:/a\n", version_1("-1"), inf),
-        "no control groups": ("", {}, inf),
-    },
+    own_group_version_2=("0::/a/b\n", {"a/b/cpu.max": "50000 100000", "cpu.max": "max 100000"}, 0.5),
+    group_around_it=("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "70000 100000"}, 0.7),
+    anothers_group=("0::/a/b\n", {"c/cpu.max": "50000 100000"}, inf),
+    name_outside_the_container=("0::/a/b\n", {"cpu.max": "50000 100000"}, 0.5),
+    version_1=("1:cpu,cpuacct:/a\n", version_1("200000"), 2.0),
+    version_1_without_a_quota=("1:cpu:/a\n", version_1("-1"), inf),
+    no_control_groups=("", {}, inf),
 )
 def test_quota_of_each_enclosing_group_counts(tmp_path, membership, files, expected):
     assert groups(tmp_path, membership, files).cores() == expected
@@ -202,13 +196,11 @@ def test_quota_of_each_enclosing_group_counts(tmp_path, membership, files, expec
 
 @cases(
     ("membership", "files", "left"),
-    {
-        "version 2": ("0::/a\n", {"a/memory.max": "5000", "a/memory.current": "1000"}, 4000),
-        "more used than allowed": ("0::/a\n", {"a/memory.max": "5000", "a/memory.current": "6000"}, 0),
-        "without a limit": ("0::/a\n", {"a/memory.max": "max", "a/memory.current": "1000"}, 1_024_000),
-        "version 1": ("4:memory:/a\n", {LIMIT_1: "5000", USED_1: "4000"}, 1000),
-        "version 1 without a limit": ("4:memory:/a\n", {LIMIT_1: str(2**63 - 4096), USED_1: "1"}, 1_024_000),
-    },
+    version_2=("0::/a\n", {"a/memory.max": "5000", "a/memory.current": "1000"}, 4000),
+    more_used_than_allowed=("0::/a\n", {"a/memory.max": "5000", "a/memory.current": "6000"}, 0),
+    without_a_limit=("0::/a\n", {"a/memory.max": "max", "a/memory.current": "1000"}, 1_024_000),
+    version_1=("4:memory:/a\n", {LIMIT_1: "5000", USED_1: "4000"}, 1000),
+    version_1_without_a_limit=("4:memory:/a\n", {LIMIT_1: str(2**63 - 4096), USED_1: "1"}, 1_024_000),
 )
 def test_memory_is_what_the_groups_leave(tmp_path, membership, files, left):
     (tmp_path / "meminfo").write_text(MEMINFO)
@@ -218,20 +210,18 @@ def test_memory_is_what_the_groups_leave(tmp_path, membership, files, left):
 
 @cases(
     ("membership", "limits", "name", "text"),
-    {
-        "version 2": (
-            "0::/a\n",
-            {"a/memory.max": "350000000", "a/memory.current": "1"},
-            "a/memory.events",
-            "low 0\nmax 9\noom 1\noom_kill {}\noom_group_kill 0\n",
-        ),
-        "version 1": (
-            "4:memory:/a\n",
-            {LIMIT_1: "350000000", USED_1: "1"},
-            "memory/a/memory.oom_control",
-            "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n",
-        ),
-    },
+    version_2=(
+        "0::/a\n",
+        {"a/memory.max": "350000000", "a/memory.current": "1"},
+        "a/memory.events",
+        "low 0\nmax 9\noom 1\noom_kill {}\noom_group_kill 0\n",
+    ),
+    version_1=(
+        "4:memory:/a\n",
+        {LIMIT_1: "350000000", USED_1: "1"},
+        "memory/a/memory.oom_control",
+        "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n",
+    ),
 )
 def test_kills_for_lack_of_memory_are_described(tmp_path, membership, limits, name, text):
     kills = MemoryKills(groups(tmp_path, membership, {name: text.format(3)} | limits))
@@ -247,11 +237,9 @@ def test_kills_for_lack_of_memory_are_described(tmp_path, membership, limits, na
 
 @cases(
     ("membership", "folders", "limit"),
-    {
-        "version 2": ("0::/a/b\n", ("a/b", "a"), "260"),
-        "version 1": ("8:pids:/a/b\n", ("pids/a/b", "pids/a"), "260"),
-        "without a limit": ("0::/a\n", ("a",), "max"),
-    },
+    version_2=("0::/a/b\n", ("a/b", "a"), "260"),
+    version_1=("8:pids:/a/b\n", ("pids/a/b", "pids/a"), "260"),
+    without_a_limit=("0::/a\n", ("a",), "max"),
 )
 def test_refused_processes_are_described(tmp_path, membership, folders, limit):
     """A group around the own one may have the limit."""
@@ -357,10 +345,8 @@ def test_child_of_a_dead_parent_ends_itself():
 
 @cases(
     ("ran_s", "expected"),
-    {
-        "fails before it is calm": ([0, 59, 59, 59, 59], [0.2, 1, 4, 4, 4]),
-        "was calm once": ([0, 0, 60, 0, 0], [0.2, 1, 0.2, 1, 4]),
-    },
+    fails_before_it_is_calm=([0, 59, 59, 59, 59], [0.2, 1, 4, 4, 4]),
+    was_calm_once=([0, 0, 60, 0, 0], [0.2, 1, 0.2, 1, 4]),
 )
 def test_waits_grow_until_a_calm_time(ran_s, expected):
     back_off, now_s, found = BackOff([0.2, 1, 4], calm_s=60), 1000.0, []

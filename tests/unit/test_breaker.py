@@ -24,13 +24,11 @@ def opened() -> Breaker:
 
 @cases(
     ("outcomes", "state"),
-    {
-        "too few": ([BAD] * 4, State.CLOSED),
-        "enough": ([BAD] * 5, State.OPEN),
-        "just not half of the window": ([GOOD] * 50 + [BAD] * 49, State.CLOSED),
-        "half of the window": ([GOOD] * 50 + [BAD] * 50, State.OPEN),
-        "too few verdicts": ([BAD, NEITHER] * 4, State.CLOSED),
-    },
+    too_few=([BAD] * 4, State.CLOSED),
+    enough=([BAD] * 5, State.OPEN),
+    just_not_half_of_the_window=([GOOD] * 50 + [BAD] * 49, State.CLOSED),
+    half_of_the_window=([GOOD] * 50 + [BAD] * 50, State.OPEN),
+    too_few_verdicts=([BAD, NEITHER] * 4, State.CLOSED),
 )
 def test_opens_on_ratio_with_a_minimum(outcomes, state):
     breaker = Breaker(SETTINGS)

@@ -38,13 +38,11 @@ def test_without_a_command_the_help_is_shown(words):
 
 @cases(
     ("name", "shown"),
-    {
-        "title": ("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
-        "colour": ("\x9b31m", r"\x9b31m"),
-        "line": ("\rok", r"\rok"),
-        "direction": ("\u202egnp", r"\u202egnp"),
-        "no text": ("\udcff", r"\udcff"),
-    },
+    title=("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
+    colour=("\x9b31m", r"\x9b31m"),
+    line=("\rok", r"\rok"),
+    direction=("\u202egnp", r"\u202egnp"),
+    no_text=("\udcff", r"\udcff"),
 )
 @pytest.mark.parametrize("words", ["publish NAME net.onnx", "add NAME.onnx --name x --yes"])
 def test_names_do_not_act_on_a_terminal(words, name, shown):
@@ -212,12 +210,10 @@ def test_keys_are_listed_without_their_secrets(tmp_path):
 
 @cases(
     ("complete", "expected"),
-    {
-        "models": (options.complete_model, {"classify", "classify_v1", "efficientnet_lite0"}),
-        "profiles": (options.complete_profile, {"cpu", "ensemble"}),
-        "variants": (options.complete_variant, {"v1", "v2"}),
-        "presets": (options.complete_preset, {"imagenet", "clip"}),
-    },
+    models=(options.complete_model, {"classify", "classify_v1", "efficientnet_lite0"}),
+    profiles=(options.complete_profile, {"cpu", "ensemble"}),
+    variants=(options.complete_variant, {"v1", "v2"}),
+    presets=(options.complete_preset, {"imagenet", "clip"}),
 )
 def test_completion_knows_the_names_of_the_repository(complete, expected):
     context = typer.main.get_command(app).make_context("nereid", ["check"])

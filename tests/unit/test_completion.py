@@ -26,19 +26,17 @@ def test_default_models_are_complete(profile):
 
 @cases(
     ("config", "code", "expected"),
-    {
-        "our backend": (f'{NAME}backend: "onnxruntime"\n{TENSORS}', "", True),
-        "ensemble": (f'{NAME}platform: "ensemble"\n{TENSORS}{STEPS}', "", True),
-        "Python": (PYTHON, CODE, True),
-        "Python that completes": (PYTHON, COMPLETING, False),
-        "Python with a base": (PYTHON, "from base import Base\nclass TritonPythonModel(Base): ...", False),
-        "Python from elsewhere": (PYTHON, "from base import TritonPythonModel", False),
-        "another backend": (f'{NAME}backend: "openvino"\n{TENSORS}', "", False),
-        "backend from the file": (f"{NAME}{TENSORS}", "", False),
-        "without a name": (f'backend: "onnxruntime"\n{TENSORS}', "", False),
-        "without tensors": (f'{NAME}backend: "onnxruntime"\n', "", False),
-        "no config": (None, "", False),
-    },
+    our_backend=(f'{NAME}backend: "onnxruntime"\n{TENSORS}', "", True),
+    ensemble=(f'{NAME}platform: "ensemble"\n{TENSORS}{STEPS}', "", True),
+    Python=(PYTHON, CODE, True),
+    Python_that_completes=(PYTHON, COMPLETING, False),
+    Python_with_a_base=(PYTHON, "from base import Base\nclass TritonPythonModel(Base): ...", False),
+    Python_from_elsewhere=(PYTHON, "from base import TritonPythonModel", False),
+    another_backend=(f'{NAME}backend: "openvino"\n{TENSORS}', "", False),
+    backend_from_the_file=(f"{NAME}{TENSORS}", "", False),
+    without_a_name=(f'backend: "onnxruntime"\n{TENSORS}', "", False),
+    without_tensors=(f'{NAME}backend: "onnxruntime"\n', "", False),
+    no_config=(None, "", False),
 )
 def test_config_is_complete(tmp_path: Path, config, code, expected):
     version = tmp_path / "one" / "1"

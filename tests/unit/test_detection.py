@@ -53,11 +53,9 @@ def plain_iou(one, other) -> float:
 
 @cases(
     ("objectness", "score", "expected"),
-    {
-        "at the threshold": (0.5, 0.5, [0.25]),
-        "just below it": (0.5, 0.49, []),
-        "unlikely object of a likely class": (0.2, 1.0, []),
-    },
+    at_the_threshold=(0.5, 0.5, [0.25]),
+    just_below_it=(0.5, 0.49, []),
+    unlikely_object_of_a_likely_class=(0.2, 1.0, []),
 )
 @pytest.mark.parametrize("head", ["yolov5", "yolox"])
 def test_score_is_that_of_object_and_class(head, objectness, score, expected):
@@ -102,25 +100,23 @@ def test_known_objects_of_every_head(head):
 
 @cases(
     ("form", "arrays"),
-    {
-        "rows of seven": (
-            {"output": (3, 7)},
-            [np.float32([[1, 2, 11, 22, 1, 0.5, 2], [0, 0, 8, 8, 0.5, 0.25, 1], [0, 0, 8, 8, 1, 1, -1]])],
-        ),
-        "boxes and classes": (
-            {"dets": (2, 5), "labels": (2,)},
-            [np.array([[1, 2, 11, 22, 0.5], [0, 0, 8, 8, 0.1]], np.float32), np.array([2, 1])],
-        ),
-        "number without a dim": (
-            {"num": (), "boxes": (2, 4), "scores": (2,), "labels": (2,)},
-            [
-                np.array(1),
-                np.array([[1, 2, 11, 22], [0, 0, 8, 8]], np.float32),
-                np.array([0.5, np.nan], np.float32),
-                np.array([2, 1]),
-            ],
-        ),
-    },
+    rows_of_seven=(
+        {"output": (3, 7)},
+        [np.float32([[1, 2, 11, 22, 1, 0.5, 2], [0, 0, 8, 8, 0.5, 0.25, 1], [0, 0, 8, 8, 1, 1, -1]])],
+    ),
+    boxes_and_classes=(
+        {"dets": (2, 5), "labels": (2,)},
+        [np.array([[1, 2, 11, 22, 0.5], [0, 0, 8, 8, 0.1]], np.float32), np.array([2, 1])],
+    ),
+    number_without_a_dim=(
+        {"num": (), "boxes": (2, 4), "scores": (2,), "labels": (2,)},
+        [
+            np.array(1),
+            np.array([[1, 2, 11, 22], [0, 0, 8, 8]], np.float32),
+            np.array([0.5, np.nan], np.float32),
+            np.array([2, 1]),
+        ],
+    ),
 )
 def test_forms_of_suppressed_outputs(form, arrays):
     outputs = [
@@ -145,16 +141,14 @@ DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]
 
 @cases(
     ("outputs", "labels", "name"),
-    {
-        "yolov5": ([matrix(25200, 85)], 0, "yolov5"),
-        "yolov5 with its grids": ([matrix(25200, 85), matrix(3, 80, 80, 85, name="340")], 0, "yolov5"),
-        "yolov8": ([matrix(84, 8400)], 0, "yolov8"),
-        "end to end": ([matrix(300, 6)], 80, "nms"),
-        "detr": (DETR, 91, "detr"),
-        "rt-detr of Ultralytics": ([matrix(300, 84)], 80, "rtdetr"),
-        "yolo-nas": ([matrix(8400, 4, name="904"), matrix(8400, 80, name="913")], 80, "yolonas"),
-        "rt-detr": ([matrix(300, 80, name="logits"), matrix(300, 4, name="boxes")], 80, "detr_sigmoid"),
-    },
+    yolov5=([matrix(25200, 85)], 0, "yolov5"),
+    yolov5_with_its_grids=([matrix(25200, 85), matrix(3, 80, 80, 85, name="340")], 0, "yolov5"),
+    yolov8=([matrix(84, 8400)], 0, "yolov8"),
+    end_to_end=([matrix(300, 6)], 80, "nms"),
+    detr=(DETR, 91, "detr"),
+    rt_detr_of_Ultralytics=([matrix(300, 84)], 80, "rtdetr"),
+    yolo_nas=([matrix(8400, 4, name="904"), matrix(8400, 80, name="913")], 80, "yolonas"),
+    rt_detr=([matrix(300, 80, name="logits"), matrix(300, 4, name="boxes")], 80, "detr_sigmoid"),
 )
 def test_certain_heads_are_found(outputs, labels, name):
     assert find_head(outputs, Frame(640, 640), labels=labels).name == name
@@ -162,14 +156,12 @@ def test_certain_heads_are_found(outputs, labels, name):
 
 @cases(
     ("outputs", "name", "message"),
-    {
-        "yolox or decoded": ([matrix(8400, 85)], "", r"uncertain layout of .*yolox: "),
-        "detr without labels": (DETR, "", "fix: --head with one of detr: "),
-        "scores": ([matrix(1000)], "", r"expected the outputs of a detector, got .* known: yolov5: \[N,anch"),
-        "unknown": ([matrix(25200, 85)], "ssd", "invalid head: expected one of yolov5, .*, got 'ssd'"),
-        "other form": ([matrix(25200, 85)], "detr", r"head detr: expected logits .*, got 'output0' FP32"),
-        "yolox of another size": ([matrix(3549, 85)], "yolox", "expected 8,400 anchors, .*, got 3,549"),
-    },
+    yolox_or_decoded=([matrix(8400, 85)], "", r"uncertain layout of .*yolox: "),
+    detr_without_labels=(DETR, "", "fix: --head with one of detr: "),
+    scores=([matrix(1000)], "", r"expected the outputs of a detector, got .* known: yolov5: \[N,anch"),
+    unknown=([matrix(25200, 85)], "ssd", "invalid head: expected one of yolov5, .*, got 'ssd'"),
+    other_form=([matrix(25200, 85)], "detr", r"head detr: expected logits .*, got 'output0' FP32"),
+    yolox_of_another_size=([matrix(3549, 85)], "yolox", "expected 8,400 anchors, .*, got 3,549"),
 )
 def test_uncertain_or_wrong_heads_are_refused(outputs, name, message):
     with pytest.raises(UnknownHead, match=message):
@@ -276,23 +268,21 @@ BOX, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (50, 50, 60, 60)
 
 @cases(
     ("one", "other", "pairs"),
-    {
-        "equal": ([(BOX, 0.5, 1)], [(BOX, 0.5, 1)], [((0, 0), 0.0)]),
-        "moved": ([(BOX, 0.5, 1)], [(NEAR, 0.5, 1)], [((0, 0), 0.2)]),
-        "other class": ([(BOX, 0.5, 1)], [(BOX, 0.25, 2)], [((0, None), 0.5), ((None, 0), 0.25)]),
-        "missing": ([(BOX, 0.5, 1), (FAR, 0.25, 1)], [(FAR, 0.25, 1)], [((0, None), 0.5), ((1, 0), 0.0)]),
-        "two of one place": (
-            [(BOX, 0.5, 1), (NEAR, 0.5, 1)],
-            [(NEAR, 0.5, 1), (BOX, 0.5, 1)],
-            [((0, 1), 0.0), ((1, 0), 0.0)],
-        ),
-        "best overlap before best score": (
-            [(NEAR, 0.75, 1), (BOX, 0.5, 1)],
-            [(BOX, 0.5, 1)],
-            [((0, None), 0.75), ((1, 0), 0.0)],
-        ),
-        "none": ([], [], []),
-    },
+    equal=([(BOX, 0.5, 1)], [(BOX, 0.5, 1)], [((0, 0), 0.0)]),
+    moved=([(BOX, 0.5, 1)], [(NEAR, 0.5, 1)], [((0, 0), 0.2)]),
+    other_class=([(BOX, 0.5, 1)], [(BOX, 0.25, 2)], [((0, None), 0.5), ((None, 0), 0.25)]),
+    missing=([(BOX, 0.5, 1), (FAR, 0.25, 1)], [(FAR, 0.25, 1)], [((0, None), 0.5), ((1, 0), 0.0)]),
+    two_of_one_place=(
+        [(BOX, 0.5, 1), (NEAR, 0.5, 1)],
+        [(NEAR, 0.5, 1), (BOX, 0.5, 1)],
+        [((0, 1), 0.0), ((1, 0), 0.0)],
+    ),
+    best_overlap_before_best_score=(
+        [(NEAR, 0.75, 1), (BOX, 0.5, 1)],
+        [(BOX, 0.5, 1)],
+        [((0, None), 0.75), ((1, 0), 0.0)],
+    ),
+    none=([], [], []),
 )
 def test_objects_of_two_detectors_are_matched(one, other, pairs):
     found = match(objects(*one), objects(*other))

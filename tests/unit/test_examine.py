@@ -315,16 +315,14 @@ WORDS = np.array([b"cat", b"dog"], object)
 
 @cases(
     ("before", "after", "expected"),
-    {
-        "quarter-of-the-largest": ([1.0, -4.0], [2.0, -4.0], 0.25),
-        "zeros": ([0.0], [0.0], 0.0),
-        "from-zero": ([0.0], [1e-9], np.inf),
-        "shape": ([1.0], [1.0, 1.0], np.inf),
-        "empty": ([], [], 0.0),
-        "bool": ([True, False], [True, True], 1.0),
-        "same-words": (WORDS, WORDS.copy(), 0.0),
-        "other-words": (WORDS, WORDS[::-1], np.inf),
-    },
+    quarter_of_the_largest=([1.0, -4.0], [2.0, -4.0], 0.25),
+    zeros=([0.0], [0.0], 0.0),
+    from_zero=([0.0], [1e-9], np.inf),
+    shape=([1.0], [1.0, 1.0], np.inf),
+    empty=([], [], 0.0),
+    bool=([True, False], [True, True], 1.0),
+    same_words=(WORDS, WORDS.copy(), 0.0),
+    other_words=(WORDS, WORDS[::-1], np.inf),
 )
 def test_difference_is_relative_to_the_largest_value(before, after, expected):
     assert difference(np.array(before), np.array(after)) == expected
@@ -425,10 +423,8 @@ def test_killed_command_ends_its_examiner(make_request, tmp_path):
 
 @cases(
     ("package", "failure", "message"),
-    {
-        "broken": ("msgspec", "RuntimeError", "exit code 1, last step: starting; .*RuntimeError: planted"),
-        "missing": ("onnx", "ImportError", r"pip install 'nereid-serving\[publish\]'"),
-    },
+    broken=("msgspec", "RuntimeError", "exit code 1, last step: starting; .*RuntimeError: planted"),
+    missing=("onnx", "ImportError", r"pip install 'nereid-serving\[publish\]'"),
 )
 def test_failure_of_the_examiner_is_not_a_rejection(
     make_request, tmp_path, monkeypatch, package, failure, message

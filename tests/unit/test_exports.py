@@ -52,14 +52,8 @@ def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
 # tests/unit/test_real_exports.py has those of today's Ultralytics.
 @cases(
     ("model", "more", "head"),
-    {
-        "strange notes": (TestDetector("yolov8").build(), {"args": "[1]", "imgsz": "[-1, 0]"}, "yolov8"),
-        "rt-detr": (
-            TestDetector("rtdetr", batch=1).build(),
-            {"description": "Ultralytics rtdetr-l"},
-            "rtdetr",
-        ),
-    },
+    strange_notes=(TestDetector("yolov8").build(), {"args": "[1]", "imgsz": "[-1, 0]"}, "yolov8"),
+    rt_detr=(TestDetector("rtdetr", batch=1).build(), {"description": "Ultralytics rtdetr-l"}, "rtdetr"),
 )
 def test_metadata_of_ultralytics_is_enough(proposed, tmp_path, model, more, head):
     found = proposed(model, ULTRALYTICS | more)
@@ -85,7 +79,7 @@ def of_one_image(model: onnx.ModelProto, rank: int) -> onnx.ModelProto:
     return model
 
 
-@cases(("rank", "given"), {"alone": (3, {}), "batch of one": (4, {}), "normalised": (4, {"scale": "1"})})
+@cases(("rank", "given"), alone=(3, {}), batch_of_one=(4, {}), normalised=(4, {"scale": "1"}))
 def test_results_of_one_image_get_a_batch(proposed, rank, given):
     """As torchvision documents its export; two images in one run would get the results of the first."""
     found = proposed(of_one_image(TestDetector("torchvision", batch=1).build(), rank), parameters=given)
@@ -146,14 +140,12 @@ FLAT = network(
 @pytest.mark.parametrize("task", ["", "detect"])
 @cases(
     ("model", "metadata", "message"),
-    {
-        "masks": (
-            TestDetector("yolov8").build(),
-            ULTRALYTICS | {"task": "segment"},
-            "names the task 'segment': its masks cannot be served; fix: a network for one of classify",
-        ),
-        "YOLO-NAS's list": (FLAT, {}, "expected rows of each image, got one list .* fix: export it with"),
-    },
+    masks=(
+        TestDetector("yolov8").build(),
+        ULTRALYTICS | {"task": "segment"},
+        "names the task 'segment': its masks cannot be served; fix: a network for one of classify",
+    ),
+    YOLO_NASs_list=(FLAT, {}, "expected rows of each image, got one list .* fix: export it with"),
 )
 def test_results_that_cannot_be_served_are_named(proposed, task, model, metadata, message):
     with pytest.raises(WrongUsage, match=message):

@@ -142,13 +142,11 @@ def test_fallbacks_need_no_retry_budget():
 
 @cases(
     ("parameters", "error"),
-    {
-        "forced": (TO_V2, Unavailable("x")),
-        "invalid": (KEY_V2, InvalidImage("x")),
-        "failed": (KEY_V2, InferenceFailed("x")),
-        "overload": (KEY_V2, Overloaded("x")),
-        "late": (KEY_V2, DeadlineExceeded("x")),
-    },
+    forced=(TO_V2, Unavailable("x")),
+    invalid=(KEY_V2, InvalidImage("x")),
+    failed=(KEY_V2, InferenceFailed("x")),
+    overload=(KEY_V2, Overloaded("x")),
+    late=(KEY_V2, DeadlineExceeded("x")),
 )
 def test_other_errors_have_no_fallback(parameters, error):
     """Another variant would fail for the same reason, or has its own work to do."""
@@ -230,11 +228,9 @@ def test_repeated_request_waits_briefly():
 
 @cases(
     ("parameters", "age_s", "called"),
-    {
-        "another process": (KEY_V2, 60.0, ["m2", "m2"]),
-        "only the replacement": (KEY_V2, 0.5, ["m2", "m1"]),
-        "only the replacement, and no fallback may respond": (TO_V2, 0.5, ["m2", "m2"]),
-    },
+    another_process=(KEY_V2, 60.0, ["m2", "m2"]),
+    only_the_replacement=(KEY_V2, 0.5, ["m2", "m1"]),
+    only_the_replacement_and_no_fallback_may_respond=(TO_V2, 0.5, ["m2", "m2"]),
 )
 def test_starting_replacement_is_no_other_process(parameters, age_s, called):
     """Requests to it join the queues of the dead processes, and would then have been at two deaths."""
@@ -269,11 +265,9 @@ def test_answer_is_the_last_rung():
 
 @cases(
     ("changes", "message"),
-    {
-        "unknown": ({"fallbacks": ["v9"]}, "fallbacks[0] must be one of v2, v3, got 'v9'"),
-        "twice": ({"fallbacks": ["v2", "v2"]}, "fallbacks[1] must be one of v3, got 'v2'"),
-        "type": ({"answer": [0]}, "Expected `object`, got `array`"),
-    },
+    unknown=({"fallbacks": ["v9"]}, "fallbacks[0] must be one of v2, v3, got 'v9'"),
+    twice=({"fallbacks": ["v2", "v2"]}, "fallbacks[1] must be one of v3, got 'v2'"),
+    type=({"answer": [0]}, "Expected `object`, got `array`"),
 )
 def test_wrong_fallbacks_are_refused(changes, message):
     content = document(variant("v1", "m1", 1), variant("v2", "m2"), variant("v3", "m3"))
@@ -294,12 +288,10 @@ TEXT, BOX = (
 
 @cases(
     ("value", "output", "expected"),
-    {
-        "one value": (0, SCORES, np.zeros(3, np.float32)),
-        "integer": (-1, LABEL, np.array([-1], np.int32)),
-        "no boxes": ([], BOX, np.empty((0, 4), np.float32)),
-        "text": (["später"], TEXT, np.array(["später".encode()], object)),
-    },
+    one_value=(0, SCORES, np.zeros(3, np.float32)),
+    integer=(-1, LABEL, np.array([-1], np.int32)),
+    no_boxes=([], BOX, np.empty((0, 4), np.float32)),
+    text=(["später"], TEXT, np.array(["später".encode()], object)),
 )
 def test_answer_has_the_shape_and_type_of_the_output(value, output, expected):
     found = read_answer({output.name: value}, [output])[output.name]
@@ -310,16 +302,14 @@ def test_answer_has_the_shape_and_type_of_the_output(value, output, expected):
 
 @cases(
     ("value", "output"),
-    {
-        "text": ("x", SCORES),
-        "ragged": ([[1], 2, 3], SCORES),
-        "too large": (1e60, SCORES),
-        "fraction": (1.5, LABEL),
-        "too large an integer": (2**40, LABEL),
-        "one text": ("x", TEXT),
-        "number": ([1], TEXT),
-        "rank": ([1, 2, 3, 4], BOX),
-    },
+    text=("x", SCORES),
+    ragged=([[1], 2, 3], SCORES),
+    too_large=(1e60, SCORES),
+    fraction=(1.5, LABEL),
+    too_large_an_integer=(2**40, LABEL),
+    one_text=("x", TEXT),
+    number=([1], TEXT),
+    rank=([1, 2, 3, 4], BOX),
 )
 def test_wrong_answer_is_refused(value, output):
     with pytest.raises(InvalidConfig) as caught:

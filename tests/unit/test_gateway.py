@@ -60,14 +60,12 @@ def code(answer) -> tuple[int, str]:
 
 @cases(
     "body",
-    {
-        "image": {"content": IMAGE, "headers": JPEG},
-        "no type": {"content": IMAGE},
-        "octets": {"content": IMAGE, "headers": {"content-type": "application/octet-stream"}},
-        "curl": {"content": IMAGE, "headers": {"content-type": "application/x-www-form-urlencoded"}},
-        "form": {"files": {"file": ("cup.jpg", IMAGE)}},
-        "json": {"json": JSON_IMAGE},
-    },
+    image={"content": IMAGE, "headers": JPEG},
+    no_type={"content": IMAGE},
+    octets={"content": IMAGE, "headers": {"content-type": "application/octet-stream"}},
+    curl={"content": IMAGE, "headers": {"content-type": "application/x-www-form-urlencoded"}},
+    form={"files": {"file": ("cup.jpg", IMAGE)}},
+    json={"json": JSON_IMAGE},
 )
 def test_image_is_forwarded_unchanged(body):
     upstream = Upstream()
@@ -277,21 +275,19 @@ def test_on_loopback_a_key_only_adds_permissions(secret):
 
 @cases(
     ("body", "secret", "status"),
-    {
-        "weights": ({"weights": {"v1": 80, "v2": 20}}, "route", 200),
-        "old generation": ({"weights": {"v1": 80}, "generation": 1}, "route", 409),
-        "failed": ({"weights": {"v1": 80}, "generation": 0}, "route", 503),
-        "unknown variant": ({"weights": {"v9": 80}}, "admin", 400),
-        "not a number": ({"weights": {"v1": "80"}}, "route", 400),
-        "wrong key for weights": ({"weights": {"v1": 80}}, "infer", 403),
-        "start": ({"order": "start", "candidate": "v1"}, "route", 200),
-        "order": ({"order": "pause"}, "admin", 200),
-        "second": ({"order": "start", "candidate": "v1", "steps": ["shadow", 100]}, "route", 409),
-        "unknown candidate": ({"order": "start", "candidate": "v9"}, "route", 400),
-        "unknown order": ({"order": "undo"}, "route", 400),
-        "no hooks": ({"order": "start", "candidate": "v1", "hooks": {"before_step": "rm"}}, "route", 400),
-        "wrong key for orders": ({"order": "pause"}, "infer", 403),
-    },
+    weights=({"weights": {"v1": 80, "v2": 20}}, "route", 200),
+    old_generation=({"weights": {"v1": 80}, "generation": 1}, "route", 409),
+    failed=({"weights": {"v1": 80}, "generation": 0}, "route", 503),
+    unknown_variant=({"weights": {"v9": 80}}, "admin", 400),
+    not_a_number=({"weights": {"v1": "80"}}, "route", 400),
+    wrong_key_for_weights=({"weights": {"v1": 80}}, "infer", 403),
+    start=({"order": "start", "candidate": "v1"}, "route", 200),
+    order=({"order": "pause"}, "admin", 200),
+    second=({"order": "start", "candidate": "v1", "steps": ["shadow", 100]}, "route", 409),
+    unknown_candidate=({"order": "start", "candidate": "v9"}, "route", 400),
+    unknown_order=({"order": "undo"}, "route", 400),
+    no_hooks=({"order": "start", "candidate": "v1", "hooks": {"before_step": "rm"}}, "route", 400),
+    wrong_key_for_orders=({"order": "pause"}, "infer", 403),
 )
 def test_route_is_changed_with_the_scope_route(body, secret, status):
     """Hooks run commands, so a request to the gateway cannot have them."""
@@ -332,15 +328,13 @@ def test_foreign_hosts_and_origins_are_rejected():
 
 @cases(
     ("address", "origin", "status"),
-    {
-        "own": ("http://localhost", "http://localhost", 200),
-        "own with TLS": ("https://localhost", "https://localhost", 200),
-        "proxy with TLS": ("http://localhost", "https://localhost", 200),
-        "page without TLS": ("https://localhost", "http://localhost", 403),
-        "other scheme": ("http://localhost", "ftp://localhost", 403),
-        "extension": ("http://localhost", "chrome-extension://localhost", 403),
-        "no scheme": ("http://localhost", "localhost", 403),
-    },
+    own=("http://localhost", "http://localhost", 200),
+    own_with_TLS=("https://localhost", "https://localhost", 200),
+    proxy_with_TLS=("http://localhost", "https://localhost", 200),
+    page_without_TLS=("https://localhost", "http://localhost", 403),
+    other_scheme=("http://localhost", "ftp://localhost", 403),
+    extension=("http://localhost", "chrome-extension://localhost", 403),
+    no_scheme=("http://localhost", "localhost", 403),
 )
 def test_origin_has_the_scheme_of_the_gateway(address, origin, status):
     answer = send(gateway(Upstream()), "GET", f"{address}/healthz", headers={"origin": origin})
@@ -598,14 +592,12 @@ def test_unknown_model_is_named_with_those_that_exist(name):
 
 @cases(
     ("path", "body", "expected"),
-    {
-        "default": ("/v1/preview", IMAGE, (200, "image/png", b"picture")),
-        "named": ("/v1/models/classify/preview", IMAGE, (200, "image/png", b"picture")),
-        "unknown preprocessing": ("/v1/models/dogs/preview", IMAGE, (404, "not_found")),
-        "unknown model": ("/v1/models/cats/preview", IMAGE, (404, "not_found")),
-        "no image": ("/v1/preview", b"text", (400, "invalid_image")),
-        "empty": ("/v1/preview", b"", (400, "invalid_image")),
-    },
+    default=("/v1/preview", IMAGE, (200, "image/png", b"picture")),
+    named=("/v1/models/classify/preview", IMAGE, (200, "image/png", b"picture")),
+    unknown_preprocessing=("/v1/models/dogs/preview", IMAGE, (404, "not_found")),
+    unknown_model=("/v1/models/cats/preview", IMAGE, (404, "not_found")),
+    no_image=("/v1/preview", b"text", (400, "invalid_image")),
+    empty=("/v1/preview", b"", (400, "invalid_image")),
 )
 def test_preview_shows_what_the_network_sees(path, body, expected):
     upstream = Upstream()

@@ -88,11 +88,9 @@ async def test_head_is_bounded(sent):
 
 @cases(
     ("limits", "peers", "closed"),
-    {
-        "of an address": ({"MAX_OF_PEER": 3}, "aaaaab", [True, True, False, False, False, False]),
-        "of all": ({"MAX_CONNECTIONS": 4}, "baaaac", [False, True, True, False, False, False]),
-        "not reached": ({"MAX_OF_PEER": 5}, "aaaaab", [False] * 6),
-    },
+    of_an_address=({"MAX_OF_PEER": 3}, "aaaaab", [True, True, False, False, False, False]),
+    of_all=({"MAX_CONNECTIONS": 4}, "baaaac", [False, True, True, False, False, False]),
+    not_reached=({"MAX_OF_PEER": 5}, "aaaaab", [False] * 6),
 )
 @asynchronous
 async def test_many_connections_close_the_oldest_idle_one(monkeypatch, limits, peers, closed):
@@ -213,25 +211,20 @@ PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\
 
 @cases(
     ("body", "expected"),
-    {
-        "one": (PART + b"x\r\n--b--\r\n", [BatchImage(b"x", "a.jpg")]),
-        "text around it": (b"preamble\r\n" + PART + b"x\r\n--b--epilogue", [BatchImage(b"x", "a.jpg")]),
-        "empty": (PART + b"\r\n--b--", [BatchImage(b"", "a.jpg")]),
-        "nearly a boundary": (
-            PART + b"\r\n\r\n--x\r\n-b\r\n--b--",
-            [BatchImage(b"\r\n\r\n--x\r\n-b", "a.jpg")],
-        ),
-        "other case": (
-            b"--b\r\na:b\r\nCONTENT-disposition:form-data; name=file\r\n\r\nx\r\n--b--",
-            [BatchImage(b"x")],
-        ),
-        "no end": (PART + b"x", "ends early"),
-        "endless head": (b"--b\r\n" + b"a" * 9000 + b"\r\n\r\nx\r\n--b--", "ends early"),
-        "no part": (b"--b--", "no part 'file'"),
-        "no name": (b"--b\r\n\r\nx\r\n--b--", "expected parts with the name 'file', got ''"),
-        "broken boundaries": (PART + b"\r\n--b\r" * 1000, "no line of its own"),
-        "too many": ((PART + b"x\r\n") * 3 + b"--b--", "at most 2 parts"),
-    },
+    one=(PART + b"x\r\n--b--\r\n", [BatchImage(b"x", "a.jpg")]),
+    text_around_it=(b"preamble\r\n" + PART + b"x\r\n--b--epilogue", [BatchImage(b"x", "a.jpg")]),
+    empty=(PART + b"\r\n--b--", [BatchImage(b"", "a.jpg")]),
+    nearly_a_boundary=(PART + b"\r\n\r\n--x\r\n-b\r\n--b--", [BatchImage(b"\r\n\r\n--x\r\n-b", "a.jpg")]),
+    other_case=(
+        b"--b\r\na:b\r\nCONTENT-disposition:form-data; name=file\r\n\r\nx\r\n--b--",
+        [BatchImage(b"x")],
+    ),
+    no_end=(PART + b"x", "ends early"),
+    endless_head=(b"--b\r\n" + b"a" * 9000 + b"\r\n\r\nx\r\n--b--", "ends early"),
+    no_part=(b"--b--", "no part 'file'"),
+    no_name=(b"--b\r\n\r\nx\r\n--b--", "expected parts with the name 'file', got ''"),
+    broken_boundaries=(PART + b"\r\n--b\r" * 1000, "no line of its own"),
+    too_many=((PART + b"x\r\n") * 3 + b"--b--", "at most 2 parts"),
 )
 def test_form_is_read_or_rejected(body, expected):
     if isinstance(expected, str):

@@ -206,41 +206,34 @@ def test_part_of_a_divided_gpu_is_selected(tmp_path):
 
 @cases(
     ("installed", "outputs", "reason", "fix"),
-    {
-        "CuPy": (replace(recorded.CUDA_12, cupy=()), {}, "CuPy is missing", "[embedded,gpu]"),
-        "codec": (
-            replace(recorded.CUDA_12, has_codec=False),
-            {},
-            "nvImageCodec is missing",
-            "[embedded,gpu]",
-        ),
-        "CPU package": (recorded.NOTHING, {}, NO_PROVIDER, "pip uninstall -y onnxruntime && "),
-        "nothing": (replace(recorded.NOTHING, runtimes=()), {}, NO_PROVIDER, "pip install"),
-        "both": (
-            replace(recorded.CUDA_12, runtimes=("onnxruntime", "onnxruntime-gpu")),
-            {},
-            "onnxruntime and onnxruntime-gpu overwrite each other's files",
-            "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'nereid-serving[embedded,gpu]'",
-        ),
-        "two CuPys": (
-            replace(recorded.CUDA_12, cupy=(*CUDA_13.cupy, *recorded.CUDA_12.cupy)),
-            {},
-            "cupy-cuda13x and cupy-cuda12x overwrite each other's files",
-            "pip uninstall -y cupy-cuda13x cupy-cuda12x && pip install 'nereid-serving[embedded,gpu13]'",
-        ),
-        "CUDA 13": (
-            CUDA_13,
-            {},
-            "driver 535.216.01 supports CUDA 12.2, and CuPy is built for CUDA 13",
-            "install driver 580 or later, or: pip install 'nereid-serving[embedded,gpu]'",
-        ),
-        "old GPU": (
-            CUDA_13,
-            {"": recorded.NEW_HEAD, recorded.QUERY: recorded.DESKTOP_GPU},
-            "NVIDIA GeForce GTX 1080 has compute capability 6.1; expected at least 7.5",
-            "[embedded,gpu]",
-        ),
-    },
+    CuPy=(replace(recorded.CUDA_12, cupy=()), {}, "CuPy is missing", "[embedded,gpu]"),
+    codec=(replace(recorded.CUDA_12, has_codec=False), {}, "nvImageCodec is missing", "[embedded,gpu]"),
+    CPU_package=(recorded.NOTHING, {}, NO_PROVIDER, "pip uninstall -y onnxruntime && "),
+    nothing=(replace(recorded.NOTHING, runtimes=()), {}, NO_PROVIDER, "pip install"),
+    both=(
+        replace(recorded.CUDA_12, runtimes=("onnxruntime", "onnxruntime-gpu")),
+        {},
+        "onnxruntime and onnxruntime-gpu overwrite each other's files",
+        "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'nereid-serving[embedded,gpu]'",
+    ),
+    two_CuPys=(
+        replace(recorded.CUDA_12, cupy=(*CUDA_13.cupy, *recorded.CUDA_12.cupy)),
+        {},
+        "cupy-cuda13x and cupy-cuda12x overwrite each other's files",
+        "pip uninstall -y cupy-cuda13x cupy-cuda12x && pip install 'nereid-serving[embedded,gpu13]'",
+    ),
+    CUDA_13=(
+        CUDA_13,
+        {},
+        "driver 535.216.01 supports CUDA 12.2, and CuPy is built for CUDA 13",
+        "install driver 580 or later, or: pip install 'nereid-serving[embedded,gpu]'",
+    ),
+    old_GPU=(
+        CUDA_13,
+        {"": recorded.NEW_HEAD, recorded.QUERY: recorded.DESKTOP_GPU},
+        "NVIDIA GeForce GTX 1080 has compute capability 6.1; expected at least 7.5",
+        "[embedded,gpu]",
+    ),
 )
 def test_unusable_gpu_has_a_reason_and_a_fix(tmp_path, installed, outputs, reason, fix):
     choice = chosen(tmp_path, {**recorded.GOOD, **outputs}, installed)

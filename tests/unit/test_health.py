@@ -64,16 +64,14 @@ PROCESS = {"eyes": "the process of 'eyes_0_0' is dead"}
 
 @cases(
     ("fail", "reasons", "recover"),
-    {
-        "probe": (fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.probed("eyes", None, 1000.0)),
-        "unloaded": (fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.round_started(None, [])),
-        "process": (lambda it: it.observed(PROCESS), {"models": PROCESS}, lambda it: it.observed({})),
-        "server": (
-            lambda health: health.round_started("400", []),
-            {"server": "400"},
-            lambda health: health.round_started(None, []),
-        ),
-    },
+    probe=(fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.probed("eyes", None, 1000.0)),
+    unloaded=(fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.round_started(None, [])),
+    process=(lambda it: it.observed(PROCESS), {"models": PROCESS}, lambda it: it.observed({})),
+    server=(
+        lambda health: health.round_started("400", []),
+        {"server": "400"},
+        lambda health: health.round_started(None, []),
+    ),
 )
 def test_failure_is_named_until_it_is_over(health, fail, reasons, recover):
     fail(health)
@@ -165,12 +163,10 @@ def test_every_metric_exists_from_the_start():
 
 @cases(
     ("method", "path", "status"),
-    {
-        "page": ("GET", "/readyz?verbose", 200),
-        "unknown": ("GET", "/", 404),
-        "POST": ("POST", "/readyz", 405),
-        "HEAD": ("HEAD", "/livez", 405),
-    },
+    page=("GET", "/readyz?verbose", 200),
+    unknown=("GET", "/", 404),
+    POST=("POST", "/readyz", 405),
+    HEAD=("HEAD", "/livez", 405),
 )
 def test_health_port_responds(health, method, path, status):
     with pages.serve(partial(pages.page, health), "127.0.0.1", 0, "health") as port:
@@ -183,10 +179,7 @@ def test_health_port_responds(health, method, path, status):
     assert response.status == status
 
 
-@cases(
-    ("limits", "left"),
-    {"of a peer": ({"MAX_OF_PEER": 5}, 5), "of all": ({"MAX_CONNECTIONS": 4}, 4)},
-)
+@cases(("limits", "left"), of_a_peer=({"MAX_OF_PEER": 5}, 5), of_all=({"MAX_CONNECTIONS": 4}, 4))
 def test_idle_connections_delay_no_health_check(limits, left, health, monkeypatch):
     """A new connection closes the oldest; each one holds a thread."""
     for name, value in limits.items():

@@ -138,13 +138,11 @@ def test_image_that_is_gone_is_a_failure(tmp_path, capsys):
 @pytest.mark.parametrize("command", ["read", "detect"])
 @cases(
     ("words", "message"),
-    {
-        "nothing": ([], "nothing to {}: expected IMAGE or DIR, or --watch DIR"),
-        "formats": (["a.jpg", "--json", "--csv"], "--json, --jsonl and --csv exclude each other"),
-        "endless": (["--watch", ".", "--json"], "--watch never ends a JSON array"),
-        "no image": (["tests", "--url", "localhost"], "'tests' has no image"),
-        "url": (["docs/page-read.png", "--url", "localhost"], "--url must be HOST:PORT"),
-    },
+    nothing=([], "nothing to {}: expected IMAGE or DIR, or --watch DIR"),
+    formats=(["a.jpg", "--json", "--csv"], "--json, --jsonl and --csv exclude each other"),
+    endless=(["--watch", ".", "--json"], "--watch never ends a JSON array"),
+    no_image=(["tests", "--url", "localhost"], "'tests' has no image"),
+    url=(["docs/page-read.png", "--url", "localhost"], "--url must be HOST:PORT"),
 )
 def test_wrong_usage_is_named(command, words, message, root, monkeypatch):
     monkeypatch.chdir(root)

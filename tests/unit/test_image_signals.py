@@ -65,7 +65,7 @@ def test_signals_are_those_of_the_pixels(name):
     assert found == pytest.approx(expected(pixels), abs=TOLERANCE.get(name, 1e-5))
 
 
-@cases(("options", "aspect"), {"stored": ({}, 2.0), "turned by its EXIF tag": ({"orientation": 6}, 0.5)})
+@cases(("options", "aspect"), stored=({}, 2.0), turned_by_its_EXIF_tag=({"orientation": 6}, 0.5))
 def test_size_is_that_of_the_upright_image(options, aspect):
     exif = Image.Exif()
     exif[0x0112] = options.get("orientation", 1)

@@ -45,17 +45,15 @@ def test_bounds_and_idle_time_are_read():
 
 @cases(
     ("config", "message"),
-    {
-        "no range": (document("4"), f"parameter 'nereid.instances': {EXPECTED}, such as \"1-4\", got '4'"),
-        "reversed": (document("4-1"), "got '4-1'"),
-        "zero": (document("0-4"), "got '0-4'"),
-        "too many": (document("1-65"), "got '1-65'"),
-        "a served number": (document("3 of 1-4"), "got '3 of 1-4'"),
-        "other digits": (document("١-٤"), EXPECTED),
-        "two groups": (document(instance_group=[GROUP, GROUP]), "expected at most 1 instance_group, got 2"),
-        "an ensemble": (document(ensemble_scheduling={}), "expected a model with instances, got an ensemble"),
-        "idle for no time": (document(idle_s="0"), "expected a number of seconds above 0, got '0'"),
-    },
+    no_range=(document("4"), f"parameter 'nereid.instances': {EXPECTED}, such as \"1-4\", got '4'"),
+    reversed=(document("4-1"), "got '4-1'"),
+    zero=(document("0-4"), "got '0-4'"),
+    too_many=(document("1-65"), "got '1-65'"),
+    a_served_number=(document("3 of 1-4"), "got '3 of 1-4'"),
+    other_digits=(document("١-٤"), EXPECTED),
+    two_groups=(document(instance_group=[GROUP, GROUP]), "expected at most 1 instance_group, got 2"),
+    an_ensemble=(document(ensemble_scheduling={}), "expected a model with instances, got an ensemble"),
+    idle_for_no_time=(document(idle_s="0"), "expected a number of seconds above 0, got '0'"),
 )
 def test_invalid_bounds_are_named(config, message):
     with pytest.raises(InvalidConfig) as caught:
@@ -64,7 +62,7 @@ def test_invalid_bounds_are_named(config, message):
     assert message in str(caught.value)
 
 
-@cases(("wanted", "count"), {"below": (0, 1), "inside": (3, 3), "above": (9, 4)})
+@cases(("wanted", "count"), below=(0, 1), inside=(3, 3), above=(9, 4))
 def test_chosen_number_is_within_the_bounds(wanted, count):
     """Only the number and the parameter change, so that Triton starts all instances anew."""
     config = document()
@@ -271,12 +269,10 @@ def test_busy_instances_are_not_dropped():
 
 @cases(
     ("bounds", "count", "sample", "changes"),
-    {
-        "at the top": (InstanceBounds(1, 2, 3.0), 2, WAITING, []),
-        "at the bottom": (InstanceBounds(2, 4, 3.0), 2, IDLE, []),
-        "below": (InstanceBounds(3, 4, 3.0), 1, IDLE, [3]),
-        "above": (InstanceBounds(1, 2, 100.0), 5, WAITING, [2]),
-    },
+    at_the_top=(InstanceBounds(1, 2, 3.0), 2, WAITING, []),
+    at_the_bottom=(InstanceBounds(2, 4, 3.0), 2, IDLE, []),
+    below=(InstanceBounds(3, 4, 3.0), 1, IDLE, [3]),
+    above=(InstanceBounds(1, 2, 100.0), 5, WAITING, [2]),
 )
 def test_numbers_stay_within_the_bounds(bounds, count, sample, changes):
     assert Driver(bounds, count).show(sample, 20.0) == changes
@@ -284,18 +280,16 @@ def test_numbers_stay_within_the_bounds(bounds, count, sample, changes):
 
 @cases(
     ("sample", "blocked"),
-    {
-        "memory": (
-            replace(WAITING, free_bytes=GB, instance_bytes=0.3 * GB),
-            "expected 1.1 GB of free memory, got 1.0 GB",
-        ),
-        "processor": (replace(WAITING, cpu_wait=0.3), "its processes wait for a core 30% of the time"),
-        "GPU": (replace(WAITING, gpu=replace(GPU, busy=0.95)), "the GPU is busy 95% of the time"),
-        "memory of the GPU": (
-            replace(WAITING, gpu=replace(GPU, free_bytes=6 * GB)),
-            "expected 7.5 GB of free memory of the GPU, got 6.0 GB",
-        ),
-    },
+    memory=(
+        replace(WAITING, free_bytes=GB, instance_bytes=0.3 * GB),
+        "expected 1.1 GB of free memory, got 1.0 GB",
+    ),
+    processor=(replace(WAITING, cpu_wait=0.3), "its processes wait for a core 30% of the time"),
+    GPU=(replace(WAITING, gpu=replace(GPU, busy=0.95)), "the GPU is busy 95% of the time"),
+    memory_of_the_GPU=(
+        replace(WAITING, gpu=replace(GPU, free_bytes=6 * GB)),
+        "expected 7.5 GB of free memory of the GPU, got 6.0 GB",
+    ),
 )
 def test_nothing_is_added_without_room(sample, blocked):
     driver = Driver()

@@ -65,10 +65,7 @@ def test_earlier_releases_wrote_no_checksum(journal):
     assert (journal.read(), journal.note_on_damage()) == ((Note("a"), Note("b", 2)), "")
 
 
-@cases(
-    "torn",
-    {"begin": b"{", "string": b'{"text":"d', "object": b'{"text":"d","of":{}', "text": b'{"text":"\xe2'},
-)
+@cases("torn", begin=b"{", string=b'{"text":"d', object=b'{"text":"d","of":{}', text=b'{"text":"\xe2')
 def test_torn_last_line_is_left_out_and_ended_by_the_next_entry(written, torn):
     """A killed writer leaves the beginning of its line; it is no damage."""
     written.path.write_bytes(written.path.read_bytes() + torn)
@@ -82,14 +79,12 @@ def test_torn_last_line_is_left_out_and_ended_by_the_next_entry(written, torn):
 
 @cases(
     "damage",
-    {
-        "bit": lambda line: flipped(line, 10, 0),
-        "bytes": lambda line: b"\xff\x00\n",
-        "cut": lambda line: line[5:],
-        "brace": lambda line: b'{"text":"b","of":{}\n',
-        "no object": lambda line: b"[7]\n",
-        "deep": lambda line: b'{"text":' + b"[" * 100_000 + b"\n",
-    },
+    bit=lambda line: flipped(line, 10, 0),
+    bytes=lambda line: b"\xff\x00\n",
+    cut=lambda line: line[5:],
+    brace=lambda line: b'{"text":"b","of":{}\n',
+    no_object=lambda line: b"[7]\n",
+    deep=lambda line: b'{"text":' + b"[" * 100_000 + b"\n",
 )
 def test_damaged_line_is_named_and_costs_no_other(written, damage):
     lines = written.path.read_bytes().splitlines(keepends=True)
@@ -116,7 +111,7 @@ def test_each_damaged_bit_of_the_last_line_is_found_or_harmless(written):
     assert refused > len(last) * 0.9
 
 
-@cases("line", {"value": b'{"text":7}\n', "key": b'{"words":"a"}\n'})
+@cases("line", value=b'{"text":7}\n', key=b'{"words":"a"}\n')
 def test_line_of_another_release_is_an_error_with_its_number(written, line):
     written.path.write_bytes(written.path.read_bytes() + line)
     append(written, Note("e"))
@@ -177,11 +172,9 @@ def test_full_disk_loses_only_the_entry_that_does_not_fit(written):
 
 @cases(
     ("make", "code"),
-    {
-        "link": (lambda path: path.symlink_to("/dev/null"), errno.ELOOP),
-        "folder": (Path.mkdir, errno.EISDIR),
-        "no folder": (lambda path: path.parent.rmdir(), errno.ENOENT),
-    },
+    link=(lambda path: path.symlink_to("/dev/null"), errno.ELOOP),
+    folder=(Path.mkdir, errno.EISDIR),
+    no_folder=(lambda path: path.parent.rmdir(), errno.ENOENT),
 )
 def test_file_that_cannot_be_written_is_named(journal, make, code):
     """A link would let others choose the file that is written."""

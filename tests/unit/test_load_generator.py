@@ -6,15 +6,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from nereid.insight.tune import load_generator
-from nereid.insight.tune.load_generator import (
-    Load,
-    Response,
-    closed_loop,
-    post_request,
-    run,
-    summary,
-    within,
-)
+from nereid.insight.tune.load_generator import Load, Response, closed_loop, post_request, run, summary, within
 from tests import http_receiver
 
 HOST = "127.0.0.1"

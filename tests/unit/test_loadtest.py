@@ -44,21 +44,19 @@ def report(**row: object) -> Report:
 
 @cases(
     ("row", "expected"),
-    {
-        "just met": ({}, []),
-        "few errors": ({"failures": {"any": 2}}, []),
-        "p50": ({"response_ms": {"p50": 21.0, "p99": 80.0}}, [("http p50", "≤ 20 ms", "21 ms")]),
-        "p99": ({"response_ms": {"p50": 20.0, "p99": 81.5}}, [("http p99", "≤ 80 ms", "81.5 ms")]),
-        "errors": ({"failures": {"any": 2, "other": 1}}, [("http error ratio", "≤ 0.01", "0.015")]),
-        "achieved": ({"achieved_ratio": 0.9}, [("http achieved ratio", "≥ 0.95", "0.9")]),
-        "no target": ({"achieved_ratio": None}, []),
-        "nothing": ({"requests": 0}, [("http correct responses", "≥ 1", "0")]),
-        "service": ({"service_ms": {"p50": 999.0, "p99": 999.0}}, []),
-        "refused within a millisecond": (
-            {"failures": {"refused": 200}, "achieved_ratio": None},
-            [("http correct responses", "≥ 1", "0"), ("http error ratio", "≤ 0.01", "1")],
-        ),
-    },
+    just_met=({}, []),
+    few_errors=({"failures": {"any": 2}}, []),
+    p50=({"response_ms": {"p50": 21.0, "p99": 80.0}}, [("http p50", "≤ 20 ms", "21 ms")]),
+    p99=({"response_ms": {"p50": 20.0, "p99": 81.5}}, [("http p99", "≤ 80 ms", "81.5 ms")]),
+    errors=({"failures": {"any": 2, "other": 1}}, [("http error ratio", "≤ 0.01", "0.015")]),
+    achieved=({"achieved_ratio": 0.9}, [("http achieved ratio", "≥ 0.95", "0.9")]),
+    no_target=({"achieved_ratio": None}, []),
+    nothing=({"requests": 0}, [("http correct responses", "≥ 1", "0")]),
+    service=({"service_ms": {"p50": 999.0, "p99": 999.0}}, []),
+    refused_within_a_millisecond=(
+        {"failures": {"refused": 200}, "achieved_ratio": None},
+        [("http correct responses", "≥ 1", "0"), ("http error ratio", "≤ 0.01", "1")],
+    ),
 )
 def test_limits_are_held(row, expected):
     assert missed(report(**row)) == expected
@@ -66,14 +64,12 @@ def test_limits_are_held(row, expected):
 
 @cases(
     ("changes", "expected"),
-    {
-        "a busy generator has measured itself": (
-            {"generator_cpu": 0.81},
-            ("generator, share of a core", "≤ 0.8", "0.81"),
-        ),
-        "lost processes": ({"lost": 1}, ("processes lost", "≤ 0", "1")),
-        "nothing asked": ({"rows": ()}, ("protocols", "≥ 1", "0")),
-    },
+    a_busy_generator_has_measured_itself=(
+        {"generator_cpu": 0.81},
+        ("generator, share of a core", "≤ 0.8", "0.81"),
+    ),
+    lost_processes=({"lost": 1}, ("processes lost", "≤ 0", "1")),
+    nothing_asked=({"rows": ()}, ("protocols", "≥ 1", "0")),
 )
 def test_a_run_without_proof_fails(changes, expected):
     assert missed(replace(report(), **changes)) == [expected]
@@ -110,17 +106,11 @@ def failed(verdicts) -> list[str]:
 
 @cases(
     ("send", "may_fail", "expected"),
-    {
-        "right": (lambda client: "", False, []),
-        "wrong amid faults": (lambda client: "a goldfish", True, ["wrong outcomes"]),
-        "refused amid faults": (lambda client: raising(RequestRefused("no"))(), True, ["wrong outcomes"]),
-        "failed": (lambda client: raising(TimedOut("late"))(), False, ["failed requests"]),
-        "failed amid faults": (
-            lambda client: raising(TimedOut("late"))(),
-            True,
-            ["kinds without a right outcome"],
-        ),
-    },
+    right=(lambda client: "", False, []),
+    wrong_amid_faults=(lambda client: "a goldfish", True, ["wrong outcomes"]),
+    refused_amid_faults=(lambda client: raising(RequestRefused("no"))(), True, ["wrong outcomes"]),
+    failed=(lambda client: raising(TimedOut("late"))(), False, ["failed requests"]),
+    failed_amid_faults=(lambda client: raising(TimedOut("late"))(), True, ["kinds without a right outcome"]),
 )
 def test_outcomes_of_traffic_are_judged(send, may_fail, expected):
     with Traffic([Kind("odd", 50, nullcontext, send)], TARGET) as traffic:
@@ -139,14 +129,12 @@ NOISE = np.random.default_rng(1).normal(0, 3, len(MINUTES))
 
 @cases(
     ("more", "is_good"),
-    {
-        "sawtooth": (60 * (MINUTES % 0.5), True),
-        "step at the start": (60.0 * (MINUTES > 0.5), True),
-        "peaks": (np.where(np.arange(100) % 20, 0, 200), True),
-        "below the bound": (0.3 * MINUTES, True),
-        "leak": (8 * MINUTES, False),
-        "in steps": (8 * np.floor(MINUTES) + 60 * (MINUTES % 0.5), False),
-    },
+    sawtooth=(60 * (MINUTES % 0.5), True),
+    step_at_the_start=(60.0 * (MINUTES > 0.5), True),
+    peaks=(np.where(np.arange(100) % 20, 0, 200), True),
+    below_the_bound=(0.3 * MINUTES, True),
+    leak=(8 * MINUTES, False),
+    in_steps=(8 * np.floor(MINUTES) + 60 * (MINUTES % 0.5), False),
 )
 def test_leak_is_told_from_noise(more, is_good):
     assert verdict.grown("memory", list(800 + NOISE + more), 8.0).is_good is is_good

@@ -55,16 +55,11 @@ def test_triton_arguments_and_file_give_the_same_config(tmp_path):
 
 @cases(
     ("extra", "expected"),
-    {
-        "plain": ({}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), False, False)),
-        "reshape": ({"reshape": {"shape": ["16"]}}, TensorSpec("x", "TYPE_FP32", (4, 4), (16,))),
-        "empty reshape": ({"reshape": {}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
-        "optional": ({"optional": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_optional=True)),
-        "ragged": (
-            {"allow_ragged_batch": True},
-            TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_ragged=True),
-        ),
-    },
+    plain=({}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), False, False)),
+    reshape=({"reshape": {"shape": ["16"]}}, TensorSpec("x", "TYPE_FP32", (4, 4), (16,))),
+    empty_reshape=({"reshape": {}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
+    optional=({"optional": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_optional=True)),
+    ragged=({"allow_ragged_batch": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_ragged=True)),
 )
 def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
     """A reshape changes only what the network sees; int64 values are strings in JSON, and become numbers."""
@@ -75,15 +70,13 @@ def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
 
 @cases(
     ("backend", "groups", "expected"),
-    {
-        "no backend": (None, None, 1),
-        "onnxruntime, empty list": ("onnxruntime", [], 2),
-        "onnxruntime, no count": ("onnxruntime", [{"kind": "KIND_CPU"}], 2),
-        "another backend, no count": ("fused", [{"kind": "KIND_CPU"}], 1),
-        "two groups": (None, [{"count": 3}, {"kind": "KIND_CPU", "count": "2"}], 5),
-        "gpu and cpu": (None, [{"kind": "KIND_GPU", "count": 3}, {"kind": "KIND_CPU", "count": 1}], 1),
-        "kind model": ("onnxruntime", [{"kind": "KIND_MODEL"}], 2),
-    },
+    no_backend=(None, None, 1),
+    onnxruntime_empty_list=("onnxruntime", [], 2),
+    onnxruntime_no_count=("onnxruntime", [{"kind": "KIND_CPU"}], 2),
+    another_backend_no_count=("fused", [{"kind": "KIND_CPU"}], 1),
+    two_groups=(None, [{"count": 3}, {"kind": "KIND_CPU", "count": "2"}], 5),
+    gpu_and_cpu=(None, [{"kind": "KIND_GPU", "count": 3}, {"kind": "KIND_CPU", "count": 1}], 1),
+    kind_model=("onnxruntime", [{"kind": "KIND_MODEL"}], 2),
 )
 def test_instances_that_share_the_cores(tmp_path, backend, groups, expected):
     given = {"backend": backend, "instance_group": groups}
@@ -94,15 +87,13 @@ def test_instances_that_share_the_cores(tmp_path, backend, groups, expected):
 
 @cases(
     ("files", "profile", "expected"),
-    {
-        "no file, profile": ({}, "cpu", False),
-        "auto": ({"config.pbtxt": "KIND_AUTO"}, "", False),
-        "cpu and gpu": ({"config.pbtxt": "KIND_CPU KIND_GPU"}, "", True),
-        "gpu, profile without a file": ({"config.pbtxt": "KIND_GPU"}, "cpu", True),
-        "profile on the cpu": ({"config.pbtxt": "KIND_GPU", "configs/cpu.pbtxt": "KIND_CPU"}, "cpu", False),
-        "profile on a gpu": ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "gpu", True),
-        "profile of another name": ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "", False),
-    },
+    no_file_profile=({}, "cpu", False),
+    auto=({"config.pbtxt": "KIND_AUTO"}, "", False),
+    cpu_and_gpu=({"config.pbtxt": "KIND_CPU KIND_GPU"}, "", True),
+    gpu_profile_without_a_file=({"config.pbtxt": "KIND_GPU"}, "cpu", True),
+    profile_on_the_cpu=({"config.pbtxt": "KIND_GPU", "configs/cpu.pbtxt": "KIND_CPU"}, "cpu", False),
+    profile_on_a_gpu=({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "gpu", True),
+    profile_of_another_name=({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "", False),
 )
 def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
     """Triton resolves KIND_AUTO before a backend sees it, so only the file shows a named GPU."""
@@ -116,14 +107,12 @@ def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
 
 @cases(
     ("parameters", "message"),
-    {
-        "missing": ({}, "parameter 'size_px' is required"),
-        "not a number": ({"size_px": "big"}, "parameter 'size_px': expected int, got 'big'"),
-        "not a list of numbers": (
-            {"size_px": "1", "mean": "1,x"},
-            "parameter 'mean': expected floats separated by commas, got '1,x'",
-        ),
-    },
+    missing=({}, "parameter 'size_px' is required"),
+    not_a_number=({"size_px": "big"}, "parameter 'size_px': expected int, got 'big'"),
+    not_a_list_of_numbers=(
+        {"size_px": "1", "mean": "1,x"},
+        "parameter 'mean': expected floats separated by commas, got '1,x'",
+    ),
 )
 def test_wrong_parameter_is_named(tmp_path, parameters, message):
     with pytest.raises(InvalidConfig) as raised:
@@ -164,11 +153,9 @@ SCORES = 'output_map { key: "y" value: "scores" }'
 
 @cases(
     ("text", "found"),
-    {
-        "pinned": (f"model_version: 2 {SCORES}", "2"),
-        "not pinned": (SCORES, "ensemble 'e', step 'net': expected a pinned version, got -1"),
-        "no scores": ("model_version: 2", "model 'm' names 'e', an ensemble without output 'scores'"),
-    },
+    pinned=(f"model_version: 2 {SCORES}", "2"),
+    not_pinned=(SCORES, "ensemble 'e', step 'net': expected a pinned version, got -1"),
+    no_scores=("model_version: 2", "model 'm' names 'e', an ensemble without output 'scores'"),
 )
 def test_network_version_is_that_of_the_step_with_the_scores(tmp_path, text, found):
     (tmp_path / "e" / "1").mkdir(parents=True)
@@ -196,11 +183,9 @@ def test_model_that_is_not_an_ensemble_is_the_network(tmp_path, text):
 
 @cases(
     ("content", "message"),
-    {
-        "missing": (None, "unable to find '{path}'"),
-        "not a field": (b'name: "m"\nmax_batchsize: 8\n', "'{path}': 2:1 : .*max_batchsize"),
-        "not a text": (b'name: "\xff"', "'{path}': 'utf-8' codec can't decode byte 0xff"),
-    },
+    missing=(None, "unable to find '{path}'"),
+    not_a_field=(b'name: "m"\nmax_batchsize: 8\n', "'{path}': 2:1 : .*max_batchsize"),
+    not_a_text=(b'name: "\xff"', "'{path}': 'utf-8' codec can't decode byte 0xff"),
 )
 def test_file_that_is_not_a_config_is_named(tmp_path, content, message):
     path = tmp_path / "config.pbtxt"

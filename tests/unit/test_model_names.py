@@ -37,42 +37,30 @@ def repository(folder, **configs):
 
 @cases(
     ("kind", "configs", "name", "expected"),
-    {
-        "classify": (CLASSIFIERS, {"classify": ROUTE, "dogs": ROUTE}, "", "classify"),
-        "only route": (CLASSIFIERS, {"dogs": ROUTE, "dogs_v1": PINNED, "dogs_network": NETWORK}, "", "dogs"),
-        "named": (CLASSIFIERS, {"dogs": ROUTE, "dogs_v1": PINNED}, "dogs_v1", "dogs_v1"),
-        "no route": (CLASSIFIERS, {"pinned": PINNED, "network": NETWORK, "broken": "{"}, "", "pinned"),
-        "unknown": (CLASSIFIERS, {"dogs": ROUTE}, "cats", "has no model 'cats'; expected one of: dogs"),
-        "several": (
-            CLASSIFIERS,
-            {"cats": ROUTE, "dogs": ROUTE},
-            "",
-            "has several models; fix: name one with --model: ",
-        ),
-        "none": (
-            CLASSIFIERS,
-            {"network": NETWORK},
-            "",
-            "has no model with input 'image' and output 'scores'",
-        ),
-        "reader": (READERS, {"read": READER, "dogs": ROUTE}, "", "read"),
-        "any of several": (None, {"cats": ROUTE, "dogs": ROUTE}, "", "cats"),
-        "any, the default": (
-            None,
-            {"labels": READER, "read_text": READER, "cars": DETECTOR},
-            "",
-            "read_text",
-        ),
-        "any, named": (None, {"cats": ROUTE, "cars": DETECTOR}, "cars", "cars"),
-        "any, unknown": (
-            None,
-            {"pages": READER, "cars": DETECTOR, "cats": ROUTE, "network": NETWORK},
-            "dogs",
-            "has no model 'dogs'; expected one of: cats, pages, cars",
-        ),
-        "any network": (None, {"network": NETWORK}, "", "network"),
-        "empty": (None, {}, "", "has no model; fix: nereid add FILE"),
-    },
+    classify=(CLASSIFIERS, {"classify": ROUTE, "dogs": ROUTE}, "", "classify"),
+    only_route=(CLASSIFIERS, {"dogs": ROUTE, "dogs_v1": PINNED, "dogs_network": NETWORK}, "", "dogs"),
+    named=(CLASSIFIERS, {"dogs": ROUTE, "dogs_v1": PINNED}, "dogs_v1", "dogs_v1"),
+    no_route=(CLASSIFIERS, {"pinned": PINNED, "network": NETWORK, "broken": "{"}, "", "pinned"),
+    unknown=(CLASSIFIERS, {"dogs": ROUTE}, "cats", "has no model 'cats'; expected one of: dogs"),
+    several=(
+        CLASSIFIERS,
+        {"cats": ROUTE, "dogs": ROUTE},
+        "",
+        "has several models; fix: name one with --model: ",
+    ),
+    none=(CLASSIFIERS, {"network": NETWORK}, "", "has no model with input 'image' and output 'scores'"),
+    reader=(READERS, {"read": READER, "dogs": ROUTE}, "", "read"),
+    any_of_several=(None, {"cats": ROUTE, "dogs": ROUTE}, "", "cats"),
+    any_the_default=(None, {"labels": READER, "read_text": READER, "cars": DETECTOR}, "", "read_text"),
+    any_named=(None, {"cats": ROUTE, "cars": DETECTOR}, "cars", "cars"),
+    any_unknown=(
+        None,
+        {"pages": READER, "cars": DETECTOR, "cats": ROUTE, "network": NETWORK},
+        "dogs",
+        "has no model 'dogs'; expected one of: cats, pages, cars",
+    ),
+    any_network=(None, {"network": NETWORK}, "", "network"),
+    empty=(None, {}, "", "has no model; fix: nereid add FILE"),
 )
 def test_default_model(tmp_path, kind: TaskModels | None, configs, name, expected):
     """Without a kind, the model is one of any task."""
@@ -108,7 +96,7 @@ def test_preview_is_that_of_the_preprocessing():
         models.preview("classify", b"text")
 
 
-@cases("name", {"route": "read_waybill", "its variant": "read_waybill_v1"})
+@cases("name", route="read_waybill", its_variant="read_waybill_v1")
 def test_fields_are_those_of_the_default_variant(name):
     models = RepositoryModels(TEXT_REPOSITORY, lambda: None)
 

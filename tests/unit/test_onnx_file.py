@@ -104,33 +104,28 @@ NO_PLACE = "external tensor 'w' has no location of its values"
 
 @cases(
     ("content", "reason"),
-    {
-        "missing": (None, "No such file"),
-        "text": (b"oops\n", "expected an ONNX network, got a text file"),
-        "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "LFS .* git lfs pull"),
-        "page": (b"\n<!DOCTYPE html>\n<html>", "got an HTML page .*; fix: download the file itself"),
-        # Its end is read, too, but not all of it.
-        "torch": (b"PK\3\4" + bytes(2**18) + b"net/data.pkl" + bytes(9), "PyTorch .* with torch.onnx.export"),
-        "old-torch": (b"\x80\2\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "PyTorch .* with torch.onnx.export"),
-        "saved-model": (b"\x08\1\x12\x99\x0fserving_default\0", "TensorFlow SavedModel .* with tf2onnx"),
-        "archive": (b"PK\3\4" + bytes(30) + b"net.onnx" + bytes(9), "an archive .*; fix: unpack it"),
-        "picture": (b"\x89PNG\r\n\x1a\n" + bytes(64), "expected an ONNX network, got an image"),
-        "truncated": (weighted().SerializeToString()[:-20], "a truncated or incomplete network"),
-        "cut-at-a-field": (b"\x08\x08\x12\x01p", "got a truncated or incomplete network"),
-        "element-type-of-weights": (typed(weight_element=126), "'w' .* unknown element type, 126"),
-        "element-type": (typed(99), "'x' of the network has an unknown element type, 99"),
-        "input-name": (garbled(weighted(), "x"), r"is damaged: expected a name in UTF-8, got b'\\xff'"),
-        "name-of-external": (garbled(weighted(location="w.bin"), "w"), "is damaged: expected a name"),
-        "no-name": (typed(name=""), "an input or output of the network: expected a name, got none"),
-        "few-values": (
-            weights(raw_data=bytes(44)),
-            r"is damaged: expected values for shape \[12\] of tensor 'w'",
-        ),
-        "huge-shape": (weights(dims=[2**40, 2**40]), "is damaged: expected values for shape"),
-        "sequence": (sequence(), "'y' of the network: expected a tensor, got sequence"),
-        "no-location": (external(length=48), NO_PLACE),
-        "offset-negative": (external(location="w", offset=-4), NO_PLACE),
-    },
+    missing=(None, "No such file"),
+    text=(b"oops\n", "expected an ONNX network, got a text file"),
+    pointer=(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "LFS .* git lfs pull"),
+    page=(b"\n<!DOCTYPE html>\n<html>", "got an HTML page .*; fix: download the file itself"),
+    # Its end is read, too, but not all of it.
+    torch=(b"PK\3\4" + bytes(2**18) + b"net/data.pkl" + bytes(9), "PyTorch .* with torch.onnx.export"),
+    old_torch=(b"\x80\2\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "PyTorch .* with torch.onnx.export"),
+    saved_model=(b"\x08\1\x12\x99\x0fserving_default\0", "TensorFlow SavedModel .* with tf2onnx"),
+    archive=(b"PK\3\4" + bytes(30) + b"net.onnx" + bytes(9), "an archive .*; fix: unpack it"),
+    picture=(b"\x89PNG\r\n\x1a\n" + bytes(64), "expected an ONNX network, got an image"),
+    truncated=(weighted().SerializeToString()[:-20], "a truncated or incomplete network"),
+    cut_at_a_field=(b"\x08\x08\x12\x01p", "got a truncated or incomplete network"),
+    element_type_of_weights=(typed(weight_element=126), "'w' .* unknown element type, 126"),
+    element_type=(typed(99), "'x' of the network has an unknown element type, 99"),
+    input_name=(garbled(weighted(), "x"), r"is damaged: expected a name in UTF-8, got b'\\xff'"),
+    name_of_external=(garbled(weighted(location="w.bin"), "w"), "is damaged: expected a name"),
+    no_name=(typed(name=""), "an input or output of the network: expected a name, got none"),
+    few_values=(weights(raw_data=bytes(44)), r"is damaged: expected values for shape \[12\] of tensor 'w'"),
+    huge_shape=(weights(dims=[2**40, 2**40]), "is damaged: expected values for shape"),
+    sequence=(sequence(), "'y' of the network: expected a tensor, got sequence"),
+    no_location=(external(length=48), NO_PLACE),
+    offset_negative=(external(location="w", offset=-4), NO_PLACE),
 )
 def test_file_that_is_not_a_network_is_rejected(tmp_path, content, reason):
     if content is not None:
@@ -189,13 +184,11 @@ def test_external_data_is_counted_once(tmp_path):
 
 @cases(
     ("opset", "ir_version", "reason"),
-    {
-        "opset-for-one": (22, 8, "opset at most 21 for there, got 22; fix: export it with opset 21$"),
-        "opset-for-both": (27, 8, "expected opset at most 26 for here, at most 21 for there, got 27"),
-        "both-too-new": (22, 11, "expected opset .*, got 22; .*; expected IR version .*, got 11; "),
-        "too-old": (6, 8, "expected opset 7 or later, got opset 6"),
-        "limits": (21, 10, ""),
-    },
+    opset_for_one=(22, 8, "opset at most 21 for there, got 22; fix: export it with opset 21$"),
+    opset_for_both=(27, 8, "expected opset at most 26 for here, at most 21 for there, got 27"),
+    both_too_new=(22, 11, "expected opset .*, got 22; .*; expected IR version .*, got 11; "),
+    too_old=(6, 8, "expected opset 7 or later, got opset 6"),
+    limits=(21, 10, ""),
 )
 def test_server_that_cannot_open_it_is_named(tmp_path, opset, ir_version, reason):
     model = weighted()

@@ -198,7 +198,7 @@ def test_each_request_of_a_batch_gets_its_rows(seed):
     assert ran == [3]
 
 
-@cases("requests", {"bad": [[BAD], [BAD]], "refused": [InvalidRequest("no")], "none": []})
+@cases("requests", bad=[[BAD], [BAD]], refused=[InvalidRequest("no")], none=[])
 def test_batch_without_good_images_is_not_computed(requests):
     outcomes, ran = run_alone(requests)
 

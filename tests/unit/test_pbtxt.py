@@ -52,10 +52,8 @@ def test_only_what_changes_is_written_anew():
 
 @cases(
     "text",
-    {
-        "list and entry": "instance_group [ { count: 1 }, { count: 2 } ] instance_group { count: 4 }",
-        "joined strings": 'name: "a" "b" max_batch_size: 8',
-    },
+    list_and_entry="instance_group [ { count: 1 }, { count: 2 } ] instance_group { count: 4 }",
+    joined_strings='name: "a" "b" max_batch_size: 8',
 )
 def test_unusual_layout_is_written_anew(text):
     wanted = parse(text)
@@ -75,18 +73,16 @@ POLICY = "version_policy { specific { versions: [ 1, 3 ] } }"
 
 @cases(
     ("text", "expected"),
-    {
-        "empty": ("", f"{POLICY}\n"),
-        "latest-and-comment": (
-            "# {\nversion_policy { latest { num_versions: 2 } } # why\nname: 'a'\n",
-            f"# {{\n{POLICY} # why\nname: 'a'\n",
-        ),
-        "angle-brackets": ("version_policy: <\n  all: <>\n>\nname: 'a}'", f"{POLICY}\nname: 'a}}'\n"),
-        "a-parameter-of-that-name": (
-            'parameters { key: "version_policy" value { string_value: "{" } }\n',
-            f'parameters {{ key: "version_policy" value {{ string_value: "{{" }} }}\n{POLICY}\n',
-        ),
-    },
+    empty=("", f"{POLICY}\n"),
+    latest_and_comment=(
+        "# {\nversion_policy { latest { num_versions: 2 } } # why\nname: 'a'\n",
+        f"# {{\n{POLICY} # why\nname: 'a'\n",
+    ),
+    angle_brackets=("version_policy: <\n  all: <>\n>\nname: 'a}'", f"{POLICY}\nname: 'a}}'\n"),
+    a_parameter_of_that_name=(
+        'parameters { key: "version_policy" value { string_value: "{" } }\n',
+        f'parameters {{ key: "version_policy" value {{ string_value: "{{" }} }}\n{POLICY}\n',
+    ),
 )
 def test_only_the_policy_changes_with_the_versions(text, expected):
     assert with_versions(text, [3, 1]) == expected

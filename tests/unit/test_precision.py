@@ -57,20 +57,18 @@ def test_external_data_becomes_part_of_the_file(tmp_path):
 
 @cases(
     ("make", "reason"),
-    {
-        "INT8": (
-            lambda folder: shutil.copy(REPOSITORY / NETWORK / "2" / "model.onnx", folder / "model.onnx"),
-            "expected an FP32 network, got the operators of INT8 QuantizeLinear",
-        ),
-        "no weights": (
-            lambda folder: onnx.save(identity("FP32", ["N", 3]), folder / "model.onnx"),
-            "expected FP32 weights, got none",
-        ),
-        "FP16 already": (
-            lambda folder: shutil.copy(converted(folder / "first"), folder / "model.onnx"),
-            "expected FP32 weights, got FLOAT16",
-        ),
-    },
+    INT8=(
+        lambda folder: shutil.copy(REPOSITORY / NETWORK / "2" / "model.onnx", folder / "model.onnx"),
+        "expected an FP32 network, got the operators of INT8 QuantizeLinear",
+    ),
+    no_weights=(
+        lambda folder: onnx.save(identity("FP32", ["N", 3]), folder / "model.onnx"),
+        "expected FP32 weights, got none",
+    ),
+    FP16_already=(
+        lambda folder: shutil.copy(converted(folder / "first"), folder / "model.onnx"),
+        "expected FP32 weights, got FLOAT16",
+    ),
 )
 def test_other_networks_are_refused_with_the_reason(tmp_path, make, reason):
     make(tmp_path)

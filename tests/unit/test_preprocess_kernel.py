@@ -246,7 +246,7 @@ def test_orientation_may_be_ignored(run):
 
 
 @pytest.mark.parametrize("size_wh", [(1, 1), (1, 40), (40, 1), (211, 157), (4096, 2)], ids=str)
-@cases("transform", {"shorter side": IMAGENET, "letterbox": LETTERBOX, "exact": PLAIN})
+@cases("transform", shorter_side=IMAGENET, letterbox=LETTERBOX, exact=PLAIN)
 def test_any_size_is_resized(run, transform, size_wh):
     pixels = noise(size_wh[1], size_wh[0])
 

@@ -76,28 +76,26 @@ def _given(parameters):
 
 @cases(
     ("parameters", "expected"),
-    {
-        "another size": (
-            {"preset": "imagenet", "resize_shorter_px": "300"},
-            Transform(224, 224, resize_shorter_px=300, **IMAGENET),
-        ),
-        "mean alone": (
-            {"preset": "imagenet", "mean": "1, 2, 3"},
-            Transform(224, 224, resize_shorter_px=256, mean=(1.0, 2.0, 3.0), std=IMAGENET["std"]),
-        ),
-        "scale": (
-            {"preset": "imagenet", "scale": "0.5"},
-            Transform(224, 224, resize_shorter_px=256, std=(2.0, 2.0, 2.0)),
-        ),
-        "mean and std for scale": (
-            {"preset": "letterbox", "mean": "1, 2, 3", "std": "4, 5, 6"},
-            Transform(224, 224, resize="letterbox", mean=(1.0, 2.0, 3.0), std=(4.0, 5.0, 6.0)),
-        ),
-        "the other colour order": (
-            {"preset": "imagenet", "color_order": "BGR"},
-            Transform(224, 224, resize_shorter_px=256, color_order="BGR", **BGR),
-        ),
-    },
+    another_size=(
+        {"preset": "imagenet", "resize_shorter_px": "300"},
+        Transform(224, 224, resize_shorter_px=300, **IMAGENET),
+    ),
+    mean_alone=(
+        {"preset": "imagenet", "mean": "1, 2, 3"},
+        Transform(224, 224, resize_shorter_px=256, mean=(1.0, 2.0, 3.0), std=IMAGENET["std"]),
+    ),
+    scale=(
+        {"preset": "imagenet", "scale": "0.5"},
+        Transform(224, 224, resize_shorter_px=256, std=(2.0, 2.0, 2.0)),
+    ),
+    mean_and_std_for_scale=(
+        {"preset": "letterbox", "mean": "1, 2, 3", "std": "4, 5, 6"},
+        Transform(224, 224, resize="letterbox", mean=(1.0, 2.0, 3.0), std=(4.0, 5.0, 6.0)),
+    ),
+    the_other_colour_order=(
+        {"preset": "imagenet", "color_order": "BGR"},
+        Transform(224, 224, resize_shorter_px=256, color_order="BGR", **BGR),
+    ),
 )
 def test_given_parameter_replaces_the_presets(tmp_path, parameters, expected):
     assert settings(tmp_path, parameters).transform == expected

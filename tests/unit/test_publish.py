@@ -160,14 +160,12 @@ UNPINNED = [variant("v1", "net_v1", 1), variant("own", NET, 0, version=2)]
 
 @cases(
     ("change", "message"),
-    {
-        "weight": ({"weight": 5}, V2 + "expected weight 0, got 5; fix: .* v2=0, or nereid rollback net_v2$"),
-        "headers": ({"headers": {"x-route-a": ["b"]}}, V2 + "it has header rules"),
-        "default": ({"default": "v2"}, V2 + "it is the route's default"),
-        "shadow": ({"shadows": shadow("net_v2", 1)}, r"'copy' of route 'r' calls it; fix"),
-        "shadow-on-the-network": ({"shadows": shadow(NET, 2)}, r"'copy' of route 'r' calls it; fix"),
-        "variant-on-the-network": ({"variants": UNPINNED}, r"'own' of route 'r' calls it"),
-    },
+    weight=({"weight": 5}, V2 + "expected weight 0, got 5; fix: .* v2=0, or nereid rollback net_v2$"),
+    headers=({"headers": {"x-route-a": ["b"]}}, V2 + "it has header rules"),
+    default=({"default": "v2"}, V2 + "it is the route's default"),
+    shadow=({"shadows": shadow("net_v2", 1)}, r"'copy' of route 'r' calls it; fix"),
+    shadow_on_the_network=({"shadows": shadow(NET, 2)}, r"'copy' of route 'r' calls it; fix"),
+    variant_on_the_network=({"variants": UNPINNED}, r"'own' of route 'r' calls it"),
 )
 def test_version_in_use_is_not_retired(repository, tmp_path, change, message):
     publish_number(repository, tmp_path, None, 2)

@@ -39,13 +39,11 @@ def probabilities(seed: int, shape: tuple[int, int]) -> np.ndarray:
 
 @cases(
     "scores",
-    {
-        "one of 1000": probabilities(1, (1, 1000)),
-        "batch": probabilities(2, (8, 10)),
-        "certain": np.eye(3, dtype=np.float32),
-        "logits": np.random.default_rng(3).normal(0, 5, (4, 1000)).astype(np.float32),
-        "large logits": np.float32([[900, -900], [0, 0]]),
-    },
+    one_of_1000=probabilities(1, (1, 1000)),
+    batch=probabilities(2, (8, 10)),
+    certain=np.eye(3, dtype=np.float32),
+    logits=np.random.default_rng(3).normal(0, 5, (4, 1000)).astype(np.float32),
+    large_logits=np.float32([[900, -900], [0, 0]]),
 )
 def test_signals_are_those_of_the_formulas(scores):
     found = output_signals(scores)
@@ -59,14 +57,12 @@ def test_signals_are_those_of_the_formulas(scores):
 
 @cases(
     "scores",
-    {
-        "one class": np.zeros((1, 1), np.float32),
-        "boxes": np.zeros((1, 3, 4), np.float32),
-        "float64": np.zeros((1, 5), np.float64),
-        "text": np.array([[b"a", b"b"]], object),
-        "nan": np.float32([[np.nan, 1]]),
-        "empty": np.zeros((0, 5), np.float32),
-    },
+    one_class=np.zeros((1, 1), np.float32),
+    boxes=np.zeros((1, 3, 4), np.float32),
+    float64=np.zeros((1, 5), np.float64),
+    text=np.array([[b"a", b"b"]], object),
+    nan=np.float32([[np.nan, 1]]),
+    empty=np.zeros((0, 5), np.float32),
 )
 def test_other_outputs_have_no_signals(scores):
     assert output_signals(scores) is None

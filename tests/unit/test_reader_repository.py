@@ -13,14 +13,7 @@ from nereid.models.publish.pinned import copy_pinned_model
 from nereid.models.publish.remove import find_parts
 from nereid.repository.check import check
 from nereid.repository.fitting import Machine, fitted
-from nereid.repository.layout import (
-    Pin,
-    hidden_models,
-    pins,
-    readable_configs,
-    steps_of,
-    thread_budget,
-)
+from nereid.repository.layout import Pin, hidden_models, pins, readable_configs, steps_of, thread_budget
 from tests.tables import cases
 
 NETWORKS = {"text_detect", "text_direction", "text_recognise"}

@@ -66,10 +66,7 @@ def scripted(outputs: tuple[str, ...], *steps: Any) -> Script:
 @both_ways
 @pytest.mark.parametrize("lines", [(), ("快递单号", "两行 text")], ids=["none", "chinese"])
 def test_lines_are_read(way, lines):
-    with (
-        serving(scripted(READ, reading(*lines))) as url,
-        opened(way, url, "http", kinds=READERS) as reader,
-    ):
+    with serving(scripted(READ, reading(*lines))) as url, opened(way, url, "http", kinds=READERS) as reader:
         found = reader.read(PHOTO)
         many = [each.lines for each in reader.read_many([PHOTO] * 3)]
 
@@ -117,10 +114,8 @@ def test_objects_are_found(way, labels):
 
 @cases(
     ("kind", "outputs", "missing"),
-    {
-        "classifier": (Reader, ("scores",), "no output 'text', 'confidence', 'box', it has: scores"),
-        "reader": (Detector, READ, "no output 'score', 'label', it has: box, confidence, text"),
-    },
+    classifier=(Reader, ("scores",), "no output 'text', 'confidence', 'box', it has: scores"),
+    reader=(Detector, READ, "no output 'score', 'label', it has: box, confidence, text"),
 )
 def test_model_of_another_task_is_refused(kind, outputs, missing):
     script = scripted(outputs, reading())
@@ -135,14 +130,12 @@ GOOD = {"text": texts(b"a"), "confidence": np.zeros((1, 1)), "box": np.zeros((1,
 
 @cases(
     "tensors",
-    {
-        "lengths": GOOD | {"confidence": np.zeros((1, 2))},
-        "boxes": GOOD | {"box": np.zeros((1, 1, 4))},
-        "missing": {"text": texts(b"a"), "confidence": np.zeros((1, 1))},
-        "encoding": GOOD | {"text": texts(b"\xff")},
-        "field": GOOD | {"field": texts(b"{}")},
-        "json": GOOD | {"field": texts(b"no JSON")},
-    },
+    lengths=GOOD | {"confidence": np.zeros((1, 2))},
+    boxes=GOOD | {"box": np.zeros((1, 1, 4))},
+    missing={"text": texts(b"a"), "confidence": np.zeros((1, 1))},
+    encoding=GOOD | {"text": texts(b"\xff")},
+    field=GOOD | {"field": texts(b"{}")},
+    json=GOOD | {"field": texts(b"no JSON")},
 )
 def test_malformed_reading_is_the_networks_fault(tensors):
     script = scripted(WAYBILL, tensor_response(**tensors))

@@ -57,16 +57,14 @@ def test_published_schema_is_the_one_in_use(root):
 
 @cases(
     ("values", "message"),
-    {
-        "falling": ({"steps": [5, 1, 100]}, "steps must increase up to 100, got 5, 1, 100"),
-        "not all": ({"steps": [5, 50]}, "steps must increase up to 100, got 5, 50"),
-        "late shadow": ({"steps": [5, "shadow", 100]}, "only the first step may be `shadow`, got 5, shadow"),
-        "only a shadow": ({"steps": ["shadow"]}, "steps must increase up to 100, got shadow"),
-        "patience": ({"hold_s": 90, "patience_s": 60}, "patience_s must be at least hold_s 90, got 60"),
-        "risk": ({"risk": 0.9}, "Expected `float` <= 0.5 for risk"),
-        "field": ({"candidates": 1}, "unknown field `candidates`"),
-        "hook": ({"hooks": {"before_step": "https://x"}}, "URL that begins with http://, got https:"),
-    },
+    falling=({"steps": [5, 1, 100]}, "steps must increase up to 100, got 5, 1, 100"),
+    not_all=({"steps": [5, 50]}, "steps must increase up to 100, got 5, 50"),
+    late_shadow=({"steps": [5, "shadow", 100]}, "only the first step may be `shadow`, got 5, shadow"),
+    only_a_shadow=({"steps": ["shadow"]}, "steps must increase up to 100, got shadow"),
+    patience=({"hold_s": 90, "patience_s": 60}, "patience_s must be at least hold_s 90, got 60"),
+    risk=({"risk": 0.9}, "Expected `float` <= 0.5 for risk"),
+    field=({"candidates": 1}, "unknown field `candidates`"),
+    hook=({"hooks": {"before_step": "https://x"}}, "URL that begins with http://, got https:"),
 )
 def test_invalid_plans_are_refused(values, message):
     with pytest.raises(WrongUsage, match=f"(?i){message}"):
@@ -81,15 +79,10 @@ def test_steps_are_read_from_words():
 
 @cases(
     ("variants", "message"),
-    {
-        "one": ([("old", 100), ("new", 0)], ""),
-        "two": ([("old", 100), ("third", 50), ("new", 0)], "got old, third"),
-        "none": ([("new", 100), ("old", 0)], "expected one variant with traffic as the control .*, got none"),
-        "name of the shadow": (
-            [("old", 100), ("new", 0), ("rollout-new", 0)],
-            "expected no variant 'rollout-new'",
-        ),
-    },
+    one=([("old", 100), ("new", 0)], ""),
+    two=([("old", 100), ("third", 50), ("new", 0)], "got old, third"),
+    none=([("new", 100), ("old", 0)], "expected one variant with traffic as the control .*, got none"),
+    name_of_the_shadow=([("old", 100), ("new", 0), ("rollout-new", 0)], "expected no variant 'rollout-new'"),
 )
 def test_control_is_the_only_other_variant_with_traffic(variants, message):
     """Otherwise the comparison would have no meaning."""

@@ -121,7 +121,7 @@ def test_weights_are_set_and_recorded(nereid, repository):
 
 
 @pytest.mark.parametrize("source", ["file", "stdin"])
-@cases("is_missing", {"there": False, "missing": True})
+@cases("is_missing", there=False, missing=True)
 def test_whole_route_is_set_with_any_generation(nereid, repository, tmp_path, source, is_missing):
     """Only a whole route can be set if the route's file is missing."""
     if is_missing:
@@ -197,15 +197,13 @@ def test_failure_is_one_line_and_changes_no_file(nereid, repository, code, words
 
 @cases(
     ("make", "words", "message"),
-    {
-        "folder": (Path.mkdir, SET, "'{path}': Is a directory"),
-        "pipe": (os.mkfifo, ["show"], "expected a regular file, got '{path}'"),
-        "not writable": (
-            lambda path: path.symlink_to("/proc/classify.route.json"),
-            SET_FILE,
-            "'/proc/classify.route.history.jsonl': No such file or directory",
-        ),
-    },
+    folder=(Path.mkdir, SET, "'{path}': Is a directory"),
+    pipe=(os.mkfifo, ["show"], "expected a regular file, got '{path}'"),
+    not_writable=(
+        lambda path: path.symlink_to("/proc/classify.route.json"),
+        SET_FILE,
+        "'/proc/classify.route.history.jsonl': No such file or directory",
+    ),
 )
 def test_unusable_file_is_named(nereid, repository, make, words, message):
     """A file that cannot be read or written is an error in one line; none blocks the command."""
@@ -218,7 +216,7 @@ def test_unusable_file_is_named(nereid, repository, make, words, message):
     assert (done.exit_code, done.stderr) == (1, f"error: {message.format(path=path)}\n")
 
 
-@cases("broken", {"cut": b"{", "bytes": b"\xff\xfe", "other": b'{"variants": []}', "deep": b"[" * 100_000})
+@cases("broken", cut=b"{", bytes=b"\xff\xfe", other=b'{"variants": []}', deep=b"[" * 100_000)
 def test_broken_file_is_replaced_by_revert_and_kept(nereid, repository, broken):
     """After a bad manual edit, one command restores the last valid route and keeps the edited text."""
     nereid("set", "v1=50", "--offline")
@@ -251,11 +249,9 @@ def test_link_is_followed(nereid, repository, tmp_path):
 
 @cases(
     ("sets", "reverts", "expected", "note"),
-    {
-        "twice goes there and back": (["v1=1", "v1=2"], [[], []], [2], "revert to 2"),
-        "to a generation, then before": (["v1=1", "v1=2", "v1=3"], [["1"], []], [3], "revert to 3"),
-        "past equal ones": (["v1=1", "v1=2", "v1=1"], [[]], [2], "revert to 2"),
-    },
+    twice_goes_there_and_back=(["v1=1", "v1=2"], [[], []], [2], "revert to 2"),
+    to_a_generation_then_before=(["v1=1", "v1=2", "v1=3"], [["1"], []], [3], "revert to 3"),
+    past_equal_ones=(["v1=1", "v1=2", "v1=1"], [[]], [2], "revert to 2"),
 )
 def test_revert_goes_to_the_newest_that_is_different(nereid, repository, sets, reverts, expected, note):
     for word in sets:
@@ -356,22 +352,20 @@ BY_CHANCE = "Chance decides, by weight: v1 90 %, v2 10 %."
 
 @cases(
     ("words", "variant", "why"),
-    {
-        "variant": (["--variant", "v2"], "v2", "v2 serves because the request names variant 'v2'."),
-        "version": (
-            ["--version", "3", "--key", "k"],
-            "v2",
-            "v2 serves because it is the first variant whose network has version 3.",
-        ),
-        "header": (
-            ["--header", "X-Route-Tenant=zoo"],
-            "v2",
-            "v2 serves because its header rule is met: x-route-tenant is one of acme, zoo.",
-        ),
-        "header of a key": (["--header", "x-route-key=alice"], "v1", BY_SCORE),
-        "key": (["--key", "alice"], "v1", BY_SCORE),
-        "other header": (["--header", "cookie=v2"], "", BY_CHANCE),
-    },
+    variant=(["--variant", "v2"], "v2", "v2 serves because the request names variant 'v2'."),
+    version=(
+        ["--version", "3", "--key", "k"],
+        "v2",
+        "v2 serves because it is the first variant whose network has version 3.",
+    ),
+    header=(
+        ["--header", "X-Route-Tenant=zoo"],
+        "v2",
+        "v2 serves because its header rule is met: x-route-tenant is one of acme, zoo.",
+    ),
+    header_of_a_key=(["--header", "x-route-key=alice"], "v1", BY_SCORE),
+    key=(["--key", "alice"], "v1", BY_SCORE),
+    other_header=(["--header", "cookie=v2"], "", BY_CHANCE),
 )
 def test_choice_is_explained(nereid, repository, words, variant, why):
     """Every reason for a variant has its sentence, in the table and in JSON."""
@@ -476,10 +470,8 @@ def test_change_needs_ready_models(repository):
 
 @cases(
     ("says", "reason"),
-    {
-        "not taken": (NOT_SERVED, "it is not served yet: the server uses SHA-256 0ff0ff0ff0ff; fix: see"),
-        "died": (OperationFailed("it does not respond"), "it is not confirmed: it does not respond; fix"),
-    },
+    not_taken=(NOT_SERVED, "it is not served yet: the server uses SHA-256 0ff0ff0ff0ff; fix: see"),
+    died=(OperationFailed("it does not respond"), "it is not confirmed: it does not respond; fix"),
 )
 def test_change_that_is_not_served_is_a_failure(repository, says, reason):
     target = find_route(repository)
@@ -494,7 +486,8 @@ def test_change_that_is_not_served_is_a_failure(repository, says, reason):
 
 @cases(
     ("listens", "http", "grpc"),
-    {"stalled": (True, "timed out", "Deadline Exceeded"), "dead": (False, ".*refused", "failed to connect")},
+    stalled=(True, "timed out", "Deadline Exceeded"),
+    dead=(False, ".*refused", "failed to connect"),
 )
 def test_server_that_does_not_respond_is_an_error(listens, http, grpc):
     with socket.socket() as stalled:

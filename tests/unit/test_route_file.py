@@ -61,14 +61,12 @@ def first(**change) -> dict:
 
 @cases(
     ("change", "message"),
-    {
-        "model": (first(model="nope"), "names version 1 of 'nope', which is not there"),
-        "version": (first(version=7), "names version 7 of 'net', which is not there"),
-        "outside": (first(model="../net"), "names '../net', which is not a folder of the repository"),
-        "name": (first(model="x" * 300), "cannot read the models of the route: .*too long"),
-        "circle": (first(model="r"), "names 'r', which is a route itself"),
-        "shadow": ({"shadows": [DARK | {"model": "nope"}]}, "'nope', which is not there"),
-    },
+    model=(first(model="nope"), "names version 1 of 'nope', which is not there"),
+    version=(first(version=7), "names version 7 of 'net', which is not there"),
+    outside=(first(model="../net"), "names '../net', which is not a folder of the repository"),
+    name=(first(model="x" * 300), "cannot read the models of the route: .*too long"),
+    circle=(first(model="r"), "names 'r', which is a route itself"),
+    shadow=({"shadows": [DARK | {"model": "nope"}]}, "'nope', which is not there"),
 )
 def test_models_of_a_route_must_exist(config, change, message):
     with pytest.raises(InvalidConfig, match=message):
@@ -81,14 +79,12 @@ NET = X + ' output { name: "scores" data_type: TYPE_FP32 dims: [ %s ] }'
 
 @cases(
     ("text", "message"),
-    {
-        "any size": (NET % -1, None),
-        "completed by Triton": ("", None),
-        "size": (NET % 5, "names 'net' for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[5\\]"),
-        "rank": (NET % "3, 1", "for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[3, 1\\]"),
-        "datatype": (NET.replace("32", "16") % 3, "for 'x': expected TYPE_FP32 \\[4\\], got TYPE_FP16"),
-        "name": (NET.replace('"scores"', '"y"') % 3, "for 'scores': expected TYPE_FP32 \\[3\\], got none"),
-    },
+    any_size=(NET % -1, None),
+    completed_by_Triton=("", None),
+    size=(NET % 5, "names 'net' for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[5\\]"),
+    rank=(NET % "3, 1", "for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[3, 1\\]"),
+    datatype=(NET.replace("32", "16") % 3, "for 'x': expected TYPE_FP32 \\[4\\], got TYPE_FP16"),
+    name=(NET.replace('"scores"', '"y"') % 3, "for 'scores': expected TYPE_FP32 \\[3\\], got none"),
 )
 def test_variants_tensors_must_be_those_of_the_route(tmp_path, text, message):
     for folder in ("r/1", "net/1"):
@@ -105,14 +101,12 @@ def test_variants_tensors_must_be_those_of_the_route(tmp_path, text, message):
 
 @cases(
     ("name", "is_allowed"),
-    {
-        "own folder": ("r/r.route.json", False),
-        "version folder": ("net/1/r.json", False),
-        "other model": ("./r/../net/r.json", False),
-        "next to the models": ("r.route.json", True),
-        "outside": ("../routes/r.json", True),
-        "absolute": ("/routes/r.json", True),
-    },
+    own_folder=("r/r.route.json", False),
+    version_folder=("net/1/r.json", False),
+    other_model=("./r/../net/r.json", False),
+    next_to_the_models=("r.route.json", True),
+    outside=("../routes/r.json", True),
+    absolute=("/routes/r.json", True),
 )
 def test_file_lies_outside_the_models_folders(config, name, is_allowed):
     """Triton would reload the model when the route changes."""
@@ -146,21 +140,16 @@ def test_swapped_link_is_read(config):
 
 @cases(
     ("make", "message"),
-    {
-        "empty": (Path.touch, "Input data was truncated"),
-        "wrong": (
-            lambda path: path.write_bytes(write(ROUTE | {"default": "v9"})),
-            "default must be one of v1, v2, got 'v9'",
-        ),
-        "gone": (lambda path: None, "cannot read '.*r.route.json': No such file or directory"),
-        "folder": (Path.mkdir, "Is a directory"),
-        "pipe": (os.mkfifo, "expected a regular file, got "),
-        "huge": (
-            lambda path: path.write_bytes(b" " * 1_000_001),
-            "expected at most 1,000,000 bytes, got more",
-        ),
-        "circle": (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
-    },
+    empty=(Path.touch, "Input data was truncated"),
+    wrong=(
+        lambda path: path.write_bytes(write(ROUTE | {"default": "v9"})),
+        "default must be one of v1, v2, got 'v9'",
+    ),
+    gone=(lambda path: None, "cannot read '.*r.route.json': No such file or directory"),
+    folder=(Path.mkdir, "Is a directory"),
+    pipe=(os.mkfifo, "expected a regular file, got "),
+    huge=(lambda path: path.write_bytes(b" " * 1_000_001), "expected at most 1,000,000 bytes, got more"),
+    circle=(lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
 )
 def test_wrong_file_changes_nothing_and_is_reported_once(watch, make, message):
     """No file in place of the route file can block the server or fill its memory."""
@@ -206,12 +195,10 @@ def test_readiness_covers_variants_and_shadows(config):
 
 @cases(
     ("fields", "default", "is_rejected"),
-    {
-        "only-by-name": ({"weight": 0}, "v1", False),
-        "weight": ({"weight": 1}, "v1", True),
-        "headers": ({"weight": 0, "headers": {"x-route-a": ["b"]}}, "v1", True),
-        "default": ({"weight": 0}, "v2", True),
-    },
+    only_by_name=({"weight": 0}, "v1", False),
+    weight=({"weight": 1}, "v1", True),
+    headers=({"weight": 0, "headers": {"x-route-a": ["b"]}}, "v1", True),
+    default=({"weight": 0}, "v2", True),
 )
 def test_variant_without_traffic_need_not_be_ready(config, fields, default, is_rejected):
     """A route can move its traffic away from a failed variant."""

@@ -58,18 +58,13 @@ def raised(variant: Variant, weight: float) -> Variant:
 
 @cases(
     ("parameters", "expected"),
-    {
-        "variant first": (
-            {"x-variant": "v2", "x-model-version": "1", "x-route-key": "k"},
-            Choice(V2, "variant"),
-        ),
-        "any case": ({"X-Variant": "v2"}, Choice(V2, "variant")),
-        "then version": ({"x-model-version": "2", "x-route-key": "k"}, Choice(V2, "version")),
-        "version as number": ({"x-model-version": 2}, Choice(V2, "version")),
-        "then key": ({"x-route-key": "k"}, Choice(assign(route(V1, V2), "k"), "route-key")),
-        "empty key": ({"x-variant": "", "x-model-version": "", "x-route-key": ""}, Choice(V1, "weight")),
-        "other": ({"other": "x"}, Choice(V1, "weight")),
-    },
+    variant_first=({"x-variant": "v2", "x-model-version": "1", "x-route-key": "k"}, Choice(V2, "variant")),
+    any_case=({"X-Variant": "v2"}, Choice(V2, "variant")),
+    then_version=({"x-model-version": "2", "x-route-key": "k"}, Choice(V2, "version")),
+    version_as_number=({"x-model-version": 2}, Choice(V2, "version")),
+    then_key=({"x-route-key": "k"}, Choice(assign(route(V1, V2), "k"), "route-key")),
+    empty_key=({"x-variant": "", "x-model-version": "", "x-route-key": ""}, Choice(V1, "weight")),
+    other=({"other": "x"}, Choice(V1, "weight")),
 )
 def test_precedence(parameters, expected):
     assert choose(table(V1, V2), parameters, unit=0.0) == expected
@@ -77,16 +72,14 @@ def test_precedence(parameters, expected):
 
 @cases(
     ("parameters", "name", "reason"),
-    {
-        "any case": ({"X-Route-Group": "staff"}, "v2", "header"),
-        "first of two rules": ({"x-route-group": "beta", "x-route-region": "eu"}, "v2", "header"),
-        "before a key": ({"x-route-group": "beta", "x-route-key": "k"}, "v2", "header"),
-        "one of two headers": ({"x-route-region": "eu"}, "v1", "weight"),
-        "both headers": ({"x-route-region": "eu", "x-route-tier": "1"}, "v3", "header"),
-        "case of a value": ({"x-route-group": "Beta"}, "v1", "weight"),
-        "after a variant": ({"x-route-group": "beta", "x-variant": "v1"}, "v1", "variant"),
-        "after a version": ({"x-route-group": "beta", "x-model-version": "1"}, "v1", "version"),
-    },
+    any_case=({"X-Route-Group": "staff"}, "v2", "header"),
+    first_of_two_rules=({"x-route-group": "beta", "x-route-region": "eu"}, "v2", "header"),
+    before_a_key=({"x-route-group": "beta", "x-route-key": "k"}, "v2", "header"),
+    one_of_two_headers=({"x-route-region": "eu"}, "v1", "weight"),
+    both_headers=({"x-route-region": "eu", "x-route-tier": "1"}, "v3", "header"),
+    case_of_a_value=({"x-route-group": "Beta"}, "v1", "weight"),
+    after_a_variant=({"x-route-group": "beta", "x-variant": "v1"}, "v1", "variant"),
+    after_a_version=({"x-route-group": "beta", "x-model-version": "1"}, "v1", "version"),
 )
 def test_header_rules(parameters, name, reason):
     second = msgspec.structs.replace(V2, headers={"x-route-group": ("beta", "staff")})
@@ -189,32 +182,27 @@ def variant(**fields) -> bytes:
 
 @cases(
     ("text", "message"),
-    {
-        "cut": (b'{"variants": [', "Input data was truncated"),
-        "empty": (changed(variants=[]), "Expected `array` of length >= 1 - at `$.variants`, got []"),
-        "unknown": (
-            changed(wieghts=1),
-            "Object contains unknown field `wieghts`: expected one of variants, default, salts",
-        ),
-        "default": (changed(default="v9"), "default must be one of v1, got 'v9'"),
-        "limit": (changed(max_in_flight=65), "Expected `int` <= 64 - at `$.max_in_flight`, got 65"),
-        "twice": (
-            changed(shadows=[{"name": "v1", "model": "m", "version": 1, "percent": 5}]),
-            "names of variants and shadows must differ, got v1, v1",
-        ),
-        "weights": (variant(weight=0), "one weight must be positive, got 0 for all"),
-        "tiny weight": (
-            variant(weight=1e-320),
-            "weight of 'v1' must be 0, or 1e-09 to 1e+09, got 9.99989e-321",
-        ),
-        "not a number": (variant(weight=float("nan")), "JSON is malformed: invalid character"),
-        "infinite": (
-            variant(weight=0).replace(b'"weight": 0', b'"weight": 1e999'),
-            "Number out of range - at `$.variants[0]",
-        ),
-        "name": (variant(name="v1\n"), "Expected `str` matching regex"),
-        "header": (variant(headers={"x-api-key": ["a"]}), "Expected `str` matching regex '^x-route-"),
-    },
+    cut=(b'{"variants": [', "Input data was truncated"),
+    empty=(changed(variants=[]), "Expected `array` of length >= 1 - at `$.variants`, got []"),
+    unknown=(
+        changed(wieghts=1),
+        "Object contains unknown field `wieghts`: expected one of variants, default, salts",
+    ),
+    default=(changed(default="v9"), "default must be one of v1, got 'v9'"),
+    limit=(changed(max_in_flight=65), "Expected `int` <= 64 - at `$.max_in_flight`, got 65"),
+    twice=(
+        changed(shadows=[{"name": "v1", "model": "m", "version": 1, "percent": 5}]),
+        "names of variants and shadows must differ, got v1, v1",
+    ),
+    weights=(variant(weight=0), "one weight must be positive, got 0 for all"),
+    tiny_weight=(variant(weight=1e-320), "weight of 'v1' must be 0, or 1e-09 to 1e+09, got 9.99989e-321"),
+    not_a_number=(variant(weight=float("nan")), "JSON is malformed: invalid character"),
+    infinite=(
+        variant(weight=0).replace(b'"weight": 0', b'"weight": 1e999'),
+        "Number out of range - at `$.variants[0]",
+    ),
+    name=(variant(name="v1\n"), "Expected `str` matching regex"),
+    header=(variant(headers={"x-api-key": ["a"]}), "Expected `str` matching regex '^x-route-"),
 )
 def test_wrong_route_is_rejected(text, message):
     with pytest.raises(InvalidConfig) as error:

@@ -39,14 +39,12 @@ def config(parameters: dict[str, str], max_batch_size: int) -> ModelConfig:
 
 @cases(
     ("parameters", "max_batch_size", "expected"),
-    {
-        "powers of two": ({}, 8, [1, 2, 4, 8]),
-        "and the largest": ({}, 12, [1, 2, 4, 8, 12]),
-        "no batches": ({}, 0, [1]),
-        "divided batches": ({"nereid.run_batch_size": "2"}, 8, [1, 2]),
-        "given": ({"nereid.warm_batch_sizes": "3, 8"}, 8, [3, 8]),
-        "turned off": ({"nereid.warm_batch_sizes": ""}, 8, []),
-    },
+    powers_of_two=({}, 8, [1, 2, 4, 8]),
+    and_the_largest=({}, 12, [1, 2, 4, 8, 12]),
+    no_batches=({}, 0, [1]),
+    divided_batches=({"nereid.run_batch_size": "2"}, 8, [1, 2]),
+    given=({"nereid.warm_batch_sizes": "3, 8"}, 8, [3, 8]),
+    turned_off=({"nereid.warm_batch_sizes": ""}, 8, []),
 )
 def test_sizes_of_a_slow_first_run(parameters, max_batch_size, expected):
     assert warm_batch_sizes(config(parameters, max_batch_size), is_default=True) == expected
@@ -115,15 +113,13 @@ def test_cores_are_those_of_the_affinity(one_core):
 
 @cases(
     ("parameters", "instances", "kind", "expected"),
-    {
-        "explicit": ({INTRA: "3"}, 1000, "CPU", ThreadCounts(3, 0)),
-        "digits and letters": ({INTRA: " 4abc"}, 1, "CPU", ThreadCounts(4, 0)),
-        "more instances than cores": ({}, 1000, "CPU", ThreadCounts(1, 0)),
-        "negative": ({INTRA: "-5", INTER: "-5"}, 1000, "CPU", ThreadCounts(1, 0)),
-        "kind model": ({}, 1000, "MODEL", ThreadCounts(1, 0)),
-        "gpu": ({}, 1, "GPU", ThreadCounts(0, 0)),
-        "explicit on gpu": ({INTRA: "3", INTER: "2"}, 1, "GPU", ThreadCounts(3, 2)),
-    },
+    explicit=({INTRA: "3"}, 1000, "CPU", ThreadCounts(3, 0)),
+    digits_and_letters=({INTRA: " 4abc"}, 1, "CPU", ThreadCounts(4, 0)),
+    more_instances_than_cores=({}, 1000, "CPU", ThreadCounts(1, 0)),
+    negative=({INTRA: "-5", INTER: "-5"}, 1000, "CPU", ThreadCounts(1, 0)),
+    kind_model=({}, 1000, "MODEL", ThreadCounts(1, 0)),
+    gpu=({}, 1, "GPU", ThreadCounts(0, 0)),
+    explicit_on_gpu=({INTRA: "3", INTER: "2"}, 1, "GPU", ThreadCounts(3, 2)),
 )
 def test_thread_counts(parameters, instances, kind, expected):
     assert thread_counts(parameters, instances, kind) == expected
@@ -165,14 +161,12 @@ def test_failed_allocation_in_python_is_a_lack_of_memory():
 
 @cases(
     "text",
-    {
-        "arena, issue 22702": f"{EXCEPTION}{NODE}\n{ARENA} Failed to allocate memory for requested buffer",
-        "without an arena, ONNX Runtime 1.31": f"{EXCEPTION}{NODE}std::bad_alloc",
-        "gpu_mem_limit": f"{FAIL}{NODE}{ARENA} Available memory of 3 is smaller than requested bytes of 9",
-        "CUDA, Deep-Live-Cam issue 584": f"{FAIL}{CALL}CUDA failure 2: out of memory ; GPU=0 ; hostname=h",
-        "cuBLAS, issue 16512": f"{EXCEPTION}{NODE}{CALL}CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0",
-        "cuDNN 9": f"{FAIL}{NODE}CUDNN failure 4: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ;",
-    },
+    arena_issue_22702=f"{EXCEPTION}{NODE}\n{ARENA} Failed to allocate memory for requested buffer",
+    without_an_arena_ONNX_Runtime_1_31=f"{EXCEPTION}{NODE}std::bad_alloc",
+    gpu_mem_limit=f"{FAIL}{NODE}{ARENA} Available memory of 3 is smaller than requested bytes of 9",
+    CUDA_Deep_Live_Cam_issue_584=f"{FAIL}{CALL}CUDA failure 2: out of memory ; GPU=0 ; hostname=h",
+    cuBLAS_issue_16512=f"{EXCEPTION}{NODE}{CALL}CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0",
+    cuDNN_9=f"{FAIL}{NODE}CUDNN failure 4: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ;",
 )
 def test_lack_of_memory_is_recognised(text):
     """A text about memory is a lack of memory, though it may name a failure of CUDA."""
@@ -184,16 +178,14 @@ def test_lack_of_memory_is_recognised(text):
 
 @cases(
     "text",
-    {
-        "failed kernel, roop-unleashed issue 32": f"{FAIL}CUDA failure 719: unspecified launch failure ;",
-        "illegal address, pykeio/ort issue 321": f"{CALL}CUDA failure 700: an illegal memory access ; GPU=0",
-        "unknown error, issue 14211": f"{CALL}CUDA failure 999: unknown error ; GPU=192915439",
-        "no device, issue 11561": f"{CALL}CUDA failure 100: no CUDA-capable device is detected ; GPU=32712",
-        "cuDNN, issue 23497": f"{FAIL}{NODE}CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED ; GPU=0",
-        "ComfyUI issue 5562": f"{FAIL}{NODE}CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0",
-        "cuDNN frontend, issue 23301": f"{FAIL}{NODE}CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED ; GPU=0",
-        "TensorRT, VSGAN issue 74": f"{FAIL}{NODE}TensorRT EP execution context enqueue failed.",
-    },
+    failed_kernel_roop_unleashed_issue_32=f"{FAIL}CUDA failure 719: unspecified launch failure ;",
+    illegal_address_pykeio_ort_issue_321=f"{CALL}CUDA failure 700: an illegal memory access ; GPU=0",
+    unknown_error_issue_14211=f"{CALL}CUDA failure 999: unknown error ; GPU=192915439",
+    no_device_issue_11561=f"{CALL}CUDA failure 100: no CUDA-capable device is detected ; GPU=32712",
+    cuDNN_issue_23497=f"{FAIL}{NODE}CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED ; GPU=0",
+    ComfyUI_issue_5562=f"{FAIL}{NODE}CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0",
+    cuDNN_frontend_issue_23301=f"{FAIL}{NODE}CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED ; GPU=0",
+    TensorRT_VSGAN_issue_74=f"{FAIL}{NODE}TensorRT EP execution context enqueue failed.",
 )
 def test_broken_device_is_recognised(text):
     failure = run_failure(RuntimeError(text))
@@ -204,14 +196,12 @@ def test_broken_device_is_recognised(text):
 
 @cases(
     "text",
-    {
-        "text from the request": f"{INVALID}Got invalid dimensions for input: CUDA failure 700: x for",
-        "invalid argument": f"{FAIL}{CALL}CUDA failure 1: invalid argument ; GPU=0",
-        "built for other devices": f"{FAIL}CUDA failure 209: no kernel image is available on the device",
-        "not supported": f"{FAIL}{NODE}CUDNN failure 3000: CUDNN_STATUS_NOT_SUPPORTED ; GPU=0",
-        "bad parameter, issue 1606": f"{FAIL}CUDNN failure 3: CUDNN_STATUS_BAD_PARAM ; GPU=0",
-        "reshape": f"{EXCEPTION}{RUNNING} Reshape node. Name:'r' Status Message: cannot be reshaped",
-    },
+    text_from_the_request=f"{INVALID}Got invalid dimensions for input: CUDA failure 700: x for",
+    invalid_argument=f"{FAIL}{CALL}CUDA failure 1: invalid argument ; GPU=0",
+    built_for_other_devices=f"{FAIL}CUDA failure 209: no kernel image is available on the device",
+    not_supported=f"{FAIL}{NODE}CUDNN failure 3000: CUDNN_STATUS_NOT_SUPPORTED ; GPU=0",
+    bad_parameter_issue_1606=f"{FAIL}CUDNN failure 3: CUDNN_STATUS_BAD_PARAM ; GPU=0",
+    reshape=f"{EXCEPTION}{RUNNING} Reshape node. Name:'r' Status Message: cannot be reshaped",
 )
 def test_other_failures_stay_those_of_the_run(text):
     assert type(run_failure(RuntimeError(text))) is RuntimeFailed

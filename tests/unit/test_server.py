@@ -60,14 +60,12 @@ def test_stub_reads_the_words_its_parent_was_started_with():
 
 @cases(
     ("words", "values"),
-    {
-        "without a value": (["tritonserver", "--flag"], []),
-        "empty value": (["tritonserver", "--flag="], [""]),
-        "equals sign in the value": (["tritonserver", "--flag=a=b"], ["a=b"]),
-        "longer names": (["tritonserver", "--flagged=1", "--no-flag=2"], []),
-        "joined then apart": (["tritonserver", "--flag=1", "--flag", "2", "x"], ["1", "2"]),
-        "apart then joined": (["tritonserver", "--flag", "1", "--flag=2"], ["1", "2"]),
-    },
+    without_a_value=(["tritonserver", "--flag"], []),
+    empty_value=(["tritonserver", "--flag="], [""]),
+    equals_sign_in_the_value=(["tritonserver", "--flag=a=b"], ["a=b"]),
+    longer_names=(["tritonserver", "--flagged=1", "--no-flag=2"], []),
+    joined_then_apart=(["tritonserver", "--flag=1", "--flag", "2", "x"], ["1", "2"]),
+    apart_then_joined=(["tritonserver", "--flag", "1", "--flag=2"], ["1", "2"]),
 )
 def test_values_of_a_flag_keep_their_order(words, values):
     assert flag_values(words, "--flag") == values
@@ -75,15 +73,13 @@ def test_values_of_a_flag_keep_their_order(words, values):
 
 @cases(
     ("words", "settings"),
-    {
-        "last wins": ([OURS + "1", "--backend-config", "onnxruntime,a=2"], {"a": "2"}),
-        "other backends": (["--backend-config=python,a=1", "--backend-config=onnxruntime2,a=2"], {}),
-        "value with every separator": ([OURS + "/x=y:/z,w"], {"a": "/x=y:/z,w"}),
-        "empty value": ([OURS], {"a": ""}),
-        "all backends": (["--backend-config=a=1", "--backend-config", "b=2"], {"a": "1", "b": "2"}),
-        "own setting over all backends": ([OURS + "1", "--backend-config=a=2"], {"a": "1"}),
-        "comma in the value": (["--backend-config=a=/x,onnxruntime,a=2"], {"a": "/x,onnxruntime,a=2"}),
-    },
+    last_wins=([OURS + "1", "--backend-config", "onnxruntime,a=2"], {"a": "2"}),
+    other_backends=(["--backend-config=python,a=1", "--backend-config=onnxruntime2,a=2"], {}),
+    value_with_every_separator=([OURS + "/x=y:/z,w"], {"a": "/x=y:/z,w"}),
+    empty_value=([OURS], {"a": ""}),
+    all_backends=(["--backend-config=a=1", "--backend-config", "b=2"], {"a": "1", "b": "2"}),
+    own_setting_over_all_backends=([OURS + "1", "--backend-config=a=2"], {"a": "1"}),
+    comma_in_the_value=(["--backend-config=a=/x,onnxruntime,a=2"], {"a": "/x,onnxruntime,a=2"}),
 )
 def test_settings_are_those_of_one_backend(words, settings):
     assert backend_settings(["tritonserver", *words], "onnxruntime") == settings
@@ -244,7 +240,7 @@ def test_newest_of_two_servers_is_found(base, tmp_path):
         assert run_dir.find(base, tmp_path).token == "newer"
 
 
-@cases("content", {"empty": b"", "list": b"[]", "no text": b"\xff\xfe", "fields": b"{}"})
+@cases("content", empty=b"", list=b"[]", no_text=b"\xff\xfe", fields=b"{}")
 def test_damaged_record_is_named(base, tmp_path, content):
     with run_dir.occupy(base, tmp_path) as folder:
         run_dir.write(folder, record(tmp_path))

@@ -117,13 +117,11 @@ def test_every_request_gets_its_own_rows_of_its_requested_outputs(open_model, ru
 
 @cases(
     ("run_batch_size", "sizes", "runs"),
-    {
-        "no bound": (0, [1, 2, 3], [6]),
-        "joined up to it": (2, [1, 1, 1], [2, 1]),
-        "split": (2, [5], [2, 2, 1]),
-        "no request is divided to fill a run": (3, [2, 2, 1], [2, 3]),
-        "long one": (2, [3, 1], [2, 1, 1]),
-    },
+    no_bound=(0, [1, 2, 3], [6]),
+    joined_up_to_it=(2, [1, 1, 1], [2, 1]),
+    split=(2, [5], [2, 2, 1]),
+    no_request_is_divided_to_fill_a_run=(3, [2, 2, 1], [2, 3]),
+    long_one=(2, [3, 1], [2, 1, 1]),
 )
 def test_runs_are_bounded_and_reported(open_model, run_batch_size, sizes, runs):
     session, ran = counted(open_model, double(), bounded(run_batch_size))
@@ -271,13 +269,11 @@ def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profi
 
 @cases(
     ("given", "stored_as"),
-    {
-        "default": ("", "model.onnx"),
-        "directory": ("", "model.onnx/model.onnx"),
-        "filename in a folder": ('default_model_filename: "sub/net.onnx"', "sub/net.onnx"),
-        "named directory": ('default_model_filename: "net"', "net/model.onnx"),
-        "for a GPU only": ('cc_model_filenames { key: "9.0" value: "hopper.onnx" }', "model.onnx"),
-    },
+    default=("", "model.onnx"),
+    directory=("", "model.onnx/model.onnx"),
+    filename_in_a_folder=('default_model_filename: "sub/net.onnx"', "sub/net.onnx"),
+    named_directory=('default_model_filename: "net"', "net/model.onnx"),
+    for_a_GPU_only=('cc_model_filenames { key: "9.0" value: "hopper.onnx" }', "model.onnx"),
 )
 def test_model_file_is_found(tmp_path, given, stored_as):
     config = stored(tmp_path, double(), BATCHES + X + Y + given, filename=stored_as)

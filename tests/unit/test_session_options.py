@@ -72,12 +72,7 @@ def unreadable(text: str, kind: str = "integral number") -> str:
 
 @pytest.mark.parametrize(
     ("level", "expected"),
-    [
-        (None, "ORT_ENABLE_ALL"),
-        (-1, "ORT_ENABLE_BASIC"),
-        (1, "ORT_ENABLE_EXTENDED"),
-        (2, "ORT_DISABLE_ALL"),
-    ],
+    [(None, "ORT_ENABLE_ALL"), (-1, "ORT_ENABLE_BASIC"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL")],
 )
 def test_graph_level_is_tritons_numbering(level, expected):
     """Triton's levels are not ONNX Runtime's: 2 disables all."""
@@ -151,7 +146,10 @@ def test_memory_of_cuda_graphs_is_never_released(monkeypatch):
 
 @cases(
     ("text", "max_batch_size", "expected"),
-    {"two": ("2", 8, 2), "none": ("0", 8, 0), "negative": ("-1", 8, 0), "without batches": ("2", 0, 0)},
+    two=("2", 8, 2),
+    none=("0", 8, 0),
+    negative=("-1", 8, 0),
+    without_batches=("2", 0, 0),
 )
 def test_run_batch_size(text, max_batch_size, expected):
     model = config({"nereid.run_batch_size": text}, max_batch_size=max_batch_size)
@@ -161,12 +159,10 @@ def test_run_batch_size(text, max_batch_size, expected):
 
 @cases(
     ("kind", "parameters", "expected"),
-    {
-        "server": ("CPU", {}, Sharing.TRIED),
-        "GPU": ("GPU", {}, Sharing.OFF),
-        "required": ("CPU", {"nereid.shared_weights": "true"}, Sharing.REQUIRED),
-        "declined": ("CPU", {"nereid.shared_weights": "0"}, Sharing.OFF),
-    },
+    server=("CPU", {}, Sharing.TRIED),
+    GPU=("GPU", {}, Sharing.OFF),
+    required=("CPU", {"nereid.shared_weights": "true"}, Sharing.REQUIRED),
+    declined=("CPU", {"nereid.shared_weights": "0"}, Sharing.OFF),
 )
 def test_instances_of_a_server_share_their_weights(monkeypatch, kind, parameters, expected):
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
@@ -179,12 +175,10 @@ def test_instances_of_a_server_share_their_weights(monkeypatch, kind, parameters
 
 @cases(
     ("groups", "instances", "expected"),
-    {
-        "one": (ONE_INSTANCE, None, None),
-        "two": (TWO_INSTANCES, None, "0"),
-        "two by default": ([], None, "0"),
-        "two says the caller": (ONE_INSTANCE, 2, "0"),
-    },
+    one=(ONE_INSTANCE, None, None),
+    two=(TWO_INSTANCES, None, "0"),
+    two_by_default=([], None, "0"),
+    two_says_the_caller=(ONE_INSTANCE, 2, "0"),
 )
 def test_instances_that_share_cores_do_not_spin(groups, instances, expected):
     """A waiting thread of one instance leaves the core to the others."""
@@ -214,24 +208,22 @@ def test_session_options_are_passed_through_and_unknown_parameters_ignored():
 
 @cases(
     ("words", "expected"),
-    {
-        "nothing": ([], BackendSettings(4, frozenset(), {}, "")),
-        "default batch size": ([OURS + "default-max-batch-size=16"], BackendSettings(16)),
-        "negative default batch size": ([OURS + "default-max-batch-size=-3"], BackendSettings(0)),
-        "op libraries": (
-            [OURS + "allowed-op-libraries=/a/lib.so::/b/../c.so"],
-            BackendSettings(allowed_op_libraries=frozenset({Path("/a/lib.so"), Path("/c.so")})),
-        ),
-        "global thread pool": (
-            [POOL + "1", OURS + "intra_op_thread_count=3", OURS + "inter_op_thread_count=2"],
-            BackendSettings(thread_counts={"intra_op_thread_count": "3", "inter_op_thread_count": "2"}),
-        ),
-        "global thread pool of ONNX Runtime's size": (
-            [POOL + "1"],
-            BackendSettings(thread_counts={"intra_op_thread_count": "0", "inter_op_thread_count": "0"}),
-        ),
-        "profile apart": (["--model-config-name", "cpu"], BackendSettings(profile="cpu")),
-    },
+    nothing=([], BackendSettings(4, frozenset(), {}, "")),
+    default_batch_size=([OURS + "default-max-batch-size=16"], BackendSettings(16)),
+    negative_default_batch_size=([OURS + "default-max-batch-size=-3"], BackendSettings(0)),
+    op_libraries=(
+        [OURS + "allowed-op-libraries=/a/lib.so::/b/../c.so"],
+        BackendSettings(allowed_op_libraries=frozenset({Path("/a/lib.so"), Path("/c.so")})),
+    ),
+    global_thread_pool=(
+        [POOL + "1", OURS + "intra_op_thread_count=3", OURS + "inter_op_thread_count=2"],
+        BackendSettings(thread_counts={"intra_op_thread_count": "3", "inter_op_thread_count": "2"}),
+    ),
+    global_thread_pool_of_ONNX_Runtimes_size=(
+        [POOL + "1"],
+        BackendSettings(thread_counts={"intra_op_thread_count": "0", "inter_op_thread_count": "0"}),
+    ),
+    profile_apart=(["--model-config-name", "cpu"], BackendSettings(profile="cpu")),
 )
 def test_server_flags_become_settings(words, expected):
     settings = BackendSettings.from_command_line(["tritonserver", *words])
@@ -250,7 +242,7 @@ def test_global_pool_replaces_the_models_own_threads():
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 0)
 
 
-@cases(("allowed", "printed"), {"none": ([], "none"), "others": (["/b.so", "/a.so"], "/a.so, /b.so")})
+@cases(("allowed", "printed"), none=([], "none"), others=(["/b.so", "/a.so"], "/a.so, /b.so"))
 def test_op_library_that_is_not_allowed_is_never_loaded(allowed, printed):
     """A config alone cannot make the server run native code; the message says which flag may."""
     model = config(model_operations={"op_library_filename": ["/tmp/evil.so"]})
@@ -279,44 +271,42 @@ DEVICE = {"device_id": "3"}
 
 @cases(
     ("model", "expected"),
-    {
-        "cpu": (config(), ()),
-        "gpu": (config(kind="GPU", device_id=3), ((CUDA, DEVICE),)),
-        "gpu block on the cpu": (accelerated(gpu=[("cuda", {}), ("unknown", {})], kind="CPU"), ()),
-        **{
-            f"{key} = {text}": (config({key: text}, "GPU", 3), ((CUDA, {key: option, **DEVICE}),))
-            for key, text, option in [
-                ("cudnn_conv_algo_search", "0", "EXHAUSTIVE"),
-                ("cudnn_conv_algo_search", "2", "DEFAULT"),
-                ("arena_extend_strategy", "1", "kSameAsRequested"),
-                ("gpu_mem_limit", "1024", "1024"),
-                ("do_copy_in_default_stream", "0", "0"),
-            ]
-        },
-        "cuda graphs": (
-            config({"nereid.cuda_graphs": "true"}, "GPU", 3),
-            ((CUDA, {"enable_cuda_graph": "1", **DEVICE}),),
-        ),
-        "cuda graphs on the cpu": (config({"nereid.cuda_graphs": "true"}), ()),
-        "cuda block over deprecated parameters": (
-            accelerated(
-                gpu=[("cuda", {"cudnn_conv_algo_search": "DEFAULT"})],
-                parameters={"cudnn_conv_algo_search": "1", "gpu_mem_limit": "1024"},
-            ),
-            ((CUDA, {"cudnn_conv_algo_search": "DEFAULT", "gpu_mem_limit": "1024", **DEVICE}),),
-        ),
-        "all, in their order": (
-            accelerated(
-                gpu=[("cuda", {"use_tf32": "0"}), ("tensorrt", {"precision_mode": "FP16"})],
-                cpu=[("openvino", {})],
-            ),
-            (
-                (TENSORRT, {"trt_fp16_enable": "1", **DEVICE}),
-                (CUDA, {"use_tf32": "0", **DEVICE}),
-                (OPENVINO, {"device_type": "CPU"}),
-            ),
-        ),
+    cpu=(config(), ()),
+    gpu=(config(kind="GPU", device_id=3), ((CUDA, DEVICE),)),
+    gpu_block_on_the_cpu=(accelerated(gpu=[("cuda", {}), ("unknown", {})], kind="CPU"), ()),
+    **{
+        f"{key} = {text}": (config({key: text}, "GPU", 3), ((CUDA, {key: option, **DEVICE}),))
+        for key, text, option in [
+            ("cudnn_conv_algo_search", "0", "EXHAUSTIVE"),
+            ("cudnn_conv_algo_search", "2", "DEFAULT"),
+            ("arena_extend_strategy", "1", "kSameAsRequested"),
+            ("gpu_mem_limit", "1024", "1024"),
+            ("do_copy_in_default_stream", "0", "0"),
+        ]
     },
+    cuda_graphs=(
+        config({"nereid.cuda_graphs": "true"}, "GPU", 3),
+        ((CUDA, {"enable_cuda_graph": "1", **DEVICE}),),
+    ),
+    cuda_graphs_on_the_cpu=(config({"nereid.cuda_graphs": "true"}), ()),
+    cuda_block_over_deprecated_parameters=(
+        accelerated(
+            gpu=[("cuda", {"cudnn_conv_algo_search": "DEFAULT"})],
+            parameters={"cudnn_conv_algo_search": "1", "gpu_mem_limit": "1024"},
+        ),
+        ((CUDA, {"cudnn_conv_algo_search": "DEFAULT", "gpu_mem_limit": "1024", **DEVICE}),),
+    ),
+    all_in_their_order=(
+        accelerated(
+            gpu=[("cuda", {"use_tf32": "0"}), ("tensorrt", {"precision_mode": "FP16"})],
+            cpu=[("openvino", {})],
+        ),
+        (
+            (TENSORRT, {"trt_fp16_enable": "1", **DEVICE}),
+            (CUDA, {"use_tf32": "0", **DEVICE}),
+            (OPENVINO, {"device_type": "CPU"}),
+        ),
+    ),
 )
 def test_providers_of_an_instance(model, expected):
     assert providers(model, ALL) == (*expected, (CPU, {}))
@@ -415,14 +405,12 @@ def on_gpu(tmp_path):
 
 @cases(
     ("kinds", "profile", "kind"),
-    {
-        "no config file": ({}, "", "CPU"),
-        "kind auto": ({"config": "KIND_AUTO"}, "", "CPU"),
-        "kind gpu": ({"config": "KIND_GPU"}, "", "GPU"),
-        "profile without a gpu": ({"config": "KIND_GPU", "cpu": "KIND_AUTO"}, "cpu", "CPU"),
-        "profile with a gpu": ({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "gpu", "GPU"),
-        "profile of another name": ({"config": "KIND_GPU", "other": "KIND_AUTO"}, "cpu", "GPU"),
-    },
+    no_config_file=({}, "", "CPU"),
+    kind_auto=({"config": "KIND_AUTO"}, "", "CPU"),
+    kind_gpu=({"config": "KIND_GPU"}, "", "GPU"),
+    profile_without_a_gpu=({"config": "KIND_GPU", "cpu": "KIND_AUTO"}, "cpu", "CPU"),
+    profile_with_a_gpu=({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "gpu", "GPU"),
+    profile_of_another_name=({"config": "KIND_GPU", "other": "KIND_AUTO"}, "cpu", "GPU"),
 )
 def test_gpu_that_triton_chose_may_be_a_cpu(on_gpu, kinds, profile, kind):
     model = on_gpu(**kinds)

@@ -103,15 +103,10 @@ def client():
 
 @cases(
     ("errors", "reason"),
-    {
-        "not allowed": ({"register": RESTRICTED}, "fix: nereid serve --allow-shm"),
-        "another folder": (
-            {"register": NO_FILE},
-            "the server cannot open the region: it needs this machine's",
-        ),
-        "gateway": ({"register": ServerFailed("no method")}, "as gateways and proxies do (no method)"),
-        "several servers": ({"infer": "lost"}, "the server does not keep its regions"),
-    },
+    not_allowed=({"register": RESTRICTED}, "fix: nereid serve --allow-shm"),
+    another_folder=({"register": NO_FILE}, "the server cannot open the region: it needs this machine's"),
+    gateway=({"register": ServerFailed("no method")}, "as gateways and proxies do (no method)"),
+    several_servers=({"infer": "lost"}, "the server does not keep its regions"),
 )
 def test_refused_image_is_sent_as_bytes(client, files, caplog, errors, reason):
     client.triton.errors = errors
@@ -172,12 +167,10 @@ BROKEN_STREAM = from_triton(
 
 @cases(
     ("failure", "is_same"),
-    {
-        "failed": (ServerFailed("in ensemble 'x', inference failed: why"), True),
-        "refused": (RequestRefused("why"), True),
-        "broken stream": (BROKEN_STREAM, False),
-        "late": (TimedOut("deadline exceeded: why"), False),
-    },
+    failed=(ServerFailed("in ensemble 'x', inference failed: why"), True),
+    refused=(RequestRefused("why"), True),
+    broken_stream=(BROKEN_STREAM, False),
+    late=(TimedOut("deadline exceeded: why"), False),
 )
 def test_region_is_used_again_after_an_answer_of_tritons_own(client, files, failure, is_same):
     """A broken stream may have the status of a response, and proves nothing."""
@@ -346,7 +339,7 @@ else:
 KILLED = "import signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
-@cases(("program", "released"), {"fork": (FORK, 2), "killed": (KILLED, 0), "exit": ("", 1)})
+@cases(("program", "released"), fork=(FORK, 2), killed=(KILLED, 0), exit=("", 1))
 def test_end_of_a_process_removes_only_its_own_regions(files, program, released):
     script = Script(PREDICTION)
     words = [shared_memory.name_prefix(), str(COFFEE), str(CHELSEA)]

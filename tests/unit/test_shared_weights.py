@@ -104,7 +104,7 @@ def test_changed_weights_get_a_copy_of_their_own(path, opened):
     np.testing.assert_array_equal(answer, np.zeros((1, 64), np.float32))
 
 
-@cases("changes", {"entry": {"extras": ("other.so",)}, "file": {"filename": "other.onnx"}})
+@cases("changes", entry={"extras": ("other.so",)}, file={"filename": "other.onnx"})
 def test_other_session_gets_a_copy_of_its_own(path, opened, changes):
     shutil.copy(path, path.with_name("other.onnx"))
     opened()
@@ -229,20 +229,18 @@ SQUARE, ZEROS = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float
 
 @cases(
     "model",
-    {
-        "MatMul": linear(70, 37),
-        "small": linear(130, 10),
-        "wide": linear(7, 300),
-        "Gemm": linear(37, 70, "Gemm", transB=1),
-        "LSTM": recurrent("LSTM", 4, 37),
-        "GRU": recurrent("GRU", 3, 19),
-        "If": branch(),
-        "three equal biases": old(*GEMMS, w=SQUARE, a=ZEROS, b=ZEROS, c=ZEROS),
-        "unused weights": old(helper.make_node("Relu", ["x"], ["y"]), w=SQUARE),
-        "input with a default": old(helper.make_node("Add", ["x", "b"], ["y"]), b=ZEROS),
-        "shape of a constant": folded(RESHAPE, SHAPE, c=np.zeros((4, 2), np.float32)),
-        "range of constants": folded(GATHER, RANGE, a=np.int64(0), b=np.int64(3), c=np.int64(1)),
-    },
+    MatMul=linear(70, 37),
+    small=linear(130, 10),
+    wide=linear(7, 300),
+    Gemm=linear(37, 70, "Gemm", transB=1),
+    LSTM=recurrent("LSTM", 4, 37),
+    GRU=recurrent("GRU", 3, 19),
+    If=branch(),
+    three_equal_biases=old(*GEMMS, w=SQUARE, a=ZEROS, b=ZEROS, c=ZEROS),
+    unused_weights=old(helper.make_node("Relu", ["x"], ["y"]), w=SQUARE),
+    input_with_a_default=old(helper.make_node("Add", ["x", "b"], ["y"]), b=ZEROS),
+    shape_of_a_constant=folded(RESHAPE, SHAPE, c=np.zeros((4, 2), np.float32)),
+    range_of_constants=folded(GATHER, RANGE, a=np.int64(0), b=np.int64(3), c=np.int64(1)),
 )
 def test_networks_of_any_kind_give_the_same_answers(tmp_path, model):
     """On the copy that ONNX Runtime writes itself, each of these kernels crashed, or lost its constants."""

@@ -113,34 +113,32 @@ SEQUENCES = {"sequence_batching": {"direct": {}}}
 
 @cases(
     ("given", "network_signature", "default", "added", "warnings"),
-    {
-        "nothing given": ({}, BATCHED, 4, {"max_batch_size": 4, "dynamic_batching": {}, **X, **Y}, [WARNING]),
-        "default of 0": ({}, BATCHED, 0, both("FP32", [-1, 16]), [WARNING.replace("to 4", "to 0")]),
-        "batch size given": ({"max_batch_size": 2}, BATCHED, 4, {"dynamic_batching": {}, **X, **Y}, []),
-        "batch size of 1 given": ({"max_batch_size": 1}, BATCHED, 4, X | Y, []),
-        "sequence batching given": ({"max_batch_size": 2} | SEQUENCES, BATCHED, 4, X | Y, []),
-        "inputs given": (DYNAMIC | {"input": [tensor("mine", dims=(1,))]}, BATCHED, 4, Y, []),
-        "outputs given": (DYNAMIC | {"output": [tensor("mine", dims=(1,))]}, BATCHED, 4, X, []),
-        "no batches": (
-            {},
-            FIXED,
-            4,
-            {"input": [entry("x", "FP32", [2, 16])], "output": [entry("y", "INT64", [2, -1])]},
-            [],
-        ),
-        "scalars": ({}, SCALAR, 4, both("FP32", [1]), []),
-        "rows of scalars": (DYNAMIC, ROWS, 4, both("FP32", [1], reshape={"shape": []}), []),
-        "many, sorted": (
-            DYNAMIC,
-            MANY,
-            4,
-            {
-                "input": [entry("a", "FP16", [-1, 4]), entry("z", "BOOL", [1])],
-                "output": [entry("y", "STRING", [2])],
-            },
-            [],
-        ),
-    },
+    nothing_given=({}, BATCHED, 4, {"max_batch_size": 4, "dynamic_batching": {}, **X, **Y}, [WARNING]),
+    default_of_0=({}, BATCHED, 0, both("FP32", [-1, 16]), [WARNING.replace("to 4", "to 0")]),
+    batch_size_given=({"max_batch_size": 2}, BATCHED, 4, {"dynamic_batching": {}, **X, **Y}, []),
+    batch_size_of_1_given=({"max_batch_size": 1}, BATCHED, 4, X | Y, []),
+    sequence_batching_given=({"max_batch_size": 2} | SEQUENCES, BATCHED, 4, X | Y, []),
+    inputs_given=(DYNAMIC | {"input": [tensor("mine", dims=(1,))]}, BATCHED, 4, Y, []),
+    outputs_given=(DYNAMIC | {"output": [tensor("mine", dims=(1,))]}, BATCHED, 4, X, []),
+    no_batches=(
+        {},
+        FIXED,
+        4,
+        {"input": [entry("x", "FP32", [2, 16])], "output": [entry("y", "INT64", [2, -1])]},
+        [],
+    ),
+    scalars=({}, SCALAR, 4, both("FP32", [1]), []),
+    rows_of_scalars=(DYNAMIC, ROWS, 4, both("FP32", [1], reshape={"shape": []}), []),
+    many_sorted=(
+        DYNAMIC,
+        MANY,
+        4,
+        {
+            "input": [entry("a", "FP16", [-1, 4]), entry("z", "BOOL", [1])],
+            "output": [entry("y", "STRING", [2])],
+        },
+        [],
+    ),
 )
 def test_missing_fields_are_filled_in(given, network_signature, default, added, warnings):
     document = {"name": "m", "max_batch_size": 0, **deepcopy(given)}
@@ -154,11 +152,9 @@ def test_missing_fields_are_filled_in(given, network_signature, default, added, 
 
 @cases(
     "network_signature",
-    {
-        "scalars": SCALAR,
-        "input fixed": signature(inputs={"x": ("float", (2, 16))}),
-        "output fixed": signature(outputs={"y": ("float", (16,))}),
-    },
+    scalars=SCALAR,
+    input_fixed=signature(inputs={"x": ("float", (2, 16))}),
+    output_fixed=signature(outputs={"y": ("float", (16,))}),
 )
 def test_batches_without_a_batch_dimension_are_refused(network_signature):
     document = {"name": "m", "max_batch_size": 2}
@@ -188,28 +184,26 @@ RESHAPED = [tensor("x", dims=(1,), reshape={})], [tensor("y", dims=(1,), reshape
 
 @cases(
     ("model", "network_signature"),
-    {
-        "the same": (config(), signature()),
-        "without batches": (config(max_batch_size=0), NO_BATCHES),
-        "fixed in the config only": (config([tensor("x", dims=(5,))]), signature({"x": ("float", (-1, -1))})),
-        "output not in the config": (config(outputs=[]), signature()),
-        "reshape": (config([tensor("x", dims=(4, 4), reshape={"shape": ["16"]})]), signature()),
-        "reshape to rows of scalars": (config(*RESHAPED), signature(*ROWS_OF_ONE)),
-        "scalars as ones": (config([tensor("x", dims=(1,))], [tensor("y", dims=(1, 1))], 0), SCALAR),
-        "optional weight": (
-            config([tensor("x"), tensor("scale", dims=(1,), optional=True)], max_batch_size=0),
-            replace(NO_BATCHES, initializers={"scale": NetworkTensor("float", (1,))}),
-        ),
-        "ragged and batch input": (
-            config([RAGGED], batch_input=[COUNT]),
-            signature({"x": ("float", (-1,)), "n": ("int32", (-1,))}),
-        ),
-        "scattered output": (
-            config(outputs=[tensor("y", dims=(3, 3))], batch_output=[SCATTER]),
-            signature(outputs={"y": ("float", (-1,))}),
-        ),
-        "sequence control": (config(**start_control("int32_false_true")), with_start("int32", -1, 1)),
-    },
+    the_same=(config(), signature()),
+    without_batches=(config(max_batch_size=0), NO_BATCHES),
+    fixed_in_the_config_only=(config([tensor("x", dims=(5,))]), signature({"x": ("float", (-1, -1))})),
+    output_not_in_the_config=(config(outputs=[]), signature()),
+    reshape=(config([tensor("x", dims=(4, 4), reshape={"shape": ["16"]})]), signature()),
+    reshape_to_rows_of_scalars=(config(*RESHAPED), signature(*ROWS_OF_ONE)),
+    scalars_as_ones=(config([tensor("x", dims=(1,))], [tensor("y", dims=(1, 1))], 0), SCALAR),
+    optional_weight=(
+        config([tensor("x"), tensor("scale", dims=(1,), optional=True)], max_batch_size=0),
+        replace(NO_BATCHES, initializers={"scale": NetworkTensor("float", (1,))}),
+    ),
+    ragged_and_batch_input=(
+        config([RAGGED], batch_input=[COUNT]),
+        signature({"x": ("float", (-1,)), "n": ("int32", (-1,))}),
+    ),
+    scattered_output=(
+        config(outputs=[tensor("y", dims=(3, 3))], batch_output=[SCATTER]),
+        signature(outputs={"y": ("float", (-1,))}),
+    ),
+    sequence_control=(config(**start_control("int32_false_true")), with_start("int32", -1, 1)),
 )
 def test_fitting_config_passes(model, network_signature):
     validate(model, network_signature)
@@ -224,72 +218,66 @@ STATE = {"state": [{"input_name": "x", "output_name": "y"}]}
 # The decisive words of each check; tests/e2e/test_onnxruntime_load.py has whole messages of NVIDIA's backend.
 @cases(
     ("model", "network_signature", "message"),
-    {
-        "inputs": (config([tensor("x"), tensor("z")]), signature(), "expects 2 inputs, model provides 1"),
-        "no initializer": (config([OPTIONAL["x"]], max_batch_size=0), NO_BATCHES, "expects 0 inputs, model"),
-        "unknown input": (
-            config([tensor("q")]),
-            signature(initializers={"w": ("float", (1,))}),
-            "input 'q', allowed inputs are: w, x",
-        ),
-        "unknown output": (config(outputs=[tensor("q")]), signature(), "output 'q', allowed outputs are: y"),
-        "output's type": (
-            config(outputs=[tensor("y", "FP64")]),
-            signature(outputs={"y": ("string", (-1, 16))}),
-            "unable to load model 'm', configuration expects datatype TYPE_FP64 for output 'y', "
-            "model provides TYPE_BYTES",
-        ),
-        "Triton lacks it, in the file": (
-            config([tensor("x", "BF16")]),
-            BF16,
-            "input 'x': expected a datatype of Triton's ONNX Runtime backend, got TYPE_BFLOAT16 from the "
-            "network; fix: convert it to FP32 in the network",
-        ),
-        "Triton lacks it, in the config": (config([tensor("x", "BF16")]), signature(), "unsupported data"),
-        "optional input and batches": (
-            config([tensor("x"), OPTIONAL["w"]]),
-            signature(initializers={"w": ("float", (16,))}),
-            "optional input 'w' is not supported for models that support batching",
-        ),
-        "input without batches": (config(), signature({"x": ("float", (1, 16))}), f"'x': {NOT_ROWS}"),
-        "output without batches": (config(), signature(outputs={"y": ("float", (16,))}), f"'y': {NOT_ROWS}"),
-        "rank beyond equal dims": (config(), signature({"x": ("float", (-1, 16, 4))}), "shape [-1,16,4] of"),
-        "dim": (config([tensor("x", dims=(15,))]), signature(), "got [-1,15] from the config"),
-        "reshape": (
-            config([tensor("x", dims=(16,), reshape={"shape": ["2", "8"]})]),
-            signature(),
-            "model 'm', tensor 'x': expected shape [-1,16] of the network, got [-1,2,8] from the config, the "
-            "batch of max_batch_size included; fix: dims: [16]",
-        ),
-        "varies in the file only": (
-            config(),
-            signature(outputs={"y": ("float", (-1, -1))}),
-            "shape [-1,-1] ",
-        ),
-        "varies in the config only": (config([tensor("x", dims=(-1,))]), signature(), "got [-1,-1] from the"),
-        "scalar": (
-            config(outputs=[tensor("y", dims=(-1,))], max_batch_size=0),
-            signature({"x": ("float", (16,))}, {"y": ("float", ())}),
-            "scalar tensor 'y', should only provide 1 in the model configuration ",
-        ),
-        "ragged input": (config([RAGGED]), signature(), "ragged input 'x', model provides [-1,16]"),
-        "control without an input": (
-            config(**start_control("int32_false_true")),
-            signature(),
-            "configuration specified sequence control 'START', but model does not provide that input",
-        ),
-        "dims of a control": (
-            config(**start_control("fp32_false_true")),
-            with_start("float", -1, 2),
-            "sequence control 'START' in model has dims [2] but dims [1] is expected",
-        ),
-        "datatype of a control": (
-            config(**start_control("bool_false_true")),
-            with_start("int64", -1, 1),
-            "the model expects data-type INT64 but the model configuration specifies data-type TYPE_BOOL",
-        ),
-        "implicit state": (config(sequence_batching=STATE), signature(), "(sequence_batching.state) is not"),
-    },
+    inputs=(config([tensor("x"), tensor("z")]), signature(), "expects 2 inputs, model provides 1"),
+    no_initializer=(config([OPTIONAL["x"]], max_batch_size=0), NO_BATCHES, "expects 0 inputs, model"),
+    unknown_input=(
+        config([tensor("q")]),
+        signature(initializers={"w": ("float", (1,))}),
+        "input 'q', allowed inputs are: w, x",
+    ),
+    unknown_output=(config(outputs=[tensor("q")]), signature(), "output 'q', allowed outputs are: y"),
+    outputs_type=(
+        config(outputs=[tensor("y", "FP64")]),
+        signature(outputs={"y": ("string", (-1, 16))}),
+        "unable to load model 'm', configuration expects datatype TYPE_FP64 for output 'y', "
+        "model provides TYPE_BYTES",
+    ),
+    Triton_lacks_it_in_the_file=(
+        config([tensor("x", "BF16")]),
+        BF16,
+        "input 'x': expected a datatype of Triton's ONNX Runtime backend, got TYPE_BFLOAT16 from the "
+        "network; fix: convert it to FP32 in the network",
+    ),
+    Triton_lacks_it_in_the_config=(config([tensor("x", "BF16")]), signature(), "unsupported data"),
+    optional_input_and_batches=(
+        config([tensor("x"), OPTIONAL["w"]]),
+        signature(initializers={"w": ("float", (16,))}),
+        "optional input 'w' is not supported for models that support batching",
+    ),
+    input_without_batches=(config(), signature({"x": ("float", (1, 16))}), f"'x': {NOT_ROWS}"),
+    output_without_batches=(config(), signature(outputs={"y": ("float", (16,))}), f"'y': {NOT_ROWS}"),
+    rank_beyond_equal_dims=(config(), signature({"x": ("float", (-1, 16, 4))}), "shape [-1,16,4] of"),
+    dim=(config([tensor("x", dims=(15,))]), signature(), "got [-1,15] from the config"),
+    reshape=(
+        config([tensor("x", dims=(16,), reshape={"shape": ["2", "8"]})]),
+        signature(),
+        "model 'm', tensor 'x': expected shape [-1,16] of the network, got [-1,2,8] from the config, the "
+        "batch of max_batch_size included; fix: dims: [16]",
+    ),
+    varies_in_the_file_only=(config(), signature(outputs={"y": ("float", (-1, -1))}), "shape [-1,-1] "),
+    varies_in_the_config_only=(config([tensor("x", dims=(-1,))]), signature(), "got [-1,-1] from the"),
+    scalar=(
+        config(outputs=[tensor("y", dims=(-1,))], max_batch_size=0),
+        signature({"x": ("float", (16,))}, {"y": ("float", ())}),
+        "scalar tensor 'y', should only provide 1 in the model configuration ",
+    ),
+    ragged_input=(config([RAGGED]), signature(), "ragged input 'x', model provides [-1,16]"),
+    control_without_an_input=(
+        config(**start_control("int32_false_true")),
+        signature(),
+        "configuration specified sequence control 'START', but model does not provide that input",
+    ),
+    dims_of_a_control=(
+        config(**start_control("fp32_false_true")),
+        with_start("float", -1, 2),
+        "sequence control 'START' in model has dims [2] but dims [1] is expected",
+    ),
+    datatype_of_a_control=(
+        config(**start_control("bool_false_true")),
+        with_start("int64", -1, 1),
+        "the model expects data-type INT64 but the model configuration specifies data-type TYPE_BOOL",
+    ),
+    implicit_state=(config(sequence_batching=STATE), signature(), "(sequence_batching.state) is not"),
 )
 def test_unfitting_config_is_refused(model, network_signature, message):
     with pytest.raises(InvalidConfig) as raised:

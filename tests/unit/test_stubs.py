@@ -39,21 +39,19 @@ def dead_after(*observations: dict[Stub, str]) -> list[Stub]:
 
 @cases(
     ("observations", "dead"),
-    {
-        "ended a moment ago": ([{FIRST: LIVES}, {FIRST: ENDED}], []),
-        "ended and still there": ([BOTH_LIVE, *[{FIRST: ENDED, SECOND: LIVES}] * 2], [FIRST]),
-        "collected by Triton": ([{FIRST: LIVES}, {}, {}], []),
-        "replaced": ([{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, REPLACEMENT: LIVES}], []),
-        "not replaced by another version": (
-            [{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, OTHER_VERSION: LIVES}],
-            [FIRST],
-        ),
-        "its replacement has died, too": (
-            [{FIRST: LIVES}, {FIRST: ENDED, REPLACEMENT: LIVES}, *[{FIRST: ENDED, REPLACEMENT: ENDED}] * 2],
-            [FIRST, REPLACEMENT],
-        ),
-        "stopped": ([{FIRST: LIVES}, {FIRST: "T"}, {FIRST: "T"}], []),
-    },
+    ended_a_moment_ago=([{FIRST: LIVES}, {FIRST: ENDED}], []),
+    ended_and_still_there=([BOTH_LIVE, *[{FIRST: ENDED, SECOND: LIVES}] * 2], [FIRST]),
+    collected_by_Triton=([{FIRST: LIVES}, {}, {}], []),
+    replaced=([{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, REPLACEMENT: LIVES}], []),
+    not_replaced_by_another_version=(
+        [{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, OTHER_VERSION: LIVES}],
+        [FIRST],
+    ),
+    its_replacement_has_died_too=(
+        [{FIRST: LIVES}, {FIRST: ENDED, REPLACEMENT: LIVES}, *[{FIRST: ENDED, REPLACEMENT: ENDED}] * 2],
+        [FIRST, REPLACEMENT],
+    ),
+    stopped=([{FIRST: LIVES}, {FIRST: "T"}, {FIRST: "T"}], []),
 )
 def test_zombie_that_stays_and_is_not_replaced_is_dead(observations, dead):
     """A stub that Triton ended is collected, so only killed stubs count."""

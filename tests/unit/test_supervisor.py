@@ -340,7 +340,7 @@ def test_stopped_stub_is_probed_by_several_and_judged_by_one_verdict(driver):
     assert driver.step(IndexRead(READY)) == [Kill(FIRST.process), BY_PROBE]
 
 
-@cases(("state", "commands"), {"stopped": (STOPPED, [Kill(FIRST.process), BY_PROBE]), "running": (LIVES, [])})
+@cases(("state", "commands"), stopped=(STOPPED, [Kill(FIRST.process), BY_PROBE]), running=(LIVES, []))
 def test_late_probe_is_a_verdict_on_a_stopped_stub(driver, state, commands):
     """Triton's thread hangs if a process is stopped while it holds the lock of their shared memory."""
     driver.round("eyes")

@@ -29,18 +29,16 @@ LOGITS = [[7.0, -2.0, 0.1], [1.0, 4.0, 0.3]]
 
 @cases(
     ("rows", "operator", "expected"),
-    {
-        "softmax": (SHARES, "Softmax", ("none", PROBABILITIES)),
-        "softmax of another kind": (SHARES, "Div", ("none", PROBABILITIES)),
-        "sigmoid": (LABELS, "Sigmoid", ("none", INDEPENDENT)),
-        "logits": (LOGITS, "Gemm", ("softmax", PROBABILITIES)),
-        "small logits": (LABELS, "Gemm", ("softmax", PROBABILITIES)),
-        "log softmax": ([[-0.1, -2.4, -7.0]], "LogSoftmax", ("softmax", PROBABILITIES)),
-        "embedding": ([[0.6, -0.8], [-1.0, 0.0]], "Div", ("none", VECTOR)),
-        "no embedding": ([[0.6, -0.8], [-1.0, 0.1]], "Gemm", ("softmax", PROBABILITIES)),
-        "one class, logits": ([[3.0], [-2.0]], "Gemm", ("sigmoid", NUMBER)),
-        "one class, sigmoid": ([[0.9], [0.2]], "Sigmoid", ("none", INDEPENDENT)),
-    },
+    softmax=(SHARES, "Softmax", ("none", PROBABILITIES)),
+    softmax_of_another_kind=(SHARES, "Div", ("none", PROBABILITIES)),
+    sigmoid=(LABELS, "Sigmoid", ("none", INDEPENDENT)),
+    logits=(LOGITS, "Gemm", ("softmax", PROBABILITIES)),
+    small_logits=(LABELS, "Gemm", ("softmax", PROBABILITIES)),
+    log_softmax=([[-0.1, -2.4, -7.0]], "LogSoftmax", ("softmax", PROBABILITIES)),
+    embedding=([[0.6, -0.8], [-1.0, 0.0]], "Div", ("none", VECTOR)),
+    no_embedding=([[0.6, -0.8], [-1.0, 0.1]], "Gemm", ("softmax", PROBABILITIES)),
+    one_class_logits=([[3.0], [-2.0]], "Gemm", ("sigmoid", NUMBER)),
+    one_class_sigmoid=([[0.9], [0.2]], "Sigmoid", ("none", INDEPENDENT)),
 )
 def test_meaning_is_recognised(rows, operator, expected):
     """Rows that sum to 1 are probabilities, a sigmoid makes independent ones, and the rest are logits."""
@@ -72,7 +70,7 @@ def mixed() -> onnx.ModelProto:
     )
 
 
-@cases(("model", "can_batch"), {"mixed": (mixed(), False), "outer": (UserNetwork(batch=1).build(), True)})
+@cases(("model", "can_batch"), mixed=(mixed(), False), outer=(UserNetwork(batch=1).build(), True))
 def test_batches_are_tried(tmp_path, model, can_batch):
     onnx.save(model, tmp_path / "network.onnx")
 

@@ -28,16 +28,14 @@ def test_context_survives_its_header(trace, span, is_sampled):
 
 @cases(
     ("header", "is_valid"),
-    {
-        "future version": (f"cc-{TRACE}-{SPAN}-01-more", True),
-        "invalid version": (f"ff-{TRACE}-{SPAN}-01", False),
-        "more in version 0": (f"00-{TRACE}-{SPAN}-01-more", False),
-        "upper case": (f"00-{TRACE.upper()}-{SPAN}-01", False),
-        "zero trace": (f"00-{'0' * 32}-{SPAN}-01", False),
-        "zero span": (f"00-{TRACE}-{'0' * 16}-01", False),
-        "newline": (f"00-{TRACE}-{SPAN}-01\n", False),
-        "empty": ("", False),
-    },
+    future_version=(f"cc-{TRACE}-{SPAN}-01-more", True),
+    invalid_version=(f"ff-{TRACE}-{SPAN}-01", False),
+    more_in_version_0=(f"00-{TRACE}-{SPAN}-01-more", False),
+    upper_case=(f"00-{TRACE.upper()}-{SPAN}-01", False),
+    zero_trace=(f"00-{'0' * 32}-{SPAN}-01", False),
+    zero_span=(f"00-{TRACE}-{'0' * 16}-01", False),
+    newline=(f"00-{TRACE}-{SPAN}-01\n", False),
+    empty=("", False),
 )
 def test_valid_headers_are_accepted(header, is_valid):
     assert (parse(header) is not None) == is_valid
@@ -113,12 +111,10 @@ def test_steps_of_an_ensemble_are_added():
 
 @cases(
     ("records", "names"),
-    {
-        "rejected by the gateway": ([GATEWAY | {"error": "overloaded"}], ["gateway /predict"]),
-        "without a gateway": ([ROUTE, MODEL], ["route r"]),
-        "model without a route": ([MODEL | {"parent": ""}], ["m"]),
-        "model of a shadow": ([record("shadow", "shadow s", "s", "", 0, 9), MODEL | {"parent": "s"}], []),
-    },
+    rejected_by_the_gateway=([GATEWAY | {"error": "overloaded"}], ["gateway /predict"]),
+    without_a_gateway=([ROUTE, MODEL], ["route r"]),
+    model_without_a_route=([MODEL | {"parent": ""}], ["m"]),
+    model_of_a_shadow=([record("shadow", "shadow s", "s", "", 0, 9), MODEL | {"parent": "s"}], []),
 )
 def test_each_request_has_one_line(records, names):
     assert [line["name"] for line in lines(*records)] == names
@@ -231,13 +227,11 @@ def test_gateway_in_front_of_a_model_without_a_route():
 
 @cases(
     "records",
-    {
-        "a route": (ROUTE | {"end": 104 * MS}, MODEL),
-        "an ensemble": (
-            MODEL | {"parent": "i", "end": 60 * MS, "inner": []},
-            MODEL | {"parent": "i", "span": "n", "begin": 61 * MS, "end": 104 * MS, "inner": []},
-        ),
-    },
+    a_route=(ROUTE | {"end": 104 * MS}, MODEL),
+    an_ensemble=(
+        MODEL | {"parent": "i", "end": 60 * MS, "inner": []},
+        MODEL | {"parent": "i", "span": "n", "begin": 61 * MS, "end": 104 * MS, "inner": []},
+    ),
 )
 def test_work_after_the_response_belongs_to_no_stage(records):
     """Otherwise the stages take longer than the request."""

@@ -110,23 +110,21 @@ def test_empty_dimension_is_refused():
 
 @cases(
     ("datatype", "data", "reason"),
-    {
-        "flag": ("FP32", "[true]", "expected numbers from -3.40282e+38 to 3.40282e+38 for FP32, got `bool`"),
-        "flag among integers": ("INT8", "[1, true]", "from -128 to 127 for INT8, got `bool`"),
-        "number for a flag": ("BOOL", "[1]", "expected true or false for BOOL, got `int`"),
-        "not a number": ("FP32", "[NaN]", "invalid JSON"),
-        "infinity": ("FP64", "[-Infinity]", "invalid JSON"),
-        "beyond FP64": ("FP64", "[1e999]", "expected finite numbers for FP64, got Number out of range"),
-        "beyond FP32": ("FP32", "[[1], [1e39]]", "for FP32, got 1e+39"),
-        "beyond INT8": ("INT8", "[-129]", "from -128 to 127 for INT8, got -129"),
-        "below 0": ("UINT16", "[-1]", "whole numbers from 0 to 65535 for UINT16, got -1"),
-        "beyond UINT64": ("UINT64", "[18446744073709551616]", "for UINT64, got 18446744073709551616"),
-        "fraction": ("INT32", "[1.5]", "for INT32, got `float`"),
-        "text": ("FP32", '["1"]', "expected numbers, got other values"),
-        "null": ("INT64", "[null]", "expected numbers, got other values"),
-        "number for a text": ("BYTES", "[1]", "expected texts, got int"),
-        "late": ("UINT8", str([1] * 70_000 + [256]), "from 0 to 255 for UINT8, got 256"),
-    },
+    flag=("FP32", "[true]", "expected numbers from -3.40282e+38 to 3.40282e+38 for FP32, got `bool`"),
+    flag_among_integers=("INT8", "[1, true]", "from -128 to 127 for INT8, got `bool`"),
+    number_for_a_flag=("BOOL", "[1]", "expected true or false for BOOL, got `int`"),
+    not_a_number=("FP32", "[NaN]", "invalid JSON"),
+    infinity=("FP64", "[-Infinity]", "invalid JSON"),
+    beyond_FP64=("FP64", "[1e999]", "expected finite numbers for FP64, got Number out of range"),
+    beyond_FP32=("FP32", "[[1], [1e39]]", "for FP32, got 1e+39"),
+    beyond_INT8=("INT8", "[-129]", "from -128 to 127 for INT8, got -129"),
+    below_0=("UINT16", "[-1]", "whole numbers from 0 to 65535 for UINT16, got -1"),
+    beyond_UINT64=("UINT64", "[18446744073709551616]", "for UINT64, got 18446744073709551616"),
+    fraction=("INT32", "[1.5]", "for INT32, got `float`"),
+    text=("FP32", '["1"]', "expected numbers, got other values"),
+    null=("INT64", "[null]", "expected numbers, got other values"),
+    number_for_a_text=("BYTES", "[1]", "expected texts, got int"),
+    late=("UINT8", str([1] * 70_000 + [256]), "from 0 to 255 for UINT8, got 256"),
 )
 def test_value_of_another_type_is_refused(datatype, data, reason):
     """Triton 24.10 takes some for its own fault, and stores others as another number."""
@@ -141,13 +139,11 @@ def test_value_of_another_type_is_refused(datatype, data, reason):
 
 @cases(
     ("datatype", "data"),
-    {
-        "limits": ("INT8", "[-128, 127]"),
-        "large": ("UINT64", "[18446744073709551615]"),
-        "integer for FP32": ("FP32", "[1, 3.4e38, -0.0]"),
-        "flags": ("BOOL", "[[true], [false]]"),
-        "spaces": ("INT32", "[ [1 , 2],\n[3,\t4]]"),
-    },
+    limits=("INT8", "[-128, 127]"),
+    large=("UINT64", "[18446744073709551615]"),
+    integer_for_FP32=("FP32", "[1, 3.4e38, -0.0]"),
+    flags=("BOOL", "[[true], [false]]"),
+    spaces=("INT32", "[ [1 , 2],\n[3,\t4]]"),
 )
 def test_value_of_the_type_is_sent(datatype, data):
     shape = [data.count(",") + 1]
@@ -158,16 +154,14 @@ def test_value_of_the_type_is_sent(datatype, data):
 
 @cases(
     ("name", "value"),
-    {
-        "fraction": ("sequence_id", 1e308),
-        "below 0": ("sequence_id", -1),
-        "flag": ("sequence_id", True),
-        "priority": ("priority", 1.0),
-        "classes": ("classification", "3"),
-        "start": ("sequence_start", 1),
-        "not finite": ("other", float("inf")),
-        "not a number": ("other", float("nan")),
-    },
+    fraction=("sequence_id", 1e308),
+    below_0=("sequence_id", -1),
+    flag=("sequence_id", True),
+    priority=("priority", 1.0),
+    classes=("classification", "3"),
+    start=("sequence_start", 1),
+    not_finite=("other", float("inf")),
+    not_a_number=("other", float("nan")),
 )
 def test_parameter_of_another_type_is_refused(name, value):
     with pytest.raises(Failure, match=f"^parameter '{name}': expected ") as raised:
@@ -178,13 +172,11 @@ def test_parameter_of_another_type_is_refused(name, value):
 
 @cases(
     ("name", "count", "size", "reason"),
-    {
-        "empty image": ("image", 1, 0, "the image is empty"),
-        "empty among images": ("image", 2, 0, "the image is empty"),
-        "many images": ("image", 65, 1, "expected at most 64 elements, got the shape [65]"),
-        "many empty images": ("image", 65_536, 0, "expected at most 64 elements"),
-        "many words": ("words", 8193, 0, "expected at most 8192 elements"),
-    },
+    empty_image=("image", 1, 0, "the image is empty"),
+    empty_among_images=("image", 2, 0, "the image is empty"),
+    many_images=("image", 65, 1, "expected at most 64 elements, got the shape [65]"),
+    many_empty_images=("image", 65_536, 0, "expected at most 64 elements"),
+    many_words=("words", 8193, 0, "expected at most 8192 elements"),
 )
 def test_elements_that_only_take_time_are_refused(name, count, size, reason):
     data = (size.to_bytes(4, "little") + b"x" * size) * (count - 1) + bytes(4)

@@ -335,7 +335,7 @@ def test_file_that_is_deleted_while_it_is_handled_may_come_again(drop, failures)
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net/net.onnx"])
-@cases("change", {"written": lambda path: path.write_text("b"), "deleted": Path.unlink})
+@cases("change", written=lambda path: path.write_text("b"), deleted=Path.unlink)
 def test_copy_with_other_digests_is_discarded(drop, name, change):
     path = drop.write(name, "a")
     entry = read_entry(drop.folder / name.partition("/")[0])
@@ -352,10 +352,8 @@ def test_copy_with_other_digests_is_discarded(drop, name, change):
 
 @cases(
     ("name", "kind", "target"),
-    {
-        "file": ("net@x.onnx", OperationFailed, "net@x-20261121T123005Z.onnx"),
-        "folder": ("net@x/net.onnx", InvalidConfig, "net@x-20261121T123005Z"),
-    },
+    file=("net@x.onnx", OperationFailed, "net@x-20261121T123005Z.onnx"),
+    folder=("net@x/net.onnx", InvalidConfig, "net@x-20261121T123005Z"),
 )
 def test_rejected_entry_is_moved_with_its_reason(drop, name, kind, target):
     """The reason is one line, and names the original instead of the copy."""
@@ -408,14 +406,12 @@ def caused(error: Exception) -> OperationFailed:
 
 @cases(
     "error",
-    {
-        "server": NotReached("the server does not respond"),
-        "lock": files.LockTimeout("another one publishes"),
-        "recovery": TemporaryFailure("recovery failed"),
-        "disk": OSError(28, "No space left on device"),
-        "disk-in-action": caused(OSError(28, "No space left on device")),
-        "lock-in-action": caused(files.LockTimeout("another one holds the history")),
-    },
+    server=NotReached("the server does not respond"),
+    lock=files.LockTimeout("another one publishes"),
+    recovery=TemporaryFailure("recovery failed"),
+    disk=OSError(28, "No space left on device"),
+    disk_in_action=caused(OSError(28, "No space left on device")),
+    lock_in_action=caused(files.LockTimeout("another one holds the history")),
 )
 def test_temporary_failure_is_tried_again(drop, error):
     tries: list[float] = []
@@ -506,16 +502,14 @@ def test_entry_that_becomes_a_link_is_not_followed(drop, tmp_path, name):
 
 @cases(
     ("name", "failures", "make", "reason"),
-    {
-        # A link would let others choose where the watcher writes.
-        "link": (
-            "rejected",
-            [OperationFailed("no")],
-            lambda path: path.symlink_to(path.parents[1]),
-            "'rejected' is a link",
-        ),
-        "file": ("published", [], Path.touch, "["),
-    },
+    # A link would let others choose where the watcher writes.
+    link=(
+        "rejected",
+        [OperationFailed("no")],
+        lambda path: path.symlink_to(path.parents[1]),
+        "'rejected' is a link",
+    ),
+    file=("published", [], Path.touch, "["),
 )
 def test_entry_that_cannot_be_moved_stays_and_is_handled_once(drop, name, failures, make, reason):
     make(drop.folder / name)
@@ -646,15 +640,13 @@ OVERLAP = ": it contains the repository '{0}/repository', or is inside"
 
 @cases(
     ("folder", "repository_name", "model", "reason"),
-    {
-        "absent": ("absent", "repository", "", "cannot watch '{0}/absent': it is not a folder; fix: mkdir "),
-        "file": ("file", "repository", "", "cannot watch '{0}/file': it is not a folder"),
-        "in-repository": ("link", "repository", "", "cannot watch '{0}/link'" + OVERLAP),
-        "around-repository": (".", "repository", "", "cannot watch '{0}'" + OVERLAP),
-        "repository": ("drop", "absent", "", "'{0}/absent' is not a folder; fix: "),
-        "model": ("drop", "repository", "other", "'{0}/repository' has no network 'other', it has: net"),
-        "share": ("drop", "repository", "", "invalid share: expected 0 to 99% of the traffic, got 100%"),
-    },
+    absent=("absent", "repository", "", "cannot watch '{0}/absent': it is not a folder; fix: mkdir "),
+    file=("file", "repository", "", "cannot watch '{0}/file': it is not a folder"),
+    in_repository=("link", "repository", "", "cannot watch '{0}/link'" + OVERLAP),
+    around_repository=(".", "repository", "", "cannot watch '{0}'" + OVERLAP),
+    repository=("drop", "absent", "", "'{0}/absent' is not a folder; fix: "),
+    model=("drop", "repository", "other", "'{0}/repository' has no network 'other', it has: net"),
+    share=("drop", "repository", "", "invalid share: expected 0 to 99% of the traffic, got 100%"),
 )
 def test_watch_that_would_reject_every_file_is_wrong_usage(
     repository, folder, repository_name, model, reason
