@@ -69,10 +69,9 @@ def check_bytes_are_sent(classifier: Any, caplog: Any, reason: str) -> None:
 class Script:
     """Responses of a server to requests for inference, in order; the last one repeats.
 
-    Args:
-        steps: each one of: bytes of a response; a JSON document for a response with status 200; None, which
-            closes the connection; a barrier, which closes the connections of all requests that reach it
-            together; "silence", which sends nothing.
+    A step is one of: bytes of a response; a JSON document for a response with status 200; None, which closes
+    the connection; a barrier, which closes the connections of all requests that reach it together; "silence",
+    which sends nothing.
 
     A pause of `gap_s` is between the head and the body of a response, and single bytes follow it every
     `trickle_s` unless that is 0. `read` has the names of regions that the server refuses to release, and

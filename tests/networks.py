@@ -93,14 +93,7 @@ def store(
 ) -> Path:
     """Write a model's folder and return the path of its network.
 
-    Args:
-        repository: where the folder goes.
-        name: of the folder and the model.
-        model: its network.
-        config: content of `config.pbtxt`; None for no such file.
-        version: of the network.
-        filename: of the network; may lie in a folder.
-        weights: name of the file next to the network that takes its initializers; empty for none.
+    `config` is None for no such file; `weights` names a file next to the network for its initializers.
     """
     path = repository / name / str(version) / filename
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,16 +150,7 @@ def infer(
     outputs: Iterable[str] = (),
     **options: Any,
 ) -> Arrays:
-    """Return a served model's response, by output name.
-
-    Args:
-        server: a running one.
-        model: its name.
-        inputs: as the client sends them, batch dimension included.
-        protocol: "http" or "grpc".
-        outputs: names of the wanted outputs; all if empty.
-        options: further arguments of the client's `infer`, such as `model_version`.
-    """
+    """Return a served model's response by output name; `options` are the client's, no `outputs` are all."""
     library = CLIENTS[protocol]
     tensors = []
     for name, array in inputs.items():

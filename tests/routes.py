@@ -126,13 +126,9 @@ def store_puppet(repository: Path, name: str, **orders: Any) -> None:
 def order(repository: Path, name: str, **orders: Any) -> None:
     """Set the behaviour of a puppet.
 
-    Args:
-        repository: the puppet's.
-        name: the puppet's.
-        orders: `factor` and `add` make scores of x; `hold`, true to hold all responses until it is false;
-            `blocks`, true to process one request after the other; `error`, a message to fail with, and
-            `error_share`, the part of the requests that get it (default: all); `delay_ms`, the time until a
-            response.
+    `factor` and `add` make scores of x; `hold` holds all responses until it is false; `blocks` processes one
+    request after the other; `error` is a message to fail with, and `error_share` the part of the requests
+    that get it (default: all); `delay_ms` is the time until a response.
     """
     replace(repository / f"{name}.orders.json", json.dumps(orders).encode())
 
@@ -331,13 +327,7 @@ class Outcome:
 
 
 class Load:
-    """Sends requests to a route over both protocols while the context lasts, one at a time per caller.
-
-    Args:
-        served: where the route is.
-        model: the route.
-        callers: number of concurrent callers.
-    """
+    """Sends requests to a route over both protocols while the context lasts, one at a time per caller."""
 
     def __init__(self, served: RouteServer, model: str, callers: int) -> None:
         self._served, self._model = served, model

@@ -18,22 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nereid.backends.routing import deadline
-from nereid.base import contract, files
+from nereid.base import contract, files, processes
 from nereid.base import serving_errors as errors
 from nereid.base.contract import DEADLINE_PARAMETER
 from nereid.base.control_groups import ControlGroups
-from nereid.base.processes import (
-    STOP_SIGNALS,
-    BackOff,
-    MemoryKills,
-    ProcessRefusals,
-    StopFlag,
-    available_bytes,
-    available_cores,
-    exit_on_sigterm,
-    in_background,
-    on_signals,
-)
 from nereid.base.serving_errors import DeadlineExceeded, InvalidRequest
 from nereid.base.units import format_bytes, format_ms
 from tests.tables import cases
@@ -177,7 +165,7 @@ def version_1(quota: str) -> dict[str, str]:
     no_quota=("max 100000\n", CORES),
 )
 def test_quota_limits_the_cores(tmp_path, content, expected):
-    assert available_cores(groups(tmp_path, "0::/\n", {"cpu.max": content})) == min(CORES, expected)
+    assert processes.available_cores(groups(tmp_path, "0::/\n", {"cpu.max": content})) == min(CORES, expected)
 
 
 @cases(
@@ -205,7 +193,7 @@ def test_quota_of_each_enclosing_group_counts(tmp_path, membership, files, expec
 def test_memory_is_what_the_groups_leave(tmp_path, membership, files, left):
     (tmp_path / "meminfo").write_text(MEMINFO)
 
-    assert available_bytes(tmp_path / "meminfo", groups(tmp_path, membership, files)) == left
+    assert processes.available_bytes(tmp_path / "meminfo", groups(tmp_path, membership, files)) == left
 
 
 @cases(
@@ -224,7 +212,7 @@ def test_memory_is_what_the_groups_leave(tmp_path, membership, files, left):
     ),
 )
 def test_kills_for_lack_of_memory_are_described(tmp_path, membership, limits, name, text):
-    kills = MemoryKills(groups(tmp_path, membership, {name: text.format(3)} | limits))
+    kills = processes.MemoryKills(groups(tmp_path, membership, {name: text.format(3)} | limits))
 
     assert kills.new() == ""
     groups(tmp_path, membership, {name: text.format(5)})
@@ -245,7 +233,7 @@ def test_refused_processes_are_described(tmp_path, membership, folders, limit):
     """A group around the own one may have the limit."""
     events = {f"{folder}/pids.events": "max 3\n" for folder in folders}
     limits = {f"{folders[-1]}/pids.max": limit, f"{folders[0]}/pids.current": "1"}
-    refusals = ProcessRefusals(groups(tmp_path, membership, events | limits))
+    refusals = processes.ProcessRefusals(groups(tmp_path, membership, events | limits))
 
     assert refusals.new() == ""
     groups(tmp_path, membership, {f"{folders[0]}/pids.events": "max 5\n"})
@@ -257,10 +245,10 @@ def test_refused_processes_are_described(tmp_path, membership, folders, limit):
 
 
 def test_kills_are_unknown_without_control_groups(tmp_path):
-    assert MemoryKills(ControlGroups(tmp_path, tmp_path / "none")).new() == ""
+    assert processes.MemoryKills(ControlGroups(tmp_path, tmp_path / "none")).new() == ""
     (tmp_path / "memory.events").write_text("low 0\noom 1\n")
     (tmp_path / "membership").write_text("0::/\n")
-    assert MemoryKills(ControlGroups(tmp_path, tmp_path / "membership")).new() == ""
+    assert processes.MemoryKills(ControlGroups(tmp_path, tmp_path / "membership")).new() == ""
 
 
 WATCHDOG_S = 60
@@ -268,7 +256,7 @@ WATCHDOG_S = 60
 
 @contextmanager
 def handlers():
-    before = {each: signal.getsignal(each) for each in STOP_SIGNALS}
+    before = {each: signal.getsignal(each) for each in processes.STOP_SIGNALS}
     try:
         yield
     finally:
@@ -279,7 +267,7 @@ def handlers():
 def test_signals_call_their_actions_in_order():
     seen = []
     with handlers():
-        on_signals(
+        processes.on_signals(
             lambda n: seen.append(("first", n)), lambda n: seen.append(("second", n)), then=signal.SIG_IGN
         )
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
@@ -290,11 +278,11 @@ def test_signals_call_their_actions_in_order():
 
 def test_stop_flag_leaves_the_second_signal_to_the_kernel():
     with handlers():
-        stop = StopFlag()
+        stop = processes.StopFlag()
         before = stop.is_set()
         signal.raise_signal(signal.SIGINT)
         assert (before, stop.is_set()) == (False, True)
-        assert {signal.getsignal(each) for each in STOP_SIGNALS} == {signal.SIG_DFL}
+        assert {signal.getsignal(each) for each in processes.STOP_SIGNALS} == {signal.SIG_DFL}
 
 
 def test_sigterm_closes_contexts():
@@ -308,7 +296,7 @@ def test_sigterm_closes_contexts():
             signal.raise_signal(signal.SIGTERM)
             closed.append(True)
 
-    with pytest.raises(SystemExit) as left, exit_on_sigterm():
+    with pytest.raises(SystemExit) as left, processes.exit_on_sigterm():
         work()
 
     assert closed == [True]
@@ -349,7 +337,7 @@ def test_child_of_a_dead_parent_ends_itself():
     was_calm_once=([0, 0, 60, 0, 0], [0.2, 1, 0.2, 1, 4]),
 )
 def test_waits_grow_until_a_calm_time(ran_s, expected):
-    back_off, now_s, found = BackOff([0.2, 1, 4], calm_s=60), 1000.0, []
+    back_off, now_s, found = processes.BackOff([0.2, 1, 4], calm_s=60), 1000.0, []
     for each in ran_s:
         back_off.began(now_s)
         assert back_off.due_s is None
@@ -364,7 +352,7 @@ def test_waits_grow_until_a_calm_time(ran_s, expected):
 def test_background_work_ends_with_its_context():
     ended = []
 
-    with in_background("work", lambda stop: ended.append(stop.wait(WATCHDOG_S)), WATCHDOG_S):
+    with processes.in_background("work", lambda stop: ended.append(stop.wait(WATCHDOG_S)), WATCHDOG_S):
         assert ended == []
 
     assert ended == [True]
