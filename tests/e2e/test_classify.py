@@ -67,7 +67,6 @@ def test_both_profiles_give_equal_scores(both_profiles, name, version):
 
 
 def test_curl_line_of_the_docs_prints_as_shown(server, root):
-    """The line, pasted into a shell, prints the index and the label that follow it."""
     page = (root / "docs" / "contract.md").read_text()
     shown = re.search(r"^\$ (curl .*?)\n(\d+ \w+) [\d.]+$", page, re.M | re.S)
     command = shown[1].replace("localhost:8000", url(server, "http"))
@@ -87,7 +86,6 @@ def test_model_without_a_route_has_no_variant(server):
 
 
 def test_server_is_the_triton_that_doctor_names(server):
-    """`nereid doctor` reads the version from a table; the server reports the same version."""
     with urllib.request.urlopen(f"http://{url(server, 'http')}/v2") as response:
         version = json.load(response)["version"]
 

@@ -96,22 +96,6 @@ def test_server_with_another_folder_gets_bytes(elsewhere, caplog, way, protocol)
     assert (good.labels[0].index, bad.fault) == (ESPRESSO, "caller")
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_region_that_the_server_has_forgotten_is_registered_again(server, protocol):
-    with Classifier(url(server, protocol), protocol, shared_memory="system") as classifier:
-        classifier.classify(PHOTO)
-        with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
-            client.unregister_system_shared_memory()
-        assert not known(server)
-
-        answer = classifier.classify(PHOTO)
-
-        assert (answer.labels[0].index, answer.timings.attempts) == (ESPRESSO, 1)
-        regions = files_of(server)
-        assert len(regions) == 1
-    assert not known(server) | files(regions)
-
-
 def test_regions_grow_with_images(server):
     photo = Image.open(CHELSEA).resize((2000, 1000)).convert("RGB")
     with Classifier(url(server, "grpc"), shared_memory="system") as classifier:

@@ -175,7 +175,6 @@ class TestScale:
         assert scale.compose("ps", "--quiet") == containers
 
     def test_kill_and_rolling_restart_are_not_noticed(self, scale):
-        """Callers that retry see no error."""
         with Load(scale) as load:
             scale.compose("kill", "server-a")
             load.wait_answers(100)

@@ -113,7 +113,6 @@ def served(request, tmp_path_factory) -> Iterator[Served]:
 
 @pytest.mark.parametrize("store", [store_detectors, store_recognisers], ids=["detector", "recogniser"])
 def test_life_of_a_model(served, tmp_path, store):
-    """Every step works on the running server, and no request fails meanwhile."""
     server, own, repository = served, store(tmp_path), served.repository
     address = f"127.0.0.1:{server.ports['grpc']}"
     words = WORDS if own.task == "read" else [CLASSES[index] for _, _, index in KNOWN]

@@ -137,7 +137,6 @@ def wrong(load: Load, added: dict[int, int]) -> list[RouteResponse | Exception]:
 @once
 @pytest.mark.slow
 def test_publishing_and_rolling_back_under_load_loses_nothing(served, record, tmp_path):
-    """Versions come and go under the load of eight clients: all responses are correct, memory is constant."""
     repository, memory, added = served.repository, [], {1: 1}
 
     with Load(served, ROUTE, CALLERS) as load, fidgeting(repository, record):

@@ -163,7 +163,6 @@ def test_bad_requests_are_refused(server, task):
 
 @of_each_task
 def test_bad_images_do_not_harm_the_requests_of_their_batch(server, task):
-    """Requests that arrive together share batches; each good one gets its own answer."""
     if task is READ:
         good = [encoded(page((f"LINE {number:03}", "RB123456785GB"))) for number in range(6)]
     else:

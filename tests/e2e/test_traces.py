@@ -168,7 +168,6 @@ def test_retry_is_a_second_attempt(traced):
 
 @pytest.mark.nightly(minutes=2)
 def test_unsampled_requests_are_kept_only_for_a_reason(traced):
-    """Without sampling, a request is not exported, but one with a forced variant is, and one that failed."""
     before = len(traced.receiver.spans)
     headers = JPEG | {"traceparent": ""}
     traced.post("/predict", PHOTO, headers)
@@ -231,7 +230,6 @@ def test_callers_cannot_send_our_own_parameters(traced, name):
 
 
 def test_damaged_headers_fail_only_their_own_request(traced):
-    """Headers that are not UTF-8, sent directly to a model, do not fail the batch of others."""
     if traced.profile != "cpu":
         pytest.skip("the models of an ensemble are not called directly")
     path = f"/v2/models/{PINNED}/infer"

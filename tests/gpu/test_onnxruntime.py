@@ -42,7 +42,6 @@ def run(tmp_path, cupy):
 @pytest.mark.parametrize("shape", [(2, 3), (1, 1), (2, 0)], ids=str)
 @pytest.mark.parametrize("datatype", ["BOOL", "UINT8", "INT32", "INT64", "FP16", "FP32", "FP64"])
 def test_answer_stays_on_the_device(cupy, run, datatype, shape):
-    """Values, datatype and shape are those that went in, and nothing came back to the host."""
     x = sample(datatype, shape, np.random.default_rng(0))
 
     y = run(datatype, cupy.asarray(x))

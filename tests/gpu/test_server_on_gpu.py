@@ -49,7 +49,6 @@ def wait_for_runs(server, count: float) -> None:
 
 @pytest.mark.parametrize("model", ["imagenet_preprocess", "efficientnet_lite0"])
 def test_instances_are_on_the_gpu(server, model):
-    """The profile places preprocessing and network on a GPU; else the other tests would prove nothing."""
     with urllib.request.urlopen(f"http://{url(server, 'http')}/v2/models/{model}/config") as answer:
         groups = json.load(answer)["instance_group"]
 
@@ -128,7 +127,6 @@ def test_requests_of_mixed_batches_have_their_own_results(fused):
 
 
 def test_batches_do_not_overwrite_each_other(server):
-    """Under load each image has the same result as alone, although all batches use one tensor."""
     photos = [COFFEE.read_bytes(), CHELSEA.read_bytes()]
     with Classifier(url(server, "http"), "http") as classifier:
         alone = [classifier.classify(photo, version="1").labels[0] for photo in photos]

@@ -198,7 +198,6 @@ def test_budget_grows_with_requests_in_flight_and_is_spent_once(in_flight, repea
 
 
 def test_answers_pay_for_repetition():
-    """Each response returns a tenth of a token."""
     budget = Budget()
     while budget.failed():
         pass

@@ -194,7 +194,6 @@ def test_doctor_gives_its_findings_as_json(tmp_path):
 
 
 def test_keys_are_listed_without_their_secrets(tmp_path):
-    """As JSON, and as a table that is not cut in a pipe."""
     folder, name = {"XDG_CONFIG_HOME": str(tmp_path)}, "a-very-long-name-of-an-owner-" + "x" * 30
     secret = run("key", "add", name, "--scope", "infer", "--rate", "5", **folder).stdout.strip()
 

@@ -44,7 +44,6 @@ def outputs(*objects) -> dict[str, np.ndarray]:
     ),
 )
 def test_each_object_has_its_difference(found_objects, before, after, changes):
-    """Objects are searched below the threshold: a small change of a score is a small difference."""
     found = list(found_objects.changes([PHOTO], [outputs(*before)], [outputs(*after)]))
 
     # Scores are float32.

@@ -162,7 +162,6 @@ def test_quantile_at_the_edges(share, buckets, expected):
     st.floats(0.01, 0.99),
 )
 def test_quantile_is_linear_inside_a_bucket(rows, share):
-    """NumPy interpolates the same cumulative counts."""
     bounds = np.cumsum([width for width, _ in rows]).astype(float)
     counts = [count for _, count in rows]
     filled = [place for place, count in enumerate(counts) if count]

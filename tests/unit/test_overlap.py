@@ -154,7 +154,6 @@ def run(seed: int, batches: int = 12) -> tuple[list[Batch], list[Batch]]:
 
 
 def test_every_batch_has_its_own_results():
-    """Whatever the order of the device's work, each batch has one answer, the right one, in its turn."""
     for seed in range(30):
         jobs, answered = run(seed)
         assert [job.answers for job in jobs] == [[expected(job)] for job in jobs]

@@ -102,7 +102,6 @@ def test_failure_has_its_reason_and_changes_nothing(nereid, tmp_path, words, sta
 
 
 def test_question_on_a_terminal(tmp_path):
-    """The screen comes before the question, and `n` changes nothing."""
     onnx.save(classifier(), tmp_path / "new.onnx")
     ours, theirs = os.openpty()
     words = ("add", tmp_path / "new.onnx", "--name", "small", "--preset", "imagenet")

@@ -218,7 +218,6 @@ def test_unusable_file_is_named(nereid, repository, make, words, message):
 
 @cases("broken", cut=b"{", bytes=b"\xff\xfe", other=b'{"variants": []}', deep=b"[" * 100_000)
 def test_broken_file_is_replaced_by_revert_and_kept(nereid, repository, broken):
-    """After a bad manual edit, one command restores the last valid route and keeps the edited text."""
     nereid("set", "v1=50", "--offline")
     path = repository / FILE
     path.write_bytes(broken)
@@ -368,7 +367,6 @@ BY_CHANCE = "Chance decides, by weight: v1 90 %, v2 10 %."
     other_header=(["--header", "cookie=v2"], "", BY_CHANCE),
 )
 def test_choice_is_explained(nereid, repository, words, variant, why):
-    """Every reason for a variant has its sentence, in the table and in JSON."""
     (repository / FILE).write_text(json.dumps(RULED))
 
     output = json.loads(nereid("explain", *words, "--json").stdout)

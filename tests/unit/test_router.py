@@ -684,7 +684,6 @@ def test_request_of_before_a_change_does_not_restore_old_settings(world):
     version=({"variants": (V1, replace(V2, version=2))}, 0),
 )
 def test_breaker_outlives_a_change_of_weights_only(world, changes, state):
-    """A failing variant stays out; another version or other settings start with a closed breaker."""
     break_variant(world)
     world.models["m2"] = lambda: CAT
 
@@ -707,7 +706,6 @@ def test_series_are_bounded(world):
 
 @pytest.mark.slow
 def test_routing_leaks_nothing():
-    """Requests of all kinds, from four threads, with changes of the route: memory does not grow."""
     total = 50 * REQUESTS
     world = World(WITH_SHADOW)
     world.fail("m3", Unavailable("gone"))
@@ -748,7 +746,6 @@ def test_routing_leaks_nothing():
 
 
 def test_each_response_is_observed_after_it_was_sent(world):
-    """The quality signals get the variant's labels; neither a failure nor a probe is observed."""
     seen = []
 
     def observe(request, response, labels):
