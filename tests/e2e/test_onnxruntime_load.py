@@ -1,6 +1,6 @@
 """Loading ONNX models into the real server: refusals in NVIDIA's words, and configs that are completed.
 
-Each part that can refuse or complete a config has one case; tests/unit/test_signature.py and
+Each part that can refuse or complete a config has one case; tests/unit/test_onnx_file.py and
 tests/unit/test_session_options.py have all.
 """
 
