@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
@@ -35,6 +34,7 @@ from nereid.tasks.classify.result import Label, Prediction
 from nereid.tasks.detect.result import DETECTIONS, Detection
 from nereid.tasks.read.result import READINGS, Field, Reading
 from tests.classifiers import tensor_body
+from tests.commands import captured
 from tests.proof import REQUESTS
 
 WATCHDOG_S = 60
@@ -256,6 +256,6 @@ def check_schema(address: str, folder: Path, *words: str) -> None:
     command += ["-H", "X-Request-Timeout-Ms: 30000", "--phases", "examples,coverage,fuzzing"]
     command += ["--max-examples", str(max(10, REQUESTS // 100)), "--seed", "1", *words]
 
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = captured(command, cwd=folder, timeout=300)
 
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -22,6 +22,7 @@ from nereid.base.assets import COFFEE
 from nereid.base.metrics_page import Snapshot
 from nereid.server import run_dir
 from nereid.tasks.classify.client import Classifier
+from tests.commands import captured
 from tests.networks import CLIENTS, tensor
 from tests.routes import WATCHDOG_S, wait_until
 
@@ -75,7 +76,7 @@ def store_eyes(
 
 
 def nereid(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([NEREID, *words], env=os.environ | environment, capture_output=True, text=True)
+    return captured([NEREID, *words], env=os.environ | environment)
 
 
 class Served:

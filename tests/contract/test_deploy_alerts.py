@@ -2,11 +2,11 @@
 
 import re
 import shutil
-import subprocess
 
 import pytest
 import yaml
 
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.deployment import SERVICES
 from tests.monitoring import PROMETHEUS, RUNBOOK, alerting, alerts, metrics_of, read, rules
@@ -48,9 +48,7 @@ def bare(expression: str) -> str:
 
 @pytest.mark.skipif(not PROMTOOL, reason="promtool is not installed; fix: apt-get install prometheus")
 def test_alerts_fire_and_stay_silent_as_expected():
-    done = subprocess.run(
-        [str(PROMTOOL), "test", "rules", str(PROMETHEUS / "alerts_test.yml")], capture_output=True, text=True
-    )
+    done = captured([str(PROMTOOL), "test", "rules", str(PROMETHEUS / "alerts_test.yml")])
 
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.server.embedded_server import STOP_TIMEOUT_S
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.deployment import (
     COMPOSE,
@@ -47,9 +48,7 @@ def seconds(duration: str) -> float:
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=WATCHDOG_S, check=False
-    )
+    return captured([*map(str, words)], cwd=ROOT, timeout=WATCHDOG_S)
 
 
 def test_compose_file_follows_its_schema():

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import urllib.request
 
 import numpy as np
@@ -13,6 +12,7 @@ from nereid.base.assets import CHELSEA, COFFEE
 from nereid.insight.observe.doctor import TRITON_OF_PYTRITON
 from nereid.insight.tune import photos
 from nereid.tasks.classify.client import Classifier
+from tests.commands import captured
 from tests.e2e.conftest import ESPRESSO, url
 from tests.supervised import image_input
 
@@ -71,7 +71,7 @@ def test_curl_line_of_the_docs_prints_as_shown(server, root):
     shown = re.search(r"^\$ (curl .*?)\n(\d+ \w+) [\d.]+$", page, re.M | re.S)
     command = shown[1].replace("localhost:8000", url(server, "http"))
 
-    printed = subprocess.run(["bash", "-c", command], cwd=root, capture_output=True, text=True, check=True)
+    printed = captured(["bash", "-c", command], cwd=root, check=True)
 
     *answer, probability = printed.stdout.split()
     assert " ".join(answer) == shown[2] == f"{ESPRESSO} espresso"

@@ -17,6 +17,7 @@ from typing import IO
 import pytest
 
 from nereid.base.assets import COFFEE
+from tests.commands import captured
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import WATCHDOG_S, wait_until
 
@@ -55,7 +56,7 @@ def answers(form: str, printed: str) -> list[tuple[str, int | None, str]]:
 def test_formats_have_every_image(command, photos, form):
     flags = [f"--{form}", *(["--shm"] if form == "csv" else [])]
 
-    done = subprocess.run([*command, photos, *flags], capture_output=True, text=True, timeout=WATCHDOG_S)
+    done = captured([*command, photos, *flags], timeout=WATCHDOG_S)
 
     printed = answers(form, done.stdout)
     assert [name for name, _, _ in printed] == [str(photos / f"{number:02}.jpg") for number in range(12)]

@@ -2,12 +2,12 @@
 
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
 
 from nereid.base.assets import CHELSEA, COFFEE
+from tests.commands import captured
 from tests.e2e.conftest import url
 from tests.labels import LABEL, WORDS
 from tests.tables import cases
@@ -16,7 +16,7 @@ PYTHON = sys.executable
 
 
 def output_of(root, *words) -> str:
-    done = subprocess.run([*map(str, words)], cwd=root, capture_output=True, text=True, timeout=120)
+    done = captured([*map(str, words)], cwd=root, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -26,6 +25,7 @@ from nereid.server.ports import free_ports
 from nereid.tasks.classify.client import Classifier
 from nereid.tasks.classify.result import Prediction
 from nereid.vision.imaging.decode import Limits
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.deployment import running as run_program
 from tests.e2e.conftest import group_members
@@ -159,7 +159,7 @@ def proxy(haproxy, pair, tmp_path_factory):
 
 
 def test_config_is_valid(haproxy):
-    done = subprocess.run([haproxy, "-c", "-f", CONFIG], capture_output=True, text=True, timeout=WATCHDOG_S)
+    done = captured([haproxy, "-c", "-f", CONFIG], timeout=WATCHDOG_S)
 
     said = done.stdout + done.stderr
     assert (done.returncode, "WARNING" in said) == (0, False), said

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.offline_bundles import (
     TAG,
@@ -58,14 +59,12 @@ def install(target: Path, *words: str | Path, **variables: str) -> subprocess.Co
     )
     command[0] = shutil.which(command[0])
     environment = {"PATH": str(target / "programs"), "HOME": str(target), **PIP_SETTINGS, **variables}
-    return subprocess.run(
-        [*map(str, command)], cwd=target, env=environment, capture_output=True, text=True, timeout=INSTALL_S
-    )
+    return captured([*map(str, command)], cwd=target, env=environment, timeout=INSTALL_S)
 
 
 def version(environment: Path) -> str:
     command = [environment / "bin" / "nereid", "--version"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S).stdout.strip()
+    return captured(command, timeout=INSTALL_S).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +120,7 @@ def system(target):
         if path.name not in {"site-packages", "dist-packages"}:
             (library.parent if ".so" in path.suffixes else library).joinpath(path.name).symlink_to(path)
     code = "import site; print(site.getsitepackages()[0])"
-    asked = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
+    asked = captured([python, "-I", "-c", code], check=True)
     (packages := Path(asked.stdout.strip())).mkdir(parents=True)
     assert packages.is_relative_to(home)
     with zipfile.ZipFile(write_leaf(target, "1.5")) as wheel:
@@ -292,13 +291,8 @@ def test_interrupted_installation_leaves_nothing(bundle, target):
 def test_built_bundle_installs_the_project(target, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = [sys.executable, "-m", "tools.offline_bundle", "--extras", "traces", "--part", "20M"]
-    built = subprocess.run(
-        [*command, "--out", str(tmp_path / "bundle")],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=BUILD_S,
+    built = captured(
+        [*command, "--out", str(tmp_path / "bundle")], cwd=ROOT, env=environment, timeout=BUILD_S
     )
     assert built.returncode == 0, built.stderr
     parts = Bundle(tmp_path / "bundle").parts

@@ -15,6 +15,7 @@ import pytest
 from loadtest import load
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.server.ports import free_ports
+from tests.commands import captured
 from tests.routes import wait_until
 from tests.tables import cases
 
@@ -139,7 +140,7 @@ def test_wrong_photos_are_told_before_anything_is_asked(target, tmp_path, capfd)
 
 def run_load(*words: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "loadtest.load", "--seconds", "3", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return captured(command, timeout=240)
 
 
 @cases(

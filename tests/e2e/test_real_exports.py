@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests import real_exports
+from tests.commands import captured
 
 pytestmark = pytest.mark.nightly(minutes=9)
 TORCH = "torch==2.13.0"
@@ -35,9 +36,7 @@ def exported(tmp_path_factory, root):
         for family in families:
             (folder := base / family).mkdir()
             words = [root / "tools/export" / script, real_exports.write_photo(folder, family), folder, family]
-            done = subprocess.run(
-                [sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=600
-            )
+            done = captured([sys.executable, *words], cwd=folder, env=env, timeout=600)
             assert done.returncode == 0, done.stderr[-2000:]
     return base
 

@@ -21,6 +21,7 @@ from nereid.base.errors import ServerError
 from nereid.server import run_dir
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import free_ports
+from tests.commands import captured
 from tests.e2e.conftest import TOKEN, group_members, url
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import ANY_PORTS, NEREID, nereid, serving
@@ -133,9 +134,7 @@ def test_start_waits_for_a_server_without_supervisor(environment, tmp_path):
 @pytest.mark.slow
 def test_server_may_open_as_many_files_as_the_system_allows(environment, tmp_path):
     """The soft limit becomes the hard one; a limit that is too low is named, with the command."""
-    low = subprocess.run(
-        ["prlimit", "--nofile=100:100", NEREID, "serve"], env=environment, capture_output=True, text=True
-    )
+    low = captured(["prlimit", "--nofile=100:100", NEREID, "serve"], env=environment)
     with serving(REPOSITORY, tmp_path / "run", launcher=["prlimit", "--nofile=300:4000"]) as served:
         raised = limits(served.record.pid)
 
@@ -156,7 +155,7 @@ def test_lack_of_processes_ends_the_start(environment, limit):
     (group / "pids.max").write_text(str(limit))
     enter = 'echo $$ > "$0"; exec "$@"'
     try:
-        done = subprocess.run(
+        done = captured(
             [
                 "sh",
                 "-c",
@@ -169,8 +168,6 @@ def test_lack_of_processes_ends_the_start(environment, limit):
                 *ANY_PORTS,
             ],
             env=environment,
-            capture_output=True,
-            text=True,
             timeout=WATCHDOG_S,
         )
     finally:

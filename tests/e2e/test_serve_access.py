@@ -16,6 +16,7 @@ from nereid.cli.main import app
 from nereid.models.publish.remove import reload
 from nereid.server.control import Control
 from nereid.server.ports import free_ports
+from tests.commands import captured
 from tests.routes import wait_until
 from tests.supervised import NEREID, serving, store_eyes
 from tests.tables import cases
@@ -39,7 +40,7 @@ def site(tmp_path_factory):
 def curl(served, path: str, *words: str) -> tuple[int, str]:
     address = f"http://127.0.0.1:{served.ports['http']}{path}"
     command = ["curl", "-s", "-w", "\n%{http_code}", "-X", "POST", *words, address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, check=True)
+    done = captured(command, timeout=WATCHDOG_S, check=True)
     body, _, status = done.stdout.rpartition("\n")
     return int(status), body
 
@@ -127,11 +128,9 @@ def elsewhere(tmp_path_factory):
 
         def run(*words: str, token_file: Path = folder / "token") -> subprocess.CompletedProcess:
             named = ["--server", f"127.0.0.1:{served.ports['grpc']}", "--token-file", str(token_file)]
-            return subprocess.run(
+            return captured(
                 [NEREID, *words, "--repository", str(repository), *named],
                 env=os.environ | {"XDG_RUNTIME_DIR": str(folder / "empty")},
-                capture_output=True,
-                text=True,
                 timeout=WATCHDOG_S,
             )
 

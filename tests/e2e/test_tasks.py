@@ -30,6 +30,7 @@ from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 from tests.classifiers import opened
+from tests.commands import captured
 from tests.detectors import CLASSES, HEADS, KNOWN, SIDE
 from tests.e2e.conftest import url
 from tests.gateways import check_schema
@@ -228,7 +229,7 @@ def test_clients_return_the_same_over_every_transport(server, task, way, protoco
 
 def command(server: EmbeddedServer, *words: object) -> "subprocess.CompletedProcess[str]":
     line = [NEREID, str(words[0]), "--url", url(server, "grpc"), *map(str, words[1:])]
-    return subprocess.run(line, capture_output=True, text=True, timeout=WATCHDOG_S)
+    return captured(line, timeout=WATCHDOG_S)
 
 
 @fused

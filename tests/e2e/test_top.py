@@ -17,6 +17,7 @@ import pytest
 
 from loadtest.torture.traffic import Traffic, classifiers
 from nereid.base.assets import REPOSITORY
+from tests.commands import captured
 from tests.routes import wait_until
 from tests.supervised import NEREID, Served, serving
 from tests.tables import cases
@@ -62,9 +63,7 @@ def environment(served: Served) -> dict[str, str]:
 
 
 def measured(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(served, "--once", *words), env=environment(served), capture_output=True, text=True
-    )
+    return captured(command(served, "--once", *words), env=environment(served))
 
 
 def test_one_measurement_has_the_rates_of_the_load(served, load):

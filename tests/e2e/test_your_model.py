@@ -14,6 +14,7 @@ import pytest
 from onnx import helper
 
 from nereid.base.assets import COFFEE
+from tests.commands import captured
 from tests.supervised import ANY_PORTS
 from tests.user_networks import CLASSES, UserNetwork
 
@@ -72,14 +73,7 @@ class Terminal:
             return self._keep(command)
         answer = " --yes" if command.startswith(ASKING) else ""
         shell = command.replace("localhost:8080", f"localhost:{self._port}") + answer
-        done = subprocess.run(
-            ["bash", "-c", shell],
-            cwd=self._folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=WATCHDOG_S,
-        )
+        done = captured(["bash", "-c", shell], cwd=self._folder, env=self.environment, timeout=WATCHDOG_S)
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 

@@ -1,6 +1,5 @@
 """Preprocessing on a GPU: the pixels are those of the CPU path, and stay on the device."""
 
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from nereid.base.serving_errors import InferenceFailed, InvalidConfig, InvalidIm
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.resample import FILTERS
 from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform
+from tests.commands import captured
 from tests.pictures import save
 from tests.routes import WATCHDOG_S
 from tests.tables import cases
@@ -92,7 +92,7 @@ for _ in range(2):
 def test_broken_device_fails_every_request_as_unreachable(build):
     """After a kernel of this process wrote to an invalid address, no image can be decoded there."""
     words = [sys.executable, "-c", BREAK_DEVICE]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=WATCHDOG_S)
+    done = captured(words, timeout=WATCHDOG_S)
 
     lines = done.stdout.splitlines()
     assert len(lines) == 4, done.stderr[-2000:]

@@ -2,7 +2,6 @@
 
 import base64
 import os
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ import pytest
 
 from nereid.gateway.workers import answer_memory
 from nereid.gateway.workers.answer_memory import PLACES, AnswerMemory, Rated
+from tests.commands import captured
 from tests.gateways import IMAGE, RING, SMALL, WATCHDOG_S, Upstream, gateway, send
 from tests.tables import cases
 
@@ -66,9 +66,7 @@ print(sum(map(int, os.read(read, 1000).split())))
 
 
 def test_workers_count_each_answer_once():
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=WATCHDOG_S, env=os.environ
-    )
+    done = captured([sys.executable, "-c", FORKED], timeout=WATCHDOG_S, env=os.environ)
 
     assert (done.stdout.split(), done.stderr) == (["3000"], "")
 

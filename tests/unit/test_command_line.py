@@ -16,6 +16,7 @@ from nereid.base.errors import OperationFailed
 from nereid.base.units import escaped
 from nereid.cli import init, options, tables
 from nereid.cli.main import app
+from tests.commands import captured
 from tests.publishing import classifier
 from tests.tables import cases
 from tools.commands_page import commands
@@ -199,7 +200,7 @@ def test_keys_are_listed_without_their_secrets(tmp_path):
 
     listed = run("key", "list", "--json", **folder).stdout
     command, environment = [sys.executable, "-m", "nereid", "key", "list"], os.environ | {"COLUMNS": "40"}
-    table = subprocess.run(command, env=environment | folder, capture_output=True, text=True, check=True)
+    table = captured(command, env=environment | folder, check=True)
 
     (key,) = json.loads(listed)
     assert (key["name"], key["scopes"], key["rate_per_s"]) == (name, ["infer"], 5)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from nereid.vision.imaging.decode import Limits, open_image
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings, Resources, Shorthand
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from nereid.vision.imaging.transform import Transform
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.tables import cases
 
@@ -315,6 +315,6 @@ def test_memory_of_a_large_image_is_returned(tmp_path):
     words = [sys.executable, "-c", GROWTH, str(tmp_path / "small.png"), str(tmp_path / "large.png")]
     environment = os.environ | KEEP_BUFFERS
 
-    grown = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    grown = captured(words, env=environment, cwd=ROOT, check=True)
 
     assert int(grown.stdout) < 64

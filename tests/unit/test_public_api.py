@@ -11,6 +11,7 @@ import pytest
 
 import nereid
 from nereid.application.exit_codes import MODULES
+from tests.commands import captured
 from tests.conftest import ROOT
 
 PUBLIC = re.findall(
@@ -38,7 +39,7 @@ def test_public_names_are_these_and_resolve():
 
 def test_import_loads_nothing_of_others():
     """Every stub of the server imports `nereid`; only the standard library may come with it."""
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    done = captured([sys.executable, "-c", LOADED], check=True)
 
     tops = {name.split(".")[0] for name in json.loads(done.stdout)}
     assert tops - sys.stdlib_module_names == {"nereid"}
@@ -64,9 +65,7 @@ def test_missing_package_is_one_line_with_its_fix(module, words, extra, tmp_path
     (tmp_path / "network.onnx").write_bytes(b"not read")
     (tmp_path / "labels.txt").write_text("a\nb\n")
 
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, module, *words], cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
+    done = captured([sys.executable, "-c", RUN, module, *words], cwd=tmp_path, timeout=600)
 
     assert done.returncode == 1, done
     assert "Traceback" not in done.stderr

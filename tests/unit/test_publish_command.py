@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import onnx
@@ -10,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid.cli.main import app
+from tests.commands import captured
 from tests.publishing import NET, candidate, classifier, contents, store_published
 from tests.tables import cases
 
@@ -108,9 +108,7 @@ def test_question_on_a_terminal(tmp_path):
     command = [sys.executable, "-m", "nereid", *map(str, words)]
     environment = os.environ | {"NEREID_REPOSITORY": str(tmp_path / "own")}
     os.write(ours, b"n\n")
-    done = subprocess.run(
-        command, stdin=theirs, capture_output=True, text=True, env=environment, timeout=WATCHDOG_S
-    )
+    done = captured(command, stdin=theirs, env=environment, timeout=WATCHDOG_S)
     os.close(ours)
     os.close(theirs)
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from nereid.client.retry import Attempts, Budget
 from nereid.client.shared_memory import FOLDER, NoCuda, Region, SharedMemory, SharedMemoryRefused
 from nereid.client.transport import run
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, serving
+from tests.commands import captured
 from tests.routes import wait_until
 from tests.tables import cases
 
@@ -345,7 +345,7 @@ def test_end_of_a_process_removes_only_its_own_regions(files, program, released)
     words = [shared_memory.name_prefix(), str(COFFEE), str(CHELSEA)]
     with serving(script) as url:
         command = [sys.executable, "-c", OWN + program, url, *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = captured(command, timeout=60)
     if program != KILLED:
         assert (done.returncode, done.stderr) == (0, "")
     wait_until(lambda: not files(), "the end of the regions")
