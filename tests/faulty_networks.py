@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tests.networks import constant, network, tensor, value
+from tests.networks import constant, network, tensor, value, written
 
 # ONNX Runtime puts the name of a node into its errors, so this text is that of a broken device.
 ILLEGAL_ACCESS = "CUDA failure 700: an illegal memory access was encountered"
@@ -27,16 +27,8 @@ class CUDADriverError(CUDARuntimeError):
 
 def wide(row_mebibytes: int) -> onnx.ModelProto:
     ones = np.ones((1, row_mebibytes * MEBIBYTE // 4), np.float32)
-    return network(
-        [
-            helper.make_node("MatMul", ["x", "ones"], ["wide"]),
-            helper.make_node("ReduceMax", ["wide"], ["most"], axes=[1], keepdims=1),
-            helper.make_node("Relu", ["most"], ["y"]),
-        ],
-        [value("x", "FP32", ["N", 1])],
-        [value("y", "FP32", ["N", 1])],
-        [constant("ones", ones)],
-    )
+    nodes = "wide = MatMul(x, ones) most = ReduceMax<axes = [1], keepdims = 1>(wide) y = Relu(most)"
+    return written(f"(float[N,1] x) => (float[N,1] y) {{ {nodes} }}", ones=ones)
 
 
 def fragile() -> onnx.ModelProto:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import tritonclient.grpc
 import tritonclient.http
@@ -62,6 +63,15 @@ def network(
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="tests"
     )
+    onnx.checker.check_model(model)
+    return model
+
+
+def written(graph: str, **weights: np.ndarray) -> onnx.ModelProto:
+    """Build a network from ONNX's text form, such as `(float[N,3] x) => (float[N,3] y) { y = Relu(x) }`."""
+    head = f'ir_version: {IR_VERSION}, opset_import: ["": {OPSET}], producer_name: "tests"'
+    model = onnx.parser.parse_model(f"<{head}> network {graph}")
+    model.graph.initializer.extend(constant(*each) for each in weights.items())
     onnx.checker.check_model(model)
     return model
 

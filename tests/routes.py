@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 from tritonclient.utils import InferenceServerException
 
 from nereid.backends.triton import stub_processes
@@ -25,7 +24,7 @@ from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base import metrics_page
 from nereid.base.metrics_page import Snapshot
 from nereid.server.embedded_server import EmbeddedServer
-from tests.networks import CLIENTS, ONE_INSTANCE, connect, constant, network, serve, store, tensor, value
+from tests.networks import CLIENTS, ONE_INSTANCE, connect, serve, store, tensor, written
 
 # Far longer than any wait should take.
 WATCHDOG_S = 180
@@ -99,12 +98,8 @@ class TritonPythonModel:
 
 
 def adding(number: float) -> onnx.ModelProto:
-    return network(
-        [helper.make_node("Add", ["x", "number"], ["scores"])],
-        [value("x", "FP32", ["batch", CLASSES])],
-        [value("scores", "FP32", ["batch", CLASSES])],
-        [constant("number", np.array(number, np.float32))],
-    )
+    io = f"(float[batch,{CLASSES}] x) => (float[batch,{CLASSES}] scores)"
+    return written(f"{io} {{ scores = Add(x, number) }}", number=np.array(number, np.float32))
 
 
 def store_adding(repository: Path, name: str, *numbers: float, config: str = NETWORK + ALL_VERSIONS) -> None:

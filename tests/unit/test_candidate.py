@@ -5,21 +5,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from nereid.base.errors import OperationFailed
 from nereid.models.publish.candidate import stage
 from nereid.repository import onnx_file
-from tests.networks import constant, move_out, network, value
+from tests.networks import move_out, written
 
 
 def save(path: Path, location: str) -> Path:
-    model = network(
-        [helper.make_node("Add", ["x", "w"], ["y"])],
-        [value("x", "FP32", ["N", 2])],
-        [value("y", "FP32", ["N", 2])],
-        [constant("w", np.float32([1, 2]))],
-    )
+    model = written("(float[N,2] x) => (float[N,2] y) { y = Add(x, w) }", w=np.float32([1, 2]))
     move_out(model.graph.initializer[0], location)
     (path.parent / location).parent.mkdir(parents=True, exist_ok=True)
     (path.parent / location).write_bytes(np.float32([1, 2]).tobytes())

@@ -10,7 +10,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.staged_addition import AddRequest, Proposal
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
-from tests.networks import constant, network, value
+from tests.networks import constant, written
 from tests.publishing import propose
 from tests.tables import cases
 
@@ -130,11 +130,8 @@ def test_given_labels_tell_the_head(proposed, tmp_path):
     assert [(each.label, each.score) for each in found.objects["photo.png"]] == FOUND
 
 
-FLAT = network(
-    [helper.make_node("Flatten", ["image"], ["graph2_flat_predictions"])],
-    [value("image", "FP32", [1, 7, 1, 1])],
-    [value("graph2_flat_predictions", "FP32", ["num_predictions", 7])],
-)
+FLAT_IO = "(float[1,7,1,1] image) => (float[num_predictions,7] graph2_flat_predictions)"
+FLAT = written(f"{FLAT_IO} {{ graph2_flat_predictions = Flatten(image) }}")
 
 
 @pytest.mark.parametrize("task", ["", "detect"])

@@ -17,7 +17,7 @@ from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import InvalidOnnx, check_external_data, read
 from nereid.repository.onnx_runtimes import CAPABILITIES, Runtime, check_runtimes, supported_runtimes
 from nereid.vision.inference.signature import NetworkTensor, Signature, complete, validate
-from tests.networks import DATATYPES, OPSET, constant, identity, network, value
+from tests.networks import DATATYPES, OPSET, constant, identity, network, value, written
 from tests.tables import cases
 
 WEIGHTS = np.arange(12, dtype=np.float32)
@@ -32,12 +32,7 @@ def save(folder: Path, model: onnx.ModelProto) -> Path:
 
 def weighted(**external: str | int) -> onnx.ModelProto:
     """Build `y = x + w`; `external` is the place of the 48 bytes of `w`."""
-    model = network(
-        [helper.make_node("Add", ["x", "w"], ["y"])],
-        [value("x", "FP32", ["N", 12])],
-        [value("y", "FP32", ["N", 12])],
-        [constant("w", WEIGHTS)],
-    )
+    model = written("(float[N,12] x) => (float[N,12] y) { y = Add(x, w) }", w=WEIGHTS)
     if external:
         tensor = model.graph.initializer[0]
         tensor.ClearField("raw_data")
@@ -48,21 +43,10 @@ def weighted(**external: str | int) -> onnx.ModelProto:
 
 
 def test_signature_is_the_one_that_onnx_runtime_sees(tmp_path):
-    model = network(
-        [
-            helper.make_node("Mul", ["x", "factor"], ["y"]),
-            helper.make_node("Identity", ["word"], ["said"]),
-            helper.make_node("Identity", ["one"], ["same"]),
-        ],
-        [
-            value("x", "FP16", ["N", 3, None]),
-            value("word", "STRING", [2]),
-            value("one", "INT64", []),
-            value("factor", "FP16", [1]),
-        ],
-        [value("y", "FP16", ["N", 3, None]), value("said", "STRING", [2]), value("same", "INT64", [])],
-        [constant("factor", np.ones(1, np.float16))],
-    )
+    inputs = "float16[N,3,?] x, string[2] word, int64 one, float16[1] factor"
+    nodes = "y = Mul(x, factor) said = Identity(word) same = Identity(one)"
+    outputs = "float16[N,3,?] y, string[2] said, int64 same"
+    model = written(f"({inputs}) => ({outputs}) {{ {nodes} }}", factor=np.ones(1, np.float16))
     path = save(tmp_path, model)
 
     file = read(path)

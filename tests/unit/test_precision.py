@@ -13,7 +13,7 @@ from nereid.base.errors import OperationFailed
 from nereid.models.publish.examination.examine import Gates, Rejected
 from nereid.models.publish.intake.precision import CHANGE, convert
 from nereid.models.publish.publisher import publish
-from tests.networks import constant, identity, network, store, value
+from tests.networks import constant, identity, store, written
 from tests.publishing import contents
 from tests.tables import cases
 
@@ -23,10 +23,7 @@ ANY_SPEED = Gates(max_slowdown=100)
 
 def mixing(factor: float = 1.0) -> onnx.ModelProto:
     weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32) * np.float32(factor)
-    node = onnx.helper.make_node("MatMul", ["x", "W"], ["y"])
-    return network(
-        [node], [value("x", "FP32", ["N", 64])], [value("y", "FP32", ["N", 64])], [constant("W", weights)]
-    )
+    return written("(float[N,64] x) => (float[N,64] y) { y = MatMul(x, W) }", W=weights)
 
 
 def test_weights_are_fp16_and_tensors_fp32(tmp_path):

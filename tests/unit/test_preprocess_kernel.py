@@ -8,6 +8,7 @@ import functools
 import shutil
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,49 +27,7 @@ from tests.tables import cases
 
 pytestmark = pytest.mark.process
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90")
-SHIM = """
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#define __global__
-#define __device__
-using std::max;
-using std::min;
-struct Index { int x, y, z; };
-static Index blockIdx, threadIdx, blockDim;
-
-static float sinpif(float x) { return (float)std::sin(3.14159265358979323846 * x); }
-
-static unsigned short host_half(float value) {  // rounds to the nearest, of two to the even one
-    float size = std::fabs(value);
-    unsigned bits;
-    std::memcpy(&bits, &size, 4);
-    unsigned half = size < 6.103515625e-05f ? (unsigned)std::nearbyint(size * 16777216.0)
-        : size >= 65520 ? 0x7c00
-        : (bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13;
-    return (unsigned short)(half | (std::signbit(value) ? 0x8000 : 0));
-}
-
-#include SOURCE
-
-extern "C" void run(const int *grid, const int *block, const Image *images, const Channels *channels,
-                    DATATYPE::Element *tensor, int height, int width) {
-    blockDim = {block[0], block[1], 1};
-    int all = grid[0] * grid[1] * grid[2] * block[0] * block[1];
-    for (int i = 0, rest; i < all; ++i) {
-        rest = i;
-        threadIdx.x = rest % block[0], rest /= block[0];
-        threadIdx.y = rest % block[1], rest /= block[1];
-        blockIdx.x = rest % grid[0], rest /= grid[0];
-        blockIdx.y = rest % grid[1], blockIdx.z = rest / grid[1];
-        preprocess(images, *channels, tensor, height, width);
-    }
-}
-
-extern "C" void sizes(int *found) {
-    found[0] = sizeof(Image), found[1] = sizeof(Axis), found[2] = sizeof(Channels);
-}
-"""
+SHIM = Path(__file__).with_name("preprocess_on_host.cpp")
 PHOTOS = {"coffee": COFFEE, "chelsea": CHELSEA}
 PLAIN = Transform(50, 70, resize="exact")
 IMAGENET = Transform(64, 64, resize_shorter_px=80, mean=(127.0, 120.0, 110.0), std=(128.0, 60.0, 57.0))
@@ -100,15 +59,13 @@ def compile_for_host(tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip("needs g++; fix: apt-get install g++")
     folder = tmp_path_factory.mktemp("kernel")
-    shim = folder / "shim.cpp"
-    shim.write_text(SHIM)
 
     @functools.cache
     def build(options: tuple[str, ...]) -> ctypes.CDLL:
         target = folder / f"{len(list(folder.iterdir()))}.so"
         source = f'-DSOURCE="{SOURCE}"'
         flags = ["-O2", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
-        subprocess.run(["g++", *flags, source, *options, str(shim), "-o", str(target)], check=True)
+        subprocess.run(["g++", *flags, source, *options, str(SHIM), "-o", str(target)], check=True)
         return ctypes.CDLL(str(target))
 
     return lambda transform: build(preprocess_kernel.options(transform))

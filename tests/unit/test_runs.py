@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import helper
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.processes import available_cores
@@ -24,7 +23,7 @@ from nereid.vision.inference.session import Session
 from nereid.vision.inference.session_events import SessionEvents
 from nereid.vision.inference.threads import ThreadCounts, thread_counts
 from tests.faulty_networks import FRAGILE_IO, CUDADriverError, CUDARuntimeError, fragile
-from tests.networks import ONE_INSTANCE, constant, identity, network, store, tensor, value
+from tests.networks import ONE_INSTANCE, identity, store, tensor, written
 from tests.tables import cases
 
 
@@ -212,15 +211,9 @@ OPTIONS = onnxruntime.RunOptions()
 
 @pytest.fixture(scope="module")
 def session():
-    model = network(
-        [
-            helper.make_node("Add", ["x", "x"], ["y"]),
-            helper.make_node("ReduceSum", ["x", "axes"], ["total"], keepdims=0),
-        ],
-        [value("x", "FP32", ["N", "M"])],
-        [value("y", "FP32", ["N", "M"]), value("total", "FP32", ["N"])],
-        [constant("axes", np.array([1]))],
-    )
+    nodes = "y = Add(x, x) total = ReduceSum<keepdims = 0>(x, axes)"
+    io = "(float[N,M] x) => (float[N,M] y, float[N] total) <int64[1] axes = {1}>"
+    model = written(f"{io} {{ {nodes} }}")
     return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
@@ -269,11 +262,7 @@ def test_rows_are_filled_up_to_the_next_size(session):
 
 def test_output_without_a_row_for_each_input_is_refused(session):
     """The rows of a request could not be separated from those that fill up, and answers would be wrong."""
-    model = network(
-        [helper.make_node("Concat", ["x", "x"], ["y"], axis=0)],
-        [value("x", "FP32", ["N", "M"])],
-        [value("y", "FP32", ["K", "M"])],
-    )
+    model = written("(float[N,M] x) => (float[K,M] y) { y = Concat<axis = 0>(x, x) }")
     twice = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
     with pytest.raises(InferenceFailed, match=r"'y' .*: expected 4 rows for 4 rows .*, got shape \[8, 3"):

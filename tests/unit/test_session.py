@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import InferenceFailed, InvalidConfig, RuntimeFailed
@@ -18,10 +18,9 @@ from nereid.vision.inference import network_file
 from nereid.vision.inference.session import Session
 from nereid.vision.inference.session_events import SessionEvents
 from nereid.vision.inference.session_options import CUDA_GRAPHS, BackendSettings
-from tests.networks import assert_same, constant, identity, network, parameter, store, tensor, value
+from tests.networks import assert_same, identity, parameter, store, tensor, written
 from tests.tables import cases
 
-node = helper.make_node
 # The variables that decide whether and where ONNX Runtime keeps usage data.
 TELEMETRY = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
 BATCHES = "max_batch_size: 8 instance_group { kind: KIND_CPU count: 1 }"
@@ -50,22 +49,14 @@ def test_onnx_runtime_reports_no_usage(tmp_path):
 
 def double() -> ModelProto:
     """Build y = 2 x and its sums, float32[N, 3] to float32[N, 3] and float32[N, 1]."""
-    return network(
-        [node("Add", ["x", "x"], ["y"]), node("ReduceSum", ["x", "axes"], ["sums"])],
-        [value("x", "FP32", ["N", 3])],
-        [value("y", "FP32", ["N", 3]), value("sums", "FP32", ["N", 1])],
-        [constant("axes", np.array([1]))],
-    )
+    io = "(float[N,3] x) => (float[N,3] y, float[N,1] sums) <int64[1] axes = {1}>"
+    return written(f"{io} {{ y = Add(x, x) sums = ReduceSum(x, axes) }}")
 
 
 def pick() -> ModelProto:
     """Build y = table[x] of a table of four, which a request with another index than -4..3 fails."""
-    return network(
-        [node("Gather", ["table", "x"], ["y"])],
-        [value("x", "INT64", ["N", 1])],
-        [value("y", "FP32", ["N", 1])],
-        [constant("table", np.array([10, 20, 30, 40], np.float32))],
-    )
+    table = np.array([10, 20, 30, 40], np.float32)
+    return written("(int64[N,1] x) => (float[N,1] y) { y = Gather(table, x) }", table=table)
 
 
 @pytest.fixture
@@ -180,17 +171,9 @@ def test_strings_are_decoded_and_kept_whole(open_model, run_batch_size):
 @pytest.fixture
 def open_ragged(open_model):
     """Open a network that takes all of a batch's `x` in a row, and where each request ends in it."""
-    model = network(
-        [
-            node("Unsqueeze", ["x", "zero"], ["row"]),
-            node("Unsqueeze", ["n", "one"], ["ends"]),
-            node("Shape", ["ends"], ["shape"]),
-            node("Expand", ["row", "shape"], ["y"]),
-        ],
-        [value("x", "FP32", [None]), value("n", "FP32", ["requests"])],
-        [value("y", "FP32", [None, None]), value("ends", "FP32", ["requests", 1])],
-        [constant("zero", np.array([0])), constant("one", np.array([1]))],
-    )
+    io = "(float[?] x, float[requests] n) => (float[?,?] y, float[requests,1] ends)"
+    nodes = "row = Unsqueeze(x, zero) ends = Unsqueeze(n, one) shape = Shape(ends) y = Expand(row, shape)"
+    model = written(f"{io} <int64[1] zero = {{0}}, int64[1] one = {{1}}> {{ {nodes} }}")
     config = (
         BATCHES
         + tensor("input", "x", "FP32", [-1], "allow_ragged_batch: true")
@@ -228,13 +211,8 @@ def test_ragged_requests_are_joined_flat_and_never_divided(open_ragged, run_batc
 
 
 def test_batch_whose_output_cannot_be_split_is_run_one_by_one(open_model):
-    model = network(
-        [node("Compress", ["x", "first"], ["y"], axis=0)],
-        [value("x", "FP32", ["N", 3])],
-        [value("y", "FP32", ["M", 3])],
-        [constant("first", np.array([True]))],
-    )
-    session = open_model(model, BATCHES + X + Y)
+    text = "(float[N,3] x) => (float[M,3] y) { y = Compress<axis = 0>(x, first) }"
+    session = open_model(written(text, first=np.array([True])), BATCHES + X + Y)
     requests = [{"x": np.full((1, 3), n, np.float32)} for n in (1, 2)]
 
     answers = session.run_requests(requests, [["y"]] * 2)
@@ -282,16 +260,8 @@ def test_model_file_is_found(tmp_path, given, stored_as):
 
 
 def test_request_whose_parts_cannot_be_joined_fails_alone(open_model):
-    model = network(
-        [
-            node("Gather", ["x", "zero"], ["first"]),
-            node("Cast", ["first"], ["kept"], to=9),
-            node("Compress", ["x", "kept"], ["y"], axis=1),
-        ],
-        [value("x", "FP32", ["N", 3])],
-        [value("y", "FP32", ["N", "M"])],
-        [constant("zero", np.int64(0))],
-    )
+    nodes = "first = Gather(x, zero) kept = Cast<to = 9>(first) y = Compress<axis = 1>(x, kept)"
+    model = written(f"(float[N,3] x) => (float[N,M] y) <int64 zero = {{0}}> {{ {nodes} }}")
     one_by_one = parameter("nereid.run_batch_size", "1")
     session = open_model(model, BATCHES + X + tensor("output", "y", "FP32", [-1]) + one_by_one)
 

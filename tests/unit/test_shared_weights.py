@@ -24,19 +24,14 @@ from nereid.vision.inference.session_options import (
     BackendSettings,
     session_settings,
 )
-from tests.networks import constant, network, store, tensor, value
+from tests.networks import constant, network, store, tensor, value, written
 from tests.tables import cases
 
 
 @pytest.fixture
 def path(tmp_path):
     weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
-    model = network(
-        [helper.make_node("MatMul", ["x", "A"], ["y"])],
-        [value("x", "FP32", ["n", 64])],
-        [value("y", "FP32", ["n", 64])],
-        [constant("A", weights)],
-    )
+    model = written("(float[n,64] x) => (float[n,64] y) { y = MatMul(x, A) }", A=weights)
     io = tensor("input", "x", "FP32", [-1, 64]) + tensor("output", "y", "FP32", [-1, 64])
     # The copies are kept next to the repository, which must be in the folder of the test, too.
     return store(tmp_path / "models", "product", model, io, weights="data.bin")
@@ -165,26 +160,19 @@ def test_weights_on_a_gpu_are_refused(opened):
         opened(providers=((CUDA, {}), (CPU, {})))
 
 
-def linear(rows: int, columns: int, op: str = "MatMul", **attributes):
+def linear(rows: int, columns: int, op: str = "MatMul"):
     weights = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
-    width = columns if attributes else rows
-    node = helper.make_node(op, ["x", "A"], ["y"], **attributes)
-    initializers = [constant("A", weights)]
-    return network(
-        [node], [value("x", "FP32", ["n", width])], [value("y", "FP32", ["n", None])], initializers
-    )
+    width = columns if "transB" in op else rows
+    return written(f"(float[n,{width}] x) => (float[n,?] y) {{ y = {op}(x, A) }}", A=weights)
 
 
 def recurrent(op: str, gates: int, hidden: int):
     random = np.random.default_rng(0)
-    weights = [
-        constant(name, random.standard_normal((1, gates * hidden, width)).astype(np.float32))
-        for name, width in (("W", 33), ("R", hidden))
-    ]
-    node = helper.make_node(op, ["x", "W", "R"], ["y"], hidden_size=hidden)
-    return network(
-        [node], [value("x", "FP32", [1, "n", 33])], [value("y", "FP32", [1, 1, "n", hidden])], weights
-    )
+    widths = {"W": 33, "R": hidden}
+    shapes = {name: (1, gates * hidden, width) for name, width in widths.items()}
+    weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    io = f"(float[1,n,33] x) => (float[1,1,n,{hidden}] y)"
+    return written(f"{io} {{ y = {op}<hidden_size = {hidden}>(x, W, R) }}", **weights)
 
 
 def branch():
@@ -232,7 +220,7 @@ SQUARE, ZEROS = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float
     MatMul=linear(70, 37),
     small=linear(130, 10),
     wide=linear(7, 300),
-    Gemm=linear(37, 70, "Gemm", transB=1),
+    Gemm=linear(37, 70, "Gemm<transB = 1>"),
     LSTM=recurrent("LSTM", 4, 37),
     GRU=recurrent("GRU", 3, 19),
     If=branch(),

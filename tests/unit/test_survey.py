@@ -3,7 +3,6 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from nereid.models.publish.examination.samples import Sample, image_pair
 from nereid.models.publish.examination.score_outputs import (
@@ -15,7 +14,7 @@ from nereid.models.publish.examination.score_outputs import (
 )
 from nereid.models.publish.intake import description
 from nereid.models.publish.staged_addition import AddRequest
-from tests.networks import constant, network, value
+from tests.networks import written
 from tests.publishing import propose
 from tests.tables import cases
 from tests.user_networks import CLASSES, UserNetwork
@@ -55,19 +54,10 @@ def test_one_photo_is_paired_with_its_mirror_image():
 
 
 def mixed() -> onnx.ModelProto:
-    return network(
-        [
-            helper.make_node("ReduceMean", ["image"], ["means"], axes=[0, 2, 3]),
-            helper.make_node("Reshape", ["means", "shape"], ["flat"]),
-            helper.make_node("MatMul", ["flat", "weights"], ["output"]),
-        ],
-        [value("image", "FP32", [1, 3, 16, 16])],
-        [value("output", "FP32", [1, CLASSES])],
-        [
-            constant("shape", np.array([1, 3])),
-            constant("weights", np.random.default_rng(0).standard_normal((3, CLASSES)).astype(np.float32)),
-        ],
-    )
+    nodes = "means = ReduceMean<axes = [0, 2, 3]>(image) flat = Reshape(means, shape)"
+    io = f"(float[1,3,16,16] image) => (float[1,{CLASSES}] output) <int64[2] shape = {{1, 3}}>"
+    weights = np.random.default_rng(0).standard_normal((3, CLASSES)).astype(np.float32)
+    return written(f"{io} {{ {nodes} output = MatMul(flat, weights) }}", weights=weights)
 
 
 @cases(("model", "can_batch"), mixed=(mixed(), False), outer=(UserNetwork(batch=1).build(), True))

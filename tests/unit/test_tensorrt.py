@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.files import state_folder
 from nereid.base.serving_errors import InvalidConfig
 from nereid.vision.inference import tensorrt, version_state
-from tests.networks import constant, identity, network, store, tensor, value
+from tests.networks import identity, store, tensor, written
 from tests.tables import cases
 
 DIMS = tensor("input", "x", "FP32", [3, 4]) + tensor("input", "size", "INT64", [2])
@@ -87,10 +86,8 @@ def test_changed_network_never_gets_an_old_engine(tmp_path):
     cache = Cache(tmp_path)
     first, same, other = cache.folder(), cache.folder(), cache.folder({"trt_fp16_enable": "1"})
 
-    ones = constant("ones", np.ones(3, np.float32))
-    io = [value(name, "FP32", ["N", 3]) for name in "xy"]
-    add = helper.make_node("Add", ["x", "ones"], ["y"])
-    store(tmp_path, "net", network([add], io[:1], io[1:], [ones]), None)
+    text = "(float[N,3] x) => (float[N,3] y) { y = Add(x, ones) }"
+    store(tmp_path, "net", written(text, ones=np.ones(3, np.float32)), None)
 
     assert first == same
     assert len({first, other, cache.folder()}) == 3
