@@ -10,16 +10,8 @@ from msgspec.structs import replace
 from nereid.backends.routing.assignment import BreakerSettings, Table, Variant, parse_route
 from nereid.backends.routing.attempts import MAX_SUSPECTS
 from nereid.backends.routing.configured_answer import read_answer
+from nereid.base import serving_errors as errors
 from nereid.base.config.model_config import TensorSpec
-from nereid.base.serving_errors import (
-    DeadlineExceeded,
-    Died,
-    InferenceFailed,
-    InvalidConfig,
-    InvalidImage,
-    Overloaded,
-    Unavailable,
-)
 from tests.routes import document, variant
 from tests.tables import cases
 from tests.unit import test_router
@@ -59,8 +51,8 @@ def attempts(world: test_router.World) -> dict[tuple[str, ...], float]:
 
 def test_variants_are_tried_in_order():
     world = test_router.World(CHAIN)
-    world.fail("m1", Unavailable("x"))
-    world.fail("m2", Unavailable("x"))
+    world.fail("m1", errors.Unavailable("x"))
+    world.fail("m2", errors.Unavailable("x"))
 
     assert world.send(test_router.KEY_V2).outcome == ("v3", "13", "retry")
     assert world.called == ["m2", "m1", "m3"]
@@ -77,7 +69,7 @@ def test_variants_are_tried_in_order():
         ("v2", "v3", "breaker"): 1,
         ("v1", "v3", "breaker"): 1,
     }
-    world.fail("m3", Unavailable("no m3"))
+    world.fail("m3", errors.Unavailable("no m3"))
     assert world.send(test_router.KEY_V2).outcome == "unavailable: no m3"
     assert world.send(test_router.KEY_V2).outcome.startswith(
         "unavailable: no healthy variant: 'v2', 'v1', 'v3'"
@@ -88,13 +80,13 @@ def test_variants_are_tried_in_order():
 def test_exhausted_request_counts_for_its_own_variant():
     world = test_router.World(CHAIN)
     for model in ("m1", "m3"):
-        world.fail(model, Unavailable("x"))
+        world.fail(model, errors.Unavailable("x"))
     world.send(test_router.KEY_V1)
     world.counts.clear()
 
     world.send(test_router.KEY_V1)
     assert attempts(world) == {("v1", "unavailable", "route-key"): 1}
-    world.fail("m2", Unavailable("x"))
+    world.fail("m2", errors.Unavailable("x"))
     world.send(test_router.KEY_V2)
     assert attempts(world) == {
         ("v1", "unavailable", "route-key"): 1,
@@ -106,7 +98,7 @@ def test_exhausted_request_counts_for_its_own_variant():
 def test_durations_of_replacements_are_apart():
     """A response in place of another variant, perhaps after a wait for it, is not compared in rollouts."""
     world = test_router.World(CHAIN)
-    world.fail("m1", Unavailable("x"))
+    world.fail("m1", errors.Unavailable("x"))
     world.send(test_router.KEY_V1)
     world.send(test_router.KEY_V1)
     world.send({"x-variant": "v3"})
@@ -123,7 +115,7 @@ def test_fallbacks_need_no_retry_budget():
     world = test_router.World(CHAIN)
     requests = []
     for _ in range(40):
-        world.fail("m2", Unavailable("device failed: x"))
+        world.fail("m2", errors.Unavailable("device failed: x"))
         world.now += 5.0  # the breaker lets a trial through
         requests.append(world.send(test_router.KEY_V2).outcome)
     assert requests == [("v1", "11", "retry")] * 40
@@ -131,11 +123,11 @@ def test_fallbacks_need_no_retry_budget():
 
 @cases(
     ("parameters", "error"),
-    forced=(test_router.TO_V2, Unavailable("x")),
-    invalid=(test_router.KEY_V2, InvalidImage("x")),
-    failed=(test_router.KEY_V2, InferenceFailed("x")),
-    overload=(test_router.KEY_V2, Overloaded("x")),
-    late=(test_router.KEY_V2, DeadlineExceeded("x")),
+    forced=(test_router.TO_V2, errors.Unavailable("x")),
+    invalid=(test_router.KEY_V2, errors.InvalidImage("x")),
+    failed=(test_router.KEY_V2, errors.InferenceFailed("x")),
+    overload=(test_router.KEY_V2, errors.Overloaded("x")),
+    late=(test_router.KEY_V2, errors.DeadlineExceeded("x")),
 )
 def test_other_errors_have_no_fallback(parameters, error):
     """Another variant would fail for the same reason, or has its own work to do."""
@@ -149,8 +141,8 @@ def test_other_errors_have_no_fallback(parameters, error):
 def test_request_that_kills_processes_kills_two():
     """It may be the cause of a death; further fallbacks are not risked."""
     world = test_router.World(CHAIN)
-    world.fail("m1", Died("x"))
-    world.fail("m2", Died("x"))
+    world.fail("m1", errors.Died("x"))
+    world.fail("m2", errors.Died("x"))
 
     assert world.send(test_router.KEY_V2).outcome == "unavailable: x"
     assert world.called == ["m2", "m1"]
@@ -164,7 +156,7 @@ def test_few_possible_causes_go_on():
         world.models["m2"] = lambda: test_router.CAT
         world.now += 0.02
         world.send(test_router.KEY_V2)  # the process was replaced
-        world.fail("m2", Died("x"))
+        world.fail("m2", errors.Died("x"))
         outcomes.append(isinstance(world.send(test_router.KEY_V2).outcome, tuple))
     assert outcomes == [True] * MAX_SUSPECTS + [False] * 3
 
@@ -175,7 +167,7 @@ def test_queue_of_a_dead_process_goes_on():
         replace(CHAIN, variants=(test_router.V1, replace(test_router.V2, deadline_ms=10_000), V3))
     )
     request, finish = test_router.hang_v2(world, test_router.KEY_V2)
-    world.fail("m2", Died("x"))
+    world.fail("m2", errors.Died("x"))
     world.send(test_router.KEY_V2)
 
     world.now += 1.0
@@ -245,7 +237,7 @@ def test_starting_replacement_is_no_other_process(parameters, age_s, called):
 def test_answer_is_the_last_rung():
     world = answering(CHAIN)
     for model in ("m1", "m2", "m3"):
-        world.fail(model, Unavailable("x"))
+        world.fail(model, errors.Unavailable("x"))
 
     assert [world.send(test_router.KEY_V2).outcome, world.send().outcome] == [ANSWERED] * 2
     assert fallbacks(world) == {("v2", "answer", "answer"): 1, ("v1", "answer", "answer"): 1}
@@ -264,7 +256,7 @@ def test_answer_is_the_last_rung():
 )
 def test_wrong_fallbacks_are_refused(changes, message):
     content = document(variant("v1", "m1", 1), variant("v2", "m2"), variant("v3", "m3"))
-    with pytest.raises(InvalidConfig) as caught:
+    with pytest.raises(errors.InvalidConfig) as caught:
         parse_route(json.dumps(content | changes).encode())
     assert message in str(caught.value)
 
@@ -305,11 +297,11 @@ def test_answer_has_the_shape_and_type_of_the_output(value, output, expected):
     rank=([1, 2, 3, 4], BOX),
 )
 def test_wrong_answer_is_refused(value, output):
-    with pytest.raises(InvalidConfig) as caught:
+    with pytest.raises(errors.InvalidConfig) as caught:
         read_answer({output.name: value}, [output])
     assert str(caught.value).startswith(f"answer '{output.name}': expected {output.kind}, got ")
 
 
 def test_answer_names_all_outputs():
-    with pytest.raises(InvalidConfig, match="answer: expected the outputs text, box, got text"):
+    with pytest.raises(errors.InvalidConfig, match="answer: expected the outputs text, box, got text"):
         read_answer({"text": []}, [TEXT, BOX])

@@ -12,15 +12,8 @@ from nereid.base.config.instance_bounds import InstanceBounds, chosen, read_boun
 from nereid.base.metrics_page import Snapshot
 from nereid.base.serving_errors import InvalidConfig
 from nereid.server.control import Instances
+from nereid.server.instances import instance_decision
 from nereid.server.instances.instance_controller import InstanceController
-from nereid.server.instances.instance_decision import (
-    ADD_SAMPLES,
-    COOL_S,
-    REFUSED_DELAYS_S,
-    GpuSample,
-    InstanceDecider,
-    Sample,
-)
 from nereid.server.instances.instance_readings import CpuWait, Load, read_gpu, read_loads
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
@@ -107,7 +100,7 @@ def test_loads_are_those_of_the_interval():
 
 
 def test_gpus_count_like_the_fullest():
-    assert read_gpu(Snapshot.parse(PAGE)) == GpuSample(0.62, 10000, 70000)
+    assert read_gpu(Snapshot.parse(PAGE)) == instance_decision.GpuSample(0.62, 10000, 70000)
     assert read_gpu(Snapshot.parse("")) is None
 
 
@@ -178,7 +171,9 @@ def test_what_a_server_did_before_the_first_look_is_no_load(monkeypatch):
     monkeypatch.setattr(controller, "_bounds", {"eyes": InstanceBounds(1, 4)})
     monkeypatch.setattr(controller._control, "instances", lambda name: Instances(2, False, None))
     monkeypatch.setattr(metrics_page, "fetch", lambda url, timeout_s: COUNTED.format(next(counts)))
-    monkeypatch.setattr(InstanceDecider, "look", lambda self, sample: samples.append(sample))
+    monkeypatch.setattr(
+        instance_decision.InstanceDecider, "look", lambda self, sample: samples.append(sample)
+    )
 
     for _ in range(3):
         controller.step()
@@ -192,24 +187,24 @@ def test_what_a_server_did_before_the_first_look_is_no_load(monkeypatch):
 RECORDED = json.loads(Path(__file__).with_name("instance_samples.json").read_text())
 MB, GB = 1e6, 1e9
 BOUNDS = InstanceBounds(1, 4, 3.0)
-IDLE = Sample(0.0, 2, 0.0, 0.0, 0.0, 8 * GB, 50 * MB)
+IDLE = instance_decision.Sample(0.0, 2, 0.0, 0.0, 0.0, 8 * GB, 50 * MB)
 WAITING = replace(IDLE, waiting=3.0, busy=2.0)
-GPU = GpuSample(0.5, 40 * GB, 4 * GB)
+GPU = instance_decision.GpuSample(0.5, 40 * GB, 4 * GB)
 
 
-def recorded(name: str) -> list[Sample]:
+def recorded(name: str) -> list[instance_decision.Sample]:
     return [
-        Sample(at_s, count, waiting, busy, cpu_wait, free * MB, each * MB)
+        instance_decision.Sample(at_s, count, waiting, busy, cpu_wait, free * MB, each * MB)
         for at_s, count, waiting, busy, cpu_wait, free, each in RECORDED[name]
     ]
 
 
 class Driver:
     def __init__(self, bounds: InstanceBounds = BOUNDS, count: int = 2) -> None:
-        self.decider, self.now_s, self.count = InstanceDecider(bounds), 100.0, count
+        self.decider, self.now_s, self.count = instance_decision.InstanceDecider(bounds), 100.0, count
         self.changes: list[int] = []
 
-    def show(self, sample: Sample, seconds: float) -> list[int]:
+    def show(self, sample: instance_decision.Sample, seconds: float) -> list[int]:
         """Show a sample for some seconds, carry out each decision immediately; returns the numbers."""
         before = len(self.changes)
         for _ in range(round(seconds / 0.2)):
@@ -223,7 +218,7 @@ class Driver:
 
 
 def test_recorded_load_step_is_followed():
-    decider, samples, found = InstanceDecider(BOUNDS), recorded("load_step"), []
+    decider, samples, found = instance_decision.InstanceDecider(BOUNDS), recorded("load_step"), []
 
     for sample, following in zip(samples, [*samples[1:], samples[-1]], strict=True):
         if decision := decider.look(sample):
@@ -235,7 +230,7 @@ def test_recorded_load_step_is_followed():
 
 def test_recorded_full_processor_gets_no_instance():
     """Requests wait all the time, and another instance would wait for a core, too."""
-    decider = InstanceDecider(BOUNDS)
+    decider = instance_decision.InstanceDecider(BOUNDS)
 
     decisions = [decider.look(sample) for sample in recorded("full_processor")]
 
@@ -247,7 +242,7 @@ def test_short_waits_change_nothing():
     driver = Driver()
 
     for _ in range(20):
-        assert driver.show(WAITING, 0.2 * (ADD_SAMPLES - 1)) == []
+        assert driver.show(WAITING, 0.2 * (instance_decision.ADD_SAMPLES - 1)) == []
         assert driver.show(replace(IDLE, busy=2.0), 0.2) == []
 
 
@@ -256,7 +251,7 @@ def test_pause_after_a_change():
     driver = Driver()
 
     assert driver.show(WAITING, 1.0) == [3]
-    assert driver.show(WAITING, COOL_S) == []
+    assert driver.show(WAITING, instance_decision.COOL_S) == []
     assert driver.show(WAITING, 1.0) == [4]
 
 
@@ -316,5 +311,5 @@ def test_refused_changes_are_repeated_more_and_more_seldom(refusals):
     for _ in range(refusals):
         driver.decider.changed(driver.now_s, is_refused=True)
 
-    assert driver.show(WAITING, REFUSED_DELAYS_S[refusals - 1]) == []
+    assert driver.show(WAITING, instance_decision.REFUSED_DELAYS_S[refusals - 1]) == []
     assert driver.show(WAITING, 1.2) == [3]
