@@ -30,17 +30,8 @@ CELLS = len(CELL_PLACES)
 Objects: TypeAlias = tuple[tuple[tuple[float, ...], float, int], ...]
 KNOWN: Objects = (((8.0, 16.0, 24.0, 32.0), 1.0, 1), ((24.0, 16.0, 56.0, 48.0), 0.5, 0))
 HEADS = (
-    "yolov5",
-    "yolov8",
-    "yolox",
-    "detr",
-    "detr_sigmoid",
-    "yolonas",
-    "rtdetr",
-    "rtdetr_best",
-    "tensorflow",
-    "torchvision",
-    "nms",
+    *("yolov5", "yolov8", "yolox", "detr", "detr_sigmoid", "yolonas"),
+    *("rtdetr", "rtdetr_best", "tensorflow", "torchvision", "nms"),
 )
 
 

@@ -93,13 +93,9 @@ def panels() -> Iterator[dict[str, Any]]:
 
 
 def shown(rate_interval: str = "1m") -> list[Query]:
-    return [
-        Query(
-            f"{panel['title']}, {target['refId']}", target["expr"].replace("$__rate_interval", rate_interval)
-        )
-        for panel in panels()
-        for target in panel["targets"]
-    ]
+    targets = [(panel["title"], target) for panel in panels() for target in panel["targets"]]
+    interval = "$__rate_interval", rate_interval
+    return [Query(f"{title}, {each['refId']}", each["expr"].replace(*interval)) for title, each in targets]
 
 
 def judging() -> list[Query]:

@@ -16,13 +16,9 @@ from tests.commands import captured
 from tests.e2e.conftest import ESPRESSO, url
 from tests.supervised import image_input
 
-PHOTOS = {
-    "coffee": COFFEE.read_bytes(),
-    "chelsea": CHELSEA.read_bytes(),
-    "640x427": photos.jpeg((640, 427)),
-    "1080p": photos.jpeg((1920, 1080)),
-    "portrait": photos.jpeg((427, 640)),
-}
+PHOTOS = {"coffee": COFFEE.read_bytes(), "chelsea": CHELSEA.read_bytes()}
+PHOTOS |= {"640x427": photos.jpeg((640, 427)), "1080p": photos.jpeg((1920, 1080))}
+PHOTOS |= {"portrait": photos.jpeg((427, 640))}
 
 
 def raw_scores(server, model: str, image: bytes) -> np.ndarray:

@@ -32,13 +32,8 @@ INSTALLER = ROOT / "deploy" / "install-offline.sh"
 # What the script may use besides Python. All are in coreutils, except the shell.
 PROGRAMS = ("sh", "cat", "dirname", "ls", "mkdir", "rm", "sha256sum")
 # Settings that would lead pip to an index, or away from the environment.
-PIP_SETTINGS = {
-    "PIP_NO_INDEX": "1",
-    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
-    "PIP_REQUIRE_VIRTUALENV": "0",
-    "PIP_TARGET": "elsewhere",
-    "PIP_CONFIG_FILE": "pip.conf",
-}
+PIP_SETTINGS = {"PIP_NO_INDEX": "1", "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+PIP_SETTINGS |= {"PIP_REQUIRE_VIRTUALENV": "0", "PIP_TARGET": "elsewhere", "PIP_CONFIG_FILE": "pip.conf"}
 PIP_CONF = "[install]\nuser = true\nconstraint = absent.txt\n"
 
 

@@ -101,13 +101,8 @@ def test_good_candidate_gets_all_traffic(rollout, nereid):
     assert [each.answer for each in load.outcomes if each.is_failed] == []
     assert not read_state(rollout.location).route().shadows
     events = [json.loads(line) for line in nereid("history", str(state.number), "--json").stdout.splitlines()]
-    assert [each["event"] for each in events if each["event"] != "look"] == [
-        "start",
-        *["change", "begin", "pass"] * 2,
-        "change",
-        "begin",
-        "end",
-    ]
+    seen = [each["event"] for each in events if each["event"] != "look"]
+    assert seen == ["start", *["change", "begin", "pass"] * 2, "change", "begin", "end"]
     assert "promoted" in nereid("status").stdout
 
 

@@ -153,23 +153,10 @@ def test_lack_of_processes_ends_the_start(environment, limit):
     group = PROCESSES / f"nereid-{os.getpid()}"
     group.mkdir()
     (group / "pids.max").write_text(str(limit))
-    enter = 'echo $$ > "$0"; exec "$@"'
+    enter = ["sh", "-c", 'echo $$ > "$0"; exec "$@"', group / "cgroup.procs"]
+    words = [NEREID, "serve", "--repository", REPOSITORY, *ANY_PORTS]
     try:
-        done = captured(
-            [
-                "sh",
-                "-c",
-                enter,
-                group / "cgroup.procs",
-                NEREID,
-                "serve",
-                "--repository",
-                REPOSITORY,
-                *ANY_PORTS,
-            ],
-            env=environment,
-            timeout=WATCHDOG_S,
-        )
+        done = captured([*enter, *words], env=environment, timeout=WATCHDOG_S)
     finally:
         wait_until(lambda: not (group / "cgroup.procs").read_text(), "the end of all processes")
         group.rmdir()

@@ -271,11 +271,8 @@ def test_scores_are_those_of_the_users_network(repository, tmp_path, form, param
     onnx.save(model, tmp_path / "own.onnx")
     size = (0, 0) if form.side_px else (16, 16)
 
-    add(
-        repository,
-        AddRequest(tmp_path / "own.onnx", "own", {"resize": "exact", **parameters}, size=size),
-        None,
-    )
+    request = AddRequest(tmp_path / "own.onnx", "own", {"resize": "exact", **parameters}, size=size)
+    add(repository, request, None)
 
     config = ModelConfig.from_file(repository / "own_preprocess", 1)
     batch = Pipeline.from_config(config, max_batch_size=1, instances=1).run([[save(Image.fromarray(pixels))]])

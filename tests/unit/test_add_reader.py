@@ -201,12 +201,8 @@ def test_networks_that_find_text_are_shared(texts, tiny):
     assert remove(texts, "own", None) == ("own_network", "own_v1", "own")
     assert models(texts) == before
     assert remove(texts, "read_text", None) == ("read_text_v1", "read_text")
-    assert remove(texts, "read_waybill", None) == (
-        *FINDERS,
-        "text_recognise",
-        "read_waybill_v1",
-        "read_waybill",
-    )
+    removed = (*FINDERS, "text_recognise", "read_waybill_v1", "read_waybill")
+    assert remove(texts, "read_waybill", None) == removed
     assert models(texts) == set()
 
 

@@ -151,15 +151,10 @@ def test_scattered_output_gets_the_shape_of_its_input(count):
 
     parts = SCATTERED.scatter({"y": 10 * np.arange(1, elements + 1), "n": np.arange(rows)}, requests)
 
-    for part, expected in zip(
-        parts,
-        [
-            {"y": np.array([[10, 20]]), "n": np.array([0])},
-            {"y": np.array([[30, 40, 50], [60, 70, 80]]), "n": np.array([1, 2])},
-            {"y": np.array([[90]]), "n": np.array([3])},
-        ][:count],
-        strict=True,
-    ):
+    rows = [[[10, 20]], [[30, 40, 50], [60, 70, 80]], [[90]]]
+    numbers = [[0], [1, 2], [3]]
+    answers = [{"y": np.array(y), "n": np.array(n)} for y, n in zip(rows, numbers, strict=True)]
+    for part, expected in zip(parts, answers[:count], strict=True):
         assert_same(part, expected)
 
 

@@ -16,10 +16,7 @@ from nereid.insight.drift.monitor import RouteDrift
 from nereid.insight.drift.scores import MIN_IMAGES, MIN_SHARE, PRIOR, add_up, distance, joined, limit
 
 histograms = st.integers(2, 20).flatmap(
-    lambda size: st.tuples(
-        st.lists(st.integers(0, 500), min_size=size, max_size=size),
-        st.lists(st.integers(0, 500), min_size=size, max_size=size),
-    )
+    lambda size: st.tuples(*[st.lists(st.integers(0, 500), min_size=size, max_size=size)] * 2)
 )
 counts = st.lists(st.integers(0, 500), min_size=2, max_size=25).filter(any)
 

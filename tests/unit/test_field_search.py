@@ -61,12 +61,8 @@ def test_number_is_found(lines, value):
 
 @pytest.mark.parametrize("degrees", [-90, -10, 3, 180])
 def test_turned_page_is_read_alike(degrees):
-    lines = [
-        line("TRK#"),
-        line("7905 3531", left=60),
-        line("2317", left=160),
-        line("9865 7878 8855", top=300),
-    ]
+    lines = [line("TRK#"), line("7905 3531", left=60), line("2317", left=160)]
+    lines.append(line("9865 7878 8855", top=300))
 
     assert tracking(*(turned(each, degrees) for each in lines)).value == FEDEX
 
@@ -196,17 +192,11 @@ def test_group_of_a_pattern_is_the_value():
     assert find_fields([line("your SPIN 1234")], rules)[0].value is None
 
 
+CORNERS = st.lists(st.floats(allow_nan=True, width=32), min_size=8, max_size=8)
+
+
 @settings(max_examples=60)
-@given(
-    st.lists(
-        st.tuples(
-            st.text(max_size=60),
-            st.lists(st.floats(allow_nan=True, width=32), min_size=8, max_size=8),
-            st.floats(0, 1),
-        ),
-        max_size=12,
-    )
-)
+@given(st.lists(st.tuples(st.text(max_size=60), CORNERS, st.floats(0, 1)), max_size=12))
 def test_any_lines_are_answered(lines):
     made = [
         Line(text, confidence, np.array(box, np.float32).reshape(4, 2)) for text, box, confidence in lines

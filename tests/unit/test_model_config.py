@@ -36,14 +36,10 @@ def config(tmp_path, **parameters: str) -> ModelConfig:
 
 
 def arguments(tmp_path, document: dict, kind: str, instance: str) -> dict[str, str]:
-    return {
-        "model_config": json.dumps(document),
-        "model_repository": str(tmp_path / "m"),
-        "model_version": "3",
-        "model_instance_kind": kind,
-        "model_instance_device_id": "1" if kind == "GPU" else "0",
-        "model_instance_name": instance,
-    }
+    values = {"config": json.dumps(document), "repository": str(tmp_path / "m"), "version": "3"}
+    values |= {"instance_kind": kind, "instance_device_id": "1" if kind == "GPU" else "0"}
+    values["instance_name"] = instance
+    return {f"model_{name}": value for name, value in values.items()}
 
 
 def test_triton_arguments_and_file_give_the_same_config(tmp_path):

@@ -119,13 +119,8 @@ def test_preprocessing_of_timm(found, changes, parameters):
     assert bool(noted.problem) is not bool(parameters)
 
 
-EDGES = {
-    "do_rescale": True,
-    "do_normalize": True,
-    "image_mean": [0.5] * 3,
-    "image_std": [0.2] * 3,
-    "resample": 3,
-}
+EDGES = {"do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3}
+EDGES |= {"image_std": [0.2] * 3, "resample": 3}
 LEVELS = {"mean": "127.5, 127.5, 127.5", "std": "51, 51, 51", "interpolation": "bicubic"}
 
 

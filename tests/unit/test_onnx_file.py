@@ -248,25 +248,16 @@ def config(inputs=None, outputs=None, max_batch_size: int = 8, **document) -> Mo
     """Build the config of a model `m`; by default one of floats from `x` to `y`, in batches."""
     inputs = [tensor("x")] if inputs is None else inputs
     outputs = [tensor("y")] if outputs is None else outputs
-    return ModelConfig.from_document(
-        {"name": "m", "max_batch_size": max_batch_size, "input": inputs, "output": outputs, **document},
-        Path("/r/m"),
-        1,
-    )
+    given = {"name": "m", "max_batch_size": max_batch_size, "input": inputs, "output": outputs}
+    return ModelConfig.from_document(given | document, Path("/r/m"), 1)
 
 
 def signature(inputs=None, outputs=None, initializers=None) -> Signature:
     """Build a network's signature from (element, shape) by name; by default that of `config()`."""
-    return Signature(
-        *(
-            {name: NetworkTensor(*each) for name, each in tensors.items()}
-            for tensors in (
-                {"x": ("float", (-1, 16))} if inputs is None else inputs,
-                {"y": ("float", (-1, 16))} if outputs is None else outputs,
-                initializers or {},
-            )
-        )
-    )
+    inputs = {"x": ("float", (-1, 16))} if inputs is None else inputs
+    outputs = {"y": ("float", (-1, 16))} if outputs is None else outputs
+    tables = (inputs, outputs, initializers or {})
+    return Signature(*({name: NetworkTensor(*each) for name, each in table.items()} for table in tables))
 
 
 def start_control(key: str) -> dict:

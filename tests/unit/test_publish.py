@@ -315,11 +315,8 @@ def test_retirement_ends_when_the_version_is_in_use_again(repository, tmp_path):
     there = contents(repository / "net_v2")
     with locked_repository(repository, None, print) as (log, at):
         operation, _ = begin(log, at, "retire", NET, 2)
-        actions = (
-            Install("net/2", NET, 2),
-            Install("net_v2", "net_v2"),
-            AddVariant(ROUTE, "v2", "net_v2", 0),
-        )
+        installed = Install("net/2", NET, 2), Install("net_v2", "net_v2")
+        actions = (*installed, AddVariant(ROUTE, "v2", "net_v2", 0))
         log.write("undo", replace(operation, actions=actions))
     set_weights(repository, v2=50)
 
@@ -362,13 +359,8 @@ def test_journal_of_earlier_releases_is_read(repository):
 
     (line,) = events(repository)
 
-    assert line.operation.actions == (
-        Install("net/2", "net", 2),
-        Policy("net", 2),
-        Load("net", 2),
-        Warm("net", 2),
-        AddVariant("r", "v2", "net_v2", 0.0),
-    )
+    first = Install("net/2", "net", 2), Policy("net", 2), Load("net", 2), Warm("net", 2)
+    assert line.operation.actions == (*first, AddVariant("r", "v2", "net_v2", 0.0))
     assert msgspec.json.encode(line.operation.actions) == b"[" + actions + b"]"
 
 

@@ -20,14 +20,9 @@ READERS, DETECTORS = (Reader, AsyncReader), (Detector, AsyncDetector)
 READ, WAYBILL = ("text", "confidence", "box"), ("text", "confidence", "box", "field")
 DETECT = ("box", "score", "label")
 CORNERS = ((1.0, 2.0), (5.0, 2.0), (5.0, 4.0), (1.0, 4.0))
-FIELD = {
-    "name": "tracking_number",
-    "value": "RA123456785CN",
-    "confidence": 0.5,
-    "box": [[1, 2], [5, 2], [5, 4], [1, 4]],
-    "valid": True,
-    "corrected": [{"position": 3, "from": "O", "to": "0"}],
-}
+FIELD = {"name": "tracking_number", "value": "RA123456785CN"}
+FIELD |= {"confidence": 0.5, "box": [[1, 2], [5, 2], [5, 4], [1, 4]]}
+FIELD |= {"valid": True, "corrected": [{"position": 3, "from": "O", "to": "0"}]}
 MISSING = {"name": "weight", "value": None, "confidence": 0, "box": None, "valid": None, "corrected": []}
 
 

@@ -81,12 +81,9 @@ def test_replacement(repository, file, tmp_path):
     onnx.save(UserNetwork().build(), tmp_path / "other.onnx")
     (tmp_path / "labels.txt").write_text("only one\n")
 
+    other = request(tmp_path / "other.onnx", labels=tmp_path / "labels.txt", is_replacing=True)
     with pytest.raises(OperationFailed):
-        add(
-            repository,
-            request(tmp_path / "other.onnx", labels=tmp_path / "labels.txt", is_replacing=True),
-            None,
-        )
+        add(repository, other, None)
     assert contents(repository) == before
 
     add(repository, request(tmp_path / "other.onnx", is_replacing=True), None)

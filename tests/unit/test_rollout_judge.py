@@ -90,13 +90,8 @@ def test_split_test_is_that_of_scipy():
 
 
 def objectives(**changed) -> Objectives:
-    values = {
-        "events": (Objective("error", limit=0.2, increase=0.01),),
-        "max_latency_ratio": 1.2,
-        "risk": 0.01,
-        "miss_risk": 0.01,
-        "min_requests": 100,
-    }
+    values = {"events": (Objective("error", limit=0.2, increase=0.01),), "max_latency_ratio": 1.2}
+    values |= {"risk": 0.01, "miss_risk": 0.01, "min_requests": 100}
     return Objectives(**values | changed)
 
 

@@ -246,11 +246,8 @@ def test_processes_have_the_name_of_their_part(proc):
     stub, worker = found[STUB], found[WORKER]
 
     assert {*found} == {SUPERVISOR, SERVER, STUB, OTHER_STUB, GATEWAY, WORKER}
-    assert [found[pid].name for pid in (SUPERVISOR, SERVER, GATEWAY)] == [
-        "supervisor",
-        "tritonserver",
-        "gateway",
-    ]
+    names = [found[pid].name for pid in (SUPERVISOR, SERVER, GATEWAY)]
+    assert names == ["supervisor", "tritonserver", "gateway"]
     assert (stub.name, stub.version, stub.cpu_s * TICKS_PER_S, stub.memory_bytes) == ("dogs", 3, 300, 3072)
     assert (worker.name, worker.version, worker.cpu_s * TICKS_PER_S) == ("gateway", 0, 600)
 

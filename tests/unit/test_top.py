@@ -40,16 +40,10 @@ def requests(v1: int, v2: int, failed: int = 0, instance: str = "a") -> str:
 
 def model(name: str, count: int, queue_us: int = 0, compute_us: int = 0, runs: int = 0) -> str:
     """Return Triton's counts of a model."""
-    values = {
-        "request_success": count,
-        "queue_duration_us": queue_us,
-        "compute_input_duration_us": compute_us,
-        "compute_infer_duration_us": compute_us,
-        "compute_output_duration_us": compute_us,
-        "count": 2 * count,
-        "exec_count": runs,
-        "pending_request_count": 3,
-    }
+    values = {"request_success": count, "queue_duration_us": queue_us}
+    values |= {"compute_input_duration_us": compute_us, "compute_infer_duration_us": compute_us}
+    values |= {"compute_output_duration_us": compute_us, "count": 2 * count}
+    values |= {"exec_count": runs, "pending_request_count": 3}
     labels = f'model="{name}",version="1"'
     return "\n".join(f"nv_inference_{each}{{{labels}}} {value}" for each, value in values.items())
 
@@ -118,11 +112,9 @@ def test_shadow_agrees_as_a_share_of_the_compared():
 
 def test_models_have_means_of_the_interval():
     before = reading(10, model("dogs_v1", 100, 5000, 1000, 10), usage=[usage(7, "dogs_v1", 1.0, 1)])
-    after = reading(
-        12,
-        model("dogs_v1", 110, 25_000, 11_000, 15) + "\n" + model("cats", 0),
-        usage=[usage(7, "dogs_v1", 1.5, 1), usage(8, "dogs_v1", 0.5, 1), usage(9, "dogs_v1", 9.0, 2)],
-    )
+    text = model("dogs_v1", 110, 25_000, 11_000, 15) + "\n" + model("cats", 0)
+    used = [usage(7, "dogs_v1", 1.5, 1), usage(8, "dogs_v1", 0.5, 1), usage(9, "dogs_v1", 9.0, 2)]
+    after = reading(12, text, usage=used)
 
     idle, busy = measure(before, after).models
 

@@ -230,13 +230,7 @@ def make_full(path: Path) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        make_deep,
-        make_socket,
-        make_full,
-        make_pipe_inside,
-        make_loop_inside,
-        os.mkfifo,
-        Path.mkdir,
+        *(make_deep, make_socket, make_full, make_pipe_inside, make_loop_inside, os.mkfifo, Path.mkdir),
         lambda path: path.symlink_to("/dev/zero"),
         lambda path: path.symlink_to("a" * 300),
         lambda path: path.symlink_to(path),
