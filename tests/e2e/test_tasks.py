@@ -331,20 +331,6 @@ def test_gateway_reads_fields_and_old_encodings(gateway):
 
 
 @fused
-@cases(
-    ("path", "code", "words"),
-    variant=("read?variant=v9", "invalid_request", "expected one of v1"),
-    encoding=("read?encoding=latin-1", "invalid_request", "must be one of utf-8, gbk"),
-    no_text=("read", "invalid_image", "expected an image file"),
-)
-def test_gateway_names_the_reason_of_errors(gateway, path, code, words):
-    found, answer = gateway.json(f"/v1/{path}", b"no image" if code == "invalid_image" else LABEL)
-
-    assert (found, answer["error"]["code"]) == (400, code)
-    assert words in answer["error"]["message"]
-
-
-@fused
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_outputs_of_any_length_cross_the_v2_protocol(gateway, protocol):
     """NVIDIA's own client gets three lines, none, and an error of one image per request.

@@ -215,20 +215,6 @@ def test_probes_of_gateway_and_supervisor_are_neither_traffic_nor_traces(traced)
     assert len(traced.lines()) == lines
 
 
-@pytest.mark.parametrize("name", ["nereid-probe", "Nereid-Probe", "nereid_sent_ns", "traceparent"])
-def test_callers_cannot_send_our_own_parameters(traced, name):
-    """A caller of the gateway cannot hide from the metrics as a probe, by parameter or by header."""
-    before = traced.count("nereid_route_requests_total")
-    body = {"inputs": [{"name": "image", "shape": [1, 1], "datatype": "BYTES", "data": ["x"]}]}
-    path, kind = "/v2/models/classify/infer", {"content-type": "application/json"}
-
-    refused = traced.post(path, json.dumps({**body, "parameters": {name: "1"}}).encode(), kind)
-    traced.post(path, json.dumps(body).encode(), {**kind, "nereid-probe": "1"})
-
-    assert (refused[0], b"reserved" in refused[1]) == (400, True)
-    wait_until(lambda: traced.count("nereid_route_requests_total") == before + 1, "a counted request")
-
-
 def test_damaged_headers_fail_only_their_own_request(traced):
     if traced.profile != "cpu":
         pytest.skip("the models of an ensemble are not called directly")

@@ -115,6 +115,7 @@ def test_reader_of_documents_reads_lines_too():
         ("/v1/waybill", 404, "got: classify classifies images, read_text reads text"),
         ("/v1/detect", 404, "no model finds objects here"),
         ("/v1/models/cars/detect", 404, "unknown model 'cars'"),
+        ("/v1/read?encoding=latin-1", 400, "must be one of utf-8, gbk"),
     ],
 )
 def test_other_task_names_what_fits(path, status, message):
