@@ -130,19 +130,16 @@ def test_chunked_body_is_cut_at_the_limit():
         assert code(send(made, "POST", "/predict", content=chunks())) == (413, "too_large")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("error", "expected", "message"),
-    [
-        (errors.RequestRefused("in ensemble 'x', invalid image: no JPEG"), "invalid_image", "no JPEG"),
-        (errors.RequestRefused("invalid request: no variant 'v9'"), "invalid_request", "no variant 'v9'"),
-        (errors.RequestRefused("Request for unknown model at 10.0.0.7"), "unavailable", "not served"),
-        (errors.Overloaded("overloaded: 64"), "overloaded", "retry later"),
-        (errors.TimedOut("10.0.0.7:8001: no answer"), "deadline_exceeded", "within 10 s"),
-        (errors.Unavailable("unavailable: v1"), "unavailable", "not served"),
-        (errors.Unreachable("10.0.0.7:8001: refused"), "unreachable", "cannot be reached"),
-        (errors.ServerFailed("inference failed: region_17"), "inference_failed", "server failed"),
-    ],
-    ids=["image", "request", "model", "overloaded", "late", "unavailable", "unreachable", "failed"],
+    image=(errors.RequestRefused("in ensemble 'x', invalid image: no JPEG"), "invalid_image", "no JPEG"),
+    request=(errors.RequestRefused("invalid request: no variant 'v9'"), "invalid_request", "no variant 'v9'"),
+    model=(errors.RequestRefused("Request for unknown model at 10.0.0.7"), "unavailable", "not served"),
+    overloaded=(errors.Overloaded("overloaded: 64"), "overloaded", "retry later"),
+    late=(errors.TimedOut("10.0.0.7:8001: no answer"), "deadline_exceeded", "within 10 s"),
+    unavailable=(errors.Unavailable("unavailable: v1"), "unavailable", "not served"),
+    unreachable=(errors.Unreachable("10.0.0.7:8001: refused"), "unreachable", "cannot be reached"),
+    failed=(errors.ServerFailed("inference failed: region_17"), "inference_failed", "server failed"),
 )
 def test_failure_has_its_status_and_hides_internals(error, expected, message):
     answer = send(gateway(Upstream(error)), "POST", "/predict", content=IMAGE)
@@ -468,13 +465,10 @@ async def test_declared_length_is_rejected_unread():
     assert rejected.sent[0]["status"] == 413
 
 
-@pytest.mark.parametrize(
+@cases(
     ("error", "status", "reason"),
-    [
-        (errors.Unreachable("10.0.0.7:8001"), 503, "the server behind the gateway cannot be reached"),
-        (errors.Overloaded("overloaded: 64 in flight, limit 64"), 200, ""),
-    ],
-    ids=["unreachable", "overloaded"],
+    unreachable=(errors.Unreachable("10.0.0.7:8001"), 503, "the server behind the gateway cannot be reached"),
+    overloaded=(errors.Overloaded("overloaded: 64 in flight, limit 64"), 200, ""),
 )
 def test_readiness_has_a_reason(error, status, reason):
     """The reason has no address; without an overloaded server, the load would overload the next one."""

@@ -64,15 +64,15 @@ def connect(settings: Settings = SMALL, peer: str = "a") -> tuple[BoundedProtoco
     return protocol, wire
 
 
-@pytest.mark.parametrize(
+@cases(
     "sent",
-    [
-        [b"GET /healthz HTTP/1.1\r\nx-a: " + bytes(65) * 1024],
-        [b"GET /healthz HTTP/1.1\r\n", *[b"a:b\r\n" * 1000] * 20],
-        [b"GET /" + b"a" * 70_000],
-        [b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET /healthz HTTP/1.1\r\nx-a: ", b"a" * 70_000],
+    one_value=[b"GET /healthz HTTP/1.1\r\nx-a: " + bytes(65) * 1024],
+    many_headers=[b"GET /healthz HTTP/1.1\r\n", *[b"a:b\r\n" * 1000] * 20],
+    address=[b"GET /" + b"a" * 70_000],
+    second_request=[
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET /healthz HTTP/1.1\r\nx-a: ",
+        b"a" * 70_000,
     ],
-    ids=["one value", "many headers", "address", "second request"],
 )
 @asynchronous
 async def test_head_is_bounded(sent):
@@ -234,15 +234,17 @@ def test_form_is_read_or_rejected(body, expected):
         assert read_form(body, b"b", 2) == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     ("method", "path", "body", "expected"),
-    [
-        ("POST", "/v1/classify", b'{"images":[' + b'{"image":""},' * 90_000, (400, "quotation marks")),
-        ("POST", "/predict", b"{" + b'"image":"",' * 100_000, (400, "quotation marks")),
-        ("PUT", "/v1/route/weights", bytes(MAX_UNCOUNTED_BYTES + 1), (413, "at most 1 MiB")),
-        ("POST", "/predict", b'{"image":"%s"}' % (b"A" * 2 * MAX_UNCOUNTED_BYTES), (200, "espresso")),
-    ],
-    ids=["images", "one name", "weights", "a large image"],
+    images=("POST", "/v1/classify", b'{"images":[' + b'{"image":""},' * 90_000, (400, "quotation marks")),
+    one_name=("POST", "/predict", b"{" + b'"image":"",' * 100_000, (400, "quotation marks")),
+    weights=("PUT", "/v1/route/weights", bytes(MAX_UNCOUNTED_BYTES + 1), (413, "at most 1 MiB")),
+    a_large_image=(
+        "POST",
+        "/predict",
+        b'{"image":"%s"}' % (b"A" * 2 * MAX_UNCOUNTED_BYTES),
+        (200, "espresso"),
+    ),
 )
 def test_json_is_counted_before_it_is_decoded(method, path, body, expected):
     """Millions of small values would block all requests; an image is one large value."""

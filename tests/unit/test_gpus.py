@@ -53,15 +53,12 @@ def test_processes_releases_and_clocks_are_read():
     assert nvidia_smi.parse_slowdowns(recorded.HOT.replace("Throttle", "Event")) == ["HW Thermal Slowdown"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("devices", "driver", "path", "reason"),
-    [
-        ([], False, "/nowhere", "no NVIDIA GPU"),
-        (["nvidia0"], False, "/nowhere", ""),
-        (["dxg"], False, "/nowhere", ""),
-        (["nvidiactl"], True, "/nowhere", "this process sees no device"),
-    ],
-    ids=["no GPU", "GPU", "WSL", "container without its GPU"],
+    no_GPU=([], False, "/nowhere", "no NVIDIA GPU"),
+    GPU=(["nvidia0"], False, "/nowhere", ""),
+    WSL=(["dxg"], False, "/nowhere", ""),
+    container_without_its_GPU=(["nvidiactl"], True, "/nowhere", "this process sees no device"),
 )
 def test_absence_needs_no_program(tmp_path, devices, driver, path, reason):
     """Device files decide: a driver's own files are visible in each container of the machine."""
@@ -124,31 +121,29 @@ def test_visible_gpus_are_those_of_cuda(value, uuids):
     assert [each.uuid for each in nvidia_smi.visible(DEVICES, environment)] == uuids
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "devices", "uuids"),
-    [
-        ("1, 0", DEVICES, [recorded.SECOND, recorded.A100]),
-        (recorded.A100, DEVICES, [recorded.A100]),
-        (recorded.PART, DIVIDED, [recorded.PART]),
-        ("1", DIVIDED, [recorded.SECOND]),
-    ],
-    ids=["order", "UUID", "part", "beside a divided one"],
+    order=("1, 0", DEVICES, [recorded.SECOND, recorded.A100]),
+    UUID=(recorded.A100, DEVICES, [recorded.A100]),
+    part=(recorded.PART, DIVIDED, [recorded.PART]),
+    beside_a_divided_one=("1", DIVIDED, [recorded.SECOND]),
 )
 def test_gpus_are_selected(words, devices, uuids):
     assert [each.uuid for each in selection.parse(words, devices)] == uuids
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "devices", "message"),
-    [
-        ("2", DEVICES, "no GPU is called '2'; this machine has: 0, NVIDIA A100-SXM4-80GB, GPU-513536b6"),
-        ("GPU-", DEVICES, "no GPU is called 'GPU-'"),
-        ("0,0", DEVICES, "expected each GPU once"),
-        ("0", DIVIDED, "MIG divides GPU 0; expected the UUID of a part: MIG 1g.10gb Device 0, MIG-feb88891"),
-        (f"{recorded.PART},1", DIVIDED, "expected one part of a GPU alone"),
-        ("0", [], "this machine has: none"),
-    ],
-    ids=["unknown", "prefix", "twice", "divided", "part and GPU", "no GPU"],
+    unknown=("2", DEVICES, "no GPU is called '2'; this machine has: 0, NVIDIA A100-SXM4-80GB, GPU-513536b6"),
+    prefix=("GPU-", DEVICES, "no GPU is called 'GPU-'"),
+    twice=("0,0", DEVICES, "expected each GPU once"),
+    divided=(
+        "0",
+        DIVIDED,
+        "MIG divides GPU 0; expected the UUID of a part: MIG 1g.10gb Device 0, MIG-feb88891",
+    ),
+    part_and_GPU=(f"{recorded.PART},1", DIVIDED, "expected one part of a GPU alone"),
+    no_GPU=("0", [], "this machine has: none"),
 )
 def test_unknown_gpu_is_an_error_with_the_known_ones(words, devices, message):
     """CUDA would ignore the entry, and the server would use no GPU."""

@@ -13,6 +13,7 @@ from nereid.client.images import encode
 from nereid.vision.imaging.buffers import Buffers
 from nereid.vision.imaging.decode import Limits, open_image
 from tests.conftest import UPRIGHT
+from tests.tables import cases
 
 WHITE = (255, 255, 255)
 
@@ -117,17 +118,14 @@ def test_files_stay_as_they_are():
     assert {encode(form) for form in forms} == {file}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("image", "error", "message"),
-    [
-        (5, TypeError, "an image must be bytes, a path, .* got int"),
-        (io.StringIO("x"), TypeError, "opened for reading bytes, this one reads str"),
-        (np.zeros((2, 2, 3), np.float32), ValueError, r"got float32\[2, 2, 3\]"),
-        (np.zeros((0, 2, 3), np.uint8), ValueError, "not empty"),
-        (Image.new("F", (2, 2)), ValueError, "must have one of the modes .* got F"),
-        ("no/such/file.jpg", FileNotFoundError, "no/such/file.jpg"),
-    ],
-    ids=["number", "text file", "floats", "empty", "mode", "missing"],
+    number=(5, TypeError, "an image must be bytes, a path, .* got int"),
+    text_file=(io.StringIO("x"), TypeError, "opened for reading bytes, this one reads str"),
+    floats=(np.zeros((2, 2, 3), np.float32), ValueError, r"got float32\[2, 2, 3\]"),
+    empty=(np.zeros((0, 2, 3), np.uint8), ValueError, "not empty"),
+    mode=(Image.new("F", (2, 2)), ValueError, "must have one of the modes .* got F"),
+    missing=("no/such/file.jpg", FileNotFoundError, "no/such/file.jpg"),
 )
 def test_invalid_image_is_named(image, error, message):
     with pytest.raises(error, match=message):

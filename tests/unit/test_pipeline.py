@@ -126,10 +126,10 @@ def test_failed_request_lists_its_bad_images(requests, expected):
     assert found == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     "error",
-    [MemoryError("device is full"), CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument")],
-    ids=["memory", "call"],
+    memory=MemoryError("device is full"),
+    call=CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument"),
 )
 def test_failed_call_fails_every_request_and_does_not_mean_a_lost_device(error):
     batch = Pipeline(Broken(3, error)).run([["0"], ["1", "2"]])
