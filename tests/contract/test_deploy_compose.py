@@ -215,7 +215,6 @@ def test_dockerfiles_pass_their_linter(dockerfile):
 
 
 @cases(
-    ("arguments", "code", "reason"),
     nothing=([], 2, "usage:"),
     place=(["elsewhere", "/nonexistent", "cpu"], 2, "expected venv or system, got 'elsewhere'"),
     backends=(["system", "/nonexistent", "cpu"], 1, "'/nonexistent' has no backend 'python'"),

@@ -129,7 +129,6 @@ def exceeded(memory):
 
 
 @cases(
-    ("name", "columns", "part", "page"),
     recovery=("recovery", recovery.COLUMNS, "rows", "server.md"),
     rollout=("rollout_simulation", rollout_simulation.COLUMNS, "rows", "rollouts.md"),
     accuracy=("reading_accuracy", reading_accuracy.COLUMNS, "rows", "reading.md"),
@@ -140,7 +139,7 @@ def exceeded(memory):
     files=("mutated_files", files.COLUMNS, "rows", "security.md"),
     fuzz=("attack", "{cases:,} random requests".format_map, "fuzz", "security.md"),
 )
-def test_page_has_the_recorded_numbers(root, name, columns, part, page):
+def test_page_has_the_recorded_numbers(name, columns, part, page, root):
     recorded = json.loads((root / "loadtest" / "results" / f"{name}.json").read_text())
     text = " ".join((root / "docs" / page).read_text().split())
 

@@ -51,14 +51,13 @@ def server_goes_on(server):
 
 @pytest.mark.parametrize("model", MODELS)
 @cases(
-    ("image", "message"),
     text=(b"not an image", "expected an image file .* got 12 bytes starting with b'not an i"),
     truncated=(GOOD[:20_000], "JPEG of 20000 bytes is damaged: Premature end of JPEG file"),
     header_only=(GOOD[:3], "JPEG of 3 bytes has no readable header"),
     empty_body=(b"", "expected the bytes of an image file .* got 0 bytes"),
     decompression_bomb=(BOMB, "expected at most 64000000 pixels, got 20000 x 20000"),
 )
-def test_bad_image_is_a_400_with_the_reason(server, model, image, message):
+def test_bad_image_is_a_400_with_the_reason(image, message, server, model):
     status, text = post_image(server, model, image)
 
     assert status == 400

@@ -27,13 +27,12 @@ def fused(both_profiles):
 
 
 @cases(
-    ("words", "protocol"),
     http=((PYTHON, "clients/python_http.py", COFFEE), "http"),
     grpc=((PYTHON, "clients/python_grpc.py", COFFEE), "grpc"),
     shared_memory=((PYTHON, "clients/python_shared_memory.py", COFFEE), "grpc"),
     javascript=(("node", "clients/javascript.mjs", COFFEE), "http"),
 )
-def test_program_prints_the_class_of_the_photo(root, fused, words, protocol):
+def test_program_prints_the_class_of_the_photo(words, protocol, root, fused):
     if not shutil.which(words[0]):
         pytest.skip(f"needs {words[0]}; fix: apt-get install {words[0]}js")
 

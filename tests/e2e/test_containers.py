@@ -189,7 +189,6 @@ class TestScale:
 
 
 @cases(
-    ("overlay", "dockerfile", "extras", "http"),
     deployment=("overlays/cpu", NVIDIAS, "cpu,gateway,publish", 8000),
     kserve=("kserve", SLIM, "embedded,cpu,gateway", 8080),
 )

@@ -76,12 +76,11 @@ def test_unused_connection_is_kept_for_a_load_balancer(tmp_path):
 
 @pytest.mark.slow
 @cases(
-    ("server", "model", "path", "costly", "photo", "count"),
     images=("both_profiles", "classify", "/predict", [*COSTLY.values()], COFFEE, 40),
     pages=("text_server", "read_text", "/v1/read", [crowded_page] * 4, PARCEL_LABEL, 8),
 )
 def test_costly_files_of_one_key_leave_the_others_in_service(
-    request, tmp_path, nereid_key, server, model, path, costly, photo, count
+    server, model, path, costly, photo, count, request, tmp_path, nereid_key
 ):
     """Small files that take seconds on many connections: every request of another key is answered."""
     hostile, steady = (nereid_key("add", name, "--scope", "infer") for name in ("hostile", "steady"))

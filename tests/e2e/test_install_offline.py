@@ -124,13 +124,12 @@ def system(target):
 
 
 @cases(
-    ("options", "requirement", "leaf"),
     own=([], "leaf", "2.0"),
     system=(["--system-site-packages"], "leaf", "1.5"),
     system_too_old=(["--system-site-packages"], "leaf>=2", "2.0"),
 )
 def test_packages_of_the_machine_are_used_if_they_fit(
-    wheels, target, system, options, requirement, leaf, tmp_path
+    options, requirement, leaf, wheels, target, system, tmp_path
 ):
     (folder := tmp_path / "own").mkdir()
     bundle = write_bundle(tmp_path / "bundle", [write_own_wheel(folder, requirement), *wheels[1:]])
@@ -150,7 +149,6 @@ def flip_a_bit(path: Path) -> None:
 
 
 @cases(
-    ("harm", "passages"),
     missing=(
         lambda part, sums: part.unlink(),
         ["missing parts: expected {count}, got {left} without {part.name};", "copy them"],
@@ -171,7 +169,7 @@ def flip_a_bit(path: Path) -> None:
         ["{sums}: expected nereid-offline-….tar.001", "copy it"],
     ),
 )
-def test_incomplete_bundle_is_an_error(bundle, target, harm, passages):
+def test_incomplete_bundle_is_an_error(harm, passages, bundle, target):
     count, part, sums = len(bundle.parts), bundle.parts[1], bundle.folder / "SHA256SUMS"
     harm(part, sums)
 
@@ -182,12 +180,11 @@ def test_incomplete_bundle_is_an_error(bundle, target, harm, passages):
 
 
 @cases(
-    ("tags", "problem"),
     Python=("cp39-manylinux_2_17_x86_64", f"wrong Python: expected CPython 3.9, got CPython {THIS}"),
     glibc=(f"{TAG}-manylinux_2_99_x86_64", "64-bit Python, glibc 2.99 or later, got Linux"),
     machine=(f"{TAG}-manylinux_2_17_aarch64", "wrong platform: expected Linux aarch64"),
 )
-def test_wrong_target_is_an_error(wheels, target, tmp_path, tags, problem):
+def test_wrong_target_is_an_error(tags, problem, wheels, target, tmp_path):
     (target / "programs" / "python3").symlink_to(sys.executable)
     bundle = write_bundle(tmp_path / "bundle", wheels, tags)
 
@@ -216,7 +213,6 @@ def used_folder(target: Path) -> list[str]:
 
 
 @cases(
-    ("arrange", "passages"),
     no_Python=(lacking_python, [f"missing Python: expected python{THIS} or python3"]),
     absent_Python=(
         lambda target: ["--python", "absent"],
@@ -230,7 +226,7 @@ def used_folder(target: Path) -> list[str]:
     ),
     used_folder=(used_folder, ["'data' is in use: expected a new or empty folder"]),
 )
-def test_unsuitable_machine_is_an_error(bundle, target, arrange, passages):
+def test_unsuitable_machine_is_an_error(arrange, passages, bundle, target):
     words = arrange(target)
     before = {*target.rglob("*")}
 
@@ -240,12 +236,11 @@ def test_unsuitable_machine_is_an_error(bundle, target, arrange, passages):
 
 
 @cases(
-    ("words", "passage"),
     no_parts=([], "no parts: expected"),
     no_value=(["--into"], "--into: expected a value"),
     unknown=(["--intoo=x"], "unknown option '--intoo=x'"),
 )
-def test_wrong_usage_is_an_error(target, words, passage):
+def test_wrong_usage_is_an_error(words, passage, target):
     expect_error(install(target, *words), target, passage, "usage: sh install-offline.sh", code=2)
 
 

@@ -132,12 +132,11 @@ def run_load(*words: str) -> subprocess.CompletedProcess:
 
 
 @cases(
-    ("words", "locustfile", "code"),
     asked_wrongly=(["--bogus"], "", 2),
     killed=(["-f", "mine.py"], "import os\nos.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
     ended_early=(["-f", "mine.py"], "raise SystemExit(0)", 1),
 )
-def test_locust_that_leaves_no_report_gives_its_code(tmp_path, monkeypatch, words, locustfile, code):
+def test_locust_that_leaves_no_report_gives_its_code(words, locustfile, code, tmp_path, monkeypatch):
     """As documented, and without a second loop; no report is no good end, whatever Locust says."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY.parent))

@@ -221,12 +221,11 @@ def test_answers_are_those_of_onnx_runtime(server, case, protocol, rng):
 
 
 @cases(
-    ("model", "inputs"),
     # The dims of the config, [1], are those of the answer.
     scalar=("scalar", {"x": np.float64([2.5])}),
     reshaped_to_a_vector=("column", {"x": np.int32([[1], [2], [3]])}),
 )
-def test_config_dims_are_those_of_the_answer(server, model, inputs):
+def test_config_dims_are_those_of_the_answer(model, inputs, server):
     """An ONNX scalar takes one number; with dims [1] and an empty reshape, [N, 1] goes in and out."""
     assert_same(infer(server, model, inputs), {"y": inputs["x"]})
 

@@ -167,7 +167,6 @@ def test_lack_of_processes_ends_the_start(environment, limit):
 
 
 @cases(
-    ("profile", "relative", "before", "after", "reason"),
     field=(
         "ensemble",
         "classify_v1/config.pbtxt",

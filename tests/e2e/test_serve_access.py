@@ -84,13 +84,12 @@ def test_without_a_token_everybody_on_the_machine_administrates(tmp_path):
 
 
 @cases(
-    ("content", "mode", "words", "message"),
     missing=(None, 0, [], "No such file or directory"),
     readable=(TOKEN, 0o644, [], "only you can read, got mode 0644; fix: chmod 600"),
     signs=(f"{TOKEN}:with=signs", 0o600, [], "expected 16 to 256 printable ASCII characters"),
     both=(TOKEN, 0o600, ["--no-token"], "--token-file and --no-token exclude each other"),
 )
-def test_unusable_token_is_wrong_usage(tmp_path, content, mode, words, message):
+def test_unusable_token_is_wrong_usage(content, mode, words, message, tmp_path):
     path = tmp_path / "token"
     if content:
         path.write_text(content)
@@ -102,11 +101,10 @@ def test_unusable_token_is_wrong_usage(tmp_path, content, mode, words, message):
 
 
 @cases(
-    ("words", "message"),
     token=(["--no-token"], "--no-token needs --host 127.0.0.1, got 0.0.0.0"),
     keys=([], "listening beyond loopback needs API keys; fix: nereid key add"),
 )
-def test_unprotected_server_stays_on_this_machine(tmp_path, words, message):
+def test_unprotected_server_stays_on_this_machine(words, message, tmp_path):
     environment = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
 
     done = CliRunner().invoke(app, ["serve", "--host", "0.0.0.0", *words], env=environment)

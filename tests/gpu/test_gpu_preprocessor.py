@@ -137,7 +137,6 @@ def test_decoder_leaves_turning_to_the_kernel(build, orientation):
 
 
 @cases(
-    ("encoded", "fallbacks"),
     jpeg=(COFFEE_JPEG, 0),
     grey=(encode(mode="L"), 0),
     progressive=(encode(progressive=True), 0),
@@ -146,7 +145,7 @@ def test_decoder_leaves_turning_to_the_kernel(build, orientation):
     cut_off=(COFFEE_JPEG[:-5000], 1),
     no_image=(b"no image", 0),
 )
-def test_what_the_host_decodes_is_counted(build, encoded, fallbacks):
+def test_what_the_host_decodes_is_counted(encoded, fallbacks, build):
     """`fallbacks` counts files that are not for the GPU's decoder, and no others."""
     preprocessor = build()
 

@@ -130,7 +130,6 @@ def test_network_of_one_image_computes_several(tmp_path, name):
 
 
 @cases(
-    ("shape", "expected"),
     classes_last=((1, 1, 12), (0, 12)),
     any_number_of_classes=((1, 1, -1), (0, 0)),
     boxes=((1, 6, 2), (0, 6, 2)),

@@ -76,13 +76,12 @@ def test_logits_that_stay_are_not_called_probabilities(repository, tmp_path):
 
 
 @cases(
-    ("datatype", "shape", "size", "dims", "layout"),
     channels_first=("FP32", ["N", 3, SIDE, SIDE], (0, 0), (3, SIDE, SIDE), "NCHW"),
     channels_last_uint8=("UINT8", ["N", SIDE, SIDE, 3], (0, 0), (SIDE, SIDE, 3), "NHWC"),
     any_size_fp16=("FP16", ["N", 3, "H", "W"], (48, 40), (3, 48, 40), "NCHW"),
     oblong=("FP32", ["N", 3, 40, SIDE], (0, 0), (3, 40, SIDE), "NCHW"),
 )
-def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, size, dims, layout):
+def test_input_decides_the_preprocessing(datatype, shape, size, dims, layout, repository, tmp_path):
     onnx.save(classifier(datatype, shape), tmp_path / "new.onnx")
 
     add(repository, request(tmp_path / "new.onnx", size=size), None)
@@ -98,14 +97,13 @@ def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, 
 
 
 @cases(
-    ("label", "shown"),
     NUL=("cat\0", r"cat\x00"),
     title=("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
     colour=("\x9b31m", r"\x9b31m"),
     direction=("\u202egnp", r"\u202egnp"),
 )
 @pytest.mark.parametrize("place", ["--labels", "metadata"])
-def test_label_with_a_control_character_is_refused(repository, tmp_path, place, label, shown):
+def test_label_with_a_control_character_is_refused(label, shown, repository, tmp_path, place):
     model, names = classifier(), [label, "b", "c", "d", "e"]
     (tmp_path / "names.txt").write_text("\n".join(names) + "\n")
     if place == "metadata":
@@ -121,7 +119,6 @@ def test_label_with_a_control_character_is_refused(repository, tmp_path, place, 
 
 
 @cases(
-    ("more", "message"),
     name=({"name": "a b"}, r"invalid name: expected .*letters, digits, '\.', .*, got 'a b'"),
     preset=({"preset": "vgg"}, r"invalid preset: expected one of imagenet, .*, got 'vgg'"),
     profile=({"profiles": ("tpu",)}, r"invalid profile: expected one of cpu, gpu, got 'tpu'"),
@@ -129,7 +126,7 @@ def test_label_with_a_control_character_is_refused(repository, tmp_path, place, 
     few_labels=({"output": "a", "labels": Path(__file__)}, "--labels: expected 5 lines, .*, got"),
     labels_of_UTF_16=({"labels": UTF_16}, "--labels: expected text in UTF-8, got byte 0xff in 'u"),
 )
-def test_request_that_does_not_fit_is_wrong_usage(repository, tmp_path, monkeypatch, more, message):
+def test_request_that_does_not_fit_is_wrong_usage(more, message, repository, tmp_path, monkeypatch):
     onnx.save(classifier(outputs=("a", "b")), tmp_path / "new.onnx")
     (tmp_path / UTF_16).write_text("a", encoding="utf-16")
     monkeypatch.chdir(tmp_path)
@@ -241,7 +238,6 @@ NAMES = [f"name {number}" for number in range(CLASSES)]
 
 
 @cases(
-    ("form", "parameters", "mean", "std"),
     scale=(UserNetwork(), {"scale": str(1 / 255)}, 0, 255),
     one_number_grey=(
         UserNetwork("NHWC", 1, batch=1, tail=2),
@@ -264,7 +260,7 @@ NAMES = [f"name {number}" for number in range(CLASSES)]
     ),
     bytes=(UserNetwork("NHWC", datatype="UINT8"), {}, 0, 1),
 )
-def test_scores_are_those_of_the_users_network(repository, tmp_path, form, parameters, mean, std):
+def test_scores_are_those_of_the_users_network(form, parameters, mean, std, repository, tmp_path):
     """A photo of the network's size, so that no resize takes part; the reference is in float64."""
     model, pixels = form.build(), noise(16, 16)
     onnx.helper.set_model_props(model, {"names": repr(dict(enumerate(NAMES)))})

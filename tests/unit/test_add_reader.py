@@ -92,7 +92,6 @@ def test_recogniser_is_known_by_its_characters(repository, file):
 
 
 @cases(
-    ("more", "message"),
     preprocessing=({"parameters": {"preset": "imagenet"}}, "no parameters of a preprocessing"),
     size=({"size": (48, 48)}, "no size, head or thresholds"),
     blank=({"images": (Path("blank.png"),)}, r"blank.png': expected lines of text, found none; fix: "),
@@ -101,7 +100,7 @@ def test_recogniser_is_known_by_its_characters(repository, file):
     # Another encoding would give other characters without an error.
     not_UTF_8=({"labels": Path("gbk.txt")}, "--labels: expected text in UTF-8"),
 )
-def test_request_that_does_not_fit_is_refused(repository, file, monkeypatch, more, message):
+def test_request_that_does_not_fit_is_refused(more, message, repository, file, monkeypatch):
     monkeypatch.chdir(repository.parent)
     Image.new("RGB", (640, 480), "white").save("blank.png")
     Path("gbk.txt").write_bytes("文\n字\n".encode("gbk"))
@@ -113,12 +112,11 @@ def test_request_that_does_not_fit_is_refused(repository, file, monkeypatch, mor
 
 
 @cases(
-    ("name", "folder", "message"),
     name_of_a_finder=("text_detect", "", "'text_detect' is a model that finds text .*; fix: "),
     other_model=("own", "text_detect", "'text_detect' that does not find text: "),
     no_model=("own", "text_direction", "'text_direction' that does not find text: unable to .* fix: "),
 )
-def test_networks_that_find_text_keep_their_names(repository, tiny, name, folder, message):
+def test_networks_that_find_text_keep_their_names(name, folder, message, repository, tiny):
     """A reader would run a network that does not find text, or replace the one of other readers."""
     if folder:
         (repository / folder).mkdir(parents=True)

@@ -110,7 +110,6 @@ def test_images_of_a_batch_have_their_own_feedback():
 
 
 @cases(
-    ("senders", "other", "body", "status"),
     another_key=(["infer"], "admin", {"request_id": "a"}, 404),
     another_key_with_the_same_id=(["infer", "admin"], "admin", {"request_id": "a"}, 200),
     no_key=(["infer", "admin"], "", {"request_id": "a"}, 404),

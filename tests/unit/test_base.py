@@ -61,7 +61,6 @@ def test_error_survives_as_text(kind, words):
 
 
 @cases(
-    ("text", "expected"),
     dead=("Stub process 'classify_v1_0_1' is not healthy.", errors.Died),
     not_ready=("Failed to execute the request. Model 'nope' is not ready.", errors.Unavailable),
     late=("Request timeout expired", errors.DeadlineExceeded),
@@ -158,18 +157,16 @@ def version_1(quota: str) -> dict[str, str]:
 
 
 @cases(
-    ("content", "expected"),
     half_a_core=("50000 100000\n", 1),
     a_core_and_a_half=("150000 100000\n", 2),
     more_than_there_are=("9900000 100000\n", CORES),
     no_quota=("max 100000\n", CORES),
 )
-def test_quota_limits_the_cores(tmp_path, content, expected):
+def test_quota_limits_the_cores(content, expected, tmp_path):
     assert processes.available_cores(groups(tmp_path, "0::/\n", {"cpu.max": content})) == min(CORES, expected)
 
 
 @cases(
-    ("membership", "files", "expected"),
     own_group_version_2=("0::/a/b\n", {"a/b/cpu.max": "50000 100000", "cpu.max": "max 100000"}, 0.5),
     group_around_it=("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "70000 100000"}, 0.7),
     anothers_group=("0::/a/b\n", {"c/cpu.max": "50000 100000"}, inf),
@@ -178,26 +175,24 @@ def test_quota_limits_the_cores(tmp_path, content, expected):
     version_1_without_a_quota=("1:cpu:/a\n", version_1("-1"), inf),
     no_control_groups=("", {}, inf),
 )
-def test_quota_of_each_enclosing_group_counts(tmp_path, membership, files, expected):
+def test_quota_of_each_enclosing_group_counts(membership, files, expected, tmp_path):
     assert groups(tmp_path, membership, files).cores() == expected
 
 
 @cases(
-    ("membership", "files", "left"),
     version_2=("0::/a\n", {"a/memory.max": "5000", "a/memory.current": "1000"}, 4000),
     more_used_than_allowed=("0::/a\n", {"a/memory.max": "5000", "a/memory.current": "6000"}, 0),
     without_a_limit=("0::/a\n", {"a/memory.max": "max", "a/memory.current": "1000"}, 1_024_000),
     version_1=("4:memory:/a\n", {LIMIT_1: "5000", USED_1: "4000"}, 1000),
     version_1_without_a_limit=("4:memory:/a\n", {LIMIT_1: str(2**63 - 4096), USED_1: "1"}, 1_024_000),
 )
-def test_memory_is_what_the_groups_leave(tmp_path, membership, files, left):
+def test_memory_is_what_the_groups_leave(membership, files, left, tmp_path):
     (tmp_path / "meminfo").write_text(MEMINFO)
 
     assert processes.available_bytes(tmp_path / "meminfo", groups(tmp_path, membership, files)) == left
 
 
 @cases(
-    ("membership", "limits", "name", "text"),
     version_2=(
         "0::/a\n",
         {"a/memory.max": "350000000", "a/memory.current": "1"},
@@ -211,7 +206,7 @@ def test_memory_is_what_the_groups_leave(tmp_path, membership, files, left):
         "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n",
     ),
 )
-def test_kills_for_lack_of_memory_are_described(tmp_path, membership, limits, name, text):
+def test_kills_for_lack_of_memory_are_described(membership, limits, name, text, tmp_path):
     kills = processes.MemoryKills(groups(tmp_path, membership, {name: text.format(3)} | limits))
 
     assert kills.new() == ""
@@ -224,12 +219,11 @@ def test_kills_for_lack_of_memory_are_described(tmp_path, membership, limits, na
 
 
 @cases(
-    ("membership", "folders", "limit"),
     version_2=("0::/a/b\n", ("a/b", "a"), "260"),
     version_1=("8:pids:/a/b\n", ("pids/a/b", "pids/a"), "260"),
     without_a_limit=("0::/a\n", ("a",), "max"),
 )
-def test_refused_processes_are_described(tmp_path, membership, folders, limit):
+def test_refused_processes_are_described(membership, folders, limit, tmp_path):
     """A group around the own one may have the limit."""
     events = {f"{folder}/pids.events": "max 3\n" for folder in folders}
     limits = {f"{folders[-1]}/pids.max": limit, f"{folders[0]}/pids.current": "1"}
@@ -332,7 +326,6 @@ def test_child_of_a_dead_parent_ends_itself():
 
 
 @cases(
-    ("ran_s", "expected"),
     fails_before_it_is_calm=([0, 59, 59, 59, 59], [0.2, 1, 4, 4, 4]),
     was_calm_once=([0, 0, 60, 0, 0], [0.2, 1, 0.2, 1, 4]),
 )

@@ -61,11 +61,7 @@ def test_config_becomes_a_batching():
     )
 
 
-@cases(
-    ("kind", "datatype"),
-    kind=("BATCH_OF_COOKIES", "TYPE_FP32"),
-    datatype=("BATCH_ELEMENT_COUNT", "TYPE_INT64"),
-)
+@cases(kind=("BATCH_OF_COOKIES", "TYPE_FP32"), datatype=("BATCH_ELEMENT_COUNT", "TYPE_INT64"))
 def test_unknown_batch_input_is_refused(kind, datatype):
     message = f"'made': expected a kind of .*, BATCH_ITEM_SHAPE_FLATTEN and .* got {kind} and {datatype}$"
 
@@ -74,7 +70,6 @@ def test_unknown_batch_input_is_refused(kind, datatype):
 
 
 @cases(
-    ("batching", "expected"),
     plain=(PLAIN, True),
     ragged=(RAGGED, False),
     made_from_the_batch=(replace(PLAIN, batch_inputs=(BatchInput("n", "", "x", np.int32),)), False),
@@ -86,7 +81,6 @@ def test_only_a_plain_batch_is_cut_between_rows(batching, expected):
 
 
 @cases(
-    ("batching", "request_", "rows"),
     five_rows=(PLAIN, {"x": np.zeros((5, 3))}, 5),
     without_batches=(NO_BATCHES, {"x": np.zeros((5, 3))}, 1),
     scalar_without_batches=(NO_BATCHES, {"x": np.zeros(())}, 1),
@@ -159,7 +153,6 @@ def test_scattered_output_gets_the_shape_of_its_input(count):
 
 
 @cases(
-    ("batching", "requests", "shape", "message"),
     too_many=(PLAIN, UNLIKE, (5, 2), "expected 4 rows, got shape [5, 2]"),
     scalar=(PLAIN, UNLIKE, (), "expected 4 rows, got shape []"),
     scattered_one_request=(SCATTERED, UNLIKE[:1], (3,), "expected 2 rows, got shape [3]"),

@@ -23,7 +23,6 @@ def opened() -> Breaker:
 
 
 @cases(
-    ("outcomes", "state"),
     too_few=([BAD] * 4, State.CLOSED),
     enough=([BAD] * 5, State.OPEN),
     just_not_half_of_the_window=([GOOD] * 50 + [BAD] * 49, State.CLOSED),

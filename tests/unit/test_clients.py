@@ -55,7 +55,6 @@ def short_pauses(monkeypatch):
 
 
 @cases(
-    ("entry", "expected"),
     plain=("0.950000:967:espresso", Label(967, "espresso", 0.95)),
     colon_in_the_name=("0.1:3:a: b", Label(3, "a: b", 0.1)),
     no_labels=("0.1:3", Label(3, "", 0.1)),
@@ -159,7 +158,6 @@ def test_request_outlives_broken_connections(way):
 
 @both_ways
 @cases(
-    ("step", "kind", "count"),
     cut=(None, Unreachable, 4),
     unavailable=(error("unavailable: its breaker is open", 503), Unavailable, 4),
     overloaded=(error("overloaded: 64 requests", 503), Overloaded, 1),
@@ -167,7 +165,7 @@ def test_request_outlives_broken_connections(way):
     failed=(error("inference failed: why", 500), ServerFailed, 1),
     refused=(error("invalid image: why", 400), RequestRefused, 1),
 )
-def test_only_safe_requests_are_repeated(way, step, kind, count):
+def test_only_safe_requests_are_repeated(step, kind, count, way):
     script = Script(step)
     with serving(script) as url, opened(way, url, "http") as classifier, pytest.raises(kind):
         classifier.classify(PHOTO)
@@ -335,7 +333,6 @@ def test_connection_that_the_server_closed_is_not_used():
 
 @both_ways
 @cases(
-    ("options", "message"),
     top_k=({"top_k": 0}, "top_k must be at least 1, got 0"),
     timeout_s=({"timeout_s": 0}, "timeout_s must be more than 0"),
     letters=({"route_key": "caf\xe9"}, "x-route-key must be printable ASCII, got 'caf\xe9'"),
@@ -346,7 +343,7 @@ def test_connection_that_the_server_closed_is_not_used():
     framing=({"headers": {"Content-Length": "2"}}, "a header must not be named 'content-length'"),
     misspelt=({"varaint": "v9"}, "unknown option 'varaint', expected one of headers, request_id, "),
 )
-def test_wrong_argument_never_reaches_the_server(way, options, message):
+def test_wrong_argument_never_reaches_the_server(options, message, way):
     with opened(way, "127.0.0.1:1") as classifier:
         with pytest.raises(ValueError, match=message):
             classifier.classify(PHOTO, **options)
@@ -362,7 +359,6 @@ def test_option_of_another_task_is_refused(client):
 
 @both_ways
 @cases(
-    ("arguments", "message"),
     scheme=({"url": "http://localhost:8000"}, "url must be HOST:PORT without a scheme"),
     no_port=({"url": "localhost"}, "url must be HOST:PORT without a scheme"),
     port=({"url": "localhost:99999"}, "url must be HOST:PORT"),
@@ -371,7 +367,7 @@ def test_option_of_another_task_is_refused(client):
     protocol=({"protocol": "rest"}, "protocol must be one of http, grpc, got 'rest'"),
     concurrency=({"concurrency": 0}, "concurrency must be at least 1, got 0"),
 )
-def test_invalid_argument_is_refused(way, arguments, message):
+def test_invalid_argument_is_refused(arguments, message, way):
     with pytest.raises(ValueError, match=message), opened(way, **({"url": "localhost:1"} | arguments)):
         pass
 
@@ -390,7 +386,6 @@ def predictions(count: int) -> bytes:
 
 @both_ways
 @cases(
-    ("steps", "expected"),
     two_bad=([refusal(0, 2, count=4), predictions(2)], [f"{BAD}why 0", "n0", f"{BAD}why 2", "n1"]),
     all_bad=([refusal(0, 1, 2, 3, count=4)], [f"{BAD}why {index}" for index in range(4)]),
     too_large=([error("batch-size must be <= 3"), predictions(3), predictions(1)], ["n0", "n1", "n2", "n0"]),
@@ -401,7 +396,7 @@ def predictions(count: int) -> bytes:
     malformed=([refusal(9, count=4), *[predictions(1)] * 4], ["n0"] * 4),
     refused=([error("invalid request: no such variant")], ["invalid request: no such variant"] * 4),
 )
-def test_bad_images_of_a_request_fail_alone(way, steps, expected):
+def test_bad_images_of_a_request_fail_alone(steps, expected, way):
     script = Script(*steps)
     with serving(script) as url, opened(way, url, "http") as classifier:
         outcomes = list(classifier.classify_many([PHOTO] * 4, batch_size=4))

@@ -38,7 +38,6 @@ def test_without_a_command_the_help_is_shown(words):
 
 
 @cases(
-    ("name", "shown"),
     title=("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
     colour=("\x9b31m", r"\x9b31m"),
     line=("\rok", r"\rok"),
@@ -46,7 +45,7 @@ def test_without_a_command_the_help_is_shown(words):
     no_text=("\udcff", r"\udcff"),
 )
 @pytest.mark.parametrize("words", ["publish NAME net.onnx", "add NAME.onnx --name x --yes"])
-def test_names_do_not_act_on_a_terminal(words, name, shown):
+def test_names_do_not_act_on_a_terminal(name, shown, words):
     done = run(*words.replace("NAME", name).split(" "))
 
     assert shown in done.stderr
@@ -209,7 +208,6 @@ def test_keys_are_listed_without_their_secrets(tmp_path):
 
 
 @cases(
-    ("complete", "expected"),
     models=(options.complete_model, {"classify", "classify_v1", "efficientnet_lite0"}),
     profiles=(options.complete_profile, {"cpu", "ensemble"}),
     variants=(options.complete_variant, {"v1", "v2"}),

@@ -203,7 +203,6 @@ def keyed(color_type, samples, *key):
 
 
 @cases(
-    ("encoded", "expected"),
     palette_png=(save(palette_image(1, 0), "PNG", transparency=0), [(200, 100, 50), MAGENTA]),
     palette_gif=(save(palette_image(1, 0), "GIF", transparency=0), [(200, 100, 50), MAGENTA]),
     rgb=(keyed(2, np.uint8([(1, 2, 3), (4, 5, 6)]), 1, 2, 3), [MAGENTA, (4, 5, 6)]),
@@ -313,7 +312,6 @@ LARGE_TILE = {258: (3, 8), 259: (3, 8), 322: (4, 20_000), 323: (4, 10_000)}
 
 
 @cases(
-    ("encoded", "message"),
     empty=(b"", r"expected the bytes of an image file \(PNG, .*\), got 0 bytes"),
     text=(b"hello world", r"expected an image file .* got 11 bytes starting with b'hello wo'"),
     jpeg_without_header=(b"\xff\xd8\xff", "JPEG of 3 bytes has no readable header"),
@@ -345,14 +343,13 @@ def test_truncated_file_is_refused(encode, gradient, image_format):
 
 
 @cases(
-    ("size", "limits", "message"),
     bytes=((60, 100), Limits(max_image_bytes=99), r"expected at most 99 bytes, got [\d.]+ \w+$"),
     pixels=((60, 100), Limits(max_image_pixels=5_999), "at most 5999 pixels, got 100 x 60$"),
     width=((60, 100), Limits(max_image_side_px=99), "at most 99 pixels a side, got 100 x 60$"),
     height=((100, 60), Limits(max_image_side_px=99), "at most 99 pixels a side, got 60 x 100$"),
 )
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP"])
-def test_limits_are_checked_on_the_header(encode, gradient, image_format, size, limits, message):
+def test_limits_are_checked_on_the_header(size, limits, message, encode, gradient, image_format):
     good = encode(gradient(*size), image_format)
     middle = len(good) // 2
     encoded = good[:middle] + b"\x55" * 48 + good[middle + 48 :]
@@ -485,11 +482,10 @@ def test_unusual_sampling_is_decoded(factors):
 
 
 @cases(
-    ("image_format", "place", "part", "message"),
     segments=("JPEG", 2, b"\xff\xfe\x00\x02", "at most 4096 segments in a JPEG, got 4097 or more"),
     chunks=("PNG", 33, png_chunk(b"abCd", b""), "at most 65536 chunks in a PNG, got 65537 or more"),
 )
-def test_file_of_too_many_parts_is_refused(encode, gradient, image_format, place, part, message):
+def test_file_of_too_many_parts_is_refused(image_format, place, part, message, encode, gradient):
     """Millions of empty parts take seconds to read and hold no pixels."""
     good = encode(gradient(16, 16), image_format)
 

@@ -52,13 +52,12 @@ def plain_iou(one, other) -> float:
 
 
 @cases(
-    ("objectness", "score", "expected"),
     at_the_threshold=(0.5, 0.5, [0.25]),
     just_below_it=(0.5, 0.49, []),
     unlikely_object_of_a_likely_class=(0.2, 1.0, []),
 )
 @pytest.mark.parametrize("head", ["yolov5", "yolox"])
-def test_score_is_that_of_object_and_class(head, objectness, score, expected):
+def test_score_is_that_of_object_and_class(objectness, score, expected, head):
     (rows,) = TestDetector(head, ((KNOWN[0][0], score, 1),)).outputs().values()
     rows[rows[:, 4] > 0, 4] = objectness
 
@@ -99,7 +98,6 @@ def test_known_objects_of_every_head(head):
 
 
 @cases(
-    ("form", "arrays"),
     rows_of_seven=(
         {"output": (3, 7)},
         [np.float32([[1, 2, 11, 22, 1, 0.5, 2], [0, 0, 8, 8, 0.5, 0.25, 1], [0, 0, 8, 8, 1, 1, -1]])],
@@ -140,7 +138,6 @@ DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]
 
 
 @cases(
-    ("outputs", "labels", "name"),
     yolov5=([matrix(25200, 85)], 0, "yolov5"),
     yolov5_with_its_grids=([matrix(25200, 85), matrix(3, 80, 80, 85, name="340")], 0, "yolov5"),
     yolov8=([matrix(84, 8400)], 0, "yolov8"),
@@ -155,7 +152,6 @@ def test_certain_heads_are_found(outputs, labels, name):
 
 
 @cases(
-    ("outputs", "name", "message"),
     yolox_or_decoded=([matrix(8400, 85)], "", r"uncertain layout of .*yolox: "),
     detr_without_labels=(DETR, "", "fix: --head with one of detr: "),
     scores=([matrix(1000)], "", r"expected the outputs of a detector, got .* known: yolov5: \[N,anch"),
@@ -267,7 +263,6 @@ BOX, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (50, 50, 60, 60)
 
 
 @cases(
-    ("one", "other", "pairs"),
     equal=([(BOX, 0.5, 1)], [(BOX, 0.5, 1)], [((0, 0), 0.0)]),
     moved=([(BOX, 0.5, 1)], [(NEAR, 0.5, 1)], [((0, 0), 0.2)]),
     other_class=([(BOX, 0.5, 1)], [(BOX, 0.25, 2)], [((0, None), 0.5), ((None, 0), 0.25)]),

@@ -164,7 +164,6 @@ OTHER = "the reference is of version 1 of 'net_v1', the route serves version "
 
 
 @cases(
-    ("target", "reason"),
     same=(TARGET, ""),
     new_variant=(Target("v2", "net_v1", 1, "7"), "the reference does not have this variant"),
     new_version=(Target("v1", "net_v1", 2, "8"), OTHER + "2"),

@@ -314,7 +314,6 @@ WORDS = np.array([b"cat", b"dog"], object)
 
 
 @cases(
-    ("before", "after", "expected"),
     quarter_of_the_largest=([1.0, -4.0], [2.0, -4.0], 0.25),
     zeros=([0.0], [0.0], 0.0),
     from_zero=([0.0], [1e-9], np.inf),
@@ -422,12 +421,11 @@ def test_killed_command_ends_its_examiner(make_request, tmp_path):
 
 
 @cases(
-    ("package", "failure", "message"),
     broken=("msgspec", "RuntimeError", "exit code 1, last step: starting; .*RuntimeError: planted"),
     missing=("onnx", "ImportError", r"pip install 'nereid-serving\[publish\]'"),
 )
 def test_failure_of_the_examiner_is_not_a_rejection(
-    make_request, tmp_path, monkeypatch, package, failure, message
+    package, failure, message, make_request, tmp_path, monkeypatch
 ):
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text(f"raise {failure}('planted')")

@@ -46,11 +46,10 @@ def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
 
 # tests/unit/test_real_exports.py has those of today's Ultralytics.
 @cases(
-    ("model", "more", "head"),
     strange_notes=(TestDetector("yolov8").build(), {"args": "[1]", "imgsz": "[-1, 0]"}, "yolov8"),
     rt_detr=(TestDetector("rtdetr", batch=1).build(), {"description": "Ultralytics rtdetr-l"}, "rtdetr"),
 )
-def test_metadata_of_ultralytics_is_enough(proposed, tmp_path, model, more, head):
+def test_metadata_of_ultralytics_is_enough(model, more, head, proposed, tmp_path):
     found = proposed(model, ULTRALYTICS | more)
 
     assert (found.task, found.settings.head, found.settings.sides_px) == ("detect", head, (SIDE, SIDE))
@@ -129,7 +128,6 @@ FLAT = written(f"{FLAT_IO} {{ graph2_flat_predictions = Flatten(image) }}")
 
 @pytest.mark.parametrize("task", ["", "detect"])
 @cases(
-    ("model", "metadata", "message"),
     masks=(
         TestDetector("yolov8").build(),
         ULTRALYTICS | {"task": "segment"},
@@ -137,6 +135,6 @@ FLAT = written(f"{FLAT_IO} {{ graph2_flat_predictions = Flatten(image) }}")
     ),
     YOLO_NASs_list=(FLAT, {}, "expected rows of each image, got one list .* fix: export it with"),
 )
-def test_results_that_cannot_be_served_are_named(proposed, task, model, metadata, message):
+def test_results_that_cannot_be_served_are_named(model, metadata, message, proposed, task):
     with pytest.raises(WrongUsage, match=message):
         proposed(model, metadata, task=task)

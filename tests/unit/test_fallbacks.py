@@ -122,7 +122,6 @@ def test_fallbacks_need_no_retry_budget():
 
 
 @cases(
-    ("parameters", "error"),
     forced=(test_router.TO_V2, errors.Unavailable("x")),
     invalid=(test_router.KEY_V2, errors.InvalidImage("x")),
     failed=(test_router.KEY_V2, errors.InferenceFailed("x")),
@@ -212,7 +211,6 @@ def test_repeated_request_waits_briefly():
 
 
 @cases(
-    ("parameters", "age_s", "called"),
     another_process=(test_router.KEY_V2, 60.0, ["m2", "m2"]),
     only_the_replacement=(test_router.KEY_V2, 0.5, ["m2", "m1"]),
     only_the_replacement_and_no_fallback_may_respond=(test_router.TO_V2, 0.5, ["m2", "m2"]),
@@ -249,7 +247,6 @@ def test_answer_is_the_last_rung():
 
 
 @cases(
-    ("changes", "message"),
     unknown=({"fallbacks": ["v9"]}, "fallbacks[0] must be one of v2, v3, got 'v9'"),
     twice=({"fallbacks": ["v2", "v2"]}, "fallbacks[1] must be one of v3, got 'v2'"),
     type=({"answer": [0]}, "Expected `object`, got `array`"),
@@ -272,7 +269,6 @@ TEXT, BOX = (
 
 
 @cases(
-    ("value", "output", "expected"),
     one_value=(0, SCORES, np.zeros(3, np.float32)),
     integer=(-1, LABEL, np.array([-1], np.int32)),
     no_boxes=([], BOX, np.empty((0, 4), np.float32)),
@@ -286,7 +282,6 @@ def test_answer_has_the_shape_and_type_of_the_output(value, output, expected):
 
 
 @cases(
-    ("value", "output"),
     text=("x", SCORES),
     ragged=([[1], 2, 3], SCORES),
     too_large=(1e60, SCORES),

@@ -37,7 +37,6 @@ def weigh(repository, *weights: float) -> None:
 
 
 @cases(
-    ("cores", "weights", "expected"),
     cores_1=(1, (50, 50), (1, 1)),
     cores_16=(16, (50, 50), (16, 16)),
     cores_16_canary=(16, (90, 10), (16, 10)),
@@ -45,7 +44,7 @@ def weigh(repository, *weights: float) -> None:
     cores_16_one_without_traffic=(16, (1, 0), (16, 8)),
     cores_1_one_without_traffic=(1, (1, 0), (1, 1)),
 )
-def test_variants_share_the_cores(repository, cores, weights, expected):
+def test_variants_share_the_cores(cores, weights, expected, repository):
     """Half by weight and half evenly, so that a variant keeps up when a rollout gives it more."""
     weigh(repository, *weights)
 
@@ -102,7 +101,6 @@ def test_route_gets_an_instance_for_each_eight_cores(repository, cores, expected
 
 
 @cases(
-    ("group", "has_driver", "is_fitted"),
     no_count=("instance_group { kind: KIND_CPU }", True, True),
     count=("instance_group { kind: KIND_CPU count: 1 }", False, False),
     no_group=("", False, True),
@@ -112,7 +110,7 @@ def test_route_gets_an_instance_for_each_eight_cores(repository, cores, expected
     GPU=("instance_group { kind: KIND_GPU }", False, False),
     two_groups=("instance_group { kind: KIND_CPU } " * 2, False, False),
 )
-def test_only_an_open_choice_is_fitted(repository, monkeypatch, tmp_path, group, has_driver, is_fitted):
+def test_only_an_open_choice_is_fitted(group, has_driver, is_fitted, repository, monkeypatch, tmp_path):
     """A config that states its count keeps it, and so does one of whose instances Triton may put on a GPU."""
     path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
     path.write_text(path.read_text().replace("instance_group { kind: KIND_CPU }", group))

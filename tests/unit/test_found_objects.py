@@ -27,7 +27,6 @@ def outputs(*objects) -> dict[str, np.ndarray]:
 
 
 @cases(
-    ("before", "after", "changes"),
     equal=([(LEFT, 0.5, 0)], [(LEFT, 0.5, 0)], [(0, "'cat' 0.50 at 8, 8, 24, 24", None)]),
     falls_below_the_threshold=(
         [(LEFT, 0.26, 0)],
@@ -43,7 +42,7 @@ def outputs(*objects) -> dict[str, np.ndarray]:
         [(0.25, "'cat' 0.50 at 8, 8, 24, 24", "'cat' 0.50 at 12, 8, 24, 24")],
     ),
 )
-def test_each_object_has_its_difference(found_objects, before, after, changes):
+def test_each_object_has_its_difference(before, after, changes, found_objects):
     found = list(found_objects.changes([PHOTO], [outputs(*before)], [outputs(*after)]))
 
     # Scores are float32.
@@ -61,11 +60,10 @@ def test_photo_without_an_object_is_noted(found_objects):
 
 
 @cases(
-    ("objects", "message"),
     mask_coefficients_as_scores=([(LEFT, 150.0, 0)], "expected scores up to 1, got 150"),
     fractions_as_pixels=([((0.1, 0.2, 0.5, 0.6), 0.9, 0)], "expected boxes in pixels, got 1 smaller"),
 )
-def test_outputs_of_another_head_are_refused(found_objects, objects, message):
+def test_outputs_of_another_head_are_refused(objects, message, found_objects):
     with pytest.raises(Rejected, match=message):
         found_objects.first_run(None, [PHOTO], [outputs(*objects)], True)
 

@@ -131,7 +131,6 @@ def test_chunked_body_is_cut_at_the_limit():
 
 
 @cases(
-    ("error", "expected", "message"),
     image=(errors.RequestRefused("in ensemble 'x', invalid image: no JPEG"), "invalid_image", "no JPEG"),
     request=(errors.RequestRefused("invalid request: no variant 'v9'"), "invalid_request", "no variant 'v9'"),
     model=(errors.RequestRefused("Request for unknown model at 10.0.0.7"), "unavailable", "not served"),
@@ -264,7 +263,6 @@ def test_on_loopback_a_key_only_adds_permissions(secret):
 
 
 @cases(
-    ("body", "secret", "status"),
     weights=({"weights": {"v1": 80, "v2": 20}}, "route", 200),
     old_generation=({"weights": {"v1": 80}, "generation": 1}, "route", 409),
     failed=({"weights": {"v1": 80}, "generation": 0}, "route", 503),
@@ -314,7 +312,6 @@ def test_foreign_hosts_and_origins_are_rejected():
 
 
 @cases(
-    ("address", "origin", "status"),
     own=("http://localhost", "http://localhost", 200),
     own_with_TLS=("https://localhost", "https://localhost", 200),
     proxy_with_TLS=("http://localhost", "https://localhost", 200),
@@ -466,7 +463,6 @@ async def test_declared_length_is_rejected_unread():
 
 
 @cases(
-    ("error", "status", "reason"),
     unreachable=(errors.Unreachable("10.0.0.7:8001"), 503, "the server behind the gateway cannot be reached"),
     overloaded=(errors.Overloaded("overloaded: 64 in flight, limit 64"), 200, ""),
 )
@@ -575,7 +571,6 @@ def test_unknown_model_is_named_with_those_that_exist(name):
 
 
 @cases(
-    ("path", "body", "expected"),
     default=("/v1/preview", IMAGE, (200, "image/png", b"picture")),
     named=("/v1/models/classify/preview", IMAGE, (200, "image/png", b"picture")),
     unknown_preprocessing=("/v1/models/dogs/preview", IMAGE, (404, "not_found")),

@@ -171,7 +171,6 @@ def test_images_of_a_batch_are_taken_as_debt(clock):
 
 
 @cases(
-    ("before", "seconds", "expected"),
     equal=("", {"a": 1, "b": 1}, "ababababb"),
     one_takes_three_times_as_long=("", {"a": 3, "b": 1}, "abbbabbaa"),
     one_was_alone_before=("aaaaaaaaa", {"a": 1, "b": 1}, "babababab"),
@@ -318,7 +317,6 @@ async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(cloc
 
 
 @cases(
-    ("requests", "most"),
     only_key=([("a", 1.0)], sys.maxsize),
     unknown=([("b", 1.0)], 1),
     fast=([("b", 0.05), ("a", 0.05)], sys.maxsize),
@@ -326,7 +324,7 @@ async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(cloc
     slow_among_fast_ones=([("b", 0.05), ("a", 1.0)], 4),
     no_key=([("b", 1.0), ("", 1.0)], sys.maxsize),
 )
-def test_slow_requests_of_a_key_leave_instances_to_others(clock, requests, most):
+def test_slow_requests_of_a_key_leave_instances_to_others(requests, most, clock):
     costs, owner = Costs(clock, cores=8), "a" if requests[-1][0] else ""
     for name, seconds in requests:
         costs.note(name, "m", seconds, 1)
@@ -337,7 +335,6 @@ def test_slow_requests_of_a_key_leave_instances_to_others(clock, requests, most)
 
 
 @cases(
-    ("requests", "is_costly", "debt"),
     as_others=([("b", 0.01, 1, 1)] * 3 + [("a", 0.01, 1, 1)], False, 0),
     little_more=([("b", 0.01, 1, 1), ("a", 0.07, 1, 1)], False, 0),
     undeclared=([("b", 0.01, 1, 1), ("a", 1.0, 1, 1)], True, 79),
@@ -351,7 +348,7 @@ def test_slow_requests_of_a_key_leave_instances_to_others(clock, requests, most)
     hidden_among_cheap_ones=([("b", 0.01, 1, 1), ("a", 2.0, 1, 1)] + [("a", 0.01, 1, 1)] * 50, True, 0),
     alone=([("a", 9.0, 1, 1)], False, 0),
 )
-def test_cost_of_a_key_is_that_beyond_others(clock, requests, is_costly, debt):
+def test_cost_of_a_key_is_that_beyond_others(requests, is_costly, debt, clock):
     costs = Costs(clock)
 
     *_, last = [costs.note(owner, "m", *request) for owner, *request in requests]
@@ -363,14 +360,13 @@ def test_cost_of_a_key_is_that_beyond_others(clock, requests, is_costly, debt):
 
 
 @cases(
-    ("work", "spent_s", "rest_s"),
     small=(1, 0.5, 1.5),
     batch=(3, 0.5, 5.5),
     very_large=(64, 12.0, 0.0),
     later_than_usual=(1, 5.0, 0.0),
     large=(8, 5.0, MAX_REST_S - 5.0),
 )
-def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(clock, work, spent_s, rest_s):
+def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(work, spent_s, rest_s, clock):
     admission = Admission(64, clock)
     admission.costs.note("a", "m", 2.0, 1)
     slot = asyncio.run(admission.take(9, "a", [work], "m"))

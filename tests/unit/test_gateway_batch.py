@@ -46,7 +46,6 @@ def count(made, name: str) -> float:
 
 
 @cases(
-    ("error", "code"),
     bad_image=(errors.RequestRefused("invalid image: no"), "invalid_image"),
     load=(errors.Overloaded("full"), "overloaded"),
     server_away=(errors.Unreachable("away"), "unreachable"),

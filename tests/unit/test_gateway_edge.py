@@ -87,13 +87,12 @@ async def test_head_is_bounded(sent):
 
 
 @cases(
-    ("limits", "peers", "closed"),
     of_an_address=({"MAX_OF_PEER": 3}, "aaaaab", [True, True, False, False, False, False]),
     of_all=({"MAX_CONNECTIONS": 4}, "baaaac", [False, True, True, False, False, False]),
     not_reached=({"MAX_OF_PEER": 5}, "aaaaab", [False] * 6),
 )
 @asynchronous
-async def test_many_connections_close_the_oldest_idle_one(monkeypatch, limits, peers, closed):
+async def test_many_connections_close_the_oldest_idle_one(limits, peers, closed, monkeypatch):
     monkeypatch.setattr(bounded_protocol, "_OPEN", {})
     for name, value in limits.items():
         monkeypatch.setattr(bounded_protocol, name, value)
@@ -210,7 +209,6 @@ PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\
 
 
 @cases(
-    ("body", "expected"),
     one=(PART + b"x\r\n--b--\r\n", [BatchImage(b"x", "a.jpg")]),
     text_around_it=(b"preamble\r\n" + PART + b"x\r\n--b--epilogue", [BatchImage(b"x", "a.jpg")]),
     empty=(PART + b"\r\n--b--", [BatchImage(b"", "a.jpg")]),
@@ -235,7 +233,6 @@ def test_form_is_read_or_rejected(body, expected):
 
 
 @cases(
-    ("method", "path", "body", "expected"),
     images=("POST", "/v1/classify", b'{"images":[' + b'{"image":""},' * 90_000, (400, "quotation marks")),
     one_name=("POST", "/predict", b"{" + b'"image":"",' * 100_000, (400, "quotation marks")),
     weights=("PUT", "/v1/route/weights", bytes(MAX_UNCOUNTED_BYTES + 1), (413, "at most 1 MiB")),

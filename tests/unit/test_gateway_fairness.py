@@ -76,7 +76,6 @@ class Server:
 
 
 @cases(
-    ("usual_s", "hostile"),
     declared=(0.02, [{"seconds": 2.0, "work": 64}]),
     undeclared=(0.02, [{"seconds": 2.0}]),
     slow_among_others=(0.3, [*[{"seconds": 0.15}] * 30, {"seconds": 5.0}]),

@@ -44,7 +44,6 @@ def test_upload_is_published(repository):
 
 
 @cases(
-    ("given", "status", "reason"),
     no_keys=({"headers": {}, "keys": NO_KEYS}, 401, "fix: nereid key add NAME --scope admin"),
     no_key=({"headers": {}}, 401, "an API key is required"),
     scope_route=({"headers": {"x-api-key": "route"}}, 403, "lacks the scope 'admin'"),

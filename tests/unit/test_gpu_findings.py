@@ -79,7 +79,6 @@ WHOLE_ONLY = recorded.MIG_LIST.splitlines()[0] + "\n"
 
 
 @cases(
-    ("outputs", "installed", "what", "expected"),
     cupy=({}, CUDA_13, "driver", r"fail: .*CuPy is built for CUDA 13; fix: .* 580 .*\[embedded,gpu\]"),
     both=({}, BOTH, "GPU packages", r"fail: .*overwrite each other.*; fix: pip uninstall -y .* && pip"),
     no_packages=({}, recorded.NOTHING, "GPU packages", "note: none for the GPU: models are served"),
@@ -98,7 +97,7 @@ WHOLE_ONLY = recorded.MIG_LIST.splitlines()[0] + "\n"
     ),
     without_parts=(DIVIDED | {recorded.LISTED: WHOLE_ONLY}, NO_PROGRAMS, "MIG", "fail: "),
 )
-def test_state_of_a_gpu_is_a_finding_with_a_fix(tmp_path, outputs, installed, what, expected):
+def test_state_of_a_gpu_is_a_finding_with_a_fix(outputs, installed, what, expected, tmp_path):
     found = one(examined(tmp_path, outputs, installed), what)
 
     assert re.match(expected, f"{found.verdict}: {found.found}; fix: {found.fix}")
@@ -126,7 +125,6 @@ def test_exclusive_mode_with_mps_is_intended(tmp_path):
 
 
 @cases(
-    ("output", "found", "fix"),
     cuDNN=(
         recorded.ONNXRUNTIME.replace("{library}", "libcudnn.so.9"),
         "libcudnn.so.9 is missing; RuntimeError: onnxruntime 1.26.0 cannot use CUDAExecutionProvider",

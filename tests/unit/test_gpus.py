@@ -54,13 +54,12 @@ def test_processes_releases_and_clocks_are_read():
 
 
 @cases(
-    ("devices", "driver", "path", "reason"),
     no_GPU=([], False, "/nowhere", "no NVIDIA GPU"),
     GPU=(["nvidia0"], False, "/nowhere", ""),
     WSL=(["dxg"], False, "/nowhere", ""),
     container_without_its_GPU=(["nvidiactl"], True, "/nowhere", "this process sees no device"),
 )
-def test_absence_needs_no_program(tmp_path, devices, driver, path, reason):
+def test_absence_needs_no_program(devices, driver, path, reason, tmp_path):
     """Device files decide: a driver's own files are visible in each container of the machine."""
     for name in devices:
         (tmp_path / name).touch()
@@ -122,7 +121,6 @@ def test_visible_gpus_are_those_of_cuda(value, uuids):
 
 
 @cases(
-    ("words", "devices", "uuids"),
     order=("1, 0", DEVICES, [recorded.SECOND, recorded.A100]),
     UUID=(recorded.A100, DEVICES, [recorded.A100]),
     part=(recorded.PART, DIVIDED, [recorded.PART]),
@@ -133,7 +131,6 @@ def test_gpus_are_selected(words, devices, uuids):
 
 
 @cases(
-    ("words", "devices", "message"),
     unknown=("2", DEVICES, "no GPU is called '2'; this machine has: 0, NVIDIA A100-SXM4-80GB, GPU-513536b6"),
     prefix=("GPU-", DEVICES, "no GPU is called 'GPU-'"),
     twice=("0,0", DEVICES, "expected each GPU once"),
@@ -200,7 +197,6 @@ def test_part_of_a_divided_gpu_is_selected(tmp_path):
 
 
 @cases(
-    ("installed", "outputs", "reason", "fix"),
     CuPy=(replace(recorded.CUDA_12, cupy=()), {}, "CuPy is missing", "[embedded,gpu]"),
     codec=(replace(recorded.CUDA_12, has_codec=False), {}, "nvImageCodec is missing", "[embedded,gpu]"),
     CPU_package=(recorded.NOTHING, {}, NO_PROVIDER, "pip uninstall -y onnxruntime && "),
@@ -230,7 +226,7 @@ def test_part_of_a_divided_gpu_is_selected(tmp_path):
         "[embedded,gpu]",
     ),
 )
-def test_unusable_gpu_has_a_reason_and_a_fix(tmp_path, installed, outputs, reason, fix):
+def test_unusable_gpu_has_a_reason_and_a_fix(installed, outputs, reason, fix, tmp_path):
     choice = chosen(tmp_path, {**recorded.GOOD, **outputs}, installed)
 
     assert choice.profile == "cpu"

@@ -63,7 +63,6 @@ PROCESS = {"eyes": "the process of 'eyes_0_0' is dead"}
 
 
 @cases(
-    ("fail", "reasons", "recover"),
     probe=(fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.probed("eyes", None, 1000.0)),
     unloaded=(fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.round_started(None, [])),
     process=(lambda it: it.observed(PROCESS), {"models": PROCESS}, lambda it: it.observed({})),
@@ -73,7 +72,7 @@ PROCESS = {"eyes": "the process of 'eyes_0_0' is dead"}
         lambda health: health.round_started(None, []),
     ),
 )
-def test_failure_is_named_until_it_is_over(health, fail, reasons, recover):
+def test_failure_is_named_until_it_is_over(fail, reasons, recover, health):
     fail(health)
     failed = body(health, "/readyz")
     recover(health)
@@ -162,13 +161,12 @@ def test_every_metric_exists_from_the_start():
 
 
 @cases(
-    ("method", "path", "status"),
     page=("GET", "/readyz?verbose", 200),
     unknown=("GET", "/", 404),
     POST=("POST", "/readyz", 405),
     HEAD=("HEAD", "/livez", 405),
 )
-def test_health_port_responds(health, method, path, status):
+def test_health_port_responds(method, path, status, health):
     with pages.serve(partial(pages.page, health), "127.0.0.1", 0, "health") as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request(method, path)

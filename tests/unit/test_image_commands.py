@@ -133,14 +133,13 @@ def test_image_that_is_gone_is_a_failure(tmp_path, capsys):
 
 @pytest.mark.parametrize("command", ["read", "detect"])
 @cases(
-    ("words", "message"),
     nothing=([], "nothing to {}: expected IMAGE or DIR, or --watch DIR"),
     formats=(["a.jpg", "--json", "--csv"], "--json, --jsonl and --csv exclude each other"),
     endless=(["--watch", ".", "--json"], "--watch never ends a JSON array"),
     no_image=(["tests", "--url", "localhost"], "'tests' has no image"),
     url=(["docs/page-read.png", "--url", "localhost"], "--url must be HOST:PORT"),
 )
-def test_wrong_usage_is_named(command, words, message, root, monkeypatch):
+def test_wrong_usage_is_named(words, message, command, root, monkeypatch):
     monkeypatch.chdir(root)
 
     done = CliRunner().invoke(app, [command, *words])

@@ -41,7 +41,6 @@ PADDING = b"\xff\xfe\xff\xff" + bytes(65_533)
 
 
 @cases(
-    ("encoded", "expected"),
     a_GIF_with_a_small_screen=(small_screen(), 9),
     a_GIF_with_a_frame_far_from_the_corner=(small_frame(), 9),
     a_GIF_behind_comments=(insert(large("GIF"), b",\0\0", b"!\xfe\1x\0" * 99), 9),
@@ -68,7 +67,6 @@ def test_file_costs_what_the_decoder_finds(encoded, expected):
 
 
 @cases(
-    ("encoded", "expected"),
     photo=(COFFEE.read_bytes(), 1),
     interlaced=(PNG_MAGIC + INTERLACED + png_chunk(b"IDAT", b""), 32),
     too_large=(b"BM" + bytes(12) + struct.pack("<IHH", 12, 60_000, 60_000) + bytes(8), 1),

@@ -119,7 +119,6 @@ def test_files_stay_as_they_are():
 
 
 @cases(
-    ("image", "error", "message"),
     number=(5, TypeError, "an image must be bytes, a path, .* got int"),
     text_file=(io.StringIO("x"), TypeError, "opened for reading bytes, this one reads str"),
     floats=(np.zeros((2, 2, 3), np.float32), ValueError, r"got float32\[2, 2, 3\]"),

@@ -37,7 +37,6 @@ def test_bounds_and_idle_time_are_read():
 
 
 @cases(
-    ("config", "message"),
     no_range=(document("4"), f"parameter 'nereid.instances': {EXPECTED}, such as \"1-4\", got '4'"),
     reversed=(document("4-1"), "got '4-1'"),
     zero=(document("0-4"), "got '0-4'"),
@@ -263,7 +262,6 @@ def test_busy_instances_are_not_dropped():
 
 
 @cases(
-    ("bounds", "count", "sample", "changes"),
     at_the_top=(InstanceBounds(1, 2, 3.0), 2, WAITING, []),
     at_the_bottom=(InstanceBounds(2, 4, 3.0), 2, IDLE, []),
     below=(InstanceBounds(3, 4, 3.0), 1, IDLE, [3]),
@@ -274,7 +272,6 @@ def test_numbers_stay_within_the_bounds(bounds, count, sample, changes):
 
 
 @cases(
-    ("sample", "blocked"),
     memory=(
         replace(WAITING, free_bytes=GB, instance_bytes=0.3 * GB),
         "expected 1.1 GB of free memory, got 1.0 GB",

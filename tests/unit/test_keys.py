@@ -77,12 +77,11 @@ def test_wrong_command_changes_nothing(nereid, path, words, status, text):
 
 
 @cases(
-    ("text", "mode", "reason"),
     no_key=('{"keys": [{"id": "x"}]}', 0o600, "is not a key file"),
     writable_by_others=('{"keys": []}', 0o622, "can be changed by others; fix: chmod 600"),
     too_large=(" " * 1_000_001, 0o600, "has more than 1,000,000 bytes"),
 )
-def test_unusable_file_is_refused(path, text, mode, reason):
+def test_unusable_file_is_refused(text, mode, reason, path):
     path.parent.mkdir()
     path.write_text(text)
     path.chmod(mode)

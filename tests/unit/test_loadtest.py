@@ -47,7 +47,6 @@ def report(**row: object) -> Report:
 
 
 @cases(
-    ("row", "expected"),
     just_met=({}, []),
     few_errors=({"failures": {"any": 2}}, []),
     p50=({"response_ms": {"p50": 21.0, "p99": 80.0}}, [("http p50", "≤ 20 ms", "21 ms")]),
@@ -67,7 +66,6 @@ def test_limits_are_held(row, expected):
 
 
 @cases(
-    ("changes", "expected"),
     a_busy_generator_has_measured_itself=(
         {"generator_cpu": 0.81},
         ("generator, share of a core", "≤ 0.8", "0.81"),
@@ -109,7 +107,6 @@ def failed(verdicts) -> list[str]:
 
 
 @cases(
-    ("send", "may_fail", "expected"),
     right=(lambda client: "", False, []),
     wrong_amid_faults=(lambda client: "a goldfish", True, ["wrong outcomes"]),
     refused_amid_faults=(lambda client: raising(RequestRefused("no"))(), True, ["wrong outcomes"]),
@@ -132,7 +129,6 @@ NOISE = np.random.default_rng(1).normal(0, 3, len(MINUTES))
 
 
 @cases(
-    ("more", "is_good"),
     sawtooth=(60 * (MINUTES % 0.5), True),
     step_at_the_start=(60.0 * (MINUTES > 0.5), True),
     peaks=(np.where(np.arange(100) % 20, 0, 200), True),

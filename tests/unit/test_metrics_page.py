@@ -18,7 +18,6 @@ def grown(before: str, after: str) -> Snapshot:
 
 
 @cases(
-    ("before", "after", "growth"),
     growth=(f"{X} 5\n{Y} 1", f"{X} 7\n{Y} 1", {"x": 2, "y": 0}),
     one_of_two_was_reset=(f"{X} 5\n{Y} 100", f"{X} 6\n{Y} 1", {"x": 1, "y": 1}),
     a_series_appears=(f"{X} 5", f"{X} 5\n{Y} 3", {"x": 0, "y": 3}),
@@ -56,7 +55,6 @@ def test_no_event_is_lost_or_counted_twice(looks, restarts):
 
 
 @cases(
-    ("after", "is_reset"),
     same=(f"{X} 5\n{Y} 0\nd 4", False),
     grown=(f"{X} 6\n{Y} 1\nd 4", False),
     fallen=(f"{X} 4\n{Y} 9\nd 4", True),
@@ -80,7 +78,6 @@ cc{a="x"} 16
 
 
 @cases(
-    ("labels", "without", "total"),
     all=({}, {}, 15),
     one_label=({"a": "x"}, {}, 3),
     two_labels=({"a": "x", "b": "2"}, {}, 2),
@@ -143,7 +140,6 @@ def test_bucket_that_lags_behind_is_empty():
 
 
 @cases(
-    ("share", "buckets", "expected"),
     no_bucket=(0.5, {}, math.nan),
     no_observation=(0.5, {1.0: 0, math.inf: 0}, math.nan),
     first_bucket=(0.25, {1.0: 10, math.inf: 0}, 0.25),

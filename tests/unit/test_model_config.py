@@ -58,14 +58,13 @@ def test_triton_arguments_and_file_give_the_same_config(tmp_path):
 
 
 @cases(
-    ("extra", "expected"),
     plain=({}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), False, False)),
     reshape=({"reshape": {"shape": ["16"]}}, TensorSpec("x", "TYPE_FP32", (4, 4), (16,))),
     empty_reshape=({"reshape": {}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
     optional=({"optional": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_optional=True)),
     ragged=({"allow_ragged_batch": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_ragged=True)),
 )
-def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
+def test_tensor_is_what_clients_and_network_see(extra, expected, tmp_path):
     """A reshape changes only what the network sees; int64 values are strings in JSON, and become numbers."""
     document = {"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["4", "4"], **extra}]}
 
@@ -73,7 +72,6 @@ def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
 
 
 @cases(
-    ("backend", "groups", "expected"),
     no_backend=(None, None, 1),
     onnxruntime_empty_list=("onnxruntime", [], 2),
     onnxruntime_no_count=("onnxruntime", [{"kind": "KIND_CPU"}], 2),
@@ -82,7 +80,7 @@ def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
     gpu_and_cpu=(None, [{"kind": "KIND_GPU", "count": 3}, {"kind": "KIND_CPU", "count": 1}], 1),
     kind_model=("onnxruntime", [{"kind": "KIND_MODEL"}], 2),
 )
-def test_instances_that_share_the_cores(tmp_path, backend, groups, expected):
+def test_instances_that_share_the_cores(backend, groups, expected, tmp_path):
     given = {"backend": backend, "instance_group": groups}
     document = {name: entry for name, entry in given.items() if entry is not None}
 
@@ -90,7 +88,6 @@ def test_instances_that_share_the_cores(tmp_path, backend, groups, expected):
 
 
 @cases(
-    ("files", "profile", "expected"),
     no_file_profile=({}, "cpu", False),
     auto=({"config.pbtxt": "KIND_AUTO"}, "", False),
     cpu_and_gpu=({"config.pbtxt": "KIND_CPU KIND_GPU"}, "", True),
@@ -99,7 +96,7 @@ def test_instances_that_share_the_cores(tmp_path, backend, groups, expected):
     profile_on_a_gpu=({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "gpu", True),
     profile_of_another_name=({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "", False),
 )
-def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
+def test_gpu_is_named_by_the_file_in_use(files, profile, expected, tmp_path):
     """Triton resolves KIND_AUTO before a backend sees it, so only the file shows a named GPU."""
     (tmp_path / "configs").mkdir()
     for name, kinds in files.items():
@@ -110,7 +107,6 @@ def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
 
 
 @cases(
-    ("parameters", "message"),
     missing=({}, "parameter 'size_px' is required"),
     not_a_number=({"size_px": "big"}, "parameter 'size_px': expected int, got 'big'"),
     not_a_list_of_numbers=(
@@ -118,7 +114,7 @@ def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
         "parameter 'mean': expected floats separated by commas, got '1,x'",
     ),
 )
-def test_wrong_parameter_is_named(tmp_path, parameters, message):
+def test_wrong_parameter_is_named(parameters, message, tmp_path):
     with pytest.raises(InvalidConfig) as raised:
         config(tmp_path, **parameters).settings(Settings)
 
@@ -156,12 +152,11 @@ SCORES = 'output_map { key: "y" value: "scores" }'
 
 
 @cases(
-    ("text", "found"),
     pinned=(f"model_version: 2 {SCORES}", "2"),
     not_pinned=(SCORES, "ensemble 'e', step 'net': expected a pinned version, got -1"),
     no_scores=("model_version: 2", "model 'm' names 'e', an ensemble without output 'scores'"),
 )
-def test_network_version_is_that_of_the_step_with_the_scores(tmp_path, text, found):
+def test_network_version_is_that_of_the_step_with_the_scores(text, found, tmp_path):
     (tmp_path / "e" / "1").mkdir(parents=True)
     step = f'{{ model_name: "net" {text} }}'
     (tmp_path / "e" / "config.pbtxt").write_text(f'name: "e" ensemble_scheduling {{ step {step} }}')
@@ -186,12 +181,11 @@ def test_model_that_is_not_an_ensemble_is_the_network(tmp_path, text):
 
 
 @cases(
-    ("content", "message"),
     missing=(None, "unable to find '{path}'"),
     not_a_field=(b'name: "m"\nmax_batchsize: 8\n', "'{path}': 2:1 : .*max_batchsize"),
     not_a_text=(b'name: "\xff"', "'{path}': 'utf-8' codec can't decode byte 0xff"),
 )
-def test_file_that_is_not_a_config_is_named(tmp_path, content, message):
+def test_file_that_is_not_a_config_is_named(content, message, tmp_path):
     path = tmp_path / "config.pbtxt"
     if content:
         path.write_bytes(content)
@@ -283,7 +277,6 @@ POLICY = "version_policy { specific { versions: [ 1, 3 ] } }"
 
 
 @cases(
-    ("text", "expected"),
     empty=("", f"{POLICY}\n"),
     latest_and_comment=(
         "# {\nversion_policy { latest { num_versions: 2 } } # why\nname: 'a'\n",
@@ -321,7 +314,6 @@ def test_default_models_are_complete(profile):
 
 
 @cases(
-    ("config", "code", "expected"),
     our_backend=(f'{NAME}backend: "onnxruntime"\n{TENSORS}', "", True),
     ensemble=(f'{NAME}platform: "ensemble"\n{TENSORS}{STEPS}', "", True),
     Python=(PYTHON, CODE, True),
@@ -334,7 +326,7 @@ def test_default_models_are_complete(profile):
     without_tensors=(f'{NAME}backend: "onnxruntime"\n', "", False),
     no_config=(None, "", False),
 )
-def test_config_is_complete(tmp_path: Path, config, code, expected):
+def test_config_is_complete(config, code, expected, tmp_path: Path):
     version = tmp_path / "one" / "1"
     version.mkdir(parents=True)
     if config is not None:

@@ -36,7 +36,6 @@ def repository(folder, **configs):
 
 
 @cases(
-    ("kind", "configs", "name", "expected"),
     classify=(CLASSIFIERS, {"classify": ROUTE, "dogs": ROUTE}, "", "classify"),
     only_route=(CLASSIFIERS, {"dogs": ROUTE, "dogs_v1": PINNED, "dogs_network": NETWORK}, "", "dogs"),
     named=(CLASSIFIERS, {"dogs": ROUTE, "dogs_v1": PINNED}, "dogs_v1", "dogs_v1"),
@@ -62,7 +61,7 @@ def repository(folder, **configs):
     any_network=(None, {"network": NETWORK}, "", "network"),
     empty=(None, {}, "", "has no model; fix: nereid add FILE"),
 )
-def test_default_model(tmp_path, kind: TaskModels | None, configs, name, expected):
+def test_default_model(kind: TaskModels | None, configs, name, expected, tmp_path):
     """Without a kind, the model is one of any task."""
     folder = repository(tmp_path, **configs)
     try:

@@ -40,7 +40,6 @@ def found(tmp_path):
 
 
 @cases(
-    ("properties", "files", "origin"),
     ultralytics=({"names": "{0: 'tench', 1: 'goldfish'}"}, {}, "the file's metadata 'names'"),
     line_breaks=({"names": "['tench ', ' goldfish\\n']"}, {}, "the file's metadata 'names'"),
     json=({"classes": json.dumps(NAMES)}, {}, "the file's metadata 'classes'"),
@@ -49,7 +48,7 @@ def found(tmp_path):
     layout_detectors_of_PaddleOCR=({"character": "tench\ngoldfish"}, {}, "the file's metadata 'character'"),
     text_first=({"names": "['a', 'b']"}, TEXT, "'labels.txt' next to the file"),
 )
-def test_labels_are_found(found, properties, files, origin):
+def test_labels_are_found(properties, files, origin, found):
     metadata = found(properties, files)
 
     assert (metadata.labels, metadata.labels_from) == (tuple(NAMES), origin)
@@ -63,7 +62,6 @@ def test_characters_of_a_recogniser_are_no_labels(found):
 
 
 @cases(
-    ("properties", "files"),
     nothing=({}, {}),
     text=({"names": "tench, goldfish"}, {}),
     numbers=({"names": "[1, 2]"}, {}),
@@ -77,7 +75,7 @@ def test_characters_of_a_recogniser_are_no_labels(found):
     another_document=({}, {"config.json": "[]"}),
     no_numbers=({}, {"config.json": json.dumps({"pretrained_cfg": {"input_size": "big"}})}),
 )
-def test_unknown_metadata_is_skipped(found, properties, files):
+def test_unknown_metadata_is_skipped(properties, files, found):
     metadata = found(properties, files)
 
     assert (metadata.labels, dict(metadata.noted.parameters), metadata.task) == ((), {}, "")
@@ -99,7 +97,6 @@ BORDER = {"resize": "letterbox", "pad_color": "128, 102, 76"}
 
 
 @cases(
-    ("changes", "parameters"),
     center=({}, SHORTER),
     squash=({"crop_mode": "squash", "crop_pct": 1}, {"resize": "exact"}),
     border=({"crop_mode": "border", "crop_pct": 1.0}, BORDER),
@@ -108,7 +105,7 @@ BORDER = {"resize": "letterbox", "pad_color": "128, 102, 76"}
     not_square=({"input_size": [3, 128, 256]}, {}),
     another_mode=({"crop_mode": "spiral"}, {}),
 )
-def test_preprocessing_of_timm(found, changes, parameters):
+def test_preprocessing_of_timm(changes, parameters, found):
     """The numbers of timm are for pixels / 255, and the crop is a share of the resized image."""
     config = {"pretrained_cfg": TIMM["pretrained_cfg"] | changes}
 
@@ -125,7 +122,6 @@ LEVELS = {"mean": "127.5, 127.5, 127.5", "std": "51, 51, 51", "interpolation": "
 
 
 @cases(
-    ("config", "parameters", "size"),
     vit=(EDGES | {"size": {"height": 224, "width": 224}}, {"resize": "exact"} | LEVELS, (224, 224)),
     old=(EDGES | {"size": 224}, {"resize": "exact"} | LEVELS, (224, 224)),
     clip=(
@@ -155,7 +151,7 @@ LEVELS = {"mean": "127.5, 127.5, 127.5", "std": "51, 51, 51", "interpolation": "
         (224, 224),
     ),
 )
-def test_preprocessing_of_transformers(found, config, parameters, size):
+def test_preprocessing_of_transformers(config, parameters, size, found):
     noted = found({}, {"preprocessor_config.json": json.dumps(config)}).noted
 
     assert (noted.parameters, noted.size, bool(noted.problem)) == (parameters, size, not parameters)

@@ -91,7 +91,6 @@ NO_PLACE = "external tensor 'w' has no location of its values"
 
 
 @cases(
-    ("content", "reason"),
     missing=(None, "No such file"),
     text=(b"oops\n", "expected an ONNX network, got a text file"),
     pointer=(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "LFS .* git lfs pull"),
@@ -115,7 +114,7 @@ NO_PLACE = "external tensor 'w' has no location of its values"
     no_location=(external(length=48), NO_PLACE),
     offset_negative=(external(location="w", offset=-4), NO_PLACE),
 )
-def test_file_that_is_not_a_network_is_rejected(tmp_path, content, reason):
+def test_file_that_is_not_a_network_is_rejected(content, reason, tmp_path):
     if content is not None:
         (tmp_path / "model.onnx").write_bytes(content)
 
@@ -171,14 +170,13 @@ def test_external_data_is_counted_once(tmp_path):
 
 
 @cases(
-    ("opset", "ir_version", "reason"),
     opset_for_one=(22, 8, "opset at most 21 for there, got 22; fix: export it with opset 21$"),
     opset_for_both=(27, 8, "expected opset at most 26 for here, at most 21 for there, got 27"),
     both_too_new=(22, 11, "expected opset .*, got 22; .*; expected IR version .*, got 11; "),
     too_old=(6, 8, "expected opset 7 or later, got opset 6"),
     limits=(21, 10, ""),
 )
-def test_server_that_cannot_open_it_is_named(tmp_path, opset, ir_version, reason):
+def test_server_that_cannot_open_it_is_named(opset, ir_version, reason, tmp_path):
     model = weighted()
     model.opset_import[0].version, model.ir_version = opset, ir_version
     file = read(save(tmp_path, model))
@@ -326,7 +324,6 @@ SEQUENCES = {"sequence_batching": {"direct": {}}}
 
 
 @cases(
-    ("given", "network_signature", "default", "added", "warnings"),
     nothing_given=({}, BATCHED, 4, {"max_batch_size": 4, "dynamic_batching": {}, **X, **Y}, [WARNING]),
     default_of_0=({}, BATCHED, 0, both("FP32", [-1, 16]), [WARNING.replace("to 4", "to 0")]),
     batch_size_given=({"max_batch_size": 2}, BATCHED, 4, {"dynamic_batching": {}, **X, **Y}, []),
@@ -397,7 +394,6 @@ RESHAPED = [tensor("x", dims=(1,), reshape={})], [tensor("y", dims=(1,), reshape
 
 
 @cases(
-    ("model", "network_signature"),
     the_same=(config(), signature()),
     without_batches=(config(max_batch_size=0), NO_BATCHES),
     fixed_in_the_config_only=(config([tensor("x", dims=(5,))]), signature({"x": ("float", (-1, -1))})),
@@ -431,7 +427,6 @@ STATE = {"state": [{"input_name": "x", "output_name": "y"}]}
 
 # The decisive words of each check; tests/e2e/test_onnxruntime_load.py has whole messages of NVIDIA's backend.
 @cases(
-    ("model", "network_signature", "message"),
     inputs=(config([tensor("x"), tensor("z")]), signature(), "expects 2 inputs, model provides 1"),
     no_initializer=(config([OPTIONAL["x"]], max_batch_size=0), NO_BATCHES, "expects 0 inputs, model"),
     unknown_input=(

@@ -85,7 +85,6 @@ def test_failed_request_leaves_the_others_alone(pipeline, alone, place, request_
 
 
 @cases(
-    ("requests", "bad", "rows", "expected"),
     first=(["01", "2345", "6"], "0", [None, (0, 4), (4, 5)], "23456"),
     middle=(["01", "2345", "6"], "3", [(0, 2), None, (2, 3)], "016"),
     last=(["01", "2345", "6"], "6", [(0, 2), (2, 6), None], "012345"),
@@ -105,7 +104,6 @@ def test_rows_are_closed_up(requests, bad, rows, expected):
 
 
 @cases(
-    ("requests", "expected"),
     indices_of_each_request=(
         ["0a2b", "3", "4b"],
         [
@@ -182,7 +180,6 @@ SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
 
 
 @cases(
-    ("old", "new", "message"),
     dims=("[ 3, 224, 224 ]", "[ 3, 299, 299 ]", "expected at least the output's 299 x 299, got 256"),
     no_batches=("max_batch_size: 8", "max_batch_size: 0", "max_batch_size: expected 1 or more, got 0"),
     inputs_type=("TYPE_STRING", "TYPE_UINT8", ONE_INPUT + "'image' TYPE_UINT8 [1]"),
@@ -192,7 +189,7 @@ SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
         ONE_INPUT + "'image' TYPE_STRING [1], 'size' TYPE_INT32 [2]",
     ),
 )
-def test_unsuitable_config_fails_the_load(root, tmp_path, old, new, message):
+def test_unsuitable_config_fails_the_load(old, new, message, root, tmp_path):
     with pytest.raises(InvalidConfig, match=f"^model 'imagenet_preprocess'.*{re.escape(message)}"):
         build(root, tmp_path, old, new)
 

@@ -53,7 +53,6 @@ def test_external_data_becomes_part_of_the_file(tmp_path):
 
 
 @cases(
-    ("make", "reason"),
     INT8=(
         lambda folder: shutil.copy(REPOSITORY / NETWORK / "2" / "model.onnx", folder / "model.onnx"),
         "expected an FP32 network, got the operators of INT8 QuantizeLinear",
@@ -67,7 +66,7 @@ def test_external_data_becomes_part_of_the_file(tmp_path):
         "expected FP32 weights, got FLOAT16",
     ),
 )
-def test_other_networks_are_refused_with_the_reason(tmp_path, make, reason):
+def test_other_networks_are_refused_with_the_reason(make, reason, tmp_path):
     make(tmp_path)
 
     with pytest.raises(OperationFailed, match=f"^'model.onnx' cannot be converted to FP16: {reason}; fix: "):

@@ -86,7 +86,6 @@ def _given(parameters):
 
 
 @cases(
-    ("parameters", "expected"),
     another_size=(
         {"preset": "imagenet", "resize_shorter_px": "300"},
         Transform(224, 224, resize_shorter_px=300, **IMAGENET),
@@ -108,7 +107,7 @@ def _given(parameters):
         Transform(224, 224, resize_shorter_px=256, color_order="BGR", **BGR),
     ),
 )
-def test_given_parameter_replaces_the_presets(tmp_path, parameters, expected):
+def test_given_parameter_replaces_the_presets(parameters, expected, tmp_path):
     assert settings(tmp_path, parameters).transform == expected
 
 

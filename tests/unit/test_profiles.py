@@ -136,7 +136,6 @@ def test_changed_config_is_not_overwritten(models):
 
 
 @cases(
-    ("text", "settings"),
     no_group=("", {"instances": 3}),
     GPU=("instance_group { count: 2 kind: KIND_GPU }", {"instances": 1}),
     rows=("max_batch_size: 8", {"max_batch_size": 16}),

@@ -159,7 +159,6 @@ UNPINNED = [variant("v1", "net_v1", 1), variant("own", NET, 0, version=2)]
 
 
 @cases(
-    ("change", "message"),
     weight=({"weight": 5}, V2 + "expected weight 0, got 5; fix: .* v2=0, or nereid rollback net_v2$"),
     headers=({"headers": {"x-route-a": ["b"]}}, V2 + "it has header rules"),
     default=({"default": "v2"}, V2 + "it is the route's default"),
@@ -167,7 +166,7 @@ UNPINNED = [variant("v1", "net_v1", 1), variant("own", NET, 0, version=2)]
     shadow_on_the_network=({"shadows": shadow(NET, 2)}, r"'copy' of route 'r' calls it; fix"),
     variant_on_the_network=({"variants": UNPINNED}, r"'own' of route 'r' calls it"),
 )
-def test_version_in_use_is_not_retired(repository, tmp_path, change, message):
+def test_version_in_use_is_not_retired(change, message, repository, tmp_path):
     publish_number(repository, tmp_path, None, 2)
     edit_route(repository, **change)
     before = contents(repository)

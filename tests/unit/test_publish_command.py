@@ -82,7 +82,6 @@ def test_network_is_added(nereid, tmp_path):
 
 
 @cases(
-    ("words", "status", "reason"),
     empty=(("publish", NET, "{bad}"), 1, "is empty (0 bytes)"),
     no_file=(("publish", NET, "nowhere.onnx"), 2, "'nowhere.onnx' does not exist"),
     no_model=(("publish", "other", "{bad}"), 2, "has no network 'other', it has: net"),
@@ -90,7 +89,7 @@ def test_network_is_added(nereid, tmp_path):
     no_way_back=(("rollback", NET), 2, "has no version of 'net' before 1"),
     no_version=(("retire", NET, 5), 2, "version 5 of 'net': it does not exist, the versions are: 1"),
 )
-def test_failure_has_its_reason_and_changes_nothing(nereid, tmp_path, words, status, reason):
+def test_failure_has_its_reason_and_changes_nothing(words, status, reason, nereid, tmp_path):
     (tmp_path / "bad.onnx").write_bytes(b"")
     before = contents(tmp_path / "models")
 

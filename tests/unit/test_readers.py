@@ -108,7 +108,6 @@ def test_objects_are_found(way, labels):
 
 
 @cases(
-    ("kind", "outputs", "missing"),
     classifier=(Reader, ("scores",), "no output 'text', 'confidence', 'box', it has: scores"),
     reader=(Detector, READ, "no output 'score', 'label', it has: box, confidence, text"),
 )

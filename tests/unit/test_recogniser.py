@@ -89,7 +89,6 @@ BARE = TestRecogniser(characters=())
 
 
 @cases(
-    ("recogniser", "given", "message"),
     fixed_width=(TestRecogniser(shape=(3, 48, 320)), (), ONE_INPUT + r"\[-1,3,48,320\]"),
     no_characters=(BARE, (), "expected the characters .* fix: --labels"),
     too_few=(BARE, ("a", "b"), COUNT.format(2, "--labels; fix: --labels")),
@@ -116,7 +115,6 @@ def test_several_outputs_need_a_choice():
 
 
 @cases(
-    ("text", "found"),
     CR_LF=("a\r\nb\r\n", ["a", "b"]),
     empty_lines_at_the_end=("a\nb\n\n\n", ["a", "b"]),
     space_at_the_end=("a\n \n", ["a", " "]),
@@ -128,7 +126,6 @@ def test_lines_of_a_dictionary(text, found):
 
 
 @cases(
-    ("recogniser", "given", "notes"),
     space=(TestRecogniser(), (), []),
     space_with_a_line=(BARE, (*CHARACTERS, " "), []),
     no_space=(BARE, (*CHARACTERS, "d"), ["the 7 classes are the blank and 6 characters, without a"]),

@@ -130,7 +130,6 @@ SHADOW = ["shadow", 50, 100]
 
 
 @cases(
-    ("behaviour", "steps", "reason"),
     errors=(Behaviour(errors=0.2), [10, 100], "error 20.00% of "),
     slow=(Behaviour(latency_s=0.06), [10, 100], "slow 100.00% of "),
     slower=(Behaviour(latency_s=0.011), [10, 100], "the median latency is "),
@@ -138,7 +137,7 @@ SHADOW = ["shadow", 50, 100]
     other_answers=(Behaviour(shadow="disagreed"), SHADOW, "disagreement 100.00%"),
     no_answers=(Behaviour(shadow="failed"), SHADOW, "disagreement 100.00%"),
 )
-def test_bad_candidate_loses_the_traffic(rollout, behaviour, steps, reason):
+def test_bad_candidate_loses_the_traffic(behaviour, steps, reason, rollout):
     """It stays loaded. One that a shadow finds never has a weight, and its shadow is removed."""
     rollout.behaviour["new"] = behaviour
     rollout.start(steps=steps, max_slow_increase=0.2)
@@ -356,11 +355,10 @@ def test_impossible_rollouts_are_refused(rollout):
 
 
 @cases(
-    ("errors", "result", "notes"),
     promoted=(0.0, "promoted", {"rollout of new: 50 %", "rollout of new: 100 %"}),
     rolled_back=(0.3, "rolled back", {"rollout of new: 50 %", "rollout of new: rolled back"}),
 )
-def test_killed_controller_is_continued(rollout, errors, result, notes):
+def test_killed_controller_is_continued(errors, result, notes, rollout):
     """A controller is killed before each change of a file; the next one ends as if nothing had happened."""
     rollout.behaviour["new"].errors, rollout.requests, is_killed, kills = errors, 4000, True, 0
     promoted = result == "promoted"

@@ -116,7 +116,6 @@ def test_good_candidate_passes_when_the_step_is_over():
 
 
 @cases(
-    ("seen", "outcome", "words"),
     over_the_limit=(look(Tally(400, 160), Tally(400, 160)), Outcome.FAIL, "over the limit of 20.00%"),
     worse=(
         look(Tally(3000, 300), Tally(3000, 30)),

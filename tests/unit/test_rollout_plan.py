@@ -56,7 +56,6 @@ def test_published_schema_is_the_one_in_use(root):
 
 
 @cases(
-    ("values", "message"),
     falling=({"steps": [5, 1, 100]}, "steps must increase up to 100, got 5, 1, 100"),
     not_all=({"steps": [5, 50]}, "steps must increase up to 100, got 5, 50"),
     late_shadow=({"steps": [5, "shadow", 100]}, "only the first step may be `shadow`, got 5, shadow"),
@@ -78,7 +77,6 @@ def test_steps_are_read_from_words():
 
 
 @cases(
-    ("variants", "message"),
     one=([("old", 100), ("new", 0)], ""),
     two=([("old", 100), ("third", 50), ("new", 0)], "got old, third"),
     none=([("new", 100), ("old", 0)], "expected one variant with traffic as the control .*, got none"),

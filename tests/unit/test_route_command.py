@@ -196,7 +196,6 @@ def test_failure_is_one_line_and_changes_no_file(nereid, repository, code, words
 
 
 @cases(
-    ("make", "words", "message"),
     folder=(Path.mkdir, SET, "'{path}': Is a directory"),
     pipe=(os.mkfifo, ["show"], "expected a regular file, got '{path}'"),
     not_writable=(
@@ -205,7 +204,7 @@ def test_failure_is_one_line_and_changes_no_file(nereid, repository, code, words
         "'/proc/classify.route.history.jsonl': No such file or directory",
     ),
 )
-def test_unusable_file_is_named(nereid, repository, make, words, message):
+def test_unusable_file_is_named(make, words, message, nereid, repository):
     """A file that cannot be read or written is an error in one line; none blocks the command."""
     path = repository / FILE
     path.unlink()
@@ -247,12 +246,11 @@ def test_link_is_followed(nereid, repository, tmp_path):
 
 
 @cases(
-    ("sets", "reverts", "expected", "note"),
     twice_goes_there_and_back=(["v1=1", "v1=2"], [[], []], [2], "revert to 2"),
     to_a_generation_then_before=(["v1=1", "v1=2", "v1=3"], [["1"], []], [3], "revert to 3"),
     past_equal_ones=(["v1=1", "v1=2", "v1=1"], [[]], [2], "revert to 2"),
 )
-def test_revert_goes_to_the_newest_that_is_different(nereid, repository, sets, reverts, expected, note):
+def test_revert_goes_to_the_newest_that_is_different(sets, reverts, expected, note, nereid, repository):
     for word in sets:
         nereid("set", word, "--offline")
 
@@ -350,7 +348,6 @@ BY_CHANCE = "Chance decides, by weight: v1 90 %, v2 10 %."
 
 
 @cases(
-    ("words", "variant", "why"),
     variant=(["--variant", "v2"], "v2", "v2 serves because the request names variant 'v2'."),
     version=(
         ["--version", "3", "--key", "k"],
@@ -366,7 +363,7 @@ BY_CHANCE = "Chance decides, by weight: v1 90 %, v2 10 %."
     key=(["--key", "alice"], "v1", BY_SCORE),
     other_header=(["--header", "cookie=v2"], "", BY_CHANCE),
 )
-def test_choice_is_explained(nereid, repository, words, variant, why):
+def test_choice_is_explained(words, variant, why, nereid, repository):
     (repository / FILE).write_text(json.dumps(RULED))
 
     output = json.loads(nereid("explain", *words, "--json").stdout)
@@ -467,11 +464,10 @@ def test_change_needs_ready_models(repository):
 
 
 @cases(
-    ("says", "reason"),
     not_taken=(NOT_SERVED, "it is not served yet: the server uses SHA-256 0ff0ff0ff0ff; fix: see"),
     died=(OperationFailed("it does not respond"), "it is not confirmed: it does not respond; fix"),
 )
-def test_change_that_is_not_served_is_a_failure(repository, says, reason):
+def test_change_that_is_not_served_is_a_failure(says, reason, repository):
     target = find_route(repository)
 
     with pytest.raises(OperationFailed) as error:
@@ -482,11 +478,7 @@ def test_change_that_is_not_served_is_a_failure(repository, says, reason):
     assert (weights(repository), len(target.history.read())) == ([30, 10], 2)
 
 
-@cases(
-    ("listens", "http", "grpc"),
-    stalled=(True, "timed out", "Deadline Exceeded"),
-    dead=(False, ".*refused", "failed to connect"),
-)
+@cases(stalled=(True, "timed out", "Deadline Exceeded"), dead=(False, ".*refused", "failed to connect"))
 def test_server_that_does_not_respond_is_an_error(listens, http, grpc):
     with socket.socket() as stalled:
         stalled.bind(("127.0.0.1", 0))

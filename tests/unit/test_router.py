@@ -185,7 +185,6 @@ def test_each_request_is_counted_once(world):
 
 
 @cases(
-    ("error", "text", "outcome"),
     image=(InvalidImage("x"), "invalid image: x", "invalid_image"),
     overload=(Overloaded("x"), "overloaded: x", "overloaded"),
     late=(DeadlineExceeded("x"), "deadline exceeded: x", "deadline_exceeded"),
@@ -324,14 +323,13 @@ def test_hung_variant_does_not_fill_the_route():
 
 
 @cases(
-    ("error", "timeout_s", "state"),
     failure=(InferenceFailed("x"), 0.0, 2),
     variants_deadline=(DeadlineExceeded("x"), 0.0, 2),
     callers_deadline=(DeadlineExceeded("x"), 0.001, 0),
     callers_image=(InvalidImage("x"), 0.0, 0),
     overload=(Overloaded("x"), 0.0, 0),
 )
-def test_only_a_fault_of_the_variant_opens_its_breaker(world, error, timeout_s, state):
+def test_only_a_fault_of_the_variant_opens_its_breaker(error, timeout_s, state, world):
     world.fail("m2", error)
     for _ in range(50):
         world.send(TO_V2, timeout_s=timeout_s)
@@ -385,14 +383,13 @@ NONE_HEALTHY = "unavailable: no healthy variant: {}; retried every 5 s"
 
 
 @cases(
-    ("failing", "parameters", "outcome", "called"),
     default_replaces=(["v2"], KEY_V2, ("v1", "11", "breaker"), ["m1"]),
     forced=(["v2"], TO_V2, NONE_HEALTHY.format("'v2'"), []),
     default=(["v1"], KEY_V1, NONE_HEALTHY.format("'v1'"), []),
     other_than_the_default=(["v1"], KEY_V2, ("v2", "12", "route-key"), ["m2"]),
     both=(["v2", "v1"], KEY_V2, NONE_HEALTHY.format("'v2', 'v1'"), []),
 )
-def test_open_breaker_keeps_requests_away(world, failing, parameters, outcome, called):
+def test_open_breaker_keeps_requests_away(failing, parameters, outcome, called, world):
     """The default replaces a failing variant, unless the request forces it; nothing replaces the default."""
     for name in failing:
         break_variant(world, name)
@@ -454,13 +451,12 @@ def dead(instance: str = "m2_0_0") -> Died:
 
 
 @cases(
-    ("parameters", "deaths", "outcome"),
     key=(KEY_V2, 1, ("v2", "12", "route-key")),
     forced=(TO_V2, 1, ("v2", "12", "variant")),
     # The request had each of the instances when they died; a third one might be the last.
     both=(KEY_V2, 2, "unavailable: Stub process 'm2_0_1' is not healthy."),
 )
-def test_one_dead_instance_is_not_a_dead_variant(world, parameters, deaths, outcome):
+def test_one_dead_instance_is_not_a_dead_variant(parameters, deaths, outcome, world):
     world.replaced |= {"m2_0_0", "m2_0_1"}
     world.fail_once_each("m2", *(dead(f"m2_0_{number}") for number in range(deaths)))
 
@@ -580,7 +576,6 @@ def test_client_that_left_while_waiting_is_not_dispatched(world, waited_s, calle
 
 
 @cases(
-    ("ours", "theirs", "outcome"),
     close=(CAT, CAT * 0.9, "agreed"),
     other_class=(CAT, DOG, "disagreed"),
     one_of_a_batch=(np.concatenate([CAT, CAT]), np.concatenate([CAT, DOG]), "disagreed"),
@@ -679,11 +674,10 @@ def test_request_of_before_a_change_does_not_restore_old_settings(world):
 
 
 @cases(
-    ("changes", "state"),
     weight=({"variants": (V1, replace(V2, weight=5))}, 2),
     version=({"variants": (V1, replace(V2, version=2))}, 0),
 )
-def test_breaker_outlives_a_change_of_weights_only(world, changes, state):
+def test_breaker_outlives_a_change_of_weights_only(changes, state, world):
     break_variant(world)
     world.models["m2"] = lambda: CAT
 

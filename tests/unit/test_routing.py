@@ -64,7 +64,6 @@ def raised(variant: Variant, weight: float) -> Variant:
 
 
 @cases(
-    ("parameters", "expected"),
     variant_first=({"x-variant": "v2", "x-model-version": "1", "x-route-key": "k"}, Choice(V2, "variant")),
     any_case=({"X-Variant": "v2"}, Choice(V2, "variant")),
     then_version=({"x-model-version": "2", "x-route-key": "k"}, Choice(V2, "version")),
@@ -78,7 +77,6 @@ def test_precedence(parameters, expected):
 
 
 @cases(
-    ("parameters", "name", "reason"),
     any_case=({"X-Route-Group": "staff"}, "v2", "header"),
     first_of_two_rules=({"x-route-group": "beta", "x-route-region": "eu"}, "v2", "header"),
     before_a_key=({"x-route-group": "beta", "x-route-key": "k"}, "v2", "header"),
@@ -188,7 +186,6 @@ def variant(**fields) -> bytes:
 
 
 @cases(
-    ("text", "message"),
     cut=(b'{"variants": [', "Input data was truncated"),
     empty=(changed(variants=[]), "Expected `array` of length >= 1 - at `$.variants`, got []"),
     unknown=(
@@ -271,7 +268,6 @@ def first(**change) -> dict:
 
 
 @cases(
-    ("change", "message"),
     model=(first(model="nope"), "names version 1 of 'nope', which is not there"),
     version=(first(version=7), "names version 7 of 'net', which is not there"),
     outside=(first(model="../net"), "names '../net', which is not a folder of the repository"),
@@ -279,7 +275,7 @@ def first(**change) -> dict:
     circle=(first(model="r"), "names 'r', which is a route itself"),
     shadow=({"shadows": [DARK | {"model": "nope"}]}, "'nope', which is not there"),
 )
-def test_models_of_a_route_must_exist(config, change, message):
+def test_models_of_a_route_must_exist(change, message, config):
     with pytest.raises(InvalidConfig, match=message):
         read_table(config, write(ROUTE | change))
 
@@ -289,7 +285,6 @@ NET = X + ' output { name: "scores" data_type: TYPE_FP32 dims: [ %s ] }'
 
 
 @cases(
-    ("text", "message"),
     any_size=(NET % -1, None),
     completed_by_Triton=("", None),
     size=(NET % 5, "names 'net' for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[5\\]"),
@@ -297,7 +292,7 @@ NET = X + ' output { name: "scores" data_type: TYPE_FP32 dims: [ %s ] }'
     datatype=(NET.replace("32", "16") % 3, "for 'x': expected TYPE_FP32 \\[4\\], got TYPE_FP16"),
     name=(NET.replace('"scores"', '"y"') % 3, "for 'scores': expected TYPE_FP32 \\[3\\], got none"),
 )
-def test_variants_tensors_must_be_those_of_the_route(tmp_path, text, message):
+def test_variants_tensors_must_be_those_of_the_route(text, message, tmp_path):
     for folder in ("r/1", "net/1"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "net" / "config.pbtxt").write_text(text)
@@ -311,7 +306,6 @@ def test_variants_tensors_must_be_those_of_the_route(tmp_path, text, message):
 
 
 @cases(
-    ("name", "is_allowed"),
     own_folder=("r/r.route.json", False),
     version_folder=("net/1/r.json", False),
     other_model=("./r/../net/r.json", False),
@@ -319,7 +313,7 @@ def test_variants_tensors_must_be_those_of_the_route(tmp_path, text, message):
     outside=("../routes/r.json", True),
     absolute=("/routes/r.json", True),
 )
-def test_file_lies_outside_the_models_folders(config, name, is_allowed):
+def test_file_lies_outside_the_models_folders(name, is_allowed, config):
     """Triton would reload the model when the route changes."""
     named = ModelConfig.from_document({"parameters": {"route": {"string_value": name}}}, config.folder, 1)
     rejection = pytest.raises(InvalidConfig, match="the route must lie outside model folders, got '")
@@ -350,7 +344,6 @@ def test_swapped_link_is_read(config):
 
 
 @cases(
-    ("make", "message"),
     empty=(Path.touch, "Input data was truncated"),
     wrong=(
         lambda path: path.write_bytes(write(ROUTE | {"default": "v9"})),
@@ -362,7 +355,7 @@ def test_swapped_link_is_read(config):
     huge=(lambda path: path.write_bytes(b" " * 1_000_001), "expected at most 1,000,000 bytes, got more"),
     circle=(lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
 )
-def test_wrong_file_changes_nothing_and_is_reported_once(watch, make, message):
+def test_wrong_file_changes_nothing_and_is_reported_once(make, message, watch):
     """No file in place of the route file can block the server or fill its memory."""
     before = watch.table
     watch.path.unlink()
@@ -405,13 +398,12 @@ def test_readiness_covers_variants_and_shadows(config):
 
 
 @cases(
-    ("fields", "default", "is_rejected"),
     only_by_name=({"weight": 0}, "v1", False),
     weight=({"weight": 1}, "v1", True),
     headers=({"weight": 0, "headers": {"x-route-a": ["b"]}}, "v1", True),
     default=({"weight": 0}, "v2", True),
 )
-def test_variant_without_traffic_need_not_be_ready(config, fields, default, is_rejected):
+def test_variant_without_traffic_need_not_be_ready(fields, default, is_rejected, config):
     """A route can move its traffic away from a failed variant."""
     first, second = ROUTE["variants"]
     content = ROUTE | {"variants": [first | {"weight": 1}, second | fields], "default": default}

@@ -37,7 +37,6 @@ def config(parameters: dict[str, str], max_batch_size: int) -> ModelConfig:
 
 
 @cases(
-    ("parameters", "max_batch_size", "expected"),
     powers_of_two=({}, 8, [1, 2, 4, 8]),
     and_the_largest=({}, 12, [1, 2, 4, 8, 12]),
     no_batches=({}, 0, [1]),
@@ -111,7 +110,6 @@ def test_cores_are_those_of_the_affinity(one_core):
 
 
 @cases(
-    ("parameters", "instances", "kind", "expected"),
     explicit=({INTRA: "3"}, 1000, "CPU", ThreadCounts(3, 0)),
     digits_and_letters=({INTRA: " 4abc"}, 1, "CPU", ThreadCounts(4, 0)),
     more_instances_than_cores=({}, 1000, "CPU", ThreadCounts(1, 0)),

@@ -59,7 +59,6 @@ def test_stub_reads_the_words_its_parent_was_started_with():
 
 
 @cases(
-    ("words", "values"),
     without_a_value=(["tritonserver", "--flag"], []),
     empty_value=(["tritonserver", "--flag="], [""]),
     equals_sign_in_the_value=(["tritonserver", "--flag=a=b"], ["a=b"]),
@@ -72,7 +71,6 @@ def test_values_of_a_flag_keep_their_order(words, values):
 
 
 @cases(
-    ("words", "settings"),
     last_wins=([OURS + "1", "--backend-config", "onnxruntime,a=2"], {"a": "2"}),
     other_backends=(["--backend-config=python,a=1", "--backend-config=onnxruntime2,a=2"], {}),
     value_with_every_separator=([OURS + "/x=y:/z,w"], {"a": "/x=y:/z,w"}),

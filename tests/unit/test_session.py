@@ -107,14 +107,13 @@ def test_every_request_gets_its_own_rows_of_its_requested_outputs(open_model, ru
 
 
 @cases(
-    ("run_batch_size", "sizes", "runs"),
     no_bound=(0, [1, 2, 3], [6]),
     joined_up_to_it=(2, [1, 1, 1], [2, 1]),
     split=(2, [5], [2, 2, 1]),
     no_request_is_divided_to_fill_a_run=(3, [2, 2, 1], [2, 3]),
     long_one=(2, [3, 1], [2, 1, 1]),
 )
-def test_runs_are_bounded_and_reported(open_model, run_batch_size, sizes, runs):
+def test_runs_are_bounded_and_reported(run_batch_size, sizes, runs, open_model):
     session, ran = counted(open_model, double(), bounded(run_batch_size))
 
     session.run_requests([{"x": np.zeros((n, 3), np.float32)} for n in sizes], [["y"]] * len(sizes))
@@ -246,14 +245,13 @@ def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profi
 
 
 @cases(
-    ("given", "stored_as"),
     default=("", "model.onnx"),
     directory=("", "model.onnx/model.onnx"),
     filename_in_a_folder=('default_model_filename: "sub/net.onnx"', "sub/net.onnx"),
     named_directory=('default_model_filename: "net"', "net/model.onnx"),
     for_a_GPU_only=('cc_model_filenames { key: "9.0" value: "hopper.onnx" }', "model.onnx"),
 )
-def test_model_file_is_found(tmp_path, given, stored_as):
+def test_model_file_is_found(given, stored_as, tmp_path):
     config = stored(tmp_path, double(), BATCHES + X + Y + given, filename=stored_as)
 
     assert network_file.path_of(config) == tmp_path / "m" / "1" / stored_as

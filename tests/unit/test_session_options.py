@@ -144,13 +144,7 @@ def test_memory_of_cuda_graphs_is_never_released(monkeypatch):
         session_settings(replace(config(both), kind="GPU"))
 
 
-@cases(
-    ("text", "max_batch_size", "expected"),
-    two=("2", 8, 2),
-    none=("0", 8, 0),
-    negative=("-1", 8, 0),
-    without_batches=("2", 0, 0),
-)
+@cases(two=("2", 8, 2), none=("0", 8, 0), negative=("-1", 8, 0), without_batches=("2", 0, 0))
 def test_run_batch_size(text, max_batch_size, expected):
     model = config({"nereid.run_batch_size": text}, max_batch_size=max_batch_size)
 
@@ -158,13 +152,12 @@ def test_run_batch_size(text, max_batch_size, expected):
 
 
 @cases(
-    ("kind", "parameters", "expected"),
     server=("CPU", {}, Sharing.TRIED),
     GPU=("GPU", {}, Sharing.OFF),
     required=("CPU", {"nereid.shared_weights": "true"}, Sharing.REQUIRED),
     declined=("CPU", {"nereid.shared_weights": "0"}, Sharing.OFF),
 )
-def test_instances_of_a_server_share_their_weights(monkeypatch, kind, parameters, expected):
+def test_instances_of_a_server_share_their_weights(kind, parameters, expected, monkeypatch):
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
     backend = BackendSettings.from_command_line(["tritonserver"])
     model = config(parameters, kind=kind)
@@ -174,7 +167,6 @@ def test_instances_of_a_server_share_their_weights(monkeypatch, kind, parameters
 
 
 @cases(
-    ("groups", "instances", "expected"),
     one=(ONE_INSTANCE, None, None),
     two=(TWO_INSTANCES, None, "0"),
     two_by_default=([], None, "0"),
@@ -207,7 +199,6 @@ def test_session_options_are_passed_through_and_unknown_parameters_ignored():
 
 
 @cases(
-    ("words", "expected"),
     nothing=([], BackendSettings(4, frozenset(), {}, "")),
     default_batch_size=([OURS + "default-max-batch-size=16"], BackendSettings(16)),
     negative_default_batch_size=([OURS + "default-max-batch-size=-3"], BackendSettings(0)),
@@ -404,7 +395,6 @@ def on_gpu(tmp_path):
 
 
 @cases(
-    ("kinds", "profile", "kind"),
     no_config_file=({}, "", "CPU"),
     kind_auto=({"config": "KIND_AUTO"}, "", "CPU"),
     kind_gpu=({"config": "KIND_GPU"}, "", "GPU"),
@@ -412,7 +402,7 @@ def on_gpu(tmp_path):
     profile_with_a_gpu=({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "gpu", "GPU"),
     profile_of_another_name=({"config": "KIND_GPU", "other": "KIND_AUTO"}, "cpu", "GPU"),
 )
-def test_gpu_that_triton_chose_may_be_a_cpu(on_gpu, kinds, profile, kind):
+def test_gpu_that_triton_chose_may_be_a_cpu(kinds, profile, kind, on_gpu):
     model = on_gpu(**kinds)
 
     assert on_available_provider(model, [CPU], profile).kind == kind

@@ -102,13 +102,12 @@ def client():
 
 
 @cases(
-    ("errors", "reason"),
     not_allowed=({"register": RESTRICTED}, "fix: nereid serve --allow-shm"),
     another_folder=({"register": NO_FILE}, "the server cannot open the region: it needs this machine's"),
     gateway=({"register": ServerFailed("no method")}, "as gateways and proxies do (no method)"),
     several_servers=({"infer": "lost"}, "the server does not keep its regions"),
 )
-def test_refused_image_is_sent_as_bytes(client, files, caplog, errors, reason):
+def test_refused_image_is_sent_as_bytes(errors, reason, client, files, caplog):
     client.triton.errors = errors
 
     assert [client.send() for _ in range(3)] == [None] * 3
@@ -166,13 +165,12 @@ BROKEN_STREAM = from_triton(
 
 
 @cases(
-    ("failure", "is_same"),
     failed=(ServerFailed("in ensemble 'x', inference failed: why"), True),
     refused=(RequestRefused("why"), True),
     broken_stream=(BROKEN_STREAM, False),
     late=(TimedOut("deadline exceeded: why"), False),
 )
-def test_region_is_used_again_after_an_answer_of_tritons_own(client, files, failure, is_same):
+def test_region_is_used_again_after_an_answer_of_tritons_own(failure, is_same, client, files):
     """A broken stream may have the status of a response, and proves nothing."""
     client.triton.errors = {"infer": [failure]}
     with suppress(ClassifierError):

@@ -38,7 +38,6 @@ def dead_after(*observations: dict[Stub, str]) -> list[Stub]:
 
 
 @cases(
-    ("observations", "dead"),
     ended_a_moment_ago=([{FIRST: LIVES}, {FIRST: ENDED}], []),
     ended_and_still_there=([BOTH_LIVE, *[{FIRST: ENDED, SECOND: LIVES}] * 2], [FIRST]),
     collected_by_Triton=([{FIRST: LIVES}, {}, {}], []),

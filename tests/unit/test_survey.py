@@ -27,7 +27,6 @@ LOGITS = [[7.0, -2.0, 0.1], [1.0, 4.0, 0.3]]
 
 
 @cases(
-    ("rows", "operator", "expected"),
     softmax=(SHARES, "Softmax", ("none", PROBABILITIES)),
     softmax_of_another_kind=(SHARES, "Div", ("none", PROBABILITIES)),
     sigmoid=(LABELS, "Sigmoid", ("none", INDEPENDENT)),

@@ -41,14 +41,13 @@ def test_profile_ends_at_the_largest_run(tmp_path):
 
 
 @cases(
-    ("text", "given"),
     given=("max_batch_size: 16\n" + DIMS, {"trt_profile_opt_shapes": "x:8x3x4"}),
     turned_off=("max_batch_size: 16\n" + DIMS, {"trt_profile_min_shapes": ""}),
     variable_dim=("max_batch_size: 8\n" + tensor("input", "x", "FP32", [-1]), {}),
     no_batches=("max_batch_size: 0\n" + DIMS, {}),
     no_inputs=("max_batch_size: 8\n", {}),
 )
-def test_profile_is_left_to_the_config_and_to_onnx_runtime(tmp_path, text, given):
+def test_profile_is_left_to_the_config_and_to_onnx_runtime(text, given, tmp_path):
     found = tensorrt.options(config(tmp_path, text), given)
 
     assert {key: found[key] for key in PROFILES if key in found} == given

@@ -176,7 +176,6 @@ def noting(note: Callable[[str, np.ndarray], None]) -> Networks:
 
 
 @cases(
-    ("budget", "message"),
     lines=({"max_lines": 2}, "expected at most 2 lines of text in an image, got 3 or more"),
     time=({"max_read_s": 1e-6}, "within 1e-06 s, got 0 of 3 lines in this time"),
 )

@@ -38,7 +38,6 @@ def test_context_survives_its_header(trace, span, is_sampled):
 
 
 @cases(
-    ("header", "is_valid"),
     future_version=(f"cc-{TRACE}-{SPAN}-01-more", True),
     invalid_version=(f"ff-{TRACE}-{SPAN}-01", False),
     more_in_version_0=(f"00-{TRACE}-{SPAN}-01-more", False),
@@ -121,7 +120,6 @@ def test_steps_of_an_ensemble_are_added():
 
 
 @cases(
-    ("records", "names"),
     rejected_by_the_gateway=([GATEWAY | {"error": "overloaded"}], ["gateway /predict"]),
     without_a_gateway=([ROUTE, MODEL], ["route r"]),
     model_without_a_route=([MODEL | {"parent": ""}], ["m"]),
@@ -455,12 +453,11 @@ def test_full_disk_loses_only_the_entry_that_does_not_fit(written):
 
 
 @cases(
-    ("make", "code"),
     link=(lambda path: path.symlink_to("/dev/null"), errno.ELOOP),
     folder=(Path.mkdir, errno.EISDIR),
     no_folder=(lambda path: path.parent.rmdir(), errno.ENOENT),
 )
-def test_file_that_cannot_be_written_is_named(journal, make, code):
+def test_file_that_cannot_be_written_is_named(make, code, journal):
     """A link would let others choose the file that is written."""
     make(journal.path)
 

@@ -125,7 +125,6 @@ def test_missed_p99_is_infeasible():
 
 
 @cases(
-    ("machine", "until_s", "reason"),
     no_time=(Machine(), 2.0, "there was no time for another candidate; fix: more --minutes"),
     little_time=(Machine(), 20.0, "there was time for 2 of 3 final rounds, too few to separate"),
     all_rejected=(
@@ -192,7 +191,6 @@ NETWORK, DECODER = {"instances", "intra_op_thread_count"}, {"instances", "decode
 
 
 @cases(
-    ("text", "backend", "names"),
     fused=("max_batch_size: 8", "fused", {*NETWORK, "run_batch_size", *BATCHES}),
     no_batch=("", "onnxruntime", NETWORK),
     preprocess=("", "preprocess", DECODER),

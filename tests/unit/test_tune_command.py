@@ -28,7 +28,6 @@ from tests.tables import cases
 
 
 @cases(
-    ("words", "reason"),
     unknown=(["nosuch"], "has no model 'nosuch', it has: classify, classify_v1, classify_v2"),
     route=(["classify"], "it is a route; fix: tune its variants: classify_v1, classify_v2"),
     profile=(["classify_v1", "--profile", "nosuch"], "no model has the profile 'nosuch', known are: "),

@@ -25,7 +25,6 @@ def shapes(config: str) -> list[dict[str, list[int]]]:
 
 
 @cases(
-    ("dims", "batch", "shape"),
     fixed_picture=([3, 48, 192], 8, [1, 3, 48, 192]),
     open_width=([3, 48, -1], 8, [1, 3, 48, OPEN_SIDE_PX]),
     open_sides_without_a_batch=([3, -1, -1], 0, [3, OPEN_SIDE_PX, OPEN_SIDE_PX]),

@@ -109,7 +109,6 @@ def test_empty_dimension_is_refused():
 
 
 @cases(
-    ("datatype", "data", "reason"),
     flag=("FP32", "[true]", "expected numbers from -3.40282e+38 to 3.40282e+38 for FP32, got `bool`"),
     flag_among_integers=("INT8", "[1, true]", "from -128 to 127 for INT8, got `bool`"),
     number_for_a_flag=("BOOL", "[1]", "expected true or false for BOOL, got `int`"),
@@ -138,7 +137,6 @@ def test_value_of_another_type_is_refused(datatype, data, reason):
 
 
 @cases(
-    ("datatype", "data"),
     limits=("INT8", "[-128, 127]"),
     large=("UINT64", "[18446744073709551615]"),
     integer_for_FP32=("FP32", "[1, 3.4e38, -0.0]"),
@@ -153,7 +151,6 @@ def test_value_of_the_type_is_sent(datatype, data):
 
 
 @cases(
-    ("name", "value"),
     fraction=("sequence_id", 1e308),
     below_0=("sequence_id", -1),
     flag=("sequence_id", True),
@@ -171,7 +168,6 @@ def test_parameter_of_another_type_is_refused(name, value):
 
 
 @cases(
-    ("name", "count", "size", "reason"),
     empty_image=("image", 1, 0, "the image is empty"),
     empty_among_images=("image", 2, 0, "the image is empty"),
     many_images=("image", 65, 1, "expected at most 64 elements, got the shape [65]"),

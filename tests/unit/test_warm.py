@@ -12,7 +12,6 @@ MAP = 'output { name: "map" data_type: TYPE_FP32 dims: [ 1, -1, -1 ] } '
 
 
 @cases(
-    ("config", "expected"),
     detector=(IMAGE + BOX, True),
     one_output_of_many=(IMAGE + SCORES + BOX, True),
     classifier=(IMAGE + SCORES, False),
@@ -20,7 +19,7 @@ MAP = 'output { name: "map" data_type: TYPE_FP32 dims: [ 1, -1, -1 ] } '
     picture_of_the_images_size=(IMAGE + MAP, False),
     empty=("", False),
 )
-def test_model_that_returns_rows_takes_one_image(tmp_path, config, expected):
+def test_model_that_returns_rows_takes_one_image(config, expected, tmp_path):
     """Images differ in their number of rows, so they cannot share a request."""
     (tmp_path / "config.pbtxt").write_text(config)
 

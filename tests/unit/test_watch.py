@@ -345,11 +345,10 @@ def test_copy_with_other_digests_is_discarded(drop, name, change):
 
 
 @cases(
-    ("name", "kind", "target"),
     file=("net@x.onnx", OperationFailed, "net@x-20261121T123005Z.onnx"),
     folder=("net@x/net.onnx", InvalidConfig, "net@x-20261121T123005Z"),
 )
-def test_rejected_entry_is_moved_with_its_reason(drop, name, kind, target):
+def test_rejected_entry_is_moved_with_its_reason(name, kind, target, drop):
     """The reason is one line, and names the original instead of the copy."""
     entry, slash, inside = name.partition("/")
     drop.publisher.failures = [kind(f"'{drop.staging / entry}' is bad\nindeed")]
@@ -495,7 +494,6 @@ def test_entry_that_becomes_a_link_is_not_followed(drop, tmp_path, name):
 
 
 @cases(
-    ("name", "failures", "make", "reason"),
     # A link would let others choose where the watcher writes.
     link=(
         "rejected",
@@ -505,7 +503,7 @@ def test_entry_that_becomes_a_link_is_not_followed(drop, tmp_path, name):
     ),
     file=("published", [], Path.touch, "["),
 )
-def test_entry_that_cannot_be_moved_stays_and_is_handled_once(drop, name, failures, make, reason):
+def test_entry_that_cannot_be_moved_stays_and_is_handled_once(name, failures, make, reason, drop):
     make(drop.folder / name)
     before = {*drop.folder.parent.iterdir()}
     drop.publisher.failures = failures
@@ -633,7 +631,6 @@ OVERLAP = ": it contains the repository '{0}/repository', or is inside"
 
 
 @cases(
-    ("folder", "repository_name", "model", "reason"),
     absent=("absent", "repository", "", "cannot watch '{0}/absent': it is not a folder; fix: mkdir "),
     file=("file", "repository", "", "cannot watch '{0}/file': it is not a folder"),
     in_repository=("link", "repository", "", "cannot watch '{0}/link'" + OVERLAP),
@@ -643,7 +640,7 @@ OVERLAP = ": it contains the repository '{0}/repository', or is inside"
     share=("drop", "repository", "", "invalid share: expected 0 to 99% of the traffic, got 100%"),
 )
 def test_watch_that_would_reject_every_file_is_wrong_usage(
-    repository, folder, repository_name, model, reason
+    folder, repository_name, model, reason, repository
 ):
     base = repository.parent
     (base / "drop").mkdir()

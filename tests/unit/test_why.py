@@ -52,7 +52,6 @@ def test_slow_variant_is_named():
 
 
 @cases(
-    ("lines", "kernel", "cause"),
     no_requests=([], CALM, ""),
     one_request=([line()], CALM, ""),
     failures=([line()] * 90 + [line("unavailable")] * 10, CALM, "unavailable"),
@@ -72,12 +71,7 @@ def test_causes(lines, kernel, cause):
     assert found.requests == len(lines)
 
 
-@cases(
-    ("slow_ms", "objective_ms", "cause"),
-    within=(30.0, 250.0, ""),
-    beyond=(300.0, 250.0, "network"),
-    no_objective=(30.0, 0.0, "network"),
-)
+@cases(within=(30.0, 250.0, ""), beyond=(300.0, 250.0, "network"), no_objective=(30.0, 0.0, "network"))
 def test_slow_requests_within_the_objective_are_not_a_problem(slow_ms, objective_ms, cause):
     """The slowest requests are always slower than the others; only the objective makes that a cause."""
     found = explain([line()] * 95 + [line(network=slow_ms)] * 5, CALM, objective_ms)
@@ -101,12 +95,8 @@ def test_rates_between_two_moments():
     assert found == Contention(2, 1.0, 0.5, pytest.approx(0.5), 100.0, 5.0, 0.5)
 
 
-@cases(
-    ("membership", "folder"),
-    version_2=("0::/a.slice/b\n", "a.slice/b"),
-    version_1=("4:cpu,cpuacct:/c\n0::/\n", "cpu/c"),
-)
-def test_throttling_is_that_of_the_own_group(tmp_path, membership, folder):
+@cases(version_2=("0::/a.slice/b\n", "a.slice/b"), version_1=("4:cpu,cpuacct:/c\n0::/\n", "cpu/c"))
+def test_throttling_is_that_of_the_own_group(membership, folder, tmp_path):
     (tmp_path / "membership").write_text(membership)
     groups = ControlGroups(tmp_path / "root", tmp_path / "membership")
     without = groups.throttling()
