@@ -2,9 +2,8 @@
 
 import numpy as np
 import onnx
-from onnx import helper
 
-from tests.networks import constant, network, tensor, value, written
+from tests.networks import tensor, written
 
 # ONNX Runtime puts the name of a node into its errors, so this text is that of a broken device.
 ILLEGAL_ACCESS = "CUDA failure 700: an illegal memory access was encountered"
@@ -33,9 +32,7 @@ def wide(row_mebibytes: int) -> onnx.ModelProto:
 
 def fragile() -> onnx.ModelProto:
     """Build y = ones reshaped to `shape`; another number of elements than four is a broken device."""
-    return network(
-        [helper.make_node("Reshape", ["ones", "shape"], ["y"], name=ILLEGAL_ACCESS)],
-        [value("shape", "INT64", [2])],
-        [value("y", "FP32", [None, None])],
-        [constant("ones", np.ones(4, np.float32))],
-    )
+    text = "(int64[2] shape) => (float[?,?] y) { y = Reshape(ones, shape) }"
+    model = written(text, ones=np.ones(4, np.float32))
+    model.graph.node[0].name = ILLEGAL_ACCESS
+    return model

@@ -66,10 +66,8 @@ def alerts() -> list[dict[str, Any]]:
 
 def alerting() -> list[Query]:
     """Return the expressions of the alerts; of several with one name, each has its window."""
-    return [
-        Query(f"{each['alert']} {each['labels'].get('window', '')}".strip(), each["expr"])
-        for each in alerts()
-    ]
+    names = [f"{each['alert']} {each['labels'].get('window', '')}".strip() for each in alerts()]
+    return [Query(name, each["expr"]) for name, each in zip(names, alerts(), strict=True)]
 
 
 def runbook_queries() -> list[Query]:

@@ -327,10 +327,8 @@ class Load:
     def __init__(self, served: RouteServer, model: str, callers: int) -> None:
         self._served, self._model = served, model
         self._is_over = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._send_all, args=[("http", "grpc")[number % 2]])
-            for number in range(callers)
-        ]
+        ways = [("http", "grpc")[number % 2] for number in range(callers)]
+        self._threads = [threading.Thread(target=self._send_all, args=[way]) for way in ways]
         self.outcomes: list[Outcome] = []
 
     def __enter__(self) -> "Load":

@@ -93,11 +93,8 @@ def test_burn_rates_are_those_of_the_workbook(name, about):
 
 def test_sums_of_objectives_are_a_minute_apart():
     """The alerts multiply sums by 60 to get requests."""
-    groups = {
-        each["name"]: each
-        for file in ("rules", "alerts")
-        for each in read(f"prometheus/{file}.yml")["groups"]
-    }
+    files = [read(f"prometheus/{name}.yml") for name in ("rules", "alerts")]
+    groups = {each["name"]: each for file in files for each in file["groups"]}
 
     used = set().union(*(metrics_of(query.expression) for query in alerting())) & set(rules())
     minutely = {rule["record"] for rule in groups["objectives"]["rules"]}

@@ -97,11 +97,8 @@ def test_nvidias_image_keeps_buffers():
 
 
 def test_only_gateways_and_proxy_are_published_beyond_loopback():
-    beyond = {
-        name
-        for name, each in SERVICES.items()
-        if any(not port.startswith("127.0.0.1:") for port in each.get("ports", ()))
-    }
+    ports = {name: each.get("ports", ()) for name, each in SERVICES.items()}
+    beyond = {name for name, each in ports.items() if any(not port.startswith("127.0.0.1:") for port in each)}
 
     assert beyond == {*NVIDIA_SERVERS, "proxy"}
     for service in beyond:
@@ -256,11 +253,8 @@ def test_image_of_locust_has_what_it_imports():
     """It is imported where only the distributions of the image's extras can be."""
     extras = SERVICES["locust"]["build"]["args"]["EXTRAS"].split(",")
     there = installed("nereid-serving", frozenset(extras), set())
-    absent = {
-        top
-        for top, names in importlib.metadata.packages_distributions().items()
-        if not {canonicalize_name(name) for name in names} & there
-    }
+    owners = importlib.metadata.packages_distributions()
+    absent = {top for top, names in owners.items() if not {*map(canonicalize_name, names)} & there}
     program = f"""
 import importlib, sys
 class Absent:

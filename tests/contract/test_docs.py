@@ -200,11 +200,8 @@ def test_every_metric_of_the_supervisor_is_documented(root):
 
 def test_every_preprocessing_parameter_is_documented(root):
     text = (root / "docs" / "preprocess.md").read_text()
-    named = {
-        name
-        for cell in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
-        for name in re.findall(r"`(\w+)`", cell)
-    }
+    cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
     settings = {field.name for part in (Transform, Limits, Resources, Shorthand) for field in fields(part)}
     assert named == settings - {"height_px", "width_px", "datatype"} | set(PRESETS)

@@ -178,10 +178,8 @@ def watched(tmp_path_factory):
         with gateway(base / "gateway.log", *words, "--require-keys") as (_, address):
             ports = {"server": server.ports["metrics"], "supervisor": server.ports["health"]}
             ports["gateway"] = httpx.URL(address).port
-            with (
-                prometheus(base / "prometheus", ports, key, server) as observer,
-                traffic(observer, address, key, limited),
-            ):
+            observing = prometheus(base / "prometheus", ports, key, server)
+            with observing as observer, traffic(observer, address, key, limited):
                 yield observer
 
 

@@ -116,10 +116,8 @@ def test_answers_are_tritons_own(guarded, protocol, outputs, photos):
 
     expected = infer(own, "grpc", "classify", image_input("grpc", *images), **options | {"outputs": direct})
 
-    assert_same(
-        infer(guarded.url(protocol), protocol, "classify", image_input(protocol, *images), **options),
-        expected,
-    )
+    tensor = image_input(protocol, *images)
+    assert_same(infer(guarded.url(protocol), protocol, "classify", tensor, **options), expected)
 
 
 @pytest.mark.parametrize("encoding", [None, "gzip", "deflate"])

@@ -21,11 +21,8 @@ def exported(tmp_path_factory, root):
     """The folder with a folder per family: its exports, and its framework's objects."""
     base = tmp_path_factory.mktemp("exports")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target"]
-    for target, packages in (
-        ("torch", [TORCH]),
-        ("torch", ["--no-deps", *PACKAGES]),
-        ("others", OTHER_PACKAGES),
-    ):
+    installed = ("torch", [TORCH]), ("torch", ["--no-deps", *PACKAGES]), ("others", OTHER_PACKAGES)
+    for target, packages in installed:
         subprocess.run([*install, base / target, *packages], check=True, timeout=1800)
     for script, families, paths in (
         ("detectors.py", real_exports.ULTRALYTICS, ("torch",)),

@@ -138,10 +138,8 @@ def test_server_may_open_as_many_files_as_the_system_allows(environment, tmp_pat
     with serving(REPOSITORY, tmp_path / "run", launcher=["prlimit", "--nofile=300:4000"]) as served:
         raised = limits(served.record.pid)
 
-    assert (low.returncode, low.stderr.splitlines()[-1]) == (
-        1,
-        "error: expected a limit of at least 256 open files, got 100; fix: ulimit -n 256",
-    )
+    message = "error: expected a limit of at least 256 open files, got 100; fix: ulimit -n 256"
+    assert (low.returncode, low.stderr.splitlines()[-1]) == (1, message)
     assert raised == ["4000", "4000"]
 
 

@@ -36,10 +36,8 @@ def pixels_for(form: UserNetwork, rows: int = 3) -> np.ndarray:
     return rng.standard_normal(shape).astype(DTYPES[form.datatype])
 
 
-FORMS = [
-    UserNetwork(*form, tail=tail)
-    for *form, tail in itertools.product(("NCHW", "NHWC"), (1, 3), DTYPES, (None, 1), (0, 2))
-]
+FORMS = itertools.product(("NCHW", "NHWC"), (1, 3), DTYPES, (None, 1), (0, 2))
+FORMS = [UserNetwork(*form, tail=tail) for *form, tail in FORMS]
 
 
 @pytest.mark.parametrize("activation", ["none", "softmax", "sigmoid"])

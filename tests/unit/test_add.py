@@ -151,10 +151,8 @@ def test_name_that_is_taken_is_refused(repository, file):
     add(repository, request(file), None)
     before = contents(repository)
 
-    with pytest.raises(
-        WrongUsage,
-        match=r"already has a model 'small'; fix: nereid publish small .*, another --name, or --replace",
-    ):
+    message = r"already has a model 'small'; fix: nereid publish small .*, another --name, or --replace"
+    with pytest.raises(WrongUsage, match=message):
         add(repository, request(file), None)
 
     assert contents(repository) == before
@@ -226,12 +224,8 @@ def test_given_resize_replaces_that_of_the_metadata(repository, file):
     add(repository, AddRequest(file, "small", {"resize": "exact"}), None)
 
     given = ModelConfig.from_file(repository / "small_preprocess", 1).parameters
-    assert given == {
-        "resize": "exact",
-        "interpolation": "bilinear",
-        "mean": "127.5, 127.5, 127.5",
-        "std": "63.75, 63.75, 63.75",
-    }
+    numbers = {"mean": "127.5, 127.5, 127.5", "std": "63.75, 63.75, 63.75"}
+    assert given == {"resize": "exact", "interpolation": "bilinear"} | numbers
 
 
 NAMES = [f"name {number}" for number in range(CLASSES)]
@@ -276,9 +270,7 @@ def test_scores_are_those_of_the_users_network(form, parameters, mean, std, repo
     (scores,) = network.run(None, {network.get_inputs()[0].name: batch.tensor})
     seen = pixels[:, :, ::-1] if parameters.get("color_order") == "BGR" else pixels
     seen = (seen.astype(np.float64) - mean) / std
-    expected = form.probabilities(
-        (seen if form.is_last else seen.transpose(2, 0, 1))[None],
-        "softmax" if form.activation == "none" else form.activation,
-    )
+    pixels = (seen if form.is_last else seen.transpose(2, 0, 1))[None]
+    expected = form.probabilities(pixels, "softmax" if form.activation == "none" else form.activation)
     np.testing.assert_allclose(scores, expected, atol=0.02 if form.datatype == "FP16" else 2e-3)
     assert (repository / "own" / "labels.txt").read_text().splitlines() == NAMES

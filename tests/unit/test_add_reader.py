@@ -169,10 +169,8 @@ def test_next_version_is_changed_and_compared_by_its_text(repository, file, tmp_
     assert any("characters are written" in each for each in versions(repository, "own", None)[1][0].changes)
     assert len(Characters.from_file(repository / "own_network" / "2" / "model.onnx")) == len(characters) + 2
     assert failures(repository) == []
-    with pytest.raises(
-        OperationFailed,
-        match=r"text of parcel_label\.jpg: expected at most 0\.05 .*: 'NEREID PARCEL' before, .*-change",
-    ):
+    message = r"text of parcel_label\.jpg: expected at most 0\.05 .*: 'NEREID PARCEL' before, .*-change"
+    with pytest.raises(OperationFailed, match=message):
         publish(repository, "own", tmp_path / "other.onnx", None, ANY_SPEED)
     assert publish(repository, "own", tmp_path / "other.onnx", None, OTHER_ANSWERS).report.difference > 0.5
 
@@ -210,11 +208,8 @@ def test_newest_network_that_finds_text_is_used(texts, tiny):
     add(texts, request(tiny), None)
 
     settings = ModelConfig.from_file(texts / "own_v1", 1).settings(ReadingSettings)
-    assert settings.parts == {
-        "detect": ("text_detect", 2),
-        "direction": ("text_direction", 1),
-        "network": ("own_network", 1),
-    }
+    finders = {"detect": ("text_detect", 2), "direction": ("text_direction", 1)}
+    assert settings.parts == finders | {"network": ("own_network", 1)}
     assert [each for each in check(texts) if each.verdict == "fail"] == []
 
 

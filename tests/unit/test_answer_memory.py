@@ -82,10 +82,8 @@ def test_feedback_is_counted_once_by_variant():
         headers = {"content-type": "image/jpeg", "x-request-id": name}
         send(made, "POST", "/predict", content=IMAGE, headers=headers)
 
-    assert feedback(made, request_id="a", label="espresso") == (
-        200,
-        {"request_id": "a", "model": "classify", "variant": "v1", "correct": True},
-    )
+    answer = {"request_id": "a", "model": "classify", "variant": "v1", "correct": True}
+    assert feedback(made, request_id="a", label="espresso") == (200, answer)
     assert feedback(made, request_id="b", label=3)[1]["correct"] is False
     status, body = feedback(made, request_id="a", label="espresso")
     assert (status, body["error"]["code"]) == (409, "conflict")

@@ -97,10 +97,8 @@ def test_requests_are_joined_in_order():
 
     joined = PLAIN.gather(requests)
 
-    assert_same(
-        joined,
-        {"x": np.array([[1, 2], [3, 4], [5, 6]], np.int8), "t": np.array([[b"a"], [b""], [b"\0"]], object)},
-    )
+    x, t = np.array([[1, 2], [3, 4], [5, 6]], np.int8), np.array([[b"a"], [b""], [b"\0"]], object)
+    assert_same(joined, {"x": x, "t": t})
 
 
 def test_single_request_is_not_copied():

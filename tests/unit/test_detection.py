@@ -26,10 +26,9 @@ SAME = Transform(SIDE, SIDE, resize="exact")
 
 
 def outputs_of(head: str) -> list[Output]:
-    return [
-        Output(name, "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32", rows.shape)
-        for name, rows in TestDetector(head).outputs().items()
-    ]
+    found = TestDetector(head).outputs()
+    types = {name: "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32" for name, rows in found.items()}
+    return [Output(name, types[name], rows.shape) for name, rows in found.items()]
 
 
 def detector_of(head: str, **more) -> Detector:
@@ -117,10 +116,8 @@ def test_known_objects_of_every_head(head):
     ),
 )
 def test_forms_of_suppressed_outputs(form, arrays):
-    outputs = [
-        Output(name, "TYPE_INT64" if name in ("labels", "num") else "TYPE_FP32", dims)
-        for name, dims in form.items()
-    ]
+    types = {"labels": "TYPE_INT64", "num": "TYPE_INT64"}
+    outputs = [Output(name, types.get(name, "TYPE_FP32"), dims) for name, dims in form.items()]
 
     head = find_head(outputs, FRAME)
     found = Detector(head, SAME, Limits()).find((SIDE, SIDE), arrays)
@@ -252,11 +249,9 @@ def test_suppression_equals_the_plain_reference(drawn, iou, limit):
 
 
 def objects(*found) -> Objects:
-    return Objects(
-        np.array([box for box, _, _ in found], np.float32).reshape(-1, 4),
-        np.array([score for _, score, _ in found], np.float32),
-        np.array([index for _, _, index in found], np.int64),
-    )
+    boxes, scores, classes = zip(*found, strict=True) if found else ((), (), ())
+    boxes = np.array(boxes, np.float32).reshape(-1, 4)
+    return Objects(boxes, np.array(scores, np.float32), np.array(classes, np.int64))
 
 
 BOX, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (50, 50, 60, 60)

@@ -56,19 +56,13 @@ def test_variants_are_tried_in_order():
 
     assert world.send(test_router.KEY_V2).outcome == ("v3", "13", "retry")
     assert world.called == ["m2", "m1", "m3"]
-    assert attempts(world) == {
-        ("v2", "unavailable", "route-key"): 1,
-        ("v1", "unavailable", "retry"): 1,
-        ("v3", "ok", "retry"): 1,
-    }
+    expected = ("v2", "unavailable", "route-key"), ("v1", "unavailable", "retry"), ("v3", "ok", "retry")
+    assert attempts(world) == dict.fromkeys(expected, 1)
     assert world.send(test_router.KEY_V2).outcome == ("v3", "13", "breaker")
     assert world.send().outcome == ("v3", "13", "breaker")
     assert world.called == ["m2", "m1", "m3", "m3", "m3"]
-    assert fallbacks(world) == {
-        ("v2", "v3", "retry"): 1,
-        ("v2", "v3", "breaker"): 1,
-        ("v1", "v3", "breaker"): 1,
-    }
+    expected = ("v2", "v3", "retry"), ("v2", "v3", "breaker"), ("v1", "v3", "breaker")
+    assert fallbacks(world) == dict.fromkeys(expected, 1)
     world.fail("m3", errors.Unavailable("no m3"))
     assert world.send(test_router.KEY_V2).outcome == "unavailable: no m3"
     assert world.send(test_router.KEY_V2).outcome.startswith(

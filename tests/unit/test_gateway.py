@@ -411,10 +411,8 @@ async def test_disconnect_cancels_the_request(is_complete):
 
     assert (caller.sent, upstream.cancelled) == ([], is_complete)
     assert made.admission.in_flight == 0
-    assert (
-        'requests_total{endpoint="/predict",model="classify",outcome="client_closed"'
-        in made.metrics.page().decode()
-    )
+    counter = 'requests_total{endpoint="/predict",model="classify",outcome="client_closed"'
+    assert counter in made.metrics.page().decode()
 
 
 @asynchronous
@@ -486,12 +484,10 @@ def test_costly_request_is_paid_afterwards():
     made = replace(made, admission=Admission(8, lambda: now_s[0]))
     made.admission.costs.note("other", "/v2/models/classify/infer", 0.01, 1)
 
-    statuses = [
-        send(made, "POST", "/predict", content=IMAGE, headers={"x-api-key": "infer"}).status_code
-        for _ in range(2)
-    ]
+    headers = {"x-api-key": "infer"}
+    answers = [send(made, "POST", "/predict", content=IMAGE, headers=headers) for _ in range(2)]
 
-    assert statuses == [200, 429]
+    assert [each.status_code for each in answers] == [200, 429]
 
 
 def test_rate_is_limited_by_key_and_pixels():
@@ -536,11 +532,7 @@ def test_paths_name_a_model():
 
     models = [{"name": name, "task": "classify"} for name in ("classify", "dogs")]
     assert send(made, "GET", "/v1/models").json() == models
-    paths = {
-        "/predict": "classify",
-        "/v1/models/dogs/predict": "dogs",
-        "/v1/models/classify/predict": "classify",
-    }
+    paths = {f"/v1/models/{name}/predict": name for name in ("dogs", "classify")} | {"/predict": "classify"}
     answers = {path: send(made, "POST", path, content=IMAGE).json()["model"] for path in paths}
     batch = send(made, "POST", "/v1/models/dogs/classify", json={"images": [JSON_IMAGE]})
 

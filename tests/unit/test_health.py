@@ -217,8 +217,6 @@ def test_taken_port_is_an_error(health):
         port = taken.getsockname()[1]
         message = f"health port {port} .* cannot be used: .*--health-port"
 
-        with (
-            pytest.raises(ServerError, match=message),
-            pages.serve(partial(pages.page, health), "127.0.0.1", port, "health"),
-        ):
+        second = pages.serve(partial(pages.page, health), "127.0.0.1", port, "health")
+        with pytest.raises(ServerError, match=message), second:
             pass

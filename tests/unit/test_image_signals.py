@@ -39,20 +39,13 @@ def expected(pixels: np.ndarray) -> dict[str, float]:
     height, width = pixels.shape[:2]
     whole = pixels / 255.0
     luma = 0.299 * whole[..., 0] + 0.587 * whole[..., 1] + 0.114 * whole[..., 2]
-    places = [
-        (y, x)
-        for y in range(0, height, max(1, height // SAMPLES))
-        for x in range(0, width - 1, max(1, width // SAMPLES))
-    ]
+    rows, columns = range(0, height, max(1, height // SAMPLES)), range(0, width - 1, max(1, width // SAMPLES))
+    places = [(y, x) for y in rows for x in columns]
     here = np.array([luma[place] for place in places])
     differences = [abs(luma[y, x + 1] - luma[y, x]) for y, x in places]
     red, blue = (np.mean([whole[(*place, color)] for place in places]) for color in (0, 2))
-    return {
-        "brightness": here.mean(),
-        "contrast": here.std(),
-        "sharpness": np.mean(differences),
-        "warmth": red / (red + blue),
-    }
+    light = {"brightness": here.mean(), "contrast": here.std(), "sharpness": np.mean(differences)}
+    return light | {"warmth": red / (red + blue)}
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)

@@ -43,10 +43,8 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
     assert "adds-2.onnx" in nereid("versions", "r").stdout
 
     rolled = nereid("rollback", NET)
-    assert (rolled.exit_code, rolled.stdout) == (
-        0,
-        "r: generation 2, v1 100 %, v2 0 %, written without a server\n",
-    )
+    said = "r: generation 2, v1 100 %, v2 0 %, written without a server\n"
+    assert (rolled.exit_code, rolled.stdout) == (0, said)
     assert nereid("retire", NET, 2).stdout == "net 2: retired\n"
 
 

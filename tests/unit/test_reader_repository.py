@@ -99,10 +99,8 @@ def test_reader_pins_its_recogniser(repository, profile):
     found = {pin.model: pin for pin in pins(repository, readable_configs(repository, profile))}
 
     assert found["read_text_v1"] == PIN
-    assert steps_of(readable_configs(repository, profile)["read_text_v1"]) == [
-        *FINDERS,
-        ("text_recognise", 1),
-    ]
+    found = steps_of(readable_configs(repository, profile)["read_text_v1"])
+    assert found == [*FINDERS, ("text_recognise", 1)]
 
 
 def test_networks_in_the_process_are_not_loaded_again(repository):

@@ -96,10 +96,8 @@ def test_barcodes_are_read():
 @both_ways
 @pytest.mark.parametrize("labels", [(), ("cat", "7")], ids=["none", "two"])
 def test_objects_are_found(way, labels):
-    with (
-        serving(scripted(DETECT, detection(*labels))) as url,
-        opened(way, url, "http", kinds=DETECTORS) as detector,
-    ):
+    script = scripted(DETECT, detection(*labels))
+    with serving(script) as url, opened(way, url, "http", kinds=DETECTORS) as detector:
         found = detector.detect(PHOTO)
         (again,) = detector.detect_many([PHOTO])
 

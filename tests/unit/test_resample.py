@@ -85,11 +85,8 @@ def test_estimates_come_closer_than_the_averages_themselves(photo, shrink, filte
     high, wide = int(height / shrink / 1.1), int(width / shrink / 1.1)
     reference = np.asarray(Image.fromarray(full).resize((wide, high), PILLOW[filter_name]), np.float64)
 
-    estimated = resampled(
-        scaled,
-        build_axis(Span(height, high, 0, high), filter_name, shrink=shrink),
-        build_axis(Span(width, wide, 0, wide), filter_name, shrink=shrink),
-    )
+    spans = Span(height, high, 0, high), Span(width, wide, 0, wide)
+    estimated = resampled(scaled, *(build_axis(span, filter_name, shrink=shrink) for span in spans))
 
     plain = resized(scaled, (wide, high), filter_name)
     assert np.abs(estimated - reference).mean() < np.abs(plain - reference).mean()

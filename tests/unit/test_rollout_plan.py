@@ -131,10 +131,8 @@ def test_shadow_step_adds_a_shadow_that_the_next_step_removes():
     own = [{"name": "own", "model": "m", "version": 1, "percent": 5}]
     found = table(variant("old", "net_old", 100), variant("new", "net_new", 0, 3), shadows=own)
     first = at_step(rollout(steps=["shadow", 100]))(present(found)).route
-    assert [(each.name, each.model, each.version) for each in first.shadows] == [
-        ("own", "m", 1),
-        ("rollout-new", "net_new", 3),
-    ]
+    shadows = [(each.name, each.model, each.version) for each in first.shadows]
+    assert shadows == [("own", "m", 1), ("rollout-new", "net_new", 3)]
     later = at_step(rollout(steps=["shadow", 100], step=1))(present(Table(first, "", {}))).route
     assert [each.name for each in later.shadows] == ["own"]
 
@@ -197,10 +195,8 @@ def test_hook_is_posted_as_json(status, message):
 
         def log_message(self, *words) -> None: ...
 
-    with (
-        listening(Handler) as address,
-        pytest.raises(OperationFailed, match=message) if message else contextlib.nullcontext(),
-    ):
+    outcome = pytest.raises(OperationFailed, match=message) if message else contextlib.nullcontext()
+    with listening(Handler) as address, outcome:
         hooks.run(f"http://{address}/hook?token=a", "before_step", rollout())
 
     ((path, kind, body),) = received

@@ -294,10 +294,8 @@ def test_folder_open_to_others_is_rejected(base, tmp_path):
         base.chmod(0o755)
         assert run_dir.find(base, tmp_path) is None
 
-    with (
-        pytest.raises(ServerError, match=r"must be a directory of user .* with mode 0700; fix: remove it"),
-        run_dir.occupy(base, tmp_path),
-    ):
+    message = r"must be a directory of user .* with mode 0700; fix: remove it"
+    with pytest.raises(ServerError, match=message), run_dir.occupy(base, tmp_path):
         pass
 
 

@@ -47,11 +47,11 @@ def config(
 def accelerated(gpu=(), cpu=(), **more) -> ModelConfig:
     """Build the config of an instance on GPU 3 with accelerators: (name, parameters) each."""
     lists = {"gpu_execution_accelerator": gpu, "cpu_execution_accelerator": cpu}
-    accelerators = {
-        key: [{"name": name, "parameters": parameters} for name, parameters in each]
-        for key, each in lists.items()
-        if each
-    }
+
+    def named(pairs) -> list[dict]:
+        return [{"name": name, "parameters": parameters} for name, parameters in pairs]
+
+    accelerators = {key: named(pairs) for key, pairs in lists.items() if pairs}
     return config(
         **{"kind": "GPU", "device_id": 3, "optimization": {"execution_accelerators": accelerators}, **more}
     )

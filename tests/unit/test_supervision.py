@@ -292,12 +292,8 @@ def test_processes_of_one_name_are_added():
 
 
 def test_cpu_time_never_falls():
-    pages = pages_of(
-        [usage(1, "dogs", 5.0), usage(2, "dogs", 3.0)],
-        [usage(1, "dogs", 6.0), usage(7, "dogs", 0.5)],
-        [usage(1, "dogs", 6.0), usage(7, "dogs", 2.0)],
-        [],
-    )
+    looks = ([(1, 5.0), (2, 3.0)], [(1, 6.0), (7, 0.5)], [(1, 6.0), (7, 2.0)], [])
+    pages = pages_of(*([usage(pid, "dogs", seconds) for pid, seconds in look] for look in looks))
 
     assert [page["cpu_seconds_total", "dogs"] for page in pages] == [8.0, 9.5, 11.0, 11.0]
     assert ("memory_bytes", "dogs") not in pages[-1]

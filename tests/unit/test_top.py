@@ -87,10 +87,8 @@ def test_latency_is_that_of_successful_requests():
         for outcome, counts in {"ok": (100, 100), "inference_failed": (0, 900)}.items()
         for bound, count in zip(("0.01", "+Inf"), counts, strict=True)
     )
-    states = "\n".join(
-        f'nereid_route_breaker_state{{route="dogs",variant="v1",model_instance="{each}"}} {each}'
-        for each in (0, 2, 1)
-    )
+    state = 'nereid_route_breaker_state{{route="dogs",variant="v1",model_instance="{0}"}} {0}'
+    states = "\n".join(map(state.format, (0, 2, 1)))
 
     found = variant_of(measure(reading(10), reading(12, f"{text}\n{states}")), "v1")
 
