@@ -85,11 +85,10 @@ def decoded(message: ExportTraceServiceRequest) -> Iterator[Span]:
         for scope in resource.scope_spans:
             for each in scope.spans:
                 links = tuple((link.trace_id.hex(), link.span_id.hex()) for link in each.links)
-                yield Span(
-                    *(each.trace_id.hex(), each.span_id.hex(), each.parent_span_id.hex(), each.name, service),
-                    *(each.start_time_unix_nano, each.end_time_unix_nano),
-                    *(each.status.code == Status.STATUS_CODE_ERROR, _values(each.attributes), links),
-                )
+                ids = each.trace_id.hex(), each.span_id.hex(), each.parent_span_id.hex()
+                times = each.start_time_unix_nano, each.end_time_unix_nano
+                is_error = each.status.code == Status.STATUS_CODE_ERROR
+                yield Span(*ids, each.name, service, *times, is_error, _values(each.attributes), links)
 
 
 def _values(attributes: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tables of test cases, each row with its name."""
+"""Tables of test cases."""
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
@@ -8,17 +8,24 @@ from typing import Any
 import pytest
 
 
+def rows(*values: Sequence[Any], ids: Sequence[str] | None = None) -> Callable[[Any], Any]:
+    """Parametrize a test by rows, whose values are its first parameters."""
+
+    def parametrize(test: Any) -> Any:
+        names = [*signature(test).parameters][: len(values[0])]
+        return pytest.mark.parametrize(names, values, ids=ids)(test)
+
+    return parametrize
+
+
 def cases(
-    names: str | Sequence[str] = (), table: Mapping[str, Any] = MappingProxyType({}), /, **rows: Any
+    names: str | Sequence[str] = (), table: Mapping[str, Any] = MappingProxyType({}), /, **named: Any
 ) -> Callable[[Any], Any]:
     """Parametrize a test by named rows: a value per row, or a tuple if there are several names.
 
     Without names, the values of a row are the first parameters of the test.
     """
-    named = {**table, **rows}
-
-    def parametrize(test: Any) -> Any:
-        found = names or [*signature(test).parameters][: len(next(iter(named.values())))]
-        return pytest.mark.parametrize(found, list(named.values()), ids=list(named))(test)
-
-    return parametrize
+    named = {**table, **named}
+    if not names:
+        return rows(*named.values(), ids=[*named])
+    return pytest.mark.parametrize(names, [*named.values()], ids=[*named])

@@ -19,7 +19,7 @@ from tests.classifiers import opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.gateways import send
 from tests.pictures import BOMB
-from tests.tables import cases
+from tests.tables import cases, rows
 
 GOOD = COFFEE.read_bytes()
 
@@ -78,18 +78,15 @@ def test_extreme_image_is_answered(server, encode):
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-@pytest.mark.parametrize(
-    ("protocol", "port", "expected"),
-    [
-        ("grpc", "http", "the port does not speak gRPC, .*; fix: Triton's gRPC port, by default 8001"),
-        ("grpc", "metrics", "the port does not speak gRPC, .*; fix: Triton's gRPC port, by default 8001"),
-        ("http", "grpc", "the port speaks gRPC; fix: Triton's HTTP port, by default 8000"),
-        ("http", "metrics", "expected a response of Triton's HTTP port, .*; fix: the port; by default .*"),
-        ("http", "closed", "no server listens there; fix: nereid serve, or the address of a server.*"),
-        ("grpc", "closed", "no gRPC server listens there; fix: nereid serve, or the address of a server.*"),
-    ],
+@rows(
+    ("grpc", "http", "the port does not speak gRPC, .*; fix: Triton's gRPC port, by default 8001"),
+    ("grpc", "metrics", "the port does not speak gRPC, .*; fix: Triton's gRPC port, by default 8001"),
+    ("http", "grpc", "the port speaks gRPC; fix: Triton's HTTP port, by default 8000"),
+    ("http", "metrics", "expected a response of Triton's HTTP port, .*; fix: the port; by default .*"),
+    ("http", "closed", "no server listens there; fix: nereid serve, or the address of a server.*"),
+    ("grpc", "closed", "no gRPC server listens there; fix: nereid serve, or the address of a server.*"),
 )
-def test_a_wrong_port_is_told(server, root, way, protocol, port, expected):
+def test_a_wrong_port_is_told(protocol, port, expected, server, root, way):
     address = f"localhost:{free_ports(1)[0]}" if port == "closed" else url(server, port)
     with opened(way, address, protocol) as classifier, pytest.raises(Unreachable) as caught:
         classifier.classify(GOOD)

@@ -24,18 +24,15 @@ from nereid.base.contract import DEADLINE_PARAMETER
 from nereid.base.control_groups import ControlGroups
 from nereid.base.serving_errors import DeadlineExceeded, InvalidRequest
 from nereid.base.units import format_bytes, format_ms
-from tests.tables import cases
+from tests.tables import cases, rows
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 bytes"),
-        (53_100, "53.1 kB"),
-        (18_600_000, "18.6 MB"),
-        (33_554_432, "32 MiB"),
-        (2_500_000_000, "2.5 GB"),
-    ],
+@rows(
+    (0, "0 bytes"),
+    (53_100, "53.1 kB"),
+    (18_600_000, "18.6 MB"),
+    (33_554_432, "32 MiB"),
+    (2_500_000_000, "2.5 GB"),
 )
 def test_size_has_a_readable_unit(count, text):
     """A small size is not 0.0 MB, and a limit is not 33554432 bytes."""

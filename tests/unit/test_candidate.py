@@ -10,6 +10,7 @@ from nereid.base.errors import OperationFailed
 from nereid.models.publish.candidate import stage
 from nereid.repository import onnx_file
 from tests.networks import move_out, written
+from tests.tables import rows
 
 
 def save(path: Path, location: str) -> Path:
@@ -25,19 +26,16 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("location", "filename", "message"),
-    [
-        ("sub/SHA256SUMS", "model.onnx", "another file of the version, 'sub/SHA256SUMS'"),
-        ("model.onnx", "model.onnx", "another file of the version, 'model.onnx'"),
-        ("./net", "sub/net", "another file of the version, 'net'"),
-        ("model.onnx/w.bin", "model.onnx", "another file of the version, 'model.onnx/w.bin'"),
-        ("new.onnx", "model.onnx", "another file of the version, 'new.onnx'"),
-        (".w.bin", "model.onnx", "external data is a hidden file, '.w.bin'"),
-        ("w\n.bin", "model.onnx", "expected a file name for its values"),
-    ],
+@rows(
+    ("sub/SHA256SUMS", "model.onnx", "another file of the version, 'sub/SHA256SUMS'"),
+    ("model.onnx", "model.onnx", "another file of the version, 'model.onnx'"),
+    ("./net", "sub/net", "another file of the version, 'net'"),
+    ("model.onnx/w.bin", "model.onnx", "another file of the version, 'model.onnx/w.bin'"),
+    ("new.onnx", "model.onnx", "another file of the version, 'new.onnx'"),
+    (".w.bin", "model.onnx", "external data is a hidden file, '.w.bin'"),
+    ("w\n.bin", "model.onnx", "expected a file name for its values"),
 )
-def test_external_data_must_not_have_names_of_other_files(tmp_path, location, filename, message):
+def test_external_data_must_not_have_names_of_other_files(location, filename, message, tmp_path):
     source = save(tmp_path / "new.onnx", location)
 
     with pytest.raises(OperationFailed, match=message):

@@ -40,7 +40,7 @@ from nereid.tasks.detect.client import Detector
 from nereid.tasks.read.client import Reader
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
 from tests.routes import wait_until
-from tests.tables import cases
+from tests.tables import cases, rows
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 PHOTO = COFFEE.read_bytes()
@@ -63,24 +63,21 @@ def test_label_is_read_from_tritons_form(entry, expected):
     assert labels([entry.encode()]) == (expected,)
 
 
-@pytest.mark.parametrize(
-    ("status", "text", "kind"),
-    [
-        ("400", "why", RequestRefused),
-        ("429", "slow down", Overloaded),
-        ("500", "why", ServerFailed),
-        (None, "why", ServerFailed),
-        ("404", "an exception occurred in the client while decoding the response: <p>", Unreachable),
-        ("StatusCode.INVALID_ARGUMENT", "why", RequestRefused),
-        ("StatusCode.UNAVAILABLE", "failed to connect to all addresses", Unreachable),
-        ("StatusCode.UNAVAILABLE", "This protocol is restricted, expecting header", RequestRefused),
-        ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", TimedOut),
-        ("StatusCode.RESOURCE_EXHAUSTED", "SERVER: Received message larger than max", RequestRefused),
-        ("StatusCode.UNKNOWN", "Received http2 header with status: 413", RequestRefused),
-        ("StatusCode.RESOURCE_EXHAUSTED", "too many", Overloaded),
-        ("StatusCode.UNKNOWN", "Stream removed (Data frame with END_STREAM flag received)", Unreachable),
-        ("StatusCode.DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", TimedOut),
-    ],
+@rows(
+    ("400", "why", RequestRefused),
+    ("429", "slow down", Overloaded),
+    ("500", "why", ServerFailed),
+    (None, "why", ServerFailed),
+    ("404", "an exception occurred in the client while decoding the response: <p>", Unreachable),
+    ("StatusCode.INVALID_ARGUMENT", "why", RequestRefused),
+    ("StatusCode.UNAVAILABLE", "failed to connect to all addresses", Unreachable),
+    ("StatusCode.UNAVAILABLE", "This protocol is restricted, expecting header", RequestRefused),
+    ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", TimedOut),
+    ("StatusCode.RESOURCE_EXHAUSTED", "SERVER: Received message larger than max", RequestRefused),
+    ("StatusCode.UNKNOWN", "Received http2 header with status: 413", RequestRefused),
+    ("StatusCode.RESOURCE_EXHAUSTED", "too many", Overloaded),
+    ("StatusCode.UNKNOWN", "Stream removed (Data frame with END_STREAM flag received)", Unreachable),
+    ("StatusCode.DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", TimedOut),
 )
 def test_exception_has_the_party_at_fault(status, text, kind):
     got = from_triton(InferenceServerException(text, status))

@@ -18,7 +18,7 @@ from nereid.cli import init, options, tables
 from nereid.cli.main import app
 from tests.commands import captured
 from tests.publishing import classifier
-from tests.tables import cases
+from tests.tables import cases, rows
 from tools.commands_page import commands
 
 pytestmark = pytest.mark.process
@@ -76,24 +76,21 @@ def test_short_help_option_works_everywhere(name):
     assert run(*name.split(), "-h").stdout == run(*name.split(), "--help").stdout != ""
 
 
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        ("add /nonexistent.onnx --name x --preset imagenet", 2),
-        ("publish unknown /nonexistent.onnx", 2),
-        ("retire unknown 1", 2),
-        ("watch /nonexistent", 2),
-        ("tune unknown", 2),
-        ("init /proc/nereid", 1),
-        ("why classify", 1),
-        ("why --route classify", 1),
-        ("route history --model unknown", 2),
-        ("key add alice", 2),
-        ("key list --keys {broken}", 1),
-        ("key revoke nobody --keys {empty}", 1),
-    ],
+@rows(
+    ("add /nonexistent.onnx --name x --preset imagenet", 2),
+    ("publish unknown /nonexistent.onnx", 2),
+    ("retire unknown 1", 2),
+    ("watch /nonexistent", 2),
+    ("tune unknown", 2),
+    ("init /proc/nereid", 1),
+    ("why classify", 1),
+    ("why --route classify", 1),
+    ("route history --model unknown", 2),
+    ("key add alice", 2),
+    ("key list --keys {broken}", 1),
+    ("key revoke nobody --keys {empty}", 1),
 )
-def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status):
+def test_failure_ends_with_one_line_that_has_the_reason(words, status, tmp_path):
     own = tmp_path / "own"
     assert run("init", str(own)).exit_code == 0
     folders = dict.fromkeys(("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"), str(tmp_path))
@@ -107,24 +104,21 @@ def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status)
     assert [line.startswith("error: ") for line in lines] == [False] * (len(lines) - 1) + [True]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("unknown", "No such command 'unknown'"),
-        ("serve --profile nope", "no model has the profile 'nope', known are: cpu, ensemble"),
-        ("serve --gpu-id 77", "--gpu-id 77: no"),
-        ("serve --repository /nonexistent", "/nonexistent is not a model repository"),
-        ("serve --htpp-port 9999", "--htpp-port"),
-        ("serve --host 0.0.0.0 --allow-shm", "--allow-shm needs --unguarded"),
-        ("serve --host 0.0.0.0 --unguarded --allow-shm", "--allow-shm needs --host 127.0.0.1, got 0.0.0.0"),
-        ("serve --guard -- --http-port=1", "cannot be used with: --http-port=1"),
-        ("classify", "nothing to classify"),
-        ("classify /nonexistent.jpg", "'/nonexistent.jpg' does not exist"),
-        ("classify {coffee} --protocol smtp", "smtp"),
-        ("classify {coffee} --url http://localhost:8000", "--url must be HOST:PORT without"),
-        ("classify {coffee} --json --csv", "exclude each other"),
-        ("classify --watch /tmp --json", "fix: --jsonl"),
-    ],
+@rows(
+    ("unknown", "No such command 'unknown'"),
+    ("serve --profile nope", "no model has the profile 'nope', known are: cpu, ensemble"),
+    ("serve --gpu-id 77", "--gpu-id 77: no"),
+    ("serve --repository /nonexistent", "/nonexistent is not a model repository"),
+    ("serve --htpp-port 9999", "--htpp-port"),
+    ("serve --host 0.0.0.0 --allow-shm", "--allow-shm needs --unguarded"),
+    ("serve --host 0.0.0.0 --unguarded --allow-shm", "--allow-shm needs --host 127.0.0.1, got 0.0.0.0"),
+    ("serve --guard -- --http-port=1", "cannot be used with: --http-port=1"),
+    ("classify", "nothing to classify"),
+    ("classify /nonexistent.jpg", "'/nonexistent.jpg' does not exist"),
+    ("classify {coffee} --protocol smtp", "smtp"),
+    ("classify {coffee} --url http://localhost:8000", "--url must be HOST:PORT without"),
+    ("classify {coffee} --json --csv", "exclude each other"),
+    ("classify --watch /tmp --json", "fix: --jsonl"),
 )
 def test_wrong_usage_is_exit_code_2(words, message):
     done = run(*words.format(coffee=assets.COFFEE).split(), NEREID_REPOSITORY=str(assets.REPOSITORY))

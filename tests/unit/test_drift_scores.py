@@ -14,6 +14,7 @@ from nereid.insight.drift.comparison import SignalDrift, VariantDrift
 from nereid.insight.drift.drift_report import Accuracy, Agreement, Report
 from nereid.insight.drift.monitor import RouteDrift
 from nereid.insight.drift.scores import MIN_IMAGES, MIN_SHARE, PRIOR, add_up, distance, joined, limit
+from tests.tables import rows
 
 histograms = st.integers(2, 20).flatmap(
     lambda size: st.tuples(*[st.lists(st.integers(0, 500), min_size=size, max_size=size)] * 2)
@@ -88,17 +89,14 @@ def nereid(tmp_path):
     return run
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "message"),
-    [
-        (["baseline", "classify"], 2, "expected one of --images DIR and --from-traffic DURATION"),
-        (["baseline", "classify", "--images", "x", "--from-traffic", "1h"], 2, "expected one of --images"),
-        (["baseline", "classify", "--from-traffic", "1h"], 1, "fix: nereid serve"),
-        (["show", "classify"], 1, "fix: nereid serve"),
-        (["show", "missing"], 2, "no route 'missing'"),
-    ],
+@rows(
+    (["baseline", "classify"], 2, "expected one of --images DIR and --from-traffic DURATION"),
+    (["baseline", "classify", "--images", "x", "--from-traffic", "1h"], 2, "expected one of --images"),
+    (["baseline", "classify", "--from-traffic", "1h"], 1, "fix: nereid serve"),
+    (["show", "classify"], 1, "fix: nereid serve"),
+    (["show", "missing"], 2, "no route 'missing'"),
 )
-def test_errors_name_the_fix(nereid, words, status, message):
+def test_errors_name_the_fix(words, status, message, nereid):
     done = nereid(*words)
 
     assert done.exit_code == status

@@ -16,7 +16,7 @@ from nereid.tasks.read.fields.corrections import Correction, Reading, read_numbe
 from nereid.tasks.read.fields.field_search import Field, find_fields, missing_fields
 from nereid.tasks.read.fields.specification import Format, forms_of, parse_specification, read_specification
 from nereid.tasks.read.line import Line
-from tests.tables import cases
+from tests.tables import cases, rows
 
 WAYBILL = read_specification(TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json")
 UPS, FEDEX, S10, SSCC = "1Z999AA10123456784", "790535312317", "RB123456785GB", "000123450000000027"
@@ -98,13 +98,10 @@ def test_wrong_number_is_shown_as_such():
     assert (found.value, found.valid, found.corrected) == ("1Z999AA10123456785", False, ())
 
 
-@pytest.mark.parametrize(
-    ("text", "value", "corrected"),
-    [
-        ("RB1Z34S6785GB", S10, [(3, "Z", "2"), (6, "S", "5")]),
-        ("lZ999AA1O123456784", UPS, [(0, "l", "1"), (8, "O", "0")]),
-        ("1Z 999 AA1 0I 2345 678A", UPS, [(9, "I", "1"), (17, "A", "4")]),
-    ],
+@rows(
+    ("RB1Z34S6785GB", S10, [(3, "Z", "2"), (6, "S", "5")]),
+    ("lZ999AA1O123456784", UPS, [(0, "l", "1"), (8, "O", "0")]),
+    ("1Z 999 AA1 0I 2345 678A", UPS, [(9, "I", "1"), (17, "A", "4")]),
 )
 def test_look_alikes_are_corrected(text, value, corrected):
     found = tracking(line(text))

@@ -44,7 +44,7 @@ from tests.gateways import (
     send,
 )
 from tests.pictures import save
-from tests.tables import cases
+from tests.tables import cases, rows
 
 JSON_IMAGE = {"image": base64.b64encode(IMAGE).decode()}
 JPEG = {"content-type": "image/jpeg"}
@@ -206,15 +206,12 @@ def test_bad_ids_are_replaced(given):
     assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", answer.headers["traceparent"])
 
 
-@pytest.mark.parametrize(
-    ("secret", "expected"),
-    [
-        (None, {"/v1/live": 401, "/metrics": 401, "/v1/access": 200, "/healthz": 200, "/readyz": 200}),
-        ("wrong", {"/v1/live": 401, "/metrics": 401, "/v1/access": 401}),
-        ("infer", {"/v1/live": 200, "/metrics": 200, "/v1/route": 200}),
-        ("route", {"/v1/live": 403, "/metrics": 200}),
-        ("admin", {"/v1/live": 200, "/metrics": 200}),
-    ],
+@rows(
+    (None, {"/v1/live": 401, "/metrics": 401, "/v1/access": 200, "/healthz": 200, "/readyz": 200}),
+    ("wrong", {"/v1/live": 401, "/metrics": 401, "/v1/access": 401}),
+    ("infer", {"/v1/live": 200, "/metrics": 200, "/v1/route": 200}),
+    ("route", {"/v1/live": 403, "/metrics": 200}),
+    ("admin", {"/v1/live": 200, "/metrics": 200}),
 )
 def test_key_grants_its_scopes(secret, expected):
     made = gateway(Upstream(), Settings(keys_needed=True), keys=RING, route=Control())
@@ -326,16 +323,13 @@ def test_origin_has_the_scheme_of_the_gateway(address, origin, status):
     assert answer.status_code == status
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "expected"),
-    [
-        ("GET", "/predict", (405, "method_not_allowed")),
-        ("GET", "/nothing", (404, "not_found")),
-        ("GET", "/page/../live.py", (404, "not_found")),
-        ("GET", "/page/%2e%2e/live.py", (404, "not_found")),
-        ("GET", "/samples/CREDITS.md", (404, "not_found")),
-        ("GET", "/healthz?a=1", (400, "invalid_request")),
-    ],
+@rows(
+    ("GET", "/predict", (405, "method_not_allowed")),
+    ("GET", "/nothing", (404, "not_found")),
+    ("GET", "/page/../live.py", (404, "not_found")),
+    ("GET", "/page/%2e%2e/live.py", (404, "not_found")),
+    ("GET", "/samples/CREDITS.md", (404, "not_found")),
+    ("GET", "/healthz?a=1", (400, "invalid_request")),
 )
 def test_unknown_path_is_a_json_error(method, path, expected):
     assert code(send(gateway(Upstream()), method, path)) == expected

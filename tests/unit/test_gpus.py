@@ -15,7 +15,7 @@ from nereid.server.gpu.nvidia_smi import Device, GpuProcess
 from nereid.server.gpu.profile_choice import Choice, check_named_gpus, choose
 from nereid.server.installation import find_installation
 from tests import gpu_outputs as recorded
-from tests.tables import cases
+from tests.tables import cases, rows
 
 DEVICES = nvidia_smi.parse_devices(recorded.LIST)
 DIVIDED = nvidia_smi.parse_devices(recorded.MIG_LIST)
@@ -100,16 +100,13 @@ def test_missing_nvidia_smi_has_a_fix():
         nvidia_smi.run("/nowhere")
 
 
-@pytest.mark.parametrize(
-    ("value", "uuids"),
-    [
-        (None, [recorded.A100, recorded.SECOND]),
-        ("1,0", [recorded.SECOND, recorded.A100]),
-        ("GPU-d859", [recorded.SECOND]),
-        ("", []),
-        ("0,7,1", [recorded.A100]),
-        ("NoDevFiles", []),
-    ],
+@rows(
+    (None, [recorded.A100, recorded.SECOND]),
+    ("1,0", [recorded.SECOND, recorded.A100]),
+    ("GPU-d859", [recorded.SECOND]),
+    ("", []),
+    ("0,7,1", [recorded.A100]),
+    ("NoDevFiles", []),
 )
 def test_visible_gpus_are_those_of_cuda(value, uuids):
     """Entries after an invalid one are ignored, as CUDA does."""

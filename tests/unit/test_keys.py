@@ -12,7 +12,7 @@ from nereid.base.errors import OperationFailed
 from nereid.cli.main import app
 from nereid.gateway.admission import key_changes
 from nereid.gateway.admission.keys import SCOPES, InvalidKeys, KeyFile, KeyRing, format_keys
-from tests.tables import cases
+from tests.tables import cases, rows
 
 
 @pytest.fixture
@@ -55,17 +55,14 @@ def test_ring_takes_changes_of_its_file(nereid, path):
     assert "No such file" in ring.failure
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "text"),
-    [
-        (["add", "bob", "--scope", "infer", "--scope", "all"], 2, "infer, route, admin, got infer, all"),
-        (["add", "", "--scope", "infer"], 2, "NAME: expected 1 to 64 printable ASCII characters, got ''"),
-        (["add", "0123abcd", "--scope", "infer"], 2, "expected a name that does not look like an id"),
-        (["add", "alice", "--scope", "infer"], 1, "'alice' already has a key; fix: nereid key revoke"),
-        (["revoke", "carol"], 1, "has no key 'carol', known keys: alice"),
-    ],
+@rows(
+    (["add", "bob", "--scope", "infer", "--scope", "all"], 2, "infer, route, admin, got infer, all"),
+    (["add", "", "--scope", "infer"], 2, "NAME: expected 1 to 64 printable ASCII characters, got ''"),
+    (["add", "0123abcd", "--scope", "infer"], 2, "expected a name that does not look like an id"),
+    (["add", "alice", "--scope", "infer"], 1, "'alice' already has a key; fix: nereid key revoke"),
+    (["revoke", "carol"], 1, "has no key 'carol', known keys: alice"),
 )
-def test_wrong_command_changes_nothing(nereid, path, words, status, text):
+def test_wrong_command_changes_nothing(words, status, text, nereid, path):
     nereid("add", "alice", "--scope", "infer")
     before = path.read_bytes()
 

@@ -13,6 +13,7 @@ import nereid
 from nereid.application.exit_codes import MODULES
 from tests.commands import captured
 from tests.conftest import ROOT
+from tests.tables import rows
 
 PUBLIC = re.findall(
     r"\w+",
@@ -51,14 +52,11 @@ pytestmark = pytest.mark.process
 RUN = "import sys; sys.modules[sys.argv.pop(1)] = None; from nereid.cli.main import main; main()"
 
 
-@pytest.mark.parametrize(
-    ("module", "words", "extra"),
-    [
-        ("uvicorn", ["gateway"], "gateway"),
-        ("onnx", ["add", "network.onnx", "--name", "mine", "--labels", "labels.txt", "--json"], "publish"),
-        ("watchfiles", ["watch", "."], "publish"),
-        ("pytriton", ["serve"], "embedded,cpu"),
-    ],
+@rows(
+    ("uvicorn", ["gateway"], "gateway"),
+    ("onnx", ["add", "network.onnx", "--name", "mine", "--labels", "labels.txt", "--json"], "publish"),
+    ("watchfiles", ["watch", "."], "publish"),
+    ("pytriton", ["serve"], "embedded,cpu"),
 )
 def test_missing_package_is_one_line_with_its_fix(module, words, extra, tmp_path):
     """It names the extra, and no command ends with a traceback."""

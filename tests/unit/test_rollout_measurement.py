@@ -4,8 +4,6 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-import pytest
-
 from nereid.base.metrics_page import Snapshot
 from nereid.models.rollout import plan
 from nereid.models.rollout.counts import DURATIONS, SHADOWS, Pair, look
@@ -15,6 +13,7 @@ from nereid.models.rollout.judge import Outcome
 from nereid.models.rollout.measurement import REQUESTS, SETTLE_S, TRIALS, Measurement, Page
 from nereid.models.rollout.rollout_journal import Rollout
 from nereid.models.routes.served import Served
+from tests.tables import rows
 
 CANDIDATE, CONTROL = ("new", "2"), ("old", "1")
 HOLD_S, OPEN_S, LOOK_S = 60.0, 5.0, 2.0
@@ -68,13 +67,10 @@ def test_breaker_that_was_open_may_close():
     assert outcomes(2 * LOOKS_OF_HOLD, *states) == {Outcome.CONTINUE}
 
 
-@pytest.mark.parametrize(
-    ("states", "last"),
-    [
-        ([OPEN], (Outcome.FAIL, FAILED)),
-        ([OPEN, HALF_OPEN, OPEN], (Outcome.FAIL, FAILED)),
-        ([BOTH], (Outcome.INCONCLUSIVE, "the breakers of 'new' and 'old' are open: no comparison")),
-    ],
+@rows(
+    ([OPEN], (Outcome.FAIL, FAILED)),
+    ([OPEN, HALF_OPEN, OPEN], (Outcome.FAIL, FAILED)),
+    ([BOTH], (Outcome.INCONCLUSIVE, "the breakers of 'new' and 'old' are open: no comparison")),
 )
 def test_breaker_that_stays_open_decides_after_the_hold(states, last):
     """A candidate that died before its step gets no request that could fail."""

@@ -34,7 +34,7 @@ from nereid.server.ready_line import announcement
 from nereid.server.run_dir import ServerRecord
 from nereid.server.server_log import MAX_REPETITIONS, PERIOD_S, ServerLog
 from nereid.server.start_checks import unservable_models
-from tests.tables import cases
+from tests.tables import cases, rows
 
 OURS = "--backend-config=onnxruntime,a="
 # The words after it are those of a server; its child is a stub.
@@ -131,15 +131,12 @@ def test_model_that_leaves_its_outputs_to_the_file_is_not_tried(tmp_path):
     assert "/v2/health/ready;" in announcement(ServerOptions(tmp_path), announced())
 
 
-@pytest.mark.parametrize(
-    ("python", "message"),
-    [
-        ("3.13", "Python 3.11 or 3.12, found 3.13; fix: install one"),
-        ("3.12", "libpython3.12.so.1.0; fix: apt-get install libpython3.12"),
-        ("3.11", "libpython3.11.so.1.0; fix: apt-get install libpython3.11"),
-    ],
+@rows(
+    ("3.13", "Python 3.11 or 3.12, found 3.13; fix: install one"),
+    ("3.12", "libpython3.12.so.1.0; fix: apt-get install libpython3.12"),
+    ("3.11", "libpython3.11.so.1.0; fix: apt-get install libpython3.11"),
 )
-def test_preflight_says_what_to_install(tmp_path, python, message):
+def test_preflight_says_what_to_install(python, message, tmp_path):
     found = [f"{each}; fix: {fix}" for each, fix in preflight.missing(python, (tmp_path,))]
 
     assert any(each.startswith(message) for each in found)

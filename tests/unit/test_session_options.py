@@ -19,7 +19,7 @@ from nereid.vision.inference.session_options import (
     session_settings,
 )
 from nereid.vision.inference.threads import ThreadCounts
-from tests.tables import cases
+from tests.tables import cases, rows
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 TENSORRT, OPENVINO = "TensorrtExecutionProvider", "OpenVINOExecutionProvider"
@@ -123,13 +123,10 @@ def test_some_runs_release_memory():
     assert {id(each) for each in islice(plain.options_of_runs(), 6)} == {id(plain.run_options)}
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"nereid.release_memory_every": "0"}, "expected a number of runs from 1 to 999999, got '0'"),
-        ({"nereid.release_memory_every": "9", "enable_mem_arena": "0"}, "contradicts enable_mem_arena"),
-        ({"nereid.release_memory_every": "9", SHRINKAGE: "cpu:0"}, "contradicts memory.enable_memory_arena"),
-    ],
+@rows(
+    ({"nereid.release_memory_every": "0"}, "expected a number of runs from 1 to 999999, got '0'"),
+    ({"nereid.release_memory_every": "9", "enable_mem_arena": "0"}, "contradicts enable_mem_arena"),
+    ({"nereid.release_memory_every": "9", SHRINKAGE: "cpu:0"}, "contradicts memory.enable_memory_arena"),
 )
 def test_release_without_effect_is_refused(parameters, message):
     with pytest.raises(InvalidConfig, match=f"nereid.release_memory_every:? {message}"):

@@ -21,7 +21,7 @@ from nereid.gateway.v2.inference_body import CheckedBody, check_body, check_body
 from nereid.gateway.v2.message import CONTENTS, check_message
 from nereid.gateway.v2.tensor_checks import ELEMENT_BYTES, check_classification, check_parameters
 from tests.gateways import asynchronous
-from tests.tables import cases
+from tests.tables import cases, rows
 
 SETTINGS = Settings()
 # Values that Triton 24.10 ends or blocks on, among harmless ones.
@@ -273,18 +273,15 @@ def test_both_protocols_become_the_same_request(datatype):
     assert len({b"".join(each.parts) for each in checked}) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "datatype", "shape", "reason"),
-    [
-        ("scores", "FP32", [-1, 1000], ""),
-        ("scores", "FP32", [-1, -1], ""),
-        ("quality", "FP32", [-1, 1], ""),
-        ("confidence", "FP32", [-1, -1], "needs a fixed length, got [-1,-1]"),
-        ("confidence", "FP32", [-1], "needs a fixed length, got [-1]"),
-        ("box", "FP32", [-1, -1, 4, 2], "needs a fixed length"),
-        ("text", "BYTES", [-1, -1], "needs numbers, got BYTES"),
-        ("other", "FP32", [-1, 1], "needs numbers, got no such output"),
-    ],
+@rows(
+    ("scores", "FP32", [-1, 1000], ""),
+    ("scores", "FP32", [-1, -1], ""),
+    ("quality", "FP32", [-1, 1], ""),
+    ("confidence", "FP32", [-1, -1], "needs a fixed length, got [-1,-1]"),
+    ("confidence", "FP32", [-1], "needs a fixed length, got [-1]"),
+    ("box", "FP32", [-1, -1, 4, 2], "needs a fixed length"),
+    ("text", "BYTES", [-1, -1], "needs numbers, got BYTES"),
+    ("other", "FP32", [-1, 1], "needs numbers, got no such output"),
 )
 def test_classes_of_what_may_be_empty_are_refused(name, datatype, shape, reason):
     """Triton 24.10 ends if it sorts texts, or nothing."""
