@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def rows(*values: Sequence[Any], ids: Sequence[str] | None = None) -> Callable[[Any], Any]:
+def rows(*values: Sequence[Any], ids: Any = None) -> Callable[[Any], Any]:
     """Parametrize a test by rows, whose values are its first parameters."""
 
     def parametrize(test: Any) -> Any:

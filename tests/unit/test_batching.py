@@ -10,7 +10,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import InferenceFailed, InvalidConfig
 from nereid.vision.inference.batching import Batching, BatchInput
 from tests.networks import assert_same
-from tests.tables import cases
+from tests.tables import cases, rows
 
 PLAIN = Batching(8, frozenset(), (), {})
 SCATTERED = Batching(8, frozenset({"x"}), (), {"y": "x"})
@@ -115,16 +115,13 @@ ITEMS = [{"x": np.zeros((2, 3, 1))}, {"x": np.zeros((1, 2, 2))}]
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32], ids=["int32", "fp32"])
-@pytest.mark.parametrize(
-    ("kind", "requests", "expected"),
-    [
-        ("ELEMENT_COUNT", UNLIKE, [2, 6, 1]),
-        ("ACCUMULATED_ELEMENT_COUNT", UNLIKE, [2, 8, 9]),
-        ("ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", UNLIKE, [0, 2, 8, 9]),
-        ("MAX_ELEMENT_COUNT_AS_SHAPE", UNLIKE, [0] * 6),
-        ("ITEM_SHAPE", ITEMS, [[3, 1], [3, 1], [2, 2]]),
-        ("ITEM_SHAPE_FLATTEN", ITEMS, [3, 1, 3, 1, 2, 2]),
-    ],
+@rows(
+    ("ELEMENT_COUNT", UNLIKE, [2, 6, 1]),
+    ("ACCUMULATED_ELEMENT_COUNT", UNLIKE, [2, 8, 9]),
+    ("ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", UNLIKE, [0, 2, 8, 9]),
+    ("MAX_ELEMENT_COUNT_AS_SHAPE", UNLIKE, [0] * 6),
+    ("ITEM_SHAPE", ITEMS, [[3, 1], [3, 1], [2, 2]]),
+    ("ITEM_SHAPE_FLATTEN", ITEMS, [3, 1, 3, 1, 2, 2]),
     ids=str,
 )
 def test_batch_input_is_computed_from_the_batch(kind, requests, expected, dtype):

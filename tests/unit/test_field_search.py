@@ -39,20 +39,17 @@ def tracking(*lines):
     return find_fields(lines, WAYBILL)[0]
 
 
-@pytest.mark.parametrize(
-    ("lines", "value"),
-    [
-        ([line("TRACKING #: 1Z 999 AA1 01 2345 6784")], UPS),
-        ([line("1z999aa10123456784")], UPS),
-        ([line("RB123456785.GB")], S10),
-        ([line("ＲＢ１２３４５６７８５ＧＢ")], S10),
-        ([line("TRK# 7905-3531-2317")], FEDEX),
-        ([line("TRKB"), line("7905 3531 2317", top=30)], FEDEX),
-        ([line("TRK#"), line("7905 3531", left=60), line("2317", left=160)], FEDEX),
-        ([line("(00) 0 0012345 000000002 7")], SSCC),
-        ([line("运单号SF1234567890123收件人")], "SF1234567890123"),
-        ([line("运单号:SF 1234 5678 9012 3")], "SF1234567890123"),
-    ],
+@rows(
+    ([line("TRACKING #: 1Z 999 AA1 01 2345 6784")], UPS),
+    ([line("1z999aa10123456784")], UPS),
+    ([line("RB123456785.GB")], S10),
+    ([line("ＲＢ１２３４５６７８５ＧＢ")], S10),
+    ([line("TRK# 7905-3531-2317")], FEDEX),
+    ([line("TRKB"), line("7905 3531 2317", top=30)], FEDEX),
+    ([line("TRK#"), line("7905 3531", left=60), line("2317", left=160)], FEDEX),
+    ([line("(00) 0 0012345 000000002 7")], SSCC),
+    ([line("运单号SF1234567890123收件人")], "SF1234567890123"),
+    ([line("运单号:SF 1234 5678 9012 3")], "SF1234567890123"),
     ids=lambda value: repr(value)[:40],
 )
 def test_number_is_found(lines, value):

@@ -22,7 +22,7 @@ from nereid.tasks.read.fields.specification import (
     parse_specification,
     read_specification,
 )
-from tests.tables import cases
+from tests.tables import cases, rows
 from tests.unit.test_field_search import FEDEX, UPS, WAYBILL, line
 from tests.waybills.decoys import page
 
@@ -43,28 +43,22 @@ def test_published_schema_is_the_one_in_use(root):
     Draft202012Validator(schema).validate(json.loads(WAYBILL_FILE.read_text()))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"\xff", "JSON"),
-        (b'{"fields": []}', "Expected `array` of length >= 1"),
-        (specification(checksum="crc"), "Invalid enum value 'crc'"),
-        (specification(paterns=""), "Object contains unknown field `paterns`"),
-        (specification(pattern="("), "pattern '(': missing ), unterminated subpattern"),
-        (specification(pattern="(a+)+"), "pattern '(a+)+': expected at most 1,000 ways to match, got more"),
-        (specification(pattern="(a|a){30}"), "pattern '(a|a){30}': expected at most 1,000 ways"),
-        (specification(pattern=r"(\d)\1"), r"pattern '(\d)\1': expected at most 1,000 ways"),
-        (specification(pattern=".{12}", checksum="gs1"), "pattern '.{12}': expected letters, digits"),
-        (specification(checksum="gs1", joined=False), "expected joined with a checksum"),
-        (specification(examples=["12"]), r"pattern '\d{12}': expected the example to fit: '12'"),
-        (
-            specification(counterexamples=["1234 5678 9012"]),
-            "the counterexample not to fit: '1234 5678 9012'",
-        ),
-        (b'{"fields": [{"name": "a"}]}', "field 'a': expected formats or carriers, got none"),
-        (b'{"fields": [%s, %s]}' % (FIELD, FIELD), "names of fields must differ, got a, a"),
-        (specification(needs_label=True), "field 'number': expected labels for a format with needs_label"),
-    ],
+@rows(
+    (b"\xff", "JSON"),
+    (b'{"fields": []}', "Expected `array` of length >= 1"),
+    (specification(checksum="crc"), "Invalid enum value 'crc'"),
+    (specification(paterns=""), "Object contains unknown field `paterns`"),
+    (specification(pattern="("), "pattern '(': missing ), unterminated subpattern"),
+    (specification(pattern="(a+)+"), "pattern '(a+)+': expected at most 1,000 ways to match, got more"),
+    (specification(pattern="(a|a){30}"), "pattern '(a|a){30}': expected at most 1,000 ways"),
+    (specification(pattern=r"(\d)\1"), r"pattern '(\d)\1': expected at most 1,000 ways"),
+    (specification(pattern=".{12}", checksum="gs1"), "pattern '.{12}': expected letters, digits"),
+    (specification(checksum="gs1", joined=False), "expected joined with a checksum"),
+    (specification(examples=["12"]), r"pattern '\d{12}': expected the example to fit: '12'"),
+    (specification(counterexamples=["1234 5678 9012"]), "the counterexample not to fit: '1234 5678 9012'"),
+    (b'{"fields": [{"name": "a"}]}', "field 'a': expected formats or carriers, got none"),
+    (b'{"fields": [%s, %s]}' % (FIELD, FIELD), "names of fields must differ, got a, a"),
+    (specification(needs_label=True), "field 'number': expected labels for a format with needs_label"),
     ids=lambda value: repr(value)[:60],
 )
 def test_wrong_file_is_rejected(text, message):

@@ -86,28 +86,25 @@ def test_image_is_forwarded_unchanged(body):
 WIDE_PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\2\0\0\0\0\1" + bytes(9) + b"\0\0\0\0IDAT"
 
 
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        ({"content": b""}, "invalid_image"),
-        ({"content": WIDE_PNG}, "invalid_image"),
-        ({"content": bytes(1001)}, "too_large"),
-        ({"files": {"file": bytes(1001)}}, "too_large"),
-        ({"files": [("file", IMAGE), ("file", IMAGE)]}, "invalid_request"),
-        ({"content": IMAGE, "headers": {"content-type": "multipart/form-data"}}, "invalid_request"),
-        ({"json": {"image": "not base64!"}}, "invalid_request"),
-        ({"json": {"image": "aGk=", "top_k": 3}}, "invalid_request"),
-        ({"content": IMAGE, "headers": {"content-type": "text/plain"}}, "unsupported_media_type"),
-        ({"content": IMAGE, "headers": {"content-encoding": "gzip"}}, "unsupported_media_type"),
-        ({"content": IMAGE, "params": {"top_k": "0"}}, "invalid_request"),
-        ({"content": IMAGE, "params": {"top_k": "1001"}}, "invalid_request"),
-        ({"content": IMAGE, "params": {"variant": "v1"}, "headers": {"x-variant": "v2"}}, "invalid_request"),
-        ({"content": IMAGE, "params": {"route_key": "ä"}}, "invalid_request"),
-        ({"content": IMAGE, "headers": {"x-route-a!": "b"}}, "invalid_request"),
-        ({"content": IMAGE, "headers": {"x-route-a-bin": "b"}}, "invalid_request"),
-        ({"content": IMAGE, "headers": {"x-request-timeout-ms": "0"}}, "invalid_request"),
-        ({"content": IMAGE, "headers": {"x-request-timeout-ms": "60001"}}, "invalid_request"),
-    ],
+@rows(
+    ({"content": b""}, "invalid_image"),
+    ({"content": WIDE_PNG}, "invalid_image"),
+    ({"content": bytes(1001)}, "too_large"),
+    ({"files": {"file": bytes(1001)}}, "too_large"),
+    ({"files": [("file", IMAGE), ("file", IMAGE)]}, "invalid_request"),
+    ({"content": IMAGE, "headers": {"content-type": "multipart/form-data"}}, "invalid_request"),
+    ({"json": {"image": "not base64!"}}, "invalid_request"),
+    ({"json": {"image": "aGk=", "top_k": 3}}, "invalid_request"),
+    ({"content": IMAGE, "headers": {"content-type": "text/plain"}}, "unsupported_media_type"),
+    ({"content": IMAGE, "headers": {"content-encoding": "gzip"}}, "unsupported_media_type"),
+    ({"content": IMAGE, "params": {"top_k": "0"}}, "invalid_request"),
+    ({"content": IMAGE, "params": {"top_k": "1001"}}, "invalid_request"),
+    ({"content": IMAGE, "params": {"variant": "v1"}, "headers": {"x-variant": "v2"}}, "invalid_request"),
+    ({"content": IMAGE, "params": {"route_key": "ä"}}, "invalid_request"),
+    ({"content": IMAGE, "headers": {"x-route-a!": "b"}}, "invalid_request"),
+    ({"content": IMAGE, "headers": {"x-route-a-bin": "b"}}, "invalid_request"),
+    ({"content": IMAGE, "headers": {"x-request-timeout-ms": "0"}}, "invalid_request"),
+    ({"content": IMAGE, "headers": {"x-request-timeout-ms": "60001"}}, "invalid_request"),
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_request_is_rejected_with_its_code(request_, expected):

@@ -300,17 +300,14 @@ def test_providers_of_an_instance(model, expected):
     assert providers(model, ALL) == (*expected, (CPU, {}))
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"precision_mode": "FP32"}, {}),
-        ({"precision_mode": "FP16"}, {"trt_fp16_enable": "1"}),
-        ({"precision_mode": "INT8"}, {"trt_int8_enable": "1"}),
-        ({"max_workspace_size_bytes": "1024"}, {"trt_max_workspace_size": "1024"}),
-        ({"int8_calibration_table_name": "t"}, {"trt_int8_calibration_table_name": "t"}),
-        ({"int8_use_native_calibration_table": "1"}, {"trt_int8_use_native_calibration_table": "1"}),
-        *(({name: "1"}, {name: "1"}) for name in ("trt_engine_cache_enable", "trt_cuda_graph_enable")),
-    ],
+@rows(
+    ({"precision_mode": "FP32"}, {}),
+    ({"precision_mode": "FP16"}, {"trt_fp16_enable": "1"}),
+    ({"precision_mode": "INT8"}, {"trt_int8_enable": "1"}),
+    ({"max_workspace_size_bytes": "1024"}, {"trt_max_workspace_size": "1024"}),
+    ({"int8_calibration_table_name": "t"}, {"trt_int8_calibration_table_name": "t"}),
+    ({"int8_use_native_calibration_table": "1"}, {"trt_int8_use_native_calibration_table": "1"}),
+    *(({name: "1"}, {name: "1"}) for name in ("trt_engine_cache_enable", "trt_cuda_graph_enable")),
     ids=lambda value: "-".join(map("=".join, value.items())),
 )
 def test_tensorrt_keys_get_their_own_names(given, expected):
@@ -348,27 +345,24 @@ EXECUTION_MODE = (
 NO_TENSORRT = f"model 'm' needs {TENSORRT} on GPU 3: this onnxruntime has only {CUDA}, {CPU}; fix: install "
 
 
-@pytest.mark.parametrize(
-    ("read", "given", "message"),
-    [
-        (from_flag, ("default-max-batch-size=many",), unreadable("many")),
-        (from_flag, ("enable-global-threadpool=yes",), unreadable("yes", "boolean")),
-        (from_parameter, ("execution_mode", "2"), EXECUTION_MODE),
-        (from_parameter, ("inter_op_thread_count", ""), unreadable("")),
-        (from_parameter, ("enable_mem_arena", "yes"), unreadable("yes", "boolean")),
-        (from_parameter, ("nereid.run_batch_size", "two"), unreadable("two")),
-        (from_parameter, ("cudnn_conv_algo_search", "3", "GPU"), UNSUPPORTED),
-        (from_gpu_block, ("tensorrt", {"precision_mode": "BF16"}), NO_BF16),
-        (from_gpu_block, ("tensorrt", {"trt_what": "1"}), UNKNOWN_TENSORRT.format("trt_what")),
-        (from_gpu_block, ("tensorrt", {"device_id": "0"}), UNKNOWN_TENSORRT.format("device_id")),
-        (from_gpu_block, ("tensorrt", BIG), unreadable("big", "unsigned long long integral number")),
-        (from_gpu_block, ("cuda", {"do_copy_in_default_stream": "yes"}), unreadable("yes", "boolean")),
-        (from_gpu_block, ("openvino", {}), UNKNOWN.format("openvino")),
-        (from_gpu_block, ("tensorrt", {}, (CUDA, CPU)), NO_TENSORRT + "onnxruntime-gpu, or use KIND_CPU"),
-        (from_cpu_block, ("tensorrt", ALL), UNKNOWN.format("tensorrt")),
-        # NVIDIA's backend reports a missing OpenVINO as an unknown accelerator, too.
-        (from_cpu_block, ("openvino", (CPU,)), UNKNOWN.format("openvino")),
-    ],
+@rows(
+    (from_flag, ("default-max-batch-size=many",), unreadable("many")),
+    (from_flag, ("enable-global-threadpool=yes",), unreadable("yes", "boolean")),
+    (from_parameter, ("execution_mode", "2"), EXECUTION_MODE),
+    (from_parameter, ("inter_op_thread_count", ""), unreadable("")),
+    (from_parameter, ("enable_mem_arena", "yes"), unreadable("yes", "boolean")),
+    (from_parameter, ("nereid.run_batch_size", "two"), unreadable("two")),
+    (from_parameter, ("cudnn_conv_algo_search", "3", "GPU"), UNSUPPORTED),
+    (from_gpu_block, ("tensorrt", {"precision_mode": "BF16"}), NO_BF16),
+    (from_gpu_block, ("tensorrt", {"trt_what": "1"}), UNKNOWN_TENSORRT.format("trt_what")),
+    (from_gpu_block, ("tensorrt", {"device_id": "0"}), UNKNOWN_TENSORRT.format("device_id")),
+    (from_gpu_block, ("tensorrt", BIG), unreadable("big", "unsigned long long integral number")),
+    (from_gpu_block, ("cuda", {"do_copy_in_default_stream": "yes"}), unreadable("yes", "boolean")),
+    (from_gpu_block, ("openvino", {}), UNKNOWN.format("openvino")),
+    (from_gpu_block, ("tensorrt", {}, (CUDA, CPU)), NO_TENSORRT + "onnxruntime-gpu, or use KIND_CPU"),
+    (from_cpu_block, ("tensorrt", ALL), UNKNOWN.format("tensorrt")),
+    # NVIDIA's backend reports a missing OpenVINO as an unknown accelerator, too.
+    (from_cpu_block, ("openvino", (CPU,)), UNKNOWN.format("openvino")),
     ids=lambda each: getattr(each, "__name__", str(each)),
 )
 def test_wrong_setting_has_the_official_message(read, given, message):
