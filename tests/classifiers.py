@@ -69,10 +69,9 @@ def check_bytes_are_sent(classifier: Any, caplog: Any, reason: str) -> None:
 class Script:
     """Responses of a server to requests for inference, in order; the last one repeats.
 
-    Args:
-        steps: each one of: bytes of a response; a JSON document for a response with status 200; None, which
-            closes the connection; a barrier, which closes the connections of all requests that reach it
-            together; "silence", which sends nothing.
+    A step is one of: bytes of a response; a JSON document for a response with status 200; None, which closes
+    the connection; a barrier, which closes the connections of all requests that reach it together; "silence",
+    which sends nothing.
 
     A pause of `gap_s` is between the head and the body of a response, and single bytes follow it every
     `trickle_s` unless that is 0. `read` has the names of regions that the server refuses to release, and
@@ -139,10 +138,8 @@ class _Handler(socketserver.StreamRequestHandler):
         script: Script = self.server.script  # type: ignore[attr-defined]
         with suppress(OSError):
             while line := self.rfile.readline():
-                headers = dict(
-                    header.decode().lower().rstrip().split(": ", 1)
-                    for header in iter(self.rfile.readline, b"\r\n")
-                )
+                lines = iter(self.rfile.readline, b"\r\n")
+                headers = dict(line.decode().lower().rstrip().split(": ", 1) for line in lines)
                 body = self.rfile.read(int(headers.get("content-length", 0)))
                 path = line.split()[1].decode()
                 script.requests.append((path, body))

@@ -120,7 +120,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The checkout."""
     return ROOT
 
 

@@ -13,6 +13,7 @@ import httpx
 import yaml
 
 from tests import http_receiver
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.routes import wait_until
 
@@ -48,7 +49,7 @@ def copies(dockerfile: str) -> list[tuple[str, str]]:
 def check_health(*words: str) -> tuple[int, str]:
     """Run the health check without this environment's packages; returns its exit code and output."""
     program = [sys.executable, "-I", "-S", str(ROOT / "deploy" / "healthcheck.py"), *words]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    done = captured(program, timeout=60)
     assert done.stdout == ""
     return done.returncode, done.stderr
 

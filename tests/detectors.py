@@ -17,29 +17,16 @@ SIDE = 64
 CLASSES = ("cat", "dog", "bird")
 FRAME = Frame(SIDE, SIDE)
 # Column, row and stride of every cell of the grids.
-CELL_PLACES = [
-    (column, row, stride)
-    for stride in (8, 16, 32)
-    for row in range(SIDE // stride)
-    for column in range(SIDE // stride)
-]
+SIDES = {stride: range(SIDE // stride) for stride in (8, 16, 32)}
+CELL_PLACES = [(column, row, stride) for stride, side in SIDES.items() for row in side for column in side]
 CELLS = len(CELL_PLACES)
 # Left, top, right, bottom in pixels of the network's input, score, class. All numbers are exact in every head
 # (exponentials of 0, sigmoids of 0 and 1000), so that every path must return the same bits.
 Objects: TypeAlias = tuple[tuple[tuple[float, ...], float, int], ...]
 KNOWN: Objects = (((8.0, 16.0, 24.0, 32.0), 1.0, 1), ((24.0, 16.0, 56.0, 48.0), 0.5, 0))
 HEADS = (
-    "yolov5",
-    "yolov8",
-    "yolox",
-    "detr",
-    "detr_sigmoid",
-    "yolonas",
-    "rtdetr",
-    "rtdetr_best",
-    "tensorflow",
-    "torchvision",
-    "nms",
+    *("yolov5", "yolov8", "yolox", "detr", "detr_sigmoid", "yolonas"),
+    *("rtdetr", "rtdetr_best", "tensorflow", "torchvision", "nms"),
 )
 
 
@@ -153,12 +140,8 @@ class TestDetector:
         classes = np.arange(20) % 2
         for place, (box, score, index) in enumerate(self.objects):
             boxes[place], scores[place], classes[place] = box, score, index
-        return {
-            "num_dets": np.array([count], np.int64),
-            "det_boxes": boxes,
-            "det_scores": scores,
-            "det_classes": classes,
-        }
+        found = {"boxes": boxes, "scores": scores, "classes": classes}
+        return {"num_dets": np.array([count], np.int64)} | {f"det_{name}": x for name, x in found.items()}
 
 
 def _logit(score: float) -> float:

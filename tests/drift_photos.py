@@ -58,12 +58,10 @@ def _crop(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def dark(photo: Image.Image) -> Image.Image:
-    """Return a photo with 40 % of its light."""
     return ImageEnhance.Brightness(photo).enhance(0.4)
 
 
 def _strip(photo: Image.Image) -> Image.Image:
-    """Return a vertical strip of a photo, as after a wrong crop."""
     return photo.crop((photo.width // 3, 0, 2 * photo.width // 3, photo.height))
 
 

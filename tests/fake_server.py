@@ -90,7 +90,6 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return service_pb2.ModelInferResponse(model_name=request.model_name)
 
     def page(self) -> str:
-        """Return the metrics page; a route takes a new file if all its models are loaded."""
         samples = dict(self.counts)
         for location in find_routes(self.repository):
             state = read_state(location)
@@ -107,8 +106,6 @@ def _text(folder: Path) -> str:
 
 @contextmanager
 def running(server: FakeServer, ports: Ports | None = None) -> Iterator[ServerRecord]:
-    """Let a fake server respond while the context lasts, on the same ports as before or on free ones."""
-
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             page = server.page().encode()

@@ -2,9 +2,8 @@
 
 import numpy as np
 import onnx
-from onnx import helper
 
-from tests.networks import constant, network, tensor, value
+from tests.networks import tensor, written
 
 # ONNX Runtime puts the name of a node into its errors, so this text is that of a broken device.
 ILLEGAL_ACCESS = "CUDA failure 700: an illegal memory access was encountered"
@@ -26,25 +25,14 @@ class CUDADriverError(CUDARuntimeError):
 
 
 def wide(row_mebibytes: int) -> onnx.ModelProto:
-    """Build y = relu(x), float32[N, 1], whose run needs `row_mebibytes` of memory for each row."""
     ones = np.ones((1, row_mebibytes * MEBIBYTE // 4), np.float32)
-    return network(
-        [
-            helper.make_node("MatMul", ["x", "ones"], ["wide"]),
-            helper.make_node("ReduceMax", ["wide"], ["most"], axes=[1], keepdims=1),
-            helper.make_node("Relu", ["most"], ["y"]),
-        ],
-        [value("x", "FP32", ["N", 1])],
-        [value("y", "FP32", ["N", 1])],
-        [constant("ones", ones)],
-    )
+    nodes = "wide = MatMul(x, ones) most = ReduceMax<axes = [1], keepdims = 1>(wide) y = Relu(most)"
+    return written(f"(float[N,1] x) => (float[N,1] y) {{ {nodes} }}", ones=ones)
 
 
 def fragile() -> onnx.ModelProto:
     """Build y = ones reshaped to `shape`; another number of elements than four is a broken device."""
-    return network(
-        [helper.make_node("Reshape", ["ones", "shape"], ["y"], name=ILLEGAL_ACCESS)],
-        [value("shape", "INT64", [2])],
-        [value("y", "FP32", [None, None])],
-        [constant("ones", np.ones(4, np.float32))],
-    )
+    text = "(int64[2] shape) => (float[?,?] y) { y = Reshape(ones, shape) }"
+    model = written(text, ones=np.ones(4, np.float32))
+    model.graph.node[0].name = ILLEGAL_ACCESS
+    return model

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
@@ -38,6 +37,7 @@ from nereid.tasks.detect.result import DETECTIONS, Detection
 from nereid.tasks.embed.result import Embedding
 from nereid.tasks.read.result import READINGS, Field, Reading
 from tests.classifiers import tensor_body
+from tests.commands import captured
 from tests.proof import REQUESTS
 
 WATCHDOG_S = 60
@@ -105,14 +105,11 @@ class Upstream:
 
 
 class Upstreams(dict[str, Upstream]):
-    """One upstream for each model."""
-
     async def request(self, method: str, path: str, *more: Any) -> HttpResponse:
         return await self[path.split("/")[3]].request(method, path, *more)
 
 
 def outputs_of(result: Any) -> dict[str, Any]:
-    """Return the outputs for one image by name."""
     found = {name: [getattr(result, of, "")] for name, of in zip(ROUTE_OUTPUTS, SOURCE, strict=True)}
     match result:
         case Reading():
@@ -234,7 +231,6 @@ RING, NO_KEYS = Ring({each: key(each, each) for each in SCOPES}), Ring()
 
 
 def gateway(upstream: Any, settings: Settings = SMALL, keys: Any = NO_KEYS, route: Any = None) -> Any:
-    """Return a gateway in front of `upstream`, which answers for all models."""
     return build(settings, keys, Models("classify", Source(route), upstream))
 
 
@@ -266,6 +262,6 @@ def check_schema(address: str, folder: Path, *words: str) -> None:
     command += ["-H", "X-Request-Timeout-Ms: 30000", "--phases", "examples,coverage,fuzzing"]
     command += ["--max-examples", str(max(10, REQUESTS // 100)), "--seed", "1", *words]
 
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = captured(command, cwd=folder, timeout=300)
 
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

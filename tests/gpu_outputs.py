@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nereid.server.gpu_profile import Installed, Package
 
+RECORDED = Path(__file__).with_name("recorded")
 # `nvidia-smi --list-gpus`. Sources: influxdata/telegraf#5812, DataDog/datadog-agent#33120 (MIG).
 A100 = "GPU-513536b6-7d19-9063-b049-1e69664bb298"
 SECOND = "GPU-d8594bd4-0fc3-8595-e355-7c98138f3b95"
@@ -39,41 +40,16 @@ DESKTOP_GPU = (
 # (GPU-…, 34883, python3, 14427 MiB) without units.
 PROCESSES = f"{A100}, 4194301, /usr/local/bin/python3.10, 79872\n{A100}, 4194302, a, b, [N/A]\n"
 # `nvidia-smi -q -d PERFORMANCE`. Source: kubeflow/kubeflow#68; the second with another reason.
-CLOCKS = """    Clocks Throttle Reasons
-        Idle                        : Active
-        Applications Clocks Setting : Not Active
-        SW Power Cap                : Not Active
-        HW Slowdown                 : Not Active
-            HW Thermal Slowdown     : Not Active
-            HW Power Brake Slowdown : Not Active
-        Sync Boost                  : Not Active
-        SW Thermal Slowdown         : Not Active
-"""
+CLOCKS = (RECORDED / "nvidia_smi_clocks.txt").read_text()
 HOT = CLOCKS.replace("HW Thermal Slowdown     : Not Active", "HW Thermal Slowdown     : Active")
 NO_DRIVER = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest "
     "NVIDIA driver is installed and running.\n"
 )
 # onnxruntime-gpu 1.26.0 on a machine without CUDA's libraries and without a driver (2026-11-26, by hand).
-ONNXRUNTIME = """\x1b[1;31m2026-11-26 11:01:25.284695745 [E:onnxruntime:Default, provider_bridge_ort.cc:2369 \
-TryGetProviderInfo_CUDA] /onnxruntime_src/onnxruntime/core/session/provider_bridge_ort.cc:1962 \
-onnxruntime::Provider& onnxruntime::ProviderLibrary::Get() [ONNXRuntimeError] : 1 : FAIL : Failed to load \
-library /venv/lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime_providers_cuda.so with error: \
-{library}: cannot open shared object file: No such file or directory
-\x1b[m
-\x1b[0;93m2026-11-26 11:01:25.284768433 [W:onnxruntime:Default, onnxruntime_pybind_state.cc:1094 \
-CreateExecutionProviderFactoryInstance] Failed to create CUDAExecutionProvider. Require cuDNN 9.* and CUDA \
-12.*. Please install all dependencies as mentioned in the GPU requirements page.\x1b[m
-Traceback (most recent call last):
-  File "<frozen runpy>", line 198, in _run_module_as_main
-RuntimeError: onnxruntime 1.26.0 cannot use CUDAExecutionProvider
-"""
+ONNXRUNTIME = (RECORDED / "onnxruntime_cuda.txt").read_text()
 # CuPy 13.6.0 on the same machine.
-CUPY_OLD_DRIVER = """Traceback (most recent call last):
-  File "cupy_backends/cuda/api/runtime.pyx", line 146, in cupy_backends.cuda.api.runtime.check_status
-cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorInsufficientDriver: CUDA driver version is \
-insufficient for CUDA runtime version
-"""
+CUPY_OLD_DRIVER = (RECORDED / "cupy_old_driver.txt").read_text()
 # What `nvidia-smi` prints, by the first word of its arguments; "" for none.
 Outputs = Mapping[str, str]
 QUERY, APPS, PERFORMANCE, LISTED = "--query-gpu", "--query-compute-apps", "-q", "--list-gpus"

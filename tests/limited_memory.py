@@ -5,7 +5,6 @@ A process of its own has no free memory of earlier tests, so that an allocation 
 
 import json
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import ServingError
 from nereid.vision.inference.session import Session, SessionEvents
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.faulty_networks import MEBIBYTE
 
@@ -27,13 +27,7 @@ def run_limited(folder: Path, before: list[int], rows: int, mebibytes: int) -> d
     Returns the `error` of the limited run, empty if it was right; `halved` batches, and `runs` by rows.
     """
     words = [str(folder), json.dumps(before), str(rows), str(mebibytes)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.limited_memory", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    done = captured([sys.executable, "-m", "tests.limited_memory", *words], cwd=ROOT, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -1,13 +1,13 @@
 """Objects that kustomize renders from the manifests in deploy/kubernetes."""
 
 import shutil
-import subprocess
 from functools import cache
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.commands import captured
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -22,9 +22,7 @@ def kubectl() -> str:
 
 @cache
 def rendered(overlay: str) -> tuple[dict[str, Any], ...]:
-    done = subprocess.run(
-        [kubectl(), "kustomize", str(FOLDER / overlay)], capture_output=True, text=True, timeout=60
-    )
+    done = captured([kubectl(), "kustomize", str(FOLDER / overlay)], timeout=60)
     assert done.returncode == 0, done.stderr
     return tuple(yaml.safe_load_all(done.stdout))
 

@@ -66,10 +66,8 @@ def alerts() -> list[dict[str, Any]]:
 
 def alerting() -> list[Query]:
     """Return the expressions of the alerts; of several with one name, each has its window."""
-    return [
-        Query(f"{each['alert']} {each['labels'].get('window', '')}".strip(), each["expr"])
-        for each in alerts()
-    ]
+    names = [f"{each['alert']} {each['labels'].get('window', '')}".strip() for each in alerts()]
+    return [Query(name, each["expr"]) for name, each in zip(names, alerts(), strict=True)]
 
 
 def runbook_queries() -> list[Query]:
@@ -93,13 +91,9 @@ def panels() -> Iterator[dict[str, Any]]:
 
 
 def shown(rate_interval: str = "1m") -> list[Query]:
-    return [
-        Query(
-            f"{panel['title']}, {target['refId']}", target["expr"].replace("$__rate_interval", rate_interval)
-        )
-        for panel in panels()
-        for target in panel["targets"]
-    ]
+    targets = [(panel["title"], target) for panel in panels() for target in panel["targets"]]
+    interval = "$__rate_interval", rate_interval
+    return [Query(f"{title}, {each['refId']}", each["expr"].replace(*interval)) for title, each in targets]
 
 
 def judging() -> list[Query]:

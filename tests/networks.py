@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import tritonclient.grpc
 import tritonclient.http
@@ -58,11 +59,19 @@ def network(
     outputs: Iterable[onnx.ValueInfoProto],
     initializers: Iterable[onnx.TensorProto] = (),
 ) -> onnx.ModelProto:
-    """Assemble a network that ONNX's own checker accepts."""
     graph = helper.make_graph(list(nodes), "network", list(inputs), list(outputs), list(initializers))
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="tests"
     )
+    onnx.checker.check_model(model)
+    return model
+
+
+def written(graph: str, **weights: np.ndarray) -> onnx.ModelProto:
+    """Build a network from ONNX's text form, such as `(float[N,3] x) => (float[N,3] y) { y = Relu(x) }`."""
+    head = f'ir_version: {IR_VERSION}, opset_import: ["": {OPSET}], producer_name: "tests"'
+    model = onnx.parser.parse_model(f"<{head}> network {graph}")
+    model.graph.initializer.extend(constant(*each) for each in weights.items())
     onnx.checker.check_model(model)
     return model
 
@@ -80,7 +89,6 @@ def tensor(side: str, name: str, datatype: str, dims: Dims, more: str = "") -> s
 
 
 def parameter(key: str, text: object) -> str:
-    """Give a config a parameter."""
     return f'parameters {{ key: "{key}" value {{ string_value: "{text}" }} }}\n'
 
 
@@ -95,14 +103,7 @@ def store(
 ) -> Path:
     """Write a model's folder and return the path of its network.
 
-    Args:
-        repository: where the folder goes.
-        name: of the folder and the model.
-        model: its network.
-        config: content of `config.pbtxt`; None for no such file.
-        version: of the network.
-        filename: of the network; may lie in a folder.
-        weights: name of the file next to the network that takes its initializers; empty for none.
+    `config` is None for no such file; `weights` names a file next to the network for its initializers.
     """
     path = repository / name / str(version) / filename
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +131,6 @@ def sample(datatype: str, shape: Sequence[int], rng: np.random.Generator) -> np.
 
 
 def run(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
-    """Run a network in this process with plain ONNX Runtime, whose Python binding takes strings as `str`."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     decode, encode = np.vectorize(bytes.decode, "O"), np.vectorize(str.encode, "O")
     results = session.run(None, {name: _convert(array, decode) for name, array in inputs.items()})
@@ -141,7 +141,6 @@ def run(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
 def serve(
     repository: Path, run_dir: Path, *flags: str, log: Callable[[str], None] = lambda line: None
 ) -> EmbeddedServer:
-    """Build a server of `repository` on free ports, with every API open."""
     options = ServerOptions(repository, ports=Ports(*free_ports(3)), flags=flags)
     return EmbeddedServer(options, run_dir, os.environ, log)
 
@@ -149,7 +148,6 @@ def serve(
 def connect(
     server: EmbeddedServer, protocol: str = "grpc"
 ) -> tritonclient.grpc.InferenceServerClient | tritonclient.http.InferenceServerClient:
-    """Open a client of a running server, to be closed by `with`."""
     options = server.options
     return CLIENTS[protocol].InferenceServerClient(f"{options.host}:{getattr(options.ports, protocol)}")
 
@@ -162,16 +160,7 @@ def infer(
     outputs: Iterable[str] = (),
     **options: Any,
 ) -> Arrays:
-    """Return a served model's response, by output name.
-
-    Args:
-        server: a running one.
-        model: its name.
-        inputs: as the client sends them, batch dimension included.
-        protocol: "http" or "grpc".
-        outputs: names of the wanted outputs; all if empty.
-        options: further arguments of the client's `infer`, such as `model_version`.
-    """
+    """Return a served model's response by output name; `options` are the client's, no `outputs` are all."""
     library = CLIENTS[protocol]
     tensors = []
     for name, array in inputs.items():
@@ -183,7 +172,6 @@ def infer(
 
 
 def arrays_of(result: Any) -> Arrays:
-    """Return the outputs of a client's response, by name."""
     response = result.get_response()
     outputs = response["outputs"] if isinstance(response, dict) else response.outputs
     names = [each["name"] if isinstance(each, dict) else each.name for each in outputs]

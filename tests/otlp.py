@@ -84,18 +84,11 @@ def decoded(message: ExportTraceServiceRequest) -> Iterator[Span]:
         service = _values(resource.resource.attributes).get("service.name", "")
         for scope in resource.scope_spans:
             for each in scope.spans:
-                yield Span(
-                    each.trace_id.hex(),
-                    each.span_id.hex(),
-                    each.parent_span_id.hex(),
-                    each.name,
-                    service,
-                    each.start_time_unix_nano,
-                    each.end_time_unix_nano,
-                    each.status.code == Status.STATUS_CODE_ERROR,
-                    _values(each.attributes),
-                    tuple((link.trace_id.hex(), link.span_id.hex()) for link in each.links),
-                )
+                links = tuple((link.trace_id.hex(), link.span_id.hex()) for link in each.links)
+                ids = each.trace_id.hex(), each.span_id.hex(), each.parent_span_id.hex()
+                times = each.start_time_unix_nano, each.end_time_unix_nano
+                is_error = each.status.code == Status.STATUS_CODE_ERROR
+                yield Span(*ids, each.name, service, *times, is_error, _values(each.attributes), links)
 
 
 def _values(attributes: Any) -> dict[str, Any]:

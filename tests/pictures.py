@@ -12,7 +12,6 @@ PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
 
 def png_chunk(name: bytes, data: bytes) -> bytes:
-    """Build a part of a PNG file."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 

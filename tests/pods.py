@@ -42,7 +42,6 @@ def running(engine: Engine, overlay: str, folder: Path, keys: Path) -> Iterator[
 
 
 def fill(volume: dict[str, Any], overlay: str, folder: Path, keys: Path, group: int | None) -> None:
-    """Make the folder of a volume, as the kubelet does."""
     folder.mkdir(parents=True)
     files: dict[str, bytes] = {}
     mode = 0o644

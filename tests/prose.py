@@ -30,7 +30,6 @@ def page_text(path: Path) -> str:
 
 
 def paragraphs(markdown: str) -> Iterator[tuple[int, str]]:
-    """Yield every paragraph of a page with its line."""
     for opening, inline in pairwise(_parse(markdown)):
         if opening.type == "paragraph_open" and opening.map:
             yield opening.map[0] + 1, "".join(map(_plain, inline.children or []))
@@ -41,7 +40,6 @@ def sentences(text: str) -> list[str]:
 
 
 def words(sentence: str) -> int:
-    """Count the words of a sentence; punctuation that stands alone is not a word."""
     return sum(any(letter.isalnum() or letter == CODE for letter in word) for word in sentence.split())
 
 

@@ -106,9 +106,8 @@ def propose(repository: Path, request: AddRequest) -> AddProposal:
 
 def contents(repository: Path) -> dict[str, str]:
     """Return the SHA-256 of every file below a folder, by its path; folders count, too."""
-    return {
-        str(path.relative_to(repository)): hashlib.sha256(path.read_bytes()).hexdigest()
-        if path.is_file()
-        else ""
-        for path in sorted(repository.rglob("*"))
-    }
+
+    def digest(path: Path) -> str:
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+    return {str(path.relative_to(repository)): digest(path) for path in sorted(repository.rglob("*"))}

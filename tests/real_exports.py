@@ -23,7 +23,6 @@ SIZES = {"rtdetr-l": (320, 320), "detr": (800, 800)} | dict.fromkeys(OTHERS[1:],
 
 
 def write_photo(folder: Path, family: str) -> Path:
-    """Write the photo in which a family's own network finds objects."""
     path = folder / f"{family}.png"
     Image.open(COFFEE).convert("RGB").resize(SIZES.get(family, WITH_BORDER)).save(path)
     return path

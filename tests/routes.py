@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 from tritonclient.utils import InferenceServerException
 
 from nereid.backends.triton import stub_processes
@@ -25,7 +24,7 @@ from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base import metrics_page
 from nereid.base.metrics_page import Snapshot
 from nereid.server.embedded_server import EmbeddedServer
-from tests.networks import CLIENTS, ONE_INSTANCE, connect, constant, network, serve, store, tensor, value
+from tests.networks import CLIENTS, ONE_INSTANCE, connect, serve, store, tensor, written
 
 # Far longer than any wait should take.
 WATCHDOG_S = 180
@@ -99,12 +98,8 @@ class TritonPythonModel:
 
 
 def adding(number: float) -> onnx.ModelProto:
-    return network(
-        [helper.make_node("Add", ["x", "number"], ["scores"])],
-        [value("x", "FP32", ["batch", CLASSES])],
-        [value("scores", "FP32", ["batch", CLASSES])],
-        [constant("number", np.array(number, np.float32))],
-    )
+    io = f"(float[batch,{CLASSES}] x) => (float[batch,{CLASSES}] scores)"
+    return written(f"{io} {{ scores = Add(x, number) }}", number=np.array(number, np.float32))
 
 
 def store_adding(repository: Path, name: str, *numbers: float, config: str = NETWORK + ALL_VERSIONS) -> None:
@@ -115,7 +110,6 @@ def store_adding(repository: Path, name: str, *numbers: float, config: str = NET
 
 
 def store_puppet(repository: Path, name: str, **orders: Any) -> None:
-    """Store a puppet; see `order`."""
     folder = repository / name / "1"
     folder.mkdir(parents=True)
     (folder / "model.py").write_text(PUPPET)
@@ -127,25 +121,19 @@ def store_puppet(repository: Path, name: str, **orders: Any) -> None:
 def order(repository: Path, name: str, **orders: Any) -> None:
     """Set the behaviour of a puppet.
 
-    Args:
-        repository: the puppet's.
-        name: the puppet's.
-        orders: `factor` and `add` make scores of x; `hold`, true to hold all responses until it is false;
-            `blocks`, true to process one request after the other; `error`, a message to fail with, and
-            `error_share`, the part of the requests that get it (default: all); `delay_ms`, the time until a
-            response.
+    `factor` and `add` make scores of x; `hold` holds all responses until it is false; `blocks` processes one
+    request after the other; `error` is a message to fail with, and `error_share` the part of the requests
+    that get it (default: all); `delay_ms` is the time until a response.
     """
     replace(repository / f"{name}.orders.json", json.dumps(orders).encode())
 
 
 def waiting(repository: Path, name: str) -> int:
-    """Return how many requests a puppet holds."""
     path = repository / f"{name}.waiting"
     return int(path.read_text() or 0) if path.exists() else 0
 
 
 def store_ensemble(repository: Path, name: str, model: str, version: int) -> None:
-    """Store an ensemble that pins one version of one model."""
     step = (
         f'ensemble_scheduling {{ step {{ model_name: "{model}" model_version: {version} '
         'input_map { key: "x" value: "x" } output_map { key: "scores" value: "scores" } } }\n'
@@ -192,7 +180,6 @@ def document(*variants: Mapping[str, Any], default: str = "", **more: Any) -> di
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees all of the old or all of the new."""
     new = path.with_name(f".{path.name}.new")
     new.write_bytes(content)
     new.replace(path)
@@ -224,13 +211,10 @@ class RouteResponse:
 
     @property
     def added(self) -> float:
-        """The number that the network added to X."""
         return float(self.scores[0, 0] - X[0, 0])
 
 
 class RouteServer:
-    """A running server with routes, its log, and connections that stay open."""
-
     def __init__(self, server: EmbeddedServer, log: list[str]) -> None:
         self.server, self.log = server, log
         self.repository = server.options.repository
@@ -338,21 +322,13 @@ class Outcome:
 
 
 class Load:
-    """Sends requests to a route over both protocols while the context lasts, one at a time per caller.
-
-    Args:
-        served: where the route is.
-        model: the route.
-        callers: number of concurrent callers.
-    """
+    """Sends requests to a route over both protocols while the context lasts, one at a time per caller."""
 
     def __init__(self, served: RouteServer, model: str, callers: int) -> None:
         self._served, self._model = served, model
         self._is_over = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._send_all, args=[("http", "grpc")[number % 2]])
-            for number in range(callers)
-        ]
+        ways = [("http", "grpc")[number % 2] for number in range(callers)]
+        self._threads = [threading.Thread(target=self._send_all, args=[way]) for way in ways]
         self.outcomes: list[Outcome] = []
 
     def __enter__(self) -> "Load":
@@ -367,11 +343,9 @@ class Load:
             thread.join(WATCHDOG_S)
 
     def begun_after(self, moment: float, until: float = float("inf")) -> list[Outcome]:
-        """Return the requests that were sent after `moment`, and before `until`."""
         return [outcome for outcome in list(self.outcomes) if moment <= outcome.begin < until]
 
     def wait_for(self, is_wanted: Callable[[Outcome], bool], count: int = 1, since: float = 0) -> None:
-        """Wait until `count` requests sent after `since` have a wanted outcome."""
         wait_until(lambda: sum(map(is_wanted, self.begun_after(since))) >= count, f"{count} wanted outcomes")
 
     def _send_all(self, protocol: str) -> None:
@@ -385,7 +359,6 @@ class Load:
 
 
 def answered_by(name: str) -> Callable[[Outcome], bool]:
-    """Return a predicate: whether the variant `name` responded."""
     return lambda outcome: isinstance(outcome.answer, RouteResponse) and outcome.answer.variant == name
 
 
@@ -416,7 +389,6 @@ def together(count: int, send: Callable[[int], Any]) -> "list[Future[Any]]":
 
 
 def given(protocol: str, x: np.ndarray) -> Any:
-    """Return the input of all these models as a client sends it."""
     tensor = CLIENTS[protocol].InferInput("x", list(x.shape), "FP32")
     tensor.set_data_from_numpy(x)
     return tensor

@@ -22,6 +22,7 @@ from nereid.base.assets import COFFEE
 from nereid.base.metrics_page import Snapshot
 from nereid.server import run_dir
 from nereid.tasks.classify.client import Classifier
+from tests.commands import captured
 from tests.networks import CLIENTS, tensor
 from tests.routes import WATCHDOG_S, wait_until
 
@@ -75,12 +76,10 @@ def store_eyes(
 
 
 def nereid(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([NEREID, *words], env=os.environ | environment, capture_output=True, text=True)
+    return captured([NEREID, *words], env=os.environ | environment)
 
 
 class Served:
-    """A running `nereid serve` of one repository."""
-
     def __init__(self, process: subprocess.Popen, repository: Path, base: Path, folder: Path) -> None:
         self.process, self.repository = process, repository
         self.base, self._folder = base, folder
@@ -98,12 +97,10 @@ class Served:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment in which commands find this server and its repository."""
         own = {"XDG_RUNTIME_DIR": str(self._folder), "NEREID_REPOSITORY": str(self.repository)}
         return os.environ | own
 
     def nereid(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """Run a command that finds this server."""
         return nereid(*words, **self.environment)
 
     def stubs(self, model: str) -> list[stub_processes.Stub]:
@@ -125,7 +122,6 @@ class Served:
         return self.page("/readyz")[0] == 200
 
     def why_not_ready(self) -> str:
-        """Wait until `/readyz` is not 200, and return its body."""
         return str(wait_until(lambda: not self.is_ready() and self.page("/readyz")[1], "not ready"))
 
     def metric(self, name: str, **labels: str) -> float:
@@ -143,7 +139,6 @@ class Calls:
         self.outcomes: list[tuple[float, Any]] = []
 
     def since(self, moment: float = 0) -> list[Any]:
-        """Return the outcomes of the requests that were sent after `moment`."""
         return [outcome for begin, outcome in list(self.outcomes) if begin >= moment]
 
     def count(self, outcome: Any) -> int:
@@ -230,14 +225,12 @@ def gateway_of(served: Served, log: Path, *words: str) -> Iterator[dict[str, int
 
 @contextmanager
 def running_gateway(log: Path, *words: str) -> Iterator[dict[str, int]]:
-    """Run `nereid gateway` on free ports; gives them by protocol."""
     with _gateway(log, words, os.environ) as (_, ports):
         yield ports
 
 
 @contextmanager
 def gateway(log: Path, *words: str) -> Iterator[tuple[subprocess.Popen, str]]:
-    """Run `nereid gateway` on a free port; gives its process and address."""
     with _gateway(log, words, os.environ) as (process, ports):
         yield process, f"http://127.0.0.1:{ports['http']}"
 

@@ -88,7 +88,6 @@ TASKS = (CLASSIFY, DETECT, EMBED, READ)
 
 
 def add_reader(folder: Path) -> Path:
-    """Copy the reader of text, without that of waybills, to the repository `texts` in a folder."""
     pytest.importorskip("cv2", reason="opencv is not installed: extra text")
     waybills = shutil.ignore_patterns("read_waybill*")
     return Path(shutil.copytree(TEXT_REPOSITORY, folder / "texts", ignore=waybills))

@@ -14,8 +14,6 @@ SETTLE_S = 0.6
 
 
 class Watch:
-    """A running `nereid watch` of a folder, and its output."""
-
     def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
         self.folder, self.process = folder, process
         self.announced: list[str] = []
@@ -24,7 +22,6 @@ class Watch:
             threading.Thread(target=lambda s=stream, t=lines: t.extend(s), daemon=True).start()
 
     def wait(self, *starts: str) -> None:
-        """Wait for lines with these beginnings, and no others."""
         wait_until(lambda: len(self.announced) >= len(starts), f"{starts}: {self.announced} {self.reported}")
         found = [announced[: len(start)] for announced, start in zip(self.announced, starts, strict=True)]
         assert found == [*starts], (self.announced, self.reported)
@@ -32,7 +29,6 @@ class Watch:
 
 @contextmanager
 def watching(folder: Path, environment: Mapping[str, str], *words: str) -> Iterator[Watch]:
-    """Run `nereid watch` on a folder; its exit code must be 0."""
     command = [sys.executable, "-m", "nereid", "watch", str(folder), "--settle-s", str(SETTLE_S), *words]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -2,22 +2,14 @@
 
 import re
 import shutil
-import subprocess
 
 import pytest
 import yaml
 
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.deployment import SERVICES
-from tests.monitoring import (
-    PROMETHEUS,
-    RUNBOOK,
-    alerting,
-    alerts,
-    metrics_of,
-    read,
-    rules,
-)
+from tests.monitoring import PROMETHEUS, RUNBOOK, alerting, alerts, metrics_of, read, rules
 
 PROMTOOL = shutil.which("promtool")
 ALERTMANAGER = ROOT / "deploy" / "alertmanager" / "alertmanager.yml"
@@ -56,9 +48,7 @@ def bare(expression: str) -> str:
 
 @pytest.mark.skipif(not PROMTOOL, reason="promtool is not installed; fix: apt-get install prometheus")
 def test_alerts_fire_and_stay_silent_as_expected():
-    done = subprocess.run(
-        [str(PROMTOOL), "test", "rules", str(PROMETHEUS / "alerts_test.yml")], capture_output=True, text=True
-    )
+    done = captured([str(PROMTOOL), "test", "rules", str(PROMETHEUS / "alerts_test.yml")])
 
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -103,11 +93,8 @@ def test_burn_rates_are_those_of_the_workbook(name, about):
 
 def test_sums_of_objectives_are_a_minute_apart():
     """The alerts multiply sums by 60 to get requests."""
-    groups = {
-        each["name"]: each
-        for file in ("rules", "alerts")
-        for each in read(f"prometheus/{file}.yml")["groups"]
-    }
+    files = [read(f"prometheus/{name}.yml") for name in ("rules", "alerts")]
+    groups = {each["name"]: each for file in files for each in file["groups"]}
 
     used = set().union(*(metrics_of(query.expression) for query in alerting())) & set(rules())
     minutely = {rule["record"] for rule in groups["objectives"]["rules"]}

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.server.embedded_server import STOP_TIMEOUT_S
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.deployment import (
     COMPOSE,
@@ -47,9 +48,7 @@ def seconds(duration: str) -> float:
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=WATCHDOG_S, check=False
-    )
+    return captured([*map(str, words)], cwd=ROOT, timeout=WATCHDOG_S)
 
 
 def test_compose_file_follows_its_schema():
@@ -98,11 +97,8 @@ def test_nvidias_image_keeps_buffers():
 
 
 def test_only_gateways_and_proxy_are_published_beyond_loopback():
-    beyond = {
-        name
-        for name, each in SERVICES.items()
-        if any(not port.startswith("127.0.0.1:") for port in each.get("ports", ()))
-    }
+    ports = {name: each.get("ports", ()) for name, each in SERVICES.items()}
+    beyond = {name for name, each in ports.items() if any(not port.startswith("127.0.0.1:") for port in each)}
 
     assert beyond == {*NVIDIA_SERVERS, "proxy"}
     for service in beyond:
@@ -216,13 +212,10 @@ def test_dockerfiles_pass_their_linter(dockerfile):
 
 
 @cases(
-    ("arguments", "code", "reason"),
-    {
-        "nothing": ([], 2, "usage:"),
-        "place": (["elsewhere", "/nonexistent", "cpu"], 2, "expected venv or system, got 'elsewhere'"),
-        "backends": (["system", "/nonexistent", "cpu"], 1, "'/nonexistent' has no backend 'python'"),
-        "embedded": (["system", "{backends}", "cpu,embedded"], 2, "'embedded' installs a second Triton"),
-    },
+    nothing=([], 2, "usage:"),
+    place=(["elsewhere", "/nonexistent", "cpu"], 2, "expected venv or system, got 'elsewhere'"),
+    backends=(["system", "/nonexistent", "cpu"], 1, "'/nonexistent' has no backend 'python'"),
+    embedded=(["system", "{backends}", "cpu,embedded"], 2, "'embedded' installs a second Triton"),
 )
 def test_install_script_says_what_is_wrong(arguments, code, reason, tmp_path):
     (tmp_path / "python").mkdir()
@@ -260,11 +253,8 @@ def test_image_of_locust_has_what_it_imports():
     """It is imported where only the distributions of the image's extras can be."""
     extras = SERVICES["locust"]["build"]["args"]["EXTRAS"].split(",")
     there = installed("nereid-serving", frozenset(extras), set())
-    absent = {
-        top
-        for top, names in importlib.metadata.packages_distributions().items()
-        if not {canonicalize_name(name) for name in names} & there
-    }
+    owners = importlib.metadata.packages_distributions()
+    absent = {top for top, names in owners.items() if not {*map(canonicalize_name, names)} & there}
     program = f"""
 import importlib, sys
 class Absent:

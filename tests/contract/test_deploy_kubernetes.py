@@ -33,7 +33,6 @@ HEALTH_CHECK = ["python3", "/workspace/deploy/healthcheck.py"]
 
 
 def flags(words: list[str]) -> dict[str, list[str]]:
-    """Return a command line's flags with their values, in order."""
     found: dict[str, list[str]] = {}
     for word in words:
         name, _, value = word.partition("=")

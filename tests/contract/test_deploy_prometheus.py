@@ -3,7 +3,6 @@
 import inspect
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +15,7 @@ from nereid.gateway.http.middleware import FAULTS
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.v2 import grpc_front, grpc_reads, http_front
 from nereid.server.command_line import ServerOptions
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.monitoring import (
     PROMETHEUS,
@@ -55,15 +55,13 @@ ENDPOINTS = {each.path for each in (*OPERATIONS, *http_front.OPERATIONS)} | {
 
 
 def promtool(*words: str) -> None:
-    """Run promtool; it must report neither an error nor a warning."""
-    done = subprocess.run([str(PROMTOOL), *words], capture_output=True, text=True)
+    done = captured([str(PROMTOOL), *words])
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr
 
 
 def subclasses(kind: type) -> Iterator[type]:
-    """Yield a class and all that derive from it."""
     yield kind
     for each in kind.__subclasses__():
         yield from subclasses(each)

@@ -129,20 +129,17 @@ def exceeded(memory):
 
 
 @cases(
-    ("name", "columns", "part", "page"),
-    {
-        "recovery": ("recovery", recovery.COLUMNS, "rows", "server.md"),
-        "rollout": ("rollout_simulation", rollout_simulation.COLUMNS, "rows", "rollouts.md"),
-        "accuracy": ("reading_accuracy", reading_accuracy.COLUMNS, "rows", "reading.md"),
-        "speed": ("reading_speed", reading_speed.COLUMNS, "rows", "reading.md"),
-        "soak": ("soak", exceeded, "memory", "performance.md"),
-        "chaos": ("chaos", noticed, "faults", "performance.md"),
-        "attack": ("attack", attack.COLUMNS, "steady", "security.md"),
-        "files": ("mutated_files", files.COLUMNS, "rows", "security.md"),
-        "fuzz": ("attack", "{cases:,} random requests".format_map, "fuzz", "security.md"),
-    },
+    recovery=("recovery", recovery.COLUMNS, "rows", "server.md"),
+    rollout=("rollout_simulation", rollout_simulation.COLUMNS, "rows", "rollouts.md"),
+    accuracy=("reading_accuracy", reading_accuracy.COLUMNS, "rows", "reading.md"),
+    speed=("reading_speed", reading_speed.COLUMNS, "rows", "reading.md"),
+    soak=("soak", exceeded, "memory", "performance.md"),
+    chaos=("chaos", noticed, "faults", "performance.md"),
+    attack=("attack", attack.COLUMNS, "steady", "security.md"),
+    files=("mutated_files", files.COLUMNS, "rows", "security.md"),
+    fuzz=("attack", "{cases:,} random requests".format_map, "fuzz", "security.md"),
 )
-def test_page_has_the_recorded_numbers(root, name, columns, part, page):
+def test_page_has_the_recorded_numbers(name, columns, part, page, root):
     recorded = json.loads((root / "loadtest" / "results" / f"{name}.json").read_text())
     text = " ".join((root / "docs" / page).read_text().split())
 
@@ -203,11 +200,8 @@ def test_every_metric_of_the_supervisor_is_documented(root):
 
 def test_every_preprocessing_parameter_is_documented(root):
     text = (root / "docs" / "backends.md").read_text().split("\n## The `onnxruntime` backend")[0]
-    named = {
-        name
-        for cell in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
-        for name in re.findall(r"`(\w+)`", cell)
-    }
+    cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
     settings = {field.name for part in (Transform, Limits, Resources, Shorthand) for field in fields(part)}
     assert named == settings - {"height_px", "width_px", "datatype"} | set(PRESETS)

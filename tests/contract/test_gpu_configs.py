@@ -10,18 +10,14 @@ from nereid.vision.inference.session_options import CPU, CUDA, providers, sessio
 from nereid.vision.inference.signature import Signature, validate
 from tests.conftest import ROOT
 
-CONFIGS = sorted(
-    str(path.relative_to(ROOT))
-    for path in ROOT.glob("model_repository/*/configs/gpu.pbtxt")
-    if 'backend: "fused"' not in path.read_text()
-)
+FILES = ROOT.glob("model_repository/*/configs/gpu.pbtxt")
+CONFIGS = sorted(str(path.relative_to(ROOT)) for path in FILES if '"fused"' not in path.read_text())
 NETWORKS = [each for each in CONFIGS if 'backend: "onnxruntime"' in (ROOT / each).read_text()]
 FUSED = ROOT / "model_repository" / "classify_v1" / "configs"
 GIBIBYTE = 2**30
 
 
 def config(relative: str, kind: str = "GPU") -> ModelConfig:
-    """Return the config of the newest served version, as an instance of this kind has it."""
     path = ROOT / relative
     folder, document = path.parents[1], read_pbtxt(path)
     return ModelConfig.from_document(document, folder, served_versions(folder, document)[-1], kind)
@@ -31,11 +27,8 @@ def test_every_network_and_preprocessing_has_a_config_for_the_gpu():
     """A model without one would stay on the CPU in this profile, next to its idle GPU."""
     on_gpu = {ROOT.joinpath(each).parents[1].name for each in CONFIGS}
     backends = ("onnxruntime", "preprocess")
-    plain = {
-        path.parent.name
-        for path in ROOT.glob("model_repository/*/config.pbtxt")
-        if read_pbtxt(path).get("backend") in backends
-    }
+    paths = ROOT.glob("model_repository/*/config.pbtxt")
+    plain = {path.parent.name for path in paths if read_pbtxt(path).get("backend") in backends}
 
     assert on_gpu == plain
     assert len(NETWORKS) == 1

@@ -13,7 +13,6 @@ ADAPTERS_MAY_IMPORT = {"backends", "base", "tasks", "vision"}
 
 
 def imported_modules(source: Path) -> set[str]:
-    """Return every module a file imports, wherever in the file."""
     modules = set()
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Import):
@@ -103,5 +102,4 @@ def test_rooms_are_few_and_modules_and_functions_small(root):
 
 
 def body_start(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the line of the first statement that is not the docstring."""
     return function.body[1 if ast.get_docstring(function) and function.body[1:] else 0].lineno

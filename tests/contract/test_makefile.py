@@ -2,7 +2,8 @@
 
 import os
 import shutil
-import subprocess
+
+from tests.commands import captured
 
 
 def test_bundle_is_built_for_the_target_with_the_python_that_is_here(root, tmp_path):
@@ -14,13 +15,8 @@ def test_bundle_is_built_for_the_target_with_the_python_that_is_here(root, tmp_p
     kept = (name for name in os.environ if not name.startswith(("MAKE", "PYTHON", "EXTRAS", "PART")))
     environment = {name: os.environ[name] for name in kept}
 
-    done = subprocess.run(
-        ["make", "offline", "EXTRAS=embedded,gpu13", "PYTHON=3.12", "PART=60M"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    words = ["make", "offline", "EXTRAS=embedded,gpu13", "PYTHON=3.12", "PART=60M"]
+    done = captured(words, cwd=tmp_path, env=environment)
 
     words = "-m tools.offline_bundle --extras embedded,gpu13 --part 60M --python 3.12"
     assert (done.stdout.splitlines(), done.returncode) == ([words], 0), done.stderr

@@ -12,7 +12,6 @@ PAGES = {str(path.relative_to(ROOT)): path for path in prose.pages(ROOT)}
 
 
 def expect_none(offenders: list[str]) -> None:
-    """Fail with the offenders alone, one per line."""
     if offenders:
         pytest.fail("\n".join(offenders), pytrace=False)
 

@@ -26,7 +26,6 @@ TENSORS = {
 
 
 def read(relative: str) -> ModelConfig:
-    """Parse one config; an unknown field is an error."""
     return text_format.Parse((REPOSITORY / relative).read_text(), ModelConfig())
 
 
@@ -74,7 +73,6 @@ def test_network_is_what_its_card_and_config_say(version):
 
 
 def test_check_finds_no_fault():
-    """So versions, steps, profiles, labels and routes fit together."""
     assert [(each.model, each.found) for each in check(REPOSITORY) if each.verdict != "ok"] == []
 
 

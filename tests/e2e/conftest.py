@@ -22,12 +22,10 @@ ESPRESSO, CATS = 967, {281, 282, 285}
 
 
 def url(server: EmbeddedServer, protocol: str) -> str:
-    """Return HOST:PORT of a running server."""
     return f"{server.options.host}:{getattr(server.options.ports, protocol)}"
 
 
 def group_members(leader: int) -> list[int]:
-    """Return the living processes of a process group."""
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

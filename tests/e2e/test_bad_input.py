@@ -6,8 +6,6 @@ import re
 
 import numpy as np
 import pytest
-import tritonclient.grpc
-from tritonclient.utils import InferenceServerException
 
 from nereid.base.assets import COFFEE
 from nereid.client.classifier_errors import Unreachable
@@ -21,8 +19,7 @@ from tests.classifiers import opened
 from tests.e2e.conftest import ESPRESSO, url
 from tests.gateways import send
 from tests.pictures import BOMB
-from tests.supervised import image_input
-from tests.tables import cases
+from tests.tables import cases, rows
 
 GOOD = COFFEE.read_bytes()
 
@@ -54,16 +51,13 @@ def server_goes_on(server):
 
 @pytest.mark.parametrize("model", MODELS)
 @cases(
-    ("image", "message"),
-    {
-        "text": (b"not an image", "expected an image file .* got 12 bytes starting with b'not an i"),
-        "truncated": (GOOD[:20_000], "JPEG of 20000 bytes is damaged: Premature end of JPEG file"),
-        "header only": (GOOD[:3], "JPEG of 3 bytes has no readable header"),
-        "empty body": (b"", "expected the bytes of an image file .* got 0 bytes"),
-        "decompression bomb": (BOMB, "expected at most 64000000 pixels, got 20000 x 20000"),
-    },
+    text=(b"not an image", "expected an image file .* got 12 bytes starting with b'not an i"),
+    truncated=(GOOD[:20_000], "JPEG of 20000 bytes is damaged: Premature end of JPEG file"),
+    header_only=(GOOD[:3], "JPEG of 3 bytes has no readable header"),
+    empty_body=(b"", "expected the bytes of an image file .* got 0 bytes"),
+    decompression_bomb=(BOMB, "expected at most 64000000 pixels, got 20000 x 20000"),
 )
-def test_bad_image_is_a_400_with_the_reason(server, model, image, message):
+def test_bad_image_is_a_400_with_the_reason(image, message, server, model):
     status, text = post_image(server, model, image)
 
     assert status == 400
@@ -83,27 +77,16 @@ def test_extreme_image_is_answered(server, encode):
     assert post_image(server, "classify", encoded)[0] == 200
 
 
-def test_request_of_several_images_names_the_bad_ones(server):
-    with (
-        tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client,
-        pytest.raises(InferenceServerException, match=r"2 of 3 images .*: image 1: .*; image 2: "),
-    ):
-        client.infer("classify", [image_input("grpc", GOOD, b"bad", b"")])
-
-
 @pytest.mark.parametrize("way", ["sync", "async"])
-@pytest.mark.parametrize(
-    ("protocol", "port", "expected"),
-    [
-        ("grpc", "http", "the port does not speak gRPC, .*; fix: Triton's gRPC port, by default 8001"),
-        ("grpc", "metrics", "the port does not speak gRPC, .*; fix: Triton's gRPC port, by default 8001"),
-        ("http", "grpc", "the port speaks gRPC; fix: Triton's HTTP port, by default 8000"),
-        ("http", "metrics", "expected a response of Triton's HTTP port, .*; fix: the port; by default .*"),
-        ("http", "closed", "no server listens there; fix: nereid serve, or the address of a server.*"),
-        ("grpc", "closed", "no gRPC server listens there; fix: nereid serve, or the address of a server.*"),
-    ],
+@rows(
+    ("grpc", "http", "the port does not speak gRPC, .*; fix: Triton's gRPC port, by default 8001"),
+    ("grpc", "metrics", "the port does not speak gRPC, .*; fix: Triton's gRPC port, by default 8001"),
+    ("http", "grpc", "the port speaks gRPC; fix: Triton's HTTP port, by default 8000"),
+    ("http", "metrics", "expected a response of Triton's HTTP port, .*; fix: the port; by default .*"),
+    ("http", "closed", "no server listens there; fix: nereid serve, or the address of a server.*"),
+    ("grpc", "closed", "no gRPC server listens there; fix: nereid serve, or the address of a server.*"),
 )
-def test_a_wrong_port_is_told(server, root, way, protocol, port, expected):
+def test_a_wrong_port_is_told(protocol, port, expected, server, root, way):
     address = f"localhost:{free_ports(1)[0]}" if port == "closed" else url(server, port)
     with opened(way, address, protocol) as classifier, pytest.raises(Unreachable) as caught:
         classifier.classify(GOOD)

@@ -11,6 +11,7 @@ import pytest
 
 from loadtest import wrk
 from loadtest.bench.plan import BATCHES, PATHS
+from tests.commands import captured
 from tests.routes import wait_until
 
 WATCHDOG_S = 300
@@ -24,7 +25,7 @@ pytestmark = [
 
 
 def bench(*words: str) -> dict:
-    done = subprocess.run([*BENCH, *SHORT, *words], capture_output=True, text=True, timeout=WATCHDOG_S)
+    done = captured([*BENCH, *SHORT, *words], timeout=WATCHDOG_S)
     # How fast this machine is decides between 0 and 1.
     assert done.returncode in (0, 1), done.stderr
     assert done.stdout, done.stderr

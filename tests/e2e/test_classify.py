@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import urllib.request
 
 import numpy as np
@@ -13,20 +12,16 @@ from nereid.base.assets import CHELSEA, COFFEE
 from nereid.insight.observe.doctor import TRITON_OF_PYTRITON
 from nereid.insight.tune import photos
 from nereid.tasks.classify.client import Classifier
+from tests.commands import captured
 from tests.e2e.conftest import ESPRESSO, url
 from tests.supervised import image_input
 
-PHOTOS = {
-    "coffee": COFFEE.read_bytes(),
-    "chelsea": CHELSEA.read_bytes(),
-    "640x427": photos.jpeg((640, 427)),
-    "1080p": photos.jpeg((1920, 1080)),
-    "portrait": photos.jpeg((427, 640)),
-}
+PHOTOS = {"coffee": COFFEE.read_bytes(), "chelsea": CHELSEA.read_bytes()}
+PHOTOS |= {"640x427": photos.jpeg((640, 427)), "1080p": photos.jpeg((1920, 1080))}
+PHOTOS |= {"portrait": photos.jpeg((427, 640))}
 
 
 def raw_scores(server, model: str, image: bytes) -> np.ndarray:
-    """Classify with a plain Triton client; return the scores, float32[1000]."""
     with tritonclient.http.InferenceServerClient(url(server, "http")) as client:
         return client.infer(model, [image_input("http", image)]).as_numpy("scores")[0]
 
@@ -68,12 +63,11 @@ def test_both_profiles_give_equal_scores(both_profiles, name, version):
 
 
 def test_curl_line_of_the_docs_prints_as_shown(server, root):
-    """The line, pasted into a shell, prints the index and the label that follow it."""
     page = (root / "docs" / "contract.md").read_text()
     shown = re.search(r"^\$ (curl .*?)\n(\d+ \w+) [\d.]+$", page, re.M | re.S)
     command = shown[1].replace("localhost:8000", url(server, "http"))
 
-    printed = subprocess.run(["bash", "-c", command], cwd=root, capture_output=True, text=True, check=True)
+    printed = captured(["bash", "-c", command], cwd=root, check=True)
 
     *answer, probability = printed.stdout.split()
     assert " ".join(answer) == shown[2] == f"{ESPRESSO} espresso"
@@ -88,7 +82,6 @@ def test_model_without_a_route_has_no_variant(server):
 
 
 def test_server_is_the_triton_that_doctor_names(server):
-    """`nereid doctor` reads the version from a table; the server reports the same version."""
     with urllib.request.urlopen(f"http://{url(server, 'http')}/v2") as response:
         version = json.load(response)["version"]
 

@@ -17,6 +17,7 @@ from typing import IO
 import pytest
 
 from nereid.base.assets import COFFEE
+from tests.commands import captured
 from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import WATCHDOG_S, wait_until
 
@@ -25,7 +26,6 @@ NEREID = str(Path(sys.executable).with_name("nereid"))
 
 @pytest.fixture
 def command(both_profiles):
-    """The command on a server that allows shared memory."""
     return [NEREID, "classify", "--url", url(both_profiles["cpu"], "grpc"), "--top", "1"]
 
 
@@ -42,7 +42,6 @@ def photos(tmp_path):
 
 
 def answers(form: str, printed: str) -> list[tuple[str, int | None, str]]:
-    """Return name, best class and error of each image."""
     if form == "csv":
         rows = csv.DictReader(io.StringIO(printed))
         return [(row["image"], int(row["index"] or 0) or None, row["error"]) for row in rows]
@@ -57,7 +56,7 @@ def answers(form: str, printed: str) -> list[tuple[str, int | None, str]]:
 def test_formats_have_every_image(command, photos, form):
     flags = [f"--{form}", *(["--shm"] if form == "csv" else [])]
 
-    done = subprocess.run([*command, photos, *flags], capture_output=True, text=True, timeout=WATCHDOG_S)
+    done = captured([*command, photos, *flags], timeout=WATCHDOG_S)
 
     printed = answers(form, done.stdout)
     assert [name for name, _, _ in printed] == [str(photos / f"{number:02}.jpg") for number in range(12)]

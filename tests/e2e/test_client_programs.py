@@ -2,12 +2,12 @@
 
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
 
 from nereid.base.assets import CHELSEA, COFFEE
+from tests.commands import captured
 from tests.e2e.conftest import url
 from tests.labels import LABEL, WORDS
 from tests.tables import cases
@@ -16,7 +16,7 @@ PYTHON = sys.executable
 
 
 def output_of(root, *words) -> str:
-    done = subprocess.run([*map(str, words)], cwd=root, capture_output=True, text=True, timeout=120)
+    done = captured([*map(str, words)], cwd=root, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -27,15 +27,12 @@ def fused(both_profiles):
 
 
 @cases(
-    ("words", "protocol"),
-    {
-        "http": ((PYTHON, "clients/python_http.py", COFFEE), "http"),
-        "grpc": ((PYTHON, "clients/python_grpc.py", COFFEE), "grpc"),
-        "shared-memory": ((PYTHON, "clients/python_shared_memory.py", COFFEE), "grpc"),
-        "javascript": (("node", "clients/javascript.mjs", COFFEE), "http"),
-    },
+    http=((PYTHON, "clients/python_http.py", COFFEE), "http"),
+    grpc=((PYTHON, "clients/python_grpc.py", COFFEE), "grpc"),
+    shared_memory=((PYTHON, "clients/python_shared_memory.py", COFFEE), "grpc"),
+    javascript=(("node", "clients/javascript.mjs", COFFEE), "http"),
 )
-def test_program_prints_the_class_of_the_photo(root, fused, words, protocol):
+def test_program_prints_the_class_of_the_photo(words, protocol, root, fused):
     if not shutil.which(words[0]):
         pytest.skip(f"needs {words[0]}; fix: apt-get install {words[0]}js")
 

@@ -1,33 +1,23 @@
 """The classifiers against the real server: equal results over every transport, and no leftovers."""
 
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import tritonclient.grpc
-from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
+from nereid.base.assets import COFFEE, REPOSITORY
 from nereid.client.shared_memory import FOLDER, Region, name_prefix
-from nereid.tasks.classify.client import Classifier
 from tests.classifiers import WAYS, check_bytes_are_sent, opened
-from tests.e2e.conftest import CATS, ESPRESSO, url
+from tests.e2e.conftest import ESPRESSO, url
 from tests.routes import wait_until
 from tests.supervised import serving
 
 TRANSPORTS = [(*way, memory) for way in WAYS for memory in (None, "system")]
 PHOTO = COFFEE.read_bytes()
-# Sends an image by shared memory.
-CALLER = """
-import sys
-from nereid.tasks.classify.client import Classifier
-classifier = Classifier(sys.argv[1], "grpc", shared_memory="system")
-print(classifier.classify(sys.argv[2]).labels[0].index, flush=True)
-"""
 
 
 @pytest.fixture
@@ -36,7 +26,6 @@ def server(both_profiles):
 
 
 def known(server) -> set[str]:
-    """Return the regions that the server has mapped."""
     with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
         return {*client.get_system_shared_memory_status(as_json=True).get("regions", {})}
 
@@ -76,7 +65,6 @@ def test_server_that_does_not_allow_shared_memory_gets_bytes(both_profiles, capl
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """A server that allows shared memory, and has its own /dev/shm, as in another container."""
     mount = 'mount -t tmpfs -o size=1g tmpfs /dev/shm; exec "$@"'
     launcher = ["unshare", "--mount", "--ipc", "sh", "-ec", mount, "sh"]
     if subprocess.run([*launcher, "true"], capture_output=True).returncode:
@@ -96,66 +84,6 @@ def test_server_with_another_folder_gets_bytes(elsewhere, caplog, way, protocol)
         good, bad, _ = classifier.classify_many([PHOTO, b"not an image", PHOTO], batch_size=3)
 
     assert (good.labels[0].index, bad.fault) == (ESPRESSO, "caller")
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_region_that_the_server_has_forgotten_is_registered_again(server, protocol):
-    with Classifier(url(server, protocol), protocol, shared_memory="system") as classifier:
-        classifier.classify(PHOTO)
-        with tritonclient.grpc.InferenceServerClient(url(server, "grpc")) as client:
-            client.unregister_system_shared_memory()
-        assert not known(server)
-
-        answer = classifier.classify(PHOTO)
-
-        assert (answer.labels[0].index, answer.timings.attempts) == (ESPRESSO, 1)
-        regions = files_of(server)
-        assert len(regions) == 1
-    assert not known(server) | files(regions)
-
-
-def test_regions_grow_with_images(server):
-    photo = Image.open(CHELSEA).resize((2000, 1000)).convert("RGB")
-    with Classifier(url(server, "grpc"), shared_memory="system") as classifier:
-        classifier.classify(PHOTO)
-        small = files_of(server)
-        answers = [classifier.classify(image) for image in (photo, PHOTO, photo)]
-
-        def one_is_left() -> set[str]:
-            classifier.classify(PHOTO)
-            return len(found := files_of(server)) == 1 and found
-
-        large = wait_until(one_is_left)
-
-    assert {answer.labels[0].index for answer in answers} <= CATS | {ESPRESSO}
-    assert (len(small), files(small | large)) == (1, set())
-    assert small != large
-
-
-@pytest.mark.parametrize("how", ["exit", "interrupt", "kill"])
-def test_end_of_a_process_removes_its_regions(server, how):
-    """A kill leaves a registration, which the next classifier with shared memory releases."""
-    ends = {
-        "exit": "input()",
-        "interrupt": "input(); import os, signal; os.kill(os.getpid(), signal.SIGINT)",
-        "kill": "input(); import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-    }
-    command = [sys.executable, "-c", f"{CALLER}\n{ends[how]}", url(server, "grpc"), str(COFFEE)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **pipes) as caller:
-        assert int(caller.stdout.readline()) == ESPRESSO
-        (region,) = files_of(server)
-        with Classifier(url(server, "http"), "http", shared_memory="system") as classifier:
-            classifier.classify(PHOTO)
-            assert region in files_of(server)
-        caller.communicate(b"\n")
-
-    wait_until(lambda: not files({region}), "the end of the file")
-    assert known(server) == ({region} if how == "kill" else set())
-    if how == "kill":
-        with Classifier(url(server, "http"), "http", shared_memory="system") as classifier:
-            classifier.classify(PHOTO)
-        assert not known(server)
 
 
 def test_server_does_not_release_a_region_that_it_reads(server):

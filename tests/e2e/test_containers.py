@@ -175,7 +175,6 @@ class TestScale:
         assert scale.compose("ps", "--quiet") == containers
 
     def test_kill_and_rolling_restart_are_not_noticed(self, scale):
-        """Callers that retry see no error."""
         with Load(scale) as load:
             scale.compose("kill", "server-a")
             load.wait_answers(100)
@@ -190,11 +189,8 @@ class TestScale:
 
 
 @cases(
-    ("overlay", "dockerfile", "extras", "http"),
-    {
-        "deployment": ("overlays/cpu", NVIDIAS, "cpu,gateway,publish", 8000),
-        "kserve": ("kserve", SLIM, "embedded,cpu,gateway", 8080),
-    },
+    deployment=("overlays/cpu", NVIDIAS, "cpu,gateway,publish", 8000),
+    kserve=("kserve", SLIM, "embedded,cpu,gateway", 8080),
 )
 def test_pod_of_the_manifests_serves(overlay, dockerfile, extras, http, engine, folder, tmp_path):
     spec = pods.description(overlay)

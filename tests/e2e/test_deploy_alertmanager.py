@@ -50,14 +50,9 @@ def running(folder: Path, changes: dict[str, str]) -> Iterator[str]:
         text = re.sub(pattern, replacement, text, flags=re.M)
     (folder / "alertmanager.yml").write_text(text)
     (port,) = free_ports(1)
-    words = [
-        str(FOUND),
-        f"--config.file={folder / 'alertmanager.yml'}",
-        f"--storage.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--cluster.listen-address=",
-        "--log.level=debug",
-    ]
+    words = [str(FOUND), f"--config.file={folder / 'alertmanager.yml'}"]
+    words += [f"--storage.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
+    words += ["--cluster.listen-address=", "--log.level=debug"]
     with run_program(words, folder / "log", f"http://127.0.0.1:{port}/-/ready"):
         yield f"http://127.0.0.1:{port}/api/v2"
 
@@ -83,11 +78,8 @@ def test_dead_server_silences_its_followers(alertmanager):
     alertmanager.fire("GatewayErrors", "Drift")
     wait_until(lambda: {"Drift"} in alertmanager.notified, "the ticket")
 
-    assert alertmanager.states() == {
-        "ServerNotReady": "active",
-        "GatewayErrors": "suppressed",
-        "Drift": "active",
-    }
+    expected = {"ServerNotReady": "active", "GatewayErrors": "suppressed", "Drift": "active"}
+    assert alertmanager.states() == expected
     assert set().union(*alertmanager.notified) == {"ServerNotReady", "Drift"}
 
 

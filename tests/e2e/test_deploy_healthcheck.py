@@ -25,14 +25,11 @@ def test_right_answer_is_healthy(server, model):
 
 
 @cases(
-    ("words", "message"),
-    {
-        "wrong answer": (["--image", str(CHELSEA)], "'classify': expected the class 'espresso', got '"),
-        "refusal": (["--model", "nothing"], "unknown model: 'nothing'"),
-        "page": (["--page", "{url}/nothing"], " returned 40"),
-    },
+    wrong_answer=(["--image", str(CHELSEA)], "'classify': expected the class 'espresso', got '"),
+    refusal=(["--model", "nothing"], "unknown model: 'nothing'"),
+    page=(["--page", "{url}/nothing"], " returned 40"),
 )
-def test_wrong_answers_are_not_healthy(server, words, message):
+def test_wrong_answers_are_not_healthy(words, message, server):
     address = f"http://{url(server, 'http')}"
     words = [word.replace("{url}", address) for word in words]
 

@@ -11,6 +11,7 @@ import pytest
 
 from nereid.base.assets import ADAPTERS
 from nereid.server.installation import find_installation
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.deployment import SERVICES, SLIM, copies, instructions
 
@@ -37,14 +38,7 @@ class Image:
         return kept | {"PATH": path, "XDG_RUNTIME_DIR": str(self.workspace.parent)}
 
     def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            words,
-            cwd=self.workspace.parent,
-            env=self.variables | variables,
-            capture_output=True,
-            text=True,
-            timeout=INSTALL_S,
-        )
+        return captured(words, cwd=self.workspace.parent, env=self.variables | variables, timeout=INSTALL_S)
 
     def install(self, *words: str, python: str) -> None:
         done = self.run(str(self.workspace / "deploy" / "install.sh"), *words, PYTHON=python)

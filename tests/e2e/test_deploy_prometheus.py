@@ -111,13 +111,9 @@ def prometheus(folder: Path, ports: dict[str, int], key: str, server: Served) ->
     (folder / "keys" / "prometheus.key").write_text(key)
     (port,) = free_ports(1)
     address, log = f"127.0.0.1:{port}", folder / "log"
-    words = [
-        str(FOUND),
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={address}",
-        "--log.level=warn",
-    ]
+    words = [str(FOUND), f"--config.file={folder / 'prometheus.yml'}"]
+    words += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}"]
+    words += ["--log.level=warn"]
     with run_program(words, log, f"http://{address}/-/ready"):
         yield Prometheus(f"http://{address}", server)
 
@@ -180,21 +176,14 @@ def watched(tmp_path_factory):
     with serving(REPOSITORY, base / "run") as server:
         words = ["--url", f"127.0.0.1:{server.ports['http']}", "--keys", str(base / "keys.json")]
         with gateway(base / "gateway.log", *words, "--require-keys") as (_, address):
-            ports = {
-                "server": server.ports["metrics"],
-                "gateway": httpx.URL(address).port,
-                "supervisor": server.ports["health"],
-            }
-            with (
-                prometheus(base / "prometheus", ports, key, server) as observer,
-                traffic(observer, address, key, limited),
-            ):
+            ports = {"server": server.ports["metrics"], "supervisor": server.ports["health"]}
+            ports["gateway"] = httpx.URL(address).port
+            observing = prometheus(base / "prometheus", ports, key, server)
+            with observing as observer, traffic(observer, address, key, limited):
                 yield observer
 
 
 def test_every_rule_is_evaluated(watched):
-    """No rule and no alert fails on real series, for example because two series get the same labels."""
-
     def errors() -> dict[str, str]:
         found = [rule for group in watched.get("rules")["groups"] for rule in group["rules"]]
         return {rule["name"]: rule.get("lastError", "") for rule in found}

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -26,6 +25,7 @@ from nereid.server.ports import free_ports
 from nereid.tasks.classify.client import Classifier
 from nereid.tasks.classify.result import Prediction
 from nereid.vision.imaging.decode import Limits
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.deployment import running as run_program
 from tests.e2e.conftest import group_members
@@ -75,8 +75,6 @@ class Proxy:
 
 
 class Pair:
-    """Two guarded servers of one repository, which keep their ports when they are started again."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         # The model sleeps, so that there are requests in flight.
@@ -109,7 +107,6 @@ class Pair:
             return served.process.wait(WATCHDOG_S)
 
     def kill(self, name: str) -> None:
-        """Kill `nereid serve`, which takes the server along."""
         served, stack = self._running.pop(name)
         leader = served.record.pid
         stack.close()
@@ -121,7 +118,6 @@ class Pair:
 
 
 def what_is_wrong(prediction: Prediction) -> str:
-    """Describe the mistake of a response; empty if it is right."""
     score = prediction.labels[0].score
     return "" if score == NUMBER + 1 else f"expected {NUMBER + 1}, got {score}"
 
@@ -163,7 +159,7 @@ def proxy(haproxy, pair, tmp_path_factory):
 
 
 def test_config_is_valid(haproxy):
-    done = subprocess.run([haproxy, "-c", "-f", CONFIG], capture_output=True, text=True, timeout=WATCHDOG_S)
+    done = captured([haproxy, "-c", "-f", CONFIG], timeout=WATCHDOG_S)
 
     said = done.stdout + done.stderr
     assert (done.returncode, "WARNING" in said) == (0, False), said
@@ -183,10 +179,8 @@ def test_servers_limits_and_keys_hold_through_the_proxy(pair, proxy, protocol):
         # The refusal comes while the client is still sending.
         with pytest.raises(RequestRefused):
             classifier.classify(bytes(MOST_BYTES))
-    with (
-        Classifier(proxy.url(protocol), protocol) as classifier,
-        pytest.raises(RequestRefused, match="an API key is required"),
-    ):
+    refused = pytest.raises(RequestRefused, match="an API key is required")
+    with Classifier(proxy.url(protocol), protocol) as classifier, refused:
         classifier.classify(COFFEE)
 
 

@@ -99,7 +99,6 @@ class Front:
         return "OK", False
 
     def page(self) -> tuple[Counter[str], float]:
-        """Return the requests by outcome, and the limit."""
         text = self._http.get("/metrics", headers={"x-api-key": self._keys["infer"]}).text
         outcomes = Counter[str]()
         for outcome, count in COUNT.findall(text):
@@ -225,6 +224,8 @@ CALLERS = {
         "output in shared memory": output("scores", shared_memory_region="x"),
         "reserved parameter": added("parameters", "traceparent", "x"),
         "probe": added("parameters", "nereid-probe", "1"),
+        "probe in other letters": added("parameters", "Nereid-Probe", "1"),
+        "time of sending": added("parameters", "nereid_sent_ns", "1"),
         "negative timeout": added("parameters", "timeout", -1),
         "priority in words": added("parameters", "priority", "high"),
         "flag as number": added("parameters", "sequence_start", 1),

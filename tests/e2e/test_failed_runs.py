@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of a network that can fail like a broken device."""
     base = tmp_path_factory.mktemp("failed_runs")
     store(base / "repository", "fragile", fragile(), FRAGILE_IO + TWO_INSTANCES)
     with serving(base / "repository", base / "run") as running:
@@ -33,7 +32,6 @@ def infer(served: Served, *shape: int) -> np.ndarray:
 
 
 def outcome(served: Served) -> str:
-    """Send a good request; returns `right`, or the error."""
     try:
         answer = infer(served, 2, 2)
     except InferenceServerException as error:

@@ -47,7 +47,6 @@ def counted(served: Served, to: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_no_request_is_lost_with_the_default(served, number):
-    """Each request gets a right response: of the default, of the fallback, and of the default again."""
     before = counted(served, "spare")
     with calling(served, "look", CALLERS) as calls:
         wait_until(lambda: calls.count(DEFAULT) > 50, "responses of the default")
@@ -65,7 +64,6 @@ def test_no_request_is_lost_with_the_default(served, number):
 
 @pytest.mark.slow
 def test_answer_is_sent_while_no_variant_is_there(served):
-    """With all variants unloaded, each request gets the configured answer, until one is back."""
     control, before = Control(served.record), counted(served, "spare")
     answered = counted(served, "answer")
     with calling(served, "look", CALLERS) as calls:

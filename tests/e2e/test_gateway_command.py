@@ -28,7 +28,7 @@ from tests.e2e.conftest import url
 from tests.readers import crowded_page
 from tests.routes import wait_until
 from tests.supervised import gateway
-from tests.tables import cases
+from tests.tables import cases, rows
 
 WATCHDOG_S = 60
 BURST = Settings().burst
@@ -76,14 +76,11 @@ def test_unused_connection_is_kept_for_a_load_balancer(tmp_path):
 
 @pytest.mark.slow
 @cases(
-    ("server", "model", "path", "costly", "photo", "count"),
-    {
-        "images": ("both_profiles", "classify", "/predict", [*COSTLY.values()], COFFEE, 40),
-        "pages": ("text_server", "read_text", "/v1/read", [crowded_page] * 4, PARCEL_LABEL, 8),
-    },
+    images=("both_profiles", "classify", "/predict", [*COSTLY.values()], COFFEE, 40),
+    pages=("text_server", "read_text", "/v1/read", [crowded_page] * 4, PARCEL_LABEL, 8),
 )
 def test_costly_files_of_one_key_leave_the_others_in_service(
-    request, tmp_path, nereid_key, server, model, path, costly, photo, count
+    server, model, path, costly, photo, count, request, tmp_path, nereid_key
 ):
     """Small files that take seconds on many connections: every request of another key is answered."""
     hostile, steady = (nereid_key("add", name, "--scope", "infer") for name in ("hostile", "steady"))
@@ -115,21 +112,18 @@ def test_costly_files_of_one_key_leave_the_others_in_service(
     assert refused <= {200, 400, 429, 504}
 
 
-@pytest.mark.parametrize(
-    ("words", "keys", "code", "text"),
-    [
-        (["--host", "0.0.0.0"], 0, 2, "needs API keys; fix: nereid key add NAME --scope infer"),
-        (["--require-keys"], 0, 2, "there are no API keys yet; fix: nereid key add NAME --scope infer"),
-        (["--cors-origin", "*"], 0, 2, "CORS origin: expected one such as https://photos.example"),
-        (["--url", "http://localhost:8001"], 0, 2, "url must be HOST:PORT"),
-        (["--certificate-key", "key.pem"], 0, 2, "--certificate-key needs --certificate"),
-        (["--host", "a..b"], 1, 1, "cannot listen on a..b port 0: unknown host name"),
-        (["--certificate", "none.pem"], 1, 1, "cannot read 'none.pem'"),
-        (["--certificate", __file__], 1, 1, "expected a certificate and its key (PEM, no password)"),
-        (["--keys", "none.json"], 1, 1, "cannot read keys from 'none.json': No such file"),
-    ],
+@rows(
+    (["--host", "0.0.0.0"], 0, 2, "needs API keys; fix: nereid key add NAME --scope infer"),
+    (["--require-keys"], 0, 2, "there are no API keys yet; fix: nereid key add NAME --scope infer"),
+    (["--cors-origin", "*"], 0, 2, "CORS origin: expected one such as https://photos.example"),
+    (["--url", "http://localhost:8001"], 0, 2, "url must be HOST:PORT"),
+    (["--certificate-key", "key.pem"], 0, 2, "--certificate-key needs --certificate"),
+    (["--host", "a..b"], 1, 1, "cannot listen on a..b port 0: unknown host name"),
+    (["--certificate", "none.pem"], 1, 1, "cannot read 'none.pem'"),
+    (["--certificate", __file__], 1, 1, "expected a certificate and its key (PEM, no password)"),
+    (["--keys", "none.json"], 1, 1, "cannot read keys from 'none.json': No such file"),
 )
-def test_wrong_value_is_named(tmp_path, words, keys, code, text):
+def test_wrong_value_is_named(words, keys, code, text, tmp_path):
     """Wrong usage exits with code 2, an unusable value with code 1. The last line has the reason."""
     environment = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     for _ in range(keys):

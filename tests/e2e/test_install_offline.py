@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.offline_bundles import (
     TAG,
@@ -31,19 +32,13 @@ INSTALLER = ROOT / "deploy" / "install-offline.sh"
 # What the script may use besides Python. All are in coreutils, except the shell.
 PROGRAMS = ("sh", "cat", "dirname", "ls", "mkdir", "rm", "sha256sum")
 # Settings that would lead pip to an index, or away from the environment.
-PIP_SETTINGS = {
-    "PIP_NO_INDEX": "1",
-    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
-    "PIP_REQUIRE_VIRTUALENV": "0",
-    "PIP_TARGET": "elsewhere",
-    "PIP_CONFIG_FILE": "pip.conf",
-}
+PIP_SETTINGS = {"PIP_NO_INDEX": "1", "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+PIP_SETTINGS |= {"PIP_REQUIRE_VIRTUALENV": "0", "PIP_TARGET": "elsewhere", "PIP_CONFIG_FILE": "pip.conf"}
 PIP_CONF = "[install]\nuser = true\nconstraint = absent.txt\n"
 
 
 @pytest.fixture
 def target(tmp_path):
-    """A machine with Python, a shell and coreutils, whose pip has settings of its own; also a home."""
     (programs := tmp_path / "programs").mkdir()
     for name in PROGRAMS:
         (programs / name).symlink_to(shutil.which(name))
@@ -59,14 +54,12 @@ def install(target: Path, *words: str | Path, **variables: str) -> subprocess.Co
     )
     command[0] = shutil.which(command[0])
     environment = {"PATH": str(target / "programs"), "HOME": str(target), **PIP_SETTINGS, **variables}
-    return subprocess.run(
-        [*map(str, command)], cwd=target, env=environment, capture_output=True, text=True, timeout=INSTALL_S
-    )
+    return captured([*map(str, command)], cwd=target, env=environment, timeout=INSTALL_S)
 
 
 def version(environment: Path) -> str:
     command = [environment / "bin" / "nereid", "--version"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S).stdout.strip()
+    return captured(command, timeout=INSTALL_S).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +115,7 @@ def system(target):
         if path.name not in {"site-packages", "dist-packages"}:
             (library.parent if ".so" in path.suffixes else library).joinpath(path.name).symlink_to(path)
     code = "import site; print(site.getsitepackages()[0])"
-    asked = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
+    asked = captured([python, "-I", "-c", code], check=True)
     (packages := Path(asked.stdout.strip())).mkdir(parents=True)
     assert packages.is_relative_to(home)
     with zipfile.ZipFile(write_leaf(target, "1.5")) as wheel:
@@ -131,15 +124,12 @@ def system(target):
 
 
 @cases(
-    ("options", "requirement", "leaf"),
-    {
-        "own": ([], "leaf", "2.0"),
-        "system": (["--system-site-packages"], "leaf", "1.5"),
-        "system too old": (["--system-site-packages"], "leaf>=2", "2.0"),
-    },
+    own=([], "leaf", "2.0"),
+    system=(["--system-site-packages"], "leaf", "1.5"),
+    system_too_old=(["--system-site-packages"], "leaf>=2", "2.0"),
 )
 def test_packages_of_the_machine_are_used_if_they_fit(
-    wheels, target, system, options, requirement, leaf, tmp_path
+    options, requirement, leaf, wheels, target, system, tmp_path
 ):
     (folder := tmp_path / "own").mkdir()
     bundle = write_bundle(tmp_path / "bundle", [write_own_wheel(folder, requirement), *wheels[1:]])
@@ -159,30 +149,27 @@ def flip_a_bit(path: Path) -> None:
 
 
 @cases(
-    ("harm", "passages"),
-    {
-        "missing": (
-            lambda part, sums: part.unlink(),
-            ["missing parts: expected {count}, got {left} without {part.name};", "copy them"],
-        ),
-        "one bit": (lambda part, sums: flip_a_bit(part), ["damaged parts:\n  {part}: expected SHA-256"]),
-        "truncated": (
-            lambda part, sums: part.write_bytes(part.read_bytes()[:100]),
-            ["damaged parts:\n  {part}: expected SHA-256", "fix: copy these parts again"],
-        ),
-        "foreign": (
-            lambda part, sums: part.with_name("nereid-offline-9.9.tar.001").touch(),
-            ["unknown part:", "nereid-offline-9.9.tar.001", "one bundle only"],
-        ),
-        "no sums": (lambda part, sums: sums.unlink(), ["missing sums: expected", "{sums}", "copy it"]),
-        "empty sums": (lambda part, sums: sums.write_text(""), ["got none", "{sums}", "copy it"]),
-        "other sums": (
-            lambda part, sums: sums.write_text("<html>\n"),
-            ["{sums}: expected nereid-offline-….tar.001", "copy it"],
-        ),
-    },
+    missing=(
+        lambda part, sums: part.unlink(),
+        ["missing parts: expected {count}, got {left} without {part.name};", "copy them"],
+    ),
+    one_bit=(lambda part, sums: flip_a_bit(part), ["damaged parts:\n  {part}: expected SHA-256"]),
+    truncated=(
+        lambda part, sums: part.write_bytes(part.read_bytes()[:100]),
+        ["damaged parts:\n  {part}: expected SHA-256", "fix: copy these parts again"],
+    ),
+    foreign=(
+        lambda part, sums: part.with_name("nereid-offline-9.9.tar.001").touch(),
+        ["unknown part:", "nereid-offline-9.9.tar.001", "one bundle only"],
+    ),
+    no_sums=(lambda part, sums: sums.unlink(), ["missing sums: expected", "{sums}", "copy it"]),
+    empty_sums=(lambda part, sums: sums.write_text(""), ["got none", "{sums}", "copy it"]),
+    other_sums=(
+        lambda part, sums: sums.write_text("<html>\n"),
+        ["{sums}: expected nereid-offline-….tar.001", "copy it"],
+    ),
 )
-def test_incomplete_bundle_is_an_error(bundle, target, harm, passages):
+def test_incomplete_bundle_is_an_error(harm, passages, bundle, target):
     count, part, sums = len(bundle.parts), bundle.parts[1], bundle.folder / "SHA256SUMS"
     harm(part, sums)
 
@@ -193,14 +180,11 @@ def test_incomplete_bundle_is_an_error(bundle, target, harm, passages):
 
 
 @cases(
-    ("tags", "problem"),
-    {
-        "Python": ("cp39-manylinux_2_17_x86_64", f"wrong Python: expected CPython 3.9, got CPython {THIS}"),
-        "glibc": (f"{TAG}-manylinux_2_99_x86_64", "64-bit Python, glibc 2.99 or later, got Linux"),
-        "machine": (f"{TAG}-manylinux_2_17_aarch64", "wrong platform: expected Linux aarch64"),
-    },
+    Python=("cp39-manylinux_2_17_x86_64", f"wrong Python: expected CPython 3.9, got CPython {THIS}"),
+    glibc=(f"{TAG}-manylinux_2_99_x86_64", "64-bit Python, glibc 2.99 or later, got Linux"),
+    machine=(f"{TAG}-manylinux_2_17_aarch64", "wrong platform: expected Linux aarch64"),
 )
-def test_wrong_target_is_an_error(wheels, target, tmp_path, tags, problem):
+def test_wrong_target_is_an_error(tags, problem, wheels, target, tmp_path):
     (target / "programs" / "python3").symlink_to(sys.executable)
     bundle = write_bundle(tmp_path / "bundle", wheels, tags)
 
@@ -229,23 +213,20 @@ def used_folder(target: Path) -> list[str]:
 
 
 @cases(
-    ("arrange", "passages"),
-    {
-        "no Python": (lacking_python, [f"missing Python: expected python{THIS} or python3"]),
-        "absent Python": (
-            lambda target: ["--python", "absent"],
-            [f"wrong Python: expected Python {THIS}, got 'absent'", "fix: --python PATH"],
-        ),
-        "no venv": (lacking_venv, ["expected the module venv in", f"install the package python{THIS}-venv"]),
-        # An environment of an environment would not have its packages.
-        "packages of an environment": (
-            lambda target: ["--python", f"{sys.prefix}/bin/python", "--system-site-packages"],
-            ["expected the Python of the system", f"a Python in {sys.base_prefix}"],
-        ),
-        "used folder": (used_folder, ["'data' is in use: expected a new or empty folder"]),
-    },
+    no_Python=(lacking_python, [f"missing Python: expected python{THIS} or python3"]),
+    absent_Python=(
+        lambda target: ["--python", "absent"],
+        [f"wrong Python: expected Python {THIS}, got 'absent'", "fix: --python PATH"],
+    ),
+    no_venv=(lacking_venv, ["expected the module venv in", f"install the package python{THIS}-venv"]),
+    # An environment of an environment would not have its packages.
+    packages_of_an_environment=(
+        lambda target: ["--python", f"{sys.prefix}/bin/python", "--system-site-packages"],
+        ["expected the Python of the system", f"a Python in {sys.base_prefix}"],
+    ),
+    used_folder=(used_folder, ["'data' is in use: expected a new or empty folder"]),
 )
-def test_unsuitable_machine_is_an_error(bundle, target, arrange, passages):
+def test_unsuitable_machine_is_an_error(arrange, passages, bundle, target):
     words = arrange(target)
     before = {*target.rglob("*")}
 
@@ -255,14 +236,11 @@ def test_unsuitable_machine_is_an_error(bundle, target, arrange, passages):
 
 
 @cases(
-    ("words", "passage"),
-    {
-        "no parts": ([], "no parts: expected"),
-        "no value": (["--into"], "--into: expected a value"),
-        "unknown": (["--intoo=x"], "unknown option '--intoo=x'"),
-    },
+    no_parts=([], "no parts: expected"),
+    no_value=(["--into"], "--into: expected a value"),
+    unknown=(["--intoo=x"], "unknown option '--intoo=x'"),
 )
-def test_wrong_usage_is_an_error(target, words, passage):
+def test_wrong_usage_is_an_error(words, passage, target):
     expect_error(install(target, *words), target, passage, "usage: sh install-offline.sh", code=2)
 
 
@@ -303,13 +281,8 @@ def test_interrupted_installation_leaves_nothing(bundle, target):
 def test_built_bundle_installs_the_project(target, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = [sys.executable, "-m", "tools.offline_bundle", "--extras", "traces", "--part", "20M"]
-    built = subprocess.run(
-        [*command, "--out", str(tmp_path / "bundle")],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=BUILD_S,
+    built = captured(
+        [*command, "--out", str(tmp_path / "bundle")], cwd=ROOT, env=environment, timeout=BUILD_S
     )
     assert built.returncode == 0, built.stderr
     parts = Bundle(tmp_path / "bundle").parts

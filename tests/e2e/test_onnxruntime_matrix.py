@@ -25,7 +25,6 @@ from tests.networks import (
     Dims,
     assert_same,
     connect,
-    constant,
     identity,
     infer,
     infer_together,
@@ -37,6 +36,7 @@ from tests.networks import (
     store,
     tensor,
     value,
+    written,
 )
 from tests.routes import wait_until
 from tests.tables import cases
@@ -122,47 +122,23 @@ CASES = [Case(*flags) for flags in itertools.product((False, True), (False, True
 def mixing() -> onnx.ModelProto:
     """Build y = relu(x A) B, whose weights are worth a page."""
     rng = np.random.default_rng(0)
-    weights = [constant(name, rng.standard_normal((64, 64)).astype(np.float32)) for name in "AB"]
-    nodes = [
-        helper.make_node("MatMul", ["x", "A"], ["hidden"]),
-        helper.make_node("Relu", ["hidden"], ["positive"]),
-        helper.make_node("MatMul", ["positive", "B"], ["y"]),
-    ]
-    return network(nodes, [value("x", "FP32", ["batch", 64])], [value("y", "FP32", ["batch", 64])], weights)
+    weights = {name: rng.standard_normal((64, 64)).astype(np.float32) for name in "AB"}
+    nodes = "hidden = MatMul(x, A) positive = Relu(hidden) y = MatMul(positive, B)"
+    return written(f"(float[batch,64] x) => (float[batch,64] y) {{ {nodes} }}", **weights)
 
 
 def ragged() -> onnx.ModelProto:
     """Build a network that negates its ragged input `x`, and returns the shapes of its items."""
-    return network(
-        [
-            helper.make_node("Neg", ["x"], ["negative"]),
-            helper.make_node("Identity", ["shape"], ["its_shape"]),
-            helper.make_node("Reshape", ["flat", "pairs"], ["its_flat"]),
-        ],
-        [value("x", "FP32", [None]), value("shape", "INT32", [None, 2]), value("flat", "FP32", [None])],
-        [
-            value("negative", "FP32", [None]),
-            value("its_shape", "INT32", [None, 2]),
-            value("its_flat", "FP32", [None, 2]),
-        ],
-        [constant("pairs", np.int64([-1, 2]))],
-    )
+    inputs = "float[?] x, int32[?,2] shape, float[?] flat"
+    outputs = "float[?] negative, int32[?,2] its_shape, float[?,2] its_flat"
+    nodes = "negative = Neg(x) its_shape = Identity(shape) its_flat = Reshape(flat, pairs)"
+    return written(f"({inputs}) => ({outputs}) <int64[2] pairs = {{-1, 2}}> {{ {nodes} }}")
 
 
 def slow() -> onnx.ModelProto:
-    """Build y = x · 1 after 600 multiplications of a large matrix, to keep an instance busy."""
-    products = [helper.make_node("MatMul", [f"m{n}", "eye"], [f"m{n + 1}"]) for n in range(600)]
-    return network(
-        [
-            helper.make_node("Mul", ["eye", "x"], ["m0"]),
-            *products,
-            helper.make_node("ReduceMax", ["m600"], ["most"], keepdims=0),
-            helper.make_node("Mul", ["most", "x"], ["y"]),
-        ],
-        [value("x", "FP32", [1])],
-        [value("y", "FP32", [1])],
-        [constant("eye", np.eye(512, dtype=np.float32))],
-    )
+    products = " ".join(f"m{n + 1} = MatMul(m{n}, eye)" for n in range(600))
+    nodes = f"m0 = Mul(eye, x) {products} most = ReduceMax<keepdims = 0>(m600) y = Mul(most, x)"
+    return written(f"(float[1] x) => (float[1] y) {{ {nodes} }}", eye=np.eye(512, dtype=np.float32))
 
 
 def pair(datatype: str, dims: Dims, more: str = "") -> str:
@@ -188,11 +164,9 @@ RAGGED = [
 
 
 def store_special(repository: Path) -> None:
-    copies = network(
-        [helper.make_node("Identity", ["x"], [name]) for name in NAMED],
-        [value("x", "FP32", [1])],
-        [value(name, "FP32", [1]) for name in NAMED],
-    )
+    outputs = ", ".join(f"float[1] {name}" for name in NAMED)
+    nodes = " ".join(f"{name} = Identity(x)" for name in NAMED)
+    copies = written(f"(float[1] x) => ({outputs}) {{ {nodes} }}")
     for name, model, config in (
         ("scalar", identity("FP64", []), pair("FP64", [1])),
         ("column", identity("INT32", ["batch"]), "max_batch_size: 4\n" + pair("INT32", [1], "reshape { }")),
@@ -247,14 +221,11 @@ def test_answers_are_those_of_onnx_runtime(server, case, protocol, rng):
 
 
 @cases(
-    ("model", "inputs"),
-    {
-        # The dims of the config, [1], are those of the answer.
-        "scalar": ("scalar", {"x": np.float64([2.5])}),
-        "reshaped to a vector": ("column", {"x": np.int32([[1], [2], [3]])}),
-    },
+    # The dims of the config, [1], are those of the answer.
+    scalar=("scalar", {"x": np.float64([2.5])}),
+    reshaped_to_a_vector=("column", {"x": np.int32([[1], [2], [3]])}),
 )
-def test_config_dims_are_those_of_the_answer(server, model, inputs):
+def test_config_dims_are_those_of_the_answer(model, inputs, server):
     """An ONNX scalar takes one number; with dims [1] and an empty reshape, [N, 1] goes in and out."""
     assert_same(infer(server, model, inputs), {"y": inputs["x"]})
 

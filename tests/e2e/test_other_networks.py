@@ -52,7 +52,6 @@ def files(tmp_path_factory) -> dict[str, Path]:
 
 
 def accepted(path: Path) -> tuple[Arrays, Arrays]:
-    """Return inputs that a network accepts, and what plain ONNX Runtime computes."""
     rng, failures = np.random.default_rng(0), []
     for sides in SIDES:
         given = {}
@@ -105,14 +104,12 @@ PHOTO = Image.open(CHELSEA).convert("RGB")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """An empty repository, its server, and the record of it."""
     (repository := tmp_path_factory.mktemp("added") / "models").mkdir()
     with serve_routes(repository, tmp_path_factory.mktemp("run"), "--model-config-name=cpu") as running:
         yield repository, running.server, record_of(running.server)
 
 
 def with_random_weights(source: Path, target: Path) -> Path:
-    """Write a network of the light zoo with weights that differ."""
     model, rng = onnx.load(source), np.random.default_rng(0)
     shapes = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
     for node in [each for each in model.graph.node if each.op_type == "ConstantOfShape"]:

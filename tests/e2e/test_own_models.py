@@ -45,7 +45,6 @@ class Own:
     more: tuple[str, ...]
 
     def ask(self, address: str, protocol: Any = "grpc", **options: str) -> tuple[str, list[str]]:
-        """Return the variant that answered, and the words that it found."""
         with self.kind(address, protocol, self.name) as client:
             found = getattr(client, self.task)(LABEL if self.task == "read" else COFFEE, **options)
         entries = found.lines if self.task == "read" else found.objects
@@ -106,7 +105,6 @@ def calling(served: Served, own: Own, words: list[str]) -> Iterator[Counter[str]
 
 @pytest.fixture(scope="module", params=["cpu", "ensemble"])
 def served(request, tmp_path_factory) -> Iterator[Served]:
-    """A running `nereid serve` of each form, to which models are added."""
     folder = tmp_path_factory.mktemp(request.param)
     store_adding(folder / "models", "net", 1)  # a server needs a model
     with serving(folder / "models", folder / "run", "--profile", request.param) as running:
@@ -115,7 +113,6 @@ def served(request, tmp_path_factory) -> Iterator[Served]:
 
 @pytest.mark.parametrize("store", [store_detectors, store_recognisers], ids=["detector", "recogniser"])
 def test_life_of_a_model(served, tmp_path, store):
-    """Every step works on the running server, and no request fails meanwhile."""
     server, own, repository = served, store(tmp_path), served.repository
     address = f"127.0.0.1:{server.ports['grpc']}"
     words = WORDS if own.task == "read" else [CLASSES[index] for _, _, index in KNOWN]

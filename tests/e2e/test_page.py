@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -32,6 +31,7 @@ from nereid.server.command_line import ServerOptions
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import Ports, free_ports
 from nereid.server.run_dir import ServerRecord
+from tests.commands import captured
 from tests.detectors import CLASSES, KNOWN, SIDE, add_detector
 from tests.e2e.conftest import url
 from tests.embedders import DIMS
@@ -139,7 +139,6 @@ def browser():
 
 @pytest.fixture
 def visit(browser, gateways) -> Iterator[Callable]:
-    """Open a gateway's page in a new profile: `visit("keyed", key="infer")` signs in, too."""
     with ExitStack() as stack:
 
         def open_page(name: str, key: str = "", **options) -> Seen:
@@ -515,9 +514,7 @@ def test_command_line_sends_the_same_request(visit, gateways, tmp_path):
     line = page.locator("#curl").text_content()
 
     environment = os.environ | {"NEREID_KEY": gateways["keyed"].secrets["infer"]}
-    done = subprocess.run(
-        ["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=WATCHDOG_S
-    )
+    done = captured(["sh", "-c", line], cwd=tmp_path, env=environment, timeout=WATCHDOG_S)
 
     answer = json.loads(done.stdout)
     assert (answer["variant"], answer["reason"]) == ("v2", "variant")

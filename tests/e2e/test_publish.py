@@ -48,7 +48,6 @@ once = pytest.mark.parametrize("served", [ALL_VERSIONS], ids=["all"], indirect=T
     ids=["all", "specific"],
 )
 def served(request, tmp_path_factory):
-    """A server of `net` in version 1, behind route `r`, with each kind of version_policy."""
     repository = tmp_path_factory.mktemp("published") / "models"
     store_published(repository, request.param)
     with serve_routes(repository, tmp_path_factory.mktemp("run")) as running:
@@ -61,7 +60,6 @@ def record(served):
 
 
 def policies(repository) -> set[str]:
-    """Return the `version_policy` lines of `net` in all profiles."""
     files = [repository / NET / "config.pbtxt", repository / NET / "configs" / "other.pbtxt"]
     return {file.read_text().splitlines(keepends=True)[-1] for file in files}
 
@@ -138,7 +136,6 @@ def wrong(load: Load, added: dict[int, int]) -> list[RouteResponse | Exception]:
 @once
 @pytest.mark.slow
 def test_publishing_and_rolling_back_under_load_loses_nothing(served, record, tmp_path):
-    """Versions come and go under the load of eight clients: all responses are correct, memory is constant."""
     repository, memory, added = served.repository, [], {1: 1}
 
     with Load(served, ROUTE, CALLERS) as load, fidgeting(repository, record):

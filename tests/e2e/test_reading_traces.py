@@ -20,6 +20,11 @@ NETWORKS = ("text_detect", "text_direction", "text_recognise")
 STAGES = ("decode", "barcodes", "detect", "boxes", "crops", "direction", "recognise")
 
 
+def of_trace(log: str, trace: str) -> list[dict]:
+    lines = [json.loads(text) for text in log.splitlines() if text.startswith("{")]
+    return [line for line in lines if line["trace_id"] == trace]
+
+
 def test_networks_of_a_reader_are_in_its_trace(tmp_path):
     repository = shutil.copytree(TEXT_REPOSITORY, tmp_path / "models")
     trace, caller = f"{random.getrandbits(128):032x}", "b" * 16
@@ -27,23 +32,13 @@ def test_networks_of_a_reader_are_in_its_trace(tmp_path):
     with receiving() as receiver:
         words = "--otlp", receiver.endpoint, "--trace-share", "0", "--access-log", "--profile", "ensemble"
         with serving(repository, tmp_path / "run", *words) as served:
-            request = urllib.request.Request(
-                f"http://127.0.0.1:{served.ports['http']}/v2/models/read_text/infer",
-                PARCEL_LABEL.read_bytes(),
-                headers,
-            )
+            address = f"http://127.0.0.1:{served.ports['http']}/v2/models/read_text/infer"
+            request = urllib.request.Request(address, PARCEL_LABEL.read_bytes(), headers)
             with urllib.request.urlopen(request, timeout=WATCHDOG_S) as response:
                 assert response.status == 200
             names = ("route read_text", "attempt v1", "read_text_v1", *STAGES, *NETWORKS)
             spans = receiver.wait_for(trace, *names)
-            (line,) = wait_until(
-                lambda: [
-                    found
-                    for text in served.log.splitlines()
-                    if text.startswith("{") and (found := json.loads(text))["trace_id"] == trace
-                ],
-                "the line of the request",
-            )
+            (line,) = wait_until(lambda: of_trace(served.log, trace), "the line of the request")
 
     root_of(spans, caller)
     (reader,) = (each for each in spans if each.name == "read_text_v1")

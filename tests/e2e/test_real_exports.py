@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests import real_exports
+from tests.commands import captured
 
 pytestmark = pytest.mark.nightly(minutes=9)
 TORCH = "torch==2.13.0"
@@ -20,11 +21,8 @@ def exported(tmp_path_factory, root):
     """The folder with a folder per family: its exports, and its framework's objects."""
     base = tmp_path_factory.mktemp("exports")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target"]
-    for target, packages in (
-        ("torch", [TORCH]),
-        ("torch", ["--no-deps", *PACKAGES]),
-        ("others", OTHER_PACKAGES),
-    ):
+    installed = ("torch", [TORCH]), ("torch", ["--no-deps", *PACKAGES]), ("others", OTHER_PACKAGES)
+    for target, packages in installed:
         subprocess.run([*install, base / target, *packages], check=True, timeout=1800)
     for script, families, paths in (
         ("detectors.py", real_exports.ULTRALYTICS, ("torch",)),
@@ -35,9 +33,7 @@ def exported(tmp_path_factory, root):
         for family in families:
             (folder := base / family).mkdir()
             words = [root / "tools/export" / script, real_exports.write_photo(folder, family), folder, family]
-            done = subprocess.run(
-                [sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=600
-            )
+            done = captured([sys.executable, *words], cwd=folder, env=env, timeout=600)
             assert done.returncode == 0, done.stderr[-2000:]
     return base
 

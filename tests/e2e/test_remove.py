@@ -37,7 +37,6 @@ def file(tmp_path):
 
 
 def test_requests_end_well_while_their_model_is_removed(site, file, tmp_path):
-    """Each request gets its class, or an error once the model is gone; then the server has none of it."""
     repository, record = site
     add(repository, AddRequest(file, "gone", SCALE, profiles=("cpu",)), record)
     outcomes, is_over = [], threading.Event()
@@ -81,7 +80,6 @@ def test_model_whose_folder_was_deleted_by_hand(site, file, tmp_path):
 
 
 def test_edited_config_is_taken_after_a_reload(site, file, tmp_path):
-    """A good edit is served; a bad one is refused with its reason, and the loaded model stays."""
     repository, record = site
     add(repository, AddRequest(file, "edited", SCALE, profiles=("cpu",)), record)
     config = repository / "edited_v1" / "configs" / "cpu.pbtxt"

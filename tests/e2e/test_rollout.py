@@ -17,21 +17,9 @@ from nereid.cli.main import app
 from nereid.models.rollout import orders
 from nereid.models.routes.target import read_state
 from nereid.server import run_dir
+from tests import routes
 from tests.publishing import record_of
 from tests.rollouts import ROUTE, Rollouts, before
-from tests.routes import (
-    WATCHDOG_S,
-    Load,
-    RouteServer,
-    X,
-    given,
-    order,
-    replace,
-    serve_routes,
-    store_puppet,
-    store_router,
-    wait_until,
-)
 from tests.supervised import calling, serving
 
 CALLERS = 6
@@ -42,9 +30,7 @@ ROLLOUT_S = 300
 
 
 class Rollout(Rollouts):
-    """Rollouts in short steps, with a controller in this process."""
-
-    def __init__(self, served: RouteServer, base: Path) -> None:
+    def __init__(self, served: routes.RouteServer, base: Path) -> None:
         super().__init__(served.repository, record_of(served.server), hold_s=1, slo_ms=250)
         self.served, self.base, self.repository = served, base, served.repository
 
@@ -54,25 +40,23 @@ class Rollout(Rollouts):
         environment = os.environ | {"XDG_RUNTIME_DIR": str(self.base)}
         with subprocess.Popen(words, env=environment) as controller:
             try:
-                wait_until(lambda: orders.wait_controlled(self.location), "the controller")
+                routes.wait_until(lambda: orders.wait_controlled(self.location), "the controller")
                 yield
             finally:
                 controller.send_signal(signal.SIGINT)
-            assert controller.wait(WATCHDOG_S) == 0
+            assert controller.wait(routes.WATCHDOG_S) == 0
 
     def wait_for(self, *phases: str):
-        """Wait until the rollout has one of these phases, and return its state."""
-        wait_until(lambda: self.state.phase in phases, f"one of {phases}", ROLLOUT_S)
+        routes.wait_until(lambda: self.state.phase in phases, f"one of {phases}", ROLLOUT_S)
         return self.state
 
 
 def store_site(repository: Path) -> Path:
-    """Store a route of two puppets."""
     repository.mkdir()
     for name in ("old", "new"):
-        store_puppet(repository, f"net_{name}", delay_ms=DELAY_MS)
-    store_router(repository, ROUTE)
-    replace(repository / f"{ROUTE}.route.json", json.dumps(BEFORE).encode())
+        routes.store_puppet(repository, f"net_{name}", delay_ms=DELAY_MS)
+    routes.store_router(repository, ROUTE)
+    routes.replace(repository / f"{ROUTE}.route.json", json.dumps(BEFORE).encode())
     return repository
 
 
@@ -82,7 +66,7 @@ def rollouts(tmp_path_factory):
     repository = store_site(base / "models")
     with (
         run_dir.occupy(run_dir.root({"XDG_RUNTIME_DIR": str(base)}), repository) as folder,
-        serve_routes(repository, folder) as served,
+        routes.serve_routes(repository, folder) as served,
     ):
         run_dir.write(folder, record_of(served.server))
         yield Rollout(served, base)
@@ -92,7 +76,7 @@ def rollouts(tmp_path_factory):
 def rollout(rollouts):
     """Begin with the route before a rollout, a healthy candidate and no active rollout."""
     for name in ("old", "new"):
-        order(rollouts.repository, f"net_{name}", delay_ms=DELAY_MS)
+        routes.order(rollouts.repository, f"net_{name}", delay_ms=DELAY_MS)
     rollouts.served.use(ROUTE, BEFORE)
     yield rollouts
     with contextlib.suppress(OperationFailed):
@@ -108,7 +92,7 @@ def nereid(rollouts):
 
 @pytest.mark.slow
 def test_good_candidate_gets_all_traffic(rollout, nereid):
-    with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
+    with rollout.controlled(), routes.Load(rollout.served, ROUTE, CALLERS) as load:
         assert nereid("status").stdout.startswith(("no rollout yet", "rollout "))
         rollout.start(steps=["shadow", 50, 100], max_disagreement=0.2)
         state = rollout.wait_for("ended", "paused")
@@ -117,20 +101,15 @@ def test_good_candidate_gets_all_traffic(rollout, nereid):
     assert [each.answer for each in load.outcomes if each.is_failed] == []
     assert not read_state(rollout.location).route().shadows
     events = [json.loads(line) for line in nereid("history", str(state.number), "--json").stdout.splitlines()]
-    assert [each["event"] for each in events if each["event"] != "look"] == [
-        "start",
-        *["change", "begin", "pass"] * 2,
-        "change",
-        "begin",
-        "end",
-    ]
+    seen = [each["event"] for each in events if each["event"] != "look"]
+    assert seen == ["start", *["change", "begin", "pass"] * 2, "change", "begin", "end"]
     assert "promoted" in nereid("status").stdout
 
 
 @pytest.mark.slow
 def test_bad_candidate_loses_the_traffic(rollout):
-    order(rollout.repository, "net_new", delay_ms=DELAY_MS, error="planted", error_share=0.2)
-    with rollout.controlled(), Load(rollout.served, ROUTE, CALLERS) as load:
+    routes.order(rollout.repository, "net_new", delay_ms=DELAY_MS, error="planted", error_share=0.2)
+    with rollout.controlled(), routes.Load(rollout.served, ROUTE, CALLERS) as load:
         rollout.start()
         state = rollout.wait_for("ended", "paused")
         since = time.monotonic()
@@ -151,13 +130,13 @@ def test_restarted_server_continues_the_rollout(tmp_path):
         rollout = Rollouts(repository, served.record, hold_s=5, slo_ms=250)
         number = rollout.start(steps=[10, 100]).number
 
-        with calling(served, ROUTE, CALLERS, given=lambda protocol: given(protocol, X)):
-            wait_until(lambda: rollout.state.look, "a look")
+        with calling(served, ROUTE, CALLERS, given=lambda protocol: routes.given(protocol, routes.X)):
+            routes.wait_until(lambda: rollout.state.look, "a look")
             during = served.page("/metrics")[1]
             pid = served.record.pid
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: served.record.pid != pid, "a new server")
-            wait_until(lambda: not rollout.state.is_active, "the end")
+            routes.wait_until(lambda: served.record.pid != pid, "a new server")
+            routes.wait_until(lambda: not rollout.state.is_active, "the end")
             page = served.page("/metrics")[1]
 
     assert (rollout.state.result, rollout.state.number) == ("promoted", number), rollout.state.reasons

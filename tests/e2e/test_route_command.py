@@ -19,7 +19,6 @@ KEYS = [f"caller-{number}" for number in range(8)]
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A server of a copy of the repository."""
     base = tmp_path_factory.mktemp("route")
     repository = shutil.copytree(
         REPOSITORY, base / "repository", ignore=shutil.ignore_patterns("*.history.jsonl")
@@ -32,7 +31,6 @@ def served(tmp_path_factory):
 
 @pytest.fixture
 def nereid(served):
-    """Run `nereid route WORDS` with a running server: `nereid("set", "v1=1")`."""
     return lambda *words: CliRunner().invoke(app, ["route", *words], env=served.environment)
 
 

@@ -21,6 +21,7 @@ from nereid.base.errors import ServerError
 from nereid.server import run_dir
 from nereid.server.embedded_server import EmbeddedServer
 from nereid.server.ports import free_ports
+from tests.commands import captured
 from tests.e2e.conftest import TOKEN, group_members, url
 from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import ANY_PORTS, NEREID, nereid, serving
@@ -31,13 +32,11 @@ PROCESSES = Path("/sys/fs/cgroup/pids")
 
 @pytest.fixture
 def environment(tmp_path):
-    """An environment whose run directory is the test's own."""
     return os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
 
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
-    """A server for tests that only ask it."""
     with serving(REPOSITORY, tmp_path_factory.mktemp("asked") / "run") as running:
         yield running
 
@@ -98,7 +97,6 @@ def test_signal_ends_every_process(tmp_path, number, words):
 
 
 def limits(pid: int) -> list[str]:
-    """Return the soft and the hard limit of open files of a process."""
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
     return next(line.split()[3:5] for line in lines if line.startswith("Max open"))
 
@@ -136,16 +134,12 @@ def test_start_waits_for_a_server_without_supervisor(environment, tmp_path):
 @pytest.mark.slow
 def test_server_may_open_as_many_files_as_the_system_allows(environment, tmp_path):
     """The soft limit becomes the hard one; a limit that is too low is named, with the command."""
-    low = subprocess.run(
-        ["prlimit", "--nofile=100:100", NEREID, "serve"], env=environment, capture_output=True, text=True
-    )
+    low = captured(["prlimit", "--nofile=100:100", NEREID, "serve"], env=environment)
     with serving(REPOSITORY, tmp_path / "run", launcher=["prlimit", "--nofile=300:4000"]) as served:
         raised = limits(served.record.pid)
 
-    assert (low.returncode, low.stderr.splitlines()[-1]) == (
-        1,
-        "error: expected a limit of at least 256 open files, got 100; fix: ulimit -n 256",
-    )
+    message = "error: expected a limit of at least 256 open files, got 100; fix: ulimit -n 256"
+    assert (low.returncode, low.stderr.splitlines()[-1]) == (1, message)
     assert raised == ["4000", "4000"]
 
 
@@ -157,25 +151,10 @@ def test_lack_of_processes_ends_the_start(environment, limit):
     group = PROCESSES / f"nereid-{os.getpid()}"
     group.mkdir()
     (group / "pids.max").write_text(str(limit))
-    enter = 'echo $$ > "$0"; exec "$@"'
+    enter = ["sh", "-c", 'echo $$ > "$0"; exec "$@"', group / "cgroup.procs"]
+    words = [NEREID, "serve", "--repository", REPOSITORY, *ANY_PORTS]
     try:
-        done = subprocess.run(
-            [
-                "sh",
-                "-c",
-                enter,
-                group / "cgroup.procs",
-                NEREID,
-                "serve",
-                "--repository",
-                REPOSITORY,
-                *ANY_PORTS,
-            ],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=WATCHDOG_S,
-        )
+        done = captured([*enter, *words], env=environment, timeout=WATCHDOG_S)
     finally:
         wait_until(lambda: not (group / "cgroup.procs").read_text(), "the end of all processes")
         group.rmdir()
@@ -186,23 +165,20 @@ def test_lack_of_processes_ends_the_start(environment, limit):
 
 
 @cases(
-    ("profile", "relative", "before", "after", "reason"),
-    {
-        "field": (
-            "ensemble",
-            "classify_v1/config.pbtxt",
-            "max_batch_size",
-            "max_batchsize",
-            "model 'classify_v1'.*4:14.*no field named \"max_batchsize\"",
-        ),
-        "parameter, fused": (
-            "cpu",
-            "imagenet_preprocess/config.pbtxt",
-            'key: "preset"',
-            'key: "presets"',
-            "model 'classify_v1'.*unknown parameter 'presets'.*preset, resize",
-        ),
-    },
+    field=(
+        "ensemble",
+        "classify_v1/config.pbtxt",
+        "max_batch_size",
+        "max_batchsize",
+        "model 'classify_v1'.*4:14.*no field named \"max_batchsize\"",
+    ),
+    parameter_fused=(
+        "cpu",
+        "imagenet_preprocess/config.pbtxt",
+        'key: "preset"',
+        'key: "presets"',
+        "model 'classify_v1'.*unknown parameter 'presets'.*preset, resize",
+    ),
 )
 def test_broken_repository_is_rejected_with_model_and_field(
     profile, relative, before, after, reason, environment, tmp_path
@@ -217,13 +193,6 @@ def test_broken_repository_is_rejected_with_model_and_field(
 
     assert re.search(reason, done.stderr.splitlines()[-1]), done.stderr
     assert (done.returncode, done.stdout) == (1, "")
-
-
-def test_unusable_host_is_an_error(environment):
-    done = nereid("serve", "--unguarded", "--host", "10.9.9.9", *ANY_PORTS, **environment)
-
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "on 10.9.9.9 cannot be used" in done.stderr
 
 
 def test_port_of_another_server_is_never_ready(both_profiles, tmp_path, environment):

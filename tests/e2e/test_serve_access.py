@@ -16,6 +16,7 @@ from nereid.cli.main import app
 from nereid.models.publish.remove import reload
 from nereid.server.control import Control
 from nereid.server.ports import free_ports
+from tests.commands import captured
 from tests.routes import wait_until
 from tests.supervised import NEREID, serving, store_eyes
 from tests.tables import cases
@@ -37,10 +38,9 @@ def site(tmp_path_factory):
 
 
 def curl(served, path: str, *words: str) -> tuple[int, str]:
-    """Send a request as docs/server.md shows it; returns status and body."""
     address = f"http://127.0.0.1:{served.ports['http']}{path}"
     command = ["curl", "-s", "-w", "\n%{http_code}", "-X", "POST", *words, address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, check=True)
+    done = captured(command, timeout=WATCHDOG_S, check=True)
     body, _, status = done.stdout.rpartition("\n")
     return int(status), body
 
@@ -84,15 +84,12 @@ def test_without_a_token_everybody_on_the_machine_administrates(tmp_path):
 
 
 @cases(
-    ("content", "mode", "words", "message"),
-    {
-        "missing": (None, 0, [], "No such file or directory"),
-        "readable": (TOKEN, 0o644, [], "only you can read, got mode 0644; fix: chmod 600"),
-        "signs": (f"{TOKEN}:with=signs", 0o600, [], "expected 16 to 256 printable ASCII characters"),
-        "both": (TOKEN, 0o600, ["--no-token"], "--token-file and --no-token exclude each other"),
-    },
+    missing=(None, 0, [], "No such file or directory"),
+    readable=(TOKEN, 0o644, [], "only you can read, got mode 0644; fix: chmod 600"),
+    signs=(f"{TOKEN}:with=signs", 0o600, [], "expected 16 to 256 printable ASCII characters"),
+    both=(TOKEN, 0o600, ["--no-token"], "--token-file and --no-token exclude each other"),
 )
-def test_unusable_token_is_wrong_usage(tmp_path, content, mode, words, message):
+def test_unusable_token_is_wrong_usage(content, mode, words, message, tmp_path):
     path = tmp_path / "token"
     if content:
         path.write_text(content)
@@ -104,13 +101,10 @@ def test_unusable_token_is_wrong_usage(tmp_path, content, mode, words, message):
 
 
 @cases(
-    ("words", "message"),
-    {
-        "token": (["--no-token"], "--no-token needs --host 127.0.0.1, got 0.0.0.0"),
-        "keys": ([], "listening beyond loopback needs API keys; fix: nereid key add"),
-    },
+    token=(["--no-token"], "--no-token needs --host 127.0.0.1, got 0.0.0.0"),
+    keys=([], "listening beyond loopback needs API keys; fix: nereid key add"),
 )
-def test_unprotected_server_stays_on_this_machine(tmp_path, words, message):
+def test_unprotected_server_stays_on_this_machine(words, message, tmp_path):
     environment = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
 
     done = CliRunner().invoke(app, ["serve", "--host", "0.0.0.0", *words], env=environment)
@@ -132,11 +126,9 @@ def elsewhere(tmp_path_factory):
 
         def run(*words: str, token_file: Path = folder / "token") -> subprocess.CompletedProcess:
             named = ["--server", f"127.0.0.1:{served.ports['grpc']}", "--token-file", str(token_file)]
-            return subprocess.run(
+            return captured(
                 [NEREID, *words, "--repository", str(repository), *named],
                 env=os.environ | {"XDG_RUNTIME_DIR": str(folder / "empty")},
-                capture_output=True,
-                text=True,
                 timeout=WATCHDOG_S,
             )
 

@@ -83,7 +83,6 @@ def test_repository_with_broken_models_only_is_not_served(repository, tmp_path):
 
 
 def test_repository_without_any_config_is_served(tmp_path):
-    """Triton and the backend complete the configs from the files; the check accepts them, too."""
     models = tmp_path / "models"
     path = store(models, "net", identity("FP32", ["N", 4]), None)
 

@@ -157,21 +157,6 @@ def overloaded(classifier: Classifier) -> bool:
 
 
 @pytest.mark.slow
-def test_stopped_stub_is_found_by_a_probe(served):
-    """A stub that exists but does not respond is found by a probe, and killed."""
-    before = served.metric("repairs_total", model="other", cause="probe")
-    stopped = newest(served, "other").process
-    os.kill(stopped.pid, signal.SIGSTOP)
-
-    wait_until(lambda: served.metric("repairs_total", model="other", cause="probe") == before + 1, "repair")
-    wait_until(served.is_ready, "ready again")
-
-    assert served.numbers("other") == [21.0] * 2 * INSTANCES
-    assert stopped not in [each.process for each in served.stubs("other")]
-    assert served.metric("repairs_total", model="other", cause="pid") == 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "cause"), [(signal.SIGKILL, "pid"), (signal.SIGSTOP, "probe")])
 def test_dead_instance_is_not_a_dead_variant(served, number, cause):
     """Of two instances the other one answers meanwhile; a variant is back with its only instance."""
@@ -193,7 +178,6 @@ def test_dead_instance_is_not_a_dead_variant(served, number, cause):
 
 
 def waited_for(supervisor: int) -> int:
-    """Return the number of processes that the supervisor waits for, by its open files."""
     links = [str(each.readlink()) for each in Path(f"/proc/{supervisor}/fd").iterdir() if each.is_symlink()]
     return links.count("anon_inode:[pidfd]")
 
@@ -349,6 +333,5 @@ def test_server_that_cannot_start_again_is_tried_again(tmp_path):
 
 
 def signal_other_thread(pid: int, number: int) -> None:
-    """Send a signal to a thread of a process that is not its main thread."""
     other = next(thread for each in Path(f"/proc/{pid}/task").iterdir() if (thread := int(each.name)) != pid)
     assert ctypes.CDLL(None).tgkill(pid, other, number) == 0

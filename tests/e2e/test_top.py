@@ -17,6 +17,7 @@ import pytest
 
 from loadtest.torture.traffic import Traffic, classifiers
 from nereid.base.assets import REPOSITORY
+from tests.commands import captured
 from tests.routes import wait_until
 from tests.supervised import NEREID, Served, serving
 from tests.tables import cases
@@ -62,9 +63,7 @@ def environment(served: Served) -> dict[str, str]:
 
 
 def measured(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(served, "--once", *words), env=environment(served), capture_output=True, text=True
-    )
+    return captured(command(served, "--once", *words), env=environment(served))
 
 
 def test_one_measurement_has_the_rates_of_the_load(served, load):
@@ -94,7 +93,7 @@ def test_one_measurement_has_the_rates_of_the_load(served, load):
     assert re.search(r"^classify v1 +75 %", tables, re.MULTILINE)
 
 
-@cases("key", {"q": b"q", "Ctrl-C": b"\x03"})
+@cases("key", q=b"q", Ctrl_C=b"\x03")
 def test_live_view_ends_and_restores_the_terminal(served, load, key):
     ours, theirs = pty.openpty()
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))

@@ -37,7 +37,6 @@ class Traced:
         self.served, self.ports, self.receiver, self.profile = served, ports, receiver, profile
 
     def post(self, path, body, headers, port="gateway"):
-        """Send a request in a sampled trace; return status, body, the trace's id and the caller's span."""
         trace, span = f"{random.getrandbits(128):032x}", f"{random.getrandbits(64):016x}"
         sent = {"traceparent": f"00-{trace}-{span}-01", **headers}
         where = self.ports["http"] if port == "gateway" else self.served.ports[port]
@@ -53,7 +52,6 @@ class Traced:
         return [json.loads(line) for line in self.served.log.splitlines() if line.startswith("{")]
 
     def line(self, trace):
-        """Return the line of a request, once the log has it."""
         (found,) = wait_until(lambda: [each for each in self.lines() if each["trace_id"] == trace], "a line")
         return found
 
@@ -170,7 +168,6 @@ def test_retry_is_a_second_attempt(traced):
 
 @pytest.mark.nightly(minutes=2)
 def test_unsampled_requests_are_kept_only_for_a_reason(traced):
-    """Without sampling, a request is not exported, but one with a forced variant is, and one that failed."""
     before = len(traced.receiver.spans)
     headers = JPEG | {"traceparent": ""}
     traced.post("/predict", PHOTO, headers)
@@ -218,22 +215,7 @@ def test_probes_of_gateway_and_supervisor_are_neither_traffic_nor_traces(traced)
     assert len(traced.lines()) == lines
 
 
-@pytest.mark.parametrize("name", ["nereid-probe", "Nereid-Probe", "nereid_sent_ns", "traceparent"])
-def test_callers_cannot_send_our_own_parameters(traced, name):
-    """A caller of the gateway cannot hide from the metrics as a probe, by parameter or by header."""
-    before = traced.count("nereid_route_requests_total")
-    body = {"inputs": [{"name": "image", "shape": [1, 1], "datatype": "BYTES", "data": ["x"]}]}
-    path, kind = "/v2/models/classify/infer", {"content-type": "application/json"}
-
-    refused = traced.post(path, json.dumps({**body, "parameters": {name: "1"}}).encode(), kind)
-    traced.post(path, json.dumps(body).encode(), {**kind, "nereid-probe": "1"})
-
-    assert (refused[0], b"reserved" in refused[1]) == (400, True)
-    wait_until(lambda: traced.count("nereid_route_requests_total") == before + 1, "a counted request")
-
-
 def test_damaged_headers_fail_only_their_own_request(traced):
-    """Headers that are not UTF-8, sent directly to a model, do not fail the batch of others."""
     if traced.profile != "cpu":
         pytest.skip("the models of an ensemble are not called directly")
     path = f"/v2/models/{PINNED}/infer"

@@ -25,6 +25,7 @@ from nereid.server.control import Control
 from nereid.tasks.classify.client import Classifier
 from tests.detectors import add_detector
 from tests.routes import wait_until
+from tests.tables import rows
 from tests.tasks import add_reader
 
 pytestmark = pytest.mark.nightly(minutes=4)
@@ -109,14 +110,11 @@ def test_fused_model_has_settings_of_its_own_for_its_network(models, tmp_path):
     assert runs[4] > 0 == sum(count for bound, count in runs.items() if bound > 4)
 
 
-@pytest.mark.parametrize(
-    ("add", "model", "profile"),
-    [
-        (add_detector, "cars_v1", "cpu"),
-        (add_detector, "cars_boxes", "ensemble"),
-        (add_reader, "read_text_v1", "cpu"),
-        (add_reader, "text_detect", "ensemble"),
-    ],
+@rows(
+    (add_detector, "cars_v1", "cpu"),
+    (add_detector, "cars_boxes", "ensemble"),
+    (add_reader, "read_text_v1", "cpu"),
+    (add_reader, "text_detect", "ensemble"),
 )
 def test_settings_of_detectors_and_readers_are_measured(add, model, profile, tmp_path):
     """Their requests have one image; every kind of model answers all, also with other settings."""

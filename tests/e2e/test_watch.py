@@ -7,19 +7,9 @@ import threading
 import pytest
 
 from nereid.server import run_dir
+from tests import routes
 from tests.networks import infer
 from tests.publishing import ONLY_FIRST, record_of
-from tests.routes import (
-    NETWORK,
-    X,
-    adding,
-    document,
-    replace,
-    serve_routes,
-    store_adding,
-    store_router,
-    variant,
-)
 from tests.watches import SETTLE_S, watching
 
 pytestmark = pytest.mark.slow
@@ -30,28 +20,31 @@ def site(tmp_path_factory):
     base = tmp_path_factory.mktemp("site")
     repository = base / "repository"
     repository.mkdir()
-    store_adding(repository, "net", 1, config=NETWORK + ONLY_FIRST)
-    store_router(repository, "route")
-    route = document(variant("v1", "net", 1))
+    routes.store_adding(repository, "net", 1, config=routes.NETWORK + ONLY_FIRST)
+    routes.store_router(repository, "route")
+    route = routes.document(routes.variant("v1", "net", 1))
     (repository / "route.route.json").write_text(json.dumps(route))
     environment = os.environ | {"XDG_RUNTIME_DIR": str(base), "NEREID_REPOSITORY": str(repository)}
     with (
         run_dir.occupy(run_dir.root(environment), repository) as own,
-        serve_routes(repository, own) as served,
+        routes.serve_routes(repository, own) as served,
     ):
         run_dir.write(own, record_of(served.server))
         yield served, environment
 
 
 def added(served, version: int) -> float:
-    return float(infer(served.server, "net", {"x": X}, model_version=str(version))["scores"][0, 0] - X[0, 0])
+    return float(
+        infer(served.server, "net", {"x": routes.X}, model_version=str(version))["scores"][0, 0]
+        - routes.X[0, 0]
+    )
 
 
 def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
     (served, environment), folder = site, tmp_path
-    (folder / ".five").write_bytes(adding(5).SerializeToString())
-    (folder / ".six").write_bytes(adding(6).SerializeToString())
-    content = adding(4).SerializeToString()
+    (folder / ".five").write_bytes(routes.adding(5).SerializeToString())
+    (folder / ".six").write_bytes(routes.adding(6).SerializeToString())
+    content = routes.adding(4).SerializeToString()
     pace = threading.Event()
 
     with watching(folder, environment, "--accept-change", "--max-slowdown", "100") as watch:
@@ -63,7 +56,7 @@ def test_what_is_dropped_is_served_or_rejected(site, tmp_path):
         watch.wait(first)
         assert added(served, 2) == 4
 
-        replace(folder / "net.onnx", content[: len(content) // 2])
+        routes.replace(folder / "net.onnx", content[: len(content) // 2])
         bad = "net.onnx: rejected: "
         watch.wait(first, bad)
 

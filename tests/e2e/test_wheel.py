@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from nereid.base.assets import COFFEE
+from tests.commands import captured
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.nightly(minutes=2)
@@ -56,19 +57,13 @@ def interpreter(version: str) -> str:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)],
-        capture_output=True,
-        text=True,
-        timeout=INSTALL_S,
-    )
+    done = captured([sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)], timeout=INSTALL_S)
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
     return folder
 
 
 @pytest.fixture(scope="module", params=["3.11", "3.12"])
 def installed(request, built, tmp_path_factory):
-    """The wheel with the extras that the README names, for each promised Python, and an empty folder."""
     python = interpreter(request.param)
     base = tmp_path_factory.mktemp("user")
     (base / "empty").mkdir()

@@ -15,6 +15,7 @@ import pytest
 from onnx import helper
 
 from nereid.base.assets import CHELSEA, COFFEE
+from tests.commands import captured
 from tests.supervised import ANY_PORTS
 from tests.user_networks import CLASSES, UserNetwork
 
@@ -28,7 +29,6 @@ ASKING = ("nereid add", "nereid remove")
 
 
 def commands() -> list[str]:
-    """Return the commands of the page's consoles, in their order."""
     blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
 
@@ -42,13 +42,11 @@ def snippet(word: str) -> tuple[str, str]:
 
 
 def exporters() -> dict[str, str]:
-    """Return the command for each exporter in the page's table."""
     return dict(re.findall(r"^\| (.+?) \| `(nereid add .+?)` \|$", PAGE.read_text(), re.MULTILINE))
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """The user's folder: a network of each exporter, class names and a photo."""
     assert len(NAMES) == CLASSES
     (tmp_path / "dogs.txt").write_text("".join(f"{name}\n" for name in NAMES))
     shutil.copy(COFFEE, tmp_path / "photo.jpg")
@@ -69,8 +67,6 @@ def folder(tmp_path):
 
 
 class Terminal:
-    """The user's terminals: one environment, a process for each command."""
-
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         (folder / "run").mkdir(mode=0o700)
         search = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -87,14 +83,7 @@ class Terminal:
             return self._keep(command)
         answer = " --yes" if command.startswith(ASKING) else ""
         shell = command.replace("localhost:8080", f"localhost:{self._port}") + answer
-        done = subprocess.run(
-            ["bash", "-c", shell],
-            cwd=self._folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=WATCHDOG_S,
-        )
+        done = captured(["bash", "-c", shell], cwd=self._folder, env=self.environment, timeout=WATCHDOG_S)
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 

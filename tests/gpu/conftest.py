@@ -5,7 +5,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def cupy():
-    """CuPy, on a machine with a GPU."""
     cupy = pytest.importorskip("cupy", reason="needs CuPy, of the extra gpu or gpu13", exc_type=ImportError)
     try:
         count = cupy.cuda.runtime.getDeviceCount()

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def server(cupy, tmp_path_factory):
-    """A server that allows shared memory."""
     try:
         cuda_library()
     except NoCuda as error:

@@ -1,6 +1,5 @@
 """Preprocessing on a GPU: the pixels are those of the CPU path, and stay on the device."""
 
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from nereid.base.serving_errors import InferenceFailed, InvalidConfig, InvalidIm
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.resample import FILTERS
 from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform
+from tests.commands import captured
 from tests.pictures import save
 from tests.routes import WATCHDOG_S
 from tests.tables import cases
@@ -46,7 +46,6 @@ def encode(image_format: str = "JPEG", mode: str = "RGB", orientation: int = 1, 
 
 @pytest.fixture
 def build(cupy):
-    """Build a preprocessor on device 0: `build(transform, **arguments)`."""
     pytest.importorskip("nvidia.nvimgcodec", reason="needs nvImageCodec, of the extra gpu or gpu13")
     from nereid.vision.imaging.gpu_preprocessor import GpuPreprocessor
 
@@ -93,7 +92,7 @@ for _ in range(2):
 def test_broken_device_fails_every_request_as_unreachable(build):
     """After a kernel of this process wrote to an invalid address, no image can be decoded there."""
     words = [sys.executable, "-c", BREAK_DEVICE]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=WATCHDOG_S)
+    done = captured(words, timeout=WATCHDOG_S)
 
     lines = done.stdout.splitlines()
     assert len(lines) == 4, done.stderr[-2000:]
@@ -138,18 +137,15 @@ def test_decoder_leaves_turning_to_the_kernel(build, orientation):
 
 
 @cases(
-    ("encoded", "fallbacks"),
-    {
-        "jpeg": (COFFEE_JPEG, 0),
-        "grey": (encode(mode="L"), 0),
-        "progressive": (encode(progressive=True), 0),
-        "png": (encode("PNG"), 1),
-        "cmyk": (encode(mode="CMYK"), 1),
-        "cut off": (COFFEE_JPEG[:-5000], 1),
-        "no image": (b"no image", 0),
-    },
+    jpeg=(COFFEE_JPEG, 0),
+    grey=(encode(mode="L"), 0),
+    progressive=(encode(progressive=True), 0),
+    png=(encode("PNG"), 1),
+    cmyk=(encode(mode="CMYK"), 1),
+    cut_off=(COFFEE_JPEG[:-5000], 1),
+    no_image=(b"no image", 0),
 )
-def test_what_the_host_decodes_is_counted(build, encoded, fallbacks):
+def test_what_the_host_decodes_is_counted(encoded, fallbacks, build):
     """`fallbacks` counts files that are not for the GPU's decoder, and no others."""
     preprocessor = build()
 

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def cupy(cupy):
-    """CuPy, where there is a GPU that ONNX Runtime can use."""
     if CUDA not in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has no CUDA provider")
     return cupy
@@ -30,8 +29,6 @@ def cupy(cupy):
 
 @pytest.fixture
 def run(tmp_path, cupy):
-    """Run y = x of a datatype on device 0: `run(datatype, x)`."""
-
     def run_identity(datatype: str, x):
         path = store(tmp_path, datatype, identity(datatype, ["n", "m"]))
         session = onnxruntime.InferenceSession(path, providers=[(CUDA, {"device_id": "0"}), CPU])
@@ -44,7 +41,6 @@ def run(tmp_path, cupy):
 @pytest.mark.parametrize("shape", [(2, 3), (1, 1), (2, 0)], ids=str)
 @pytest.mark.parametrize("datatype", ["BOOL", "UINT8", "INT32", "INT64", "FP16", "FP32", "FP64"])
 def test_answer_stays_on_the_device(cupy, run, datatype, shape):
-    """Values, datatype and shape are those that went in, and nothing came back to the host."""
     x = sample(datatype, shape, np.random.default_rng(0))
 
     y = run(datatype, cupy.asarray(x))
@@ -89,7 +85,6 @@ def scores(session: Session, rows: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def rows(cupy) -> np.ndarray:
-    """A batch of different rows, made of the sample photos."""
     shades = np.linspace(0.5, 1, ROWS, dtype=np.float32).reshape(-1, 1, 1, 1)
     photos = precisions.inputs()
     return np.resize(photos, (ROWS, *photos.shape[1:])) * shades
@@ -97,7 +92,6 @@ def rows(cupy) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def expected(rows) -> np.ndarray:
-    """The scores of these rows from the backend on the CPU."""
     return scores(opened(replace(chain.gpu_config(chain.NETWORK), kind="CPU")), rows)
 
 

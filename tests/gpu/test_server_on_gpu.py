@@ -29,7 +29,6 @@ RUNS, FROM_HOST = "nereid_onnxruntime_run_seconds_count", "nereid_onnxruntime_ho
 
 @pytest.fixture(scope="module")
 def server(cupy, tmp_path_factory):
-    """The running server."""
     with start(tmp_path_factory, "gpu_ensemble") as running:
         yield running
 
@@ -50,7 +49,6 @@ def wait_for_runs(server, count: float) -> None:
 
 @pytest.mark.parametrize("model", ["imagenet_preprocess", "efficientnet_lite0"])
 def test_instances_are_on_the_gpu(server, model):
-    """The profile places preprocessing and network on a GPU; else the other tests would prove nothing."""
     with urllib.request.urlopen(f"http://{url(server, 'http')}/v2/models/{model}/config") as answer:
         groups = json.load(answer)["instance_group"]
 
@@ -94,7 +92,6 @@ def test_scores_of_one_process_are_those_of_the_ensemble(server, tmp_path_factor
 
 @pytest.fixture(scope="module", params=["false", "true"], ids=["in turn", "overlapping"])
 def fused(request, cupy, tmp_path_factory):
-    """A running server that decodes and computes in one process, without and with overlapping batches."""
     repository = tmp_path_factory.mktemp("repository") / "models"
     shutil.copytree(REPOSITORY, repository)
     config = repository / "classify_v1" / "configs" / "gpu.pbtxt"
@@ -130,7 +127,6 @@ def test_requests_of_mixed_batches_have_their_own_results(fused):
 
 
 def test_batches_do_not_overwrite_each_other(server):
-    """Under load each image has the same result as alone, although all batches use one tensor."""
     photos = [COFFEE.read_bytes(), CHELSEA.read_bytes()]
     with Classifier(url(server, "http"), "http") as classifier:
         alone = [classifier.classify(photo, version="1").labels[0] for photo in photos]

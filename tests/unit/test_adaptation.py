@@ -1,7 +1,6 @@
 """Changes of users' networks: the same numbers as a float64 reference, for every form of network."""
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from nereid.base.errors import WrongUsage
 from nereid.models.publish.intake import adaptation
 from nereid.models.publish.intake.adaptation import adapt, adapt_outputs_of_file, fit_runtimes
 from nereid.repository.onnx_file import supported_runtimes
-from tests.networks import constant, network, value
+from tests.networks import written
 from tests.tables import cases
 from tests.user_networks import CLASSES, UserNetwork
 
@@ -22,7 +21,6 @@ DTYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
 
 
 def run(model: onnx.ModelProto, name: str, pixels: np.ndarray) -> np.ndarray:
-    """Run a network as it is served: in batches, one input."""
     onnx.checker.check_model(model)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (image,) = session.get_inputs()
@@ -30,7 +28,6 @@ def run(model: onnx.ModelProto, name: str, pixels: np.ndarray) -> np.ndarray:
 
 
 def pixels_for(form: UserNetwork, rows: int = 3) -> np.ndarray:
-    """Return images of three channels in a network's layout and datatype."""
     rng = np.random.default_rng(7)
     side = form.side_px or 16
     shape = (rows, side, side, 3) if form.is_last else (rows, 3, side, side)
@@ -39,10 +36,8 @@ def pixels_for(form: UserNetwork, rows: int = 3) -> np.ndarray:
     return rng.standard_normal(shape).astype(DTYPES[form.datatype])
 
 
-FORMS = [
-    UserNetwork(*form, tail=tail)
-    for *form, tail in itertools.product(("NCHW", "NHWC"), (1, 3), DTYPES, (None, 1), (0, 2))
-]
+FORMS = itertools.product(("NCHW", "NHWC"), (1, 3), DTYPES, (None, 1), (0, 2))
+FORMS = [UserNetwork(*form, tail=tail) for *form, tail in FORMS]
 
 
 @pytest.mark.parametrize("activation", ["none", "softmax", "sigmoid"])
@@ -59,61 +54,37 @@ def test_every_form_becomes_a_classifier(form, activation):
     np.testing.assert_allclose(scores, form.probabilities(pixels, activation), atol=tolerance, rtol=0.01)
 
 
-def fixed(*nodes: onnx.NodeProto, shape: Sequence[int] = (1, 12, 4), **constants: Any) -> onnx.ModelProto:
+def fixed(nodes: str, shape: str = "1,12,4", **constants: Any) -> onnx.ModelProto:
     """Return a network for one image of 8 x 8 pixels, from the 12 channels `c` that it computes first."""
-    weights = np.random.default_rng(0).standard_normal((12, 3, 4, 4)).astype(np.float32)
-    first = helper.make_node("Conv", ["image", "w"], ["c"], kernel_shape=[4, 4], strides=[4, 4])
-    initializers = [constant(name, np.asarray(numbers)) for name, numbers in constants.items()]
-    return network(
-        [first, *nodes],
-        [value("image", "FP32", [1, 3, 8, 8])],
-        [value("y", "FP32", shape)],
-        [constant("w", weights), *initializers],
-    )
+    constants["w"] = np.random.default_rng(0).standard_normal((12, 3, 4, 4)).astype(np.float32)
+    first = "c = Conv<kernel_shape = [4, 4], strides = [4, 4]>(image, w)"
+    weights = {name: np.asarray(numbers) for name, numbers in constants.items()}
+    return written(f"(float[1,3,8,8] image) => (float[{shape}] y) {{ {first} {nodes} }}", **weights)
 
 
 FIXED = {
     # As Ultralytics exports its heads.
-    "reshape": fixed(helper.make_node("Reshape", ["c", "s"], ["y"]), s=[1, 12, -1]),
+    "reshape": fixed("y = Reshape(c, s)", s=[1, 12, -1]),
     "all dims": fixed(
-        helper.make_node("Reshape", ["c", "s"], ["r"]),
-        helper.make_node("Transpose", ["r"], ["t"], perm=[0, 2, 1, 3]),
-        helper.make_node("Softmax", ["t"], ["m"], axis=1),
-        helper.make_node("Reshape", ["m", "t2"], ["y"]),
-        s=[1, 3, 4, 4],
-        t2=[1, 12, 4],
+        "r = Reshape(c, s) t = Transpose<perm = [0, 2, 1, 3]>(r) m = Softmax<axis = 1>(t) y = Reshape(m, t2)",
+        **{"s": [1, 3, 4, 4], "t2": [1, 12, 4]},
     ),
     # As transformers that were exported for one image.
     "token": fixed(
-        helper.make_node("Reshape", ["c", "s"], ["r"]),
-        helper.make_node("Concat", ["r", "token"], ["y"], axis=2),
-        shape=(1, 12, 5),
-        s=[1, 12, 4],
-        token=np.ones((1, 12, 1), np.float32),
+        "r = Reshape(c, s) y = Concat<axis = 2>(r, token)",
+        *("1,12,5",),
+        **{"s": [1, 12, 4], "token": np.ones((1, 12, 1), np.float32)},
     ),
-    "resize": fixed(
-        helper.make_node("Resize", ["c", "", "", "s"], ["y"], mode="nearest"),
-        shape=(1, 12, 4, 4),
-        s=[1, 12, 4, 4],
-    ),
+    "resize": fixed('y = Resize<mode = "nearest">(c, "", "", s)', "1,12,4,4", s=[1, 12, 4, 4]),
     "expand": fixed(
-        helper.make_node("Expand", ["one", "s"], ["e"]),
-        helper.make_node("Reshape", ["c", "t"], ["r"]),
-        helper.make_node("Concat", ["r", "e"], ["y"], axis=1),
-        shape=(1, 13, 4),
-        s=[1, 1, 4],
-        t=[1, 12, 4],
-        one=np.ones((1, 1, 1), np.float32),
+        "e = Expand(one, s) r = Reshape(c, t) y = Concat<axis = 1>(r, e)",
+        *("1,13,4",),
+        **{"s": [1, 1, 4], "t": [1, 12, 4], "one": np.ones((1, 1, 1), np.float32)},
     ),
 }
 # The batch is in a place where it cannot be told from another 1.
 ALONE = {
-    "mean": fixed(
-        helper.make_node("ReduceMean", ["c"], ["m"], axes=[0, 2, 3], keepdims=1),
-        helper.make_node("Reshape", ["m", "s"], ["y"]),
-        shape=(1, 12),
-        s=[1, 12],
-    ),
+    "mean": fixed("m = ReduceMean<axes = [0, 2, 3], keepdims = 1>(c) y = Reshape(m, s)", "1,12", s=[1, 12])
 }
 
 
@@ -157,23 +128,17 @@ def test_network_of_one_image_computes_several(tmp_path, name):
 
 
 @cases(
-    ("shape", "expected"),
-    {
-        "classes last": ((1, 1, 12), (0, 12)),
-        "any number of classes": ((1, 1, -1), (0, 0)),
-        "boxes": ((1, 6, 2), (0, 6, 2)),
-        "map": ((1, 3, 2, 2), (0, 3, 2, 2)),
-    },
+    classes_last=((1, 1, 12), (0, 12)),
+    any_number_of_classes=((1, 1, -1), (0, 0)),
+    boxes=((1, 6, 2), (0, 6, 2)),
+    map=((1, 3, 2, 2), (0, 3, 2, 2)),
 )
 @pytest.mark.parametrize("is_fixed", [True, False], ids=["one image", "any batch"])
 def test_only_scores_of_one_dim_are_flattened(shape, expected, is_fixed):
     """Rows of boxes are no scores: read as those of a classifier, they are wrong without an error."""
-    model = fixed(
-        helper.make_node("ReduceMean", ["c"], ["m"], axes=[2, 3], keepdims=0),
-        helper.make_node("Reshape", ["m", "s"], ["y"]),
-        shape=[None if dim == -1 else dim for dim in shape],
-        s=shape,
-    )
+    declared = ",".join("?" if dim == -1 else str(dim) for dim in shape)
+    nodes = "m = ReduceMean<axes = [2, 3], keepdims = 0>(c) y = Reshape(m, s)"
+    model = fixed(nodes, declared, s=shape)
 
     for each in () if is_fixed else (*model.graph.input, *model.graph.output):
         each.type.tensor_type.shape.dim[0].dim_param = "n"
@@ -219,15 +184,9 @@ def test_names_of_the_current_version():
 
 
 def two_outputs() -> onnx.ModelProto:
-    """Build a network that returns its input and the double of it, in half precision."""
-    return network(
-        [
-            helper.make_node("Cast", ["image"], ["features"], to=TensorProto.FLOAT16),
-            helper.make_node("Add", ["features", "features"], ["probabilities"]),
-        ],
-        [value("image", "FP32", ["N", CLASSES])],
-        [value("features", "FP16", ["N", CLASSES]), value("probabilities", "FP16", ["N", CLASSES])],
-    )
+    outputs = ", ".join(f"float16[N,{CLASSES}] {name}" for name in ("features", "probabilities"))
+    nodes = f"features = Cast<to = {TensorProto.FLOAT16}>(image) probabilities = Add(features, features)"
+    return written(f"(float[N,{CLASSES}] image) => ({outputs}) {{ {nodes} }}")
 
 
 def test_output_is_chosen_by_name():

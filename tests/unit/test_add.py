@@ -28,7 +28,6 @@ UTF_16 = Path("utf-16.txt")
 
 @pytest.fixture
 def file(tmp_path):
-    """A network of 32 x 32 pixels and five classes, as a file."""
     path = tmp_path / "new.onnx"
     onnx.save(classifier(), path)
     return path
@@ -36,7 +35,6 @@ def file(tmp_path):
 
 @pytest.fixture
 def repository(tmp_path):
-    """The path of a repository that does not exist yet."""
     return tmp_path / "models"
 
 
@@ -77,15 +75,12 @@ def test_logits_that_stay_are_not_called_probabilities(repository, tmp_path):
 
 
 @cases(
-    ("datatype", "shape", "size", "dims", "layout"),
-    {
-        "channels-first": ("FP32", ["N", 3, SIDE, SIDE], (0, 0), (3, SIDE, SIDE), "NCHW"),
-        "channels-last-uint8": ("UINT8", ["N", SIDE, SIDE, 3], (0, 0), (SIDE, SIDE, 3), "NHWC"),
-        "any-size-fp16": ("FP16", ["N", 3, "H", "W"], (48, 40), (3, 48, 40), "NCHW"),
-        "oblong": ("FP32", ["N", 3, 40, SIDE], (0, 0), (3, 40, SIDE), "NCHW"),
-    },
+    channels_first=("FP32", ["N", 3, SIDE, SIDE], (0, 0), (3, SIDE, SIDE), "NCHW"),
+    channels_last_uint8=("UINT8", ["N", SIDE, SIDE, 3], (0, 0), (SIDE, SIDE, 3), "NHWC"),
+    any_size_fp16=("FP16", ["N", 3, "H", "W"], (48, 40), (3, 48, 40), "NCHW"),
+    oblong=("FP32", ["N", 3, 40, SIDE], (0, 0), (3, 40, SIDE), "NCHW"),
 )
-def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, size, dims, layout):
+def test_input_decides_the_preprocessing(datatype, shape, size, dims, layout, repository, tmp_path):
     onnx.save(classifier(datatype, shape), tmp_path / "new.onnx")
 
     add(repository, request(tmp_path / "new.onnx", size=size), None)
@@ -101,16 +96,13 @@ def test_input_decides_the_preprocessing(repository, tmp_path, datatype, shape, 
 
 
 @cases(
-    ("label", "shown"),
-    {
-        "NUL": ("cat\0", r"cat\x00"),
-        "title": ("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
-        "colour": ("\x9b31m", r"\x9b31m"),
-        "direction": ("\u202egnp", r"\u202egnp"),
-    },
+    NUL=("cat\0", r"cat\x00"),
+    title=("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
+    colour=("\x9b31m", r"\x9b31m"),
+    direction=("\u202egnp", r"\u202egnp"),
 )
 @pytest.mark.parametrize("place", ["--labels", "metadata"])
-def test_label_with_a_control_character_is_refused(repository, tmp_path, place, label, shown):
+def test_label_with_a_control_character_is_refused(label, shown, repository, tmp_path, place):
     model, names = classifier(), [label, "b", "c", "d", "e"]
     (tmp_path / "names.txt").write_text("\n".join(names) + "\n")
     if place == "metadata":
@@ -126,17 +118,14 @@ def test_label_with_a_control_character_is_refused(repository, tmp_path, place, 
 
 
 @cases(
-    ("more", "message"),
-    {
-        "name": ({"name": "a b"}, r"invalid name: expected .*letters, digits, '\.', .*, got 'a b'"),
-        "preset": ({"preset": "vgg"}, r"invalid preset: expected one of imagenet, .*, got 'vgg'"),
-        "profile": ({"profiles": ("tpu",)}, r"invalid profile: expected one of cpu, gpu, got 'tpu'"),
-        "outputs": ({}, "expected one output with scores, got: a, b; fix: name one with --output"),
-        "few labels": ({"output": "a", "labels": Path(__file__)}, "--labels: expected 5 lines, .*, got"),
-        "labels of UTF-16": ({"labels": UTF_16}, "--labels: expected text in UTF-8, got byte 0xff in 'u"),
-    },
+    name=({"name": "a b"}, r"invalid name: expected .*letters, digits, '\.', .*, got 'a b'"),
+    preset=({"preset": "vgg"}, r"invalid preset: expected one of imagenet, .*, got 'vgg'"),
+    profile=({"profiles": ("tpu",)}, r"invalid profile: expected one of cpu, gpu, got 'tpu'"),
+    outputs=({}, "expected one output with scores, got: a, b; fix: name one with --output"),
+    few_labels=({"output": "a", "labels": Path(__file__)}, "--labels: expected 5 lines, .*, got"),
+    labels_of_UTF_16=({"labels": UTF_16}, "--labels: expected text in UTF-8, got byte 0xff in 'u"),
 )
-def test_request_that_does_not_fit_is_wrong_usage(repository, tmp_path, monkeypatch, more, message):
+def test_request_that_does_not_fit_is_wrong_usage(more, message, repository, tmp_path, monkeypatch):
     onnx.save(classifier(outputs=("a", "b")), tmp_path / "new.onnx")
     (tmp_path / UTF_16).write_text("a", encoding="utf-16")
     monkeypatch.chdir(tmp_path)
@@ -161,10 +150,8 @@ def test_name_that_is_taken_is_refused(repository, file):
     add(repository, request(file), None)
     before = contents(repository)
 
-    with pytest.raises(
-        WrongUsage,
-        match=r"already has a model 'small'; fix: nereid publish small .*, another --name, or --replace",
-    ):
+    message = r"already has a model 'small'; fix: nereid publish small .*, another --name, or --replace"
+    with pytest.raises(WrongUsage, match=message):
         add(repository, request(file), None)
 
     assert contents(repository) == before
@@ -236,55 +223,45 @@ def test_given_resize_replaces_that_of_the_metadata(repository, file):
     add(repository, AddRequest(file, "small", {"resize": "exact"}), None)
 
     given = ModelConfig.from_file(repository / "small_preprocess", 1).parameters
-    assert given == {
-        "resize": "exact",
-        "interpolation": "bilinear",
-        "mean": "127.5, 127.5, 127.5",
-        "std": "63.75, 63.75, 63.75",
-    }
+    numbers = {"mean": "127.5, 127.5, 127.5", "std": "63.75, 63.75, 63.75"}
+    assert given == {"resize": "exact", "interpolation": "bilinear"} | numbers
 
 
 NAMES = [f"name {number}" for number in range(CLASSES)]
 
 
 @cases(
-    ("form", "parameters", "mean", "std"),
-    {
-        "scale": (UserNetwork(), {"scale": str(1 / 255)}, 0, 255),
-        "one number, grey": (
-            UserNetwork("NHWC", 1, batch=1, tail=2),
-            {"mean": "127.5", "std": "127.5"},
-            127.5,
-            127.5,
-        ),
-        "per channel, FP16": (
-            UserNetwork(datatype="FP16", activation="softmax"),
-            {"mean": "120, 110, 100", "std": "60, 50, 40"},
-            [120, 110, 100],
-            [60, 50, 40],
-        ),
-        # In newer stamps of exporters, the operators are the same.
-        "BGR, any size, new opset": (
-            UserNetwork(side_px=None, activation="sigmoid", opset=28, ir_version=14),
-            {"mean": "100, 110, 120", "std": "255", "color_order": "BGR"},
-            [100, 110, 120],
-            [255] * 3,
-        ),
-        "bytes": (UserNetwork("NHWC", datatype="UINT8"), {}, 0, 1),
-    },
+    scale=(UserNetwork(), {"scale": str(1 / 255)}, 0, 255),
+    one_number_grey=(
+        UserNetwork("NHWC", 1, batch=1, tail=2),
+        {"mean": "127.5", "std": "127.5"},
+        127.5,
+        127.5,
+    ),
+    per_channel_FP16=(
+        UserNetwork(datatype="FP16", activation="softmax"),
+        {"mean": "120, 110, 100", "std": "60, 50, 40"},
+        [120, 110, 100],
+        [60, 50, 40],
+    ),
+    # In newer stamps of exporters, the operators are the same.
+    BGR_any_size_new_opset=(
+        UserNetwork(side_px=None, activation="sigmoid", opset=28, ir_version=14),
+        {"mean": "100, 110, 120", "std": "255", "color_order": "BGR"},
+        [100, 110, 120],
+        [255] * 3,
+    ),
+    bytes=(UserNetwork("NHWC", datatype="UINT8"), {}, 0, 1),
 )
-def test_scores_are_those_of_the_users_network(repository, tmp_path, form, parameters, mean, std):
+def test_scores_are_those_of_the_users_network(form, parameters, mean, std, repository, tmp_path):
     """A photo of the network's size, so that no resize takes part; the reference is in float64."""
     model, pixels = form.build(), noise(16, 16)
     onnx.helper.set_model_props(model, {"names": repr(dict(enumerate(NAMES)))})
     onnx.save(model, tmp_path / "own.onnx")
     size = (0, 0) if form.side_px else (16, 16)
 
-    add(
-        repository,
-        AddRequest(tmp_path / "own.onnx", "own", {"resize": "exact", **parameters}, size=size),
-        None,
-    )
+    request = AddRequest(tmp_path / "own.onnx", "own", {"resize": "exact", **parameters}, size=size)
+    add(repository, request, None)
 
     config = ModelConfig.from_file(repository / "own_preprocess", 1)
     batch = Pipeline.from_config(config, max_batch_size=1, instances=1).run([[save(Image.fromarray(pixels))]])
@@ -292,9 +269,7 @@ def test_scores_are_those_of_the_users_network(repository, tmp_path, form, param
     (scores,) = network.run(None, {network.get_inputs()[0].name: batch.tensor})
     seen = pixels[:, :, ::-1] if parameters.get("color_order") == "BGR" else pixels
     seen = (seen.astype(np.float64) - mean) / std
-    expected = form.probabilities(
-        (seen if form.is_last else seen.transpose(2, 0, 1))[None],
-        "softmax" if form.activation == "none" else form.activation,
-    )
+    pixels = (seen if form.is_last else seen.transpose(2, 0, 1))[None]
+    expected = form.probabilities(pixels, "softmax" if form.activation == "none" else form.activation)
     np.testing.assert_allclose(scores, expected, atol=0.02 if form.datatype == "FP16" else 2e-3)
     assert (repository / "own" / "labels.txt").read_text().splitlines() == NAMES

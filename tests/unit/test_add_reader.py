@@ -42,7 +42,6 @@ def repository(tmp_path):
 
 @pytest.fixture
 def file(tmp_path):
-    """The default recogniser, as its training framework exports it."""
     raw(tmp_path / "own.onnx")
     return tmp_path / "own.onnx"
 
@@ -62,7 +61,6 @@ def bright(tmp_path):
 
 @pytest.fixture
 def texts(repository):
-    """A copy of the default models that read text."""
     shutil.copytree(TEXT_REPOSITORY, repository, ignore=shutil.ignore_patterns(*STATE))
     return repository
 
@@ -93,18 +91,15 @@ def test_recogniser_is_known_by_its_characters(repository, file):
 
 
 @cases(
-    ("more", "message"),
-    {
-        "preprocessing": ({"parameters": {"preset": "imagenet"}}, "no parameters of a preprocessing"),
-        "size": ({"size": (48, 48)}, "no size, head or thresholds"),
-        "blank": ({"images": (Path("blank.png"),)}, r"blank.png': expected lines of text, found none; fix: "),
-        "no image": ({"images": (Path(__file__),)}, "golden image '.*': invalid image"),
-        "preview": ({"preview": Path("seen.png")}, "no preview of whole images"),
-        # Another encoding would give other characters without an error.
-        "not UTF-8": ({"labels": Path("gbk.txt")}, "--labels: expected text in UTF-8"),
-    },
+    preprocessing=({"parameters": {"preset": "imagenet"}}, "no parameters of a preprocessing"),
+    size=({"size": (48, 48)}, "no size, head or thresholds"),
+    blank=({"images": (Path("blank.png"),)}, r"blank.png': expected lines of text, found none; fix: "),
+    no_image=({"images": (Path(__file__),)}, "golden image '.*': invalid image"),
+    preview=({"preview": Path("seen.png")}, "no preview of whole images"),
+    # Another encoding would give other characters without an error.
+    not_UTF_8=({"labels": Path("gbk.txt")}, "--labels: expected text in UTF-8"),
 )
-def test_request_that_does_not_fit_is_refused(repository, file, monkeypatch, more, message):
+def test_request_that_does_not_fit_is_refused(more, message, repository, file, monkeypatch):
     monkeypatch.chdir(repository.parent)
     Image.new("RGB", (640, 480), "white").save("blank.png")
     Path("gbk.txt").write_bytes("文\n字\n".encode("gbk"))
@@ -116,14 +111,11 @@ def test_request_that_does_not_fit_is_refused(repository, file, monkeypatch, mor
 
 
 @cases(
-    ("name", "folder", "message"),
-    {
-        "name of a finder": ("text_detect", "", "'text_detect' is a model that finds text .*; fix: "),
-        "other model": ("own", "text_detect", "'text_detect' that does not find text: "),
-        "no model": ("own", "text_direction", "'text_direction' that does not find text: unable to .* fix: "),
-    },
+    name_of_a_finder=("text_detect", "", "'text_detect' is a model that finds text .*; fix: "),
+    other_model=("own", "text_detect", "'text_detect' that does not find text: "),
+    no_model=("own", "text_direction", "'text_direction' that does not find text: unable to .* fix: "),
 )
-def test_networks_that_find_text_keep_their_names(repository, tiny, name, folder, message):
+def test_networks_that_find_text_keep_their_names(name, folder, message, repository, tiny):
     """A reader would run a network that does not find text, or replace the one of other readers."""
     if folder:
         (repository / folder).mkdir(parents=True)
@@ -176,10 +168,8 @@ def test_next_version_is_changed_and_compared_by_its_text(repository, file, tmp_
     assert any("characters are written" in each for each in versions(repository, "own", None)[1][0].changes)
     assert len(Characters.from_file(repository / "own_network" / "2" / "model.onnx")) == len(characters) + 2
     assert failures(repository) == []
-    with pytest.raises(
-        OperationFailed,
-        match=r"text of parcel_label\.jpg: expected at most 0\.05 .*: 'NEREID PARCEL' before, .*-change",
-    ):
+    message = r"text of parcel_label\.jpg: expected at most 0\.05 .*: 'NEREID PARCEL' before, .*-change"
+    with pytest.raises(OperationFailed, match=message):
         publish(repository, "own", tmp_path / "other.onnx", None, ANY_SPEED)
     assert publish(repository, "own", tmp_path / "other.onnx", None, OTHER_ANSWERS).report.difference > 0.5
 
@@ -206,12 +196,8 @@ def test_networks_that_find_text_are_shared(texts, tiny):
     assert remove(texts, "own", None) == ("own_network", "own_v1", "own")
     assert models(texts) == before
     assert remove(texts, "read_text", None) == ("read_text_v1", "read_text")
-    assert remove(texts, "read_waybill", None) == (
-        *FINDERS,
-        "text_recognise",
-        "read_waybill_v1",
-        "read_waybill",
-    )
+    removed = (*FINDERS, "text_recognise", "read_waybill_v1", "read_waybill")
+    assert remove(texts, "read_waybill", None) == removed
     assert models(texts) == set()
 
 
@@ -221,11 +207,8 @@ def test_newest_network_that_finds_text_is_used(texts, tiny):
     add(texts, request(tiny), None)
 
     settings = ModelConfig.from_file(texts / "own_v1", 1).settings(ReadingSettings)
-    assert settings.parts == {
-        "detect": ("text_detect", 2),
-        "direction": ("text_direction", 1),
-        "network": ("own_network", 1),
-    }
+    finders = {"detect": ("text_detect", 2), "direction": ("text_direction", 1)}
+    assert settings.parts == finders | {"network": ("own_network", 1)}
     assert [each for each in check(texts) if each.verdict == "fail"] == []
 
 

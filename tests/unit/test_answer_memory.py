@@ -2,7 +2,6 @@
 
 import base64
 import os
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ import pytest
 
 from nereid.gateway.workers import answer_memory
 from nereid.gateway.workers.answer_memory import PLACES, AnswerMemory, Rated
+from tests.commands import captured
 from tests.gateways import IMAGE, RING, SMALL, WATCHDOG_S, Upstream, gateway, send
 from tests.tables import cases
 
@@ -66,9 +66,7 @@ print(sum(map(int, os.read(read, 1000).split())))
 
 
 def test_workers_count_each_answer_once():
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=WATCHDOG_S, env=os.environ
-    )
+    done = captured([sys.executable, "-c", FORKED], timeout=WATCHDOG_S, env=os.environ)
 
     assert (done.stdout.split(), done.stderr) == (["3000"], "")
 
@@ -84,10 +82,8 @@ def test_feedback_is_counted_once_by_variant():
         headers = {"content-type": "image/jpeg", "x-request-id": name}
         send(made, "POST", "/predict", content=IMAGE, headers=headers)
 
-    assert feedback(made, request_id="a", label="espresso") == (
-        200,
-        {"request_id": "a", "model": "classify", "variant": "v1", "correct": True},
-    )
+    answer = {"request_id": "a", "model": "classify", "variant": "v1", "correct": True}
+    assert feedback(made, request_id="a", label="espresso") == (200, answer)
     assert feedback(made, request_id="b", label=3)[1]["correct"] is False
     status, body = feedback(made, request_id="a", label="espresso")
     assert (status, body["error"]["code"]) == (409, "conflict")
@@ -112,14 +108,11 @@ def test_images_of_a_batch_have_their_own_feedback():
 
 
 @cases(
-    ("senders", "other", "body", "status"),
-    {
-        "another key": (["infer"], "admin", {"request_id": "a"}, 404),
-        "another key with the same id": (["infer", "admin"], "admin", {"request_id": "a"}, 200),
-        "no key": (["infer", "admin"], "", {"request_id": "a"}, 404),
-        "no key with the same id": (["infer", ""], "", {"request_id": "a"}, 200),
-        "a key in the id": (["infer"], "", {"request_id": "id-infer\0a"}, 404),
-    },
+    another_key=(["infer"], "admin", {"request_id": "a"}, 404),
+    another_key_with_the_same_id=(["infer", "admin"], "admin", {"request_id": "a"}, 200),
+    no_key=(["infer", "admin"], "", {"request_id": "a"}, 404),
+    no_key_with_the_same_id=(["infer", ""], "", {"request_id": "a"}, 200),
+    a_key_in_the_id=(["infer"], "", {"request_id": "id-infer\0a"}, 404),
 )
 def test_feedback_of_another_key_changes_nothing(senders, other, body, status):
     made = gateway(Upstream(), keys=RING)

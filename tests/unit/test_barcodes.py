@@ -82,13 +82,10 @@ def test_only_pages_that_have_bars_and_are_searched_have_barcodes():
 
 
 @cases(
-    ("symbology", "text", "elements"),
-    {
-        "linear": ("GS1-128", GS1, {"00": "340123450000000018", "10": "AB-12"}),
-        "long identifiers": ("GS1 DataMatrix", "(420)90210(8008)1", {"420": "90210", "8008": "1"}),
-        "parentheses in a value": ("GS1 QR Code", "(10)A(B)C(21)7", {"10": "A(B)C", "21": "7"}),
-        "another symbology": ("QR Code", "(00)12", {}),
-    },
+    linear=("GS1-128", GS1, {"00": "340123450000000018", "10": "AB-12"}),
+    long_identifiers=("GS1 DataMatrix", "(420)90210(8008)1", {"420": "90210", "8008": "1"}),
+    parentheses_in_a_value=("GS1 QR Code", "(10)A(B)C(21)7", {"10": "A(B)C", "21": "7"}),
+    another_symbology=("QR Code", "(00)12", {}),
 )
 def test_values_of_gs1_are_named(symbology, text, elements):
     assert Barcode(text, symbology, ()).elements == elements

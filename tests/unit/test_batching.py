@@ -10,7 +10,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import InferenceFailed, InvalidConfig
 from nereid.vision.inference.batching import Batching, BatchInput
 from tests.networks import assert_same
-from tests.tables import cases
+from tests.tables import cases, rows
 
 PLAIN = Batching(8, frozenset(), (), {})
 SCATTERED = Batching(8, frozenset({"x"}), (), {"y": "x"})
@@ -61,10 +61,7 @@ def test_config_becomes_a_batching():
     )
 
 
-@cases(
-    ("kind", "datatype"),
-    {"kind": ("BATCH_OF_COOKIES", "TYPE_FP32"), "datatype": ("BATCH_ELEMENT_COUNT", "TYPE_INT64")},
-)
+@cases(kind=("BATCH_OF_COOKIES", "TYPE_FP32"), datatype=("BATCH_ELEMENT_COUNT", "TYPE_INT64"))
 def test_unknown_batch_input_is_refused(kind, datatype):
     message = f"'made': expected a kind of .*, BATCH_ITEM_SHAPE_FLATTEN and .* got {kind} and {datatype}$"
 
@@ -73,13 +70,10 @@ def test_unknown_batch_input_is_refused(kind, datatype):
 
 
 @cases(
-    ("batching", "expected"),
-    {
-        "plain": (PLAIN, True),
-        "ragged": (RAGGED, False),
-        "made from the batch": (replace(PLAIN, batch_inputs=(BatchInput("n", "", "x", np.int32),)), False),
-        "scattered": (replace(PLAIN, scattered={"y": "x"}), False),
-    },
+    plain=(PLAIN, True),
+    ragged=(RAGGED, False),
+    made_from_the_batch=(replace(PLAIN, batch_inputs=(BatchInput("n", "", "x", np.int32),)), False),
+    scattered=(replace(PLAIN, scattered={"y": "x"}), False),
 )
 def test_only_a_plain_batch_is_cut_between_rows(batching, expected):
     """If an input or output belongs to the batch as a whole, rows are not independent."""
@@ -87,12 +81,9 @@ def test_only_a_plain_batch_is_cut_between_rows(batching, expected):
 
 
 @cases(
-    ("batching", "request_", "rows"),
-    {
-        "five rows": (PLAIN, {"x": np.zeros((5, 3))}, 5),
-        "without batches": (NO_BATCHES, {"x": np.zeros((5, 3))}, 1),
-        "scalar without batches": (NO_BATCHES, {"x": np.zeros(())}, 1),
-    },
+    five_rows=(PLAIN, {"x": np.zeros((5, 3))}, 5),
+    without_batches=(NO_BATCHES, {"x": np.zeros((5, 3))}, 1),
+    scalar_without_batches=(NO_BATCHES, {"x": np.zeros(())}, 1),
 )
 def test_rows_are_the_first_dimension(batching, request_, rows):
     assert batching.rows(request_) == rows
@@ -106,10 +97,8 @@ def test_requests_are_joined_in_order():
 
     joined = PLAIN.gather(requests)
 
-    assert_same(
-        joined,
-        {"x": np.array([[1, 2], [3, 4], [5, 6]], np.int8), "t": np.array([[b"a"], [b""], [b"\0"]], object)},
-    )
+    x, t = np.array([[1, 2], [3, 4], [5, 6]], np.int8), np.array([[b"a"], [b""], [b"\0"]], object)
+    assert_same(joined, {"x": x, "t": t})
 
 
 def test_single_request_is_not_copied():
@@ -126,16 +115,13 @@ ITEMS = [{"x": np.zeros((2, 3, 1))}, {"x": np.zeros((1, 2, 2))}]
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32], ids=["int32", "fp32"])
-@pytest.mark.parametrize(
-    ("kind", "requests", "expected"),
-    [
-        ("ELEMENT_COUNT", UNLIKE, [2, 6, 1]),
-        ("ACCUMULATED_ELEMENT_COUNT", UNLIKE, [2, 8, 9]),
-        ("ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", UNLIKE, [0, 2, 8, 9]),
-        ("MAX_ELEMENT_COUNT_AS_SHAPE", UNLIKE, [0] * 6),
-        ("ITEM_SHAPE", ITEMS, [[3, 1], [3, 1], [2, 2]]),
-        ("ITEM_SHAPE_FLATTEN", ITEMS, [3, 1, 3, 1, 2, 2]),
-    ],
+@rows(
+    ("ELEMENT_COUNT", UNLIKE, [2, 6, 1]),
+    ("ACCUMULATED_ELEMENT_COUNT", UNLIKE, [2, 8, 9]),
+    ("ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", UNLIKE, [0, 2, 8, 9]),
+    ("MAX_ELEMENT_COUNT_AS_SHAPE", UNLIKE, [0] * 6),
+    ("ITEM_SHAPE", ITEMS, [[3, 1], [3, 1], [2, 2]]),
+    ("ITEM_SHAPE_FLATTEN", ITEMS, [3, 1, 3, 1, 2, 2]),
     ids=str,
 )
 def test_batch_input_is_computed_from_the_batch(kind, requests, expected, dtype):
@@ -154,25 +140,17 @@ def test_scattered_output_gets_the_shape_of_its_input(count):
 
     parts = SCATTERED.scatter({"y": 10 * np.arange(1, elements + 1), "n": np.arange(rows)}, requests)
 
-    for part, expected in zip(
-        parts,
-        [
-            {"y": np.array([[10, 20]]), "n": np.array([0])},
-            {"y": np.array([[30, 40, 50], [60, 70, 80]]), "n": np.array([1, 2])},
-            {"y": np.array([[90]]), "n": np.array([3])},
-        ][:count],
-        strict=True,
-    ):
+    rows = [[[10, 20]], [[30, 40, 50], [60, 70, 80]], [[90]]]
+    numbers = [[0], [1, 2], [3]]
+    answers = [{"y": np.array(y), "n": np.array(n)} for y, n in zip(rows, numbers, strict=True)]
+    for part, expected in zip(parts, answers[:count], strict=True):
         assert_same(part, expected)
 
 
 @cases(
-    ("batching", "requests", "shape", "message"),
-    {
-        "too many": (PLAIN, UNLIKE, (5, 2), "expected 4 rows, got shape [5, 2]"),
-        "scalar": (PLAIN, UNLIKE, (), "expected 4 rows, got shape []"),
-        "scattered, one request": (SCATTERED, UNLIKE[:1], (3,), "expected 2 rows, got shape [3]"),
-    },
+    too_many=(PLAIN, UNLIKE, (5, 2), "expected 4 rows, got shape [5, 2]"),
+    scalar=(PLAIN, UNLIKE, (), "expected 4 rows, got shape []"),
+    scattered_one_request=(SCATTERED, UNLIKE[:1], (3,), "expected 2 rows, got shape [3]"),
 )
 def test_wrong_number_of_rows_fails_the_run(batching, requests, shape, message):
     with pytest.raises(InferenceFailed) as raised:

@@ -9,7 +9,6 @@ GOOD, BAD, NEITHER = False, True, None
 
 
 def feed(breaker: Breaker, outcomes, start: float = 0.0, step: float = 0.01) -> float:
-    """Record outcomes one after the other; returns the time of the last."""
     for number, outcome in enumerate(outcomes):
         breaker.record(outcome, start + number * step)
     return start + (len(outcomes) - 1) * step
@@ -24,14 +23,11 @@ def opened() -> Breaker:
 
 
 @cases(
-    ("outcomes", "state"),
-    {
-        "too few": ([BAD] * 4, BreakerState.CLOSED),
-        "enough": ([BAD] * 5, BreakerState.OPEN),
-        "just not half of the window": ([GOOD] * 50 + [BAD] * 49, BreakerState.CLOSED),
-        "half of the window": ([GOOD] * 50 + [BAD] * 50, BreakerState.OPEN),
-        "too few verdicts": ([BAD, NEITHER] * 4, BreakerState.CLOSED),
-    },
+    too_few=([BAD] * 4, BreakerState.CLOSED),
+    enough=([BAD] * 5, BreakerState.OPEN),
+    just_not_half_of_the_window=([GOOD] * 50 + [BAD] * 49, BreakerState.CLOSED),
+    half_of_the_window=([GOOD] * 50 + [BAD] * 50, BreakerState.OPEN),
+    too_few_verdicts=([BAD, NEITHER] * 4, BreakerState.CLOSED),
 )
 def test_opens_on_ratio_with_a_minimum(outcomes, state):
     breaker = Breaker(SETTINGS)

@@ -5,22 +5,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from nereid.base.errors import OperationFailed
 from nereid.models.publish.candidate import stage
 from nereid.repository import onnx_file
-from tests.networks import constant, move_out, network, value
+from tests.networks import move_out, written
+from tests.tables import rows
 
 
 def save(path: Path, location: str) -> Path:
-    """Write a network, and the file with its weights next to it."""
-    model = network(
-        [helper.make_node("Add", ["x", "w"], ["y"])],
-        [value("x", "FP32", ["N", 2])],
-        [value("y", "FP32", ["N", 2])],
-        [constant("w", np.float32([1, 2]))],
-    )
+    model = written("(float[N,2] x) => (float[N,2] y) { y = Add(x, w) }", w=np.float32([1, 2]))
     move_out(model.graph.initializer[0], location)
     (path.parent / location).parent.mkdir(parents=True, exist_ok=True)
     (path.parent / location).write_bytes(np.float32([1, 2]).tobytes())
@@ -32,19 +26,16 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("location", "filename", "message"),
-    [
-        ("sub/SHA256SUMS", "model.onnx", "another file of the version, 'sub/SHA256SUMS'"),
-        ("model.onnx", "model.onnx", "another file of the version, 'model.onnx'"),
-        ("./net", "sub/net", "another file of the version, 'net'"),
-        ("model.onnx/w.bin", "model.onnx", "another file of the version, 'model.onnx/w.bin'"),
-        ("new.onnx", "model.onnx", "another file of the version, 'new.onnx'"),
-        (".w.bin", "model.onnx", "external data is a hidden file, '.w.bin'"),
-        ("w\n.bin", "model.onnx", "expected a file name for its values"),
-    ],
+@rows(
+    ("sub/SHA256SUMS", "model.onnx", "another file of the version, 'sub/SHA256SUMS'"),
+    ("model.onnx", "model.onnx", "another file of the version, 'model.onnx'"),
+    ("./net", "sub/net", "another file of the version, 'net'"),
+    ("model.onnx/w.bin", "model.onnx", "another file of the version, 'model.onnx/w.bin'"),
+    ("new.onnx", "model.onnx", "another file of the version, 'new.onnx'"),
+    (".w.bin", "model.onnx", "external data is a hidden file, '.w.bin'"),
+    ("w\n.bin", "model.onnx", "expected a file name for its values"),
 )
-def test_external_data_must_not_have_names_of_other_files(tmp_path, location, filename, message):
+def test_external_data_must_not_have_names_of_other_files(location, filename, message, tmp_path):
     source = save(tmp_path / "new.onnx", location)
 
     with pytest.raises(OperationFailed, match=message):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 
 from nereid.cli.main import app
 from nereid.repository.check import check, count
+from tests.commands import captured
 from tests.networks import store
 from tests.tables import cases
 from tests.unit.test_examine import PREPROCESS, classifier
@@ -61,9 +61,7 @@ Fault = Callable[[Path], None]
 def publish(folder: Path) -> None:
     """Write the checksums of a version, with a comment as published versions have it."""
     names = sorted(path.name for path in folder.iterdir())
-    sums = subprocess.run(
-        ["sha256sum", *names], cwd=folder, capture_output=True, text=True, check=True
-    ).stdout
+    sums = captured(["sha256sum", *names], cwd=folder, check=True).stdout
     (folder / "SHA256SUMS").write_text(f"# published by nereid\n{sums}")
 
 

@@ -40,7 +40,7 @@ from nereid.tasks.detect.client import Detector
 from nereid.tasks.read.client import Reader
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, prediction_response, serving, silent
 from tests.routes import wait_until
-from tests.tables import cases
+from tests.tables import cases, rows
 
 both_ways = pytest.mark.parametrize("way", ["sync", "async"])
 PHOTO = COFFEE.read_bytes()
@@ -55,35 +55,29 @@ def short_pauses(monkeypatch):
 
 
 @cases(
-    ("entry", "expected"),
-    {
-        "plain": ("0.950000:967:espresso", Label(967, "espresso", 0.95)),
-        "colon in the name": ("0.1:3:a: b", Label(3, "a: b", 0.1)),
-        "no labels": ("0.1:3", Label(3, "", 0.1)),
-    },
+    plain=("0.950000:967:espresso", Label(967, "espresso", 0.95)),
+    colon_in_the_name=("0.1:3:a: b", Label(3, "a: b", 0.1)),
+    no_labels=("0.1:3", Label(3, "", 0.1)),
 )
 def test_label_is_read_from_tritons_form(entry, expected):
     assert labels([entry.encode()]) == (expected,)
 
 
-@pytest.mark.parametrize(
-    ("status", "text", "kind"),
-    [
-        ("400", "why", RequestRefused),
-        ("429", "slow down", Overloaded),
-        ("500", "why", ServerFailed),
-        (None, "why", ServerFailed),
-        ("404", "an exception occurred in the client while decoding the response: <p>", Unreachable),
-        ("StatusCode.INVALID_ARGUMENT", "why", RequestRefused),
-        ("StatusCode.UNAVAILABLE", "failed to connect to all addresses", Unreachable),
-        ("StatusCode.UNAVAILABLE", "This protocol is restricted, expecting header", RequestRefused),
-        ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", TimedOut),
-        ("StatusCode.RESOURCE_EXHAUSTED", "SERVER: Received message larger than max", RequestRefused),
-        ("StatusCode.UNKNOWN", "Received http2 header with status: 413", RequestRefused),
-        ("StatusCode.RESOURCE_EXHAUSTED", "too many", Overloaded),
-        ("StatusCode.UNKNOWN", "Stream removed (Data frame with END_STREAM flag received)", Unreachable),
-        ("StatusCode.DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", TimedOut),
-    ],
+@rows(
+    ("400", "why", RequestRefused),
+    ("429", "slow down", Overloaded),
+    ("500", "why", ServerFailed),
+    (None, "why", ServerFailed),
+    ("404", "an exception occurred in the client while decoding the response: <p>", Unreachable),
+    ("StatusCode.INVALID_ARGUMENT", "why", RequestRefused),
+    ("StatusCode.UNAVAILABLE", "failed to connect to all addresses", Unreachable),
+    ("StatusCode.UNAVAILABLE", "This protocol is restricted, expecting header", RequestRefused),
+    ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", TimedOut),
+    ("StatusCode.RESOURCE_EXHAUSTED", "SERVER: Received message larger than max", RequestRefused),
+    ("StatusCode.UNKNOWN", "Received http2 header with status: 413", RequestRefused),
+    ("StatusCode.RESOURCE_EXHAUSTED", "too many", Overloaded),
+    ("StatusCode.UNKNOWN", "Stream removed (Data frame with END_STREAM flag received)", Unreachable),
+    ("StatusCode.DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", TimedOut),
 )
 def test_exception_has_the_party_at_fault(status, text, kind):
     got = from_triton(InferenceServerException(text, status))
@@ -92,7 +86,6 @@ def test_exception_has_the_party_at_fault(status, text, kind):
 
 
 def bounded(act: Callable[[], float]) -> float:
-    """Run a function that must end within the watchdog's time, and return its result."""
     done: Future[float] = Future()
 
     def run() -> None:
@@ -132,18 +125,16 @@ def test_server_without_a_response_is_given_up(way, protocol, server):
 @both_ways
 @cases(
     "broken",
-    {
-        "garbage": b"garbage",
-        "html": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
-        "a proxy's html": b"HTTP/1.1 502 Bad\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
-        "other json": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
-        "half an answer": b"HTTP/1.1 200 OK\r\nContent-Le",
-        "shape": PREDICTION.replace(b'"shape": [1, 1]', b'"shape": [9, 9]'),
-        "label": prediction_response("nonsense"),
-        "length": PREDICTION.replace(b"\x11\0\0\0", b"\xff\0\0\0"),
-        "version": PREDICTION.replace(b"model_version", b"model-version"),
-        "another request's": prediction_response("0.95:967:espresso", id="another"),
-    },
+    garbage=b"garbage",
+    html=b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
+    a_proxys_html=b"HTTP/1.1 502 Bad\r\nContent-Length: 9\r\n\r\n<p>Hi</p>",
+    other_json=b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
+    half_an_answer=b"HTTP/1.1 200 OK\r\nContent-Le",
+    shape=PREDICTION.replace(b'"shape": [1, 1]', b'"shape": [9, 9]'),
+    label=prediction_response("nonsense"),
+    length=PREDICTION.replace(b"\x11\0\0\0", b"\xff\0\0\0"),
+    version=PREDICTION.replace(b"model_version", b"model-version"),
+    another_requests=prediction_response("0.95:967:espresso", id="another"),
 )
 def test_response_of_another_peer_is_the_networks_fault(way, broken):
     script = Script(broken)
@@ -164,17 +155,14 @@ def test_request_outlives_broken_connections(way):
 
 @both_ways
 @cases(
-    ("step", "kind", "count"),
-    {
-        "cut": (None, Unreachable, 4),
-        "unavailable": (error("unavailable: its breaker is open", 503), Unavailable, 4),
-        "overloaded": (error("overloaded: 64 requests", 503), Overloaded, 1),
-        "timeout": (error("deadline exceeded: 20 ms", 503), TimedOut, 1),
-        "failed": (error("inference failed: why", 500), ServerFailed, 1),
-        "refused": (error("invalid image: why", 400), RequestRefused, 1),
-    },
+    cut=(None, Unreachable, 4),
+    unavailable=(error("unavailable: its breaker is open", 503), Unavailable, 4),
+    overloaded=(error("overloaded: 64 requests", 503), Overloaded, 1),
+    timeout=(error("deadline exceeded: 20 ms", 503), TimedOut, 1),
+    failed=(error("inference failed: why", 500), ServerFailed, 1),
+    refused=(error("invalid image: why", 400), RequestRefused, 1),
 )
-def test_only_safe_requests_are_repeated(way, step, kind, count):
+def test_only_safe_requests_are_repeated(step, kind, count, way):
     script = Script(step)
     with serving(script) as url, opened(way, url, "http") as classifier, pytest.raises(kind):
         classifier.classify(PHOTO)
@@ -205,7 +193,6 @@ def test_budget_grows_with_requests_in_flight_and_is_spent_once(in_flight, repea
 
 
 def test_answers_pay_for_repetition():
-    """Each response returns a tenth of a token."""
     budget = Budget()
     while budget.failed():
         pass
@@ -256,7 +243,7 @@ async def fail(way: str, url: str) -> None:
 
 
 @both_ways
-@cases("step", {"refused": error("invalid image: x"), "broken connection": None, "silence": "silence"})
+@cases("step", refused=error("invalid image: x"), broken_connection=None, silence="silence")
 def test_failed_request_leaves_nothing_to_the_collector(way, step):
     """Cycles of errors and frames would keep each refused image until the collector runs."""
     Image.gone.clear()
@@ -275,11 +262,7 @@ HEAD, _, BODY = PREDICTION.partition(b"\r\n\r\n")
 
 @both_ways
 @cases(
-    "head",
-    {
-        "close": HEAD + b"\r\nConnection: close",
-        "no length": re.sub(rb"\nContent-Length: \d+\r", b"", HEAD),
-    },
+    "head", close=HEAD + b"\r\nConnection: close", no_length=re.sub(rb"\nContent-Length: \d+\r", b"", HEAD)
 )
 def test_answer_that_ends_with_its_connection_is_read(way, head):
     script = Script(head + b"\r\n\r\n" + BODY)
@@ -347,20 +330,17 @@ def test_connection_that_the_server_closed_is_not_used():
 
 @both_ways
 @cases(
-    ("options", "message"),
-    {
-        "top_k": ({"top_k": 0}, "top_k must be at least 1, got 0"),
-        "timeout_s": ({"timeout_s": 0}, "timeout_s must be more than 0"),
-        "letters": ({"route_key": "caf\xe9"}, "x-route-key must be printable ASCII, got 'caf\xe9'"),
-        "line break": ({"variant": "v1\r\nx-evil: 1"}, "x-variant must be printable ASCII"),
-        "request id": ({"request_id": "\n"}, "request_id must be printable ASCII"),
-        "number": ({"headers": {"x-a": 5}}, "x-a must be printable ASCII, got 5"),
-        "injected": ({"headers": {"x-a: 1\r\nx-b": "2"}}, "a header must not be named 'x-a: 1"),
-        "framing": ({"headers": {"Content-Length": "2"}}, "a header must not be named 'content-length'"),
-        "misspelt": ({"varaint": "v9"}, "unknown option 'varaint', expected one of headers, request_id, "),
-    },
+    top_k=({"top_k": 0}, "top_k must be at least 1, got 0"),
+    timeout_s=({"timeout_s": 0}, "timeout_s must be more than 0"),
+    letters=({"route_key": "caf\xe9"}, "x-route-key must be printable ASCII, got 'caf\xe9'"),
+    line_break=({"variant": "v1\r\nx-evil: 1"}, "x-variant must be printable ASCII"),
+    request_id=({"request_id": "\n"}, "request_id must be printable ASCII"),
+    number=({"headers": {"x-a": 5}}, "x-a must be printable ASCII, got 5"),
+    injected=({"headers": {"x-a: 1\r\nx-b": "2"}}, "a header must not be named 'x-a: 1"),
+    framing=({"headers": {"Content-Length": "2"}}, "a header must not be named 'content-length'"),
+    misspelt=({"varaint": "v9"}, "unknown option 'varaint', expected one of headers, request_id, "),
 )
-def test_wrong_argument_never_reaches_the_server(way, options, message):
+def test_wrong_argument_never_reaches_the_server(options, message, way):
     with opened(way, "127.0.0.1:1") as classifier:
         with pytest.raises(ValueError, match=message):
             classifier.classify(PHOTO, **options)
@@ -381,18 +361,15 @@ def test_images_whose_results_differ_in_size_share_no_request():
 
 @both_ways
 @cases(
-    ("arguments", "message"),
-    {
-        "scheme": ({"url": "http://localhost:8000"}, "url must be HOST:PORT without a scheme"),
-        "no port": ({"url": "localhost"}, "url must be HOST:PORT without a scheme"),
-        "port": ({"url": "localhost:99999"}, "url must be HOST:PORT"),
-        "user": ({"url": "user@localhost:1"}, "url must be HOST:PORT"),
-        "bare IPv6": ({"url": "::1:8000"}, r"an IPv6 address in \[\], got '::1:8000'"),
-        "protocol": ({"protocol": "rest"}, "protocol must be one of http, grpc, got 'rest'"),
-        "concurrency": ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
-    },
+    scheme=({"url": "http://localhost:8000"}, "url must be HOST:PORT without a scheme"),
+    no_port=({"url": "localhost"}, "url must be HOST:PORT without a scheme"),
+    port=({"url": "localhost:99999"}, "url must be HOST:PORT"),
+    user=({"url": "user@localhost:1"}, "url must be HOST:PORT"),
+    bare_IPv6=({"url": "::1:8000"}, r"an IPv6 address in \[\], got '::1:8000'"),
+    protocol=({"protocol": "rest"}, "protocol must be one of http, grpc, got 'rest'"),
+    concurrency=({"concurrency": 0}, "concurrency must be at least 1, got 0"),
 )
-def test_invalid_argument_is_refused(way, arguments, message):
+def test_invalid_argument_is_refused(arguments, message, way):
     with pytest.raises(ValueError, match=message), opened(way, **({"url": "localhost:1"} | arguments)):
         pass
 
@@ -411,23 +388,17 @@ def predictions(count: int) -> bytes:
 
 @both_ways
 @cases(
-    ("steps", "expected"),
-    {
-        "two bad": ([refusal(0, 2, count=4), predictions(2)], [f"{BAD}why 0", "n0", f"{BAD}why 2", "n1"]),
-        "all bad": ([refusal(0, 1, 2, 3, count=4)], [f"{BAD}why {index}" for index in range(4)]),
-        "too large": (
-            [error("batch-size must be <= 3"), predictions(3), predictions(1)],
-            ["n0", "n1", "n2", "n0"],
-        ),
-        "bad in a later part": (
-            [error("batch-size must be <= 2"), predictions(2), refusal(0, count=2), predictions(1)],
-            ["n0", "n1", f"{BAD}why 0", "n0"],
-        ),
-        "malformed": ([refusal(9, count=4), *[predictions(1)] * 4], ["n0"] * 4),
-        "refused": ([error("invalid request: no such variant")], ["invalid request: no such variant"] * 4),
-    },
+    two_bad=([refusal(0, 2, count=4), predictions(2)], [f"{BAD}why 0", "n0", f"{BAD}why 2", "n1"]),
+    all_bad=([refusal(0, 1, 2, 3, count=4)], [f"{BAD}why {index}" for index in range(4)]),
+    too_large=([error("batch-size must be <= 3"), predictions(3), predictions(1)], ["n0", "n1", "n2", "n0"]),
+    bad_in_a_later_part=(
+        [error("batch-size must be <= 2"), predictions(2), refusal(0, count=2), predictions(1)],
+        ["n0", "n1", f"{BAD}why 0", "n0"],
+    ),
+    malformed=([refusal(9, count=4), *[predictions(1)] * 4], ["n0"] * 4),
+    refused=([error("invalid request: no such variant")], ["invalid request: no such variant"] * 4),
 )
-def test_bad_images_of_a_request_fail_alone(way, steps, expected):
+def test_bad_images_of_a_request_fail_alone(steps, expected, way):
     script = Script(*steps)
     with serving(script) as url, opened(way, url, "http") as classifier:
         outcomes = list(classifier.classify_many([PHOTO] * 4, batch_size=4))

@@ -18,8 +18,9 @@ from nereid.base.units import escaped
 from nereid.cli import init, options, tables
 from nereid.cli.main import app
 from nereid.tasks import DEFAULT
+from tests.commands import captured
 from tests.publishing import classifier
-from tests.tables import cases
+from tests.tables import cases, rows
 from tools.commands_page import commands
 
 pytestmark = pytest.mark.process
@@ -39,17 +40,14 @@ def test_without_a_command_the_help_is_shown(words):
 
 
 @cases(
-    ("name", "shown"),
-    {
-        "title": ("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
-        "colour": ("\x9b31m", r"\x9b31m"),
-        "line": ("\rok", r"\rok"),
-        "direction": ("\u202egnp", r"\u202egnp"),
-        "no text": ("\udcff", r"\udcff"),
-    },
+    title=("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
+    colour=("\x9b31m", r"\x9b31m"),
+    line=("\rok", r"\rok"),
+    direction=("\u202egnp", r"\u202egnp"),
+    no_text=("\udcff", r"\udcff"),
 )
 @pytest.mark.parametrize("words", ["publish NAME net.onnx", "add NAME.onnx --name x --yes"])
-def test_names_do_not_act_on_a_terminal(words, name, shown):
+def test_names_do_not_act_on_a_terminal(name, shown, words):
     done = run(*words.replace("NAME", name).split(" "))
 
     assert shown in done.stderr
@@ -80,24 +78,21 @@ def test_short_help_option_works_everywhere(name):
     assert run(*name.split(), "-h").stdout == run(*name.split(), "--help").stdout != ""
 
 
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        ("add /nonexistent.onnx --name x --preset imagenet", 2),
-        ("publish unknown /nonexistent.onnx", 2),
-        ("retire unknown 1", 2),
-        ("watch /nonexistent", 2),
-        ("tune unknown", 2),
-        ("init /proc/nereid", 1),
-        ("why classify", 1),
-        ("why --route classify", 1),
-        ("route history --model unknown", 2),
-        ("key add alice", 2),
-        ("key list --keys {broken}", 1),
-        ("key revoke nobody --keys {empty}", 1),
-    ],
+@rows(
+    ("add /nonexistent.onnx --name x --preset imagenet", 2),
+    ("publish unknown /nonexistent.onnx", 2),
+    ("retire unknown 1", 2),
+    ("watch /nonexistent", 2),
+    ("tune unknown", 2),
+    ("init /proc/nereid", 1),
+    ("why classify", 1),
+    ("why --route classify", 1),
+    ("route history --model unknown", 2),
+    ("key add alice", 2),
+    ("key list --keys {broken}", 1),
+    ("key revoke nobody --keys {empty}", 1),
 )
-def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status):
+def test_failure_ends_with_one_line_that_has_the_reason(words, status, tmp_path):
     own = tmp_path / "own"
     assert run("init", str(own)).exit_code == 0
     folders = dict.fromkeys(("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"), str(tmp_path))
@@ -111,24 +106,21 @@ def test_failure_ends_with_one_line_that_has_the_reason(tmp_path, words, status)
     assert [line.startswith("error: ") for line in lines] == [False] * (len(lines) - 1) + [True]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("unknown", "No such command 'unknown'"),
-        ("serve --profile nope", "no model has the profile 'nope', known are: cpu, ensemble"),
-        ("serve --gpu-id 77", "--gpu-id 77: no"),
-        ("serve --repository /nonexistent", "/nonexistent is not a model repository"),
-        ("serve --htpp-port 9999", "--htpp-port"),
-        ("serve --host 0.0.0.0 --allow-shm", "--allow-shm needs --unguarded"),
-        ("serve --host 0.0.0.0 --unguarded --allow-shm", "--allow-shm needs --host 127.0.0.1, got 0.0.0.0"),
-        ("serve --guard -- --http-port=1", "cannot be used with: --http-port=1"),
-        ("classify", "nothing to classify"),
-        ("classify /nonexistent.jpg", "'/nonexistent.jpg' does not exist"),
-        ("classify {coffee} --protocol smtp", "smtp"),
-        ("classify {coffee} --url http://localhost:8000", "--url must be HOST:PORT without"),
-        ("classify {coffee} --json --csv", "exclude each other"),
-        ("classify --watch /tmp --json", "fix: --jsonl"),
-    ],
+@rows(
+    ("unknown", "No such command 'unknown'"),
+    ("serve --profile nope", "no model has the profile 'nope', known are: cpu, ensemble"),
+    ("serve --gpu-id 77", "--gpu-id 77: no"),
+    ("serve --repository /nonexistent", "/nonexistent is not a model repository"),
+    ("serve --htpp-port 9999", "--htpp-port"),
+    ("serve --host 0.0.0.0 --allow-shm", "--allow-shm needs --unguarded"),
+    ("serve --host 0.0.0.0 --unguarded --allow-shm", "--allow-shm needs --host 127.0.0.1, got 0.0.0.0"),
+    ("serve --guard -- --http-port=1", "cannot be used with: --http-port=1"),
+    ("classify", "nothing to classify"),
+    ("classify /nonexistent.jpg", "'/nonexistent.jpg' does not exist"),
+    ("classify {coffee} --protocol smtp", "smtp"),
+    ("classify {coffee} --url http://localhost:8000", "--url must be HOST:PORT without"),
+    ("classify {coffee} --json --csv", "exclude each other"),
+    ("classify --watch /tmp --json", "fix: --jsonl"),
 )
 def test_wrong_usage_is_exit_code_2(words, message):
     done = run(*words.format(coffee=assets.COFFEE).split(), NEREID_REPOSITORY=str(assets.REPOSITORY))
@@ -198,13 +190,12 @@ def test_doctor_gives_its_findings_as_json(tmp_path):
 
 
 def test_keys_are_listed_without_their_secrets(tmp_path):
-    """As JSON, and as a table that is not cut in a pipe."""
     folder, name = {"XDG_CONFIG_HOME": str(tmp_path)}, "a-very-long-name-of-an-owner-" + "x" * 30
     secret = run("key", "add", name, "--scope", "infer", "--rate", "5", **folder).stdout.strip()
 
     listed = run("key", "list", "--json", **folder).stdout
     command, environment = [sys.executable, "-m", "nereid", "key", "list"], os.environ | {"COLUMNS": "40"}
-    table = subprocess.run(command, env=environment | folder, capture_output=True, text=True, check=True)
+    table = captured(command, env=environment | folder, check=True)
 
     (key,) = json.loads(listed)
     assert (key["name"], key["scopes"], key["rate_per_s"]) == (name, ["infer"], 5)
@@ -213,13 +204,10 @@ def test_keys_are_listed_without_their_secrets(tmp_path):
 
 
 @cases(
-    ("complete", "expected"),
-    {
-        "models": (options.complete_model, {"classify", "classify_v1", "efficientnet_lite0"}),
-        "profiles": (options.complete_profile, {"cpu", "ensemble"}),
-        "variants": (options.complete_variant, {"v1", "v2"}),
-        "presets": (options.complete_preset, {"imagenet", "clip"}),
-    },
+    models=(options.complete_model, {"classify", "classify_v1", "efficientnet_lite0"}),
+    profiles=(options.complete_profile, {"cpu", "ensemble"}),
+    variants=(options.complete_variant, {"v1", "v2"}),
+    presets=(options.complete_preset, {"imagenet", "clip"}),
 )
 def test_completion_knows_the_names_of_the_repository(complete, expected):
     context = typer.main.get_command(app).make_context("nereid", ["check"])

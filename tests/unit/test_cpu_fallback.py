@@ -40,7 +40,6 @@ def copied(source, tmp_path, *ignored: str):
 
 @pytest.fixture
 def repository(tmp_path):
-    """A copy of the default repository, without the weights of its networks."""
     return copied(REPOSITORY, tmp_path, "model.onnx")
 
 
@@ -67,14 +66,11 @@ def test_copy_is_the_first_fallback_and_gets_no_traffic(repository):
 
 
 @cases(
-    ("before", "after"),
-    {
-        "GPU": ("{ kind: KIND_GPU count: 2 gpus: [ 0, 1 ] }", [{"count": 2, "kind": "KIND_CPU"}]),
-        "automatic": ("{ count: 3 }", [{"count": 3, "kind": "KIND_CPU"}]),
-        "none": ("", [{"kind": "KIND_CPU"}]),
-    },
+    GPU=("{ kind: KIND_GPU count: 2 gpus: [ 0, 1 ] }", [{"count": 2, "kind": "KIND_CPU"}]),
+    automatic=("{ count: 3 }", [{"count": 3, "kind": "KIND_CPU"}]),
+    none=("", [{"kind": "KIND_CPU"}]),
 )
-def test_copy_never_uses_a_gpu(repository, before, after):
+def test_copy_never_uses_a_gpu(before, after, repository):
     """Its instances run on the CPU, also if the config leaves the device to Triton."""
     path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
     group = f"instance_group {before}" if before else ""
@@ -99,7 +95,6 @@ def test_reader_is_copied_like_a_classifier(tmp_path):
 
 @pytest.fixture
 def nereid(repository, tmp_path):
-    """Run `nereid route WORDS` on the repository, where no server runs."""
     environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(tmp_path)}
 
     def run(*words: str):
@@ -120,14 +115,11 @@ def test_commands_show_the_fallbacks(nereid):
 
 
 @cases(
-    ("parameters", "expected"),
-    {
-        "chance": ({}, ("v1", "spare", "answer")),
-        "default by key": ({"x-route-key": "a"}, ("spare", "answer")),
-        "other by key": ({"x-route-key": "b"}, ("v1", "spare", "answer")),
-        "header": ({"x-route-tier": "free"}, ("v1", "answer")),
-        "forced": ({"x-variant": "v2"}, ()),
-    },
+    chance=({}, ("v1", "spare", "answer")),
+    default_by_key=({"x-route-key": "a"}, ("spare", "answer")),
+    other_by_key=({"x-route-key": "b"}, ("v1", "spare", "answer")),
+    header=({"x-route-tier": "free"}, ("v1", "answer")),
+    forced=({"x-variant": "v2"}, ()),
 )
 def test_explained_fallbacks_are_those_of_the_router(parameters, expected):
     spare = Variant("spare", "m3", 1, 0, headers={"x-route-tier": ("free",)})
@@ -155,14 +147,11 @@ def test_fallbacks_are_set_by_name(nereid, repository):
 
 
 @cases(
-    ("words", "message"),
-    {
-        "nothing": ([], "expected either names of variants, or --cpu"),
-        "offline": (["--cpu", "--offline"], "--cpu needs no --offline"),
-        "twice": (["v2", "v2", "--offline"], "no other variant is left, got 'v2'"),
-    },
+    nothing=([], "expected either names of variants, or --cpu"),
+    offline=(["--cpu", "--offline"], "--cpu needs no --offline"),
+    twice=(["v2", "v2", "--offline"], "no other variant is left, got 'v2'"),
 )
-def test_wrong_fallbacks_are_exit_code_2(nereid, words, message):
+def test_wrong_fallbacks_are_exit_code_2(words, message, nereid):
     done = nereid("fallback", *words)
 
     assert done.exit_code == 2
@@ -180,14 +169,11 @@ def test_model_without_a_cpu_config_is_refused(tmp_path):
 
 
 @cases(
-    ("change", "message"),
-    {
-        "retire": (lambda at: retire(at, "classify", 1, None), "cannot retire version 1 "),
-        "remove": (lambda at: remove(at, COPY, None), f"cannot remove '{COPY}': route "),
-        "network": (lambda at: remove(at, "efficientnet_lite0", None), "cannot remove 'efficientnet_lite0'"),
-    },
+    retire=(lambda at: retire(at, "classify", 1, None), "cannot retire version 1 "),
+    remove=(lambda at: remove(at, COPY, None), f"cannot remove '{COPY}': route "),
+    network=(lambda at: remove(at, "efficientnet_lite0", None), "cannot remove 'efficientnet_lite0'"),
 )
-def test_files_of_a_copy_stay(repository, change, message):
+def test_files_of_a_copy_stay(change, message, repository):
     add_cpu_fallback(repository, "", None)
     leave_only_the_copy(repository)
     before = contents(repository)

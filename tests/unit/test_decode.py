@@ -138,11 +138,9 @@ LARGE_16 = GREY_16 | dict.fromkeys((256, 257, 278), (3, 256))
 
 @cases(
     "encoded",
-    {
-        "png": save(Image.fromarray(RAMP16), "PNG"),
-        "tiff": save(Image.fromarray(RAMP16), "TIFF"),
-        "big-endian tiff": tiff(LARGE_16, RAMP16.astype(">u2").tobytes(), ">"),
-    },
+    png=save(Image.fromarray(RAMP16), "PNG"),
+    tiff=save(Image.fromarray(RAMP16), "TIFF"),
+    big_endian_tiff=tiff(LARGE_16, RAMP16.astype(">u2").tobytes(), ">"),
 )
 def test_sixteen_bit_grey_is_scaled(encoded):
     """65535 is white: levels are rounded to eight bits, neither clipped nor taken modulo 256."""
@@ -151,7 +149,7 @@ def test_sixteen_bit_grey_is_scaled(encoded):
     np.testing.assert_array_equal(decode(encoded), np.repeat(expected[:, :, None], 3, axis=2))
 
 
-@cases(("color_type", "channels"), {"rgb": (2, 3), "grey and alpha": (4, 2), "rgba": (6, 4)})
+@cases(("color_type", "channels"), rgb=(2, 3), grey_and_alpha=(4, 2), rgba=(6, 4))
 def test_sixteen_bit_colours_are_scaled(color_type, channels):
     """A colour PNG of 16 bits comes within the one level that cutting off the low byte costs."""
     levels = np.random.default_rng(0).integers(0, 65536, (9, 7, channels), dtype=np.uint16)
@@ -164,7 +162,7 @@ def test_sixteen_bit_colours_are_scaled(color_type, channels):
     np.testing.assert_allclose(decoded, np.broadcast_to(colors / 65535 * 255, (9, 7, 3)), atol=1)
 
 
-@cases("background", {"white": WHITE, "black": (0, 0, 0), "magenta": MAGENTA})
+@cases("background", white=WHITE, black=(0, 0, 0), magenta=MAGENTA)
 @pytest.mark.parametrize(
     ("image_format", "mode"), [("PNG", "RGBA"), ("PNG", "LA"), ("TIFF", "RGBA"), ("WEBP", "RGBA")]
 )
@@ -200,19 +198,15 @@ def palette_image(*indices):
 
 
 def keyed(color_type, samples, *key):
-    """Build a PNG of one row whose tRNS chunk names the transparent colour."""
     return png(samples[None], color_type, (b"tRNS", struct.pack(f">{len(key)}H", *key)))
 
 
 @cases(
-    ("encoded", "expected"),
-    {
-        "palette png": (save(palette_image(1, 0), "PNG", transparency=0), [(200, 100, 50), MAGENTA]),
-        "palette gif": (save(palette_image(1, 0), "GIF", transparency=0), [(200, 100, 50), MAGENTA]),
-        "rgb": (keyed(2, np.uint8([(1, 2, 3), (4, 5, 6)]), 1, 2, 3), [MAGENTA, (4, 5, 6)]),
-        "grey": (keyed(0, np.uint8([[7], [9]]), 7), [MAGENTA, (9, 9, 9)]),
-        "16-bit grey": (keyed(0, np.uint16([[0], [1000], [65535]]), 1000), [(0, 0, 0), MAGENTA, WHITE]),
-    },
+    palette_png=(save(palette_image(1, 0), "PNG", transparency=0), [(200, 100, 50), MAGENTA]),
+    palette_gif=(save(palette_image(1, 0), "GIF", transparency=0), [(200, 100, 50), MAGENTA]),
+    rgb=(keyed(2, np.uint8([(1, 2, 3), (4, 5, 6)]), 1, 2, 3), [MAGENTA, (4, 5, 6)]),
+    grey=(keyed(0, np.uint8([[7], [9]]), 7), [MAGENTA, (9, 9, 9)]),
+    grey_of_16_bits=(keyed(0, np.uint16([[0], [1000], [65535]]), 1000), [(0, 0, 0), MAGENTA, WHITE]),
 )
 def test_transparent_colour_shows_the_background(encoded, expected):
     np.testing.assert_array_equal(decode(encoded, background=MAGENTA), [expected])
@@ -236,14 +230,12 @@ XMP = segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>")
 
 @cases(
     "header",
-    {
-        "alone": EXIF,
-        "big-endian": segment(0xE1, b"Exif\0\0" + exif_block(6, ">")),
-        "after XMP": XMP + EXIF,
-        "before XMP": EXIF + XMP,
-        "after fill bytes": b"\xff\xff" + EXIF,
-        "after a comment": segment(0xFE, b"a comment") + EXIF,
-    },
+    alone=EXIF,
+    big_endian=segment(0xE1, b"Exif\0\0" + exif_block(6, ">")),
+    after_XMP=XMP + EXIF,
+    before_XMP=EXIF + XMP,
+    after_fill_bytes=b"\xff\xff" + EXIF,
+    after_a_comment=segment(0xFE, b"a comment") + EXIF,
 )
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 def test_orientation_of_a_jpeg_is_found(encode, gradient, mode, header):
@@ -263,18 +255,16 @@ def test_upright_size_is_that_of_the_turned_image(encode, gradient, orientation)
 
 @cases(
     "garbage",
-    {
-        "empty": b"",
-        "no byte order": b"nonsense",
-        "directory outside": b"II*\0\xff\xff\xff\x7f",
-        "directory cut short": exif_block(6)[:14],
-        "value outside": b"II*\0\x08\0\0\0" + struct.pack("<HHHII", 1, 274, 3, 99, 0x7FFFFFFF),
-        "orientation 0": exif_block(0),
-        "orientation 9": exif_block(9),
-        "unknown type": exif_block(6, field_type=200),
-        "text": exif_block(0x3636, field_type=2, count=2),
-        "directory in a circle": b"II*\0\x08\0\0\0\0\0\x08\0\0\0",
-    },
+    empty=b"",
+    no_byte_order=b"nonsense",
+    directory_outside=b"II*\0\xff\xff\xff\x7f",
+    directory_cut_short=exif_block(6)[:14],
+    value_outside=b"II*\0\x08\0\0\0" + struct.pack("<HHHII", 1, 274, 3, 99, 0x7FFFFFFF),
+    orientation_0=exif_block(0),
+    orientation_9=exif_block(9),
+    unknown_type=exif_block(6, field_type=200),
+    text=exif_block(0x3636, field_type=2, count=2),
+    directory_in_a_circle=b"II*\0\x08\0\0\0\0\0\x08\0\0\0",
 )
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore:Metadata Warning", "ignore:Possibly corrupt")
@@ -297,13 +287,11 @@ def test_garbage_exif_is_ignored(encode, gradient, image_format, garbage):
 
 @cases(
     "chunk",
-    {
-        "text": (b"zTXt", b"Comment\0\0no zlib"),
-        "long text": (b"zTXt", b"Comment\0\0" + zlib.compress(bytes(2**21))),
-        "international": (b"iTXt", b"key\0\1\0\0\0no zlib"),
-        "profile": (b"iCCP", b"name\0\0no zlib"),
-        "colours": (b"cHRM", b"short"),
-    },
+    text=(b"zTXt", b"Comment\0\0no zlib"),
+    long_text=(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(2**21))),
+    international=(b"iTXt", b"key\0\1\0\0\0no zlib"),
+    profile=(b"iCCP", b"name\0\0no zlib"),
+    colours=(b"cHRM", b"short"),
 )
 def test_damaged_chunk_of_a_png_that_changes_no_pixel_does_no_harm(gradient, chunk):
     pixels = gradient(16, 16)
@@ -323,22 +311,19 @@ LARGE_TILE = {258: (3, 8), 259: (3, 8), 322: (4, 20_000), 323: (4, 10_000)}
 
 
 @cases(
-    ("encoded", "message"),
-    {
-        "empty": (b"", r"expected the bytes of an image file \(PNG, .*\), got 0 bytes"),
-        "text": (b"hello world", r"expected an image file .* got 11 bytes starting with b'hello wo'"),
-        "jpeg without header": (b"\xff\xd8\xff", "JPEG of 3 bytes has no readable header"),
-        "truncated": (COFFEE.read_bytes()[:20_000], "JPEG of 20000 bytes is damaged: Premature end of JPEG"),
-        # Pillow has no levels for these modes, does not rescale 12 bits, and does not invert 16.
-        "F": (save(Image.new("F", (4, 4)), "TIFF"), "8 or 16 bits per channel .*, got TIFF of mode F$"),
-        "LAB": (save(Image.new("LAB", (4, 4)), "TIFF"), "got TIFF of mode LAB$"),
-        "12 bits": (odd_grey(12, 1), "got TIFF of mode I;16 with 12 bits and 0 as black"),
-        "0 is white": (odd_grey(16, 0), "or 16 with 0 as black, .* with 16 bits and 0 as white"),
-        "tile": (
-            tiff(GREY_16 | LARGE_TILE, zlib.compress(bytes(1000))),
-            "at most 64000000 pixels, got 20000 x 10000",
-        ),
-    },
+    empty=(b"", r"expected the bytes of an image file \(PNG, .*\), got 0 bytes"),
+    text=(b"hello world", r"expected an image file .* got 11 bytes starting with b'hello wo'"),
+    jpeg_without_header=(b"\xff\xd8\xff", "JPEG of 3 bytes has no readable header"),
+    truncated=(COFFEE.read_bytes()[:20_000], "JPEG of 20000 bytes is damaged: Premature end of JPEG"),
+    # Pillow has no levels for these modes, does not rescale 12 bits, and does not invert 16.
+    F=(save(Image.new("F", (4, 4)), "TIFF"), "8 or 16 bits per channel .*, got TIFF of mode F$"),
+    LAB=(save(Image.new("LAB", (4, 4)), "TIFF"), "got TIFF of mode LAB$"),
+    bits_12=(odd_grey(12, 1), "got TIFF of mode I;16 with 12 bits and 0 as black"),
+    white_as_0=(odd_grey(16, 0), "or 16 with 0 as black, .* with 16 bits and 0 as white"),
+    tile=(
+        tiff(GREY_16 | LARGE_TILE, zlib.compress(bytes(1000))),
+        "at most 64000000 pixels, got 20000 x 10000",
+    ),
 )
 def test_bad_file_is_refused(encoded, message):
     with pytest.raises(InvalidImage, match=message):
@@ -357,16 +342,13 @@ def test_truncated_file_is_refused(encode, gradient, image_format):
 
 
 @cases(
-    ("size", "limits", "message"),
-    {
-        "bytes": ((60, 100), Limits(max_image_bytes=99), r"expected at most 99 bytes, got [\d.]+ \w+$"),
-        "pixels": ((60, 100), Limits(max_image_pixels=5_999), "at most 5999 pixels, got 100 x 60$"),
-        "width": ((60, 100), Limits(max_image_side_px=99), "at most 99 pixels a side, got 100 x 60$"),
-        "height": ((100, 60), Limits(max_image_side_px=99), "at most 99 pixels a side, got 60 x 100$"),
-    },
+    bytes=((60, 100), Limits(max_image_bytes=99), r"expected at most 99 bytes, got [\d.]+ \w+$"),
+    pixels=((60, 100), Limits(max_image_pixels=5_999), "at most 5999 pixels, got 100 x 60$"),
+    width=((60, 100), Limits(max_image_side_px=99), "at most 99 pixels a side, got 100 x 60$"),
+    height=((100, 60), Limits(max_image_side_px=99), "at most 99 pixels a side, got 60 x 100$"),
 )
 @pytest.mark.parametrize("image_format", ["PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP"])
-def test_limits_are_checked_on_the_header(encode, gradient, image_format, size, limits, message):
+def test_limits_are_checked_on_the_header(size, limits, message, encode, gradient, image_format):
     good = encode(gradient(*size), image_format)
     middle = len(good) // 2
     encoded = good[:middle] + b"\x55" * 48 + good[middle + 48 :]
@@ -377,13 +359,11 @@ def test_limits_are_checked_on_the_header(encode, gradient, image_format, size, 
 
 
 def repeated(encoded, scans):
-    """Return a JPEG that repeats its last scan until it has that many."""
     last_scan = encoded[encoded.rindex(b"\xff\xda") : -2]
     return encoded[:-2] + last_scan * (scans - encoded.count(b"\xff\xda")) + encoded[-2:]
 
 
 def non_interleaved(pixels):
-    """Build a sequential JPEG of one scan per component, from three grey ones."""
     planes = [save(Image.fromarray(pixels[:, :, channel]), "JPEG", quality=95) for channel in range(3)]
     # Without the JFIF header: it would say that the components are YCbCr.
     tables = planes[0][:2] + planes[0][planes[0].index(b"\xff\xdb") : planes[0].index(b"\xff\xc0")]
@@ -412,7 +392,7 @@ def test_jpeg_of_too_many_scans_is_refused(encode, gradient, kind):
         open_image(repeated(one, MAX_SCANS + 1), Limits())
 
 
-@cases("marker", {"stuffing": 0x00, "TEM": 0x01, "RST0": 0xD0, "RST7": 0xD7})
+@cases("marker", stuffing=0x00, TEM=0x01, RST0=0xD0, RST7=0xD7)
 def test_scans_cannot_be_hidden_behind_a_marker_without_length(encode, gradient, marker):
     """These markers have no length; reading one there would find a fake frame."""
     many = repeated(encode(gradient(16, 16), "JPEG", progressive=True), MAX_SCANS + 1)
@@ -440,16 +420,14 @@ def insert(encoded: bytes, marker: int, more: bytes) -> bytes:
 
 @cases(
     "change",
-    {
-        "before the end": lambda good: good[:-2] + b"\0\0" + good[-2:],
-        "before the end, and a film": lambda good: good[:-2] + bytes(99) + good[-2:] + b"\0\xff\xda\0\2",
-        "before the scan": lambda good: insert(good, 0xDA, b"\x12\x34\x56"),
-        "a short segment": lambda good: insert(good, 0xDB, b"\xff\xe5\0\1"),
-        "a profile behind the frame": lambda good: insert(good, 0xC4, b"\xff\xe2\0\x12ICC_PROFILE\0\1\1xx"),
-        "broken EXIF": lambda good: insert(good, 0xDB, b"\xff\xe1\0\x10Exif\0\0garbage!"),
-        "an unknown revision": lambda good: good.replace(b"JFIF\0\1", b"JFIF\0\3", 1),
-        "behind the end": lambda good: good + b"junk",
-    },
+    before_the_end=lambda good: good[:-2] + b"\0\0" + good[-2:],
+    before_the_end_and_a_film=lambda good: good[:-2] + bytes(99) + good[-2:] + b"\0\xff\xda\0\2",
+    before_the_scan=lambda good: insert(good, 0xDA, b"\x12\x34\x56"),
+    a_short_segment=lambda good: insert(good, 0xDB, b"\xff\xe5\0\1"),
+    a_profile_behind_the_frame=lambda good: insert(good, 0xC4, b"\xff\xe2\0\x12ICC_PROFILE\0\1\1xx"),
+    broken_EXIF=lambda good: insert(good, 0xDB, b"\xff\xe1\0\x10Exif\0\0garbage!"),
+    an_unknown_revision=lambda good: good.replace(b"JFIF\0\1", b"JFIF\0\3", 1),
+    behind_the_end=lambda good: good + b"junk",
 )
 @pytest.mark.parametrize("shrink", [1, 4])
 def test_bytes_outside_the_image_data_are_ignored(encode, gradient, change, shrink):
@@ -503,13 +481,10 @@ def test_unusual_sampling_is_decoded(factors):
 
 
 @cases(
-    ("image_format", "place", "part", "message"),
-    {
-        "segments": ("JPEG", 2, b"\xff\xfe\x00\x02", "at most 4096 segments in a JPEG, got 4097 or more"),
-        "chunks": ("PNG", 33, png_chunk(b"abCd", b""), "at most 65536 chunks in a PNG, got 65537 or more"),
-    },
+    segments=("JPEG", 2, b"\xff\xfe\x00\x02", "at most 4096 segments in a JPEG, got 4097 or more"),
+    chunks=("PNG", 33, png_chunk(b"abCd", b""), "at most 65536 chunks in a PNG, got 65537 or more"),
 )
-def test_file_of_too_many_parts_is_refused(encode, gradient, image_format, place, part, message):
+def test_file_of_too_many_parts_is_refused(image_format, place, part, message, encode, gradient):
     """Millions of empty parts take seconds to read and hold no pixels."""
     good = encode(gradient(16, 16), image_format)
 

@@ -23,10 +23,9 @@ SAME = Transform(SIDE, SIDE, resize="exact")
 
 
 def outputs_of(head: str) -> list[NetworkOutput]:
-    return [
-        NetworkOutput(name, "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32", rows.shape)
-        for name, rows in TestDetector(head).outputs().items()
-    ]
+    found = TestDetector(head).outputs()
+    types = {name: "TYPE_INT64" if rows.dtype == np.int64 else "TYPE_FP32" for name, rows in found.items()}
+    return [NetworkOutput(name, types[name], rows.shape) for name, rows in found.items()]
 
 
 def detector_of(head: str, **more) -> ObjectFinder:
@@ -49,15 +48,12 @@ def plain_iou(one, other) -> float:
 
 
 @cases(
-    ("objectness", "score", "expected"),
-    {
-        "at the threshold": (0.5, 0.5, [0.25]),
-        "just below it": (0.5, 0.49, []),
-        "unlikely object of a likely class": (0.2, 1.0, []),
-    },
+    at_the_threshold=(0.5, 0.5, [0.25]),
+    just_below_it=(0.5, 0.49, []),
+    unlikely_object_of_a_likely_class=(0.2, 1.0, []),
 )
 @pytest.mark.parametrize("head", ["yolov5", "yolox"])
-def test_score_is_that_of_object_and_class(head, objectness, score, expected):
+def test_score_is_that_of_object_and_class(objectness, score, expected, head):
     (rows,) = TestDetector(head, ((KNOWN[0][0], score, 1),)).outputs().values()
     rows[rows[:, 4] > 0, 4] = objectness
 
@@ -98,32 +94,27 @@ def test_known_objects_of_every_head(head):
 
 
 @cases(
-    ("form", "arrays"),
-    {
-        "rows of seven": (
-            {"output": (3, 7)},
-            [np.float32([[1, 2, 11, 22, 1, 0.5, 2], [0, 0, 8, 8, 0.5, 0.25, 1], [0, 0, 8, 8, 1, 1, -1]])],
-        ),
-        "boxes and classes": (
-            {"dets": (2, 5), "labels": (2,)},
-            [np.array([[1, 2, 11, 22, 0.5], [0, 0, 8, 8, 0.1]], np.float32), np.array([2, 1])],
-        ),
-        "number without a dim": (
-            {"num": (), "boxes": (2, 4), "scores": (2,), "labels": (2,)},
-            [
-                np.array(1),
-                np.array([[1, 2, 11, 22], [0, 0, 8, 8]], np.float32),
-                np.array([0.5, np.nan], np.float32),
-                np.array([2, 1]),
-            ],
-        ),
-    },
+    rows_of_seven=(
+        {"output": (3, 7)},
+        [np.float32([[1, 2, 11, 22, 1, 0.5, 2], [0, 0, 8, 8, 0.5, 0.25, 1], [0, 0, 8, 8, 1, 1, -1]])],
+    ),
+    boxes_and_classes=(
+        {"dets": (2, 5), "labels": (2,)},
+        [np.array([[1, 2, 11, 22, 0.5], [0, 0, 8, 8, 0.1]], np.float32), np.array([2, 1])],
+    ),
+    number_without_a_dim=(
+        {"num": (), "boxes": (2, 4), "scores": (2,), "labels": (2,)},
+        [
+            np.array(1),
+            np.array([[1, 2, 11, 22], [0, 0, 8, 8]], np.float32),
+            np.array([0.5, np.nan], np.float32),
+            np.array([2, 1]),
+        ],
+    ),
 )
 def test_forms_of_suppressed_outputs(form, arrays):
-    outputs = [
-        NetworkOutput(name, "TYPE_INT64" if name in ("labels", "num") else "TYPE_FP32", dims)
-        for name, dims in form.items()
-    ]
+    types = {"labels": "TYPE_INT64", "num": "TYPE_INT64"}
+    outputs = [NetworkOutput(name, types.get(name, "TYPE_FP32"), dims) for name, dims in form.items()]
 
     head = find_head(outputs, FRAME)
     found = ObjectFinder(head, SAME, Limits()).find((SIDE, SIDE), arrays)
@@ -141,32 +132,26 @@ DETR = [matrix(100, 92, name="logits"), matrix(100, 4, name="pred_boxes")]
 
 
 @cases(
-    ("outputs", "labels", "name"),
-    {
-        "yolov5": ([matrix(25200, 85)], 0, "yolov5"),
-        "yolov5 with its grids": ([matrix(25200, 85), matrix(3, 80, 80, 85, name="340")], 0, "yolov5"),
-        "yolov8": ([matrix(84, 8400)], 0, "yolov8"),
-        "end to end": ([matrix(300, 6)], 80, "nms"),
-        "detr": (DETR, 91, "detr"),
-        "rt-detr of Ultralytics": ([matrix(300, 84)], 80, "rtdetr"),
-        "yolo-nas": ([matrix(8400, 4, name="904"), matrix(8400, 80, name="913")], 80, "yolonas"),
-        "rt-detr": ([matrix(300, 80, name="logits"), matrix(300, 4, name="boxes")], 80, "detr_sigmoid"),
-    },
+    yolov5=([matrix(25200, 85)], 0, "yolov5"),
+    yolov5_with_its_grids=([matrix(25200, 85), matrix(3, 80, 80, 85, name="340")], 0, "yolov5"),
+    yolov8=([matrix(84, 8400)], 0, "yolov8"),
+    end_to_end=([matrix(300, 6)], 80, "nms"),
+    detr=(DETR, 91, "detr"),
+    rt_detr_of_Ultralytics=([matrix(300, 84)], 80, "rtdetr"),
+    yolo_nas=([matrix(8400, 4, name="904"), matrix(8400, 80, name="913")], 80, "yolonas"),
+    rt_detr=([matrix(300, 80, name="logits"), matrix(300, 4, name="boxes")], 80, "detr_sigmoid"),
 )
 def test_certain_heads_are_found(outputs, labels, name):
     assert find_head(outputs, Frame(640, 640), labels=labels).name == name
 
 
 @cases(
-    ("outputs", "name", "message"),
-    {
-        "yolox or decoded": ([matrix(8400, 85)], "", r"uncertain layout of .*yolox: "),
-        "detr without labels": (DETR, "", "fix: --head with one of detr: "),
-        "scores": ([matrix(1000)], "", r"expected the outputs of a detector, got .* known: yolov5: \[N,anch"),
-        "unknown": ([matrix(25200, 85)], "ssd", "invalid head: expected one of yolov5, .*, got 'ssd'"),
-        "other form": ([matrix(25200, 85)], "detr", r"head detr: expected logits .*, got 'output0' FP32"),
-        "yolox of another size": ([matrix(3549, 85)], "yolox", "expected 8,400 anchors, .*, got 3,549"),
-    },
+    yolox_or_decoded=([matrix(8400, 85)], "", r"uncertain layout of .*yolox: "),
+    detr_without_labels=(DETR, "", "fix: --head with one of detr: "),
+    scores=([matrix(1000)], "", r"expected the outputs of a detector, got .* known: yolov5: \[N,anch"),
+    unknown=([matrix(25200, 85)], "ssd", "invalid head: expected one of yolov5, .*, got 'ssd'"),
+    other_form=([matrix(25200, 85)], "detr", r"head detr: expected logits .*, got 'output0' FP32"),
+    yolox_of_another_size=([matrix(3549, 85)], "yolox", "expected 8,400 anchors, .*, got 3,549"),
 )
 def test_uncertain_or_wrong_heads_are_refused(outputs, name, message):
     with pytest.raises(UnknownHead, match=message):
@@ -261,35 +246,30 @@ def test_suppression_equals_the_plain_reference(drawn, iou, limit):
 
 
 def objects(*found) -> Objects:
-    return Objects(
-        np.array([box for box, _, _ in found], np.float32).reshape(-1, 4),
-        np.array([score for _, score, _ in found], np.float32),
-        np.array([index for _, _, index in found], np.int64),
-    )
+    boxes, scores, classes = zip(*found, strict=True) if found else ((), (), ())
+    boxes = np.array(boxes, np.float32).reshape(-1, 4)
+    return Objects(boxes, np.array(scores, np.float32), np.array(classes, np.int64))
 
 
 BOX, NEAR, FAR = (0, 0, 10, 10), (0, 0, 10, 8), (50, 50, 60, 60)
 
 
 @cases(
-    ("one", "other", "pairs"),
-    {
-        "equal": ([(BOX, 0.5, 1)], [(BOX, 0.5, 1)], [((0, 0), 0.0)]),
-        "moved": ([(BOX, 0.5, 1)], [(NEAR, 0.5, 1)], [((0, 0), 0.2)]),
-        "other class": ([(BOX, 0.5, 1)], [(BOX, 0.25, 2)], [((0, None), 0.5), ((None, 0), 0.25)]),
-        "missing": ([(BOX, 0.5, 1), (FAR, 0.25, 1)], [(FAR, 0.25, 1)], [((0, None), 0.5), ((1, 0), 0.0)]),
-        "two of one place": (
-            [(BOX, 0.5, 1), (NEAR, 0.5, 1)],
-            [(NEAR, 0.5, 1), (BOX, 0.5, 1)],
-            [((0, 1), 0.0), ((1, 0), 0.0)],
-        ),
-        "best overlap before best score": (
-            [(NEAR, 0.75, 1), (BOX, 0.5, 1)],
-            [(BOX, 0.5, 1)],
-            [((0, None), 0.75), ((1, 0), 0.0)],
-        ),
-        "none": ([], [], []),
-    },
+    equal=([(BOX, 0.5, 1)], [(BOX, 0.5, 1)], [((0, 0), 0.0)]),
+    moved=([(BOX, 0.5, 1)], [(NEAR, 0.5, 1)], [((0, 0), 0.2)]),
+    other_class=([(BOX, 0.5, 1)], [(BOX, 0.25, 2)], [((0, None), 0.5), ((None, 0), 0.25)]),
+    missing=([(BOX, 0.5, 1), (FAR, 0.25, 1)], [(FAR, 0.25, 1)], [((0, None), 0.5), ((1, 0), 0.0)]),
+    two_of_one_place=(
+        [(BOX, 0.5, 1), (NEAR, 0.5, 1)],
+        [(NEAR, 0.5, 1), (BOX, 0.5, 1)],
+        [((0, 1), 0.0), ((1, 0), 0.0)],
+    ),
+    best_overlap_before_best_score=(
+        [(NEAR, 0.75, 1), (BOX, 0.5, 1)],
+        [(BOX, 0.5, 1)],
+        [((0, None), 0.75), ((1, 0), 0.0)],
+    ),
+    none=([], [], []),
 )
 def test_objects_of_two_detectors_are_matched(one, other, pairs):
     found = match_objects(objects(*one), objects(*other))

@@ -49,15 +49,12 @@ def test_missing_part_is_a_failure_with_its_fix(tmp_path, monkeypatch):
 
 
 @cases(
-    ("files", "waiting", "fix"),
-    {
-        "enough": (8192, 1024, ""),
-        "unlimited": (-1, 4096, ""),
-        "few files": (1024, 4096, "ulimit -n 8192, or LimitNOFILE of the service"),
-        "short queue": (20_000, 128, "sysctl net.core.somaxconn=1024"),
-    },
+    enough=(8192, 1024, ""),
+    unlimited=(-1, 4096, ""),
+    few_files=(1024, 4096, "ulimit -n 8192, or LimitNOFILE of the service"),
+    short_queue=(20_000, 128, "sysctl net.core.somaxconn=1024"),
 )
-def test_limits_of_connections_are_checked(tmp_path, monkeypatch, files, waiting, fix):
+def test_limits_of_connections_are_checked(files, waiting, fix, tmp_path, monkeypatch):
     """Thousands of connections need open files, and a queue for those that are not accepted yet."""
     (tmp_path / "somaxconn").write_text(f"{waiting}\n")
     monkeypatch.setattr(doctor, "SOMAXCONN", tmp_path / "somaxconn")

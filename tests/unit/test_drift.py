@@ -179,13 +179,10 @@ OTHER = "the reference is of version 1 of 'net_v1', the route serves version "
 
 
 @cases(
-    ("target", "reason"),
-    {
-        "same": (TARGET, ""),
-        "new variant": (Target("v2", "net_v1", 1, "7"), "the reference does not have this variant"),
-        "new version": (Target("v1", "net_v1", 2, "8"), OTHER + "2"),
-        "other model": (Target("v1", "other", 1, "7"), OTHER + "1"),
-    },
+    same=(TARGET, ""),
+    new_variant=(Target("v2", "net_v1", 1, "7"), "the reference does not have this variant"),
+    new_version=(Target("v1", "net_v1", 2, "8"), OTHER + "2"),
+    other_model=(Target("v1", "other", 1, "7"), OTHER + "1"),
 )
 def test_reference_of_another_model_is_not_used(target, reason):
     found = why_not(target, reference_of(drawn(1)))
@@ -207,15 +204,11 @@ def test_reference_survives_its_file(root):
 
 @cases(
     "text",
-    {
-        "empty": b"",
-        "not UTF-8": b"\xff",
-        "no time zone": b'{"created": "2026-11-25T00:00:00", "source": "x", "variants": []}',
-        "misspelt": format_reference(reference_of(drawn(1))).replace(b'"bounds"', b'"bonds"', 1),
-        "other classes": format_reference(reference_of(drawn(1))).replace(
-            b'"classes": [\n  0,', b'"classes": ['
-        ),
-    },
+    empty=b"",
+    not_UTF_8=b"\xff",
+    no_time_zone=b'{"created": "2026-11-25T00:00:00", "source": "x", "variants": []}',
+    misspelt=format_reference(reference_of(drawn(1))).replace(b'"bounds"', b'"bonds"', 1),
+    other_classes=format_reference(reference_of(drawn(1))).replace(b'"classes": [\n  0,', b'"classes": ['),
 )
 def test_wrong_reference_is_rejected(text):
     with pytest.raises(InvalidConfig, match="nereid drift baseline"):
@@ -286,10 +279,8 @@ def test_shadows_agree_over_time():
     for age_s, agreed in ((4000, 5), (100, 8), (50, 1)):
         history.add(Slot(NOW - age_s, 60, {"shadow|r|s": {"agreed": agreed, "disagreed": 1, "shed": 9}}))
 
-    assert [msgspec.structs.astuple(each) for each in agreement(history, "r", NOW)] == [
-        ("s", 0.0, 11, 9),
-        ("s", 3600.0, 6, 5),
-    ]
+    found = [msgspec.structs.astuple(each) for each in agreement(history, "r", NOW)]
+    assert found == [("s", 0.0, 11, 9), ("s", 3600.0, 6, 5)]
 
 
 def test_interval_is_that_of_wilson():

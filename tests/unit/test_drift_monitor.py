@@ -30,8 +30,6 @@ BOUNDS = [*(f"{bound:g}" for bound in CONFIDENCE), "+Inf"]
 
 
 class World:
-    """A repository with a route, a metrics page, and a monitor whose clock the test moves."""
-
     def __init__(self, base: Path, port: int) -> None:
         self.repository, self.run_dir = base / "models", base / "run"
         for folder in (self.repository, self.run_dir):
@@ -53,7 +51,6 @@ class World:
         return Server(record, self.run_dir) if self.is_running else None
 
     def page(self, path: str) -> health.HttpPage:
-        """Return the metrics page: confidences of one variant, cumulative."""
         labels = 'model_instance="r_0_0",route="r",variant="v1",version="1"'
         lines, below = [], 0
         for bound, count in self.counts.items():
@@ -62,7 +59,6 @@ class World:
         return HTTPStatus.OK, health.TEXT, "\n".join(lines) + "\n"
 
     def look(self, *added: int) -> DriftState:
-        """Add images to the buckets, and look a minute later."""
         for bound, count in zip(BOUNDS, added, strict=False):
             self.counts[bound] += count
         self.now += 60
@@ -71,7 +67,6 @@ class World:
         return self.monitor.state
 
     def store_reference(self, *counts: int) -> None:
-        """Store a reference of the variant v1, with the confidences in these buckets."""
         filled = (*counts, *[0] * (len(BOUNDS) - len(counts)))
         signals = {"confidence": Histogram(CONFIDENCE, filled)}
         created = datetime.datetime.fromtimestamp(self.now - 30, datetime.UTC)

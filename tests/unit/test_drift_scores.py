@@ -1,4 +1,4 @@
-"""Distances of histograms against their definitions, and the rate of false alarms of their limits."""
+"""Distances of histograms, the rate of false alarms of their limits, and usage of `nereid drift`."""
 
 import math
 
@@ -6,20 +6,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from nereid.cli.drift import print_report
+from nereid.cli.main import app
+from nereid.insight.drift.comparison import SignalDrift, VariantDrift
+from nereid.insight.drift.drift_report import Accuracy, Agreement, DriftReport
+from nereid.insight.drift.monitor import RouteDrift
 from nereid.insight.drift.scores import MIN_IMAGES, MIN_SHARE, PRIOR, add_up, distance, joined, limit
+from tests.tables import rows
 
 histograms = st.integers(2, 20).flatmap(
-    lambda size: st.tuples(
-        st.lists(st.integers(0, 500), min_size=size, max_size=size),
-        st.lists(st.integers(0, 500), min_size=size, max_size=size),
-    )
+    lambda size: st.tuples(*[st.lists(st.integers(0, 500), min_size=size, max_size=size)] * 2)
 )
 counts = st.lists(st.integers(0, 500), min_size=2, max_size=25).filter(any)
 
 
 def shares(histogram: list[int]) -> list[float]:
-    """Return the shares of buckets with the prior, in float64."""
     total = sum(histogram) + PRIOR * len(histogram)
     return [(count + PRIOR) / total for count in histogram]
 
@@ -73,3 +76,51 @@ def test_chance_rarely_exceeds_a_limit(size, images, buckets):
     for measure in ("psi", "js"):
         over = np.mean([getattr(each, measure) > getattr(most, measure) for each in found])
         assert 0.003 <= over <= 0.02, measure
+
+
+NUMBERS = {"psi": 0.5, "js": 0.25}
+
+
+@pytest.fixture
+def nereid(tmp_path):
+    def run(*words: str):
+        return CliRunner().invoke(app, ["drift", *words], env={"XDG_RUNTIME_DIR": str(tmp_path)})
+
+    return run
+
+
+@rows(
+    (["baseline", "classify"], 2, "expected one of --images DIR and --from-traffic DURATION"),
+    (["baseline", "classify", "--images", "x", "--from-traffic", "1h"], 2, "expected one of --images"),
+    (["baseline", "classify", "--from-traffic", "1h"], 1, "fix: nereid serve"),
+    (["show", "classify"], 1, "fix: nereid serve"),
+    (["show", "missing"], 2, "no route 'missing'"),
+)
+def test_errors_name_the_fix(words, status, message, nereid):
+    done = nereid(*words)
+
+    assert done.exit_code == status
+    assert message in done.stderr
+
+
+def test_table_has_everything_that_is_known(capsys):
+    signals = (SignalDrift("warmth", 300, "drift", NUMBERS, NUMBERS), SignalDrift("class", 9, "too few"))
+    variants = (
+        VariantDrift("v1", "net", 2, 300, 5.0, 7200.0, "", signals),
+        VariantDrift("v2", "net", 3, 0, None, None, "the reference does not have this variant"),
+    )
+    route = RouteDrift("r", "photos", variants)
+    agreement, accuracy = (Agreement("dark", 1800, 200, 190),), (Accuracy("v1", 10, 9, 0.6, 0.98),)
+
+    print_report(DriftReport(1e9, 3600, 600, route, agreement, accuracy))
+    lines = capsys.readouterr().out
+
+    for text in (
+        "v1 (version 2 of net): drift; 300 images in the window, reference 2 h 0 min old",
+        "v2 (version 3 of net): not compared: the reference does not have this variant",
+        "last 1 h 0 min, of which 10 min are recorded",
+        "95.0%",
+        "60.0% to 98.0%",
+    ):
+        assert text in lines
+    assert "too few" in lines

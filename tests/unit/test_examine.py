@@ -129,7 +129,6 @@ def stamped(opset: int) -> onnx.ModelProto:
 
 
 def backwards() -> onnx.ModelProto:
-    """Build a network whose operators are not in the order in which they run."""
     model = classifier()
     nodes = list(reversed(model.graph.node))
     model.graph.ClearField("node")
@@ -151,7 +150,6 @@ def spoiled(matrix: np.ndarray, *places: tuple[int, int]) -> np.ndarray:
 
 
 def not_finite() -> onnx.ModelProto:
-    """Build a network whose scores are the logarithms of negative numbers."""
     more = [
         helper.make_node("Sub", ["sound", "two"], ["negative"]),
         helper.make_node("Log", ["negative"], ["scores"]),
@@ -160,7 +158,6 @@ def not_finite() -> onnx.ModelProto:
 
 
 def slow() -> onnx.ModelProto:
-    """Build a network that returns the same scores after twelve large products in a row."""
     more = [helper.make_node("MatMul", ["sound", "wide"], ["h0"])]
     more += [helper.make_node("MatMul", [f"h{i}", "square"], [f"h{i + 1}"]) for i in range(12)]
     more += [helper.make_node("MatMul", ["h12", "tall"], ["nothing"])]
@@ -172,7 +169,6 @@ def slow() -> onnx.ModelProto:
 
 
 def large() -> onnx.ModelProto:
-    """Build a network that returns the same scores after filling 100 MB with one of them."""
     more = [
         helper.make_node("ReduceMax", ["sound"], ["top"], keepdims=1),
         helper.make_node("Expand", ["top", "many"], ["filled"]),
@@ -317,17 +313,14 @@ WORDS = np.array([b"cat", b"dog"], object)
 
 
 @cases(
-    ("before", "after", "expected"),
-    {
-        "quarter-of-the-largest": ([1.0, -4.0], [2.0, -4.0], 0.25),
-        "zeros": ([0.0], [0.0], 0.0),
-        "from-zero": ([0.0], [1e-9], np.inf),
-        "shape": ([1.0], [1.0, 1.0], np.inf),
-        "empty": ([], [], 0.0),
-        "bool": ([True, False], [True, True], 1.0),
-        "same-words": (WORDS, WORDS.copy(), 0.0),
-        "other-words": (WORDS, WORDS[::-1], np.inf),
-    },
+    quarter_of_the_largest=([1.0, -4.0], [2.0, -4.0], 0.25),
+    zeros=([0.0], [0.0], 0.0),
+    from_zero=([0.0], [1e-9], np.inf),
+    shape=([1.0], [1.0, 1.0], np.inf),
+    empty=([], [], 0.0),
+    bool=([True, False], [True, True], 1.0),
+    same_words=(WORDS, WORDS.copy(), 0.0),
+    other_words=(WORDS, WORDS[::-1], np.inf),
 )
 def test_difference_is_relative_to_the_largest_value(before, after, expected):
     assert difference(np.array(before), np.array(after)) == expected
@@ -357,7 +350,6 @@ def test_unexpected_error_is_a_rejection(make_request):
 
 
 def parents() -> dict[int, int]:
-    """Return the parent of every process that has not ended."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -367,7 +359,6 @@ def parents() -> dict[int, int]:
 
 
 def children(process: int) -> set[int]:
-    """Return the processes that a process has started and that have not ended."""
     return {child for child, parent in parents().items() if parent == process}
 
 
@@ -387,7 +378,6 @@ def test_crash_of_the_process_is_a_rejection(make_request, number):
 
 
 def fifo(make_request: Callable[..., ExaminationRequest]) -> Path:
-    """Make a label file that is never written, so that an examination hangs."""
     path = make_request(classifier()).candidate.parent / "pipe"
     os.mkfifo(path)
     return path
@@ -430,14 +420,11 @@ def test_killed_command_ends_its_examiner(make_request, tmp_path):
 
 
 @cases(
-    ("package", "failure", "message"),
-    {
-        "broken": ("msgspec", "RuntimeError", "exit code 1, last step: starting; .*RuntimeError: planted"),
-        "missing": ("onnx", "ImportError", r"pip install 'nereid-serving\[publish\]'"),
-    },
+    broken=("msgspec", "RuntimeError", "exit code 1, last step: starting; .*RuntimeError: planted"),
+    missing=("onnx", "ImportError", r"pip install 'nereid-serving\[publish\]'"),
 )
 def test_failure_of_the_examiner_is_not_a_rejection(
-    make_request, tmp_path, monkeypatch, package, failure, message
+    package, failure, message, make_request, tmp_path, monkeypatch
 ):
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text(f"raise {failure}('planted')")

@@ -10,25 +10,19 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import WrongUsage
 from nereid.models.publish.add import AddProposal, AddRequest
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector
-from tests.networks import constant, network, value
+from tests.networks import constant, written
 from tests.publishing import propose
 from tests.tables import cases
 
 pytestmark = pytest.mark.process
 # Source: ultralytics, engine/exporter.py.
-ULTRALYTICS = {
-    "task": "detect",
-    "imgsz": f"[{SIDE}, {SIDE}]",
-    "names": str(dict(enumerate(CLASSES))),
-    "stride": "32",
-    "batch": "1",
-}
+ULTRALYTICS = {"task": "detect", "imgsz": f"[{SIDE}, {SIDE}]", "names": str(dict(enumerate(CLASSES)))}
+ULTRALYTICS |= {"stride": "32", "batch": "1"}
 FOUND = [(CLASSES[index], score) for _, score, index in KNOWN]
 
 
 @pytest.fixture
 def proposed(tmp_path):
-    """Add an exported network as `cars`, and return what would be added."""
     Image.new("RGB", (SIDE, SIDE)).save(photo := tmp_path / "photo.png")
 
     def add_network(model: onnx.ModelProto, metadata=None, **more) -> AddProposal:
@@ -52,17 +46,10 @@ def any_size(model: onnx.ModelProto) -> onnx.ModelProto:
 
 # tests/unit/test_real_exports.py has those of today's Ultralytics.
 @cases(
-    ("model", "more", "head"),
-    {
-        "strange notes": (TestDetector("yolov8").build(), {"args": "[1]", "imgsz": "[-1, 0]"}, "yolov8"),
-        "rt-detr": (
-            TestDetector("rtdetr", batch=1).build(),
-            {"description": "Ultralytics rtdetr-l"},
-            "rtdetr",
-        ),
-    },
+    strange_notes=(TestDetector("yolov8").build(), {"args": "[1]", "imgsz": "[-1, 0]"}, "yolov8"),
+    rt_detr=(TestDetector("rtdetr", batch=1).build(), {"description": "Ultralytics rtdetr-l"}, "rtdetr"),
 )
-def test_metadata_of_ultralytics_is_enough(proposed, tmp_path, model, more, head):
+def test_metadata_of_ultralytics_is_enough(model, more, head, proposed, tmp_path):
     found = proposed(model, ULTRALYTICS | more)
 
     assert (found.intake.name, found.settings.head, found.settings.sides_px) == ("detect", head, (SIDE, SIDE))
@@ -86,16 +73,14 @@ def of_one_image(model: onnx.ModelProto, rank: int) -> onnx.ModelProto:
     return model
 
 
-@cases(("rank", "given"), {"alone": (3, {}), "batch of one": (4, {}), "normalised": (4, {"scale": "1"})})
+@cases(("rank", "given"), alone=(3, {}), batch_of_one=(4, {}), normalised=(4, {"scale": "1"}))
 def test_results_of_one_image_get_a_batch(proposed, rank, given):
     """As torchvision documents its export; two images in one run would get the results of the first."""
     found = proposed(of_one_image(TestDetector("torchvision", batch=1).build(), rank), parameters=given)
 
-    assert (found.settings.head, found.settings.can_batch, found.settings.parameters["resize"]) == (
-        "torchvision",
-        False,
-        "exact",
-    )
+    settings = found.settings
+    assert (settings.head, settings.can_batch) == ("torchvision", False)
+    assert settings.parameters["resize"] == "exact"
     assert [(each["label"], each["score"]) for each in found.results["photo.png"]] == [
         (str(index), score) for _, score, index in KNOWN
     ]
@@ -137,25 +122,19 @@ def test_given_labels_tell_the_head(proposed, tmp_path):
     assert [(each["label"], each["score"]) for each in found.results["photo.png"]] == FOUND
 
 
-FLAT = network(
-    [helper.make_node("Flatten", ["image"], ["graph2_flat_predictions"])],
-    [value("image", "FP32", [1, 7, 1, 1])],
-    [value("graph2_flat_predictions", "FP32", ["num_predictions", 7])],
-)
+FLAT_IO = "(float[1,7,1,1] image) => (float[num_predictions,7] graph2_flat_predictions)"
+FLAT = written(f"{FLAT_IO} {{ graph2_flat_predictions = Flatten(image) }}")
 
 
 @pytest.mark.parametrize("task", ["", "detect"])
 @cases(
-    ("model", "metadata", "message"),
-    {
-        "masks": (
-            TestDetector("yolov8").build(),
-            ULTRALYTICS | {"task": "segment"},
-            "names the task 'segment': its masks cannot be served; fix: a network for one of classify",
-        ),
-        "YOLO-NAS's list": (FLAT, {}, "expected rows of each image, got one list .* fix: export it with"),
-    },
+    masks=(
+        TestDetector("yolov8").build(),
+        ULTRALYTICS | {"task": "segment"},
+        "names the task 'segment': its masks cannot be served; fix: a network for one of classify",
+    ),
+    YOLO_NASs_list=(FLAT, {}, "expected rows of each image, got one list .* fix: export it with"),
 )
-def test_results_that_cannot_be_served_are_named(proposed, task, model, metadata, message):
+def test_results_that_cannot_be_served_are_named(model, metadata, message, proposed, task):
     with pytest.raises(WrongUsage, match=message):
         proposed(model, metadata, task=task)

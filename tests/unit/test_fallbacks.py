@@ -10,39 +10,18 @@ from msgspec.structs import replace
 from nereid.backends.routing.assignment import BreakerSettings, Table, Variant, parse_route
 from nereid.backends.routing.attempts import MAX_SUSPECTS
 from nereid.backends.routing.configured_answer import read_answer
+from nereid.base import serving_errors as errors
 from nereid.base.config.model_config import TensorSpec
-from nereid.base.serving_errors import (
-    DeadlineExceeded,
-    Died,
-    InferenceFailed,
-    InvalidConfig,
-    InvalidImage,
-    Overloaded,
-    Unavailable,
-)
 from tests.routes import document, variant
 from tests.tables import cases
-from tests.unit.test_router import (
-    CAT,
-    KEY_V1,
-    KEY_V2,
-    ROUTE,
-    TO_V2,
-    V1,
-    V2,
-    Request,
-    World,
-    dead,
-    hang_v2,
-    in_use,
-)
+from tests.unit import test_router
 
 V3 = Variant("v3", "m3", 1, 0)
-CHAIN = replace(ROUTE, variants=(V1, V2, V3), fallbacks=("v3",))
+CHAIN = replace(test_router.ROUTE, variants=(test_router.V1, test_router.V2, V3), fallbacks=("v3",))
 ANSWERED = ("answer", "scores", "")
 
 
-class SlowlyChecked(Request):
+class SlowlyChecked(test_router.Request):
     """A request for which the check of its client takes time, so that its next attempt begins later."""
 
     def is_cancelled(self) -> bool:
@@ -50,65 +29,59 @@ class SlowlyChecked(Request):
         return super().is_cancelled()
 
 
-def answering(route=ROUTE) -> World:
-    """Return a router whose route has an answer."""
-    world = World(route)
-    table = in_use(replace(route, answer={"scores": 0}))
+def answering(route=test_router.ROUTE) -> test_router.World:
+    world = test_router.World(route)
+    table = test_router.in_use(replace(route, answer={"scores": 0}))
     world.router.use(Table(table.route, "", table.network_versions, {"scores": np.zeros(2, np.float32)}))
     return world
 
 
-def counted(world: World, family: str, *names: str) -> dict[tuple[str, ...], float]:
-    """Return the counts of a metric by the values of some labels."""
+def counted(world: test_router.World, family: str, *names: str) -> dict[tuple[str, ...], float]:
     found = {labels: n for (name, labels), n in world.counts.items() if name == family}
     return {tuple(dict(labels)[name] for name in names): n for labels, n in found.items()}
 
 
-def fallbacks(world: World) -> dict[tuple[str, ...], float]:
+def fallbacks(world: test_router.World) -> dict[tuple[str, ...], float]:
     return counted(world, "fallbacks_total", "from", "to", "reason")
 
 
-def attempts(world: World) -> dict[tuple[str, ...], float]:
+def attempts(world: test_router.World) -> dict[tuple[str, ...], float]:
     return counted(world, "requests_total", "variant", "outcome", "reason")
 
 
 def test_variants_are_tried_in_order():
-    world = World(CHAIN)
-    world.fail("m1", Unavailable("x"))
-    world.fail("m2", Unavailable("x"))
+    world = test_router.World(CHAIN)
+    world.fail("m1", errors.Unavailable("x"))
+    world.fail("m2", errors.Unavailable("x"))
 
-    assert world.send(KEY_V2).outcome == ("v3", "13", "retry")
+    assert world.send(test_router.KEY_V2).outcome == ("v3", "13", "retry")
     assert world.called == ["m2", "m1", "m3"]
-    assert attempts(world) == {
-        ("v2", "unavailable", "route-key"): 1,
-        ("v1", "unavailable", "retry"): 1,
-        ("v3", "ok", "retry"): 1,
-    }
-    assert world.send(KEY_V2).outcome == ("v3", "13", "breaker")
+    expected = ("v2", "unavailable", "route-key"), ("v1", "unavailable", "retry"), ("v3", "ok", "retry")
+    assert attempts(world) == dict.fromkeys(expected, 1)
+    assert world.send(test_router.KEY_V2).outcome == ("v3", "13", "breaker")
     assert world.send().outcome == ("v3", "13", "breaker")
     assert world.called == ["m2", "m1", "m3", "m3", "m3"]
-    assert fallbacks(world) == {
-        ("v2", "v3", "retry"): 1,
-        ("v2", "v3", "breaker"): 1,
-        ("v1", "v3", "breaker"): 1,
-    }
-    world.fail("m3", Unavailable("no m3"))
-    assert world.send(KEY_V2).outcome == "unavailable: no m3"
-    assert world.send(KEY_V2).outcome.startswith("unavailable: no healthy variant: 'v2', 'v1', 'v3'")
+    expected = ("v2", "v3", "retry"), ("v2", "v3", "breaker"), ("v1", "v3", "breaker")
+    assert fallbacks(world) == dict.fromkeys(expected, 1)
+    world.fail("m3", errors.Unavailable("no m3"))
+    assert world.send(test_router.KEY_V2).outcome == "unavailable: no m3"
+    assert world.send(test_router.KEY_V2).outcome.startswith(
+        "unavailable: no healthy variant: 'v2', 'v1', 'v3'"
+    )
     assert sum(fallbacks(world).values()) == 3
 
 
 def test_exhausted_request_counts_for_its_own_variant():
-    world = World(CHAIN)
+    world = test_router.World(CHAIN)
     for model in ("m1", "m3"):
-        world.fail(model, Unavailable("x"))
-    world.send(KEY_V1)
+        world.fail(model, errors.Unavailable("x"))
+    world.send(test_router.KEY_V1)
     world.counts.clear()
 
-    world.send(KEY_V1)
+    world.send(test_router.KEY_V1)
     assert attempts(world) == {("v1", "unavailable", "route-key"): 1}
-    world.fail("m2", Unavailable("x"))
-    world.send(KEY_V2)
+    world.fail("m2", errors.Unavailable("x"))
+    world.send(test_router.KEY_V2)
     assert attempts(world) == {
         ("v1", "unavailable", "route-key"): 1,
         ("v2", "unavailable", "route-key"): 1,
@@ -118,10 +91,10 @@ def test_exhausted_request_counts_for_its_own_variant():
 
 def test_durations_of_replacements_are_apart():
     """A response in place of another variant, perhaps after a wait for it, is not compared in rollouts."""
-    world = World(CHAIN)
-    world.fail("m1", Unavailable("x"))
-    world.send(KEY_V1)
-    world.send(KEY_V1)
+    world = test_router.World(CHAIN)
+    world.fail("m1", errors.Unavailable("x"))
+    world.send(test_router.KEY_V1)
+    world.send(test_router.KEY_V1)
     world.send({"x-variant": "v3"})
 
     name = "request_duration_seconds"
@@ -133,24 +106,21 @@ def test_durations_of_replacements_are_apart():
 
 def test_fallbacks_need_no_retry_budget():
     """All requests that were in flight when a device failed are answered."""
-    world = World(CHAIN)
+    world = test_router.World(CHAIN)
     requests = []
     for _ in range(40):
-        world.fail("m2", Unavailable("device failed: x"))
+        world.fail("m2", errors.Unavailable("device failed: x"))
         world.now += 5.0  # the breaker lets a trial through
-        requests.append(world.send(KEY_V2).outcome)
+        requests.append(world.send(test_router.KEY_V2).outcome)
     assert requests == [("v1", "11", "retry")] * 40
 
 
 @cases(
-    ("parameters", "error"),
-    {
-        "forced": (TO_V2, Unavailable("x")),
-        "invalid": (KEY_V2, InvalidImage("x")),
-        "failed": (KEY_V2, InferenceFailed("x")),
-        "overload": (KEY_V2, Overloaded("x")),
-        "late": (KEY_V2, DeadlineExceeded("x")),
-    },
+    forced=(test_router.TO_V2, errors.Unavailable("x")),
+    invalid=(test_router.KEY_V2, errors.InvalidImage("x")),
+    failed=(test_router.KEY_V2, errors.InferenceFailed("x")),
+    overload=(test_router.KEY_V2, errors.Overloaded("x")),
+    late=(test_router.KEY_V2, errors.DeadlineExceeded("x")),
 )
 def test_other_errors_have_no_fallback(parameters, error):
     """Another variant would fail for the same reason, or has its own work to do."""
@@ -163,33 +133,35 @@ def test_other_errors_have_no_fallback(parameters, error):
 
 def test_request_that_kills_processes_kills_two():
     """It may be the cause of a death; further fallbacks are not risked."""
-    world = World(CHAIN)
-    world.fail("m1", Died("x"))
-    world.fail("m2", Died("x"))
+    world = test_router.World(CHAIN)
+    world.fail("m1", errors.Died("x"))
+    world.fail("m2", errors.Died("x"))
 
-    assert world.send(KEY_V2).outcome == "unavailable: x"
+    assert world.send(test_router.KEY_V2).outcome == "unavailable: x"
     assert world.called == ["m2", "m1"]
 
 
 def test_few_possible_causes_go_on():
     """A stream of requests that kill processes does not kill the processes of the fallbacks for long."""
-    world = World(replace(CHAIN, breaker=BreakerSettings(open_s=0.01)))
+    world = test_router.World(replace(CHAIN, breaker=BreakerSettings(open_s=0.01)))
     outcomes = []
     for _ in range(MAX_SUSPECTS + 3):
-        world.models["m2"] = lambda: CAT
+        world.models["m2"] = lambda: test_router.CAT
         world.now += 0.02
-        world.send(KEY_V2)  # the process was replaced
-        world.fail("m2", Died("x"))
-        outcomes.append(isinstance(world.send(KEY_V2).outcome, tuple))
+        world.send(test_router.KEY_V2)  # the process was replaced
+        world.fail("m2", errors.Died("x"))
+        outcomes.append(isinstance(world.send(test_router.KEY_V2).outcome, tuple))
     assert outcomes == [True] * MAX_SUSPECTS + [False] * 3
 
 
 def test_queue_of_a_dead_process_goes_on():
     """Triton answers requests in the queue of a dead process late; the route does not wait for that."""
-    world = World(replace(CHAIN, variants=(V1, replace(V2, deadline_ms=10_000), V3)))
-    request, finish = hang_v2(world, KEY_V2)
-    world.fail("m2", Died("x"))
-    world.send(KEY_V2)
+    world = test_router.World(
+        replace(CHAIN, variants=(test_router.V1, replace(test_router.V2, deadline_ms=10_000), V3))
+    )
+    request, finish = test_router.hang_v2(world, test_router.KEY_V2)
+    world.fail("m2", errors.Died("x"))
+    world.send(test_router.KEY_V2)
 
     world.now += 1.0
     world.router.expire()
@@ -201,21 +173,23 @@ def test_queue_of_a_dead_process_goes_on():
 
 def test_repeated_request_waits_briefly():
     """The replacement of a dead process may only be starting, and the queue is still that of the dead one."""
-    world = World(replace(CHAIN, variants=(V1, replace(V2, deadline_ms=60_000), V3)))
+    world = test_router.World(
+        replace(CHAIN, variants=(test_router.V1, replace(test_router.V2, deadline_ms=60_000), V3))
+    )
     world.replaced.add("m2_0_0")
     reached, release = threading.Event(), threading.Event()
 
     def wait() -> np.ndarray:
         world.models["m2"] = wait_longer
-        raise dead()
+        raise test_router.dead()
 
     def wait_longer() -> np.ndarray:
         reached.set()
         assert release.wait(60)
-        raise dead()
+        raise test_router.dead()
 
     world.models["m2"] = wait
-    request = SlowlyChecked(world, KEY_V2)
+    request = SlowlyChecked(world, test_router.KEY_V2)
     thread = threading.Thread(target=world.router.handle, args=(world.router.admit(request),))
     thread.start()
     assert reached.wait(60)
@@ -231,23 +205,20 @@ def test_repeated_request_waits_briefly():
 
 
 @cases(
-    ("parameters", "age_s", "called"),
-    {
-        "another process": (KEY_V2, 60.0, ["m2", "m2"]),
-        "only the replacement": (KEY_V2, 0.5, ["m2", "m1"]),
-        "only the replacement, and no fallback may respond": (TO_V2, 0.5, ["m2", "m2"]),
-    },
+    another_process=(test_router.KEY_V2, 60.0, ["m2", "m2"]),
+    only_the_replacement=(test_router.KEY_V2, 0.5, ["m2", "m1"]),
+    only_the_replacement_and_no_fallback_may_respond=(test_router.TO_V2, 0.5, ["m2", "m2"]),
 )
 def test_starting_replacement_is_no_other_process(parameters, age_s, called):
     """Requests to it join the queues of the dead processes, and would then have been at two deaths."""
-    world = World(CHAIN)
+    world = test_router.World(CHAIN)
     world.replaced.add("m2_0_0")
     world.age_s = age_s
 
     def die() -> np.ndarray:
         world.now += 0.6
-        world.models["m2"] = lambda: CAT
-        raise dead()
+        world.models["m2"] = lambda: test_router.CAT
+        raise test_router.dead()
 
     world.models["m2"] = die
     world.send(parameters)
@@ -258,28 +229,25 @@ def test_starting_replacement_is_no_other_process(parameters, age_s, called):
 def test_answer_is_the_last_rung():
     world = answering(CHAIN)
     for model in ("m1", "m2", "m3"):
-        world.fail(model, Unavailable("x"))
+        world.fail(model, errors.Unavailable("x"))
 
-    assert [world.send(KEY_V2).outcome, world.send().outcome] == [ANSWERED] * 2
+    assert [world.send(test_router.KEY_V2).outcome, world.send().outcome] == [ANSWERED] * 2
     assert fallbacks(world) == {("v2", "answer", "answer"): 1, ("v1", "answer", "answer"): 1}
     assert world.count("requests_total", variant="answer", outcome="ok", reason="answer") == 2
 
-    world.models["m3"] = lambda: CAT
+    world.models["m3"] = lambda: test_router.CAT
     world.now += 5.0
     assert world.send().outcome == ("v3", "13", "retry")
 
 
 @cases(
-    ("changes", "message"),
-    {
-        "unknown": ({"fallbacks": ["v9"]}, "fallbacks[0] must be one of v2, v3, got 'v9'"),
-        "twice": ({"fallbacks": ["v2", "v2"]}, "fallbacks[1] must be one of v3, got 'v2'"),
-        "type": ({"answer": [0]}, "Expected `object`, got `array`"),
-    },
+    unknown=({"fallbacks": ["v9"]}, "fallbacks[0] must be one of v2, v3, got 'v9'"),
+    twice=({"fallbacks": ["v2", "v2"]}, "fallbacks[1] must be one of v3, got 'v2'"),
+    type=({"answer": [0]}, "Expected `object`, got `array`"),
 )
 def test_wrong_fallbacks_are_refused(changes, message):
     content = document(variant("v1", "m1", 1), variant("v2", "m2"), variant("v3", "m3"))
-    with pytest.raises(InvalidConfig) as caught:
+    with pytest.raises(errors.InvalidConfig) as caught:
         parse_route(json.dumps(content | changes).encode())
     assert message in str(caught.value)
 
@@ -295,13 +263,10 @@ TEXT, BOX = (
 
 
 @cases(
-    ("value", "output", "expected"),
-    {
-        "one value": (0, SCORES, np.zeros(3, np.float32)),
-        "integer": (-1, LABEL, np.array([-1], np.int32)),
-        "no boxes": ([], BOX, np.empty((0, 4), np.float32)),
-        "text": (["später"], TEXT, np.array(["später".encode()], object)),
-    },
+    one_value=(0, SCORES, np.zeros(3, np.float32)),
+    integer=(-1, LABEL, np.array([-1], np.int32)),
+    no_boxes=([], BOX, np.empty((0, 4), np.float32)),
+    text=(["später"], TEXT, np.array(["später".encode()], object)),
 )
 def test_answer_has_the_shape_and_type_of_the_output(value, output, expected):
     found = read_answer({output.name: value}, [output])[output.name]
@@ -311,24 +276,21 @@ def test_answer_has_the_shape_and_type_of_the_output(value, output, expected):
 
 
 @cases(
-    ("value", "output"),
-    {
-        "text": ("x", SCORES),
-        "ragged": ([[1], 2, 3], SCORES),
-        "too large": (1e60, SCORES),
-        "fraction": (1.5, LABEL),
-        "too large an integer": (2**40, LABEL),
-        "one text": ("x", TEXT),
-        "number": ([1], TEXT),
-        "rank": ([1, 2, 3, 4], BOX),
-    },
+    text=("x", SCORES),
+    ragged=([[1], 2, 3], SCORES),
+    too_large=(1e60, SCORES),
+    fraction=(1.5, LABEL),
+    too_large_an_integer=(2**40, LABEL),
+    one_text=("x", TEXT),
+    number=([1], TEXT),
+    rank=([1, 2, 3, 4], BOX),
 )
 def test_wrong_answer_is_refused(value, output):
-    with pytest.raises(InvalidConfig) as caught:
+    with pytest.raises(errors.InvalidConfig) as caught:
         read_answer({output.name: value}, [output])
     assert str(caught.value).startswith(f"answer '{output.name}': expected {output.kind}, got ")
 
 
 def test_answer_names_all_outputs():
-    with pytest.raises(InvalidConfig, match="answer: expected the outputs text, box, got text"):
+    with pytest.raises(errors.InvalidConfig, match="answer: expected the outputs text, box, got text"):
         read_answer({"text": []}, [TEXT, BOX])

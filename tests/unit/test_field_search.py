@@ -16,14 +16,13 @@ from nereid.tasks.read.fields.check_digits import CHECKSUMS
 from nereid.tasks.read.fields.corrections import CharacterCorrection, NumberReading, read_number
 from nereid.tasks.read.fields.field_search import FoundField, find_fields, missing_fields
 from nereid.tasks.read.fields.specification import Format, forms_of, parse_specification, read_specification
-from tests.tables import cases
+from tests.tables import cases, rows
 
 WAYBILL = read_specification(TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json")
 UPS, FEDEX, S10, SSCC = "1Z999AA10123456784", "790535312317", "RB123456785GB", "000123450000000027"
 
 
 def line(text, left=0.0, top=0.0, width=None, height=20.0, confidence=0.9):
-    """Return a level line; by default a character is half as wide as it is high."""
     wide = sum(2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text)
     right, bottom = left + (wide * height / 2 if width is None else width), top + height
     box = np.array([[left, top], [right, top], [right, bottom], [left, bottom]], np.float32)
@@ -31,7 +30,6 @@ def line(text, left=0.0, top=0.0, width=None, height=20.0, confidence=0.9):
 
 
 def turned(given_line, degrees):
-    """Return the line on a page that is turned about the origin."""
     angle = np.deg2rad(degrees)
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     return RecognisedLine(given_line.text, given_line.confidence, (given_line.box @ turn).astype(np.float32))
@@ -41,20 +39,17 @@ def tracking(*lines):
     return find_fields(lines, WAYBILL)[0]
 
 
-@pytest.mark.parametrize(
-    ("lines", "value"),
-    [
-        ([line("TRACKING #: 1Z 999 AA1 01 2345 6784")], UPS),
-        ([line("1z999aa10123456784")], UPS),
-        ([line("RB123456785.GB")], S10),
-        ([line("ＲＢ１２３４５６７８５ＧＢ")], S10),
-        ([line("TRK# 7905-3531-2317")], FEDEX),
-        ([line("TRKB"), line("7905 3531 2317", top=30)], FEDEX),
-        ([line("TRK#"), line("7905 3531", left=60), line("2317", left=160)], FEDEX),
-        ([line("(00) 0 0012345 000000002 7")], SSCC),
-        ([line("运单号SF1234567890123收件人")], "SF1234567890123"),
-        ([line("运单号:SF 1234 5678 9012 3")], "SF1234567890123"),
-    ],
+@rows(
+    ([line("TRACKING #: 1Z 999 AA1 01 2345 6784")], UPS),
+    ([line("1z999aa10123456784")], UPS),
+    ([line("RB123456785.GB")], S10),
+    ([line("ＲＢ１２３４５６７８５ＧＢ")], S10),
+    ([line("TRK# 7905-3531-2317")], FEDEX),
+    ([line("TRKB"), line("7905 3531 2317", top=30)], FEDEX),
+    ([line("TRK#"), line("7905 3531", left=60), line("2317", left=160)], FEDEX),
+    ([line("(00) 0 0012345 000000002 7")], SSCC),
+    ([line("运单号SF1234567890123收件人")], "SF1234567890123"),
+    ([line("运单号:SF 1234 5678 9012 3")], "SF1234567890123"),
     ids=lambda value: repr(value)[:40],
 )
 def test_number_is_found(lines, value):
@@ -63,12 +58,8 @@ def test_number_is_found(lines, value):
 
 @pytest.mark.parametrize("degrees", [-90, -10, 3, 180])
 def test_turned_page_is_read_alike(degrees):
-    lines = [
-        line("TRK#"),
-        line("7905 3531", left=60),
-        line("2317", left=160),
-        line("9865 7878 8855", top=300),
-    ]
+    lines = [line("TRK#"), line("7905 3531", left=60), line("2317", left=160)]
+    lines.append(line("9865 7878 8855", top=300))
 
     assert tracking(*(turned(each, degrees) for each in lines)).value == FEDEX
 
@@ -104,13 +95,10 @@ def test_wrong_number_is_shown_as_such():
     assert (found.value, found.valid, found.corrected) == ("1Z999AA10123456785", False, ())
 
 
-@pytest.mark.parametrize(
-    ("text", "value", "corrected"),
-    [
-        ("RB1Z34S6785GB", S10, [(3, "Z", "2"), (6, "S", "5")]),
-        ("lZ999AA1O123456784", UPS, [(0, "l", "1"), (8, "O", "0")]),
-        ("1Z 999 AA1 0I 2345 678A", UPS, [(9, "I", "1"), (17, "A", "4")]),
-    ],
+@rows(
+    ("RB1Z34S6785GB", S10, [(3, "Z", "2"), (6, "S", "5")]),
+    ("lZ999AA1O123456784", UPS, [(0, "l", "1"), (8, "O", "0")]),
+    ("1Z 999 AA1 0I 2345 678A", UPS, [(9, "I", "1"), (17, "A", "4")]),
 )
 def test_look_alikes_are_corrected(text, value, corrected):
     found = tracking(line(text))
@@ -198,17 +186,11 @@ def test_group_of_a_pattern_is_the_value():
     assert find_fields([line("your SPIN 1234")], rules)[0].value is None
 
 
+CORNERS = st.lists(st.floats(allow_nan=True, width=32), min_size=8, max_size=8)
+
+
 @settings(max_examples=60)
-@given(
-    st.lists(
-        st.tuples(
-            st.text(max_size=60),
-            st.lists(st.floats(allow_nan=True, width=32), min_size=8, max_size=8),
-            st.floats(0, 1),
-        ),
-        max_size=12,
-    )
-)
+@given(st.lists(st.tuples(st.text(max_size=60), CORNERS, st.floats(0, 1)), max_size=12))
 def test_any_lines_are_answered(lines):
     made = [
         RecognisedLine(text, confidence, np.array(box, np.float32).reshape(4, 2))
@@ -234,7 +216,7 @@ def test_a_valid_reading_holds(text):
 
 
 @pytest.mark.slow
-@cases("alphabet", {"words": "0123456789OISBZ lAZ- ：收件人运单号tracking", "digits": "1111 "})
+@cases("alphabet", words="0123456789OISBZ lAZ- ：收件人运单号tracking", digits="1111 ")
 def test_ten_thousand_lines_are_bounded(alphabet):
     draw = random.Random(1)
     texts = ["".join(draw.choices(alphabet, k=draw.randint(1, 150))) for _ in range(10_000)]

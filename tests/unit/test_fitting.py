@@ -37,17 +37,14 @@ def weigh(repository, *weights: float) -> None:
 
 
 @cases(
-    ("cores", "weights", "expected"),
-    {
-        "1 core": (1, (50, 50), (1, 1)),
-        "16 cores": (16, (50, 50), (16, 16)),
-        "16 cores, canary": (16, (90, 10), (16, 10)),
-        "64 cores, canary": (64, (99, 1), (64, 33)),
-        "16 cores, one without traffic": (16, (1, 0), (16, 8)),
-        "1 core, one without traffic": (1, (1, 0), (1, 1)),
-    },
+    cores_1=(1, (50, 50), (1, 1)),
+    cores_16=(16, (50, 50), (16, 16)),
+    cores_16_canary=(16, (90, 10), (16, 10)),
+    cores_64_canary=(64, (99, 1), (64, 33)),
+    cores_16_one_without_traffic=(16, (1, 0), (16, 8)),
+    cores_1_one_without_traffic=(1, (1, 0), (1, 1)),
 )
-def test_variants_share_the_cores(repository, cores, weights, expected):
+def test_variants_share_the_cores(cores, weights, expected, repository):
     """Half by weight and half evenly, so that a variant keeps up when a rollout gives it more."""
     weigh(repository, *weights)
 
@@ -104,19 +101,16 @@ def test_route_gets_an_instance_for_each_eight_cores(repository, cores, expected
 
 
 @cases(
-    ("group", "has_driver", "is_fitted"),
-    {
-        "no count": ("instance_group { kind: KIND_CPU }", True, True),
-        "count": ("instance_group { kind: KIND_CPU count: 1 }", False, False),
-        "no group": ("", False, True),
-        "no group, and a GPU": ("", True, False),
-        "no kind": ("instance_group { }", False, False),
-        "bounds": ("instance_group { kind: KIND_CPU }" + BOUNDS, False, False),
-        "GPU": ("instance_group { kind: KIND_GPU }", False, False),
-        "two groups": ("instance_group { kind: KIND_CPU } " * 2, False, False),
-    },
+    no_count=("instance_group { kind: KIND_CPU }", True, True),
+    count=("instance_group { kind: KIND_CPU count: 1 }", False, False),
+    no_group=("", False, True),
+    no_group_and_a_GPU=("", True, False),
+    no_kind=("instance_group { }", False, False),
+    bounds=("instance_group { kind: KIND_CPU }" + BOUNDS, False, False),
+    GPU=("instance_group { kind: KIND_GPU }", False, False),
+    two_groups=("instance_group { kind: KIND_CPU } " * 2, False, False),
 )
-def test_only_an_open_choice_is_fitted(repository, monkeypatch, tmp_path, group, has_driver, is_fitted):
+def test_only_an_open_choice_is_fitted(group, has_driver, is_fitted, repository, monkeypatch, tmp_path):
     """A config that states its count keeps it, and so does one of whose instances Triton may put on a GPU."""
     path = repository / "classify_v1" / "configs" / "cpu.pbtxt"
     path.write_text(path.read_text().replace("instance_group { kind: KIND_CPU }", group))

@@ -26,26 +26,22 @@ def outputs(*objects) -> dict[str, np.ndarray]:
 
 
 @cases(
-    ("before", "after", "changes"),
-    {
-        "equal": ([(LEFT, 0.5, 0)], [(LEFT, 0.5, 0)], [(0, "'cat' 0.50 at 8, 8, 24, 24", None)]),
-        "falls below the threshold": (
-            [(LEFT, 0.26, 0)],
-            [(LEFT, 0.24, 0)],
-            [(0.02, "'cat' 0.26 at 8, 8, 24, 24", "'cat' 0.24 at 8, 8, 24, 24")],
-        ),
-        "never an object": ([(LEFT, 0.24, 0)], [(LEFT, 0.2, 0)], []),
-        "gone": ([(LEFT, 0.75, 0)], [], [(0.75, "'cat' 0.75 at 8, 8, 24, 24", "none")]),
-        "new": ([], [(RIGHT, 0.5, 1)], [(0.5, "none", "'dog' 0.50 at 40, 8, 56, 24")]),
-        "smaller box": (
-            [(LEFT, 0.5, 0)],
-            [(LOWER, 0.5, 0)],
-            [(0.25, "'cat' 0.50 at 8, 8, 24, 24", "'cat' 0.50 at 12, 8, 24, 24")],
-        ),
-    },
+    equal=([(LEFT, 0.5, 0)], [(LEFT, 0.5, 0)], [(0, "'cat' 0.50 at 8, 8, 24, 24", None)]),
+    falls_below_the_threshold=(
+        [(LEFT, 0.26, 0)],
+        [(LEFT, 0.24, 0)],
+        [(0.02, "'cat' 0.26 at 8, 8, 24, 24", "'cat' 0.24 at 8, 8, 24, 24")],
+    ),
+    never_an_object=([(LEFT, 0.24, 0)], [(LEFT, 0.2, 0)], []),
+    gone=([(LEFT, 0.75, 0)], [], [(0.75, "'cat' 0.75 at 8, 8, 24, 24", "none")]),
+    new=([], [(RIGHT, 0.5, 1)], [(0.5, "none", "'dog' 0.50 at 40, 8, 56, 24")]),
+    smaller_box=(
+        [(LEFT, 0.5, 0)],
+        [(LOWER, 0.5, 0)],
+        [(0.25, "'cat' 0.50 at 8, 8, 24, 24", "'cat' 0.50 at 12, 8, 24, 24")],
+    ),
 )
-def test_each_object_has_its_difference(found_objects, before, after, changes):
-    """Objects are searched below the threshold: a small change of a score is a small difference."""
+def test_each_object_has_its_difference(before, after, changes, found_objects):
     found = list(found_objects.changes([PHOTO], [outputs(*before)], [outputs(*after)]))
 
     # Scores are float32.
@@ -63,13 +59,10 @@ def test_photo_without_an_object_is_noted(found_objects):
 
 
 @cases(
-    ("objects", "message"),
-    {
-        "mask coefficients as scores": ([(LEFT, 150.0, 0)], "expected scores up to 1, got 150"),
-        "fractions as pixels": ([((0.1, 0.2, 0.5, 0.6), 0.9, 0)], "expected boxes in pixels, got 1 smaller"),
-    },
+    mask_coefficients_as_scores=([(LEFT, 150.0, 0)], "expected scores up to 1, got 150"),
+    fractions_as_pixels=([((0.1, 0.2, 0.5, 0.6), 0.9, 0)], "expected boxes in pixels, got 1 smaller"),
 )
-def test_outputs_of_another_head_are_refused(found_objects, objects, message):
+def test_outputs_of_another_head_are_refused(objects, message, found_objects):
     with pytest.raises(Rejected, match=message):
         found_objects.first_run(None, [PHOTO], [outputs(*objects)], True)
 

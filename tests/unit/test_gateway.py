@@ -44,7 +44,7 @@ from tests.gateways import (
     send,
 )
 from tests.pictures import save
-from tests.tables import cases
+from tests.tables import cases, rows
 
 JSON_IMAGE = {"image": base64.b64encode(IMAGE).decode()}
 JPEG = {"content-type": "image/jpeg"}
@@ -60,14 +60,12 @@ def code(answer) -> tuple[int, str]:
 
 @cases(
     "body",
-    {
-        "image": {"content": IMAGE, "headers": JPEG},
-        "no type": {"content": IMAGE},
-        "octets": {"content": IMAGE, "headers": {"content-type": "application/octet-stream"}},
-        "curl": {"content": IMAGE, "headers": {"content-type": "application/x-www-form-urlencoded"}},
-        "form": {"files": {"file": ("cup.jpg", IMAGE)}},
-        "json": {"json": JSON_IMAGE},
-    },
+    image={"content": IMAGE, "headers": JPEG},
+    no_type={"content": IMAGE},
+    octets={"content": IMAGE, "headers": {"content-type": "application/octet-stream"}},
+    curl={"content": IMAGE, "headers": {"content-type": "application/x-www-form-urlencoded"}},
+    form={"files": {"file": ("cup.jpg", IMAGE)}},
+    json={"json": JSON_IMAGE},
 )
 def test_image_is_forwarded_unchanged(body):
     upstream = Upstream()
@@ -88,28 +86,25 @@ def test_image_is_forwarded_unchanged(body):
 WIDE_PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\2\0\0\0\0\1" + bytes(9) + b"\0\0\0\0IDAT"
 
 
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        ({"content": b""}, "invalid_image"),
-        ({"content": WIDE_PNG}, "invalid_image"),
-        ({"content": bytes(1001)}, "too_large"),
-        ({"files": {"file": bytes(1001)}}, "too_large"),
-        ({"files": [("file", IMAGE), ("file", IMAGE)]}, "invalid_request"),
-        ({"content": IMAGE, "headers": {"content-type": "multipart/form-data"}}, "invalid_request"),
-        ({"json": {"image": "not base64!"}}, "invalid_request"),
-        ({"json": {"image": "aGk=", "top_k": 3}}, "invalid_request"),
-        ({"content": IMAGE, "headers": {"content-type": "text/plain"}}, "unsupported_media_type"),
-        ({"content": IMAGE, "headers": {"content-encoding": "gzip"}}, "unsupported_media_type"),
-        ({"content": IMAGE, "params": {"top_k": "0"}}, "invalid_request"),
-        ({"content": IMAGE, "params": {"top_k": "1001"}}, "invalid_request"),
-        ({"content": IMAGE, "params": {"variant": "v1"}, "headers": {"x-variant": "v2"}}, "invalid_request"),
-        ({"content": IMAGE, "params": {"route_key": "ä"}}, "invalid_request"),
-        ({"content": IMAGE, "headers": {"x-route-a!": "b"}}, "invalid_request"),
-        ({"content": IMAGE, "headers": {"x-route-a-bin": "b"}}, "invalid_request"),
-        ({"content": IMAGE, "headers": {"x-request-timeout-ms": "0"}}, "invalid_request"),
-        ({"content": IMAGE, "headers": {"x-request-timeout-ms": "60001"}}, "invalid_request"),
-    ],
+@rows(
+    ({"content": b""}, "invalid_image"),
+    ({"content": WIDE_PNG}, "invalid_image"),
+    ({"content": bytes(1001)}, "too_large"),
+    ({"files": {"file": bytes(1001)}}, "too_large"),
+    ({"files": [("file", IMAGE), ("file", IMAGE)]}, "invalid_request"),
+    ({"content": IMAGE, "headers": {"content-type": "multipart/form-data"}}, "invalid_request"),
+    ({"json": {"image": "not base64!"}}, "invalid_request"),
+    ({"json": {"image": "aGk=", "top_k": 3}}, "invalid_request"),
+    ({"content": IMAGE, "headers": {"content-type": "text/plain"}}, "unsupported_media_type"),
+    ({"content": IMAGE, "headers": {"content-encoding": "gzip"}}, "unsupported_media_type"),
+    ({"content": IMAGE, "params": {"top_k": "0"}}, "invalid_request"),
+    ({"content": IMAGE, "params": {"top_k": "1001"}}, "invalid_request"),
+    ({"content": IMAGE, "params": {"variant": "v1"}, "headers": {"x-variant": "v2"}}, "invalid_request"),
+    ({"content": IMAGE, "params": {"route_key": "ä"}}, "invalid_request"),
+    ({"content": IMAGE, "headers": {"x-route-a!": "b"}}, "invalid_request"),
+    ({"content": IMAGE, "headers": {"x-route-a-bin": "b"}}, "invalid_request"),
+    ({"content": IMAGE, "headers": {"x-request-timeout-ms": "0"}}, "invalid_request"),
+    ({"content": IMAGE, "headers": {"x-request-timeout-ms": "60001"}}, "invalid_request"),
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_bad_request_is_rejected_with_its_code(request_, expected):
@@ -132,19 +127,15 @@ def test_chunked_body_is_cut_at_the_limit():
         assert code(send(made, "POST", "/predict", content=chunks())) == (413, "too_large")
 
 
-@pytest.mark.parametrize(
-    ("error", "expected", "message"),
-    [
-        (errors.RequestRefused("in ensemble 'x', invalid image: no JPEG"), "invalid_image", "no JPEG"),
-        (errors.RequestRefused("invalid request: no variant 'v9'"), "invalid_request", "no variant 'v9'"),
-        (errors.RequestRefused("Request for unknown model at 10.0.0.7"), "unavailable", "not served"),
-        (errors.Overloaded("overloaded: 64"), "overloaded", "retry later"),
-        (errors.TimedOut("10.0.0.7:8001: no answer"), "deadline_exceeded", "within 10 s"),
-        (errors.Unavailable("unavailable: v1"), "unavailable", "not served"),
-        (errors.Unreachable("10.0.0.7:8001: refused"), "unreachable", "cannot be reached"),
-        (errors.ServerFailed("inference failed: region_17"), "inference_failed", "server failed"),
-    ],
-    ids=["image", "request", "model", "overloaded", "late", "unavailable", "unreachable", "failed"],
+@cases(
+    image=(errors.RequestRefused("in ensemble 'x', invalid image: no JPEG"), "invalid_image", "no JPEG"),
+    request=(errors.RequestRefused("invalid request: no variant 'v9'"), "invalid_request", "no variant 'v9'"),
+    model=(errors.RequestRefused("Request for unknown model at 10.0.0.7"), "unavailable", "not served"),
+    overloaded=(errors.Overloaded("overloaded: 64"), "overloaded", "retry later"),
+    late=(errors.TimedOut("10.0.0.7:8001: no answer"), "deadline_exceeded", "within 10 s"),
+    unavailable=(errors.Unavailable("unavailable: v1"), "unavailable", "not served"),
+    unreachable=(errors.Unreachable("10.0.0.7:8001: refused"), "unreachable", "cannot be reached"),
+    failed=(errors.ServerFailed("inference failed: region_17"), "inference_failed", "server failed"),
 )
 def test_failure_has_its_status_and_hides_internals(error, expected, message):
     answer = send(gateway(Upstream(error)), "POST", "/predict", content=IMAGE)
@@ -184,15 +175,8 @@ def test_only_headers_of_the_route_are_forwarded(caplog):
     caplog.set_level(logging.INFO, "nereid.gateway")
     upstream = Upstream()
     trace = f"{'a' * 32}-{'b' * 16}"
-    headers = {
-        "x-variant": "v2",
-        "x-model-version": "2",
-        "x-route-key": "me",
-        "x-route-group": "beta",
-        "x-api-key": "infer",
-        "traceparent": f"00-{trace}-01",
-        "x-request-id": "mine",
-    }
+    headers = {"x-variant": "v2", "x-model-version": "2", "x-route-key": "me", "x-route-group": "beta"}
+    headers |= {"x-api-key": "infer", "traceparent": f"00-{trace}-01", "x-request-id": "mine"}
 
     answer = send(gateway(upstream, keys=RING), "POST", "/predict", content=IMAGE, headers=headers)
 
@@ -219,15 +203,12 @@ def test_bad_ids_are_replaced(given):
     assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", answer.headers["traceparent"])
 
 
-@pytest.mark.parametrize(
-    ("secret", "expected"),
-    [
-        (None, {"/v1/live": 401, "/metrics": 401, "/v1/access": 200, "/healthz": 200, "/readyz": 200}),
-        ("wrong", {"/v1/live": 401, "/metrics": 401, "/v1/access": 401}),
-        ("infer", {"/v1/live": 200, "/metrics": 200, "/v1/route": 200}),
-        ("route", {"/v1/live": 403, "/metrics": 200}),
-        ("admin", {"/v1/live": 200, "/metrics": 200}),
-    ],
+@rows(
+    (None, {"/v1/live": 401, "/metrics": 401, "/v1/access": 200, "/healthz": 200, "/readyz": 200}),
+    ("wrong", {"/v1/live": 401, "/metrics": 401, "/v1/access": 401}),
+    ("infer", {"/v1/live": 200, "/metrics": 200, "/v1/route": 200}),
+    ("route", {"/v1/live": 403, "/metrics": 200}),
+    ("admin", {"/v1/live": 200, "/metrics": 200}),
 )
 def test_key_grants_its_scopes(secret, expected):
     made = gateway(Upstream(), Settings(keys_needed=True), keys=RING, route=Control())
@@ -276,22 +257,19 @@ def test_on_loopback_a_key_only_adds_permissions(secret):
 
 
 @cases(
-    ("body", "secret", "status"),
-    {
-        "weights": ({"weights": {"v1": 80, "v2": 20}}, "route", 200),
-        "old generation": ({"weights": {"v1": 80}, "generation": 1}, "route", 409),
-        "failed": ({"weights": {"v1": 80}, "generation": 0}, "route", 503),
-        "unknown variant": ({"weights": {"v9": 80}}, "admin", 400),
-        "not a number": ({"weights": {"v1": "80"}}, "route", 400),
-        "wrong key for weights": ({"weights": {"v1": 80}}, "infer", 403),
-        "start": ({"order": "start", "candidate": "v1"}, "route", 200),
-        "order": ({"order": "pause"}, "admin", 200),
-        "second": ({"order": "start", "candidate": "v1", "steps": ["shadow", 100]}, "route", 409),
-        "unknown candidate": ({"order": "start", "candidate": "v9"}, "route", 400),
-        "unknown order": ({"order": "undo"}, "route", 400),
-        "no hooks": ({"order": "start", "candidate": "v1", "hooks": {"before_step": "rm"}}, "route", 400),
-        "wrong key for orders": ({"order": "pause"}, "infer", 403),
-    },
+    weights=({"weights": {"v1": 80, "v2": 20}}, "route", 200),
+    old_generation=({"weights": {"v1": 80}, "generation": 1}, "route", 409),
+    failed=({"weights": {"v1": 80}, "generation": 0}, "route", 503),
+    unknown_variant=({"weights": {"v9": 80}}, "admin", 400),
+    not_a_number=({"weights": {"v1": "80"}}, "route", 400),
+    wrong_key_for_weights=({"weights": {"v1": 80}}, "infer", 403),
+    start=({"order": "start", "candidate": "v1"}, "route", 200),
+    order=({"order": "pause"}, "admin", 200),
+    second=({"order": "start", "candidate": "v1", "steps": ["shadow", 100]}, "route", 409),
+    unknown_candidate=({"order": "start", "candidate": "v9"}, "route", 400),
+    unknown_order=({"order": "undo"}, "route", 400),
+    no_hooks=({"order": "start", "candidate": "v1", "hooks": {"before_step": "rm"}}, "route", 400),
+    wrong_key_for_orders=({"order": "pause"}, "infer", 403),
 )
 def test_route_is_changed_with_the_scope_route(body, secret, status):
     """Hooks run commands, so a request to the gateway cannot have them."""
@@ -319,11 +297,8 @@ def test_foreign_hosts_and_origins_are_rejected():
 
     allowed = send(cors, "POST", "/predict", content=IMAGE, headers=photos)
     assert allowed.headers["access-control-allow-origin"] == "https://photos.example"
-    preflight = {
-        **photos,
-        "access-control-request-method": "POST",
-        "access-control-request-headers": "x-route-a",
-    }
+    asked = {"method": "POST", "headers": "x-route-a"}
+    preflight = photos | {f"access-control-request-{name}": value for name, value in asked.items()}
     answer = send(cors, "OPTIONS", "/predict", headers=preflight)
     assert answer.status_code == 204
     assert "x-route-a" in answer.headers["access-control-allow-headers"]
@@ -331,16 +306,13 @@ def test_foreign_hosts_and_origins_are_rejected():
 
 
 @cases(
-    ("address", "origin", "status"),
-    {
-        "own": ("http://localhost", "http://localhost", 200),
-        "own with TLS": ("https://localhost", "https://localhost", 200),
-        "proxy with TLS": ("http://localhost", "https://localhost", 200),
-        "page without TLS": ("https://localhost", "http://localhost", 403),
-        "other scheme": ("http://localhost", "ftp://localhost", 403),
-        "extension": ("http://localhost", "chrome-extension://localhost", 403),
-        "no scheme": ("http://localhost", "localhost", 403),
-    },
+    own=("http://localhost", "http://localhost", 200),
+    own_with_TLS=("https://localhost", "https://localhost", 200),
+    proxy_with_TLS=("http://localhost", "https://localhost", 200),
+    page_without_TLS=("https://localhost", "http://localhost", 403),
+    other_scheme=("http://localhost", "ftp://localhost", 403),
+    extension=("http://localhost", "chrome-extension://localhost", 403),
+    no_scheme=("http://localhost", "localhost", 403),
 )
 def test_origin_has_the_scheme_of_the_gateway(address, origin, status):
     answer = send(gateway(Upstream()), "GET", f"{address}/healthz", headers={"origin": origin})
@@ -348,17 +320,14 @@ def test_origin_has_the_scheme_of_the_gateway(address, origin, status):
     assert answer.status_code == status
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "expected"),
-    [
-        ("GET", "/predict", (405, "method_not_allowed")),
-        ("GET", "/nothing", (404, "not_found")),
-        ("GET", "/page/../live.py", (404, "not_found")),
-        ("GET", "/page/%2e%2e/live.py", (404, "not_found")),
-        ("GET", "/page/tasks/read/endpoint.py", (404, "not_found")),
-        ("GET", "/samples/CREDITS.md", (404, "not_found")),
-        ("GET", "/healthz?a=1", (400, "invalid_request")),
-    ],
+@rows(
+    ("GET", "/predict", (405, "method_not_allowed")),
+    ("GET", "/nothing", (404, "not_found")),
+    ("GET", "/page/../live.py", (404, "not_found")),
+    ("GET", "/page/%2e%2e/live.py", (404, "not_found")),
+    ("GET", "/page/tasks/read/endpoint.py", (404, "not_found")),
+    ("GET", "/samples/CREDITS.md", (404, "not_found")),
+    ("GET", "/healthz?a=1", (400, "invalid_request")),
 )
 def test_unknown_path_is_a_json_error(method, path, expected):
     assert code(send(gateway(Upstream()), method, path)) == expected
@@ -453,10 +422,8 @@ async def test_disconnect_cancels_the_request(is_complete):
 
     assert (caller.sent, upstream.cancelled) == ([], is_complete)
     assert made.admission.in_flight == 0
-    assert (
-        'requests_total{endpoint="/predict",model="classify",outcome="client_closed"'
-        in made.metrics.page().decode()
-    )
+    counter = 'requests_total{endpoint="/predict",model="classify",outcome="client_closed"'
+    assert counter in made.metrics.page().decode()
 
 
 @asynchronous
@@ -504,13 +471,9 @@ async def test_declared_length_is_rejected_unread():
     assert rejected.sent[0]["status"] == 413
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "reason"),
-    [
-        (errors.Unreachable("10.0.0.7:8001"), 503, "the server behind the gateway cannot be reached"),
-        (errors.Overloaded("overloaded: 64 in flight, limit 64"), 200, ""),
-    ],
-    ids=["unreachable", "overloaded"],
+@cases(
+    unreachable=(errors.Unreachable("10.0.0.7:8001"), 503, "the server behind the gateway cannot be reached"),
+    overloaded=(errors.Overloaded("overloaded: 64 in flight, limit 64"), 200, ""),
 )
 def test_readiness_has_a_reason(error, status, reason):
     """The reason has no address; without an overloaded server, the load would overload the next one."""
@@ -532,12 +495,10 @@ def test_costly_request_is_paid_afterwards():
     made = replace(made, admission=Admission(8, lambda: now_s[0]))
     made.admission.costs.note("other", "/v2/models/classify/infer", 0.01, 1)
 
-    statuses = [
-        send(made, "POST", "/predict", content=IMAGE, headers={"x-api-key": "infer"}).status_code
-        for _ in range(2)
-    ]
+    headers = {"x-api-key": "infer"}
+    answers = [send(made, "POST", "/predict", content=IMAGE, headers=headers) for _ in range(2)]
 
-    assert statuses == [200, 429]
+    assert [each.status_code for each in answers] == [200, 429]
 
 
 def test_rate_is_limited_by_key_and_pixels():
@@ -582,11 +543,7 @@ def test_paths_name_a_model():
 
     models = [{"name": name, "task": "classify"} for name in ("classify", "dogs")]
     assert send(made, "GET", "/v1/models").json() == models
-    paths = {
-        "/predict": "classify",
-        "/v1/models/dogs/predict": "dogs",
-        "/v1/models/classify/predict": "classify",
-    }
+    paths = {f"/v1/models/{name}/predict": name for name in ("dogs", "classify")} | {"/predict": "classify"}
     answers = {path: send(made, "POST", path, content=IMAGE).json()["model"] for path in paths}
     batch = send(made, "POST", "/v1/models/dogs/classify", json={"images": [JSON_IMAGE]})
 
@@ -617,15 +574,12 @@ def test_unknown_model_is_named_with_those_that_exist(name):
 
 
 @cases(
-    ("path", "body", "expected"),
-    {
-        "default": ("/v1/preview", IMAGE, (200, "image/png", b"picture")),
-        "named": ("/v1/models/classify/preview", IMAGE, (200, "image/png", b"picture")),
-        "unknown preprocessing": ("/v1/models/dogs/preview", IMAGE, (404, "not_found")),
-        "unknown model": ("/v1/models/cats/preview", IMAGE, (404, "not_found")),
-        "no image": ("/v1/preview", b"text", (400, "invalid_image")),
-        "empty": ("/v1/preview", b"", (400, "invalid_image")),
-    },
+    default=("/v1/preview", IMAGE, (200, "image/png", b"picture")),
+    named=("/v1/models/classify/preview", IMAGE, (200, "image/png", b"picture")),
+    unknown_preprocessing=("/v1/models/dogs/preview", IMAGE, (404, "not_found")),
+    unknown_model=("/v1/models/cats/preview", IMAGE, (404, "not_found")),
+    no_image=("/v1/preview", b"text", (400, "invalid_image")),
+    empty=("/v1/preview", b"", (400, "invalid_image")),
 )
 def test_preview_shows_what_the_network_sees(path, body, expected):
     upstream = Upstream()

@@ -35,7 +35,6 @@ def clock():
 
 
 def learn(admission: Admission, clock: Clock, rtt_s: float, count: int = 40) -> None:
-    """Complete requests one after the other, so that the round trip is known."""
     for _ in range(count):
         slot = take(admission)
         clock.now_s += rtt_s
@@ -172,12 +171,9 @@ def test_images_of_a_batch_are_taken_as_debt(clock):
 
 
 @cases(
-    ("before", "seconds", "expected"),
-    {
-        "equal": ("", {"a": 1, "b": 1}, "ababababb"),
-        "one takes three times as long": ("", {"a": 3, "b": 1}, "abbbabbaa"),
-        "one was alone before": ("aaaaaaaaa", {"a": 1, "b": 1}, "babababab"),
-    },
+    equal=("", {"a": 1, "b": 1}, "ababababb"),
+    one_takes_three_times_as_long=("", {"a": 3, "b": 1}, "abbbabbaa"),
+    one_was_alone_before=("aaaaaaaaa", {"a": 1, "b": 1}, "babababab"),
 )
 @asynchronous
 async def test_keys_share_the_time(before, seconds, expected):
@@ -248,7 +244,7 @@ async def test_large_images_go_one_at_a_time(clock):
     assert (admission.in_flight, admission.waiting) == (0, 0)
 
 
-@cases("options", {"any": {}, "large": {"work": [LARGE_WORK]}, "first of a key": {"owner": "a"}})
+@cases("options", any={}, large={"work": [LARGE_WORK]}, first_of_a_key={"owner": "a"})
 @asynchronous
 async def test_request_that_gives_up_frees_its_turn(clock, options):
     admission = Admission(1, clock)
@@ -321,17 +317,14 @@ async def test_first_request_of_a_key_to_a_model_tells_what_the_others_cost(cloc
 
 
 @cases(
-    ("requests", "most"),
-    {
-        "only key": ([("a", 1.0)], sys.maxsize),
-        "unknown": ([("b", 1.0)], 1),
-        "fast": ([("b", 0.05), ("a", 0.05)], sys.maxsize),
-        "slow": ([("b", 1.0), ("a", 1.0)], 4),
-        "slow among fast ones": ([("b", 0.05), ("a", 1.0)], 4),
-        "no key": ([("b", 1.0), ("", 1.0)], sys.maxsize),
-    },
+    only_key=([("a", 1.0)], sys.maxsize),
+    unknown=([("b", 1.0)], 1),
+    fast=([("b", 0.05), ("a", 0.05)], sys.maxsize),
+    slow=([("b", 1.0), ("a", 1.0)], 4),
+    slow_among_fast_ones=([("b", 0.05), ("a", 1.0)], 4),
+    no_key=([("b", 1.0), ("", 1.0)], sys.maxsize),
 )
-def test_slow_requests_of_a_key_leave_instances_to_others(clock, requests, most):
+def test_slow_requests_of_a_key_leave_instances_to_others(requests, most, clock):
     costs, owner = Costs(clock, cores=8), "a" if requests[-1][0] else ""
     for name, seconds in requests:
         costs.note(name, "m", seconds, 1)
@@ -342,27 +335,20 @@ def test_slow_requests_of_a_key_leave_instances_to_others(clock, requests, most)
 
 
 @cases(
-    ("requests", "is_costly", "debt"),
-    {
-        "as others": ([("b", 0.01, 1, 1)] * 3 + [("a", 0.01, 1, 1)], False, 0),
-        "little more": ([("b", 0.01, 1, 1), ("a", 0.07, 1, 1)], False, 0),
-        "undeclared": ([("b", 0.01, 1, 1), ("a", 1.0, 1, 1)], True, 79),
-        "declared": ([("b", 0.01, 1, 1), ("a", 0.64, 64, 1)], False, 0),
-        "many cheap ones at once": ([("b", 0.01, 1, 1), ("a", 0.32, 1, 32)], False, 0),
-        "many costly ones at once": ([("b", 0.01, 1, 1), ("a", 8.0, 1, 8)], True, 79),
-        "beside early refusals": ([("b", 0.001, 1, 1, False)] * 3 + [("a", 0.3, 1, 1)], False, 0),
-        "beside tiny images": ([("b", 0.001, 1, 1)] * 3 + [("a", 0.05, 1, 1)], False, 0),
-        "refused late": ([("b", 0.3, 1, 1), ("a", 9.0, 1, 1, False)], False, 29),
-        "behind those of another key": ([("b", 2.0, 1, 1), ("a", 2.0, 1, 2)], False, 0),
-        "hidden among cheap ones": (
-            [("b", 0.01, 1, 1), ("a", 2.0, 1, 1)] + [("a", 0.01, 1, 1)] * 50,
-            True,
-            0,
-        ),
-        "alone": ([("a", 9.0, 1, 1)], False, 0),
-    },
+    as_others=([("b", 0.01, 1, 1)] * 3 + [("a", 0.01, 1, 1)], False, 0),
+    little_more=([("b", 0.01, 1, 1), ("a", 0.07, 1, 1)], False, 0),
+    undeclared=([("b", 0.01, 1, 1), ("a", 1.0, 1, 1)], True, 79),
+    declared=([("b", 0.01, 1, 1), ("a", 0.64, 64, 1)], False, 0),
+    many_cheap_ones_at_once=([("b", 0.01, 1, 1), ("a", 0.32, 1, 32)], False, 0),
+    many_costly_ones_at_once=([("b", 0.01, 1, 1), ("a", 8.0, 1, 8)], True, 79),
+    beside_early_refusals=([("b", 0.001, 1, 1, False)] * 3 + [("a", 0.3, 1, 1)], False, 0),
+    beside_tiny_images=([("b", 0.001, 1, 1)] * 3 + [("a", 0.05, 1, 1)], False, 0),
+    refused_late=([("b", 0.3, 1, 1), ("a", 9.0, 1, 1, False)], False, 29),
+    behind_those_of_another_key=([("b", 2.0, 1, 1), ("a", 2.0, 1, 2)], False, 0),
+    hidden_among_cheap_ones=([("b", 0.01, 1, 1), ("a", 2.0, 1, 1)] + [("a", 0.01, 1, 1)] * 50, True, 0),
+    alone=([("a", 9.0, 1, 1)], False, 0),
 )
-def test_cost_of_a_key_is_that_beyond_others(clock, requests, is_costly, debt):
+def test_cost_of_a_key_is_that_beyond_others(requests, is_costly, debt, clock):
     costs = Costs(clock)
 
     *_, last = [costs.note(owner, "m", *request) for owner, *request in requests]
@@ -374,16 +360,13 @@ def test_cost_of_a_key_is_that_beyond_others(clock, requests, is_costly, debt):
 
 
 @cases(
-    ("work", "spent_s", "rest_s"),
-    {
-        "small": (1, 0.5, 1.5),
-        "batch": (3, 0.5, 5.5),
-        "very large": (64, 12.0, 0.0),
-        "later than usual": (1, 5.0, 0.0),
-        "large": (8, 5.0, MAX_REST_S - 5.0),
-    },
+    small=(1, 0.5, 1.5),
+    batch=(3, 0.5, 5.5),
+    very_large=(64, 12.0, 0.0),
+    later_than_usual=(1, 5.0, 0.0),
+    large=(8, 5.0, MAX_REST_S - 5.0),
 )
-def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(clock, work, spent_s, rest_s):
+def test_late_request_keeps_its_slot_for_as_long_as_its_key_usually_takes(work, spent_s, rest_s, clock):
     admission = Admission(64, clock)
     admission.costs.note("a", "m", 2.0, 1)
     slot = asyncio.run(admission.take(9, "a", [work], "m"))

@@ -46,13 +46,10 @@ def count(made, name: str) -> float:
 
 
 @cases(
-    ("error", "code"),
-    {
-        "bad image": (errors.RequestRefused("invalid image: no"), "invalid_image"),
-        "load": (errors.Overloaded("full"), "overloaded"),
-        "server away": (errors.Unreachable("away"), "unreachable"),
-        "defect of the gateway": (KeyError(6), "inference_failed"),
-    },
+    bad_image=(errors.RequestRefused("invalid image: no"), "invalid_image"),
+    load=(errors.Overloaded("full"), "overloaded"),
+    server_away=(errors.Unreachable("away"), "unreachable"),
+    defect_of_the_gateway=(KeyError(6), "inference_failed"),
 )
 def test_image_fails_alone(error, code, caplog):
     made = gateway(Chooser(bad=error))

@@ -57,7 +57,6 @@ class Wire(asyncio.Transport):
 
 
 def connect(settings: Settings = SMALL, peer: str = "a") -> tuple[BoundedProtocol, Wire]:
-    """Return a connection to a gateway with keys, as `nereid gateway` serves it."""
     config = uvicorn.Config(create_app(gateway(Upstream(), settings, RING)), lifespan="off", log_config=None)
     protocol, wire = BoundedProtocol(config, ServerState(), {}), Wire(peer)
     wire.set_protocol(protocol)
@@ -65,15 +64,15 @@ def connect(settings: Settings = SMALL, peer: str = "a") -> tuple[BoundedProtoco
     return protocol, wire
 
 
-@pytest.mark.parametrize(
+@cases(
     "sent",
-    [
-        [b"GET /healthz HTTP/1.1\r\nx-a: " + bytes(65) * 1024],
-        [b"GET /healthz HTTP/1.1\r\n", *[b"a:b\r\n" * 1000] * 20],
-        [b"GET /" + b"a" * 70_000],
-        [b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET /healthz HTTP/1.1\r\nx-a: ", b"a" * 70_000],
+    one_value=[b"GET /healthz HTTP/1.1\r\nx-a: " + bytes(65) * 1024],
+    many_headers=[b"GET /healthz HTTP/1.1\r\n", *[b"a:b\r\n" * 1000] * 20],
+    address=[b"GET /" + b"a" * 70_000],
+    second_request=[
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET /healthz HTTP/1.1\r\nx-a: ",
+        b"a" * 70_000,
     ],
-    ids=["one value", "many headers", "address", "second request"],
 )
 @asynchronous
 async def test_head_is_bounded(sent):
@@ -88,15 +87,12 @@ async def test_head_is_bounded(sent):
 
 
 @cases(
-    ("limits", "peers", "closed"),
-    {
-        "of an address": ({"MAX_OF_PEER": 3}, "aaaaab", [True, True, False, False, False, False]),
-        "of all": ({"MAX_CONNECTIONS": 4}, "baaaac", [False, True, True, False, False, False]),
-        "not reached": ({"MAX_OF_PEER": 5}, "aaaaab", [False] * 6),
-    },
+    of_an_address=({"MAX_OF_PEER": 3}, "aaaaab", [True, True, False, False, False, False]),
+    of_all=({"MAX_CONNECTIONS": 4}, "baaaac", [False, True, True, False, False, False]),
+    not_reached=({"MAX_OF_PEER": 5}, "aaaaab", [False] * 6),
 )
 @asynchronous
-async def test_many_connections_close_the_oldest_idle_one(monkeypatch, limits, peers, closed):
+async def test_many_connections_close_the_oldest_idle_one(limits, peers, closed, monkeypatch):
     monkeypatch.setattr(bounded_protocol, "_OPEN", {})
     for name, value in limits.items():
         monkeypatch.setattr(bounded_protocol, name, value)
@@ -213,26 +209,20 @@ PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\
 
 
 @cases(
-    ("body", "expected"),
-    {
-        "one": (PART + b"x\r\n--b--\r\n", [BatchImage(b"x", "a.jpg")]),
-        "text around it": (b"preamble\r\n" + PART + b"x\r\n--b--epilogue", [BatchImage(b"x", "a.jpg")]),
-        "empty": (PART + b"\r\n--b--", [BatchImage(b"", "a.jpg")]),
-        "nearly a boundary": (
-            PART + b"\r\n\r\n--x\r\n-b\r\n--b--",
-            [BatchImage(b"\r\n\r\n--x\r\n-b", "a.jpg")],
-        ),
-        "other case": (
-            b"--b\r\na:b\r\nCONTENT-disposition:form-data; name=file\r\n\r\nx\r\n--b--",
-            [BatchImage(b"x")],
-        ),
-        "no end": (PART + b"x", "ends early"),
-        "endless head": (b"--b\r\n" + b"a" * 9000 + b"\r\n\r\nx\r\n--b--", "ends early"),
-        "no part": (b"--b--", "no part 'file'"),
-        "no name": (b"--b\r\n\r\nx\r\n--b--", "expected parts with the name 'file', got ''"),
-        "broken boundaries": (PART + b"\r\n--b\r" * 1000, "no line of its own"),
-        "too many": ((PART + b"x\r\n") * 3 + b"--b--", "at most 2 parts"),
-    },
+    one=(PART + b"x\r\n--b--\r\n", [BatchImage(b"x", "a.jpg")]),
+    text_around_it=(b"preamble\r\n" + PART + b"x\r\n--b--epilogue", [BatchImage(b"x", "a.jpg")]),
+    empty=(PART + b"\r\n--b--", [BatchImage(b"", "a.jpg")]),
+    nearly_a_boundary=(PART + b"\r\n\r\n--x\r\n-b\r\n--b--", [BatchImage(b"\r\n\r\n--x\r\n-b", "a.jpg")]),
+    other_case=(
+        b"--b\r\na:b\r\nCONTENT-disposition:form-data; name=file\r\n\r\nx\r\n--b--",
+        [BatchImage(b"x")],
+    ),
+    no_end=(PART + b"x", "ends early"),
+    endless_head=(b"--b\r\n" + b"a" * 9000 + b"\r\n\r\nx\r\n--b--", "ends early"),
+    no_part=(b"--b--", "no part 'file'"),
+    no_name=(b"--b\r\n\r\nx\r\n--b--", "expected parts with the name 'file', got ''"),
+    broken_boundaries=(PART + b"\r\n--b\r" * 1000, "no line of its own"),
+    too_many=((PART + b"x\r\n") * 3 + b"--b--", "at most 2 parts"),
 )
 def test_form_is_read_or_rejected(body, expected):
     if isinstance(expected, str):
@@ -242,15 +232,16 @@ def test_form_is_read_or_rejected(body, expected):
         assert read_form(body, b"b", 2) == expected
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "expected"),
-    [
-        ("POST", "/v1/classify", b'{"images":[' + b'{"image":""},' * 90_000, (400, "quotation marks")),
-        ("POST", "/predict", b"{" + b'"image":"",' * 100_000, (400, "quotation marks")),
-        ("PUT", "/v1/route/weights", bytes(MAX_UNCOUNTED_BYTES + 1), (413, "at most 1 MiB")),
-        ("POST", "/predict", b'{"image":"%s"}' % (b"A" * 2 * MAX_UNCOUNTED_BYTES), (200, "espresso")),
-    ],
-    ids=["images", "one name", "weights", "a large image"],
+@cases(
+    images=("POST", "/v1/classify", b'{"images":[' + b'{"image":""},' * 90_000, (400, "quotation marks")),
+    one_name=("POST", "/predict", b"{" + b'"image":"",' * 100_000, (400, "quotation marks")),
+    weights=("PUT", "/v1/route/weights", bytes(MAX_UNCOUNTED_BYTES + 1), (413, "at most 1 MiB")),
+    a_large_image=(
+        "POST",
+        "/predict",
+        b'{"image":"%s"}' % (b"A" * 2 * MAX_UNCOUNTED_BYTES),
+        (200, "espresso"),
+    ),
 )
 def test_json_is_counted_before_it_is_decoded(method, path, body, expected):
     """Millions of small values would block all requests; an image is one large value."""

@@ -76,16 +76,13 @@ class Server:
 
 
 @cases(
-    ("usual_s", "hostile"),
-    {
-        "declared": (0.02, [{"seconds": 2.0, "work": 64}]),
-        "undeclared": (0.02, [{"seconds": 2.0}]),
-        "slow among others": (0.3, [*[{"seconds": 0.15}] * 30, {"seconds": 5.0}]),
-        "slow, as all": (0.3, [{"seconds": 0.4}]),
-        "slower": (0.3, [{"seconds": 3.0}]),
-        "declared, and left early": (0.02, [{"seconds": 2.0, "work": 64, "timeout_s": 0.3}]),
-        "undeclared, and left early": (0.02, [{"seconds": 2.0, "timeout_s": 0.3}]),
-    },
+    declared=(0.02, [{"seconds": 2.0, "work": 64}]),
+    undeclared=(0.02, [{"seconds": 2.0}]),
+    slow_among_others=(0.3, [*[{"seconds": 0.15}] * 30, {"seconds": 5.0}]),
+    slow_as_all=(0.3, [{"seconds": 0.4}]),
+    slower=(0.3, [{"seconds": 3.0}]),
+    declared_and_left_early=(0.02, [{"seconds": 2.0, "work": 64, "timeout_s": 0.3}]),
+    undeclared_and_left_early=(0.02, [{"seconds": 2.0, "timeout_s": 0.3}]),
 )
 def test_flood_of_one_key_leaves_the_server_to_another(usual_s, hostile):
     """Nothing of the other fails, and 99 of 100 requests take at most three times as long as alone."""

@@ -15,8 +15,6 @@ MAX_LIMIT = 64
 
 @dataclass
 class Server:
-    """A queue in front of instances that each take up to `batch` requests together."""
-
     service: Service
     instances: int
     rate_per_s: float

@@ -44,28 +44,21 @@ def test_upload_is_published(repository):
 
 
 @cases(
-    ("given", "status", "reason"),
-    {
-        "no keys": ({"headers": {}, "keys": NO_KEYS}, 401, "fix: nereid key add NAME --scope admin"),
-        "no key": ({"headers": {}}, 401, "an API key is required"),
-        "scope route": ({"headers": {"x-api-key": "route"}}, 403, "lacks the scope 'admin'"),
-        "scope infer": ({"headers": {"x-api-key": "infer"}}, 403, "lacks the scope 'admin'"),
-        "no network": ({"content": b"a network"}, 409, "net.onnx"),
-        "other results": ({"query": "max_slowdown=100"}, 409, "--accept-change"),
-        "empty": ({"content": b""}, 400, "got an empty body"),
-        "share": ({"query": "share=200%25"}, 400, "expected 0 to"),
-        "no share": ({"query": "share=all"}, 400, "share: expected a share such as 10% or 0.1, got 'all'"),
-        "no number": (
-            {"query": "tolerance=nan"},
-            400,
-            "tolerance: expected a number of at least 0, got 'nan'",
-        ),
-        "option": ({"query": "repository=/"}, 400, "unknown query parameter 'repository'"),
-        "flag": ({"query": "accept_change=no"}, 400, "expected true"),
-        "type": ({"headers": {**ADMIN, "content-type": "text/html"}}, 415, "Content-Type"),
-        "size": ({"headers": {**ADMIN, "content-length": str(2**31 + 1)}}, 413, "at most 2048 MiB"),
-        "model": ({"model": "other"}, 404, "unknown model 'other'"),
-    },
+    no_keys=({"headers": {}, "keys": NO_KEYS}, 401, "fix: nereid key add NAME --scope admin"),
+    no_key=({"headers": {}}, 401, "an API key is required"),
+    scope_route=({"headers": {"x-api-key": "route"}}, 403, "lacks the scope 'admin'"),
+    scope_infer=({"headers": {"x-api-key": "infer"}}, 403, "lacks the scope 'admin'"),
+    no_network=({"content": b"a network"}, 409, "net.onnx"),
+    other_results=({"query": "max_slowdown=100"}, 409, "--accept-change"),
+    empty=({"content": b""}, 400, "got an empty body"),
+    share=({"query": "share=200%25"}, 400, "expected 0 to"),
+    no_share=({"query": "share=all"}, 400, "share: expected a share such as 10% or 0.1, got 'all'"),
+    no_number=({"query": "tolerance=nan"}, 400, "tolerance: expected a number of at least 0, got 'nan'"),
+    option=({"query": "repository=/"}, 400, "unknown query parameter 'repository'"),
+    flag=({"query": "accept_change=no"}, 400, "expected true"),
+    type=({"headers": {**ADMIN, "content-type": "text/html"}}, 415, "Content-Type"),
+    size=({"headers": {**ADMIN, "content-length": str(2**31 + 1)}}, 413, "at most 2048 MiB"),
+    model=({"model": "other"}, 404, "unknown model 'other'"),
 )
 def test_refused_upload_leaves_nothing(given, status, reason, repository):
     before = contents(repository)

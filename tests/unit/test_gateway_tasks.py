@@ -16,6 +16,7 @@ from nereid.tasks.detect.result import DetectedObject, Detection
 from nereid.tasks.embed.result import Embedding
 from nereid.tasks.read.result import Barcode, Correction, Field, Reading, TextLine
 from tests.gateways import IMAGE, NO_KEYS, PREDICTION, SMALL, Source, Upstream, Upstreams, asynchronous, send
+from tests.tables import rows
 
 BOX = ((1.0, 2.0), (5.0, 2.0), (5.0, 4.0), (1.0, 4.0))
 CORNERS = [[1.0, 2.0], [5.0, 2.0], [5.0, 4.0], [1.0, 4.0]]
@@ -121,17 +122,15 @@ def test_reader_of_documents_reads_lines_too():
         assert (answer["lines"], "fields" in answer) == (LINE_ANSWERS, False)
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "message"),
-    [
-        ("/v1/models/read_text/predict", 400, "model 'read_text' reads text"),
-        ("/v1/models/read_text/classify", 400, "fix: POST /v1/models/read_text/read"),
-        ("/v1/models/classify/read", 400, "fix: POST /v1/models/classify/predict"),
-        ("/v1/models/read_text/waybill", 400, "fix: POST /v1/models/read_text/read"),
-        ("/v1/waybill", 404, "got: classify classifies images, read_text reads text"),
-        ("/v1/detect", 404, "no model finds objects here"),
-        ("/v1/models/cars/detect", 404, "unknown model 'cars'"),
-    ],
+@rows(
+    ("/v1/models/read_text/predict", 400, "model 'read_text' reads text"),
+    ("/v1/models/read_text/classify", 400, "fix: POST /v1/models/read_text/read"),
+    ("/v1/models/classify/read", 400, "fix: POST /v1/models/classify/predict"),
+    ("/v1/models/read_text/waybill", 400, "fix: POST /v1/models/read_text/read"),
+    ("/v1/waybill", 404, "got: classify classifies images, read_text reads text"),
+    ("/v1/detect", 404, "no model finds objects here"),
+    ("/v1/models/cars/detect", 404, "unknown model 'cars'"),
+    ("/v1/read?encoding=latin-1", 400, "must be one of utf-8, gbk"),
 )
 def test_other_task_names_what_fits(path, status, message):
     answer = send(gateway("classify", "read_text"), "POST", path, content=IMAGE)

@@ -15,6 +15,7 @@ from nereid.gateway.admission.token_buckets import TokenBuckets
 from nereid.gateway.gateway_metrics import Live
 from nereid.gateway.settings import Settings
 from nereid.gateway.workers.shared_state import MAX_AGE_S, METRICS_FOLDER, Report, SharedState
+from tests.commands import captured
 
 WATCHDOG_S = 60
 # Workers that print when they start, of which one ends when the test says so.
@@ -74,9 +75,7 @@ print(sum(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids), tak
 def test_processes_share_the_tokens_of_a_key():
     burst = 400
 
-    done = subprocess.run(
-        [sys.executable, "-c", QUOTAS, str(burst)], capture_output=True, text=True, timeout=WATCHDOG_S
-    )
+    done = captured([sys.executable, "-c", QUOTAS, str(burst)], timeout=WATCHDOG_S)
 
     assert (done.stdout.split(), done.stderr) == ([str(burst), "0", "1"], "")
 

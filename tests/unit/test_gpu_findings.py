@@ -79,33 +79,25 @@ WHOLE_ONLY = recorded.MIG_LIST.splitlines()[0] + "\n"
 
 
 @cases(
-    ("outputs", "installed", "what", "expected"),
-    {
-        "cupy": ({}, CUDA_13, "driver", r"fail: .*CuPy is built for CUDA 13; fix: .* 580 .*\[embedded,gpu\]"),
-        "both": (
-            {},
-            BOTH,
-            "GPU packages",
-            r"fail: .*overwrite each other.*; fix: pip uninstall -y .* && pip",
-        ),
-        "no packages": ({}, recorded.NOTHING, "GPU packages", "note: none for the GPU: models are served"),
-        "memory of others": (
-            FULL | {recorded.APPS: recorded.PROCESSES},
-            NO_PROGRAMS,
-            "GPU memory",
-            r"note: 0: 1216 MiB free; used by python3.10 \(pid 4194301\) 79872 MiB, a, b \(pid .*--gpu-id",
-        ),
-        "memory of containers": (FULL, NO_PROGRAMS, "GPU memory", "note: .*containers or users may hold the"),
-        "divided": (
-            DIVIDED | {recorded.LISTED: recorded.MIG_LIST},
-            NO_PROGRAMS,
-            "MIG",
-            f"note: .*MIG 1g.10gb Device 0, {recorded.PART}.*; fix: nereid serve --gpu-id UUID",
-        ),
-        "without parts": (DIVIDED | {recorded.LISTED: WHOLE_ONLY}, NO_PROGRAMS, "MIG", "fail: "),
-    },
+    cupy=({}, CUDA_13, "driver", r"fail: .*CuPy is built for CUDA 13; fix: .* 580 .*\[embedded,gpu\]"),
+    both=({}, BOTH, "GPU packages", r"fail: .*overwrite each other.*; fix: pip uninstall -y .* && pip"),
+    no_packages=({}, recorded.NOTHING, "GPU packages", "note: none for the GPU: models are served"),
+    memory_of_others=(
+        FULL | {recorded.APPS: recorded.PROCESSES},
+        NO_PROGRAMS,
+        "GPU memory",
+        r"note: 0: 1216 MiB free; used by python3.10 \(pid 4194301\) 79872 MiB, a, b \(pid .*--gpu-id",
+    ),
+    memory_of_containers=(FULL, NO_PROGRAMS, "GPU memory", "note: .*containers or users may hold the"),
+    divided=(
+        DIVIDED | {recorded.LISTED: recorded.MIG_LIST},
+        NO_PROGRAMS,
+        "MIG",
+        f"note: .*MIG 1g.10gb Device 0, {recorded.PART}.*; fix: nereid serve --gpu-id UUID",
+    ),
+    without_parts=(DIVIDED | {recorded.LISTED: WHOLE_ONLY}, NO_PROGRAMS, "MIG", "fail: "),
 )
-def test_state_of_a_gpu_is_a_finding_with_a_fix(tmp_path, outputs, installed, what, expected):
+def test_state_of_a_gpu_is_a_finding_with_a_fix(outputs, installed, what, expected, tmp_path):
     found = one(examined(tmp_path, outputs, installed), what)
 
     assert re.match(expected, f"{found.status}: {found.detail}; fix: {found.fix}")
@@ -133,26 +125,23 @@ def test_exclusive_mode_with_mps_is_intended(tmp_path):
 
 
 @cases(
-    ("output", "found", "fix"),
-    {
-        "cuDNN": (
-            recorded.ONNXRUNTIME.replace("{library}", "libcudnn.so.9"),
-            "libcudnn.so.9 is missing; RuntimeError: onnxruntime 1.26.0 cannot use CUDAExecutionProvider",
-            "pip install 'nereid-serving[embedded,gpu]'",
-        ),
-        "old driver": (
-            recorded.CUPY_OLD_DRIVER,
-            "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
-            "install a newer driver (see the line `driver`)",
-        ),
-        "driver's library": (
-            "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory",
-            "libcuda.so.1 is missing",
-            "install NVIDIA's driver; in a container, NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-        ),
-        "unknown": ("ValueError: unheard of", "ValueError: unheard of", ""),
-        "silent": ("", "no output", ""),
-    },
+    cuDNN=(
+        recorded.ONNXRUNTIME.replace("{library}", "libcudnn.so.9"),
+        "libcudnn.so.9 is missing; RuntimeError: onnxruntime 1.26.0 cannot use CUDAExecutionProvider",
+        "pip install 'nereid-serving[embedded,gpu]'",
+    ),
+    old_driver=(
+        recorded.CUPY_OLD_DRIVER,
+        "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
+        "install a newer driver (see the line `driver`)",
+    ),
+    drivers_library=(
+        "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory",
+        "libcuda.so.1 is missing",
+        "install NVIDIA's driver; in a container, NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+    ),
+    unknown=("ValueError: unheard of", "ValueError: unheard of", ""),
+    silent=("", "no output", ""),
 )
 def test_message_of_a_library_has_its_fix(output, found, fix):
     finding = gpu_findings.finding("CuPy", 1, output, 60, 12)

@@ -83,12 +83,10 @@ async def status(channel, name, message, metadata=KEY, **options) -> str:
 
 @cases(
     ["address", "expected"],
-    {
-        "IPv4": (("192.0.2.1", 9), "192.0.2.1"),
-        "IPv4 on an IPv6 socket": (("::ffff:192.0.2.1", 9, 0, 0), "192.0.2.1"),
-        "one network of IPv6": (("2001:db8::ffff:1", 9, 0, 0), peer_of(("2001:db8::2",))),
-        "a zone": (("fe80::1%eth0", 9, 0, 2), peer_of(("fe80::2",))),
-    },
+    IPv4=(("192.0.2.1", 9), "192.0.2.1"),
+    IPv4_on_an_IPv6_socket=(("::ffff:192.0.2.1", 9, 0, 0), "192.0.2.1"),
+    one_network_of_IPv6=(("2001:db8::ffff:1", 9, 0, 0), peer_of(("2001:db8::2",))),
+    a_zone=(("fe80::1%eth0", 9, 0, 2), peer_of(("fe80::2",))),
 )
 def test_address_stands_for_one_client(address, expected):
     assert peer_of(address) == expected
@@ -110,10 +108,8 @@ async def test_flood_ends_only_its_own_connection(attack):
 
 @cases(
     ["frames", "expected"],
-    {
-        "streams": (partial(head, name="ModelInfer", key="infer"), "PROTOCOL_ERROR"),
-        "the size of a frame": (lambda *_: DataFrame(1, data=bytes(2**14 + 1)), "FRAME_SIZE_ERROR"),
-    },
+    streams=(partial(head, name="ModelInfer", key="infer"), "PROTOCOL_ERROR"),
+    the_size_of_a_frame=(lambda *_: DataFrame(1, data=bytes(2**14 + 1)), "FRAME_SIZE_ERROR"),
 )
 @asynchronous
 async def test_other_limits_of_a_connection(frames, expected):
@@ -147,36 +143,24 @@ BEARER = {"metadata": (("authorization", "Bearer infer"),)}
 
 @cases(
     ["name", "message", "options", "expected"],
-    {
-        "a long message": ("ModelInfer", WHOLE, {}, "NOT_FOUND"),
-        "a message over the limit": (
-            "ModelInfer",
-            bytes(2**26),
-            {},
-            "INVALID_ARGUMENT: expected at most 33 MiB",
-        ),
-        "4 kB to a method that only reads": (
-            "ModelReady",
-            bytes(4097),
-            {},
-            "INVALID_ARGUMENT: expected at most 4",
-        ),
-        "garbage": ("ModelInfer", b"\xff" * 99, {}, "INVALID_ARGUMENT: invalid request: expected a message"),
-        "compression": ("ModelInfer", b"", {"compression": grpc.Compression.Gzip}, "UNIMPLEMENTED: expected"),
-        "an unknown method": ("RepositoryIndex", b"", {}, "UNIMPLEMENTED: unknown method"),
-        "no key": ("ModelReady", b"", {"metadata": ()}, "UNAUTHENTICATED: an API key is required"),
-        "a key as a bearer": ("ModelReady", b"", BEARER, "NOT_FOUND: unknown model ''"),
-        "another key": ("ModelInfer", b"", {"metadata": (("x-api-key", "route"),)}, "PERMISSION_DENIED"),
-        "two keys": (
-            "ModelInfer",
-            b"",
-            {"metadata": KEY * 2},
-            "INVALID_ARGUMENT: invalid request: header 'x-api",
-        ),
-        "other letters": ("ModelReady", v2.ModelReadyRequest(name="ü%"), {}, "NOT_FOUND: unknown model 'ü%'"),
-        "no server": ("ServerMetadata", b"", {}, "UNAVAILABLE: unavailable: the server behind"),
-        "no server, health": ("/grpc.health.v1.Health/Check", b"", {"metadata": ()}, "UNAVAILABLE"),
-    },
+    a_long_message=("ModelInfer", WHOLE, {}, "NOT_FOUND"),
+    a_message_over_the_limit=("ModelInfer", bytes(2**26), {}, "INVALID_ARGUMENT: expected at most 33 MiB"),
+    long_message_to_a_method_that_only_reads=(
+        "ModelReady",
+        bytes(4097),
+        {},
+        "INVALID_ARGUMENT: expected at most 4",
+    ),
+    garbage=("ModelInfer", b"\xff" * 99, {}, "INVALID_ARGUMENT: invalid request: expected a message"),
+    compression=("ModelInfer", b"", {"compression": grpc.Compression.Gzip}, "UNIMPLEMENTED: expected"),
+    an_unknown_method=("RepositoryIndex", b"", {}, "UNIMPLEMENTED: unknown method"),
+    no_key=("ModelReady", b"", {"metadata": ()}, "UNAUTHENTICATED: an API key is required"),
+    a_key_as_a_bearer=("ModelReady", b"", BEARER, "NOT_FOUND: unknown model ''"),
+    another_key=("ModelInfer", b"", {"metadata": (("x-api-key", "route"),)}, "PERMISSION_DENIED"),
+    two_keys=("ModelInfer", b"", {"metadata": KEY * 2}, "INVALID_ARGUMENT: invalid request: header 'x-api"),
+    other_letters=("ModelReady", v2.ModelReadyRequest(name="ü%"), {}, "NOT_FOUND: unknown model 'ü%'"),
+    no_server=("ServerMetadata", b"", {}, "UNAVAILABLE: unavailable: the server behind"),
+    no_server_health=("/grpc.health.v1.Health/Check", b"", {"metadata": ()}, "UNAVAILABLE"),
 )
 @asynchronous
 async def test_call_is_answered(name, message, options, expected):
@@ -295,11 +279,9 @@ async def test_unfinished_messages_count():
 
 @cases(
     ["of", "limit", "name", "expected"],
-    {
-        "calls of a key": (OF_KEY, {"calls": 2}, "ModelInfer", "RESOURCE_EXHAUSTED"),
-        "calls of an address": (PEER, {"calls": 2}, "ServerLive", "RESOURCE_EXHAUSTED"),
-        "calls without a key": (None, {"MAX_KEYLESS_CALLS": 2}, "ServerLive", "RESOURCE_EXHAUSTED"),
-    },
+    calls_of_a_key=(OF_KEY, {"calls": 2}, "ModelInfer", "RESOURCE_EXHAUSTED"),
+    calls_of_an_address=(PEER, {"calls": 2}, "ServerLive", "RESOURCE_EXHAUSTED"),
+    calls_without_a_key=(None, {"MAX_KEYLESS_CALLS": 2}, "ServerLive", "RESOURCE_EXHAUSTED"),
 )
 @asynchronous
 async def test_open_calls_are_limited(monkeypatch, of, limit, name, expected):
@@ -331,11 +313,9 @@ def restrict(monkeypatch, of, limit) -> None:
 
 @cases(
     ["of", "limit", "secret", "ends"],
-    {
-        "of an address": (PEER, {"connections": 2}, "", [True, False, False]),
-        "of a key": (OF_KEY, {"connections": 2}, "infer", [False, False, True]),
-        "in all": (None, {"MAX_CONNECTIONS": 2}, "", [True, False, False]),
-    },
+    of_an_address=(PEER, {"connections": 2}, "", [True, False, False]),
+    of_a_key=(OF_KEY, {"connections": 2}, "infer", [False, False, True]),
+    in_all=(None, {"MAX_CONNECTIONS": 2}, "", [True, False, False]),
 )
 @asynchronous
 async def test_connections_are_limited(monkeypatch, of, limit, secret, ends):
@@ -370,12 +350,10 @@ async def test_cancelled_calls_of_a_key_are_limited(monkeypatch):
 
 @cases(
     ["sent", "limits", "goes"],
-    {
-        "no preface": (b"", {"HEAD_S": 0.1}, None),
-        "half of the headers": ("half", {"HEAD_S": 0.1}, None),
-        "nothing to do": ("settings", {"GRACE_S": 0.1}, ErrorCodes.NO_ERROR),
-        "a great age": ("call", {"MAX_CONNECTION_S": 0.1, "GRACE_S": 0.1}, ErrorCodes.NO_ERROR),
-    },
+    no_preface=(b"", {"HEAD_S": 0.1}, None),
+    half_of_the_headers=("half", {"HEAD_S": 0.1}, None),
+    nothing_to_do=("settings", {"GRACE_S": 0.1}, ErrorCodes.NO_ERROR),
+    a_great_age=("call", {"MAX_CONNECTION_S": 0.1, "GRACE_S": 0.1}, ErrorCodes.NO_ERROR),
 )
 @asynchronous
 async def test_time_of_a_connection_is_limited(monkeypatch, sent, limits, goes):

@@ -19,8 +19,6 @@ DEAD = "Stub process 'eyes_0_0' is not healthy."
 
 
 class Clock:
-    """A clock that is set by hand; in seconds."""
-
     def __init__(self) -> None:
         self.now_s = 1000.0
 
@@ -35,7 +33,6 @@ def clock():
 
 @pytest.fixture
 def health(clock):
-    """A running server with two models that have classified an image just now."""
     health = Health(clock, lambda: 1.5e9)
     health.enter(pages.RUNNING)
     health.round_started(None, ["eyes", "route"])
@@ -66,19 +63,16 @@ PROCESS = {"eyes": "the process of 'eyes_0_0' is dead"}
 
 
 @cases(
-    ("fail", "reasons", "recover"),
-    {
-        "probe": (fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.probed("eyes", None, 1000.0)),
-        "unloaded": (fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.round_started(None, [])),
-        "process": (lambda it: it.observed(PROCESS), {"models": PROCESS}, lambda it: it.observed({})),
-        "server": (
-            lambda health: health.round_started("400", []),
-            {"server": "400"},
-            lambda health: health.round_started(None, []),
-        ),
-    },
+    probe=(fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.probed("eyes", None, 1000.0)),
+    unloaded=(fail_probe, {"models": {"eyes": DEAD}}, lambda health: health.round_started(None, [])),
+    process=(lambda it: it.observed(PROCESS), {"models": PROCESS}, lambda it: it.observed({})),
+    server=(
+        lambda health: health.round_started("400", []),
+        {"server": "400"},
+        lambda health: health.round_started(None, []),
+    ),
 )
-def test_failure_is_named_until_it_is_over(health, fail, reasons, recover):
+def test_failure_is_named_until_it_is_over(fail, reasons, recover, health):
     fail(health)
     failed = body(health, "/readyz")
     recover(health)
@@ -167,15 +161,12 @@ def test_every_metric_exists_from_the_start():
 
 
 @cases(
-    ("method", "path", "status"),
-    {
-        "page": ("GET", "/readyz?verbose", 200),
-        "unknown": ("GET", "/", 404),
-        "POST": ("POST", "/readyz", 405),
-        "HEAD": ("HEAD", "/livez", 405),
-    },
+    page=("GET", "/readyz?verbose", 200),
+    unknown=("GET", "/", 404),
+    POST=("POST", "/readyz", 405),
+    HEAD=("HEAD", "/livez", 405),
 )
-def test_health_port_responds(health, method, path, status):
+def test_health_port_responds(method, path, status, health):
     with pages.serve(partial(pages.page, health), "127.0.0.1", 0, "health") as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request(method, path)
@@ -186,10 +177,7 @@ def test_health_port_responds(health, method, path, status):
     assert response.status == status
 
 
-@cases(
-    ("limits", "left"),
-    {"of a peer": ({"MAX_OF_PEER": 5}, 5), "of all": ({"MAX_CONNECTIONS": 4}, 4)},
-)
+@cases(("limits", "left"), of_a_peer=({"MAX_OF_PEER": 5}, 5), of_all=({"MAX_CONNECTIONS": 4}, 4))
 def test_idle_connections_delay_no_health_check(limits, left, health, monkeypatch):
     """A new connection closes the oldest; each one holds a thread."""
     for name, value in limits.items():
@@ -229,8 +217,6 @@ def test_taken_port_is_an_error(health):
         port = taken.getsockname()[1]
         message = f"health port {port} .* cannot be used: .*--health-port"
 
-        with (
-            pytest.raises(ServerError, match=message),
-            pages.serve(partial(pages.page, health), "127.0.0.1", port, "health"),
-        ):
+        second = pages.serve(partial(pages.page, health), "127.0.0.1", port, "health")
+        with pytest.raises(ServerError, match=message), second:
             pass

@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from nereid.base.http_connection import HttpConnections, HttpResponse
+from tests.tables import rows
 
 T = TypeVar("T")
 WATCHDOG_S = 30.0
@@ -53,15 +54,12 @@ async def send(connections: HttpConnections) -> HttpResponse:
         return await connection.send([GET])
 
 
-@pytest.mark.parametrize(
-    ("pieces", "body"),
-    [
-        ([ONE], b"one"),
-        ([ONE[:20], ONE[20:-1], ONE[-1:]], b"one"),
-        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\non\r\n1\r\ne\r\n0\r\n\r\n"], b"one"),
-        ([b"HTTP/1.1 200 OK\r\n\r\non", b"e"], b"one"),
-        ([b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"], b""),
-    ],
+@rows(
+    ([ONE], b"one"),
+    ([ONE[:20], ONE[20:-1], ONE[-1:]], b"one"),
+    ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\non\r\n1\r\ne\r\n0\r\n\r\n"], b"one"),
+    ([b"HTTP/1.1 200 OK\r\n\r\non", b"e"], b"one"),
+    ([b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"], b""),
 )
 def test_body_is_complete(pieces, body):
     answer = served(send, *pieces, stays=False)
@@ -69,13 +67,8 @@ def test_body_is_complete(pieces, body):
     assert (answer.status, answer.body) == (200, body)
 
 
-@pytest.mark.parametrize(
-    ("piece", "error"),
-    [
-        (b"", ConnectionResetError),
-        (ONE[:-1], ConnectionResetError),
-        (b"no HTTP\r\n", http.client.BadStatusLine),
-    ],
+@rows(
+    (b"", ConnectionResetError), (ONE[:-1], ConnectionResetError), (b"no HTTP\r\n", http.client.BadStatusLine)
 )
 def test_broken_response_is_an_error(piece, error):
     with pytest.raises(error):

@@ -36,24 +36,16 @@ def row_of(pixels: np.ndarray, transform: Transform) -> np.ndarray:
 
 
 def expected(pixels: np.ndarray) -> dict[str, float]:
-    """Compute the signals of RGB pixels from their definitions, pixel by pixel."""
     height, width = pixels.shape[:2]
     whole = pixels / 255.0
     luma = 0.299 * whole[..., 0] + 0.587 * whole[..., 1] + 0.114 * whole[..., 2]
-    places = [
-        (y, x)
-        for y in range(0, height, max(1, height // SAMPLES))
-        for x in range(0, width - 1, max(1, width // SAMPLES))
-    ]
+    rows, columns = range(0, height, max(1, height // SAMPLES)), range(0, width - 1, max(1, width // SAMPLES))
+    places = [(y, x) for y in rows for x in columns]
     here = np.array([luma[place] for place in places])
     differences = [abs(luma[y, x + 1] - luma[y, x]) for y, x in places]
     red, blue = (np.mean([whole[(*place, color)] for place in places]) for color in (0, 2))
-    return {
-        "brightness": here.mean(),
-        "contrast": here.std(),
-        "sharpness": np.mean(differences),
-        "warmth": red / (red + blue),
-    }
+    light = {"brightness": here.mean(), "contrast": here.std(), "sharpness": np.mean(differences)}
+    return light | {"warmth": red / (red + blue)}
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -66,7 +58,7 @@ def test_signals_are_those_of_the_pixels(name):
     assert found == pytest.approx(expected(pixels), abs=TOLERANCE.get(name, 1e-5))
 
 
-@cases(("options", "aspect"), {"stored": ({}, 2.0), "turned by its EXIF tag": ({"orientation": 6}, 0.5)})
+@cases(("options", "aspect"), stored=({}, 2.0), turned_by_its_EXIF_tag=({"orientation": 6}, 0.5))
 def test_size_is_that_of_the_upright_image(options, aspect):
     exif = Image.Exif()
     exif[0x0112] = options.get("orientation", 1)

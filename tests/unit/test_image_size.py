@@ -30,7 +30,6 @@ def small_screen() -> bytes:
 
 
 def small_frame() -> bytes:
-    """A frame of 2 x 2 pixels at the end of a large screen."""
     gif = save(Image.new("P", (2, 2)), "GIF")
     return gif.replace(b",\0\0\0\0", b"," + struct.pack("<HH", SIDE - 2, SIDE - 2))
 
@@ -41,35 +40,23 @@ PADDING = b"\xff\xfe\xff\xff" + bytes(65_533)
 
 
 @cases(
-    ("encoded", "expected"),
-    {
-        "a GIF with a small screen": (small_screen(), 9),
-        "a GIF with a frame far from the corner": (small_frame(), 9),
-        "a GIF behind comments": (insert(large("GIF"), b",\0\0", b"!\xfe\1x\0" * 99), 9),
-        "a PNG whose text comes first": (
-            insert(large("PNG"), b"\0\0\0\rIHDR", png_chunk(b"tEXt", TINY_HEADER)),
-            9,
-        ),
-        "a PNG with two headers": (
-            insert(large("PNG"), b"\0\0\0\rIHDR", png_chunk(b"IHDR", TINY_HEADER)),
-            9,
-        ),
-        "a JPEG behind 1 MiB": (insert(large("JPEG"), b"\xff\xdb", PADDING * 17), 1),
-        "a progressive JPEG behind 1 MiB": (
-            insert(large("JPEG", progressive=True), b"\xff\xdb", PADDING * 17),
-            9_000_000 * 6 // 8_000_000,
-        ),
-        "a JPEG behind junk": (insert(large("JPEG"), b"\xff\xdb", bytes(2**17)), UNKNOWN_WORK),
-        "a BMP upside down": (
-            large("BMP")[:22] + struct.pack("<i", -SIDE) + large("BMP")[26:],
-            9,
-        ),
-        "a TIFF": (large("TIFF"), UNKNOWN_WORK),
-        "a TIFF with its mark reversed": (b"II\0*" + large("TIFF")[4:], UNKNOWN_WORK),
-        "a WebP": (large("WEBP"), 9),
-        "a lossless WebP": (large("WEBP", lossless=True), 9),
-        "a WebP with a profile": (large("WEBP", icc_profile=b"profile"), 9),
-    },
+    a_GIF_with_a_small_screen=(small_screen(), 9),
+    a_GIF_with_a_frame_far_from_the_corner=(small_frame(), 9),
+    a_GIF_behind_comments=(insert(large("GIF"), b",\0\0", b"!\xfe\1x\0" * 99), 9),
+    a_PNG_whose_text_comes_first=(insert(large("PNG"), b"\0\0\0\rIHDR", png_chunk(b"tEXt", TINY_HEADER)), 9),
+    a_PNG_with_two_headers=(insert(large("PNG"), b"\0\0\0\rIHDR", png_chunk(b"IHDR", TINY_HEADER)), 9),
+    a_JPEG_behind_1_MiB=(insert(large("JPEG"), b"\xff\xdb", PADDING * 17), 1),
+    a_progressive_JPEG_behind_1_MiB=(
+        insert(large("JPEG", progressive=True), b"\xff\xdb", PADDING * 17),
+        9_000_000 * 6 // 8_000_000,
+    ),
+    a_JPEG_behind_junk=(insert(large("JPEG"), b"\xff\xdb", bytes(2**17)), UNKNOWN_WORK),
+    a_BMP_upside_down=(large("BMP")[:22] + struct.pack("<i", -SIDE) + large("BMP")[26:], 9),
+    a_TIFF=(large("TIFF"), UNKNOWN_WORK),
+    a_TIFF_with_its_mark_reversed=(b"II\0*" + large("TIFF")[4:], UNKNOWN_WORK),
+    a_WebP=(large("WEBP"), 9),
+    a_lossless_WebP=(large("WEBP", lossless=True), 9),
+    a_WebP_with_a_profile=(large("WEBP", icc_profile=b"profile"), 9),
 )
 def test_file_costs_what_the_decoder_finds(encoded, expected):
     assert open_image(encoded, Limits()).size_wh == (SIDE, SIDE)
@@ -79,20 +66,17 @@ def test_file_costs_what_the_decoder_finds(encoded, expected):
 
 
 @cases(
-    ("encoded", "expected"),
-    {
-        "photo": (COFFEE.read_bytes(), 1),
-        "interlaced": (PNG_MAGIC + INTERLACED + png_chunk(b"IDAT", b""), 32),
-        "too large": (b"BM" + bytes(12) + struct.pack("<IHH", 12, 60_000, 60_000) + bytes(8), 1),
-        "no image": (b"no image", 1),
-        "no frame": (JPEG + b" without a size", UNKNOWN_WORK),
-        "GIF that goes on": (b"GIF89a" + bytes(7) + b"!\xfe" + b"\1x" * 2**20, UNKNOWN_WORK),
-        "cut WebP": (large("WEBP")[:20], UNKNOWN_WORK),
-        "32 scans": (
-            JPEG + b"\xc2\0\x0b\x08\x10\0\x10\0\1\1\x11\0" + b"\xff\xda\0\2" * 99,
-            4096 * 4096 * 32 // 8_000_000,
-        ),
-    },
+    photo=(COFFEE.read_bytes(), 1),
+    interlaced=(PNG_MAGIC + INTERLACED + png_chunk(b"IDAT", b""), 32),
+    too_large=(b"BM" + bytes(12) + struct.pack("<IHH", 12, 60_000, 60_000) + bytes(8), 1),
+    no_image=(b"no image", 1),
+    no_frame=(JPEG + b" without a size", UNKNOWN_WORK),
+    GIF_that_goes_on=(b"GIF89a" + bytes(7) + b"!\xfe" + b"\1x" * 2**20, UNKNOWN_WORK),
+    cut_WebP=(large("WEBP")[:20], UNKNOWN_WORK),
+    scans_of_32=(
+        JPEG + b"\xc2\0\x0b\x08\x10\0\x10\0\1\1\x11\0" + b"\xff\xda\0\2" * 99,
+        4096 * 4096 * 32 // 8_000_000,
+    ),
 )
 def test_file_that_no_decoder_has_seen_costs_enough(encoded, expected):
     """Unknown is large, unless it is certain that no decoder opens it."""

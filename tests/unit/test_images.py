@@ -12,12 +12,12 @@ from nereid.client import images
 from nereid.client.images import encode
 from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from tests.conftest import UPRIGHT
+from tests.tables import cases
 
 WHITE = (255, 255, 255)
 
 
 def decoded(file: bytes) -> np.ndarray:
-    """Return the pixels that the server sees, upright, uint8[H, W, 3]."""
     image = open_image(file, Limits())
     return UPRIGHT[image.orientation](image.pixels(1, WHITE, Buffers()))
 
@@ -27,7 +27,6 @@ def noise(*shape: int) -> np.ndarray:
 
 
 def of_mode(mode: str) -> Image.Image:
-    """Return a picture of random pixels in a mode of PIL's; its sides are odd, for padding."""
     name, _, is_transparent = mode.partition(" ")
     if name == "I;16":
         image = Image.fromarray(np.random.default_rng(0).integers(0, 2**16, (7, 13), dtype=np.uint16))
@@ -47,7 +46,6 @@ MODES += [*("P transparent", "RGB transparent", "I;16 transparent"), "La", "RGBa
 
 
 def expected(image: Image.Image) -> np.ndarray:
-    """Return PIL's own conversion of a picture: over white, in RGB, 16 bits rounded to 8."""
     if image.mode == "I;16":
         grey = (np.asarray(image).astype(np.float64) * 255 / 65535).round().astype(np.uint8)
         grey[np.asarray(image) == image.info.get("transparency", -1)] = WHITE[0]
@@ -119,17 +117,13 @@ def test_files_stay_as_they_are():
     assert {encode(form) for form in forms} == {file}
 
 
-@pytest.mark.parametrize(
-    ("image", "error", "message"),
-    [
-        (5, TypeError, "an image must be bytes, a path, .* got int"),
-        (io.StringIO("x"), TypeError, "opened for reading bytes, this one reads str"),
-        (np.zeros((2, 2, 3), np.float32), ValueError, r"got float32\[2, 2, 3\]"),
-        (np.zeros((0, 2, 3), np.uint8), ValueError, "not empty"),
-        (Image.new("F", (2, 2)), ValueError, "must have one of the modes .* got F"),
-        ("no/such/file.jpg", FileNotFoundError, "no/such/file.jpg"),
-    ],
-    ids=["number", "text file", "floats", "empty", "mode", "missing"],
+@cases(
+    number=(5, TypeError, "an image must be bytes, a path, .* got int"),
+    text_file=(io.StringIO("x"), TypeError, "opened for reading bytes, this one reads str"),
+    floats=(np.zeros((2, 2, 3), np.float32), ValueError, r"got float32\[2, 2, 3\]"),
+    empty=(np.zeros((0, 2, 3), np.uint8), ValueError, "not empty"),
+    mode=(Image.new("F", (2, 2)), ValueError, "must have one of the modes .* got F"),
+    missing=("no/such/file.jpg", FileNotFoundError, "no/such/file.jpg"),
 )
 def test_invalid_image_is_named(image, error, message):
     with pytest.raises(error, match=message):

@@ -12,12 +12,11 @@ from nereid.base.errors import OperationFailed
 from nereid.cli.main import app
 from nereid.gateway.admission import key_changes
 from nereid.gateway.admission.keys import SCOPES, InvalidKeys, KeyFile, KeyRing, format_keys
-from tests.tables import cases
+from tests.tables import cases, rows
 
 
 @pytest.fixture
 def nereid(tmp_path, monkeypatch):
-    """Run `nereid key …` on keys of its own: `nereid("add", "alice")` gives the result."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return lambda *words: CliRunner().invoke(app, ["key", *words])
 
@@ -56,17 +55,14 @@ def test_ring_takes_changes_of_its_file(nereid, path):
     assert "No such file" in ring.failure
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "text"),
-    [
-        (["add", "bob", "--scope", "infer", "--scope", "all"], 2, "infer, route, admin, got infer, all"),
-        (["add", "", "--scope", "infer"], 2, "NAME: expected 1 to 64 printable ASCII characters, got ''"),
-        (["add", "0123abcd", "--scope", "infer"], 2, "expected a name that does not look like an id"),
-        (["add", "alice", "--scope", "infer"], 1, "'alice' already has a key; fix: nereid key revoke"),
-        (["revoke", "carol"], 1, "has no key 'carol', known keys: alice"),
-    ],
+@rows(
+    (["add", "bob", "--scope", "infer", "--scope", "all"], 2, "infer, route, admin, got infer, all"),
+    (["add", "", "--scope", "infer"], 2, "NAME: expected 1 to 64 printable ASCII characters, got ''"),
+    (["add", "0123abcd", "--scope", "infer"], 2, "expected a name that does not look like an id"),
+    (["add", "alice", "--scope", "infer"], 1, "'alice' already has a key; fix: nereid key revoke"),
+    (["revoke", "carol"], 1, "has no key 'carol', known keys: alice"),
 )
-def test_wrong_command_changes_nothing(nereid, path, words, status, text):
+def test_wrong_command_changes_nothing(words, status, text, nereid, path):
     nereid("add", "alice", "--scope", "infer")
     before = path.read_bytes()
 
@@ -78,14 +74,11 @@ def test_wrong_command_changes_nothing(nereid, path, words, status, text):
 
 
 @cases(
-    ("text", "mode", "reason"),
-    {
-        "no key": ('{"keys": [{"id": "x"}]}', 0o600, "is not a key file"),
-        "writable by others": ('{"keys": []}', 0o622, "can be changed by others; fix: chmod 600"),
-        "too large": (" " * 1_000_001, 0o600, "has more than 1,000,000 bytes"),
-    },
+    no_key=('{"keys": [{"id": "x"}]}', 0o600, "is not a key file"),
+    writable_by_others=('{"keys": []}', 0o622, "can be changed by others; fix: chmod 600"),
+    too_large=(" " * 1_000_001, 0o600, "has more than 1,000,000 bytes"),
 )
-def test_unusable_file_is_refused(path, text, mode, reason):
+def test_unusable_file_is_refused(text, mode, reason, path):
     path.parent.mkdir()
     path.write_text(text)
     path.chmod(mode)

@@ -18,16 +18,13 @@ def grown(before: str, after: str) -> Snapshot:
 
 
 @cases(
-    ("before", "after", "growth"),
-    {
-        "growth": (f"{X} 5\n{Y} 1", f"{X} 7\n{Y} 1", {"x": 2, "y": 0}),
-        "one of two was reset": (f"{X} 5\n{Y} 100", f"{X} 6\n{Y} 1", {"x": 1, "y": 1}),
-        "a series appears": (f"{X} 5", f"{X} 5\n{Y} 3", {"x": 0, "y": 3}),
-        "a series goes": (f"{X} 5\n{Y} 3", f"{X} 6", {"x": 1}),
-        "the server restarted": (f"{X} 5\n{Y} 3", f"{X} 2\n{Y} 0", {"x": 2, "y": 0}),
-        "first page": ("", f"{X} 5", {"x": 5}),
-        "empty page": (f"{X} 5", "", {}),
-    },
+    growth=(f"{X} 5\n{Y} 1", f"{X} 7\n{Y} 1", {"x": 2, "y": 0}),
+    one_of_two_was_reset=(f"{X} 5\n{Y} 100", f"{X} 6\n{Y} 1", {"x": 1, "y": 1}),
+    a_series_appears=(f"{X} 5", f"{X} 5\n{Y} 3", {"x": 0, "y": 3}),
+    a_series_goes=(f"{X} 5\n{Y} 3", f"{X} 6", {"x": 1}),
+    the_server_restarted=(f"{X} 5\n{Y} 3", f"{X} 2\n{Y} 0", {"x": 2, "y": 0}),
+    first_page=("", f"{X} 5", {"x": 5}),
+    empty_page=(f"{X} 5", "", {}),
 )
 def test_growth_of_a_counter(before, after, growth):
     found = grown(before, after)
@@ -58,15 +55,12 @@ def test_no_event_is_lost_or_counted_twice(looks, restarts):
 
 
 @cases(
-    ("after", "is_reset"),
-    {
-        "same": (f"{X} 5\n{Y} 0\nd 4", False),
-        "grown": (f"{X} 6\n{Y} 1\nd 4", False),
-        "fallen": (f"{X} 4\n{Y} 9\nd 4", True),
-        "gone": (f"{Y} 9\nd 4", True),
-        "gone without events": (f"{X} 5\nd 4", False),
-        "another counter": (f"{X} 5\n{Y} 0\nd 3", False),
-    },
+    same=(f"{X} 5\n{Y} 0\nd 4", False),
+    grown=(f"{X} 6\n{Y} 1\nd 4", False),
+    fallen=(f"{X} 4\n{Y} 9\nd 4", True),
+    gone=(f"{Y} 9\nd 4", True),
+    gone_without_events=(f"{X} 5\nd 4", False),
+    another_counter=(f"{X} 5\n{Y} 0\nd 3", False),
 )
 def test_reset_shows_in_a_smaller_count(after, is_reset):
     before = Snapshot.parse(f"{X} 5\n{Y} 0\nd 4")
@@ -84,16 +78,13 @@ cc{a="x"} 16
 
 
 @cases(
-    ("labels", "without", "total"),
-    {
-        "all": ({}, {}, 15),
-        "one label": ({"a": "x"}, {}, 3),
-        "two labels": ({"a": "x", "b": "2"}, {}, 2),
-        "one of several values": ({"b": ("1", "2")}, {}, 7),
-        "without": ({}, {"a": "x"}, 12),
-        "without several": ({}, {"a": "y", "b": ("1", "3")}, 10),
-        "none": ({"a": "z"}, {}, 0),
-    },
+    all=({}, {}, 15),
+    one_label=({"a": "x"}, {}, 3),
+    two_labels=({"a": "x", "b": "2"}, {}, 2),
+    one_of_several_values=({"b": ("1", "2")}, {}, 7),
+    without=({}, {"a": "x"}, 12),
+    without_several=({}, {"a": "y", "b": ("1", "3")}, 10),
+    none=({"a": "z"}, {}, 0),
 )
 def test_sums_over_labels(labels, without, total):
     page = Snapshot.parse(PAGE)
@@ -120,7 +111,6 @@ def test_rendered_page_has_the_same_samples():
 
 
 def histogram(labels: str, *cumulative: int) -> str:
-    """Return the series of a histogram with bounds of 1, 2 and infinity."""
     rows = [f'h_bucket{{{labels},le="{bound}"}} ' for bound in ("1", "2", "+Inf")]
     rows += [f"h_count{{{labels}}} ", f"h_sum{{{labels}}} "]
     values = (*cumulative, cumulative[-1], 7)
@@ -172,15 +162,12 @@ def test_fallen_gauge_resets_no_counter():
 
 
 @cases(
-    ("share", "buckets", "expected"),
-    {
-        "no bucket": (0.5, {}, math.nan),
-        "no observation": (0.5, {1.0: 0, math.inf: 0}, math.nan),
-        "first bucket": (0.25, {1.0: 10, math.inf: 0}, 0.25),
-        "empty first": (0.5, {1.0: 0, 2.0: 4, math.inf: 0}, 1.5),
-        "all": (1.0, {1.0: 2, 2.0: 2, 4.0: 0, math.inf: 0}, 2.0),
-        "beyond the last bound": (0.99, {1.0: 1, 2.0: 0, math.inf: 9}, 2.0),
-    },
+    no_bucket=(0.5, {}, math.nan),
+    no_observation=(0.5, {1.0: 0, math.inf: 0}, math.nan),
+    first_bucket=(0.25, {1.0: 10, math.inf: 0}, 0.25),
+    empty_first=(0.5, {1.0: 0, 2.0: 4, math.inf: 0}, 1.5),
+    all=(1.0, {1.0: 2, 2.0: 2, 4.0: 0, math.inf: 0}, 2.0),
+    beyond_the_last_bound=(0.99, {1.0: 1, 2.0: 0, math.inf: 9}, 2.0),
 )
 def test_quantile_at_the_edges(share, buckets, expected):
     assert quantile(share, buckets) == pytest.approx(expected, nan_ok=True)
@@ -193,7 +180,6 @@ def test_quantile_at_the_edges(share, buckets, expected):
     st.floats(0.01, 0.99),
 )
 def test_quantile_is_linear_inside_a_bucket(rows, share):
-    """NumPy interpolates the same cumulative counts."""
     bounds = np.cumsum([width for width, _ in rows]).astype(float)
     counts = [count for _, count in rows]
     filled = [place for place, count in enumerate(counts) if count]

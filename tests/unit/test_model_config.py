@@ -1,13 +1,21 @@
-"""Reading config.pbtxt: from Triton's arguments, from a file, and a backend's own parameters."""
+"""Reading, changing and completing config.pbtxt, and the parameters of a backend."""
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
+from nereid.base.assets import REPOSITORY
 from nereid.base.config.model_config import ModelConfig, TensorSpec, read_pbtxt
 from nereid.base.config.parameters import parse_bool, parse_int
+from nereid.base.errors import OperationFailed
 from nereid.base.serving_errors import InvalidConfig
+from nereid.repository.layout import model_folders
+from nereid.repository.pbtxt import parse, rewrite, with_versions
+from nereid.repository.triton_rules import are_complete, why_incomplete
+from tests.conftest import ROOT
+from tests.networks import tensor
 from tests.tables import cases
 
 
@@ -28,14 +36,10 @@ def config(tmp_path, **parameters: str) -> ModelConfig:
 
 
 def arguments(tmp_path, document: dict, kind: str, instance: str) -> dict[str, str]:
-    return {
-        "model_config": json.dumps(document),
-        "model_repository": str(tmp_path / "m"),
-        "model_version": "3",
-        "model_instance_kind": kind,
-        "model_instance_device_id": "1" if kind == "GPU" else "0",
-        "model_instance_name": instance,
-    }
+    values = {"config": json.dumps(document), "repository": str(tmp_path / "m"), "version": "3"}
+    values |= {"instance_kind": kind, "instance_device_id": "1" if kind == "GPU" else "0"}
+    values["instance_name"] = instance
+    return {f"model_{name}": value for name, value in values.items()}
 
 
 def test_triton_arguments_and_file_give_the_same_config(tmp_path):
@@ -54,19 +58,13 @@ def test_triton_arguments_and_file_give_the_same_config(tmp_path):
 
 
 @cases(
-    ("extra", "expected"),
-    {
-        "plain": ({}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), False, False)),
-        "reshape": ({"reshape": {"shape": ["16"]}}, TensorSpec("x", "TYPE_FP32", (4, 4), (16,))),
-        "empty reshape": ({"reshape": {}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
-        "optional": ({"optional": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_optional=True)),
-        "ragged": (
-            {"allow_ragged_batch": True},
-            TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_ragged=True),
-        ),
-    },
+    plain=({}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), False, False)),
+    reshape=({"reshape": {"shape": ["16"]}}, TensorSpec("x", "TYPE_FP32", (4, 4), (16,))),
+    empty_reshape=({"reshape": {}}, TensorSpec("x", "TYPE_FP32", (4, 4), ())),
+    optional=({"optional": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_optional=True)),
+    ragged=({"allow_ragged_batch": True}, TensorSpec("x", "TYPE_FP32", (4, 4), (4, 4), is_ragged=True)),
 )
-def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
+def test_tensor_is_what_clients_and_network_see(extra, expected, tmp_path):
     """A reshape changes only what the network sees; int64 values are strings in JSON, and become numbers."""
     document = {"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": ["4", "4"], **extra}]}
 
@@ -74,18 +72,15 @@ def test_tensor_is_what_clients_and_network_see(tmp_path, extra, expected):
 
 
 @cases(
-    ("backend", "groups", "expected"),
-    {
-        "no backend": (None, None, 1),
-        "onnxruntime, empty list": ("onnxruntime", [], 2),
-        "onnxruntime, no count": ("onnxruntime", [{"kind": "KIND_CPU"}], 2),
-        "another backend, no count": ("fused", [{"kind": "KIND_CPU"}], 1),
-        "two groups": (None, [{"count": 3}, {"kind": "KIND_CPU", "count": "2"}], 5),
-        "gpu and cpu": (None, [{"kind": "KIND_GPU", "count": 3}, {"kind": "KIND_CPU", "count": 1}], 1),
-        "kind model": ("onnxruntime", [{"kind": "KIND_MODEL"}], 2),
-    },
+    no_backend=(None, None, 1),
+    onnxruntime_empty_list=("onnxruntime", [], 2),
+    onnxruntime_no_count=("onnxruntime", [{"kind": "KIND_CPU"}], 2),
+    another_backend_no_count=("fused", [{"kind": "KIND_CPU"}], 1),
+    two_groups=(None, [{"count": 3}, {"kind": "KIND_CPU", "count": "2"}], 5),
+    gpu_and_cpu=(None, [{"kind": "KIND_GPU", "count": 3}, {"kind": "KIND_CPU", "count": 1}], 1),
+    kind_model=("onnxruntime", [{"kind": "KIND_MODEL"}], 2),
 )
-def test_instances_that_share_the_cores(tmp_path, backend, groups, expected):
+def test_instances_that_share_the_cores(backend, groups, expected, tmp_path):
     given = {"backend": backend, "instance_group": groups}
     document = {name: entry for name, entry in given.items() if entry is not None}
 
@@ -93,18 +88,15 @@ def test_instances_that_share_the_cores(tmp_path, backend, groups, expected):
 
 
 @cases(
-    ("files", "profile", "expected"),
-    {
-        "no file, profile": ({}, "cpu", False),
-        "auto": ({"config.pbtxt": "KIND_AUTO"}, "", False),
-        "cpu and gpu": ({"config.pbtxt": "KIND_CPU KIND_GPU"}, "", True),
-        "gpu, profile without a file": ({"config.pbtxt": "KIND_GPU"}, "cpu", True),
-        "profile on the cpu": ({"config.pbtxt": "KIND_GPU", "configs/cpu.pbtxt": "KIND_CPU"}, "cpu", False),
-        "profile on a gpu": ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "gpu", True),
-        "profile of another name": ({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "", False),
-    },
+    no_file_profile=({}, "cpu", False),
+    auto=({"config.pbtxt": "KIND_AUTO"}, "", False),
+    cpu_and_gpu=({"config.pbtxt": "KIND_CPU KIND_GPU"}, "", True),
+    gpu_profile_without_a_file=({"config.pbtxt": "KIND_GPU"}, "cpu", True),
+    profile_on_the_cpu=({"config.pbtxt": "KIND_GPU", "configs/cpu.pbtxt": "KIND_CPU"}, "cpu", False),
+    profile_on_a_gpu=({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "gpu", True),
+    profile_of_another_name=({"config.pbtxt": "KIND_CPU", "configs/gpu.pbtxt": "KIND_GPU"}, "", False),
 )
-def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
+def test_gpu_is_named_by_the_file_in_use(files, profile, expected, tmp_path):
     """Triton resolves KIND_AUTO before a backend sees it, so only the file shows a named GPU."""
     (tmp_path / "configs").mkdir()
     for name, kinds in files.items():
@@ -115,17 +107,14 @@ def test_gpu_is_named_by_the_file_in_use(tmp_path, files, profile, expected):
 
 
 @cases(
-    ("parameters", "message"),
-    {
-        "missing": ({}, "parameter 'size_px' is required"),
-        "not a number": ({"size_px": "big"}, "parameter 'size_px': expected int, got 'big'"),
-        "not a list of numbers": (
-            {"size_px": "1", "mean": "1,x"},
-            "parameter 'mean': expected floats separated by commas, got '1,x'",
-        ),
-    },
+    missing=({}, "parameter 'size_px' is required"),
+    not_a_number=({"size_px": "big"}, "parameter 'size_px': expected int, got 'big'"),
+    not_a_list_of_numbers=(
+        {"size_px": "1", "mean": "1,x"},
+        "parameter 'mean': expected floats separated by commas, got '1,x'",
+    ),
 )
-def test_wrong_parameter_is_named(tmp_path, parameters, message):
+def test_wrong_parameter_is_named(parameters, message, tmp_path):
     with pytest.raises(InvalidConfig) as raised:
         config(tmp_path, **parameters).settings(Settings)
 
@@ -163,14 +152,11 @@ SCORES = 'output_map { key: "y" value: "scores" }'
 
 
 @cases(
-    ("text", "found"),
-    {
-        "pinned": (f"model_version: 2 {SCORES}", "2"),
-        "not pinned": (SCORES, "ensemble 'e', step 'net': expected a pinned version, got -1"),
-        "no scores": ("model_version: 2", "model 'm' names 'e', an ensemble without output 'scores'"),
-    },
+    pinned=(f"model_version: 2 {SCORES}", "2"),
+    not_pinned=(SCORES, "ensemble 'e', step 'net': expected a pinned version, got -1"),
+    no_scores=("model_version: 2", "model 'm' names 'e', an ensemble without output 'scores'"),
 )
-def test_network_version_is_that_of_the_step_with_the_scores(tmp_path, text, found):
+def test_network_version_is_that_of_the_step_with_the_scores(text, found, tmp_path):
     (tmp_path / "e" / "1").mkdir(parents=True)
     step = f'{{ model_name: "net" {text} }}'
     (tmp_path / "e" / "config.pbtxt").write_text(f'name: "e" ensemble_scheduling {{ step {step} }}')
@@ -195,14 +181,11 @@ def test_model_that_is_not_an_ensemble_is_the_network(tmp_path, text):
 
 
 @cases(
-    ("content", "message"),
-    {
-        "missing": (None, "unable to find '{path}'"),
-        "not a field": (b'name: "m"\nmax_batchsize: 8\n', "'{path}': 2:1 : .*max_batchsize"),
-        "not a text": (b'name: "\xff"', "'{path}': 'utf-8' codec can't decode byte 0xff"),
-    },
+    missing=(None, "unable to find '{path}'"),
+    not_a_field=(b'name: "m"\nmax_batchsize: 8\n', "'{path}': 2:1 : .*max_batchsize"),
+    not_a_text=(b'name: "\xff"', "'{path}': 'utf-8' codec can't decode byte 0xff"),
 )
-def test_file_that_is_not_a_config_is_named(tmp_path, content, message):
+def test_file_that_is_not_a_config_is_named(content, message, tmp_path):
     path = tmp_path / "config.pbtxt"
     if content:
         path.write_bytes(content)
@@ -227,3 +210,137 @@ def test_booleans_are_tritons_six_words():
     for text in ("", "yes", "2", " 1", "t"):
         with pytest.raises(InvalidConfig, match=f"^failed to convert '{text}' to boolean$"):
             parse_bool(text)
+
+
+CONFIGS = sorted((ROOT / "model_repository").rglob("*.pbtxt"))
+TEXT = """# What it is for.
+name: "net"
+max_batch_size: 8  # as clients know it
+input { name: "a{b" data_type: TYPE_FP32 dims: [ 3, 4 ] }
+input < name: 'c' data_type: TYPE_FP32 dims: 1 >
+# Two instances.
+instance_group [ { kind: KIND_CPU count: 2 } ]
+# Kept apart.
+parameters { key: "first" value { string_value: "1" } }
+# Goes.
+parameters: { key: "second" value: { string_value: "2" } }
+dynamic_batching {}
+"""
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_unchanged_text_stays(path):
+    text = path.read_text()
+
+    assert rewrite(text, parse(text)) == text
+
+
+def test_only_what_changes_is_written_anew():
+    wanted = parse(TEXT)
+    wanted.max_batch_size = 16
+    wanted.instance_group[0].count = 3
+    wanted.dynamic_batching.max_queue_delay_microseconds = 500
+    del wanted.parameters["second"]
+    wanted.parameters["third"].string_value = "3"
+    wanted.version_policy.all.SetInParent()
+
+    changed = rewrite(TEXT, wanted)
+
+    assert parse(changed) == wanted
+    expected = TEXT.replace("max_batch_size: 8", "max_batch_size: 16")
+    expected = expected.replace("[ { kind: KIND_CPU count: 2 } ]", "{ count: 3 kind: KIND_CPU }")
+    expected = expected.replace('parameters: { key: "second" value: { string_value: "2" } }\n', "")
+    expected = expected.replace("{}", "{ max_queue_delay_microseconds: 500 }")
+    third = 'parameters { key: "third" value { string_value: "3" } }'
+    assert changed == expected + "version_policy { all { } }\n" + third + "\n"
+
+
+@cases(
+    "text",
+    list_and_entry="instance_group [ { count: 1 }, { count: 2 } ] instance_group { count: 4 }",
+    joined_strings='name: "a" "b" max_batch_size: 8',
+)
+def test_unusual_layout_is_written_anew(text):
+    wanted = parse(text)
+    wanted.max_batch_size = 16
+    del wanted.instance_group[1:]
+
+    assert parse(rewrite(text, wanted)) == wanted
+
+
+def test_text_that_is_not_a_config_is_an_error():
+    with pytest.raises(OperationFailed, match="cannot read the config: 1:1 : "):
+        rewrite("what: 1", parse(""))
+
+
+POLICY = "version_policy { specific { versions: [ 1, 3 ] } }"
+
+
+@cases(
+    empty=("", f"{POLICY}\n"),
+    latest_and_comment=(
+        "# {\nversion_policy { latest { num_versions: 2 } } # why\nname: 'a'\n",
+        f"# {{\n{POLICY} # why\nname: 'a'\n",
+    ),
+    angle_brackets=("version_policy: <\n  all: <>\n>\nname: 'a}'", f"{POLICY}\nname: 'a}}'\n"),
+    a_parameter_of_that_name=(
+        'parameters { key: "version_policy" value { string_value: "{" } }\n',
+        f'parameters {{ key: "version_policy" value {{ string_value: "{{" }} }}\n{POLICY}\n',
+    ),
+)
+def test_only_the_policy_changes_with_the_versions(text, expected):
+    assert with_versions(text, [3, 1]) == expected
+
+
+def test_change_of_versions_never_removes_a_comment():
+    with pytest.raises(OperationFailed, match=r"fix: write version_policy .*\[ 1, 2 \]") as refused:
+        with_versions('# why\nname: "a" "b" max_batch_size: 8', [1, 2])
+
+    assert "cannot change version_policy in this layout" in str(refused.value)
+
+
+TENSORS = tensor("input", "x", "FP32", [3]) + tensor("output", "scores", "FP32", [3])
+NAME = 'name: "one"\n'
+PYTHON = f'{NAME}backend: "python"\n{TENSORS}'
+CODE = "class TritonPythonModel: ..."
+COMPLETING = "class TritonPythonModel:\n    def auto_complete_config(config): ..."
+STEPS = 'ensemble_scheduling { step { model_name: "a" model_version: 1 } }\n'
+
+
+@pytest.mark.parametrize("profile", ["ensemble", "cpu", "gpu"])
+def test_default_models_are_complete(profile):
+    """So the default server is back quickly."""
+    assert are_complete(REPOSITORY, profile, [folder.name for folder in model_folders(REPOSITORY)])
+
+
+@cases(
+    our_backend=(f'{NAME}backend: "onnxruntime"\n{TENSORS}', "", True),
+    ensemble=(f'{NAME}platform: "ensemble"\n{TENSORS}{STEPS}', "", True),
+    Python=(PYTHON, CODE, True),
+    Python_that_completes=(PYTHON, COMPLETING, False),
+    Python_with_a_base=(PYTHON, "from base import Base\nclass TritonPythonModel(Base): ...", False),
+    Python_from_elsewhere=(PYTHON, "from base import TritonPythonModel", False),
+    another_backend=(f'{NAME}backend: "openvino"\n{TENSORS}', "", False),
+    backend_from_the_file=(f"{NAME}{TENSORS}", "", False),
+    without_a_name=(f'backend: "onnxruntime"\n{TENSORS}', "", False),
+    without_tensors=(f'{NAME}backend: "onnxruntime"\n', "", False),
+    no_config=(None, "", False),
+)
+def test_config_is_complete(config, code, expected, tmp_path: Path):
+    version = tmp_path / "one" / "1"
+    version.mkdir(parents=True)
+    if config is not None:
+        (version.parent / "config.pbtxt").write_text(config)
+    (version / "model.py").write_text(code)
+
+    assert are_complete(tmp_path, "", ["one"]) == expected
+
+
+def test_unreadable_code_is_named(tmp_path: Path):
+    """Python code of another encoding may hide the completion, so the reason says what is expected."""
+    version = tmp_path / "one" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(PYTHON)
+    (version / "model.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9\nclass TritonPythonModel: ...\n")
+
+    assert why_incomplete(tmp_path / "one", "").startswith("its model.py is expected in UTF-8: 'utf-8' codec")

@@ -40,45 +40,32 @@ def repository(folder, **configs):
 
 
 @cases(
-    ("kind", "configs", "name", "expected"),
-    {
-        "classify": (CLASSIFY, {"classify": ROUTE, "dogs": ROUTE}, "", "classify"),
-        "only route": (CLASSIFY, {"dogs": ROUTE, "dogs_v1": PINNED, "dogs_network": NETWORK}, "", "dogs"),
-        "named": (CLASSIFY, {"dogs": ROUTE, "dogs_v1": PINNED}, "dogs_v1", "dogs_v1"),
-        "no route": (CLASSIFY, {"pinned": PINNED, "network": NETWORK, "broken": "{"}, "", "pinned"),
-        "unknown": (CLASSIFY, {"dogs": ROUTE}, "cats", "has no model 'cats'; expected one of: dogs"),
-        "several": (
-            CLASSIFY,
-            {"cats": ROUTE, "dogs": ROUTE},
-            "",
-            "has several models; fix: name one with --model: ",
-        ),
-        "none": (
-            CLASSIFY,
-            {"network": NETWORK},
-            "",
-            "has no model with input 'image' and output 'scores'",
-        ),
-        "reader": (READ, {"read": READER, "dogs": ROUTE}, "", "read"),
-        "any of several": (None, {"cats": ROUTE, "dogs": ROUTE}, "", "cats"),
-        "any, the default": (
-            None,
-            {"labels": READER, "read_text": READER, "cars": DETECTOR},
-            "",
-            "read_text",
-        ),
-        "any, named": (None, {"cats": ROUTE, "cars": DETECTOR}, "cars", "cars"),
-        "any, unknown": (
-            None,
-            {"pages": READER, "cars": DETECTOR, "cats": ROUTE, "network": NETWORK},
-            "dogs",
-            "has no model 'dogs'; expected one of: cats, cars, pages",
-        ),
-        "any network": (None, {"network": NETWORK}, "", "network"),
-        "empty": (None, {}, "", "has no model; fix: nereid add FILE"),
-    },
+    classify=(CLASSIFY, {"classify": ROUTE, "dogs": ROUTE}, "", "classify"),
+    only_route=(CLASSIFY, {"dogs": ROUTE, "dogs_v1": PINNED, "dogs_network": NETWORK}, "", "dogs"),
+    named=(CLASSIFY, {"dogs": ROUTE, "dogs_v1": PINNED}, "dogs_v1", "dogs_v1"),
+    no_route=(CLASSIFY, {"pinned": PINNED, "network": NETWORK, "broken": "{"}, "", "pinned"),
+    unknown=(CLASSIFY, {"dogs": ROUTE}, "cats", "has no model 'cats'; expected one of: dogs"),
+    several=(
+        CLASSIFY,
+        {"cats": ROUTE, "dogs": ROUTE},
+        "",
+        "has several models; fix: name one with --model: ",
+    ),
+    none=(CLASSIFY, {"network": NETWORK}, "", "has no model with input 'image' and output 'scores'"),
+    reader=(READ, {"read": READER, "dogs": ROUTE}, "", "read"),
+    any_of_several=(None, {"cats": ROUTE, "dogs": ROUTE}, "", "cats"),
+    any_the_default=(None, {"labels": READER, "read_text": READER, "cars": DETECTOR}, "", "read_text"),
+    any_named=(None, {"cats": ROUTE, "cars": DETECTOR}, "cars", "cars"),
+    any_unknown=(
+        None,
+        {"pages": READER, "cars": DETECTOR, "cats": ROUTE, "network": NETWORK},
+        "dogs",
+        "has no model 'dogs'; expected one of: cats, cars, pages",
+    ),
+    any_network=(None, {"network": NETWORK}, "", "network"),
+    empty=(None, {}, "", "has no model; fix: nereid add FILE"),
 )
-def test_default_model(tmp_path, kind: Task | None, configs, name, expected):
+def test_default_model(kind: Task | None, configs, name, expected, tmp_path):
     """Without a kind, the model is one of any task."""
     folder = repository(tmp_path, **configs)
     try:
@@ -112,7 +99,7 @@ def test_preview_is_that_of_the_preprocessing():
         models.preview("classify", b"text")
 
 
-@cases("name", {"route": "read_waybill", "its variant": "read_waybill_v1"})
+@cases("name", route="read_waybill", its_variant="read_waybill_v1")
 def test_fields_are_those_of_the_default_variant(name):
     models = RepositoryModels(TEXT_REPOSITORY, lambda: None)
 

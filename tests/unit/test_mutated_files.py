@@ -19,6 +19,7 @@ from nereid.base.serving_errors import InvalidImage
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from nereid.vision.imaging.transform import Transform
+from tests.commands import captured
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = 2_000
@@ -30,7 +31,6 @@ TRANSFORM = Transform(64, 64, resize="letterbox")
 
 
 def resident_bytes():
-    """Return the memory of this process, without freed memory that the C library still holds."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -57,9 +57,7 @@ def answer():
 def test_many_mutated_files_are_answered():
     command = [sys.executable, "-m", "tests.unit.test_mutated_files"]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=WATCHDOG_S, errors="replace", cwd=ROOT
-        )
+        done = captured(command, timeout=WATCHDOG_S, errors="replace", cwd=ROOT)
     except subprocess.TimeoutExpired as expired:
         last = (expired.stdout or b"").decode(errors="replace").splitlines()[-1:]
         pytest.fail(f"not done after {WATCHDOG_S} s, at {last}")
@@ -77,7 +75,7 @@ def test_mutated_files_are_answered_by_every_command():
     """Networks and images for `add`, `check`, `publish`, `watch`, `classify`, `detect` and `read`."""
     command = [sys.executable, "-m", "loadtest.attack.files", "--cases", str(FEW_FILES)]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG_S, cwd=ROOT)
+    done = captured(command, timeout=WATCHDOG_S, cwd=ROOT)
 
     assert done.returncode == 0, done.stderr[-2000:]
 

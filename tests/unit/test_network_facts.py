@@ -29,8 +29,6 @@ TIMM = {
 
 @pytest.fixture
 def found(tmp_path):
-    """Read the metadata of a network with properties in its file and documents next to it."""
-
     def read_metadata(properties=None, files=None):
         model = UserNetwork().build()
         helper.set_model_props(model, properties or {})
@@ -43,22 +41,15 @@ def found(tmp_path):
 
 
 @cases(
-    ("properties", "files", "origin"),
-    {
-        "ultralytics": ({"names": "{0: 'tench', 1: 'goldfish'}"}, {}, "the file's metadata 'names'"),
-        "line breaks": ({"names": "['tench ', ' goldfish\\n']"}, {}, "the file's metadata 'names'"),
-        "json": ({"classes": json.dumps(NAMES)}, {}, "the file's metadata 'classes'"),
-        "timm": ({}, {"config.json": json.dumps(TIMM)}, "'label_names' of 'config.json' next to the file"),
-        "hugging face": ({}, HUGGING_FACE, "'id2label' of 'config.json' next to the file"),
-        "layout detectors of PaddleOCR": (
-            {"character": "tench\ngoldfish"},
-            {},
-            "the file's metadata 'character'",
-        ),
-        "text first": ({"names": "['a', 'b']"}, TEXT, "'labels.txt' next to the file"),
-    },
+    ultralytics=({"names": "{0: 'tench', 1: 'goldfish'}"}, {}, "the file's metadata 'names'"),
+    line_breaks=({"names": "['tench ', ' goldfish\\n']"}, {}, "the file's metadata 'names'"),
+    json=({"classes": json.dumps(NAMES)}, {}, "the file's metadata 'classes'"),
+    timm=({}, {"config.json": json.dumps(TIMM)}, "'label_names' of 'config.json' next to the file"),
+    hugging_face=({}, HUGGING_FACE, "'id2label' of 'config.json' next to the file"),
+    layout_detectors_of_PaddleOCR=({"character": "tench\ngoldfish"}, {}, "the file's metadata 'character'"),
+    text_first=({"names": "['a', 'b']"}, TEXT, "'labels.txt' next to the file"),
 )
-def test_labels_are_found(found, properties, files, origin):
+def test_labels_are_found(properties, files, origin, found):
     metadata = found(properties, files)
 
     assert (metadata.labels, metadata.labels_from) == (tuple(NAMES), origin)
@@ -72,23 +63,20 @@ def test_characters_of_a_recogniser_are_no_labels(found):
 
 
 @cases(
-    ("properties", "files"),
-    {
-        "nothing": ({}, {}),
-        "text": ({"names": "tench, goldfish"}, {}),
-        "numbers": ({"names": "[1, 2]"}, {}),
-        "a gap": ({"names": "{0: 'tench', 2: 'goldfish'}"}, {}),
-        "code": ({"names": "__import__('os').getpid()"}, {}),
-        "deep": ({"names": "[" * 100_000}, {}),
-        "long": ({"names": json.dumps(["x" * 2**20])}, {}),
-        "broken file": ({}, {"config.json": "{"}),
-        "deep file": ({}, {"config.json": "[" * 100_000}),
-        "a document for a word": ({"task": "[" * 1000}, {}),
-        "another document": ({}, {"config.json": "[]"}),
-        "no numbers": ({}, {"config.json": json.dumps({"pretrained_cfg": {"input_size": "big"}})}),
-    },
+    nothing=({}, {}),
+    text=({"names": "tench, goldfish"}, {}),
+    numbers=({"names": "[1, 2]"}, {}),
+    a_gap=({"names": "{0: 'tench', 2: 'goldfish'}"}, {}),
+    code=({"names": "__import__('os').getpid()"}, {}),
+    deep=({"names": "[" * 100_000}, {}),
+    long=({"names": json.dumps(["x" * 2**20])}, {}),
+    broken_file=({}, {"config.json": "{"}),
+    deep_file=({}, {"config.json": "[" * 100_000}),
+    a_document_for_a_word=({"task": "[" * 1000}, {}),
+    another_document=({}, {"config.json": "[]"}),
+    no_numbers=({}, {"config.json": json.dumps({"pretrained_cfg": {"input_size": "big"}})}),
 )
-def test_unknown_metadata_is_skipped(found, properties, files):
+def test_unknown_metadata_is_skipped(properties, files, found):
     metadata = found(properties, files)
 
     assert (metadata.labels, dict(metadata.noted.parameters), metadata.task) == ((), {}, "")
@@ -110,18 +98,15 @@ BORDER = {"resize": "letterbox", "pad_color": "128, 102, 76"}
 
 
 @cases(
-    ("changes", "parameters"),
-    {
-        "center": ({}, SHORTER),
-        "squash": ({"crop_mode": "squash", "crop_pct": 1}, {"resize": "exact"}),
-        "border": ({"crop_mode": "border", "crop_pct": 1.0}, BORDER),
-        "squash and crop": ({"crop_mode": "squash"}, {}),
-        "border and crop": ({"crop_mode": "border"}, {}),
-        "not square": ({"input_size": [3, 128, 256]}, {}),
-        "another mode": ({"crop_mode": "spiral"}, {}),
-    },
+    center=({}, SHORTER),
+    squash=({"crop_mode": "squash", "crop_pct": 1}, {"resize": "exact"}),
+    border=({"crop_mode": "border", "crop_pct": 1.0}, BORDER),
+    squash_and_crop=({"crop_mode": "squash"}, {}),
+    border_and_crop=({"crop_mode": "border"}, {}),
+    not_square=({"input_size": [3, 128, 256]}, {}),
+    another_mode=({"crop_mode": "spiral"}, {}),
 )
-def test_preprocessing_of_timm(found, changes, parameters):
+def test_preprocessing_of_timm(changes, parameters, found):
     """The numbers of timm are for pixels / 255, and the crop is a share of the resized image."""
     config = {"pretrained_cfg": TIMM["pretrained_cfg"] | changes}
 
@@ -132,50 +117,42 @@ def test_preprocessing_of_timm(found, changes, parameters):
     assert bool(noted.problem) is not bool(parameters)
 
 
-EDGES = {
-    "do_rescale": True,
-    "do_normalize": True,
-    "image_mean": [0.5] * 3,
-    "image_std": [0.2] * 3,
-    "resample": 3,
-}
+EDGES = {"do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3}
+EDGES |= {"image_std": [0.2] * 3, "resample": 3}
 LEVELS = {"mean": "127.5, 127.5, 127.5", "std": "51, 51, 51", "interpolation": "bicubic"}
 
 
 @cases(
-    ("config", "parameters", "size"),
-    {
-        "vit": (EDGES | {"size": {"height": 224, "width": 224}}, {"resize": "exact"} | LEVELS, (224, 224)),
-        "old": (EDGES | {"size": 224}, {"resize": "exact"} | LEVELS, (224, 224)),
-        "clip": (
-            EDGES | {"size": {"shortest_edge": 248}, "do_center_crop": True, "crop_size": 224},
-            SHORTER | LEVELS,
-            (224, 224),
-        ),
-        "convnext": (EDGES | {"size": {"shortest_edge": 224}, "crop_pct": 0.9}, SHORTER | LEVELS, (224, 224)),
-        "convnext 384": (
-            EDGES | {"size": {"shortest_edge": 384}, "crop_pct": 0.9},
-            {"resize": "exact"} | LEVELS,
-            (384, 384),
-        ),
-        "rt-detr": (
-            {"do_normalize": False, "do_rescale": True, "size": {"height": 480, "width": 640}},
-            {"resize": "exact", "scale": "0.00392156862745098", "interpolation": "bilinear"},
-            (480, 640),
-        ),
-        "detr": (
-            EDGES | {"size": {"shortest_edge": 800, "longest_edge": 1333}},
-            {"resize": "exact"} | LEVELS,
-            (800, 800),
-        ),
-        "both sides, then a crop": (
-            EDGES | {"size": {"height": 256, "width": 256}, "do_center_crop": True, "crop_size": 224},
-            {},
-            (224, 224),
-        ),
-    },
+    vit=(EDGES | {"size": {"height": 224, "width": 224}}, {"resize": "exact"} | LEVELS, (224, 224)),
+    old=(EDGES | {"size": 224}, {"resize": "exact"} | LEVELS, (224, 224)),
+    clip=(
+        EDGES | {"size": {"shortest_edge": 248}, "do_center_crop": True, "crop_size": 224},
+        SHORTER | LEVELS,
+        (224, 224),
+    ),
+    convnext=(EDGES | {"size": {"shortest_edge": 224}, "crop_pct": 0.9}, SHORTER | LEVELS, (224, 224)),
+    convnext_384=(
+        EDGES | {"size": {"shortest_edge": 384}, "crop_pct": 0.9},
+        {"resize": "exact"} | LEVELS,
+        (384, 384),
+    ),
+    rt_detr=(
+        {"do_normalize": False, "do_rescale": True, "size": {"height": 480, "width": 640}},
+        {"resize": "exact", "scale": "0.00392156862745098", "interpolation": "bilinear"},
+        (480, 640),
+    ),
+    detr=(
+        EDGES | {"size": {"shortest_edge": 800, "longest_edge": 1333}},
+        {"resize": "exact"} | LEVELS,
+        (800, 800),
+    ),
+    both_sides_then_a_crop=(
+        EDGES | {"size": {"height": 256, "width": 256}, "do_center_crop": True, "crop_size": 224},
+        {},
+        (224, 224),
+    ),
 )
-def test_preprocessing_of_transformers(found, config, parameters, size):
+def test_preprocessing_of_transformers(config, parameters, size, found):
     noted = found({}, {"preprocessor_config.json": json.dumps(config)}).noted
 
     assert (noted.parameters, noted.size, bool(noted.problem)) == (parameters, size, not parameters)

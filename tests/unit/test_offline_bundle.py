@@ -62,7 +62,6 @@ def test_target_needs_what_its_own_markers_select(tmp_path):
 
 @pytest.fixture
 def index(tmp_path):
-    """Wheels to download, of which one is required on Python 3.12 alone, and one elsewhere."""
     (folder := tmp_path / "index").mkdir()
     requirements = [
         'Requires-Dist: old-only; python_version < "3.12"',
@@ -107,7 +106,6 @@ def test_incomplete_bundle_is_an_error(index, tmp_path):
 
 @pytest.fixture
 def wheels(tmp_path):
-    """Two files, of which one is larger than a part."""
     (folder := tmp_path / "wheels").mkdir()
     contents = {"b.whl": bytes(range(256)) * 12_000, "a.whl": b"small"}
     for name, content in contents.items():

@@ -1,14 +1,18 @@
-"""Reading ONNX files without running them, and the messages for invalid ones."""
+"""Reading ONNX files without running them, and their inputs and outputs compared with a config."""
 
 import contextlib
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import ModelProto, TensorProto, helper
 
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InvalidConfig
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import (
     CAPABILITIES,
@@ -19,8 +23,8 @@ from nereid.repository.onnx_file import (
     read,
     supported_runtimes,
 )
-from nereid.vision.inference.signature import NetworkTensor, Signature
-from tests.networks import OPSET, constant, identity, network, value
+from nereid.vision.inference.signature import NetworkTensor, Signature, complete, validate
+from tests.networks import DATATYPES, OPSET, constant, identity, network, value, written
 from tests.tables import cases
 
 WEIGHTS = np.arange(12, dtype=np.float32)
@@ -35,12 +39,7 @@ def save(folder: Path, model: onnx.ModelProto) -> Path:
 
 def weighted(**external: str | int) -> onnx.ModelProto:
     """Build `y = x + w`; `external` is the place of the 48 bytes of `w`."""
-    model = network(
-        [helper.make_node("Add", ["x", "w"], ["y"])],
-        [value("x", "FP32", ["N", 12])],
-        [value("y", "FP32", ["N", 12])],
-        [constant("w", WEIGHTS)],
-    )
+    model = written("(float[N,12] x) => (float[N,12] y) { y = Add(x, w) }", w=WEIGHTS)
     if external:
         tensor = model.graph.initializer[0]
         tensor.ClearField("raw_data")
@@ -51,21 +50,10 @@ def weighted(**external: str | int) -> onnx.ModelProto:
 
 
 def test_signature_is_the_one_that_onnx_runtime_sees(tmp_path):
-    model = network(
-        [
-            helper.make_node("Mul", ["x", "factor"], ["y"]),
-            helper.make_node("Identity", ["word"], ["said"]),
-            helper.make_node("Identity", ["one"], ["same"]),
-        ],
-        [
-            value("x", "FP16", ["N", 3, None]),
-            value("word", "STRING", [2]),
-            value("one", "INT64", []),
-            value("factor", "FP16", [1]),
-        ],
-        [value("y", "FP16", ["N", 3, None]), value("said", "STRING", [2]), value("same", "INT64", [])],
-        [constant("factor", np.ones(1, np.float16))],
-    )
+    inputs = "float16[N,3,?] x, string[2] word, int64 one, float16[1] factor"
+    nodes = "y = Mul(x, factor) said = Identity(word) same = Identity(one)"
+    outputs = "float16[N,3,?] y, string[2] said, int64 same"
+    model = written(f"({inputs}) => ({outputs}) {{ {nodes} }}", factor=np.ones(1, np.float16))
     path = save(tmp_path, model)
 
     file = read(path)
@@ -110,36 +98,30 @@ NO_PLACE = "external tensor 'w' has no location of its values"
 
 
 @cases(
-    ("content", "reason"),
-    {
-        "missing": (None, "No such file"),
-        "text": (b"oops\n", "expected an ONNX network, got a text file"),
-        "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "LFS .* git lfs pull"),
-        "page": (b"\n<!DOCTYPE html>\n<html>", "got an HTML page .*; fix: download the file itself"),
-        # Its end is read, too, but not all of it.
-        "torch": (b"PK\3\4" + bytes(2**18) + b"net/data.pkl" + bytes(9), "PyTorch .* with torch.onnx.export"),
-        "old-torch": (b"\x80\2\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "PyTorch .* with torch.onnx.export"),
-        "saved-model": (b"\x08\1\x12\x99\x0fserving_default\0", "TensorFlow SavedModel .* with tf2onnx"),
-        "archive": (b"PK\3\4" + bytes(30) + b"net.onnx" + bytes(9), "an archive .*; fix: unpack it"),
-        "picture": (b"\x89PNG\r\n\x1a\n" + bytes(64), "expected an ONNX network, got an image"),
-        "truncated": (weighted().SerializeToString()[:-20], "a truncated or incomplete network"),
-        "cut-at-a-field": (b"\x08\x08\x12\x01p", "got a truncated or incomplete network"),
-        "element-type-of-weights": (typed(weight_element=126), "'w' .* unknown element type, 126"),
-        "element-type": (typed(99), "'x' of the network has an unknown element type, 99"),
-        "input-name": (garbled(weighted(), "x"), r"is damaged: expected a name in UTF-8, got b'\\xff'"),
-        "name-of-external": (garbled(weighted(location="w.bin"), "w"), "is damaged: expected a name"),
-        "no-name": (typed(name=""), "an input or output of the network: expected a name, got none"),
-        "few-values": (
-            weights(raw_data=bytes(44)),
-            r"is damaged: expected values for shape \[12\] of tensor 'w'",
-        ),
-        "huge-shape": (weights(dims=[2**40, 2**40]), "is damaged: expected values for shape"),
-        "sequence": (sequence(), "'y' of the network: expected a tensor, got sequence"),
-        "no-location": (external(length=48), NO_PLACE),
-        "offset-negative": (external(location="w", offset=-4), NO_PLACE),
-    },
+    missing=(None, "No such file"),
+    text=(b"oops\n", "expected an ONNX network, got a text file"),
+    pointer=(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\n", "LFS .* git lfs pull"),
+    page=(b"\n<!DOCTYPE html>\n<html>", "got an HTML page .*; fix: download the file itself"),
+    # Its end is read, too, but not all of it.
+    torch=(b"PK\3\4" + bytes(2**18) + b"net/data.pkl" + bytes(9), "PyTorch .* with torch.onnx.export"),
+    old_torch=(b"\x80\2\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "PyTorch .* with torch.onnx.export"),
+    saved_model=(b"\x08\1\x12\x99\x0fserving_default\0", "TensorFlow SavedModel .* with tf2onnx"),
+    archive=(b"PK\3\4" + bytes(30) + b"net.onnx" + bytes(9), "an archive .*; fix: unpack it"),
+    picture=(b"\x89PNG\r\n\x1a\n" + bytes(64), "expected an ONNX network, got an image"),
+    truncated=(weighted().SerializeToString()[:-20], "a truncated or incomplete network"),
+    cut_at_a_field=(b"\x08\x08\x12\x01p", "got a truncated or incomplete network"),
+    element_type_of_weights=(typed(weight_element=126), "'w' .* unknown element type, 126"),
+    element_type=(typed(99), "'x' of the network has an unknown element type, 99"),
+    input_name=(garbled(weighted(), "x"), r"is damaged: expected a name in UTF-8, got b'\\xff'"),
+    name_of_external=(garbled(weighted(location="w.bin"), "w"), "is damaged: expected a name"),
+    no_name=(typed(name=""), "an input or output of the network: expected a name, got none"),
+    few_values=(weights(raw_data=bytes(44)), r"is damaged: expected values for shape \[12\] of tensor 'w'"),
+    huge_shape=(weights(dims=[2**40, 2**40]), "is damaged: expected values for shape"),
+    sequence=(sequence(), "'y' of the network: expected a tensor, got sequence"),
+    no_location=(external(length=48), NO_PLACE),
+    offset_negative=(external(location="w", offset=-4), NO_PLACE),
 )
-def test_file_that_is_not_a_network_is_rejected(tmp_path, content, reason):
+def test_file_that_is_not_a_network_is_rejected(content, reason, tmp_path):
     if content is not None:
         (tmp_path / "model.onnx").write_bytes(content)
 
@@ -195,16 +177,13 @@ def test_external_data_is_counted_once(tmp_path):
 
 
 @cases(
-    ("opset", "ir_version", "reason"),
-    {
-        "opset-for-one": (22, 8, "opset at most 21 for there, got 22; fix: export it with opset 21$"),
-        "opset-for-both": (27, 8, "expected opset at most 26 for here, at most 21 for there, got 27"),
-        "both-too-new": (22, 11, "expected opset .*, got 22; .*; expected IR version .*, got 11; "),
-        "too-old": (6, 8, "expected opset 7 or later, got opset 6"),
-        "limits": (21, 10, ""),
-    },
+    opset_for_one=(22, 8, "opset at most 21 for there, got 22; fix: export it with opset 21$"),
+    opset_for_both=(27, 8, "expected opset at most 26 for here, at most 21 for there, got 27"),
+    both_too_new=(22, 11, "expected opset .*, got 22; .*; expected IR version .*, got 11; "),
+    too_old=(6, 8, "expected opset 7 or later, got opset 6"),
+    limits=(21, 10, ""),
 )
-def test_server_that_cannot_open_it_is_named(tmp_path, opset, ir_version, reason):
+def test_server_that_cannot_open_it_is_named(opset, ir_version, reason, tmp_path):
     model = weighted()
     model.opset_import[0].version, model.ir_version = opset, ir_version
     file = read(save(tmp_path, model))
@@ -214,7 +193,6 @@ def test_server_that_cannot_open_it_is_named(tmp_path, opset, ir_version, reason
 
 
 def opens(opset: int, ir_version: int) -> bool:
-    """Return whether the installed ONNX Runtime opens a network of this opset and IR version."""
     model = helper.make_model(
         identity("FP32", [1]).graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
     )
@@ -262,3 +240,263 @@ def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
 
     assert read(save(tmp_path, model)).custom_domains == ("com.example",)
     assert [tensor.name for tensor in onnx_graph.tensors(model)] == ["hidden", "hidden"]
+
+
+FLOATS = helper.make_tensor_type_proto(TensorProto.FLOAT, ["N", 3])
+
+
+def tensor(name: str, datatype: str = "FP32", dims=(16,), **more) -> dict:
+    return {"name": name, "data_type": f"TYPE_{datatype}", "dims": [str(dim) for dim in dims], **more}
+
+
+def config(inputs=None, outputs=None, max_batch_size: int = 8, **document) -> ModelConfig:
+    """Build the config of a model `m`; by default one of floats from `x` to `y`, in batches."""
+    inputs = [tensor("x")] if inputs is None else inputs
+    outputs = [tensor("y")] if outputs is None else outputs
+    given = {"name": "m", "max_batch_size": max_batch_size, "input": inputs, "output": outputs}
+    return ModelConfig.from_document(given | document, Path("/r/m"), 1)
+
+
+def signature(inputs=None, outputs=None, initializers=None) -> Signature:
+    """Build a network's signature from (element, shape) by name; by default that of `config()`."""
+    inputs = {"x": ("float", (-1, 16))} if inputs is None else inputs
+    outputs = {"y": ("float", (-1, 16))} if outputs is None else outputs
+    tables = (inputs, outputs, initializers or {})
+    return Signature(*({name: NetworkTensor(*each) for name, each in table.items()} for table in tables))
+
+
+def start_control(key: str) -> dict:
+    """Write the batching by sequences with a control whose values are those of `key`."""
+    given = {"kind": "CONTROL_SEQUENCE_START", key: ["0", "1"]}
+    return {"sequence_batching": {"control_input": [{"name": "START", "control": [given]}]}}
+
+
+def session(model: ModelProto) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_every_datatype_is_read(datatype):
+    found = Signature.of(session(identity(datatype, ["N", 3, None])))
+
+    x, y = found.inputs["x"], found.outputs["y"]
+    assert x == y
+    assert (x.datatype, x.shape, x.can_batch) == (f"TYPE_{datatype}", (-1, 3, -1), True)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("SEQUENCE", "y"), ("MAP", "m")])
+def test_other_than_a_tensor_is_refused(kind, name):
+    if kind == "SEQUENCE":
+        node, x = helper.make_node("SequenceConstruct", ["x"], ["y"]), value("x", "FP32", ["N", 3])
+        y = helper.make_value_info("y", helper.make_sequence_type_proto(FLOATS))
+    else:
+        node = helper.make_node("CastMap", ["m"], ["y"], domain="ai.onnx.ml", cast_to="TO_FLOAT")
+        x = helper.make_value_info("m", helper.make_map_type_proto(TensorProto.INT64, FLOATS))
+        y = value("y", "FP32", [1, "N"])
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(helper.make_graph([node], "raw", [x], [y]), opset_imports=opsets, ir_version=8)
+
+    with pytest.raises(InvalidConfig) as raised:
+        Signature.of(session(model))
+
+    assert str(raised.value) == (
+        f"Unsupported ONNX Type 'ONNX_TYPE_{kind}' for I/O '{name}', expected 'ONNX_TYPE_TENSOR'."
+    )
+
+
+BATCHED = signature()
+FIXED = signature({"x": ("float", (2, 16))}, {"y": ("int64", (2, -1))})
+SCALAR = signature({"x": ("float", ())}, {"y": ("float", ())})
+ROWS = signature({"x": ("float", (-1,))}, {"y": ("float", (-1,))})
+MANY = signature({"z": ("bool", (-1, 1)), "a": ("float16", (-1, -1, 4))}, {"y": ("string", (-1, 2))})
+WARNING = (
+    "autofilled max_batch_size to 4 for model 'm' since batching is supporrted but no max_batch_size is "
+    "specified in model configuration. Must specify max_batch_size to utilize autofill with a larger max "
+    "batch size"
+)
+
+
+def entry(name: str, datatype: str, dims: list[int], **more) -> dict:
+    return {"name": name, "data_type": f"TYPE_{datatype}", "dims": dims, **more}
+
+
+def both(datatype: str, dims: list[int], **more) -> dict:
+    """Write the input `x` and the output `y` of the same form."""
+    return {"input": [entry("x", datatype, dims, **more)], "output": [entry("y", datatype, dims, **more)]}
+
+
+X, Y = {"input": [entry("x", "FP32", [16])]}, {"output": [entry("y", "FP32", [16])]}
+DYNAMIC = {"max_batch_size": 2, "dynamic_batching": {"preferred_batch_size": [2]}}
+SEQUENCES = {"sequence_batching": {"direct": {}}}
+
+
+@cases(
+    nothing_given=({}, BATCHED, 4, {"max_batch_size": 4, "dynamic_batching": {}, **X, **Y}, [WARNING]),
+    default_of_0=({}, BATCHED, 0, both("FP32", [-1, 16]), [WARNING.replace("to 4", "to 0")]),
+    batch_size_given=({"max_batch_size": 2}, BATCHED, 4, {"dynamic_batching": {}, **X, **Y}, []),
+    batch_size_of_1_given=({"max_batch_size": 1}, BATCHED, 4, X | Y, []),
+    sequence_batching_given=({"max_batch_size": 2} | SEQUENCES, BATCHED, 4, X | Y, []),
+    inputs_given=(DYNAMIC | {"input": [tensor("mine", dims=(1,))]}, BATCHED, 4, Y, []),
+    outputs_given=(DYNAMIC | {"output": [tensor("mine", dims=(1,))]}, BATCHED, 4, X, []),
+    no_batches=(
+        {},
+        FIXED,
+        4,
+        {"input": [entry("x", "FP32", [2, 16])], "output": [entry("y", "INT64", [2, -1])]},
+        [],
+    ),
+    scalars=({}, SCALAR, 4, both("FP32", [1]), []),
+    rows_of_scalars=(DYNAMIC, ROWS, 4, both("FP32", [1], reshape={"shape": []}), []),
+    many_sorted=(
+        DYNAMIC,
+        MANY,
+        4,
+        {
+            "input": [entry("a", "FP16", [-1, 4]), entry("z", "BOOL", [1])],
+            "output": [entry("y", "STRING", [2])],
+        },
+        [],
+    ),
+)
+def test_missing_fields_are_filled_in(given, network_signature, default, added, warnings):
+    document = {"name": "m", "max_batch_size": 0, **deepcopy(given)}
+    heard: list[str] = []
+
+    complete(document, network_signature, default, heard.append)
+
+    assert document == {"name": "m", "max_batch_size": 0, **given, **added}
+    assert heard == warnings
+
+
+@cases(
+    "network_signature",
+    scalars=SCALAR,
+    input_fixed=signature(inputs={"x": ("float", (2, 16))}),
+    output_fixed=signature(outputs={"y": ("float", (16,))}),
+)
+def test_batches_without_a_batch_dimension_are_refused(network_signature):
+    document = {"name": "m", "max_batch_size": 2}
+
+    with pytest.raises(InvalidConfig) as raised:
+        complete(document, network_signature, 4, pytest.fail)
+
+    assert str(raised.value) == (
+        "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is "
+        "specified"
+    )
+
+
+RAGGED = tensor("x", dims=(-1,), allow_ragged_batch=True)
+COUNT = {"kind": "BATCH_ELEMENT_COUNT", "target_name": ["n"], "source_input": ["x"]}
+NO_BATCHES = signature({"x": ("float", (16,))}, {"y": ("float", (16,))})
+
+
+def with_start(element: str, *shape: int) -> Signature:
+    return signature({"x": ("float", (-1, 16)), "START": (element, shape)})
+
+
+ROWS_OF_ONE = {"x": ("float", (-1,))}, {"y": ("float", (-1,))}
+SCATTER = {"kind": "BATCH_SCATTER_WITH_INPUT_SHAPE", "target_name": ["y"], "source_input": ["x"]}
+RESHAPED = [tensor("x", dims=(1,), reshape={})], [tensor("y", dims=(1,), reshape={})]
+
+
+@cases(
+    the_same=(config(), signature()),
+    without_batches=(config(max_batch_size=0), NO_BATCHES),
+    fixed_in_the_config_only=(config([tensor("x", dims=(5,))]), signature({"x": ("float", (-1, -1))})),
+    output_not_in_the_config=(config(outputs=[]), signature()),
+    reshape=(config([tensor("x", dims=(4, 4), reshape={"shape": ["16"]})]), signature()),
+    reshape_to_rows_of_scalars=(config(*RESHAPED), signature(*ROWS_OF_ONE)),
+    scalars_as_ones=(config([tensor("x", dims=(1,))], [tensor("y", dims=(1, 1))], 0), SCALAR),
+    optional_weight=(
+        config([tensor("x"), tensor("scale", dims=(1,), optional=True)], max_batch_size=0),
+        replace(NO_BATCHES, initializers={"scale": NetworkTensor("float", (1,))}),
+    ),
+    ragged_and_batch_input=(
+        config([RAGGED], batch_input=[COUNT]),
+        signature({"x": ("float", (-1,)), "n": ("int32", (-1,))}),
+    ),
+    scattered_output=(
+        config(outputs=[tensor("y", dims=(3, 3))], batch_output=[SCATTER]),
+        signature(outputs={"y": ("float", (-1,))}),
+    ),
+    sequence_control=(config(**start_control("int32_false_true")), with_start("int32", -1, 1)),
+)
+def test_fitting_config_passes(model, network_signature):
+    validate(model, network_signature)
+
+
+NOT_ROWS = "for the model to support batching"
+OPTIONAL = {name: tensor(name, optional=True) for name in "xw"}
+BF16 = signature({"x": ("bfloat16", (-1, 16))})
+STATE = {"state": [{"input_name": "x", "output_name": "y"}]}
+
+
+# The decisive words of each check; tests/e2e/test_onnxruntime_load.py has whole messages of NVIDIA's backend.
+@cases(
+    inputs=(config([tensor("x"), tensor("z")]), signature(), "expects 2 inputs, model provides 1"),
+    no_initializer=(config([OPTIONAL["x"]], max_batch_size=0), NO_BATCHES, "expects 0 inputs, model"),
+    unknown_input=(
+        config([tensor("q")]),
+        signature(initializers={"w": ("float", (1,))}),
+        "input 'q', allowed inputs are: w, x",
+    ),
+    unknown_output=(config(outputs=[tensor("q")]), signature(), "output 'q', allowed outputs are: y"),
+    outputs_type=(
+        config(outputs=[tensor("y", "FP64")]),
+        signature(outputs={"y": ("string", (-1, 16))}),
+        "unable to load model 'm', configuration expects datatype TYPE_FP64 for output 'y', "
+        "model provides TYPE_BYTES",
+    ),
+    Triton_lacks_it_in_the_file=(
+        config([tensor("x", "BF16")]),
+        BF16,
+        "input 'x': expected a datatype of Triton's ONNX Runtime backend, got TYPE_BFLOAT16 from the "
+        "network; fix: convert it to FP32 in the network",
+    ),
+    Triton_lacks_it_in_the_config=(config([tensor("x", "BF16")]), signature(), "unsupported data"),
+    optional_input_and_batches=(
+        config([tensor("x"), OPTIONAL["w"]]),
+        signature(initializers={"w": ("float", (16,))}),
+        "optional input 'w' is not supported for models that support batching",
+    ),
+    input_without_batches=(config(), signature({"x": ("float", (1, 16))}), f"'x': {NOT_ROWS}"),
+    output_without_batches=(config(), signature(outputs={"y": ("float", (16,))}), f"'y': {NOT_ROWS}"),
+    rank_beyond_equal_dims=(config(), signature({"x": ("float", (-1, 16, 4))}), "shape [-1,16,4] of"),
+    dim=(config([tensor("x", dims=(15,))]), signature(), "got [-1,15] from the config"),
+    reshape=(
+        config([tensor("x", dims=(16,), reshape={"shape": ["2", "8"]})]),
+        signature(),
+        "model 'm', tensor 'x': expected shape [-1,16] of the network, got [-1,2,8] from the config, the "
+        "batch of max_batch_size included; fix: dims: [16]",
+    ),
+    varies_in_the_file_only=(config(), signature(outputs={"y": ("float", (-1, -1))}), "shape [-1,-1] "),
+    varies_in_the_config_only=(config([tensor("x", dims=(-1,))]), signature(), "got [-1,-1] from the"),
+    scalar=(
+        config(outputs=[tensor("y", dims=(-1,))], max_batch_size=0),
+        signature({"x": ("float", (16,))}, {"y": ("float", ())}),
+        "scalar tensor 'y', should only provide 1 in the model configuration ",
+    ),
+    ragged_input=(config([RAGGED]), signature(), "ragged input 'x', model provides [-1,16]"),
+    control_without_an_input=(
+        config(**start_control("int32_false_true")),
+        signature(),
+        "configuration specified sequence control 'START', but model does not provide that input",
+    ),
+    dims_of_a_control=(
+        config(**start_control("fp32_false_true")),
+        with_start("float", -1, 2),
+        "sequence control 'START' in model has dims [2] but dims [1] is expected",
+    ),
+    datatype_of_a_control=(
+        config(**start_control("bool_false_true")),
+        with_start("int64", -1, 1),
+        "the model expects data-type INT64 but the model configuration specifies data-type TYPE_BOOL",
+    ),
+    implicit_state=(config(sequence_batching=STATE), signature(), "(sequence_batching.state) is not"),
+)
+def test_unfitting_config_is_refused(model, network_signature, message):
+    with pytest.raises(InvalidConfig) as raised:
+        validate(model, network_signature)
+
+    assert message in str(raised.value)

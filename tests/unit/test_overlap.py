@@ -49,8 +49,6 @@ class Cuda:
 
 
 class Stream:
-    """Work in its order: each piece may have to wait for an event."""
-
     def __init__(self, cuda: Cuda) -> None:
         self.cuda, self.work = cuda, deque()
 
@@ -64,8 +62,6 @@ class Stream:
 
 
 class Event:
-    """A place in a stream."""
-
     def __init__(self, cuda: Cuda) -> None:
         self.cuda, self.recorded, self.done = cuda, 0, 0
 
@@ -100,8 +96,6 @@ class Decoder:
 
 
 class Doubler:
-    """A network that doubles its input."""
-
     def __init__(self, cuda: Cuda, tensors: np.ndarray) -> None:
         self.stream, self.tensors = cuda.Stream(non_blocking=True), tensors
         self.outputs, self.hosts = np.full((2, SLOTS, ROWS), -3)
@@ -115,8 +109,6 @@ class Doubler:
 
 
 class Batch:
-    """A job that stores what it was answered."""
-
     def __init__(self, images, answered: list) -> None:
         self.images, self.answers, self._answered, self.errors = images, [], answered, ()
 
@@ -138,13 +130,11 @@ def device(seed: int) -> Lanes:
 
 
 def expected(batch: Batch):
-    """Return what a batch must be answered: nothing is computed if all its images are bad."""
     good = [image for image in batch.images if image != BAD]
     return {"y": [-4 if image == BAD else 2 * int(image) for image in batch.images]} if good else {}
 
 
 def run(seed: int, batches: int = 12) -> tuple[list[Batch], list[Batch]]:
-    """Submit batches; returns them, and them in the order of their answers."""
     made, answered, numbers = Overlap(lambda: device(seed), print), [], random.Random(seed)
 
     def images(i: int) -> list[bytes]:
@@ -159,7 +149,6 @@ def run(seed: int, batches: int = 12) -> tuple[list[Batch], list[Batch]]:
 
 
 def test_every_batch_has_its_own_results():
-    """Whatever the order of the device's work, each batch has one answer, the right one, in its turn."""
     for seed in range(30):
         jobs, answered = run(seed)
         assert [job.answers for job in jobs] == [[expected(job)] for job in jobs]
@@ -181,15 +170,12 @@ def test_broken_device_fails_this_batch_and_all_later_ones():
 
 
 class Rows:
-    """The step after the network: each request gets its rows."""
-
     def finish(self, batch, images, outputs):
         y = outputs.get("y")
         return [{"y": y[rows].tolist()} if isinstance(rows, slice) else rows for rows in batch.outcomes]
 
 
 def run_alone(requests, seed: int = 0):
-    """Return the outcomes of a batch that nothing overlaps, and the rows of its run."""
     ran = []
     job = FusedJob(requests, Rows(), None, lambda seconds, rows: ran.append(rows))
     return job.outcomes(*job.run(device(seed))), ran
@@ -206,7 +192,7 @@ def test_each_request_of_a_batch_gets_its_rows(seed):
     assert ran == [3]
 
 
-@cases("requests", {"bad": [[BAD], [BAD]], "refused": [InvalidRequest("no")], "none": []})
+@cases("requests", bad=[[BAD], [BAD]], refused=[InvalidRequest("no")], none=[])
 def test_batch_without_good_images_is_not_computed(requests):
     outcomes, ran = run_alone(requests)
 

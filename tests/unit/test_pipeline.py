@@ -69,9 +69,7 @@ def alone(pipeline):
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
-@cases(
-    ("request_", "kind"), {"refused already": (LATE, DeadlineExceeded), "bad image": ([BAD], InvalidImage)}
-)
+@cases(("request_", "kind"), refused_already=(LATE, DeadlineExceeded), bad_image=([BAD], InvalidImage))
 def test_failed_request_leaves_the_others_alone(pipeline, alone, place, request_, kind):
     requests = [[A], [B, A]]
     requests.insert(place, request_)
@@ -87,16 +85,13 @@ def test_failed_request_leaves_the_others_alone(pipeline, alone, place, request_
 
 
 @cases(
-    ("requests", "bad", "rows", "expected"),
-    {
-        "first": (["01", "2345", "6"], "0", [None, (0, 4), (4, 5)], "23456"),
-        "middle": (["01", "2345", "6"], "3", [(0, 2), None, (2, 3)], "016"),
-        "last": (["01", "2345", "6"], "6", [(0, 2), (2, 6), None], "012345"),
-        "all": (["01", "2345", "6"], "046", [None, None, None], ""),
-        "empty request": (["0", "", "12", "3"], "0", [None, (0, 0), (0, 2), (2, 3)], "123"),
-        "every other one": (["0", "1", "2", "3", "4"], "13", [(0, 1), None, (1, 2), None, (2, 3)], "024"),
-        "long move over itself": (["01", "23456"], "0", [None, (0, 5)], "23456"),
-    },
+    first=(["01", "2345", "6"], "0", [None, (0, 4), (4, 5)], "23456"),
+    middle=(["01", "2345", "6"], "3", [(0, 2), None, (2, 3)], "016"),
+    last=(["01", "2345", "6"], "6", [(0, 2), (2, 6), None], "012345"),
+    all=(["01", "2345", "6"], "046", [None, None, None], ""),
+    empty_request=(["0", "", "12", "3"], "0", [None, (0, 0), (0, 2), (2, 3)], "123"),
+    every_other_one=(["0", "1", "2", "3", "4"], "13", [(0, 1), None, (1, 2), None, (2, 3)], "024"),
+    long_move_over_itself=(["01", "23456"], "0", [None, (0, 5)], "23456"),
 )
 def test_rows_are_closed_up(requests, bad, rows, expected):
     errors = {number: InvalidImage("bad") for number in bad}
@@ -109,19 +104,16 @@ def test_rows_are_closed_up(requests, bad, rows, expected):
 
 
 @cases(
-    ("requests", "expected"),
-    {
-        "indices of each request": (
-            ["0a2b", "3", "4b"],
-            [
-                "invalid image: 2 of 4 images cannot be used: image 1: a; image 3: b",
-                None,
-                "invalid image: 1 of 2 images cannot be used: image 1: b",
-            ],
-        ),
-        "ours": (["ax"], ["inference failed: 2 of 2 images cannot be used: image 0: a; image 1: x"]),
-        "one image": (["a"], ["invalid image: a"]),
-    },
+    indices_of_each_request=(
+        ["0a2b", "3", "4b"],
+        [
+            "invalid image: 2 of 4 images cannot be used: image 1: a; image 3: b",
+            None,
+            "invalid image: 1 of 2 images cannot be used: image 1: b",
+        ],
+    ),
+    ours=(["ax"], ["inference failed: 2 of 2 images cannot be used: image 0: a; image 1: x"]),
+    one_image=(["a"], ["invalid image: a"]),
 )
 def test_failed_request_lists_its_bad_images(requests, expected):
     errors = {"a": InvalidImage("a"), "b": InvalidImage("b"), "x": InferenceFailed("x")}
@@ -132,10 +124,10 @@ def test_failed_request_lists_its_bad_images(requests, expected):
     assert found == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     "error",
-    [MemoryError("device is full"), CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument")],
-    ids=["memory", "call"],
+    memory=MemoryError("device is full"),
+    call=CUDARuntimeError(1, "cudaErrorInvalidValue: invalid argument"),
 )
 def test_failed_call_fails_every_request_and_does_not_mean_a_lost_device(error):
     batch = Pipeline(Broken(3, error)).run([["0"], ["1", "2"]])
@@ -188,24 +180,21 @@ SECOND_INPUT = 'input { name: "size" data_type: TYPE_INT32 dims: [ 2 ] }'
 
 
 @cases(
-    ("old", "new", "message"),
-    {
-        "dims": ("[ 3, 224, 224 ]", "[ 3, 299, 299 ]", "expected at least the output's 299 x 299, got 256"),
-        "no batches": ("max_batch_size: 8", "max_batch_size: 0", "max_batch_size: expected 1 or more, got 0"),
-        "input's type": ("TYPE_STRING", "TYPE_UINT8", ONE_INPUT + "'image' TYPE_UINT8 [1]"),
-        "two inputs": (
-            "output {",
-            SECOND_INPUT + " output {",
-            ONE_INPUT + "'image' TYPE_STRING [1], 'size' TYPE_INT32 [2]",
-        ),
-    },
+    dims=("[ 3, 224, 224 ]", "[ 3, 299, 299 ]", "expected at least the output's 299 x 299, got 256"),
+    no_batches=("max_batch_size: 8", "max_batch_size: 0", "max_batch_size: expected 1 or more, got 0"),
+    inputs_type=("TYPE_STRING", "TYPE_UINT8", ONE_INPUT + "'image' TYPE_UINT8 [1]"),
+    two_inputs=(
+        "output {",
+        SECOND_INPUT + " output {",
+        ONE_INPUT + "'image' TYPE_STRING [1], 'size' TYPE_INT32 [2]",
+    ),
 )
-def test_unsuitable_config_fails_the_load(root, tmp_path, old, new, message):
+def test_unsuitable_config_fails_the_load(old, new, message, root, tmp_path):
     with pytest.raises(InvalidConfig, match=f"^model 'imagenet_preprocess'.*{re.escape(message)}"):
         build(root, tmp_path, old, new)
 
 
-@cases(("kind", "parameter"), {"cpu": ("CPU", "gpu_memory_limit_bytes"), "gpu": ("GPU", "decode_threads")})
+@cases(("kind", "parameter"), cpu=("CPU", "gpu_memory_limit_bytes"), gpu=("GPU", "decode_threads"))
 def test_parameter_of_the_other_device_fails_the_load(root, kind, parameter):
     config = ModelConfig.from_file(root / "model_repository" / "imagenet_preprocess", 1)
     config = replace(config, kind=kind, parameters={**config.parameters, parameter: "7"})
@@ -234,7 +223,7 @@ def test_gpu_without_its_packages_fails_the_load(root, monkeypatch):
         Pipeline.from_config(replace(config, kind="GPU"))
 
 
-@cases("image", {"no image": BAD, "cut off": A[:20_000], "too large": bytes(Limits().max_image_bytes + 1)})
+@cases("image", no_image=BAD, cut_off=A[:20_000], too_large=bytes(Limits().max_image_bytes + 1))
 def test_refused_image_is_released_immediately(pipeline, image):
     """An outcome holds no reference to its image, even without Python's cyclic garbage collector."""
     image = bytes(bytearray(image))

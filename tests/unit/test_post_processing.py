@@ -71,20 +71,12 @@ def test_classifier_passes_on_the_rows_of_each_request():
 
 
 @cases(
-    ("path", "before", "after", "message"),
-    {
-        "another backend": (CPU, '"cars_boxes"', '"cars_preprocess"', "of backend boxes, got 'cars_preproc"),
-        "missing": (CPU, '"cars_boxes"', '"absent"', "absent"),
-        "other outputs": (CPU, 'name: "score"', 'name: "scores"', "expected the outputs of 'cars_boxes'"),
-        "other network": (
-            NETWORK,
-            '"output0"',
-            '"output1"',
-            "'cars_boxes' needs 'output0' TYPE_FP32 [7, 84]",
-        ),
-    },
+    another_backend=(CPU, '"cars_boxes"', '"cars_preprocess"', "of backend boxes, got 'cars_preproc"),
+    missing=(CPU, '"cars_boxes"', '"absent"', "absent"),
+    other_outputs=(CPU, 'name: "score"', 'name: "scores"', "expected the outputs of 'cars_boxes'"),
+    other_network=(NETWORK, '"output0"', '"output1"', "'cars_boxes' needs 'output0' TYPE_FP32 [7, 84]"),
 )
-def test_step_that_does_not_fit_fails_the_load(cars, tmp_path, path, before, after, message):
+def test_step_that_does_not_fit_fails_the_load(path, before, after, message, cars, tmp_path):
     repository = Path(shutil.copytree(cars, tmp_path / "models"))
     text = (repository / path).read_text()
     assert before in text

@@ -13,7 +13,7 @@ from nereid.base.errors import OperationFailed
 from nereid.models.publish.examination import Gates, Rejected
 from nereid.models.publish.intake.adaptation import TO_FP16, convert_to_fp16
 from nereid.models.publish.publisher import publish
-from tests.networks import constant, identity, network, store, value
+from tests.networks import constant, identity, store, written
 from tests.publishing import contents
 from tests.tables import cases
 
@@ -23,10 +23,7 @@ ANY_SPEED = Gates(max_slowdown=100)
 
 def mixing(factor: float = 1.0) -> onnx.ModelProto:
     weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32) * np.float32(factor)
-    node = onnx.helper.make_node("MatMul", ["x", "W"], ["y"])
-    return network(
-        [node], [value("x", "FP32", ["N", 64])], [value("y", "FP32", ["N", 64])], [constant("W", weights)]
-    )
+    return written("(float[N,64] x) => (float[N,64] y) { y = MatMul(x, W) }", W=weights)
 
 
 def test_weights_are_fp16_and_tensors_fp32(tmp_path):
@@ -56,23 +53,20 @@ def test_external_data_becomes_part_of_the_file(tmp_path):
 
 
 @cases(
-    ("make", "reason"),
-    {
-        "INT8": (
-            lambda folder: shutil.copy(REPOSITORY / NETWORK / "2" / "model.onnx", folder / "model.onnx"),
-            "expected an FP32 network, got the operators of INT8 QuantizeLinear",
-        ),
-        "no weights": (
-            lambda folder: onnx.save(identity("FP32", ["N", 3]), folder / "model.onnx"),
-            "expected FP32 weights, got none",
-        ),
-        "FP16 already": (
-            lambda folder: shutil.copy(converted(folder / "first"), folder / "model.onnx"),
-            "expected FP32 weights, got FLOAT16",
-        ),
-    },
+    INT8=(
+        lambda folder: shutil.copy(REPOSITORY / NETWORK / "2" / "model.onnx", folder / "model.onnx"),
+        "expected an FP32 network, got the operators of INT8 QuantizeLinear",
+    ),
+    no_weights=(
+        lambda folder: onnx.save(identity("FP32", ["N", 3]), folder / "model.onnx"),
+        "expected FP32 weights, got none",
+    ),
+    FP16_already=(
+        lambda folder: shutil.copy(converted(folder / "first"), folder / "model.onnx"),
+        "expected FP32 weights, got FLOAT16",
+    ),
 )
-def test_other_networks_are_refused_with_the_reason(tmp_path, make, reason):
+def test_other_networks_are_refused_with_the_reason(make, reason, tmp_path):
     make(tmp_path)
 
     with pytest.raises(OperationFailed, match=f"^'model.onnx' cannot be converted to FP16: {reason}; fix: "):

@@ -1,7 +1,7 @@
-"""Batches of the CPU preprocessor: rows in order, equal results with threads, no memory per batch."""
+"""Parameters of a `preprocess` model, and batches of the CPU preprocessor."""
 
 import os
-import subprocess
+import re
 import sys
 import threading
 import time
@@ -11,12 +11,197 @@ import pytest
 from PIL import Image
 
 from nereid.base.assets import CHELSEA, COFFEE
-from nereid.base.serving_errors import InferenceFailed, InvalidImage
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.vision.imaging.decode import Limits, open_image
+from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings, Resources, Shorthand
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from nereid.vision.imaging.transform import Transform
+from tests.commands import captured
 from tests.conftest import ROOT
+from tests.tables import cases
+
+IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
+BGR = {name: values[::-1] for name, values in IMAGENET.items()}
+DIMS = (3, 224, 224)
+OUTPUT = {"name": "input", "data_type": "TYPE_FP32", "dims": DIMS}
+
+
+def config(folder, parameters, *outputs):
+    document = {
+        "name": "m",
+        "max_batch_size": 8,
+        "input": [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}],
+        "output": list(outputs or [OUTPUT]),
+        "parameters": {name: {"string_value": text} for name, text in parameters.items()},
+    }
+    return ModelConfig.from_document(document, folder, 1)
+
+
+def settings(folder, parameters, **output):
+    return PreprocessSettings.from_config(config(folder, parameters, OUTPUT | output))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"preset": "imagenet"}, Transform(224, 224, resize_shorter_px=256, **IMAGENET)),
+        (
+            {"preset": "efficientnet_lite"},
+            Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3),
+        ),
+        (
+            {"preset": "clip"},
+            Transform(
+                224,
+                224,
+                resize_shorter_px=224,
+                interpolation="bicubic",
+                mean=(122.7709383, 116.7460125, 104.09373615),
+                std=(68.5005327, 66.6321579, 70.32316305),
+            ),
+        ),
+        ({"preset": "letterbox"}, Transform(224, 224, resize="letterbox", std=(255.0,) * 3)),
+        ({"preset": "yolo"}, Transform(224, 224, resize="letterbox", std=(255.0,) * 3)),
+        (
+            {"preset": "yolox"},
+            Transform(224, 224, resize="letterbox", pad_position="after", color_order="BGR"),
+        ),
+        ({"preset": "detr"}, Transform(224, 224, resize="exact", **IMAGENET)),
+        ({"preset": "rtdetr"}, Transform(224, 224, resize="exact", std=(255.0,) * 3)),
+        ({"resize": "exact"}, Transform(224, 224, resize="exact")),
+    ],
+    ids=[*PRESETS, "none"],
+)
+def test_preset_stands_for_its_numbers(tmp_path, parameters, expected):
+    assert settings(tmp_path, parameters) == PreprocessSettings(
+        expected, Limits(), Resources(), _given(parameters)
+    )
+
+
+def _given(parameters):
+    scale = float(PRESETS.get(parameters.get("preset", ""), {}).get("scale", 0))
+    return Shorthand(parameters.get("preset", ""), scale)
+
+
+@cases(
+    another_size=(
+        {"preset": "imagenet", "resize_shorter_px": "300"},
+        Transform(224, 224, resize_shorter_px=300, **IMAGENET),
+    ),
+    mean_alone=(
+        {"preset": "imagenet", "mean": "1, 2, 3"},
+        Transform(224, 224, resize_shorter_px=256, mean=(1.0, 2.0, 3.0), std=IMAGENET["std"]),
+    ),
+    scale=(
+        {"preset": "imagenet", "scale": "0.5"},
+        Transform(224, 224, resize_shorter_px=256, std=(2.0, 2.0, 2.0)),
+    ),
+    mean_and_std_for_scale=(
+        {"preset": "letterbox", "mean": "1, 2, 3", "std": "4, 5, 6"},
+        Transform(224, 224, resize="letterbox", mean=(1.0, 2.0, 3.0), std=(4.0, 5.0, 6.0)),
+    ),
+    the_other_colour_order=(
+        {"preset": "imagenet", "color_order": "BGR"},
+        Transform(224, 224, resize_shorter_px=256, color_order="BGR", **BGR),
+    ),
+)
+def test_given_parameter_replaces_the_presets(parameters, expected, tmp_path):
+    assert settings(tmp_path, parameters).transform == expected
+
+
+def test_every_parameter_is_read(tmp_path):
+    resize = {"resize": "letterbox", "interpolation": "lanczos", "antialias": "false", "pad_color": "7, 8, 9"}
+    levels = {"mean": "1, 2, 3", "std": "4, 5, 6.5", "background_color": "10, 11, 12"}
+    order = {"layout": "NHWC", "color_order": "BGR", "exif_orientation": "off"}
+    limits = {"max_image_bytes": "13", "max_image_pixels": "14", "max_image_side_px": "15"}
+    resources = {"decode_threads": "16", "gpu_memory_limit_bytes": "17"}
+
+    parameters = resize | levels | order | limits | resources
+    read = settings(tmp_path, parameters, data_type="TYPE_FP16", dims=(320, 640, 3))
+
+    transform = Transform(
+        *(320, 640, "FP16", "NHWC", "letterbox"),
+        interpolation="lanczos",
+        antialias=False,
+        color_order="BGR",
+        mean=(1.0, 2.0, 3.0),
+        std=(4.0, 5.0, 6.5),
+        pad_color=(7, 8, 9),
+        background_color=(10, 11, 12),
+        exif_orientation=False,
+    )
+    assert read == PreprocessSettings(transform, Limits(13, 14, 15), Resources(16, 17), Shorthand())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_preset_for_uint8_is_not_normalised(tmp_path, preset):
+    transform = settings(tmp_path, {"preset": preset}, data_type="TYPE_UINT8").transform
+
+    assert (transform.datatype, transform.mean, transform.std) == ("UINT8", (0.0,) * 3, (1.0,) * 3)
+
+
+EXACT = {"resize": "exact"}
+SHORTER = {"resize_shorter_px": "256"}
+MEAN, STD, PAD = {"mean": "1, 2, 3"}, {"std": "1, 2, 3"}, {"pad_color": "0, 0, 0"}
+# Transform and Limits check their own fields: test_transform.py and test_decode.py. One of each is here.
+MISTAKES = [
+    (EXACT | {"sise": "1"}, "unknown parameter 'sise': expected one of antialias, "),
+    (EXACT | {"height_px": "9"}, "unknown parameter 'height_px': expected one of antialias, "),
+    ({"preset": "resnet"}, "preset: expected one of imagenet, efficientnet_lite, clip, "),
+    (EXACT | {"layout": "CHW"}, "layout: expected one of NCHW, NHWC, got 'CHW'"),
+    (EXACT | {"antialias": "maybe"}, "parameter 'antialias': expected bool, got 'maybe'"),
+    ({"resize_shorter_px": "big"}, "'resize_shorter_px': expected int, got 'big'"),
+    (SHORTER | {"mean": "1, x"}, "'mean': expected floats separated by commas, got '1, x'"),
+    (SHORTER | MEAN | {"scale": "0.5"}, "scale contradicts mean"),
+    (SHORTER | STD | {"scale": "0.5"}, "scale contradicts std"),
+    *(
+        (SHORTER | {"scale": scale}, f"scale: expected a positive number, got '{scale}'")
+        for scale in ("0", "-1", "inf", "x", "1e-320")
+    ),
+    (EXACT | PAD, "pad_color contradicts resize = exact: expected letterbox"),
+    ({"preset": "letterbox", "pad_color": "0, 256, 0"}, "pad_color: expected 0..255"),
+    ({"preset": "letterbox"} | SHORTER, "= 256 contradicts resize = letterbox"),
+    (EXACT | {"antialias": "false", "decode_margin": "2"}, "contradicts antialias = false"),
+    (EXACT | {"mean": "1e39, 0, 0"}, "expected pixels within FP32"),
+    (EXACT | {"max_image_bytes": "-1"}, "max_image_bytes: expected a positive number, got -1"),
+    (EXACT | {"decode_threads": "-1"}, "decode_threads: expected 0 or more, got -1"),
+    (EXACT | {"gpu_memory_limit_bytes": "-1"}, "limit_bytes: expected 0 or more, got -1"),
+]
+UINT8, FP16 = {"data_type": "TYPE_UINT8"}, {"data_type": "TYPE_FP16"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "output", "message"),
+    [
+        *((parameters, {}, message) for parameters, message in MISTAKES),
+        (EXACT | MEAN, UINT8, "mean contradicts an output of TYPE_UINT8, whose pixels are not normalised"),
+        (EXACT | {"scale": "2"}, UINT8, "scale contradicts an output of"),
+        (EXACT | {"scale": "1000"}, FP16, "expected pixels within FP16"),
+        ({"preset": "imagenet"}, {"dims": (3, 299, 299)}, "at least the output's 299 x 299, got 256"),
+        (EXACT, {"dims": (224, 224, 3)}, "dims [3, H, W] for layout NCHW, got [224, 224, 3]"),
+        (EXACT | {"layout": "NHWC"}, {}, "dims [H, W, 3] for layout NHWC, got [3, 224, 224]"),
+        (EXACT, {"dims": (3, -1, -1)}, "dims [3, H, W] for layout NCHW, got [3, -1, -1]"),
+        (EXACT, {"dims": (1, 224, 224)}, "dims [3, H, W] for layout NCHW, got [1, 224, 224]"),
+        (EXACT, {"dims": ()}, "output 'input': expected dims [3, H, W] for layout NCHW, got []"),
+        (EXACT, {"data_type": "TYPE_INT32"}, "one of TYPE_FP32, TYPE_FP16, TYPE_UINT8, got TYPE_INT32"),
+    ],
+    ids=str,
+)
+def test_mistake_fails_the_load(tmp_path, parameters, output, message):
+    with pytest.raises(InvalidConfig, match=f"^model 'm'.*{re.escape(message)}"):
+        settings(tmp_path, parameters, **output)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_there_is_one_output(tmp_path, count):
+    built = config(tmp_path, EXACT)
+    document = dict(built.document) | {"output": [OUTPUT] * count}
+
+    with pytest.raises(InvalidConfig, match=f"^model 'm': expected one output, got {count}$"):
+        PreprocessSettings.from_config(ModelConfig.from_document(document, tmp_path, 1))
+
 
 NCHW = Transform(224, 224, resize_shorter_px=256, mean=(127.0,) * 3, std=(128.0,) * 3)
 NHWC = Transform(160, 96, "UINT8", "NHWC", resize="letterbox")
@@ -54,8 +239,6 @@ def test_threads_work_side_by_side():
 
 
 class Fragile:
-    """Transform that fails on the second photo."""
-
     shape, datatype = (1,), "FP32"
 
     def __call__(self, image, out, buffers, decoded):
@@ -73,8 +256,6 @@ def test_unexpected_error_is_that_of_one_image(threads):
 
 
 class Counting:
-    """Transform that notes how many pixels are in work."""
-
     shape, datatype = (1,), "FP32"
 
     def __init__(self):
@@ -133,6 +314,6 @@ def test_memory_of_a_large_image_is_returned(tmp_path):
     words = [sys.executable, "-c", GROWTH, str(tmp_path / "small.png"), str(tmp_path / "large.png")]
     environment = os.environ | KEEP_BUFFERS
 
-    grown = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    grown = captured(words, env=environment, cwd=ROOT, check=True)
 
     assert int(grown.stdout) < 64

@@ -25,7 +25,6 @@ def encoded(pixels) -> bytes:
 
 
 def settings(**fields) -> PreprocessSettings:
-    """Return settings whose input has the size of the picture."""
     transform = Transform(SIDE, SIDE, resize="exact", **fields)
     return PreprocessSettings(transform, Limits(), Resources(), Shorthand())
 
@@ -48,7 +47,6 @@ def test_the_picture_has_the_pixels_of_the_image(layout, color_order, datatype):
 
 
 def limits(color_order: str) -> tuple:
-    """Return the range of both images: each level occurs with its opposite."""
     levels = PIXELS[:, :, :: -1 if color_order == "BGR" else 1].astype(np.float64)
     both = np.stack([levels, 255 - levels])
     values = (both - NORMALISED["mean"]) / NORMALISED["std"]

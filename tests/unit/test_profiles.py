@@ -24,7 +24,6 @@ def models(tmp_path):
 
 
 def tune(models: Path, name: str, base: str = "cpu", command: str = "nereid tune", **settings) -> list[str]:
-    """Write the profile as after a search with this base; returns the changed models."""
     return write(models, tunable(models, name, base), settings, command, ABOUT)
 
 
@@ -58,7 +57,7 @@ def test_tuning_continues_from_the_profile(models):
     assert (text.count(MARK), text.startswith("# Written by `nereid tune b`.\n")) == (1, True)
 
 
-@cases("after_head", {"as written": "\n\n", "blank line deleted": "\n"})
+@cases("after_head", as_written="\n\n", blank_line_deleted="\n")
 def test_only_the_header_is_replaced(models, after_head):
     tuned = models / "classify_v1" / "configs" / "tuned.pbtxt"
     tune(models, "classify_v1", command="nereid tune a", instances=3)
@@ -137,23 +136,17 @@ def test_changed_config_is_not_overwritten(models):
 
 
 @cases(
-    ("text", "settings"),
-    {
-        "no group": ("", {"instances": 3}),
-        "GPU": ("instance_group { count: 2 kind: KIND_GPU }", {"instances": 1}),
-        "rows": ("max_batch_size: 8", {"max_batch_size": 16}),
-        "batcher": ("dynamic_batching {}", {"preferred_batch_size": 4, "max_queue_delay_microseconds": 500}),
-        "no preference": (
-            "dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 9 }",
-            {"preferred_batch_size": 0, "max_queue_delay_microseconds": 0},
-        ),
-        "new batcher": ("", {"preferred_batch_size": 0}),
-        "parameters": ("", {"intra_op_thread_count": 2, "nereid.run_batch_size": 4}),
-        "taken away": (
-            'parameters { key: "decode_threads" value { string_value: "2" } }',
-            {"decode_threads": 0},
-        ),
-    },
+    no_group=("", {"instances": 3}),
+    GPU=("instance_group { count: 2 kind: KIND_GPU }", {"instances": 1}),
+    rows=("max_batch_size: 8", {"max_batch_size": 16}),
+    batcher=("dynamic_batching {}", {"preferred_batch_size": 4, "max_queue_delay_microseconds": 500}),
+    no_preference=(
+        "dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 9 }",
+        {"preferred_batch_size": 0, "max_queue_delay_microseconds": 0},
+    ),
+    new_batcher=("", {"preferred_batch_size": 0}),
+    parameters=("", {"intra_op_thread_count": 2, "nereid.run_batch_size": 4}),
+    taken_away=('parameters { key: "decode_threads" value { string_value: "2" } }', {"decode_threads": 0}),
 )
 def test_setting_is_read_as_it_was_written(text, settings):
     config = parse(with_settings(text, settings))

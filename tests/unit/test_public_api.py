@@ -1,11 +1,19 @@
-"""The names that `nereid` exports, and the modules that its import loads."""
+"""The names that `nereid` exports, what its import loads, and commands whose extra is not installed."""
 
+import importlib.metadata
 import json
 import re
 import subprocess
 import sys
+import tomllib
+
+import pytest
 
 import nereid
+from nereid.application.exit_codes import MODULES
+from tests.commands import captured
+from tests.conftest import ROOT
+from tests.tables import rows
 
 PUBLIC = re.findall(
     r"\w+",
@@ -32,8 +40,57 @@ def test_public_names_are_these_and_resolve():
 
 def test_import_loads_nothing_of_others():
     """Every stub of the server imports `nereid`; only the standard library may come with it."""
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    done = captured([sys.executable, "-c", LOADED], check=True)
 
     tops = {name.split(".")[0] for name in json.loads(done.stdout)}
     assert tops - sys.stdlib_module_names == {"nereid"}
     assert [name for name in json.loads(done.stdout) if name.startswith("nereid.")] == []
+
+
+pytestmark = pytest.mark.process
+
+RUN = "import sys; sys.modules[sys.argv.pop(1)] = None; from nereid.cli.main import main; main()"
+
+
+@rows(
+    ("uvicorn", ["gateway"], "gateway"),
+    ("onnx", ["add", "network.onnx", "--name", "mine", "--labels", "labels.txt", "--json"], "publish"),
+    ("watchfiles", ["watch", "."], "publish"),
+    ("pytriton", ["serve"], "embedded,cpu"),
+)
+def test_missing_package_is_one_line_with_its_fix(module, words, extra, tmp_path):
+    """It names the extra, and no command ends with a traceback."""
+    (tmp_path / "network.onnx").write_bytes(b"not read")
+    (tmp_path / "labels.txt").write_text("a\nb\n")
+
+    done = captured([sys.executable, "-c", RUN, module, *words], cwd=tmp_path, timeout=600)
+
+    assert done.returncode == 1, done
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert last.endswith(f"; fix: pip install 'nereid-serving[{extra}]'")
+
+
+def test_gateway_needs_no_packages_of_a_server():
+    """As in its image, which has the extra `gateway` only."""
+    absent = "import sys; sys.modules |= dict.fromkeys(('onnxruntime', 'onnx', 'pytriton')); "
+    used = "import nereid.application.repository_models, nereid.gateway.http.serving"
+
+    done = subprocess.run([sys.executable, "-c", absent + used], capture_output=True, timeout=600)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_every_package_of_an_extra_is_known():
+    """A package that is added to an extra gets its module in the table."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    packages = importlib.metadata.packages_distributions()
+    modules = [each for names in MODULES.values() for each in names]
+    known = {re.sub("[-_.]+", "-", name) for each in modules for name in packages[each]}
+
+    required = {re.match("[a-z0-9-]+", each)[0] for extra in MODULES for each in extras[extra]}
+
+    assert required - {"numpy"} <= known
+    # Those of a GPU and of developers; `nereid tune` checks `load` itself.
+    assert extras.keys() - MODULES.keys() == {"gpu", "gpu13", "load", "export", "docs", "dev"}

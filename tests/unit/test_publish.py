@@ -47,7 +47,6 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository of `net` in version 1, behind route `r`, that no server serves."""
     store_published(tmp_path / "models")
     return tmp_path / "models"
 
@@ -176,7 +175,6 @@ def test_labels_of_another_model_are_refused(repository, tmp_path):
 
 
 def edit_route(repository: Path, **changes) -> None:
-    """Change fields of variant `v2` in the file of route `r`, or of the route itself."""
     path = repository / f"{ROUTE}.route.json"
     route = json.loads(path.read_text())
     for name, content in changes.items():
@@ -193,17 +191,14 @@ UNPINNED = [variant("v1", "net_v1", 1), variant("own", NET, 0, version=2)]
 
 
 @cases(
-    ("change", "message"),
-    {
-        "weight": ({"weight": 5}, V2 + "expected weight 0, got 5; fix: .* v2=0, or nereid rollback net_v2$"),
-        "headers": ({"headers": {"x-route-a": ["b"]}}, V2 + "it has header rules"),
-        "default": ({"default": "v2"}, V2 + "it is the route's default"),
-        "shadow": ({"shadows": shadow("net_v2", 1)}, r"'copy' of route 'r' calls it; fix"),
-        "shadow-on-the-network": ({"shadows": shadow(NET, 2)}, r"'copy' of route 'r' calls it; fix"),
-        "variant-on-the-network": ({"variants": UNPINNED}, r"'own' of route 'r' calls it"),
-    },
+    weight=({"weight": 5}, V2 + "expected weight 0, got 5; fix: .* v2=0, or nereid rollback net_v2$"),
+    headers=({"headers": {"x-route-a": ["b"]}}, V2 + "it has header rules"),
+    default=({"default": "v2"}, V2 + "it is the route's default"),
+    shadow=({"shadows": shadow("net_v2", 1)}, r"'copy' of route 'r' calls it; fix"),
+    shadow_on_the_network=({"shadows": shadow(NET, 2)}, r"'copy' of route 'r' calls it; fix"),
+    variant_on_the_network=({"variants": UNPINNED}, r"'own' of route 'r' calls it"),
 )
-def test_version_in_use_is_not_retired(repository, tmp_path, change, message):
+def test_version_in_use_is_not_retired(change, message, repository, tmp_path):
     publish_number(repository, tmp_path, None, 2)
     edit_route(repository, **change)
     before = contents(repository)
@@ -351,11 +346,8 @@ def test_retirement_ends_when_the_version_is_in_use_again(repository, tmp_path):
     there = contents(repository / "net_v2")
     with locked_repository(repository, None, print) as locked:
         operation, _ = locked.begin("retire", NET, 2)
-        actions = (
-            Install("net/2", NET, 2),
-            Install("net_v2", "net_v2"),
-            AddVariant(ROUTE, "v2", "net_v2", 0),
-        )
+        installed = Install("net/2", NET, 2), Install("net_v2", "net_v2")
+        actions = (*installed, AddVariant(ROUTE, "v2", "net_v2", 0))
         locked.log.write("undo", replace(operation, actions=actions))
     set_weights(repository, v2=50)
 
@@ -398,13 +390,8 @@ def test_journal_of_earlier_releases_is_read(repository):
 
     (line,) = events(repository)
 
-    assert line.operation.actions == (
-        Install("net/2", "net", 2),
-        Policy("net", 2),
-        LoadVersion("net", 2),
-        Warm("net", 2),
-        AddVariant("r", "v2", "net_v2", 0.0),
-    )
+    first = Install("net/2", "net", 2), Policy("net", 2), LoadVersion("net", 2), Warm("net", 2)
+    assert line.operation.actions == (*first, AddVariant("r", "v2", "net_v2", 0.0))
     assert msgspec.json.encode(line.operation.actions) == b"[" + actions + b"]"
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import onnx
@@ -10,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid.cli.main import app
+from tests.commands import captured
 from tests.publishing import NET, candidate, classifier, contents, store_published
 from tests.tables import cases
 
@@ -19,7 +19,6 @@ WATCHDOG_S = 120
 
 @pytest.fixture
 def nereid(tmp_path):
-    """Run `nereid`, on a repository of `net` that no server serves."""
     store_published(tmp_path / "models")
     environment = {"NEREID_REPOSITORY": str(tmp_path / "models"), "XDG_RUNTIME_DIR": str(tmp_path)}
 
@@ -44,10 +43,8 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
     assert "adds-2.onnx" in nereid("versions", "r").stdout
 
     rolled = nereid("rollback", NET)
-    assert (rolled.exit_code, rolled.stdout) == (
-        0,
-        "r: generation 2, v1 100 %, v2 0 %, written without a server\n",
-    )
+    said = "r: generation 2, v1 100 %, v2 0 %, written without a server\n"
+    assert (rolled.exit_code, rolled.stdout) == (0, said)
     assert nereid("retire", NET, 2).stdout == "net 2: retired\n"
 
 
@@ -83,17 +80,14 @@ def test_network_is_added(nereid, tmp_path):
 
 
 @cases(
-    ("words", "status", "reason"),
-    {
-        "empty": (("publish", NET, "{bad}"), 1, "is empty (0 bytes)"),
-        "no-file": (("publish", NET, "nowhere.onnx"), 2, "'nowhere.onnx' does not exist"),
-        "no-model": (("publish", "other", "{bad}"), 2, "has no network 'other', it has: net"),
-        "bad-name": (("add", "{bad}", "--name", "a b", "--yes"), 2, "invalid name: expected at most 51 "),
-        "no-way-back": (("rollback", NET), 2, "has no version of 'net' before 1"),
-        "no-version": (("retire", NET, 5), 2, "version 5 of 'net': it does not exist, the versions are: 1"),
-    },
+    empty=(("publish", NET, "{bad}"), 1, "is empty (0 bytes)"),
+    no_file=(("publish", NET, "nowhere.onnx"), 2, "'nowhere.onnx' does not exist"),
+    no_model=(("publish", "other", "{bad}"), 2, "has no network 'other', it has: net"),
+    bad_name=(("add", "{bad}", "--name", "a b", "--yes"), 2, "invalid name: expected at most 51 "),
+    no_way_back=(("rollback", NET), 2, "has no version of 'net' before 1"),
+    no_version=(("retire", NET, 5), 2, "version 5 of 'net': it does not exist, the versions are: 1"),
 )
-def test_failure_has_its_reason_and_changes_nothing(nereid, tmp_path, words, status, reason):
+def test_failure_has_its_reason_and_changes_nothing(words, status, reason, nereid, tmp_path):
     (tmp_path / "bad.onnx").write_bytes(b"")
     before = contents(tmp_path / "models")
 
@@ -105,16 +99,13 @@ def test_failure_has_its_reason_and_changes_nothing(nereid, tmp_path, words, sta
 
 
 def test_question_on_a_terminal(tmp_path):
-    """The screen comes before the question, and `n` changes nothing."""
     onnx.save(classifier(), tmp_path / "new.onnx")
     ours, theirs = os.openpty()
     words = ("add", tmp_path / "new.onnx", "--name", "small", "--preset", "imagenet")
     command = [sys.executable, "-m", "nereid", *map(str, words)]
     environment = os.environ | {"NEREID_REPOSITORY": str(tmp_path / "own")}
     os.write(ours, b"n\n")
-    done = subprocess.run(
-        command, stdin=theirs, capture_output=True, text=True, env=environment, timeout=WATCHDOG_S
-    )
+    done = captured(command, stdin=theirs, env=environment, timeout=WATCHDOG_S)
     os.close(ours)
     os.close(theirs)
 

@@ -23,7 +23,6 @@ def output_signals(scores: np.ndarray) -> Signals | None:
 
 
 def expected(row: np.ndarray) -> tuple[float, float, int]:
-    """Compute confidence, entropy and best class from the definitions, in float64."""
     wide = [float(each) for each in row]
     if min(wide) < 0 or abs(sum(wide) - 1) > 0.02:
         top = max(wide)
@@ -40,13 +39,11 @@ def probabilities(seed: int, shape: tuple[int, int]) -> np.ndarray:
 
 @cases(
     "scores",
-    {
-        "one of 1000": probabilities(1, (1, 1000)),
-        "batch": probabilities(2, (8, 10)),
-        "certain": np.eye(3, dtype=np.float32),
-        "logits": np.random.default_rng(3).normal(0, 5, (4, 1000)).astype(np.float32),
-        "large logits": np.float32([[900, -900], [0, 0]]),
-    },
+    one_of_1000=probabilities(1, (1, 1000)),
+    batch=probabilities(2, (8, 10)),
+    certain=np.eye(3, dtype=np.float32),
+    logits=np.random.default_rng(3).normal(0, 5, (4, 1000)).astype(np.float32),
+    large_logits=np.float32([[900, -900], [0, 0]]),
 )
 def test_signals_are_those_of_the_formulas(scores):
     found = output_signals(scores)
@@ -60,22 +57,18 @@ def test_signals_are_those_of_the_formulas(scores):
 
 @cases(
     "scores",
-    {
-        "one class": np.zeros((1, 1), np.float32),
-        "boxes": np.zeros((1, 3, 4), np.float32),
-        "float64": np.zeros((1, 5), np.float64),
-        "text": np.array([[b"a", b"b"]], object),
-        "nan": np.float32([[np.nan, 1]]),
-        "empty": np.zeros((0, 5), np.float32),
-    },
+    one_class=np.zeros((1, 1), np.float32),
+    boxes=np.zeros((1, 3, 4), np.float32),
+    float64=np.zeros((1, 5), np.float64),
+    text=np.array([[b"a", b"b"]], object),
+    nan=np.float32([[np.nan, 1]]),
+    empty=np.zeros((0, 5), np.float32),
 )
 def test_other_outputs_have_no_signals(scores):
     assert output_signals(scores) is None
 
 
 class Sink:
-    """Keeps what is added."""
-
     def __init__(self) -> None:
         self.added: list[tuple[str, float, dict[str, str]]] = []
 
@@ -87,8 +80,6 @@ class Sink:
 
 
 class Response:
-    """A request whose response has the same array for each output."""
-
     def __init__(self, array: object) -> None:
         self._array = array
 

@@ -13,14 +13,7 @@ from nereid.models.publish.network import copy_pinned_model
 from nereid.models.publish.remove import find_parts
 from nereid.repository.check import check
 from nereid.repository.fitting import Machine, plan_instances
-from nereid.repository.layout import (
-    Pin,
-    hidden_models,
-    pins,
-    readable_configs,
-    steps_of,
-    thread_budget,
-)
+from nereid.repository.layout import Pin, hidden_models, pins, readable_configs, steps_of, thread_budget
 from tests.tables import cases
 
 NETWORKS = {"text_detect", "text_direction", "text_recognise"}
@@ -44,7 +37,6 @@ def edited(name: str, before: str, after: str) -> Callable[[Path], None]:
 
 
 def failures(repository: Path) -> str:
-    """Return the failures of a check, one a line."""
     return "\n".join(f"{each.model}: {each.found}" for each in check(repository) if each.verdict == "fail")
 
 
@@ -107,10 +99,8 @@ def test_reader_pins_its_recogniser(repository, profile):
     found = {pin.model: pin for pin in pins(repository, readable_configs(repository, profile))}
 
     assert found["read_text_v1"] == PIN
-    assert steps_of(readable_configs(repository, profile)["read_text_v1"]) == [
-        *FINDERS,
-        ("text_recognise", 1),
-    ]
+    found = steps_of(readable_configs(repository, profile)["read_text_v1"])
+    assert found == [*FINDERS, ("text_recognise", 1)]
 
 
 def test_networks_in_the_process_are_not_loaded_again(repository):

@@ -22,14 +22,9 @@ READERS, DETECTORS = (Reader, AsyncReader), (Detector, AsyncDetector)
 READ, WAYBILL = ("text", "confidence", "box"), ("text", "confidence", "box", "field")
 DETECT = ("box", "score", "label")
 CORNERS = ((1.0, 2.0), (5.0, 2.0), (5.0, 4.0), (1.0, 4.0))
-FIELD = {
-    "name": "tracking_number",
-    "value": "RA123456785CN",
-    "confidence": 0.5,
-    "box": [[1, 2], [5, 2], [5, 4], [1, 4]],
-    "valid": True,
-    "corrected": [{"position": 3, "from": "O", "to": "0"}],
-}
+FIELD = {"name": "tracking_number", "value": "RA123456785CN"}
+FIELD |= {"confidence": 0.5, "box": [[1, 2], [5, 2], [5, 4], [1, 4]]}
+FIELD |= {"valid": True, "corrected": [{"position": 3, "from": "O", "to": "0"}]}
 MISSING = {"name": "weight", "value": None, "confidence": 0, "box": None, "valid": None, "corrected": []}
 
 
@@ -68,10 +63,7 @@ def scripted(outputs: tuple[str, ...], *steps: Any) -> Script:
 @both_ways
 @pytest.mark.parametrize("lines", [(), ("快递单号", "两行 text")], ids=["none", "chinese"])
 def test_lines_are_read(way, lines):
-    with (
-        serving(scripted(READ, reading(*lines))) as url,
-        opened(way, url, "http", kinds=READERS) as reader,
-    ):
+    with serving(scripted(READ, reading(*lines))) as url, opened(way, url, "http", kinds=READERS) as reader:
         found = reader.read(PHOTO)
         many = [each.lines for each in reader.read_many([PHOTO] * 3)]
 
@@ -106,10 +98,8 @@ def test_barcodes_are_read():
 @both_ways
 @pytest.mark.parametrize("labels", [(), ("cat", "7")], ids=["none", "two"])
 def test_objects_are_found(way, labels):
-    with (
-        serving(scripted(DETECT, detection(*labels))) as url,
-        opened(way, url, "http", kinds=DETECTORS) as detector,
-    ):
+    script = scripted(DETECT, detection(*labels))
+    with serving(script) as url, opened(way, url, "http", kinds=DETECTORS) as detector:
         found = detector.detect(PHOTO)
         (again,) = detector.detect_many([PHOTO])
 
@@ -118,11 +108,8 @@ def test_objects_are_found(way, labels):
 
 
 @cases(
-    ("kind", "outputs", "missing"),
-    {
-        "classifier": (Reader, ("scores",), "no output 'text', 'confidence', 'box', it has: scores"),
-        "reader": (Detector, READ, "no output 'score', 'label', it has: box, confidence, text"),
-    },
+    classifier=(Reader, ("scores",), "no output 'text', 'confidence', 'box', it has: scores"),
+    reader=(Detector, READ, "no output 'score', 'label', it has: box, confidence, text"),
 )
 def test_model_of_another_task_is_refused(kind, outputs, missing):
     script = scripted(outputs, reading())
@@ -161,14 +148,12 @@ GOOD = {"text": texts(b"a"), "confidence": np.zeros((1, 1)), "box": np.zeros((1,
 
 @cases(
     "tensors",
-    {
-        "lengths": GOOD | {"confidence": np.zeros((1, 2))},
-        "boxes": GOOD | {"box": np.zeros((1, 1, 4))},
-        "missing": {"text": texts(b"a"), "confidence": np.zeros((1, 1))},
-        "encoding": GOOD | {"text": texts(b"\xff")},
-        "field": GOOD | {"field": texts(b"{}")},
-        "json": GOOD | {"field": texts(b"no JSON")},
-    },
+    lengths=GOOD | {"confidence": np.zeros((1, 2))},
+    boxes=GOOD | {"box": np.zeros((1, 1, 4))},
+    missing={"text": texts(b"a"), "confidence": np.zeros((1, 1))},
+    encoding=GOOD | {"text": texts(b"\xff")},
+    field=GOOD | {"field": texts(b"{}")},
+    json=GOOD | {"field": texts(b"no JSON")},
 )
 def test_malformed_reading_is_the_networks_fault(tensors):
     script = scripted(WAYBILL, tensor_response(**tensors))

@@ -21,15 +21,13 @@ LINES = np.random.default_rng(3).uniform(-1, 1, (2, 3, 48, 64)).astype(np.float3
 
 @cases(
     "recogniser",
-    {
-        "axes are an input": TestRecogniser(opset=18),
-        "FP16": TestRecogniser(datatype="FP16"),
-        "FP64": TestRecogniser(datatype="FP64", opset=18),
-        "fixed batch": TestRecogniser(batch=1),
-        "any height": TestRecogniser(shape=(3, "H", "W")),
-        "no space": TestRecogniser(classes=len(CHARACTERS) + 1),
-        "probabilities in an old opset": TestRecogniser(has_softmax=True, opset=11),
-    },
+    axes_are_an_input=TestRecogniser(opset=18),
+    FP16=TestRecogniser(datatype="FP16"),
+    FP64=TestRecogniser(datatype="FP64", opset=18),
+    fixed_batch=TestRecogniser(batch=1),
+    any_height=TestRecogniser(shape=(3, "H", "W")),
+    no_space=TestRecogniser(classes=len(CHARACTERS) + 1),
+    probabilities_in_an_old_opset=TestRecogniser(has_softmax=True, opset=11),
 )
 def test_best_class_of_each_step(tmp_path, recogniser):
     onnx.save(recogniser.build(), tmp_path / "model.onnx")
@@ -92,16 +90,13 @@ BARE = TestRecogniser(characters=())
 
 
 @cases(
-    ("recogniser", "given", "message"),
-    {
-        "fixed width": (TestRecogniser(shape=(3, 48, 320)), (), ONE_INPUT + r"\[-1,3,48,320\]"),
-        "no characters": (BARE, (), "expected the characters .* fix: --labels"),
-        "too few": (BARE, ("a", "b"), COUNT.format(2, "--labels; fix: --labels")),
-        "wrong metadata": (TestRecogniser(characters=("a",)), (), COUNT.format(1, "the file's metadata")),
-        "others": (TestRecogniser(), ("a",), "expected the 5 characters of .*, got 1 others from --labels"),
-        "empty line": (BARE, ("a", "", "c", "d", "e"), "line of --labels, got an empty line 2; fix: remove"),
-        "blank": (BARE, ("<blank>", *CHARACTERS), "line 1 of --labels, got '<blank>'; fix: remove that line"),
-    },
+    fixed_width=(TestRecogniser(shape=(3, 48, 320)), (), ONE_INPUT + r"\[-1,3,48,320\]"),
+    no_characters=(BARE, (), "expected the characters .* fix: --labels"),
+    too_few=(BARE, ("a", "b"), COUNT.format(2, "--labels; fix: --labels")),
+    wrong_metadata=(TestRecogniser(characters=("a",)), (), COUNT.format(1, "the file's metadata")),
+    others=(TestRecogniser(), ("a",), "expected the 5 characters of .*, got 1 others from --labels"),
+    empty_line=(BARE, ("a", "", "c", "d", "e"), "line of --labels, got an empty line 2; fix: remove"),
+    blank=(BARE, ("<blank>", *CHARACTERS), "line 1 of --labels, got '<blank>'; fix: remove that line"),
 )
 def test_file_that_does_not_fit_is_wrong_usage(recogniser, given, message):
     model = recogniser.build()
@@ -121,26 +116,20 @@ def test_several_outputs_need_a_choice():
 
 
 @cases(
-    ("text", "found"),
-    {
-        "CR LF": ("a\r\nb\r\n", ["a", "b"]),
-        "empty lines at the end": ("a\nb\n\n\n", ["a", "b"]),
-        "space at the end": ("a\n \n", ["a", " "]),
-        "other line breaks": ("a\u2028\n\u0085", ["a\u2028", "\u0085"]),
-        "empty line": ("\na", ["", "a"]),
-    },
+    CR_LF=("a\r\nb\r\n", ["a", "b"]),
+    empty_lines_at_the_end=("a\nb\n\n\n", ["a", "b"]),
+    space_at_the_end=("a\n \n", ["a", " "]),
+    other_line_breaks=("a\u2028\n\u0085", ["a\u2028", "\u0085"]),
+    empty_line=("\na", ["", "a"]),
 )
 def test_lines_of_a_dictionary(text, found):
     assert split_lines(text) == found
 
 
 @cases(
-    ("recogniser", "given", "notes"),
-    {
-        "space": (TestRecogniser(), (), []),
-        "space with a line": (BARE, (*CHARACTERS, " "), []),
-        "no space": (BARE, (*CHARACTERS, "d"), ["the 7 classes are the blank and 6 characters, without a"]),
-    },
+    space=(TestRecogniser(), (), []),
+    space_with_a_line=(BARE, (*CHARACTERS, " "), []),
+    no_space=(BARE, (*CHARACTERS, "d"), ["the 7 classes are the blank and 6 characters, without a"]),
 )
 def test_notes_about_characters(recogniser, given, notes):
     """A list may be shifted by a line, which no check can find."""

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository of `net` behind the route `r`."""
     store_published(tmp_path / "models")
     return tmp_path / "models"
 
@@ -81,12 +80,9 @@ def test_replacement(repository, file, tmp_path):
     onnx.save(UserNetwork().build(), tmp_path / "other.onnx")
     (tmp_path / "labels.txt").write_text("only one\n")
 
+    other = request(tmp_path / "other.onnx", labels=tmp_path / "labels.txt", is_replacing=True)
     with pytest.raises(OperationFailed):
-        add(
-            repository,
-            request(tmp_path / "other.onnx", labels=tmp_path / "labels.txt", is_replacing=True),
-            None,
-        )
+        add(repository, other, None)
     assert contents(repository) == before
 
     add(repository, request(tmp_path / "other.onnx", is_replacing=True), None)

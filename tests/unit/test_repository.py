@@ -61,38 +61,32 @@ STEPS = {"pre": "", "net": ""}
 
 
 @cases(
-    ("files", "hidden"),
-    {
-        "ensemble in every profile": ({"e": ensemble("pre", "net"), **STEPS}, set()),
-        "replaced ensemble": ({"e": ensemble("pre", "net"), "e__cpu": FUSED, **STEPS}, {"pre", "net"}),
-        "step of another ensemble": (
-            {"e": ensemble("pre", "net"), "e__cpu": FUSED, "other": ensemble("pre"), **STEPS},
-            {"net"},
-        ),
-        "shorter ensemble": ({"e": ensemble("pre", "net"), "e__cpu": ensemble("net"), **STEPS}, set()),
-        "replaced in another profile": ({"e": ensemble("pre", "net"), "e__gpu": FUSED, **STEPS}, set()),
-        "ensemble in this profile only": ({"e": NETWORK, "e__cpu": ensemble("net"), "net": ""}, set()),
-        "step without a config": ({"e": ensemble("bare"), "e__cpu": FUSED, "bare": None}, {"bare"}),
-    },
+    ensemble_in_every_profile=({"e": ensemble("pre", "net"), **STEPS}, set()),
+    replaced_ensemble=({"e": ensemble("pre", "net"), "e__cpu": FUSED, **STEPS}, {"pre", "net"}),
+    step_of_another_ensemble=(
+        {"e": ensemble("pre", "net"), "e__cpu": FUSED, "other": ensemble("pre"), **STEPS},
+        {"net"},
+    ),
+    shorter_ensemble=({"e": ensemble("pre", "net"), "e__cpu": ensemble("net"), **STEPS}, set()),
+    replaced_in_another_profile=({"e": ensemble("pre", "net"), "e__gpu": FUSED, **STEPS}, set()),
+    ensemble_in_this_profile_only=({"e": NETWORK, "e__cpu": ensemble("net"), "net": ""}, set()),
+    step_without_a_config=({"e": ensemble("bare"), "e__cpu": FUSED, "bare": None}, {"bare"}),
 )
-def test_hidden_models_are_steps_of_replaced_ensembles(make, files, hidden):
+def test_hidden_models_are_steps_of_replaced_ensembles(files, hidden, make):
     assert hidden_models(make(**files), "cpu") == hidden
 
 
 @cases(
-    ("files", "budget"),
-    {
-        "no model": ({}, []),
-        "network": ({"net": NETWORK}, [Threads("net", 2, 3)]),
-        "on a gpu": ({"net": NETWORK.replace("KIND_CPU", "KIND_GPU")}, []),
-        "platform": ({"net": 'platform: "onnxruntime_onnx" ' + INTRA % 7}, [Threads("net", 2, 7)]),
-        "no network": ({"net": 'backend: "preprocess"', "e": ensemble("net")}, []),
-        "fused and its network": ({"a": FUSED, "net": NETWORK}, [Threads("a", 4, 3), Threads("net", 2, 3)]),
-        "fused only": ({"e": ensemble("net"), "e__cpu": FUSED, "net": NETWORK}, [Threads("e", 4, 3)]),
-        "profile": ({"net": NETWORK, "net__cpu": NETWORK.replace("3", "9")}, [Threads("net", 2, 9)]),
-    },
+    no_model=({}, []),
+    network=({"net": NETWORK}, [Threads("net", 2, 3)]),
+    on_a_gpu=({"net": NETWORK.replace("KIND_CPU", "KIND_GPU")}, []),
+    platform=({"net": 'platform: "onnxruntime_onnx" ' + INTRA % 7}, [Threads("net", 2, 7)]),
+    no_network=({"net": 'backend: "preprocess"', "e": ensemble("net")}, []),
+    fused_and_its_network=({"a": FUSED, "net": NETWORK}, [Threads("a", 4, 3), Threads("net", 2, 3)]),
+    fused_only=({"e": ensemble("net"), "e__cpu": FUSED, "net": NETWORK}, [Threads("e", 4, 3)]),
+    profile=({"net": NETWORK, "net__cpu": NETWORK.replace("3", "9")}, [Threads("net", 2, 9)]),
 )
-def test_budget_counts_every_model_that_runs_a_network(make, files, budget):
+def test_budget_counts_every_model_that_runs_a_network(files, budget, make):
     assert thread_budget(make(**files), "cpu") == budget
 
 
@@ -106,15 +100,12 @@ def test_model_without_a_config_counts(make):
 
 
 @cases(
-    ("right", "wrong", "message"),
-    {
-        "network": ('"net"', '"../net"', "model 'a' names '../net', which is not a folder of the repository"),
-        "version": ('"1"', '"7"', "model 'a' names version 7 of 'net', which is not there"),
-        # Every backend ignores this parameter of Triton's.
-        "missing": ('"network"', '"EXECUTION_ENV_PATH"', "model 'a': parameter 'network' is required"),
-    },
+    network=('"net"', '"../net"', "model 'a' names '../net', which is not a folder of the repository"),
+    version=('"1"', '"7"', "model 'a' names version 7 of 'net', which is not there"),
+    # Every backend ignores this parameter of Triton's.
+    missing=('"network"', '"EXECUTION_ENV_PATH"', "model 'a': parameter 'network' is required"),
 )
-def test_fused_model_without_its_network_is_refused(make, right, wrong, message):
+def test_fused_model_without_its_network_is_refused(right, wrong, message, make):
     with pytest.raises(InvalidConfig) as raised:
         thread_budget(make(a=FUSED.replace(right, wrong), net=NETWORK), "cpu")
 
@@ -131,16 +122,13 @@ def test_threads_beyond_the_cores_are_described():
 
 
 @cases(
-    ("policy", "expected"),
-    {
-        "none": ({}, [10]),
-        "latest": ({"latest": {"num_versions": 2}}, [2, 10]),
-        "more than there are": ({"latest": {"num_versions": 9}}, [1, 2, 10]),
-        "all": ({"all": {}}, [1, 2, 10]),
-        "specific": ({"specific": {"versions": [2, 1]}}, [1, 2]),
-    },
+    none=({}, [10]),
+    latest=({"latest": {"num_versions": 2}}, [2, 10]),
+    more_than_there_are=({"latest": {"num_versions": 9}}, [1, 2, 10]),
+    all=({"all": {}}, [1, 2, 10]),
+    specific=({"specific": {"versions": [2, 1]}}, [1, 2]),
 )
-def test_policy_chooses_the_versions(tmp_path, policy, expected):
+def test_policy_chooses_the_versions(policy, expected, tmp_path):
     for version in (10, 2, 1):
         (tmp_path / str(version)).mkdir()
 

@@ -28,7 +28,6 @@ def resized(pixels, size_wh, filter_name="bilinear", antialias=True):
 
 
 def keys(x):
-    """Return the cubic kernel of Keys, with a = -1/2."""
     return 1.5 * x**3 - 2.5 * x**2 + 1 if x < 1 else -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
 
 
@@ -41,7 +40,6 @@ WEIGHTS = {
 
 
 def plain_matrix(source, count, filter_name):
-    """Return float64[count, source]: the filter at its own width, cut off at the edges and normalised."""
     weights = np.zeros((count, source))
     for output, pixel in product(range(count), range(source)):
         distance = pixel + 0.5 - (output + 0.5) * source / count
@@ -87,11 +85,8 @@ def test_estimates_come_closer_than_the_averages_themselves(photo, shrink, filte
     high, wide = int(height / shrink / 1.1), int(width / shrink / 1.1)
     reference = np.asarray(Image.fromarray(full).resize((wide, high), PILLOW[filter_name]), np.float64)
 
-    estimated = resampled(
-        scaled,
-        build_axis(Span(height, high, 0, high), filter_name, shrink=shrink),
-        build_axis(Span(width, wide, 0, wide), filter_name, shrink=shrink),
-    )
+    spans = Span(height, high, 0, high), Span(width, wide, 0, wide)
+    estimated = resampled(scaled, *(build_axis(span, filter_name, shrink=shrink) for span in spans))
 
     plain = resized(scaled, (wide, high), filter_name)
     assert np.abs(estimated - reference).mean() < np.abs(plain - reference).mean()

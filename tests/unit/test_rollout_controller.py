@@ -50,13 +50,11 @@ class Simulation(Rollouts):
         self.replace_controller()
 
     def replace_controller(self) -> None:
-        """Let a new controller continue, as after the end of its process."""
         self.controller = Controller(
             self.location, lambda: self.record if self.is_up else None, self.log.append, lambda: self.now_s
         )
 
     def look(self, count: int = 1) -> None:
-        """Let seconds pass, each with requests and a look of the controller."""
         for _ in range(count):
             self.now_s += 1
             self.answer(self.requests)
@@ -88,7 +86,6 @@ class Simulation(Rollouts):
             self.server.counts[f"shadow_requests_total{{{labels}}}"] += requests
 
     def count(self, labels: str, requests: int, failed: int, reason: str, latency_s: float) -> None:
-        """Count requests of a variant as the route does."""
         for outcome, number in (("ok", requests - failed), ("inference_failed", failed)):
             found = f'{labels},outcome="{outcome}",reason="{reason}"'
             self.server.counts[f"requests_total{{{found}}}"] += number
@@ -132,17 +129,14 @@ SHADOW = ["shadow", 50, 100]
 
 
 @cases(
-    ("behaviour", "steps", "reason"),
-    {
-        "errors": (Behaviour(errors=0.2), [10, 100], "error 20.00% of "),
-        "slow": (Behaviour(latency_s=0.06), [10, 100], "slow 100.00% of "),
-        "slower": (Behaviour(latency_s=0.011), [10, 100], "the median latency is "),
-        "breaker": (Behaviour(breaker=2), [10, 100], "the breaker of 'new' has not closed in "),
-        "other answers": (Behaviour(shadow="disagreed"), SHADOW, "disagreement 100.00%"),
-        "no answers": (Behaviour(shadow="failed"), SHADOW, "disagreement 100.00%"),
-    },
+    errors=(Behaviour(errors=0.2), [10, 100], "error 20.00% of "),
+    slow=(Behaviour(latency_s=0.06), [10, 100], "slow 100.00% of "),
+    slower=(Behaviour(latency_s=0.011), [10, 100], "the median latency is "),
+    breaker=(Behaviour(breaker=2), [10, 100], "the breaker of 'new' has not closed in "),
+    other_answers=(Behaviour(shadow="disagreed"), SHADOW, "disagreement 100.00%"),
+    no_answers=(Behaviour(shadow="failed"), SHADOW, "disagreement 100.00%"),
 )
-def test_bad_candidate_loses_the_traffic(rollout, behaviour, steps, reason):
+def test_bad_candidate_loses_the_traffic(behaviour, steps, reason, rollout):
     """It stays loaded. One that a shadow finds never has a weight, and its shadow is removed."""
     rollout.behaviour["new"] = behaviour
     rollout.start(steps=steps, max_slow_increase=0.2)
@@ -360,13 +354,10 @@ def test_impossible_rollouts_are_refused(rollout):
 
 
 @cases(
-    ("errors", "result", "notes"),
-    {
-        "promoted": (0.0, "promoted", {"rollout of new: 50 %", "rollout of new: 100 %"}),
-        "rolled back": (0.3, "rolled back", {"rollout of new: 50 %", "rollout of new: rolled back"}),
-    },
+    promoted=(0.0, "promoted", {"rollout of new: 50 %", "rollout of new: 100 %"}),
+    rolled_back=(0.3, "rolled back", {"rollout of new: 50 %", "rollout of new: rolled back"}),
 )
-def test_killed_controller_is_continued(rollout, errors, result, notes):
+def test_killed_controller_is_continued(errors, result, notes, rollout):
     """A controller is killed before each change of a file; the next one ends as if nothing had happened."""
     rollout.behaviour["new"].errors, rollout.requests, is_killed, kills = errors, 4000, True, 0
     promoted = result == "promoted"

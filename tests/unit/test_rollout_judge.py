@@ -100,18 +100,12 @@ def test_split_test_is_that_of_scipy():
 
 
 def objectives(**changed) -> Objectives:
-    values = {
-        "events": (Objective("error", limit=0.2, increase=0.01),),
-        "max_latency_ratio": 1.2,
-        "risk": 0.01,
-        "miss_risk": 0.01,
-        "min_requests": 100,
-    }
+    values = {"events": (Objective("error", limit=0.2, increase=0.01),), "max_latency_ratio": 1.2}
+    values |= {"risk": 0.01, "miss_risk": 0.01, "min_requests": 100}
     return Objectives(**values | changed)
 
 
 def look(candidate: Tally, control: Tally, ours: int = 1, theirs: int = 1) -> PairCounts:
-    """Return a look with all latencies in one bucket each."""
     latencies = [0] * 5, [0] * 5
     latencies[0][ours], latencies[1][theirs] = candidate.requests, control.requests
     return PairCounts({"error": (candidate, control)}, latencies, (candidate.requests, control.requests))
@@ -132,17 +126,14 @@ def test_good_candidate_passes_when_the_step_is_over():
 
 
 @cases(
-    ("seen", "outcome", "words"),
-    {
-        "over the limit": (look(Tally(400, 160), Tally(400, 160)), Outcome.FAIL, "over the limit of 20.00%"),
-        "worse": (
-            look(Tally(3000, 300), Tally(3000, 30)),
-            Outcome.FAIL,
-            "error 10.00% of 3,000 against 1.00% of 3,000: worse than the control",
-        ),
-        "slower": (look(Tally(9000, 0), Tally(9000, 0), 2, 1), Outcome.FAIL, "is 2.00 times the control's"),
-        "broken split": (look(Tally(9000, 0), Tally(8000, 0)), Outcome.INCONCLUSIVE, "expected 50.0%"),
-    },
+    over_the_limit=(look(Tally(400, 160), Tally(400, 160)), Outcome.FAIL, "over the limit of 20.00%"),
+    worse=(
+        look(Tally(3000, 300), Tally(3000, 30)),
+        Outcome.FAIL,
+        "error 10.00% of 3,000 against 1.00% of 3,000: worse than the control",
+    ),
+    slower=(look(Tally(9000, 0), Tally(9000, 0), 2, 1), Outcome.FAIL, "is 2.00 times the control's"),
+    broken_split=(look(Tally(9000, 0), Tally(8000, 0)), Outcome.INCONCLUSIVE, "expected 50.0%"),
 )
 def test_verdict_names_what_decided(seen, outcome, words):
     step = Step(objectives(), 0.5, BOUNDS)

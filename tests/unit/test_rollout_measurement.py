@@ -4,8 +4,6 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-import pytest
-
 from nereid.base.metrics_page import Snapshot
 from nereid.models.rollout import plan
 from nereid.models.rollout.judge import Outcome, Tally
@@ -23,6 +21,7 @@ from nereid.models.rollout.measurement import REQUESTS as REQUESTS_TOTAL
 from nereid.models.rollout.plan import Pair
 from nereid.models.rollout.rollout_journal import Rollout
 from nereid.models.routes.change import Served
+from tests.tables import rows
 
 CANDIDATE, CONTROL = ("new", "2"), ("old", "1")
 HOLD_S, OPEN_S, LOOK_S = 60.0, 5.0, 2.0
@@ -76,13 +75,10 @@ def test_breaker_that_was_open_may_close():
     assert outcomes(2 * LOOKS_OF_HOLD, *states) == {Outcome.CONTINUE}
 
 
-@pytest.mark.parametrize(
-    ("states", "last"),
-    [
-        ([OPEN], (Outcome.FAIL, FAILED)),
-        ([OPEN, HALF_OPEN, OPEN], (Outcome.FAIL, FAILED)),
-        ([BOTH], (Outcome.INCONCLUSIVE, "the breakers of 'new' and 'old' are open: no comparison")),
-    ],
+@rows(
+    ([OPEN], (Outcome.FAIL, FAILED)),
+    ([OPEN, HALF_OPEN, OPEN], (Outcome.FAIL, FAILED)),
+    ([BOTH], (Outcome.INCONCLUSIVE, "the breakers of 'new' and 'old' are open: no comparison")),
 )
 def test_breaker_that_stays_open_decides_after_the_hold(states, last):
     """A candidate that died before its step gets no request that could fail."""
@@ -119,7 +115,6 @@ def test_breaker_that_opens_for_long_has_time_for_trials():
 
 
 def series(labels: str, *rows: tuple) -> dict[frozenset[tuple[str, str]], float]:
-    """Return series by their labels, each from the values of its labels and its count."""
     return {
         frozenset({"version": "1", **dict(zip(labels.split(), words, strict=False))}.items()): count
         for *words, count in rows

@@ -56,17 +56,14 @@ def test_published_schema_is_the_one_in_use(root):
 
 
 @cases(
-    ("values", "message"),
-    {
-        "falling": ({"steps": [5, 1, 100]}, "steps must increase up to 100, got 5, 1, 100"),
-        "not all": ({"steps": [5, 50]}, "steps must increase up to 100, got 5, 50"),
-        "late shadow": ({"steps": [5, "shadow", 100]}, "only the first step may be `shadow`, got 5, shadow"),
-        "only a shadow": ({"steps": ["shadow"]}, "steps must increase up to 100, got shadow"),
-        "patience": ({"hold_s": 90, "patience_s": 60}, "patience_s must be at least hold_s 90, got 60"),
-        "risk": ({"risk": 0.9}, "Expected `float` <= 0.5 for risk"),
-        "field": ({"candidates": 1}, "unknown field `candidates`"),
-        "hook": ({"hooks": {"before_step": "https://x"}}, "URL that begins with http://, got https:"),
-    },
+    falling=({"steps": [5, 1, 100]}, "steps must increase up to 100, got 5, 1, 100"),
+    not_all=({"steps": [5, 50]}, "steps must increase up to 100, got 5, 50"),
+    late_shadow=({"steps": [5, "shadow", 100]}, "only the first step may be `shadow`, got 5, shadow"),
+    only_a_shadow=({"steps": ["shadow"]}, "steps must increase up to 100, got shadow"),
+    patience=({"hold_s": 90, "patience_s": 60}, "patience_s must be at least hold_s 90, got 60"),
+    risk=({"risk": 0.9}, "Expected `float` <= 0.5 for risk"),
+    field=({"candidates": 1}, "unknown field `candidates`"),
+    hook=({"hooks": {"before_step": "https://x"}}, "URL that begins with http://, got https:"),
 )
 def test_invalid_plans_are_refused(values, message):
     with pytest.raises(WrongUsage, match=f"(?i){message}"):
@@ -80,16 +77,10 @@ def test_steps_are_read_from_words():
 
 
 @cases(
-    ("variants", "message"),
-    {
-        "one": ([("old", 100), ("new", 0)], ""),
-        "two": ([("old", 100), ("third", 50), ("new", 0)], "got old, third"),
-        "none": ([("new", 100), ("old", 0)], "expected one variant with traffic as the control .*, got none"),
-        "name of the shadow": (
-            [("old", 100), ("new", 0), ("rollout-new", 0)],
-            "expected no variant 'rollout-new'",
-        ),
-    },
+    one=([("old", 100), ("new", 0)], ""),
+    two=([("old", 100), ("third", 50), ("new", 0)], "got old, third"),
+    none=([("new", 100), ("old", 0)], "expected one variant with traffic as the control .*, got none"),
+    name_of_the_shadow=([("old", 100), ("new", 0), ("rollout-new", 0)], "expected no variant 'rollout-new'"),
 )
 def test_control_is_the_only_other_variant_with_traffic(variants, message):
     """Otherwise the comparison would have no meaning."""
@@ -114,7 +105,6 @@ def test_steps_up_to_the_present_share_are_left_out():
 
 @contextlib.contextmanager
 def started(repository, route=ROUTE):
-    """Start a rollout, whose journal is locked while the context lasts."""
     with RolloutJournals(repository, route).writing(1) as writer:
         writer.write("start", plan=rollout().plan, pair=PAIR, slow_s=0.1, risk=0.01)
         yield writer
@@ -141,10 +131,8 @@ def test_shadow_step_adds_a_shadow_that_the_next_step_removes():
     own = [{"name": "own", "model": "m", "version": 1, "percent": 5}]
     found = table(variant("old", "net_old", 100), variant("new", "net_new", 0, 3), shadows=own)
     first = at_step(rollout(steps=["shadow", 100]))(present(found)).route
-    assert [(each.name, each.model, each.version) for each in first.shadows] == [
-        ("own", "m", 1),
-        ("rollout-new", "net_new", 3),
-    ]
+    shadows = [(each.name, each.model, each.version) for each in first.shadows]
+    assert shadows == [("own", "m", 1), ("rollout-new", "net_new", 3)]
     later = at_step(rollout(steps=["shadow", 100], step=1))(present(Table(first, "", {}))).route
     assert [each.name for each in later.shadows] == ["own"]
 
@@ -207,10 +195,8 @@ def test_hook_is_posted_as_json(status, message):
 
         def log_message(self, *words) -> None: ...
 
-    with (
-        listening(Handler) as address,
-        pytest.raises(OperationFailed, match=message) if message else contextlib.nullcontext(),
-    ):
+    outcome = pytest.raises(OperationFailed, match=message) if message else contextlib.nullcontext()
+    with listening(Handler) as address, outcome:
         controller.run_hook(f"http://{address}/hook?token=a", "before_step", rollout())
 
     ((path, kind, body),) = received

@@ -39,7 +39,6 @@ SET, SET_FILE = ["set", "v1=1", "--offline"], ["set", "--file", "-", "--offline"
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository with one route between two networks; commands may only change its folder."""
     folder = tmp_path / "repository"
     for version in ("classify/1", "first/1", "second/3"):
         (folder / version).mkdir(parents=True)
@@ -50,7 +49,6 @@ def repository(tmp_path):
 
 @pytest.fixture
 def nereid(repository, tmp_path):
-    """Run `nereid route WORDS` on the repository, where no server runs: `nereid("set", "v1=1")`."""
     environment = {"NEREID_REPOSITORY": str(repository), "XDG_RUNTIME_DIR": str(tmp_path)}
 
     def run(*words: str, stdin: str | bytes = ""):
@@ -70,12 +68,10 @@ def weights(repository: Path) -> list:
 
 
 def notes(nereid) -> list[tuple]:
-    """Return generation and note of every entry of the history, newest first."""
     return [(entry["generation"], entry["note"]) for entry in json.loads(nereid("history", "--json").stdout)]
 
 
 def rows(shown: str) -> list[list[str]]:
-    """Return the cells of a printed table."""
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
 
 
@@ -124,7 +120,7 @@ def test_weights_are_set_and_recorded(nereid, repository):
 
 
 @pytest.mark.parametrize("source", ["file", "stdin"])
-@cases("is_missing", {"there": False, "missing": True})
+@cases("is_missing", there=False, missing=True)
 def test_whole_route_is_set_with_any_generation(nereid, repository, tmp_path, source, is_missing):
     """Only a whole route can be set if the route's file is missing."""
     if is_missing:
@@ -199,18 +195,15 @@ def test_failure_is_one_line_and_changes_no_file(nereid, repository, code, words
 
 
 @cases(
-    ("make", "words", "message"),
-    {
-        "folder": (Path.mkdir, SET, "'{path}': Is a directory"),
-        "pipe": (os.mkfifo, ["show"], "expected a regular file, got '{path}'"),
-        "not writable": (
-            lambda path: path.symlink_to("/proc/classify.route.json"),
-            SET_FILE,
-            "'/proc/classify.route.history.jsonl': No such file or directory",
-        ),
-    },
+    folder=(Path.mkdir, SET, "'{path}': Is a directory"),
+    pipe=(os.mkfifo, ["show"], "expected a regular file, got '{path}'"),
+    not_writable=(
+        lambda path: path.symlink_to("/proc/classify.route.json"),
+        SET_FILE,
+        "'/proc/classify.route.history.jsonl': No such file or directory",
+    ),
 )
-def test_unusable_file_is_named(nereid, repository, make, words, message):
+def test_unusable_file_is_named(make, words, message, nereid, repository):
     """A file that cannot be read or written is an error in one line; none blocks the command."""
     path = repository / FILE
     path.unlink()
@@ -221,9 +214,8 @@ def test_unusable_file_is_named(nereid, repository, make, words, message):
     assert (done.exit_code, done.stderr) == (1, f"error: {message.format(path=path)}\n")
 
 
-@cases("broken", {"cut": b"{", "bytes": b"\xff\xfe", "other": b'{"variants": []}', "deep": b"[" * 100_000})
+@cases("broken", cut=b"{", bytes=b"\xff\xfe", other=b'{"variants": []}', deep=b"[" * 100_000)
 def test_broken_file_is_replaced_by_revert_and_kept(nereid, repository, broken):
-    """After a bad manual edit, one command restores the last valid route and keeps the edited text."""
     nereid("set", "v1=50", "--offline")
     path = repository / FILE
     path.write_bytes(broken)
@@ -253,14 +245,11 @@ def test_link_is_followed(nereid, repository, tmp_path):
 
 
 @cases(
-    ("sets", "reverts", "expected", "note"),
-    {
-        "twice goes there and back": (["v1=1", "v1=2"], [[], []], [2], "revert to 2"),
-        "to a generation, then before": (["v1=1", "v1=2", "v1=3"], [["1"], []], [3], "revert to 3"),
-        "past equal ones": (["v1=1", "v1=2", "v1=1"], [[]], [2], "revert to 2"),
-    },
+    twice_goes_there_and_back=(["v1=1", "v1=2"], [[], []], [2], "revert to 2"),
+    to_a_generation_then_before=(["v1=1", "v1=2", "v1=3"], [["1"], []], [3], "revert to 3"),
+    past_equal_ones=(["v1=1", "v1=2", "v1=1"], [[]], [2], "revert to 2"),
 )
-def test_revert_goes_to_the_newest_that_is_different(nereid, repository, sets, reverts, expected, note):
+def test_revert_goes_to_the_newest_that_is_different(sets, reverts, expected, note, nereid, repository):
     for word in sets:
         nereid("set", word, "--offline")
 
@@ -358,26 +347,22 @@ BY_CHANCE = "Chance decides, by weight: v1 90 %, v2 10 %."
 
 
 @cases(
-    ("words", "variant", "why"),
-    {
-        "variant": (["--variant", "v2"], "v2", "v2 serves because the request names variant 'v2'."),
-        "version": (
-            ["--version", "3", "--key", "k"],
-            "v2",
-            "v2 serves because it is the first variant whose network has version 3.",
-        ),
-        "header": (
-            ["--header", "X-Route-Tenant=zoo"],
-            "v2",
-            "v2 serves because its header rule is met: x-route-tenant is one of acme, zoo.",
-        ),
-        "header of a key": (["--header", "x-route-key=alice"], "v1", BY_SCORE),
-        "key": (["--key", "alice"], "v1", BY_SCORE),
-        "other header": (["--header", "cookie=v2"], "", BY_CHANCE),
-    },
+    variant=(["--variant", "v2"], "v2", "v2 serves because the request names variant 'v2'."),
+    version=(
+        ["--version", "3", "--key", "k"],
+        "v2",
+        "v2 serves because it is the first variant whose network has version 3.",
+    ),
+    header=(
+        ["--header", "X-Route-Tenant=zoo"],
+        "v2",
+        "v2 serves because its header rule is met: x-route-tenant is one of acme, zoo.",
+    ),
+    header_of_a_key=(["--header", "x-route-key=alice"], "v1", BY_SCORE),
+    key=(["--key", "alice"], "v1", BY_SCORE),
+    other_header=(["--header", "cookie=v2"], "", BY_CHANCE),
 )
-def test_choice_is_explained(nereid, repository, words, variant, why):
-    """Every reason for a variant has its sentence, in the table and in JSON."""
+def test_choice_is_explained(words, variant, why, nereid, repository):
     (repository / FILE).write_text(json.dumps(RULED))
 
     output = json.loads(nereid("explain", *words, "--json").stdout)
@@ -444,8 +429,6 @@ NOT_SERVED = Served(frozenset({"0ff" * 20}), {})
 
 @dataclass
 class FakeServer:
-    """A server whose models are ready except some, and what it says about a route."""
-
     says: Served | OperationFailed = NOT_SERVED
     not_ready: frozenset = frozenset()
     checked: list = field(default_factory=list)
@@ -480,13 +463,10 @@ def test_change_needs_ready_models(repository):
 
 
 @cases(
-    ("says", "reason"),
-    {
-        "not taken": (NOT_SERVED, "it is not served yet: the server uses SHA-256 0ff0ff0ff0ff; fix: see"),
-        "died": (OperationFailed("it does not respond"), "it is not confirmed: it does not respond; fix"),
-    },
+    not_taken=(NOT_SERVED, "it is not served yet: the server uses SHA-256 0ff0ff0ff0ff; fix: see"),
+    died=(OperationFailed("it does not respond"), "it is not confirmed: it does not respond; fix"),
 )
-def test_change_that_is_not_served_is_a_failure(repository, says, reason):
+def test_change_that_is_not_served_is_a_failure(says, reason, repository):
     target = find_route(repository)
 
     with pytest.raises(OperationFailed) as error:
@@ -497,10 +477,7 @@ def test_change_that_is_not_served_is_a_failure(repository, says, reason):
     assert (weights(repository), len(target.history.read())) == ([30, 10], 2)
 
 
-@cases(
-    ("listens", "http", "grpc"),
-    {"stalled": (True, "timed out", "Deadline Exceeded"), "dead": (False, ".*refused", "failed to connect")},
-)
+@cases(stalled=(True, "timed out", "Deadline Exceeded"), dead=(False, ".*refused", "failed to connect"))
 def test_server_that_does_not_respond_is_an_error(listens, http, grpc):
     with socket.socket() as stalled:
         stalled.bind(("127.0.0.1", 0))

@@ -43,8 +43,6 @@ KEY_V1, KEY_V2 = {"x-route-key": "a"}, {"x-route-key": "b"}
 
 
 class World:
-    """A router with its clock, its counts, its log, and functions as its models."""
-
     def __init__(self, route: Route = ROUTE, **changes) -> None:
         self.now, self.log = 1000.0, []
         self.counts: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
@@ -110,8 +108,6 @@ class World:
 
 
 class Request:
-    """One request with its parameters and its outcome."""
-
     def __init__(
         self,
         world: World,
@@ -169,7 +165,6 @@ def world() -> World:
 
 
 def break_variant(world: World, name: str = "v2") -> None:
-    """Let a variant fail until its breaker opens."""
     world.fail(f"m{name[1:]}", InferenceFailed("no"))
     for _ in range(5):
         world.send({"x-variant": name})
@@ -190,13 +185,10 @@ def test_each_request_is_counted_once(world):
 
 
 @cases(
-    ("error", "text", "outcome"),
-    {
-        "image": (InvalidImage("x"), "invalid image: x", "invalid_image"),
-        "overload": (Overloaded("x"), "overloaded: x", "overloaded"),
-        "late": (DeadlineExceeded("x"), "deadline exceeded: x", "deadline_exceeded"),
-        "any exception": (KeyError("x"), "inference failed: KeyError: 'x'", "inference_failed"),
-    },
+    image=(InvalidImage("x"), "invalid image: x", "invalid_image"),
+    overload=(Overloaded("x"), "overloaded: x", "overloaded"),
+    late=(DeadlineExceeded("x"), "deadline exceeded: x", "deadline_exceeded"),
+    any_exception=(KeyError("x"), "inference failed: KeyError: 'x'", "inference_failed"),
 )
 def test_error_reaches_the_client_and_frees_the_slot(error, text, outcome):
     world = World(max_in_flight=1)
@@ -331,16 +323,13 @@ def test_hung_variant_does_not_fill_the_route():
 
 
 @cases(
-    ("error", "timeout_s", "state"),
-    {
-        "failure": (InferenceFailed("x"), 0.0, 2),
-        "variant's deadline": (DeadlineExceeded("x"), 0.0, 2),
-        "caller's deadline": (DeadlineExceeded("x"), 0.001, 0),
-        "caller's image": (InvalidImage("x"), 0.0, 0),
-        "overload": (Overloaded("x"), 0.0, 0),
-    },
+    failure=(InferenceFailed("x"), 0.0, 2),
+    variants_deadline=(DeadlineExceeded("x"), 0.0, 2),
+    callers_deadline=(DeadlineExceeded("x"), 0.001, 0),
+    callers_image=(InvalidImage("x"), 0.0, 0),
+    overload=(Overloaded("x"), 0.0, 0),
 )
-def test_only_a_fault_of_the_variant_opens_its_breaker(world, error, timeout_s, state):
+def test_only_a_fault_of_the_variant_opens_its_breaker(error, timeout_s, state, world):
     world.fail("m2", error)
     for _ in range(50):
         world.send(TO_V2, timeout_s=timeout_s)
@@ -348,7 +337,7 @@ def test_only_a_fault_of_the_variant_opens_its_breaker(world, error, timeout_s, 
     assert world.count("breaker_state", variant="v2") == state
 
 
-@cases("others", {"answers others": True, "answers nobody": False})
+@cases("others", answers_others=True, answers_nobody=False)
 def test_late_variant_is_at_fault_only_if_it_is_silent(world, others):
     """A caller whose requests take too long must not take the variant from the others."""
 
@@ -394,16 +383,13 @@ NONE_HEALTHY = "unavailable: no healthy variant: {}; retried every 5 s"
 
 
 @cases(
-    ("failing", "parameters", "outcome", "called"),
-    {
-        "default replaces": (["v2"], KEY_V2, ("v1", "11", "breaker"), ["m1"]),
-        "forced": (["v2"], TO_V2, NONE_HEALTHY.format("'v2'"), []),
-        "default": (["v1"], KEY_V1, NONE_HEALTHY.format("'v1'"), []),
-        "other than the default": (["v1"], KEY_V2, ("v2", "12", "route-key"), ["m2"]),
-        "both": (["v2", "v1"], KEY_V2, NONE_HEALTHY.format("'v2', 'v1'"), []),
-    },
+    default_replaces=(["v2"], KEY_V2, ("v1", "11", "breaker"), ["m1"]),
+    forced=(["v2"], TO_V2, NONE_HEALTHY.format("'v2'"), []),
+    default=(["v1"], KEY_V1, NONE_HEALTHY.format("'v1'"), []),
+    other_than_the_default=(["v1"], KEY_V2, ("v2", "12", "route-key"), ["m2"]),
+    both=(["v2", "v1"], KEY_V2, NONE_HEALTHY.format("'v2', 'v1'"), []),
 )
-def test_open_breaker_keeps_requests_away(world, failing, parameters, outcome, called):
+def test_open_breaker_keeps_requests_away(failing, parameters, outcome, called, world):
     """The default replaces a failing variant, unless the request forces it; nothing replaces the default."""
     for name in failing:
         break_variant(world, name)
@@ -465,15 +451,12 @@ def dead(instance: str = "m2_0_0") -> Died:
 
 
 @cases(
-    ("parameters", "deaths", "outcome"),
-    {
-        "key": (KEY_V2, 1, ("v2", "12", "route-key")),
-        "forced": (TO_V2, 1, ("v2", "12", "variant")),
-        # The request had each of the instances when they died; a third one might be the last.
-        "both": (KEY_V2, 2, "unavailable: Stub process 'm2_0_1' is not healthy."),
-    },
+    key=(KEY_V2, 1, ("v2", "12", "route-key")),
+    forced=(TO_V2, 1, ("v2", "12", "variant")),
+    # The request had each of the instances when they died; a third one might be the last.
+    both=(KEY_V2, 2, "unavailable: Stub process 'm2_0_1' is not healthy."),
 )
-def test_one_dead_instance_is_not_a_dead_variant(world, parameters, deaths, outcome):
+def test_one_dead_instance_is_not_a_dead_variant(parameters, deaths, outcome, world):
     world.replaced |= {"m2_0_0", "m2_0_1"}
     world.fail_once_each("m2", *(dead(f"m2_0_{number}") for number in range(deaths)))
 
@@ -582,7 +565,7 @@ def test_client_that_left_is_not_retried(world):
     assert world.count("cancelled_total") == 1
 
 
-@cases(("waited_s", "called"), {"immediately": (0.0, ["m1"]), "waited": (2 * MAX_UNCHECKED_WAIT_S, [])})
+@cases(("waited_s", "called"), immediately=(0.0, ["m1"]), waited=(2 * MAX_UNCHECKED_WAIT_S, []))
 def test_client_that_left_while_waiting_is_not_dispatched(world, waited_s, called):
     admitted = world.router.admit(Request(world, {}, is_gone=True))
     world.now += waited_s
@@ -593,15 +576,12 @@ def test_client_that_left_while_waiting_is_not_dispatched(world, waited_s, calle
 
 
 @cases(
-    ("ours", "theirs", "outcome"),
-    {
-        "close": (CAT, CAT * 0.9, "agreed"),
-        "other class": (CAT, DOG, "disagreed"),
-        "one of a batch": (np.concatenate([CAT, CAT]), np.concatenate([CAT, DOG]), "disagreed"),
-        "shadow not a number": (CAT, np.array([[0.5, np.nan]], np.float32), "failed"),
-        "variant not a number": (CAT * np.nan, CAT, "failed"),
-        "other batch": (CAT, np.concatenate([CAT, CAT]), "failed"),
-    },
+    close=(CAT, CAT * 0.9, "agreed"),
+    other_class=(CAT, DOG, "disagreed"),
+    one_of_a_batch=(np.concatenate([CAT, CAT]), np.concatenate([CAT, DOG]), "disagreed"),
+    shadow_not_a_number=(CAT, np.array([[0.5, np.nan]], np.float32), "failed"),
+    variant_not_a_number=(CAT * np.nan, CAT, "failed"),
+    other_batch=(CAT, np.concatenate([CAT, CAT]), "failed"),
 )
 def test_shadow_is_compared(ours, theirs, outcome):
     """Top-1 agreement is counted, with distance and durations; scores that do not compare have failed."""
@@ -694,14 +674,10 @@ def test_request_of_before_a_change_does_not_restore_old_settings(world):
 
 
 @cases(
-    ("changes", "state"),
-    {
-        "weight": ({"variants": (V1, replace(V2, weight=5))}, 2),
-        "version": ({"variants": (V1, replace(V2, version=2))}, 0),
-    },
+    weight=({"variants": (V1, replace(V2, weight=5))}, 2),
+    version=({"variants": (V1, replace(V2, version=2))}, 0),
 )
-def test_breaker_outlives_a_change_of_weights_only(world, changes, state):
-    """A failing variant stays out; another version or other settings start with a closed breaker."""
+def test_breaker_outlives_a_change_of_weights_only(changes, state, world):
     break_variant(world)
     world.models["m2"] = lambda: CAT
 
@@ -724,7 +700,6 @@ def test_series_are_bounded(world):
 
 @pytest.mark.slow
 def test_routing_leaks_nothing():
-    """Requests of all kinds, from four threads, with changes of the route: memory does not grow."""
     total = 50 * REQUESTS
     world = World(WITH_SHADOW)
     world.fail("m3", Unavailable("gone"))
@@ -765,7 +740,6 @@ def test_routing_leaks_nothing():
 
 
 def test_each_response_is_observed_after_it_was_sent(world):
-    """The quality signals get the variant's labels; neither a failure nor a probe is observed."""
     seen = []
 
     def observe(request, response, labels):

@@ -1,8 +1,11 @@
-"""Routing: precedence, stickiness, shares and the route's own rules, without a server."""
+"""Routing: precedence, stickiness, shares and rules; route files: their checks, and the watch of a file."""
 
 import json
+import os
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -27,7 +30,11 @@ from nereid.backends.routing.assignment import (
     shares,
     unit_of,
 )
+from nereid.backends.routing.route_file import RouteWatch, check_ready, path_of, read_table
+from nereid.base import files
+from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import InvalidConfig, InvalidRequest
+from tests.routes import publish_config
 from tests.tables import cases
 
 V1 = Variant("v1", "classify_v1", 1, 90)
@@ -38,7 +45,7 @@ CALLERS = [f"caller-{number}" for number in range(4000)]
 SHADOW = Shadow("dark", "classify_v2", 1, 30)
 
 ONE = {"name": "v1", "model": "classify_v1", "version": 1, "weight": 1}
-ROUTE = {"variants": [ONE], "default": "v1", "salts": {"variants": "a", "shadows": "b"}}
+SALTED = {"variants": [ONE], "default": "v1", "salts": {"variants": "a", "shadows": "b"}}
 weights = st.floats(0.01, 1000)
 # Each example hashes thousands of keys, so a deadline would only measure the machine.
 few = settings(max_examples=30)
@@ -57,39 +64,30 @@ def raised(variant: Variant, weight: float) -> Variant:
 
 
 @cases(
-    ("parameters", "expected"),
-    {
-        "variant first": (
-            {"x-variant": "v2", "x-model-version": "1", "x-route-key": "k"},
-            VariantChoice(V2, "variant"),
-        ),
-        "any case": ({"X-Variant": "v2"}, VariantChoice(V2, "variant")),
-        "then version": ({"x-model-version": "2", "x-route-key": "k"}, VariantChoice(V2, "version")),
-        "version as number": ({"x-model-version": 2}, VariantChoice(V2, "version")),
-        "then key": ({"x-route-key": "k"}, VariantChoice(assign(route(V1, V2), "k"), "route-key")),
-        "empty key": (
-            {"x-variant": "", "x-model-version": "", "x-route-key": ""},
-            VariantChoice(V1, "weight"),
-        ),
-        "other": ({"other": "x"}, VariantChoice(V1, "weight")),
-    },
+    variant_first=(
+        {"x-variant": "v2", "x-model-version": "1", "x-route-key": "k"},
+        VariantChoice(V2, "variant"),
+    ),
+    any_case=({"X-Variant": "v2"}, VariantChoice(V2, "variant")),
+    then_version=({"x-model-version": "2", "x-route-key": "k"}, VariantChoice(V2, "version")),
+    version_as_number=({"x-model-version": 2}, VariantChoice(V2, "version")),
+    then_key=({"x-route-key": "k"}, VariantChoice(assign(route(V1, V2), "k"), "route-key")),
+    empty_key=({"x-variant": "", "x-model-version": "", "x-route-key": ""}, VariantChoice(V1, "weight")),
+    other=({"other": "x"}, VariantChoice(V1, "weight")),
 )
 def test_precedence(parameters, expected):
     assert choose(table(V1, V2), parameters, unit=0.0) == expected
 
 
 @cases(
-    ("parameters", "name", "reason"),
-    {
-        "any case": ({"X-Route-Group": "staff"}, "v2", "header"),
-        "first of two rules": ({"x-route-group": "beta", "x-route-region": "eu"}, "v2", "header"),
-        "before a key": ({"x-route-group": "beta", "x-route-key": "k"}, "v2", "header"),
-        "one of two headers": ({"x-route-region": "eu"}, "v1", "weight"),
-        "both headers": ({"x-route-region": "eu", "x-route-tier": "1"}, "v3", "header"),
-        "case of a value": ({"x-route-group": "Beta"}, "v1", "weight"),
-        "after a variant": ({"x-route-group": "beta", "x-variant": "v1"}, "v1", "variant"),
-        "after a version": ({"x-route-group": "beta", "x-model-version": "1"}, "v1", "version"),
-    },
+    any_case=({"X-Route-Group": "staff"}, "v2", "header"),
+    first_of_two_rules=({"x-route-group": "beta", "x-route-region": "eu"}, "v2", "header"),
+    before_a_key=({"x-route-group": "beta", "x-route-key": "k"}, "v2", "header"),
+    one_of_two_headers=({"x-route-region": "eu"}, "v1", "weight"),
+    both_headers=({"x-route-region": "eu", "x-route-tier": "1"}, "v3", "header"),
+    case_of_a_value=({"x-route-group": "Beta"}, "v1", "weight"),
+    after_a_variant=({"x-route-group": "beta", "x-variant": "v1"}, "v1", "variant"),
+    after_a_version=({"x-route-group": "beta", "x-model-version": "1"}, "v1", "version"),
 )
 def test_header_rules(parameters, name, reason):
     second = msgspec.structs.replace(V2, headers={"x-route-group": ("beta", "staff")})
@@ -183,7 +181,7 @@ def test_route_survives_its_own_text():
 
 
 def changed(**fields) -> bytes:
-    return json.dumps(ROUTE | fields).encode()
+    return json.dumps(SALTED | fields).encode()
 
 
 def variant(**fields) -> bytes:
@@ -191,33 +189,27 @@ def variant(**fields) -> bytes:
 
 
 @cases(
-    ("text", "message"),
-    {
-        "cut": (b'{"variants": [', "Input data was truncated"),
-        "empty": (changed(variants=[]), "Expected `array` of length >= 1 - at `$.variants`, got []"),
-        "unknown": (
-            changed(wieghts=1),
-            "Object contains unknown field `wieghts`: expected one of variants, default, salts",
-        ),
-        "default": (changed(default="v9"), "default must be one of v1, got 'v9'"),
-        "limit": (changed(max_in_flight=65), "Expected `int` <= 64 - at `$.max_in_flight`, got 65"),
-        "twice": (
-            changed(shadows=[{"name": "v1", "model": "m", "version": 1, "percent": 5}]),
-            "names of variants and shadows must differ, got v1, v1",
-        ),
-        "weights": (variant(weight=0), "one weight must be positive, got 0 for all"),
-        "tiny weight": (
-            variant(weight=1e-320),
-            "weight of 'v1' must be 0, or 1e-09 to 1e+09, got 9.99989e-321",
-        ),
-        "not a number": (variant(weight=float("nan")), "JSON is malformed: invalid character"),
-        "infinite": (
-            variant(weight=0).replace(b'"weight": 0', b'"weight": 1e999'),
-            "Number out of range - at `$.variants[0]",
-        ),
-        "name": (variant(name="v1\n"), "Expected `str` matching regex"),
-        "header": (variant(headers={"x-api-key": ["a"]}), "Expected `str` matching regex '^x-route-"),
-    },
+    cut=(b'{"variants": [', "Input data was truncated"),
+    empty=(changed(variants=[]), "Expected `array` of length >= 1 - at `$.variants`, got []"),
+    unknown=(
+        changed(wieghts=1),
+        "Object contains unknown field `wieghts`: expected one of variants, default, salts",
+    ),
+    default=(changed(default="v9"), "default must be one of v1, got 'v9'"),
+    limit=(changed(max_in_flight=65), "Expected `int` <= 64 - at `$.max_in_flight`, got 65"),
+    twice=(
+        changed(shadows=[{"name": "v1", "model": "m", "version": 1, "percent": 5}]),
+        "names of variants and shadows must differ, got v1, v1",
+    ),
+    weights=(variant(weight=0), "one weight must be positive, got 0 for all"),
+    tiny_weight=(variant(weight=1e-320), "weight of 'v1' must be 0, or 1e-09 to 1e+09, got 9.99989e-321"),
+    not_a_number=(variant(weight=float("nan")), "JSON is malformed: invalid character"),
+    infinite=(
+        variant(weight=0).replace(b'"weight": 0', b'"weight": 1e999'),
+        "Number out of range - at `$.variants[0]",
+    ),
+    name=(variant(name="v1\n"), "Expected `str` matching regex"),
+    header=(variant(headers={"x-api-key": ["a"]}), "Expected `str` matching regex '^x-route-"),
 )
 def test_wrong_route_is_rejected(text, message):
     with pytest.raises(InvalidConfig) as error:
@@ -231,3 +223,195 @@ def test_published_schema_is_the_one_in_use(root):
 
     assert schema == json.loads(json.dumps(json_schema()))
     Draft202012Validator.check_schema(schema)
+
+
+ROUTE = {
+    "variants": [
+        {"name": "v1", "model": "net", "version": 1, "weight": 9},
+        {"name": "v2", "model": "pinned", "version": 1, "weight": 1},
+    ],
+    "default": "v1",
+    "salts": {"variants": "a", "shadows": "b"},
+}
+DARK = {"name": "dark", "model": "net", "version": 2, "percent": 1}
+STEP = 'model_name: "net" model_version: 2 output_map { key: "y" value: "scores" }'
+PINNED = f"ensemble_scheduling {{ step {{ {STEP} }} }}"
+
+
+def write(route: dict) -> bytes:
+    return json.dumps(route).encode()
+
+
+@pytest.fixture
+def config(tmp_path) -> ModelConfig:
+    """A route in a repository of a network with two versions and a pinned ensemble."""
+    for folder in ("r/1", "net/1", "net/2", "pinned/1"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "pinned" / "config.pbtxt").write_text(PINNED)
+    (tmp_path / "r" / "config.pbtxt").write_text(
+        'backend: "ab_router" output { name: "scores" } '
+        'parameters { key: "route" value { string_value: "r.route.json" } }'
+    )
+    (tmp_path / "r.route.json").write_bytes(write(ROUTE))
+    return ModelConfig.from_file(tmp_path / "r", 1)
+
+
+@pytest.fixture
+def ready() -> set[tuple[str, int]]:
+    return {("net", 1), ("net", 2), ("pinned", 1)}
+
+
+@pytest.fixture
+def watch(config, ready) -> RouteWatch:
+    return RouteWatch(config, lambda model, version: (model, version) in ready)
+
+
+def first(**change) -> dict:
+    return {"variants": [ROUTE["variants"][0] | change]}
+
+
+@cases(
+    model=(first(model="nope"), "names version 1 of 'nope', which is not there"),
+    version=(first(version=7), "names version 7 of 'net', which is not there"),
+    outside=(first(model="../net"), "names '../net', which is not a folder of the repository"),
+    name=(first(model="x" * 300), "cannot read the models of the route: .*too long"),
+    circle=(first(model="r"), "names 'r', which is a route itself"),
+    shadow=({"shadows": [DARK | {"model": "nope"}]}, "'nope', which is not there"),
+)
+def test_models_of_a_route_must_exist(change, message, config):
+    with pytest.raises(InvalidConfig, match=message):
+        read_table(config, write(ROUTE | change))
+
+
+X = 'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }'
+NET = X + ' output { name: "scores" data_type: TYPE_FP32 dims: [ %s ] }'
+
+
+@cases(
+    any_size=(NET % -1, None),
+    completed_by_Triton=("", None),
+    size=(NET % 5, "names 'net' for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[5\\]"),
+    rank=(NET % "3, 1", "for 'scores': expected TYPE_FP32 \\[3\\], got TYPE_FP32 \\[3, 1\\]"),
+    datatype=(NET.replace("32", "16") % 3, "for 'x': expected TYPE_FP32 \\[4\\], got TYPE_FP16"),
+    name=(NET.replace('"scores"', '"y"') % 3, "for 'scores': expected TYPE_FP32 \\[3\\], got none"),
+)
+def test_variants_tensors_must_be_those_of_the_route(text, message, tmp_path):
+    for folder in ("r/1", "net/1"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "net" / "config.pbtxt").write_text(text)
+    added = 'output { name: "variant" data_type: TYPE_STRING dims: [ 1 ] }'
+    (tmp_path / "r" / "config.pbtxt").write_text(f'backend: "ab_router" {NET % 3} {added}')
+    config = ModelConfig.from_file(tmp_path / "r", 1)
+    route = write(ROUTE | {"variants": ROUTE["variants"][:1]})
+
+    with pytest.raises(InvalidConfig, match=message) if message else nullcontext():
+        read_table(config, route)
+
+
+@cases(
+    own_folder=("r/r.route.json", False),
+    version_folder=("net/1/r.json", False),
+    other_model=("./r/../net/r.json", False),
+    next_to_the_models=("r.route.json", True),
+    outside=("../routes/r.json", True),
+    absolute=("/routes/r.json", True),
+)
+def test_file_lies_outside_the_models_folders(name, is_allowed, config):
+    """Triton would reload the model when the route changes."""
+    named = ModelConfig.from_document({"parameters": {"route": {"string_value": name}}}, config.folder, 1)
+    rejection = pytest.raises(InvalidConfig, match="the route must lie outside model folders, got '")
+
+    with nullcontext() if is_allowed else rejection:
+        assert path_of(named) == config.folder.parent / name
+
+
+def test_changed_file_is_returned_once(watch):
+    os.utime(watch.path)
+    assert watch.poll() is None
+    files.replace(watch.path, write(ROUTE | {"generation": 1}))
+
+    assert watch.poll().route.generation == watch.table.route.generation == 1
+    assert watch.poll() is None
+
+
+def test_swapped_link_is_read(config):
+    """Kubernetes mounts a ConfigMap as links, and swaps the link to the folder."""
+    path = path_of(config)
+    path.unlink()
+    publish_config(path, ROUTE)
+    watch = RouteWatch(config, lambda model, version: True)
+
+    publish_config(path, ROUTE | {"generation": 1})
+
+    assert watch.poll().route.generation == 1
+
+
+@cases(
+    empty=(Path.touch, "Input data was truncated"),
+    wrong=(
+        lambda path: path.write_bytes(write(ROUTE | {"default": "v9"})),
+        "default must be one of v1, v2, got 'v9'",
+    ),
+    gone=(lambda path: None, "cannot read '.*r.route.json': No such file or directory"),
+    folder=(Path.mkdir, "Is a directory"),
+    pipe=(os.mkfifo, "expected a regular file, got "),
+    huge=(lambda path: path.write_bytes(b" " * 1_000_001), "expected at most 1,000,000 bytes, got more"),
+    circle=(lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+)
+def test_wrong_file_changes_nothing_and_is_reported_once(make, message, watch):
+    """No file in place of the route file can block the server or fill its memory."""
+    before = watch.table
+    watch.path.unlink()
+    make(watch.path)
+
+    with pytest.raises(InvalidConfig, match=message):
+        watch.poll()
+    assert [watch.poll(), watch.poll()] == [None, None]
+    assert watch.table is before
+
+    watch.path.rmdir() if watch.path.is_dir() else watch.path.unlink(missing_ok=True)
+    watch.path.write_bytes(write(ROUTE | {"generation": 5}))
+    assert watch.poll().route.generation == 5
+    watch.path.unlink()
+    make(watch.path)
+    with pytest.raises(InvalidConfig, match=message):
+        watch.poll()
+
+
+def test_route_is_used_once_its_version_is_ready(watch, ready):
+    """A file may come before its model: each poll checks the version again."""
+    ready.remove(("pinned", 1))
+    watch.path.write_bytes(write(ROUTE | {"generation": 1}))
+
+    with pytest.raises(InvalidConfig, match="'v2' names version 1 of 'pinned': not ready"):
+        watch.poll()
+    assert watch.poll() is None
+    ready.add(("pinned", 1))
+
+    assert watch.poll().route.generation == 1
+
+
+def test_readiness_covers_variants_and_shadows(config):
+    checked = []
+    table = read_table(config, write(ROUTE | {"shadows": [DARK]}))
+
+    check_ready(table.route, lambda model, version: checked.append((model, version)) or True)
+
+    assert checked == [("net", 1), ("pinned", 1), ("net", 2)]
+
+
+@cases(
+    only_by_name=({"weight": 0}, "v1", False),
+    weight=({"weight": 1}, "v1", True),
+    headers=({"weight": 0, "headers": {"x-route-a": ["b"]}}, "v1", True),
+    default=({"weight": 0}, "v2", True),
+)
+def test_variant_without_traffic_need_not_be_ready(fields, default, is_rejected, config):
+    """A route can move its traffic away from a failed variant."""
+    first, second = ROUTE["variants"]
+    content = ROUTE | {"variants": [first | {"weight": 1}, second | fields], "default": default}
+    route = read_table(config, write(content)).route
+    rejection = pytest.raises(InvalidConfig, match=r"'v2' names version 1 of 'pinned': not ready")
+
+    with rejection if is_rejected else nullcontext():
+        check_ready(route, lambda model, version: model != "pinned")

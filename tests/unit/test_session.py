@@ -10,17 +10,16 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.serving_errors import InferenceFailed, InvalidConfig, RuntimeFailed
 from nereid.vision.inference import network_file
 from nereid.vision.inference.session import Session, SessionEvents
 from nereid.vision.inference.session_options import CUDA_GRAPHS, BackendSettings
-from tests.networks import assert_same, constant, identity, network, parameter, store, tensor, value
+from tests.networks import assert_same, identity, parameter, store, tensor, written
 from tests.tables import cases
 
-node = helper.make_node
 # The variables that decide whether and where ONNX Runtime keeps usage data.
 TELEMETRY = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
 BATCHES = "max_batch_size: 8 instance_group { kind: KIND_CPU count: 1 }"
@@ -49,22 +48,14 @@ def test_onnx_runtime_reports_no_usage(tmp_path):
 
 def double() -> ModelProto:
     """Build y = 2 x and its sums, float32[N, 3] to float32[N, 3] and float32[N, 1]."""
-    return network(
-        [node("Add", ["x", "x"], ["y"]), node("ReduceSum", ["x", "axes"], ["sums"])],
-        [value("x", "FP32", ["N", 3])],
-        [value("y", "FP32", ["N", 3]), value("sums", "FP32", ["N", 1])],
-        [constant("axes", np.array([1]))],
-    )
+    io = "(float[N,3] x) => (float[N,3] y, float[N,1] sums) <int64[1] axes = {1}>"
+    return written(f"{io} {{ y = Add(x, x) sums = ReduceSum(x, axes) }}")
 
 
 def pick() -> ModelProto:
     """Build y = table[x] of a table of four, which a request with another index than -4..3 fails."""
-    return network(
-        [node("Gather", ["table", "x"], ["y"])],
-        [value("x", "INT64", ["N", 1])],
-        [value("y", "FP32", ["N", 1])],
-        [constant("table", np.array([10, 20, 30, 40], np.float32))],
-    )
+    table = np.array([10, 20, 30, 40], np.float32)
+    return written("(int64[N,1] x) => (float[N,1] y) { y = Gather(table, x) }", table=table)
 
 
 @pytest.fixture
@@ -81,13 +72,11 @@ def stored(repository: Path, model: ModelProto, text: str = "", **options) -> Mo
 
 
 def bounded(rows: int) -> str:
-    """Write the config of `double` with this limit of rows per run."""
     sums = tensor("output", "sums", "FP32", [1])
     return BATCHES + X + Y + sums + parameter("nereid.run_batch_size", str(rows))
 
 
 def counted(opening, *args) -> tuple[Session, list[int]]:
-    """Open a session; returns it with the list of the rows of its successful runs."""
     ran: list[int] = []
     events = SessionEvents(ran=lambda seconds, rows: ran.append(rows if seconds > 0 else -1))
     return opening(*args, events=events), ran
@@ -117,16 +106,13 @@ def test_every_request_gets_its_own_rows_of_its_requested_outputs(open_model, ru
 
 
 @cases(
-    ("run_batch_size", "sizes", "runs"),
-    {
-        "no bound": (0, [1, 2, 3], [6]),
-        "joined up to it": (2, [1, 1, 1], [2, 1]),
-        "split": (2, [5], [2, 2, 1]),
-        "no request is divided to fill a run": (3, [2, 2, 1], [2, 3]),
-        "long one": (2, [3, 1], [2, 1, 1]),
-    },
+    no_bound=(0, [1, 2, 3], [6]),
+    joined_up_to_it=(2, [1, 1, 1], [2, 1]),
+    split=(2, [5], [2, 2, 1]),
+    no_request_is_divided_to_fill_a_run=(3, [2, 2, 1], [2, 3]),
+    long_one=(2, [3, 1], [2, 1, 1]),
 )
-def test_runs_are_bounded_and_reported(open_model, run_batch_size, sizes, runs):
+def test_runs_are_bounded_and_reported(run_batch_size, sizes, runs, open_model):
     session, ran = counted(open_model, double(), bounded(run_batch_size))
 
     session.run_requests([{"x": np.zeros((n, 3), np.float32)} for n in sizes], [["y"]] * len(sizes))
@@ -183,17 +169,9 @@ def test_strings_are_decoded_and_kept_whole(open_model, run_batch_size):
 @pytest.fixture
 def open_ragged(open_model):
     """Open a network that takes all of a batch's `x` in a row, and where each request ends in it."""
-    model = network(
-        [
-            node("Unsqueeze", ["x", "zero"], ["row"]),
-            node("Unsqueeze", ["n", "one"], ["ends"]),
-            node("Shape", ["ends"], ["shape"]),
-            node("Expand", ["row", "shape"], ["y"]),
-        ],
-        [value("x", "FP32", [None]), value("n", "FP32", ["requests"])],
-        [value("y", "FP32", [None, None]), value("ends", "FP32", ["requests", 1])],
-        [constant("zero", np.array([0])), constant("one", np.array([1]))],
-    )
+    io = "(float[?] x, float[requests] n) => (float[?,?] y, float[requests,1] ends)"
+    nodes = "row = Unsqueeze(x, zero) ends = Unsqueeze(n, one) shape = Shape(ends) y = Expand(row, shape)"
+    model = written(f"{io} <int64[1] zero = {{0}}, int64[1] one = {{1}}> {{ {nodes} }}")
     config = (
         BATCHES
         + tensor("input", "x", "FP32", [-1], "allow_ragged_batch: true")
@@ -231,13 +209,8 @@ def test_ragged_requests_are_joined_flat_and_never_divided(open_ragged, run_batc
 
 
 def test_batch_whose_output_cannot_be_split_is_run_one_by_one(open_model):
-    model = network(
-        [node("Compress", ["x", "first"], ["y"], axis=0)],
-        [value("x", "FP32", ["N", 3])],
-        [value("y", "FP32", ["M", 3])],
-        [constant("first", np.array([True]))],
-    )
-    session = open_model(model, BATCHES + X + Y)
+    text = "(float[N,3] x) => (float[M,3] y) { y = Compress<axis = 0>(x, first) }"
+    session = open_model(written(text, first=np.array([True])), BATCHES + X + Y)
     requests = [{"x": np.full((1, 3), n, np.float32)} for n in (1, 2)]
 
     answers = session.run_requests(requests, [["y"]] * 2)
@@ -271,32 +244,21 @@ def test_gpu_that_the_config_names_is_not_replaced(tmp_path, without_cuda, profi
 
 
 @cases(
-    ("given", "stored_as"),
-    {
-        "default": ("", "model.onnx"),
-        "directory": ("", "model.onnx/model.onnx"),
-        "filename in a folder": ('default_model_filename: "sub/net.onnx"', "sub/net.onnx"),
-        "named directory": ('default_model_filename: "net"', "net/model.onnx"),
-        "for a GPU only": ('cc_model_filenames { key: "9.0" value: "hopper.onnx" }', "model.onnx"),
-    },
+    default=("", "model.onnx"),
+    directory=("", "model.onnx/model.onnx"),
+    filename_in_a_folder=('default_model_filename: "sub/net.onnx"', "sub/net.onnx"),
+    named_directory=('default_model_filename: "net"', "net/model.onnx"),
+    for_a_GPU_only=('cc_model_filenames { key: "9.0" value: "hopper.onnx" }', "model.onnx"),
 )
-def test_model_file_is_found(tmp_path, given, stored_as):
+def test_model_file_is_found(given, stored_as, tmp_path):
     config = stored(tmp_path, double(), BATCHES + X + Y + given, filename=stored_as)
 
     assert network_file.path_of(config) == tmp_path / "m" / "1" / stored_as
 
 
 def test_request_whose_parts_cannot_be_joined_fails_alone(open_model):
-    model = network(
-        [
-            node("Gather", ["x", "zero"], ["first"]),
-            node("Cast", ["first"], ["kept"], to=9),
-            node("Compress", ["x", "kept"], ["y"], axis=1),
-        ],
-        [value("x", "FP32", ["N", 3])],
-        [value("y", "FP32", ["N", "M"])],
-        [constant("zero", np.int64(0))],
-    )
+    nodes = "first = Gather(x, zero) kept = Cast<to = 9>(first) y = Compress<axis = 1>(x, kept)"
+    model = written(f"(float[N,3] x) => (float[N,M] y) <int64 zero = {{0}}> {{ {nodes} }}")
     one_by_one = parameter("nereid.run_batch_size", "1")
     session = open_model(model, BATCHES + X + tensor("output", "y", "FP32", [-1]) + one_by_one)
 

@@ -19,7 +19,7 @@ from nereid.vision.inference.session_options import (
     providers,
     session_settings,
 )
-from tests.tables import cases
+from tests.tables import cases, rows
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 TENSORRT, OPENVINO = "TensorrtExecutionProvider", "OpenVINOExecutionProvider"
@@ -47,18 +47,17 @@ def config(
 def accelerated(gpu=(), cpu=(), **more) -> ModelConfig:
     """Build the config of an instance on GPU 3 with accelerators: (name, parameters) each."""
     lists = {"gpu_execution_accelerator": gpu, "cpu_execution_accelerator": cpu}
-    accelerators = {
-        key: [{"name": name, "parameters": parameters} for name, parameters in each]
-        for key, each in lists.items()
-        if each
-    }
+
+    def named(pairs) -> list[dict]:
+        return [{"name": name, "parameters": parameters} for name, parameters in pairs]
+
+    accelerators = {key: named(pairs) for key, pairs in lists.items() if pairs}
     return config(
         **{"kind": "GPU", "device_id": 3, "optimization": {"execution_accelerators": accelerators}, **more}
     )
 
 
 def entry(settings: SessionSettings, key: str) -> str | None:
-    """Return an option of a session, or of its runs, or None if it was not set."""
     try:
         if key == SHRINKAGE:
             return settings.run_options.get_run_config_entry(key)
@@ -68,18 +67,12 @@ def entry(settings: SessionSettings, key: str) -> str | None:
 
 
 def unreadable(text: str, kind: str = "integral number") -> str:
-    """Return NVIDIA's message for a value that cannot be parsed."""
     return f"failed to convert '{text}' to {kind}"
 
 
 @pytest.mark.parametrize(
     ("level", "expected"),
-    [
-        (None, "ORT_ENABLE_ALL"),
-        (-1, "ORT_ENABLE_BASIC"),
-        (1, "ORT_ENABLE_EXTENDED"),
-        (2, "ORT_DISABLE_ALL"),
-    ],
+    [(None, "ORT_ENABLE_ALL"), (-1, "ORT_ENABLE_BASIC"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL")],
 )
 def test_graph_level_is_tritons_numbering(level, expected):
     """Triton's levels are not ONNX Runtime's: 2 disables all."""
@@ -130,13 +123,10 @@ def test_some_runs_release_memory():
     assert {id(each) for each in islice(plain.options_of_runs(), 6)} == {id(plain.run_options)}
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"nereid.release_memory_every": "0"}, "expected a number of runs from 1 to 999999, got '0'"),
-        ({"nereid.release_memory_every": "9", "enable_mem_arena": "0"}, "contradicts enable_mem_arena"),
-        ({"nereid.release_memory_every": "9", SHRINKAGE: "cpu:0"}, "contradicts memory.enable_memory_arena"),
-    ],
+@rows(
+    ({"nereid.release_memory_every": "0"}, "expected a number of runs from 1 to 999999, got '0'"),
+    ({"nereid.release_memory_every": "9", "enable_mem_arena": "0"}, "contradicts enable_mem_arena"),
+    ({"nereid.release_memory_every": "9", SHRINKAGE: "cpu:0"}, "contradicts memory.enable_memory_arena"),
 )
 def test_release_without_effect_is_refused(parameters, message):
     with pytest.raises(InvalidConfig, match=f"nereid.release_memory_every:? {message}"):
@@ -151,10 +141,7 @@ def test_memory_of_cuda_graphs_is_never_released(monkeypatch):
         session_settings(replace(config(both), kind="GPU"))
 
 
-@cases(
-    ("text", "max_batch_size", "expected"),
-    {"two": ("2", 8, 2), "none": ("0", 8, 0), "negative": ("-1", 8, 0), "without batches": ("2", 0, 0)},
-)
+@cases(two=("2", 8, 2), none=("0", 8, 0), negative=("-1", 8, 0), without_batches=("2", 0, 0))
 def test_run_batch_size(text, max_batch_size, expected):
     model = config({"nereid.run_batch_size": text}, max_batch_size=max_batch_size)
 
@@ -162,15 +149,12 @@ def test_run_batch_size(text, max_batch_size, expected):
 
 
 @cases(
-    ("kind", "parameters", "expected"),
-    {
-        "server": ("CPU", {}, Sharing.TRIED),
-        "GPU": ("GPU", {}, Sharing.OFF),
-        "required": ("CPU", {"nereid.shared_weights": "true"}, Sharing.REQUIRED),
-        "declined": ("CPU", {"nereid.shared_weights": "0"}, Sharing.OFF),
-    },
+    server=("CPU", {}, Sharing.TRIED),
+    GPU=("GPU", {}, Sharing.OFF),
+    required=("CPU", {"nereid.shared_weights": "true"}, Sharing.REQUIRED),
+    declined=("CPU", {"nereid.shared_weights": "0"}, Sharing.OFF),
 )
-def test_instances_of_a_server_share_their_weights(monkeypatch, kind, parameters, expected):
+def test_instances_of_a_server_share_their_weights(kind, parameters, expected, monkeypatch):
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
     backend = BackendSettings.from_command_line(["tritonserver"])
     model = config(parameters, kind=kind)
@@ -180,13 +164,10 @@ def test_instances_of_a_server_share_their_weights(monkeypatch, kind, parameters
 
 
 @cases(
-    ("groups", "instances", "expected"),
-    {
-        "one": (ONE_INSTANCE, None, None),
-        "two": (TWO_INSTANCES, None, "0"),
-        "two by default": ([], None, "0"),
-        "two says the caller": (ONE_INSTANCE, 2, "0"),
-    },
+    one=(ONE_INSTANCE, None, None),
+    two=(TWO_INSTANCES, None, "0"),
+    two_by_default=([], None, "0"),
+    two_says_the_caller=(ONE_INSTANCE, 2, "0"),
 )
 def test_instances_that_share_cores_do_not_spin(groups, instances, expected):
     """A waiting thread of one instance leaves the core to the others."""
@@ -215,25 +196,22 @@ def test_session_options_are_passed_through_and_unknown_parameters_ignored():
 
 
 @cases(
-    ("words", "expected"),
-    {
-        "nothing": ([], BackendSettings(4, frozenset(), {}, "")),
-        "default batch size": ([OURS + "default-max-batch-size=16"], BackendSettings(16)),
-        "negative default batch size": ([OURS + "default-max-batch-size=-3"], BackendSettings(0)),
-        "op libraries": (
-            [OURS + "allowed-op-libraries=/a/lib.so::/b/../c.so"],
-            BackendSettings(allowed_op_libraries=frozenset({Path("/a/lib.so"), Path("/c.so")})),
-        ),
-        "global thread pool": (
-            [POOL + "1", OURS + "intra_op_thread_count=3", OURS + "inter_op_thread_count=2"],
-            BackendSettings(thread_counts={"intra_op_thread_count": "3", "inter_op_thread_count": "2"}),
-        ),
-        "global thread pool of ONNX Runtime's size": (
-            [POOL + "1"],
-            BackendSettings(thread_counts={"intra_op_thread_count": "0", "inter_op_thread_count": "0"}),
-        ),
-        "profile apart": (["--model-config-name", "cpu"], BackendSettings(profile="cpu")),
-    },
+    nothing=([], BackendSettings(4, frozenset(), {}, "")),
+    default_batch_size=([OURS + "default-max-batch-size=16"], BackendSettings(16)),
+    negative_default_batch_size=([OURS + "default-max-batch-size=-3"], BackendSettings(0)),
+    op_libraries=(
+        [OURS + "allowed-op-libraries=/a/lib.so::/b/../c.so"],
+        BackendSettings(allowed_op_libraries=frozenset({Path("/a/lib.so"), Path("/c.so")})),
+    ),
+    global_thread_pool=(
+        [POOL + "1", OURS + "intra_op_thread_count=3", OURS + "inter_op_thread_count=2"],
+        BackendSettings(thread_counts={"intra_op_thread_count": "3", "inter_op_thread_count": "2"}),
+    ),
+    global_thread_pool_of_ONNX_Runtimes_size=(
+        [POOL + "1"],
+        BackendSettings(thread_counts={"intra_op_thread_count": "0", "inter_op_thread_count": "0"}),
+    ),
+    profile_apart=(["--model-config-name", "cpu"], BackendSettings(profile="cpu")),
 )
 def test_server_flags_become_settings(words, expected):
     settings = BackendSettings.from_command_line(["tritonserver", *words])
@@ -252,7 +230,7 @@ def test_global_pool_replaces_the_models_own_threads():
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 0)
 
 
-@cases(("allowed", "printed"), {"none": ([], "none"), "others": (["/b.so", "/a.so"], "/a.so, /b.so")})
+@cases(("allowed", "printed"), none=([], "none"), others=(["/b.so", "/a.so"], "/a.so, /b.so"))
 def test_op_library_that_is_not_allowed_is_never_loaded(allowed, printed):
     """A config alone cannot make the server run native code; the message says which flag may."""
     model = config(model_operations={"op_library_filename": ["/tmp/evil.so"]})
@@ -281,60 +259,55 @@ DEVICE = {"device_id": "3"}
 
 @cases(
     ("model", "expected"),
-    {
-        "cpu": (config(), ()),
-        "gpu": (config(kind="GPU", device_id=3), ((CUDA, DEVICE),)),
-        "gpu block on the cpu": (accelerated(gpu=[("cuda", {}), ("unknown", {})], kind="CPU"), ()),
-        **{
-            f"{key} = {text}": (config({key: text}, "GPU", 3), ((CUDA, {key: option, **DEVICE}),))
-            for key, text, option in [
-                ("cudnn_conv_algo_search", "0", "EXHAUSTIVE"),
-                ("cudnn_conv_algo_search", "2", "DEFAULT"),
-                ("arena_extend_strategy", "1", "kSameAsRequested"),
-                ("gpu_mem_limit", "1024", "1024"),
-                ("do_copy_in_default_stream", "0", "0"),
-            ]
-        },
-        "cuda graphs": (
-            config({"nereid.cuda_graphs": "true"}, "GPU", 3),
-            ((CUDA, {"enable_cuda_graph": "1", **DEVICE}),),
-        ),
-        "cuda graphs on the cpu": (config({"nereid.cuda_graphs": "true"}), ()),
-        "cuda block over deprecated parameters": (
-            accelerated(
-                gpu=[("cuda", {"cudnn_conv_algo_search": "DEFAULT"})],
-                parameters={"cudnn_conv_algo_search": "1", "gpu_mem_limit": "1024"},
-            ),
-            ((CUDA, {"cudnn_conv_algo_search": "DEFAULT", "gpu_mem_limit": "1024", **DEVICE}),),
-        ),
-        "all, in their order": (
-            accelerated(
-                gpu=[("cuda", {"use_tf32": "0"}), ("tensorrt", {"precision_mode": "FP16"})],
-                cpu=[("openvino", {})],
-            ),
-            (
-                (TENSORRT, {"trt_fp16_enable": "1", **DEVICE}),
-                (CUDA, {"use_tf32": "0", **DEVICE}),
-                (OPENVINO, {"device_type": "CPU"}),
-            ),
-        ),
+    cpu=(config(), ()),
+    gpu=(config(kind="GPU", device_id=3), ((CUDA, DEVICE),)),
+    gpu_block_on_the_cpu=(accelerated(gpu=[("cuda", {}), ("unknown", {})], kind="CPU"), ()),
+    **{
+        f"{key} = {text}": (config({key: text}, "GPU", 3), ((CUDA, {key: option, **DEVICE}),))
+        for key, text, option in [
+            ("cudnn_conv_algo_search", "0", "EXHAUSTIVE"),
+            ("cudnn_conv_algo_search", "2", "DEFAULT"),
+            ("arena_extend_strategy", "1", "kSameAsRequested"),
+            ("gpu_mem_limit", "1024", "1024"),
+            ("do_copy_in_default_stream", "0", "0"),
+        ]
     },
+    cuda_graphs=(
+        config({"nereid.cuda_graphs": "true"}, "GPU", 3),
+        ((CUDA, {"enable_cuda_graph": "1", **DEVICE}),),
+    ),
+    cuda_graphs_on_the_cpu=(config({"nereid.cuda_graphs": "true"}), ()),
+    cuda_block_over_deprecated_parameters=(
+        accelerated(
+            gpu=[("cuda", {"cudnn_conv_algo_search": "DEFAULT"})],
+            parameters={"cudnn_conv_algo_search": "1", "gpu_mem_limit": "1024"},
+        ),
+        ((CUDA, {"cudnn_conv_algo_search": "DEFAULT", "gpu_mem_limit": "1024", **DEVICE}),),
+    ),
+    all_in_their_order=(
+        accelerated(
+            gpu=[("cuda", {"use_tf32": "0"}), ("tensorrt", {"precision_mode": "FP16"})],
+            cpu=[("openvino", {})],
+        ),
+        (
+            (TENSORRT, {"trt_fp16_enable": "1", **DEVICE}),
+            (CUDA, {"use_tf32": "0", **DEVICE}),
+            (OPENVINO, {"device_type": "CPU"}),
+        ),
+    ),
 )
 def test_providers_of_an_instance(model, expected):
     assert providers(model, ALL) == (*expected, (CPU, {}))
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"precision_mode": "FP32"}, {}),
-        ({"precision_mode": "FP16"}, {"trt_fp16_enable": "1"}),
-        ({"precision_mode": "INT8"}, {"trt_int8_enable": "1"}),
-        ({"max_workspace_size_bytes": "1024"}, {"trt_max_workspace_size": "1024"}),
-        ({"int8_calibration_table_name": "t"}, {"trt_int8_calibration_table_name": "t"}),
-        ({"int8_use_native_calibration_table": "1"}, {"trt_int8_use_native_calibration_table": "1"}),
-        *(({name: "1"}, {name: "1"}) for name in ("trt_engine_cache_enable", "trt_cuda_graph_enable")),
-    ],
+@rows(
+    ({"precision_mode": "FP32"}, {}),
+    ({"precision_mode": "FP16"}, {"trt_fp16_enable": "1"}),
+    ({"precision_mode": "INT8"}, {"trt_int8_enable": "1"}),
+    ({"max_workspace_size_bytes": "1024"}, {"trt_max_workspace_size": "1024"}),
+    ({"int8_calibration_table_name": "t"}, {"trt_int8_calibration_table_name": "t"}),
+    ({"int8_use_native_calibration_table": "1"}, {"trt_int8_use_native_calibration_table": "1"}),
+    *(({name: "1"}, {name: "1"}) for name in ("trt_engine_cache_enable", "trt_cuda_graph_enable")),
     ids=lambda value: "-".join(map("=".join, value.items())),
 )
 def test_tensorrt_keys_get_their_own_names(given, expected):
@@ -372,27 +345,24 @@ EXECUTION_MODE = (
 NO_TENSORRT = f"model 'm' needs {TENSORRT} on GPU 3: this onnxruntime has only {CUDA}, {CPU}; fix: install "
 
 
-@pytest.mark.parametrize(
-    ("read", "given", "message"),
-    [
-        (from_flag, ("default-max-batch-size=many",), unreadable("many")),
-        (from_flag, ("enable-global-threadpool=yes",), unreadable("yes", "boolean")),
-        (from_parameter, ("execution_mode", "2"), EXECUTION_MODE),
-        (from_parameter, ("inter_op_thread_count", ""), unreadable("")),
-        (from_parameter, ("enable_mem_arena", "yes"), unreadable("yes", "boolean")),
-        (from_parameter, ("nereid.run_batch_size", "two"), unreadable("two")),
-        (from_parameter, ("cudnn_conv_algo_search", "3", "GPU"), UNSUPPORTED),
-        (from_gpu_block, ("tensorrt", {"precision_mode": "BF16"}), NO_BF16),
-        (from_gpu_block, ("tensorrt", {"trt_what": "1"}), UNKNOWN_TENSORRT.format("trt_what")),
-        (from_gpu_block, ("tensorrt", {"device_id": "0"}), UNKNOWN_TENSORRT.format("device_id")),
-        (from_gpu_block, ("tensorrt", BIG), unreadable("big", "unsigned long long integral number")),
-        (from_gpu_block, ("cuda", {"do_copy_in_default_stream": "yes"}), unreadable("yes", "boolean")),
-        (from_gpu_block, ("openvino", {}), UNKNOWN.format("openvino")),
-        (from_gpu_block, ("tensorrt", {}, (CUDA, CPU)), NO_TENSORRT + "onnxruntime-gpu, or use KIND_CPU"),
-        (from_cpu_block, ("tensorrt", ALL), UNKNOWN.format("tensorrt")),
-        # NVIDIA's backend reports a missing OpenVINO as an unknown accelerator, too.
-        (from_cpu_block, ("openvino", (CPU,)), UNKNOWN.format("openvino")),
-    ],
+@rows(
+    (from_flag, ("default-max-batch-size=many",), unreadable("many")),
+    (from_flag, ("enable-global-threadpool=yes",), unreadable("yes", "boolean")),
+    (from_parameter, ("execution_mode", "2"), EXECUTION_MODE),
+    (from_parameter, ("inter_op_thread_count", ""), unreadable("")),
+    (from_parameter, ("enable_mem_arena", "yes"), unreadable("yes", "boolean")),
+    (from_parameter, ("nereid.run_batch_size", "two"), unreadable("two")),
+    (from_parameter, ("cudnn_conv_algo_search", "3", "GPU"), UNSUPPORTED),
+    (from_gpu_block, ("tensorrt", {"precision_mode": "BF16"}), NO_BF16),
+    (from_gpu_block, ("tensorrt", {"trt_what": "1"}), UNKNOWN_TENSORRT.format("trt_what")),
+    (from_gpu_block, ("tensorrt", {"device_id": "0"}), UNKNOWN_TENSORRT.format("device_id")),
+    (from_gpu_block, ("tensorrt", BIG), unreadable("big", "unsigned long long integral number")),
+    (from_gpu_block, ("cuda", {"do_copy_in_default_stream": "yes"}), unreadable("yes", "boolean")),
+    (from_gpu_block, ("openvino", {}), UNKNOWN.format("openvino")),
+    (from_gpu_block, ("tensorrt", {}, (CUDA, CPU)), NO_TENSORRT + "onnxruntime-gpu, or use KIND_CPU"),
+    (from_cpu_block, ("tensorrt", ALL), UNKNOWN.format("tensorrt")),
+    # NVIDIA's backend reports a missing OpenVINO as an unknown accelerator, too.
+    (from_cpu_block, ("openvino", (CPU,)), UNKNOWN.format("openvino")),
     ids=lambda each: getattr(each, "__name__", str(each)),
 )
 def test_wrong_setting_has_the_official_message(read, given, message):
@@ -404,8 +374,6 @@ def test_wrong_setting_has_the_official_message(read, given, message):
 
 @pytest.fixture
 def on_gpu(tmp_path):
-    """Build the config of an instance on a GPU; `kinds` are by file, `config` or a profile's name."""
-
     def make(**kinds: str) -> ModelConfig:
         folder = tmp_path / "m"
         (folder / "configs").mkdir(parents=True)
@@ -418,17 +386,14 @@ def on_gpu(tmp_path):
 
 
 @cases(
-    ("kinds", "profile", "kind"),
-    {
-        "no config file": ({}, "", "CPU"),
-        "kind auto": ({"config": "KIND_AUTO"}, "", "CPU"),
-        "kind gpu": ({"config": "KIND_GPU"}, "", "GPU"),
-        "profile without a gpu": ({"config": "KIND_GPU", "cpu": "KIND_AUTO"}, "cpu", "CPU"),
-        "profile with a gpu": ({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "gpu", "GPU"),
-        "profile of another name": ({"config": "KIND_GPU", "other": "KIND_AUTO"}, "cpu", "GPU"),
-    },
+    no_config_file=({}, "", "CPU"),
+    kind_auto=({"config": "KIND_AUTO"}, "", "CPU"),
+    kind_gpu=({"config": "KIND_GPU"}, "", "GPU"),
+    profile_without_a_gpu=({"config": "KIND_GPU", "cpu": "KIND_AUTO"}, "cpu", "CPU"),
+    profile_with_a_gpu=({"config": "KIND_AUTO", "gpu": "KIND_GPU"}, "gpu", "GPU"),
+    profile_of_another_name=({"config": "KIND_GPU", "other": "KIND_AUTO"}, "cpu", "GPU"),
 )
-def test_gpu_that_triton_chose_may_be_a_cpu(on_gpu, kinds, profile, kind):
+def test_gpu_that_triton_chose_may_be_a_cpu(kinds, profile, kind, on_gpu):
     model = on_gpu(**kinds)
 
     assert on_available_provider(model, [CPU], profile).kind == kind

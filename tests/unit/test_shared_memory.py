@@ -2,7 +2,6 @@
 
 import logging
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from nereid.client.retry import Attempts, Budget
 from nereid.client.shared_memory import FOLDER, NoCuda, Region, SharedMemory, SharedMemoryRefused
 from nereid.client.transport import run
 from tests.classifiers import PREDICTION, WAYS, Script, error, opened, serving
+from tests.commands import captured
 from tests.routes import wait_until
 from tests.tables import cases
 
@@ -40,14 +40,12 @@ RESTRICTED = RequestRefused("This protocol is restricted, expecting header 'x'")
 
 @pytest.fixture(autouse=True)
 def files(monkeypatch, request) -> Callable[[], set[str]]:
-    """Return the files of this test's regions."""
     prefix = f"nereid-{os.getpid()}-{abs(hash(request.node.nodeid))}-"
     monkeypatch.setattr(shared_memory, "name_prefix", lambda: prefix)
     return lambda: {path.name for path in FOLDER.glob(f"{prefix}*")}
 
 
 def sent(script: Script, word: str) -> list[str]:
-    """Return the names of the regions in all requests to `register` or `unregister`."""
     return [path.split("/")[-2] for path, _ in script.requests if path.endswith(f"/{word}")]
 
 
@@ -104,18 +102,12 @@ def client():
 
 
 @cases(
-    ("errors", "reason"),
-    {
-        "not allowed": ({"register": RESTRICTED}, "fix: nereid serve --allow-shm"),
-        "another folder": (
-            {"register": NO_FILE},
-            "the server cannot open the region: it needs this machine's",
-        ),
-        "gateway": ({"register": ServerFailed("no method")}, "as gateways and proxies do (no method)"),
-        "several servers": ({"infer": "lost"}, "the server does not keep its regions"),
-    },
+    not_allowed=({"register": RESTRICTED}, "fix: nereid serve --allow-shm"),
+    another_folder=({"register": NO_FILE}, "the server cannot open the region: it needs this machine's"),
+    gateway=({"register": ServerFailed("no method")}, "as gateways and proxies do (no method)"),
+    several_servers=({"infer": "lost"}, "the server does not keep its regions"),
 )
-def test_refused_image_is_sent_as_bytes(client, files, caplog, errors, reason):
+def test_refused_image_is_sent_as_bytes(errors, reason, client, files, caplog):
     client.triton.errors = errors
 
     assert [client.send() for _ in range(3)] == [None] * 3
@@ -173,15 +165,12 @@ BROKEN_STREAM = from_triton(
 
 
 @cases(
-    ("failure", "is_same"),
-    {
-        "failed": (ServerFailed("in ensemble 'x', inference failed: why"), True),
-        "refused": (RequestRefused("why"), True),
-        "broken stream": (BROKEN_STREAM, False),
-        "late": (TimedOut("deadline exceeded: why"), False),
-    },
+    failed=(ServerFailed("in ensemble 'x', inference failed: why"), True),
+    refused=(RequestRefused("why"), True),
+    broken_stream=(BROKEN_STREAM, False),
+    late=(TimedOut("deadline exceeded: why"), False),
 )
-def test_region_is_used_again_after_an_answer_of_tritons_own(client, files, failure, is_same):
+def test_region_is_used_again_after_an_answer_of_tritons_own(failure, is_same, client, files):
     """A broken stream may have the status of a response, and proves nothing."""
     client.triton.errors = {"infer": [failure]}
     with suppress(ClassifierError):
@@ -348,13 +337,13 @@ else:
 KILLED = "import signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
-@cases(("program", "released"), {"fork": (FORK, 2), "killed": (KILLED, 0), "exit": ("", 1)})
+@cases(("program", "released"), fork=(FORK, 2), killed=(KILLED, 0), exit=("", 1))
 def test_end_of_a_process_removes_only_its_own_regions(files, program, released):
     script = Script(PREDICTION)
     words = [shared_memory.name_prefix(), str(COFFEE), str(CHELSEA)]
     with serving(script) as url:
         command = [sys.executable, "-c", OWN + program, url, *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = captured(command, timeout=60)
     if program != KILLED:
         assert (done.returncode, done.stderr) == (0, "")
     wait_until(lambda: not files(), "the end of the regions")

@@ -24,20 +24,14 @@ from nereid.vision.inference.session_options import (
     BackendSettings,
     session_settings,
 )
-from tests.networks import constant, network, store, tensor, value
+from tests.networks import constant, network, store, tensor, value, written
 from tests.tables import cases
 
 
 @pytest.fixture
 def path(tmp_path):
-    """A model file, y = x A, with its weights in a file of their own."""
     weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
-    model = network(
-        [helper.make_node("MatMul", ["x", "A"], ["y"])],
-        [value("x", "FP32", ["n", 64])],
-        [value("y", "FP32", ["n", 64])],
-        [constant("A", weights)],
-    )
+    model = written("(float[n,64] x) => (float[n,64] y) { y = MatMul(x, A) }", A=weights)
     io = tensor("input", "x", "FP32", [-1, 64]) + tensor("output", "y", "FP32", [-1, 64])
     # The copies are kept next to the repository, which must be in the folder of the test, too.
     return store(tmp_path / "models", "product", model, io, weights="data.bin")
@@ -45,7 +39,6 @@ def path(tmp_path):
 
 @pytest.fixture
 def opened(path):
-    """Open the model as a new instance would; `opened.paths` lists the files that ONNX Runtime opened."""
     config = ModelConfig.from_file(path.parents[1], 1)
 
     def open_instance(filename="model.onnx", **changes) -> onnxruntime.InferenceSession:
@@ -106,7 +99,7 @@ def test_changed_weights_get_a_copy_of_their_own(path, opened):
     np.testing.assert_array_equal(answer, np.zeros((1, 64), np.float32))
 
 
-@cases("changes", {"entry": {"extras": ("other.so",)}, "file": {"filename": "other.onnx"}})
+@cases("changes", entry={"extras": ("other.so",)}, file={"filename": "other.onnx"})
 def test_other_session_gets_a_copy_of_its_own(path, opened, changes):
     shutil.copy(path, path.with_name("other.onnx"))
     opened()
@@ -167,26 +160,19 @@ def test_weights_on_a_gpu_are_refused(opened):
         opened(providers=((CUDA, {}), (CPU, {})))
 
 
-def linear(rows: int, columns: int, op: str = "MatMul", **attributes):
+def linear(rows: int, columns: int, op: str = "MatMul"):
     weights = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
-    width = columns if attributes else rows
-    node = helper.make_node(op, ["x", "A"], ["y"], **attributes)
-    initializers = [constant("A", weights)]
-    return network(
-        [node], [value("x", "FP32", ["n", width])], [value("y", "FP32", ["n", None])], initializers
-    )
+    width = columns if "transB" in op else rows
+    return written(f"(float[n,{width}] x) => (float[n,?] y) {{ y = {op}(x, A) }}", A=weights)
 
 
 def recurrent(op: str, gates: int, hidden: int):
     random = np.random.default_rng(0)
-    weights = [
-        constant(name, random.standard_normal((1, gates * hidden, width)).astype(np.float32))
-        for name, width in (("W", 33), ("R", hidden))
-    ]
-    node = helper.make_node(op, ["x", "W", "R"], ["y"], hidden_size=hidden)
-    return network(
-        [node], [value("x", "FP32", [1, "n", 33])], [value("y", "FP32", [1, 1, "n", hidden])], weights
-    )
+    widths = {"W": 33, "R": hidden}
+    shapes = {name: (1, gates * hidden, width) for name, width in widths.items()}
+    weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    io = f"(float[1,n,33] x) => (float[1,1,n,{hidden}] y)"
+    return written(f"{io} {{ y = {op}<hidden_size = {hidden}>(x, W, R) }}", **weights)
 
 
 def branch():
@@ -231,20 +217,18 @@ SQUARE, ZEROS = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float
 
 @cases(
     "model",
-    {
-        "MatMul": linear(70, 37),
-        "small": linear(130, 10),
-        "wide": linear(7, 300),
-        "Gemm": linear(37, 70, "Gemm", transB=1),
-        "LSTM": recurrent("LSTM", 4, 37),
-        "GRU": recurrent("GRU", 3, 19),
-        "If": branch(),
-        "three equal biases": old(*GEMMS, w=SQUARE, a=ZEROS, b=ZEROS, c=ZEROS),
-        "unused weights": old(helper.make_node("Relu", ["x"], ["y"]), w=SQUARE),
-        "input with a default": old(helper.make_node("Add", ["x", "b"], ["y"]), b=ZEROS),
-        "shape of a constant": folded(RESHAPE, SHAPE, c=np.zeros((4, 2), np.float32)),
-        "range of constants": folded(GATHER, RANGE, a=np.int64(0), b=np.int64(3), c=np.int64(1)),
-    },
+    MatMul=linear(70, 37),
+    small=linear(130, 10),
+    wide=linear(7, 300),
+    Gemm=linear(37, 70, "Gemm<transB = 1>"),
+    LSTM=recurrent("LSTM", 4, 37),
+    GRU=recurrent("GRU", 3, 19),
+    If=branch(),
+    three_equal_biases=old(*GEMMS, w=SQUARE, a=ZEROS, b=ZEROS, c=ZEROS),
+    unused_weights=old(helper.make_node("Relu", ["x"], ["y"]), w=SQUARE),
+    input_with_a_default=old(helper.make_node("Add", ["x", "b"], ["y"]), b=ZEROS),
+    shape_of_a_constant=folded(RESHAPE, SHAPE, c=np.zeros((4, 2), np.float32)),
+    range_of_constants=folded(GATHER, RANGE, a=np.int64(0), b=np.int64(3), c=np.int64(1)),
 )
 def test_networks_of_any_kind_give_the_same_answers(tmp_path, model):
     """On the copy that ONNX Runtime writes itself, each of these kernels crashed, or lost its constants."""

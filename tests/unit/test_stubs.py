@@ -1,13 +1,18 @@
-"""Dead supervisor, found from the states of processes."""
+"""Stub processes: dead ones, found from the states of processes, and their shared memory."""
 
 import os
+import signal
+import stat
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nereid.backends.triton import stub_processes
+from nereid.backends.triton import stub_memory, stub_processes
+from nereid.backends.triton.stub_memory import StubMemory, remove_stale
 from nereid.backends.triton.stub_processes import Process, Stub
 from nereid.server.supervision import supervisor
 from nereid.server.supervision.supervisor import DEAD_AFTER_S, KnownStubs, ProbeStrikes
@@ -33,22 +38,19 @@ def dead_after(*observations: dict[Stub, str]) -> list[Stub]:
 
 
 @cases(
-    ("observations", "dead"),
-    {
-        "ended a moment ago": ([{FIRST: LIVES}, {FIRST: ENDED}], []),
-        "ended and still there": ([BOTH_LIVE, *[{FIRST: ENDED, SECOND: LIVES}] * 2], [FIRST]),
-        "collected by Triton": ([{FIRST: LIVES}, {}, {}], []),
-        "replaced": ([{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, REPLACEMENT: LIVES}], []),
-        "not replaced by another version": (
-            [{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, OTHER_VERSION: LIVES}],
-            [FIRST],
-        ),
-        "its replacement has died, too": (
-            [{FIRST: LIVES}, {FIRST: ENDED, REPLACEMENT: LIVES}, *[{FIRST: ENDED, REPLACEMENT: ENDED}] * 2],
-            [FIRST, REPLACEMENT],
-        ),
-        "stopped": ([{FIRST: LIVES}, {FIRST: "T"}, {FIRST: "T"}], []),
-    },
+    ended_a_moment_ago=([{FIRST: LIVES}, {FIRST: ENDED}], []),
+    ended_and_still_there=([BOTH_LIVE, *[{FIRST: ENDED, SECOND: LIVES}] * 2], [FIRST]),
+    collected_by_Triton=([{FIRST: LIVES}, {}, {}], []),
+    replaced=([{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, REPLACEMENT: LIVES}], []),
+    not_replaced_by_another_version=(
+        [{FIRST: LIVES}, {FIRST: ENDED}, {FIRST: ENDED, OTHER_VERSION: LIVES}],
+        [FIRST],
+    ),
+    its_replacement_has_died_too=(
+        [{FIRST: LIVES}, {FIRST: ENDED, REPLACEMENT: LIVES}, *[{FIRST: ENDED, REPLACEMENT: ENDED}] * 2],
+        [FIRST, REPLACEMENT],
+    ),
+    stopped=([{FIRST: LIVES}, {FIRST: "T"}, {FIRST: "T"}], []),
 )
 def test_zombie_that_stays_and_is_not_replaced_is_dead(observations, dead):
     """A stub that Triton ended is collected, so only killed stubs count."""
@@ -81,8 +83,6 @@ def test_second_verdict_within_a_while_is_final():
 
 @pytest.fixture
 def proc(tmp_path):
-    """Return a function that adds a process to a fake /proc."""
-
     def add(pid: int, parent: int, state: str = LIVES, started: int = 7, words: tuple[str, ...] = ()) -> Path:
         folder = tmp_path / str(pid)
         folder.mkdir()
@@ -141,3 +141,74 @@ def test_touched_version_is_newer_than_anything_in_it(tmp_path):
     times = {path.stat().st_mtime_ns for path in (tmp_path, tmp_path / "deep", tmp_path / "deep/model.onnx")}
     assert (is_touched, min(times) > future_ns) == (True, True)
     assert not supervisor.touch(tmp_path / "not there")
+
+
+NAME = "nereid-0123"
+# Claims a server's memory in a folder, and waits to be killed.
+SERVER = """
+import sys, time
+from pathlib import Path
+from nereid.backends.triton import stub_memory
+stub_memory.FOLDER = Path(sys.argv[1])
+memory = stub_memory.StubMemory(sys.argv[2])
+memory.claim()
+print("claimed", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(stub_memory, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def names(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_regions_become_private(folder):
+    (folder / f"{NAME}-a").touch(0o644)
+    (folder / "nereid-4567-b").touch(0o644)
+    (folder / "own").touch(0o644)
+    (folder / f"{NAME}-link").symlink_to(folder / "own")
+
+    StubMemory(NAME).protect()
+
+    modes = [stat.S_IMODE((folder / name).stat().st_mode) for name in (f"{NAME}-a", "nereid-4567-b", "own")]
+    assert modes == [0o600, 0o644, 0o644]
+
+
+def test_memory_of_a_killed_server_is_removed(folder):
+    (folder / f"{NAME}-a").touch()
+    (folder / "nereid-1000-client").touch()
+    words = [sys.executable, "-c", SERVER, str(folder), NAME]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as server:
+        server.stdout.readline()
+        assert remove_stale() == []
+        assert names(folder) == [f"{NAME}-a", f"{NAME}.lock", "nereid-1000-client"]
+        os.kill(server.pid, signal.SIGKILL)
+
+    assert remove_stale() == [NAME]
+    assert names(folder) == ["nereid-1000-client"]
+
+
+def test_stopped_server_leaves_only_foreign_folders(folder):
+    memory = StubMemory(NAME)
+    for is_foreign in (False, False, True):
+        memory.claim()
+        (folder / f"{NAME}-b").touch()
+        if is_foreign:
+            (folder / f"{NAME}-a").mkdir()
+        assert remove_stale() == []
+        memory.remove()
+        assert names(folder) == [f"{NAME}-a"] * is_foreign
+
+
+def test_lock_that_is_a_link_is_left_alone(folder):
+    """Other users may create any file there."""
+    (folder / "own").touch()
+    (folder / f"{NAME}.lock").symlink_to(folder / "own")
+
+    assert remove_stale() == []
+    assert names(folder) == [f"{NAME}.lock", "own"]

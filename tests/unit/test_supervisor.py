@@ -53,8 +53,6 @@ BY_PID, BY_PROBE = Reload("eyes", frozenset({1}), "pid"), Reload("eyes", frozens
 
 
 class Driver:
-    """A supervisor with a fake clock, and shorthands for events."""
-
     def __init__(self, mode: str = "explicit", stubs: tuple[Stub, ...] = BOTH) -> None:
         self.supervisor, self.now_s = Supervisor(mode), 1000.0
         self.states = {stub.process: LIVES for stub in stubs}
@@ -93,15 +91,12 @@ class Driver:
         return self.step(Reloaded(refusal), took_s)
 
     def add(self, stub: Stub) -> None:
-        """Let Triton start a stub next to the others."""
         self.found, self.states = (*self.found, stub), self.states | {stub.process: LIVES}
 
     def judge(self, probe: Probe, failure: str | None = UNHEALTHY) -> list[Command]:
-        """End a probe that began just now."""
         return self.step(ProbeEnded(probe, failure, self.now_s))
 
     def replace_all(self, *stubs: Stub) -> None:
-        """Let Triton end all stubs and start others."""
         self.found, self.states = stubs, {stub.process: LIVES for stub in stubs}
         self.see()
 
@@ -344,7 +339,7 @@ def test_stopped_stub_is_probed_by_several_and_judged_by_one_verdict(driver):
     assert driver.step(IndexRead(READY)) == [Kill(FIRST.process), BY_PROBE]
 
 
-@cases(("state", "commands"), {"stopped": (STOPPED, [Kill(FIRST.process), BY_PROBE]), "running": (LIVES, [])})
+@cases(("state", "commands"), stopped=(STOPPED, [Kill(FIRST.process), BY_PROBE]), running=(LIVES, []))
 def test_late_probe_is_a_verdict_on_a_stopped_stub(driver, state, commands):
     """Triton's thread hangs if a process is stopped while it holds the lock of their shared memory."""
     driver.round("eyes")

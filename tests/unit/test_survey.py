@@ -3,7 +3,6 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from nereid.models.publish.add import AddRequest
 from nereid.models.publish.candidate import read_description
@@ -15,7 +14,7 @@ from nereid.tasks.classify.examination import (
     VECTOR,
     meaning_of,
 )
-from tests.networks import constant, network, value
+from tests.networks import written
 from tests.publishing import propose
 from tests.tables import cases
 from tests.user_networks import CLASSES, UserNetwork
@@ -28,19 +27,16 @@ LOGITS = [[7.0, -2.0, 0.1], [1.0, 4.0, 0.3]]
 
 
 @cases(
-    ("rows", "operator", "expected"),
-    {
-        "softmax": (SHARES, "Softmax", ("none", PROBABILITIES)),
-        "softmax of another kind": (SHARES, "Div", ("none", PROBABILITIES)),
-        "sigmoid": (LABELS, "Sigmoid", ("none", INDEPENDENT)),
-        "logits": (LOGITS, "Gemm", ("softmax", PROBABILITIES)),
-        "small logits": (LABELS, "Gemm", ("softmax", PROBABILITIES)),
-        "log softmax": ([[-0.1, -2.4, -7.0]], "LogSoftmax", ("softmax", PROBABILITIES)),
-        "embedding": ([[0.6, -0.8], [-1.0, 0.0]], "Div", ("none", VECTOR)),
-        "no embedding": ([[0.6, -0.8], [-1.0, 0.1]], "Gemm", ("softmax", PROBABILITIES)),
-        "one class, logits": ([[3.0], [-2.0]], "Gemm", ("sigmoid", NUMBER)),
-        "one class, sigmoid": ([[0.9], [0.2]], "Sigmoid", ("none", INDEPENDENT)),
-    },
+    softmax=(SHARES, "Softmax", ("none", PROBABILITIES)),
+    softmax_of_another_kind=(SHARES, "Div", ("none", PROBABILITIES)),
+    sigmoid=(LABELS, "Sigmoid", ("none", INDEPENDENT)),
+    logits=(LOGITS, "Gemm", ("softmax", PROBABILITIES)),
+    small_logits=(LABELS, "Gemm", ("softmax", PROBABILITIES)),
+    log_softmax=([[-0.1, -2.4, -7.0]], "LogSoftmax", ("softmax", PROBABILITIES)),
+    embedding=([[0.6, -0.8], [-1.0, 0.0]], "Div", ("none", VECTOR)),
+    no_embedding=([[0.6, -0.8], [-1.0, 0.1]], "Gemm", ("softmax", PROBABILITIES)),
+    one_class_logits=([[3.0], [-2.0]], "Gemm", ("sigmoid", NUMBER)),
+    one_class_sigmoid=([[0.9], [0.2]], "Sigmoid", ("none", INDEPENDENT)),
 )
 def test_meaning_is_recognised(rows, operator, expected):
     """Rows that sum to 1 are probabilities, a sigmoid makes independent ones, and the rest are logits."""
@@ -57,23 +53,13 @@ def test_one_photo_is_paired_with_its_mirror_image():
 
 
 def mixed() -> onnx.ModelProto:
-    """Build a network whose rows depend on all images of a batch."""
-    return network(
-        [
-            helper.make_node("ReduceMean", ["image"], ["means"], axes=[0, 2, 3]),
-            helper.make_node("Reshape", ["means", "shape"], ["flat"]),
-            helper.make_node("MatMul", ["flat", "weights"], ["output"]),
-        ],
-        [value("image", "FP32", [1, 3, 16, 16])],
-        [value("output", "FP32", [1, CLASSES])],
-        [
-            constant("shape", np.array([1, 3])),
-            constant("weights", np.random.default_rng(0).standard_normal((3, CLASSES)).astype(np.float32)),
-        ],
-    )
+    nodes = "means = ReduceMean<axes = [0, 2, 3]>(image) flat = Reshape(means, shape)"
+    io = f"(float[1,3,16,16] image) => (float[1,{CLASSES}] output) <int64[2] shape = {{1, 3}}>"
+    weights = np.random.default_rng(0).standard_normal((3, CLASSES)).astype(np.float32)
+    return written(f"{io} {{ {nodes} output = MatMul(flat, weights) }}", weights=weights)
 
 
-@cases(("model", "can_batch"), {"mixed": (mixed(), False), "outer": (UserNetwork(batch=1).build(), True)})
+@cases(("model", "can_batch"), mixed=(mixed(), False), outer=(UserNetwork(batch=1).build(), True))
 def test_batches_are_tried(tmp_path, model, can_batch):
     onnx.save(model, tmp_path / "network.onnx")
 

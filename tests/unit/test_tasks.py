@@ -38,12 +38,10 @@ def lines(*texts: str, **fields: str) -> dict[str, np.ndarray]:
 
 @cases(
     "outputs, name",
-    {
-        "classifier": ([SCORES], "classify"),
-        "detector": ([LABEL, BOX, SCORE], "detect"),
-        "reader behind a route": ([TEXT, CONFIDENCE, BOX, "variant", "version"], "read"),
-        "none": ([], "classify"),
-    },
+    classifier=([SCORES], "classify"),
+    detector=([LABEL, BOX, SCORE], "detect"),
+    reader_behind_a_route=([TEXT, CONFIDENCE, BOX, "variant", "version"], "read"),
+    none=([], "classify"),
 )
 def test_outputs_determine_the_task(outputs, name):
     assert outputs_of(outputs).name == name
@@ -57,16 +55,14 @@ FAINT = ((50, 50, 60, 60), 0.3, "cup")
 
 @cases(
     "ours, theirs, expected",
-    {
-        "equal": ([CUP, SAUCER], [SAUCER, CUP], Comparison(0.0, True)),
-        "nothing": ([], [], Comparison(0.0, True)),
-        "moved a little": ([CUP], [((0, 0, 10, 8), 0.8, "cup")], Comparison(0.2, True)),
-        "moved away": ([CUP], [((8, 0, 18, 10), 0.9, "cup")], Comparison(1.0, False)),
-        "other label": ([CUP], [((0, 0, 10, 10), 0.9, "mug")], Comparison(1.0, False)),
-        "one missing": ([CUP, SAUCER], [CUP], Comparison(1 / 3, False)),
-        "a faint one missing": ([CUP, FAINT], [CUP], Comparison(1 / 3, True)),
-        "found twice": ([CUP], [CUP, CUP], Comparison(1 / 3, False)),
-    },
+    equal=([CUP, SAUCER], [SAUCER, CUP], Comparison(0.0, True)),
+    nothing=([], [], Comparison(0.0, True)),
+    moved_a_little=([CUP], [((0, 0, 10, 8), 0.8, "cup")], Comparison(0.2, True)),
+    moved_away=([CUP], [((8, 0, 18, 10), 0.9, "cup")], Comparison(1.0, False)),
+    other_label=([CUP], [((0, 0, 10, 10), 0.9, "mug")], Comparison(1.0, False)),
+    one_missing=([CUP, SAUCER], [CUP], Comparison(1 / 3, False)),
+    a_faint_one_missing=([CUP, FAINT], [CUP], Comparison(1 / 3, True)),
+    found_twice=([CUP], [CUP, CUP], Comparison(1 / 3, False)),
 )
 def test_detectors_agree_by_their_sure_objects(ours, theirs, expected):
     found = DETECT.compare(objects(*ours), objects(*theirs))
@@ -91,12 +87,10 @@ def test_boxes_that_are_not_numbers_do_not_compare():
 
 @cases(
     "ours, theirs, expected",
-    {
-        "equal": (["AB", "12"], ["AB", "12"], Comparison(0.0, True)),
-        "nothing": ([], [], Comparison(0.0, True)),
-        "one character": (["AB12"], ["A812"], Comparison(0.25, False)),
-        "nothing found": (["AB"], [], Comparison(1.0, False)),
-    },
+    equal=(["AB", "12"], ["AB", "12"], Comparison(0.0, True)),
+    nothing=([], [], Comparison(0.0, True)),
+    one_character=(["AB12"], ["A812"], Comparison(0.25, False)),
+    nothing_found=(["AB"], [], Comparison(1.0, False)),
 )
 def test_readers_agree_by_their_text(ours, theirs, expected):
     assert READ.compare(lines(*ours), lines(*theirs)) == expected

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.files import state_folder
 from nereid.base.serving_errors import InvalidConfig
 from nereid.vision.inference import tensorrt, version_state
-from tests.networks import constant, identity, network, store, tensor, value
+from tests.networks import identity, store, tensor, written
 from tests.tables import cases
 
 DIMS = tensor("input", "x", "FP32", [3, 4]) + tensor("input", "size", "INT64", [2])
@@ -20,7 +19,6 @@ PROFILES = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max
 
 
 def config(folder: Path, text: str) -> ModelConfig:
-    """Store a network that is never opened, with this config."""
     store(folder, "net", identity("FP32", ["N", 3]), text)
     return ModelConfig.from_file(folder / "net", 1)
 
@@ -28,12 +26,9 @@ def config(folder: Path, text: str) -> ModelConfig:
 def test_profile_spans_all_batch_sizes(tmp_path):
     found = tensorrt.options(config(tmp_path, "max_batch_size: 16\n" + DIMS), {"precision_mode": "FP16"})
 
-    assert found == {
-        "trt_fp16_enable": "1",
-        "trt_profile_min_shapes": "x:1x3x4,size:1x2",
-        "trt_profile_opt_shapes": "x:16x3x4,size:16x2",
-        "trt_profile_max_shapes": "x:16x3x4,size:16x2",
-    }
+    shapes = {"min": "x:1x3x4,size:1x2", "opt": "x:16x3x4,size:16x2", "max": "x:16x3x4,size:16x2"}
+    shapes = {f"trt_profile_{name}_shapes": text for name, text in shapes.items()}
+    assert found == {"trt_fp16_enable": "1"} | shapes
 
 
 def test_profile_ends_at_the_largest_run(tmp_path):
@@ -46,24 +41,19 @@ def test_profile_ends_at_the_largest_run(tmp_path):
 
 
 @cases(
-    ("text", "given"),
-    {
-        "given": ("max_batch_size: 16\n" + DIMS, {"trt_profile_opt_shapes": "x:8x3x4"}),
-        "turned off": ("max_batch_size: 16\n" + DIMS, {"trt_profile_min_shapes": ""}),
-        "variable dim": ("max_batch_size: 8\n" + tensor("input", "x", "FP32", [-1]), {}),
-        "no batches": ("max_batch_size: 0\n" + DIMS, {}),
-        "no inputs": ("max_batch_size: 8\n", {}),
-    },
+    given=("max_batch_size: 16\n" + DIMS, {"trt_profile_opt_shapes": "x:8x3x4"}),
+    turned_off=("max_batch_size: 16\n" + DIMS, {"trt_profile_min_shapes": ""}),
+    variable_dim=("max_batch_size: 8\n" + tensor("input", "x", "FP32", [-1]), {}),
+    no_batches=("max_batch_size: 0\n" + DIMS, {}),
+    no_inputs=("max_batch_size: 8\n", {}),
 )
-def test_profile_is_left_to_the_config_and_to_onnx_runtime(tmp_path, text, given):
+def test_profile_is_left_to_the_config_and_to_onnx_runtime(text, given, tmp_path):
     found = tensorrt.options(config(tmp_path, text), given)
 
     assert {key: found[key] for key in PROFILES if key in found} == given
 
 
 class Cache:
-    """The options of a version with an engine cache."""
-
     def __init__(self, folder: Path) -> None:
         self.config = config(folder, "max_batch_size: 16\n" + DIMS)
         self.path = folder / "net" / "1" / "model.onnx"
@@ -92,10 +82,8 @@ def test_changed_network_never_gets_an_old_engine(tmp_path):
     cache = Cache(tmp_path)
     first, same, other = cache.folder(), cache.folder(), cache.folder({"trt_fp16_enable": "1"})
 
-    ones = constant("ones", np.ones(3, np.float32))
-    io = [value(name, "FP32", ["N", 3]) for name in "xy"]
-    add = helper.make_node("Add", ["x", "ones"], ["y"])
-    store(tmp_path, "net", network([add], io[:1], io[1:], [ones]), None)
+    text = "(float[N,3] x) => (float[N,3] y) { y = Add(x, ones) }"
+    store(tmp_path, "net", written(text, ones=np.ones(3, np.float32)), None)
 
     assert first == same
     assert len({first, other, cache.folder()}) == 3

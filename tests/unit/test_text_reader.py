@@ -27,7 +27,6 @@ ROTATION = 0x0112
 
 
 def texts(outcome: list[RecognisedLine] | ServingError) -> list[str]:
-    """Return the lines without their spaces, which the network sometimes leaves out."""
     assert isinstance(outcome, list), outcome
     return [line.text.replace(" ", "") for line in outcome]
 
@@ -115,7 +114,7 @@ def test_single_line_upside_down_is_read():
     assert turned.box[0, 0] > turned.box[1, 0]
 
 
-@cases(("orientation", "turn"), {"mirrored": (4, "FLIP_TOP_BOTTOM"), "turned": (6, "ROTATE_90")})
+@cases(("orientation", "turn"), mirrored=(4, "FLIP_TOP_BOTTOM"), turned=(6, "ROTATE_90"))
 def test_boxes_are_those_of_the_upright_image(orientation, turn):
     """The tag for the orientation is applied first: pixels that are stored differently give equal boxes."""
     exif = Image.Exif()
@@ -130,12 +129,10 @@ def test_boxes_are_those_of_the_upright_image(orientation, turn):
 
 @cases(
     "image",
-    {
-        "empty": Image.new("RGB", (300, 200), "white"),
-        "pixel": Image.new("RGB", (1, 1)),
-        "tall strip": Image.new("RGB", (3, 900), "white"),
-        "wide strip": Image.new("L", (2000, 1), 255),
-    },
+    empty=Image.new("RGB", (300, 200), "white"),
+    pixel=Image.new("RGB", (1, 1)),
+    tall_strip=Image.new("RGB", (3, 900), "white"),
+    wide_strip=Image.new("L", (2000, 1), 255),
 )
 def test_images_without_text_have_no_lines(image):
     assert reader().read([encoded(image)]) == [[]]
@@ -178,11 +175,8 @@ def noting(note: Callable[[str, np.ndarray], None]) -> Networks:
 
 
 @cases(
-    ("budget", "message"),
-    {
-        "lines": ({"max_lines": 2}, "expected at most 2 lines of text in an image, got 3 or more"),
-        "time": ({"max_read_s": 1e-6}, "within 1e-06 s, got 0 of 3 lines in this time"),
-    },
+    lines=({"max_lines": 2}, "expected at most 2 lines of text in an image, got 3 or more"),
+    time=({"max_read_s": 1e-6}, "within 1e-06 s, got 0 of 3 lines in this time"),
 )
 @pytest.mark.parametrize("quarters", [0, 1])
 def test_image_beyond_the_budget_is_refused_before_its_lines_are_read(budget, message, quarters):

@@ -28,7 +28,6 @@ ROUTE = parse_route(json.dumps(document(*VARIANTS, generation=3, shadows=[SHADOW
 
 
 def page(text: str) -> Snapshot:
-    """Return a page of the server with a route, and more lines."""
     return Snapshot.parse(f'nereid_route_generation{{route="dogs"}} 3\n{text}')
 
 
@@ -40,16 +39,10 @@ def requests(v1: int, v2: int, failed: int = 0, instance: str = "a") -> str:
 
 def model(name: str, count: int, queue_us: int = 0, compute_us: int = 0, runs: int = 0) -> str:
     """Return Triton's counts of a model."""
-    values = {
-        "request_success": count,
-        "queue_duration_us": queue_us,
-        "compute_input_duration_us": compute_us,
-        "compute_infer_duration_us": compute_us,
-        "compute_output_duration_us": compute_us,
-        "count": 2 * count,
-        "exec_count": runs,
-        "pending_request_count": 3,
-    }
+    values = {"request_success": count, "queue_duration_us": queue_us}
+    values |= {"compute_input_duration_us": compute_us, "compute_infer_duration_us": compute_us}
+    values |= {"compute_output_duration_us": compute_us, "count": 2 * count}
+    values |= {"exec_count": runs, "pending_request_count": 3}
     labels = f'model="{name}",version="1"'
     return "\n".join(f"nv_inference_{each}{{{labels}}} {value}" for each, value in values.items())
 
@@ -93,10 +86,8 @@ def test_latency_is_that_of_successful_requests():
         for outcome, counts in {"ok": (100, 100), "inference_failed": (0, 900)}.items()
         for bound, count in zip(("0.01", "+Inf"), counts, strict=True)
     )
-    states = "\n".join(
-        f'nereid_route_breaker_state{{route="dogs",variant="v1",model_instance="{each}"}} {each}'
-        for each in (0, 2, 1)
-    )
+    state = 'nereid_route_breaker_state{{route="dogs",variant="v1",model_instance="{0}"}} {0}'
+    states = "\n".join(map(state.format, (0, 2, 1)))
 
     found = variant_of(measure(reading(10), reading(12, f"{text}\n{states}")), "v1")
 
@@ -118,11 +109,9 @@ def test_shadow_agrees_as_a_share_of_the_compared():
 
 def test_models_have_means_of_the_interval():
     before = reading(10, model("dogs_v1", 100, 5000, 1000, 10), usage=[usage(7, "dogs_v1", 1.0, 1)])
-    after = reading(
-        12,
-        model("dogs_v1", 110, 25_000, 11_000, 15) + "\n" + model("cats", 0),
-        usage=[usage(7, "dogs_v1", 1.5, 1), usage(8, "dogs_v1", 0.5, 1), usage(9, "dogs_v1", 9.0, 2)],
-    )
+    text = model("dogs_v1", 110, 25_000, 11_000, 15) + "\n" + model("cats", 0)
+    used = [usage(7, "dogs_v1", 1.5, 1), usage(8, "dogs_v1", 0.5, 1), usage(9, "dogs_v1", 9.0, 2)]
+    after = reading(12, text, usage=used)
 
     idle, busy = measure(before, after).models
 
@@ -171,7 +160,6 @@ def test_machine_has_busy_cores_and_the_gpus_of_triton():
 
 
 def gateway(read_s: float, predicted: int, shed: int, trouble: str = "") -> GatewayReading:
-    """Return a reading of a gateway that also answers health checks."""
     text = f"""nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="ok"}} {predicted}
 nereid_gateway_requests_total{{endpoint="/predict",model="dogs",outcome="overloaded"}} {shed}
 nereid_gateway_requests_total{{endpoint="/metrics",model="",outcome="ok"}} {predicted * 1000}
@@ -193,7 +181,6 @@ def test_gateway_counts_requests_of_models():
 
 
 def lines(found: Top, width: int, height: int | None = None) -> list[str]:
-    """Return the screen as the lines of a terminal."""
     console = Console(file=(file := io.StringIO()), width=width, force_terminal=False)
     console.print(view(found, width, height, "every 2 s; q ends"))
     return file.getvalue().splitlines()
@@ -203,7 +190,6 @@ REASON = "the process of 'dogs_0_0' is dead, and longer than any terminal " * 3
 
 
 def full(models: int = 3) -> Top:
-    """Return values with large numbers, long names and a reason."""
     names = [f"a-rather-long-name-of-a-model-{number}" for number in range(models)]
     text = "\n".join(model(name, 10**6 * n, 10**9, 10**9, 10**5) for n, name in enumerate(names, start=1))
     return measure(
@@ -247,7 +233,6 @@ def test_screen_fits_its_height():
 
 
 def keys() -> set[str]:
-    """Return the names of the fields of all values."""
     kinds = {name: kind for name, kind in vars(top).items() if name.startswith("Top") and is_dataclass(kind)}
     return {field.name for kind in kinds.values() for field in fields(kind)}
 

@@ -13,6 +13,7 @@ from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from nereid.vision.imaging.resample import Span
 from nereid.vision.imaging.transform import DATATYPES, Placement, Transform, make_plan
 from tests.pictures import assert_same_levels, noise, resize, save
+from tests.tables import rows
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 SHORTER = Transform(224, 224, resize_shorter_px=256)
@@ -49,14 +50,11 @@ def resized(image, transform, rows_first=True):
     ]
 
 
-@pytest.mark.parametrize(
-    ("size_wh", "rows", "columns"),
-    [
-        ((640, 427), Placement(Span(427, 256, 16, 224)), Placement(Span(640, 383, 80, 224))),
-        ((1, 1), Placement(Span(1, 256, 16, 224)), Placement(Span(1, 256, 16, 224))),
-        ((451, 300), Placement(Span(300, 256, 16, 224)), Placement(Span(451, 384, 80, 224))),
-        ((259, 256), Placement(Span(256, 256, 16, 224)), Placement(Span(259, 259, 18, 224))),
-    ],
+@rows(
+    ((640, 427), Placement(Span(427, 256, 16, 224)), Placement(Span(640, 383, 80, 224))),
+    ((1, 1), Placement(Span(1, 256, 16, 224)), Placement(Span(1, 256, 16, 224))),
+    ((451, 300), Placement(Span(300, 256, 16, 224)), Placement(Span(451, 384, 80, 224))),
+    ((259, 256), Placement(Span(256, 256, 16, 224)), Placement(Span(259, 259, 18, 224))),
     ids=str,
 )
 def test_shorter_side_is_resized_and_the_centre_cropped(size_wh, rows, columns):
@@ -64,15 +62,12 @@ def test_shorter_side_is_resized_and_the_centre_cropped(size_wh, rows, columns):
     assert SHORTER.place(size_wh) == (rows, columns)
 
 
-@pytest.mark.parametrize(
-    ("size_wh", "rows", "columns"),
-    [
-        ((64, 64), Placement(Span(64, 64, 0, 64)), Placement(Span(64, 64, 0, 64))),
-        ((128, 64), Placement(Span(64, 32, 0, 32), 16), Placement(Span(128, 64, 0, 64))),
-        ((64, 63), Placement(Span(63, 63, 0, 63), 0), Placement(Span(64, 64, 0, 64))),
-        ((10, 20), Placement(Span(20, 64, 0, 64)), Placement(Span(10, 32, 0, 32), 16)),
-        ((9_000, 1), Placement(Span(1, 1, 0, 1), 31), Placement(Span(9_000, 64, 0, 64))),
-    ],
+@rows(
+    ((64, 64), Placement(Span(64, 64, 0, 64)), Placement(Span(64, 64, 0, 64))),
+    ((128, 64), Placement(Span(64, 32, 0, 32), 16), Placement(Span(128, 64, 0, 64))),
+    ((64, 63), Placement(Span(63, 63, 0, 63), 0), Placement(Span(64, 64, 0, 64))),
+    ((10, 20), Placement(Span(20, 64, 0, 64)), Placement(Span(10, 32, 0, 32), 16)),
+    ((9_000, 1), Placement(Span(1, 1, 0, 1), 31), Placement(Span(9_000, 64, 0, 64))),
     ids=str,
 )
 def test_letterbox_fits_and_centres(size_wh, rows, columns):
@@ -208,18 +203,15 @@ def test_transparent_pixels_show_the_background_colour():
     np.testing.assert_array_equal(levels[:, 0, 0], [3, 2, 1])
 
 
-@pytest.mark.parametrize(
-    ("size_wh", "transform", "shrink"),
-    [
-        ((538, 538), SHORTER, 2),
-        ((537, 538), SHORTER, 1),
-        ((1_920, 1_080), replace(SHORTER, decode_margin=2.0), 2),
-        ((1_920, 1_080), SHORTER, 4),
-        ((8_000, 6_000), SHORTER, 8),
-        ((600, 90), EXACT, 2),
-        ((8_000, 64), LETTERBOX, 8),
-        ((1_920, 1_080), replace(SHORTER, antialias=False), 1),
-    ],
+@rows(
+    ((538, 538), SHORTER, 2),
+    ((537, 538), SHORTER, 1),
+    ((1_920, 1_080), replace(SHORTER, decode_margin=2.0), 2),
+    ((1_920, 1_080), SHORTER, 4),
+    ((8_000, 6_000), SHORTER, 8),
+    ((600, 90), EXACT, 2),
+    ((8_000, 64), LETTERBOX, 8),
+    ((1_920, 1_080), replace(SHORTER, antialias=False), 1),
     ids=str,
 )
 def test_decoder_shrinks_as_much_as_the_resize_allows(size_wh, transform, shrink):
@@ -261,19 +253,16 @@ def test_plans_of_many_sizes_take_little_memory(side_px, max_shrink):
     assert kept_bytes < 64 * 2**20
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"resize_shorter_px": 223}, "resize_shorter_px: expected at least the output's 224 x 224, got 223"),
-        ({"resize": "exact"}, "resize_shorter_px = 256 contradicts resize = exact"),
-        ({"resize": "fit"}, "resize: expected one of shorter_side, exact, letterbox, got 'fit'"),
-        ({"datatype": "FP64"}, "datatype: expected one of FP32, FP16, UINT8, got 'FP64'"),
-        ({"mean": (0.0, 0.0)}, "mean: expected 3 numbers, got (0.0, 0.0)"),
-        ({"std": (1.0, 0.0, 1.0)}, "std: expected positive numbers, got (1.0, 0.0, 1.0)"),
-        ({"decode_margin": float("nan")}, "decode_margin: expected 1 or more, got nan"),
-        ({"pad_color": (0, 256, 0)}, "pad_color: expected 0..255, got (0, 256, 0)"),
-        ({"background_color": (0, -1, 0)}, "background_color: expected 0..255, got (0, -1, 0)"),
-    ],
+@rows(
+    ({"resize_shorter_px": 223}, "resize_shorter_px: expected at least the output's 224 x 224, got 223"),
+    ({"resize": "exact"}, "resize_shorter_px = 256 contradicts resize = exact"),
+    ({"resize": "fit"}, "resize: expected one of shorter_side, exact, letterbox, got 'fit'"),
+    ({"datatype": "FP64"}, "datatype: expected one of FP32, FP16, UINT8, got 'FP64'"),
+    ({"mean": (0.0, 0.0)}, "mean: expected 3 numbers, got (0.0, 0.0)"),
+    ({"std": (1.0, 0.0, 1.0)}, "std: expected positive numbers, got (1.0, 0.0, 1.0)"),
+    ({"decode_margin": float("nan")}, "decode_margin: expected 1 or more, got nan"),
+    ({"pad_color": (0, 256, 0)}, "pad_color: expected 0..255, got (0, 256, 0)"),
+    ({"background_color": (0, -1, 0)}, "background_color: expected 0..255, got (0, -1, 0)"),
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_contradictory_parameters_are_refused(arguments, message):

@@ -134,16 +134,13 @@ def test_missed_p99_is_infeasible():
 
 
 @cases(
-    ("machine", "until_s", "reason"),
-    {
-        "no time": (Machine(), 2.0, "there was no time for another candidate; fix: more --minutes"),
-        "little time": (Machine(), 20.0, "there was time for 2 of 3 final rounds, too few to separate"),
-        "all rejected": (
-            Machine(rejects=frozenset(POINTS)),
-            300.0,
-            f"all {len(POINTS)} other candidates failed; the last one: rejected",
-        ),
-    },
+    no_time=(Machine(), 2.0, "there was no time for another candidate; fix: more --minutes"),
+    little_time=(Machine(), 20.0, "there was time for 2 of 3 final rounds, too few to separate"),
+    all_rejected=(
+        Machine(rejects=frozenset(POINTS)),
+        300.0,
+        f"all {len(POINTS)} other candidates failed; the last one: rejected",
+    ),
 )
 def test_search_without_a_comparison_keeps_the_default(machine, until_s, reason):
     searching, found = searched(machine, until_s=until_s)
@@ -203,16 +200,13 @@ NETWORK, DECODER = {"instances", "intra_op_thread_count"}, {"instances", "decode
 
 
 @cases(
-    ("text", "backend", "names"),
-    {
-        "fused": ("max_batch_size: 8", "fused", {*NETWORK, "run_batch_size", *BATCHES}),
-        "no-batch": ("", "onnxruntime", NETWORK),
-        "preprocess": ("", "preprocess", DECODER),
-        "sequences": ("max_batch_size: 8 sequence_batching {}", "preprocess", DECODER),
-        "reader": (READS_IN_PROCESS, "text_reader", NETWORK),
-        "gpu": ("instance_group [ { kind: KIND_GPU } ]", "onnxruntime", {"instances"}),
-        "two-groups": ("instance_group [ { count: 1 }, { count: 2 } ]", "python", set()),
-    },
+    fused=("max_batch_size: 8", "fused", {*NETWORK, "run_batch_size", *BATCHES}),
+    no_batch=("", "onnxruntime", NETWORK),
+    preprocess=("", "preprocess", DECODER),
+    sequences=("max_batch_size: 8 sequence_batching {}", "preprocess", DECODER),
+    reader=(READS_IN_PROCESS, "text_reader", NETWORK),
+    gpu=("instance_group [ { kind: KIND_GPU } ]", "onnxruntime", {"instances"}),
+    two_groups=("instance_group [ { count: 1 }, { count: 2 } ]", "python", set()),
 )
 def test_space_has_what_the_backend_reads(text, backend, names):
     assert search.space(parse(text), backend, cores=2).keys() == names

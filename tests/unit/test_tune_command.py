@@ -25,16 +25,13 @@ from tests.tables import cases
 
 
 @cases(
-    ("words", "reason"),
-    {
-        "unknown": (["nosuch"], "has no model 'nosuch', it has: classify, classify_v1, classify_v2"),
-        "route": (["classify"], "it is a route; fix: tune its variants: classify_v1, classify_v2"),
-        "profile": (["classify_v1", "--profile", "nosuch"], "no model has the profile 'nosuch', known are: "),
-        "ensemble": (["classify_v1", "--profile", "ensemble"], "tune its steps: imagenet_preprocess, effi"),
-        "concurrency": (["classify_v1", "--concurrency", "8,0"], "expected whole numbers from 1, got '0'"),
-        "inf-minutes": (["classify_v1", "--minutes", "inf"], "expected a finite number, got inf"),
-        "minutes": (["classify_v1", "--minutes", "-1"], "greater than or equal to"),
-    },
+    unknown=(["nosuch"], "has no model 'nosuch', it has: classify, classify_v1, classify_v2"),
+    route=(["classify"], "it is a route; fix: tune its variants: classify_v1, classify_v2"),
+    profile=(["classify_v1", "--profile", "nosuch"], "no model has the profile 'nosuch', known are: "),
+    ensemble=(["classify_v1", "--profile", "ensemble"], "tune its steps: imagenet_preprocess, effi"),
+    concurrency=(["classify_v1", "--concurrency", "8,0"], "expected whole numbers from 1, got '0'"),
+    inf_minutes=(["classify_v1", "--minutes", "inf"], "expected a finite number, got inf"),
+    minutes=(["classify_v1", "--minutes", "-1"], "greater than or equal to"),
 )
 def test_wrong_usage_is_rejected(words, reason):
     environment = {"NEREID_REPOSITORY": str(REPOSITORY), "COLUMNS": "200"}

@@ -25,13 +25,10 @@ def shapes(config: str) -> list[dict[str, list[int]]]:
 
 
 @cases(
-    ("dims", "batch", "shape"),
-    {
-        "fixed picture": ([3, 48, 192], 8, [1, 3, 48, 192]),
-        "open width": ([3, 48, -1], 8, [1, 3, 48, OPEN_SIDE_PX]),
-        "open sides without a batch": ([3, -1, -1], 0, [3, OPEN_SIDE_PX, OPEN_SIDE_PX]),
-        "tokens": ([-1], 8, [1, 1]),
-    },
+    fixed_picture=([3, 48, 192], 8, [1, 3, 48, 192]),
+    open_width=([3, 48, -1], 8, [1, 3, 48, OPEN_SIDE_PX]),
+    open_sides_without_a_batch=([3, -1, -1], 0, [3, OPEN_SIDE_PX, OPEN_SIDE_PX]),
+    tokens=([-1], 8, [1, 1]),
 )
 def test_tensors_have_the_shapes_of_the_config(dims, batch, shape):
     """Sides that the config leaves open are those of a picture, because networks cannot take one pixel."""

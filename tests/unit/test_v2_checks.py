@@ -21,7 +21,7 @@ from nereid.gateway.v2.inference_body import CheckedBody, check_body, check_body
 from nereid.gateway.v2.message import CONTENTS, check_message
 from nereid.gateway.v2.tensor_checks import ELEMENT_BYTES, check_classification, check_parameters
 from tests.gateways import asynchronous
-from tests.tables import cases
+from tests.tables import cases, rows
 
 SETTINGS = Settings()
 # Values that Triton 24.10 ends or blocks on, among harmless ones.
@@ -109,24 +109,21 @@ def test_empty_dimension_is_refused():
 
 
 @cases(
-    ("datatype", "data", "reason"),
-    {
-        "flag": ("FP32", "[true]", "expected numbers from -3.40282e+38 to 3.40282e+38 for FP32, got `bool`"),
-        "flag among integers": ("INT8", "[1, true]", "from -128 to 127 for INT8, got `bool`"),
-        "number for a flag": ("BOOL", "[1]", "expected true or false for BOOL, got `int`"),
-        "not a number": ("FP32", "[NaN]", "invalid JSON"),
-        "infinity": ("FP64", "[-Infinity]", "invalid JSON"),
-        "beyond FP64": ("FP64", "[1e999]", "expected finite numbers for FP64, got Number out of range"),
-        "beyond FP32": ("FP32", "[[1], [1e39]]", "for FP32, got 1e+39"),
-        "beyond INT8": ("INT8", "[-129]", "from -128 to 127 for INT8, got -129"),
-        "below 0": ("UINT16", "[-1]", "whole numbers from 0 to 65535 for UINT16, got -1"),
-        "beyond UINT64": ("UINT64", "[18446744073709551616]", "for UINT64, got 18446744073709551616"),
-        "fraction": ("INT32", "[1.5]", "for INT32, got `float`"),
-        "text": ("FP32", '["1"]', "expected numbers, got other values"),
-        "null": ("INT64", "[null]", "expected numbers, got other values"),
-        "number for a text": ("BYTES", "[1]", "expected texts, got int"),
-        "late": ("UINT8", str([1] * 70_000 + [256]), "from 0 to 255 for UINT8, got 256"),
-    },
+    flag=("FP32", "[true]", "expected numbers from -3.40282e+38 to 3.40282e+38 for FP32, got `bool`"),
+    flag_among_integers=("INT8", "[1, true]", "from -128 to 127 for INT8, got `bool`"),
+    number_for_a_flag=("BOOL", "[1]", "expected true or false for BOOL, got `int`"),
+    not_a_number=("FP32", "[NaN]", "invalid JSON"),
+    infinity=("FP64", "[-Infinity]", "invalid JSON"),
+    beyond_FP64=("FP64", "[1e999]", "expected finite numbers for FP64, got Number out of range"),
+    beyond_FP32=("FP32", "[[1], [1e39]]", "for FP32, got 1e+39"),
+    beyond_INT8=("INT8", "[-129]", "from -128 to 127 for INT8, got -129"),
+    below_0=("UINT16", "[-1]", "whole numbers from 0 to 65535 for UINT16, got -1"),
+    beyond_UINT64=("UINT64", "[18446744073709551616]", "for UINT64, got 18446744073709551616"),
+    fraction=("INT32", "[1.5]", "for INT32, got `float`"),
+    text=("FP32", '["1"]', "expected numbers, got other values"),
+    null=("INT64", "[null]", "expected numbers, got other values"),
+    number_for_a_text=("BYTES", "[1]", "expected texts, got int"),
+    late=("UINT8", str([1] * 70_000 + [256]), "from 0 to 255 for UINT8, got 256"),
 )
 def test_value_of_another_type_is_refused(datatype, data, reason):
     """Triton 24.10 takes some for its own fault, and stores others as another number."""
@@ -140,14 +137,11 @@ def test_value_of_another_type_is_refused(datatype, data, reason):
 
 
 @cases(
-    ("datatype", "data"),
-    {
-        "limits": ("INT8", "[-128, 127]"),
-        "large": ("UINT64", "[18446744073709551615]"),
-        "integer for FP32": ("FP32", "[1, 3.4e38, -0.0]"),
-        "flags": ("BOOL", "[[true], [false]]"),
-        "spaces": ("INT32", "[ [1 , 2],\n[3,\t4]]"),
-    },
+    limits=("INT8", "[-128, 127]"),
+    large=("UINT64", "[18446744073709551615]"),
+    integer_for_FP32=("FP32", "[1, 3.4e38, -0.0]"),
+    flags=("BOOL", "[[true], [false]]"),
+    spaces=("INT32", "[ [1 , 2],\n[3,\t4]]"),
 )
 def test_value_of_the_type_is_sent(datatype, data):
     shape = [data.count(",") + 1]
@@ -157,17 +151,14 @@ def test_value_of_the_type_is_sent(datatype, data):
 
 
 @cases(
-    ("name", "value"),
-    {
-        "fraction": ("sequence_id", 1e308),
-        "below 0": ("sequence_id", -1),
-        "flag": ("sequence_id", True),
-        "priority": ("priority", 1.0),
-        "classes": ("classification", "3"),
-        "start": ("sequence_start", 1),
-        "not finite": ("other", float("inf")),
-        "not a number": ("other", float("nan")),
-    },
+    fraction=("sequence_id", 1e308),
+    below_0=("sequence_id", -1),
+    flag=("sequence_id", True),
+    priority=("priority", 1.0),
+    classes=("classification", "3"),
+    start=("sequence_start", 1),
+    not_finite=("other", float("inf")),
+    not_a_number=("other", float("nan")),
 )
 def test_parameter_of_another_type_is_refused(name, value):
     with pytest.raises(Failure, match=f"^parameter '{name}': expected ") as raised:
@@ -177,14 +168,11 @@ def test_parameter_of_another_type_is_refused(name, value):
 
 
 @cases(
-    ("name", "count", "size", "reason"),
-    {
-        "empty image": ("image", 1, 0, "the image is empty"),
-        "empty among images": ("image", 2, 0, "the image is empty"),
-        "many images": ("image", 65, 1, "expected at most 64 elements, got the shape [65]"),
-        "many empty images": ("image", 65_536, 0, "expected at most 64 elements"),
-        "many words": ("words", 8193, 0, "expected at most 8192 elements"),
-    },
+    empty_image=("image", 1, 0, "the image is empty"),
+    empty_among_images=("image", 2, 0, "the image is empty"),
+    many_images=("image", 65, 1, "expected at most 64 elements, got the shape [65]"),
+    many_empty_images=("image", 65_536, 0, "expected at most 64 elements"),
+    many_words=("words", 8193, 0, "expected at most 8192 elements"),
 )
 def test_elements_that_only_take_time_are_refused(name, count, size, reason):
     data = (size.to_bytes(4, "little") + b"x" * size) * (count - 1) + bytes(4)
@@ -275,38 +263,25 @@ def test_both_protocols_become_the_same_request(datatype):
     getattr(typed.inputs.add(name="x", datatype=datatype, shape=[2]).contents, field).extend(values)
     message.inputs.add(name="x", datatype=datatype, shape=[2])
     message.raw_input_contents.append(raw)
-    request = {
-        "inputs": [
-            {"name": "x", "shape": [2], "datatype": datatype, "parameters": {"binary_data_size": len(raw)}}
-        ],
-        "parameters": {"binary_data_output": True},
-    }
+    tensor = {"name": "x", "shape": [2], "datatype": datatype, "parameters": {"binary_data_size": len(raw)}}
+    request = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
     text = json.dumps(request).encode()
 
-    bodies = {
-        b"".join(each.parts)
-        for each in (
-            check_message(SETTINGS, typed),
-            check_message(SETTINGS, message),
-            check_body(SETTINGS, text + raw, len(text)),
-        )
-    }
+    checked = [check_message(SETTINGS, each) for each in (typed, message)]
+    checked.append(check_body(SETTINGS, text + raw, len(text)))
 
-    assert len(bodies) == 1
+    assert len({b"".join(each.parts) for each in checked}) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "datatype", "shape", "reason"),
-    [
-        ("scores", "FP32", [-1, 1000], ""),
-        ("scores", "FP32", [-1, -1], ""),
-        ("quality", "FP32", [-1, 1], ""),
-        ("confidence", "FP32", [-1, -1], "needs a fixed length, got [-1,-1]"),
-        ("confidence", "FP32", [-1], "needs a fixed length, got [-1]"),
-        ("box", "FP32", [-1, -1, 4, 2], "needs a fixed length"),
-        ("text", "BYTES", [-1, -1], "needs numbers, got BYTES"),
-        ("other", "FP32", [-1, 1], "needs numbers, got no such output"),
-    ],
+@rows(
+    ("scores", "FP32", [-1, 1000], ""),
+    ("scores", "FP32", [-1, -1], ""),
+    ("quality", "FP32", [-1, 1], ""),
+    ("confidence", "FP32", [-1, -1], "needs a fixed length, got [-1,-1]"),
+    ("confidence", "FP32", [-1], "needs a fixed length, got [-1]"),
+    ("box", "FP32", [-1, -1, 4, 2], "needs a fixed length"),
+    ("text", "BYTES", [-1, -1], "needs numbers, got BYTES"),
+    ("other", "FP32", [-1, 1], "needs numbers, got no such output"),
 )
 def test_classes_of_what_may_be_empty_are_refused(name, datatype, shape, reason):
     """Triton 24.10 ends if it sorts texts, or nothing."""

@@ -12,17 +12,14 @@ MAP = 'output { name: "map" data_type: TYPE_FP32 dims: [ 1, -1, -1 ] } '
 
 
 @cases(
-    ("config", "expected"),
-    {
-        "detector": (IMAGE + BOX, True),
-        "one output of many": (IMAGE + SCORES + BOX, True),
-        "classifier": (IMAGE + SCORES, False),
-        "network whose outputs are as large as its picture": (PICTURE + MAP, False),
-        "picture of the image's size": (IMAGE + MAP, False),
-        "empty": ("", False),
-    },
+    detector=(IMAGE + BOX, True),
+    one_output_of_many=(IMAGE + SCORES + BOX, True),
+    classifier=(IMAGE + SCORES, False),
+    network_whose_outputs_are_as_large_as_its_picture=(PICTURE + MAP, False),
+    picture_of_the_images_size=(IMAGE + MAP, False),
+    empty=("", False),
 )
-def test_model_that_returns_rows_takes_one_image(tmp_path, config, expected):
+def test_model_that_returns_rows_takes_one_image(config, expected, tmp_path):
     """Images differ in their number of rows, so they cannot share a request."""
     (tmp_path / "config.pbtxt").write_text(config)
 

@@ -53,8 +53,6 @@ class Publisher:
 
 
 class Drop:
-    """A drop folder with its clock, and the output of its watcher."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.publisher, self.seconds = folder, Publisher(), 0.0
         self.staging = folder.parent / "staging"
@@ -124,7 +122,6 @@ def drop(tmp_path):
 
 
 def contents(path: Path) -> dict[str, str]:
-    """Return the content of a file, or of all in a folder, by name."""
     if not path.is_dir():
         return {path.name: path.read_text()}
     files = sorted(each for each in path.rglob("*") if each.is_file())
@@ -132,7 +129,6 @@ def contents(path: Path) -> dict[str, str]:
 
 
 def swap(link: Path, target: Path) -> None:
-    """Change a link atomically, as Kubernetes does."""
     new = link.with_name(f".{link.name}.new")
     new.symlink_to(target)
     new.replace(link)
@@ -183,16 +179,11 @@ def test_other_files_are_ignored_and_reported_once(drop):
     assert (drop.published, [*drop.visible], drop.announced) == ([], before, [])
     expected = "ignored: expected NAME.onnx, or a folder with one"
     unprintable = "ignored: its name has characters that cannot be printed"
-    assert drop.reported == [
-        f"labels.txt: {expected}",
-        f"'ne\\nt.onnx': {unprintable}",
-        f"net.pt: {expected}",
-        f"'ne\\udcfft.onnx': {unprintable}",
-    ]
+    odd = [f"{name}: {unprintable}" for name in (r"'ne\nt.onnx'", r"'ne\udcfft.onnx'")]
+    assert drop.reported == [f"labels.txt: {expected}", odd[0], f"net.pt: {expected}", odd[1]]
 
 
 def make_deep(path: Path) -> None:
-    """Make folders in each other, more than Python calls functions in each other."""
     here = os.open(".", os.O_RDONLY)
     try:
         path.mkdir()
@@ -236,13 +227,7 @@ def make_full(path: Path) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        make_deep,
-        make_socket,
-        make_full,
-        make_pipe_inside,
-        make_loop_inside,
-        os.mkfifo,
-        Path.mkdir,
+        *(make_deep, make_socket, make_full, make_pipe_inside, make_loop_inside, os.mkfifo, Path.mkdir),
         lambda path: path.symlink_to("/dev/zero"),
         lambda path: path.symlink_to("a" * 300),
         lambda path: path.symlink_to(path),
@@ -341,7 +326,7 @@ def test_file_that_is_deleted_while_it_is_handled_may_come_again(drop, failures)
 
 
 @pytest.mark.parametrize("name", ["net.onnx", "net/net.onnx"])
-@cases("change", {"written": lambda path: path.write_text("b"), "deleted": Path.unlink})
+@cases("change", written=lambda path: path.write_text("b"), deleted=Path.unlink)
 def test_copy_with_other_digests_is_discarded(drop, name, change):
     path = drop.write(name, "a")
     entry = read_entry(drop.folder / name.partition("/")[0])
@@ -357,13 +342,10 @@ def test_copy_with_other_digests_is_discarded(drop, name, change):
 
 
 @cases(
-    ("name", "kind", "target"),
-    {
-        "file": ("net@x.onnx", OperationFailed, "net@x-20261121T123005Z.onnx"),
-        "folder": ("net@x/net.onnx", InvalidConfig, "net@x-20261121T123005Z"),
-    },
+    file=("net@x.onnx", OperationFailed, "net@x-20261121T123005Z.onnx"),
+    folder=("net@x/net.onnx", InvalidConfig, "net@x-20261121T123005Z"),
 )
-def test_rejected_entry_is_moved_with_its_reason(drop, name, kind, target):
+def test_rejected_entry_is_moved_with_its_reason(name, kind, target, drop):
     """The reason is one line, and names the original instead of the copy."""
     entry, slash, inside = name.partition("/")
     drop.publisher.failures = [kind(f"'{drop.staging / entry}' is bad\nindeed")]
@@ -414,14 +396,12 @@ def caused(error: Exception) -> OperationFailed:
 
 @cases(
     "error",
-    {
-        "server": NotReached("the server does not respond"),
-        "lock": files.LockTimeout("another one publishes"),
-        "recovery": TemporaryFailure("recovery failed"),
-        "disk": OSError(28, "No space left on device"),
-        "disk-in-action": caused(OSError(28, "No space left on device")),
-        "lock-in-action": caused(files.LockTimeout("another one holds the history")),
-    },
+    server=NotReached("the server does not respond"),
+    lock=files.LockTimeout("another one publishes"),
+    recovery=TemporaryFailure("recovery failed"),
+    disk=OSError(28, "No space left on device"),
+    disk_in_action=caused(OSError(28, "No space left on device")),
+    lock_in_action=caused(files.LockTimeout("another one holds the history")),
 )
 def test_temporary_failure_is_tried_again(drop, error):
     tries: list[float] = []
@@ -511,19 +491,16 @@ def test_entry_that_becomes_a_link_is_not_followed(drop, tmp_path, name):
 
 
 @cases(
-    ("name", "failures", "make", "reason"),
-    {
-        # A link would let others choose where the watcher writes.
-        "link": (
-            "rejected",
-            [OperationFailed("no")],
-            lambda path: path.symlink_to(path.parents[1]),
-            "'rejected' is a link",
-        ),
-        "file": ("published", [], Path.touch, "["),
-    },
+    # A link would let others choose where the watcher writes.
+    link=(
+        "rejected",
+        [OperationFailed("no")],
+        lambda path: path.symlink_to(path.parents[1]),
+        "'rejected' is a link",
+    ),
+    file=("published", [], Path.touch, "["),
 )
-def test_entry_that_cannot_be_moved_stays_and_is_handled_once(drop, name, failures, make, reason):
+def test_entry_that_cannot_be_moved_stays_and_is_handled_once(name, failures, make, reason, drop):
     make(drop.folder / name)
     before = {*drop.folder.parent.iterdir()}
     drop.publisher.failures = failures
@@ -598,7 +575,6 @@ def repository(tmp_path):
 
 
 def publish_to(repository: Path) -> Publish:
-    """Return the real function that publishes there, without a server."""
     return watch.publication(
         repository, lambda: None, Gates(max_slowdown=100, max_memory_ratio=100), 0, lambda line: None
     )
@@ -652,19 +628,16 @@ OVERLAP = ": it contains the repository '{0}/repository', or is inside"
 
 
 @cases(
-    ("folder", "repository_name", "model", "reason"),
-    {
-        "absent": ("absent", "repository", "", "cannot watch '{0}/absent': it is not a folder; fix: mkdir "),
-        "file": ("file", "repository", "", "cannot watch '{0}/file': it is not a folder"),
-        "in-repository": ("link", "repository", "", "cannot watch '{0}/link'" + OVERLAP),
-        "around-repository": (".", "repository", "", "cannot watch '{0}'" + OVERLAP),
-        "repository": ("drop", "absent", "", "'{0}/absent' is not a folder; fix: "),
-        "model": ("drop", "repository", "other", "'{0}/repository' has no network 'other', it has: net"),
-        "share": ("drop", "repository", "", "invalid share: expected 0 to 99% of the traffic, got 100%"),
-    },
+    absent=("absent", "repository", "", "cannot watch '{0}/absent': it is not a folder; fix: mkdir "),
+    file=("file", "repository", "", "cannot watch '{0}/file': it is not a folder"),
+    in_repository=("link", "repository", "", "cannot watch '{0}/link'" + OVERLAP),
+    around_repository=(".", "repository", "", "cannot watch '{0}'" + OVERLAP),
+    repository=("drop", "absent", "", "'{0}/absent' is not a folder; fix: "),
+    model=("drop", "repository", "other", "'{0}/repository' has no network 'other', it has: net"),
+    share=("drop", "repository", "", "invalid share: expected 0 to 99% of the traffic, got 100%"),
 )
 def test_watch_that_would_reject_every_file_is_wrong_usage(
-    repository, folder, repository_name, model, reason
+    folder, repository_name, model, reason, repository
 ):
     base = repository.parent
     (base / "drop").mkdir()

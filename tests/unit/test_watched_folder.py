@@ -7,7 +7,6 @@ from nereid.base.watched_folder import Arrivals
 
 @pytest.fixture
 def watched(tmp_path):
-    """A folder, and a function that advances the clock and returns the complete files."""
     now = 0.0
     (tmp_path / "old").write_bytes(b"1")
     arrivals = Arrivals(lambda: sorted(tmp_path.iterdir()), settle_s=1.0, clock=lambda: now)

@@ -63,18 +63,15 @@ def test_slow_variant_is_named():
 
 
 @cases(
-    ("lines", "kernel", "cause"),
-    {
-        "no requests": ([], CALM, ""),
-        "one request": ([line()], CALM, ""),
-        "failures": ([line()] * 90 + [line("unavailable")] * 10, CALM, "unavailable"),
-        "few failures": ([line()] * 990 + [line("unavailable")] * 10, CALM, ""),
-        "all failed": ([line("invalid_image")] * 9, CALM, "invalid_image"),
-        "busy machine": ([line(wait_ms=4.0)] * 50, Contention(2, 0.9, 1.1, 1.5, 0, 0, 0.0), "cores"),
-        "idle again": ([line(wait_ms=4.0)] * 50, Contention(2, 0.0, 0.1, 0.0, 0, 0, 0.0), "cores"),
-        "own load": ([line(wait_ms=4.0)] * 50, Contention(2, 1.9, 0.1, 1.5, 0, 0, 0.0), ""),
-        "limit of the group": ([line()] * 50, Contention(2, 1.0, 0.0, 0.1, 0, 0, 0.6), "cores"),
-    },
+    no_requests=([], CALM, ""),
+    one_request=([line()], CALM, ""),
+    failures=([line()] * 90 + [line("unavailable")] * 10, CALM, "unavailable"),
+    few_failures=([line()] * 990 + [line("unavailable")] * 10, CALM, ""),
+    all_failed=([line("invalid_image")] * 9, CALM, "invalid_image"),
+    busy_machine=([line(wait_ms=4.0)] * 50, Contention(2, 0.9, 1.1, 1.5, 0, 0, 0.0), "cores"),
+    idle_again=([line(wait_ms=4.0)] * 50, Contention(2, 0.0, 0.1, 0.0, 0, 0, 0.0), "cores"),
+    own_load=([line(wait_ms=4.0)] * 50, Contention(2, 1.9, 0.1, 1.5, 0, 0, 0.0), ""),
+    limit_of_the_group=([line()] * 50, Contention(2, 1.0, 0.0, 0.1, 0, 0, 0.6), "cores"),
 )
 def test_causes(lines, kernel, cause):
     found = explain(lines, kernel)
@@ -85,14 +82,7 @@ def test_causes(lines, kernel, cause):
     assert found.requests == len(lines)
 
 
-@cases(
-    ("slow_ms", "objective_ms", "cause"),
-    {
-        "within": (30.0, 250.0, ""),
-        "beyond": (300.0, 250.0, "network"),
-        "no objective": (30.0, 0.0, "network"),
-    },
-)
+@cases(within=(30.0, 250.0, ""), beyond=(300.0, 250.0, "network"), no_objective=(30.0, 0.0, "network"))
 def test_slow_requests_within_the_objective_are_not_a_problem(slow_ms, objective_ms, cause):
     """The slowest requests are always slower than the others; only the objective makes that a cause."""
     found = explain([line()] * 95 + [line(network=slow_ms)] * 5, CALM, objective_ms)
@@ -103,7 +93,6 @@ def test_slow_requests_within_the_objective_are_not_a_problem(slow_ms, objective
 
 
 def counts(processes, busy_s, throttled, periods, now_s):
-    """Return the counts of a machine with two cores."""
     return Counts(processes, 2, busy_s, throttled, periods, now_s)
 
 
@@ -117,11 +106,8 @@ def test_rates_between_two_moments():
     assert found == Contention(2, 1.0, 0.5, pytest.approx(0.5), 100.0, 5.0, 0.5)
 
 
-@cases(
-    ("membership", "folder"),
-    {"version 2": ("0::/a.slice/b\n", "a.slice/b"), "version 1": ("4:cpu,cpuacct:/c\n0::/\n", "cpu/c")},
-)
-def test_throttling_is_that_of_the_own_group(tmp_path, membership, folder):
+@cases(version_2=("0::/a.slice/b\n", "a.slice/b"), version_1=("4:cpu,cpuacct:/c\n0::/\n", "cpu/c"))
+def test_throttling_is_that_of_the_own_group(membership, folder, tmp_path):
     (tmp_path / "membership").write_text(membership)
     groups = ControlGroups(tmp_path / "root", tmp_path / "membership")
     without = groups.throttling()

@@ -1,0 +1,219 @@
+"""Fields of documents: the file that defines them, what proves a number, and checksums of numbers."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from nereid.base.assets import TEXT_REPOSITORY
+from nereid.base.serving_errors import InvalidConfig
+from nereid.tasks.read.fields.check_digits import ALPHANUMERIC, CHECKSUMS
+from nereid.tasks.read.fields.field_search import find_fields
+from nereid.tasks.read.fields.shapes import MAX_WAYS, count_ways
+from nereid.tasks.read.fields.specification import (
+    Specification,
+    forms_of,
+    json_schema,
+    judge,
+    parse_specification,
+    read_specification,
+)
+from tests.tables import cases, rows
+from tests.unit.test_field_search import FEDEX, UPS, WAYBILL, line
+from tests.waybills.decoys import page
+
+WAYBILL_FILE = TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json"
+FIELD = b'{"name": "a", "formats": [{"pattern": "1"}]}'
+
+
+def specification(**changes):
+    form = {"pattern": r"\d{12}", **changes}
+    return json.dumps({"fields": [{"name": "number", "formats": [form]}]}).encode()
+
+
+def test_published_schema_is_the_one_in_use(root):
+    schema = json.loads((root / "docs" / "fields.schema.json").read_text())
+
+    assert schema == json_schema()
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator(schema).validate(json.loads(WAYBILL_FILE.read_text()))
+
+
+@rows(
+    (b"\xff", "JSON"),
+    (b'{"fields": []}', "Expected `array` of length >= 1"),
+    (specification(checksum="crc"), "Invalid enum value 'crc'"),
+    (specification(paterns=""), "Object contains unknown field `paterns`"),
+    (specification(pattern="("), "pattern '(': missing ), unterminated subpattern"),
+    (specification(pattern="(a+)+"), "pattern '(a+)+': expected at most 1,000 ways to match, got more"),
+    (specification(pattern="(a|a){30}"), "pattern '(a|a){30}': expected at most 1,000 ways"),
+    (specification(pattern=r"(\d)\1"), r"pattern '(\d)\1': expected at most 1,000 ways"),
+    (specification(pattern=".{12}", checksum="gs1"), "pattern '.{12}': expected letters, digits"),
+    (specification(checksum="gs1", joined=False), "expected joined with a checksum"),
+    (specification(examples=["12"]), r"pattern '\d{12}': expected the example to fit: '12'"),
+    (specification(counterexamples=["1234 5678 9012"]), "the counterexample not to fit: '1234 5678 9012'"),
+    (b'{"fields": [{"name": "a"}]}', "field 'a': expected formats or carriers, got none"),
+    (b'{"fields": [%s, %s]}' % (FIELD, FIELD), "names of fields must differ, got a, a"),
+    (specification(needs_label=True), "field 'number': expected labels for a format with needs_label"),
+    ids=lambda value: repr(value)[:60],
+)
+def test_wrong_file_is_rejected(text, message):
+    with pytest.raises(InvalidConfig) as error:
+        parse_specification(text)
+
+    assert message in str(error.value)
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(
+        InvalidConfig, match=re.escape(f"cannot read '{tmp_path / 'none.json'}': No such file")
+    ):
+        read_specification(tmp_path / "none.json")
+
+
+def test_ways_are_counted():
+    ways = {"abc": 1, r"\d{2,4}": 3, r"\d+": 64, "ab|cd|e": 3, "(?:a?b?)c": 4, "(?:ab?)?": 3, "(?:ab?){2}": 4}
+
+    assert {pattern: count_ways(pattern) for pattern in ways} == ways
+    assert [count_ways(pattern) for pattern in ("(a*)*", "(?=a*)b*")] == [MAX_WAYS + 1] * 2
+
+
+NUMBER = Specification(fields=WAYBILL.fields[:1])
+FORMS = forms_of(NUMBER.fields[0])
+ZTO, ORDER_LIKE_UPS = "73100012345678", "120101199003074513"
+# FedEx's 34 digits end with the number of the parcel.
+OTHER_FEDEX, LONG_FEDEX = "986578788855", f"9622001900000000000000{FEDEX}"
+
+
+def found(*texts, barcodes=()):
+    lines = [line(text, top=40.0 * number) for number, text in enumerate(texts)]
+    return find_fields(lines, NUMBER, [(each, line(each, top=500).box) for each in barcodes])[0]
+
+
+@pytest.mark.parametrize(("form", "carrier"), FORMS, ids=lambda value: getattr(value, "name", ""))
+def test_examples_are_found_beside_their_label(form, carrier):
+    name = carrier.labels[0] if carrier and carrier.labels else ""
+
+    answers = {each: found("12 MAIN STREET", f"{name} TRACKING #", each) for each in form.examples}
+
+    values = {each: judge(form, re.sub("[^0-9A-Za-z]", "", each))[0] for each in form.examples}
+    assert {each: answer.value for each, answer in answers.items()} == values
+    assert not any(answer.valid is False for answer in answers.values())
+
+
+@cases(
+    "texts, barcodes, expected",
+    label_and_checksum=(["TRK#", FEDEX], [], (FEDEX, True, "label+checksum", "FedEx", True)),
+    checksum=([UPS], [], (UPS, True, "checksum", "UPS", True)),
+    label=([f"中通 运单号 {ZTO}"], [], (ZTO, None, "label", "ZTO Express", False)),
+    format_only=(["TBA123456789012"], [], ("TBA123456789012", None, "format only", "Amazon", False)),
+    name_of_the_carrier=(["FEDEX", FEDEX], [], (FEDEX, True, "checksum", "FedEx", False)),
+    form_before_the_number=(["TRK# 0201 7995 3127 4483"], [], ("799531274483", True)),
+    form_behind_the_number=(["TRK# 7995 3127 4483 0201"], [], ("799531274483", True)),
+    bars_agree=([FEDEX], [f"96220019000000000000{'00' + FEDEX}"], (FEDEX, True, "barcode+text+checksum")),
+    bars_and_label_agree=([f"单号 {ZTO}"], [ZTO], (ZTO, None, "barcode+text", "ZTO Express", True)),
+    bars_of_any_number=([ZTO], [ZTO], (ZTO, None, "barcode+text", "ZTO Express", False)),
+    bars_of_an_order=([f"Order no: {ZTO}"], [ZTO], (None, None)),
+    only_bars=(["TO: A"], [UPS], (UPS, True, "barcode+checksum", "UPS", True)),
+    bars_of_goods=(["TO: A"], ["4006381333931"], (None, None)),
+    chance_beside_a_label=([f"单号：{ZTO}", f"证件号 {ORDER_LIKE_UPS}"], [], (ZTO, None)),
+    end_of_another_word=([f"业务单号：{FEDEX}"], [], (None, None)),
+    end_of_a_carriers_name=([f"中通单号：{ZTO}"], [], (ZTO, None, "label", "ZTO Express")),
+    number_beside_another_label=([f"Order no: {FEDEX}"], [], (None, None)),
+    label_of_another_number_is_nearer=(["TRACKING", f"Invoice {FEDEX}"], [], (None, None)),
+    address_of_a_page=(["www.example.com/tracking", FEDEX], [], (None, None)),
+    telephone=(["TRACKING #", "(800) 463-3339"], [], (None, None)),
+    date=(["TRACKING #", "2026-11-27 14"], [], (None, None)),
+    part_of_a_longer_number=(["SF1234567890123 4567"], [], (None, None)),
+    zeros=(["TRK#", "0000 0000 0000"], [], ("000000000000", None, "label")),
+    letters_for_zeros=(["TRK#", "OO00 0000 0000"], [], ("OO0000000000", False, "label")),
+    zeros_without_a_label=(["TBA000000000000"], [], (None, None)),
+    letters_for_digits=(["TRK#", "GS2951 1749 4011 1690 41"], [], (None, None)),
+)
+def test_evidence_decides(texts, barcodes, expected):
+    answer = found(*texts, barcodes=barcodes)
+
+    known = answer.value, answer.valid, answer.proof, answer.carrier, answer.certain
+    assert known[: len(expected)] == expected
+
+
+def test_two_numbers_with_equal_evidence_are_both_returned():
+    answer = found(f"TRK# {FEDEX}", "", f"TRK# {OTHER_FEDEX}")
+
+    assert (answer.value, answer.certain) == (FEDEX, False)
+    assert answer.candidates == (FEDEX, OTHER_FEDEX)
+
+
+def test_the_same_number_in_a_longer_one_is_no_rival():
+    answer = found(f"TRK# {FEDEX}", LONG_FEDEX)
+
+    assert (answer.value, answer.certain, answer.candidates) == (FEDEX, True, ())
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow(minutes=1))])
+def test_no_wrong_number_is_certain(count):
+    """Half of the pages have other numbers, and one of ten has no tracking number; -s prints the counts."""
+    counts: Counter[str] = Counter()
+    for seed in range(count):
+        made = page(seed, FORMS)
+        answer = find_fields(made.lines, NUMBER)[0]
+        is_right = answer.value == made.number
+        counts["right" if is_right else "wrong"] += made.number is not None
+        counts["number without one"] += made.number is None and not is_right
+        counts["certain"] += answer.certain
+        counts["certain and wrong"] += answer.certain and not is_right
+    print(counts)
+
+    assert counts["certain and wrong"] == 0
+    assert counts["right"] >= 0.94 * 0.9 * count
+
+
+PUBLISHED = {
+    "upu_s10": ("RB123456785GB", "RB123456785CV"),
+    "ups_1z": ("1Z5R89390357567127", "1Z410E7W0392751591", "1Z999AA10123456784"),
+    "gs1": ("6291041500213", "036000241457", "73513537", "10614141000415", "000123450000000027"),
+    "fedex_12": ("986578788855", "477179081230", "974367662710", "00779017972697"),
+    "mod_7": ("3318810025", "73891051146"),
+    "mod_10_1_2": ("C11031500001879", "D10011354453707", "1506235620"),
+    "mod_10_3_1": ("9400111206206406260787", "568283610012000", "0073938000549297"),
+    "luhn": ("79927398713", "17893729974"),
+    "mod_11": ("0306406152", "080442957X"),
+    "mod_37_36": ("A12425GABC1234002M",),
+}
+REJECTED = {
+    "upu_s10": ("RB123456786US", "RB123456785XX", "R8123456785GB"),
+    "ups_1z": ("2Z5R89390357567127", "1A5R89390357567127", "1Z1111111111111111"),
+    "gs1": ("000000000000000001", "62910415002131"),
+    "fedex_12": ("996578788855",),
+    "mod_7": ("3318810034", "9"),
+    "mod_10_1_2": ("C11031500001889", "1506235622", "7"),
+    "mod_10_3_1": ("568283610012732", "5002847016405018", "0"),
+    "luhn": ("79927398710",),
+    "mod_11": ("0306406153", "03064061X2"),
+    "mod_37_36": ("A12425GABC1234002N",),
+}
+
+
+@pytest.mark.parametrize("name", CHECKSUMS)
+def test_published_numbers_hold_and_wrong_ones_do_not(name):
+    holds = CHECKSUMS[name].holds
+
+    assert [number for number in PUBLISHED[name] if not holds(number)] == []
+    assert [number for number in REJECTED[name] if holds(number)] == []
+
+
+@pytest.mark.parametrize("name", ["gs1", "luhn", "mod_37_36"])
+def test_every_other_last_character_is_rejected(name):
+    alphabet = ALPHANUMERIC if name == "mod_37_36" else ALPHANUMERIC[:10]
+
+    for number in PUBLISHED[name]:
+        assert [each for each in alphabet if CHECKSUMS[name].holds(number[:-1] + each)] == [number[-1]]
+
+
+@given(st.sampled_from(sorted(CHECKSUMS)), st.text(max_size=40))
+def test_any_text_is_judged(name, text):
+    assert CHECKSUMS[name].holds(text) in {True, False}

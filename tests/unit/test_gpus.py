@@ -1,0 +1,287 @@
+"""Readings of nvidia-smi from recorded outputs, and the profile that `nereid serve` selects."""
+
+import os
+import time
+from dataclasses import replace
+
+import pytest
+
+from nereid.base.assets import REPOSITORY
+from nereid.base.errors import ServerError
+from nereid.server import nvidia_smi
+from nereid.server.command_line import ServerOptions, command, environment
+from nereid.server.gpu_profile import Choice, Package, check_named_gpus, choose, driver_problem
+from nereid.server.installation import find_installation
+from nereid.server.nvidia_smi import Device, GpuProcess
+from tests import gpu_outputs as recorded
+from tests.tables import cases, rows
+
+DEVICES = nvidia_smi.parse_devices(recorded.LIST)
+DIVIDED = nvidia_smi.parse_devices(recorded.MIG_LIST)
+
+
+def test_gpus_are_read():
+    table = recorded.GPU + recorded.DESKTOP_GPU + "WARNING: infoROM is corrupted at gpu 0000:AF:00.0\n"
+
+    first, second = nvidia_smi.parse_gpus(table)
+
+    assert (first.index, first.uuid, first.compute_capability) == ("0", recorded.A100, "8.0")
+    assert (first.memory_total_mib, first.mig, first.ecc_errors) == (81920.0, "Disabled", 0.0)
+    assert (second.name, second.mig, second.ecc_errors) == ("NVIDIA GeForce GTX 1080", None, None)
+
+
+def test_devices_are_read_with_the_parts_of_a_divided_gpu():
+    assert DEVICES[1] == Device("1", "NVIDIA A100-SXM4-80GB", recorded.SECOND)
+    assert DIVIDED[1] == Device("", "MIG 1g.10gb Device 0", recorded.PART)
+    found = [each.uuid for each in nvidia_smi.parts_of(recorded.DIVIDED, DIVIDED)]
+    assert found == [recorded.PART, "MIG-a25704ba-3a06-5299-a795-fd7cf4d13973"]
+    assert nvidia_smi.parts_of(recorded.SECOND, DIVIDED) == []
+
+
+def test_processes_releases_and_clocks_are_read():
+    assert nvidia_smi.parse_processes(recorded.PROCESSES) == [
+        GpuProcess(recorded.A100, 4194301, "/usr/local/bin/python3.10", 79872),
+        GpuProcess(recorded.A100, 4194302, "a, b", None),
+    ]
+    assert nvidia_smi.parse_processes("") == []
+    releases = [nvidia_smi.parse_cuda_version(each) for each in (recorded.HEAD, recorded.NEW_HEAD, "")]
+    assert releases == ["12.2", "13.1", ""]
+    assert nvidia_smi.parse_slowdowns(recorded.CLOCKS) == []
+    assert nvidia_smi.parse_slowdowns(recorded.HOT.replace("Throttle", "Event")) == ["HW Thermal Slowdown"]
+
+
+@cases(
+    no_GPU=([], False, "/nowhere", "no NVIDIA GPU"),
+    GPU=(["nvidia0"], False, "/nowhere", ""),
+    WSL=(["dxg"], False, "/nowhere", ""),
+    container_without_its_GPU=(["nvidiactl"], True, "/nowhere", "this process sees no device"),
+)
+def test_absence_needs_no_program(devices, driver, path, reason, tmp_path):
+    """Device files decide: a driver's own files are visible in each container of the machine."""
+    for name in devices:
+        (tmp_path / name).touch()
+    version = tmp_path / "version"
+    if driver:
+        version.touch()
+
+    found = nvidia_smi.why_absent(path, tmp_path, version)
+
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_failure_of_nvidia_smi_has_its_text(tmp_path):
+    """nvidia-smi prints its errors on stdout."""
+    environment = recorded.install_smi(tmp_path, {recorded.QUERY: recorded.NO_DRIVER}, status=9)
+
+    with pytest.raises(ServerError, match="couldn't communicate with the NVIDIA driver") as raised:
+        nvidia_smi.read_gpus(environment["PATH"])
+
+    assert raised.value.fix == "reload the driver, or restart the machine"
+
+
+def test_nvidia_smi_that_hangs_is_ended(tmp_path):
+    """A driver that does not respond must not block a start of the server."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nsleep 300\n")
+    program.chmod(0o755)
+    began_s = time.monotonic()
+
+    with pytest.raises(ServerError, match=r"has not ended after 0\.1 s"):
+        nvidia_smi.run(f"{tmp_path}:{os.defpath}", timeout_s=0.1)
+
+    assert time.monotonic() - began_s < 100
+
+
+def test_missing_nvidia_smi_has_a_fix():
+    """A container without the capability `utility` has none."""
+    with pytest.raises(ServerError, match="NVIDIA_DRIVER_CAPABILITIES=compute,utility"):
+        nvidia_smi.run("/nowhere")
+
+
+@rows(
+    (None, [recorded.A100, recorded.SECOND]),
+    ("1,0", [recorded.SECOND, recorded.A100]),
+    ("GPU-d859", [recorded.SECOND]),
+    ("", []),
+    ("0,7,1", [recorded.A100]),
+    ("NoDevFiles", []),
+)
+def test_visible_gpus_are_those_of_cuda(value, uuids):
+    """Entries after an invalid one are ignored, as CUDA does."""
+    environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+
+    assert [each.uuid for each in nvidia_smi.visible(DEVICES, environment)] == uuids
+
+
+@cases(
+    order=("1, 0", DEVICES, [recorded.SECOND, recorded.A100]),
+    UUID=(recorded.A100, DEVICES, [recorded.A100]),
+    part=(recorded.PART, DIVIDED, [recorded.PART]),
+    beside_a_divided_one=("1", DIVIDED, [recorded.SECOND]),
+)
+def test_gpus_are_selected(words, devices, uuids):
+    assert [each.uuid for each in nvidia_smi.parse(words, devices)] == uuids
+
+
+@cases(
+    unknown=("2", DEVICES, "no GPU is called '2'; this machine has: 0, NVIDIA A100-SXM4-80GB, GPU-513536b6"),
+    prefix=("GPU-", DEVICES, "no GPU is called 'GPU-'"),
+    twice=("0,0", DEVICES, "expected each GPU once"),
+    divided=(
+        "0",
+        DIVIDED,
+        "MIG divides GPU 0; expected the UUID of a part: MIG 1g.10gb Device 0, MIG-feb88891",
+    ),
+    part_and_GPU=(f"{recorded.PART},1", DIVIDED, "expected one part of a GPU alone"),
+    no_GPU=("0", [], "this machine has: none"),
+)
+def test_unknown_gpu_is_an_error_with_the_known_ones(words, devices, message):
+    """CUDA would ignore the entry, and the server would use no GPU."""
+    with pytest.raises(ValueError, match="--gpu-id") as raised:
+        nvidia_smi.parse(words, devices)
+
+    assert message in str(raised.value)
+
+
+def test_selected_gpus_reach_the_server_by_their_uuids(tmp_path):
+    """CUDA and nvidia-smi number GPUs differently."""
+    environment = recorded.install_smi(tmp_path, recorded.GOOD)
+
+    found = nvidia_smi.select("1", {**environment, "CUDA_VISIBLE_DEVICES": "0"}, tmp_path / "dev")
+
+    assert found == {"CUDA_VISIBLE_DEVICES": recorded.SECOND}
+
+
+NO_PROVIDER = "ONNX Runtime has no CUDA provider"
+CUDA_13 = replace(recorded.CUDA_12, cupy=(Package("cupy-cuda13x", "13.6.0", 13),))
+
+
+def chosen(
+    folder, outputs=recorded.GOOD, installed=recorded.CUDA_12, repository=REPOSITORY, status=0, **more
+):
+    """Return the choice on a machine with a GPU and recorded outputs."""
+    variables = recorded.install_smi(folder, outputs, status) | more
+    return choose(repository, variables, folder / "dev", lambda: installed)
+
+
+def test_gpu_with_its_packages_is_selected(tmp_path):
+    expected = Choice("gpu", "NVIDIA A100-SXM4-80GB, CUDA provider, CuPy 13.6.0")
+
+    assert chosen(tmp_path) == expected
+    assert str(expected) == "profile gpu: NVIDIA A100-SXM4-80GB, CUDA provider, CuPy 13.6.0"
+
+
+def test_old_gpu_next_to_a_good_one_does_no_harm(tmp_path):
+    gpus = recorded.DESKTOP_GPU + recorded.GPU.replace("0", "1", 1)
+    listed = "GPU 0: NVIDIA GeForce GTX 1080 (UUID: GPU-11ff)\n" + recorded.LIST.splitlines()[0].replace(
+        "GPU 0", "GPU 1"
+    )
+    outputs = {"": recorded.NEW_HEAD, recorded.QUERY: gpus, recorded.LISTED: listed}
+
+    assert chosen(tmp_path, recorded.GOOD | outputs, CUDA_13).profile == "gpu"
+
+
+def test_part_of_a_divided_gpu_is_selected(tmp_path):
+    outputs = {**recorded.GOOD, recorded.LISTED: recorded.MIG_LIST, recorded.QUERY: recorded.DIVIDED_GPU}
+
+    choice = chosen(tmp_path, outputs, CUDA_VISIBLE_DEVICES=recorded.PART)
+
+    assert (choice.profile, choice.reason.partition(",")[0]) == ("gpu", "MIG 1g.10gb Device 0")
+
+
+@cases(
+    CuPy=(replace(recorded.CUDA_12, cupy=()), {}, "CuPy is missing", "[embedded,gpu]"),
+    codec=(replace(recorded.CUDA_12, has_codec=False), {}, "nvImageCodec is missing", "[embedded,gpu]"),
+    CPU_package=(recorded.NOTHING, {}, NO_PROVIDER, "pip uninstall -y onnxruntime && "),
+    nothing=(replace(recorded.NOTHING, runtimes=()), {}, NO_PROVIDER, "pip install"),
+    both=(
+        replace(recorded.CUDA_12, runtimes=("onnxruntime", "onnxruntime-gpu")),
+        {},
+        "onnxruntime and onnxruntime-gpu overwrite each other's files",
+        "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'nereid-serving[embedded,gpu]'",
+    ),
+    two_CuPys=(
+        replace(recorded.CUDA_12, cupy=(*CUDA_13.cupy, *recorded.CUDA_12.cupy)),
+        {},
+        "cupy-cuda13x and cupy-cuda12x overwrite each other's files",
+        "pip uninstall -y cupy-cuda13x cupy-cuda12x && pip install 'nereid-serving[embedded,gpu13]'",
+    ),
+    CUDA_13=(
+        CUDA_13,
+        {},
+        "driver 535.216.01 supports CUDA 12.2, and CuPy is built for CUDA 13",
+        "install driver 580 or later, or: pip install 'nereid-serving[embedded,gpu]'",
+    ),
+    old_GPU=(
+        CUDA_13,
+        {"": recorded.NEW_HEAD, recorded.QUERY: recorded.DESKTOP_GPU},
+        "NVIDIA GeForce GTX 1080 has compute capability 6.1; expected at least 7.5",
+        "[embedded,gpu]",
+    ),
+)
+def test_unusable_gpu_has_a_reason_and_a_fix(installed, outputs, reason, fix, tmp_path):
+    choice = chosen(tmp_path, {**recorded.GOOD, **outputs}, installed)
+
+    assert choice.profile == "cpu"
+    assert choice.reason.startswith("a GPU, but ")
+    assert reason in choice.reason
+    assert fix in choice.fix
+
+
+def test_gpu_that_cannot_be_used_is_not_selected(tmp_path):
+    for name in ("hidden", "silent", "unknown", "models"):
+        (tmp_path / name).mkdir()
+    hidden = chosen(tmp_path / "hidden", CUDA_VISIBLE_DEVICES="")
+    silent = chosen(tmp_path / "silent", {recorded.QUERY: recorded.NO_DRIVER}, status=9)
+    unknown = chosen(tmp_path / "unknown", repository=tmp_path / "models")
+
+    assert {each.profile for each in (hidden, silent, unknown)} == {"cpu"}
+    assert hidden.reason == "a GPU, but CUDA_VISIBLE_DEVICES names no GPU of this machine"
+    assert "couldn't communicate with the NVIDIA driver" in silent.reason
+    assert unknown.reason == "no model has configs/gpu.pbtxt"
+
+
+def test_tuned_profile_is_mentioned_and_not_selected(tmp_path):
+    """It fits the machine of its search, which may be another one."""
+    configs = tmp_path / "models" / "a" / "configs"
+    configs.mkdir(parents=True)
+    (configs / "tuned.pbtxt").touch()
+    (tmp_path / "dev").mkdir()
+
+    choice = choose(tmp_path / "models", {"PATH": "/nowhere"}, tmp_path / "dev")
+
+    assert str(choice).endswith("; another profile is there: --profile tuned")
+    assert choice.profile == "cpu"
+
+
+def test_server_gets_the_named_gpus_and_their_pools(tmp_path):
+    """The stubs are its children; Triton ignores pools of GPUs that CUDA does not show."""
+    triton = find_installation({})
+    words = command(ServerOptions(profile="gpu"), triton, tmp_path, "id")
+
+    variables = environment(triton, {"CUDA_VISIBLE_DEVICES": recorded.SECOND})
+
+    assert variables["CUDA_VISIBLE_DEVICES"] == recorded.SECOND
+    assert "--cuda-memory-pool-byte-size=0:536870912" in words
+    assert "--cuda-memory-pool-byte-size=1:536870912" in words
+    assert not [each for each in command(ServerOptions(), triton, tmp_path, "id") if "cuda" in each]
+
+
+def test_named_gpus_need_a_profile_that_uses_them(tmp_path):
+    variables = recorded.install_smi(tmp_path, recorded.GOOD)
+    choice = choose(REPOSITORY, variables, tmp_path / "dev", lambda: recorded.NOTHING)
+
+    with pytest.raises(ValueError, match="expected a profile that uses a GPU, got profile cpu: a GPU, but"):
+        check_named_gpus("1", choice)
+
+    check_named_gpus("", choice)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "major", "is_usable"),
+    [("12.2", 12, True), ("13.1", 12, True), ("12.8", 13, False), ("", 13, True), ("11.8", 0, True)],
+)
+def test_driver_supports_its_own_and_earlier_releases(cuda, major, is_usable):
+    """Minor releases are compatible; an unknown release is no reason."""
+    assert (driver_problem(cuda, "1.2", major) is None) == is_usable

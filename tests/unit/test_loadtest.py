@@ -1,0 +1,237 @@
+"""Verdicts of load tests and of the torture program, and the load generator's counts and process."""
+
+import re
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+
+import numpy as np
+import pytest
+
+from loadtest.torture import verdict
+from loadtest.torture.observation import gauges
+from loadtest.torture.traffic import Kind, Target, Traffic
+from loadtest.users.report import Report, Row
+from loadtest.users.thresholds import Limits, Thresholds, compare
+from nereid.base.metrics_page import Snapshot
+from nereid.client.classifier_errors import RequestRefused, TimedOut
+from nereid.insight.tune import load_generator
+from nereid.insight.tune.load_generator import Load, Response, closed_loop, post_request, run, summary, within
+from tests import http_receiver
+from tests.tables import cases
+
+ROW = Row(
+    protocol="http",
+    requests=200,
+    failures={},
+    rate_per_s=19.0,
+    target_per_s=20.0,
+    achieved_ratio=0.95,
+    backlog_max=0,
+    in_flight_max=4,
+    response_ms={"p50": 20.0, "p99": 80.0},
+    service_ms={"p50": 10.0, "p99": 10.0},
+)
+LIMITS = Limits(p50_ms=20.0, p99_ms=80.0, error_ratio=0.01, achieved_ratio=0.95)
+
+
+def missed(report: Report, limits: Limits = LIMITS) -> list[tuple[str, str, str]]:
+    thresholds = Thresholds(generator_cpu=0.8, open=limits)
+    return [(line.name, line.expected, line.got) for line in compare(report, thresholds) if not line.is_met]
+
+
+def report(**row: object) -> Report:
+    """Return that of an open loop which just meets its limits, but for what is given."""
+    return Report("open", 10.0, 1, 0.8, (replace(ROW, **row),))
+
+
+@cases(
+    just_met=({}, []),
+    few_errors=({"failures": {"any": 2}}, []),
+    p50=({"response_ms": {"p50": 21.0, "p99": 80.0}}, [("http p50", "≤ 20 ms", "21 ms")]),
+    p99=({"response_ms": {"p50": 20.0, "p99": 81.5}}, [("http p99", "≤ 80 ms", "81.5 ms")]),
+    errors=({"failures": {"any": 2, "other": 1}}, [("http error ratio", "≤ 0.01", "0.015")]),
+    achieved=({"achieved_ratio": 0.9}, [("http achieved ratio", "≥ 0.95", "0.9")]),
+    no_target=({"achieved_ratio": None}, []),
+    nothing=({"requests": 0}, [("http correct responses", "≥ 1", "0")]),
+    service=({"service_ms": {"p50": 999.0, "p99": 999.0}}, []),
+    refused_within_a_millisecond=(
+        {"failures": {"refused": 200}, "achieved_ratio": None},
+        [("http correct responses", "≥ 1", "0"), ("http error ratio", "≤ 0.01", "1")],
+    ),
+)
+def test_limits_are_held(row, expected):
+    assert missed(report(**row)) == expected
+
+
+@cases(
+    a_busy_generator_has_measured_itself=(
+        {"generator_cpu": 0.81},
+        ("generator, share of a core", "≤ 0.8", "0.81"),
+    ),
+    lost_processes=({"lost": 1}, ("processes lost", "≤ 0", "1")),
+    nothing_asked=({"rows": ()}, ("protocols", "≥ 1", "0")),
+)
+def test_a_run_without_proof_fails(changes, expected):
+    assert missed(replace(report(), **changes)) == [expected]
+
+
+IMPORT = re.compile(r"^\s*(from|import) .*\b(locust|locust_users|locust_events|locustfile)\b", re.M)
+
+
+def test_only_the_locustfile_and_what_is_for_it_import_locust(root):
+    """Tests and measurements that share these modules would get a patched standard library."""
+    rooms = ("loadtest", "nereid", "clients", "tests")
+    files = [path for room in rooms for path in (root / room).rglob("*.py")]
+
+    found = {str(path.relative_to(root)) for path in files if IMPORT.search(path.read_text())}
+
+    users = {f"loadtest/users/locust_{name}.py" for name in ("events", "users")}
+    assert found == {"loadtest/locustfile.py", *users}
+
+
+WATCHDOG_S = 30.0
+TARGET = Target("", "")
+
+
+def raising(error: Exception):
+    def call() -> None:
+        raise error
+
+    return call
+
+
+def failed(verdicts) -> list[str]:
+    return [each.what for each in verdicts if not each.is_good]
+
+
+@cases(
+    right=(lambda client: "", False, []),
+    wrong_amid_faults=(lambda client: "a goldfish", True, ["wrong outcomes"]),
+    refused_amid_faults=(lambda client: raising(RequestRefused("no"))(), True, ["wrong outcomes"]),
+    failed=(lambda client: raising(TimedOut("late"))(), False, ["failed requests"]),
+    failed_amid_faults=(lambda client: raising(TimedOut("late"))(), True, ["kinds without a right outcome"]),
+)
+def test_outcomes_of_traffic_are_judged(send, may_fail, expected):
+    with Traffic([Kind("odd", 50, nullcontext, send)], TARGET) as traffic:
+        deadline = time.monotonic() + WATCHDOG_S
+        while not traffic.sent and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    found = [each.partition(" (")[0] for each in failed(verdict.judge_traffic(traffic.tallies, may_fail))]
+    assert set(expected) <= set(found)
+    assert bool(expected) == bool(found)
+
+
+MINUTES = np.arange(100) / 10
+NOISE = np.random.default_rng(1).normal(0, 3, len(MINUTES))
+
+
+@cases(
+    sawtooth=(60 * (MINUTES % 0.5), True),
+    step_at_the_start=(60.0 * (MINUTES > 0.5), True),
+    peaks=(np.where(np.arange(100) % 20, 0, 200), True),
+    below_the_bound=(0.3 * MINUTES, True),
+    leak=(8 * MINUTES, False),
+    in_steps=(8 * np.floor(MINUTES) + 60 * (MINUTES % 0.5), False),
+)
+def test_leak_is_told_from_noise(more, is_good):
+    assert verdict.grown("memory", list(800 + NOISE + more), 8.0).is_good is is_good
+
+
+def test_gauge_that_is_on_no_page_is_not_zero():
+    """One that has another name now would pass for ever."""
+    with pytest.raises(LookupError, match="no page has nereid_gateway_in_flight"):
+        gauges(Snapshot.parse("nereid_route_in_flight 1"))
+
+
+HOST = "127.0.0.1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Responds with the status in the path, after the milliseconds in the body."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        time.sleep(int(body) / 1e3)
+        self.send_response(int(self.path[1:]))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def port():
+    with http_receiver.listening(Handler) as address:
+        yield int(address.rpartition(":")[2])
+
+
+def request(port: int, status: int, wait_ms: int) -> bytes:
+    return post_request(HOST, port, f"/{status}", str(wait_ms).encode(), {})
+
+
+def test_rejections_do_not_count_as_responses(port):
+    load = closed_loop(HOST, port, [request(port, 503, 5)], concurrency=2, seconds=0.2)
+
+    assert (load.rate, load.p99_ms, load.answered) == (0.0, 0.0, 0)
+    assert load.failed > 0
+
+
+@pytest.mark.parametrize("requests", [[b""], ["text"]], ids=["nothing listens", "any other error"])
+def test_caller_that_ends_with_an_error_is_a_failure(port, requests):
+    """A load whose callers ended must not look healthy."""
+    load = closed_loop(HOST, 1 if requests == [b""] else port, requests, concurrency=3, seconds=0.1)
+
+    assert load == Load(0.0, 0.0, 0.0, 0.0, 0, 3)
+
+
+def test_request_without_a_response_is_a_failure(port, monkeypatch):
+    """A server with hanging requests must not look fast because of the other requests."""
+    monkeypatch.setattr(load_generator, "DRAIN_S", 0.2)
+    requests = [request(port, 200, 1), request(port, 200, 3_000)]
+
+    load = closed_loop(HOST, port, requests, concurrency=4, seconds=0.3)
+
+    assert load.answered > 0
+    assert load.failed == 4
+
+
+def test_failures_count_at_any_time_and_latencies_within_the_span():
+    seen = [(0.0, 0.1, 503), (0.0, 0.3, 200), (0.3, 0.5, 200), (0.5, 1.1, 200), (0.6, 1.5, 503)]
+    responses = [Response(*each) for each in seen]
+
+    assert within(responses, 0.2, 1.0, 1.6) == summary(responses[2:4], 1.1 - 0.3, lost=2)
+    # With at most one response in the span, all count.
+    assert within([Response(0.0, 2.0, 200)], 0.2, 1.0, 2.1) == summary([Response(0.0, 2.0, 200)], 2.1)
+
+
+@pytest.mark.parametrize("begin_s", [0.41, 0.45, 0.53])
+def test_rate_of_batches_does_not_depend_on_where_a_span_begins(begin_s):
+    """Eight responses every 0.1 s are 80 per second; a fixed span would give 64 or 80."""
+    ends = [round(0.1 * number, 1) for number in range(1, 13) for _ in range(8)]
+    responses = [Response(end - 0.2, end, 200) for end in ends]
+
+    assert within(responses, begin_s, begin_s + 0.48, 1.3).rate == pytest.approx(80)
+
+
+def test_other_process_loads_at_each_concurrency(port, tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        path.write_bytes(request(port, 200, 1))
+
+    loads = run(port, paths, [1, 3], 0.2)
+
+    assert [*loads] == [1, 3]
+    assert all(load.answered > 0 and load.failed == 0 and load.p99_ms >= 1 for load in loads.values())
+
+
+def test_summary_counts_successful_responses_only():
+    responses = [Response(0.0, 0.010 * number, 200) for number in range(1, 101)] + [Response(0.0, 9.0, 503)]
+
+    assert summary(responses, 2.0, lost=1) == Load(50.0, 500.0, 900.0, 990.0, 100, 2)
+    assert summary([], 2.0) == Load(0.0, 0.0, 0.0, 0.0, 0, 0)

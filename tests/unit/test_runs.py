@@ -1,0 +1,297 @@
+"""Runs of a network: at load, their threads, kinds of failures, and buffers that are bound once."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from nereid.base.config.model_config import ModelConfig
+from nereid.base.processes import available_cores
+from nereid.base.serving_errors import (
+    DeviceFailed,
+    InferenceFailed,
+    InvalidConfig,
+    OutOfMemory,
+    RuntimeFailed,
+)
+from nereid.vision.inference.io_binding import RecordedRuns
+from nereid.vision.inference.run_failures import run_failure
+from nereid.vision.inference.run_sizes import ThreadCounts, thread_counts, warm_batch_sizes
+from nereid.vision.inference.session import Session, SessionEvents
+from tests.faulty_networks import FRAGILE_IO, CUDADriverError, CUDARuntimeError, fragile
+from tests.networks import ONE_INSTANCE, identity, store, tensor, written
+from tests.tables import cases
+
+
+def warming(sizes: str) -> str:
+    return f'parameters {{ key: "nereid.warm_batch_sizes" value {{ string_value: "{sizes}" }} }}\n'
+
+
+def config(parameters: dict[str, str], max_batch_size: int) -> ModelConfig:
+    given = {name: {"string_value": text} for name, text in parameters.items()}
+    return ModelConfig.from_document({"max_batch_size": max_batch_size, "parameters": given}, Path("m"), 1)
+
+
+@cases(
+    powers_of_two=({}, 8, [1, 2, 4, 8]),
+    and_the_largest=({}, 12, [1, 2, 4, 8, 12]),
+    no_batches=({}, 0, [1]),
+    divided_batches=({"nereid.run_batch_size": "2"}, 8, [1, 2]),
+    given=({"nereid.warm_batch_sizes": "3, 8"}, 8, [3, 8]),
+    turned_off=({"nereid.warm_batch_sizes": ""}, 8, []),
+)
+def test_sizes_of_a_slow_first_run(parameters, max_batch_size, expected):
+    assert warm_batch_sizes(config(parameters, max_batch_size), is_default=True) == expected
+
+
+def test_other_providers_run_nothing_at_load():
+    assert warm_batch_sizes(config({}, 8), is_default=False) == []
+
+
+@pytest.mark.parametrize("sizes", ["9", "0", "two", "1 2"])
+def test_sizes_outside_of_the_batches_fail_the_load(sizes):
+    with pytest.raises(InvalidConfig, match=f"numbers from 1 to 8 with commas, got '{sizes}'"):
+        warm_batch_sizes(config({"nereid.warm_batch_sizes": sizes}, 8), is_default=False)
+
+
+def opened(folder, model, text: str) -> tuple[list[float], list[int]]:
+    """Open a network; returns the seconds of its runs at load, and the rows of its other runs."""
+    warmed, ran = [], []
+    store(folder, "m", model, text + ONE_INSTANCE)
+    Session.from_config(
+        ModelConfig.from_file(folder / "m", 1),
+        events=SessionEvents(ran=lambda seconds, rows: ran.append(rows), warmed=warmed.append),
+    )
+    return warmed, ran
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP16", "INT8", "BOOL", "STRING"])
+def test_network_is_run_at_load(tmp_path, datatype):
+    io = tensor("input", "x", datatype, [3]) + tensor("output", "y", datatype, [3])
+    model = identity(datatype, ["N", 3])
+
+    warmed, ran = opened(tmp_path, model, "max_batch_size: 8\n" + io + warming("1,2,8"))
+
+    assert len(warmed) == 3
+    assert np.all(np.array(warmed) > 0)
+    assert ran == []
+
+
+def test_variable_dim_fails_the_load_with_the_parameter(tmp_path):
+    io = tensor("input", "x", "FP32", [-1]) + tensor("output", "y", "FP32", [-1])
+
+    with pytest.raises(InvalidConfig, match=r"expected inputs of fixed dims, got 'x' \[-1\]"):
+        opened(tmp_path, identity("FP32", ["N", "M"]), "max_batch_size: 8\n" + io + warming("1"))
+
+
+def test_failing_run_fails_the_load(tmp_path):
+    with pytest.raises(InvalidConfig, match=r"run of 1 row\(s\) of zeros at load: unavailable"):
+        opened(tmp_path, fragile(), FRAGILE_IO + warming("1"))
+
+
+INTRA, INTER = "intra_op_thread_count", "inter_op_thread_count"
+
+
+@pytest.fixture
+def one_core():
+    """Bind the process to one of its cores for the time of a test."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+def test_cores_are_those_of_the_affinity(one_core):
+    assert available_cores() == 1
+
+
+@cases(
+    explicit=({INTRA: "3"}, 1000, "CPU", ThreadCounts(3, 0)),
+    digits_and_letters=({INTRA: " 4abc"}, 1, "CPU", ThreadCounts(4, 0)),
+    more_instances_than_cores=({}, 1000, "CPU", ThreadCounts(1, 0)),
+    negative=({INTRA: "-5", INTER: "-5"}, 1000, "CPU", ThreadCounts(1, 0)),
+    kind_model=({}, 1000, "MODEL", ThreadCounts(1, 0)),
+    gpu=({}, 1, "GPU", ThreadCounts(0, 0)),
+    explicit_on_gpu=({INTRA: "3", INTER: "2"}, 1, "GPU", ThreadCounts(3, 2)),
+)
+def test_thread_counts(parameters, instances, kind, expected):
+    assert thread_counts(parameters, instances, kind) == expected
+
+
+@pytest.mark.parametrize("instances", [0, 1, 2, 3])
+def test_instances_share_the_cores(instances):
+    shares = {0: 1.0, 1: 1.0, 2: 0.5, 3: 1 / 3}
+    expected = max(1, int(available_cores() * shares[instances] + 1e-9))
+
+    assert thread_counts({}, instances) == ThreadCounts(expected, 0)
+
+
+FAIL, EXCEPTION, INVALID = (
+    f"[ONNXRuntimeError] : {kind} : "
+    for kind in ("1 : FAIL", "6 : RUNTIME_EXCEPTION", "2 : INVALID_ARGUMENT")
+)
+ARENA = (
+    "bfc_arena.cc:376 void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool, onnxruntime::Stream*)"
+)
+RUNNING = "Non-zero status code returned while running"
+CALL = "onnxruntime::CudaCall(ERRTYPE, const char*, int) [with ERRTYPE = cudaError; bool THRW = true] "
+NODE = f"{RUNNING} Conv node. Name:'/fc1/Conv' Status Message: "
+
+
+@pytest.mark.parametrize("kind", [CUDARuntimeError, CUDADriverError])
+def test_broken_device_of_cupy_is_recognised(kind):
+    lost = run_failure(kind(700, "an illegal memory access"))
+
+    assert str(lost) == f"unavailable: device failed: {kind.__name__}: an illegal memory access"
+    assert type(run_failure(kind(1, "invalid argument"))) is RuntimeFailed
+
+
+def test_failed_allocation_in_python_is_a_lack_of_memory():
+    """NumPy, and ONNX Runtime's binding, raise Python's own error."""
+    assert type(run_failure(MemoryError("std::bad_alloc"))) is OutOfMemory
+    assert type(run_failure(MemoryError())) is OutOfMemory
+
+
+@cases(
+    "text",
+    arena_issue_22702=f"{EXCEPTION}{NODE}\n{ARENA} Failed to allocate memory for requested buffer",
+    without_an_arena_ONNX_Runtime_1_31=f"{EXCEPTION}{NODE}std::bad_alloc",
+    gpu_mem_limit=f"{FAIL}{NODE}{ARENA} Available memory of 3 is smaller than requested bytes of 9",
+    CUDA_Deep_Live_Cam_issue_584=f"{FAIL}{CALL}CUDA failure 2: out of memory ; GPU=0 ; hostname=h",
+    cuBLAS_issue_16512=f"{EXCEPTION}{NODE}{CALL}CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0",
+    cuDNN_9=f"{FAIL}{NODE}CUDNN failure 4: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ;",
+)
+def test_lack_of_memory_is_recognised(text):
+    """A text about memory is a lack of memory, though it may name a failure of CUDA."""
+    failure = run_failure(RuntimeError(text))
+
+    assert type(failure) is OutOfMemory
+    assert str(failure).startswith("onnx runtime error ")
+
+
+@cases(
+    "text",
+    failed_kernel_roop_unleashed_issue_32=f"{FAIL}CUDA failure 719: unspecified launch failure ;",
+    illegal_address_pykeio_ort_issue_321=f"{CALL}CUDA failure 700: an illegal memory access ; GPU=0",
+    unknown_error_issue_14211=f"{CALL}CUDA failure 999: unknown error ; GPU=192915439",
+    no_device_issue_11561=f"{CALL}CUDA failure 100: no CUDA-capable device is detected ; GPU=32712",
+    cuDNN_issue_23497=f"{FAIL}{NODE}CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED ; GPU=0",
+    ComfyUI_issue_5562=f"{FAIL}{NODE}CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0",
+    cuDNN_frontend_issue_23301=f"{FAIL}{NODE}CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED ; GPU=0",
+    TensorRT_VSGAN_issue_74=f"{FAIL}{NODE}TensorRT EP execution context enqueue failed.",
+)
+def test_broken_device_is_recognised(text):
+    failure = run_failure(RuntimeError(text))
+
+    assert type(failure) is DeviceFailed
+    assert str(failure).startswith("unavailable: device failed: onnx runtime error 1: ")
+
+
+@cases(
+    "text",
+    text_from_the_request=f"{INVALID}Got invalid dimensions for input: CUDA failure 700: x for",
+    invalid_argument=f"{FAIL}{CALL}CUDA failure 1: invalid argument ; GPU=0",
+    built_for_other_devices=f"{FAIL}CUDA failure 209: no kernel image is available on the device",
+    not_supported=f"{FAIL}{NODE}CUDNN failure 3000: CUDNN_STATUS_NOT_SUPPORTED ; GPU=0",
+    bad_parameter_issue_1606=f"{FAIL}CUDNN failure 3: CUDNN_STATUS_BAD_PARAM ; GPU=0",
+    reshape=f"{EXCEPTION}{RUNNING} Reshape node. Name:'r' Status Message: cannot be reshaped",
+)
+def test_other_failures_stay_those_of_the_run(text):
+    assert type(run_failure(RuntimeError(text))) is RuntimeFailed
+
+
+OPTIONS = onnxruntime.RunOptions()
+
+
+@pytest.fixture(scope="module")
+def session():
+    nodes = "y = Add(x, x) total = ReduceSum<keepdims = 0>(x, axes)"
+    io = "(float[N,M] x) => (float[N,M] y, float[N] total) <int64[1] axes = {1}>"
+    model = written(f"{io} {{ {nodes} }}")
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def rows(count: int, first: float = 0) -> np.ndarray:
+    return np.arange(count * 3, dtype=np.float32).reshape(count, 3) + np.float32(first)
+
+
+def test_results_are_those_of_each_request(session):
+    run = RecordedRuns(np, "cpu", 0)
+    inputs = [rows(count, first) for first, count in enumerate([2, 1, 2, 4, 1, 2])]
+
+    results = [run(session, {"x": x}, ["total", "y"], OPTIONS) for x in inputs]
+
+    for x, (total, y) in zip(inputs, results, strict=True):
+        assert (y.dtype, total.dtype) == (np.float32, np.float32)
+        np.testing.assert_array_equal(y, 2 * x)
+        np.testing.assert_array_equal(total, x.sum(axis=1))
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.shapes = []
+
+    def zeros(self, shape, dtype):
+        self.shapes.append(shape)
+        return np.zeros(shape, dtype)
+
+    def empty_like(self, array):
+        self.shapes.append(array.shape)
+        return np.empty_like(array)
+
+    asarray, ascontiguousarray = staticmethod(np.asarray), staticmethod(np.ascontiguousarray)
+
+
+def test_rows_are_filled_up_to_the_next_size(session):
+    counting = Counting()
+    run = RecordedRuns(counting, "cpu", 0, sizes=[4, 1])
+
+    for count in (3, 2, 4, 1, 3, 5):
+        total, y = run(session, {"x": rows(count, count)}, ["total", "y"], OPTIONS)
+        np.testing.assert_array_equal(y, 2 * rows(count, count))
+        np.testing.assert_array_equal(total, rows(count, count).sum(axis=1))
+
+    assert counting.shapes == [(4, 3), (4,), (4, 3), (1, 3), (1,), (1, 3), (5, 3), (5,), (5, 3)]
+
+
+def test_output_without_a_row_for_each_input_is_refused(session):
+    """The rows of a request could not be separated from those that fill up, and answers would be wrong."""
+    model = written("(float[N,M] x) => (float[K,M] y) { y = Concat<axis = 0>(x, x) }")
+    twice = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    with pytest.raises(InferenceFailed, match=r"'y' .*: expected 4 rows for 4 rows .*, got shape \[8, 3"):
+        RecordedRuns(np, "cpu", 0, sizes=[4])(twice, {"x": rows(3)}, ["y"], OPTIONS)
+
+    (y,) = RecordedRuns(np, "cpu", 0)(twice, {"x": rows(3)}, ["y"], OPTIONS)
+    np.testing.assert_array_equal(y, np.concatenate([rows(3), rows(3)]))
+
+
+def test_other_outputs_are_another_recording(session):
+    run = RecordedRuns(np, "cpu", 0)
+
+    (both, one) = (run(session, {"x": rows(2)}, names, OPTIONS) for names in (["y", "total"], ["total"]))
+
+    assert [each.shape for each in both] == [(2, 3), (2,)]
+    assert [each.shape for each in one] == [(2,)]
+
+
+def test_number_of_recordings_is_limited(session):
+    counting = Counting()
+    run = RecordedRuns(counting, "cpu", 0, max_recorded=2)
+
+    for count in (1, 2, 3, 4, 3):
+        (y,) = run(session, {"x": rows(count)}, ["y"], OPTIONS)
+        np.testing.assert_array_equal(y, 2 * rows(count))
+
+    assert counting.shapes == [(1, 3), (1, 3), (2, 3), (2, 3)]
+
+
+def test_parts_of_a_larger_array_are_copied(session):
+    run = RecordedRuns(np, "cpu", 0)
+    wide = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+    for _ in range(2):
+        (y,) = run(session, {"x": wide[:, ::2]}, ["y"], OPTIONS)
+        np.testing.assert_array_equal(y, 2 * wide[:, ::2])

@@ -1,0 +1,560 @@
+"""Before and around a start of the server: machine, flags, ports, run directories, checks and log."""
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nereid.base.assets import REPOSITORY
+from nereid.base.config.server_flags import backend_settings, flag_values
+from nereid.base.errors import ServerError
+from nereid.cli.main import app
+from nereid.server import ports, preflight, run_dir
+from nereid.server.command_line import ServerOptions, environment
+from nereid.server.embedded_server import unservable_models
+from nereid.server.installation import (
+    FOLDER,
+    LIBRARY,
+    STUB,
+    assemble_backends,
+    cuda_folders,
+    find_installation,
+)
+from nereid.server.ports import Ports, check_ports, free_ports
+from nereid.server.ready_line import announcement
+from nereid.server.run_dir import ServerRecord
+from nereid.server.server_log import MAX_REPETITIONS, PERIOD_S, ServerLog
+from tests.tables import cases, rows
+
+OURS = "--backend-config=onnxruntime,a="
+# The words after it are those of a server; its child is a stub.
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)"
+CHILD = """
+import json, sys
+sys.path[:0] = {path!r}
+from nereid.base.config.server_flags import server_command_line
+print(json.dumps(server_command_line()))
+"""
+
+
+def test_stub_reads_the_words_its_parent_was_started_with():
+    words = ["--backend-config", "", "onnxruntime,a=b c", "--id=naïve"]
+    child = CHILD.format(path=sys.path)
+
+    done = subprocess.run(
+        [sys.executable, "-c", PARENT, child, *words], stdout=subprocess.PIPE, check=True, timeout=60
+    )
+
+    assert json.loads(done.stdout) == [sys.executable, "-c", PARENT, child, *words]
+
+
+@cases(
+    without_a_value=(["tritonserver", "--flag"], []),
+    empty_value=(["tritonserver", "--flag="], [""]),
+    equals_sign_in_the_value=(["tritonserver", "--flag=a=b"], ["a=b"]),
+    longer_names=(["tritonserver", "--flagged=1", "--no-flag=2"], []),
+    joined_then_apart=(["tritonserver", "--flag=1", "--flag", "2", "x"], ["1", "2"]),
+    apart_then_joined=(["tritonserver", "--flag", "1", "--flag=2"], ["1", "2"]),
+)
+def test_values_of_a_flag_keep_their_order(words, values):
+    assert flag_values(words, "--flag") == values
+
+
+@cases(
+    last_wins=([OURS + "1", "--backend-config", "onnxruntime,a=2"], {"a": "2"}),
+    other_backends=(["--backend-config=python,a=1", "--backend-config=onnxruntime2,a=2"], {}),
+    value_with_every_separator=([OURS + "/x=y:/z,w"], {"a": "/x=y:/z,w"}),
+    empty_value=([OURS], {"a": ""}),
+    all_backends=(["--backend-config=a=1", "--backend-config", "b=2"], {"a": "1", "b": "2"}),
+    own_setting_over_all_backends=([OURS + "1", "--backend-config=a=2"], {"a": "1"}),
+    comma_in_the_value=(["--backend-config=a=/x,onnxruntime,a=2"], {"a": "/x,onnxruntime,a=2"}),
+)
+def test_settings_are_those_of_one_backend(words, settings):
+    assert backend_settings(["tritonserver", *words], "onnxruntime") == settings
+
+
+def test_further_servers_of_the_repository_are_named(tmp_path):
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    base = run_dir.root(environment)
+    record = ServerRecord(1001, "127.0.0.1", Ports(*free_ports(3)), str(REPOSITORY), "cpu", "t")
+    with run_dir.occupy(base, REPOSITORY) as one, run_dir.occupy(base, REPOSITORY) as other:
+        run_dir.write(one, record)
+        alone = CliRunner().invoke(app, ["versions", "classify"], env=environment)
+        run_dir.write(other, replace(record, pid=1002))
+        both = CliRunner().invoke(app, ["versions", "classify"], env=environment)
+
+    assert "note:" not in alone.stderr
+    note = (
+        "note: this command uses the newest server of this repository, pid 1002; it does not reach pid 1001"
+    )
+    assert both.stderr.count(note) == 1
+
+
+def announced(host: str = "127.0.0.1") -> ServerRecord:
+    return ServerRecord(1, host, Ports(1, 2, 3), "/r", "cpu", "secret", 4)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_persons_get_addresses_and_a_request_to_try(host):
+    line = announcement(ServerOptions(REPOSITORY, "cpu"), announced(host))
+
+    assert line == (
+        "ready: http 127.0.0.1:1, grpc 127.0.0.1:2, metrics 127.0.0.1:3, health 127.0.0.1:4; "
+        "try: nereid classify IMAGE; stop: Ctrl-C"
+    )
+
+
+def test_request_to_try_is_for_a_served_model(tmp_path):
+    line = announcement(
+        ServerOptions(REPOSITORY, "cpu"), announced(), {"classify": "reason", "dogs": "reason"}
+    )
+    assert "; not served: classify, dogs; try: nereid classify IMAGE --model classify_v1;" in line
+
+    assert "curl -i http://127.0.0.1:1/v2/health/ready;" in announcement(ServerOptions(tmp_path), announced())
+
+
+def test_model_that_leaves_its_outputs_to_the_file_is_not_tried(tmp_path):
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    text = 'backend: "onnxruntime" input { name: "image" data_type: TYPE_STRING dims: [ 1 ] }'
+    (tmp_path / "m" / "config.pbtxt").write_text(text)
+
+    assert "/v2/health/ready;" in announcement(ServerOptions(tmp_path), announced())
+
+
+@rows(
+    ("3.13", "Python 3.11 or 3.12, found 3.13; fix: install one"),
+    ("3.12", "libpython3.12.so.1.0; fix: apt-get install libpython3.12"),
+    ("3.11", "libpython3.11.so.1.0; fix: apt-get install libpython3.11"),
+)
+def test_preflight_says_what_to_install(python, message, tmp_path):
+    found = [f"{each}; fix: {fix}" for each, fix in preflight.missing(python, (tmp_path,))]
+
+    assert any(each.startswith(message) for each in found)
+
+
+def test_taken_port_is_named_with_its_option():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        with pytest.raises(ServerError, match=f"http port {port} on 127.0.0.1 cannot be used: .*--http-port"):
+            check_ports("127.0.0.1", Ports(port, 0, 0))
+
+
+def test_free_ports_are_not_those_of_outgoing_connections(tmp_path, monkeypatch):
+    """Outgoing connections could take such a port first; they are used only if no other is free."""
+    range_file = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(ports, "OUTGOING_PORTS", range_file)
+    range_file.write_text("12000\t60999\n")
+    below = free_ports(3)
+    range_file.write_text("1024\t65535\n")
+    any_at_all = free_ports(3)
+
+    assert all(10_000 <= port < 12_000 for port in below)
+    assert len(set(below)) == len(set(any_at_all)) == 3
+
+
+def test_found_port_is_for_its_finder_only(tmp_path, monkeypatch):
+    """No other process finds it, or can take it by chance; a server of ours listens on it, more than once."""
+    range_file = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(ports, "OUTGOING_PORTS", range_file)
+    range_file.write_text("32768\t60999\n")
+    (port,) = free_ports(1)
+    range_file.write_text(f"{port + 1}\t{port + 1}\n")
+    monkeypatch.setattr(ports, "MIN_PORT", port)
+
+    others = free_ports(1)
+
+    assert others != [port]
+    with socket.socket() as by_chance, pytest.raises(OSError, match="in use"):
+        by_chance.bind(("127.0.0.1", port))
+    for _ in range(2):
+        check_ports("127.0.0.1", Ports(port, port, port))
+        with socket.create_server(("127.0.0.1", port)), pytest.raises(ServerError, match="in use"):
+            check_ports("127.0.0.1", Ports(port, port, port))
+
+
+def test_later_connections_get_a_wide_receive_buffer():
+    """The next connection has as much as the kernel allows; a port without a listener changes nothing."""
+    largest = int(Path("/proc/sys/net/core/rmem_max").read_text())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+
+        def accepted_bytes() -> int:
+            with socket.create_connection(address), server.accept()[0] as connection:
+                return connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+        before = accepted_bytes()
+        assert ports.widen_receive_buffers(os.getpid(), address[1])
+        assert accepted_bytes() == 2 * min(ports.RECEIVE_BYTES, largest) != before
+    assert not ports.widen_receive_buffers(os.getpid(), address[1])
+
+
+@pytest.fixture
+def base(tmp_path):
+    return run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def record(repository, token: str = "secret") -> ServerRecord:
+    return ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), str(repository), "cpu", token)
+
+
+def test_server_is_found_by_its_repository_and_its_token_is_private(base, tmp_path):
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    written = record(ours)
+    assert run_dir.find(base, ours) is None
+    assert not base.exists()
+
+    with run_dir.occupy(base, ours) as folder:
+        run_dir.write(folder, written)
+        assert (run_dir.find(base, ours), run_dir.find(base, other)) == (written, None)
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (base, folder, folder / "server.json")]
+
+    assert (run_dir.find(base, ours), folder.exists()) == (None, False)
+    assert written.url("grpc") == "127.0.0.1:2"
+    assert modes == [0o700, 0o700, 0o600]
+
+
+def test_newest_of_two_servers_is_found(base, tmp_path):
+    with run_dir.occupy(base, tmp_path) as older, run_dir.occupy(base, tmp_path) as newer:
+        run_dir.write(older, record(tmp_path, "older"))
+        os.utime(older / "server.json", (1, 1))
+        run_dir.write(newer, record(tmp_path, "newer"))
+
+        assert run_dir.find(base, tmp_path).token == "newer"
+
+
+@cases("content", empty=b"", list=b"[]", no_text=b"\xff\xfe", fields=b"{}")
+def test_damaged_record_is_named(base, tmp_path, content):
+    with run_dir.occupy(base, tmp_path) as folder:
+        run_dir.write(folder, record(tmp_path))
+        (folder / "server.json").write_bytes(content)
+
+        (folder / "gateway.json").write_bytes(content)
+
+        for find, name in ((run_dir.find, "server"), (run_dir.find_gateways, "gateway")):
+            text = rf"'{folder}/{name}\.json' is damaged: expected .*, got: .*; fix: restart the process"
+            with pytest.raises(ServerError, match=text):
+                find(base, tmp_path)
+
+
+def test_server_without_a_supervisor_is_an_orphan(base, tmp_path):
+    with run_dir.occupy(base, tmp_path) as folder:
+        left = folder.with_name("left")
+        left.mkdir()
+        server, other = (subprocess.Popen(["sleep", "60"], cwd=each) for each in (left, folder))
+        try:
+            run_dir.write(folder, replace(record(tmp_path), pid=other.pid))
+            run_dir.write(left, replace(record(tmp_path), pid=server.pid))
+            assert run_dir.orphans(base, tmp_path) == [(server.pid, left)]
+            run_dir.write(left, replace(record(tmp_path), pid=other.pid))
+            assert run_dir.orphans(base, tmp_path) == []
+        finally:
+            for each in (server, other):
+                each.kill()
+                each.wait()
+        run_dir.write(left, replace(record(tmp_path), pid=server.pid))
+        assert run_dir.orphans(base, tmp_path) == []
+
+
+def test_directory_of_a_killed_server_is_neither_found_nor_kept(base, tmp_path):
+    with run_dir.occupy(base, tmp_path) as folder:
+        run_dir.write(folder, record(tmp_path))
+        left_over = shutil.copytree(folder, folder.with_name("left-over"))
+
+    assert run_dir.find(base, tmp_path) is None
+    with run_dir.occupy(base, tmp_path):
+        assert not left_over.exists()
+
+
+def test_unusable_runtime_folder_is_not_used(tmp_path):
+    """An XDG_RUNTIME_DIR that does not exist, as under sudo or cron, is replaced by the temporary folder."""
+    expected = Path(tempfile.gettempdir()) / f"nereid-{os.getuid()}"
+
+    assert run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path / "nowhere")}) == run_dir.root({}) == expected
+
+
+def test_folder_open_to_others_is_rejected(base, tmp_path):
+    with run_dir.occupy(base, tmp_path) as folder:
+        run_dir.write(folder, record(tmp_path))
+        base.chmod(0o755)
+        assert run_dir.find(base, tmp_path) is None
+
+    message = r"must be a directory of user .* with mode 0700; fix: remove it"
+    with pytest.raises(ServerError, match=message), run_dir.occupy(base, tmp_path):
+        pass
+
+
+def test_backends_of_an_installed_triton_come_first(tmp_path):
+    root = tmp_path / "tritonserver"
+    for name in (
+        "bin/tritonserver",
+        f"backends/python/{STUB}",
+        f"backends/python/{LIBRARY}",
+        "backends/onnxruntime/libtriton_onnxruntime.so",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+
+    backends = assemble_backends(find_installation({FOLDER: str(root)}), tmp_path / "backends")
+
+    assert (backends / "python" / STUB).read_text() == f"backends/python/{STUB}"
+    assert [path.name for path in (backends / "onnxruntime").iterdir()] == ["libtriton_onnxruntime.so"]
+    ours = {path.parent.name for path in backends.glob("*/model.py")}
+    assert ours == {"preprocess", "text_reader", "fused", "ab_router", "boxes"}
+
+
+def test_missing_part_of_an_installed_triton_is_named(tmp_path):
+    with pytest.raises(ServerError, match=f"^{FOLDER} is '{tmp_path}', which has no bin/tritonserver$"):
+        find_installation({FOLDER: str(tmp_path)})
+
+
+def test_cuda_libraries_of_pip_are_searched_last(tmp_path, monkeypatch):
+    """CuPy and ONNX Runtime do not find them alone; a CUDA of the machine comes first."""
+    folder = tmp_path / "nvidia" / "cuda_nvrtc" / "lib"
+    folder.mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    words = environment(find_installation({}), {"LD_LIBRARY_PATH": "/opt/cuda"})["LD_LIBRARY_PATH"].split(":")
+
+    assert folder in cuda_folders()
+    assert words.index("/opt/cuda") < words.index(str(folder))
+
+
+NETWORK = "efficientnet_lite0"
+
+
+@pytest.fixture
+def repository(tmp_path):
+    ignored = shutil.ignore_patterns("*.onnx", ".*.nereid")
+    models = shutil.copytree(REPOSITORY, tmp_path / "models", ignore=ignored)
+    for number in "12":
+        folder = models / NETWORK / number
+        (folder / "model.onnx").write_text(number)
+        digest = hashlib.sha256(number.encode()).hexdigest()
+        (folder / "SHA256SUMS").write_text(f"{digest}  model.onnx\n")
+    return models
+
+
+def reasons(repository, profile: str) -> dict[str, str]:
+    return unservable_models(ServerOptions(repository, profile))
+
+
+def test_unchanged_versions_are_served(repository):
+    (repository / NETWORK / "1" / "notes.txt").write_text("mine")
+    (repository / NETWORK / "2" / "SHA256SUMS").unlink()
+    (repository / NETWORK / "2" / "model.onnx").write_text("changed")
+
+    assert reasons(repository, "cpu") == reasons(repository, "ensemble") == {}
+
+
+@pytest.mark.parametrize(
+    ("profile", "models"), [("cpu", {"classify_v1"}), ("ensemble", {"classify_v1", "classify_v2", NETWORK})]
+)
+@pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "changed"])
+def test_models_that_run_a_damaged_version_are_not_served(repository, profile, models, is_missing):
+    path = repository / NETWORK / "1" / "model.onnx"
+    path.write_text("3")
+    if is_missing:
+        path.unlink()
+
+    found = reasons(repository, profile)
+
+    assert {*found} == models
+    damaged = (
+        f"version 1 of '{NETWORK}' is damaged: 'model.onnx' {'is missing' if is_missing else 'has changed'}"
+    )
+    assert damaged in found["classify_v1"]
+    assert found["classify_v1"].endswith("; fix: restore the file, or publish it as a new version")
+    if profile == "ensemble":  # the network with both versions is one model of Triton
+        assert found["classify_v2"] == f"model 'classify_v2': its step '{NETWORK}' is not served"
+        assert damaged in found[NETWORK]
+
+
+def test_invalid_bounds_of_instances_are_not_served(repository):
+    path = repository / NETWORK / "config.pbtxt"
+    text = path.read_text()
+    bounds = 'parameters { key: "nereid.instances" value { string_value: "BOUNDS" } }\n'
+
+    path.write_text(text + bounds.replace("BOUNDS", "1-4"))
+    assert reasons(repository, "ensemble") == {}
+    path.write_text(text + bounds.replace("BOUNDS", "many"))
+    reason = reasons(repository, "ensemble")[NETWORK]
+    assert reason.startswith(f"model '{NETWORK}': parameter 'nereid.instances': expected LOW-HIGH with 1 <= ")
+    assert reason.endswith("got 'many'")
+
+
+def test_unreadable_file_is_damage(repository):
+    path = repository / NETWORK / "2" / "model.onnx"
+    path.unlink()
+    path.symlink_to("nowhere")
+
+    assert [*reasons(repository, "cpu")] == ["classify_v2"]
+    assert "cannot be read" in reasons(repository, "cpu")["classify_v2"]
+
+
+def test_ensemble_of_an_ensemble_is_left_out_too(repository):
+    """Triton would load the damaged version with either of them."""
+    shutil.copytree(repository / "classify_v2", outer := repository / "outer")
+    text = (outer / "config.pbtxt").read_text().replace("classify_v2", "outer")
+    (outer / "config.pbtxt").write_text(text.replace(NETWORK, "classify_v2"))
+    (repository / NETWORK / "1" / "model.onnx").unlink()
+
+    found = reasons(repository, "ensemble")
+
+    assert {*found} == {NETWORK, "classify_v1", "classify_v2", "outer"}
+    assert found["outer"] == "model 'outer': its step 'classify_v2' is not served"
+
+
+NOISE = [
+    'W1121 10:00:00.1 1 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"',
+    'E1121 10:00:00.1 1 server.cc:241] "CudaDriverHelper has not been initialized."',
+    "Error: Failed to initialize NVML",
+    'W1121 10:00:00.1 1 metrics.cc:798] "DCGM unable to start: DCGM initialization error"',
+]
+LOADING = 'I1121 10:00:00.1 1 model_lifecycle.cc:472] "loading: classify:1"'
+NO_FILE = (
+    "E1121 10:00:00.1 1 model_lifecycle.cc:642] \"failed to load 'net' version 1: Internal: InvalidConfig: "
+    "unable to find '/r/net/1/model.onnx' for model instance 'net'\\n\\nAt:\\n  session.py(47)\\n\""
+)
+PARSE = (
+    "[libprotobuf ERROR text_format.cc:337] Error parsing text-format inference.ModelConfig: 4:14: "
+    'Message type "inference.ModelConfig" has no field named "max_batchsize".'
+)
+POLL = (
+    "E1121 10:00:00.1 1 model_repository_manager.cc:1460] \"Poll failed for model directory 'e': "
+    'failed to read text proto from /r/e/config.pbtxt"'
+)
+END = "error: creating server: Internal - failed to load all models"
+
+
+def read(*lines: str) -> tuple[ServerLog, list[str]]:
+    shown: list[str] = []
+    log = ServerLog(shown.append)
+    for line in lines:
+        log.add(line)
+    return log, shown
+
+
+def test_cuda_noise_is_folded_into_one_line():
+    _, shown = read(NOISE[0], LOADING, *NOISE[1:])
+
+    note = "no GPU: serving on the CPU (Triton's CUDA, NVML and DCGM warnings are left out)"
+    assert shown == [note, LOADING]
+
+
+def test_reason_names_the_field_of_a_broken_config():
+    log, _ = read(PARSE, POLL, END)
+
+    assert str(log.failure()) == (
+        "model 'e': failed to read text proto from /r/e/config.pbtxt "
+        '(4:14: Message type "inference.ModelConfig" has no field named "max_batchsize".)'
+    )
+
+
+def test_reason_without_a_failed_model_is_tritons_error():
+    log, _ = read(LOADING, 'E1121 10:00:00.1 1 main.cc:1] "failed to start HTTP service: Unavailable"', END)
+
+    assert str(log.failure()) == (
+        "failed to start HTTP service: Unavailable; creating server: Internal - failed to load all models"
+    )
+
+
+def test_refused_load_names_the_model_and_its_reason():
+    """Recorded from Triton 24.10."""
+    log, _ = read(LOADING)
+    reason = (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: RuntimeError: no weights"
+    )
+    body = json.dumps({"error": f"{reason}\n\nAt:\n  /r/m/1/model.py(3): initialize\n;\n"})
+
+    assert str(log.refused_load("m", body)) == "model 'm': RuntimeError: no weights"
+    assert log.failures.keys() == {"m"}
+
+
+def test_each_failure_is_logged_once():
+    """Triton repeats a failed load at four places; a later attempt is logged again."""
+    reason = "unable to find '/r/net/1/model.onnx' for model instance 'net'"
+    stub = (
+        f'I1121 10:00:00.1 1 pb_stub.cc:366] "Failed to initialize Python stub: InvalidConfig: {reason}\\n"'
+    )
+    instance = f'E1121 10:00:00.1 1 backend_model.cc:692] "ERROR: Failed to create instance: {reason}\\n"'
+    table = ["| net | 1 | READY |", f"| net | 2 | UNAVAILABLE: Internal: {reason} |", "|     |   | At: |"]
+    final = [f"error: creating server: load failed: {reason}", "At:", "  session.py(47)", ";"]
+
+    log, shown = read(stub, instance, NO_FILE, *table, *final, LOADING, NO_FILE)
+
+    assert shown == [NO_FILE, table[0], LOADING, NO_FILE]
+    assert str(log.failure()) == f"model 'net': {reason}"
+
+
+def test_last_error_has_the_reasons_of_models_that_were_never_loaded():
+    last = [
+        "error: creating server: Invalid argument - load failed for model 'e': ensemble 'e' depends on 'net' "
+        "which has no loaded version. Model 'net' loading failed with error: version 1 is at UNAVAILABLE "
+        "state: Internal: oops;",
+        "load failed for model 'old': at least one version must be available under the version policy of "
+        "model 'old'",
+        "load failed for model 'net': version 1 is at UNAVAILABLE state: Internal: oops;",
+    ]
+
+    log, shown = read(LOADING, *last)
+
+    assert shown == [LOADING]
+    assert log.failures == {
+        "e": "model 'e': ensemble 'e' depends on 'net' which has no loaded version.",
+        "old": "model 'old': at least one version must be available under the version policy of model 'old'",
+        "net": "model 'net': oops",
+    }
+
+
+def test_silent_end_has_the_last_lines():
+    log, _ = read(LOADING)
+
+    assert str(log.failure()) == "tritonserver ended without an error message"
+    assert log.failure().__notes__ == [LOADING]
+
+
+def test_message_that_repeats_is_counted():
+    """A server without free descriptors writes 100,000 lines per second; other lines still appear."""
+    now = 0.0
+    shown: list[str] = []
+    log = ServerLog(shown.append, lambda: now)
+    line = "[warn] Error from accept() call: Too many open files"
+
+    for number in range(1000):
+        log.add(line)
+        log.add(f"I1121 10:00:00.{number} 1 server.cc:1] same message, other time")
+    log.add(LOADING)
+    now = PERIOD_S
+    log.add(LOADING)
+
+    assert shown.count(line) == MAX_REPETITIONS
+    assert len(shown) == 2 * MAX_REPETITIONS + 4
+    assert shown[-4:] == [
+        LOADING,
+        "980 more lines were left out: Error from accept() call: Too many open files",
+        "980 more lines were left out: same message, other time",
+        LOADING,
+    ]
+
+
+def test_reported_devices_are_taken_once():
+    """Only a line that begins with the report counts, since other lines may contain text of a client."""
+    report = "\"device failed: process 41 of 'net' version 1 must be replaced: CUDA failure 700\""
+    forged = LOADING.replace("classify:1", "device failed: process 42 of 'net'")
+    log, _ = read(f"E1121 10:00:00.1 1 tensors.py:94] {report}", forged)
+
+    assert log.take_failed_devices() == {41}
+    assert log.take_failed_devices() == set()

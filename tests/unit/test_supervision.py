@@ -1,0 +1,315 @@
+"""Parts of the supervisor: models to probe, ends of processes, temporary folders, usage of processes."""
+
+import os
+import subprocess
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from nereid.application.child import command
+from nereid.application.gateway_program import gateway
+from nereid.backends.triton.stub_processes import Process
+from nereid.base.metrics_page import Snapshot
+from nereid.server.embedded_server import EnvironmentFolders
+from nereid.server.supervision.process_usage import (
+    TICKS_PER_S,
+    ProcessMetrics,
+    Usage,
+    memory_bytes,
+    parent_of,
+    read,
+    read_tree,
+)
+from nereid.server.supervision.watchdog import (
+    BUSY_S,
+    IDLE_S,
+    POLL_S,
+    Activity,
+    ExitWaiter,
+    RequestCounts,
+    read_counts,
+)
+
+
+class Models:
+    def __init__(self, *names: str) -> None:
+        self.activity, self.now_s = Activity(), 1000.0
+        self.counts = {name: RequestCounts() for name in names}
+        self.answered: set[str] = set()
+
+    def answer(self, *names: str, failures: int = 0) -> None:
+        for name in names:
+            before = self.counts[name]
+            self.counts[name] = RequestCounts(before.succeeded + (not failures), before.failed + failures)
+
+    def poll(self, later_s: float = POLL_S) -> set[str]:
+        self.now_s += later_s
+        self.answered = self.activity.poll(self.counts, self.now_s)
+        return self.activity.take_due(self.now_s)
+
+    def probe(self, name: str, is_success: bool = True) -> None:
+        """End a probe, which Triton counts as a request."""
+        self.answer(name, failures=not is_success)
+        self.activity.probed(name, is_success)
+
+
+@pytest.fixture
+def idle():
+    """Three models that have answered one request each, as at the start of a server."""
+    models = Models("a", "b", "c")
+    models.answer("a", "b", "c")
+    assert models.poll() == set()
+    return models
+
+
+def test_models_that_never_answered_are_probed_together():
+    models = Models("a", "b", "c")
+
+    assert models.poll() == {"a", "b", "c"}
+
+
+def test_idle_models_are_probed_in_turn(idle):
+    probes: dict[str, list[float]] = {name: [] for name in idle.counts}
+    for _ in range(30):
+        due = idle.poll()
+        assert len(due) <= 1
+        for name in due:
+            probes[name].append(idle.now_s)
+            idle.probe(name)
+
+    gaps = [b - a for times in probes.values() for a, b in pairwise(times)]
+    assert all(IDLE_S <= gap <= 2 * IDLE_S for gap in gaps)
+
+
+def test_model_that_answers_is_probed_seldom(idle):
+    """Requests of others show that it works; a hanging instance among several is found by rare probes."""
+    probed_s = []
+    for _ in range(30):
+        idle.answer("a")
+        if "a" in idle.poll():
+            probed_s.append(idle.now_s)
+            idle.probe("a")
+        assert "a" in idle.answered
+
+    assert {b - a for a, b in pairwise(probed_s)} == {BUSY_S}
+
+
+def test_failed_probe_is_repeated_until_one_succeeds(idle):
+    """Answers to others do not show that the instance which failed works again."""
+    idle.answer("b")
+    idle.answer("b", failures=1)
+    assert (idle.poll(), idle.answered) == ({"b"}, set())
+    idle.probe("b", is_success=False)
+    for _ in range(3):
+        idle.answer("b")
+        assert "b" in idle.poll()
+        assert "b" not in idle.answered
+
+    idle.probe("b")
+    assert "b" not in idle.poll()
+    assert "b" in idle.answered
+
+
+def test_loaded_model_counts_from_zero(idle):
+    idle.answer(*["a"] * 5)
+    idle.poll()
+    idle.counts["a"] = RequestCounts(1)
+    idle.poll()
+
+    assert idle.answered == {"a"}
+
+
+def test_end_of_a_probe_of_an_unloaded_model_is_ignored(idle):
+    idle.probe("a", is_success=False)
+    del idle.counts["a"]
+    idle.poll()
+    idle.activity.probed("a", False)
+
+    assert idle.poll() <= {"b", "c"}
+
+
+def test_counts_are_those_of_all_versions():
+    def entry(name, version, succeeded, failed):
+        outcomes = {"success": {"count": succeeded}, "fail": {"count": failed}}
+        return {"name": name, "version": version, "inference_stats": outcomes}
+
+    statistics = {"model_stats": [entry("a", "1", 3, 1), entry("a", "7", 4, 0), entry("b", "1", 0, 0)]}
+
+    assert read_counts(statistics) == (
+        {"a": {1, 7}, "b": {1}},
+        {"a": RequestCounts(7, 1), "b": RequestCounts()},
+    )
+
+
+WATCHDOG_S = 60.0
+
+
+@pytest.fixture
+def exits():
+    exits = ExitWaiter()
+    yield exits
+    exits.close()
+
+
+@pytest.fixture
+def process():
+    with subprocess.Popen(["sleep", str(WATCHDOG_S)]) as process:
+        yield process
+        process.kill()
+
+
+def test_end_of_a_process_ends_the_wait(exits, process):
+    """Also if it is gone before the wait; one that is no longer named does not."""
+    threading.Timer(0.2, process.kill).start()
+    began_s = time.monotonic()
+    exits.wait({process.pid}, WATCHDOG_S)
+    assert process.wait() != 0
+    ended_s = time.monotonic()
+    exits.wait((), 0.2)
+    assert time.monotonic() - ended_s >= 0.2
+    exits.wait({process.pid}, WATCHDOG_S)
+
+    assert time.monotonic() - began_s < WATCHDOG_S
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_interruption_ends_one_wait(exits, process, when):
+    if when == "before":
+        exits.interrupt()
+    else:
+        threading.Timer(0.2, exits.interrupt).start()
+    began_s = time.monotonic()
+    exits.wait({process.pid}, WATCHDOG_S)
+    assert time.monotonic() - began_s < WATCHDOG_S
+
+    again_s = time.monotonic()
+    exits.wait({process.pid}, 0.2)
+    assert time.monotonic() - again_s >= 0.2
+
+
+def test_kernel_that_cannot_watch_is_asked_often(exits, process, monkeypatch):
+    """Linux before 5.3 and some sandboxes have no such file; then the wait ends soon."""
+
+    def refuse(pid):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("os.pidfd_open", refuse)
+    began_s = time.monotonic()
+    exits.wait({process.pid}, WATCHDOG_S)
+
+    assert time.monotonic() - began_s < WATCHDOG_S
+
+
+def test_removed_folder_is_there_while_the_server_ends(tmp_path):
+    of_another, own, kept = (tmp_path / f"python_env_{name}" for name in ("another", "own", "kept"))
+    of_another.mkdir()
+    folders = EnvironmentFolders(tmp_path)
+    own.mkdir()
+    kept.mkdir()
+    folders.note()
+    own.rmdir()
+    of_another.rmdir()
+
+    with folders.kept():
+        assert {*tmp_path.iterdir()} == {own, kept}
+    assert {*tmp_path.iterdir()} == {kept}
+
+
+REPOSITORY = Path("/models")
+SUPERVISOR, SERVER, STUB, OTHER_STUB, GATEWAY, WORKER, HOOK = 10, 11, 12, 13, 14, 15, 16
+
+
+class Proc:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, pid: int, parent: int, name: str, words: str = "", ticks: int = 0, kilobytes: int = 0):
+        own = self.folder / str(pid)
+        own.mkdir()
+        fields = ["S", parent, *[0] * 9, ticks // 2, ticks - ticks // 2, *[0] * 6, 1000 + pid, *[0] * 30]
+        (own / "stat").write_text(f"{pid} ({name}) {' '.join(map(str, fields))}\n")
+        (own / "cmdline").write_text(words.replace(" ", "\0") + "\0")
+        (own / "smaps_rollup").write_text(f"Rss: 999999 kB\nPss:   {kilobytes} kB\nPss_Anon: 7 kB\n")
+
+
+@pytest.fixture
+def proc(tmp_path):
+    """A supervisor with a server of two model processes, a gateway with a worker, and a hook's command."""
+    found = Proc(tmp_path)
+    stub = "stub /models/dogs/3/model.py a b c d e f dogs_0_{}"
+    found.add(SUPERVISOR, 1, "nereid", ticks=100, kilobytes=1)
+    found.add(SERVER, SUPERVISOR, "tritonserver", ticks=200, kilobytes=2)
+    found.add(STUB, SERVER, "triton (py) b", stub.format(0), 300, 3)
+    found.add(OTHER_STUB, SERVER, "triton (py) b", stub.format(1), 400, 4)
+    found.add(GATEWAY, SUPERVISOR, "python", " ".join(command(gateway)), 500, 5)
+    found.add(WORKER, GATEWAY, "python", "python worker", 600, 6)
+    found.add(HOOK, SUPERVISOR, "sh", "sh -c gateway", 700, 7)
+    found.add(99, 1, "tritonserver", "of another server", 800, 8)
+    return found
+
+
+def test_processes_have_the_name_of_their_part(proc):
+    found = {each.process.pid: each for each in read(SUPERVISOR, REPOSITORY, proc.folder)}
+    stub, worker = found[STUB], found[WORKER]
+
+    assert {*found} == {SUPERVISOR, SERVER, STUB, OTHER_STUB, GATEWAY, WORKER}
+    names = [found[pid].name for pid in (SUPERVISOR, SERVER, GATEWAY)]
+    assert names == ["supervisor", "tritonserver", "gateway"]
+    assert (stub.name, stub.version, stub.cpu_s * TICKS_PER_S, stub.memory_bytes) == ("dogs", 3, 300, 3072)
+    assert (worker.name, worker.version, worker.cpu_s * TICKS_PER_S) == ("gateway", 0, 600)
+
+
+def test_a_gateway_of_its_own_has_its_workers(proc):
+    assert [each.process.pid for each in read_tree(GATEWAY, "gateway", proc.folder)] == [GATEWAY, WORKER]
+    assert read_tree(GATEWAY + 1000, "gateway", proc.folder) == []
+    assert (parent_of(WORKER, proc.folder), parent_of(1000, proc.folder)) == (GATEWAY, 0)
+
+
+def test_this_process_has_a_time_and_memory():
+    (own,) = (each for each in read_tree(os.getpid(), "tests") if each.process.pid == os.getpid())
+    times = os.times()
+
+    assert own.cpu_s == pytest.approx(times.user + times.system, abs=1)  # the reading itself takes time
+    assert own.memory_bytes > 10 * 2**20
+    assert memory_bytes(2**30) == 0
+
+
+def usage(pid: int, name: str, cpu_s: float, memory: int = 1) -> Usage:
+    return Usage(Process(pid, pid), name, 1, cpu_s, memory)
+
+
+def pages_of(*looks: list[Usage]) -> list[dict[tuple[str, str], float]]:
+    remaining = iter(looks)
+    metrics = ProcessMetrics(lambda: next(remaining))
+    return [
+        {
+            (name.removeprefix("nereid_process_"), process): value
+            for name in page.samples
+            for (process,), value in page.sums(name, "process").items()
+        }
+        for page in (Snapshot.parse(metrics.page()) for _ in looks)
+    ]
+
+
+def test_processes_of_one_name_are_added():
+    (page,) = pages_of([usage(1, "dogs", 2.5, 30), usage(2, "dogs", 1.0, 20), usage(3, "cats", 4.0, 10)])
+
+    memory = {("memory_bytes", "dogs"): 50, ("memory_bytes", "cats"): 10}
+    assert page == memory | {("cpu_seconds_total", "dogs"): 3.5, ("cpu_seconds_total", "cats"): 4.0}
+
+
+def test_cpu_time_never_falls():
+    looks = ([(1, 5.0), (2, 3.0)], [(1, 6.0), (7, 0.5)], [(1, 6.0), (7, 2.0)], [])
+    pages = pages_of(*([usage(pid, "dogs", seconds) for pid, seconds in look] for look in looks))
+
+    assert [page["cpu_seconds_total", "dogs"] for page in pages] == [8.0, 9.5, 11.0, 11.0]
+    assert ("memory_bytes", "dogs") not in pages[-1]
+
+
+def test_a_reused_pid_is_another_process():
+    first, second = Usage(Process(1, 10), "dogs", 1, 5.0, 1), Usage(Process(1, 20), "dogs", 1, 1.0, 1)
+
+    assert [page["cpu_seconds_total", "dogs"] for page in pages_of([first], [second])] == [5.0, 6.0]
