@@ -138,8 +138,10 @@ class _Handler(socketserver.StreamRequestHandler):
         script: Script = self.server.script  # type: ignore[attr-defined]
         with suppress(OSError):
             while line := self.rfile.readline():
-                lines = iter(self.rfile.readline, b"\r\n")
-                headers = dict(line.decode().lower().rstrip().split(": ", 1) for line in lines)
+                headers = dict(
+                    header.decode().lower().rstrip().split(": ", 1)
+                    for header in iter(self.rfile.readline, b"\r\n")
+                )
                 body = self.rfile.read(int(headers.get("content-length", 0)))
                 path = line.split()[1].decode()
                 script.requests.append((path, body))

@@ -179,8 +179,10 @@ def test_servers_limits_and_keys_hold_through_the_proxy(pair, proxy, protocol):
         # The refusal comes while the client is still sending.
         with pytest.raises(RequestRefused):
             classifier.classify(bytes(MOST_BYTES))
-    refused = pytest.raises(RequestRefused, match="an API key is required")
-    with Classifier(proxy.url(protocol), protocol) as classifier, refused:
+    with (
+        Classifier(proxy.url(protocol), protocol) as classifier,
+        pytest.raises(RequestRefused, match="an API key is required"),
+    ):
         classifier.classify(COFFEE)
 
 

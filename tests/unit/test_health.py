@@ -217,6 +217,8 @@ def test_taken_port_is_an_error(health):
         port = taken.getsockname()[1]
         message = f"health port {port} .* cannot be used: .*--health-port"
 
-        second = pages.serve(partial(pages.page, health), "127.0.0.1", port, "health")
-        with pytest.raises(ServerError, match=message), second:
+        with (
+            pytest.raises(ServerError, match=message),
+            pages.serve(partial(pages.page, health), "127.0.0.1", port, "health"),
+        ):
             pass

@@ -195,8 +195,10 @@ def test_hook_is_posted_as_json(status, message):
 
         def log_message(self, *words) -> None: ...
 
-    outcome = pytest.raises(OperationFailed, match=message) if message else contextlib.nullcontext()
-    with listening(Handler) as address, outcome:
+    with (
+        listening(Handler) as address,
+        pytest.raises(OperationFailed, match=message) if message else contextlib.nullcontext(),
+    ):
         controller.run_hook(f"http://{address}/hook?token=a", "before_step", rollout())
 
     ((path, kind, body),) = received
