@@ -37,7 +37,7 @@ class Admission:
     def __init__(self, max_limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._concurrency_limit = ConcurrencyLimit(max_limit, clock())
-        self._turns, self._large = Turns(lambda: self.limit), Turns(lambda: 1)
+        self._turns, self._large = Turns(lambda: self.limit, clock), Turns(lambda: 1, clock)
         self.costs = Costs(clock)
         # Of each key and model that has requests.
         self._own: dict[tuple[str, str], Turns] = {}
@@ -126,7 +126,7 @@ class Admission:
     def _own_turns(self, owner: str, model: str) -> Turns:
         if (owner, model) not in self._own:
             limit = partial(self.costs.most_in_flight, owner, model)
-            self._own[owner, model] = Turns(limit)
+            self._own[owner, model] = Turns(limit, self._clock)
         return self._own[owner, model]
 
     def forget(self, owner: str, model: str) -> None:

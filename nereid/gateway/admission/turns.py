@@ -1,24 +1,32 @@
 """A limited number of turns at a time; those who wait get theirs by the time that their owner has used."""
 
 import asyncio
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from math import inf
+
+from nereid.gateway.admission.costs import MEMORY_S
 
 
 class Turns:
     """Turns that many owners share: each gets the same time, however long its queue or its turns are.
 
     The next turn goes to the owner that has used the least time, which counts from the moment when it joins
-    the others. One owner leaves a turn to others; without a name it may take all.
+    the others. An owner leaves one turn to the others, if any was there in the last `MEMORY_S` seconds. Without
+    a name it may take all.
 
     Source: start-time fair queueing (Goyal, Vin and Cheng 1996); the time of a turn is known when it ends.
 
     Args:
         limit: returns how many turns there may be at a time.
+        clock: monotonic time in seconds.
     """
 
-    def __init__(self, limit: Callable[[], int]) -> None:
-        self._limit = limit
+    def __init__(self, limit: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._clock = limit, clock
+        # The owner that was there last, and when; and when any other was.
+        self._newest, self._newest_s, self._others_s = "", -inf, -inf
         # The owner that got a turn last is the last.
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
         self._held = Counter[str]()
@@ -47,6 +55,9 @@ class Turns:
         Raises:
             TimeoutError: there was no turn in time.
         """
+        if owner != self._newest:
+            self._newest, self._others_s = owner, self._newest_s
+        self._newest_s = self._clock()
         if owner not in self._queues and not self._held[owner]:
             self._used_s[owner] = max(self._used_s[owner], self._now_s)
         if not self._queues and self._may_take(owner, self._limit()):
@@ -88,8 +99,14 @@ class Turns:
         self._now_s = max(self._now_s, self._used_s[owner])
 
     def _may_take(self, owner: str, limit: int) -> bool:
-        """Return whether there is a turn for an owner, which leaves one to others."""
-        return self.taken < limit and (not owner or self._held[owner] < max(1, limit - 1))
+        """Return whether there is a turn for an owner, which leaves one to others if there are any."""
+        held = self._held[owner]
+        return self.taken < limit and (not owner or held < max(1, limit - 1) or self._is_alone(owner))
+
+    def _is_alone(self, owner: str) -> bool:
+        others_s = self._others_s if owner == self._newest else self._newest_s
+        has_others = self.taken > self._held[owner] or self._queues.keys() - {owner}
+        return not has_others and self._clock() - others_s > MEMORY_S
 
     def _next(self) -> str | None:
         """Return the owner whose turn it is: turns that it still has count as long as its last one."""
