@@ -10,7 +10,7 @@ from nereid.gateway.failures import Failure
 from nereid.gateway.http import bounded_protocol
 from nereid.gateway.http.app import create_app
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
-from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, UploadBuffers, read_form
+from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, UploadBuffers, Uploads, read_form
 from nereid.gateway.settings import Settings
 from tests.gateways import RING, SMALL, Control, Upstream, asynchronous, gateway, key, send
 from tests.tables import cases
@@ -297,6 +297,17 @@ def test_one_key_uses_at_most_its_share():
         buffers.give_back(owner, size)
     for owner in (first, second):
         buffers.take(owner, 50)
+
+
+def test_one_key_buffers_four_of_the_largest_requests():
+    """The gateway then stays below 400 MB, and another key has as much."""
+    settings = Settings()
+    buffers, largest = Uploads(settings).buffers, settings.max_body_bytes
+    for owner in (key("first"), key("second")):
+        for _ in range(4):
+            buffers.take(owner, largest)
+        with pytest.raises(Failure, match="retry later"):
+            buffers.take(owner, 1)
 
 
 def test_buffered_bodies_count_in_the_limit():

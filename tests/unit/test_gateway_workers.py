@@ -135,7 +135,7 @@ def test_last_minute_of_all_workers_adds_up(tmp_path):
     assert {each.p50_ms for each in ours.state(0, 8).history} == {None}
 
 
-@pytest.mark.parametrize(("count", "buffered"), [(1, 2**29), (3, 2**29 // 3), (64, 32 * 2**20)])
+@pytest.mark.parametrize(("count", "buffered"), [(1, 2**28), (3, 2**28 // 3), (64, 32 * 2**20)])
 def test_memory_for_bodies_is_divided(tmp_path, count, buffered):
     own = SharedState(0, count, tmp_path, TokenBuckets()).settings(Settings())
 
