@@ -24,7 +24,7 @@ from loadtest.attack.floods import FLOODS, flood, head, headers
 from nereid.base.http_connection import HttpConnections
 from nereid.gateway.admission.holders import KEY as OF_KEY
 from nereid.gateway.admission.holders import PEER, peer_of
-from nereid.gateway.http.serving import http2_context
+from nereid.gateway.http.tls import http2_context
 from nereid.gateway.settings import Settings
 from nereid.gateway.v2 import grpc_call, grpc_connection, grpc_front
 from nereid.gateway.v2.grpc_front import GrpcFront

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -13,9 +14,9 @@ from tritonclient.grpc import service_pb2 as v2
 from nereid.gateway.admission.access import Need, identify
 from nereid.gateway.admission.holders import KEY, PEER, Holders
 from nereid.gateway.failures import Failure, GrpcStatus, invalid_request
-from nereid.gateway.http.bounded_protocol import HEAD_S
 from nereid.gateway.http.http_request import GatewayRequest
 from nereid.gateway.http.middleware import FAULTS, GATEWAY_FAILED
+from nereid.gateway.http.tls import BACKLOG, TlsListener
 from nereid.gateway.state import Gateway
 from nereid.gateway.v2 import inference
 from nereid.gateway.v2.grpc_call import GrpcCall, trailers
@@ -32,7 +33,7 @@ MAX_READ_BYTES = 4096
 MAX_FRAME_BYTES = 2**20
 # Connections in all; the oldest without a key gives way. Open calls that show no key, of all addresses.
 MAX_CONNECTIONS, MAX_KEYLESS_CALLS = 2048, 128
-CHECK_S, STOP_POLL_S, ANSWER_S, BACKLOG = 1.0, 0.02, 1.0, 1024
+CHECK_S, STOP_POLL_S, ANSWER_S = 1.0, 0.02, 1.0
 # Seconds in one unit of the header `grpc-timeout`.
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -53,14 +54,13 @@ class GrpcFront:
 
     async def start(self, opened: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Listen on a socket; with a context, over TLS."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: GrpcConnection(self),
-            sock=opened,
-            ssl=tls,
-            ssl_handshake_timeout=HEAD_S if tls else None,
-            backlog=BACKLOG,
-        )
+        protocol = partial(GrpcConnection, self)
+        self._server: TlsListener | asyncio.Server
+        if tls:
+            self._server = TlsListener(opened, tls, protocol)
+        else:
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(protocol, sock=opened, backlog=BACKLOG)
         self._checking = asyncio.create_task(self._check())
 
     async def _check(self) -> None:
