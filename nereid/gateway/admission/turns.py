@@ -13,8 +13,8 @@ class Turns:
     """Turns that many owners share: each gets the same time, however long its queue or its turns are.
 
     The next turn goes to the owner that has used the least time, which counts from the moment when it joins
-    the others. An owner leaves one turn to the others, if any was there in the last `MEMORY_S` seconds. Without
-    a name it may take all.
+    the others. An owner leaves one turn to the others, if any was there in the last `MEMORY_S` seconds.
+    Without a name it may take all.
 
     Source: start-time fair queueing (Goyal, Vin and Cheng 1996); the time of a turn is known when it ends.
 

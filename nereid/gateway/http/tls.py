@@ -1,4 +1,4 @@
-"""Connections over TLS, and the certificate. Handshakes are counted by address: until one is over, no protocol is."""
+"""Connections over TLS with their certificate; handshakes are limited, which no protocol sees until their end."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from nereid.gateway.settings import Listen
 BACKLOG = 1024
 # Unfinished handshakes of an address, and of all. A further one ends the oldest of the address that has most.
 MAX_OF_PEER, MAX_HANDSHAKES = 64, 1024
-# Connections that are accepted in one turn of the loop, and seconds until the next try if files are exhausted.
+# Connections that are accepted in one turn of the loop; seconds until the next try if no file is left.
 MAX_ACCEPTED, FULL_PAUSE_S = 64, 1.0
 
 
