@@ -1,4 +1,4 @@
-"""Connections over TLS with their certificate; handshakes are limited, which no protocol sees until their end."""
+"""Connections over TLS, with their certificate. Handshakes are limited: no protocol sees unfinished ones."""
 
 import asyncio
 import os
