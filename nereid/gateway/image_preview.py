@@ -28,7 +28,10 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
         gateway.quotas.take(request.key, slot.measure(is_answered), is_debt=True)
         slot.release()
 
-    preparing = asyncio.create_task(asyncio.to_thread(gateway.models.preview, request.model.name, image))
+    def prepare() -> bytes | None:
+        return gateway.models.preview(request.model.name, bytes(image))
+
+    preparing = asyncio.create_task(asyncio.to_thread(prepare))
     preparing.add_done_callback(end)
     try:
         async with asyncio.timeout(request.left_s()):

@@ -76,7 +76,7 @@ class ImageCall:
         self,
         offered: "OfferedModel",
         kind: ResultKind[Any],
-        image: bytes,
+        image: bytes | memoryview,
         size: FileSize | None,
         work: int,
         headers: Headers,

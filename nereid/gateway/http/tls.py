@@ -79,7 +79,8 @@ class TlsListener:
         of_peer[task] = None
         task.add_done_callback(partial(self._end, connection, peer))
         if len(of_peer) > MAX_OF_PEER or sum(map(len, self._handshakes.values())) > MAX_HANDSHAKES:
-            next(iter(max(self._handshakes.values(), key=len))).cancel()
+            most = max(self._handshakes.values(), key=len)
+            next(iter(most)).cancel()
 
     def _end(self, connection: socket.socket, peer: str, task: "asyncio.Task[object]") -> None:
         of_peer = self._handshakes[peer]

@@ -8,9 +8,6 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from google.protobuf.message import DecodeError, Message
-from tritonclient.grpc import service_pb2 as v2
-
 from nereid.gateway.admission.access import Need, identify
 from nereid.gateway.admission.holders import KEY, PEER, Holders
 from nereid.gateway.failures import Failure, GrpcStatus, invalid_request
@@ -22,7 +19,7 @@ from nereid.gateway.v2 import inference
 from nereid.gateway.v2.grpc_call import GrpcCall, trailers
 from nereid.gateway.v2.grpc_connection import HEAD, GrpcConnection, Headers
 from nereid.gateway.v2.grpc_reads import HEALTH_CHECK, READ, read
-from nereid.gateway.v2.message import check_message, to_message
+from nereid.gateway.v2.message import parse, read_request, to_message
 
 log = logging.getLogger("nereid.gateway")
 SERVICE, CONTENT = "/inference.GRPCInferenceService/", b"application/grpc"
@@ -172,15 +169,12 @@ class GrpcFront:
 
     async def _read(self, call: GrpcCall) -> bytes:
         name = call.request.endpoint
-        return await read(self._gateway, name, _parsed(READ[name], call.take_message()))
+        return await read(self._gateway, name, parse(READ[name], call.take_message()))
 
     async def _infer(self, call: GrpcCall) -> bytes:
         gateway, request = self._gateway, call.request
         request.end_stage("receive")
-        given = _parsed(v2.ModelInferRequest, call.take_message())
-        name, path = given.model_name, inference.path_of(given.model_name, given.model_version)
-        checked = check_message(gateway.settings, given)
-        del given  # the checked request has the bytes
+        name, path, checked = await read_request(gateway.settings, call.take_message())
         response = await inference.run(gateway, request, path, call.headers, checked)
         request.model_name = name
         # Without binary data, the whole body is JSON.
@@ -202,13 +196,6 @@ def timeout_of(value: bytes | None) -> float:
             f"grpc-timeout: expected a value such as 250m, got {value[:32].decode('latin-1')!r}"
         )
     return int(digits) * unit
-
-
-def _parsed(kind: type[Message], message: memoryview) -> Any:
-    try:
-        return kind.FromString(message)
-    except DecodeError:
-        raise invalid_request(f"expected a message {kind.DESCRIPTOR.name}") from None
 
 
 async def _nothing() -> Any:

@@ -68,7 +68,9 @@ def _json_bytes(request: GatewayRequest) -> int | None:
     return int(text)
 
 
-async def _unpacked(gateway: Gateway, request: GatewayRequest, body: bytes, max_bytes: int) -> bytes:
+async def _unpacked(
+    gateway: Gateway, request: GatewayRequest, body: memoryview, max_bytes: int
+) -> memoryview:
     """Return the body without compression; one body at a time is unpacked, and keys take turns.
 
     Raises:
@@ -93,10 +95,10 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: bytes, max_
         gateway.unpacking.leave(request.owner, time.monotonic() - began_s)
     gateway.uploads.buffers.take(request.key, len(unpacked))
     request.body_bytes += len(unpacked)
-    return unpacked
+    return memoryview(unpacked)
 
 
-def unpack(body: bytes, max_bytes: int) -> bytes:
+def unpack(body: bytes | memoryview, max_bytes: int) -> bytes:
     """Return a gzip or zlib body without its compression; unpacking stops at the limit.
 
     Raises:

@@ -83,14 +83,16 @@ class CheckedBody:
     classified: list[str]
 
 
-async def check_body_apart(settings: Settings, body: bytes, json_bytes: int | None) -> CheckedBody:
+async def check_body_apart(
+    settings: Settings, body: bytes | memoryview, json_bytes: int | None
+) -> CheckedBody:
     """Check the body of a request as `check_body` does, without delaying other requests."""
     if (len(body) if json_bytes is None else json_bytes) <= APART_BYTES:
         return check_body(settings, body, json_bytes)
     return await asyncio.to_thread(check_body, settings, body, json_bytes)
 
 
-def check_body(settings: Settings, body: bytes, json_bytes: int | None) -> CheckedBody:
+def check_body(settings: Settings, body: bytes | memoryview, json_bytes: int | None) -> CheckedBody:
     """Check the body of a request.
 
     Args:
@@ -107,7 +109,7 @@ def check_body(settings: Settings, body: bytes, json_bytes: int | None) -> Check
     size = len(body) if json_bytes is None else json_bytes
     if size > len(body):
         raise invalid_request(f"expected {size} bytes of JSON, got a body of {len(body)} bytes")
-    inference = _read(body[:size] if size < len(body) else body)
+    inference = _read(bytes(body[:size]))
     binary, at = memoryview(body)[size:], 0
     data: list[memoryview | None] = []
     for each in inference.inputs:
