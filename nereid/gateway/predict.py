@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from nereid.gateway.answer_memory import remember
 from nereid.gateway.answers import Answer, BatchAnswer, FailedResult, Result, Score, TimingsMs
 from nereid.gateway.failures import FAULTS, GATEWAY_FAILED, SERVER_OUTCOMES, Failure, invalid_request
-from nereid.gateway.feedback import remember
 from nereid.gateway.gateway_task import CLASSIFY, GatewayTask
 from nereid.gateway.http.http_request import (
     OPTIONS,

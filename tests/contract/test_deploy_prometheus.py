@@ -14,7 +14,8 @@ from nereid.cli import main as commands
 from nereid.gateway.failures import STATUS
 from nereid.gateway.http.middleware import FAULTS, IMAGE_ENDPOINTS
 from nereid.gateway.http.operations import OPERATIONS
-from nereid.gateway.v2 import grpc_front, grpc_reads, http_front
+from nereid.gateway.v2 import grpc_front, http_front
+from nereid.gateway.v2 import grpc_front as grpc_reads
 from nereid.server.command_line import ServerOptions
 from tests.conftest import ROOT
 from tests.monitoring import (

@@ -5,17 +5,19 @@ import sys
 
 import pytest
 
-from nereid.gateway.admission.admission import (
+from nereid.gateway.admission import (
     MAX_LARGE_WAITING,
     MAX_REST_S,
     MAX_WAITING_PER_SLOT,
+    MEMORY_S,
+    PATIENCE_S,
     Admission,
+    Costs,
     Slot,
+    Turns,
 )
-from nereid.gateway.admission.costs import MEMORY_S, PATIENCE_S, Costs
-from nereid.gateway.admission.quotas import Quotas
-from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import Failure
+from nereid.gateway.keys import Quotas
 from nereid.vision.imaging.formats.work import LARGE_WORK
 from tests.gateways import asynchronous, key
 from tests.tables import cases

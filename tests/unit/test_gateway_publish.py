@@ -7,7 +7,7 @@ import pytest
 from nereid.application import child
 from nereid.application.repository_publisher import RepositoryPublisher
 from nereid.base import files
-from nereid.gateway.http import publish_endpoint
+from nereid.gateway import endpoints as publish_endpoint
 from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from nereid.base.errors import OperationFailed
-from nereid.gateway.admission import token_buckets
-from nereid.gateway.admission.token_buckets import TokenBuckets
+from nereid.gateway import keys as token_buckets
 from nereid.gateway.gateway_metrics import Live
+from nereid.gateway.keys import TokenBuckets
 from nereid.gateway.settings import Settings
-from nereid.gateway.workers.shared_state import MAX_AGE_S, METRICS_FOLDER, Report, SharedState
+from nereid.gateway.workers import MAX_AGE_S, METRICS_FOLDER, Report, SharedState
 
 WATCHDOG_S = 60
 # Workers that print when they start, of which one ends when the test says so.
@@ -22,7 +22,7 @@ POOL = """
 import os, sys, time
 from pathlib import Path
 from nereid.base.errors import OperationFailed
-from nereid.gateway.workers.pool import WorkerPool
+from nereid.gateway.workers import WorkerPool
 from nereid.base.processes import StopFlag
 
 def work(number, listens):
@@ -41,8 +41,8 @@ WorkerPool(2, work, say, lambda number: None).run(lambda: say("all listen"))
 QUOTAS = """
 import os, sys
 from datetime import UTC, datetime
-from nereid.gateway.admission.keys import make
-from nereid.gateway.admission.quotas import Quotas
+from nereid.gateway.keys import make
+from nereid.gateway.keys import Quotas
 from nereid.gateway.failures import Failure
 
 BURST = int(sys.argv[1])

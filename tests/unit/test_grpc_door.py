@@ -22,11 +22,12 @@ from tritonclient.grpc import service_pb2 as v2
 from loadtest.attack.attacks import SERVICE, Front
 from loadtest.attack.floods import FLOODS, flood, head, headers
 from nereid.base.http_connection import HttpConnections
-from nereid.gateway.admission.holders import KEY as OF_KEY
-from nereid.gateway.admission.holders import PEER, peer_of
-from nereid.gateway.http.tls import http2_context
 from nereid.gateway.settings import Settings
-from nereid.gateway.v2 import grpc_call, grpc_connection, grpc_front
+from nereid.gateway.tls import http2_context
+from nereid.gateway.v2 import grpc_connection, grpc_front
+from nereid.gateway.v2 import grpc_front as grpc_call
+from nereid.gateway.v2.grpc_connection import KEY as OF_KEY
+from nereid.gateway.v2.grpc_connection import PEER, peer_of
 from nereid.gateway.v2.grpc_front import GrpcFront
 from tests.gateways import RING, Ring, asynchronous, gateway, key
 from tests.tables import cases

@@ -11,11 +11,12 @@ import pytest
 import uvicorn
 import uvloop
 
-from nereid.gateway.http import serving, tls
+from nereid.gateway import tls
+from nereid.gateway.http import serving
 from nereid.gateway.http.app import create_app
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
-from nereid.gateway.http.tls import TlsListener, http2_context
 from nereid.gateway.settings import Listen
+from nereid.gateway.tls import TlsListener, http2_context
 from tests.gateways import Upstream, asynchronous, gateway
 from tests.tables import cases
 

@@ -17,9 +17,15 @@ from tritonclient.grpc import service_pb2 as v2
 
 from nereid.gateway.failures import Failure
 from nereid.gateway.settings import Settings
-from nereid.gateway.v2.inference_body import CheckedBody, check_body, check_body_apart
+from nereid.gateway.v2.inference_body import (
+    ELEMENT_BYTES,
+    CheckedBody,
+    check_body,
+    check_body_apart,
+    check_classification,
+    check_parameters,
+)
 from nereid.gateway.v2.message import CONTENTS, MAX_NUMBERS, read_request
-from nereid.gateway.v2.tensor_checks import ELEMENT_BYTES, check_classification, check_parameters
 from tests.gateways import asynchronous
 from tests.tables import cases
 

@@ -9,18 +9,14 @@ from typing import Any
 from msgspec import Struct
 
 from nereid.base.assets import CHELSEA, COFFEE, PARCEL_LABEL
-from nereid.gateway.admission.access import Need
-from nereid.gateway.admission.keys import Scope
 from nereid.gateway.answers import Answer, BatchAnswer
+from nereid.gateway.endpoints import PUBLISH_PARAMETERS, Feedback, FeedbackAnswer, feedback, preview, publish
 from nereid.gateway.failures import Code, Failure, invalid_request
-from nereid.gateway.feedback import Feedback, FeedbackAnswer, feedback
 from nereid.gateway.gateway_metrics import CONTENT_TYPE, LiveState
 from nereid.gateway.gateway_task import CLASSIFY, DETECT, READ, WAYBILL, GatewayTask
-from nereid.gateway.http import publish_endpoint
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
-from nereid.gateway.http.publish_endpoint import publish
 from nereid.gateway.http.upload import FORM, JSON, BatchBody, ImageBody
-from nereid.gateway.image_preview import preview
+from nereid.gateway.keys import Need, Scope
 from nereid.gateway.models import DocumentField, PublishAnswer
 from nereid.gateway.predict import PARAMETERS, ROUTE_PARAMETERS, classify_batch, predict
 from nereid.gateway.readiness import Health, Ready
@@ -326,7 +322,7 @@ OPERATIONS = (
         publish,
         "admin",
         PublishAnswer,
-        publish_endpoint.PARAMETERS,
+        PUBLISH_PARAMETERS,
         kinds=("application/octet-stream",),
         errors=("not_found", "conflict", "unavailable", *_BODY),
         is_of_model=True,

@@ -15,18 +15,16 @@ import uvicorn
 
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.processes import allow_open_files, on_signals
-from nereid.gateway.admission.keys import KeyRing
-from nereid.gateway.admission.token_buckets import TokenBuckets
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.http.middleware import access_log
-from nereid.gateway.http.tls import TlsListener, check_certificate, http2_context
+from nereid.gateway.keys import KeyRing, TokenBuckets
 from nereid.gateway.models import ModelSource
 from nereid.gateway.settings import Listen, Settings
 from nereid.gateway.state import Gateway
+from nereid.gateway.tls import TlsListener, check_certificate, http2_context
 from nereid.gateway.v2.grpc_front import GrpcFront
-from nereid.gateway.workers.pool import WorkerPool
-from nereid.gateway.workers.shared_state import REPORT_S, SharedState
+from nereid.gateway.workers import REPORT_S, SharedState, WorkerPool
 
 log = logging.getLogger("nereid.gateway")
 # Seconds for requests in flight after a signal; then their connections are closed.

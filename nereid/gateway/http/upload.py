@@ -7,10 +7,11 @@ import msgspec
 from python_multipart.multipart import parse_options_header
 
 from nereid.base.units import format_bytes
-from nereid.gateway.admission.keys import Key
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest
+from nereid.gateway.keys import Key
 from nereid.gateway.settings import Settings
+from nereid.vision.imaging.formats.size import FileSize
 
 Kind = Literal["raw", "multipart/form-data", "application/json"]
 RAW: Kind = "raw"
@@ -228,6 +229,22 @@ class Uploads:
         if not 1 <= len(boundary) <= 70:
             raise _damaged("its boundary must have 1 to 70 characters")
         return read_form(await self._received(request, remaining_s), boundary, max_images)
+
+
+def check_size(found: FileSize | None, settings: Settings) -> None:
+    """Reject an image that is too large according to its structure.
+
+    Raises:
+        Failure: `invalid_image`, with the limit and the received size.
+    """
+    if found is None or found.size_wh is None:
+        return
+    (width, height), max_pixels, max_side_px = found.size_wh, settings.max_pixels, settings.max_side_px
+    if width * height > max_pixels or max(width, height) > max_side_px:
+        raise Failure(
+            "invalid_image",
+            f"{width}×{height} pixels; at most {max_pixels} pixels and {max_side_px} a side are allowed",
+        )
 
 
 def read_form(body: bytes | bytearray, boundary: bytes, max_images: int) -> list[BatchImage]:

@@ -14,17 +14,20 @@ from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as v2
 
 from nereid.gateway.failures import invalid_request
+from nereid.gateway.inference import path_of
 from nereid.gateway.settings import Settings
-from nereid.gateway.v2 import tensor_checks as tensors
-from nereid.gateway.v2.inference import path_of
 from nereid.gateway.v2.inference_body import (
     BINARY_SIZE,
+    BYTES,
+    MAX_STRINGS,
+    MAX_TENSORS,
     CheckedBody,
     Inference,
     Input,
     Output,
     Value,
     check,
+    check_count,
 )
 
 # perf_analyzer sends it with every request. It is for streams, and Triton's HTTP port rejects it.
@@ -42,7 +45,7 @@ CONTENTS = {
     "UINT64": ("uint64_contents", "<u8"),
     "FP32": ("fp32_contents", "<f4"),
     "FP64": ("fp64_contents", "<f8"),
-    tensors.BYTES: ("bytes_contents", ""),
+    BYTES: ("bytes_contents", ""),
 }
 
 
@@ -52,7 +55,7 @@ _NUMBER_BYTES = {6: 4, 7: 8}
 # By wire type; those of groups do not occur.
 _FIXED_BYTES = {1: 8, 5: 4}
 # Fields of a request, such as tensors; fields of an input, such as texts; numbers in typed contents.
-MAX_FIELDS, MAX_TEXTS, MAX_NUMBERS = 512, 2 * tensors.MAX_STRINGS, 2**21
+MAX_FIELDS, MAX_TEXTS, MAX_NUMBERS = 512, 2 * MAX_STRINGS, 2**21
 # Longer inputs are parsed in a thread, in pieces that Python's lock does not hold long.
 PIECE = 2**13
 
@@ -72,7 +75,7 @@ class _Answer(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
-async def read_request(settings: Settings, message: memoryview) -> tuple[v2.ModelInferRequest, CheckedBody]:
+async def read_request(settings: Settings, message: memoryview) -> tuple[str, str, CheckedBody]:
     """Parse and check a request, without delaying others; raw contents are not copied.
 
     Returns:
@@ -172,7 +175,7 @@ def check_message(
         Failure: the request is invalid.
     """
     for what, listed in ("inputs", given.inputs), ("outputs", given.outputs):
-        tensors.check_count(what, len(listed), tensors.MAX_TENSORS)
+        check_count(what, len(listed), MAX_TENSORS)
     data = [memoryview(each) for each in _contents(given, raw)]
     inputs = [
         Input(each.name, list(each.shape), each.datatype, {**_values(each), BINARY_SIZE: len(sent)})
@@ -235,7 +238,7 @@ def _typed_contents(given: Any) -> bytes:
             f"input '{given.name[:128]}': expected {given.datatype[:32]} in {field}, got {', '.join(filled)}"
         )
     values = filled.get(field, ())
-    if given.datatype == tensors.BYTES:
+    if given.datatype == BYTES:
         return b"".join(struct.pack("<I", len(each)) + each for each in values)
     try:  # in pieces, so that other threads get Python's lock
         pieces = range(0, len(values), PIECE)

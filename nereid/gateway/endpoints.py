@@ -1,4 +1,4 @@
-"""Publish a network that a request uploads, as `nereid publish` would."""
+"""Endpoints beside inference: feedback, the preview of an image, and the upload of a network."""
 
 import asyncio
 import contextlib
@@ -6,19 +6,96 @@ import math
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.units import format_bytes, parse_share
+from nereid.gateway.answer_memory import answer_name
 from nereid.gateway.failures import Failure, invalid_request
-from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
-from nereid.gateway.http.upload import RAW, ClientClosed, kind_of
-from nereid.gateway.models import PublishOrder
+from nereid.gateway.http.http_request import MAX_ID_LENGTH, GatewayRequest, GatewayResponse, json_response
+from nereid.gateway.http.upload import RAW, ClientClosed, check_size, kind_of
+from nereid.gateway.models import PreviewRefused, PublishOrder
 from nereid.gateway.state import Gateway
+from nereid.vision.imaging.formats.size import read_size
+from nereid.vision.imaging.formats.work import work_of
+
+MAX_LABEL = 1024
+
+
+class Feedback(Struct, forbid_unknown_fields=True):
+    """The true class of an image: its label, or its index among all classes.
+
+    `image` is the id, or the position, of an image of a batch.
+    """
+
+    request_id: Annotated[str, Meta(min_length=1, max_length=MAX_ID_LENGTH)]
+    label: Annotated[str, Meta(min_length=1, max_length=MAX_LABEL)] | Annotated[int, Meta(ge=0, lt=2**31)]
+    image: Annotated[str, Meta(max_length=MAX_LABEL)] | int | None = None
+
+
+class FeedbackAnswer(Struct):
+    """The answer that the feedback is about, and whether its best class was correct."""
+
+    request_id: str
+    model: str
+    variant: str
+    correct: bool
+
+
+async def feedback(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Compare an answer to the same key with the true class, and count the result once."""
+    given = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Feedback)
+    rated = gateway.memory.rate(answer_name(request.owner, given.request_id, given.image), given.label)
+    if rated is None:
+        raise Failure(
+            "unknown_request", f"no answer to request {given.request_id!r} is known: wrong id, or too old"
+        )
+    if not rated.is_first:
+        raise Failure("conflict", f"feedback about request {given.request_id!r} was counted before")
+    gateway.metrics.count_feedback(rated.model, rated.variant, rated.is_correct)
+    return json_response(FeedbackAnswer(given.request_id, rated.model, rated.variant, rated.is_correct))
+
+
+async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Return a picture (PNG) of an image as the network sees it."""
+    settings = gateway.settings
+    left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
+    image = await gateway.uploads.one(request, left_s)
+    size = read_size(image)
+    check_size(size, settings)
+    work = work_of(size, settings.max_pixels)
+    gateway.quotas.take(request.key, work - 1, is_debt=True)
+    # One at a time, to its end: decoding costs as much as an inference, and predictions come first.
+    slot = await gateway.previewing.take(request.left_s(), request.owner, [work], request.model.name)
+
+    def end(preparing: "asyncio.Task[bytes | None]") -> None:
+        is_answered = preparing.exception() is None
+        gateway.quotas.take(request.key, slot.measure(is_answered), is_debt=True)
+        slot.release()
+
+    def prepare() -> bytes | None:
+        return gateway.models.preview(request.model.name, bytes(image))
+
+    preparing = asyncio.create_task(asyncio.to_thread(prepare))
+    preparing.add_done_callback(end)
+    try:
+        async with asyncio.timeout(request.left_s()):
+            png = await asyncio.shield(preparing)
+    except TimeoutError:
+        raise request.late() from None
+    except PreviewRefused as error:
+        raise Failure("invalid_image", str(error)) from None
+    if png is None:
+        raise Failure("not_found", f"this gateway does not know the preprocessing of '{request.model.name}'")
+    return GatewayResponse(png, b"image/png", headers=[(b"cache-control", b"no-store")])
+
 
 # Query parameters that set limits of the examination, with their names there.
 LIMITS = {"tolerance": "tolerance", "max_slowdown": "max_slowdown", "max_memory": "max_memory_ratio"}
-PARAMETERS = ("share", "accept_change", *LIMITS)
+PUBLISH_PARAMETERS = ("share", "accept_change", *LIMITS)
 # That of a network in one file. Source: protobuf's limit of a message.
 MAX_BYTES = 2 * 2**30
 # Seconds for each piece of the body, and for the whole body.
@@ -30,7 +107,7 @@ ELSEWHERE = (
 
 async def publish(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Publish the body, an ONNX file, as the next version of a model; respond once it is served."""
-    publisher, given = gateway.models.publisher, request.query(PARAMETERS)
+    publisher, given = gateway.models.publisher, request.query(PUBLISH_PARAMETERS)
     if publisher is None:
         raise Failure("not_found", ELSEWHERE)
     kind_of(request, (RAW,))

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from math import inf
 from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nereid.gateway.http.http_request import GatewayRequest
+    from nereid.gateway.state import Gateway
 
 # An answer belongs to one set of places. In a full set, the oldest answer is forgotten.
 SETS, PLACES = 2**13, 8
@@ -115,3 +120,20 @@ def _digest(text: str, size: int) -> bytes:
 def _label_digest(label: str) -> bytes:
     """Return the digest of a label without regard to case and surrounding spaces."""
     return _digest(label.strip().casefold(), 8)
+
+
+def remember(
+    gateway: "Gateway", request: "GatewayRequest", found: Any, image: str | int | None = None
+) -> None:
+    """Keep the best class of an answer, which has `labels` and a `variant`, for feedback about it."""
+    if found.labels:
+        best, name = found.labels[0], answer_name(request.owner, request.request_id, image)
+        variant = gateway.metrics.variant(found.variant)
+        gateway.memory.remember(name, request.model.name, variant, best.index, best.name)
+
+
+def answer_name(owner: str, request_id: str, image: str | int | None) -> str:
+    """Return what identifies an answer: the owner of the request, its id, and the image of a batch."""
+    # The callers choose the ids: another key may have used the same one. An id and a position of an image are
+    # different names, as in the body of a batch.
+    return f"{owner}\0{request_id}" if image is None else f"{owner}\0{request_id}\0{image!r}"
