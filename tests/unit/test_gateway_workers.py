@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from nereid.base.errors import OperationFailed
-from nereid.gateway import keys as token_buckets
+from nereid.gateway import keys
 from nereid.gateway.gateway_metrics import Live
 from nereid.gateway.keys import TokenBuckets
 from nereid.gateway.settings import Settings
@@ -82,7 +82,7 @@ def test_processes_share_the_tokens_of_a_key():
 
 
 def test_table_of_buckets_never_fills_up(monkeypatch):
-    monkeypatch.setattr(token_buckets, "SLOTS", 4)
+    monkeypatch.setattr(keys, "SLOTS", 4)
     buckets, names = TokenBuckets(), ["", *(f"{number:08x}" for number in range(4))]
     for at_s, name in enumerate(names):
         with buckets.held(name) as bucket:

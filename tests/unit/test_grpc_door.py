@@ -25,7 +25,6 @@ from nereid.base.http_connection import HttpConnections
 from nereid.gateway.settings import Settings
 from nereid.gateway.tls import http2_context
 from nereid.gateway.v2 import grpc_connection, grpc_front
-from nereid.gateway.v2 import grpc_front as grpc_call
 from nereid.gateway.v2.grpc_connection import KEY as OF_KEY
 from nereid.gateway.v2.grpc_connection import PEER, peer_of
 from nereid.gateway.v2.grpc_front import GrpcFront
@@ -448,7 +447,7 @@ async def test_cancelled_call_ends_its_request():
 
 @asynchronous
 async def test_answer_waits_for_a_window(monkeypatch):
-    monkeypatch.setattr(grpc_call, "GRACE_S", 0.2)
+    monkeypatch.setattr(grpc_front, "GRACE_S", 0.2)
     async with held_server() as (url, gate, _), door(replace(SETTINGS, url=url)) as (made, _, at):
         gate.set()
         client = await Client.connect(at, INITIAL_WINDOW_SIZE=0)
