@@ -180,6 +180,8 @@ class Turns:
 
     def waiting_before(self, owner: str) -> int:
         """Return how many of those that wait get their turn before another request of an owner, about."""
+        if not self._queues:
+            return 0
         own = self.waiting_of(owner)
         return sum(min(len(queue), own + (name != owner)) for name, queue in self._queues.items())
 
@@ -287,6 +289,8 @@ class ConcurrencyLimit:
     """An adaptive limit; pure, since times are arguments.
 
     Attributes:
+        limit: the present limit of requests in flight.
+        steady: the same, also while it is halved for a probe.
         rtt_s: mean round trip of the last window, 0 before the first.
 
     Args:
@@ -308,16 +312,11 @@ class ConcurrencyLimit:
         self._since_s = inf if is_probing else -inf
         self._samples = self._peak = 0
         self._sum_s = 0.0
+        self._set(self._limit)
 
-    @property
-    def limit(self) -> int:
-        """The present limit of requests in flight."""
-        return int(max(self._min_limit, self._limit / 2) if self._is_probing else self._limit)
-
-    @property
-    def steady(self) -> int:
-        """The limit, also while it is halved for a probe."""
-        return int(self._limit)
+    def _set(self, limit: float) -> None:
+        self._limit, self.steady = limit, int(limit)
+        self.limit = int(max(self._min_limit, limit / 2)) if self._is_probing else self.steady
 
     def sample(self, rtt_s: float, in_flight: int, now_s: float) -> None:
         """Record a response that took `rtt_s` seconds; `in_flight` requests remain."""
@@ -335,7 +334,7 @@ class ConcurrencyLimit:
 
     def dropped(self) -> None:
         """Record that the server rejected a request because of overload."""
-        self._limit = max(self._min_limit, self._limit * DROP)
+        self._set(max(self._min_limit, self._limit * DROP))
 
     def _close(self, now_s: float) -> None:
         self.rtt_s = self._sum_s / self._samples
@@ -386,7 +385,7 @@ class Admission:
     def __init__(self, max_limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._concurrency_limit = ConcurrencyLimit(max_limit, clock())
-        self._turns, self._large = Turns(lambda: self.limit, clock), Turns(lambda: 1, clock)
+        self._turns, self._large = Turns(lambda: self._concurrency_limit.limit, clock), Turns(lambda: 1, clock)
         self.costs = Costs(clock)
         # Of each key and model that has requests.
         self._own: dict[tuple[str, str], Turns] = {}
@@ -425,7 +424,7 @@ class Admission:
             )
         needed_s = self._needed_s(1, waiting)
         # One request always passes, so that a wrong estimate is corrected.
-        if self.in_flight and needed_s > remaining_s:
+        if self._turns.taken and needed_s > remaining_s:
             raise Failure(
                 "overloaded",
                 f"a response takes about {needed_s:.2g} s now, but only {remaining_s:.2g} s are left",
@@ -486,11 +485,11 @@ class Admission:
 
     def retry_after_s(self) -> float:
         """Return the estimated time for the requests in flight and in the queue, at the recent speed."""
-        return min(MAX_RETRY_AFTER_S, self._needed_s(self.in_flight / self.limit, self.waiting))
+        return min(MAX_RETRY_AFTER_S, self._needed_s(self._turns.taken / self.limit, self.waiting))
 
     def _needed_s(self, round_trips: float, waiting: int) -> float:
         """Return the duration of a queue and of a number of further round trips."""
-        return self._concurrency_limit.rtt_s * (round_trips + waiting / self.limit)
+        return self._concurrency_limit.rtt_s * (round_trips + waiting / self._concurrency_limit.limit)
 
 
 class Slot:
@@ -515,7 +514,7 @@ class Slot:
 
     def begin(self) -> None:
         """Note that the request is in flight from now on."""
-        self._began_s, self._in_flight = self._admission._clock(), self._admission.in_flight
+        self._began_s, self._in_flight = self._admission._clock(), self._admission._turns.taken
 
     def measure(self, is_answered: bool) -> int:
         """Record the time in flight of a request; return the units that it cost beyond the declared ones."""
@@ -529,7 +528,7 @@ class Slot:
         """Release the slot after a correct response, and record its round trip unless the image is large."""
         admission, now_s = self._admission, self._admission._clock()
         if not self.is_large and self._work == 1:
-            admission._concurrency_limit.sample(now_s - self._began_s, admission.in_flight - 1, now_s)
+            admission._concurrency_limit.sample(now_s - self._began_s, admission._turns.taken - 1, now_s)
         self.release()
 
     def rejected(self) -> None:
