@@ -385,7 +385,10 @@ class Admission:
     def __init__(self, max_limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._concurrency_limit = ConcurrencyLimit(max_limit, clock())
-        self._turns, self._large = Turns(lambda: self._concurrency_limit.limit, clock), Turns(lambda: 1, clock)
+        self._turns, self._large = (
+            Turns(lambda: self._concurrency_limit.limit, clock),
+            Turns(lambda: 1, clock),
+        )
         self.costs = Costs(clock)
         # Of each key and model that has requests.
         self._own: dict[tuple[str, str], Turns] = {}
