@@ -247,6 +247,8 @@ BYTES_PER_FRAME = 4096
 KEY_FRAME_BYTES = 2**18
 # What a connection may send before its address pays, so that a key is heard from any address.
 FREE_FRAMES = 64
+# Each frame takes up to 0.3 ms: of more, a piece is parsed in one turn of the loop.
+MAX_FRAMES_AT_ONCE, PIECE_BYTES = 16, 512
 # What each answered call of a key returns: its headers, its message, windows and pings.
 FRAMES_PER_CALL = 20
 # Answers to a client that does not read them, such as to its pings.
@@ -272,7 +274,7 @@ class GrpcConnection(asyncio.Protocol):
         self._front, self._loop = front, asyncio.get_running_loop()
         self._http2, self._costs = Http2(), FrameCosts()
         self._free = float(FREE_FRAMES)
-        self._unsent: dict[int, tuple[memoryview, Headers]] = {}
+        self._unparsed, self._unsent = bytearray(), dict[int, tuple[memoryview, Headers]]()
         self.calls: dict[int, GrpcCall] = {}
         self._is_paused = self._is_deaf = self._is_leaving = self._is_draining = False
         self._has_settings = self.is_identified = False
@@ -323,12 +325,12 @@ class GrpcConnection(asyncio.Protocol):
         self._http2.max_inbound_frame_size = KEY_FRAME_BYTES
 
     def data_received(self, data: bytes) -> None:
-        """Count the frames, and let h2 parse them."""
+        """Count the frames, and let h2 parse them; many of them in pieces, with other work in between."""
         if self._is_deaf:
             return
         self._last_s = self._loop.time()
         try:
-            cost = self._costs.count(data)
+            frames = cost = self._costs.count(data)
         except HeadersTooLong:
             self.calm("headers too long")
             return
@@ -338,7 +340,27 @@ class GrpcConnection(asyncio.Protocol):
         self._free -= free
         if cost > free and not self.holder.frames.take(cost - free):
             self.calm("too many frames")
+        elif self._unparsed or frames > MAX_FRAMES_AT_ONCE:
+            if not self._unparsed:
+                self._transport.pause_reading()
+                self._loop.call_soon(self._parse_piece)
+            self._unparsed += data
+        else:
+            self._parse(data)
+
+    def _parse_piece(self) -> None:
+        piece = bytes(self._unparsed[:PIECE_BYTES])
+        del self._unparsed[:PIECE_BYTES]
+        if not self._is_deaf:
+            self._parse(piece)
+        if self._is_deaf or self._transport.is_closing():
             return
+        if self._unparsed:
+            self._loop.call_soon(self._parse_piece)
+        else:
+            self._transport.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
         try:
             events = self._http2.receive_data(data)
         except ProtocolError:  # h2 has its answer, and sends nothing else
