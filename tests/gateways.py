@@ -19,8 +19,8 @@ from nereid.base.contract import BARCODE_OUTPUTS, OPTION_HEADERS, ROUTE_OUTPUTS
 from nereid.base.http_connection import HttpResponse
 from nereid.client import classifier_errors as errors
 from nereid.client.result_kind import Timings
-from nereid.gateway.admission.keys import SCOPES, Key, Scope
 from nereid.gateway.http.app import create_app
+from nereid.gateway.keys import SCOPES, Key, Scope
 from nereid.gateway.models import Models, PreviewRefused
 from nereid.gateway.route_control import (
     RolloutOrder,

@@ -19,9 +19,9 @@ import uvicorn
 
 from loadtest.servers import served
 from nereid.base.assets import COFFEE
-from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
+from nereid.gateway.keys import KeyRing
 from nereid.gateway.models import FixedModels
 from nereid.gateway.settings import Settings
 

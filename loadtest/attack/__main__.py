@@ -25,7 +25,7 @@ from loadtest.attack.fuzz import fuzz
 from loadtest.torture.requests import JPEG, Connection, post
 from loadtest.torture.traffic import Failed, Kind, Span, Traffic, classifiers
 from nereid.base.assets import COFFEE, REPOSITORY
-from nereid.gateway.admission import key_changes
+from nereid.gateway import key_changes
 from nereid.insight.tune.load_generator import percentile
 
 ATTACKERS, PER_S, WARM_UP_S = 4, 4.0, 2.0

@@ -154,6 +154,31 @@ def _packed_zeros() -> bytes:
     return b"".join(packing.compress(zeros) for _ in range(2**30 // len(zeros))) + packing.flush()
 
 
+def field(number: int, content: bytes) -> bytes:
+    """Return an encoded field of a message."""
+    size, length = len(content), b""
+    while size > 0x7F:
+        length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+
+def many_texts(front: Front) -> str:
+    """Send ten million empty texts as the contents of an input over gRPC."""
+    given = field(1, b"x") + field(5, field(8, b"") * 10_000_000)
+    return call(front, "ModelInfer", field(1, MODEL.encode()) + field(5, given))
+
+
+def many_raw_contents(front: Front) -> str:
+    """Send ten million empty raw contents over gRPC."""
+    return call(front, "ModelInfer", field(7, b"") * 10_000_000)
+
+
+def base64_zeros(front: Front) -> str:
+    """Send 30 MB of base64 as an image by REST."""
+    body = b'{"image":"%b"}' % (b"AAAA" * 7_500_000)
+    return post(front, "/predict", body, {"Content-Type": "application/json"})
+
+
 def classified_text() -> v2.ModelInferRequest:
     """Return a request for the classes of an output of type BYTES."""
     request = message()
@@ -230,6 +255,7 @@ HTTP_ATTACKS = (
         "an element longer than the data", partial(infer, document=_SIZED, binary=b"\xff" * 4 + b"1234"), BAD
     ),
     Attack("more JSON than body", partial(infer, document=image_input(), length=10**9), BAD),
+    Attack("30 MB of base64", base64_zeros, frozenset({"400", "429"})),
     Attack("a 34-byte image of 64 megapixels", _BOMB, BAD),
 )
 _MESSAGES = {
@@ -254,6 +280,8 @@ GRPC_ATTACKS = (
         for name, made in _MESSAGES.items()
     ),
     *(Attack(f"gRPC: {name}", partial(call, name=name, message=b""), NOT_OFFERED) for name in _METHODS),
+    Attack("gRPC: ten million texts", many_texts, INVALID),
+    Attack("gRPC: ten million raw contents", many_raw_contents, INVALID),
     Attack("gRPC: garbage", partial(call, name="ModelInfer", message=b"\xff" * 1000), INVALID),
     Attack("gRPC: a long message", _LONG, INVALID),
     Attack(

@@ -18,8 +18,9 @@ from nereid.application.exit_codes import reason
 from nereid.base.errors import OperationFailed
 from nereid.base.serving_errors import InvalidImage, ServingError
 from nereid.cli.image_commands.drawing import Drawings
-from nereid.gateway import image_size
 from nereid.gateway.failures import Failure
+from nereid.gateway.http.upload import check_size
+from nereid.gateway.settings import Settings
 from nereid.models.publish import watch
 from nereid.models.publish.add import AddRequest, Declined, add
 from nereid.models.publish.drop_folder import DropFolder, journal_of
@@ -206,7 +207,8 @@ def _judged(text: str) -> str:
 
 
 def _classify(case: Case, folder: Path, repository: Path) -> None:
-    image_size.check(read_size(case.content), Limits().max_image_pixels, Limits().max_image_side_px)
+    limits = Settings(max_pixels=Limits().max_image_pixels, max_side_px=Limits().max_image_side_px)
+    check_size(read_size(case.content), limits)
     preprocessor = CpuPreprocessor(Transform(64, 64, resize="letterbox"), Limits(), 1)
     (error,) = preprocessor.prepare([case.content])
     if error:

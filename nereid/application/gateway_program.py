@@ -12,7 +12,7 @@ from nereid.application.chosen_models import find_any_model
 from nereid.base.errors import ServerError
 from nereid.base.processes import available_cores
 from nereid.base.tracing.records import Sampling
-from nereid.gateway.admission.key_changes import open_ring
+from nereid.gateway.key_changes import open_ring
 from nereid.gateway.settings import Listen, Settings
 from nereid.server import run_dir
 from nereid.tasks import DEFAULT

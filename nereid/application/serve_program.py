@@ -11,8 +11,8 @@ from nereid.application import child
 from nereid.application.gateway_program import GatewayOptions, default_workers, gateway
 from nereid.base.errors import WrongUsage, invalid_values
 from nereid.base.processes import end_with_parent
-from nereid.gateway.admission.access import check_ring
-from nereid.gateway.admission.key_changes import open_ring
+from nereid.gateway.key_changes import open_ring
+from nereid.gateway.keys import check_ring
 from nereid.gateway.settings import Listen, Settings
 from nereid.insight.drift import monitor
 from nereid.models.rollout import service

@@ -8,9 +8,9 @@ import typer
 
 from nereid.cli.options import AsJson, environment, show_help
 from nereid.cli.tables import print_table
-from nereid.gateway.admission import key_changes
-from nereid.gateway.admission.key_changes import default_path, known_keys
-from nereid.gateway.admission.keys import SCOPES
+from nereid.gateway import key_changes
+from nereid.gateway.key_changes import default_path, known_keys
+from nereid.gateway.keys import SCOPES
 
 app = typer.Typer()
 

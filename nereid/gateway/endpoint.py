@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, convert, structs
 
 from nereid.base.assets import CHELSEA, COFFEE
-from nereid.gateway.admission.access import Need
 from nereid.gateway.failures import Code, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response, whole_number
 from nereid.gateway.http.upload import FORM, JSON, CancelOnDisconnect, ImageBody
 from nereid.gateway.inference import ImageCall, run
+from nereid.gateway.keys import Need
 from nereid.tasks.task import Task
 from nereid.vision.imaging.formats.size import read_size, work_of
 

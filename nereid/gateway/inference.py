@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -14,8 +15,7 @@ from nereid.base.contract import IMAGE, SCORES
 from nereid.base.http_connection import HttpConnections, HttpResponse
 from nereid.client.classifier_errors import RequestRefused, Unreachable
 from nereid.client.result_kind import MALFORMED, HttpResult, ResultKind, Timings
-from nereid.client.retry import MAX_ATTEMPTS, pause_after_s
-from nereid.gateway import image_size
+from nereid.client.retry import MAX_ATTEMPTS, Budget, pause_after_s
 from nereid.gateway.failures import (
     CLIENT_CLOSED,
     UNAVAILABLE_RETRY_S,
@@ -25,14 +25,18 @@ from nereid.gateway.failures import (
     from_triton,
     unreachable,
 )
+from nereid.gateway.http.upload import check_size
 from nereid.gateway.v2.inference_body import (
     BINARY_SIZE,
+    BYTES,
     CLASSIFICATION,
+    LENGTH_BYTES,
+    CheckedBody,
     Inference,
     Input,
     Output,
+    check_classification,
 )
-from nereid.gateway.v2.tensor_checks import BYTES, LENGTH_BYTES
 from nereid.vision.imaging.formats.size import FileSize
 
 if TYPE_CHECKING:
@@ -40,12 +44,125 @@ if TYPE_CHECKING:
     from nereid.gateway.models import OfferedModel
     from nereid.gateway.settings import Settings
     from nereid.gateway.state import Gateway
-    from nereid.gateway.v2.inference import TensorCall
 
 Headers = Sequence[tuple[bytes, bytes]]
 LENGTH = b"inference-header-content-length"
 BINARY: dict[str, Any] = {"binary_data": True}
 OCTETS = (b"content-type", b"application/octet-stream")
+_JSON = (b"content-type", b"application/json")
+NAME, VERSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,255}"), re.compile(r"[0-9]{1,19}")
+
+
+class TensorCall:
+    """An inference of checked tensors, whose response is passed on.
+
+    Args:
+        path: Triton's path of the model.
+        headers: headers for a route.
+        checked: the request for Triton.
+
+    Attributes:
+        offered: the model of the gateway; None for tensors.
+        budget: that of retries; None for no retries, because a sequence must not see a request twice.
+        path: Triton's path of the inference.
+        work: cost of each image or tensor, in units of a small photo.
+        debt: cost that the quota of the key does not have yet.
+        is_prepared: whether the outputs to request are known.
+        stages_s: durations of the stages so far.
+        variant: label of the variant that answered, for metrics.
+    """
+
+    offered: "OfferedModel | None" = None
+    budget: Budget | None = None
+    is_prepared = True
+    variant = ""
+
+    def __init__(self, path: str, headers: Headers, checked: CheckedBody) -> None:
+        self.path, self._headers, self._checked = path, headers, checked
+        self.work, self.debt = checked.work, sum(checked.work) - 1
+        self.stages_s: dict[str, float] = {}
+
+    def check(self, settings: "Settings") -> None:
+        """Do nothing; the tensors were checked when they were read."""
+
+    async def prepare(self, triton: HttpConnections, left_s: float) -> None:
+        """Do nothing."""
+
+    def encode(self, left_s: float) -> tuple[str, list[tuple[bytes, bytes]], Sequence[bytes | memoryview]]:
+        """Return path, headers and body of the request to Triton."""
+        json_bytes = self._checked.json_bytes
+        content = [_JSON] if json_bytes is None else [OCTETS, (LENGTH, b"%d" % json_bytes)]
+        return self.path, [*content, *self._headers], self._checked.parts
+
+    def read(self, response: HttpResponse) -> HttpResponse:
+        """Return the response.
+
+        Raises:
+            Failure: it is an error.
+        """
+        if response.status != HTTPStatus.OK:
+            raise from_triton(response.status, response.body)
+        return response
+
+
+def path_of(name: str, version: str) -> str:
+    """Return Triton's path of a model, or of a version.
+
+    Raises:
+        Failure: `not_found`, no model can have that name or version.
+    """
+    if not NAME.fullmatch(name):
+        raise Failure("not_found", f"unknown model {name[:128]!r}")
+    if version and not VERSION.fullmatch(version):
+        raise Failure("not_found", f"model '{name}': expected a version such as 1, got {version[:128]!r}")
+    return f"/v2/models/{name}" + (f"/versions/{version}" if version else "")
+
+
+async def run_tensors(
+    gateway: "Gateway",
+    request: "GatewayRequest",
+    path: str,
+    headers: Headers,
+    checked: CheckedBody,
+) -> HttpResponse:
+    """Send an inference within the limits of its key and of the server; return Triton's response.
+
+    Args:
+        gateway: limits and metrics.
+        request: the request of the caller.
+        path: Triton's path of the model.
+        headers: headers for the route.
+        checked: the request for Triton.
+
+    Raises:
+        Failure: the request was not admitted, or failed, or no response came in time.
+    """
+    if checked.classified:
+        described = await read(gateway, path)
+        if described.status != HTTPStatus.OK:
+            raise failure_of(described)
+        check_classification(json.loads(described.body), checked.classified)
+    response: HttpResponse = await run(gateway, request, TensorCall(f"{path}/infer", headers, checked))
+    return response
+
+
+async def read(gateway: "Gateway", path: str) -> HttpResponse:
+    """Return Triton's response to GET.
+
+    Raises:
+        Failure: no response came.
+    """
+    try:
+        return await request(gateway.triton, "GET", path, timeout_s=gateway.settings.default_timeout_s)
+    except TimeoutError:
+        raise Failure("deadline_exceeded", "the server does not respond") from None
+
+
+def failure_of(response: HttpResponse) -> Failure:
+    """Return the error response for an error of Triton."""
+    return from_triton(response.status, response.body)
+
+
 # The client's times, which the gateway measures itself.
 _NO_TIMINGS = Timings(0.0, 0.0)
 # What callers of the REST API read instead of Triton's words.
@@ -76,7 +193,7 @@ class ImageCall:
         self,
         offered: "OfferedModel",
         kind: ResultKind[Any],
-        image: bytes,
+        image: bytes | memoryview,
         size: FileSize | None,
         work: int,
         headers: Headers,
@@ -100,7 +217,7 @@ class ImageCall:
         """
         if not self._image:
             raise Failure("invalid_image", "the image is empty")
-        image_size.check(self._size, settings.max_pixels, settings.max_side_px)
+        check_size(self._size, settings)
 
     async def prepare(self, triton: HttpConnections, left_s: float) -> None:
         """Find out which outputs of the model to request, once.

@@ -62,7 +62,7 @@ class Settings:
     rate_per_s: float | None = None
     burst: int = 10
     max_body_bytes: int = MAX_IMAGE_BYTES
-    max_buffered_bytes: int = 512 * 2**20
+    max_buffered_bytes: int = 256 * 2**20
     max_pixels: int = 64_000_000
     max_side_px: int = 16_384
     max_images: int = 16

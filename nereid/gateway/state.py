@@ -5,17 +5,15 @@ from dataclasses import dataclass
 
 from nereid.base.http_connection import HttpConnections
 from nereid.base.tracing.records import Tracer
-from nereid.gateway.admission.admission import Admission
-from nereid.gateway.admission.keys import KeyRing
-from nereid.gateway.admission.quotas import Quotas
-from nereid.gateway.admission.turns import Turns
+from nereid.gateway.admission import Admission, Turns
+from nereid.gateway.answer_memory import AnswerMemory
 from nereid.gateway.failures import CLIENT_CLOSED as CLIENT_CLOSED
 from nereid.gateway.gateway_metrics import LiveState, Metrics
 from nereid.gateway.http.upload import Uploads
+from nereid.gateway.keys import KeyRing, Quotas
 from nereid.gateway.models import Models, OfferedModel
 from nereid.gateway.settings import Settings
-from nereid.gateway.workers.answer_memory import AnswerMemory
-from nereid.gateway.workers.shared_state import Report, SharedState
+from nereid.gateway.workers import Report, SharedState
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from nereid.cli import main as commands
 from nereid.gateway.failures import STATUS
 from nereid.gateway.http.middleware import FAULTS
 from nereid.gateway.http.operations import OPERATIONS
-from nereid.gateway.v2 import grpc_front, grpc_reads, http_front
+from nereid.gateway.v2 import grpc_front, http_front
 from nereid.server.command_line import ServerOptions
 from tests.commands import captured
 from tests.conftest import ROOT
@@ -50,7 +50,7 @@ INFERENCE = {*IMAGE_ENDPOINTS, http_front.INFER.path, grpc_front.INFER}
 LONG = {"/v1/classify", "/v1/read", "/v1/waybill"}
 ENDPOINTS = {each.path for each in (*OPERATIONS, *http_front.OPERATIONS)} | {
     grpc_front.INFER,
-    *grpc_reads.READ,
+    *grpc_front.READ,
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from nereid.base.assets import COFFEE
 from nereid.client.classifier_errors import Unreachable
-from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.http.app import create_gateway
+from nereid.gateway.keys import KeyRing
 from nereid.gateway.models import FixedModels
 from nereid.gateway.settings import Settings
 from nereid.server.ports import free_ports

@@ -17,7 +17,7 @@ import pytest
 
 from nereid.base.assets import COFFEE, REPOSITORY
 from nereid.client.classifier_errors import RequestRefused
-from nereid.gateway.admission import key_changes
+from nereid.gateway import key_changes
 from nereid.tasks.classify.client import Classifier
 from tests import pods
 from tests.deployment import NVIDIAS, SLIM

@@ -15,8 +15,8 @@ from tritonclient.grpc import service_pb2 as v2
 
 from nereid.base import contract
 from nereid.base.assets import COFFEE
-from nereid.gateway.admission import key_changes
-from nereid.gateway.admission.concurrency_limit import MIN_LIMIT
+from nereid.gateway import key_changes
+from nereid.gateway.admission import MIN_LIMIT
 from nereid.gateway.failures import STATUS
 from tests.classifiers import Script, error, serving
 from tests.e2e.conftest import url

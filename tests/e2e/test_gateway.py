@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from nereid.base.assets import CHELSEA, COFFEE
-from nereid.gateway.admission.concurrency_limit import INITIAL_LIMIT
+from nereid.gateway.admission import INITIAL_LIMIT
 from nereid.server.ports import free_ports
 from tests.deployment import running
 from tests.e2e.conftest import CATS, ESPRESSO, url

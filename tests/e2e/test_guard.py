@@ -21,7 +21,7 @@ from loadtest.attack.fuzz import fuzz
 from loadtest.torture.traffic import Traffic, classifiers
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.classifier_errors import Overloaded
-from nereid.gateway.admission import key_changes
+from nereid.gateway import key_changes
 from nereid.server.ports import is_listening
 from nereid.server.supervision.process_usage import GATEWAY_WORDS
 from nereid.tasks.classify.client import Classifier

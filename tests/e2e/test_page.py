@@ -21,9 +21,9 @@ from nereid.application.repository_models import RepositoryModels
 from nereid.base.assets import CHELSEA, COFFEE, TEXT_REPOSITORY
 from nereid.base.processes import in_background
 from nereid.client.classifier_errors import Unreachable
-from nereid.gateway.admission import keys
-from nereid.gateway.admission.keys import KeyRing
+from nereid.gateway import keys
 from nereid.gateway.http.app import create_app, create_gateway
+from nereid.gateway.keys import KeyRing
 from nereid.gateway.settings import Settings
 from nereid.models.rollout import orders, service
 from nereid.models.routes.target import find_route

@@ -16,7 +16,7 @@ import pytest
 from nereid.backends.triton import stub_processes
 from nereid.base.assets import COFFEE, REPOSITORY
 from nereid.client.classifier_errors import Overloaded
-from nereid.gateway.admission import key_changes
+from nereid.gateway import key_changes
 from nereid.server import run_dir
 from nereid.server.control import Control, Refused
 from nereid.tasks.classify.client import Classifier

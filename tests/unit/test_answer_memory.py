@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from nereid.gateway.workers import answer_memory
-from nereid.gateway.workers.answer_memory import PLACES, AnswerMemory, Rated
+from nereid.gateway import answer_memory
+from nereid.gateway.answer_memory import PLACES, AnswerMemory, Rated
 from tests.commands import captured
 from tests.gateways import IMAGE, RING, SMALL, WATCHDOG_S, Upstream, gateway, send
 from tests.tables import cases
@@ -47,7 +47,7 @@ def test_recent_answers_are_known_and_old_ones_forgotten(monkeypatch):
 
 FORKED = """
 import os, time
-from nereid.gateway.workers.answer_memory import AnswerMemory
+from nereid.gateway.answer_memory import AnswerMemory
 memory = AnswerMemory()
 for number in range(3_000):
     memory.remember(f"id-{number}", "m", "v", number, "label")

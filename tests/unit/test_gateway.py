@@ -16,12 +16,11 @@ import pytest
 from PIL import Image
 
 from nereid.client import classifier_errors as errors
-from nereid.gateway.admission.access import EXPOSED_WITHOUT_KEYS
-from nereid.gateway.admission.admission import MAX_WAITING_PER_SLOT, Admission
-from nereid.gateway.admission.keys import KeyRing
+from nereid.gateway.admission import MAX_WAITING_PER_SLOT, Admission
 from nereid.gateway.failures import STATUS, Failure
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.operations import OPERATIONS
+from nereid.gateway.keys import EXPOSED_WITHOUT_KEYS, KeyRing
 from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build

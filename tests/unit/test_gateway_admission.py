@@ -5,17 +5,19 @@ import sys
 
 import pytest
 
-from nereid.gateway.admission.admission import (
+from nereid.gateway.admission import (
     MAX_LARGE_WAITING,
     MAX_REST_S,
     MAX_WAITING_PER_SLOT,
+    MEMORY_S,
+    PATIENCE_S,
     Admission,
+    Costs,
     Slot,
+    Turns,
 )
-from nereid.gateway.admission.costs import MEMORY_S, PATIENCE_S, Costs
-from nereid.gateway.admission.quotas import Quotas
-from nereid.gateway.admission.turns import Turns
 from nereid.gateway.failures import Failure
+from nereid.gateway.keys import Quotas
 from nereid.vision.imaging.formats.size import LARGE_WORK
 from tests.gateways import asynchronous, key
 from tests.tables import cases
@@ -274,9 +276,34 @@ def test_round_trip_of_a_large_image_says_nothing(clock):
     admission.check(0.3)
 
 
+@cases("limit", {"two": 2, "many": 64})
+@asynchronous
+async def test_key_that_is_alone_uses_all_slots(clock, limit):
+    """Another one gets the next slot that is free, and from then on has one left to it for a minute."""
+    admission = Admission(limit, clock)
+    slots = [await admission.take(9, "a") for _ in range(admission.limit)]
+    waiting = [asyncio.create_task(admission.take(9, owner)) for owner in "aab"]
+    await asyncio.sleep(0)
+    assert (admission.in_flight, admission.waiting) == (admission.limit, 3)
+
+    slots.pop().release()
+    (await waiting[2]).release()
+    await asyncio.sleep(0)
+    assert (admission.in_flight, admission.waiting) == (admission.limit - 1, 2)
+
+    clock.now_s += MEMORY_S + 1
+    slots.pop().release()
+    slots += [await task for task in waiting[:2]]
+    assert admission.in_flight == admission.limit
+    for slot in slots:
+        slot.release()
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
 @asynchronous
 async def test_one_key_leaves_a_slot_to_others(clock):
     admission = Admission(64, clock)
+    (await admission.take(9, "b")).release()
     admission.costs.note("a", "", 0.01, 1)
     admission.costs.note("b", "", 0.01, 1)
     many = [asyncio.create_task(admission.take(9, "a")) for _ in range(admission.limit + 5)]

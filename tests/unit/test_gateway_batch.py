@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from nereid.client import classifier_errors as errors
-from nereid.gateway.admission.admission import MAX_LARGE_WAITING, Admission
+from nereid.gateway.admission import MAX_LARGE_WAITING, Admission
 from nereid.gateway.failures import STATUS
 from nereid.gateway.readiness import Readiness
 from nereid.gateway.route_control import RouteView

@@ -1,6 +1,8 @@
 """Malicious input: endless heads and bodies, repeated headers, full buffers."""
 
 import asyncio
+import base64
+import json
 
 import pytest
 import uvicorn
@@ -10,7 +12,8 @@ from nereid.gateway.failures import Failure
 from nereid.gateway.http import bounded_protocol
 from nereid.gateway.http.app import create_app
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
-from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, UploadBuffers, read_form
+from nereid.gateway.http.http_request import GatewayRequest
+from nereid.gateway.http.upload import MAX_UNCOUNTED_BYTES, BatchImage, UploadBuffers, Uploads, read_form
 from nereid.gateway.settings import Settings
 from tests.gateways import RING, SMALL, Control, Upstream, asynchronous, gateway, key, send
 from tests.tables import cases
@@ -288,6 +291,91 @@ def test_one_key_uses_at_most_its_share():
         buffers.give_back(owner, size)
     for owner in (first, second):
         buffers.take(owner, 50)
+
+
+def test_one_key_buffers_four_of_the_largest_requests():
+    """The gateway then stays below 400 MB, and another key has as much."""
+    settings = Settings()
+    buffers, largest = Uploads(settings).buffers, settings.max_body_bytes
+    for owner in (key("first"), key("second")):
+        for _ in range(4):
+            buffers.take(owner, largest)
+        with pytest.raises(Failure, match="retry later"):
+            buffers.take(owner, 1)
+
+
+def json_request(document: object) -> GatewayRequest:
+    """Return a request with a JSON body, which arrives in two pieces."""
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    pieces = [body[:1000], body[1000:]]
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    return GatewayRequest({"headers": [(b"content-type", b"application/json")]}, receive)
+
+
+LONG_IMAGE = bytes(range(256)) * 2**13 + b"x"
+LONG_TEXT = base64.b64encode(LONG_IMAGE).decode()
+
+
+@cases(
+    "document",
+    {
+        "long": {"image": LONG_TEXT},
+        "escaped": b'{"image": "%b"}' % LONG_TEXT.replace("/", "\\/").encode(),
+        "spaces": b'  { "image" :\n"%b" } ' % LONG_TEXT.encode(),
+    },
+)
+@asynchronous
+async def test_long_image_in_json_is_decoded_in_pieces(document):
+    """Others had to wait for all of it."""
+    order = []
+
+    async def other() -> None:
+        order.append("other")
+
+    async def read() -> None:
+        image = await Uploads(Settings()).one(json_request(document), 9)
+        order.append("image")
+        assert image == LONG_IMAGE
+
+    await asyncio.gather(read(), other())
+
+    assert order == ["other", "image"]
+
+
+@asynchronous
+async def test_long_batch_in_json_is_that_of_short_pieces():
+    images = [{"image": LONG_TEXT, "id": 7}, {"image": "eA=="}, {"image": LONG_TEXT, "id": "b"}]
+
+    batch = await Uploads(Settings()).several(json_request({"images": images, "top_k": 3}), 9)
+
+    assert [(image.image, image.id) for image in batch.images] == [
+        (LONG_IMAGE, 7),
+        (b"x", None),
+        (LONG_IMAGE, "b"),
+    ]
+    assert (batch.top_k, batch.variant) == (3, "")
+
+
+@cases(
+    ("document", "reason"),
+    {
+        "padding inside": ({"image": "eA==" * 2**19}, "base64"),
+        "other characters": ({"image": "e!" * 2**20}, "base64"),
+        "no padding": ({"image": LONG_TEXT[:-1]}, "base64"),
+        "a list": ({"image": [LONG_TEXT]}, "Expected `bytes`"),
+        "a number": (b'{"image": 1%b}' % (b"0" * 2**21), "Number out of range"),
+        "another field": ({"image": LONG_TEXT, "id": 7}, "unknown field `id`"),
+        "nothing": ({"image": "", "x": LONG_TEXT}, "unknown field `x`"),
+        "many values": ({"image": LONG_TEXT, "id": [""] * 1000}, "more than 1000 quotation marks"),
+    },
+)
+@asynchronous
+async def test_long_json_that_is_no_image_is_refused(document, reason):
+    with pytest.raises(Failure, match=reason):
+        await Uploads(Settings()).one(json_request(document), 9)
 
 
 def test_buffered_bodies_count_in_the_limit():

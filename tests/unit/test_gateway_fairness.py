@@ -7,8 +7,7 @@ from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
-from nereid.gateway.admission.admission import Admission
-from nereid.gateway.admission.costs import Costs
+from nereid.gateway.admission import Admission, Costs
 from nereid.gateway.failures import Failure
 from tests.tables import cases
 

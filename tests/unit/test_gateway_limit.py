@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nereid.gateway.admission.concurrency_limit import INITIAL_LIMIT, MIN_LIMIT, ConcurrencyLimit
+from nereid.gateway.admission import INITIAL_LIMIT, MIN_LIMIT, ConcurrencyLimit
 
 Service = Callable[[int, random.Random], float]
 MAX_LIMIT = 64

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 import subprocess
+from collections import Counter
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,13 +23,13 @@ from tritonclient.grpc import service_pb2 as v2
 from loadtest.attack.attacks import SERVICE, Front
 from loadtest.attack.floods import FLOODS, flood, head, headers
 from nereid.base.http_connection import HttpConnections
-from nereid.gateway.admission.holders import KEY as OF_KEY
-from nereid.gateway.admission.holders import PEER, peer_of
-from nereid.gateway.http.serving import http2_context
 from nereid.gateway.settings import Settings
-from nereid.gateway.v2 import grpc_call, grpc_connection, grpc_front
+from nereid.gateway.tls import http2_context
+from nereid.gateway.v2 import grpc_connection, grpc_front
+from nereid.gateway.v2.grpc_connection import KEY as OF_KEY
+from nereid.gateway.v2.grpc_connection import MAX_FRAMES_AT_ONCE, PEER, peer_of
 from nereid.gateway.v2.grpc_front import GrpcFront
-from tests.gateways import RING, Ring, asynchronous, gateway, key
+from tests.gateways import RING, Ring, Upstream, asynchronous, gateway, key
 from tests.tables import cases
 
 KEY = (("x-api-key", "infer"),)
@@ -256,6 +257,44 @@ async def until(condition) -> None:
         await asyncio.sleep(0.005)
 
 
+class CountingFront(GrpcFront):
+    """Counts the calls that begin in each turn of the event loop."""
+
+    def __init__(self, made, keep_alive_s: float) -> None:
+        super().__init__(made, keep_alive_s)
+        self.turn, self.begun = 0, Counter()
+
+    async def turns(self) -> None:
+        while True:
+            self.turn += 1
+            await asyncio.sleep(0)
+
+    def begin(self, connection, stream, headers) -> None:
+        self.begun[self.turn] += 1
+        super().begin(connection, stream, headers)
+
+
+@cases("name", {"calls": "gRPC: calls", "cancelled": "gRPC: cancelled calls of ModelInfer"})
+@asynchronous
+async def test_many_frames_are_parsed_in_pieces(name):
+    """Two hundred calls in one piece took 100 ms, for which all others waited."""
+    front, opened = (
+        CountingFront(gateway(Upstream(), SETTINGS, KEYS), 90),
+        socket.create_server(("127.0.0.1", 0)),
+    )
+    await front.start(opened, None)
+    counting = asyncio.create_task(front.turns())
+    (attack,) = [attack for attack in FLOODS if attack.name == name]
+
+    ended = await asyncio.to_thread(attack.send, Front(0, opened.getsockname()[1]))
+
+    counting.cancel()
+    await front.stop(0)
+    assert ended in attack.expected
+    assert front.begun.total() > 2 * MAX_FRAMES_AT_ONCE
+    assert max(front.begun.values()) <= MAX_FRAMES_AT_ONCE
+
+
 @asynchronous
 async def test_unfinished_messages_count():
     """A key holds its share of memory by messages that never end, and no other key's."""
@@ -425,7 +464,7 @@ async def test_cancelled_call_ends_its_request():
 
 @asynchronous
 async def test_answer_waits_for_a_window(monkeypatch):
-    monkeypatch.setattr(grpc_call, "GRACE_S", 0.2)
+    monkeypatch.setattr(grpc_front, "GRACE_S", 0.2)
     async with held_server() as (url, gate, _), door(replace(SETTINGS, url=url)) as (made, _, at):
         gate.set()
         client = await Client.connect(at, INITIAL_WINDOW_SIZE=0)

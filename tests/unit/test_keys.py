@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from nereid.base.errors import OperationFailed
 from nereid.cli.main import app
-from nereid.gateway.admission import key_changes
-from nereid.gateway.admission.keys import SCOPES, InvalidKeys, KeyFile, KeyRing, format_keys
+from nereid.gateway import key_changes
+from nereid.gateway.keys import SCOPES, InvalidKeys, KeyFile, KeyRing, format_keys
 from tests.tables import cases, rows
 
 

@@ -17,9 +17,15 @@ from tritonclient.grpc import service_pb2 as v2
 
 from nereid.gateway.failures import Failure
 from nereid.gateway.settings import Settings
-from nereid.gateway.v2.inference_body import CheckedBody, check_body, check_body_apart
-from nereid.gateway.v2.message import CONTENTS, check_message
-from nereid.gateway.v2.tensor_checks import ELEMENT_BYTES, check_classification, check_parameters
+from nereid.gateway.v2.inference_body import (
+    ELEMENT_BYTES,
+    CheckedBody,
+    check_body,
+    check_body_apart,
+    check_classification,
+    check_parameters,
+)
+from nereid.gateway.v2.message import CONTENTS, MAX_NUMBERS, read_request
 from tests.gateways import asynchronous
 from tests.tables import cases, rows
 
@@ -70,6 +76,11 @@ def checked_or_none(check, *given) -> CheckedBody | None:
         return check(SETTINGS, *given)
     except Failure:
         return None
+
+
+def check_message(settings: Settings, message: v2.ModelInferRequest | bytes) -> CheckedBody:
+    encoded = message if isinstance(message, bytes) else message.SerializeToString()
+    return asyncio.run(read_request(settings, memoryview(encoded)))[-1]
 
 
 def check_is_safe(checked: CheckedBody) -> None:
@@ -252,6 +263,73 @@ def test_any_message_is_checked_or_rejected(data):
 
     if checked := checked_or_none(check_message, message):
         check_is_safe(checked)
+
+
+@given(st.data())
+def test_damaged_message_is_checked_or_rejected(data):
+    message = v2.ModelInferRequest(model_name="m", id="1", raw_input_contents=[b"\x08\x01" * 8])
+    message.inputs.add(name="x", datatype="FP32", shape=[2**40, 4])
+    message.inputs.add(name="y", datatype="FP32", shape=[1]).contents.fp32_contents.append(1)
+    encoded = bytearray(message.SerializeToString())
+    del encoded[data.draw(st.integers(1, len(encoded))) :]
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+
+    if checked := checked_or_none(check_message, bytes(encoded)):
+        check_is_safe(checked)
+
+
+def typed_message(count: int, field: str = "int_contents", datatype: str = "INT8") -> v2.ModelInferRequest:
+    message = v2.ModelInferRequest(model_name="m")
+    contents = message.inputs.add(name="x", datatype=datatype, shape=[count]).contents
+    getattr(contents, field).extend([b"" if field == "bytes_contents" else 1] * count)
+    return message
+
+
+@cases(
+    ("message", "reason"),
+    {
+        "numbers": (typed_message(MAX_NUMBERS + 1), f"at most {MAX_NUMBERS} typed numbers"),
+        "texts": (typed_message(20_000, "bytes_contents", "BYTES"), "at most 16384 fields"),
+        "raw contents": (
+            v2.ModelInferRequest(model_name="m", raw_input_contents=[b""] * 600),
+            "at most 512 fields",
+        ),
+        "inputs": (
+            v2.ModelInferRequest(model_name="m", inputs=[v2.ModelInferRequest.InferInputTensor()] * 600),
+            "at most 512 fields",
+        ),
+        "damaged": (b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "expected a message of"),
+    },
+)
+def test_message_that_is_slow_to_parse_is_refused_before(message, reason):
+    """A message of 32 MiB with ten million texts took three seconds of the event loop."""
+    with pytest.raises(Failure, match=re.escape(reason)):
+        check_message(SETTINGS, message)
+
+
+@cases(
+    ("message", "expected"),
+    {
+        "a few numbers": (typed_message(1000), ["message", "other"]),
+        "many numbers": (typed_message(100_000), ["other", "message"]),
+        "many texts": (typed_message(8000, "bytes_contents", "BYTES"), ["other", "message"]),
+    },
+)
+@asynchronous
+async def test_long_message_does_not_delay_others(message, expected):
+    order = []
+
+    async def other() -> None:
+        order.append("other")
+
+    async def read() -> None:
+        *_, checked = await read_request(SETTINGS, memoryview(message.SerializeToString()))
+        order.append("message")
+        assert checked.work == [1]
+
+    await asyncio.gather(read(), other())
+
+    assert order == expected
 
 
 @pytest.mark.parametrize("datatype", [*CONTENTS])

@@ -1,30 +1,126 @@
-"""The gateway as an ASGI application."""
+"""The gateway as an ASGI application, with the files that it serves."""
 
 import contextlib
+import json
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path, PurePath
+from typing import Any
 
+import swagger_ui_bundle
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from nereid import tasks
 from nereid.base.http_connection import HttpConnections
 from nereid.client.request import CONCURRENCY, check_arguments
-from nereid.gateway.admission.access import check_ring
-from nereid.gateway.admission.keys import KeyRing
 from nereid.gateway.endpoint import Operation
 from nereid.gateway.failures import Code, Failure
-from nereid.gateway.http import static
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, failure_response, json_response
 from nereid.gateway.http.middleware import RequestMiddleware
 from nereid.gateway.http.openapi import document
-from nereid.gateway.http.operations import OPERATIONS
+from nereid.gateway.http.operations import OPERATIONS, SAMPLES
+from nereid.gateway.keys import KeyRing, check_ring
 from nereid.gateway.models import Models, ModelSource
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import Gateway, build
 from nereid.gateway.v2 import http_front
-from nereid.gateway.workers.shared_state import SharedState
+from nereid.gateway.workers import SharedState
+from nereid.tasks import DEFAULT, TASKS
+
+PAGE, TASK_FOLDERS = Path(__file__).parents[1] / "page", Path(tasks.__file__).parent
+NO_CACHE = {"cache-control": "no-cache"}
+_SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png")
+_DOCS = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Nereid: API</title>
+<link rel="icon" href="/docs/favicon-32x32.png">
+<link rel="stylesheet" href="/docs/swagger-ui.css">
+<div id="ui"></div>
+<script src="/docs/swagger-ui-bundle.js"></script>
+<script type="module" src="/docs/start.js"></script>
+</html>
+"""
+# The bundle is Swagger UI 4, which shows 3.1 documents only if they say that they are 3.0.
+_START = """const answer = await fetch("/openapi.json");
+const spec = { ...(await answer.json()), openapi: "3.0.3" };
+SwaggerUIBundle({ spec, dom_id: "#ui", deepLinking: true });
+"""
+
+
+class Page(StaticFiles):
+    """Files that a browser revalidates, so that users see a new release; `name` limits them to one name."""
+
+    def __init__(self, directory: Path, name: str = "*") -> None:
+        super().__init__(directory=directory)
+        self._name = name
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        """Return the file of a path, and its status; None if it is not served."""
+        return super().lookup_path(path) if PurePath(path).match(self._name) else ("", None)
+
+    def file_response(self, *words: Any, **options: Any) -> Response:
+        """Return a file that a cache must revalidate."""
+        response = super().file_response(*words, **options)
+        response.headers.update(NO_CACHE)
+        return response
+
+
+async def page_tasks(request: Request) -> Response:
+    """Serve the JavaScript module with the tasks of the page; each has a `page.js` in its folder."""
+    folders = {task.name: task.faces["endpoint"].partition(".")[0] for task in TASKS}
+    imports = (f'import {{ {name} }} from "./tasks/{folder}/page.js";' for name, folder in folders.items())
+    words = {task.name: json.dumps({"name": task.name, "path": task.path[1:]}) for task in TASKS}
+    entries = (f"  {name}: {{ ...{name}, ...{about} }}," for name, about in words.items())
+    default = f"export const DEFAULT = TASKS.{DEFAULT.name};"
+    text = "\n".join([*imports, "export const TASKS = {", *entries, "};", default, ""])
+    return Response(text, media_type="text/javascript", headers=NO_CACHE)
+
+
+async def docs(request: Request) -> Response:
+    """Show the OpenAPI document."""
+    return HTMLResponse(_DOCS)
+
+
+async def docs_file(request: Request) -> Response:
+    """Serve a part of Swagger UI."""
+    name = request.path_params["name"]
+    if name == "start.js":
+        return Response(_START, media_type="text/javascript")
+    if name not in _SWAGGER:
+        raise HTTPException(404)
+    return FileResponse(Path(swagger_ui_bundle.swagger_ui_path) / name)
+
+
+async def sample(request: Request) -> Response:
+    """Serve a sample image."""
+    for path in SAMPLES:
+        if path.name == request.path_params["name"]:
+            return FileResponse(path)
+    raise HTTPException(404)
+
+
+async def index(request: Request) -> Response:
+    """Serve the index of the page."""
+    return FileResponse(PAGE / "index.html", headers=NO_CACHE)
+
+
+ROUTES: tuple[BaseRoute, ...] = (
+    Route("/", index),
+    Route("/samples/{name}", sample),
+    Route("/docs", docs),
+    Route("/docs/{name}", docs_file),
+    Route("/page/tasks.js", page_tasks),
+    Mount("/page/tasks", Page(TASK_FOLDERS, "page.js")),
+    Mount("/page", Page(PAGE)),
+)
+
 
 _CODES: dict[int, Code] = {404: "not_found", 405: "method_not_allowed"}
 
@@ -58,9 +154,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
         if gateway.tracer:
             gateway.tracer.close()
 
-    pages = Starlette(
-        routes=static.ROUTES, exception_handlers={HTTPException: reject_unknown}, lifespan=lifespan
-    )
+    pages = Starlette(routes=ROUTES, exception_handlers={HTTPException: reject_unknown}, lifespan=lifespan)
     pages.router.redirect_slashes = False
     described = (*OPERATIONS, Operation("GET", "/openapi.json", openapi, "open", None))
     return RequestMiddleware(pages, gateway, described, http_front.find)

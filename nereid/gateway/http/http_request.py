@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 from nereid.base.contract import OPTION_HEADERS, ROUTE_HEADER_PREFIX, VARIANT_HEADER, VERSION_HEADER
 from nereid.base.tracing.context import TraceContext, begin, parse
 from nereid.base.tracing.records import Record, Tracer, failed, harmless, inner, kept, span
-from nereid.gateway.admission.keys import Key
 from nereid.gateway.failures import ErrorAnswer, Failure, invalid_request
+from nereid.gateway.keys import Key
 
 if TYPE_CHECKING:
     from nereid.gateway.models import OfferedModel

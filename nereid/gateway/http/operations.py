@@ -7,14 +7,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from nereid.gateway.admission.keys import Scope
 from nereid.gateway.endpoint import BODY_ERRORS, ONE_IMAGE, WORD, Operation, Parameter, operations_of
+from nereid.gateway.endpoints import preview, publish
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import CONTENT_TYPE, LiveState
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
-from nereid.gateway.http.publish_endpoint import publish
 from nereid.gateway.http.upload import JSON, ImageBody
-from nereid.gateway.image_preview import preview
+from nereid.gateway.keys import Scope
 from nereid.gateway.models import PublishAnswer
 from nereid.gateway.readiness import Health, Ready
 from nereid.gateway.route_control import (

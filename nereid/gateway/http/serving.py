@@ -4,29 +4,27 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import socket
-import ssl
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.processes import allow_open_files, on_signals
-from nereid.gateway.admission.keys import KeyRing
-from nereid.gateway.admission.token_buckets import TokenBuckets
 from nereid.gateway.http.app import create_app, create_gateway
 from nereid.gateway.http.bounded_protocol import BoundedProtocol
 from nereid.gateway.http.middleware import access_log
+from nereid.gateway.keys import KeyRing, TokenBuckets
 from nereid.gateway.models import ModelSource
 from nereid.gateway.settings import Listen, Settings
 from nereid.gateway.state import Gateway
+from nereid.gateway.tls import TlsListener, check_certificate, http2_context
 from nereid.gateway.v2.grpc_front import GrpcFront
-from nereid.gateway.workers.pool import WorkerPool
-from nereid.gateway.workers.shared_state import REPORT_S, SharedState
+from nereid.gateway.workers import REPORT_S, SharedState, WorkerPool
 
 log = logging.getLogger("nereid.gateway")
 # Seconds for requests in flight after a signal; then their connections are closed.
@@ -46,9 +44,13 @@ class _UvicornServer(uvicorn.Server):
     reporting: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        context, self.config.ssl = self.config.ssl, None
+        await super().startup([] if context else sockets)
         if not (self.started and sockets):
             return
+        if context:
+            protocol = partial(BoundedProtocol, self.config, self.server_state, self.lifespan.state)
+            self.servers = [TlsListener(sockets[0], context, protocol)]  # type: ignore[list-item]
         ports = {"http": sockets[0].getsockname()[1]}
         try:
             if self.listen.grpc_port is not None:
@@ -118,7 +120,7 @@ def serve(
         WrongUsage: the settings are invalid, such as listening beyond loopback without keys.
         OperationFailed: the certificate or the address cannot be used.
     """
-    _check_certificate(listen)
+    check_certificate(listen)
     try:
         gateway = create_gateway(settings, keys, source)
     except ValueError as error:
@@ -178,33 +180,6 @@ def _log_requests() -> None:
     access_log.addHandler(handler)
     access_log.setLevel(logging.INFO)
     access_log.propagate = False
-
-
-def _check_certificate(listen: Listen) -> None:
-    if listen.certificate is None:
-        if listen.certificate_key:
-            raise WrongUsage("--certificate-key needs --certificate")
-        return
-    for path in filter(None, (listen.certificate, listen.certificate_key)):
-        if not (path.is_file() and os.access(path, os.R_OK)):
-            raise OperationFailed(f"cannot read '{path}'")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        # Without a password here, OpenSSL would prompt for one on the terminal.
-        context.load_cert_chain(listen.certificate, listen.certificate_key, password="")
-    except ssl.SSLError as error:
-        where = f"'{listen.certificate}' and '{listen.certificate_key or listen.certificate}'"
-        raise OperationFailed(
-            f"{where}: expected a certificate and its key (PEM, no password), got: {error.reason}"
-        ) from None
-
-
-def http2_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
-    """Return the context of a certificate for HTTP/2, which clients of gRPC ask for."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key, password="")
-    context.set_alpn_protocols(["h2"])
-    return context
 
 
 @contextlib.contextmanager

@@ -1,16 +1,17 @@
 """The images of a request body: raw, in a form, or as base64 in JSON; limits apply while reading."""
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from python_multipart.multipart import parse_options_header
 
 from nereid.base.units import format_bytes
-from nereid.gateway.admission.keys import Key
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest
+from nereid.gateway.keys import Key
 from nereid.gateway.settings import Settings
+from nereid.vision.imaging.formats.size import FileSize
 
 Kind = Literal["raw", "multipart/form-data", "application/json"]
 RAW: Kind = "raw"
@@ -23,6 +24,9 @@ MAX_PART_HEAD_BYTES = 8192
 # Smaller bodies are decoded without counting quotation marks first.
 MAX_UNCOUNTED_BYTES = 2**20
 MAX_QUOTES_PER_IMAGE = 1000
+# Longer work is done in pieces of this size, with other requests in between; whole groups of base64.
+PIECE_BYTES = 2**17
+_Body = TypeVar("_Body")
 TopK = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOP_K)]
 
 
@@ -62,13 +66,13 @@ async def _cancel_on_disconnect(request: GatewayRequest, task: "asyncio.Task[obj
 class ImageBody(msgspec.Struct, forbid_unknown_fields=True):
     """One image, an encoded file as base64."""
 
-    image: bytes
+    image: memoryview
 
 
 class BatchImage(msgspec.Struct, forbid_unknown_fields=True):
     """One image of a batch; the result repeats its id, by default its position."""
 
-    image: bytes
+    image: memoryview
     id: str | int | None = None
 
 
@@ -80,6 +84,19 @@ class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     variant: str = ""
     version: str = ""
     route_key: str = ""
+
+
+# The same, with the text of the images as it came.
+class _Image(msgspec.Struct, forbid_unknown_fields=True):
+    image: msgspec.Raw
+
+
+class _NamedImage(_Image):
+    id: str | int | None = None
+
+
+class _Batch(BatchBody):
+    images: Annotated[list[_NamedImage], msgspec.Meta(min_length=1)]  # type: ignore[assignment]
 
 
 class UploadBuffers:
@@ -125,7 +142,7 @@ class Uploads:
         max_bytes = settings.max_buffered_bytes
         self.buffers = UploadBuffers(max_bytes, max(max_bytes // 2, settings.max_body_bytes))
 
-    async def one(self, request: GatewayRequest, remaining_s: float) -> bytes:
+    async def one(self, request: GatewayRequest, remaining_s: float) -> memoryview:
         """Read the body of a request for one image.
 
         Raises:
@@ -135,8 +152,8 @@ class Uploads:
         kind = kind_of(request, (RAW, FORM, JSON))
         if kind == FORM:
             return (await self._form(request, remaining_s, 1))[0].image
-        body = await self.whole(request, remaining_s)
-        image = body if kind == RAW else _decode(ImageBody, body, 1).image
+        body = await self._received(request, remaining_s)
+        image = memoryview(body) if kind == RAW else await _decode_image(body)
         if not image:
             raise Failure("invalid_image", "the image is empty")
         return image
@@ -151,7 +168,7 @@ class Uploads:
         max_images = self._settings.max_images
         if kind_of(request, (FORM, JSON)) == FORM:
             return BatchBody(await self._form(request, remaining_s, max_images))
-        batch: BatchBody = _decode(BatchBody, await self.whole(request, remaining_s), max_images)
+        batch = await _decode_batch(await self._received(request, remaining_s), max_images)
         if len(batch.images) > max_images:
             raise invalid_request(f"at most {max_images} images, got {len(batch.images)}")
         return batch
@@ -164,20 +181,27 @@ class Uploads:
             ClientClosed: the client disconnected before the end of the body.
         """
         kind_of(request, (JSON,))
-        return _decode(kind, await self.whole(request, remaining_s, MAX_UNCOUNTED_BYTES), 1)
+        return _decode(kind, await self._received(request, remaining_s, MAX_UNCOUNTED_BYTES))
 
-    async def whole(self, request: GatewayRequest, remaining_s: float, max_bytes: int | None = None) -> bytes:
+    async def whole(
+        self, request: GatewayRequest, remaining_s: float, max_bytes: int | None = None
+    ) -> memoryview:
         """Read a body of at most `max_bytes`, and of at most the settings' limit.
 
         Raises:
             Failure: the body is too large or late.
             ClientClosed: the client disconnected before the end of the body.
         """
+        return memoryview(await self._received(request, remaining_s, max_bytes))
+
+    async def _received(
+        self, request: GatewayRequest, remaining_s: float, max_bytes: int | None = None
+    ) -> bytes | bytearray:
         max_bytes = min(max_bytes or self._settings.max_body_bytes, self._settings.max_body_bytes)
         declared = request.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > max_bytes:
             raise _too_large(max_bytes, format_bytes(int(declared)))
-        chunks: list[bytes] = []
+        body: bytes | bytearray = b""
         try:
             async with asyncio.timeout(remaining_s):
                 while True:
@@ -189,9 +213,13 @@ class Uploads:
                         raise _too_large(max_bytes, "more")
                     self.buffers.take(request.key, len(chunk))
                     request.body_bytes += len(chunk)
-                    chunks.append(chunk)
+                    if not body:
+                        body = chunk
+                    else:  # grows without a copy, unlike the sum of all pieces
+                        body = bytearray(body) if isinstance(body, bytes) else body
+                        body += chunk
                     if not message.get("more_body", False):
-                        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                        return body
         except TimeoutError:
             raise Failure("body_timeout", f"the body did not arrive within {remaining_s:.3g} s") from None
 
@@ -200,17 +228,33 @@ class Uploads:
         boundary = options.get(b"boundary", b"")
         if not 1 <= len(boundary) <= 70:
             raise _damaged("its boundary must have 1 to 70 characters")
-        return read_form(await self.whole(request, remaining_s), boundary, max_images)
+        return read_form(await self._received(request, remaining_s), boundary, max_images)
 
 
-def read_form(body: bytes, boundary: bytes, max_images: int) -> list[BatchImage]:
+def check_size(found: FileSize | None, settings: Settings) -> None:
+    """Reject an image that is too large according to its structure.
+
+    Raises:
+        Failure: `invalid_image`, with the limit and the received size.
+    """
+    if found is None or found.size_wh is None:
+        return
+    (width, height), max_pixels, max_side_px = found.size_wh, settings.max_pixels, settings.max_side_px
+    if width * height > max_pixels or max(width, height) > max_side_px:
+        raise Failure(
+            "invalid_image",
+            f"{width}×{height} pixels; at most {max_pixels} pixels and {max_side_px} a side are allowed",
+        )
+
+
+def read_form(body: bytes | bytearray, boundary: bytes, max_images: int) -> list[BatchImage]:
     """Return the parts of a multipart body: 1 to `max_images` files, all of them called `file`.
 
     Raises:
         Failure: the body is invalid.
     """
     delimiter = b"\r\n--" + boundary
-    images: list[BatchImage] = []
+    images, whole = list[BatchImage](), memoryview(body)
     # A body that starts with a delimiter has no line break before it.
     at = -2 if body.startswith(delimiter[2:]) else _find(body, delimiter, 0)
     while not body.startswith(b"--", at := at + len(delimiter)):
@@ -219,15 +263,15 @@ def read_form(body: bytes, boundary: bytes, max_images: int) -> list[BatchImage]
         if len(images) == max_images:
             raise invalid_request(f"at most {max_images} parts, got more")
         head_end = _find(body, b"\r\n\r\n", at, at + MAX_PART_HEAD_BYTES)
-        filename = _filename(body[at:head_end])
+        filename = _filename(bytes(body[at:head_end]))
         at = _find(body, delimiter, head_end + 4)
-        images.append(BatchImage(body[head_end + 4 : at], filename))
+        images.append(BatchImage(whole[head_end + 4 : at], filename))
     if not images:
         raise _damaged("it has no part 'file'")
     return images
 
 
-def _find(body: bytes, mark: bytes, start: int, end: int | None = None) -> int:
+def _find(body: bytes | bytearray, mark: bytes, start: int, end: int | None = None) -> int:
     if (at := body.find(mark, start, end)) == -1:
         raise _damaged("it ends early")
     return at
@@ -270,10 +314,54 @@ def kind_of(request: GatewayRequest, known: tuple[Kind, ...]) -> Kind:
     raise Failure("unsupported_media_type", f"Content-Type must be {expected}, got {media[:64] or 'none'!r}")
 
 
-def _decode(kind: Any, body: bytes, max_images: int) -> Any:
-    max_quotes = max_images * MAX_QUOTES_PER_IMAGE
-    if len(body) > MAX_UNCOUNTED_BYTES and body.count(b'"') > max_quotes:
-        raise invalid_request(f"the JSON has more than {max_quotes} quotation marks")
+async def _decode_image(body: bytes | bytearray) -> memoryview:
+    if len(body) > MAX_UNCOUNTED_BYTES:
+        await _count_quotes(body, MAX_QUOTES_PER_IMAGE)
+        if image := await _from_base64(_decode(_Image, body)):
+            return image
+    return _decode(ImageBody, body).image
+
+
+async def _decode_batch(body: bytes | bytearray, max_images: int) -> BatchBody:
+    if len(body) <= MAX_UNCOUNTED_BYTES:
+        return _decode(BatchBody, body)
+    await _count_quotes(body, max_images * MAX_QUOTES_PER_IMAGE)
+    batch = _decode(_Batch, body)
+    found = [(await _from_base64(given), given.id) for given in batch.images]
+    if not all(image for image, _ in found):
+        return _decode(BatchBody, body)
+    images = [BatchImage(image, name) for image, name in found if image]
+    return BatchBody(images, batch.top_k, batch.variant, batch.version, batch.route_key)
+
+
+async def _from_base64(given: _Image) -> memoryview | None:
+    """Return the image of a JSON string, decoded in pieces; None if it is no base64, or has escapes."""
+    text, image = memoryview(given.image), bytearray()
+    if bytes(text[:1]) != b'"':
+        return None
+    for at in range(1, len(text) - 1, PIECE_BYTES):
+        piece = text[at : min(at + PIECE_BYTES, len(text) - 1)]
+        if 4 * len(image) != 3 * (at - 1):  # padding before the end
+            return None
+        try:
+            image += msgspec.json.decode(b'"%b"' % bytes(piece), type=bytes)
+        except ValueError:
+            return None
+        await asyncio.sleep(0)
+    return memoryview(image)
+
+
+async def _count_quotes(body: bytes | bytearray, max_quotes: int) -> None:
+    """Reject JSON with many values, which take time and memory."""
+    quotes = 0
+    for at in range(0, len(body), 8 * PIECE_BYTES):
+        quotes += body.count(b'"', at, at + 8 * PIECE_BYTES)
+        if quotes > max_quotes:
+            raise invalid_request(f"the JSON has more than {max_quotes} quotation marks")
+        await asyncio.sleep(0)
+
+
+def _decode(kind: type[_Body], body: bytes | bytearray) -> _Body:
     try:
         return msgspec.json.decode(body, type=kind)
     except (ValueError, RecursionError) as error:  # msgspec's own, or text that is not UTF-8

@@ -2,8 +2,14 @@
 
 import asyncio
 import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, cast
 
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
@@ -17,16 +23,223 @@ from h2.events import (
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes
-from hyperframe.frame import GoAwayFrame
+from h2.settings import SettingCodes, Settings
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame
 
-from nereid.gateway.admission.holders import PEER, Holder, peer_of
 from nereid.gateway.http.bounded_protocol import HEAD_S
-from nereid.gateway.v2.http2 import CONNECTION_WINDOW, STREAM_WINDOW, FrameCosts, HeadersTooLong, Http2
 
 if TYPE_CHECKING:
-    from nereid.gateway.v2.grpc_call import GrpcCall
-    from nereid.gateway.v2.grpc_front import GrpcFront
+    from nereid.gateway.v2.grpc_front import GrpcCall, GrpcFront
+
+# Source: RFC 9113, sections 3.4 and 6.
+PREFACE_BYTES, HEAD_BYTES = 24, 9
+DATA, HEADERS, CONTINUATION, END_HEADERS = 0, 1, 9, 4
+# Shorter frames of a message, and shorter pieces of any frame, cost more than they carry.
+MIN_DATA_BYTES, MIN_PIECE_BYTES = 1024, 64
+# Encoded headers of one call; decoded ones have a limit of their own.
+MAX_BLOCK_BYTES = 2**15
+MAX_STREAMS = 256
+MAX_HEADER_BYTES = 2**14
+# A message of the size of a stream's window arrives without waiting for more.
+STREAM_WINDOW, CONNECTION_WINDOW = 2**18, 2**22
+
+# h2 makes the text of each frame for its log, also without one: 40 µs for the hexadecimal digits of 80 kB.
+DataFrame._body_repr = lambda frame: ""  # type: ignore[method-assign, assignment]
+
+
+class HeadersTooLong(Exception):
+    """The headers of one call are longer than allowed."""
+
+
+class FrameCosts:
+    """Follow the frames of one connection; `has_partial_headers` says whether headers are still arriving."""
+
+    __slots__ = ("_block_bytes", "_head", "_skipped", "has_partial_headers")
+
+    def __init__(self) -> None:
+        self._head, self._skipped, self._block_bytes = b"", PREFACE_BYTES, 0
+        self.has_partial_headers = False
+
+    def count(self, data: bytes) -> float:
+        """Return the cost of received bytes: 1 for each frame, less for messages in pieces of a usual size.
+
+        Raises:
+            HeadersTooLong: headers are longer than allowed.
+        """
+        cost, at, end = max(0.0, 1 - len(data) / MIN_PIECE_BYTES), self._skipped, len(data)
+        while at < end:
+            missing = HEAD_BYTES - len(self._head)
+            head, at = self._head + data[at : at + missing], at + missing
+            if len(head) < HEAD_BYTES:
+                self._head, at = head, end
+                break
+            self._head = b""
+            length, kind = int.from_bytes(head[:3]), head[3]
+            at += length
+            cost += max(0.0, 1 - length / MIN_DATA_BYTES) if kind == DATA else 1
+            if kind in (HEADERS, CONTINUATION):
+                self._block_bytes += length
+                if self._block_bytes > MAX_BLOCK_BYTES:
+                    raise HeadersTooLong
+                self.has_partial_headers = not head[4] & END_HEADERS
+                if not self.has_partial_headers:
+                    self._block_bytes = 0
+        self._skipped = at - end
+        return cost
+
+
+class Http2(H2Connection):
+    """HTTP/2 for as many calls as there are, also after the client has announced its end."""
+
+    # Those whose messages may still be on their way after an early answer.
+    MAX_CLOSED_STREAMS = 8 * MAX_STREAMS
+
+    def __init__(self) -> None:
+        super().__init__(
+            H2Configuration(
+                client_side=False,
+                header_encoding=None,
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+            )
+        )
+        self.decoder.max_header_list_size = MAX_HEADER_BYTES
+        self.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+                SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADER_BYTES,
+                SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+            },
+        )
+
+    def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
+        # h2 would close the connection here, and calls in flight would have no answer.
+        return [], [ConnectionTerminated()]
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """Limits of one holder. Rates are per second; a burst is what may come in one moment.
+
+    `frames` counts frames that carry little, `resets` calls that the client has cancelled, and `begins` calls
+    that need no key or show no valid one.
+    """
+
+    connections: int
+    calls: int
+    frames: int
+    frames_per_s: int
+    resets: int
+    resets_per_s: int
+    begins: int
+    begins_per_s: int
+
+
+PEER = Allowance(
+    connections=64,
+    calls=32,
+    frames=1000,
+    frames_per_s=200,
+    resets=100,
+    resets_per_s=10,
+    begins=200,
+    begins_per_s=50,
+)
+KEY = Allowance(
+    connections=256,
+    calls=1024,
+    frames=20_000,
+    frames_per_s=2000,
+    resets=1000,
+    resets_per_s=200,
+    begins=200,
+    begins_per_s=50,
+)
+# Names that are remembered although they hold nothing.
+MAX_IDLE = 4096
+
+
+class Tokens:
+    """A budget that refills with time.
+
+    Args:
+        burst: the most that it holds, and what it begins with.
+        rate_per_s: what it gains each second.
+        clock: monotonic time in seconds.
+    """
+
+    __slots__ = ("_at_s", "_burst", "_clock", "_left", "_rate_per_s")
+
+    def __init__(self, burst: int, rate_per_s: int, clock: Callable[[], float]) -> None:
+        self._burst, self._rate_per_s, self._clock = burst, rate_per_s, clock
+        self._left, self._at_s = float(burst), clock()
+
+    def take(self, amount: float) -> bool:
+        """Take an amount; return whether there was enough."""
+        now_s = self._clock()
+        self.give((now_s - self._at_s) * self._rate_per_s)
+        self._at_s = now_s
+        if amount > self._left:
+            return False
+        self._left -= amount
+        return True
+
+    def give(self, amount: float) -> None:
+        """Add an amount, up to the burst."""
+        self._left = min(self._burst, self._left + amount)
+
+
+@dataclass(eq=False, slots=True)
+class Holder:
+    """What one address or key holds: its connections, the oldest first, its open calls, and its budgets."""
+
+    allowance: Allowance
+    frames: Tokens
+    resets: Tokens
+    begins: Tokens
+    connections: dict[Any, None] = field(default_factory=dict)
+    calls: int = 0
+
+
+class Holders:
+    """The holders by name.
+
+    Args:
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[tuple[str, Allowance], Holder] = {}
+
+    def find(self, name: str, allowance: Allowance) -> Holder:
+        """Return the holder with a name and an allowance, which may be new."""
+        place = name, allowance
+        if holder := self._known.get(place):
+            return holder
+        if len(self._known) >= MAX_IDLE:
+            self._known = {n: each for n, each in self._known.items() if each.connections or each.calls}
+        given, clock = allowance, self._clock
+        holder = self._known[place] = Holder(
+            given,
+            Tokens(given.frames, given.frames_per_s, clock),
+            Tokens(given.resets, given.resets_per_s, clock),
+            Tokens(given.begins, given.begins_per_s, clock),
+        )
+        return holder
+
+
+def peer_of(address: Any) -> str:
+    """Return what stands for a client's address: of IPv6 its network of 64 bits, which one client has."""
+    if not address:
+        return ""
+    found = ip_address(str(address[0]).partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None)
+    if found.version == 6 and mapped is None:
+        return str(int(found) >> 64)
+    return str(mapped or found)
+
 
 # Bytes of a connection without a key cost as much as a frame.
 BYTES_PER_FRAME = 4096
@@ -34,6 +247,8 @@ BYTES_PER_FRAME = 4096
 KEY_FRAME_BYTES = 2**18
 # What a connection may send before its address pays, so that a key is heard from any address.
 FREE_FRAMES = 64
+# Each frame takes up to 0.3 ms: of more, a piece is parsed in one turn of the loop.
+MAX_FRAMES_AT_ONCE, PIECE_BYTES = 16, 512
 # What each answered call of a key returns: its headers, its message, windows and pings.
 FRAMES_PER_CALL = 20
 # Answers to a client that does not read them, such as to its pings.
@@ -59,7 +274,7 @@ class GrpcConnection(asyncio.Protocol):
         self._front, self._loop = front, asyncio.get_running_loop()
         self._http2, self._costs = Http2(), FrameCosts()
         self._free = float(FREE_FRAMES)
-        self._unsent: dict[int, tuple[memoryview, Headers]] = {}
+        self._unparsed, self._unsent = bytearray(), dict[int, tuple[memoryview, Headers]]()
         self.calls: dict[int, GrpcCall] = {}
         self._is_paused = self._is_deaf = self._is_leaving = self._is_draining = False
         self._has_settings = self.is_identified = False
@@ -110,12 +325,12 @@ class GrpcConnection(asyncio.Protocol):
         self._http2.max_inbound_frame_size = KEY_FRAME_BYTES
 
     def data_received(self, data: bytes) -> None:
-        """Count the frames, and let h2 parse them."""
+        """Count the frames, and let h2 parse them; many of them in pieces, with other work in between."""
         if self._is_deaf:
             return
         self._last_s = self._loop.time()
         try:
-            cost = self._costs.count(data)
+            frames = cost = self._costs.count(data)
         except HeadersTooLong:
             self.calm("headers too long")
             return
@@ -125,7 +340,27 @@ class GrpcConnection(asyncio.Protocol):
         self._free -= free
         if cost > free and not self.holder.frames.take(cost - free):
             self.calm("too many frames")
+        elif self._unparsed or frames > MAX_FRAMES_AT_ONCE:
+            if not self._unparsed:
+                self._transport.pause_reading()
+                self._loop.call_soon(self._parse_piece)
+            self._unparsed += data
+        else:
+            self._parse(data)
+
+    def _parse_piece(self) -> None:
+        piece = bytes(self._unparsed[:PIECE_BYTES])
+        del self._unparsed[:PIECE_BYTES]
+        if not self._is_deaf:
+            self._parse(piece)
+        if self._is_deaf or self._transport.is_closing():
             return
+        if self._unparsed:
+            self._loop.call_soon(self._parse_piece)
+        else:
+            self._transport.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
         try:
             events = self._http2.receive_data(data)
         except ProtocolError:  # h2 has its answer, and sends nothing else

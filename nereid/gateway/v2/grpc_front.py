@@ -4,24 +4,267 @@ import asyncio
 import logging
 import socket
 import ssl
+from functools import partial
+from http import HTTPStatus
 from math import inf
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import quote
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf import json_format
+from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2 as v2
 
-from nereid.gateway.admission.access import Need, identify
-from nereid.gateway.admission.holders import KEY, PEER, Holders
+from nereid.base.units import format_bytes
+from nereid.gateway import inference
 from nereid.gateway.failures import Failure, GrpcStatus, invalid_request
-from nereid.gateway.http.bounded_protocol import HEAD_S
 from nereid.gateway.http.http_request import GatewayRequest
-from nereid.gateway.http.middleware import FAULTS, GATEWAY_FAILED
-from nereid.gateway.state import Gateway
-from nereid.gateway.v2 import inference
-from nereid.gateway.v2.grpc_call import GrpcCall, trailers
-from nereid.gateway.v2.grpc_connection import HEAD, GrpcConnection, Headers
-from nereid.gateway.v2.grpc_reads import HEALTH_CHECK, READ, read
-from nereid.gateway.v2.message import check_message, to_message
+from nereid.gateway.http.middleware import FAULTS, GATEWAY_FAILED, record
+from nereid.gateway.keys import Need, identify
+from nereid.gateway.state import CLIENT_CLOSED, Gateway
+from nereid.gateway.tls import BACKLOG, TlsListener
+from nereid.gateway.v2.grpc_connection import (
+    GRACE_S,
+    HEAD,
+    KEY,
+    PEER,
+    GrpcConnection,
+    Headers,
+    Holder,
+    Holders,
+)
+from nereid.gateway.v2.message import parse, read_request, to_message
+
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+# Requests that only read. All have at most a model's name and version.
+READ: dict[str, type[Message]] = {
+    "ServerLive": v2.ServerLiveRequest,
+    "ServerReady": v2.ServerReadyRequest,
+    HEALTH_CHECK: v2.ServerReadyRequest,
+    "ServerMetadata": v2.ServerMetadataRequest,
+    "ModelReady": v2.ModelReadyRequest,
+    "ModelMetadata": v2.ModelMetadataRequest,
+    "ModelConfig": v2.ModelConfigRequest,
+    "ModelStatistics": v2.ModelStatisticsRequest,
+}
+# Messages HealthCheckResponse with the status NOT_SERVING and SERVING. Source: grpc/health/v1/health.proto.
+_SERVING = (b"\x08\x02", b"\x08\x01")
+# Path below that of a model.
+_PARTS = {"ModelReady": "/ready", "ModelConfig": "/config", "ModelStatistics": "/stats"}
+
+
+async def read(gateway: Gateway, name: str, given: Any) -> bytes:
+    """Return the response to a request that only reads, as an encoded message.
+
+    Args:
+        gateway: the way to Triton.
+        name: name of the method, a key of `READ`.
+        given: the message of the request.
+
+    Raises:
+        Failure: Triton rejected or failed the request.
+    """
+    response = await inference.read(gateway, _path(name, given))
+    is_ok = response.status == HTTPStatus.OK
+    if name == HEALTH_CHECK:
+        return _SERVING[is_ok]
+    message: Message
+    if name == "ServerLive":
+        message = v2.ServerLiveResponse(live=is_ok)
+    elif name == "ServerReady":
+        message = v2.ServerReadyResponse(ready=is_ok)
+    elif name == "ModelReady":
+        message = v2.ModelReadyResponse(ready=is_ok)
+    elif not is_ok:
+        raise inference.failure_of(response)
+    elif name == "ModelConfig":
+        message = v2.ModelConfigResponse()
+        json_format.Parse(response.body, message.config, ignore_unknown_fields=True)
+    else:
+        message = getattr(v2, f"{name}Response")()
+        json_format.Parse(response.body, message, ignore_unknown_fields=True)
+    return bytes(message.SerializeToString())
+
+
+def _path(name: str, given: Any) -> str:
+    """Return Triton's path.
+
+    Raises:
+        Failure: no model can have that name or version.
+    """
+    if name == "ServerLive":
+        return "/v2/health/live"
+    if name in ("ServerReady", HEALTH_CHECK):
+        return "/v2/health/ready"
+    if name == "ServerMetadata":
+        return "/v2"
+    if name == "ModelStatistics" and not given.name:
+        return "/v2/models/stats"
+    return inference.path_of(given.name, given.version) + _PARTS.get(name, "")
+
+
+# Before each message: whether it is compressed, and its length. Source: grpc/doc/PROTOCOL-HTTP2.md.
+PREFIX_BYTES = 5
+# The characters of a message that need no escape.
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+def trailers(status: GrpcStatus, message: str = "", more: Headers | None = None) -> Headers:
+    """Return the trailers with the outcome of a call."""
+    found = [(b"grpc-status", b"%d" % status), *(more or ())]
+    return [*found, (b"grpc-message", quote(message, _PRINTABLE).encode())] if message else found
+
+
+OK = trailers(GrpcStatus.OK)
+
+
+class Front(Protocol):
+    """What answers complete calls; it knows how many of them show no key."""
+
+    keyless_calls: int
+
+    async def handle(self, call: "GrpcCall") -> None:
+        """Answer a call."""
+
+
+class GrpcCall:
+    """A call from its headers to the end of its answer.
+
+    Args:
+        gateway: limits and metrics.
+        connection, stream: where the call came from.
+        request: its headers and context.
+        holder: whose call it is.
+
+    Attributes:
+        is_identified: whether the call needs a key and shows one, or needs none of those that others need.
+        is_complete: whether the whole message is here.
+        headers: headers for a route.
+        timeout_s: time limit from the arrival of the headers.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        connection: GrpcConnection,
+        stream: int,
+        request: GatewayRequest,
+        holder: Holder,
+    ) -> None:
+        self._gateway, self._connection, self._stream = gateway, connection, stream
+        self.request, self.holder = request, holder
+        self.is_identified = self.is_complete = self._is_over = False
+        self.headers, self.timeout_s = Headers(), 0.0
+        self._message, self._length, self._max_bytes, self._answer_bytes = bytearray(), 0, 0, 0
+        self._front: Front | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expect(self, front: Front, timeout_s: float, max_bytes: int) -> None:
+        """Receive the message within a time and size."""
+        self._front, self.timeout_s, self._max_bytes = front, timeout_s, max_bytes
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end_late)
+        self._connection.calls[self._stream] = self
+        self._count(1)
+
+    def _count(self, change: int) -> None:
+        if self._front:
+            self.holder.calls += change
+            if not self.is_identified:
+                self._front.keyless_calls += change
+
+    def receive(self, data: bytes) -> None:
+        """Count and keep the next bytes of the message; too many end the call."""
+        try:
+            self._gateway.uploads.buffers.take(self.request.key, len(data))
+            self.request.body_bytes += len(data)
+            self._message += data
+            if not self._length and len(self._message) >= PREFIX_BYTES:
+                self._read_prefix()
+            if len(self._message) > (self._length or PREFIX_BYTES):
+                raise invalid_request("expected one message, got more")
+        except Failure as failure:
+            self.fail(failure)
+
+    def _read_prefix(self) -> None:
+        size = int.from_bytes(self._message[1:PREFIX_BYTES])
+        if self._message[0]:
+            raise Failure("unsupported_media_type", "expected a message without compression")
+        if size > self._max_bytes:
+            raise Failure(
+                "too_large", f"expected at most {format_bytes(self._max_bytes)}, got {format_bytes(size)}"
+            )
+        self._length = PREFIX_BYTES + size
+        self._connection.widen(self._stream, self._length)
+
+    def complete(self) -> None:
+        """Answer the call; its message has ended."""
+        self._stop_timer()
+        if not self._length or len(self._message) < self._length:
+            self.fail(invalid_request("expected one message, got none"))
+            return
+        self.is_complete = True
+        assert self._front
+        self._task = asyncio.create_task(self._front.handle(self))
+
+    def _end_late(self) -> None:
+        self.fail(Failure("body_timeout", f"the message did not arrive within {self.timeout_s:.3g} s"))
+
+    def take_message(self) -> memoryview:
+        """Return the message, which this call then no longer keeps."""
+        message, self._message = self._message, bytearray()
+        return memoryview(message)[PREFIX_BYTES:]
+
+    def answer(self, message: bytes) -> None:
+        """Send the answer; what the client's window does not allow yet counts as held by the caller.
+
+        Raises:
+            Failure: the caller holds too much already.
+        """
+        if self._is_over:
+            return
+        self._gateway.uploads.buffers.take(self.request.key, len(message))
+        self._answer_bytes = len(message)
+        self._connection.respond(self._stream, self, OK, message)
+        if not self._is_over:
+            self._timer = asyncio.get_running_loop().call_later(GRACE_S, self._abandon)
+
+    def _abandon(self) -> None:
+        self._connection.abandon(self._stream)
+
+    def fail(self, failure: Failure) -> None:
+        """Send an error."""
+        if self._is_over:
+            return
+        self.request.outcome = failure.code
+        more = [(name, value) for name, value in failure.headers if name == b"retry-after"]
+        found = [*HEAD, *trailers(failure.grpc_status, failure.v2_message, more)]
+        self._connection.respond(self._stream, self, found)
+
+    def cancel(self) -> None:
+        """End the call without an answer."""
+        if self._is_over:
+            return
+        self.request.outcome = CLIENT_CLOSED
+        self.sent()
+        if self._task:
+            self._task.cancel()
+
+    def sent(self) -> None:
+        """Release what the call holds, and record its outcome."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._stop_timer()
+        self._count(-1)
+        self._message = bytearray()
+        self._gateway.uploads.buffers.give_back(self.request.key, self._answer_bytes)
+        asyncio.get_running_loop().call_soon(record, self._gateway, self.request)
+
+    def _stop_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
 
 log = logging.getLogger("nereid.gateway")
 SERVICE, CONTENT = "/inference.GRPCInferenceService/", b"application/grpc"
@@ -32,7 +275,7 @@ MAX_READ_BYTES = 4096
 MAX_FRAME_BYTES = 2**20
 # Connections in all; the oldest without a key gives way. Open calls that show no key, of all addresses.
 MAX_CONNECTIONS, MAX_KEYLESS_CALLS = 2048, 128
-CHECK_S, STOP_POLL_S, ANSWER_S, BACKLOG = 1.0, 0.02, 1.0, 1024
+CHECK_S, STOP_POLL_S, ANSWER_S = 1.0, 0.02, 1.0
 # Seconds in one unit of the header `grpc-timeout`.
 _UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
@@ -53,14 +296,13 @@ class GrpcFront:
 
     async def start(self, opened: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Listen on a socket; with a context, over TLS."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: GrpcConnection(self),
-            sock=opened,
-            ssl=tls,
-            ssl_handshake_timeout=HEAD_S if tls else None,
-            backlog=BACKLOG,
-        )
+        protocol = partial(GrpcConnection, self)
+        self._server: TlsListener | asyncio.Server
+        if tls:
+            self._server = TlsListener(opened, tls, protocol)
+        else:
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(protocol, sock=opened, backlog=BACKLOG)
         self._checking = asyncio.create_task(self._check())
 
     async def _check(self) -> None:
@@ -172,16 +414,13 @@ class GrpcFront:
 
     async def _read(self, call: GrpcCall) -> bytes:
         name = call.request.endpoint
-        return await read(self._gateway, name, _parsed(READ[name], call.take_message()))
+        return await read(self._gateway, name, parse(READ[name], call.take_message()))
 
     async def _infer(self, call: GrpcCall) -> bytes:
         gateway, request = self._gateway, call.request
         request.end_stage("receive")
-        given = _parsed(v2.ModelInferRequest, call.take_message())
-        name, path = given.model_name, inference.path_of(given.model_name, given.model_version)
-        checked = check_message(gateway.settings, given)
-        del given  # the checked request has the bytes
-        response = await inference.run(gateway, request, path, call.headers, checked)
+        name, path, checked = await read_request(gateway.settings, call.take_message())
+        response = await inference.run_tensors(gateway, request, path, call.headers, checked)
         request.model_name = name
         # Without binary data, the whole body is JSON.
         json_bytes = int(response.headers.get(inference.LENGTH, len(response.body)))
@@ -202,13 +441,6 @@ def timeout_of(value: bytes | None) -> float:
             f"grpc-timeout: expected a value such as 250m, got {value[:32].decode('latin-1')!r}"
         )
     return int(digits) * unit
-
-
-def _parsed(kind: type[Message], message: memoryview) -> Any:
-    try:
-        return kind.FromString(message)
-    except DecodeError:
-        raise invalid_request(f"expected a message {kind.DESCRIPTOR.name}") from None
 
 
 async def _nothing() -> Any:

@@ -6,13 +6,13 @@ import time
 import zlib
 
 from nereid.base.units import format_bytes
+from nereid.gateway import inference
 from nereid.gateway.endpoint import Operation
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse
 from nereid.gateway.http.upload import CancelOnDisconnect
+from nereid.gateway.inference import LENGTH
 from nereid.gateway.state import Gateway
-from nereid.gateway.v2 import inference
-from nereid.gateway.v2.inference import LENGTH
 from nereid.gateway.v2.inference_body import check_body_apart
 
 # JSON for an image of the largest size.
@@ -34,7 +34,7 @@ async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
         body = await _unpacked(gateway, request, body, max_bytes)
     checked = await check_body_apart(settings, body, _json_bytes(request))
     with CancelOnDisconnect(request):
-        response = await inference.run(gateway, request, path, headers, checked)
+        response = await inference.run_tensors(gateway, request, path, headers, checked)
     request.model_name = request.scope["path_params"]["model"]
     length = [(LENGTH, response.headers[LENGTH])] if LENGTH in response.headers else []
     return GatewayResponse(response.body, response.headers.get(b"content-type", JSON), 200, length)
@@ -68,7 +68,9 @@ def _json_bytes(request: GatewayRequest) -> int | None:
     return int(text)
 
 
-async def _unpacked(gateway: Gateway, request: GatewayRequest, body: bytes, max_bytes: int) -> bytes:
+async def _unpacked(
+    gateway: Gateway, request: GatewayRequest, body: memoryview, max_bytes: int
+) -> memoryview:
     """Return the body without compression; one body at a time is unpacked, and keys take turns.
 
     Raises:
@@ -93,10 +95,10 @@ async def _unpacked(gateway: Gateway, request: GatewayRequest, body: bytes, max_
         gateway.unpacking.leave(request.owner, time.monotonic() - began_s)
     gateway.uploads.buffers.take(request.key, len(unpacked))
     request.body_bytes += len(unpacked)
-    return unpacked
+    return memoryview(unpacked)
 
 
-def unpack(body: bytes, max_bytes: int) -> bytes:
+def unpack(body: bytes | memoryview, max_bytes: int) -> bytes:
     """Return a gzip or zlib body without its compression; unpacking stops at the limit.
 
     Raises:

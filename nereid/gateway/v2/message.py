@@ -3,25 +3,31 @@
 The way through Triton's HTTP port is also the faster one: asyncio's gRPC client costs more than HTTP.
 """
 
+import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
+from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as v2
 
 from nereid.gateway.failures import invalid_request
+from nereid.gateway.inference import path_of
 from nereid.gateway.settings import Settings
-from nereid.gateway.v2 import tensor_checks as tensors
 from nereid.gateway.v2.inference_body import (
     BINARY_SIZE,
+    BYTES,
+    MAX_STRINGS,
+    MAX_TENSORS,
     CheckedBody,
     Inference,
     Input,
     Output,
     Value,
     check,
+    check_count,
 )
 
 # perf_analyzer sends it with every request. It is for streams, and Triton's HTTP port rejects it.
@@ -39,8 +45,19 @@ CONTENTS = {
     "UINT64": ("uint64_contents", "<u8"),
     "FP32": ("fp32_contents", "<f4"),
     "FP64": ("fp64_contents", "<f8"),
-    tensors.BYTES: ("bytes_contents", ""),
+    BYTES: ("bytes_contents", ""),
 }
+
+
+# Numbers of the fields of ModelInferRequest, of its inputs and of their contents. Source: grpc_service.proto.
+_INPUTS, _RAW, _CONTENTS, _BYTES = 5, 7, 5, 8
+_NUMBER_BYTES = {6: 4, 7: 8}
+# By wire type; those of groups do not occur.
+_FIXED_BYTES = {1: 8, 5: 4}
+# Fields of a request, such as tensors; fields of an input, such as texts; numbers in typed contents.
+MAX_FIELDS, MAX_TEXTS, MAX_NUMBERS = 512, 2 * MAX_STRINGS, 2**21
+# Longer inputs are parsed in a thread, in pieces that Python's lock does not hold long.
+PIECE = 2**13
 
 
 class _Output(msgspec.Struct):
@@ -58,15 +75,108 @@ class _Answer(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
-def check_message(settings: Settings, given: v2.ModelInferRequest) -> CheckedBody:
-    """Check a request.
+async def read_request(settings: Settings, message: memoryview) -> tuple[str, str, CheckedBody]:
+    """Parse and check a request, without delaying others; raw contents are not copied.
+
+    Returns:
+        The name of the model, Triton's path of it, and what may be sent there.
+
+    Raises:
+        Failure: the request is invalid.
+    """
+    raw, inputs, other = list[memoryview](), list[memoryview](), list[memoryview]()
+    for number, whole, content in _fields(message, MAX_FIELDS):
+        if number == _RAW:
+            raw.append(content)
+            continue
+        other.append(whole)
+        if number == _INPUTS:
+            inputs.append(content)
+
+    def checked() -> tuple[str, str, CheckedBody]:
+        if sum(map(_count, inputs)) > MAX_NUMBERS:
+            raise invalid_request(
+                f"expected at most {MAX_NUMBERS} typed numbers, got more; send raw contents"
+            )
+        given = parse(v2.ModelInferRequest, b"".join(other))
+        path = path_of(given.model_name, given.model_version)
+        return given.model_name, path, check_message(settings, given, raw)
+
+    return checked() if sum(map(len, inputs)) <= PIECE else await asyncio.to_thread(checked)
+
+
+def _fields(message: memoryview, max_fields: int) -> Iterator[tuple[int, memoryview, memoryview]]:
+    """Yield number, encoding and content of each field. Source: protobuf.dev/programming-guides/encoding.
+
+    Raises:
+        Failure: the message has too many fields, each of which costs time, or is damaged.
+    """
+    end = count = 0
+    try:
+        while end < len(message):
+            begin, (tag, start) = end, _varint(message, end)
+            match tag & 7:
+                case 0:
+                    _, end = _varint(message, start)
+                case 2:
+                    size, start = _varint(message, start)
+                    end = start + size
+                case kind:
+                    end = start + _FIXED_BYTES[kind]
+            count += 1
+            if end > len(message) or count > max_fields:
+                raise LookupError
+            yield tag >> 3, message[begin:end], message[start:end]
+    except LookupError:
+        raise invalid_request(f"expected a message of at most {max_fields} fields") from None
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """Return a number, and where it ends."""
+    number = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise LookupError
+
+
+def _count(encoded: memoryview) -> int:
+    """Return the most numbers that an encoded input can have, and its texts."""
+    if len(encoded) <= PIECE:
+        return len(encoded)
+    count = 0
+    for number, _, content in _fields(encoded, MAX_TEXTS):
+        for kind, _, values in _fields(content, MAX_TEXTS) if number == _CONTENTS else ():
+            count += 1 if kind == _BYTES else 1 + len(values) // _NUMBER_BYTES.get(kind, 1)
+    return count
+
+
+def parse(kind: type[Message], message: bytes | memoryview) -> Any:
+    """Return a message.
+
+    Raises:
+        Failure: it is damaged.
+    """
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        raise invalid_request(f"expected a message {kind.DESCRIPTOR.name}") from None
+
+
+def check_message(
+    settings: Settings, given: v2.ModelInferRequest, raw: Sequence[bytes | memoryview]
+) -> CheckedBody:
+    """Check a request with its raw contents.
 
     Raises:
         Failure: the request is invalid.
     """
     for what, listed in ("inputs", given.inputs), ("outputs", given.outputs):
-        tensors.check_count(what, len(listed), tensors.MAX_TENSORS)
-    data = [memoryview(each) for each in _contents(given)]
+        check_count(what, len(listed), MAX_TENSORS)
+    data = [memoryview(each) for each in _contents(given, raw)]
     inputs = [
         Input(each.name, list(each.shape), each.datatype, {**_values(each), BINARY_SIZE: len(sent)})
         for each, sent in zip(given.inputs, data, strict=True)
@@ -103,10 +213,9 @@ def _values(given: Any) -> dict[str, Value]:
     return {name: getattr(value, kind) for name, (kind, value) in found.items() if kind}
 
 
-def _contents(given: v2.ModelInferRequest) -> Sequence[bytes]:
+def _contents(given: v2.ModelInferRequest, raw: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
     """Return the binary data of the inputs."""
     typed = [each for each in given.inputs if each.HasField("contents")]
-    raw = given.raw_input_contents
     if len(typed) == len(given.inputs) and not raw:
         return [_typed_contents(each) for each in typed]
     if typed or len(raw) != len(given.inputs):
@@ -114,7 +223,7 @@ def _contents(given: v2.ModelInferRequest) -> Sequence[bytes]:
             f"expected {len(given.inputs)} raw contents or {len(given.inputs)} typed contents, "
             f"got {len(raw)} and {len(typed)}"
         )
-    return list(raw)
+    return raw
 
 
 def _typed_contents(given: Any) -> bytes:
@@ -129,9 +238,10 @@ def _typed_contents(given: Any) -> bytes:
             f"input '{given.name[:128]}': expected {given.datatype[:32]} in {field}, got {', '.join(filled)}"
         )
     values = filled.get(field, ())
-    if given.datatype == tensors.BYTES:
+    if given.datatype == BYTES:
         return b"".join(struct.pack("<I", len(each)) + each for each in values)
-    try:
-        return np.array(values, dtype).tobytes()
+    try:  # in pieces, so that other threads get Python's lock
+        pieces = range(0, len(values), PIECE)
+        return b"".join([np.array(values[at : at + PIECE], dtype).tobytes() for at in pieces])
     except OverflowError as error:
         raise invalid_request(f"input '{given.name[:128]}': {error}") from None

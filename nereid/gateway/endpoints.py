@@ -1,4 +1,4 @@
-"""Publish a network that a request uploads, as `nereid publish` would."""
+"""Endpoints beside inference: the preview of an image, and the upload of a network."""
 
 import asyncio
 import contextlib
@@ -12,13 +12,49 @@ from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.units import format_bytes, parse_share
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
-from nereid.gateway.http.upload import RAW, ClientClosed, kind_of
-from nereid.gateway.models import PublishOrder
+from nereid.gateway.http.upload import RAW, ClientClosed, check_size, kind_of
+from nereid.gateway.models import PreviewRefused, PublishOrder
 from nereid.gateway.state import Gateway
+from nereid.vision.imaging.formats.size import read_size, work_of
+
+
+async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
+    """Return a picture (PNG) of an image as the network sees it."""
+    settings = gateway.settings
+    left_s = request.start_timeout(settings.default_timeout_s, settings.max_timeout_s)
+    image = await gateway.uploads.one(request, left_s)
+    size = read_size(image)
+    check_size(size, settings)
+    work = work_of(size, settings.max_pixels)
+    gateway.quotas.take(request.key, work - 1, is_debt=True)
+    # One at a time, to its end: decoding costs as much as an inference, and predictions come first.
+    slot = await gateway.previewing.take(request.left_s(), request.owner, [work], request.model.name)
+
+    def end(preparing: "asyncio.Task[bytes | None]") -> None:
+        is_answered = preparing.exception() is None
+        gateway.quotas.take(request.key, slot.measure(is_answered), is_debt=True)
+        slot.release()
+
+    def prepare() -> bytes | None:
+        return gateway.models.source.preview(request.model.name, bytes(image))
+
+    preparing = asyncio.create_task(asyncio.to_thread(prepare))
+    preparing.add_done_callback(end)
+    try:
+        async with asyncio.timeout(request.left_s()):
+            png = await asyncio.shield(preparing)
+    except TimeoutError:
+        raise request.late() from None
+    except PreviewRefused as error:
+        raise Failure("invalid_image", str(error)) from None
+    if png is None:
+        raise Failure("not_found", f"this gateway does not know the preprocessing of '{request.model.name}'")
+    return GatewayResponse(png, b"image/png", headers=[(b"cache-control", b"no-store")])
+
 
 # Query parameters that set limits of the examination, with their names there.
 LIMITS = {"tolerance": "tolerance", "max_slowdown": "max_slowdown", "max_memory": "max_memory_ratio"}
-PARAMETERS = ("share", "accept_change", *LIMITS)
+PUBLISH_PARAMETERS = ("share", "accept_change", *LIMITS)
 # That of a network in one file. Source: protobuf's limit of a message.
 MAX_BYTES = 2 * 2**30
 # Seconds for each piece of the body, and for the whole body.
@@ -30,7 +66,7 @@ ELSEWHERE = (
 
 async def publish(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Publish the body, an ONNX file, as the next version of a model; respond once it is served."""
-    publisher, given = gateway.models.source.publisher, request.query(PARAMETERS)
+    publisher, given = gateway.models.source.publisher, request.query(PUBLISH_PARAMETERS)
     if publisher is None:
         raise Failure("not_found", ELSEWHERE)
     kind_of(request, (RAW,))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.gateway.admission import keys
-from nereid.gateway.admission.keys import SCOPES, InvalidKeys, Key, KeyFile, KeyRing
+from nereid.gateway import keys
+from nereid.gateway.keys import SCOPES, InvalidKeys, Key, KeyFile, KeyRing
 
 
 def default_path(environment: Mapping[str, str]) -> Path:

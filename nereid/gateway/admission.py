@@ -1,0 +1,565 @@
+"""Admission control: who may be in flight to the server, in which order, and at what cost."""
+
+import asyncio
+import sys
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from math import inf, sqrt
+
+from nereid.base.processes import available_cores
+from nereid.gateway.failures import Failure
+from nereid.vision.imaging.formats.size import LARGE_WORK
+
+# Seconds in flight over which a mean is formed: cheap requests hide no expensive one.
+HORIZON_S = 10.0
+# A key that was idle for so long is not known any more, nor is it compared with.
+MEMORY_S = 60.0
+# A request that takes so long can keep a core busy alone. Nobody knows how long the server works on one whose
+# caller has left; it is taken for `PATIENCE_S`, in which a core reads a page of the most lines.
+SLOW_S, PATIENCE_S = 0.1, 5.0
+# Models, which callers of the v2 protocol name, and keys that a key is compared with.
+MAX_MODELS, MAX_OTHERS = 256, 32
+
+
+@dataclass(slots=True)
+class _Mean:
+    """Seconds per unit of work, where each second in flight counts alike.
+
+    Attributes:
+        in_flight_s: from admission to response.
+        share_s: the same, divided by the number of requests in flight.
+        at_s: when it was last changed.
+    """
+
+    in_flight_s: float
+    share_s: float
+    at_s: float
+
+
+class Costs:
+    """Mean times in flight per unit of work, by model and key; pure.
+
+    Args:
+        clock: monotonic time in seconds.
+        cores: those of the server; 0 for those of this machine.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, cores: int = 0) -> None:
+        self._clock, self._half = clock, max(1, (cores or available_cores()) // 2)
+        # The last changed model, and the last changed key of each model, are the last.
+        self._means: dict[str, dict[str, _Mean]] = {}
+
+    def most_in_flight(self, owner: str, model: str) -> int:
+        """Return how many requests of a key to a model may be in flight, so that others find an instance.
+
+        One until it is known what they take, and half of the cores if that is much.
+        """
+        means = self._recent(model)
+        if not owner or not means.keys() - {owner}:
+            return sys.maxsize
+        if owner not in means:
+            return 1
+        return self._half if self.is_slow(owner, model) else sys.maxsize
+
+    def is_slow(self, owner: str, model: str) -> bool:
+        """Return whether other keys use a model too, and the requests of a key or of the others take long."""
+        means = self._recent(model)
+        others = [mean.share_s for mean in self._others(owner, means)]
+        own = means[owner].share_s if owner in means else 0.0
+        return bool(others) and max(own, _median(others)) >= SLOW_S
+
+    def is_costly(self, owner: str, model: str) -> bool:
+        """Return whether the requests of a key cost as much as large images, whatever they declare."""
+        means = self._recent(model)
+        mean = means.get(owner)
+        return mean is not None and mean.share_s >= LARGE_WORK * self._typical_s(owner, means, mean)
+
+    def expected_s(self, owner: str, model: str) -> float:
+        """Return the mean time of a key per unit of work; 0 if it is not known."""
+        mean = self._recent(model).get(owner)
+        return mean.in_flight_s if mean else 0.0
+
+    def note(
+        self,
+        owner: str,
+        model: str,
+        seconds: float,
+        work: int,
+        in_flight: int = 1,
+        is_answered: bool = True,
+    ) -> int:
+        """Record a request; return the units that it cost beyond the declared ones.
+
+        Args:
+            owner: the id of its key; empty without a key.
+            model: its model.
+            seconds: its time in flight.
+            work: the units that it declared, of a small photo each.
+            in_flight: the number of requests in flight when it was sent, with it.
+            is_answered: whether it has a result. Else it says nothing about the time that others would take:
+                it was refused early, or the server still works on it.
+        """
+        if not owner:
+            return 0
+        now_s, means = self._clock(), self._recent(model)
+        each_s, share_s = seconds / work, seconds / work / in_flight
+        mean = means.pop(owner, None)
+        units = share_s / self._typical_s(owner, means, mean or _Mean(each_s, share_s, now_s)) * work
+        if is_answered:
+            mean = mean or _Mean(each_s, share_s, now_s)
+        if mean and (is_answered or each_s > mean.in_flight_s):
+            weight = seconds / (seconds + HORIZON_S)
+            mean.in_flight_s += weight * (each_s - mean.in_flight_s)
+            mean.share_s += weight * (share_s - mean.share_s)
+        if mean:
+            self._keep(owner, model, means, mean, now_s)
+        return int(units) - work if units >= LARGE_WORK * work else 0
+
+    def _keep(self, owner: str, model: str, means: dict[str, _Mean], mean: _Mean, now_s: float) -> None:
+        means[owner], mean.at_s = mean, now_s
+        self._means.pop(model, None)
+        self._means[model] = means
+        if len(self._means) > MAX_MODELS:
+            del self._means[next(iter(self._means))]
+
+    def _recent(self, model: str) -> dict[str, _Mean]:
+        """Return the means of the keys that used a model lately; the others are forgotten."""
+        means, oldest_s = self._means.get(model, {}), self._clock() - MEMORY_S
+        while means and means[oldest := next(iter(means))].at_s < oldest_s:
+            del means[oldest]
+        return means
+
+    def _typical_s(self, owner: str, means: dict[str, _Mean], own: _Mean) -> float:
+        """Return the median of other keys, or the mean of the only key; but what a photo may take."""
+        others = [mean.in_flight_s for mean in self._others(owner, means)]
+        return max(SLOW_S / LARGE_WORK, _median(others) if others else own.in_flight_s)
+
+    def _others(self, owner: str, means: dict[str, _Mean]) -> list[_Mean]:
+        last = islice(reversed(means.items()), MAX_OTHERS)
+        return [mean for name, mean in last if name != owner]
+
+
+def _median(numbers: list[float]) -> float:
+    return sorted(numbers)[len(numbers) // 2]
+
+
+class Turns:
+    """Turns that many owners share: each gets the same time, however long its queue or its turns are.
+
+    The next turn goes to the owner that has used the least time, which counts from the moment when it joins
+    the others. An owner leaves one turn to the others, if any was there in the last `MEMORY_S` seconds.
+    Without a name it may take all.
+
+    Source: start-time fair queueing (Goyal, Vin and Cheng 1996); the time of a turn is known when it ends.
+
+    Args:
+        limit: returns how many turns there may be at a time.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, limit: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._clock = limit, clock
+        # The owner that was there last, and when; and when any other was.
+        self._newest, self._newest_s, self._others_s = "", -inf, -inf
+        # The owner that got a turn last is the last.
+        self._queues: dict[str, deque[asyncio.Future[None]]] = {}
+        self._held = Counter[str]()
+        self._used_s = defaultdict[str, float](float)
+        self._last_s = defaultdict[str, float](float)
+        self._now_s = 0.0
+        self.taken = 0
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait."""
+        return sum(map(len, self._queues.values()))
+
+    def waiting_before(self, owner: str) -> int:
+        """Return how many of those that wait get their turn before another request of an owner, about."""
+        if not self._queues:
+            return 0
+        own = self.waiting_of(owner)
+        return sum(min(len(queue), own + (name != owner)) for name, queue in self._queues.items())
+
+    def waiting_of(self, owner: str) -> int:
+        """Return how many requests of an owner wait."""
+        return len(self._queues.get(owner, ()))
+
+    async def take(self, owner: str, remaining_s: float | None = None) -> None:
+        """Wait for a turn and take it; `leave` ends it.
+
+        Raises:
+            TimeoutError: there was no turn in time.
+        """
+        if owner != self._newest:
+            self._newest, self._others_s = owner, self._newest_s
+        self._newest_s = self._clock()
+        if owner not in self._queues and not self._held[owner]:
+            self._used_s[owner] = max(self._used_s[owner], self._now_s)
+        if not self._queues and self._may_take(owner, self._limit()):
+            self._begin(owner)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(owner, deque()).append(turn)
+        self._give()
+        try:
+            async with asyncio.timeout(None if turn.done() else remaining_s):
+                await turn
+        except BaseException:
+            self._give_up(owner, turn)
+            raise
+
+    def leave(self, owner: str, seconds: float = 0.0) -> None:
+        """End a turn of an owner that took this time, and give it to the next one who waits."""
+        self.taken -= 1
+        self._held[owner] -= 1
+        self._used_s[owner] += seconds
+        self._last_s[owner] = seconds
+        self._forget(owner)
+        if self._queues:
+            self._give()
+
+    def _give(self) -> None:
+        while (owner := self._next()) is not None:
+            queue = self._queues.pop(owner)
+            turn = queue.popleft()
+            if queue:
+                self._queues[owner] = queue
+            if not turn.done():
+                self._begin(owner)
+                turn.set_result(None)
+
+    def _begin(self, owner: str) -> None:
+        self.taken += 1
+        self._held[owner] += 1
+        self._now_s = max(self._now_s, self._used_s[owner])
+
+    def _may_take(self, owner: str, limit: int) -> bool:
+        """Return whether there is a turn for an owner, which leaves one to others if there are any."""
+        held = self._held[owner]
+        return self.taken < limit and (not owner or held < max(1, limit - 1) or self._is_alone(owner))
+
+    def _is_alone(self, owner: str) -> bool:
+        others_s = self._others_s if owner == self._newest else self._newest_s
+        has_others = self.taken > self._held[owner] or self._queues.keys() - {owner}
+        return not has_others and self._clock() - others_s > MEMORY_S
+
+    def _next(self) -> str | None:
+        """Return the owner whose turn it is: turns that it still has count as long as its last one."""
+        limit = self._limit()
+        able = (owner for owner in self._queues if self._may_take(owner, limit))
+        return min(able, key=self._tag_s, default=None)
+
+    def _tag_s(self, owner: str) -> float:
+        return self._used_s[owner] + self._held[owner] * self._last_s[owner]
+
+    def _give_up(self, owner: str, turn: "asyncio.Future[None]") -> None:
+        queue = self._queues.get(owner, deque())
+        if turn in queue:
+            queue.remove(turn)
+            if not queue:
+                del self._queues[owner]
+            self._forget(owner)
+        elif not turn.cancelled():  # a turn was given in the same moment
+            self.leave(owner)
+
+    def _forget(self, owner: str) -> None:
+        """Forget an owner that has no turn, waits for none, and has used no more than others."""
+        if not self._held[owner] and owner not in self._queues and self._used_s[owner] <= self._now_s:
+            for each in (self._held, self._used_s, self._last_s):
+                each.pop(owner, None)
+
+
+# Enough for two instances with batches of eight, and more than the connections of one browser.
+MIN_LIMIT, INITIAL_LIMIT = 16.0, 24.0
+TOLERANCE, SMOOTHING = 1.5, 0.5
+WINDOW_S, WINDOW_SAMPLES = 0.1, 10
+# With little load, responses are rare, and an estimate should not be old.
+MAX_WINDOW_S = 1.0
+PROBE_S, PROBE_SAMPLES = 10.0, 30
+QUIET_SMOOTHING = 0.2
+DROP = 0.9
+
+
+class ConcurrencyLimit:
+    """An adaptive limit; pure, since times are arguments.
+
+    Attributes:
+        limit: the present limit of requests in flight.
+        steady: the same, also while it is halved for a probe.
+        rtt_s: mean round trip of the last window, 0 before the first.
+
+    Args:
+        max_limit: upper bound of the limit.
+        now_s: monotonic time in seconds.
+    """
+
+    def __init__(self, max_limit: int, now_s: float) -> None:
+        self._max_limit = float(max_limit)
+        self._min_limit = min(MIN_LIMIT, self._max_limit)
+        self._limit = min(INITIAL_LIMIT, self._max_limit)
+        self._base_s = self.rtt_s = 0.0
+        self._probed_s = now_s
+        self._open(now_s)
+
+    def _open(self, now_s: float, is_probing: bool = False) -> None:
+        self._opened_s, self._is_probing = now_s, is_probing
+        # Requests sent before the queue has shrunk do not count: they waited in the longer queue.
+        self._since_s = inf if is_probing else -inf
+        self._samples = self._peak = 0
+        self._sum_s = 0.0
+        self._set(self._limit)
+
+    def _set(self, limit: float) -> None:
+        self._limit, self.steady = limit, int(limit)
+        self.limit = int(max(self._min_limit, limit / 2)) if self._is_probing else self.steady
+
+    def sample(self, rtt_s: float, in_flight: int, now_s: float) -> None:
+        """Record a response that took `rtt_s` seconds; `in_flight` requests remain."""
+        self._peak = max(self._peak, in_flight + 1)
+        if in_flight < self.limit:
+            self._since_s = min(self._since_s, now_s)
+        if now_s - rtt_s < self._since_s:
+            return
+        self._samples += 1
+        self._sum_s += rtt_s
+        wanted = PROBE_SAMPLES if self._is_probing else WINDOW_SAMPLES
+        age_s = now_s - self._opened_s
+        if age_s >= (WINDOW_S if self._samples >= wanted else MAX_WINDOW_S):
+            self._close(now_s)
+
+    def dropped(self) -> None:
+        """Record that the server rejected a request because of overload."""
+        self._set(max(self._min_limit, self._limit * DROP))
+
+    def _close(self, now_s: float) -> None:
+        self.rtt_s = self._sum_s / self._samples
+        is_quiet = self._peak <= self._limit / 2
+        if self._is_probing or is_quiet:
+            weight = 1.0 if self._is_probing or not self._base_s else QUIET_SMOOTHING
+            self._base_s += weight * (self.rtt_s - self._base_s)
+            self._probed_s = now_s
+        elif self._base_s:
+            self._update()
+        self._open(now_s, is_probing=not is_quiet and self._is_stale(now_s))
+
+    def _is_stale(self, now_s: float) -> bool:
+        # At the bottom and still slow, or faster than with half as many: the base is wrong.
+        is_slower = self._limit <= self._min_limit and self.rtt_s > TOLERANCE * self._base_s
+        is_faster = self.rtt_s < self._base_s / TOLERANCE
+        return is_slower or is_faster or not self._base_s or now_s - self._probed_s >= PROBE_S
+
+    def _update(self) -> None:
+        gradient = min(1.0, max(0.5, TOLERANCE * self._base_s / self.rtt_s))
+        wanted = self._limit * gradient + sqrt(self._limit) / 2
+        limit = self._limit + SMOOTHING * (wanted - self._limit)
+        self._limit = min(self._max_limit, max(self._min_limit, limit))
+
+
+MAX_RETRY_AFTER_S = 30.0
+# Queue length per request in flight: a response then takes at most about five round trips.
+MAX_WAITING_PER_SLOT = 4
+# Large images of one key that may wait; each takes up to some seconds.
+MAX_LARGE_WAITING = 4
+# A large image may take so many times as long as its pixels say, but little takes longer than the deadline of
+# a route.
+LARGE_MARGIN, MAX_REST_S = 4, 10.0
+
+
+class Admission:
+    """Limit the requests in flight to the server by an adaptive limit, and queue the next ones.
+
+    A request in this queue can still be cancelled without cost. In Triton's queue it cannot. Keys take turns.
+    One large image is in flight at a time, so that the server's other instances serve the small ones. So is
+    one request of the keys whose requests take as long. No key fills all instances with slow ones.
+
+    Args:
+        max_limit: upper bound of the limit.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, max_limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._concurrency_limit = ConcurrencyLimit(max_limit, clock())
+        self._turns, self._large = (
+            Turns(lambda: self._concurrency_limit.limit, clock),
+            Turns(lambda: 1, clock),
+        )
+        self.costs = Costs(clock)
+        # Of each key and model that has requests.
+        self._own: dict[tuple[str, str], Turns] = {}
+
+    @property
+    def limit(self) -> int:
+        """The present limit of requests in flight."""
+        return self._concurrency_limit.limit
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests in flight."""
+        return self._turns.taken
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests in the queue."""
+        return sum(each.waiting for each in (self._turns, self._large, *self._own.values()))
+
+    def check(self, remaining_s: float, owner: str = "") -> None:
+        """Reject a request that would wait too long or miss its deadline; takes no slot.
+
+        Args:
+            remaining_s: the time until the deadline of the request.
+            owner: the id of its key; empty without a key.
+
+        Raises:
+            Failure: `overloaded`, with the time after which a retry makes sense.
+        """
+        waiting = self._turns.waiting_before(owner)
+        if owner:
+            waiting += sum(turns.waiting for (name, _), turns in self._own.items() if name == owner)
+        if waiting >= MAX_WAITING_PER_SLOT * self._concurrency_limit.steady:
+            raise Failure(
+                "overloaded", f"{waiting} images are in the queue; retry later", self.retry_after_s()
+            )
+        needed_s = self._needed_s(1, waiting)
+        # One request always passes, so that a wrong estimate is corrected.
+        if self._turns.taken and needed_s > remaining_s:
+            raise Failure(
+                "overloaded",
+                f"a response takes about {needed_s:.2g} s now, but only {remaining_s:.2g} s are left",
+                self.retry_after_s(),
+            )
+
+    async def take(
+        self, remaining_s: float, owner: str = "", work: Sequence[int] = (1,), model: str = ""
+    ) -> "Slot":
+        """Wait for a slot and take it.
+
+        Args:
+            remaining_s, owner: as those of `check`.
+            work: units of each image or tensor.
+            model: its model, whose requests take about the same time.
+
+        Raises:
+            Failure: as `check`; `deadline_exceeded` if no slot became free in time.
+        """
+        self.check(remaining_s, owner)
+        slot, deadline_s = Slot(self, owner, model, sum(work)), self._clock() + remaining_s
+        try:
+            if owner and max(work) < LARGE_WORK:
+                await slot.wait(self._own_turns(owner, model), "", remaining_s)
+            if max(work) >= LARGE_WORK or (owner and self.costs.is_costly(owner, model)):
+                self._check_large(owner)
+                slot.is_large = True
+                await slot.wait(self._large, owner, max(0.0, deadline_s - self._clock()))
+            await slot.wait(self._turns, owner, max(0.0, deadline_s - self._clock()))
+        except BaseException as error:
+            slot.release()
+            if not isinstance(error, TimeoutError):
+                raise
+            text = f"no slot became free within {remaining_s:.3g} s"
+            raise Failure("deadline_exceeded", text) from None
+        slot.begin()
+        return slot
+
+    def _check_large(self, owner: str) -> None:
+        if (waiting := self._large.waiting_of(owner)) >= MAX_LARGE_WAITING:
+            raise Failure(
+                "overloaded",
+                f"{waiting} large images of this key are in the queue; retry later",
+                self.retry_after_s(),
+            )
+
+    def _own_turns(self, owner: str, model: str) -> Turns:
+        if (owner, model) not in self._own:
+            limit = partial(self.costs.most_in_flight, owner, model)
+            self._own[owner, model] = Turns(limit, self._clock)
+        return self._own[owner, model]
+
+    def forget(self, owner: str, model: str) -> None:
+        """Forget the turns of a key and a model that has no requests."""
+        turns = self._own.get((owner, model))
+        if turns and not turns.taken and not turns.waiting:
+            del self._own[owner, model]
+
+    def retry_after_s(self) -> float:
+        """Return the estimated time for the requests in flight and in the queue, at the recent speed."""
+        return min(MAX_RETRY_AFTER_S, self._needed_s(self._turns.taken / self.limit, self.waiting))
+
+    def _needed_s(self, round_trips: float, waiting: int) -> float:
+        """Return the duration of a queue and of a number of further round trips."""
+        return self._concurrency_limit.rtt_s * (round_trips + waiting / self._concurrency_limit.limit)
+
+
+class Slot:
+    """A slot of one request in flight; released exactly once.
+
+    Attributes:
+        is_large: whether it is in the lane of large images.
+    """
+
+    __slots__ = ("_admission", "_began_s", "_in_flight", "_model", "_owner", "_turns", "_work", "is_large")
+
+    def __init__(self, admission: Admission, owner: str, model: str, work: int) -> None:
+        self._admission, self._owner, self._model, self._work = admission, owner, model, work
+        self._began_s, self._in_flight = inf, 1
+        self._turns: list[tuple[Turns, str]] = []
+        self.is_large = False
+
+    async def wait(self, turns: Turns, owner: str, remaining_s: float) -> None:
+        """Wait for a turn, which the slot then has."""
+        await turns.take(owner, remaining_s)
+        self._turns.append((turns, owner))
+
+    def begin(self) -> None:
+        """Note that the request is in flight from now on."""
+        self._began_s, self._in_flight = self._admission._clock(), self._admission._turns.taken
+
+    def measure(self, is_answered: bool) -> int:
+        """Record the time in flight of a request; return the units that it cost beyond the declared ones."""
+        if not (owner := self._owner):
+            return 0
+        costs = self._admission.costs
+        seconds = self._in_flight_s()
+        return costs.note(owner, self._model, seconds, self._work, self._in_flight, is_answered)
+
+    def answered(self) -> None:
+        """Release the slot after a correct response, and record its round trip unless the image is large."""
+        admission, now_s = self._admission, self._admission._clock()
+        if not self.is_large and self._work == 1:
+            admission._concurrency_limit.sample(now_s - self._began_s, admission._turns.taken - 1, now_s)
+        self.release()
+
+    def rejected(self) -> None:
+        """Release the slot after the server reported overload, and lower the limit."""
+        self._admission._concurrency_limit.dropped()
+        self.release()
+
+    def release(self) -> None:
+        """Release the slot without a sample, also one that is only waited for."""
+        while self._turns:
+            turns, owner = self._turns.pop()
+            turns.leave(owner, self._in_flight_s())
+        if self._owner:
+            self._admission.forget(self._owner, self._model)
+
+    def rest_s(self) -> float:
+        """Return the estimated time that the server still works on a request whose caller has left.
+
+        The server finishes a dispatched request without a report. The mean time of its key is assumed, for
+        each unit that it declared; for a large image four times as much. It is `PATIENCE_S` for a key whose
+        requests are limited.
+        """
+        admission, costs = self._admission, self._admission.costs
+        each_s = max(admission._concurrency_limit.rtt_s, costs.expected_s(self._owner, self._model))
+        whole_s = each_s * self._work * (LARGE_MARGIN if self.is_large else 1)
+        if self.is_large or costs.most_in_flight(self._owner, self._model) < sys.maxsize:
+            whole_s = max(whole_s, PATIENCE_S)
+        return max(0.0, min(whole_s, MAX_REST_S) - self._in_flight_s())
+
+    def _in_flight_s(self) -> float:
+        return max(0.0, self._admission._clock() - self._began_s)

@@ -1,1 +1,0 @@
-"""Admission to the gateway: keys, quotas, and the limit of concurrent requests."""

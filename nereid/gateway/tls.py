@@ -1,0 +1,123 @@
+"""Connections over TLS, with their certificate. Handshakes are limited: no protocol sees unfinished ones."""
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.gateway.http.bounded_protocol import HEAD_S
+from nereid.gateway.settings import Listen
+from nereid.gateway.v2.grpc_connection import peer_of
+
+BACKLOG = 1024
+# Unfinished handshakes of an address, and of all. A further one ends the oldest of the address that has most.
+MAX_OF_PEER, MAX_HANDSHAKES = 64, 1024
+# Connections that are accepted in one turn of the loop; seconds until the next try if no file is left.
+MAX_ACCEPTED, FULL_PAUSE_S = 64, 1.0
+
+
+class TlsListener:
+    """Accepts connections on a socket, and gives those whose handshake succeeds in time to a protocol.
+
+    Args:
+        opened: the bound socket.
+        context: its certificate.
+        protocol: makes the protocol of a connection.
+    """
+
+    def __init__(
+        self, opened: socket.socket, context: ssl.SSLContext, protocol: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._opened, self._context, self._protocol = opened, context, protocol
+        self._loop = asyncio.get_running_loop()
+        # By address; the oldest is the first.
+        self._handshakes: dict[str, dict[asyncio.Task[object], None]] = {}
+        opened.setblocking(False)
+        opened.listen(BACKLOG)
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._opened.fileno() >= 0:
+            self._loop.add_reader(self._opened, self._accept)
+
+    def close(self) -> None:
+        """Accept no more connections, and end unfinished handshakes."""
+        self._loop.remove_reader(self._opened)
+        self._opened.close()
+        for tasks in self._handshakes.values():
+            for task in tasks:
+                task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until the last handshake has ended."""
+        if tasks := [task for tasks in self._handshakes.values() for task in tasks]:
+            await asyncio.wait(tasks)
+
+    def _accept(self) -> None:
+        for _ in range(MAX_ACCEPTED):
+            try:
+                connection, address = self._opened.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError:  # no file is left
+                self._loop.remove_reader(self._opened)
+                self._loop.call_later(FULL_PAUSE_S, self._listen)
+                return
+            connection.setblocking(False)
+            self._begin(connection, peer_of(address))
+
+    def _begin(self, connection: socket.socket, peer: str) -> None:
+        shaking = self._loop.connect_accepted_socket(
+            self._protocol, connection, ssl=self._context, ssl_handshake_timeout=HEAD_S
+        )
+        task: asyncio.Task[object] = self._loop.create_task(shaking)
+        of_peer = self._handshakes.setdefault(peer, {})
+        of_peer[task] = None
+        task.add_done_callback(partial(self._end, connection, peer))
+        if len(of_peer) > MAX_OF_PEER or sum(map(len, self._handshakes.values())) > MAX_HANDSHAKES:
+            most = max(self._handshakes.values(), key=len)
+            next(iter(most)).cancel()
+
+    def _end(self, connection: socket.socket, peer: str, task: "asyncio.Task[object]") -> None:
+        of_peer = self._handshakes[peer]
+        del of_peer[task]
+        if not of_peer:
+            del self._handshakes[peer]
+        if task.cancelled() or task.exception():  # also marks the error of the client as seen
+            connection.close()
+
+
+def http2_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
+    """Return the context of a certificate for HTTP/2, which clients of gRPC ask for."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key, password="")
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def check_certificate(listen: Listen) -> None:
+    """Check that the certificate of an address and its key can be used, if it has one.
+
+    Raises:
+        WrongUsage: a key without a certificate was given.
+        OperationFailed: they cannot be read, or do not belong together.
+    """
+    if listen.certificate is None:
+        if listen.certificate_key:
+            raise WrongUsage("--certificate-key needs --certificate")
+        return
+    for path in filter(None, (listen.certificate, listen.certificate_key)):
+        if not (path.is_file() and os.access(path, os.R_OK)):
+            raise OperationFailed(f"cannot read '{path}'")
+    try:
+        # Without a password here, OpenSSL would prompt for one on the terminal.
+        http2_context(listen.certificate, listen.certificate_key)
+    except ssl.SSLError as error:
+        where = f"'{listen.certificate}' and '{listen.certificate_key or listen.certificate}'"
+        raise OperationFailed(
+            f"{where}: expected a certificate and its key (PEM, no password), got: {error.reason}"
+        ) from None

@@ -1,0 +1,151 @@
+"""TLS of the gateway: unfinished handshakes are limited by address, and the oldest ones end."""
+
+import asyncio
+import socket
+import ssl
+import subprocess
+from contextlib import suppress
+
+import httpx
+import pytest
+import uvicorn
+import uvloop
+
+from nereid.gateway import tls
+from nereid.gateway.http import serving
+from nereid.gateway.http.app import create_app
+from nereid.gateway.http.bounded_protocol import BoundedProtocol
+from nereid.gateway.settings import Listen
+from nereid.gateway.tls import TlsListener, http2_context
+from tests.gateways import Upstream, asynchronous, gateway
+from tests.tables import cases
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+MINE, OTHERS = "127.0.0.1", "127.0.0.2"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    pem, public = folder / "both.pem", folder / "cert"
+    words = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -keyout {pem} -out {public}"
+    names = ["-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(["openssl", *words.split(), *names], check=True, capture_output=True)
+    pem.write_bytes(pem.read_bytes() + public.read_bytes())
+    return pem
+
+
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(data)
+        self._transport.close()
+
+
+async def echo(port: int, certificate, source: str = MINE) -> bytes:
+    """Send over TLS, and return the response."""
+    context = ssl.create_default_context(cafile=certificate)
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=context, server_hostname="localhost", local_addr=(source, 0)
+    )
+    writer.write(b"hello")
+    answer = await reader.read()
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return answer
+
+
+async def silent(port: int, source: str) -> asyncio.StreamReader:
+    """Connect, and send nothing."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+    reader.writer = writer
+    return reader
+
+
+async def are_closed(readers, expected: int) -> list[bool]:
+    """Return which connections the listener has closed, once it has closed as many as expected."""
+    while sum(reader.at_eof() for reader in readers) < expected:
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    return [reader.at_eof() for reader in readers]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@cases(
+    ("limits", "sources", "closed"),
+    {
+        "of an address": ({"MAX_OF_PEER": 2}, [OTHERS] * 4 + [MINE], [True, True, False, False, False]),
+        "of all": ({"MAX_HANDSHAKES": 3}, [MINE, *[OTHERS] * 3], [False, True, False, False]),
+        "not reached": ({"MAX_OF_PEER": 4}, [OTHERS] * 4 + [MINE], [False] * 5),
+    },
+)
+def test_unfinished_handshakes_are_limited(certificate, monkeypatch, loop, limits, sources, closed):
+    """The oldest ones of the address end; clients that finish theirs are served, from any address."""
+    for name, value in limits.items():
+        monkeypatch.setattr(tls, name, value)
+
+    async def run() -> None:
+        opened = socket.create_server(("127.0.0.1", 0))
+        listener = TlsListener(opened, http2_context(certificate, None), Echo)
+        port = opened.getsockname()[1]
+        readers = [await silent(port, source) for source in sources]
+
+        assert await are_closed(readers, sum(closed)) == closed
+        for source in (MINE, OTHERS):
+            assert await echo(port, certificate, source) == b"hello"
+
+        listener.close()
+        for reader in readers:
+            assert await reader.read() == b""
+            reader.writer.close()
+        await listener.wait_closed()
+        assert listener._handshakes == {}
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_late_handshake_ends(certificate, monkeypatch, loop):
+    monkeypatch.setattr(tls, "HEAD_S", 0.1)
+
+    async def run() -> None:
+        opened = socket.create_server(("127.0.0.1", 0))
+        listener = TlsListener(opened, http2_context(certificate, None), Echo)
+        late, wrong = [await silent(opened.getsockname()[1], MINE) for _ in range(2)]
+        wrong.writer.write(b"GET / HTTP/1.1\r\n\r\n")
+
+        for reader in (late, wrong):
+            with suppress(ConnectionError):
+                await reader.read()
+            reader.writer.close()
+        listener.close()
+        await listener.wait_closed()
+        assert listener._handshakes == {}
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(asyncio.wait_for(run(), 60))
+
+
+@asynchronous
+async def test_both_ports_of_a_gateway_limit_handshakes(certificate):
+    made, opened = gateway(Upstream()), socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(create_app(made), http=BoundedProtocol, ssl_certfile=certificate, log_config=None)
+    config.load()
+    server = serving._UvicornServer(config)
+    server.lifespan = config.lifespan_class(config)
+    server.gateway, server.listen = made, Listen("127.0.0.1", 0, 0, certificate)
+    server.announce = lambda ports: None
+
+    await server.startup([opened])
+    assert server.failure is None
+    async with httpx.AsyncClient(verify=ssl.create_default_context(cafile=certificate)) as client:
+        answer = await client.get(f"https://localhost:{opened.getsockname()[1]}/healthz")
+    listeners = [*server.servers, server.grpc._server]
+    await server.shutdown([opened])
+
+    assert answer.status_code == 200
+    assert [type(each) for each in listeners] == [TlsListener] * 2
