@@ -83,8 +83,6 @@ def served_versions(folder: Path, document: Mapping[str, Any], without: int = 0)
     """Return the versions that a model's config serves, ascending; named versions need not exist.
 
     Args:
-        folder: of the model.
-        document: the model's config.
         without: a version that is ignored.
     """
     policy = document.get("version_policy", {})

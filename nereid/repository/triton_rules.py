@@ -197,7 +197,6 @@ def tensor_problems(document: Mapping[str, Any], is_completed: bool) -> Iterator
     """Yield a text for each input or output that Triton refuses.
 
     Args:
-        document: the model's config.
         is_completed: the backend adds missing datatypes and dims.
     """
     for side in ("input", "output"):

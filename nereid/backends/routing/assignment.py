@@ -239,7 +239,6 @@ def choose(table: Table, parameters: Mapping[str, Any], unit: float) -> VariantC
     """Pick the variant for one request: forced variant, forced version, header rule, sticky key, then chance.
 
     Args:
-        table: the route.
         parameters: the request's parameters; names are compared without case, empty values ignored.
         unit: a random number in [0, 1), used if the request decides nothing.
 

@@ -18,7 +18,6 @@ def read_answer(values: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dic
 
     Args:
         values: per output one value for all elements, or nested lists; `[]` is nothing in a variable dim.
-        outputs: of the route.
 
     Raises:
         InvalidConfig: an output is missing or unknown, or a value has another shape or datatype.

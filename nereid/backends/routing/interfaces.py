@@ -160,7 +160,6 @@ class RequestTrace:
         Traces of failures, of slow requests and of forced variants are kept.
 
         Args:
-            error: the reason why the request failed.
             about: further attributes.
         """
         if self._span is None:  # it was rejected before its parameters were read

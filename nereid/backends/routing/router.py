@@ -40,7 +40,6 @@ class Responses:
     """Sends responses and counts them; thread-safe.
 
     Args:
-        metrics, observe: those of the router.
         shadows: get the requests with a response.
         in_flight: returns the number of requests in flight.
     """
@@ -109,7 +108,6 @@ class Router:
     """Routes requests, each in its own thread; thread-safe.
 
     Args:
-        table: the first route.
         task: of its variants.
         metrics: receives counts and durations.
         log: receives a line when a breaker opens or closes, or a shadow fails.

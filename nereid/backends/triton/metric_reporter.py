@@ -33,7 +33,6 @@ class MetricReporter:
     and sent `flush_s` seconds after the first.
 
     Args:
-        prefix: the beginning of all metric names.
         kinds: the metric families by their names without the prefix.
         flush_s: seconds from a change to its report.
         labels: the labels that all series have.

@@ -31,7 +31,6 @@ class ModelTracer:
     """Traces the batches of one instance.
 
     Args:
-        config: of the model.
         begins: whether a request without a trace begins one; else it is not traced.
         has_one_thread: whether the thread that begins a batch ends it, so that its waits can be measured.
         about: attributes of all spans.

@@ -152,7 +152,6 @@ class ServedNetwork:
         """Return the outputs for one batch, in their order in the config.
 
         Args:
-            tensor: the input.
             traceparent: the span that the model continues; "" for none.
 
         Raises:

@@ -44,7 +44,6 @@ class PostProcessing(Protocol):
 
         Args:
             batch: the prepared batch; its outcomes are rows of the outputs, or errors.
-            images: those of each request.
             outputs: of the network by name, one row per image.
         """
 

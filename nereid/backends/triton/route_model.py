@@ -143,7 +143,6 @@ class _RouteSignals:
     """Signals of the responses of one instance of a route.
 
     Args:
-        config, task: of the route.
         instance: name of the instance.
         warn: receives a line if the route's reference is invalid.
     """
@@ -177,7 +176,6 @@ class _TritonRequest:
     Args:
         request: the request object of Triton.
         outputs: names of the variants' outputs.
-        config: of the route.
     """
 
     def __init__(self, request: Any, outputs: Sequence[str], config: ModelConfig) -> None:

@@ -69,7 +69,6 @@ def can_answer(repository: Path, instance: str, age_s: float, proc: Path = PROC)
     Call this from a stub of the same server.
 
     Args:
-        repository: the model repository.
         instance: the dead instance, as Triton names it: `MODEL_GROUP_INDEX`.
         age_s: the least age of the process in seconds. A replacement may not be ready yet.
         proc: where the kernel shows processes.

@@ -172,7 +172,6 @@ class Collector:
     """Receives the records of a server's processes while the context `running` is open.
 
     Args:
-        path: the socket.
         traces: receives the records.
         log: receives a line about records that cannot be read.
     """

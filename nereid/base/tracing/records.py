@@ -88,7 +88,6 @@ class Tracer:
     """Begins spans, and sends their records.
 
     Args:
-        path: the collector's socket.
         sampling: the traces to keep.
     """
 

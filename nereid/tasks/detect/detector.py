@@ -90,9 +90,6 @@ class ObjectFinder:
     """Finds the objects in the outputs of a network for one image.
 
     Attributes:
-        head: the network's outputs.
-        transform: the preparation of its images.
-        limits: of the images.
         labels: class names by index; () for none.
     """
 
@@ -234,12 +231,7 @@ class ObjectPair(NamedTuple):
 
 
 def match_objects(one: Objects, other: Objects) -> list[ObjectPair]:
-    """Match objects of one class whose boxes overlap, the largest overlap first.
-
-    Args:
-        one: objects of the first detector.
-        other: those of the second.
-    """
+    """Match objects of one class whose boxes overlap, the largest overlap first."""
     boxes, others = (each.boxes.astype(np.float64) for each in (one, other))
     found = {each.ours: each for each in match(boxes, one.classes, others, other.classes)}
     pairs = list[ObjectPair]()

@@ -111,7 +111,6 @@ def find_lines(
     those of a page that was turned for a few lines.
 
     Args:
-        image: the page.
         detect: a network, [1, 3, H, W] to probabilities of text float32[1, 1, H, W].
         direction: a network, [N, 3, 48, 192] to probabilities float32[N, 2] of upright and upside down.
         times: receives those of the stages.

@@ -76,8 +76,6 @@ class TextReader:
     """Reads batches of images, on one thread.
 
     Args:
-        networks: the three networks.
-        characters: of the recogniser.
         limits: on the images.
         min_confidence: lines below it are left out.
         max_lines: an image with more regions of text is rejected.

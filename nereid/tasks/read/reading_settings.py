@@ -134,7 +134,6 @@ def tensor_problems(part: str, network: ModelConfig) -> Iterator[str]:
 
     Args:
         part: one of PARTS.
-        network: the config of the network.
     """
     taken, returned = TENSORS[part]
     if network.max_batch_size < 1:

@@ -139,7 +139,6 @@ def open_image(encoded: bytes, limits: Limits, is_header_enough: bool = False) -
     """Read the header of an image file.
 
     Args:
-        encoded: the file.
         limits: those that it must not exceed.
         is_header_enough: whether the pixels of a TIFF are not wanted; else they are decoded, and turned.
 

@@ -40,7 +40,6 @@ class ImageMeter:
         """Measure one image; a failure here never harms its request.
 
         Args:
-            encoded: the file.
             image: its header.
             row: the network's input for it, in layout and datatype of the transformation.
         """

@@ -52,7 +52,7 @@ class PixelBudget:
         self._changed = threading.Condition()
 
     @contextmanager
-    def taken(self, pixels: int) -> Iterator[None]:
+    def acquire(self, pixels: int) -> Iterator[None]:
         """Wait until there is room for the pixels, and take it while the context lasts."""
         pixels = min(pixels, self._pixels)
         with self._changed:
@@ -114,7 +114,7 @@ class CpuPreprocessor:
         try:
             image = open_image(encoded, self._limits)
             times.opened(image)
-            with self._budget.taken(image.pixel_count):
+            with self._budget.acquire(image.pixel_count):
                 if image.pixel_count > LARGE_PIXELS:
                     self._patient.submit(self._run_transform, image, row, times).result()
                 else:

@@ -156,8 +156,6 @@ class Transform:
         """Decode `image` and write the network's input for it into `out`, of `shape` and `datatype`.
 
         Args:
-            image: the file.
-            out: the network's input.
             buffers: memory of this thread.
             decoded: called between the two.
 

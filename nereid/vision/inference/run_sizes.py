@@ -32,7 +32,6 @@ def warm_batch_sizes(config: ModelConfig, is_default: bool) -> list[int]:
     """Return the rows of each run at load: those of the parameter, such as `1,2,4`; empty for none.
 
     Args:
-        config: of the model.
         is_default: without the parameter, every power of two below the largest run is run, and that itself.
 
     Raises:

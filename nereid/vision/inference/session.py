@@ -101,7 +101,6 @@ class Session:
     exceed the cache, and its images cost more than those of a small batch.
 
     Args:
-        config: of the model.
         settings: options of the session and its runs.
         events: receivers of what happens in the runs.
 

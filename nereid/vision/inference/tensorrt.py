@@ -102,8 +102,6 @@ def with_engine_cache(options: Mapping[str, str], config: ModelConfig, path: Pat
     config sets stays.
 
     Args:
-        options: of the provider.
-        config: of the model.
         path: the ONNX file.
 
     Raises:

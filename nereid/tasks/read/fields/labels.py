@@ -118,7 +118,6 @@ def _distance(labels: np.ndarray, place: Place) -> float:
 
     Args:
         labels: float64[N, 5], see `_corners`.
-        place: of the value.
     """
     if not len(labels):
         return np.inf
