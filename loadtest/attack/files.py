@@ -27,7 +27,7 @@ from nereid.models.publish import examination, examiner
 from nereid.models.publish.examination import ExaminationFailed, ExaminationRequest, Rejected
 from nereid.models.publish.intake import adaptation
 
-CASE_S, REAL_CASE_S = 20.0, 200.0
+CASE_S, REAL_CASE_S = 60.0, 200.0
 MEMORY_BYTES = 8 * 2**30
 ENDED = "its process was ended"
 VERDICTS = (ANSWERED, REFUSED, ENDED, "wrong")

@@ -54,11 +54,10 @@ def sample(page: str, pattern: str) -> float:
 
 
 def test_photo_is_recognised_in_every_kind_of_body(base):
-    raw = httpx.post(f"{base}/predict?variant=v1", content=PHOTO, headers=JPEG)
-    form = httpx.post(f"{base}/predict?variant=v1", files={"file": PHOTO})
-    batch = httpx.post(
-        f"{base}/v1/classify?variant=v2", files=[("file", PHOTO), ("file", CHELSEA.read_bytes())]
-    )
+    raw = httpx.post(f"{base}/predict?variant=v1", content=PHOTO, headers=JPEG, timeout=WATCHDOG_S)
+    form = httpx.post(f"{base}/predict?variant=v1", files={"file": PHOTO}, timeout=WATCHDOG_S)
+    files = [("file", PHOTO), ("file", CHELSEA.read_bytes())]
+    batch = httpx.post(f"{base}/v1/classify?variant=v2", files=files, timeout=WATCHDOG_S)
 
     assert raw.json()["predictions"] == form.json()["predictions"]
     assert (raw.json()["variant"], raw.json()["version"], raw.json()["reason"]) == ("v1", "1", "variant")
@@ -79,7 +78,7 @@ async def leave(port: int, after_s: float) -> None:
 
 def metric(base, server, name: str) -> float:
     if name.startswith("nereid_gateway_"):
-        return sample(httpx.get(f"{base}/metrics").text, name)
+        return sample(httpx.get(f"{base}/metrics", timeout=WATCHDOG_S).text, name)
     address = f"http://{url(server, 'metrics')}/metrics"
     with urllib.request.urlopen(address, timeout=WATCHDOG_S) as page:
         return sample(page.read().decode(), name)
@@ -98,7 +97,7 @@ def test_disconnects_leave_nothing_behind(base, both_profiles):
         wait_until(lambda name=name: metric(base, server, name) == 0, name)
     wait_until(lambda: metric(base, server, CLOSED) > before, "the count")
 
-    assert httpx.get(f"{base}/v1/live").json()["in_flight"] == 0
+    assert httpx.get(f"{base}/v1/live", timeout=WATCHDOG_S).json()["in_flight"] == 0
     answer = httpx.post(f"{base}/predict", content=PHOTO, headers=JPEG, timeout=WATCHDOG_S)
     assert answer.status_code == 200, answer.text
 

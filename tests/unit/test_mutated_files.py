@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = 2_000
 FEW_FILES = 200
 # A file takes about 1 ms, the start of the process a second, on one core of a cloud machine.
-WATCHDOG_S = 230
+WATCHDOG_S = 900
 GROWTH_BYTES = 64 * 2**20
 TRANSFORM = Transform(64, 64, resize="letterbox")
 
