@@ -249,7 +249,9 @@ def test_unclear_output_is_rejected(output, got):
         adapt(two_outputs(), output=output)
 
     outputs = "features, probabilities; fix: name one with --output"
-    assert str(error.value).startswith(f"expected one output with scores, {got}: {outputs}, or another --task (")
+    assert str(error.value).startswith(
+        f"expected one output with scores, {got}: {outputs}, or another --task ("
+    )
 
 
 @pytest.mark.parametrize("imported", [(28,), (28, 28), (7, 28)])
