@@ -1,6 +1,12 @@
 """Detection of objects on a Triton server, blocking and from asyncio."""
 
-from nereid.client.model_client import AsyncModelClient, ModelClient
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Unpack
+
+from nereid.client.base_client import ResultOrError
+from nereid.client.images import ImageLike
+from nereid.client.model_client import AsyncModelClient, Images, ModelClient
+from nereid.client.request import RequestOptions
 from nereid.tasks.detect.result import DETECTIONS, Detection
 
 
@@ -18,20 +24,32 @@ class Detector(ModelClient[Detection]):
     """
 
     kind = DETECTIONS
-    detect = ModelClient[Detection].infer
-    """Find the objects of one image; arguments and errors as `Classifier.classify`."""
-    detect_many = ModelClient[Detection].infer_many
-    """Find the objects of a stream of images, several at a time; see `Classifier.classify_many`.
 
-    Each image has its own request, because images differ in their number of objects.
-    """
+    def detect(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Detection:
+        """Find the objects of one image; arguments and errors as `Classifier.classify`."""
+        return self.infer(image, **options)
+
+    def detect_many(
+        self, images: Iterable[ImageLike], **options: Unpack[RequestOptions]
+    ) -> Iterator[ResultOrError[Detection]]:
+        """Find the objects of a stream of images, several at a time; see `Classifier.classify_many`.
+
+        Each image has its own request, because images differ in their number of objects.
+        """
+        return self.infer_many(images, **options)
 
 
 class AsyncDetector(AsyncModelClient[Detection]):
     """`Detector` for asyncio: the same arguments, results and errors."""
 
     kind = DETECTIONS
-    detect = AsyncModelClient[Detection].infer
-    """Find the objects of one image; see `Detector.detect`."""
-    detect_many = AsyncModelClient[Detection].infer_many
-    """Find the objects of a stream of images; see `Detector.detect_many`."""
+
+    async def detect(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Detection:
+        """Find the objects of one image; see `Detector.detect`."""
+        return await self.infer(image, **options)
+
+    def detect_many(
+        self, images: Images, **options: Unpack[RequestOptions]
+    ) -> AsyncIterator[ResultOrError[Detection]]:
+        """Find the objects of a stream of images; see `Detector.detect_many`."""
+        return self.infer_many(images, **options)

@@ -1,6 +1,12 @@
 """Embeddings of images from a Triton server, blocking and from asyncio."""
 
-from nereid.client.model_client import AsyncModelClient, ModelClient
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Unpack
+
+from nereid.client.base_client import ResultOrError
+from nereid.client.images import ImageLike
+from nereid.client.model_client import AsyncModelClient, Images, ModelClient
+from nereid.client.request import RequestOptions
 from nereid.tasks.embed.result import EMBEDDINGS, Embedding
 
 
@@ -17,17 +23,29 @@ class Embedder(ModelClient[Embedding]):
     """
 
     kind = EMBEDDINGS
-    embed = ModelClient[Embedding].infer
-    """Return the embedding of one image; arguments and errors as `Classifier.classify`."""
-    embed_many = ModelClient[Embedding].infer_many
-    """Return the embeddings of a stream of images, several at a time; see `Classifier.classify_many`."""
+
+    def embed(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Embedding:
+        """Return the embedding of one image; arguments and errors as `Classifier.classify`."""
+        return self.infer(image, **options)
+
+    def embed_many(
+        self, images: Iterable[ImageLike], batch_size: int = 1, **options: Unpack[RequestOptions]
+    ) -> Iterator[ResultOrError[Embedding]]:
+        """Return the embeddings of a stream of images, several at a time; see `Classifier.classify_many`."""
+        return self.infer_many(images, batch_size, **options)
 
 
 class AsyncEmbedder(AsyncModelClient[Embedding]):
     """`Embedder` for asyncio: the same arguments, results and errors."""
 
     kind = EMBEDDINGS
-    embed = AsyncModelClient[Embedding].infer
-    """Return the embedding of one image; see `Embedder.embed`."""
-    embed_many = AsyncModelClient[Embedding].infer_many
-    """Return the embeddings of a stream of images; see `Embedder.embed_many`."""
+
+    async def embed(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Embedding:
+        """Return the embedding of one image; see `Embedder.embed`."""
+        return await self.infer(image, **options)
+
+    def embed_many(
+        self, images: Images, batch_size: int = 1, **options: Unpack[RequestOptions]
+    ) -> AsyncIterator[ResultOrError[Embedding]]:
+        """Return the embeddings of a stream of images; see `Embedder.embed_many`."""
+        return self.infer_many(images, batch_size, **options)

@@ -1,6 +1,12 @@
 """Reading of text on a Triton server, blocking and from asyncio."""
 
-from nereid.client.model_client import AsyncModelClient, ModelClient
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Unpack
+
+from nereid.client.base_client import ResultOrError
+from nereid.client.images import ImageLike
+from nereid.client.model_client import AsyncModelClient, Images, ModelClient
+from nereid.client.request import RequestOptions
 from nereid.tasks.read.result import READINGS, Reading
 
 
@@ -18,20 +24,32 @@ class Reader(ModelClient[Reading]):
     """
 
     kind = READINGS
-    read = ModelClient[Reading].infer
-    """Read the text of one image; arguments and errors as `Classifier.classify`."""
-    read_many = ModelClient[Reading].infer_many
-    """Read the text of a stream of images, several at a time; see `Classifier.classify_many`.
 
-    Each image has its own request, because images differ in their number of lines.
-    """
+    def read(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Reading:
+        """Read the text of one image; arguments and errors as `Classifier.classify`."""
+        return self.infer(image, **options)
+
+    def read_many(
+        self, images: Iterable[ImageLike], **options: Unpack[RequestOptions]
+    ) -> Iterator[ResultOrError[Reading]]:
+        """Read the text of a stream of images, several at a time; see `Classifier.classify_many`.
+
+        Each image has its own request, because images differ in their number of lines.
+        """
+        return self.infer_many(images, **options)
 
 
 class AsyncReader(AsyncModelClient[Reading]):
     """`Reader` for asyncio: the same arguments, results and errors."""
 
     kind = READINGS
-    read = AsyncModelClient[Reading].infer
-    """Read the text of one image; see `Reader.read`."""
-    read_many = AsyncModelClient[Reading].infer_many
-    """Read the text of a stream of images; see `Reader.read_many`."""
+
+    async def read(self, image: ImageLike, **options: Unpack[RequestOptions]) -> Reading:
+        """Read the text of one image; see `Reader.read`."""
+        return await self.infer(image, **options)
+
+    def read_many(
+        self, images: Images, **options: Unpack[RequestOptions]
+    ) -> AsyncIterator[ResultOrError[Reading]]:
+        """Read the text of a stream of images; see `Reader.read_many`."""
+        return self.infer_many(images, **options)
