@@ -18,7 +18,7 @@ import numpy as np
 from loadtest import record
 from loadtest.reading_score import errors, has_number, passages
 from nereid.base.assets import TEXT_REPOSITORY
-from nereid.base.serving_errors import ServingError
+from nereid.base.errors import ServingError
 from nereid.tasks.read.characters import RecognisedLine
 from nereid.tasks.read.fields.field_search import FoundField, find_fields
 from nereid.tasks.read.fields.specification import read_specification

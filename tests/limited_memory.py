@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import ServingError
+from nereid.base.errors import ServingError
 from nereid.vision.inference.session import Session, SessionEvents
 from tests.commands import captured
 from tests.conftest import ROOT

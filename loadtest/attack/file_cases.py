@@ -15,8 +15,7 @@ import onnx
 
 from loadtest.attack import image_mutations, network_mutations
 from nereid.application.exit_codes import reason
-from nereid.base.errors import OperationFailed
-from nereid.base.serving_errors import InvalidImage, ServingError
+from nereid.base.errors import InvalidImage, OperationFailed, ServingError
 from nereid.cli.image_commands.drawing import Drawings
 from nereid.gateway.failures import Failure
 from nereid.gateway.http.upload import check_size
@@ -28,8 +27,8 @@ from nereid.models.publish.examination import Gates
 from nereid.models.publish.examiner import UNEXPECTED
 from nereid.models.publish.publisher import publish
 from nereid.repository.check import check
+from nereid.tasks.read.line_images import UprightDecoder
 from nereid.tasks.read.stages import StageTimes
-from nereid.tasks.read.upright import UprightDecoder
 from nereid.vision.imaging.decode import Limits, read_upright_size
 from nereid.vision.imaging.formats.size import read_size
 from nereid.vision.imaging.preprocessor import CpuPreprocessor

@@ -17,7 +17,7 @@ from nereid.backends.triton.lanes import Lanes, Stages, open_lanes, open_stream
 from nereid.backends.triton.overlap import Overlap
 from nereid.base.assets import REPOSITORY
 from nereid.base.config.model_config import ModelConfig, read_profile
-from nereid.base.serving_errors import ServingError
+from nereid.base.errors import ServingError
 from nereid.insight.tune.load_generator import percentile
 from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from nereid.vision.imaging.image_times import ImageTimes

@@ -20,7 +20,7 @@ from loadtest.users.request_mix import RESULTS, ImageRequest, RequestMix
 from loadtest.users.turn_scheduler import TIMEOUT_S, TurnScheduler
 from nereid.base.contract import VARIANT
 from nereid.client.request import CHANNEL, key_header
-from nereid.client.rest.methods import LENGTH, json_size_of
+from nereid.client.rest import LENGTH, json_size_of
 from nereid.client.result_kind import MALFORMED, HttpResult
 
 HTTP, GRPC = "http", "grpc"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from nereid.cli.image_files import collect
+from nereid.cli.options import collect
 from nereid.insight.tune import photos
 
 ESPRESSO = 967

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from nereid.base import files
-from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.base.serving_errors import ServingError
+from nereid.base.errors import OperationFailed, ServingError, WrongUsage
 from nereid.base.units import escaped
 
 FAILED, WRONG_USAGE = 1, 2

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from nereid.application.repository_publisher import RepositoryPublisher
 from nereid.backends.routing.assignment import Table, shares
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
-from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.base.serving_errors import InvalidConfig, InvalidImage
+from nereid.base.errors import InvalidConfig, InvalidImage, OperationFailed, WrongUsage
 from nereid.gateway.models import PreviewRefused
 from nereid.gateway.route_control import (
     RolloutOrder,

@@ -1,7 +1,187 @@
-"""Errors of operations on models, routes and servers; `nereid.application.exit_codes` maps each class."""
+"""Errors: the class decides the exit code of a command, and the code of Triton for an inference."""
 
 import contextlib
+import re
 from collections.abc import Iterator
+from typing import ClassVar
+
+from nereid.base import contract
+
+# Errors of CUDA after which a process must be replaced, or the device is gone. Others, such as an invalid
+# value, are those of the network or of its input. Source: cudaError_t, CUDA 12.6, driver_types.h.
+LOST_DEVICE = frozenset(
+    {
+        *(3, 4),  # not initialised, unloading
+        *(46, 100, 101),  # unavailable, no device, invalid device
+        *(214, 220, 226),  # uncorrectable errors of memory, NVLink, and contained ones
+        *(700, 702, 709, 710),  # illegal address, launch timeout, destroyed context, assertion
+        *(714, 715, 716, 717, 718, 719),  # errors of a kernel
+        *(802, 805, 806, 807),  # the system, or the MPS server, is not ready
+        999,
+    }
+)
+
+
+class ServingError(Exception):
+    """Base of all errors; `code` names a `TritonError` code, `prefix` starts every message of the class."""
+
+    code: ClassVar[str] = "INTERNAL"
+    prefix: ClassVar[str] = "error: "
+
+    @property
+    def outcome(self) -> str:
+        """Label of the class in metrics, such as `invalid_image`."""
+        return self.prefix.strip(": ").replace(" ", "_")
+
+    def __str__(self) -> str:
+        return self.prefix + super().__str__()
+
+
+class InvalidRequest(ServingError):
+    """The request is invalid; a repeated request fails equally."""
+
+    code = "INVALID_ARG"
+    prefix = contract.INVALID_REQUEST_PREFIX
+
+
+class InvalidImage(InvalidRequest):
+    """The bytes are not an image that this model can decode."""
+
+    prefix = contract.INVALID_IMAGE_PREFIX
+
+
+class InferenceFailed(ServingError):
+    """The runtime failed on a request that seemed valid."""
+
+    prefix = contract.INFERENCE_FAILED_PREFIX
+
+
+class RuntimeFailed(InferenceFailed):
+    """ONNX Runtime rejected the request or failed; `onnx runtime error CODE: …`, NVIDIA's text."""
+
+    prefix = ""
+
+
+class OutOfMemory(RuntimeFailed):
+    """ONNX Runtime could not allocate memory for a run; a smaller batch may fit."""
+
+
+class Overloaded(ServingError):
+    """Too many requests are in flight; an immediate retry increases the overload."""
+
+    code = "UNAVAILABLE"
+    prefix = contract.OVERLOADED_PREFIX
+
+
+class DeadlineExceeded(ServingError):
+    """The response did not arrive in time; it may still be computed."""
+
+    code = "UNAVAILABLE"
+    prefix = contract.DEADLINE_EXCEEDED_PREFIX
+
+
+class Unavailable(ServingError):
+    """The model is unreachable: it has not received the request."""
+
+    code = "UNAVAILABLE"
+    prefix = contract.UNAVAILABLE_PREFIX
+
+
+class Died(Unavailable):
+    """The process of the model is dead: since an earlier request, or because of this one."""
+
+
+class DeviceFailed(Unavailable):
+    """The device of an instance failed, so the instance must be replaced: a broken CUDA context stays broken.
+
+    Args:
+        reason: the text of the error of ONNX Runtime or of CuPy.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(contract.DEVICE_FAILED + reason)
+        self.reason = reason
+
+
+class Cancelled(ServingError):
+    """The client has disconnected; the request is not computed."""
+
+    code = "CANCELLED"
+    prefix = contract.CANCELLED_PREFIX
+
+
+class InvalidConfig(ServingError):
+    """A model's configuration is invalid; it fails the load, with Triton's texts and no prefix."""
+
+    code = "INVALID_ARG"
+    prefix = ""
+
+
+def is_fault(error: ServingError | None) -> bool:
+    """Return whether the server failed, and not because of its caller or of a deliberate limit."""
+    return error is not None and not isinstance(error, InvalidRequest | Overloaded | Cancelled)
+
+
+def official_text(error: Exception) -> str:
+    """Format an exception of ONNX Runtime on one line as NVIDIA does: `onnx runtime error CODE: MESSAGE`."""
+    text = str(error)
+    found = re.match(r"\[ONNXRuntimeError\] : (?P<code>\d+) : \w+ : (?P<message>.*)", text, re.DOTALL)
+    code, message = (found["code"], found["message"]) if found else ("1", text)
+    return f"onnx runtime error {code}: {' '.join(message.split())}"
+
+
+def lost_device(error: Exception) -> DeviceFailed | None:
+    """Return the failure of the device if CuPy raised `error` for it: its `status` is the code of CUDA.
+
+    CuPy raises `CUDADriverError` where it starts a kernel, and `CUDARuntimeError` elsewhere.
+    """
+    if (
+        type(error).__name__ in ("CUDADriverError", "CUDARuntimeError")
+        and getattr(error, "status", None) in LOST_DEVICE
+    ):
+        return DeviceFailed(f"{type(error).__name__}: {error}")
+    return None
+
+
+def from_exception(error: Exception) -> ServingError:
+    """Return the error for a request that raised `error`: itself if it is in this tree."""
+    if not isinstance(error, ServingError):
+        return lost_device(error) or InferenceFailed(f"{type(error).__name__}: {error}")
+    # Frames of the traceback and of the context would keep the request in memory until the collector runs.
+    error.__traceback__ = error.__context__ = None
+    return error
+
+
+def from_message(message: str) -> ServingError:
+    """Restore the error whose text BLS or an ensemble passed on.
+
+    Triton may insert its own text before it (`in ensemble 'classify_v1', …`), so the first prefix anywhere in
+    the message counts. Some texts are Triton's own. Any other is `InferenceFailed`.
+    """
+    if contract.SHARED_MEMORY_FULL_TEXT in message:
+        return Overloaded(contract.SHARED_MEMORY_FULL)
+    found = [(message.find(cls.prefix), cls) for cls in _RESTORABLE if cls.prefix in message]
+    if not found:
+        return next((cls for text, cls in _TRITON_TEXTS if text in message), InferenceFailed)(message)
+    start, cls = min(found, key=lambda pair: pair[0])
+    return cls(message[start + len(cls.prefix) :])
+
+
+_RESTORABLE: tuple[type[ServingError], ...] = (
+    InvalidRequest,
+    InvalidImage,
+    InferenceFailed,
+    Overloaded,
+    DeadlineExceeded,
+    Unavailable,
+    Cancelled,
+)
+_TRITON_TEXTS: tuple[tuple[str, type[ServingError]], ...] = (
+    (contract.QUEUE_FULL_TEXT, Overloaded),
+    (contract.QUEUE_TIMEOUT_TEXT, DeadlineExceeded),
+    (contract.NOT_HEALTHY_TEXT, Died),
+    (contract.NOT_READY_TEXT, Unavailable),
+)
 
 
 class OperationFailed(Exception):

@@ -73,7 +73,7 @@ def baseline(
         raise OperationFailed(f"no server of '{repository}' runs; fix: nereid serve")
     targets = targets_of(location, record.profile)
     if images:
-        from nereid.cli.image_files import collect
+        from nereid.cli.options import collect
         from nereid.insight.drift.baseline import from_images
 
         with invalid_values():

@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from nereid.application import exit_codes
 from nereid.base.errors import WrongUsage
-from nereid.cli import check, demo, drift, gateway, init, keys, rollout, route, serve, status, top, why
+from nereid.cli import check, demo, drift, gateway, keys, rollout, route, serve, status, top, why
 from nereid.cli.image_commands.image_command import IMAGE_COMMANDS
 from nereid.cli.models import add, publish, tune, versions
 from nereid.cli.options import reflowed, show_help
@@ -59,7 +59,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-SERVE: Commands = (demo.demo, init.init, serve.serve, *IMAGE_COMMANDS, gateway.gateway)
+SERVE: Commands = (demo.demo, demo.init, serve.serve, *IMAGE_COMMANDS, gateway.gateway)
 OBSERVE: Commands = (status.status, top.top, why.why)
 PUBLISH: Commands = (add.add, publish.publish, publish.rollback, publish.retire)
 VERSIONS: Commands = (versions.remove, versions.reload, versions.versions, publish.watch)

@@ -17,8 +17,7 @@ import tritonclient.grpc.aio
 from nereid.base.contract import GRPC_PORT, HTTP_PORT
 from nereid.client.classifier_errors import TimedOut, Unreachable, connection_hint, from_failure
 from nereid.client.request import CHANNEL, ProtocolName
-from nereid.client.rest.asynchronous import AsyncRestClient
-from nereid.client.rest.blocking import RestClient
+from nereid.client.rest import AsyncRestClient, RestClient
 
 # Errors about a response that is not HTTP, or not JSON.
 FOREIGN = (http.client.BadStatusLine, ValueError)

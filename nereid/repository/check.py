@@ -9,11 +9,18 @@ from typing import Any, Literal
 from nereid.backends.routing import route_file
 from nereid.backends.triton.post_processing import open_post_processing
 from nereid.base.config.model_config import CONFIGS, FusedSettings, ModelConfig, TensorSpec, read_pbtxt
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.repository import onnx_file
 from nereid.repository.checksums import CHECKSUMS, changes_since_publication, listed_files
-from nereid.repository.labels import InvalidLabels, check_count
-from nereid.repository.layout import backend_of, config_files, model_folders, served_versions, steps_of
+from nereid.repository.layout import (
+    InvalidLabels,
+    backend_of,
+    check_count,
+    config_files,
+    model_folders,
+    served_versions,
+    steps_of,
+)
 from nereid.repository.onnx_file import OnnxFile
 from nereid.repository.triton_rules import apply_rules
 from nereid.tasks import face_of_backend

@@ -15,8 +15,8 @@ from nereid.backends.routing.assignment import Route, parse_route, shares
 from nereid.backends.routing.route_file import path_of, read
 from nereid.base.config.instance_bounds import BOUNDS
 from nereid.base.config.model_config import ModelConfig, read_profile, with_instances
+from nereid.base.errors import InvalidConfig
 from nereid.base.processes import available_bytes, available_cores
-from nereid.base.serving_errors import InvalidConfig
 from nereid.repository.layout import (
     PARTS,
     ROUTE,

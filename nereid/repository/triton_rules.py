@@ -20,7 +20,7 @@ from nereid.base.config.parameters import (
     SESSION_PREFIX,
     parse_bool,
 )
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.repository.fitting import BACKENDS
 from nereid.repository.layout import backend_of, served_versions
 from nereid.tasks import BY_BACKEND

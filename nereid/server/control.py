@@ -14,9 +14,8 @@ from nereid.base import files
 from nereid.base.config.instance_bounds import BOUNDS, InstanceBounds, chosen, read_bounds, with_chosen
 from nereid.base.config.model_config import read_profile
 from nereid.base.contract import GRPC_TOKEN_HEADER, RESTRICTED_TEXT
-from nereid.base.errors import OperationFailed
+from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.processes import available_bytes
-from nereid.base.serving_errors import InvalidConfig
 from nereid.repository import fitting
 from nereid.repository.triton_rules import why_incomplete
 from nereid.server.run_dir import ServerRecord

@@ -23,9 +23,8 @@ from nereid.base.assets import COFFEE
 from nereid.base.config.instance_bounds import read_bounds
 from nereid.base.config.model_config import with_instances
 from nereid.base.contract import IMAGE, PROBE_HEADER, TOKEN_HEADER
-from nereid.base.errors import ServerError
+from nereid.base.errors import InvalidConfig, ServerError
 from nereid.base.processes import ProcessRefusals, end_with_parent
-from nereid.base.serving_errors import InvalidConfig
 from nereid.client.classifier_errors import is_overload
 from nereid.repository import checksums
 from nereid.repository.fitting import BACKENDS, InstancePlan, Machine, plan_instances

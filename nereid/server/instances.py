@@ -11,9 +11,9 @@ from nereid.backends.triton.stub_processes import PROC, Process
 from nereid.base import metrics_page
 from nereid.base.config.instance_bounds import BOUNDS, InstanceBounds, read_bounds
 from nereid.base.config.model_config import CONFIGS, read_profile
+from nereid.base.errors import InvalidConfig
 from nereid.base.metrics_page import Snapshot
 from nereid.base.processes import BackOff, available_bytes
-from nereid.base.serving_errors import InvalidConfig
 from nereid.base.units import format_bytes
 from nereid.server.control import NOT_LOADED, Control, Instances, Refused
 from nereid.server.run_dir import ServerRecord

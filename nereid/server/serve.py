@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from nereid.backends.triton import stub_memory, stub_processes
-from nereid.base.errors import ServerError
+from nereid.base.errors import InvalidConfig, ServerError
 from nereid.base.processes import (
     BackOff,
     MemoryKills,
@@ -23,7 +23,6 @@ from nereid.base.processes import (
     in_background,
     on_signals,
 )
-from nereid.base.serving_errors import InvalidConfig
 from nereid.repository.fitting import InstancePlan
 from nereid.repository.layout import describe_threads, thread_budget
 from nereid.server import request_traces, run_dir

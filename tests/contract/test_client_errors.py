@@ -5,7 +5,7 @@ import re
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from nereid.base import serving_errors as errors
+from nereid.base import errors
 from nereid.client import classifier_errors
 from nereid.client.classifier_errors import (
     Overloaded,

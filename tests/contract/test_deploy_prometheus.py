@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from nereid.base.serving_errors import ServingError
+from nereid.base.errors import ServingError
 from nereid.cli import main as commands
 from nereid.gateway.failures import STATUS
 from nereid.gateway.http.middleware import FAULTS

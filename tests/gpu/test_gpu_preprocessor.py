@@ -9,7 +9,7 @@ from PIL import Image
 
 from loadtest.gpu_check.chain import on_host
 from nereid.base.assets import CHELSEA, COFFEE
-from nereid.base.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
+from nereid.base.errors import InferenceFailed, InvalidConfig, InvalidImage
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.resample import FILTERS
 from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.gpu_check import chain, precisions
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import ServingError
+from nereid.base.errors import ServingError
 from nereid.vision.inference import io_binding as gpu
 from nereid.vision.inference.session import Session, SessionEvents
 from nereid.vision.inference.session_options import CPU, CUDA, CUDA_GRAPHS, BackendSettings

@@ -6,9 +6,9 @@ import zxingcpp
 from PIL import Image
 
 from nereid.tasks.read.barcodes import find_barcodes
+from nereid.tasks.read.line_images import UprightDecoder, UprightImage
 from nereid.tasks.read.result import Barcode
 from nereid.tasks.read.stages import StageTimes
-from nereid.tasks.read.upright import UprightDecoder, UprightImage
 from nereid.vision.imaging.decode import Limits
 from tests.readers import encoded, page, reader
 from tests.tables import cases

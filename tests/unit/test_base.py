@@ -18,11 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nereid.backends.routing import deadline
-from nereid.base import contract, files, processes
-from nereid.base import serving_errors as errors
+from nereid.base import contract, errors, files, processes
 from nereid.base.contract import DEADLINE_PARAMETER
 from nereid.base.control_groups import ControlGroups
-from nereid.base.serving_errors import DeadlineExceeded, InvalidRequest
+from nereid.base.errors import DeadlineExceeded, InvalidRequest
 from nereid.base.units import format_bytes, format_ms
 from tests.tables import cases, rows
 

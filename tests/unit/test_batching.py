@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import InferenceFailed, InvalidConfig
+from nereid.base.errors import InferenceFailed, InvalidConfig
 from nereid.vision.inference.batching import Batching, BatchInput
 from tests.networks import assert_same
 from tests.tables import cases, rows

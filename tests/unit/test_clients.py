@@ -20,7 +20,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from nereid.base.assets import COFFEE
-from nereid.cli.image_files import collect
+from nereid.cli.options import collect
 from nereid.client import retry
 from nereid.client.classifier_errors import (
     ClassifierError,

@@ -15,7 +15,7 @@ from nereid.application.exit_codes import end
 from nereid.base import assets
 from nereid.base.errors import OperationFailed
 from nereid.base.units import escaped
-from nereid.cli import init, options, tables
+from nereid.cli import options, tables
 from nereid.cli.main import app
 from nereid.tasks import DEFAULT
 from tests.commands import captured
@@ -151,7 +151,7 @@ def test_init_copies_the_default_models_and_nothing_else(tmp_path, monkeypatch):
     source = shutil.copytree(assets.REPOSITORY, tmp_path / "source")
     (source / "classify_v1" / "configs" / "tuned.pbtxt").touch()
     (source / "classify.route.history.jsonl").touch()
-    monkeypatch.setattr(init, "DEFAULT", replace(DEFAULT, repository=source))
+    monkeypatch.setattr(demo, "DEFAULT", replace(DEFAULT, repository=source))
     done = run("init", str(tmp_path / "own"))
 
     copied = {path.relative_to(tmp_path / "own") for path in (tmp_path / "own").rglob("*") if path.is_file()}

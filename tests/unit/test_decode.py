@@ -11,7 +11,7 @@ import simplejpeg
 from PIL import Image, ImageOps, PngImagePlugin
 
 from nereid.base.assets import COFFEE
-from nereid.base.serving_errors import InvalidImage
+from nereid.base.errors import InvalidImage
 from nereid.vision.imaging.decode import Buffers, Limits, open_image, read_upright_size
 from nereid.vision.imaging.formats.jpeg import MAX_SCANS
 from tests.pictures import PNG_MAGIC, png_chunk, save

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nereid.base.contract import MAX_OBJECTS
-from nereid.base.serving_errors import InferenceFailed
+from nereid.base.errors import InferenceFailed
 from nereid.tasks.detect import detector as detectors
 from nereid.tasks.detect.detector import ObjectFinder, ObjectPair, Objects, match_objects, suppress
 from nereid.tasks.detect.head import UnknownHead, find_head

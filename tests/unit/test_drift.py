@@ -18,9 +18,8 @@ from nereid.backends.routing.reference_file import (
     parse_reference,
     path_of,
 )
-from nereid.base.errors import OperationFailed
+from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.metrics_page import Snapshot
-from nereid.base.serving_errors import InvalidConfig
 from nereid.insight.drift import baseline, recording, scores
 from nereid.insight.drift.baseline import Measured, from_traffic
 from nereid.insight.drift.comparison import Target, VariantDrift, compare, why_not

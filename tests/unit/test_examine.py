@@ -15,12 +15,11 @@ import pytest
 from onnx import helper
 
 from nereid.base.assets import CHELSEA, COFFEE
-from nereid.base.errors import OperationFailed
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.models.publish import child, examination, examiner
 from nereid.models.publish.examination import ExaminationRequest, Gates, Measurements, Rejected, examine
 from nereid.models.publish.examiner import check_headroom, check_memory, is_slower
-from nereid.repository.labels import InvalidLabels
+from nereid.repository.layout import InvalidLabels
 from nereid.repository.onnx_file import InvalidOnnx
 from nereid.tasks.classify.examination import difference
 from tests.networks import DATATYPES, constant, identity, move_out, network, value

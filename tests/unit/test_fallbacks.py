@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from nereid.backends.routing.assignment import BreakerSettings, Table, Variant, parse_route
 from nereid.backends.routing.attempts import MAX_SUSPECTS
 from nereid.backends.routing.configured_answer import read_answer
-from nereid.base import serving_errors as errors
+from nereid.base import errors
 from nereid.base.config.model_config import TensorSpec
 from tests.routes import document, variant
 from tests.tables import cases

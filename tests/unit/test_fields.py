@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from nereid.base.assets import TEXT_REPOSITORY
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.tasks.read.fields.check_digits import ALPHANUMERIC, CHECKSUMS
 from nereid.tasks.read.fields.field_search import find_fields
 from nereid.tasks.read.fields.shapes import MAX_WAYS, count_ways

@@ -7,7 +7,7 @@ from PIL import Image
 
 from loadtest.attack.image_mutations import mutated_files
 from nereid.base.assets import COFFEE
-from nereid.base.serving_errors import InvalidImage
+from nereid.base.errors import InvalidImage
 from nereid.vision.imaging.decode import Limits, open_image
 from nereid.vision.imaging.formats.size import UNKNOWN_WORK, read_size, work
 from tests.pictures import PNG_MAGIC, png_chunk, save

@@ -9,8 +9,8 @@ import pytest
 
 from nereid.base import metrics_page
 from nereid.base.config.instance_bounds import InstanceBounds, chosen, read_bounds, with_chosen
+from nereid.base.errors import InvalidConfig
 from nereid.base.metrics_page import Snapshot
-from nereid.base.serving_errors import InvalidConfig
 from nereid.server import instances
 from nereid.server.control import Instances
 from nereid.server.instances import (

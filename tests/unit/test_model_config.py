@@ -9,8 +9,7 @@ import pytest
 from nereid.base.assets import REPOSITORY
 from nereid.base.config.model_config import ModelConfig, TensorSpec, read_pbtxt
 from nereid.base.config.parameters import parse_bool, parse_int
-from nereid.base.errors import OperationFailed
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.repository.layout import model_folders
 from nereid.repository.pbtxt import parse, rewrite, with_versions
 from nereid.repository.triton_rules import are_complete, why_incomplete

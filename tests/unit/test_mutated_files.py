@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from loadtest.attack.image_mutations import mutated_files
-from nereid.base.serving_errors import InvalidImage
+from nereid.base.errors import InvalidImage
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from nereid.vision.imaging.transform import Transform

@@ -12,7 +12,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import (
     CAPABILITIES,

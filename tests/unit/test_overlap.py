@@ -18,7 +18,7 @@ from nereid.backends.triton.overlap import (
     Slots,
 )
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import DeviceFailed, InvalidConfig, InvalidImage, InvalidRequest, ServingError
+from nereid.base.errors import DeviceFailed, InvalidConfig, InvalidImage, InvalidRequest, ServingError
 from nereid.vision.imaging.image_times import ImageTimes
 from tests.tables import cases
 

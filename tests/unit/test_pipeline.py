@@ -10,7 +10,7 @@ import pytest
 
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import (
+from nereid.base.errors import (
     DeadlineExceeded,
     DeviceFailed,
     InferenceFailed,

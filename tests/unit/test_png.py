@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from nereid.base.serving_errors import InvalidImage
+from nereid.base.errors import InvalidImage
 from nereid.vision.imaging.decode import Buffers, Limits, open_image
 from tests.pictures import PNG_MAGIC, png_chunk
 

@@ -11,7 +11,7 @@ from PIL import Image
 from nereid.backends.triton.post_processing import PostProcessing, open_post_processing
 from nereid.base.assets import REPOSITORY
 from nereid.base.config.model_config import FusedSettings, ModelConfig, read_profile
-from nereid.base.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
+from nereid.base.errors import InferenceFailed, InvalidConfig, InvalidImage
 from nereid.vision.imaging.pipeline import Batch
 from tests.detectors import CLASSES, KNOWN, SIDE, TestDetector, add_detector
 from tests.pictures import save

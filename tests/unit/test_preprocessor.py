@@ -12,7 +12,7 @@ from PIL import Image
 
 from nereid.base.assets import CHELSEA, COFFEE
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import InferenceFailed, InvalidConfig, InvalidImage
+from nereid.base.errors import InferenceFailed, InvalidConfig, InvalidImage
 from nereid.server.command_line import KEEP_BUFFERS
 from nereid.vision.imaging.decode import Limits, open_image
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings, Resources, Shorthand

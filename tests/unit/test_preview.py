@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.base.serving_errors import InvalidImage
+from nereid.base.errors import InvalidImage
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings, Resources, Shorthand
 from nereid.vision.imaging.preprocessor import preview

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from nereid.base.errors import InvalidConfig
 from nereid.base.processes import available_cores
-from nereid.base.serving_errors import InvalidConfig
 from nereid.repository.layout import (
     Threads,
     configs,

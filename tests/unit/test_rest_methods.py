@@ -7,7 +7,7 @@ import pytest
 import tritonclient.http
 
 from nereid.client.request import check_options, image_tensor, region_tensor
-from nereid.client.rest.methods import LENGTH, Request, RestMethods
+from nereid.client.rest import LENGTH, Request, RestMethods
 
 FILES = [b"one", b"", b"three"]
 

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.journal import user_name
 from nereid.base.metrics_page import Snapshot
-from nereid.base.serving_errors import InvalidConfig
 from nereid.cli import route as commands
 from nereid.cli.main import app
 from nereid.models.routes.change import RunningServer, Served, change, read_metrics, reweighted, served_status

@@ -17,7 +17,7 @@ from nereid.backends.routing.attempts import DEATH_COUNTS_S, MAX_ABANDONED, MAX_
 from nereid.backends.routing.router import CHECK_CLIENTS_S, MAX_UNCHECKED_WAIT_S, Router
 from nereid.backends.triton.metrics import ROUTE_METRICS
 from nereid.base.contract import PROBE_HEADER
-from nereid.base.serving_errors import (
+from nereid.base.errors import (
     Cancelled,
     DeadlineExceeded,
     Died,

@@ -33,7 +33,7 @@ from nereid.backends.routing.assignment import (
 from nereid.backends.routing.route_file import RouteWatch, check_ready, path_of, read_table
 from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import InvalidConfig, InvalidRequest
+from nereid.base.errors import InvalidConfig, InvalidRequest
 from tests.routes import publish_config
 from tests.tables import cases
 

@@ -8,14 +8,14 @@ import onnxruntime
 import pytest
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.processes import available_cores
-from nereid.base.serving_errors import (
+from nereid.base.errors import (
     DeviceFailed,
     InferenceFailed,
     InvalidConfig,
     OutOfMemory,
     RuntimeFailed,
 )
+from nereid.base.processes import available_cores
 from nereid.vision.inference.io_binding import RecordedRuns
 from nereid.vision.inference.run_failures import run_failure
 from nereid.vision.inference.run_sizes import ThreadCounts, thread_counts, warm_batch_sizes

@@ -13,7 +13,7 @@ import pytest
 from onnx import ModelProto
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import InferenceFailed, InvalidConfig, RuntimeFailed
+from nereid.base.errors import InferenceFailed, InvalidConfig, RuntimeFailed
 from nereid.vision.inference import network_file
 from nereid.vision.inference.session import Session, SessionEvents
 from nereid.vision.inference.session_options import CUDA_GRAPHS, BackendSettings

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import DeviceFailed
+from nereid.base.errors import DeviceFailed
 from nereid.vision.inference.session import Session, SessionEvents
 from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, MEBIBYTE, WIDE_IO, fragile, wide
 from tests.limited_memory import run_limited

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.vision.inference.run_sizes import ThreadCounts
 from nereid.vision.inference.session_options import (
     BackendSettings,

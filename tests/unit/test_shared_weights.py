@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.vision.inference import network_file, shared_weights
 from nereid.vision.inference.session import Session
 from nereid.vision.inference.session_options import (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nereid.base.config.model_config import ModelConfig
+from nereid.base.errors import InvalidConfig
 from nereid.base.files import state_folder
-from nereid.base.serving_errors import InvalidConfig
 from nereid.vision.inference import tensorrt, version_state
 from tests.networks import identity, store, tensor, written
 from tests.tables import cases

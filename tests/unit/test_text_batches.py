@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.tasks.read.characters import Characters
 from nereid.tasks.read.line_images import MAX_PADDING, DetectorInput, batches, network_size, stacked
 from nereid.tasks.read.line_search import upside_down

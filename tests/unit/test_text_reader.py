@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.base.serving_errors import (
+from nereid.base.errors import (
     DeadlineExceeded,
     InferenceFailed,
     InvalidImage,

@@ -13,7 +13,7 @@ from nereid.backends.triton.stub_processes import Process
 from nereid.base.metrics_page import Snapshot
 from nereid.cli.top import view
 from nereid.insight.observe import top
-from nereid.insight.observe.machine import MachineReading
+from nereid.insight.observe.contention import MachineReading
 from nereid.insight.observe.top import GatewayReading, Reading, Top, TopModel, TopServer, TopVariant, measure
 from nereid.server.run_dir import GatewayRecord
 from nereid.server.supervision.process_usage import Usage

@@ -15,8 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nereid.base import files
-from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.cli.main import app
 from nereid.models.publish import watch
 from nereid.models.publish.drop_folder import (

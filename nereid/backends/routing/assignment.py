@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from nereid.base.contract import ROUTE_HEADER_PREFIX, ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
-from nereid.base.serving_errors import InvalidConfig, InvalidRequest
+from nereid.base.errors import InvalidConfig, InvalidRequest
 
 if TYPE_CHECKING:  # NumPy costs time at the start of each command
     import numpy as np

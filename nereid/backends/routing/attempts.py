@@ -26,7 +26,7 @@ from nereid.backends.routing.interfaces import (
     RequestTrace,
     RoutedRequest,
 )
-from nereid.base.serving_errors import DeadlineExceeded, Died, ServingError, Unavailable, is_fault
+from nereid.base.errors import DeadlineExceeded, Died, ServingError, Unavailable, is_fault
 
 
 class BreakerState(IntEnum):

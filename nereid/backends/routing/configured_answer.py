@@ -8,7 +8,7 @@ import numpy as np
 
 from nereid.base.config.model_config import TensorSpec
 from nereid.base.contract import ROUTE_OUTPUTS
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 
 DTYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64", "STRING": "object"}
 

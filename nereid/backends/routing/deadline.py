@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nereid.base.contract import DEADLINE_PARAMETER
-from nereid.base.serving_errors import DeadlineExceeded, InvalidRequest
+from nereid.base.errors import DeadlineExceeded, InvalidRequest
 
 
 def within(timeout_s: float) -> dict[str, int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from nereid.backends.routing.assignment import FORCED
 from nereid.base.contract import PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
-from nereid.base.serving_errors import ServingError, is_fault
+from nereid.base.errors import ServingError, is_fault
 from nereid.base.tracing.context import TraceContext, begin, new_trace, parse
 from nereid.base.tracing.records import Record, Tracer, failed, harmless, kept, shortened, span
 

@@ -14,7 +14,7 @@ from nereid.backends.routing.interfaces import (
     RequestTrace,
     RoutedRequest,
 )
-from nereid.base.serving_errors import DeadlineExceeded
+from nereid.base.errors import DeadlineExceeded
 from nereid.tasks.task_outputs import Signals, TaskOutputs
 
 OTHER = "other"

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from nereid.backends.routing.assignment import MAX_VARIANTS, Name, Version
 from nereid.backends.routing.route_file import read
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 
 # The best classes of a route that are counted by their index.
 TOP_CLASSES = 20

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from nereid.backends.routing.assignment import Route, Shadow, Table, parse_route
 from nereid.base.config.model_config import ModelConfig, RouteSettings
 from nereid.base.contract import ROUTE_OUTPUTS
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,7 +21,7 @@ from nereid.backends.routing.attempts import (
 from nereid.backends.routing.interfaces import MetricSink, RequestTrace, RoutedRequest
 from nereid.backends.routing.observation import CompletedRequest, Observe, Shadows
 from nereid.base.contract import ROUTE_KEY_HEADER, read_unhealthy_instance
-from nereid.base.serving_errors import (
+from nereid.base.errors import (
     Cancelled,
     DeadlineExceeded,
     Died,

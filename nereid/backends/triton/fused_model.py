@@ -27,7 +27,7 @@ from nereid.backends.triton.overlap import SLOTS, Overlap
 from nereid.backends.triton.post_processing import Images, Outcome, open_post_processing
 from nereid.backends.triton.tensors import log_error, read_images, reject, respond, send
 from nereid.base.config.model_config import FusedSettings, ModelConfig
-from nereid.base.serving_errors import DeviceFailed, InvalidConfig, ServingError, from_exception
+from nereid.base.errors import DeviceFailed, InvalidConfig, ServingError, from_exception
 from nereid.vision.imaging.pipeline import Pipeline
 from nereid.vision.inference.batching import to_host
 

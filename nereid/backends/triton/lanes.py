@@ -15,7 +15,7 @@ from nereid.backends.triton.model_trace import BatchTrace
 from nereid.backends.triton.post_processing import Images, Outcome, PostProcessing
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.parameters import parse_bool
-from nereid.base.serving_errors import InvalidConfig, ServingError, from_exception
+from nereid.base.errors import InvalidConfig, ServingError, from_exception
 from nereid.vision.imaging.image_times import ImageTimes
 from nereid.vision.imaging.pipeline import Batch, by_request, images_of
 from nereid.vision.inference.run_sizes import WARM_BATCH_SIZES, max_run_rows

@@ -18,7 +18,7 @@ from nereid.backends.triton.metrics import (
 )
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import measures_signals
-from nereid.base.serving_errors import ServingError
+from nereid.base.errors import ServingError
 
 FLUSH_S = 0.5
 # A flush sends up to 20 counters for each signal, so it is rare: at most 2 ms of CPU in this time.

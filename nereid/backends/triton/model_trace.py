@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import backend_settings, server_command_line
 from nereid.base.contract import PROBE_HEADER, SENT_PARAMETER, TRACE_PARAMETER
-from nereid.base.serving_errors import ServingError, is_fault
+from nereid.base.errors import ServingError, is_fault
 from nereid.base.tracing.context import TraceContext, begin, parse
 from nereid.base.tracing.records import FLAGS, Record, Tracer, failed, harmless, inner, kept, shortened, span
 

@@ -24,7 +24,7 @@ from nereid.backends.triton.tensors import (
 )
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import server_command_line
-from nereid.base.serving_errors import Cancelled, ServingError, from_message
+from nereid.base.errors import Cancelled, ServingError, from_message
 from nereid.base.tracing.context import sent_in
 from nereid.vision.inference.network_file import complete_config
 from nereid.vision.inference.session import Outcome, Session, SessionEvents

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from nereid.backends.triton.lanes import Lanes, Stages
-from nereid.base.serving_errors import DeviceFailed, ServingError, from_exception
+from nereid.base.errors import DeviceFailed, ServingError, from_exception
 from nereid.vision.imaging.image_times import ImageTimes
 
 

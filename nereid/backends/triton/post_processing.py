@@ -7,7 +7,7 @@ import numpy as np
 
 from nereid.base.config.model_config import FusedSettings, ModelConfig
 from nereid.base.contract import IMAGE
-from nereid.base.serving_errors import InvalidConfig, InvalidRequest, ServingError, from_exception
+from nereid.base.errors import InvalidConfig, InvalidRequest, ServingError, from_exception
 from nereid.tasks import BY_BACKEND, face_of_backend
 from nereid.vision.imaging.pipeline import Batch
 

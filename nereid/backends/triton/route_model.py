@@ -26,7 +26,7 @@ from nereid.backends.triton.tensors import log_info, log_warn, read_parameters, 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.server_flags import measures_signals
 from nereid.base.contract import IMAGE, ROUTE_OUTPUTS
-from nereid.base.serving_errors import InvalidRequest, ServingError, from_message
+from nereid.base.errors import InvalidRequest, ServingError, from_message
 from nereid.tasks import outputs_of
 from nereid.tasks.task_outputs import TaskOutputs
 from nereid.vision.imaging.formats.size import LARGE_WORK, work

@@ -8,7 +8,7 @@ from nereid.backends.triton.post_processing import Outcome, find_step, only_one,
 from nereid.backends.triton.tensors import read_images, read_tensors, reject, respond
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import IMAGE
-from nereid.base.serving_errors import ServingError, from_exception
+from nereid.base.errors import ServingError, from_exception
 
 
 class StepModel:

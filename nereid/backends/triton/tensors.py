@@ -12,7 +12,7 @@ import triton_python_backend_utils as pb_utils
 from nereid.backends.routing import deadline
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import IMAGE, PROBE_HEADER, format_failed_device
-from nereid.base.serving_errors import InvalidRequest, ServingError, from_exception
+from nereid.base.errors import InvalidRequest, ServingError, from_exception
 from nereid.vision.imaging.image_times import ProbeImage
 
 if TYPE_CHECKING:  # image libraries cost time and memory, and only some backends need them

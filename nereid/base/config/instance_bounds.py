@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 
 BOUNDS, IDLE = "nereid.instances", "nereid.instances_idle_s"
 # Parameters for `nereid serve`; every backend ignores them.

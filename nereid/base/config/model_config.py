@@ -9,7 +9,7 @@ from typing import Any
 from nereid.base.config import triton_messages
 from nereid.base.config.parameters import Settings, parse_parameters
 from nereid.base.config.server_flags import FITTED_INSTANCES, backend_settings, server_command_line
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 
 # The folder of a model with the configs of its profiles.
 CONFIGS = "configs"

@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar
 
 from nereid.base.config import instance_bounds
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 
 # Parameters that Triton or `nereid serve` reads itself; every backend ignores them.
 TRITON_PARAMETERS = frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"})

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from PIL import ExifTags, Image, ImageDraw, ImageFont, ImageOps
 
-from nereid.base.errors import WrongUsage
-from nereid.base.serving_errors import InvalidImage
+from nereid.base.errors import InvalidImage, WrongUsage
 from nereid.cli.image_commands.view import Mark
-from nereid.cli.image_files import SUFFIXES
+from nereid.cli.options import SUFFIXES
 from nereid.vision.imaging.decode import Buffers, Limits, open_image
 
 COLOURS = ("#0b7a8f", "#c2570c", "#6741d9", "#2f7d32", "#c2255c")

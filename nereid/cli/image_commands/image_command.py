@@ -163,7 +163,7 @@ def run(context: typer.Context, task: Task, wanted: Wanted, options: Mapping[str
     """
     from nereid.cli.image_commands import outcomes
     from nereid.cli.image_commands.drawing import Drawings
-    from nereid.cli.image_files import collect
+    from nereid.cli.options import collect
 
     output_format = wanted.output_format(task)
     watch = wanted.watch

@@ -28,8 +28,7 @@ from nereid.base.units import format_ms
 from nereid.base.watched_folder import Arrivals, changes
 from nereid.cli.image_commands.drawing import Drawings
 from nereid.cli.image_commands.view import View
-from nereid.cli.image_files import images_in
-from nereid.cli.options import show_progress
+from nereid.cli.options import images_in, show_progress
 from nereid.cli.tables import console
 from nereid.client.classifier_errors import ClassifierError
 

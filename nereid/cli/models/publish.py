@@ -90,7 +90,7 @@ def publish(
 
     The network is examined in a separate process first. A rejected network never reaches the server.
     """
-    from nereid.cli.image_files import collect
+    from nereid.cli.options import collect
     from nereid.models.publish import publisher
     from nereid.models.publish.examination import Gates
 

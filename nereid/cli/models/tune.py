@@ -107,7 +107,7 @@ def run_tuning(options: "TuneOptions", environment: Mapping[str, str], as_json: 
         OperationFailed: the model cannot be served, no setting meets the p99, or a package is missing.
     """
     from nereid.base.processes import exit_on_sigterm
-    from nereid.cli.image_files import collect
+    from nereid.cli.options import collect
     from nereid.insight.tune import tuning
 
     tuning.check_packages()

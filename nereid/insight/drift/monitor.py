@@ -13,9 +13,8 @@ from msgspec import Struct
 
 from nereid.backends.routing.reference_file import ReferenceWatch, path_of
 from nereid.base import metrics_page
-from nereid.base.errors import OperationFailed
+from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.metrics_page import Labels, Snapshot, render
-from nereid.base.serving_errors import InvalidConfig
 from nereid.insight.drift.comparison import (
     MEASURES,
     MIN_REQUESTS,

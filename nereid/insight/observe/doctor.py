@@ -11,8 +11,7 @@ from pathlib import Path
 
 from nereid.backends.triton import stub_memory
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import ServerError
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig, ServerError
 from nereid.base.units import format_bytes
 from nereid.insight.observe import gpu_findings
 from nereid.insight.observe.gpu_findings import Finding

@@ -9,8 +9,7 @@ from typing import Any
 from nereid.backends.routing.assignment import shares
 from nereid.backends.triton import stub_processes
 from nereid.base.config.instance_bounds import read_bounds
-from nereid.base.errors import OperationFailed
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.models.routes.target import check_repository, find_route, read_state
 from nereid.repository.layout import (
     ROUTE,

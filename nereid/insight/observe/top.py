@@ -18,10 +18,9 @@ from nereid.backends.routing.assignment import Route, Shadow, shares
 from nereid.backends.triton import stub_processes
 from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base import metrics_page
-from nereid.base.errors import OperationFailed
+from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.metrics_page import ANY, Snapshot, Wanted
-from nereid.base.serving_errors import InvalidConfig
-from nereid.insight.observe.machine import MachineReading, read_machine
+from nereid.insight.observe.contention import MachineReading, read_machine
 from nereid.models.rollout.measurement import DURATIONS, FAULTS, REQUESTS, SHADOWS
 from nereid.models.rollout.rollout_journal import active_rollouts
 from nereid.models.routes.change import BREAKER_STATES

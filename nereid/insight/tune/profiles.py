@@ -11,8 +11,7 @@ from typing import Any
 from nereid.backends.routing import route_file
 from nereid.backends.routing.assignment import parse_route
 from nereid.base.config.model_config import CONFIGS, ModelConfig
-from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.base.serving_errors import ServingError
+from nereid.base.errors import OperationFailed, ServingError, WrongUsage
 from nereid.models.publish import network
 from nereid.models.publish.engine import opened_journal
 from nereid.repository import pbtxt

@@ -23,8 +23,7 @@ from nereid.base import files
 from nereid.base.assets import COFFEE
 from nereid.base.config.model_config import CONFIGS, ModelConfig, TensorSpec, read_pbtxt
 from nereid.base.contract import IMAGE, PROBE_HEADER
-from nereid.base.errors import OperationFailed
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.models.routes.change import Proposal, Propose, RunningServer, change_with_retry
 from nereid.models.routes.target import RouteState, find_route
 from nereid.repository import pbtxt

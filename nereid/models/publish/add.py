@@ -9,8 +9,7 @@ from typing import Any
 
 from nereid.backends.routing.assignment import Route, Salts, Variant, format_route
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.base.serving_errors import InvalidConfig, InvalidImage
+from nereid.base.errors import InvalidConfig, InvalidImage, OperationFailed, WrongUsage
 from nereid.models.publish import candidate
 from nereid.models.publish.actions import Action, AddVariant, Install, LoadVersion, Warm
 from nereid.models.publish.candidate import Description
@@ -36,8 +35,7 @@ from nereid.models.rollout.rollout_journal import check_none_active
 from nereid.models.routes.target import check_repository, find_route, read_state
 from nereid.repository import fitting, onnx_file
 from nereid.repository.check import check
-from nereid.repository.labels import read_lines
-from nereid.repository.layout import Pin, pins, readable_configs
+from nereid.repository.layout import Pin, pins, read_lines, readable_configs
 from nereid.server.run_dir import ServerRecord
 from nereid.tasks import DEFAULT
 from nereid.vision.imaging.preprocess_settings import PRESETS, PreprocessSettings

@@ -21,9 +21,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from nereid.base import files
-from nereid.base.errors import OperationFailed
+from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.journal import Append, Journal
-from nereid.base.serving_errors import InvalidConfig
 from nereid.repository.checksums import digest
 from nereid.server.control import NotReached
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from nereid.base.assets import SAMPLES
 from nereid.base.config.model_config import ModelConfig, TensorSpec, read_pbtxt
-from nereid.base.errors import OperationFailed
-from nereid.base.serving_errors import ServingError
+from nereid.base.errors import OperationFailed, ServingError
 from nereid.models.publish import child
 from nereid.models.publish.intake.graph_edits import Activation
 from nereid.repository.onnx_file import OnnxFile

@@ -18,9 +18,8 @@ import numpy as np
 import onnxruntime
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.errors import OperationFailed
+from nereid.base.errors import InvalidConfig, OperationFailed, ServingError
 from nereid.base.processes import available_bytes, return_memory
-from nereid.base.serving_errors import InvalidConfig, ServingError
 from nereid.models.publish.child import Write
 from nereid.models.publish.examination import (
     Arrays,
@@ -34,7 +33,7 @@ from nereid.models.publish.examination import (
     Survey,
 )
 from nereid.repository import onnx_file, onnx_graph
-from nereid.repository.labels import InvalidLabels, check_count
+from nereid.repository.layout import InvalidLabels, check_count
 from nereid.repository.onnx_file import InvalidOnnx, OnnxFile, describe
 from nereid.tasks import DEFAULT, TASKS
 from nereid.vision.inference.signature import NetworkTensor, Signature

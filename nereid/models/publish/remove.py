@@ -6,8 +6,7 @@ from pathlib import Path
 
 from nereid.backends.routing.assignment import Route
 from nereid.base.config.model_config import read_pbtxt
-from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.models.publish.actions import Action, Install
 from nereid.models.publish.engine import LockedRepository, locked_repository
 from nereid.models.publish.network import successor

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from nereid.base import files
-from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.processes import StopFlag
-from nereid.base.serving_errors import InvalidConfig
 from nereid.base.watched_folder import POLL_S, changes
 from nereid.models.publish import publisher
 from nereid.models.publish.drop_folder import DropFolder, Publish, TemporaryFailure, WriteLine, journal_of

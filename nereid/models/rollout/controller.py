@@ -20,8 +20,7 @@ from msgspec.structs import replace
 
 from nereid.backends.routing import route_file
 from nereid.backends.routing.assignment import Route, Shadow, Table, Variant, shares, with_default
-from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.models.rollout.judge import Outcome, Verdict
 from nereid.models.rollout.measurement import Measurement, MetricsSnapshot
 from nereid.models.rollout.plan import SHADOW, Pair, RolloutPlan

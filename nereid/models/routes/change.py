@@ -28,10 +28,9 @@ from nereid.backends.routing.assignment import (
 )
 from nereid.backends.triton.metrics import ROUTE_PREFIX
 from nereid.base import files, metrics_page
-from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.journal import Append
 from nereid.base.metrics_page import Snapshot
-from nereid.base.serving_errors import InvalidConfig
 from nereid.models.routes.target import RouteChange, RouteLocation, RouteState, describe, read_state
 from nereid.server.control import RESPONSE_S, Control, NotReached
 from nereid.server.run_dir import ServerRecord

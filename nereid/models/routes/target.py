@@ -18,9 +18,8 @@ from msgspec.structs import replace
 from nereid.backends.routing import route_file
 from nereid.backends.routing.assignment import Route, Table, parse_route, shares
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
-from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.journal import Journal, user_name
-from nereid.base.serving_errors import InvalidConfig
 from nereid.repository.layout import ROUTE, output_names, pins, readable_configs
 
 FIRST_SEEN, BY_HAND = "first seen", "edited by hand"

@@ -30,7 +30,7 @@ DETECT = Task(
         "intake": "detect.intake:DetectorIntake",
         "examination": "detect.examination:ComparedObjects",
         "post_processing": "detect.detector:ObjectFinder.from_config",
-        "check": "detect.check:check",
+        "check": "detect.intake:check",
     },
     public={"client": ("Detector", "AsyncDetector"), "result": ("DetectedObject", "Detection")},
 )

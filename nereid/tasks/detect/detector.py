@@ -8,7 +8,7 @@ import numpy as np
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BOX, IMAGE, LABEL, MAX_OBJECTS, SCORE
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
 from nereid.tasks.detect.layouts import Frame, NetworkOutput
 from nereid.tasks.detect.outputs import iou, match

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import ServingError
+from nereid.base.errors import ServingError
 from nereid.models.publish.examination import (
     Arrays,
     ExaminationRequest,

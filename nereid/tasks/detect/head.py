@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nereid.base.serving_errors import InferenceFailed
+from nereid.base.errors import InferenceFailed
 from nereid.tasks.detect.layouts import (
     ANCHORS_PER_CELL,
     LAYOUTS,

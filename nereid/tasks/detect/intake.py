@@ -1,6 +1,6 @@
 """Detection: outputs with boxes and scores, in one of the layouts of `nereid.tasks.detect`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,20 @@ from nereid.models.publish.intake.serving_settings import (
     read_input,
 )
 from nereid.repository import onnx_file
+from nereid.repository.check import Profile, Verdict
+from nereid.tasks.detect.detector import ObjectFinder
 from nereid.tasks.detect.head import Head, UnknownHead, find_head
 from nereid.tasks.detect.layouts import LAYOUTS, Frame, NetworkOutput
 from nereid.vision.imaging.preprocess_settings import PRESETS
 from nereid.vision.inference.signature import Signature
+
+
+def check(profile: Profile, model: str) -> Iterator[tuple[Verdict, str]]:
+    """Yield the head of each version of a `boxes` model; raises InvalidConfig."""
+    for version in profile.versions(model):
+        head = ObjectFinder.from_config(profile.config(model, version)).head
+        yield "ok", f"head {head.name}" + (f", {head.classes} classes" if head.classes else "")
+
 
 # Photos of COCO have a longer side of 640 pixels.
 USUAL_SIZE = (640, 640)

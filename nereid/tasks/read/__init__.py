@@ -43,7 +43,7 @@ READ = Task(
         "intake": "read.intake:ReaderIntake",
         "examination": "read.examination:ComparedLines",
         "settings": "read.reading_settings:ReadingSettings",
-        "check": "read.check:check",
+        "check": "read.intake:check",
         "metrics": "read.metrics:METRICS",
         "stages": "read.stages:MEANINGS",
     },

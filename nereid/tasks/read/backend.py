@@ -18,7 +18,7 @@ from nereid.backends.triton.post_processing import Outcome, only_one
 from nereid.backends.triton.tensors import read_request, reject, respond
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import BARCODE, BARCODE_BOX, BOX, CONFIDENCE, FIELD, SYMBOLOGY, TEXT
-from nereid.base.serving_errors import InvalidConfig, ServingError, from_exception
+from nereid.base.errors import InvalidConfig, ServingError, from_exception
 from nereid.tasks.read.characters import Characters, RecognisedLine
 from nereid.tasks.read.fields.field_search import FoundField, find_fields, missing_fields
 from nereid.tasks.read.fields.specification import read_specification

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import zxingcpp
 
-from nereid.tasks.read.upright import UprightImage
+from nereid.tasks.read.line_images import UprightImage
 
 # Bars are searched on at most this many pixels per side: an A4 page at 210 dpi.
 MAX_SIDE_PX = 2500

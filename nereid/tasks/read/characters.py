@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.base.units import split_lines
 
 

@@ -9,14 +9,34 @@ from msgspec import Meta, Struct
 
 from nereid.base.assets import PARCEL_LABEL
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.gateway.endpoint import ROUTE_PARAMETERS, Answered, Endpoint, Operation, TimingsMs
 from nereid.gateway.failures import Failure
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.state import Gateway
 from nereid.tasks.read.fields.specification import read_specification
 from nereid.tasks.read.reading_settings import ReadingSettings, fields_path
-from nereid.tasks.read.text_encoding import NotInEncoding, encode_gbk
+
+
+class NotInEncoding(ValueError):
+    """The text has a character that the encoding does not have."""
+
+
+def encode_gbk(text: str) -> bytes:
+    """Return text in GBK, the encoding of older Chinese systems.
+
+    Raises:
+        NotInEncoding: GBK does not have a character; the message has it and its place.
+    """
+    try:
+        return text.encode("gbk")
+    except UnicodeEncodeError as error:
+        character = text[error.start]
+        raise NotInEncoding(
+            f"GBK has no {ascii(character)[1:-1] if not character.isprintable() else character} "
+            f"(U+{ord(character):04X}) at character {error.start}; fix: use encoding=utf-8"
+        ) from None
+
 
 UTF_8, _ = ENCODINGS = "utf-8", "gbk"
 # A point (x, y) and the four corners of a box.

@@ -10,8 +10,7 @@ import numpy as np
 from nereid.base.assets import PARCEL_LABEL
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.contract import TEXT
-from nereid.base.errors import OperationFailed
-from nereid.base.serving_errors import ServingError
+from nereid.base.errors import OperationFailed, ServingError
 from nereid.models.publish.examination import (
     Arrays,
     ExaminationRequest,

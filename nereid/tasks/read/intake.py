@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from nereid.backends.routing.assignment import parse_route
 from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY, copy_models
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
-from nereid.base.errors import WrongUsage
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig, WrongUsage
 from nereid.models.publish.candidate import Description
 from nereid.models.publish.configs import ModelNames
 from nereid.models.publish.examination import Survey
@@ -18,10 +17,52 @@ from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
 from nereid.models.publish.intake.serving_settings import ServedTensor, ServingSettings
 from nereid.repository import onnx_file, pbtxt
+from nereid.repository.check import Profile, Verdict
 from nereid.repository.layout import config_files, served_versions
 from nereid.tasks.read import READER_BYTES, dictionary, recogniser
-from nereid.tasks.read.reading_settings import TENSORS, tensor_problems
+from nereid.tasks.read.characters import Characters
+from nereid.tasks.read.fields.specification import read_specification
+from nereid.tasks.read.reading_settings import (
+    TENSORS,
+    ReadingSettings,
+    fields_path,
+    own_problems,
+    tensor_problems,
+)
+from nereid.vision.inference import network_file
 from nereid.vision.inference.signature import Signature
+
+
+def check(profile: Profile, name: str) -> Iterator[tuple[Verdict, str]]:
+    """Yield the problems of a reader of text that prevent a load, and its differences from the plain config.
+
+    Raises:
+        InvalidConfig: a parameter is invalid, or a network is missing.
+    """
+    problems = [*_reader_problems(profile, name)]
+    yield from (("fail", problem) for problem in problems)
+    if not problems:
+        yield "ok", "its networks exist, and their tensors fit"
+
+
+def _reader_problems(profile: Profile, name: str) -> Iterator[str]:
+    config = profile.config(name, 1)
+    settings = config.settings(ReadingSettings)
+    for part, (model, version) in settings.parts.items():
+        config.sibling(model, version)
+        if model not in profile.documents:  # reported by the check of the model itself
+            return
+        network = profile.config(model, version)
+        if not settings.is_in_process and version not in profile.versions(model):
+            yield f"version {version} of '{model}' is not served, and the reader sends requests to it"
+        yield from tensor_problems(part, network)
+        profile.network(model, version)
+    Characters.from_file(network_file.path_of(profile.config(*settings.parts["network"])))
+    yield from own_problems(config, settings)
+    if path := fields_path(config, settings):
+        read_specification(path)
+    yield from profile.differences_from_plain(name, {*settings.parts.values()})
+
 
 DETECT, DIRECTION = "text_detect", "text_direction"
 PARTS = {DETECT: "detect", DIRECTION: "direction"}

@@ -7,11 +7,13 @@ import cv2
 import numpy as np
 
 from nereid.base.contract import MAX_LINES
-from nereid.base.serving_errors import InvalidImage
+from nereid.base.errors import InvalidImage
 from nereid.tasks.read.boxes import find_boxes, reading_order
 from nereid.tasks.read.line_images import (
     LINE_HEIGHT_PX,
     DetectorInput,
+    UprightDecoder,
+    UprightImage,
     along_text,
     batches,
     cut,
@@ -19,7 +21,6 @@ from nereid.tasks.read.line_images import (
     turned_around,
 )
 from nereid.tasks.read.stages import StageTimes
-from nereid.tasks.read.upright import UprightDecoder, UprightImage
 from nereid.vision.imaging.decode import Limits
 
 Network = Callable[[np.ndarray], np.ndarray]

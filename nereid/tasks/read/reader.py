@@ -8,16 +8,22 @@ from dataclasses import dataclass, field
 import cv2
 import numpy as np
 
+from nereid.base.errors import InvalidImage, ServingError, from_exception
 from nereid.base.processes import return_memory
-from nereid.base.serving_errors import InvalidImage, ServingError, from_exception
 from nereid.tasks.read.barcodes import FoundBarcode, find_barcodes
 from nereid.tasks.read.boxes import reading_order
 from nereid.tasks.read.characters import Characters, RecognisedLine
-from nereid.tasks.read.line_images import LINE_HEIGHT_PX, batches, normalised, stacked
+from nereid.tasks.read.line_images import (
+    LINE_HEIGHT_PX,
+    UprightDecoder,
+    UprightImage,
+    batches,
+    normalised,
+    stacked,
+)
 from nereid.tasks.read.line_search import FoundLines, Network, find_lines, upside_down
 from nereid.tasks.read.reading_settings import DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S
 from nereid.tasks.read.stages import StageTimes
-from nereid.tasks.read.upright import UprightDecoder, UprightImage
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.image_signals import ImageMeter, Sink, size_signals
 from nereid.vision.imaging.image_times import ProbeImage

@@ -12,7 +12,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from nereid.base.contract import MAX_IMAGE_BYTES
-from nereid.base.serving_errors import InvalidImage
+from nereid.base.errors import InvalidImage
 from nereid.base.units import format_bytes
 from nereid.vision.imaging.formats import jpeg, png
 

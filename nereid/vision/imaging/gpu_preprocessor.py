@@ -15,7 +15,7 @@ import numpy as np
 import simplejpeg
 from nvidia import nvimgcodec
 
-from nereid.base.serving_errors import (
+from nereid.base.errors import (
     InferenceFailed,
     InvalidConfig,
     ServingError,

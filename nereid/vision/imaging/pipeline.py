@@ -7,8 +7,7 @@ from typing import Any
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import IMAGE as IMAGE_NAME
 from nereid.base.contract import format_bad_images
-from nereid.base.processes import available_cores
-from nereid.base.serving_errors import (
+from nereid.base.errors import (
     DeviceFailed,
     InferenceFailed,
     InvalidConfig,
@@ -16,6 +15,7 @@ from nereid.base.serving_errors import (
     ServingError,
     from_exception,
 )
+from nereid.base.processes import available_cores
 from nereid.vision.imaging.image_signals import Sink
 from nereid.vision.imaging.image_times import ImageTimes
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.transform import DATATYPES, Transform
 

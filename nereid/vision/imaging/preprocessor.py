@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nereid.base.errors import InvalidImage, ServingError, from_exception
 from nereid.base.processes import return_memory
-from nereid.base.serving_errors import InvalidImage, ServingError, from_exception
 from nereid.vision.imaging.decode import Buffers, EncodedImage, Limits, open_image
 from nereid.vision.imaging.image_signals import ImageMeter, Sink
 from nereid.vision.imaging.image_times import ImageTimes

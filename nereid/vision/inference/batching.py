@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import InferenceFailed, InvalidConfig
+from nereid.base.errors import InferenceFailed, InvalidConfig
 
 Arrays = Mapping[str, Any]
 # Triton's datatypes of a batch_input.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from nereid.base.serving_errors import InferenceFailed
+from nereid.base.errors import InferenceFailed
 from nereid.vision.inference.run_failures import run_failure
 
 # ONNX's element types are NumPy's names, but for these.

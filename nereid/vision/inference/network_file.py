@@ -11,7 +11,7 @@ import onnxruntime
 
 from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.serving_errors import InvalidConfig, official_text
+from nereid.base.errors import InvalidConfig, official_text
 from nereid.vision.inference import io_binding as gpu
 from nereid.vision.inference import shared_weights, tensorrt
 from nereid.vision.inference.session_options import (

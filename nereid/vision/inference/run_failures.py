@@ -2,7 +2,7 @@
 
 import re
 
-from nereid.base.serving_errors import (
+from nereid.base.errors import (
     LOST_DEVICE,
     DeviceFailed,
     OutOfMemory,

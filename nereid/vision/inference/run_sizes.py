@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.parameters import parse_int
+from nereid.base.errors import InvalidConfig
 from nereid.base.processes import available_cores
-from nereid.base.serving_errors import InvalidConfig
 
 RUN_BATCH_SIZE = "nereid.run_batch_size"
 WARM_BATCH_SIZES = "nereid.warm_batch_sizes"

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 
 from nereid.base.config.model_config import ModelConfig, TensorSpec
-from nereid.base.serving_errors import (
+from nereid.base.errors import (
     DeviceFailed,
     InferenceFailed,
     InvalidConfig,

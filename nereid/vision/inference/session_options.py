@@ -17,7 +17,7 @@ import onnxruntime
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.config.parameters import SESSION_PREFIX, parse_bool, parse_int
 from nereid.base.config.server_flags import backend_settings, flag_values
-from nereid.base.serving_errors import InvalidConfig, official_text
+from nereid.base.errors import InvalidConfig, official_text
 from nereid.vision.inference import tensorrt
 from nereid.vision.inference.run_sizes import (
     PARAMETERS,

@@ -20,8 +20,8 @@ import onnxruntime
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from nereid.base import files
+from nereid.base.errors import InvalidConfig
 from nereid.base.processes import return_memory
-from nereid.base.serving_errors import InvalidConfig
 from nereid.vision.inference import version_state
 from nereid.vision.inference.session_options import CPU, SHARED_WEIGHTS, SessionSettings
 

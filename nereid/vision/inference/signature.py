@@ -11,7 +11,7 @@ from typing import Any
 import onnxruntime
 
 from nereid.base.config.model_config import ModelConfig, TensorSpec
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 
 EQUALLY_NAMED = "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "string"
 DATATYPES = {

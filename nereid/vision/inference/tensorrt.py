@@ -12,7 +12,7 @@ import onnxruntime
 
 from nereid.base.config.model_config import ModelConfig, TensorSpec
 from nereid.base.config.parameters import parse_bool, parse_int
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.vision.inference import version_state
 from nereid.vision.inference.run_sizes import max_run_rows
 

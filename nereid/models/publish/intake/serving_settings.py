@@ -10,7 +10,7 @@ from nereid.base.errors import WrongUsage
 from nereid.models.publish.candidate import Description
 from nereid.models.publish.intake.adaptation import NetworkChoices
 from nereid.models.publish.intake.network_facts import ANY_SIZE, NetworkFacts, Noted, Size
-from nereid.repository.labels import check_names
+from nereid.repository.layout import check_names
 from nereid.repository.onnx_file import describe
 from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.preprocess_settings import PARAMETERS, PRESETS, REPLACES

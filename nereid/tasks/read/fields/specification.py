@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from nereid.base.serving_errors import InvalidConfig
+from nereid.base.errors import InvalidConfig
 from nereid.tasks.read.fields.check_digits import CHECKSUMS
 from nereid.tasks.read.fields.shapes import (
     CHECKED,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import count, islice
 from math import prod
 
-from nereid.base.serving_errors import InvalidImage
+from nereid.base.errors import InvalidImage
 
 MAGIC = b"\xff\xd8\xff"
 # Encoders write about ten scans, each of which costs a pass over the whole image, and few segments.

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from nereid.base.serving_errors import InvalidImage
+from nereid.base.errors import InvalidImage
 
 if TYPE_CHECKING:  # routes read sizes, and load no image library
     from PIL import Image

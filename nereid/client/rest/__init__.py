@@ -1,1 +1,0 @@
-"""KServe v2 clients over HTTP: the same methods, blocking and for asyncio."""
