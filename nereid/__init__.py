@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'nereid' has no attribute '{name}'")
     homes = {
-        public: f"tasks.{task.name}.{module}"
+        public: f"tasks.{task.folder}.{module}"
         for task in importlib.import_module("nereid.tasks").TASKS
         for module, names in task.public.items()
         for public in names

@@ -5,7 +5,7 @@ from pathlib import Path
 from nereid.base import assets
 from nereid.base.contract import IMAGE
 from nereid.base.errors import WrongUsage
-from nereid.tasks import TASKS
+from nereid.tasks import DEFAULT, TASKS
 from nereid.tasks.task import Task
 
 
@@ -37,7 +37,7 @@ def find_model(repository: Path, name: str, task: Task) -> str:
 
 
 def find_any_model(repository: Path, name: str) -> str:
-    """Return the model `name`, else the default one of a task, else the first one of the repository.
+    """Return the model `name`, else a classifier, else a model of another task, default ones first.
 
     Raises:
         WrongUsage: the repository has no such model, or none; the message has the models of all tasks.
@@ -46,8 +46,9 @@ def find_any_model(repository: Path, name: str) -> str:
     from nereid.repository.layout import is_model, model_folders
 
     check_repository(repository)
-    names = dict.fromkeys(name for task in TASKS for name in models_with(repository, task.outputs))
-    known = sorted(names, key=lambda name: name not in {task.model for task in TASKS})
+    found = [(task, model) for task in TASKS for model in models_with(repository, task.outputs)]
+    found.sort(key=lambda each: (each[0] is not DEFAULT, each[1] != each[0].model))
+    known = [*dict.fromkeys(model for _, model in found)]
     known = known or [folder.name for folder in model_folders(repository) if is_model(folder)]
     if name and not (repository / name).is_dir():
         raise WrongUsage(f"'{repository}' has no model '{name}'; expected one of: {', '.join(known)}")

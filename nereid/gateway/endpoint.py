@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct, convert, structs
+from msgspec import Struct, ValidationError, convert, structs
 
 from nereid.base.assets import CHELSEA, COFFEE
-from nereid.gateway.failures import Code, invalid_request
+from nereid.gateway.failures import Code, invalid_request, unreachable
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response, whole_number
 from nereid.gateway.http.upload import FORM, JSON, CancelOnDisconnect, ImageBody
 from nereid.gateway.inference import ImageCall, run
@@ -148,7 +148,10 @@ def operations_of(task: Task) -> Iterator[Operation]:
     own = structs.fields(endpoint.answer)[len(Answered.__struct_fields__) : -1]
 
     def attributes(found: Any, given: Mapping[str, str]) -> tuple[Any, ...]:
-        return tuple(convert(getattr(found, part.name), part.type, from_attributes=True) for part in own)
+        try:
+            return tuple(convert(getattr(found, part.name), part.type, from_attributes=True) for part in own)
+        except ValidationError as error:
+            raise unreachable(f"its response is malformed: {error}") from None
 
     values = endpoint.values or attributes
 

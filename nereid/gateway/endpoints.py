@@ -10,6 +10,7 @@ from pathlib import Path
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.units import format_bytes, parse_share
+from nereid.gateway.endpoint import WORD, Parameter
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import RAW, ClientClosed, check_size, kind_of
@@ -54,7 +55,16 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 # Query parameters that set limits of the examination, with their names there.
 LIMITS = {"tolerance": "tolerance", "max_slowdown": "max_slowdown", "max_memory": "max_memory_ratio"}
-PUBLISH_PARAMETERS = ("share", "accept_change", *LIMITS)
+PUBLISH_PARAMETERS: dict[str, Parameter] = {
+    "share": ("Initial share of the traffic, such as 10%; 0 without it.", WORD),
+    "accept_change": (
+        "Publish although the results differ from the current version's.",
+        {"type": "string", "enum": ["true"]},
+    ),
+    "tolerance": ("Maximum difference of scores from the current version.", WORD),
+    "max_slowdown": ("Maximum time per image, as a multiple of the current version's.", WORD),
+    "max_memory": ("Maximum memory, as a multiple of the current version's.", WORD),
+}
 # That of a network in one file. Source: protobuf's limit of a message.
 MAX_BYTES = 2 * 2**30
 # Seconds for each piece of the body, and for the whole body.

@@ -80,13 +80,16 @@ class TlsListener:
         task.add_done_callback(partial(self._end, connection, peer))
         if len(of_peer) > MAX_OF_PEER or sum(map(len, self._handshakes.values())) > MAX_HANDSHAKES:
             most = max(self._handshakes.values(), key=len)
-            next(iter(most)).cancel()
+            # It no longer counts, or all connections of one turn of the loop would cancel the same task.
+            oldest = next(iter(most))
+            del most[oldest]
+            oldest.cancel()
 
     def _end(self, connection: socket.socket, peer: str, task: "asyncio.Task[object]") -> None:
-        of_peer = self._handshakes[peer]
-        del of_peer[task]
+        of_peer = self._handshakes.get(peer, {})
+        of_peer.pop(task, None)
         if not of_peer:
-            del self._handshakes[peer]
+            self._handshakes.pop(peer, None)
         if task.cancelled() or task.exception():  # also marks the error of the client as seen
             connection.close()
 

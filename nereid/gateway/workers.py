@@ -67,7 +67,7 @@ class SharedState:
         """Return this worker's part of the limits of a gateway."""
         # Not of `max_in_flight`: the limit adapts to what the server carries, and connections vary by worker.
         part = whole.max_buffered_bytes // self.count
-        return replace(whole, max_buffered_bytes=max(whole.max_body_bytes, part))
+        return replace(whole, max_buffered_bytes=max(4 * whole.max_body_bytes, part))
 
     def report(self, report: Report) -> None:
         """Show the other workers a report; on a full disk they see none."""

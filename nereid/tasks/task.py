@@ -106,6 +106,11 @@ class Task:
     public: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
+    def folder(self) -> str:
+        """The name of its folder in `nereid/tasks`."""
+        return self.faces["result"].partition(".")[0]
+
+    @property
     def default_repository(self) -> Path:
         """The repository of its command."""
         return self.repository or REPOSITORY

@@ -15,7 +15,7 @@ from nereid.application.exit_codes import end
 from nereid.base import assets
 from nereid.base.errors import OperationFailed
 from nereid.base.units import escaped
-from nereid.cli import options, tables
+from nereid.cli import demo, options, tables
 from nereid.cli.main import app
 from nereid.tasks import DEFAULT
 from tests.commands import captured

@@ -175,7 +175,12 @@ def test_only_headers_of_the_route_are_forwarded(caplog):
     upstream = Upstream()
     trace = f"{'a' * 32}-{'b' * 16}"
     headers = {"x-variant": "v2", "x-model-version": "2", "x-route-key": "me", "x-route-group": "beta"}
-    headers |= {"x-api-key": "infer", "traceparent": f"00-{trace}-01", "x-request-id": "mine"}
+    headers |= {
+        "nereid-probe": "1",
+        "x-api-key": "infer",
+        "traceparent": f"00-{trace}-01",
+        "x-request-id": "mine",
+    }
 
     answer = send(gateway(upstream, keys=RING), "POST", "/predict", content=IMAGE, headers=headers)
 

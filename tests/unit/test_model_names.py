@@ -55,6 +55,7 @@ def repository(folder, **configs):
     reader=(READ, {"read": READER, "dogs": ROUTE}, "", "read"),
     any_of_several=(None, {"cats": ROUTE, "dogs": ROUTE}, "", "cats"),
     any_the_default=(None, {"labels": READER, "read_text": READER, "cars": DETECTOR}, "", "read_text"),
+    any_classifier_first=(None, {"my_classifier": ROUTE, "read_text": READER}, "", "my_classifier"),
     any_named=(None, {"cats": ROUTE, "cars": DETECTOR}, "cars", "cars"),
     any_unknown=(
         None,

@@ -109,6 +109,28 @@ def test_unfinished_handshakes_are_limited(certificate, monkeypatch, loop, limit
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+def test_connections_that_arrive_together_are_limited(certificate, monkeypatch, loop):
+    """All of them are accepted in one turn of the event loop."""
+    monkeypatch.setattr(tls, "MAX_OF_PEER", 2)
+
+    async def run() -> None:
+        opened = socket.create_server(("127.0.0.1", 0), backlog=64)
+        clients = [socket.create_connection(opened.getsockname()) for _ in range(20)]
+        listener = TlsListener(opened, http2_context(certificate, None), Echo)
+        while sum(map(len, listener._handshakes.values())) != 2:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        assert sum(map(len, listener._handshakes.values())) == 2
+        listener.close()
+        await listener.wait_closed()
+        for client in clients:
+            client.close()
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_late_handshake_ends(certificate, monkeypatch, loop):
     monkeypatch.setattr(tls, "HEAD_S", 0.1)
 

@@ -74,7 +74,7 @@ class Page(StaticFiles):
 
 async def page_tasks(request: Request) -> Response:
     """Serve the JavaScript module with the tasks of the page; each has a `page.js` in its folder."""
-    folders = {task.name: task.faces["endpoint"].partition(".")[0] for task in TASKS}
+    folders = {task.name: task.folder for task in TASKS}
     imports = (f'import {{ {name} }} from "./tasks/{folder}/page.js";' for name, folder in folders.items())
     words = {task.name: json.dumps({"name": task.name, "path": task.path[1:]}) for task in TASKS}
     entries = (f"  {name}: {{ ...{name}, ...{about} }}," for name, about in words.items())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from nereid.gateway.endpoint import BODY_ERRORS, ONE_IMAGE, WORD, Operation, Parameter, operations_of
-from nereid.gateway.endpoints import preview, publish
+from nereid.gateway.endpoint import BODY_ERRORS, ONE_IMAGE, Operation, operations_of
+from nereid.gateway.endpoints import PUBLISH_PARAMETERS, preview, publish
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.gateway_metrics import CONTENT_TYPE, LiveState
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
@@ -161,18 +161,6 @@ async def samples(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     return json_response([*SAMPLES.values()])
 
 
-_PUBLISH: dict[str, Parameter] = {
-    "share": ("Initial share of the traffic, such as 10%; 0 without it.", WORD),
-    "accept_change": (
-        "Publish although the results differ from the current version's.",
-        {"type": "string", "enum": ["true"]},
-    ),
-    "tolerance": ("Maximum difference of scores from the current version.", WORD),
-    "max_slowdown": ("Maximum time per image, as a multiple of the current version's.", WORD),
-    "max_memory": ("Maximum memory, as a multiple of the current version's.", WORD),
-}
-
-
 OPERATIONS = (
     *(operation for task in TASKS for operation in operations_of(task)),
     Operation(
@@ -212,7 +200,7 @@ OPERATIONS = (
         )
     ),
     Operation(
-        *("POST", "/v1/publish", publish, "admin", PublishAnswer, _PUBLISH),
+        *("POST", "/v1/publish", publish, "admin", PublishAnswer, PUBLISH_PARAMETERS),
         kinds=("application/octet-stream",),
         errors=("not_found", "conflict", "unavailable", *BODY_ERRORS),
         is_of_model=True,

@@ -258,7 +258,12 @@ class GrpcCall:
         self._count(-1)
         self._message = bytearray()
         self._gateway.uploads.buffers.give_back(self.request.key, self._answer_bytes)
-        asyncio.get_running_loop().call_soon(record, self._gateway, self.request)
+        task = self._task
+        if task and not task.done() and task is not asyncio.current_task():
+            # A thread may still hold the message of a cancelled call.
+            task.add_done_callback(lambda _: record(self._gateway, self.request))
+        else:
+            asyncio.get_running_loop().call_soon(record, self._gateway, self.request)
 
     def _stop_timer(self) -> None:
         if self._timer:

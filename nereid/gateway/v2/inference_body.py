@@ -316,6 +316,11 @@ def check_body(settings: Settings, body: bytes | memoryview, json_bytes: int | N
     size = len(body) if json_bytes is None else json_bytes
     if size > len(body):
         raise invalid_request(f"expected {size} bytes of JSON, got a body of {len(body)} bytes")
+    if size > MAX_JSON_BYTES:
+        raise invalid_request(
+            f"expected at most {format_bytes(MAX_JSON_BYTES)} of JSON, got {format_bytes(size)}; "
+            "send the data of the inputs as binary data"
+        )
     inference = _read(bytes(body[:size]))
     binary, at = memoryview(body)[size:], 0
     data: list[memoryview | None] = []
@@ -369,11 +374,6 @@ def check(settings: Settings, inference: Inference, data: Sequence[memoryview | 
 
 
 def _read(text: bytes) -> Inference:
-    if len(text) > MAX_JSON_BYTES:
-        raise invalid_request(
-            f"expected at most {format_bytes(MAX_JSON_BYTES)} of JSON, got {format_bytes(len(text))}; "
-            "send the data of the inputs as binary data"
-        )
     if text.count(b'"') > MAX_QUOTES:
         raise invalid_request(f"expected at most {MAX_QUOTES} quotation marks in the JSON, got more")
     try:

@@ -102,7 +102,14 @@ async def read_request(settings: Settings, message: memoryview) -> tuple[str, st
         path = path_of(given.model_name, given.model_version)
         return given.model_name, path, check_message(settings, given, raw)
 
-    return checked() if sum(map(len, inputs)) <= PIECE else await asyncio.to_thread(checked)
+    if sum(map(len, inputs)) <= PIECE:
+        return checked()
+    parsing = asyncio.ensure_future(asyncio.to_thread(checked))
+    try:
+        return await asyncio.shield(parsing)
+    finally:
+        if not parsing.done():  # the bytes of a cancelled call count until its thread has let go of them
+            await asyncio.wait([parsing])
 
 
 def _fields(message: memoryview, max_fields: int) -> Iterator[tuple[int, memoryview, memoryview]]:
@@ -150,8 +157,15 @@ def _count(encoded: memoryview) -> int:
     count = 0
     for number, _, content in _fields(encoded, MAX_TEXTS):
         for kind, _, values in _fields(content, MAX_TEXTS) if number == _CONTENTS else ():
-            count += 1 if kind == _BYTES else 1 + len(values) // _NUMBER_BYTES.get(kind, 1)
+            count += 1 if kind == _BYTES else _numbers(kind, values)
     return count
+
+
+def _numbers(kind: int, values: memoryview) -> int:
+    """Return the most numbers that contents can have; integers of any length end with a byte below 0x80."""
+    if size := _NUMBER_BYTES.get(kind):
+        return 1 + len(values) // size
+    return 1 + int(np.count_nonzero(np.frombuffer(values, np.uint8) < 0x80))
 
 
 def parse(kind: type[Message], message: bytes | memoryview) -> Any:
