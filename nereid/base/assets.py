@@ -3,7 +3,6 @@
 A wheel carries them in `nereid/data`; a checkout has them next to the package.
 """
 
-import shutil
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -32,4 +31,6 @@ def copy_models(source: Path, target: Path) -> None:
     Raises:
         OSError: a file cannot be read or written.
     """
+    import shutil  # loads compression, for which each stub would pay
+
     shutil.copytree(source, target, ignore=shutil.ignore_patterns(*STATE), dirs_exist_ok=True)

@@ -13,6 +13,7 @@ from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.base.processes import available_cores
 from nereid.base.units import escaped, split_lines
 from nereid.tasks import BY_BACKEND, face_of_backend
+from nereid.tasks.task import SERVED
 from nereid.vision.inference.run_sizes import thread_counts
 
 
@@ -85,8 +86,6 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "fused": ("preprocess", NETWORK_PART, LAST_PART),
     **{name: task.backend.parts for name, task in BY_BACKEND.items() if task.backend and task.backend.parts},
 }
-# Where the networks of a model run, in its parameter `networks`: in its own process, or as models of Triton.
-IN_PROCESS, SERVED = "in_process", "served"
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,10 @@ class CommandTexts:
     numbers: tuple[NumberOption, ...] = ()
 
 
+# Where a model's networks run: in its own process, or as models of the server.
+IN_PROCESS, SERVED = "in_process", "served"
+
+
 @dataclass(frozen=True, slots=True)
 class TaskBackend:
     """The backend of Triton for a task's models.

@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from loadtest import resource_usage
 from loadtest.attack.attacks import ATTACKS, Front
 from loadtest.attack.fuzz import fuzz
 from loadtest.torture.traffic import Traffic, classifiers
+from nereid.base.addresses import unix_path
 from nereid.base.assets import CHELSEA, COFFEE, REPOSITORY
 from nereid.client.classifier_errors import Overloaded
 from nereid.gateway import key_changes
@@ -26,10 +28,11 @@ from nereid.server.ports import is_listening
 from nereid.server.supervision.process_usage import GATEWAY_WORDS
 from nereid.tasks.classify.client import Classifier
 from tests.classifiers import check_bytes_are_sent, opened
+from tests.commands import captured
 from tests.e2e.conftest import ESPRESSO
 from tests.networks import CLIENTS, Arrays, arrays_of, assert_same
 from tests.proof import REQUESTS
-from tests.routes import wait_until
+from tests.routes import WATCHDOG_S, wait_until
 from tests.supervised import Served, image_input, serving
 from tests.tables import cases
 
@@ -84,6 +87,16 @@ def test_triton_has_no_port(guarded):
     assert not any(is_listening(guarded.pid, port) for port in guarded.served.ports.values())
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {each.name for each in folder.iterdir()} == {"http.sock", "grpc.sock:8001", "metrics.sock"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_other_users_do_not_reach_triton(guarded):
+    code = "import os, socket, sys; os.setuid(65534); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    path = unix_path(guarded.served.record.url("http"))
+
+    done = captured([sys.executable, "-c", code, path], timeout=WATCHDOG_S)
+
+    assert "PermissionError" in done.stderr
 
 
 def test_attacks_are_rejected_and_do_not_disturb_others(guarded):

@@ -1,16 +1,22 @@
 """Models are loaded and unloaded on the real server while it serves requests."""
 
+import itertools
 import json
 import os
 import signal
 import socket
+import threading
+import time
 from pathlib import Path
 
+import onnx
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from nereid.server.command_line import region_prefix
 from tests.networks import assert_same, connect, infer, serve
-from tests.routes import NETWORK, X, adding, store_adding
+from tests.routes import NETWORK, X, adding, store_adding, wait_until
+from tests.tables import cases
 
 # A watchdog, far longer than a load takes.
 LOAD_S = 60
@@ -35,11 +41,65 @@ def publish(server, name: str, *numbers: int, config: str = NETWORK) -> Path:
     return server.options.repository / name
 
 
+def touch(path: Path) -> None:
+    """Make a file newer, so that Triton notices a change."""
+    later = time.time_ns() + 5 * 10**9
+    os.utime(path, ns=(later, later))
+
+
 def added(server, name: str, version: str = "") -> int:
     response = infer(server, name, {"x": X}, model_version=version)
     number = response["scores"][0, 0] - X[0, 0]
     assert_same(response, {"scores": X + number})
     return int(number)
+
+
+def test_old_network_answers_while_the_new_one_loads(server, client):
+    path = publish(server, "busy", 1) / "1" / "model.onnx"
+    client.load_model("busy")
+    seen, failures, done = [], [], threading.Event()
+
+    def keep_sending() -> None:
+        try:
+            while not done.is_set():
+                seen.append(added(server, "busy"))
+        except Exception as error:
+            failures.append(error)
+
+    sending = threading.Thread(target=keep_sending)
+    sending.start()
+    try:
+        wait_until(lambda: seen or failures)
+        onnx.save(adding(2), path)
+        touch(path)
+        client.load_model("busy")
+        answered = len(seen)
+        wait_until(lambda: len(seen) > answered + 1 or failures)
+    finally:
+        done.set()
+        sending.join(LOAD_S)
+
+    assert failures == []
+    assert [number for number, _ in itertools.groupby(seen)] == [1, 2]
+
+
+@cases(
+    network=("1/model.onnx", "not a protobuf"),
+    config=("config.pbtxt", NETWORK.replace('"x"', '"z"')),
+)
+def test_failed_reload_leaves_the_old_network_serving(broken, content, server, client, request):
+    name = f"kept_{request.node.callspec.id}"
+    folder = publish(server, name, 1)
+    client.load_model(name)
+    path = folder / broken
+    path.write_text(content)
+    touch(path)
+
+    with pytest.raises(InferenceServerException, match=f"load failed for model '{name}'"):
+        client.load_model(name)
+
+    assert client.is_model_ready(name)
+    assert added(server, name) == 1
 
 
 def test_stub_of_a_later_load_keeps_no_connection_open(server, client):

@@ -1,5 +1,6 @@
 """A route on the real server: reasons, file, limits, deadlines and shadows; variants that fail or die."""
 
+import contextlib
 import hashlib
 import json
 import time
@@ -16,8 +17,10 @@ from tests.routes import (
     NETWORK,
     ROUTE_OUTPUTS,
     Load,
+    X,
     answered_by,
     document,
+    given,
     order,
     replace,
     serve_routes,
@@ -233,6 +236,34 @@ def test_late_response_is_an_error_in_time(puppets, unique, protocol, owner):
 
 
 # Shadows
+
+
+@pytest.mark.slow
+def test_slots_of_cancelled_requests_are_freed(puppets):
+    """Others are admitted while the variant still computes requests whose clients have left."""
+    busy = variant("busy", "puppet", 1, deadline_ms=3_600_000)
+    route = document(busy, variant("busyd", "steady"), default="busyd", max_in_flight=4)
+    puppets.use("route", route)
+    order(puppets.repository, "puppet", hold=True)
+    pending = [
+        puppets.grpc.async_infer("route", [given("grpc", X)], lambda result, error: None) for _ in range(4)
+    ]
+    wait_until(lambda: waiting(puppets.repository, "puppet") == 4)
+    to_other = {"headers": {"x-variant": "busyd"}}
+    assert puppets.refusal("route", **to_other)[1].startswith("overloaded: 4 in flight")
+
+    for each in pending:
+        each.cancel()
+
+    def is_admitted() -> bool:
+        with contextlib.suppress(InferenceServerException):
+            return puppets.send("route", **to_other).variant == "busyd"
+        return False
+
+    wait_until(is_admitted, "a free slot")
+    assert waiting(puppets.repository, "puppet") == 4
+    order(puppets.repository, "puppet")
+    puppets.wait_metric(0, "in_flight", variant="busy")
 
 
 def test_shadow_is_compared_with_the_answer(puppets, unique):

@@ -164,3 +164,14 @@ def test_bucket_that_lags_behind_counts_once():
 
     assert [counts.events["slow"][0] for counts in found] == [Tally(10, 0), Tally(0, 0)]
     assert sum(sum(counts.latencies[0]) for counts in found) == 10
+
+
+def test_bucket_of_slow_requests_that_lags_behind_makes_none_slow():
+    line = f'{DURATIONS}_bucket{{{{variant="new",version="2",outcome="ok",le="{{}}"}}}} {{}}\n'
+    before, found, owed = Snapshot({}), [], [0, 0]
+    for cumulative in ((10, 10, 9), (20, 20, 20), (20, 20, 21)):
+        page = Snapshot.parse("".join(map(line.format, ("0.25", "0.5", "+Inf"), cumulative)))
+        found.append(count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25, owed))
+        before = page
+
+    assert [counts.events["slow"][0].events for counts in found] == [0, 0, 1]

@@ -195,7 +195,7 @@ def test_failure_is_one_line_and_changes_no_file(nereid, repository, code, words
 
 @cases(
     folder=(Path.mkdir, SET, "'{path}': Is a directory"),
-    pipe=(os.mkfifo, ["show"], "expected a regular file, got '{path}'"),
+    pipe=(os.mkfifo, ["show"], "'{path}': expected a regular file"),
     not_writable=(
         lambda path: path.symlink_to("/proc/classify.route.json"),
         SET_FILE,

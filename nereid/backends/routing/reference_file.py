@@ -102,11 +102,14 @@ def read_reference(path: Path) -> Reference | None:
         InvalidConfig: it is not a reference, or cannot be read.
     """
     try:
-        return parse_reference(read(path)[0], str(path))
+        text, _ = read(path)
     except FileNotFoundError:
         return None
+    except InvalidConfig as error:
+        raise InvalidConfig(f"reference {error}") from None
     except OSError as error:
         raise InvalidConfig(f"reference '{path}': {error.strerror}") from None
+    return parse_reference(text, str(path))
 
 
 def json_schema() -> dict[str, Any]:

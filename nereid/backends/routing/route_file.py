@@ -89,7 +89,7 @@ def read(path: Path) -> tuple[bytes, os.stat_result]:
     with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise InvalidConfig(f"expected a regular file, got '{path}'")
+            raise InvalidConfig(f"'{path}': expected a regular file")
         return read_all(file, str(path)), status
 
 

@@ -51,7 +51,10 @@ class _State(Enum):
 
 
 class Slots:
-    """The states of `count` slots, and the batches that wait for one."""
+    """The states of `count` slots, and the batches that wait for one.
+
+    One batch is decoded at a time, and batches keep their order.
+    """
 
     def __init__(self, count: int) -> None:
         self._states = [_State.FREE] * count
@@ -122,6 +125,9 @@ class BatchJob(Protocol):
 
 class Overlap:
     """A pipeline of `SLOTS` batches.
+
+    One thread opens, records and enqueues: recording a graph fails while another thread allocates memory of the
+    device.
 
     Args:
         open_lanes: opens the device's side; called once, by the thread that uses it.

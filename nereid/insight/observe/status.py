@@ -152,7 +152,7 @@ def _server(record: ServerRecord, trouble: str) -> ServerStatus:
 def _kind(folder: Path, document: Mapping[str, Any] | None) -> str:
     if document is None:
         return "invalid config" if folder.exists() else "not on disk"
-    if steps_of(document):
+    if "ensemble_scheduling" in document or steps_of(document):
         return "pinned"
     backend = backend_of(folder, document)
     if is_last_step(backend):

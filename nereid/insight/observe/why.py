@@ -221,7 +221,9 @@ def _ms(line: Line) -> float:
 
 
 def _stages(lines: Sequence[Line]) -> dict[str, float]:
-    names = in_order(dict.fromkeys(name for line in lines for name in line["stages_ms"]))
+    known = [name for task in TASKS for name in task.face("stages") or ()]
+    found = sorted({name for line in lines for name in line["stages_ms"]})
+    names = in_order(sorted(found, key=lambda name: known.index(name) if name in known else len(known)))
     return {name: fmean(line["stages_ms"].get(name, 0.0) for line in lines) for name in names}
 
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeAlias
 
 from nereid.insight.tune.load_generator import Load
 from nereid.insight.tune.profiles import DELAY, INSTANCES, MAX_BATCH_SIZE, PREFERRED, value_of
-from nereid.repository.layout import SERVED
 from nereid.tasks import BY_BACKEND
+from nereid.tasks.task import SERVED
 
 # The results of one measurement of a candidate, by concurrency.
 Loads: TypeAlias = Mapping[int, Load]

@@ -31,20 +31,29 @@ SETTLE_S = 1.5
 MIN_TRIALS, TRIAL_REQUESTS = 5, 20
 
 
-def count_pair(growth: Snapshot, pair: Pair, slow_s: float) -> PairCounts:
+def count_pair(growth: Snapshot, pair: Pair, slow_s: float, owed: list[int] | None = None) -> PairCounts:
     """Return the counts of a rollout.
 
     Args:
         slow_s: a bucket's upper bound; slower requests count as `slow`.
+        owed: negative counts of slow requests, from buckets that lagged behind, of candidate and control; the
+            next ones are set off against them.
     """
     ours, theirs = (_counts(growth, variant, slow_s) for variant in (pair.candidate, pair.control))
+    owed = [0, 0] if owed is None else owed
+    owed[:] = owed[0] + ours.slow, owed[1] + theirs.slow
+    slows = [
+        Tally(counts.answered, min(max(0, slow), counts.answered))
+        for counts, slow in zip((ours, theirs), owed, strict=True)
+    ]
+    owed[:] = [min(0, slow) for slow in owed]
     labels = {"shadow": pair.shadow}
     agreed = int(growth.total(SHADOWS, labels | {"outcome": "agreed"}))
     disagreed = int(growth.total(SHADOWS, {**labels, "outcome": ("disagreed", "failed")}))
     return PairCounts(
         {
             ERROR: (ours.errors, theirs.errors),
-            SLOW: (ours.slow, theirs.slow),
+            SLOW: (slows[0], slows[1]),
             DISAGREEMENT: (Tally(agreed + disagreed, disagreed), Tally(0, 0)),
         },
         (ours.latencies, theirs.latencies),
@@ -53,10 +62,11 @@ def count_pair(growth: Snapshot, pair: Pair, slow_s: float) -> PairCounts:
 
 
 class _Counts(NamedTuple):
-    """The counts of one variant; `latencies` may be negative in buckets that lag behind."""
+    """The counts of one variant; `slow` and `latencies` may be negative if buckets lag behind."""
 
     errors: Tally
-    slow: Tally
+    answered: int
+    slow: int
     latencies: list[int]
     drawn: int
 
@@ -74,7 +84,8 @@ def _counts(growth: Snapshot, variant: tuple[str, str], slow_s: float) -> _Count
         Tally(
             int(growth.total(REQUESTS, chosen)), int(growth.total(REQUESTS, {**chosen, "outcome": FAULTS}))
         ),
-        Tally(answered, min(max(0, slow), answered)),
+        answered,
+        slow,
         list(buckets.values()),
         int(growth.total(REQUESTS, labels | {"reason": CHANCE})),
     )
@@ -110,6 +121,7 @@ class Measurement:
         if rollout.look:
             self.judged.add(rollout.look)
         self._page: MetricsSnapshot | None = None
+        self._owed = [0, 0]
         # An open breaker may be left from an earlier failure.
         self._was_closed = False
 
@@ -134,7 +146,8 @@ class Measurement:
         self._was_closed |= page.served.breakers.get(self.rollout.pair.candidate, "closed") == "closed"
         # A machine that slept measured nothing in the meantime.
         self.elapsed_s += min(passed_s, PAGE_S)
-        self.judged.add(count_pair(page.metrics - before.metrics, self.rollout.pair, self.rollout.slow_s))
+        growth, mine = page.metrics - before.metrics, self.rollout
+        self.judged.add(count_pair(growth, mine.pair, mine.slow_s, self._owed))
         return True
 
     def verdict(self) -> Verdict:

@@ -157,7 +157,10 @@ Commands = list[Command]
 
 
 class KnownStubs:
-    """Known stubs, and which of them have died, from successive observations."""
+    """Known stubs, and which of them have died, from successive observations.
+
+    A killed stub stays as a zombie; one that Triton ends is collected within milliseconds.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Process, Stub] = {}

@@ -76,5 +76,5 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> ClassificationOutputs:
-    """Return the meaning of the first output, or of `scores`."""
-    return ClassificationOutputs(SCORES if SCORES in outputs or not outputs else outputs[0], class_names)
+    """Return the meaning of the first output."""
+    return ClassificationOutputs(outputs[0] if outputs else SCORES, class_names)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from nereid.base.assets import PARCEL_LABEL, TEXT_REPOSITORY
 from nereid.base.contract import BOX, CONFIDENCE, FIELD, TEXT
-from nereid.tasks.task import CommandTexts, Task, TaskBackend
+from nereid.tasks.task import SERVED, CommandTexts, Task, TaskBackend
 
 # Parameters that name the networks, each with its `…_version`. The recogniser is `network`, as elsewhere: the
 # one that is published again.
@@ -24,7 +24,7 @@ READ = Task(
     path="/v1/read",
     repository=TEXT_REPOSITORY,
     fix=f"nereid serve --task read, then here --repository '{TEXT_REPOSITORY}'",
-    backend=TaskBackend("text_reader", PARTS, "served", READER_BYTES),
+    backend=TaskBackend("text_reader", PARTS, SERVED, READER_BYTES),
     sample=PARCEL_LABEL,
     command=CommandTexts(
         help="Read the text of images on a running server; a model for documents prints its fields, too.",

@@ -18,12 +18,11 @@ from nereid.base.contract import (
     TEXT,
 )
 from nereid.tasks.read import PARTS, READ
+from nereid.tasks.task import IN_PROCESS, SERVED
 
 BACKEND = READ.backend.name if READ.backend else ""
 # A page of a newspaper has about 400 lines, a dense letter 60; a page of 1,000 takes 8 s of a core.
 DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S = 500, 30.0
-# Values of the parameter `networks`: where they run.
-IN_PROCESS, SERVED = "in_process", "served"
 
 
 @dataclass(frozen=True, slots=True)
