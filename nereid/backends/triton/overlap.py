@@ -126,8 +126,8 @@ class BatchJob(Protocol):
 class Overlap:
     """A pipeline of `SLOTS` batches.
 
-    One thread opens, records and enqueues: recording a graph fails while another thread allocates memory of the
-    device.
+    One thread opens, records and enqueues: recording a graph fails while another thread allocates memory of
+    the device.
 
     Args:
         open_lanes: opens the device's side; called once, by the thread that uses it.
