@@ -1,6 +1,7 @@
 """Embeddings: comparison of vectors, signals, and results, without a server."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from hypothesis.extra import numpy as arrays
 
 from nereid.base.contract import EMBEDDING
 from nereid.client.result_kind import Timings
-from nereid.tasks import outputs_of
+from nereid.models.publish.examination import ExaminationRequest
+from nereid.tasks import DEFAULT, outputs_of
+from nereid.tasks.embed.examination import ComparedVectors
 from nereid.tasks.embed.outputs import EQUAL_DISTANCE, cosine_distances
 from nereid.tasks.embed.result import EMBEDDINGS
 from nereid.tasks.task_outputs import Comparison, Incomparable
@@ -130,3 +133,19 @@ def test_each_image_gets_its_row():
 @cases("shape, dtype", {"no batch": ((3,), "f4"), "rank": ((1, 3, 1), "f4"), "datatype": ((1, 3), "f8")})
 def test_other_forms_are_incomplete(shape, dtype):
     assert not EMBEDDINGS.is_complete(Response(np.ones(shape, dtype)), 1)
+
+
+def request(described: str = "", outputs: int = 1, rows: int = 8) -> ExaminationRequest:
+    document = {"output": [{"name": f"output{place}"} for place in range(outputs)], "max_batch_size": rows}
+    return ExaminationRequest("net", Path("2"), document, preprocess=Path("pre"), described=described)
+
+
+def test_description_of_a_version_decides_its_task():
+    """The outputs of a pinned model may have been renamed."""
+    assert request("embed").task.name == "embed"
+    assert request("of a later release").task is DEFAULT
+
+
+@cases(one=(1, 8, True), several=(2, 8, False), no_batch=(1, 0, False))
+def test_only_vectors_of_images_are_compared_as_such(outputs, size, expected):
+    assert ComparedVectors.fits(request("embed", outputs, size)) is expected

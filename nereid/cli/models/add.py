@@ -63,7 +63,7 @@ def _size(word: str) -> tuple[int, int]:
 
 def _from_file(path: Path) -> dict[str, str]:
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WrongUsage(
             f"--preprocess '{path}': expected NAME=VALUE or a JSON file ({error.strerror})"

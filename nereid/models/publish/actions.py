@@ -10,13 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-import tritonclient.grpc
 from msgspec import Struct
 from msgspec.structs import replace
-from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 from nereid.backends.routing.assignment import Route, Variant, parse_route
 from nereid.base import files
@@ -30,6 +29,9 @@ from nereid.repository import pbtxt
 from nereid.repository.layout import config_files, hidden_models, served_versions
 from nereid.server.control import DIRECT, LOAD_S, Control, Refused
 from nereid.server.run_dir import ServerRecord
+
+if TYPE_CHECKING:
+    import tritonclient.grpc
 
 READY_S, POLL_S = 60.0, 0.05
 # A request that chose a variant just before its removal reaches its model within this time.
@@ -300,6 +302,8 @@ def warm(record: ServerRecord, folder: Path, version: int) -> int:
     A model that takes one image per request gets as many requests at the same time instead. OperationFailed:
     a request fails, or an output has values that are not finite.
     """
+    import tritonclient.grpc  # commands that load nothing would wait for it
+
     config = ModelConfig.from_file(folder, version)
     with tritonclient.grpc.InferenceServerClient(record.url("grpc"), channel_args=DIRECT) as client:
         for size in range(1, max(1, config.max_batch_size) + 1):
@@ -317,7 +321,9 @@ def takes_one(config: ModelConfig) -> bool:
     return bool(texts) and any(output.dims[:1] == (-1,) for output in config.outputs)
 
 
-def _infer(client: tritonclient.grpc.InferenceServerClient, config: ModelConfig, size: int) -> None:
+def _infer(client: "tritonclient.grpc.InferenceServerClient", config: ModelConfig, size: int) -> None:
+    from tritonclient.utils import InferenceServerException
+
     tensors = [
         _tensor(spec, config.max_batch_size > 0, size) for spec in config.inputs if not spec.is_optional
     ]
@@ -334,7 +340,10 @@ def _infer(client: tritonclient.grpc.InferenceServerClient, config: ModelConfig,
             )
 
 
-def _tensor(spec: TensorSpec, is_batched: bool, size: int) -> tritonclient.grpc.InferInput:
+def _tensor(spec: TensorSpec, is_batched: bool, size: int) -> "tritonclient.grpc.InferInput":
+    import tritonclient.grpc
+    from tritonclient.utils import triton_to_np_dtype
+
     datatype = spec.datatype.removeprefix("TYPE_").replace("STRING", "BYTES")
     shape = [size] * is_batched + [max(1, dim) for dim in spec.dims]
     if datatype == "BYTES":

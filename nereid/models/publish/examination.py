@@ -19,7 +19,7 @@ from nereid.base.errors import OperationFailed, ServingError
 from nereid.models.publish import child
 from nereid.models.publish.intake.graph_edits import Activation
 from nereid.repository.onnx_file import OnnxFile
-from nereid.tasks import DEFAULT, task_of
+from nereid.tasks import BY_BACKEND, DEFAULT, TASKS, task_of
 from nereid.tasks.task import Task
 from nereid.vision.inference.signature import DATATYPES, sequence_controls
 
@@ -72,6 +72,7 @@ class ExaminationRequest:
         after: folder of the model that turns the outputs into those of the pinned model; None for none.
         after_version: the version of that model.
         is_survey: whether the network is only run once, to see what it returns.
+        described: the task in the description of the current version; empty for none.
     """
 
     model: str
@@ -86,11 +87,19 @@ class ExaminationRequest:
     after: Path | None = None
     after_version: int = 0
     is_survey: bool = False
+    described: str = ""
 
     @property
     def task(self) -> Task:
-        """The task of the pinned model by its outputs; the default task without one."""
-        outputs = read_pbtxt(self.pinned / "config.pbtxt").get("output", ()) if self.pinned else ()
+        """The task as described, or of a backend, or by the outputs of the pinned model; else the default."""
+        described = next((task for task in TASKS if task.name == self.described), DEFAULT)
+        if described is not DEFAULT:
+            return described
+        configs = [read_pbtxt(folder / "config.pbtxt") for folder in (self.after, self.pinned) if folder]
+        for config in configs:
+            if task := BY_BACKEND.get(config.get("backend", "")):
+                return task
+        outputs = configs[-1].get("output", ()) if configs else ()
         return task_of([output["name"] for output in outputs]) or DEFAULT
 
     def to_json(self) -> bytes:

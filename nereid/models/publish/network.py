@@ -176,6 +176,7 @@ def examination_request(
     """
     repository, document = folder.parent, read_pbtxt(folder / "config.pbtxt")
     labels = (output.get("label_filename") for output in document.get("output", ()))
+    past = read_description(current) if current else None
     return ExaminationRequest(
         model=folder.name,
         candidate=candidate,
@@ -188,6 +189,7 @@ def examination_request(
         preprocess_version=pin.preprocess_version if pin else 0,
         after=repository / pin.after if pin and pin.after else None,
         after_version=pin.after_version if pin else 0,
+        described=past.task if past else "",
     )
 
 

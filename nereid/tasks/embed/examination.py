@@ -38,8 +38,9 @@ class ComparedVectors:
 
     @staticmethod
     def fits(request: ExaminationRequest) -> bool:
-        """Return whether the network gets images."""
-        return request.preprocess is not None
+        """Return whether the network gets images, and its only output has a vector for each."""
+        outputs, rows = request.document.get("output", ()), int(request.document.get("max_batch_size", 0))
+        return request.preprocess is not None and len(outputs) == 1 and rows > 0
 
     def samples(self, config: ModelConfig) -> list[NetworkInput]:
         """Return the golden images."""

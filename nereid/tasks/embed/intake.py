@@ -101,7 +101,7 @@ class Embeddings:
                 f"cannot append a {choices.activation}: an embedding has no classes; "
                 "fix: leave out --activation"
             )
-        return seen.activation if choices.activation == "auto" else "none"
+        return "none" if "none" in (choices.activation, seen.activation) else "normalize"
 
     def rows(self, settings: ServingSettings, seen: Survey, activation: Activation) -> list[tuple[str, str]]:
         """Return the number of dimensions, and the length."""
