@@ -56,6 +56,7 @@ check: .venv/.testing  ## check format, lint, types, imports; run the contract t
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tools.long_sentences
 	$(BIN)/pytest --quiet tests/contract
 
 fix: .venv/.testing  ## repair format and what lint can repair safely

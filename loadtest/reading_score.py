@@ -14,6 +14,7 @@ from tests.waybills.paper import Printed
 
 # Two boxes show the same text if they share this part of the smaller one.
 MIN_SHARE = 0.3
+KINDS = ("no number printed", "another number", "field not found", "misread", "not read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,22 @@ def errors(passage: Passage) -> int:
 
 def has_number(number: str, found: Sequence[Passage]) -> bool:
     """Return whether a passage has the number where it was printed, apart from spaces and punctuation."""
-    return any(number in _compact(each.printed) and number in _compact(each.read) for each in found)
+    return any(number in _compact(read) for read in _read_of(number, found))
+
+
+def kind(printed: str | None, answered: str | None, found: Sequence[Passage]) -> str:
+    """Return which of `KINDS` is wrong with a field; empty if it is right."""
+    if answered == printed:
+        return ""
+    if printed is None:
+        return "no number printed"
+    if has_number(printed, found):
+        return "another number" if answered else "field not found"
+    return "misread" if any(_read_of(printed, found)) else "not read"
+
+
+def _read_of(number: str, found: Sequence[Passage]) -> list[str]:
+    return [each.read for each in found if number in _compact(each.printed)]
 
 
 def _compact(text: str) -> str:

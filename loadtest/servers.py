@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from nereid.server import run_dir
 from nereid.server.command_line import DEFAULT_PROFILE, KEEP_BUFFERS, ServerOptions
 from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer
 from nereid.server.ports import Ports, free_ports
+
+# A child's fork handlers of gRPC may end it before it becomes a server; it never uses gRPC before.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 ANY_PORTS = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
 # The time after which `nereid serve` has killed a server that does not stop, and some more.

@@ -123,6 +123,20 @@ def root() -> Path:
     return ROOT
 
 
+class FakeClock:
+    """A clock that only the test moves."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
 @pytest.fixture
 def encode() -> Callable[..., bytes]:
     """Encode uint8 pixels as an image file: `encode(pixels, "PNG", **options)`."""

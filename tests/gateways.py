@@ -19,17 +19,11 @@ from nereid.base.contract import BARCODE_OUTPUTS, OPTION_HEADERS, ROUTE_OUTPUTS
 from nereid.base.http_connection import HttpResponse
 from nereid.client import classifier_errors as errors
 from nereid.client.result_kind import Timings
+from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.app import create_app
 from nereid.gateway.keys import SCOPES, Key, Scope
 from nereid.gateway.models import Models, PreviewRefused
-from nereid.gateway.route_control import (
-    RolloutOrder,
-    RouteConflict,
-    RouteFailed,
-    RouteRefused,
-    RouteState,
-    VariantState,
-)
+from nereid.gateway.route_control import RolloutOrder, RouteState, VariantState
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
 from nereid.tasks.classify.result import Label, Prediction
@@ -116,6 +110,10 @@ def outputs_of(result: Any) -> dict[str, Any]:
             found |= {name: [getattr(line, name) for line in result.lines] for name in READINGS.outputs}
             for name, of in zip(BARCODE_OUTPUTS, ("text", "symbology", "box"), strict=True):
                 found[name] = [getattr(each, of) for each in result.barcodes]
+            if result.pages:
+                found |= {"page": [line.page for line in result.lines]}
+                found |= {"barcode_page": [barcode.page for barcode in result.barcodes]}
+                found |= {"page_size": [[size.width, size.height] for size in result.pages]}
             return found | {"field": [json.dumps(_field(each)) for each in result.fields]}
         case Detection():
             return found | {
@@ -147,12 +145,12 @@ class Control:
 
     def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
         if generation == 1:
-            raise RouteConflict("the route has generation 3, got 1")
+            raise Failure("conflict", "the route has generation 3, got 1")
         if generation == 0:
-            raise RouteFailed("the server does not accept it")
+            raise Failure("unavailable", "the server does not accept it")
         assert author
         if "v9" in weights:
-            raise RouteRefused("no variant 'v9'")
+            raise invalid_request("no variant 'v9'")
         return ROUTE
 
     def order_rollout(
@@ -160,9 +158,9 @@ class Control:
     ) -> RouteState:
         assert author
         if candidate == "v9":
-            raise RouteRefused("unknown candidate 'v9'")
+            raise invalid_request("unknown candidate 'v9'")
         if order == "start" and steps:
-            raise RouteConflict("cannot start a rollout of 'v1'")
+            raise Failure("conflict", "cannot start a rollout of 'v1'")
         return ROUTE
 
 

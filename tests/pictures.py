@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from nereid.vision.imaging.transform import Transform
+
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
 
@@ -37,6 +39,12 @@ def resize(
     """Resize with Pillow, one axis after the other: in one call it chooses the order by the sizes."""
     between = (size_wh[0], image.height) if rows_first else (image.width, size_wh[1])
     return image.resize(between, method).resize(size_wh, method)
+
+
+def levels(transform: Transform, row: np.ndarray) -> np.ndarray:
+    """Undo layout and normalisation: 0..255, float64[H, W, 3], in the order of the tensor's colours."""
+    last = row if transform.layout == "NHWC" else row.transpose(1, 2, 0)
+    return np.asarray(last.astype(np.float64) * transform.std + transform.mean)
 
 
 def assert_same_levels(actual: np.ndarray, expected: np.ndarray, filter_name: str = "") -> None:

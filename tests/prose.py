@@ -1,7 +1,6 @@
-"""Readers of prose: the sentences, headings and links of Markdown pages."""
+"""Readers of Markdown pages: their texts, headings and links."""
 
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,9 +9,6 @@ from markdown_it.token import Token
 
 # Folders at the root of a checkout that hold no page of this project.
 FOREIGN = {"site", "dist", "build", "photos", "node_modules"}
-# Stands for a code span, which counts as one word.
-CODE = "\N{PLACE OF INTEREST SIGN}"
-SENTENCE_END = re.compile(r"(?<=[.!?])[)\"'”’]*\s+(?=[\"'(“]*[A-Z0-9⌘])")
 
 
 def pages(root: Path) -> list[Path]:
@@ -29,24 +25,10 @@ def page_text(path: Path) -> str:
     return text
 
 
-def paragraphs(markdown: str) -> Iterator[tuple[int, str]]:
-    for opening, inline in pairwise(_parse(markdown)):
-        if opening.type == "paragraph_open" and opening.map:
-            yield opening.map[0] + 1, "".join(map(_plain, inline.children or []))
-
-
-def sentences(text: str) -> list[str]:
-    return [sentence for sentence in SENTENCE_END.split(text.strip()) if sentence]
-
-
-def words(sentence: str) -> int:
-    return sum(any(letter.isalnum() or letter == CODE for letter in word) for word in sentence.split())
-
-
 def headings(markdown: str) -> set[str]:
     found: dict[str, int] = {}
     anchors = set()
-    tokens = _parse(markdown)
+    tokens = parse(markdown)
     for opening, inline in pairwise(tokens):
         if opening.type == "heading_open":
             plain = "".join(
@@ -59,16 +41,10 @@ def headings(markdown: str) -> set[str]:
 
 
 def links(markdown: str) -> list[str]:
-    inline = [child for token in _parse(markdown) for child in token.children or []]
+    inline = [child for token in parse(markdown) for child in token.children or []]
     targets = [child.attrGet("href") or child.attrGet("src") for child in inline]
     return [str(target) for target in targets if target]
 
 
-def _parse(markdown: str) -> list[Token]:
+def parse(markdown: str) -> list[Token]:
     return MarkdownIt("commonmark").enable("table").parse(markdown)
-
-
-def _plain(token: Token) -> str:
-    if token.type == "code_inline":
-        return CODE
-    return " " if token.type in ("softbreak", "hardbreak") else token.content if token.type == "text" else ""

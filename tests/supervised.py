@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -235,18 +235,19 @@ def gateway(log: Path, *words: str) -> Iterator[tuple[subprocess.Popen, str]]:
         yield process, f"http://127.0.0.1:{ports['http']}"
 
 
-@contextmanager
 def _gateway(
     log: Path, words: Sequence[str], environment: Mapping[str, str]
+) -> AbstractContextManager[tuple[subprocess.Popen, dict[str, int]]]:
+    return announcing([NEREID, "gateway", "--port", "0", *words], log, env=environment)
+
+
+@contextmanager
+def announcing(
+    words: Sequence[str], log: Path, **options: Any
 ) -> Iterator[tuple[subprocess.Popen, dict[str, int]]]:
+    """Run a program whose first line has its ports as JSON; killed afterwards."""
     with log.open("w") as output:
-        process = subprocess.Popen(
-            [NEREID, "gateway", "--port", "0", *words],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            text=True,
-        )
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=output, text=True, **options)
     try:
         assert process.stdout
         ready = process.stdout.readline()

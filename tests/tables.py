@@ -1,8 +1,7 @@
 """Tables of test cases."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,14 +17,11 @@ def rows(*values: Sequence[Any], ids: Any = None) -> Callable[[Any], Any]:
     return parametrize
 
 
-def cases(
-    names: str | Sequence[str] = (), table: Mapping[str, Any] = MappingProxyType({}), /, **named: Any
-) -> Callable[[Any], Any]:
+def cases(names: str | Sequence[str] = (), /, **named: Any) -> Callable[[Any], Any]:
     """Parametrize a test by named rows: a value per row, or a tuple if there are several names.
 
     Without names, the values of a row are the first parameters of the test.
     """
-    named = {**table, **named}
     if not names:
         return rows(*named.values(), ids=[*named])
     return pytest.mark.parametrize(names, [*named.values()], ids=[*named])

@@ -11,7 +11,7 @@ from nereid.gateway.gateway_metrics import Metrics
 from nereid.insight.drift import monitor
 from nereid.models.rollout import service
 from nereid.server.supervision import health, process_usage
-from nereid.tasks.read.metrics import METRICS as READER
+from nereid.tasks.read.stages import METRICS as READER
 
 TARGET = CHECKOUT / "docs" / "metrics.md"
 HEAD = """# Metrics

@@ -5,7 +5,7 @@ import re
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,8 @@ import onnx
 from loadtest.attack import image_mutations, network_mutations
 from nereid.application.exit_codes import reason
 from nereid.base.errors import InvalidImage, OperationFailed, ServingError
-from nereid.cli.image_commands.drawing import Drawings
+from nereid.cli.image_commands.drawing import OutputFiles, draw
+from nereid.client.result_kind import Timings
 from nereid.gateway.failures import Failure
 from nereid.gateway.http.upload import check_size
 from nereid.gateway.settings import Settings
@@ -28,12 +29,15 @@ from nereid.models.publish.examiner import UNEXPECTED
 from nereid.models.publish.publisher import publish
 from nereid.repository.check import check
 from nereid.tasks.read.line_images import UprightDecoder
+from nereid.tasks.read.pdf import searchable
+from nereid.tasks.read.result import PageSize, Reading, TextLine
 from nereid.tasks.read.stages import StageTimes
 from nereid.vision.imaging.decode import Limits, read_upright_size
 from nereid.vision.imaging.formats.size import read_size
 from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from nereid.vision.imaging.transform import Transform
 from tests.detectors import TestDetector
+from tests.embedders import UNIT, convolutional
 from tests.user_networks import UserNetwork
 
 ANSWERED, REFUSED = "answered", "refused"
@@ -44,7 +48,7 @@ UNCLEAR = re.compile(
 )
 # Of `nereid add`, each drawn now and then.
 OPTIONS: Mapping[str, tuple[Any, ...]] = {
-    "task": ("classify", "detect", "read"),
+    "task": ("classify", "detect", "embed", "read"),
     "head": ("yolov5", "yolov8", "detr", "nms", "yolonas"),
     "activation": ("none", "softmax", "sigmoid"),
     "output": network_mutations.NAMES,
@@ -56,9 +60,19 @@ OTHER_FILES = (
     *(b"PK\3\4" + bytes(40) + b"archive/data.pkl", b"\x80\2}q\0.", b"\x89HDF\r\n\x1a\n", b"{}", b"\xff\xfe"),
 )
 # One row per command: part of all cases.
-PARTS = {"classify": 3, "read": 2, "detect": 3, "check": 4, "add": 5, "publish": 2, "watch": 1}
+PARTS = {
+    **{"classify": 3, "read": 2, "document": 1, "detect": 3, "embed": 1},
+    **{"check": 4, "add": 5, "publish": 2, "watch": 1},
+}
 GOOD_FILES = image_mutations.good_files()
-PUBLISHED = {"c": UserNetwork().build(), "d": TestDetector("yolov8").build()}
+PUBLISHED = {
+    "c": UserNetwork().build(),
+    "d": TestDetector("yolov8").build(),
+    "e": convolutional(UNIT["operator"]),
+}
+
+
+SOURCE = ("read_text", "1", "", "", "", Timings(0, 0))
 
 
 class Case(NamedTuple):
@@ -76,16 +90,18 @@ class Cases:
 
     seed: int
     prepared: Path
+    commands: Sequence[str] = tuple(PARTS)
 
     def case(self, number: int) -> Case:
         """Return a case."""
         draw = random.Random(f"{self.seed}/{number}")
-        (command,) = draw.choices([*PARTS], [*PARTS.values()])
-        name, content = self._image(draw) if command in IMAGES else self._network(command, draw)
+        (command,) = draw.choices(self.commands, [PARTS[name] for name in self.commands])
+        name, content = self._image(command, draw) if command in IMAGES else self._network(command, draw)
         return Case(command, name, content, draw)
 
-    def _image(self, draw: random.Random) -> tuple[str, bytes]:
-        return _changed(draw, GOOD_FILES, [*network_mutations.bases().values()])
+    def _image(self, command: str, draw: random.Random) -> tuple[str, bytes]:
+        known = image_mutations.good_documents() if command == "document" else GOOD_FILES
+        return _changed(draw, known, [*network_mutations.bases().values()])
 
     def _network(self, command: str, draw: random.Random) -> tuple[str, bytes]:
         if draw.random() < 0.02:
@@ -175,11 +191,12 @@ class Cases:
             raise OperationFailed(problems[0])
 
     def _model(self, case: Case) -> str:
-        return "d" if case.name.startswith("d:") else "c"
+        name = case.name.partition(":")[0]
+        return name if name in PUBLISHED else "c"
 
 
 def prepare(repository: Path) -> None:
-    """Fill a repository with a classifier and a detector to publish to."""
+    """Fill a repository with a classifier, a detector and an embedder to publish to."""
     for name, model in PUBLISHED.items():
         path = repository.parent / f"{name}.onnx"
         onnx.save(model, path)
@@ -213,7 +230,8 @@ def _classify(case: Case, folder: Path, repository: Path) -> None:
     if error:
         raise error
     try:
-        Drawings(folder / "drawn", 0).draw(folder / "net.onnx", [])
+        image = folder / "net.onnx"
+        draw(image, [], OutputFiles("--draw", folder / "drawn", (".png",), 0).path_of(image))
     except OSError as error:
         raise ValueError(f"the pixels were decoded, but not drawn: {error}") from None
 
@@ -222,6 +240,18 @@ def _read(case: Case, folder: Path, repository: Path) -> None:
     times = StageTimes()
     times.begin(case.content)
     UprightDecoder(Limits())(case.content, times)
+
+
+def _document(case: Case, folder: Path, repository: Path) -> None:
+    times = StageTimes()
+    times.begin(case.content)
+    pages = UprightDecoder(Limits(), 20).pages(case.content, times)
+    sizes = tuple(PageSize(*page.size_wh) for page in pages)
+    lines = (TextLine("text 文", 0.9, ((9.0, 9.0), (99.0, 9.0), (99.0, 20.0), (9.0, 20.0))),)
+    try:
+        searchable(case.content, Reading(lines, (), (), *SOURCE, pages=sizes))
+    except InvalidImage as error:
+        raise ValueError(f"the pages were read, but not written: {error}") from None
 
 
 def _detect(case: Case, folder: Path, repository: Path) -> None:
@@ -236,4 +266,6 @@ IMAGES: Mapping[str, Callable[[Case, Path, Path], None]] = {
     "classify": _classify,
     "read": _read,
     "detect": _detect,
+    "document": _document,
+    "embed": _classify,
 }

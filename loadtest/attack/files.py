@@ -124,11 +124,12 @@ def main() -> int:
     """Do all cases, print and record."""
     parser = record.parser(__doc__ or "", cases=20_000, seed=1)
     parser.add_argument("--only", type=int, action="append", help="do this case in this process")
+    parser.add_argument("--commands", nargs="+", default=[*PARTS], choices=PARTS, help="cases of these only")
     args = record.parsed(parser)
     start_s, counts, wrong = time.monotonic(), Counter[tuple[str, str]](), list[str]()
     with tempfile.TemporaryDirectory() as scratch:
         prepare(repository := Path(scratch) / "models")
-        cases = Cases(args.seed, repository)
+        cases = Cases(args.seed, repository, args.commands)
         if args.only:
             for number in args.only:
                 case = cases.case(number)
@@ -153,7 +154,7 @@ def main() -> int:
                 wrong.append(f"{number}: {cases.case(number)[:2]}: {outcome}")
                 print(wrong[-1], file=sys.stderr)
     rows = []
-    for command in PARTS:
+    for command in args.commands:
         found = {verdict: counts[command, verdict] for verdict in VERDICTS}
         rows.append({"command": command, "cases": sum(found.values()), **found})
     print(record.table(COLUMNS, rows), f"{time.monotonic() - start_s:.0f} s")

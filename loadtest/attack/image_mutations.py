@@ -1,8 +1,10 @@
 """Image files of all kinds, and random changes of them that are the same each time."""
 
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from nereid.base.assets import COFFEE
+from nereid.client.result_kind import Timings
+from nereid.tasks.read.pdf import searchable
+from nereid.tasks.read.result import PageSize, Reading, TextLine
 from tests.pictures import save
 
 SIZES = (0, 1, 2, 7, 63, 65, 255, 256, 4_000, 8_000, 16_384, 16_385, 32_767, 65_535)
@@ -93,6 +98,10 @@ def lie(file: bytearray, random: Generator, _files: Sequence[bytes]) -> bytearra
     elif file[:2] == b"BM":
         field = int(random.choice([10, 14, 18, 22, 28, 30, 34, 46]))
         file[field : field + 4] = struct.pack("<i", int(random.choice([-large, small, large])))
+    elif file[:4] == b"%PDF":
+        numbers = [*re.finditer(rb"(?<![\d.])\d+", file)]
+        start, end = numbers[random.integers(0, len(numbers))].span()
+        file[start:end] = b"%d" % random.choice([-small, small, large, 2**31, large * small])
     elif file[:4] == b"RIFF":
         place = int(random.choice([4, 16, 24, 27, 26, 21]))
         file[place : place + 4] = struct.pack("<HH", small, large)
@@ -152,6 +161,27 @@ def _lie_in_tiff(file: bytearray, random: Generator, small: int, large: int) -> 
 
 # For files of any kind.
 Change = Callable[[bytearray, Generator, Sequence[bytes]], bytearray]
+
+
+@cache
+def good_documents() -> dict[str, bytes]:
+    """Return files of two pages, by name."""
+    image = Image.open(COFFEE).resize((96, 72))
+    pages: dict[str, Any] = {"save_all": True, "append_images": [image.rotate(180)]}
+    tiff = save(
+        image, "TIFF", compression="tiff_lzw", **pages
+    )  # first: the other leaves options on the images
+    plain = save(image, "PDF", **pages)
+    box = (4.0, 4.0), (90.0, 4.0), (90.0, 20.0), (4.0, 20.0)
+    size, source = PageSize(2500, 1875), ("m", "1", "", "", "", Timings(0, 0))
+    lines = TextLine("coffee 咖啡", 0.9, box, 1), TextLine("cup", 0.9, box, 2)
+    return {
+        "pdf": plain,
+        "pdf with text": searchable(plain, Reading(lines, (), (), *source, pages=(size, size))),
+        "tiff of pages": tiff,
+    }
+
+
 ANY_FILE: Sequence[Change] = (flip_bits, flip_bits, truncate, splice, blank)
 MUTATIONS: Sequence[Change] = (*ANY_FILE, lie, lie)
 

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 from nereid.base.assets import TEXT_REPOSITORY
 from tests.detectors import CLASSES, HEADS, SIDE, TestDetector
+from tests.embedders import UNIT, convolutional
 from tests.recognisers import TestRecogniser
 from tests.user_networks import UserNetwork
 
@@ -56,6 +57,7 @@ def bases() -> Mapping[str, bytes]:
             form = UserNetwork(layout=layout, datatype=datatype, batch=1, tail=layout == "NCHW")
             own[f"{layout} {datatype} classifier"] = form.build()
     own |= {"grey classifier": UserNetwork(channels=1).build(), "recogniser": TestRecogniser().build()}
+    own |= {f"{name} embedder": convolutional(tail) for name, tail in UNIT.items()}
     return found | {name: model.SerializeToString() for name, model in own.items()}
 
 

@@ -40,6 +40,7 @@ ELSEWHERE = {
     "chaos": "performance.md",
     "gpu_check": "gpu_results.md",
     "mutated_files": "security.md",
+    "mutated_pages": "security.md",
     "reading_accuracy": "reading.md",
     "reading_speed": "reading.md",
     "recovery": "server.md",

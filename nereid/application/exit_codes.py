@@ -15,7 +15,7 @@ FAILED, WRONG_USAGE = 1, 2
 MODULES = {
     "embedded": ("pytriton",),
     "cpu": ("onnxruntime",),
-    "text": ("cv2", "zxingcpp"),
+    "text": ("cv2", "zxingcpp", "pypdfium2"),
     "publish": ("onnx", "watchfiles"),
     "gateway": (
         "uvicorn",

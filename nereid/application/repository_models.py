@@ -10,16 +10,9 @@ from nereid.application.repository_publisher import RepositoryPublisher
 from nereid.backends.routing.assignment import Table, shares
 from nereid.base.config.model_config import ModelConfig, read_pbtxt
 from nereid.base.errors import InvalidConfig, InvalidImage, OperationFailed, WrongUsage
+from nereid.gateway.failures import UNAVAILABLE_RETRY_S, Failure, invalid_request
 from nereid.gateway.models import PreviewRefused
-from nereid.gateway.route_control import (
-    RolloutOrder,
-    RolloutState,
-    RouteConflict,
-    RouteFailed,
-    RouteRefused,
-    RouteState,
-    VariantState,
-)
+from nereid.gateway.route_control import RolloutOrder, RolloutState, RouteState, VariantState
 from nereid.models.rollout import orders
 from nereid.models.rollout.plan import make_plan
 from nereid.models.rollout.rollout_journal import RolloutActive, RolloutJournals
@@ -105,7 +98,7 @@ class RepositoryRoute:
 
     def show(self) -> RouteState:
         """Return the route file, and whether the server serves it."""
-        with _errors_of_the_gateway():
+        with _failures("the route cannot be read"):
             location = find_route(self._repository, self._name)
             table = present_table(location, read_state(location))
             status, served = served_status(RunningServer.of(self._find()), location.name, table.sha256)
@@ -122,11 +115,13 @@ class RepositoryRoute:
         def propose(present: target.RouteState) -> change.Proposal:
             current = present.route().generation
             if generation is not None and generation != current:
-                raise RouteConflict(f"expected generation {generation}, got {current}: the route has changed")
+                text = f"expected generation {generation}, got {current}: the route has changed"
+                raise Failure("conflict", text)
             note = f"set through the gateway by {author}"
             return change.Proposal(change.reweighted(weights)(present).route, note)
 
-        with _errors_of_the_gateway(WrongUsage, InvalidConfig):
+        failed = "the server does not serve the change; see the route and the log"
+        with _failures(failed, WrongUsage, InvalidConfig):
             change.change(find_route(self._repository, self._name), propose, RunningServer.of(self._find()))
         return self.show()
 
@@ -135,10 +130,11 @@ class RepositoryRoute:
     ) -> RouteState:
         """Start a rollout with the default limits, or give an order to the active one."""
         who = f"{order} through the gateway by {author}"
-        with _errors_of_the_gateway(WrongUsage):
+        with _failures("the rollout cannot be changed now; see the log", WrongUsage):
             location = find_route(self._repository, self._name)
             if order in ("start", "resume", "promote") and not orders.wait_controlled(location):
-                raise RouteConflict("no controller runs; fix: nereid serve, or nereid rollout controller")
+                text = "no controller is running; fix: nereid serve, or nereid rollout controller"
+                raise Failure("conflict", text)
             if order == "start":
                 plan = make_plan(candidate=candidate, **({"steps": steps} if steps else {}))
                 orders.start(location, plan, self._find(), who)
@@ -172,13 +168,18 @@ def _rollout(location: RouteLocation) -> RolloutState | None:
 
 
 @contextlib.contextmanager
-def _errors_of_the_gateway(*refused: type[Exception]) -> Iterator[None]:
-    """Raise the errors of `RouteControl` instead; those of classes in `refused` are the caller's fault."""
+def _failures(failed: str, *refused: type[Exception]) -> Iterator[None]:
+    """Raise errors as those of a `RouteControl`.
+
+    Args:
+        failed: the message for `unavailable`; the error itself may have paths of this machine.
+        refused: classes of errors that are the caller's fault.
+    """
     try:
         yield
     except (orders.OrderRefused, RolloutActive) as error:
-        raise RouteConflict(str(error)) from None
+        raise Failure("conflict", str(error)) from None
     except refused as error:
-        raise RouteRefused(str(error)) from None
+        raise invalid_request(str(error)) from None
     except (OperationFailed, InvalidConfig, OSError) as error:
-        raise RouteFailed(str(error)) from None
+        raise Failure("unavailable", failed, UNAVAILABLE_RETRY_S) from error

@@ -15,6 +15,9 @@ TEXT, CONFIDENCE, BOX = "text", "confidence", "box"
 FIELD = "field"
 # Further outputs of a model that reads barcodes: one entry per barcode. `barcode_box` is [-1, 4, 2].
 BARCODE, SYMBOLOGY, BARCODE_BOX = BARCODE_OUTPUTS = "barcode", "symbology", "barcode_box"
+# Further outputs of a model that reads files with several pages: the page of each line, and of each barcode,
+# from 1; and [-1, 2], width and height of each page in pixels.
+PAGE, BARCODE_PAGE, PAGE_SIZE = PAGE_OUTPUTS = "page", "barcode_page", "page_size"
 # Outputs of a model that finds objects, with `box` [-1, 4]: left, top, right, bottom. One entry per object.
 SCORE, LABEL = "score", "label"
 # Output of a model that computes embeddings: one vector per image.

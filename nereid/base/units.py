@@ -65,6 +65,9 @@ def parse_share(text: str) -> float:
         raise ValueError(f"expected a share such as 10% or 0.1, got '{text[:64]}'") from None
 
 
+_UNITS_S = {"s": 1, "m": 60, "h": 3600}
+
+
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration such as `30s`, `5m` or `1h`.
 
@@ -78,6 +81,3 @@ def parse_duration(text: str) -> float:
     ):
         raise ValueError(f"expected a duration such as 30s, 5m or 1h, got '{text[:32]}'")
     return float(int(number) * _UNITS_S[unit])
-
-
-_UNITS_S = {"s": 1, "m": 60, "h": 3600}

@@ -30,15 +30,15 @@ def check(
     model: Annotated[
         str,
         typer.Option(
-            help="Only findings of this model.", show_default="all models", autocompletion=complete_model
+            help="Show only this model's findings.", show_default="all models", autocompletion=complete_model
         ),
     ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Check a model repository without a server: configs, networks, ensembles, labels, routes, checksums.
 
-    The table shows failures, which make a server fail or answer wrongly, and notes. All profiles are
-    checked. With --json, checks that passed are listed, too.
+    The table lists notes, and failures that would stop a server or make its answers wrong. All profiles are
+    checked. With --json, the checks that passed are listed, too.
     """
     from nereid.models.routes.target import check_repository
     from nereid.repository import check as examination

@@ -31,16 +31,16 @@ def init(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="New or empty folder for the repository; with --task also a repository that gets the models "
-            "of the task.",
+            help="New or empty folder for the repository; with --task, also a repository to add the task's "
+            "models to.",
             metavar="DIR",
         ),
     ],
     task: options.Task = None,
 ) -> None:
-    """Create a model repository of your own: a copy of the default models, which you may change.
+    """Create your own model repository: a copy of the default models that you can change.
 
-    With --task read, the repository gets the models that read text. Upgrades of Nereid never touch this
+    With --task read, the repository contains the models that read text. Upgrading Nereid never changes this
     folder.
     """
     if folder.exists() and not folder.is_dir():
@@ -84,7 +84,7 @@ def demo(
     ] = None,
     task: options.Task = None,
 ) -> None:
-    """Start the real Triton server, classify a sample photo on both model versions, and stop.
+    """Start a real Triton server, classify a sample photo with both versions of a model, and stop.
 
     With --task read, the server reads the text of a sample parcel label, or of IMAGE.
     """

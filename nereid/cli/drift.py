@@ -12,7 +12,7 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed, WrongUsage, invalid_values
 from nereid.base.units import format_duration, parse_duration
 from nereid.cli.options import AsJson, Repository, complete_model, environment, show_help, show_progress
-from nereid.cli.server_options import find_server, with_server
+from nereid.cli.server_options import find_server, no_server, with_server
 from nereid.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def baseline(
     ] = "",
     repository: Repository = REPOSITORY,
 ) -> None:
-    """Store the reference of a route: from images that every variant classifies, or from recorded traffic.
+    """Store a route's reference, from images that every variant classifies or from recorded traffic.
 
-    A running server is needed. Images that cannot be classified are named and left out.
+    This needs a running server. Images that cannot be classified are reported and skipped.
     """
     from nereid.insight.drift.baseline import store
     from nereid.insight.drift.comparison import targets_of
@@ -70,7 +70,7 @@ def baseline(
     location = find_route(own_repository(repository), route)
     record = find_server(context, repository)
     if record is None:
-        raise OperationFailed(f"no server of '{repository}' runs; fix: nereid serve")
+        raise no_server(repository)
     targets = targets_of(location, record.profile)
     if images:
         from nereid.cli.options import collect
@@ -95,9 +95,9 @@ def baseline(
 def show(
     context: typer.Context, route: Route = "", as_json: AsJson = False, repository: Repository = REPOSITORY
 ) -> None:
-    """Show for each variant which signals of the last hour differ from the reference.
+    """Show which signals of each variant differed from the reference in the last hour.
 
-    The drift monitor of `nereid serve` computes the table once a minute.
+    The drift monitor of `nereid serve` updates the table once a minute.
     """
     from nereid.insight.drift.drift_report import report
     from nereid.models.routes.target import find_route
@@ -107,7 +107,7 @@ def show(
     base = run_dir.root(environment(context))
     folder = run_dir.find_folder(base, repository)
     if folder is None:
-        raise OperationFailed(f"no server of '{repository}' runs; fix: nereid serve")
+        raise no_server(repository)
     drifted = report(folder, location.name, run_dir.find_gateways(base, repository))
     if as_json:
         print(msgspec.json.encode(drifted).decode())

@@ -8,8 +8,9 @@ import typer
 from nereid.base.assets import REPOSITORY
 from nereid.base.contract import HTTP_PORT
 from nereid.base.errors import invalid_values
+from nereid.cli import options
 from nereid.cli.keys import KeysFile
-from nereid.cli.options import Repository, Task, complete_model, environment, repository_of
+from nereid.cli.options import AccessLog, Repository, Task, complete_model, environment, repository_of
 from nereid.cli.server_options import find_server
 from nereid.gateway.settings import KEEP_ALIVE_S, Listen, Settings
 from nereid.tasks import DEFAULT
@@ -22,38 +23,32 @@ def gateway(
     url: Annotated[
         str,
         typer.Option(
-            help="HOST:PORT of Triton's HTTP port.", show_default="the running server of the repository"
+            help="Triton's HTTP address, HOST:PORT.", show_default="the running server of the repository"
         ),
     ] = "",
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Model that answers requests without a model's name. With --url, repeat it for further "
-            "models; else all routes of the repository are offered.",
+            help="Model that answers requests that name no model. With --url, repeat the option to offer "
+            "more models; without it, all routes of the repository are offered.",
             autocompletion=complete_model,
             show_default=f"`{DEFAULT.model}`, or the first model of the repository",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="HTTP port; 0 selects a free port.", min=0, max=65535)] = 8080,
+    port: Annotated[int, options.port("HTTP port")] = 8080,
     grpc_port: Annotated[
-        int | None,
-        typer.Option(
-            help="Port of the v2 protocol over gRPC; 0 selects a free port.",
-            min=0,
-            max=65535,
-            show_default="none",
-        ),
+        int | None, options.port("Port of the v2 protocol over gRPC", show_default="none")
     ] = None,
     keys_file: KeysFile = None,
     require_keys: Annotated[
         bool,
-        typer.Option("--require-keys", help="Require a key on loopback, too, for example behind a proxy."),
+        typer.Option("--require-keys", help="Require a key even on loopback, for example behind a proxy."),
     ] = False,
     rate: Annotated[
         float | None,
         typer.Option(
-            help="Quota in images per second of each key without a rate of its own.",
+            help="Quota in images per second for each key without a rate of its own.",
             min=0.001,
             show_default="unlimited",
         ),
@@ -61,26 +56,26 @@ def gateway(
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Further host name that requests may use in their Host header. May be repeated.",
-            show_default="own addresses on loopback, elsewhere any",
+            help="Additional host name to accept in the Host header. May be repeated.",
+            show_default="own addresses on loopback, any elsewhere",
         ),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
-            help="Further origin of web pages that may call this gateway. May be repeated.",
+            help="Additional origin whose web pages may call this gateway. May be repeated.",
             show_default="the gateway's own page",
         ),
     ] = None,
-    certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM); turns HTTPS on.")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="Certificate (PEM); enables HTTPS.")] = None,
     certificate_key: Annotated[
         Path | None,
-        typer.Option(help="Private key of the certificate (PEM).", show_default="in the certificate's file"),
+        typer.Option(help="Private key of the certificate (PEM).", show_default="in the certificate file"),
     ] = None,
     keep_alive_s: Annotated[
         int,
         typer.Option(
-            help="Seconds after which an unused connection is closed; more than a load balancer's in front.",
+            help="Idle connection timeout in seconds. Set it higher than your load balancer's.",
             min=1,
         ),
     ] = KEEP_ALIVE_S,
@@ -90,19 +85,17 @@ def gateway(
             help="Number of processes that share the ports, the quotas and the metrics.",
             min=1,
             max=MAX_WORKERS,
-            show_default="1 for each 8 cores",
+            show_default="one per 8 cores",
         ),
     ] = None,
-    access_log: Annotated[
-        bool, typer.Option("--access-log", help="Log each request on stderr as one line of JSON.")
-    ] = False,
+    access_log: AccessLog = False,
     repository: Repository = REPOSITORY,
     task: Task = None,
 ) -> None:
     """Serve a REST API, a web page and the checked v2 protocol in front of a running server, until Ctrl-C.
 
-    When the gateway listens, it prints its ports as one line of JSON on stdout. On loopback, every caller may
-    classify. Elsewhere every request needs a key. Changing a route's weights always needs a key.
+    Once the gateway is listening, it prints its ports as one line of JSON on stdout. On loopback, image
+    requests need no key; elsewhere, every request needs one. Changing a route's weights always needs a key.
     """
     from nereid.application import gateway_program
 

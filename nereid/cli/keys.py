@@ -44,12 +44,12 @@ def add(
         typer.Option(
             help="Quota in images per second, on average.",
             min=0.001,
-            show_default="that of `nereid gateway --rate`",
+            show_default="from `nereid gateway --rate`",
         ),
     ] = None,
     file: KeysFile = None,
 ) -> None:
-    """Create a key and print it once; the file keeps only a digest. Running gateways accept it immediately.
+    """Create a key and print it once; the file stores only a digest. Running gateways accept it immediately.
 
     Scopes: `infer` may classify and read, `route` may change weights, `admin` may do everything.
     """
@@ -93,6 +93,6 @@ def revoke(
     name_or_id: Annotated[str, typer.Argument(help="Name or id of the key.", metavar="NAME|ID")],
     file: KeysFile = None,
 ) -> None:
-    """Revoke a key: gateways reject it from the next request on."""
+    """Revoke a key; gateways reject it from the next request onwards."""
     key_changes.revoke(file or default_path(environment(context)), name_or_id)
     print(f"revoked '{name_or_id}'")

@@ -14,28 +14,33 @@ from nereid.tasks import DEFAULT, TASKS
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
 
-def collect(paths: Sequence[Path]) -> list[Path]:
+def collect(paths: Sequence[Path], more: Sequence[str] = ()) -> list[Path]:
     """Return the files among `paths` and the images in its folders, sorted within each folder.
+
+    Args:
+        paths: files and folders.
+        more: further suffixes of files in folders.
 
     Raises:
         ValueError: a path does not exist, or a folder holds no image.
     """
-    return [image for path in paths for image in _images(path)]
+    return [image for path in paths for image in _images(path, SUFFIXES.union(more))]
 
 
-def images_in(folder: Path) -> list[Path]:
+def images_in(folder: Path, more: Sequence[str] = ()) -> list[Path]:
     """Return the images in a folder and its subfolders, sorted."""
+    suffixes = SUFFIXES.union(more)
     # Only regular files: reading a named pipe would block.
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
 
 
-def _images(path: Path) -> list[Path]:
+def _images(path: Path, suffixes: frozenset[str]) -> list[Path]:
     if not path.exists():
         raise ValueError(f"'{path}' does not exist")
     if not path.is_dir():
         return [path]
-    if not (images := images_in(path)):
-        raise ValueError(f"'{path}' has no image, expected {', '.join(sorted(SUFFIXES))}")
+    if not (images := images_in(path, [*suffixes])):
+        raise ValueError(f"'{path}' has no image, expected {', '.join(sorted(suffixes))}")
     return images
 
 
@@ -96,8 +101,9 @@ Model: TypeAlias = Annotated[
 Profile: TypeAlias = Annotated[
     str,
     typer.Option(
-        help="Set of configs to serve: `ensemble` for config.pbtxt, NAME for configs/NAME.pbtxt, or `auto`: "
-        "`gpu` if a GPU, its packages and configs for it are there, else `cpu`.",
+        help="Set of configs to serve: `ensemble` for config.pbtxt, NAME for configs/NAME.pbtxt, or "
+        "`auto`, which selects `gpu` if a GPU, its packages and its configs are present, and "
+        "otherwise `cpu`.",
         autocompletion=complete_profile,
         envvar="NEREID_PROFILE",
     ),
@@ -105,9 +111,22 @@ Profile: TypeAlias = Annotated[
 _OfTask: Any = Literal[tuple(OWN_MODELS)]  # Typer refuses other names
 Task: TypeAlias = Annotated[
     _OfTask | None,
-    typer.Option(help="Task whose models of this package are used.", show_default=DEFAULT.name),
+    typer.Option(help="Use the package's own models for this task.", show_default=DEFAULT.name),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AccessLog: TypeAlias = Annotated[
+    bool, typer.Option("--access-log", help="Log each request to stderr as one line of JSON.")
+]
+
+
+def port(name: str, **more: Any) -> Any:
+    """Return the option of a port, for `Annotated`."""
+    return typer.Option(help=f"{name}; 0 selects a free port.", min=0, max=65535, **more)
+
+
+def network_file(metavar: str) -> Any:
+    """Return the argument of a network, for `Annotated`."""
+    return typer.Argument(help="ONNX file, or a folder with the file and its external data.", metavar=metavar)
 
 
 def environment(context: typer.Context) -> Mapping[str, str]:

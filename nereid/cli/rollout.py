@@ -30,18 +30,18 @@ STOP_POLL_S = 0.2
 Candidate = Annotated[
     str,
     typer.Argument(
-        help="Variant of the route that gets the traffic.",
+        help="Variant to shift the traffic to.",
         metavar="VARIANT",
-        show_default="that of --file",
+        show_default="from --file",
         autocompletion=complete_variant,
     ),
 ]
 PlanFile = Annotated[
-    Path | None, typer.Option("--file", help="Plan as JSON; options replace its values.", metavar="FILE")
+    Path | None, typer.Option("--file", help="Plan as JSON; options override its values.", metavar="FILE")
 ]
 Steps = Annotated[
     str | None,
-    typer.Option(help="Percentages of the traffic; the first may be `shadow`.", show_default="1,5,25,50,100"),
+    typer.Option(help="Traffic percentages; the first may be `shadow`.", show_default="1,5,25,50,100"),
 ]
 HoldS = Annotated[
     float | None, typer.Option(help="Minimum duration of a step, in seconds.", show_default="60")
@@ -51,11 +51,11 @@ PatienceS = Annotated[
     typer.Option(help="Seconds after which a step without a decision is inconclusive.", show_default="3600"),
 ]
 MinRequests = Annotated[
-    int | None, typer.Option(help="Requests of the candidate before a step may pass.", show_default="100")
+    int | None, typer.Option(help="Candidate requests needed before a step may pass.", show_default="100")
 ]
 MaxErrorRatio = Annotated[
     float | None,
-    typer.Option(help="Maximum share of the candidate's requests that fail, 0 to 1.", show_default="0.05"),
+    typer.Option(help="Maximum fraction of the candidate's requests that fail, 0 to 1.", show_default="0.05"),
 ]
 SloMs = Annotated[
     float | None,
@@ -67,20 +67,20 @@ SloMs = Annotated[
 MaxLatencyIncrease = Annotated[
     float | None,
     typer.Option(
-        help="Increase of the median latency that fails a step at its end; 0.2 is 20 %.", show_default="0.2"
+        help="Increase in median latency that fails a step at its end; 0.2 means 20 %.", show_default="0.2"
     ),
 ]
 MaxDisagreement = Annotated[
     float | None,
     typer.Option(
-        help="Maximum share of a shadow's responses with another best class, 0 to 1.", show_default="0.05"
+        help="Maximum fraction of shadow responses with another top class, 0 to 1.", show_default="0.05"
     ),
 ]
 IfInconclusive = Annotated[
     str | None,
-    typer.Option(help="Effect of a step without a decision: `pause` or `rollback`.", show_default="pause"),
+    typer.Option(help="What to do after an inconclusive step: `pause` or `rollback`.", show_default="pause"),
 ]
-Reason = Annotated[str, typer.Option(help="Reason that the history records.")]
+Reason = Annotated[str, typer.Option(help="Reason to record in the history.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -129,8 +129,9 @@ def start(
 ) -> None:
     """Start a rollout; `nereid serve`, or `nereid rollout controller`, carries it out.
 
-    Every second, the candidate is compared with the variant that has the traffic now. A step passes when the
-    counts show that the candidate is not worse. If they show that it is worse, the rollout rolls back.
+    Every second, the candidate is compared with the variant that currently has the traffic. A step passes
+    once the counts show that the candidate is not worse; if they show that it is worse, the rollout rolls
+    back.
     """
     from nereid.models.rollout import orders
 
@@ -154,7 +155,7 @@ def plan_rollout(
     route: RouteName = "",
     repository: Repository = REPOSITORY,
 ) -> None:
-    """Measure the traffic for ten seconds, and show how much each step needs; nothing is changed."""
+    """Measure the traffic for ten seconds and show what each step needs; nothing is changed."""
     from nereid.models.rollout import orders
 
     location, record = _location(repository, route), find_server(context, repository)
@@ -163,7 +164,7 @@ def plan_rollout(
 
 @app.command()
 def status(as_json: AsJson = False, route: RouteName = "", repository: Repository = REPOSITORY) -> None:
-    """Show the newest rollout of the route, and what it waits for."""
+    """Show the route's newest rollout, and what it is waiting for."""
     from nereid.models.rollout.rollout_journal import RolloutJournals
 
     state = RolloutJournals.of(_location(repository, route)).latest()
@@ -175,13 +176,13 @@ def status(as_json: AsJson = False, route: RouteName = "", repository: Repositor
 
 @app.command()
 def pause(reason: Reason = "", route: RouteName = "", repository: Repository = REPOSITORY) -> None:
-    """Keep the current weights, and make no decisions."""
+    """Hold the current weights and make no decisions."""
     _order("pause", reason, route, repository)
 
 
 @app.command()
 def resume(reason: Reason = "", route: RouteName = "", repository: Repository = REPOSITORY) -> None:
-    """Restart the current step of a paused rollout, with counts from zero."""
+    """Restart the current step of a paused rollout, counting from zero."""
     _order("resume", reason, route, repository)
 
 
@@ -196,7 +197,7 @@ def promote(reason: Reason = "", route: RouteName = "", repository: Repository =
 def abort(
     context: typer.Context, reason: Reason = "", route: RouteName = "", repository: Repository = REPOSITORY
 ) -> None:
-    """Roll back, and end the rollout; the candidate stays loaded."""
+    """Roll back and end the rollout; the candidate stays loaded."""
     from nereid.models.rollout import orders
 
     _order("abort", reason, route, repository)
@@ -210,14 +211,14 @@ def history(
     number: Annotated[
         int | None,
         typer.Argument(
-            help="Rollout whose events are listed.", metavar="NUMBER", min=1, show_default="all rollouts"
+            help="Rollout to list the events of.", metavar="NUMBER", min=1, show_default="all rollouts"
         ),
     ] = None,
     as_json: AsJson = False,
     route: RouteName = "",
     repository: Repository = REPOSITORY,
 ) -> None:
-    """List the rollouts of the route, newest first; or all events of one."""
+    """List the route's rollouts, newest first, or all events of one rollout."""
     from nereid.models.rollout.rollout_journal import RolloutJournals
 
     logs = RolloutJournals.of(_location(repository, route))
@@ -263,7 +264,7 @@ def _note_controller(location: "RouteLocation") -> None:
     from nereid.models.rollout import orders
 
     if not orders.wait_controlled(location):
-        text = "no controller runs, so nothing happens yet; fix: nereid serve, or nereid rollout controller"
+        text = "no controller is running yet; fix: nereid serve, or nereid rollout controller"
         show_progress(f"note: {text}")
 
 

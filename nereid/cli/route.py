@@ -43,7 +43,7 @@ NewFile = Annotated[
     str, typer.Option("--file", help="Complete new route file; `-` reads stdin.", metavar="FILE|-")
 ]
 Offline = Annotated[
-    bool, typer.Option("--offline", help="Write the file without a check by the running server.")
+    bool, typer.Option("--offline", help="Write the file without checking it on the running server.")
 ]
 
 
@@ -92,9 +92,9 @@ def diff(
     route: RouteName = "",
     repository: Repository = REPOSITORY,
 ) -> None:
-    """Show the changes that `nereid route set` would make, and the share of sticky keys that would move.
+    """Show the changes that `nereid route set` would make, and the fraction of sticky keys that would move.
 
-    Nothing is written. Without arguments, the present route is compared with the previous one.
+    Nothing is written. Without arguments, the current route is compared with the previous one.
     """
     from nereid.models.routes import change
 
@@ -112,24 +112,24 @@ def diff(
 
 @app.command()
 def explain(
-    key: Annotated[str, typer.Option(help="Route key of the caller, header `x-route-key`.")] = "",
+    key: Annotated[str, typer.Option(help="Route key of the caller (header `x-route-key`).")] = "",
     header: Annotated[
         list[str] | None, typer.Option(help="Header of the request. May be repeated.", metavar="NAME=VALUE")
     ] = None,
     variant: Annotated[
         str,
         typer.Option(
-            help="Variant that the request names, header `x-variant`.", autocompletion=complete_variant
+            help="Variant that the request names (header `x-variant`).", autocompletion=complete_variant
         ),
     ] = "",
     version: Annotated[
-        str, typer.Option(help="Version that the request names, header `x-model-version`.")
+        str, typer.Option(help="Version that the request names (header `x-model-version`).")
     ] = "",
     as_json: AsJson = False,
     route: RouteName = "",
     repository: Repository = REPOSITORY,
 ) -> None:
-    """Show which variant would answer a request, and why, while all variants are healthy."""
+    """Show which variant would answer a request if all variants are healthy, and why."""
     from nereid.base.contract import ROUTE_KEY_HEADER, VARIANT_HEADER, VERSION_HEADER
     from nereid.models.routes import explain
     from nereid.models.routes.target import present_table
@@ -142,7 +142,7 @@ def explain(
 
 @app.command()
 def history(as_json: AsJson = False, route: RouteName = "", repository: Repository = REPOSITORY) -> None:
-    """List the history of the route, newest first."""
+    """List the route's history, newest first."""
     target, present = _read(repository, route)
     _report_damage(target)
     _print_history(present.all_entries, as_json)
@@ -165,7 +165,7 @@ def revert(
     """Restore an earlier route, with the same checks as `nereid route set`.
 
     Without GENERATION, the previous route is restored; a second revert undoes the first. If several entries
-    have that GENERATION, the newest one that differs from the present route is used.
+    have that GENERATION, the newest one that differs from the current route is used.
     """
     from nereid.models.routes import change
     from nereid.models.routes.target import find_route
@@ -181,13 +181,13 @@ def fallback(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Variants that replace the default one while it is unreachable, in this order.",
+            help="Variants to use, in this order, while the default variant is unreachable.",
             metavar="VARIANT…",
             autocompletion=complete_variant,
         ),
     ] = None,
     cpu: Annotated[
-        bool, typer.Option("--cpu", help="Copy the default's model to the CPU, as the first fallback.")
+        bool, typer.Option("--cpu", help="Copy the default variant's model to the CPU as the first fallback.")
     ] = False,
     offline: Offline = False,
     route: RouteName = "",
@@ -195,16 +195,16 @@ def fallback(
 ) -> None:
     """Set the variants that answer while the default variant is unreachable.
 
-    With --cpu, the model of the default variant gets a copy NAME_cpu that runs on the CPU in every profile,
-    and keeps the version of its network. The copy is loaded, and becomes a variant without traffic.
+    With --cpu, the default variant's model is copied to NAME_cpu, which runs on the CPU in every profile and
+    keeps the version of its network. The copy is loaded and becomes a variant without traffic.
     """
     from nereid.models.publish.add import add_cpu_fallback
     from nereid.models.routes import change
 
     if bool(names) == cpu:
-        raise WrongUsage("expected either names of variants, or --cpu")
+        raise WrongUsage("expected either variant names or --cpu")
     if cpu and offline:
-        raise WrongUsage("--cpu needs no --offline: without a server, the copy is loaded at the next start")
+        raise WrongUsage("--cpu excludes --offline: without a server, the copy is loaded at the next start")
     if names:
         _change(context, change.with_fallbacks(names), offline, route, repository)
         return

@@ -10,13 +10,8 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.contract import GRPC_PORT, HTTP_PORT, METRICS_PORT
 from nereid.base.errors import WrongUsage, invalid_values
 from nereid.cli.keys import KeysFile
-from nereid.cli.options import Profile, Repository, Task, environment, repository_of
-from nereid.server.command_line import (
-    AUTO_PROFILE,
-    LOOPBACK,
-    ServerOptions,
-    read_token,
-)
+from nereid.cli.options import AccessLog, Profile, Repository, Task, environment, port, repository_of
+from nereid.server.command_line import AUTO_PROFILE, LOOPBACK, ServerOptions, read_token
 from nereid.server.ports import Ports
 
 ControlMode = Literal["explicit", "poll", "none"]
@@ -26,7 +21,7 @@ def serve(
     context: typer.Context,
     flags: Annotated[
         list[str] | None,
-        typer.Argument(help="Flags that are passed to tritonserver, after `--`.", metavar="-- FLAG"),
+        typer.Argument(help="Flags for tritonserver, after `--`.", metavar="-- FLAG"),
     ] = None,
     repository: Repository = REPOSITORY,
     task: Task = None,
@@ -34,22 +29,16 @@ def serve(
     gpu_id: Annotated[
         str,
         typer.Option(
-            help="GPUs to use: indexes of nvidia-smi or UUIDs, separated by commas. The option replaces "
+            help="GPUs to use: nvidia-smi indexes or UUIDs, separated by commas. Overrides "
             "CUDA_VISIBLE_DEVICES.",
             metavar="ID[,ID]",
-            show_default="all that CUDA shows",
+            show_default="all that CUDA can see",
         ),
     ] = "",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    http_port: Annotated[
-        int, typer.Option(help="HTTP port; 0 selects a free port.", min=0, max=65535)
-    ] = HTTP_PORT,
-    grpc_port: Annotated[
-        int, typer.Option(help="gRPC port; 0 selects a free port.", min=0, max=65535)
-    ] = GRPC_PORT,
-    metrics_port: Annotated[
-        int, typer.Option(help="Metrics port; 0 selects a free port.", min=0, max=65535)
-    ] = METRICS_PORT,
+    http_port: Annotated[int, port("HTTP port")] = HTTP_PORT,
+    grpc_port: Annotated[int, port("gRPC port")] = GRPC_PORT,
+    metrics_port: Annotated[int, port("Metrics port")] = METRICS_PORT,
     model_control_mode: Annotated[
         ControlMode,
         typer.Option(
@@ -58,33 +47,27 @@ def serve(
         ),
     ] = "explicit",
     health_port: Annotated[
-        int | None,
-        typer.Option(
-            help="Port of /livez, /readyz and the supervisor's /metrics; 0 selects a free port.",
-            min=0,
-            max=65535,
-            show_default="none",
-        ),
+        int | None, port("Port of /livez, /readyz and the supervisor's /metrics", show_default="none")
     ] = None,
     drain_s: Annotated[
         float,
-        typer.Option(help="Seconds to continue serving after SIGTERM, while /readyz reports 503.", min=0),
+        typer.Option(help="Seconds to keep serving after SIGTERM, while /readyz returns 503.", min=0),
     ] = 0.0,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="End if a model cannot be loaded, instead of serving the others."),
+        typer.Option("--strict", help="Exit if a model cannot be loaded, instead of serving the others."),
     ] = False,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            help="File with the token of the administrative APIs, for other tools than `nereid`.",
+            help="File with the token for the administrative APIs, for tools other than `nereid`.",
             show_default="a random token",
         ),
     ] = None,
     no_token: Annotated[
         bool,
         typer.Option(
-            "--no-token", help="Open the administrative APIs to everybody on this machine; loopback only."
+            "--no-token", help="Leave the administrative APIs open to anyone on this machine; loopback only."
         ),
     ] = False,
     allow_shm: Annotated[
@@ -95,8 +78,8 @@ def serve(
         bool | None,
         typer.Option(
             "--guard/--unguarded",
-            help="Whether a gateway checks all requests, and Triton itself has no port. A request to an "
-            "unguarded server can end it.",
+            help="Put a gateway in front of Triton and close Triton's own ports. Without it, a malformed "
+            "request can crash the server.",
             show_default="guarded, except on loopback",
         ),
     ] = None,
@@ -105,17 +88,15 @@ def serve(
         bool,
         typer.Option(
             "--require-keys",
-            help="Require a key on loopback, too, for example behind a proxy. Implies --guard.",
+            help="Require a key even on loopback, for example behind a proxy. Implies --guard.",
         ),
     ] = False,
     trace: Annotated[
         bool,
-        typer.Option(
-            "--trace/--no-trace", help="Whether the stages of each request are recorded, for `nereid why`."
-        ),
+        typer.Option("--trace/--no-trace", help="Record the stages of each request, for `nereid why`."),
     ] = True,
     trace_share: Annotated[
-        float, typer.Option(help="Share of the traces that are kept without another reason.", min=0, max=1)
+        float, typer.Option(help="Fraction of ordinary traces to keep.", min=0, max=1)
     ] = 0.01,
     objective_ms: Annotated[
         float,
@@ -128,29 +109,26 @@ def serve(
     otlp: Annotated[
         str,
         typer.Option(
-            help="Address of an OTLP receiver over HTTP for kept traces, such as http://localhost:4318.",
+            help="OTLP receiver over HTTP to export kept traces to, such as http://localhost:4318.",
             show_default="none",
         ),
     ] = "",
-    access_log: Annotated[
-        bool, typer.Option("--access-log", help="Log each request on stderr as one line of JSON.")
-    ] = False,
+    access_log: AccessLog = False,
     signals: Annotated[
         bool,
         typer.Option(
             "--signals/--no-signals",
-            help="Whether brightness, confidence and other signals of images and responses are measured, for "
-            "`nereid drift`.",
+            help="Measure signals of images and responses, such as brightness, for `nereid drift`.",
         ),
     ] = True,
 ) -> None:
     """Serve a model repository until Ctrl-C.
 
-    When every model answers, a terminal shows the addresses. A pipe gets them as one line of JSON on
-    stdout. The log goes to stderr. Processes that die or hang are replaced.
+    Once every model answers, the addresses are printed on stdout: as text on a terminal, as one line of JSON
+    to a pipe. The log goes to stderr. Processes that die or hang are replaced.
 
-    On 127.0.0.1 the ports are Triton's own, for programs that you trust. On other addresses a gateway has the
-    ports: it checks every request, and every request needs a key.
+    On 127.0.0.1, the ports are Triton's own, for programs that you trust. On other addresses, the ports
+    belong to a gateway, which checks every request and requires a key.
     """
     from nereid.application import serve_program
     from nereid.base.tracing.records import Sampling

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from nereid.base.errors import WrongUsage
+from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.cli.options import environment
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 Address: TypeAlias = Annotated[
     str,
     typer.Option(
-        help="Triton's gRPC address, if `nereid serve` did not start the server here; "
-        "the next port has its metrics page.",
+        help="Triton's gRPC address, for a server that `nereid serve` did not start here; its metrics "
+        "page is on the next port.",
         metavar="HOST:PORT",
         envvar="NEREID_SERVER",
         show_default=False,
@@ -28,7 +28,7 @@ Address: TypeAlias = Annotated[
 TokenFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        help="File with the token of that server's management APIs.",
+        help="File with the token for that server's management APIs.",
         metavar="FILE",
         envvar="NEREID_TOKEN_FILE",
     ),
@@ -75,6 +75,11 @@ def find_server(context: typer.Context, repository: Path) -> "ServerRecord | Non
         text = f"note: this command uses the newest server of this repository, pid {servers[-1].pid}"
         print(f"{text}; it does not reach pid {others}", file=sys.stderr)
     return servers[-1] if servers else None
+
+
+def no_server(repository: Path | str) -> OperationFailed:
+    """Return the error if no server is running for a repository."""
+    return OperationFailed(f"no server is running for '{repository}'", "nereid serve")
 
 
 def _named(context: typer.Context, repository: Path, address: str) -> "ServerRecord":

@@ -10,7 +10,7 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed
 from nereid.base.units import format_bytes, format_duration
 from nereid.cli.options import AsJson, Repository, environment
-from nereid.cli.server_options import find_server
+from nereid.cli.server_options import find_server, no_server
 from nereid.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ COLUMNS = ("model", "kind", "versions", "traffic", "processes", "memory")
 def status(context: typer.Context, as_json: AsJson = False, repository: Repository = REPOSITORY) -> None:
     """Show the server, gateways, models, traffic, processes and memory of a repository.
 
-    The exit code is 1 if no server runs, or if it does not respond.
+    The exit code is 1 if no server is running or it does not respond.
     """
     from nereid.insight.observe.status import status as observed
     from nereid.server import run_dir
@@ -33,7 +33,7 @@ def status(context: typer.Context, as_json: AsJson = False, repository: Reposito
     else:
         show(state)
     if state.server is None:
-        raise OperationFailed(f"no server of '{repository}' runs; fix: nereid serve")
+        raise no_server(repository)
     if state.server.trouble:
         raise OperationFailed(state.server.trouble)
 
@@ -55,7 +55,7 @@ def show(status: "Status") -> None:
 
 def _server_rows(server: "ServerStatus | None") -> list[tuple[str, str]]:
     if server is None:
-        return [("server", "none runs")]
+        return [("server", "not running")]
     running = f"running for {format_duration(server.uptime_s)}, pid {server.pid}" if server.pid else "running"
     state = "does not respond" if server.trouble else running
     addresses = ", ".join(f"{name} {server.host}:{port}" for name, port in server.ports.items())

@@ -22,7 +22,7 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed
 from nereid.base.units import format_bytes, format_duration
 from nereid.cli.options import Repository, environment
-from nereid.cli.server_options import find_server
+from nereid.cli.server_options import find_server, no_server
 from nereid.cli.tables import console
 
 if TYPE_CHECKING:
@@ -57,14 +57,14 @@ def top(
         float, typer.Option(help="Seconds between two measurements.", min=MIN_INTERVAL_S)
     ] = 2.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Measure once, print the tables, and end; also without a terminal.")
+        bool, typer.Option("--once", help="Measure once, print the tables, and exit; needs no terminal.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one measurement as JSON, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one measurement as JSON, and exit.")] = False,
     repository: Repository = REPOSITORY,
 ) -> None:
-    """Show the traffic, the models and the processes of a running server, again and again.
+    """Show the traffic, the models and the processes of a running server, continuously updated.
 
-    The keys `q` and Ctrl-C end the view. Rates and quantiles are those of the last interval.
+    Press `q` or Ctrl-C to quit. Rates and quantiles are for the last interval.
     """
     from nereid.insight.observe.top import TopReader
     from nereid.server import run_dir
@@ -94,7 +94,7 @@ def _once(reader: "TopReader", interval_s: float, as_json: bool) -> None:
 def _readable(reader: "TopReader") -> "Reading":
     reading = reader.read()
     if reading.server is None:
-        raise OperationFailed(f"no server of '{reader.repository}' runs; fix: nereid serve")
+        raise no_server(reader.repository)
     if reading.server.trouble:
         raise OperationFailed(reading.server.trouble)
     return reading
@@ -131,7 +131,7 @@ def _screen(
     from nereid.insight.observe.top import measure
 
     if after.server is None:
-        return Text(f"no server of '{reader.repository}' runs; this view waits for one, q ends it")
+        return Text(f"no server is running for '{reader.repository}'; waiting for one, q quits")
     width, height = size
     return view(measure(before, after), width, height, f"every {interval_s:g} s; q ends")
 

@@ -13,7 +13,7 @@ from nereid.base.assets import REPOSITORY
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.units import format_bytes, format_duration, format_ms, parse_duration
 from nereid.cli.options import AsJson, Repository, complete_model, environment
-from nereid.cli.server_options import find_server
+from nereid.cli.server_options import find_server, no_server
 
 if TYPE_CHECKING:
     from nereid.insight.observe.contention import Contention
@@ -29,15 +29,13 @@ def why(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Only requests of this route or model.",
+            help="Show only requests to this route or model.",
             metavar="MODEL",
             show_default="all requests",
             autocompletion=complete_model,
         ),
     ] = None,
-    window: Annotated[
-        str, typer.Option("--since", help="Length of the window that ends now.", metavar="DURATION")
-    ] = "5m",
+    window: Annotated[str, typer.Option("--since", help="How far back to look.", metavar="DURATION")] = "5m",
     request: Annotated[
         str | None,
         typer.Option(help="Show the stages of one request, by its request id or trace id.", metavar="ID"),
@@ -47,11 +45,10 @@ def why(
 ) -> None:
     """Show why the last requests of a running server were slow or failed, and what to try next.
 
-    The stages of the slowest 5 % are compared with those of typical requests. Counts of the kernel for the
-    server's processes are measured for two seconds.
+    The stages of the slowest 5 % of requests are compared with those of typical ones. Kernel counters of the
+    server's processes are sampled for two seconds.
     """
-    from nereid.insight.observe import request_history
-    from nereid.insight.observe.why import explain
+    from nereid.insight.observe.why import explain, recorded_requests
     from nereid.server import run_dir
 
     try:
@@ -60,15 +57,13 @@ def why(
         raise WrongUsage(f"--since: {error}") from None
     record = find_server(context, repository)
     if record is None:
-        raise OperationFailed(f"no server of '{repository}' runs; fix: nereid serve")
+        raise no_server(repository)
     if request:
-        _show_request(
-            [line for line in request_history.read(record) if request in _ids(line)], request, as_json
-        )
+        _show_request([line for line in recorded_requests(record) if request in _ids(line)], request, as_json)
         return
     lines = [
         line
-        for line in request_history.read(record, time.time() - window_s)
+        for line in recorded_requests(record, time.time() - window_s)
         if model is None or model in (line.get("route"), line.get("model"))
     ]
     base = run_dir.root(environment(context))

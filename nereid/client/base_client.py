@@ -168,7 +168,11 @@ class BaseClient(ABC, Generic[Result]):
                     await self._connection.pause(pause_s)
                 else:
                     self._budget.succeeded()
-                    return result
+                    break
+        if not self.kind.is_complete(result, len(files)):
+            names = ", ".join(self.kind.outputs)
+            raise Unreachable(f"the peer is not a Triton server: its response lacks {names} of all images")
+        return result
 
     async def _attempt(self, request: ModelRequest, files: Sequence[bytes]) -> Any:
         if not self._outputs:
@@ -178,12 +182,7 @@ class BaseClient(ABC, Generic[Result]):
         infer, result = partial(self._infer, request), None
         if self._memory:
             result = await self._memory.infer(files, request.attempts, infer)
-        if result is None:
-            result = await infer(image_tensor(self._connection.protocol, files))
-        if not self.kind.is_complete(result, len(files)):
-            names = ", ".join(self.kind.outputs)
-            raise Unreachable(f"the peer is not a Triton server: its response lacks {names} of all images")
-        return result
+        return await infer(image_tensor(self._connection.protocol, files)) if result is None else result
 
     async def _infer(self, request: ModelRequest, tensor: Any) -> Any:
         remaining_s = request.attempts.remaining_s()

@@ -1,14 +1,15 @@
 """Images by REST, for every task: its endpoint, and the way from the body of a request to the answer."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct, ValidationError, convert, structs
 
 from nereid.base.assets import CHELSEA, COFFEE
-from nereid.gateway.failures import Code, invalid_request, unreachable
+from nereid.gateway.failures import Code, invalid_request, malformed_response
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response, whole_number
 from nereid.gateway.http.upload import FORM, JSON, CancelOnDisconnect, ImageBody
 from nereid.gateway.inference import ImageCall, run
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from nereid.gateway.state import Gateway
 
 Handler = Callable[["Gateway", GatewayRequest], Awaitable[GatewayResponse]]
+# Encodes an answer, from the parameters of the request, its image, and the cost of that.
+Respond = Callable[
+    ["Gateway", GatewayRequest, Any, Mapping[str, str], memoryview, int], Awaitable[GatewayResponse]
+]
+_Value = TypeVar("_Value")
 # A query parameter: its description and its JSON schema.
 Parameter = tuple[str, Mapping[str, Any]]
 
@@ -78,6 +84,7 @@ class Operation:
         errors: possible error codes, in addition to those of every operation.
         is_limited: whether quotas, rule headers and the timeout header apply.
         is_of_model: whether the operation is about one model: the default one, or the one in the path.
+        other_type: media type of the response that parameters can choose instead of JSON; empty for none.
         task: the task that the model must have; None for any.
         parts: further classes that the schema of the answer refers to.
     """
@@ -94,6 +101,7 @@ class Operation:
     is_limited: bool = False
     is_of_model: bool = False
     response_type: str = "text/plain"
+    other_type: str = ""
     task: Task | None = None
     parts: tuple[type, ...] = ()
 
@@ -103,10 +111,6 @@ class Operation:
         if not self.is_of_model:
             return (self.path,)
         return self.path, f"/v1/models/{{model}}/{self.path.removeprefix('/v1').strip('/')}"
-
-
-def _as_json(answer: Any, given: Mapping[str, str]) -> GatewayResponse:
-    return json_response(answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,9 @@ class Endpoint:
         errors: error codes, in addition to those of every image.
         photos: sample images that suit the task, with their credits.
         operations: further operations of the task; of those that are about a model, it must have the task.
-        respond: encodes an answer, from the parameters of the request; raises Failure.
+        kinds: accepted media types of the body.
+        respond: encodes an answer; raises Failure. None: as JSON.
+        other_type: media type that it can choose instead of JSON.
         keep: called with each result before it is encoded.
     """
 
@@ -137,7 +143,9 @@ class Endpoint:
     errors: tuple[Code, ...] = ()
     photos: Mapping[Path, str] = field(default_factory=dict)
     operations: tuple[Operation, ...] = ()
-    respond: Callable[[Any, Mapping[str, str]], GatewayResponse] = _as_json
+    kinds: tuple[str, ...] = ONE_IMAGE
+    respond: Respond | None = None
+    other_type: str = ""
     keep: Callable[["Gateway", GatewayRequest, Any], None] | None = None
 
 
@@ -151,7 +159,7 @@ def operations_of(task: Task) -> Iterator[Operation]:
         try:
             return tuple(convert(getattr(found, part.name), part.type, from_attributes=True) for part in own)
         except ValidationError as error:
-            raise unreachable(f"its response is malformed: {error}") from None
+            raise malformed_response(error) from error
 
     values = endpoint.values or attributes
 
@@ -164,27 +172,61 @@ def operations_of(task: Task) -> Iterator[Operation]:
         received_s = request.end_stage("receive")
         size = read_size(image)
         work, name, top_k = work_of(size, settings.max_pixels), request.request_id, top_k_of(given)
-        call = ImageCall(request.model, kind, image, size, work, headers, name, top_k, work - 1)
+        more = name, top_k, work - 1, values, given
+        call = ImageCall(request.model, kind, image, size, work, headers, *more)
         with CancelOnDisconnect(request):
             found = await run(gateway, request, call)
         request.variant = call.variant
         if endpoint.keep:
             endpoint.keep(gateway, request, found)
         timings_ms = timings(request, received_s, call.stages_s)
-        reply = endpoint.answer(name, *source_of(found), *values(found, given), timings_ms)
-        return endpoint.respond(reply, given)
+        reply = endpoint.answer(name, *source_of(found), *call.values, timings_ms)
+        if endpoint.respond:
+            return await endpoint.respond(gateway, request, reply, given, image, work)
+        return json_response(reply)
 
     # The id and the summary of the operation.
     answer.__name__, answer.__doc__ = task.path.rpartition("/")[2], endpoint.summary
     yield Operation(
         *("POST", task.path, answer, "infer", endpoint.answer, endpoint.parameters),
-        *(ImageBody, ONE_IMAGE, (*IMAGE_ERRORS, *endpoint.errors)),
+        *(ImageBody, endpoint.kinds, (*IMAGE_ERRORS, *endpoint.errors)),
+        other_type=endpoint.other_type,
         is_limited=True,
         is_of_model=True,
         task=task,
     )
     for operation in endpoint.operations:
         yield replace(operation, task=task) if operation.is_of_model else operation
+
+
+async def run_beside(
+    gateway: "Gateway", request: GatewayRequest, work: int, function: Callable[[], _Value]
+) -> _Value:
+    """Run a function that works on an image, in a thread; one at a time, because inferences come first.
+
+    Args:
+        gateway: its quotas and slots.
+        request: of the image; its key pays for the time.
+        work: expected cost, in units of a small photo.
+        function: runs to its end, even if nobody waits any more.
+
+    Raises:
+        Failure: the request is late, or its key has too much waiting.
+    """
+    slot = await gateway.previewing.take(request.left_s(), request.owner, [work], request.model.name)
+
+    def end(running: "asyncio.Task[_Value]") -> None:
+        is_answered = running.exception() is None
+        gateway.quotas.take(request.key, slot.measure(is_answered), is_debt=True)
+        slot.release()
+
+    running = asyncio.create_task(asyncio.to_thread(function))
+    running.add_done_callback(end)
+    try:
+        async with asyncio.timeout(request.left_s()):
+            return await asyncio.shield(running)
+    except TimeoutError:
+        raise request.late() from None
 
 
 def parameters(request: GatewayRequest, known: Mapping[str, Parameter]) -> dict[str, str]:
@@ -219,4 +261,4 @@ def source_of(found: Any) -> tuple[str, str, str, str]:
 def timings(request: GatewayRequest, received_s: float, stages_s: Mapping[str, float]) -> TimingsMs:
     """Return the durations of the stages so far, and since the request arrived."""
     durations_s = received_s, stages_s["admission"], stages_s["inference"], request.elapsed_s()
-    return TimingsMs(*(round(seconds * 1e3, 3) for seconds in durations_s))
+    return TimingsMs(*[round(seconds * 1e3, 3) for seconds in durations_s])

@@ -10,7 +10,7 @@ from pathlib import Path
 from nereid.base import files
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.base.units import format_bytes, parse_share
-from nereid.gateway.endpoint import WORD, Parameter
+from nereid.gateway.endpoint import WORD, Parameter, run_beside
 from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import RAW, ClientClosed, check_size, kind_of
@@ -28,24 +28,12 @@ async def preview(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     check_size(size, settings)
     work = work_of(size, settings.max_pixels)
     gateway.quotas.take(request.key, work - 1, is_debt=True)
-    # One at a time, to its end: decoding costs as much as an inference, and predictions come first.
-    slot = await gateway.previewing.take(request.left_s(), request.owner, [work], request.model.name)
-
-    def end(preparing: "asyncio.Task[bytes | None]") -> None:
-        is_answered = preparing.exception() is None
-        gateway.quotas.take(request.key, slot.measure(is_answered), is_debt=True)
-        slot.release()
 
     def prepare() -> bytes | None:
         return gateway.models.source.preview(request.model.name, bytes(image))
 
-    preparing = asyncio.create_task(asyncio.to_thread(prepare))
-    preparing.add_done_callback(end)
     try:
-        async with asyncio.timeout(request.left_s()):
-            png = await asyncio.shield(preparing)
-    except TimeoutError:
-        raise request.late() from None
+        png = await run_beside(gateway, request, work, prepare)
     except PreviewRefused as error:
         raise Failure("invalid_image", str(error)) from None
     if png is None:

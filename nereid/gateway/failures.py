@@ -197,6 +197,11 @@ def invalid_request(message: str) -> Failure:
     return Failure("invalid_request", message)
 
 
+def malformed_response(reason: object) -> Failure:
+    """Return the error response if the outputs of a model are not those of its task."""
+    return Failure("inference_failed", f"the model's response is malformed: {reason}")
+
+
 def unreachable(hint: str) -> Failure:
     """Return the error response if no response came from the server, with a hint that may be empty."""
     reasons = filter(None, ("the server behind the gateway cannot be reached", hint))

@@ -5,7 +5,7 @@ import http.client
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from nereid.gateway.failures import (
     Failure,
     from_error,
     from_triton,
+    malformed_response,
     unreachable,
 )
 from nereid.gateway.http.upload import check_size
@@ -101,11 +102,11 @@ class TensorCall:
             Failure: it is an error.
         """
         if response.status != HTTPStatus.OK:
-            raise from_triton(response.status, response.body)
+            raise failure_of(response)
         return response
 
 
-def path_of(name: str, version: str) -> str:
+def checked_path(name: str, version: str) -> str:
     """Return Triton's path of a model, or of a version.
 
     Raises:
@@ -185,8 +186,10 @@ class ImageCall:
         request_id: the id of the request.
         top_k: number of classes, for a classification.
         debt: cost that the quota of the key does not have yet.
+        convert: returns the fields of an answer for a result and `given`; raises Failure.
+        given: the parameters of the request.
 
-    Attributes: as those of a `TensorCall`.
+    Attributes: as those of a `TensorCall`, and `values`, the fields of the answer.
     """
 
     def __init__(
@@ -200,7 +203,10 @@ class ImageCall:
         request_id: str,
         top_k: int = 1,
         debt: int = 0,
+        convert: Callable[[Any, Mapping[str, str]], tuple[Any, ...]] | None = None,
+        given: Mapping[str, str] = {},
     ) -> None:
+        self._convert, self._given, self.values = convert, given, tuple[Any, ...]()
         self.offered, self.budget, self._kind = offered, offered.budget, kind
         self._image, self._size = image, size
         self._headers, self._id, self.variant = headers, request_id, ""
@@ -227,7 +233,7 @@ class ImageCall:
         """
         response = await request(triton, "GET", self.offered.path, timeout_s=left_s)
         if response.status != HTTPStatus.OK:
-            raise _of_image(from_triton(response.status, response.body))
+            raise _of_image(failure_of(response))
         try:
             found = self._kind.wanted_outputs(json.loads(response.body))
         except RequestRefused as error:
@@ -260,18 +266,26 @@ class ImageCall:
         """Return the result.
 
         Raises:
-            Failure: the response is an error, or not that of Triton to this request.
+            Failure: the response is an error, malformed, or not that of Triton to this request.
         """
         if response.status != HTTPStatus.OK:
-            raise _of_image(from_triton(response.status, response.body))
+            raise _of_image(failure_of(response))
         size, kind = response.headers.get(LENGTH), self._kind
         try:
             result = HttpResult(response.body, None if size is None else int(size))
-            if result.response.get("id", self._id) == self._id and kind.is_complete(result, 1):
-                return kind.read(result, self.offered.name, self._id, _NO_TIMINGS)[0]
-        except (Unreachable, *MALFORMED) as error:
+        except MALFORMED as error:
             raise unreachable("") from error
-        raise unreachable("")
+        if result.response.get("id", self._id) != self._id:
+            raise unreachable("")
+        if not kind.is_complete(result, 1):
+            raise malformed_response("an output is missing or has a wrong shape")
+        try:
+            found = kind.read(result, self.offered.name, self._id, _NO_TIMINGS)[0]
+        except Unreachable as error:
+            raise malformed_response("an output has a wrong value") from error
+        if self._convert:
+            self.values = self._convert(found, self._given)
+        return found
 
 
 def _not_served() -> Failure:

@@ -52,27 +52,15 @@ class RouteState(Struct, frozen=True):
     rollout: RolloutState | None = None
 
 
-class RouteConflict(Exception):
-    """The route has changed since the caller read it."""
-
-
-class RouteRefused(Exception):
-    """The change is invalid; the message has the expected and the received value."""
-
-
-class RouteFailed(Exception):
-    """The route cannot be read or written, or the server does not accept it."""
-
-
 class RouteControl(Protocol):
-    """A route that can be shown and changed; its methods block."""
+    """A route that can be shown and changed; its methods block, and raise `nereid.gateway.failures.Failure`.
+
+    Its code is `conflict` if the route has changed or a rollout is active, `invalid_request` if the change
+    does not fit the route, and else `unavailable`.
+    """
 
     def show(self) -> RouteState:
-        """Return the present route.
-
-        Raises:
-            RouteFailed: the route cannot be read.
-        """
+        """Return the present route."""
 
     def set_weights(self, weights: Mapping[str, float], generation: int | None, author: str) -> RouteState:
         """Change weights of variants.
@@ -81,9 +69,6 @@ class RouteControl(Protocol):
             weights: new weight by variant; other variants keep their weights.
             generation: generation that the route must still have; None for any.
             author: recorded as the author of the change.
-
-        Raises:
-            RouteConflict, RouteRefused, RouteFailed: the route was not changed, or is not served.
         """
 
     def order_rollout(
@@ -95,9 +80,6 @@ class RouteControl(Protocol):
             order: what to do.
             candidate, steps: of a rollout to start; no steps for the default ones.
             author: recorded as the author of the order.
-
-        Raises:
-            RouteConflict, RouteRefused, RouteFailed: nothing has changed.
         """
 
 

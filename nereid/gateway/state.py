@@ -7,7 +7,6 @@ from nereid.base.http_connection import HttpConnections
 from nereid.base.tracing.records import Tracer
 from nereid.gateway.admission import Admission, Turns
 from nereid.gateway.answer_memory import AnswerMemory
-from nereid.gateway.failures import CLIENT_CLOSED as CLIENT_CLOSED
 from nereid.gateway.gateway_metrics import LiveState, Metrics
 from nereid.gateway.http.upload import Uploads
 from nereid.gateway.keys import KeyRing, Quotas

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from nereid.base.errors import OperationFailed, WrongUsage
-from nereid.gateway.http.bounded_protocol import HEAD_S
+from nereid.gateway.http.bounded_protocol import HEAD_S, peer_of
 from nereid.gateway.settings import Listen
-from nereid.gateway.v2.grpc_connection import peer_of
 
 BACKLOG = 1024
 # Unfinished handshakes of an address, and of all. A further one ends the oldest of the address that has most.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf import text_format
 
-from nereid.base.config import triton_messages
+from nereid.base.config.model_config import empty_config
 from nereid.base.errors import OperationFailed
 
 TOKEN = re.compile(
@@ -28,7 +28,7 @@ LIST = {"[": "[ ", "]": " ]"}
 def parse(text: str) -> Any:
     """Return the ModelConfig message of a config text; OperationFailed with line and column if it is none."""
     try:
-        return text_format.Parse(text, triton_messages.model_config())
+        return text_format.Parse(text, empty_config())
     except text_format.ParseError as error:
         raise OperationFailed(f"cannot read the config: {error}") from None
 
@@ -96,7 +96,7 @@ def _edit(text: str, wanted: Any) -> str | None:
     changed += "\n" * (bool(changed) and not changed.endswith("\n"))
     changed += "".join(f"{entry}\n" for entry in missing)
     try:
-        is_right = text_format.Parse(changed, triton_messages.model_config()) == wanted
+        is_right = text_format.Parse(changed, empty_config()) == wanted
     except text_format.ParseError:
         return None
     return changed if is_right else None

@@ -56,10 +56,10 @@ class ServerOptions:
     """Settings of one server: its repository, profile, addresses and access.
 
     `flags` are passed to `tritonserver` unchanged. `allow_shm` opens the shared memory API to every caller.
-    If `is_guarded`, Triton listens on sockets in a private folder only, and a gateway has the ports. If
-    `requires_keys`, its callers need a key on loopback, too. If `has_other_tools`, other programs than our
-    commands may load models, whose configs Triton must then complete. Without `sampling`, no
-    request is traced. `measures_signals` is for images and responses, see docs/drift.md.
+    If `is_guarded`, Triton listens only on sockets in a private folder, and a gateway takes the ports. If
+    `requires_keys`, callers need a key even on loopback. If `has_other_tools`, programs other than our
+    commands may load models, so Triton must complete their configs. Without `sampling`, no request is traced.
+    `measures_signals` concerns images and responses; see docs/drift.md.
     """
 
     repository: Path = REPOSITORY
@@ -91,12 +91,12 @@ def command(
     """Return the `tritonserver` command line for `options`.
 
     Args:
-        run_id: distinguishes the shared memory of this server from that of others.
-        models: models to load at start in the explicit mode, `*` for all.
+        run_id: distinguishes the shared memory of this server from that of other servers.
+        models: models to load at startup in the explicit mode, `*` for all.
         sockets: folder for Triton's sockets if the server is guarded; None for TCP ports.
-        instances: how many instances each model will get after the start; its first one must know.
+        instances: number of instances that each model gets after the start; its first one must know.
         traces: socket for the records of traces; None if requests are not traced.
-        completes_configs: Triton completes the configs of models at their load, which takes a second.
+        completes_configs: whether Triton completes the configs of models on load, which takes a second.
     """
     args = [
         str(triton.server),
@@ -188,7 +188,7 @@ def check_options(options: ServerOptions) -> None:
     """Check options before the server starts.
 
     Raises:
-        ValueError: the repository or the profile does not exist, or callers could go around the protection.
+        ValueError: the repository or the profile does not exist, or callers could bypass the protection.
     """
     if options.is_guarded and options.allow_shm:
         raise ValueError("--allow-shm needs --unguarded: a gateway offers no shared memory")

@@ -1,10 +1,11 @@
-"""Administration of a running server: the versions that are loaded, load and unload.
+"""Administration of a running server: list, load and unload versions.
 
-Over gRPC only: while Triton's HTTP handler loads a model, it blocks the inference of other clients.
+Only gRPC is used, because Triton's HTTP handler blocks inference by other clients while it loads a model.
 """
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ class NotReached(OperationFailed):
 
 
 class Refused(OperationFailed):
-    """The server rejects the operation; the message is the server's."""
+    """The server rejected the operation; the message is the server's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Control:
         return found
 
     def is_gone(self, model: str) -> bool:
-        """Return whether no version of a model is left in the server, not even one that is being unloaded."""
+        """Return whether the server has no version of a model left, not even one that is being unloaded."""
         index = self._request("get_model_repository_index")
         return all(entry.name != model or entry.state in ("", "UNAVAILABLE") for entry in index.models)
 
@@ -94,11 +95,11 @@ class Control:
     def load(self, model: str, in_use: int = 0) -> None:
         """Load a model as it is on disk; versions that have not changed stay loaded.
 
-        If its config leaves the number of instances open, the model gets those that fit the server's cores. A
-        model with bounds keeps the number that was chosen.
+        If its config leaves the number of instances open, the number is fitted to the server's cores. A model
+        with bounds keeps its chosen number.
 
         Args:
-            in_use: the number of instances to keep instead of those that fit; a repair changes no number.
+            in_use: the number of instances to keep instead of the fitted one; a repair changes no number.
         """
         record, config = self._record, None
         repository = Path(record.repository)
@@ -119,7 +120,7 @@ class Control:
     def change_instances(self, model: str, count: int) -> None:
         """Load a model as it is on disk with another number of instances, within its bounds.
 
-        New instances of all versions start, then the old ones answer the requests that they have, and end.
+        New instances of all versions start; the old ones then finish their requests and end.
         """
         with self._locked(model):
             self._load_within_bounds(model, count)
@@ -169,6 +170,8 @@ class Control:
     ) -> Any:
         headers = self._headers if with_token else {}
         timeout_s = self._load_s if is_load else self._response_s
+        # gRPC's handlers of a fork may end a child before it becomes another program.
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         # Imported here, because it takes 20 MB, and `nereid serve` needs it only for a repair.
         import tritonclient.grpc
         from tritonclient.utils import InferenceServerException

@@ -51,7 +51,7 @@ STOP_TIMEOUT_S, STOP_POLL_S, LOAD_POLL_S = 40.0, 0.25, 1.0
 
 
 def models_to_load(options: ServerOptions) -> list[str]:
-    """Return the models to load at start: all, except those that the profile does not use."""
+    """Return the models to load at startup: all except those that the profile does not use."""
     hidden = hidden_models(options.repository, options.profile)
     return [folder.name for folder in model_folders(options.repository) if folder.name not in hidden]
 
@@ -59,8 +59,8 @@ def models_to_load(options: ServerOptions) -> list[str]:
 def unservable_models(options: ServerOptions) -> dict[str, str]:
     """Return the models that must not be loaded, with the reasons.
 
-    Their load would keep Triton from serving, their bounds of instances are invalid, or a file of a published
-    version has changed on the disk.
+    Loading them would keep Triton from serving, their instance bounds are invalid, or a file of a published
+    version has changed on disk.
     """
     repository, profile = options.repository, options.profile
     documents, hidden = readable_configs(repository, profile), hidden_models(repository, profile)
@@ -91,7 +91,7 @@ def _bounds_problem(document: Mapping[str, Any]) -> str:
 
 
 def _above(found: Mapping[str, str], documents: Documents) -> Iterator[tuple[str, str]]:
-    """Yield the further models that need models which are not served, with the reasons."""
+    """Yield further models that depend on models that are not served, with the reasons."""
     for name, document in documents.items():
         steps = () if name in found else served_steps(document)
         if inner := next((model for model, _ in steps if model in found), None):
@@ -108,8 +108,8 @@ def _versions(folder: Path, document: Mapping[str, Any]) -> Iterator[tuple[str, 
 class EnvironmentFolders:
     """The folders of one server, noted when it is ready.
 
-    Triton 24.10 makes an empty one for each Python-based backend, whatever TMPDIR says. If a program that
-    cleans /tmp has removed one, Triton aborts at its end.
+    Triton 24.10 creates an empty one for each Python-based backend, regardless of TMPDIR. If a program that
+    cleans /tmp has removed one, Triton aborts when it stops.
 
     Source: triton-inference-server/python_backend r24.10, `EnvironmentManager` in `src/pb_env.cc`.
     """
@@ -119,12 +119,12 @@ class EnvironmentFolders:
         self._before = self._present()
 
     def note(self) -> None:
-        """Note the folders that have come since, also those of servers that started at the same time."""
+        """Note the folders created since then, including those of servers that started at the same time."""
         self._own = self._present() - self._before
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Make the missing ones again while the server ends, in the context."""
+        """Recreate missing folders inside the context, while the server stops."""
         missing = [folder for folder in self._own if not folder.exists()]
         for folder in missing:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -142,8 +142,8 @@ class EmbeddedServer:
 
     Args:
         run_dir: an empty folder; the backend directory is assembled in it.
-        among: limits the models that are loaded at start in the explicit mode; None for all of the profile.
-        without: models that are not loaded at start in the explicit mode.
+        among: models to load at startup in the explicit mode; None for all models of the profile.
+        without: models not to load at startup in the explicit mode.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class EmbeddedServer:
 
         Raises:
             ServerError: the server died, a model failed to load, or `timeout_s` passed; if the reason is
-                unknown, a note of the error has the end of the log.
+                unknown, a note on the error has the end of the log.
         """
         deadline = time.monotonic() + timeout_s
         models = [name for name in image_models(self.options) if name in self.models]
@@ -299,7 +299,7 @@ class EmbeddedServer:
     def _start_instances(self) -> None:
         """Start the instances that were chosen; Triton itself has started those of the configs.
 
-        Over HTTP, which blocks requests of others while it loads: nobody knows this server yet.
+        This uses HTTP, which blocks other requests while it loads; nobody knows this server yet.
         """
         documents = readable_configs(self.options.repository, self.options.profile)
         headers = {TOKEN_HEADER: self.options.token} if self.options.token else {}
@@ -328,12 +328,12 @@ class EmbeddedServer:
         return self._process.poll() if self._process else None
 
     def wait(self) -> int:
-        """Wait until the server ends by itself; returns its exit status."""
+        """Wait until the server exits by itself; return its exit status."""
         assert self._process is not None, "the server was not started"
         return self._process.wait()
 
     def probe(self, model: str, timeout_s: float) -> str | None:
-        """Classify an image with a model; returns None on success, else the reason of the failure.
+        """Classify an image with a model; return None on success, else the reason for the failure.
 
         Overload is not a failure. Removing this server from rotation would push its load onto the next one.
         """
@@ -341,7 +341,7 @@ class EmbeddedServer:
         return None if refusal and is_overload(refusal) else refusal
 
     def probe_server(self, timeout_s: float) -> str | None:
-        """Check the server's own readiness; returns None on success, else the reason of the failure."""
+        """Check the server's own readiness; return None on success, else the reason for the failure."""
         return self._request("/v2/health/ready", None, timeout_s)
 
     def statistics(self, timeout_s: float) -> dict[str, Any]:

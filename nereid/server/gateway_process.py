@@ -30,7 +30,7 @@ Launcher = Callable[[ServerOptions], "subprocess.Popen[str]"]
 
 
 class GatewayProcess:
-    """A gateway process, started again when it ends.
+    """A gateway process that is restarted when it ends.
 
     Args:
         launch: starts the process; Ctrl-C must not reach it, and it must end with this one.
@@ -48,7 +48,7 @@ class GatewayProcess:
         self._has_listened = False
 
     def start(self) -> None:
-        """Start the gateway of a running server, unless it runs, and wait until it listens.
+        """Start the gateway of a running server unless it is running already, and wait until it listens.
 
         Raises:
             ServerError: the gateway did not start; its reason is on stderr.
@@ -62,7 +62,7 @@ class GatewayProcess:
             raise ServerError("the gateway in front of the server did not start")
 
     def keep(self) -> str | None:
-        """Start an ended gateway again, with growing pauses; return why it does not listen, if so."""
+        """Restart a gateway that has ended, with growing pauses; return why it does not listen, if so."""
         if self._process is None:
             return None
         if (status := self._process.poll()) is None:
@@ -103,7 +103,7 @@ class GatewayProcess:
 def gateway_of(
     options: ServerOptions, folder: Path, launch: Launcher, log: Callable[[str], None]
 ) -> Iterator[GatewayProcess]:
-    """Return the front of a guarded server, not started yet, with a page for Triton's metrics.
+    """Return a guarded server's gateway, not started yet, with a page for Triton's metrics.
 
     Raises:
         ServerError: a port cannot be used.

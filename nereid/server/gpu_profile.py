@@ -58,9 +58,9 @@ class Installed:
     """The packages of the GPU path.
 
     Attributes:
-        cupy: CuPy's packages; more than one do not work together.
+        cupy: CuPy's packages, of which only one may be installed.
         runtimes: packages of ONNX Runtime; two of them overwrite each other's files.
-        has_codec: whether nvImageCodec is there, which decodes the images.
+        has_codec: whether nvImageCodec, which decodes the images, is installed.
     """
 
     cupy: tuple[Package, ...]
@@ -70,7 +70,7 @@ class Installed:
 
     @classmethod
     def present(cls) -> "Installed":
-        """Return those of this interpreter."""
+        """Return the packages of this interpreter."""
         versions = {name: version_of(name) for name in CUPY_PACKAGES}
         cupy = [Package(name, version, CUPY_PACKAGES[name]) for name, version in versions.items() if version]
         runtimes = tuple(name for name in RUNTIMES if version_of(name))
@@ -125,7 +125,7 @@ def driver_problem(cuda_of_driver: str, driver: str, major: int) -> Problem | No
 
     Args:
         cuda_of_driver: the newest CUDA release that the driver supports, such as "12.4"; empty if unknown.
-        major: of the packages; 0 if unknown.
+        major: CUDA release of the packages; 0 if unknown.
     """
     supported = int(cuda_of_driver.partition(".")[0] or 0)
     if not supported or supported >= major:
@@ -168,10 +168,10 @@ def choose(
     devices: Path = nvidia_smi.DEVICES,
     find_packages: Callable[[], Installed] = Installed.present,
 ) -> Choice:
-    """Select `gpu` if a GPU, its packages and configs for it are there, else `cpu`.
+    """Select `gpu` if a GPU, its packages and its configs are present, else `cpu`.
 
-    On a machine without a GPU, nothing is started. No library of CUDA is loaded on any machine. A profile
-    `tuned` is not selected, because it fits the machine of its search only; the choice mentions it.
+    On a machine without a GPU, nothing is started. No CUDA library is loaded on any machine. The profile
+    `tuned` is not selected, because it fits only the machine of its search; the choice mentions it.
     """
     hint = ""
     if any(repository.glob(f"*/configs/{TUNED_PROFILE}.pbtxt")):
@@ -201,7 +201,7 @@ def check_named_gpus(words: str, choice: Choice) -> None:
     """Check that a server for which GPUs are named uses a GPU.
 
     Raises:
-        ValueError: the selected profile does not; the message has the reason.
+        ValueError: the selected profile uses none; the message has the reason.
     """
     if words and choice.profile != GPU_PROFILE:
         raise ValueError(f"--gpu-id {words}: expected a profile that uses a GPU, got {choice}")

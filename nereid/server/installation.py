@@ -1,4 +1,4 @@
-"""The parts of a Triton: of the `nvidia-pytriton` wheel, or of an installation such as NVIDIA's image."""
+"""The parts of a Triton: those of the `nvidia-pytriton` wheel or an image such as NVIDIA's."""
 
 import importlib.util
 import shutil
@@ -70,8 +70,8 @@ def assemble_backends(found: Installation, target: Path) -> Path:
     """Build Triton's backend directory in `target`: its own backends, and our adapters for what it lacks.
 
     The Python backend is copied, not linked: Triton expects the stub in the folder of `libtriton_python.so`.
-    Each adapter has a copy of that library. Without one it would have the settings of `python`, such as the
-    number of threads.
+    Each adapter has a copy of that library. Without one, it would inherit the settings of `python`, such as
+    the number of threads.
     """
     shutil.rmtree(target, ignore_errors=True)
     python = target / "python"

@@ -1,4 +1,4 @@
-"""Instances of models whose number follows the load: readings, decisions and changes."""
+"""Models whose number of instances follows the load: readings, decisions and changes."""
 
 import contextlib
 import time
@@ -44,7 +44,7 @@ IDLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """The fullest GPU: the busy part of its time, 0 to 1, and its memory in bytes."""
+    """The fullest GPU: the fraction of time that it is busy, 0 to 1, and its memory in bytes."""
 
     busy: float
     free_bytes: float
@@ -53,13 +53,13 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """The state of a model at one moment, and its work since the sample before.
+    """The state of a model at one moment, and its work since the previous sample.
 
     Args:
-        instances: the present number, for each version.
+        instances: the current number, for each version.
         waiting: requests that wait for an instance now, of the version with the most.
         busy: mean number of instances that computed, of the busiest version.
-        cpu_wait: part of the time for which a process of the model waited for a core, 0 to 1.
+        cpu_wait: fraction of the time that a process of the model waited for a core, 0 to 1.
         instance_bytes: memory of one instance of all versions; 0 if unknown.
         gpu: the fullest GPU, for instances on a GPU.
     """
@@ -83,7 +83,7 @@ class Decision:
 
 
 class InstanceDecider:
-    """Decides about one model: one instance more soon after requests wait, one less after a long idle time.
+    """Decides for one model: one more instance soon after requests wait, one fewer after a long idle time.
 
     `blocked` says why no instance is added although requests wait; empty otherwise.
     """
@@ -96,7 +96,7 @@ class InstanceDecider:
         self._start_again()
 
     def decide(self, sample: LoadSample) -> Decision | None:
-        """Return the change that follows from a sample and those before; None for no change."""
+        """Return the change that follows from a sample and the previous ones; None for no change."""
         if sample.at_s < self._not_before_s:
             return None
         nearest = self.bounds.nearest(sample.instances)
@@ -160,7 +160,7 @@ def _full_processor(samples: list[LoadSample]) -> str:
 
 
 def _full_memory(sample: LoadSample, count: int) -> str:
-    """Return why the memory does not suffice for `count` new instances next to the old ones; empty if so."""
+    """Return why memory does not suffice for `count` new instances next to the old ones; empty if it does."""
     rows = [("memory", sample.free_bytes, sample.instance_bytes)]
     if sample.gpu:  # how much of the used memory belongs to the model is unknown: at most all
         rows.append(("memory of the GPU", sample.gpu.free_bytes, sample.gpu.used_bytes / sample.instances))
@@ -172,7 +172,7 @@ def _full_memory(sample: LoadSample, count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """The load of a model, each of the version with the most.
+    """The load of a model; each value is that of the version with the most.
 
     Args:
         waiting: requests that wait for an instance now.
@@ -184,7 +184,7 @@ class ModelLoad:
 
 
 def read_loads(page: Snapshot, growth: Snapshot, seconds: float) -> dict[str, ModelLoad]:
-    """Return the load of each loaded model, from Triton's page and its growth in some seconds."""
+    """Return the load of each loaded model, from Triton's page and its growth over some seconds."""
 
     def grown(name: str) -> dict[tuple[str, ...], float]:
         return growth.sums(f"nv_inference_{name}", "model", "version")
@@ -205,7 +205,7 @@ def read_loads(page: Snapshot, growth: Snapshot, seconds: float) -> dict[str, Mo
 
 
 def read_gpu(page: Snapshot) -> GpuSample | None:
-    """Return the largest use and the least free memory of all GPUs, as if they were those of one."""
+    """Return the highest use and the least free memory of all GPUs, as if they were one GPU's."""
     busy, total, used = (
         page.sums(f"nv_gpu_{name}", "gpu_uuid")
         for name in ("utilization", "memory_total_bytes", "memory_used_bytes")
@@ -217,9 +217,9 @@ def read_gpu(page: Snapshot) -> GpuSample | None:
 
 
 class CpuWait:
-    """The part of the time for which the processes of a model wait for a core, between two readings.
+    """The fraction of time that the processes of a model wait for a core, between two readings.
 
-    A kernel that does not count this, or a model without processes, has the machine's pressure instead.
+    If the kernel does not count this, or the model has no processes, it is the machine's pressure.
     """
 
     def __init__(self, proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
@@ -264,7 +264,7 @@ class _Model:
 
 
 class InstanceController:
-    """Adapts the numbers of instances of one server; `discover` and `step` may have a thread each.
+    """Adapts the numbers of instances of one server; `discover` and `step` may each run in a thread.
 
     Args:
         change: loads a model with a number of instances, or raises `Refused`.
@@ -297,7 +297,7 @@ class InstanceController:
         return bool(self._bounds)
 
     def step(self) -> float:
-        """Take one sample of each model with bounds, and change a number; returns the seconds to wait.
+        """Take one sample of each model with bounds, and change a number; return the seconds to wait.
 
         Raises:
             OSError: Triton's metrics cannot be read.
@@ -387,7 +387,7 @@ class InstanceController:
         return 0
 
     def _read_bounds(self, name: str, known: InstanceBounds | None) -> InstanceBounds | None:
-        """Return the bounds of a config, or those that are known while it cannot be read."""
+        """Return the bounds of a config, or the last known ones while it cannot be read."""
         try:
             return read_bounds(read_profile(Path(self._record.repository) / name, self._record.profile))
         except (InvalidConfig, OSError) as error:

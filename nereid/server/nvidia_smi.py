@@ -1,6 +1,6 @@
 """GPUs as nvidia-smi reports them: parts of GPUs (MIG), processes, slow clocks, and those a server may use.
 
-No library of CUDA is loaded, so a broken driver cannot end or block this process.
+No CUDA library is loaded, so a broken driver can neither crash nor block this process.
 """
 
 import csv
@@ -138,7 +138,7 @@ def run(path: str | None, *words: str, timeout_s: float = TIMEOUT_S) -> str:
 
 
 def read_gpus(path: str | None = None) -> list[Gpu]:
-    """Return the GPUs of this machine; errors as `run`."""
+    """Return the GPUs of this machine; errors as for `run`."""
     return parse_gpus(run(path, f"--query-gpu={','.join(COLUMNS.values())}", CSV))
 
 
@@ -150,7 +150,7 @@ def parse_gpus(table: str) -> list[Gpu]:
 
 
 def read_devices(path: str | None = None) -> list[Device]:
-    """Return the GPUs and the parts of GPUs; errors as `run`."""
+    """Return the GPUs and the parts of GPUs; errors as for `run`."""
     return parse_devices(run(path, "--list-gpus"))
 
 
@@ -171,7 +171,7 @@ def parts_of(uuid: str, devices: Sequence[Device]) -> list[Device]:
 
 
 def read_processes(path: str | None = None) -> list[GpuProcess]:
-    """Return the processes that compute on GPUs; errors as `run`."""
+    """Return the processes that compute on GPUs; errors as for `run`."""
     return parse_processes(run(path, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", CSV))
 
 
@@ -185,7 +185,7 @@ def parse_processes(table: str) -> list[GpuProcess]:
 
 
 def read_cuda_version(path: str | None = None) -> str:
-    """Return the newest CUDA release that the driver supports; errors as `run`."""
+    """Return the newest CUDA release that the driver supports; errors as for `run`."""
     return parse_cuda_version(run(path))
 
 
@@ -196,7 +196,7 @@ def parse_cuda_version(text: str) -> str:
 
 
 def read_slowdowns(path: str | None = None) -> list[str]:
-    """Return the reasons for which any GPU is slow now; errors as `run`."""
+    """Return the reasons why any GPU is slow now; errors as for `run`."""
     return parse_slowdowns(run(path, "-q", "-d", "PERFORMANCE"))
 
 
@@ -238,7 +238,7 @@ def select(words: str, environment: Mapping[str, str], devices: Path = DEVICES) 
     """Return the environment variables with which a server and its stubs see only the named GPUs.
 
     Raises:
-        ValueError: the machine has no GPU, or not this one; the message names those that it has.
+        ValueError: the machine has no GPU, or not this one; the message lists those that it has.
     """
     path = environment.get("PATH", "")
     if reason := why_absent(path, devices):

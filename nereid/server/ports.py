@@ -31,9 +31,9 @@ class Ports:
 def free_ports(count: int) -> list[int]:
     """Return distinct free ports, which stay reserved until this process ends.
 
-    A reserved port is not found again, not by another process either, while a server that sets
-    `SO_REUSEADDR` can listen on it, as all servers here do. Ports outside the range of outgoing connections
-    come first: no such connection can take them.
+    A reserved port is not found again, even by another process, but a server that sets `SO_REUSEADDR`, as all
+    servers here do, can listen on it. Ports outside the range of outgoing connections come first, because no
+    such connection can take them.
     """
     first_outgoing = int(OUTGOING_PORTS.read_text().split()[0])
     below = range(min(MIN_PORT, first_outgoing), first_outgoing)
@@ -83,11 +83,11 @@ def widen_receive_buffers(pid: int, port: int) -> bool:
     """Enlarge the receive buffers of the connections that a child process will accept on a TCP port.
 
     Triton's HTTP port reads 4 kB at a time, so the kernel's first receive window of 64 kB fills up. About
-    every tenth larger request then waits 7 ms for a timer of the kernel. A fixed buffer prevents this. The
-    window no longer grows for distant clients, so use it for a port that only this machine reaches.
+    every tenth larger request then waits 7 ms for a kernel timer. A fixed buffer prevents this. The window no
+    longer grows for distant clients, so use it for a port that only this machine reaches.
 
     Returns:
-        Whether it was possible. Linux before 5.6 cannot, and some sandboxes forbid it.
+        Whether it was possible: Linux before 5.6 does not support it, and some sandboxes forbid it.
     """
     import ctypes
 

@@ -1,4 +1,4 @@
-"""The collector of the traces of a server's requests, in its supervisor."""
+"""The collector of a server's request traces, in its supervisor."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ class TraceOptions:
 
     Attributes:
         otlp: address of an OTLP receiver over HTTP, "" for none.
-        is_logged: whether each request is logged on stderr.
+        is_logged: whether each request is logged to stderr.
     """
 
     sampling: Sampling = DEFAULT_SAMPLING
@@ -60,7 +60,6 @@ def collecting(
     folder: Path, options: TraceOptions, log: Callable[[str], None]
 ) -> Iterator[Callable[[], str]]:
     """Collect the traces of a server while the context is open; gives a function that returns the metrics.
-
 
     Raises:
         WrongUsage: the packages for the export are missing.

@@ -1,7 +1,7 @@
 """Run directories: their `server.json` lets other commands find a server by its repository.
 
-A run directory is locked while its server runs. The kernel releases the lock however the server ends, so a
-directory without a lock is left over.
+A run directory is locked while its server runs. The kernel releases the lock however the server ends, so an
+unlocked directory is a leftover.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ class ServerRecord:
     """A running server: its addresses, its repository and profile, and the token of its administrative APIs.
 
     `health_port` is the port of its supervisor's pages, 0 for none. `sockets` is the folder of Triton's own
-    sockets if the server is guarded; host and ports are then those of its gateway. `cores` is the number that
-    the instances are fitted to, 0 if they are not, and `fitted_backends` has the backends of such models.
-    `completes_configs` says whether a model with an incomplete config can be loaded. `traces` is the socket
-    of the collector of traces, "" for none; `trace_share` and `objective_ms` choose those that are kept.
-    `records` is the file of the last records of traces.
+    sockets if the server is guarded; host and ports are then those of its gateway. `cores` is the number of
+    cores that the instances are fitted to, 0 if they are not; `fitted_backends` has the backends of such
+    models. `completes_configs` says whether a model with an incomplete config can be loaded. `traces` is the
+    socket of the trace collector, "" for none; `trace_share` and `objective_ms` choose those that are kept.
+    `records` is the file with the latest trace records.
     """
 
     pid: int
@@ -148,7 +148,7 @@ def root(environment: Mapping[str, str]) -> Path:
 def occupy(base: Path, repository: Path) -> Iterator[Path]:
     """Make the run directory of a server, or a gateway, of `repository`: locked in the context, then removed.
 
-    Left-over directories of the same repository are removed.
+    Leftover directories of the same repository are removed.
 
     Raises:
         ServerError: `base` is open to another user, who could read tokens or plant backends.
@@ -206,7 +206,7 @@ def find_gateways(base: Path, repository: Path) -> list[GatewayRecord]:
 
 
 def orphans(base: Path, repository: Path) -> list[tuple[int, Path]]:
-    """Return pid and run directory of the servers of `repository` whose supervisor has ended before them."""
+    """Return pid and run directory of the servers of `repository` whose supervisor ended before they did."""
     found = []
     for path in _folder(base, repository).glob(f"*/{SERVER_FILE}") if _is_private(base) else ():
         with contextlib.suppress(OSError, ServerError):

@@ -1,8 +1,10 @@
 """`nereid serve`: the embedded server in the foreground, supervised, until a signal."""
 
 import contextlib
+import json
 import os
 import secrets
+import shlex
 import signal
 import sys
 import threading
@@ -24,18 +26,18 @@ from nereid.base.processes import (
     on_signals,
 )
 from nereid.repository.fitting import InstancePlan
-from nereid.repository.layout import describe_threads, thread_budget
+from nereid.repository.layout import describe_threads, output_names, readable_configs, thread_budget
 from nereid.server import request_traces, run_dir
 from nereid.server.command_line import LOOPBACK, ServerOptions
-from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer, unservable_models
+from nereid.server.embedded_server import STOP_TIMEOUT_S, EmbeddedServer, image_models, unservable_models
 from nereid.server.gateway_process import GatewayProcess, Launcher, gateway_of
 from nereid.server.ports import Ports, free_ports, wait_until_free
-from nereid.server.ready_line import announcement, ready_line
 from nereid.server.request_traces import TraceOptions
 from nereid.server.run_dir import ServerRecord
 from nereid.server.supervision import health as health_page
 from nereid.server.supervision.health import Health
 from nereid.server.supervision.watchdog import Watchdog
+from nereid.tasks import TASKS
 
 # Time that killed processes need to end.
 KILLED_S = 10.0
@@ -60,8 +62,8 @@ JOB_STOP_S = 2.0
 def wait_for_orphans(base: Path, repository: Path, log: Callable[[str], None]) -> None:
     """Wait until servers of the repository whose supervisor was killed have answered their last requests.
 
-    They end by themselves then, and still have their ports until that. One that hangs is killed. A server
-    that waits for an idle connection ends without its stubs, which end a moment later.
+    They then exit by themselves, and hold their ports until then. One that hangs is killed. A server that
+    waits for an idle connection exits without its stubs, which end a moment later.
     """
     deadline = time.monotonic() + STOP_TIMEOUT_S
     for pid, folder in run_dir.orphans(base, repository):
@@ -86,14 +88,14 @@ class ServeOptions:
     """A supervised server.
 
     Attributes:
-        server: settings of the server; without a token, a random one is made.
+        server: settings of the server; without a token, a random one is generated.
         health_port: port of the supervisor's pages; 0 for any free one, None for none.
-        drain_s: seconds to continue serving after the first signal, while `/readyz` is already 503.
-        is_strict: end if a model cannot be loaded.
+        drain_s: seconds to keep serving after the first signal, while `/readyz` already returns 503.
+        is_strict: exit if a model cannot be loaded.
         is_open: leave the administrative APIs open; the server then has no token.
         keys: file with the keys of a guarded server's callers; None for the default file.
         tracing: the traces of requests to keep; None turns tracing off.
-        gpu_id: the GPUs to use; empty for those that CUDA shows.
+        gpu_id: the GPUs to use; empty for all that CUDA can see.
     """
 
     server: ServerOptions
@@ -112,7 +114,7 @@ class BackgroundJob:
 
     Attributes:
         metrics: returns its samples for the supervisor's metrics page.
-        run: works until its event is set; None for no work in the background.
+        run: runs until its event is set; None for no work in the background.
     """
 
     metrics: Callable[[], str]
@@ -136,7 +138,7 @@ class _Signals:
         raise _Stopped
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until the time is over or a signal arrives."""
+        """Sleep until the time has passed or a signal arrives."""
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, SIGNAL_POLL_S))
@@ -147,10 +149,9 @@ def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM, and print the ports on stdout once the server is ready.
 
-    The ports are one JSON line, or a sentence on a terminal. A stub that dies is replaced, and so is the
-    server. A second signal ends the server without waiting for its requests. In the explicit mode, a model
-    that cannot be loaded is reported and left out.
-
+    The ports are printed as one JSON line, or as a sentence on a terminal. A stub that dies is replaced, and
+    so is the server. A second signal stops the server without waiting for its requests. In the explicit mode,
+    a model that cannot be loaded is reported and left out.
 
     Raises:
         ServerError: the server cannot start, or no model can be loaded; if strict, a model failed to load.
@@ -250,7 +251,7 @@ class _Service:
                 among = ready if among is None and ready else None
 
     def _start(self) -> tuple[EmbeddedServer, Mapping[str, str]]:
-        """Start a server, without the models that cannot be loaded; returns the reasons of those."""
+        """Start a server without the models that cannot be loaded; return the reasons for those."""
         failed = unservable_models(self.options)
         is_strict = self.given.is_strict or self.options.model_control_mode != "explicit"
         if failed and is_strict:
@@ -360,3 +361,34 @@ def log(line: str) -> None:
     # Triton blocks if its log is not read, so a closed stderr must not stop the server.
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
+
+
+def ready_line(record: ServerRecord, failed: Mapping[str, str]) -> str:
+    """Return the ports as JSON, for programs; `not_served` has models that could not be loaded, and why."""
+    return json.dumps(record.all_ports | ({"not_served": dict(failed)} if failed else {}))
+
+
+def announcement(options: ServerOptions, record: ServerRecord, failed: Collection[str] = ()) -> str:
+    """Return the addresses, a request to try and the models that are not served, for a person."""
+    host = "127.0.0.1" if record.host == "0.0.0.0" else record.host
+    addresses = ", ".join(f"{name} {host}:{port}" for name, port in record.all_ports.items())
+    needs_key = options.requires_keys or (options.is_guarded and options.host not in LOOPBACK)
+    key = "NEREID_KEY=KEY " if needs_key else ""
+    command = _command(options, [name for name in image_models(options) if name not in failed])
+    attempt = f"{key}{command}" if command else f"curl -i http://{host}:{record.ports.http}/v2/health/ready"
+    missing = f"; not served: {', '.join(failed)}" if failed else ""
+    return f"ready: {addresses}{missing}; try: {attempt}; stop: Ctrl-C"
+
+
+def _command(options: ServerOptions, models: Collection[str]) -> str:
+    """Return the command that sends an image to one of the models, "" without one."""
+    configs = readable_configs(options.repository, options.profile)
+    for task in TASKS:
+        # A config may leave its outputs to the file.
+        fitting = [name for name in models if {*task.outputs} <= {*output_names(configs[name])}]
+        if task.command and not task.extends and fitting:
+            words = ["nereid", task.name, "IMAGE"]
+            words += ["--model", fitting[0]] * (task.model not in fitting)
+            is_own = options.repository.resolve() == task.default_repository.resolve()
+            return shlex.join(words if is_own else [*words, "--repository", str(options.repository)])
+    return ""

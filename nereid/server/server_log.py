@@ -1,4 +1,4 @@
-"""Triton's log for an operator, without noise and repetitions, and the reasons of failures."""
+"""Triton's log for an operator, without noise and repetitions, and the reasons for failures."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ class LineLimit:
         self._began_s = clock()
 
     def is_exceeded(self, line: str) -> bool:
-        """Return whether a line is to be left out: its message has been there often in this period."""
+        """Return whether to leave out a line, because its message was frequent in this period."""
         if self._clock() - self._began_s >= PERIOD_S or len(self._counts) >= MAX_MESSAGES:
             self._report()
         message = LOG_HEAD.sub("", line)[:MAX_CHARACTERS]
@@ -117,9 +117,9 @@ class ServerLog:
         return "\n".join(self._tail)
 
     def failure(self) -> ServerError:
-        """Return the reason why the server ended: the models that failed, else Triton's own errors.
+        """Return why the server ended: the models that failed, else Triton's own errors.
 
-        If neither is known, a note of the error has the end of the log.
+        If neither is known, a note on the error has the end of the log.
         """
         if reasons := self.failures.values() or self._errors:
             return ServerError("; ".join(reasons))

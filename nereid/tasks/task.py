@@ -35,6 +35,8 @@ class CommandTexts:
         csv: help of `--csv`: which rows it prints.
         note: last sentence of the help, about images without a result.
         draws: whether the view has boxes for `--draw`.
+        suffixes: of files in a folder that it reads, besides images.
+        writes_pdf: whether the view has `searchable` for `--pdf`.
         numbers: further options.
     """
 
@@ -42,6 +44,8 @@ class CommandTexts:
     csv: str
     note: str = ""
     draws: bool = False
+    suffixes: tuple[str, ...] = ()
+    writes_pdf: bool = False
     numbers: tuple[NumberOption, ...] = ()
 
 
@@ -139,7 +143,7 @@ class Task:
                 `nereid.backends.triton.post_processing.LastStep`; backends and checks.
             settings: parameters of a model of the backend, like `FusedSettings`; layout of repositories.
             check: function (`nereid.repository.check.Profile`, name of a model) -> verdicts and texts.
-            metrics: prefix, families and labels of the backend's metrics; the page about metrics.
+            metrics: prefix, labels and families of the backend's metrics; the page about metrics.
             stages: cause and next step, by the stages of its models; `nereid why`.
         """
         place = self.faces.get(name)

@@ -16,7 +16,7 @@ class TritonPythonModel:
         stub_processes.close_connections()
         self.model = ReaderModel(ModelConfig.from_args(args))
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
         """Read a batch; a bad image fails its own request only."""
         return self.model.execute(requests)
 

@@ -7,24 +7,16 @@ from tritonclient.utils import InferenceServerException
 
 from nereid.base import errors
 from nereid.client import classifier_errors
-from nereid.client.classifier_errors import (
-    Overloaded,
-    RequestRefused,
-    ServerFailed,
-    TimedOut,
-    Unavailable,
-    from_triton,
-)
 
 EXPECTED = {
-    errors.InvalidRequest: RequestRefused,
-    errors.InvalidImage: RequestRefused,
-    errors.InferenceFailed: ServerFailed,
-    errors.Overloaded: Overloaded,
-    errors.DeadlineExceeded: TimedOut,
-    errors.Unavailable: Unavailable,
-    errors.Died: ServerFailed,
-    errors.Cancelled: ServerFailed,
+    errors.InvalidRequest: classifier_errors.RequestRefused,
+    errors.InvalidImage: classifier_errors.RequestRefused,
+    errors.InferenceFailed: classifier_errors.ServerFailed,
+    errors.Overloaded: classifier_errors.Overloaded,
+    errors.DeadlineExceeded: classifier_errors.TimedOut,
+    errors.Unavailable: classifier_errors.Unavailable,
+    errors.Died: classifier_errors.ServerFailed,
+    errors.Cancelled: classifier_errors.ServerFailed,
 }
 
 
@@ -32,12 +24,14 @@ EXPECTED = {
 def test_every_prefix_of_the_server_is_known(raised):
     text = f"in ensemble 'classify_v1', {raised('why')}"
 
-    assert type(from_triton(InferenceServerException(text, "500"))) is EXPECTED[raised]
+    assert type(classifier_errors.from_triton(InferenceServerException(text, "500"))) is EXPECTED[raised]
 
 
 @pytest.mark.parametrize(("text", "raised"), errors._TRITON_TEXTS)
 def test_every_text_of_triton_is_known(text, raised):
-    assert type(from_triton(InferenceServerException(f"[x] {text} for 'y'", "500"))) is EXPECTED[raised]
+    exception = InferenceServerException(f"[x] {text} for 'y'", "500")
+
+    assert type(classifier_errors.from_triton(exception)) is EXPECTED[raised]
 
 
 def test_only_what_the_server_has_not_seen_is_repeated():
@@ -53,5 +47,5 @@ def test_page_has_every_error_and_whether_it_is_repeated(root):
     )
 
     of_caller = [classifier_errors.UnusableImage, classifier_errors.RequestRefused]
-    kinds = [*of_caller, ServerFailed, *ServerFailed.__subclasses__()]
+    kinds = [*of_caller, classifier_errors.ServerFailed, *classifier_errors.ServerFailed.__subclasses__()]
     assert table == [(kind.__name__, kind.fault, "yes" if kind.is_repeatable else "no") for kind in kinds]

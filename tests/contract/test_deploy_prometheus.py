@@ -10,8 +10,7 @@ import yaml
 
 from nereid.base.errors import ServingError
 from nereid.cli import main as commands
-from nereid.gateway.failures import STATUS
-from nereid.gateway.http.middleware import FAULTS
+from nereid.gateway.failures import FAULTS, STATUS
 from nereid.gateway.http.operations import OPERATIONS
 from nereid.gateway.v2 import grpc_front, http_front
 from nereid.server.command_line import ServerOptions

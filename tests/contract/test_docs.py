@@ -132,11 +132,13 @@ def exceeded(memory):
     recovery=("recovery", recovery.COLUMNS, "rows", "server.md"),
     rollout=("rollout_simulation", rollout_simulation.COLUMNS, "rows", "rollouts.md"),
     accuracy=("reading_accuracy", reading_accuracy.COLUMNS, "rows", "reading.md"),
+    kinds=("reading_accuracy", reading_accuracy.KIND_COLUMNS, "rows", "reading.md"),
     speed=("reading_speed", reading_speed.COLUMNS, "rows", "reading.md"),
     soak=("soak", exceeded, "memory", "performance.md"),
     chaos=("chaos", noticed, "faults", "performance.md"),
     attack=("attack", attack.COLUMNS, "steady", "security.md"),
     files=("mutated_files", files.COLUMNS, "rows", "security.md"),
+    pages=("mutated_pages", files.COLUMNS, "rows", "security.md"),
     fuzz=("attack", "{cases:,} random requests".format_map, "fuzz", "security.md"),
 )
 def test_page_has_the_recorded_numbers(name, columns, part, page, root):
@@ -229,3 +231,17 @@ def test_every_page_is_in_the_index_and_on_the_site(root):
 
     assert pages <= set(re.findall(r"\]\(([\w-]+\.md)[#)]", (root / "docs" / "README.md").read_text()))
     assert pages <= set(re.findall(r"^ +- ([\w-]+\.md)$", (root / "mkdocs.yml").read_text(), re.MULTILINE))
+
+
+def test_links_lead_somewhere():
+    broken = []
+    for page, source in PAGES.items():
+        for link in prose.links(prose.page_text(source)):
+            path, _, anchor = link.partition("#")
+            target = source.parent / path if path else source
+            if re.match(r"[a-z]+:", link):
+                continue
+            if not target.exists() or (anchor and anchor not in prose.headings(target.read_text())):
+                broken.append(f"{page}: {link}")
+
+    assert not broken, "\n".join(broken)

@@ -74,7 +74,7 @@ def others_are_served(server):
             assert classifier.classify(COFFEE, variant=variant).labels[0].index == ESPRESSO
 
 
-@cases(("request_", "status", "text"), FAULTS)
+@cases(("request_", "status", "text"), **FAULTS)
 def test_callers_fault_is_not_the_variants(stub, request_, status, text):
     found = []
     for _ in range(ATTEMPTS):

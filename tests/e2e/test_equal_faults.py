@@ -260,12 +260,12 @@ def rows(table: dict[str, dict[str, Any]]) -> dict[str, tuple[Any, str]]:
     return {name: (value, code) for code, values in table.items() for name, value in values.items()}
 
 
-@cases(("sent", "code"), rows(CALLERS))
+@cases(("sent", "code"), **rows(CALLERS))
 def test_fault_of_the_caller_is_equal(front, sent, code):
     check(front, sent, code)
 
 
-@cases(("step", "code"), rows(SERVERS))
+@cases(("step", "code"), **rows(SERVERS))
 def test_fault_of_the_server_is_equal(scripted, step, code):
     front, script = scripted
     script.steps = [step]

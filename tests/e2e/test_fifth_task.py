@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -20,9 +19,11 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from nereid.base.assets import COFFEE
+from tests.commands import captured
 from tests.conftest import ROOT
 from tests.networks import constant, network, value
 from tests.pictures import save
+from tests.supervised import announcing
 
 pytestmark = pytest.mark.slow
 SIDE, WATCHDOG_S = 32, 120
@@ -67,37 +68,16 @@ class Copy:
         return [str(self.environment / "bin" / "python"), *words]
 
     def run(self, *words: str) -> str:
-        done = subprocess.run(
-            self.words(*words),
-            env=self.variables,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=WATCHDOG_S,
-        )
+        done = captured(self.words(*words), env=self.variables, cwd=self.folder, timeout=WATCHDOG_S)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
     @contextmanager
-    def running(self, *words: str) -> Iterator[dict[str, Any]]:
+    def running(self, *words: str) -> Iterator[dict[str, int]]:
         """Run a command that keeps its terminal; gives its first line."""
-        with (self.folder / f"{words[0]}.log").open("w") as log:
-            process = subprocess.Popen(
-                self.words("-m", "nereid", *words),
-                env=self.variables,
-                cwd=self.folder,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        try:
-            assert process.stdout
-            ready = process.stdout.readline()
-            assert ready, (self.folder / f"{words[0]}.log").read_text()[-3000:]
-            yield json.loads(ready)
-        finally:
-            process.terminate()
-            process.communicate(timeout=WATCHDOG_S)
+        command, log = self.words("-m", "nereid", *words), self.folder / f"{words[0]}.log"
+        with announcing(command, log, env=self.variables, cwd=self.folder) as (_, ports):
+            yield ports
 
 
 @pytest.fixture(scope="module")

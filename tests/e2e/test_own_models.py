@@ -1,4 +1,4 @@
-"""A detector and a recogniser of the user's own: added, published, shadowed, split, rolled back, removed."""
+"""The user's own models of three tasks: added, published, shadowed, split, rolled back, removed."""
 
 import json
 import shutil
@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
-from nereid import Detector, Reader
+from nereid import Detection, Detector, Embedder, Reader, Reading
 from nereid.base.assets import COFFEE
 from nereid.base.metrics_page import Snapshot
 from tests.detectors import CLASSES, KNOWN, TestDetector, moved
+from tests.embedders import UNIT, convolutional, embeddings, small
 from tests.labels import LABEL, WORDS
 from tests.recognisers import raw, retrained
 from tests.routes import store_adding, wait_until
@@ -28,17 +30,24 @@ pytest.importorskip("cv2", reason="opencv is not installed: extra text")
 pytestmark = pytest.mark.nightly(minutes=5)
 PARTS = {
     "detect": ("cars_network", "cars_preprocess", "cars_boxes", "cars_v1", "cars"),
+    "embed": ("faces_network", "faces_preprocess", "faces_v1", "faces"),
     "read": ("text_detect", "text_direction", "own_network", "own_v1", "own"),
 }
 
 
 @dataclass(frozen=True)
 class Own:
-    """A user's files for one task: three networks, the last one for the drop folder, and class names."""
+    """A user's files for one task: three networks, the last one for the drop folder, and options to add them.
+
+    `words` is what the first two return for the photo, `last_words` what the third does.
+    """
 
     task: str
     name: str
     kind: Any
+    photo: Any
+    words: list[str]
+    last_words: list[str]
     first: Path
     second: Path
     third: Path
@@ -46,9 +55,22 @@ class Own:
 
     def ask(self, address: str, protocol: Any = "grpc", **options: str) -> tuple[str, list[str]]:
         with self.kind(address, protocol, self.name) as client:
-            found = getattr(client, self.task)(LABEL if self.task == "read" else COFFEE, **options)
-        entries = found.lines if self.task == "read" else found.objects
-        return found.variant, [getattr(each, "text", None) or each.label for each in entries]
+            found = getattr(client, self.task)(self.photo, **options)
+        return found.variant, words_of(found)
+
+
+def words_of(found: Any) -> list[str]:
+    """Return the lines of a reading, the labels of a detection, or the largest components of an embedding."""
+    match found:
+        case Reading():
+            return [line.text for line in found.lines]
+        case Detection():
+            return [thing.label for thing in found.objects]
+    return largest(found.vector)
+
+
+def largest(vector: np.ndarray) -> list[str]:
+    return [str(place) for place in np.argsort(vector)[-3:]]
 
 
 def store_detectors(folder: Path) -> Own:
@@ -66,7 +88,8 @@ def store_detectors(folder: Path) -> Own:
         onnx.save(model, path)
     (folder / "labels.txt").write_text("\n".join(CLASSES) + "\n")
     more = "--preset", "rtdetr", "--head", "detr_sigmoid", "--labels", str(folder / "labels.txt")
-    return Own("detect", "cars", Detector, *paths, more)
+    words = [CLASSES[index] for _, _, index in KNOWN]
+    return Own("detect", "cars", Detector, COFFEE, words, words[:1], *paths, more)
 
 
 def store_recognisers(folder: Path) -> Own:
@@ -75,11 +98,25 @@ def store_recognisers(folder: Path) -> Own:
     (folder / "characters.txt").write_text("\n".join(characters) + "\n")
     raw(folder / "better.onnx")
     paths = folder / "logits.onnx", folder / "better.onnx", retrained(folder / "best.onnx")
-    return Own("read", "own", Reader, *paths, ("--labels", str(folder / "characters.txt")))
+    more = "--labels", str(folder / "characters.txt")
+    return Own("read", "own", Reader, LABEL, WORDS, WORDS, *paths, more)
+
+
+def store_embedders(folder: Path) -> Own:
+    """Write one network as two exporters do, and another one whose vectors have any length."""
+    made = [*(convolutional(UNIT[name]) for name in ("torch", "tensorflow")), convolutional(seed=2)]
+    paths = [folder / f"{name}-embedder.onnx" for name in ("first", "second", "third")]
+    for path, model in zip(paths, made, strict=True):
+        onnx.save(model, path)
+    photo = small(COFFEE)
+    first, _, third = (largest(embeddings(model, photo)[0]) for model in made)
+    assert first != third
+    more = "--preprocess", "resize=exact", "--preprocess", f"scale={1 / 255}"
+    return Own("embed", "faces", Embedder, photo, first, third, *paths, more)
 
 
 @contextmanager
-def calling(served: Served, own: Own, words: list[str]) -> Iterator[Counter[str]]:
+def calling(served: Served, own: Own) -> Iterator[Counter[str]]:
     """Send requests over both protocols all the time; none may fail. Gives the number of each variant."""
     variants, failures, is_over = Counter[str](), list[str](), threading.Event()
 
@@ -90,7 +127,7 @@ def calling(served: Served, own: Own, words: list[str]) -> Iterator[Counter[str]
             except Exception as error:  # reported at the end
                 failures.append(repr(error))
                 continue
-            if found != words:
+            if found != own.words:
                 failures.append(f"{variant}: {found}")
             variants[variant] += 1
 
@@ -111,11 +148,14 @@ def served(request, tmp_path_factory) -> Iterator[Served]:
         yield running
 
 
-@pytest.mark.parametrize("store", [store_detectors, store_recognisers], ids=["detector", "recogniser"])
+@pytest.mark.parametrize(
+    "store",
+    [store_detectors, store_recognisers, store_embedders],
+    ids=["detector", "recogniser", "embedder"],
+)
 def test_life_of_a_model(served, tmp_path, store):
     server, own, repository = served, store(tmp_path), served.repository
     address = f"127.0.0.1:{server.ports['grpc']}"
-    words = WORDS if own.task == "read" else [CLASSES[index] for _, _, index in KNOWN]
 
     def nereid(*line: str) -> str:
         done = server.nereid(*line)
@@ -134,8 +174,8 @@ def test_life_of_a_model(served, tmp_path, store):
         return Snapshot.parse(server.triton_page()).total("nereid_route_shadow_requests_total", labels)
 
     nereid("add", str(own.first), "--name", own.name, "--task", own.task, "--yes", *own.more)
-    assert own.ask(address) == ("v1", words)
-    with calling(server, own, words) as variants:
+    assert own.ask(address) == ("v1", own.words)
+    with calling(server, own) as variants:
         # The machine that tests is busy, and this test is not about latency.
         gates = "--accept-change", "--max-slowdown", "1000"
         nereid("publish", own.name, str(own.second), *gates)
@@ -146,7 +186,7 @@ def test_life_of_a_model(served, tmp_path, store):
         set_route(shadows=[])
         nereid("route", "set", "v1=50", "v2=50", "--model", own.name)
         wait_until(lambda: variants["v2"] >= 3, "answers of the second version")
-        assert own.ask(address, variant="v2") == ("v2", words)
+        assert own.ask(address, variant="v2") == ("v2", own.words)
         nereid("rollback", own.name)
         after, old = variants["v2"], variants["v1"]
         wait_until(lambda: variants["v1"] >= old + 5, "answers after the rollback")
@@ -161,7 +201,7 @@ def test_life_of_a_model(served, tmp_path, store):
     nereid("retire", own.name, "3")
     removed = nereid("remove", own.name, "--yes")
 
-    assert dropped == ("v3", words if own.task == "read" else words[:1])
+    assert dropped == ("v3", own.last_words)
     assert sorted(each["version"] for each in shown["versions"]) == [1, 3]
     assert [part for part in PARTS[own.task] if f"{part}: removed" not in removed] == []
     assert [each.name for each in repository.iterdir() if each.is_dir() and own.name in each.name] == []

@@ -447,7 +447,7 @@ def test_rollout_is_started_paused_and_aborted(visit, gateways):
     repository = gateways["keyed"].route_file.parent
 
     page.get_by_role("button", name="Start a rollout of v2").click()
-    sync_api.expect(message).to_contain_text("no controller runs")
+    sync_api.expect(message).to_contain_text("no controller is running")
     # This controller finds no server, so it waits.
     run = partial(service.run, repository, lambda: None, log=print)
     with in_background("rollouts", run, WATCHDOG_S):
@@ -629,6 +629,9 @@ def test_lines_are_shown_with_their_boxes(visit, image):
     assert 30 < (bottom - top) * 500 < 100
     sync_api.expect(page.locator("#answer .source")).to_contain_text("v1 answered, selected by weight")
     assert "/v1/models/read_text/read" in page.locator("#curl").inner_text()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Searchable PDF").click()
+    assert download.value.path().read_bytes().startswith(b"%PDF-")
     assert page.evaluate("violations") == []
     upload(page, {**FILE, "buffer": BLANK})
     sync_api.expect(page.locator("#verdict")).to_have_text("No line found.")
@@ -669,7 +672,7 @@ def test_fields_highlight_their_boxes(visit):
     number = fields.filter(has_text="tracking_number")
     sync_api.expect(number.locator("strong")).to_have_text(WORDS[1])
     sync_api.expect(number.locator(".badge")).to_have_text("checksum right")
-    sync_api.expect(number.locator("small").last).to_contain_text("certain, ")
+    sync_api.expect(number.locator("small").last).to_contain_text("EMS, checksum")
     number.hover()
     assert number.evaluate("each => each.classList.contains('lit')")
     lit = page.locator(".boxes polygon.lit")

@@ -44,6 +44,7 @@ from tests.tables import cases
 from tests.tasks import DETECT, READ, TASKS, store_tasks
 
 pytest.importorskip("cv2", reason="opencv is not installed: extra text")
+PdfDocument = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: extra text").PdfDocument
 pytestmark = pytest.mark.slow
 
 NEREID, WATCHDOG_S = str(Path(sys.executable).with_name("nereid")), 180
@@ -257,6 +258,46 @@ def test_command_prints_and_draws(server, task, tmp_path):
         assert (marked.size, marked.tobytes() == plain.tobytes()) == (plain.size, False)
 
 
+@fused
+def test_document_is_read_page_by_page_and_searched(server, gateway, tmp_path):
+    label, blank = (Image.open(io.BytesIO(image)) for image in (LABEL, BLANK))
+    for form in ("tiff", "pdf"):
+        document = save(label, form.upper(), save_all=True, append_images=[blank, label.copy()])
+        (tmp_path / f"scan.{form}").write_bytes(document)
+
+    status, answer = gateway.json("/v1/waybill", (tmp_path / "scan.tiff").read_bytes())
+    kind, made = gateway.send("/v1/read?format=pdf", (tmp_path / "scan.pdf").read_bytes())[1:]
+    done = command(server, "read", tmp_path, "--json", "--pdf", tmp_path / "out")
+
+    numbers = [(field["page"], field["value"]) for field in answer["fields"] if field["valid"]]
+    assert (status, numbers, len(answer["pages"])) == (200, [(1, WORDS[1]), (3, WORDS[1])], 3)
+    assert kind == "application/pdf"
+    for reading in json.loads(done.stdout):
+        assert [(line["page"], line["text"]) for line in reading["lines"]] == [
+            (number, word) for number in (1, 3) for word in WORDS
+        ]
+    for searchable in (made, *(path.read_bytes() for path in (tmp_path / "out").iterdir())):
+        texts = [page.get_textpage().get_text_range().splitlines() for page in PdfDocument(searchable)]
+        assert texts == [WORDS, [], WORDS]
+
+
+def test_image_does_not_wait_for_documents(server):
+    label = Image.open(io.BytesIO(LABEL))
+    document = save(label, "TIFF", save_all=True, append_images=[label.copy() for _ in range(5)])
+
+    with ThreadPoolExecutor(4) as pool:  # more documents than processes
+        # Not the route, which waits for a variant for 30 s only.
+        reads = [pool.submit(ask, server, "read_text_v1", document) for _ in range(4)]
+        wait_until(lambda: all(read.running() for read in reads))
+        answer = ask(server, "read_text", LABEL)
+        done = [read.done() for read in reads]
+        pages = [read.result()["page"].ravel().tolist() for read in reads]
+
+    assert [word.decode() for word in answer["text"].ravel()] == WORDS
+    assert done == [False] * 4
+    assert pages == [[number for number in range(1, 7) for _ in WORDS]] * 4
+
+
 @dataclass(frozen=True, slots=True)
 class Gateway:
     ports: dict[str, int]
@@ -322,7 +363,7 @@ def test_gateway_reads_fields_and_old_encodings(gateway):
     number = fields["tracking_number"]
     assert (status, answer["model"]) == (200, "read_waybill")
     assert (number["value"], number["valid"], number["corrected"]) == (WORDS[1], True, [])
-    assert (number["proof"], number["carrier"], number["certain"]) == ("checksum", "EMS", True)
+    assert (number["proof"], number["carrier"], number["certain"]) == ("checksum", "EMS", False)
     assert gateway.json("/v1/fields")[0] == 404  # the gateway has no repository
     assert np.allclose(number["box"], answer["lines"][1]["box"], atol=0.1)
     assert kind == "application/json; charset=gbk"

@@ -14,7 +14,7 @@ from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.resample import FILTERS
 from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform
 from tests.commands import captured
-from tests.pictures import save
+from tests.pictures import levels, save
 from tests.routes import WATCHDOG_S
 from tests.tables import cases
 
@@ -53,12 +53,6 @@ def build(cupy):
         return GpuPreprocessor(transform, limits, ROWS, device_id=0, **more)
 
     return build_one
-
-
-def levels(transform: Transform, row: np.ndarray) -> np.ndarray:
-    """Undo layout and normalisation: 0..255, float64[H, W, 3], in the order of the tensor's colours."""
-    last = row if transform.layout == "NHWC" else row.transpose(1, 2, 0)
-    return last.astype(np.float64) * transform.std + transform.mean
 
 
 def mean_difference(transform: Transform, actual: np.ndarray, expected: np.ndarray) -> float:

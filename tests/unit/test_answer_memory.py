@@ -11,13 +11,10 @@ from nereid.gateway import answer_memory
 from nereid.gateway.answer_memory import PLACES, AnswerMemory, Rated
 from tests.commands import captured
 from tests.gateways import IMAGE, RING, SMALL, WATCHDOG_S, Upstream, gateway, send
-from tests.tables import cases
+from tests.tables import cases, rows
 
 
-@pytest.mark.parametrize(
-    ("label", "is_correct"),
-    [("espresso", True), (" Espresso ", True), (967, True), ("cup", False), (968, False), ("967", False)],
-)
+@rows(("espresso", True), (" Espresso ", True), (967, True), ("cup", False), (968, False), ("967", False))
 def test_label_or_index_is_compared(label, is_correct):
     memory = AnswerMemory()
     memory.remember("id", "classify", "v1", 967, "espresso")

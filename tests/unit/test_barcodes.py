@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import zxingcpp
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from nereid.tasks.read.barcodes import find_barcodes
 from nereid.tasks.read.line_images import UprightDecoder, UprightImage
@@ -56,6 +56,33 @@ def test_every_symbology_is_read_in_every_direction(symbology):
         assert (found.symbology, found.text) == (symbology, text)
 
 
+@pytest.mark.parametrize("symbology", ["Code 128", "GS1-128"])
+def test_blurred_code_128_is_read_in_every_direction(symbology):
+    kind, text = PRINTED[symbology]
+    sheet = label(bars(kind, text))
+    (sharp,), blurred = find_barcodes(upright(sheet)), sheet.filter(ImageFilter.GaussianBlur(2.5))
+    assert not zxingcpp.read_barcodes(blurred)
+    for turn in range(4):
+        (found,) = find_barcodes(upright(blurred.rotate(90 * turn, expand=True)))
+        assert (found.symbology, found.text) == (symbology, text)
+    (found,) = find_barcodes(upright(blurred))
+    np.testing.assert_allclose(found.box, sharp.box, atol=20)
+
+
+@pytest.mark.parametrize("blur_px", [0, 3])
+def test_bars_without_a_right_check_symbol_are_not_read(blur_px):
+    """Of bars at random, and of those of a number of which one symbol is another."""
+    draw = np.random.default_rng(1)
+    symbol = np.array(bars("Code128", "RB123456785GB", 4))
+    at = 10 * 4 + 11 * 4 * 5
+    wrong = symbol.copy()
+    wrong[:, at : at + 44] = symbol[:, at + 44 : at + 88]
+    random = np.repeat(draw.integers(0, 2, 200, np.uint8) * 255, 4)[None].repeat(200, axis=0)
+    for each in (wrong, random):
+        sheet = label(Image.fromarray(each)).filter(ImageFilter.GaussianBlur(blur_px))
+        assert not find_barcodes(upright(sheet))
+
+
 def test_corners_are_those_of_the_symbol_in_the_original():
     symbol = bars("Code128", "1Z999AA10123456784", 8)
     sheet = Image.new("RGB", (3000, 4000), "white")
@@ -78,7 +105,7 @@ def test_only_pages_that_have_bars_and_are_searched_have_barcodes():
 
     assert [line.text for line in lines] == ["HELLO WORLD 2026"]
     assert [[each.text for each in page] for page in reads.barcodes] == [["hello"], [], []]
-    assert plain.barcodes == [()]
+    assert plain.barcodes == [[]]
 
 
 @cases(

@@ -38,10 +38,7 @@ def test_size_has_a_readable_unit(count, text):
     assert format_bytes(count) == text
 
 
-@pytest.mark.parametrize(
-    ("value_ms", "text"),
-    [(0, "0.0 ms"), (0.001, "< 0.01 ms"), (0.04, "0.04 ms"), (12.54, "12.5 ms"), (1250, "1.25 s")],
-)
+@rows((0, "0.0 ms"), (0.001, "< 0.01 ms"), (0.04, "0.04 ms"), (12.54, "12.5 ms"), (1250, "1.25 s"))
 def test_duration_has_a_readable_unit(value_ms, text):
     assert format_ms(value_ms) == text
 

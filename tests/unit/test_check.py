@@ -229,7 +229,7 @@ FAULTS = {
 }
 
 
-@cases(("fault", "reason"), FAULTS)
+@cases(("fault", "reason"), **FAULTS)
 def test_fault_is_found(repository, fault, reason):
     fault(repository)
 

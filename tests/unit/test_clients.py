@@ -21,18 +21,8 @@ from tritonclient.utils import InferenceServerException
 
 from nereid.base.assets import COFFEE
 from nereid.cli.options import collect
+from nereid.client import classifier_errors as errors
 from nereid.client import retry
-from nereid.client.classifier_errors import (
-    ClassifierError,
-    Overloaded,
-    RequestRefused,
-    ServerFailed,
-    TimedOut,
-    Unavailable,
-    Unreachable,
-    UnusableImage,
-    from_triton,
-)
 from nereid.client.retry import Attempts, Budget
 from nereid.tasks.classify.client import AsyncClassifier, Classifier
 from nereid.tasks.classify.result import Label, labels
@@ -64,23 +54,23 @@ def test_label_is_read_from_tritons_form(entry, expected):
 
 
 @rows(
-    ("400", "why", RequestRefused),
-    ("429", "slow down", Overloaded),
-    ("500", "why", ServerFailed),
-    (None, "why", ServerFailed),
-    ("404", "an exception occurred in the client while decoding the response: <p>", Unreachable),
-    ("StatusCode.INVALID_ARGUMENT", "why", RequestRefused),
-    ("StatusCode.UNAVAILABLE", "failed to connect to all addresses", Unreachable),
-    ("StatusCode.UNAVAILABLE", "This protocol is restricted, expecting header", RequestRefused),
-    ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", TimedOut),
-    ("StatusCode.RESOURCE_EXHAUSTED", "SERVER: Received message larger than max", RequestRefused),
-    ("StatusCode.UNKNOWN", "Received http2 header with status: 413", RequestRefused),
-    ("StatusCode.RESOURCE_EXHAUSTED", "too many", Overloaded),
-    ("StatusCode.UNKNOWN", "Stream removed (Data frame with END_STREAM flag received)", Unreachable),
-    ("StatusCode.DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", TimedOut),
+    ("400", "why", errors.RequestRefused),
+    ("429", "slow down", errors.Overloaded),
+    ("500", "why", errors.ServerFailed),
+    (None, "why", errors.ServerFailed),
+    ("404", "an exception occurred in the client while decoding the response: <p>", errors.Unreachable),
+    ("StatusCode.INVALID_ARGUMENT", "why", errors.RequestRefused),
+    ("StatusCode.UNAVAILABLE", "failed to connect to all addresses", errors.Unreachable),
+    ("StatusCode.UNAVAILABLE", "This protocol is restricted, expecting header", errors.RequestRefused),
+    ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", errors.TimedOut),
+    ("StatusCode.RESOURCE_EXHAUSTED", "SERVER: Received message larger than max", errors.RequestRefused),
+    ("StatusCode.UNKNOWN", "Received http2 header with status: 413", errors.RequestRefused),
+    ("StatusCode.RESOURCE_EXHAUSTED", "too many", errors.Overloaded),
+    ("StatusCode.UNKNOWN", "Stream removed (Data frame with END_STREAM flag received)", errors.Unreachable),
+    ("StatusCode.DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", errors.TimedOut),
 )
 def test_exception_has_the_party_at_fault(status, text, kind):
-    got = from_triton(InferenceServerException(text, status))
+    got = errors.from_triton(InferenceServerException(text, status))
 
     assert (type(got), str(got)) == (kind, text)
 
@@ -101,7 +91,7 @@ def bounded(act: Callable[[], float]) -> float:
 def given_up_s(way: str, url: str, protocol: str) -> float:
     with opened(way, url, protocol) as classifier:
         begin = time.monotonic()
-        with pytest.raises(TimedOut):
+        with pytest.raises(errors.TimedOut):
             classifier.classify(PHOTO, timeout_s=PATIENCE_S)
         return time.monotonic() - begin
 
@@ -112,10 +102,7 @@ def dribbling() -> AbstractContextManager[str]:
     return serving(script)
 
 
-@pytest.mark.parametrize(
-    ("way", "protocol", "server"),
-    [*((*each, silent) for each in WAYS), *((way, "http", dribbling) for way in ("sync", "async"))],
-)
+@rows(*((*each, silent) for each in WAYS), *((way, "http", dribbling) for way in ("sync", "async")))
 def test_server_without_a_response_is_given_up(way, protocol, server):
     """The time limit holds for the connection and for the whole response, not for one of its bytes."""
     with server() as url:
@@ -142,7 +129,7 @@ def test_response_of_another_peer_is_the_networks_fault(way, broken):
     with serving(script) as url, opened(way, url, "http") as classifier:
         (outcome,) = classifier.classify_many([PHOTO], timeout_s=5)
 
-    assert type(outcome) is Unreachable
+    assert type(outcome) is errors.Unreachable
 
 
 @both_ways
@@ -155,12 +142,13 @@ def test_request_outlives_broken_connections(way):
 
 @both_ways
 @cases(
-    cut=(None, Unreachable, 4),
-    unavailable=(error("unavailable: its breaker is open", 503), Unavailable, 4),
-    overloaded=(error("overloaded: 64 requests", 503), Overloaded, 1),
-    timeout=(error("deadline exceeded: 20 ms", 503), TimedOut, 1),
-    failed=(error("inference failed: why", 500), ServerFailed, 1),
-    refused=(error("invalid image: why", 400), RequestRefused, 1),
+    cut=(None, errors.Unreachable, 4),
+    unavailable=(error("unavailable: its breaker is open", 503), errors.Unavailable, 4),
+    overloaded=(error("overloaded: 64 requests", 503), errors.Overloaded, 1),
+    timeout=(error("deadline exceeded: 20 ms", 503), errors.TimedOut, 1),
+    failed=(error("inference failed: why", 500), errors.ServerFailed, 1),
+    refused=(error("invalid image: why", 400), errors.RequestRefused, 1),
+    malformed=(PREDICTION.replace(b'"shape": [1, 1]', b'"shape": [9, 9]'), errors.Unreachable, 1),
 )
 def test_only_safe_requests_are_repeated(step, kind, count, way):
     script = Script(step)
@@ -176,7 +164,7 @@ def test_budget_ends_repeating(way):
     with serving(script) as url, opened(way, url, "http", concurrency=1) as classifier:
         outcomes = list(classifier.classify_many([PHOTO] * 40))
 
-    assert {type(outcome) for outcome in outcomes} == {Unreachable}
+    assert {type(outcome) for outcome in outcomes} == {errors.Unreachable}
     assert 40 < len(script.bodies("/infer")) <= 47
 
 
@@ -220,9 +208,9 @@ def test_pauses_double_until_the_deadline():
 
     for factor in (1, 2, 4):
         expected = pytest.approx(factor * retry.FIRST_PAUSE_S, rel=retry.JITTER)
-        assert attempts.pause_s(Unreachable("why")) == expected
-    assert attempts.pause_s(Unreachable("why")) is None
-    assert Attempts(Budget(), timeout_s=1e-9).pause_s(Unreachable("why")) is None
+        assert attempts.pause_s(errors.Unreachable("why")) == expected
+    assert attempts.pause_s(errors.Unreachable("why")) is None
+    assert Attempts(Budget(), timeout_s=1e-9).pause_s(errors.Unreachable("why")) is None
 
 
 class Image(bytes):
@@ -233,7 +221,7 @@ class Image(bytes):
 
 
 async def fail(way: str, url: str) -> None:
-    with suppress(ClassifierError):
+    with suppress(errors.ClassifierError):
         if way == "async":
             async with AsyncClassifier(url, "http") as classifier:
                 await classifier.classify(Image(b"image"), timeout_s=0.3)
@@ -403,7 +391,7 @@ def test_bad_images_of_a_request_fail_alone(steps, expected, way):
     with serving(script) as url, opened(way, url, "http") as classifier:
         outcomes = list(classifier.classify_many([PHOTO] * 4, batch_size=4))
 
-    got = [str(each) if isinstance(each, RequestRefused) else each.labels[0].name for each in outcomes]
+    got = [str(each) if isinstance(each, errors.RequestRefused) else each.labels[0].name for each in outcomes]
     assert got == expected
     assert len(script.bodies("/infer")) == len(steps)
 
@@ -440,7 +428,7 @@ def test_outcomes_name_their_images(way, tmp_path):
     assert [each.image for each in outcomes] == [str(name) for name in names]
     bad = {place: type(each.__cause__) for place, each in enumerate(outcomes) if isinstance(each, Exception)}
     assert bad == {1: FileNotFoundError, 6: TypeError}
-    assert {type(outcomes[place]) for place in bad} == {UnusableImage}
+    assert {type(outcomes[place]) for place in bad} == {errors.UnusableImage}
 
 
 def test_images_are_read_little_ahead():

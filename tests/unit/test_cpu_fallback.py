@@ -141,14 +141,14 @@ def test_fallbacks_are_set_by_name(nereid, repository):
     done = nereid("fallback", "v2")
 
     assert (done.exit_code, contents(repository)) == (1, before)
-    assert "no server runs for repository" in done.stderr
+    assert "no server is running for repository" in done.stderr
     assert nereid("fallback", "v2", "--offline").exit_code == 0
     assert route_of(repository).fallbacks == ("v2",)
 
 
 @cases(
-    nothing=([], "expected either names of variants, or --cpu"),
-    offline=(["--cpu", "--offline"], "--cpu needs no --offline"),
+    nothing=([], "expected either variant names or --cpu"),
+    offline=(["--cpu", "--offline"], "--cpu excludes --offline"),
     twice=(["v2", "v2", "--offline"], "no other variant is left, got 'v2'"),
 )
 def test_wrong_fallbacks_are_exit_code_2(words, message, nereid):

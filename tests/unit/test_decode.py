@@ -15,7 +15,7 @@ from nereid.base.errors import InvalidImage
 from nereid.vision.imaging.decode import Buffers, Limits, open_image, read_upright_size
 from nereid.vision.imaging.formats.jpeg import MAX_SCANS
 from tests.pictures import PNG_MAGIC, png_chunk, save
-from tests.tables import cases
+from tests.tables import cases, rows
 
 # A smooth picture survives JPEG's rounding to within this many levels.
 LOSSY_LEVELS = 6
@@ -163,9 +163,7 @@ def test_sixteen_bit_colours_are_scaled(color_type, channels):
 
 
 @cases("background", white=WHITE, black=(0, 0, 0), magenta=MAGENTA)
-@pytest.mark.parametrize(
-    ("image_format", "mode"), [("PNG", "RGBA"), ("PNG", "LA"), ("TIFF", "RGBA"), ("WEBP", "RGBA")]
-)
+@rows(("PNG", "RGBA"), ("PNG", "LA"), ("TIFF", "RGBA"), ("WEBP", "RGBA"))
 def test_transparent_pixels_show_the_background(image_format, mode, background):
     """Alpha mixes the picture with the background; one level is the rounding of alpha_composite."""
     random = np.random.default_rng(0).integers(0, 256, (16, 16, len(mode)), dtype=np.uint8)

@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from nereid.backends.routing.reference_file import (
-    Reference,
-    ReferenceWatch,
-    format_reference,
-    json_schema,
-    parse_reference,
-    path_of,
-)
+from nereid.backends.routing import reference_file
 from nereid.base.errors import InvalidConfig, OperationFailed
 from nereid.base.metrics_page import Snapshot
 from nereid.insight.drift import baseline, recording, scores
@@ -61,11 +54,11 @@ def drawn(seed: int, images: int = 400, brightness: float = 0.5) -> Measured:
     return found
 
 
-def reference_of(measured: Measured) -> Reference:
+def reference_of(measured: Measured) -> reference_file.Reference:
     classes = (0, 1, 2)
     created = datetime.datetime.fromtimestamp(NOW - 60, datetime.UTC)
     mine = baseline.reference_of(TARGET, "r", measured.window, measured.images, classes)
-    return Reference(created, "photos", (mine,), classes)
+    return reference_file.Reference(created, "photos", (mine,), classes)
 
 
 def test_page_is_read_by_series():
@@ -144,7 +137,9 @@ def test_classes_count_only_with_their_reference():
     assert history.window(NOW, 3600, NOW) == ({entropy: {"0.1": 3}}, 30)
 
 
-def verdicts(window: recording.Growth, reference: Reference, **options: object) -> dict[str, str]:
+def verdicts(
+    window: recording.Growth, reference: reference_file.Reference, **options: object
+) -> dict[str, str]:
     return {each.signal: each.verdict for each in compare(TARGET, "r", window, reference, **options)}
 
 
@@ -193,12 +188,12 @@ def test_reference_of_another_model_is_not_used(target, reason):
 
 def test_reference_survives_its_file(root):
     reference = reference_of(drawn(1))
-    text = format_reference(reference)
+    text = reference_file.format_reference(reference)
 
-    assert parse_reference(text, "r") == reference
-    Draft202012Validator(json_schema()).validate(json.loads(text))
+    assert reference_file.parse_reference(text, "r") == reference
+    Draft202012Validator(reference_file.json_schema()).validate(json.loads(text))
     published = json.loads((root / "docs" / "reference.schema.json").read_text())
-    assert published == json.loads(json.dumps(json_schema()))
+    assert published == json.loads(json.dumps(reference_file.json_schema()))
 
 
 @cases(
@@ -206,18 +201,20 @@ def test_reference_survives_its_file(root):
     empty=b"",
     not_UTF_8=b"\xff",
     no_time_zone=b'{"created": "2026-11-25T00:00:00", "source": "x", "variants": []}',
-    misspelt=format_reference(reference_of(drawn(1))).replace(b'"bounds"', b'"bonds"', 1),
-    other_classes=format_reference(reference_of(drawn(1))).replace(b'"classes": [\n  0,', b'"classes": ['),
+    misspelt=reference_file.format_reference(reference_of(drawn(1))).replace(b'"bounds"', b'"bonds"', 1),
+    other_classes=reference_file.format_reference(reference_of(drawn(1))).replace(
+        b'"classes": [\n  0,', b'"classes": ['
+    ),
 )
 def test_wrong_reference_is_rejected(text):
     with pytest.raises(InvalidConfig, match="nereid drift baseline"):
-        parse_reference(text, "r.reference.json")
+        reference_file.parse_reference(text, "r.reference.json")
 
 
 def test_reference_is_read_again_when_it_changes(tmp_path):
-    watch = ReferenceWatch(path := path_of(tmp_path, "r"))
+    watch = reference_file.ReferenceWatch(path := reference_file.path_of(tmp_path, "r"))
     seen = [watch.poll()]
-    path.write_bytes(format_reference(reference_of(drawn(1))))
+    path.write_bytes(reference_file.format_reference(reference_of(drawn(1))))
     seen += [watch.poll(), watch.poll()]
     classes = watch.classes
     path.write_text("{")

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nereid.backends.routing.reference_file import (
-    Histogram,
-    Reference,
-    VariantReference,
-    format_reference,
-    path_of,
-)
+from nereid.backends.routing import reference_file
 from nereid.backends.triton.metrics import ROUTE_QUALITY_METRICS
 from nereid.base.errors import OperationFailed
 from nereid.insight.drift.drift_report import report
@@ -68,11 +62,11 @@ class World:
 
     def store_reference(self, *counts: int) -> None:
         filled = (*counts, *[0] * (len(BOUNDS) - len(counts)))
-        signals = {"confidence": Histogram(CONFIDENCE, filled)}
+        signals = {"confidence": reference_file.Histogram(CONFIDENCE, filled)}
         created = datetime.datetime.fromtimestamp(self.now - 30, datetime.UTC)
-        mine = VariantReference("v1", "net", 1, "1", sum(counts), signals)
-        path = path_of(self.repository, "r")
-        path.write_bytes(format_reference(Reference(created, "test", (mine,))))
+        mine = reference_file.VariantReference("v1", "net", 1, "1", sum(counts), signals)
+        path = reference_file.path_of(self.repository, "r")
+        path.write_bytes(reference_file.format_reference(reference_file.Reference(created, "test", (mine,))))
         os.utime(path, (self.now - 30, self.now - 30))
 
 
@@ -133,7 +127,7 @@ def test_route_without_a_reference_is_recorded(world):
 
 
 def test_invalid_files_are_named(world):
-    path_of(world.repository, "r").write_text("{")
+    reference_file.path_of(world.repository, "r").write_text("{")
     reference = world.look().routes[0].variants[0].problem
     (world.repository / "r.route.json").write_text("{")
     route = world.look().routes[0].problem

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from collections import Counter
 
 import numpy as np
 import onnx
@@ -13,7 +15,7 @@ from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import EMBEDDING, SCORES
 from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.cli.models.add import screen
-from nereid.models.publish.add import AddRequest
+from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.examination import Gates
 from nereid.models.publish.publisher import publish
 from nereid.repository.check import check
@@ -51,12 +53,35 @@ def test_vectors_of_length_1_are_recognised(tmp_path, tail):
     assert [each for each in check(tmp_path / "models") if each.verdict != "ok"] == []
 
 
+def test_progress_is_reported_once_if_the_task_changes(tmp_path):
+    lines: list[str] = []
+    made = request(tmp_path, convolutional(UNIT["torch"]), preview=tmp_path / "preview.png")
+
+    add(tmp_path / "models", made, None, lines.append)
+
+    assert "note: this is a network of task 'embed'; fix: --task classify if it is not" in lines
+    assert [line for line, count in Counter(lines).items() if count > 1] == []
+
+
 def test_one_photo_is_enough(tmp_path):
     made = request(tmp_path, convolutional(UNIT["torch"]), images=SAMPLES[:1])
 
     found = propose(tmp_path / "models", made)
 
     assert (found.intake.name, found.results) == ("embed", {SAMPLES[0].name: ()})
+
+
+def test_photos_of_one_name_are_told_apart_by_their_paths(tmp_path):
+    images = [tmp_path / folder / "a.jpg" for folder in ("day", "night")]
+    for image, sample in zip(images, SAMPLES, strict=True):
+        image.parent.mkdir()
+        shutil.copy(sample, image)
+
+    found = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"]), images=(*images,)))
+
+    others = {name: [other["image"] for other in cosines] for name, cosines in found.results.items()}
+    day, night = map(str, images)
+    assert others == {day: [night], night: [day]}
 
 
 @pytest.mark.parametrize("tail", embedders.SCORES)
@@ -68,12 +93,10 @@ def test_scores_are_never_taken_for_embeddings(tmp_path, tail):
 
 @cases(
     "more, metadata",
-    {
-        "names in the file": ({}, {"names": json.dumps([f"class {n}" for n in range(DIMS)])}),
-        "task in the file": ({}, {"task": "classify"}),
-        "task": ({"task": "classify"}, {}),
-        "activation": ({"activation": "none"}, {}),
-    },
+    names_in_the_file=({}, {"names": json.dumps([f"class {n}" for n in range(DIMS)])}),
+    task_in_the_file=({}, {"task": "classify"}),
+    task=({"task": "classify"}, {}),
+    activation=({"activation": "none"}, {}),
 )
 def test_what_the_user_or_the_file_says_outweighs_the_numbers(tmp_path, more, metadata):
     found = propose(tmp_path / "models", request(tmp_path, convolutional(UNIT["torch"], **metadata), **more))
@@ -81,7 +104,7 @@ def test_what_the_user_or_the_file_says_outweighs_the_numbers(tmp_path, more, me
     assert found.intake.name == "classify"
 
 
-@cases("more, metadata", {"task": ({"task": "embed"}, {}), "metadata": ({}, {"task": "embed"})})
+@cases("more, metadata", task=({"task": "embed"}, {}), metadata=({}, {"task": "embed"}))
 def test_other_vectors_are_scaled(tmp_path, more, metadata):
     """The served network returns what the given one does, divided by its length."""
     made = convolutional(**metadata)
@@ -108,10 +131,8 @@ def test_vectors_stay_as_they_are_without_an_activation(tmp_path):
 
 @cases(
     "more, message",
-    {
-        "activation": ({"activation": "softmax"}, "cannot append a softmax: an embedding has no classes"),
-        "labels": ({"labels": "labels.txt"}, "an embedding has no classes; fix: leave out --labels"),
-    },
+    activation=({"activation": "softmax"}, "cannot append a softmax: an embedding has no classes"),
+    labels=({"labels": "labels.txt"}, "an embedding has no classes; fix: leave out --labels"),
 )
 def test_options_for_classes_are_refused(tmp_path, more, message):
     labels = tmp_path / "labels.txt"
@@ -124,11 +145,9 @@ def test_options_for_classes_are_refused(tmp_path, more, message):
 
 @cases(
     "rows, expected",
-    {
-        "in any direction": ([[0.6, -0.8], [-0.8, 0.6]], True),
-        "one is longer": ([[0.6, -0.8], [-0.8, 0.7]], False),
-        "one component": ([[1.0, 0.0], [0.0, 1.0]], False),
-    },
+    in_any_direction=([[0.6, -0.8], [-0.8, 0.6]], True),
+    one_is_longer=([[0.6, -0.8], [-0.8, 0.7]], False),
+    one_component=([[1.0, 0.0], [0.0, 1.0]], False),
 )
 def test_evidence_is_the_length_of_every_vector(rows, expected):
     assert are_embeddings([{"output": np.array([row], np.float32)} for row in rows]) is expected
@@ -154,3 +173,14 @@ def test_next_version_is_compared_by_its_angle(tmp_path):
     assert done.report.difference < 0.05
     description = json.loads((repository / "faces_network" / "2" / "description.json").read_text())
     assert (description["task"], description["changes"]) == ("embed", [LENGTH])
+
+
+def test_next_version_may_need_what_the_current_one_has_inside(tmp_path):
+    """Vectors of any length are scaled, and keep the name of the output whose vectors have the length 1."""
+    repository = add_embedder(tmp_path, made=convolutional(UNIT["torch"]))
+    onnx.save(convolutional(noise=0.02), tmp_path / "next.onnx")
+
+    publish(repository, "faces", tmp_path / "next.onnx", None, gates=gates())
+
+    session = onnxruntime.InferenceSession(repository / "faces_network" / "2" / "model.onnx")
+    assert [output.name for output in session.get_outputs()] == ["output"]

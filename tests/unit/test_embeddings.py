@@ -28,14 +28,12 @@ def rows(*vectors: list[float]) -> dict[str, np.ndarray]:
 
 @cases(
     "ours, theirs, expected",
-    {
-        "equal": ([3, 4], [3, 4], Comparison(0.0, True)),
-        "another length": ([3, 4], [6, 8], Comparison(0.0, True)),
-        "right angle": ([1, 0], [0, 2], Comparison(0.5, False)),
-        "opposite": ([1, 1], [-1, -1], Comparison(1.0, False)),
-        "60 degrees": ([1, 0], [0.5, math.sqrt(0.75)], Comparison(0.25, False)),
-        "large numbers": ([1e30, 0], [1e30, 1e30], Comparison((1 - math.sqrt(0.5)) / 2, False)),
-    },
+    equal=([3, 4], [3, 4], Comparison(0.0, True)),
+    another_length=([3, 4], [6, 8], Comparison(0.0, True)),
+    right_angle=([1, 0], [0, 2], Comparison(0.5, False)),
+    opposite=([1, 1], [-1, -1], Comparison(1.0, False)),
+    at_60_degrees=([1, 0], [0.5, math.sqrt(0.75)], Comparison(0.25, False)),
+    large_numbers=([1e30, 0], [1e30, 1e30], Comparison((1 - math.sqrt(0.5)) / 2, False)),
 )
 def test_distance_is_half_of_one_minus_the_cosine(ours, theirs, expected):
     found = EMBED.compare(rows(ours), rows(theirs))
@@ -59,12 +57,10 @@ def test_the_most_different_image_of_a_batch_decides():
 
 @cases(
     "theirs, message",
-    {
-        "dims": ([1.0, 2.0, 3.0], r"expected embeddings \[1, 2\], got \[1, 3\]"),
-        "NaN": ([math.nan, 1.0], "expected finite embeddings"),
-        "infinity": ([math.inf, 1.0], "expected finite embeddings"),
-        "zeros": ([0.0, 0.0], "expected finite embeddings other than zero"),
-    },
+    dims=([1.0, 2.0, 3.0], r"expected embeddings \[1, 2\], got \[1, 3\]"),
+    NaN=([math.nan, 1.0], "expected finite embeddings"),
+    infinity=([math.inf, 1.0], "expected finite embeddings"),
+    zeros=([0.0, 0.0], "expected finite embeddings other than zero"),
 )
 def test_vectors_without_a_direction_do_not_compare(theirs, message):
     """A shadow with NaN has failed, and has not disagreed."""
@@ -89,12 +85,10 @@ def test_distance_is_that_of_the_definition(ours, theirs):
 
 @cases(
     "vector, expected",
-    {
-        "one component": ([0, 5, 0, 0], 0.25),
-        "two of four": ([1, 0, -1, 0], 0.5),
-        "all alike": ([2, 2, -2, 2], 1.0),
-        "any length": ([2e15, 2e15, 0, 0], 0.5),
-    },
+    one_component=([0, 5, 0, 0], 0.25),
+    two_of_four=([1, 0, -1, 0], 0.5),
+    all_alike=([2, 2, -2, 2], 1.0),
+    any_length=([2e15, 2e15, 0, 0], 0.5),
 )
 def test_signal_is_the_part_of_the_components_that_carry_a_vector(vector, expected):
     found = EMBED.signals(rows(vector))
@@ -130,7 +124,7 @@ def test_each_image_gets_its_row():
     assert (one.vector.dtype, one.model, one.version, one.variant) == (np.float32, "faces", "2", "")
 
 
-@cases("shape, dtype", {"no batch": ((3,), "f4"), "rank": ((1, 3, 1), "f4"), "datatype": ((1, 3), "f8")})
+@cases("shape, dtype", no_batch=((3,), "f4"), rank=((1, 3, 1), "f4"), datatype=((1, 3), "f8"))
 def test_other_forms_are_incomplete(shape, dtype):
     assert not EMBEDDINGS.is_complete(Response(np.ones(shape, dtype)), 1)
 

@@ -215,7 +215,7 @@ BAD = {
 }
 
 
-@cases(("candidate", "changes", "reason"), BAD)
+@cases(("candidate", "changes", "reason"), **BAD)
 def test_bad_network_is_rejected_with_its_reason(make_request, candidate, changes, reason):
     with pytest.raises(REFUSALS, match=reason):
         examined(make_request(candidate, **changes))

@@ -165,7 +165,7 @@ def test_document_is_json():
         "corrected": [{"position": 2, "from": "I", "to": "1"}],
         "proof": "checksum",
         "carrier": "Royal Mail",
-        "certain": True,
+        "certain": False,
         "candidates": [],
     }
     nothing = {"value": None, "confidence": 0.0, "box": None, "valid": None, "corrected": []}

@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from nereid.base.assets import TEXT_REPOSITORY
 from nereid.base.errors import InvalidConfig
 from nereid.tasks.read.fields.check_digits import ALPHANUMERIC, CHECKSUMS
 from nereid.tasks.read.fields.field_search import find_fields
 from nereid.tasks.read.fields.shapes import MAX_WAYS, count_ways
 from nereid.tasks.read.fields.specification import (
     Specification,
-    forms_of,
     json_schema,
     judge,
     parse_specification,
@@ -25,8 +23,8 @@ from nereid.tasks.read.fields.specification import (
 from tests.tables import cases, rows
 from tests.unit.test_field_search import FEDEX, UPS, WAYBILL, line
 from tests.waybills.decoys import page
+from tests.waybills.labels import FIELDS, FORMS
 
-WAYBILL_FILE = TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json"
 FIELD = b'{"name": "a", "formats": [{"pattern": "1"}]}'
 
 
@@ -40,7 +38,7 @@ def test_published_schema_is_the_one_in_use(root):
 
     assert schema == json_schema()
     Draft202012Validator.check_schema(schema)
-    Draft202012Validator(schema).validate(json.loads(WAYBILL_FILE.read_text()))
+    Draft202012Validator(schema).validate(json.loads(FIELDS.read_text()))
 
 
 @rows(
@@ -83,14 +81,14 @@ def test_ways_are_counted():
 
 
 NUMBER = Specification(fields=WAYBILL.fields[:1])
-FORMS = forms_of(NUMBER.fields[0])
 ZTO, ORDER_LIKE_UPS = "73100012345678", "120101199003074513"
+STO, ZIP_USPS = "771675250812506", "4206187370069129606601845628057166"
 # FedEx's 34 digits end with the number of the parcel.
 OTHER_FEDEX, LONG_FEDEX = "986578788855", f"9622001900000000000000{FEDEX}"
 
 
 def found(*texts, barcodes=()):
-    lines = [line(text, top=40.0 * number) for number, text in enumerate(texts)]
+    lines = [line(text, top=40.0 * number, confidence=0.99) for number, text in enumerate(texts)]
     return find_fields(lines, NUMBER, [(each, line(each, top=500).box) for each in barcodes])[0]
 
 
@@ -119,6 +117,15 @@ def test_examples_are_found_beside_their_label(form, carrier):
     bars_of_any_number=([ZTO], [ZTO], (ZTO, None, "barcode+text", "ZTO Express", False)),
     bars_of_an_order=([f"Order no: {ZTO}"], [ZTO], (None, None)),
     only_bars=(["TO: A"], [UPS], (UPS, True, "barcode+checksum", "UPS", True)),
+    bars_correct_a_labelled_number=(
+        ["单号 77167525081250"],
+        [STO],
+        (STO, None, "barcode", "STO Express", False),
+    ),
+    bars_end_with_it_by_chance=(["622 348 2646"], ["1356223482646"], (None, None)),
+    bars_of_a_number_without_check=(["Vorgang: 7730387146"], ["7730387146"], (None, None)),
+    digits_without_a_check=(["TRACKING #", ZIP_USPS], [], (ZIP_USPS, True, "label+checksum", "USPS", False)),
+    letter_behind_a_label=(["运单号MI2115503"], [], ("MI2115503", None, "label", "UPS")),
     bars_of_goods=(["TO: A"], ["4006381333931"], (None, None)),
     chance_beside_a_label=([f"单号：{ZTO}", f"证件号 {ORDER_LIKE_UPS}"], [], (ZTO, None)),
     end_of_another_word=([f"业务单号：{FEDEX}"], [], (None, None)),

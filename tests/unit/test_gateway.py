@@ -517,9 +517,7 @@ def test_rate_is_limited_by_key_and_pixels():
     assert status("admin", (10, 10)) == 200
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"), [((), 200), ([(b"x-request-timeout-ms", b"0")], 400)], ids=["answered", "rejected"]
-)
+@cases(answered=((), 200), rejected=([(b"x-request-timeout-ms", b"0")], 400))
 @asynchronous
 async def test_request_leaves_no_reference_cycle(headers, status):
     """A cycle would keep the body for minutes, because garbage collections are rare."""

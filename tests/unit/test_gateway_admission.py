@@ -19,24 +19,12 @@ from nereid.gateway.admission import (
 from nereid.gateway.failures import Failure
 from nereid.gateway.keys import Quotas
 from nereid.vision.imaging.formats.size import LARGE_WORK
+from tests.conftest import FakeClock
 from tests.gateways import asynchronous, key
 from tests.tables import cases
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-def learn(admission: Admission, clock: Clock, rtt_s: float, count: int = 40) -> None:
+def learn(admission: Admission, clock: FakeClock, rtt_s: float, count: int = 40) -> None:
     for _ in range(count):
         slot = take(admission)
         clock.now_s += rtt_s
@@ -276,7 +264,7 @@ def test_round_trip_of_a_large_image_says_nothing(clock):
     admission.check(0.3)
 
 
-@cases("limit", {"two": 2, "many": 64})
+@cases("limit", two=2, many=64)
 @asynchronous
 async def test_key_that_is_alone_uses_all_slots(clock, limit):
     """Another one gets the next slot that is free, and from then on has one left to it for a minute."""

@@ -5,7 +5,6 @@ import base64
 import logging
 from dataclasses import replace
 
-import pytest
 from PIL import Image
 
 from nereid.client import classifier_errors as errors
@@ -16,7 +15,7 @@ from nereid.gateway.route_control import RouteView
 from nereid.gateway.settings import Settings
 from tests.gateways import PREDICTION, RING, Caller, Control, Upstream, asynchronous, gateway, send
 from tests.pictures import save
-from tests.tables import cases
+from tests.tables import cases, rows
 
 
 class Chooser(Upstream):
@@ -67,10 +66,7 @@ def test_image_fails_alone(error, code, caplog):
     assert count(made, 'images_total{endpoint="/v1/classify",model="classify",outcome="ok"') == 2
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(errors.Overloaded("full"), "overloaded"), (errors.Unreachable("away"), "unreachable")],
-)
+@rows((errors.Overloaded("full"), "overloaded"), (errors.Unreachable("away"), "unreachable"))
 def test_batch_fails_as_a_whole_if_the_server_fails_every_image(error, code):
     answer = send(gateway(Upstream(error)), "POST", "/v1/classify", json=batch("a", "b"))
 

@@ -12,19 +12,13 @@ from nereid.gateway.models import Models
 from nereid.gateway.settings import Settings
 from nereid.gateway.state import build
 from tests.gateways import NO_KEYS, RING, Source, Upstream, send
-from tests.publishing import NET, contents, store_published
+from tests.publishing import NET, contents
 from tests.routes import adding
 from tests.tables import cases
 
 pytestmark = pytest.mark.process
 OPTIONS = "accept_change=true&max_slowdown=100"
 ADMIN = {"x-api-key": "admin"}
-
-
-@pytest.fixture
-def repository(tmp_path):
-    store_published(tmp_path / "models")
-    return tmp_path / "models"
 
 
 def publish(repository, query=OPTIONS, headers=ADMIN, content=None, keys=RING, model=NET):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from nereid.client.classifier_errors import RequestRefused
 from nereid.client.result_kind import Timings
@@ -14,8 +15,9 @@ from nereid.gateway.state import build
 from nereid.tasks import TASKS
 from nereid.tasks.detect.result import DetectedObject, Detection
 from nereid.tasks.embed.result import Embedding
-from nereid.tasks.read.result import Barcode, Correction, Field, Reading, TextLine
+from nereid.tasks.read.result import Barcode, Correction, Field, PageSize, Reading, TextLine
 from tests.gateways import IMAGE, NO_KEYS, PREDICTION, SMALL, Source, Upstream, Upstreams, asynchronous, send
+from tests.pictures import save
 from tests.tables import rows
 
 BOX = ((1.0, 2.0), (5.0, 2.0), (5.0, 4.0), (1.0, 4.0))
@@ -48,8 +50,10 @@ RESULTS = {
     "cars": DETECTION,
     "faces": EMBEDDING,
 }
-BARCODE_ANSWERS = [{"text": "(00)1", "symbology": "GS1-128", "box": CORNERS, "elements": {"00": "1"}}]
-LINE_ANSWERS = [{"text": "快递 A", "confidence": 0.5, "box": CORNERS}]
+BARCODE_ANSWERS = [
+    {"text": "(00)1", "symbology": "GS1-128", "box": CORNERS, "elements": {"00": "1"}, "page": 1}
+]
+LINE_ANSWERS = [{"text": "快递 A", "confidence": 0.5, "box": CORNERS, "page": 1}]
 
 
 class Several(Source):
@@ -83,10 +87,11 @@ def test_every_task_has_its_answer():
         assert len(answer.pop("request_id")) == 32
         source = [answer.pop(name) for name in ("model", "variant", "version", "reason")]
         assert source == [model, "v1", "1", "weight"]
-    assert read == {"lines": LINE_ANSWERS, "barcodes": BARCODE_ANSWERS}
+    assert read == {"lines": LINE_ANSWERS, "barcodes": BARCODE_ANSWERS, "pages": []}
     field = {"name": "number", "value": "RA1", "confidence": 0.5, "box": CORNERS, "valid": True}
     missing = {"name": "weight", "value": None, "confidence": 0.0, "box": None, "valid": None}
     proof = {"proof": "checksum", "carrier": "EMS", "certain": False, "candidates": ["RA1", "RA2"]}
+    proof["page"], missing["page"] = 1, 1
     assert waybill == {
         "fields": [
             {**field, "corrected": [{"position": 1, "from": "O", "to": "0"}], **proof},
@@ -94,6 +99,7 @@ def test_every_task_has_its_answer():
         ],
         "lines": LINE_ANSWERS,
         "barcodes": BARCODE_ANSWERS,
+        "pages": [],
     }
     assert detect == {"objects": [{"label": "cat", "score": 0.5, "box": [1.0, 2.0, 3.0, 4.0]}]}
     assert embed == {"embedding": [float(np.float32(0.6)), float(np.float32(-0.8))]}
@@ -120,6 +126,20 @@ def test_reader_of_documents_reads_lines_too():
     for path in ("/v1/read", "/v1/models/read_waybill/read"):
         answer = send(made, "POST", path, content=IMAGE).json()
         assert (answer["lines"], "fields" in answer) == (LINE_ANSWERS, False)
+
+
+def test_reader_returns_a_pdf_whose_text_can_be_searched():
+    pypdfium2 = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: extra text")
+    made = gateway("read_text", read_text=replace(READING, pages=(PageSize(40, 30),)))
+
+    answer = send(made, "POST", "/v1/read?format=pdf", content=save(Image.new("RGB", (40, 30)), "PNG"))
+    pages = send(made, "POST", "/v1/read", content=IMAGE).json()["pages"]
+
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/pdf")
+    assert pypdfium2.PdfDocument(answer.content)[0].get_textpage().get_text_range() == "快递 A"
+    assert pages == [{"width": 40, "height": 30}]
+    refused = send(gateway("read_text"), "POST", "/v1/read?format=pdf", content=IMAGE)
+    assert (refused.status_code, "the output 'page_size'" in refused.text) == (400, True)
 
 
 @rows(
@@ -203,3 +223,24 @@ def test_readiness_is_that_of_the_task(name, result, is_ready):
     answer = send(made, "GET", "/readyz")
 
     assert answer.json()["ready"] == is_ready
+
+
+@rows(
+    ("read_waybill", "waybill", replace(WAYBILL_READING, fields=(replace(FIELDS[0], name=5),))),
+    ("faces", "embed", replace(EMBEDDING, vector=np.ones((2, 2), np.float32))),
+    ("classify", "predict", replace(PREDICTION, labels=(replace(PREDICTION.labels[0], score="x"),))),
+    ids=("value", "shape", "text"),
+)
+def test_malformed_response_is_a_failure_of_the_model(model, endpoint, broken):
+    """It is counted as such, and the image is not sent again."""
+    upstream, path = Upstream(broken), f"/v1/models/{model}/{endpoint}"
+    made = build(SMALL, NO_KEYS, Models(model, Several([model]), upstream))
+
+    answer = send(made, "POST", path, content=IMAGE)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "inference_failed")
+    assert "the model's response is malformed" in answer.json()["error"]["message"]
+    assert "retry-after" not in answer.headers
+    images = [line for line in made.metrics.page().decode().splitlines() if "images_total{" in line]
+    assert [("inference_failed" in line, line.split()[-1]) for line in images] == [(True, "1.0")]
+    assert len(upstream.received) == 1

@@ -278,10 +278,7 @@ def test_named_gpus_need_a_profile_that_uses_them(tmp_path):
     check_named_gpus("", choice)
 
 
-@pytest.mark.parametrize(
-    ("cuda", "major", "is_usable"),
-    [("12.2", 12, True), ("13.1", 12, True), ("12.8", 13, False), ("", 13, True), ("11.8", 0, True)],
-)
+@rows(("12.2", 12, True), ("13.1", 12, True), ("12.8", 13, False), ("", 13, True), ("11.8", 0, True))
 def test_driver_supports_its_own_and_earlier_releases(cuda, major, is_usable):
     """Minor releases are compatible; an unknown release is no reason."""
     assert (driver_problem(cuda, "1.2", major) is None) == is_usable

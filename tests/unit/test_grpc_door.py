@@ -11,6 +11,7 @@ from functools import partial
 from typing import ClassVar
 
 import grpc
+import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
@@ -23,11 +24,12 @@ from tritonclient.grpc import service_pb2 as v2
 from loadtest.attack.attacks import SERVICE, Front
 from loadtest.attack.floods import FLOODS, flood, head, headers
 from nereid.base.http_connection import HttpConnections
+from nereid.gateway.http.bounded_protocol import peer_of
 from nereid.gateway.settings import Settings
 from nereid.gateway.tls import http2_context
 from nereid.gateway.v2 import grpc_connection, grpc_front
 from nereid.gateway.v2.grpc_connection import KEY as OF_KEY
-from nereid.gateway.v2.grpc_connection import MAX_FRAMES_AT_ONCE, PEER, peer_of
+from nereid.gateway.v2.grpc_connection import MAX_FRAMES_AT_ONCE, PEER
 from nereid.gateway.v2.grpc_front import GrpcFront
 from tests.gateways import RING, Ring, Upstream, asynchronous, gateway, key
 from tests.tables import cases
@@ -94,7 +96,7 @@ def test_address_stands_for_one_client(address, expected):
     assert peer_of(("2001:db8:1::1",)) != expected
 
 
-@cases("attack", {each.name: each for each in FLOODS})
+@pytest.mark.parametrize("attack", FLOODS, ids=lambda attack: attack.name)
 @asynchronous
 async def test_flood_ends_only_its_own_connection(attack):
     async with door() as (made, front, at), steady(at.grpc_port) as found:
@@ -274,7 +276,7 @@ class CountingFront(GrpcFront):
         super().begin(connection, stream, headers)
 
 
-@cases("name", {"calls": "gRPC: calls", "cancelled": "gRPC: cancelled calls of ModelInfer"})
+@cases("name", calls="gRPC: calls", cancelled="gRPC: cancelled calls of ModelInfer")
 @asynchronous
 async def test_many_frames_are_parsed_in_pieces(name):
     """Two hundred calls in one piece took 100 ms, for which all others waited."""
@@ -510,3 +512,29 @@ async def test_tls(tmp_path):
         with suppress(ConnectionError):
             assert await reader.read() == b""
         writer.close()
+
+
+@asynchronous
+async def test_cancelled_call_counts_its_bytes_until_its_work_ends():
+    """A thread may still have the message."""
+    async with door() as (made, front, at):
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def handle(call) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await ended.wait()
+
+        front.handle = handle
+        client = await Client.connect(at)
+        stream = client.begin("ModelInfer", size=1000, is_complete=True)
+        await begun.wait()
+        client.cancel(stream)
+        await until(lambda: not any(holder.calls for holder in front.holders._known.values()))
+        await asyncio.sleep(0)
+
+        assert made.uploads.buffers._held_bytes == {"id-infer": 1005}
+        ended.set()
+        await until(lambda: not made.uploads.buffers._held_bytes)

@@ -18,19 +18,6 @@ from tests.tables import cases
 DEAD = "Stub process 'eyes_0_0' is not healthy."
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def health(clock):
     health = Health(clock, lambda: 1.5e9)

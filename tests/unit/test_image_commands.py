@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from nereid.cli.image_commands.drawing import Drawings, draw_marks
+from nereid.cli.image_commands.drawing import OutputFiles, draw, draw_marks
 from nereid.cli.image_commands.outcomes import Outcomes, printing
 from nereid.cli.image_commands.view import View
 from nereid.cli.main import app
@@ -57,8 +57,10 @@ def test_csv_has_lines_and_fields(capsys):
     flat = "10 20 50 20 50 40 10 40"
     about = {"entry": "line", "name": "", "text": "a [red]b", "confidence": "0.5", "valid": "", "box": flat}
     proof = {"proof": "label+checksum", "carrier": "DHL", "certain": "yes"}
+    about["page"] = "1"
     assert line == {**about, **dict.fromkeys(proof, "")}
-    assert number == {**about, "entry": "field", "name": "number", "text": "RA100", "valid": "yes", **proof}
+    about |= {"entry": "field", "name": "number", "text": "RA100", "valid": "yes"}
+    assert number == {**about, **proof}
     assert (weight["text"], weight["box"], weight["valid"], code["valid"]) == ("", "", "", "no")
     shown = [bars[name] for name in ("entry", "name", "text", "box")]
     assert shown == ["barcode", "ITF", "7", "10 70 50 70 50 90 10 90"]
@@ -106,10 +108,11 @@ def test_images_of_one_name_have_their_own_drawings(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         Image.new("RGB", (60, 60)).save(tmp_path / folder / "x.jpg")
-    drawings = Drawings(tmp_path / "out", 2)
+    drawings = OutputFiles("--draw", tmp_path / "out", (".png",), 2)
 
     for folder in ("a", "b"):
-        drawings.draw(tmp_path / folder / "x.jpg", [(BOX, "")])
+        image = tmp_path / folder / "x.jpg"
+        draw(image, [(BOX, "")], drawings.path_of(image))
 
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["x.jpg-2.png", "x.jpg.png"]
 
@@ -119,18 +122,19 @@ def test_picture_is_drawn_whatever_its_texts_are(tmp_path):
     encoded = save(Image.new("RGB", (60, 60), "lime"))
     (tmp_path / "x.png").write_bytes(encoded[:33] + png_chunk(b"cHRM", b"short") + encoded[33:])
 
-    Drawings(tmp_path / "out.png", 1).draw(tmp_path / "x.png", [])
+    draw(tmp_path / "x.png", [], tmp_path / "out.png")
 
     with Image.open(tmp_path / "out.png") as drawn:
         assert drawn.getcolors() == [(3600, (0, 255, 0))]
 
 
 def test_image_that_is_gone_is_a_failure(tmp_path, capsys):
-    drawings = Drawings(tmp_path / "out", 2)
-    outcomes = Outcomes(lambda images: [READING], lambda name, outcome: None, TEXTS, drawings)
+    drawings = OutputFiles("--draw", tmp_path / "out", (".png",), 2)
+    savers = [lambda image, outcome: drawings.path_of(image)]
+    outcomes = Outcomes(lambda images: [READING], lambda name, outcome: None, savers)
 
     assert outcomes.all_of([Path("a.jpg")], "reading") == 1
-    assert "a.jpg: cannot be drawn: 'a.jpg' is not a regular file" in capsys.readouterr().err
+    assert "a.jpg: 'a.jpg' is not a regular file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["read", "detect"])

@@ -13,17 +13,6 @@ from nereid.base.errors import InvalidConfig
 from nereid.base.metrics_page import Snapshot
 from nereid.server import instances
 from nereid.server.control import Instances
-from nereid.server.instances import (
-    COOLDOWN_S,
-    CpuWait,
-    GpuSample,
-    InstanceController,
-    InstanceDecider,
-    LoadSample,
-    ModelLoad,
-    read_gpu,
-    read_loads,
-)
 from nereid.server.ports import Ports
 from nereid.server.run_dir import ServerRecord
 from tests.tables import cases
@@ -103,13 +92,13 @@ def test_loads_are_those_of_the_interval():
         PAGE.replace("} 124", "} 132").replace("} 62", "} 66").replace("} 25000000", "} 41000000")
     )
 
-    assert read_loads(after, after - before, 2.0) == {"eyes": ModelLoad(7, 4.0)}
-    assert read_loads(after, after - after, 2.0) == {"eyes": ModelLoad(7, 0.0)}
+    assert instances.read_loads(after, after - before, 2.0) == {"eyes": instances.ModelLoad(7, 4.0)}
+    assert instances.read_loads(after, after - after, 2.0) == {"eyes": instances.ModelLoad(7, 0.0)}
 
 
 def test_gpus_count_like_the_fullest():
-    assert read_gpu(Snapshot.parse(PAGE)) == GpuSample(0.62, 10000, 70000)
-    assert read_gpu(Snapshot.parse("")) is None
+    assert instances.read_gpu(Snapshot.parse(PAGE)) == instances.GpuSample(0.62, 10000, 70000)
+    assert instances.read_gpu(Snapshot.parse("")) is None
 
 
 class Proc:
@@ -131,7 +120,7 @@ class Proc:
 class Waits:
     def __init__(self, folder) -> None:
         self.now_s = 0.0
-        self.cpu = CpuWait(folder, lambda: self.now_s)
+        self.cpu = instances.CpuWait(folder, lambda: self.now_s)
 
     def after(self, seconds: float, pids: list[int]) -> float:
         self.now_s += seconds
@@ -174,12 +163,12 @@ nv_inference_compute_infer_duration_us{{model="eyes",version="1"}} {0}000000
 def test_what_a_server_did_before_the_first_look_is_no_load(monkeypatch):
     health = SimpleNamespace(instances_seen=lambda found: None)
     record = ServerRecord(1, "127.0.0.1", Ports(1, 2, 3), "/r", "cpu", "")
-    controller = InstanceController(record, health, lambda name: [], None, print)
+    controller = instances.InstanceController(record, health, lambda name: [], None, print)
     samples, counts = [], iter([1000, 1000, 1002])
     monkeypatch.setattr(controller, "_bounds", {"eyes": InstanceBounds(1, 4)})
     monkeypatch.setattr(controller._control, "instances", lambda name: Instances(2, False, None))
     monkeypatch.setattr(metrics_page, "fetch", lambda url, timeout_s: COUNTED.format(next(counts)))
-    monkeypatch.setattr(InstanceDecider, "decide", lambda self, sample: samples.append(sample))
+    monkeypatch.setattr(instances.InstanceDecider, "decide", lambda self, sample: samples.append(sample))
 
     for _ in range(3):
         controller.step()
@@ -193,24 +182,24 @@ def test_what_a_server_did_before_the_first_look_is_no_load(monkeypatch):
 RECORDED = json.loads(Path(__file__).with_name("instance_samples.json").read_text())
 MB, GB = 1e6, 1e9
 BOUNDS = InstanceBounds(1, 4, 3.0)
-IDLE = LoadSample(0.0, 2, 0.0, 0.0, 0.0, 8 * GB, 50 * MB)
+IDLE = instances.LoadSample(0.0, 2, 0.0, 0.0, 0.0, 8 * GB, 50 * MB)
 WAITING = replace(IDLE, waiting=3.0, busy=2.0)
-GPU = GpuSample(0.5, 40 * GB, 4 * GB)
+GPU = instances.GpuSample(0.5, 40 * GB, 4 * GB)
 
 
-def recorded(name: str) -> list[LoadSample]:
+def recorded(name: str) -> list[instances.LoadSample]:
     return [
-        LoadSample(at_s, count, waiting, busy, cpu_wait, free * MB, each * MB)
+        instances.LoadSample(at_s, count, waiting, busy, cpu_wait, free * MB, each * MB)
         for at_s, count, waiting, busy, cpu_wait, free, each in RECORDED[name]
     ]
 
 
 class Driver:
     def __init__(self, bounds: InstanceBounds = BOUNDS, count: int = 2) -> None:
-        self.decider, self.now_s, self.count = InstanceDecider(bounds), 100.0, count
+        self.decider, self.now_s, self.count = instances.InstanceDecider(bounds), 100.0, count
         self.changes: list[int] = []
 
-    def show(self, sample: LoadSample, seconds: float) -> list[int]:
+    def show(self, sample: instances.LoadSample, seconds: float) -> list[int]:
         """Show a sample for some seconds, carry out each decision immediately; returns the numbers."""
         before = len(self.changes)
         for _ in range(round(seconds / 0.2)):
@@ -224,7 +213,7 @@ class Driver:
 
 
 def test_recorded_load_step_is_followed():
-    decider, samples, found = InstanceDecider(BOUNDS), recorded("load_step"), []
+    decider, samples, found = instances.InstanceDecider(BOUNDS), recorded("load_step"), []
 
     for sample, following in zip(samples, [*samples[1:], samples[-1]], strict=True):
         if decision := decider.decide(sample):
@@ -236,7 +225,7 @@ def test_recorded_load_step_is_followed():
 
 def test_recorded_full_processor_gets_no_instance():
     """Requests wait all the time, and another instance would wait for a core, too."""
-    decider = InstanceDecider(BOUNDS)
+    decider = instances.InstanceDecider(BOUNDS)
 
     decisions = [decider.decide(sample) for sample in recorded("full_processor")]
 
@@ -257,7 +246,7 @@ def test_pause_after_a_change():
     driver = Driver()
 
     assert driver.show(WAITING, 1.0) == [3]
-    assert driver.show(WAITING, COOLDOWN_S) == []
+    assert driver.show(WAITING, instances.COOLDOWN_S) == []
     assert driver.show(WAITING, 1.0) == [4]
 
 

@@ -72,7 +72,7 @@ def test_many_mutated_files_are_answered():
 
 @pytest.mark.process
 def test_mutated_files_are_answered_by_every_command():
-    """Networks and images for `add`, `check`, `publish`, `watch`, `classify`, `detect` and `read`."""
+    """Networks and images for `add`, `check`, `publish`, `watch`, and the command of each task."""
     command = [sys.executable, "-m", "loadtest.attack.files", "--cases", str(FEW_FILES)]
 
     done = captured(command, timeout=WATCHDOG_S, cwd=ROOT)

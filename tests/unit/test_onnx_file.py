@@ -13,22 +13,13 @@ from onnx import ModelProto, TensorProto, helper
 
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig
-from nereid.repository import onnx_graph
-from nereid.repository.onnx_file import (
-    CAPABILITIES,
-    InvalidOnnx,
-    Runtime,
-    check_external_data,
-    check_runtimes,
-    read,
-    supported_runtimes,
-)
+from nereid.repository import onnx_file, onnx_graph
 from nereid.vision.inference.signature import NetworkTensor, Signature, complete, validate
 from tests.networks import DATATYPES, OPSET, constant, identity, network, value, written
 from tests.tables import cases
 
 WEIGHTS = np.arange(12, dtype=np.float32)
-RUNTIMES = (Runtime("here", 26, 13), Runtime("there", 21, 10))
+RUNTIMES = (onnx_file.Runtime("here", 26, 13), onnx_file.Runtime("there", 21, 10))
 
 
 def save(folder: Path, model: onnx.ModelProto) -> Path:
@@ -56,7 +47,7 @@ def test_signature_is_the_one_that_onnx_runtime_sees(tmp_path):
     model = written(f"({inputs}) => ({outputs}) {{ {nodes} }}", factor=np.ones(1, np.float16))
     path = save(tmp_path, model)
 
-    file = read(path)
+    file = onnx_file.read(path)
 
     assert file.signature == Signature.of(onnxruntime.InferenceSession(path))
     assert file.signature.initializers == {"factor": NetworkTensor("float16", (1,))}
@@ -125,8 +116,8 @@ def test_file_that_is_not_a_network_is_rejected(content, reason, tmp_path):
     if content is not None:
         (tmp_path / "model.onnx").write_bytes(content)
 
-    with pytest.raises(InvalidOnnx, match=reason):
-        read(tmp_path / "model.onnx")
+    with pytest.raises(onnx_file.InvalidOnnx, match=reason):
+        onnx_file.read(tmp_path / "model.onnx")
 
 
 def lead_out(folder: Path) -> None:
@@ -158,13 +149,13 @@ MISPLACED = {
 }
 
 
-@cases(("external", "prepare", "reason"), MISPLACED)
+@cases(("external", "prepare", "reason"), **MISPLACED)
 def test_external_data_is_next_to_the_network_and_complete(tmp_path, external, prepare, reason):
     path = save(tmp_path / "1", weighted(**external))
     prepare(path.parent)
 
-    with pytest.raises(InvalidOnnx, match=reason):
-        check_external_data(read(path))
+    with pytest.raises(onnx_file.InvalidOnnx, match=reason):
+        onnx_file.check_external_data(onnx_file.read(path))
 
 
 def test_external_data_is_counted_once(tmp_path):
@@ -173,7 +164,7 @@ def test_external_data_is_counted_once(tmp_path):
     (path.parent / "w.bin").symlink_to("values")
     (tmp_path / "1").symlink_to("real")
 
-    assert check_external_data(read(tmp_path / "1" / "model.onnx")) == 64
+    assert onnx_file.check_external_data(onnx_file.read(tmp_path / "1" / "model.onnx")) == 64
 
 
 @cases(
@@ -186,10 +177,10 @@ def test_external_data_is_counted_once(tmp_path):
 def test_server_that_cannot_open_it_is_named(opset, ir_version, reason, tmp_path):
     model = weighted()
     model.opset_import[0].version, model.ir_version = opset, ir_version
-    file = read(save(tmp_path, model))
+    file = onnx_file.read(save(tmp_path, model))
 
-    with pytest.raises(InvalidOnnx, match=reason) if reason else contextlib.nullcontext():
-        check_runtimes(file, RUNTIMES)
+    with pytest.raises(onnx_file.InvalidOnnx, match=reason) if reason else contextlib.nullcontext():
+        onnx_file.check_runtimes(file, RUNTIMES)
 
 
 def opens(opset: int, ir_version: int) -> bool:
@@ -206,12 +197,12 @@ def opens(opset: int, ir_version: int) -> bool:
 
 
 def test_table_is_right_for_the_installed_runtime():
-    embedded, container = supported_runtimes()
+    embedded, container = onnx_file.supported_runtimes()
 
     assert onnxruntime.__version__.split(".")[1] in embedded.name
     assert [opens(embedded.opset, 8), opens(embedded.opset + 1, 8)] == [True, False]
     assert [opens(OPSET, embedded.ir_version), opens(OPSET, embedded.ir_version + 1)] == [True, False]
-    assert (container.opset, container.ir_version) == CAPABILITIES[28]
+    assert (container.opset, container.ir_version) == onnx_file.CAPABILITIES[28]
 
 
 def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
@@ -238,7 +229,7 @@ def test_domains_that_onnx_runtime_lacks_are_named(tmp_path):
         graph, opset_imports=[helper.make_opsetid("", OPSET), *opsets], functions=[own], ir_version=8
     )
 
-    assert read(save(tmp_path, model)).custom_domains == ("com.example",)
+    assert onnx_file.read(save(tmp_path, model)).custom_domains == ("com.example",)
     assert [tensor.name for tensor in onnx_graph.tensors(model)] == ["hidden", "hidden"]
 
 

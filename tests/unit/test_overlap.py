@@ -8,15 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nereid.backends.triton import overlap
 from nereid.backends.triton.lanes import FusedJob, Lanes, check_overlap
-from nereid.backends.triton.overlap import (
-    SLOTS,
-    Compute,
-    Decode,
-    Overlap,
-    Respond,
-    Slots,
-)
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import DeviceFailed, InvalidConfig, InvalidImage, InvalidRequest, ServingError
 from nereid.vision.imaging.image_times import ImageTimes
@@ -80,7 +73,7 @@ class Decoder:
 
     def __init__(self, cuda: Cuda) -> None:
         self.stream, self.times = cuda.Stream(non_blocking=True), ()
-        self.tables, self.tensors = np.full((2, SLOTS, ROWS), -1)
+        self.tables, self.tensors = np.full((2, overlap.SLOTS, ROWS), -1)
 
     def release(self):
         """Nothing is kept."""
@@ -98,7 +91,7 @@ class Decoder:
 class Doubler:
     def __init__(self, cuda: Cuda, tensors: np.ndarray) -> None:
         self.stream, self.tensors = cuda.Stream(non_blocking=True), tensors
-        self.outputs, self.hosts = np.full((2, SLOTS, ROWS), -3)
+        self.outputs, self.hosts = np.full((2, overlap.SLOTS, ROWS), -3)
 
     def enqueue(self, slot, rows):
         self.stream.add(lambda: np.multiply(self.tensors[slot], 2, out=self.outputs[slot]))
@@ -126,7 +119,7 @@ def device(seed: int) -> Lanes:
     cuda = Cuda(seed)
     decoder = Decoder(cuda)
     network = Doubler(cuda, decoder.tensors)
-    return Lanes(cuda, decoder, network, network.stream, SLOTS)
+    return Lanes(cuda, decoder, network, network.stream, overlap.SLOTS)
 
 
 def expected(batch: Batch):
@@ -135,7 +128,7 @@ def expected(batch: Batch):
 
 
 def run(seed: int, batches: int = 12) -> tuple[list[Batch], list[Batch]]:
-    made, answered, numbers = Overlap(lambda: device(seed), print), [], random.Random(seed)
+    made, answered, numbers = overlap.Overlap(lambda: device(seed), print), [], random.Random(seed)
 
     def images(i: int) -> list[bytes]:
         count = numbers.randint(1, ROWS)
@@ -157,7 +150,7 @@ def test_every_batch_has_its_own_results():
 
 def test_broken_device_fails_this_batch_and_all_later_ones():
     reasons, answered = [], []
-    made = Overlap(lambda: device(0), reasons.append)
+    made = overlap.Overlap(lambda: device(0), reasons.append)
     jobs = [Batch([image], answered) for image in (b"1", BREAKS, b"2")]
 
     for job in jobs:
@@ -221,19 +214,19 @@ def test_failure_to_open_is_raised():
         raise ValueError("no graph")
 
     with pytest.raises(ValueError, match="no graph"):
-        Overlap(fail, print)
+        overlap.Overlap(fail, print)
 
 
 def test_batches_get_slots_in_their_order():
     """A batch whose images are all bad is answered without a run."""
-    slots = Slots(2)
-    assert slots.submitted(0) == [Decode(0, 0)]
+    slots = overlap.Slots(2)
+    assert slots.submitted(0) == [overlap.Decode(0, 0)]
     assert [slots.submitted(batch) for batch in (1, 2, 3)] == [[], [], []]
 
-    assert slots.decoded(0, 0) == [Respond(0), Decode(1, 1)]
+    assert slots.decoded(0, 0) == [overlap.Respond(0), overlap.Decode(1, 1)]
     assert slots.answered(0) == []
-    assert slots.decoded(1, 2) == [Compute(1, 2), Decode(0, 2)]
-    assert slots.computed(1) == [Respond(1)]
+    assert slots.decoded(1, 2) == [overlap.Compute(1, 2), overlap.Decode(0, 2)]
+    assert slots.computed(1) == [overlap.Respond(1)]
     assert slots.answered(1) == []
-    assert slots.decoded(0, 1) == [Compute(0, 1), Decode(1, 3)]
+    assert slots.decoded(0, 1) == [overlap.Compute(0, 1), overlap.Decode(1, 3)]
     assert not slots.is_idle

@@ -21,7 +21,7 @@ from nereid.vision.imaging.kernel import IMAGE, SOURCE, Source, build_channels, 
 from nereid.vision.imaging.resample import FILTERS
 from nereid.vision.imaging.transform import DATATYPES, TURNS, Transform
 from tests.conftest import UPRIGHT
-from tests.pictures import noise
+from tests.pictures import levels, noise
 from tests.tables import cases
 
 pytestmark = pytest.mark.process
@@ -136,11 +136,6 @@ def model(transform: Transform, pixels: np.ndarray, orientation: int = 1) -> np.
         whole = whole[:, :, ::-1]
     normalised = (whole - np.float32(transform.mean)) / np.float32(transform.std)
     return normalised if transform.layout == "NHWC" else normalised.transpose(2, 0, 1)
-
-
-def levels(transform: Transform, tensor: np.ndarray) -> np.ndarray:
-    last = tensor if transform.layout == "NHWC" else tensor.transpose(1, 2, 0)
-    return last.astype(np.float64) * transform.std + transform.mean
 
 
 def assert_same_levels(transform: Transform, actual: np.ndarray, expected: np.ndarray) -> None:

@@ -20,7 +20,7 @@ from nereid.vision.imaging.preprocessor import CpuPreprocessor
 from nereid.vision.imaging.transform import Transform
 from tests.commands import captured
 from tests.conftest import ROOT
-from tests.tables import cases
+from tests.tables import cases, rows
 
 IMAGENET = {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375)}
 BGR = {name: values[::-1] for name, values in IMAGENET.items()}
@@ -172,24 +172,21 @@ MISTAKES = [
 UINT8, FP16 = {"data_type": "TYPE_UINT8"}, {"data_type": "TYPE_FP16"}
 
 
-@pytest.mark.parametrize(
-    ("parameters", "output", "message"),
-    [
-        *((parameters, {}, message) for parameters, message in MISTAKES),
-        (EXACT | MEAN, UINT8, "mean contradicts an output of TYPE_UINT8, whose pixels are not normalised"),
-        (EXACT | {"scale": "2"}, UINT8, "scale contradicts an output of"),
-        (EXACT | {"scale": "1000"}, FP16, "expected pixels within FP16"),
-        ({"preset": "imagenet"}, {"dims": (3, 299, 299)}, "at least the output's 299 x 299, got 256"),
-        (EXACT, {"dims": (224, 224, 3)}, "dims [3, H, W] for layout NCHW, got [224, 224, 3]"),
-        (EXACT | {"layout": "NHWC"}, {}, "dims [H, W, 3] for layout NHWC, got [3, 224, 224]"),
-        (EXACT, {"dims": (3, -1, -1)}, "dims [3, H, W] for layout NCHW, got [3, -1, -1]"),
-        (EXACT, {"dims": (1, 224, 224)}, "dims [3, H, W] for layout NCHW, got [1, 224, 224]"),
-        (EXACT, {"dims": ()}, "output 'input': expected dims [3, H, W] for layout NCHW, got []"),
-        (EXACT, {"data_type": "TYPE_INT32"}, "one of TYPE_FP32, TYPE_FP16, TYPE_UINT8, got TYPE_INT32"),
-    ],
+@rows(
+    *((parameters, {}, message) for parameters, message in MISTAKES),
+    (EXACT | MEAN, UINT8, "mean contradicts an output of TYPE_UINT8, whose pixels are not normalised"),
+    (EXACT | {"scale": "2"}, UINT8, "scale contradicts an output of"),
+    (EXACT | {"scale": "1000"}, FP16, "expected pixels within FP16"),
+    ({"preset": "imagenet"}, {"dims": (3, 299, 299)}, "at least the output's 299 x 299, got 256"),
+    (EXACT, {"dims": (224, 224, 3)}, "dims [3, H, W] for layout NCHW, got [224, 224, 3]"),
+    (EXACT | {"layout": "NHWC"}, {}, "dims [H, W, 3] for layout NHWC, got [3, 224, 224]"),
+    (EXACT, {"dims": (3, -1, -1)}, "dims [3, H, W] for layout NCHW, got [3, -1, -1]"),
+    (EXACT, {"dims": (1, 224, 224)}, "dims [3, H, W] for layout NCHW, got [1, 224, 224]"),
+    (EXACT, {"dims": ()}, "output 'input': expected dims [3, H, W] for layout NCHW, got []"),
+    (EXACT, {"data_type": "TYPE_INT32"}, "one of TYPE_FP32, TYPE_FP16, TYPE_UINT8, got TYPE_INT32"),
     ids=str,
 )
-def test_mistake_fails_the_load(tmp_path, parameters, output, message):
+def test_mistake_fails_the_load(parameters, output, message, tmp_path):
     with pytest.raises(InvalidConfig, match=f"^model 'm'.*{re.escape(message)}"):
         settings(tmp_path, parameters, **output)
 

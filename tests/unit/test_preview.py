@@ -12,6 +12,7 @@ from nereid.vision.imaging.decode import Limits
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings, Resources, Shorthand
 from nereid.vision.imaging.preprocessor import preview
 from nereid.vision.imaging.transform import Transform
+from tests.tables import rows
 
 SIDE = 16
 PIXELS = np.random.default_rng(5).integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
@@ -29,10 +30,7 @@ def settings(**fields) -> PreprocessSettings:
     return PreprocessSettings(transform, Limits(), Resources(), Shorthand())
 
 
-@pytest.mark.parametrize(
-    ("layout", "color_order", "datatype"),
-    [*itertools.product(("NCHW", "NHWC"), ("RGB", "BGR"), ("FP32", "FP16", "UINT8"))],
-)
+@rows(*itertools.product(("NCHW", "NHWC"), ("RGB", "BGR"), ("FP32", "FP16", "UINT8")))
 def test_the_picture_has_the_pixels_of_the_image(layout, color_order, datatype):
     """Normalisation, layout and colour order are undone; FP16 rounds by at most one level."""
     normalisation = {} if datatype == "UINT8" else NORMALISED

@@ -32,7 +32,10 @@ def test_version_is_published_listed_rolled_back_and_retired(nereid, tmp_path):
     done = nereid(
         "publish", NET, candidate(tmp_path, 2), "--accept-change", "--max-slowdown", 100, "--share", "10%"
     )
-    assert (done.exit_code, done.stdout.split(" as ")[0]) == (0, "net 2: in the repository (no server runs)")
+    assert (done.exit_code, done.stdout.split(" as ")[0]) == (
+        0,
+        "net 2: in the repository (no server running)",
+    )
     assert "adds-2.onnx: staged as version 2 of 'net'\n" in done.stderr
 
     listed = json.loads(nereid("versions", "--json", "--model=r").stdout)
@@ -54,7 +57,10 @@ def test_version_is_converted_to_fp16(nereid, tmp_path):
     assert nereid(*words, "int8").exit_code == 2
     done = nereid(*words, "fp16")
 
-    assert (done.exit_code, done.stdout.split(" as ")[0]) == (0, "net 2: in the repository (no server runs)")
+    assert (done.exit_code, done.stdout.split(" as ")[0]) == (
+        0,
+        "net 2: in the repository (no server running)",
+    )
     assert "are converted to FP16, inputs and outputs stay FP32\n" in done.stderr
 
 
@@ -72,7 +78,10 @@ def test_network_is_added(nereid, tmp_path):
 
     done = nereid(*words, "--yes")
 
-    assert (done.exit_code, done.stdout.split(",")[0]) == (0, "small: in the repository (no server runs)")
+    assert (done.exit_code, done.stdout.split(",")[0]) == (
+        0,
+        "small: in the repository (no server running)",
+    )
     assert "change         a softmax is appended to output 'logits', as 'probabilities'" in done.stderr
 
     (version,) = json.loads(nereid("versions", "small", "--json").stdout)["versions"]

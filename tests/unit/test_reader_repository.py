@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from nereid.repository.check import check
 from nereid.repository.fitting import Machine, plan_instances
 from nereid.repository.layout import Pin, hidden_models, pins, readable_configs, steps_of, thread_budget
 from tests.tables import cases
+from tests.unit.test_check import edit
 
 NETWORKS = {"text_detect", "text_direction", "text_recognise"}
 FINDERS = [("text_detect", 1), ("text_direction", 1)]
@@ -25,15 +25,6 @@ PIN = Pin("read_text_v1", "text_recognise", 1, "", 0)
 @pytest.fixture
 def repository(tmp_path) -> Path:
     return Path(shutil.copytree(TEXT_REPOSITORY, tmp_path / "models", ignore=shutil.ignore_patterns(*STATE)))
-
-
-def edited(name: str, before: str, after: str) -> Callable[[Path], None]:
-    def edit(repository: Path) -> None:
-        text = (repository / name).read_text()
-        assert before in text
-        (repository / name).write_text(text.replace(before, after))
-
-    return edit
 
 
 def failures(repository: Path) -> str:
@@ -52,35 +43,35 @@ RECOGNISER_OUTPUT = 'output { name: "probability" data_type: TYPE_FP32 dims: [ -
 NETWORK_VERSION = '"network_version" value { string_value: "%d" }'
 FAILURES = {
     "version": (
-        edited(CPU, NETWORK_VERSION % 1, NETWORK_VERSION % 9),
+        edit(CPU, NETWORK_VERSION % 1, NETWORK_VERSION % 9),
         "names version 9 of 'text_recognise', which is not there",
     ),
-    "parameter": (edited(CPU, '"in_process"', '"here"'), "expected in_process or served, got 'here'"),
+    "parameter": (edit(CPU, '"in_process"', '"here"'), "expected in_process or served, got 'here'"),
     "unserved": (
-        edited("text_detect/config.pbtxt", "{ all {} }", "{ specific { versions: [ 2 ] } }"),
+        edit("text_detect/config.pbtxt", "{ all {} }", "{ specific { versions: [ 2 ] } }"),
         "version 1 of 'text_detect' is not served",
     ),
     "swapped": (
-        edited(PLAIN, 'string_value: "text_detect"', 'string_value: "text_direction"'),
+        edit(PLAIN, 'string_value: "text_detect"', 'string_value: "text_direction"'),
         "inputs of 'text_direction': expected TYPE_FP32 [3, -1, -1], got ",
     ),
     "output": (
-        edited("text_recognise/config.pbtxt", RECOGNISER_OUTPUT, ""),
+        edit("text_recognise/config.pbtxt", RECOGNISER_OUTPUT, ""),
         "outputs of 'text_recognise': expected TYPE_INT64 [-1], TYPE_FP32 [-1], ",
     ),
     "batches": (
-        edited("text_detect/config.pbtxt", "max_batch_size: 8", "max_batch_size: 0"),
+        edit("text_detect/config.pbtxt", "max_batch_size: 8", "max_batch_size: 0"),
         "expected max_batch_size 1 or more, got 0",
     ),
     "profile": (
-        edited(CPU, 'string_value: "text_direction"', 'string_value: "text_detect"'),
+        edit(CPU, 'string_value: "text_direction"', 'string_value: "text_detect"'),
         "expected version 1 of 'text_direction'",
     ),
     "bad_fields": (damage_fields, "waybill.json': "),
 }
 
 
-@cases(("damage", "reason"), FAILURES)
+@cases(("damage", "reason"), **FAILURES)
 def test_check_finds_what_prevents_a_load(repository, damage, reason):
     damage(repository)
 

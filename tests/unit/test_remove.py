@@ -8,17 +8,11 @@ from nereid.models.publish.add import AddRequest, add
 from nereid.models.publish.publisher import publish
 from nereid.models.publish.remove import remove
 from nereid.repository.check import check
-from tests.publishing import NET, OTHER_ANSWERS, ROUTE, classifier, contents, store_published, write_route
+from tests.publishing import NET, OTHER_ANSWERS, ROUTE, classifier, contents, write_route
 from tests.routes import variant
 from tests.user_networks import UserNetwork
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def repository(tmp_path):
-    store_published(tmp_path / "models")
-    return tmp_path / "models"
 
 
 @pytest.fixture

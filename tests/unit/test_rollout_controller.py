@@ -313,7 +313,7 @@ def test_restarted_server_continues_the_rollout(rollout):
     counted = rollout.state.look.events["error"][0].requests
     rollout.is_up = False
     rollout.look(3)
-    assert rollout.state.waiting == "no server runs for this repository"
+    assert rollout.state.waiting == "no server is running for this repository"
     rollout.server.counts.clear()
     rollout.is_up = True
     rollout.look()

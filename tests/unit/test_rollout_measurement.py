@@ -5,18 +5,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from nereid.base.metrics_page import Snapshot
-from nereid.models.rollout import plan
+from nereid.models.rollout import measurement, plan
 from nereid.models.rollout.judge import Outcome, Tally
-from nereid.models.rollout.measurement import (
-    DURATIONS,
-    MIN_TRIALS,
-    SETTLE_S,
-    SHADOWS,
-    TRIAL_REQUESTS,
-    Measurement,
-    MetricsSnapshot,
-    count_pair,
-)
 from nereid.models.rollout.measurement import REQUESTS as REQUESTS_TOTAL
 from nereid.models.rollout.plan import Pair
 from nereid.models.rollout.rollout_journal import Rollout
@@ -42,12 +32,12 @@ def verdicts(
     """Return outcome and first reason of each look; the last breakers stay as they are."""
     made = plan.make_plan(candidate="new", steps=[*dict.fromkeys([step, 100])], hold_s=HOLD_S)
     state = Rollout(1, made, Pair(CANDIDATE, CONTROL, "shadow"), 0.1, 0.01, datetime.now(UTC), "me")
-    measured, found = Measurement(state, 0.0, open_s), []
+    measured, found = measurement.Measurement(state, 0.0, open_s), []
     for number in range(looks):
         counted = f'{REQUESTS_TOTAL}{{variant="old",version="1",outcome="ok",reason="weight"}} '
         page = Snapshot.parse(f"{counted}{requests * number}")
         served = Served(frozenset(), breakers[min(number, len(breakers) - 1)])
-        measured.add(MetricsSnapshot(1, page, served), SETTLE_S + number * LOOK_S)
+        measured.add(measurement.MetricsSnapshot(1, page, served), measurement.SETTLE_S + number * LOOK_S)
         verdict = measured.verdict()
         found.append((verdict.outcome, re.sub(r"\d+ s$", "", verdict.reasons[0])))
     return found
@@ -99,7 +89,7 @@ def test_open_breaker_of_a_shadow_decides_nothing():
 
 def test_breaker_without_requests_for_trials_decides_nothing():
     """With a tenth of few requests, nothing could close it yet."""
-    looks = int(9 * TRIAL_REQUESTS / LITTLE)
+    looks = int(9 * measurement.TRIAL_REQUESTS / LITTLE)
 
     found = verdicts(looks + 1, OPEN, requests=LITTLE)
 
@@ -108,7 +98,7 @@ def test_breaker_without_requests_for_trials_decides_nothing():
 
 
 def test_breaker_that_opens_for_long_has_time_for_trials():
-    looks = int(MIN_TRIALS * 2 * HOLD_S / LOOK_S)
+    looks = int(measurement.MIN_TRIALS * 2 * HOLD_S / LOOK_S)
 
     assert outcomes(looks, OPEN, open_s=2 * HOLD_S) == {Outcome.CONTINUE}
     assert verdicts(looks + 1, OPEN, open_s=2 * HOLD_S)[-1] == (Outcome.FAIL, FAILED)
@@ -140,9 +130,11 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
         "shadow outcome",
         *[("copy", "agreed", 8), ("copy", "disagreed", 1), ("copy", "failed", 2), ("copy", "shed", 9)],
     )
-    page = Snapshot({REQUESTS_TOTAL: requests, f"{DURATIONS}_bucket": durations, SHADOWS: shadows})
+    page = Snapshot(
+        {REQUESTS_TOTAL: requests, f"{measurement.DURATIONS}_bucket": durations, measurement.SHADOWS: shadows}
+    )
 
-    found = count_pair(page, Pair(("new", "1"), ("old", "1"), "copy"), 0.25)
+    found = measurement.count_pair(page, Pair(("new", "1"), ("old", "1"), "copy"), 0.25)
 
     assert found.events == {
         "error": (Tally(6, 1), Tally(5, 0)),
@@ -155,11 +147,11 @@ def test_only_requests_that_the_route_gave_to_a_variant_count():
 
 def test_bucket_that_lags_behind_counts_once():
     """A page may be written while the route counts; the next page makes up for it."""
-    line = f'{DURATIONS}_bucket{{{{variant="new",version="2",outcome="ok",le="{{}}"}}}} {{}}\n'
+    line = f'{measurement.DURATIONS}_bucket{{{{variant="new",version="2",outcome="ok",le="{{}}"}}}} {{}}\n'
     before, found = Snapshot({}), []
     for cumulative in ((10, 9, 10), (10, 10, 10)):
         page = Snapshot.parse("".join(map(line.format, ("0.25", "0.5", "+Inf"), cumulative)))
-        found.append(count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25))
+        found.append(measurement.count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25))
         before = page
 
     assert [counts.events["slow"][0] for counts in found] == [Tally(10, 0), Tally(0, 0)]
@@ -167,11 +159,11 @@ def test_bucket_that_lags_behind_counts_once():
 
 
 def test_bucket_of_slow_requests_that_lags_behind_makes_none_slow():
-    line = f'{DURATIONS}_bucket{{{{variant="new",version="2",outcome="ok",le="{{}}"}}}} {{}}\n'
+    line = f'{measurement.DURATIONS}_bucket{{{{variant="new",version="2",outcome="ok",le="{{}}"}}}} {{}}\n'
     before, found, owed = Snapshot({}), [], [0, 0]
     for cumulative in ((10, 10, 9), (20, 20, 20), (20, 20, 21)):
         page = Snapshot.parse("".join(map(line.format, ("0.25", "0.5", "+Inf"), cumulative)))
-        found.append(count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25, owed))
+        found.append(measurement.count_pair(page - before, Pair(CANDIDATE, CONTROL), 0.25, owed))
         before = page
 
     assert [counts.events["slow"][0].events for counts in found] == [0, 0, 1]

@@ -29,7 +29,7 @@ from nereid.models.routes.target import RouteState
 from tests.http_receiver import listening
 from tests.publishing import NET, OTHER_ANSWERS, ROUTE, candidate, publish_number, store_published
 from tests.routes import document, variant
-from tests.tables import cases
+from tests.tables import cases, rows
 
 KEYS = [f"key-{number}" for number in range(2000)]
 PAIR = Pair(("new", "2"), ("old", "1"), "rollout-new")
@@ -180,9 +180,7 @@ def test_only_an_active_rollout_of_a_present_route_has_metrics(tmp_path):
         assert metrics(tmp_path / "models") == ""
 
 
-@pytest.mark.parametrize(
-    ("status", "message"), [(204, ""), (500, "hook before_step 'http://.*' failed: HTTP Error 500")]
-)
+@rows((204, ""), (500, "hook before_step 'http://.*' failed: HTTP Error 500"))
 def test_hook_is_posted_as_json(status, message):
     received = []
 

@@ -164,7 +164,7 @@ FAILURES = {
     "network": (["diff", "--file", "-"], "model 'classify' names version 3 of 'third', which is not there"),
     "no server": (
         ["set", "v1=1"],
-        "no server runs for repository '{repository}'; fix: nereid serve, or write",
+        "no server is running for repository '{repository}'; fix: nereid serve, or write",
     ),
     "generation": (["revert", "4"], "cannot revert: the history has no generation 4, it has: 0"),
     "no other": (["revert"], "cannot revert '{repository}/" + FILE + "': its history has no other route"),
@@ -182,7 +182,7 @@ FAILED = {
 }
 
 
-@cases(("code", "words", "stdin", "message"), FAILED)
+@cases(("code", "words", "stdin", "message"), **FAILED)
 def test_failure_is_one_line_and_changes_no_file(nereid, repository, code, words, stdin, message):
     before = files(repository)
 

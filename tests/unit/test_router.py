@@ -16,17 +16,8 @@ from nereid.backends.routing.assignment import Route, Salts, Shadow, Table, Vari
 from nereid.backends.routing.attempts import DEATH_COUNTS_S, MAX_ABANDONED, MAX_SUSPECTS
 from nereid.backends.routing.router import CHECK_CLIENTS_S, MAX_UNCHECKED_WAIT_S, Router
 from nereid.backends.triton.metrics import ROUTE_METRICS
+from nereid.base import errors
 from nereid.base.contract import PROBE_HEADER
-from nereid.base.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    Died,
-    InferenceFailed,
-    InvalidImage,
-    Overloaded,
-    ServingError,
-    Unavailable,
-)
 from nereid.tasks.classify.outputs import ClassificationOutputs
 from tests.proof import REQUESTS
 from tests.tables import cases
@@ -90,8 +81,8 @@ class World:
 
         self.models[model] = answer
 
-    def fail_once_each(self, model: str, *errors: Exception) -> None:
-        left = iter(errors)
+    def fail_once_each(self, model: str, *failures: Exception) -> None:
+        left = iter(failures)
 
         def answer() -> np.ndarray:
             for error in left:
@@ -119,7 +110,7 @@ class Request:
         self.timeout_s = timeout_s
         self.timeouts: list[float] = []
         self.answers: list[tuple[str, str, str]] = []
-        self.errors: list[ServingError] = []
+        self.errors: list[errors.ServingError] = []
         self.is_gone = is_gone
         self._world, self._parameters, self.is_large = world, parameters, lambda: is_large
 
@@ -146,7 +137,7 @@ class Request:
     def answer(self, rows: Mapping[str, np.ndarray]) -> None:
         self.answers.append(("answer", *map(str, rows), ""))
 
-    def reject(self, error: ServingError) -> None:
+    def reject(self, error: errors.ServingError) -> None:
         self.errors.append(error)
 
     @property
@@ -165,7 +156,7 @@ def world() -> World:
 
 
 def break_variant(world: World, name: str = "v2") -> None:
-    world.fail(f"m{name[1:]}", InferenceFailed("no"))
+    world.fail(f"m{name[1:]}", errors.InferenceFailed("no"))
     for _ in range(5):
         world.send({"x-variant": name})
     assert world.count("breaker_state", variant=name) == 2
@@ -185,9 +176,9 @@ def test_each_request_is_counted_once(world):
 
 
 @cases(
-    image=(InvalidImage("x"), "invalid image: x", "invalid_image"),
-    overload=(Overloaded("x"), "overloaded: x", "overloaded"),
-    late=(DeadlineExceeded("x"), "deadline exceeded: x", "deadline_exceeded"),
+    image=(errors.InvalidImage("x"), "invalid image: x", "invalid_image"),
+    overload=(errors.Overloaded("x"), "overloaded: x", "overloaded"),
+    late=(errors.DeadlineExceeded("x"), "deadline exceeded: x", "deadline_exceeded"),
     any_exception=(KeyError("x"), "inference failed: KeyError: 'x'", "inference_failed"),
 )
 def test_error_reaches_the_client_and_frees_the_slot(error, text, outcome):
@@ -323,11 +314,11 @@ def test_hung_variant_does_not_fill_the_route():
 
 
 @cases(
-    failure=(InferenceFailed("x"), 0.0, 2),
-    variants_deadline=(DeadlineExceeded("x"), 0.0, 2),
-    callers_deadline=(DeadlineExceeded("x"), 0.001, 0),
-    callers_image=(InvalidImage("x"), 0.0, 0),
-    overload=(Overloaded("x"), 0.0, 0),
+    failure=(errors.InferenceFailed("x"), 0.0, 2),
+    variants_deadline=(errors.DeadlineExceeded("x"), 0.0, 2),
+    callers_deadline=(errors.DeadlineExceeded("x"), 0.001, 0),
+    callers_image=(errors.InvalidImage("x"), 0.0, 0),
+    overload=(errors.Overloaded("x"), 0.0, 0),
 )
 def test_only_a_fault_of_the_variant_opens_its_breaker(error, timeout_s, state, world):
     world.fail("m2", error)
@@ -348,7 +339,7 @@ def test_late_variant_is_at_fault_only_if_it_is_silent(world, others):
             world.send(TO_V2)
             world.models["m2"] = late
         world.now += 0.5
-        raise DeadlineExceeded("x")
+        raise errors.DeadlineExceeded("x")
 
     world.models["m2"] = late
     for _ in range(10):
@@ -361,7 +352,7 @@ def test_late_large_image_is_no_fault_of_the_variant(world):
     """It costs what it costs; nor is the variant at fault that others wait behind it."""
 
     def send_ten(**options) -> float:
-        world.fail("m2", DeadlineExceeded("x"))
+        world.fail("m2", errors.DeadlineExceeded("x"))
         for _ in range(10):
             world.now += 1
             world.send(TO_V2, **options)
@@ -432,7 +423,7 @@ def test_trial_that_hangs_opens_the_breaker_again(world):
 
 def test_request_that_may_have_killed_its_variant_is_not_retried(world):
     """The first request that finds a process dead may be the cause; a later one cannot be."""
-    world.fail("m2", Died("x"))
+    world.fail("m2", errors.Died("x"))
 
     assert world.send(KEY_V2).outcome == "unavailable: x"
     world.now += 5.0
@@ -442,12 +433,12 @@ def test_request_that_may_have_killed_its_variant_is_not_retried(world):
     world.models["m2"] = lambda: CAT
     world.now += 5.0
     world.send(KEY_V2)
-    world.fail("m2", Died("x"))
+    world.fail("m2", errors.Died("x"))
     assert world.send(KEY_V2).outcome == "unavailable: x"
 
 
-def dead(instance: str = "m2_0_0") -> Died:
-    return Died(f"Stub process '{instance}' is not healthy.")
+def dead(instance: str = "m2_0_0") -> errors.Died:
+    return errors.Died(f"Stub process '{instance}' is not healthy.")
 
 
 @cases(
@@ -525,7 +516,7 @@ def test_queue_of_a_dead_variant_fails_soon():
     """Requests queued at a dead process fail within a second, and none follows until they return."""
     world = World(variants=(V1, replace(V2, deadline_ms=10_000)))
     request, finish = hang_v2(world, KEY_V2)
-    world.fail("m2", Died("x"))
+    world.fail("m2", errors.Died("x"))
     world.send(TO_V2)
 
     world.now += 0.9
@@ -544,7 +535,7 @@ def test_queue_of_a_dead_variant_fails_soon():
 
 def test_retries_have_a_budget(world):
     """Each failed trial costs a token; without tokens, requests fail without a retry."""
-    world.fail("m2", Unavailable("x"))
+    world.fail("m2", errors.Unavailable("x"))
 
     outcomes = []
     for _ in range(30):
@@ -558,9 +549,9 @@ def test_retries_have_a_budget(world):
 
 
 def test_client_that_left_is_not_retried(world):
-    world.fail("m2", Unavailable("x"))
+    world.fail("m2", errors.Unavailable("x"))
 
-    assert world.send(KEY_V2, is_gone=True).outcome == str(Cancelled("the client has disconnected"))
+    assert world.send(KEY_V2, is_gone=True).outcome == str(errors.Cancelled("the client has disconnected"))
     assert world.called == ["m2"]
     assert world.count("cancelled_total") == 1
 
@@ -599,7 +590,7 @@ def test_shadow_is_compared(ours, theirs, outcome):
 
 def test_failing_shadow_is_logged_once():
     world = World(WITH_SHADOW)
-    world.fail("m3", Unavailable("gone"))
+    world.fail("m3", errors.Unavailable("gone"))
 
     outcomes = {world.send(KEY_V1).outcome for _ in range(20)}
 
@@ -612,7 +603,7 @@ def test_shadow_needs_a_response_of_another_model():
     world = World(shadows=(Shadow("same", "m2", 1, 100),))
     world.send(KEY_V1)
     world.send(KEY_V2)
-    world.fail("m1", InvalidImage("x"))
+    world.fail("m1", errors.InvalidImage("x"))
     world.send(KEY_V1)
 
     assert world.called == ["m1", "m2", "m2", "m1"]
@@ -665,7 +656,7 @@ def test_request_of_before_a_change_does_not_restore_old_settings(world):
     admitted = world.router.admit(Request(world, TO_V2))
     world.router.use(in_use(replace(ROUTE, breaker=replace(ROUTE.breaker, min_requests=2))))
     world.router.handle(admitted)
-    world.fail("m2", InferenceFailed("no"))
+    world.fail("m2", errors.InferenceFailed("no"))
 
     for _ in range(2):
         world.send(TO_V2)
@@ -702,7 +693,7 @@ def test_series_are_bounded(world):
 def test_routing_leaks_nothing():
     total = 50 * REQUESTS
     world = World(WITH_SHADOW)
-    world.fail("m3", Unavailable("gone"))
+    world.fail("m3", errors.Unavailable("gone"))
     kinds = [{}, KEY_V1, KEY_V2, TO_V1, TO_V2, {"x-variant": "v9"}, {"x-route-key": "€" * 50}]
 
     def work(count: int) -> None:
@@ -714,7 +705,7 @@ def test_routing_leaks_nothing():
                 world.router.use(in_use(WITH_SHADOW))
                 world.models["m2"] = lambda: CAT
                 if number % 1000:
-                    world.fail("m2", InferenceFailed("no"))
+                    world.fail("m2", errors.InferenceFailed("no"))
                 world.router.expire()
 
     def memory() -> int:
@@ -747,7 +738,7 @@ def test_each_response_is_observed_after_it_was_sent(world):
         return {}
 
     world.router = Router(in_use(ROUTE), ClassificationOutputs(), world, draw=lambda: 0.0, observe=observe)
-    world.fail("m1", InferenceFailed("no"))
+    world.fail("m1", errors.InferenceFailed("no"))
     for parameters in (TO_V2, TO_V1, {**TO_V2, PROBE_HEADER: "1"}):
         world.send(parameters)
 

@@ -7,17 +7,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from nereid.base import errors
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.errors import (
-    DeviceFailed,
-    InferenceFailed,
-    InvalidConfig,
-    OutOfMemory,
-    RuntimeFailed,
-)
 from nereid.base.processes import available_cores
 from nereid.vision.inference.io_binding import RecordedRuns
-from nereid.vision.inference.run_failures import run_failure
 from nereid.vision.inference.run_sizes import ThreadCounts, thread_counts, warm_batch_sizes
 from nereid.vision.inference.session import Session, SessionEvents
 from tests.faulty_networks import FRAGILE_IO, CUDADriverError, CUDARuntimeError, fragile
@@ -52,7 +45,7 @@ def test_other_providers_run_nothing_at_load():
 
 @pytest.mark.parametrize("sizes", ["9", "0", "two", "1 2"])
 def test_sizes_outside_of_the_batches_fail_the_load(sizes):
-    with pytest.raises(InvalidConfig, match=f"numbers from 1 to 8 with commas, got '{sizes}'"):
+    with pytest.raises(errors.InvalidConfig, match=f"numbers from 1 to 8 with commas, got '{sizes}'"):
         warm_batch_sizes(config({"nereid.warm_batch_sizes": sizes}, 8), is_default=False)
 
 
@@ -82,12 +75,12 @@ def test_network_is_run_at_load(tmp_path, datatype):
 def test_variable_dim_fails_the_load_with_the_parameter(tmp_path):
     io = tensor("input", "x", "FP32", [-1]) + tensor("output", "y", "FP32", [-1])
 
-    with pytest.raises(InvalidConfig, match=r"expected inputs of fixed dims, got 'x' \[-1\]"):
+    with pytest.raises(errors.InvalidConfig, match=r"expected inputs of fixed dims, got 'x' \[-1\]"):
         opened(tmp_path, identity("FP32", ["N", "M"]), "max_batch_size: 8\n" + io + warming("1"))
 
 
 def test_failing_run_fails_the_load(tmp_path):
-    with pytest.raises(InvalidConfig, match=r"run of 1 row\(s\) of zeros at load: unavailable"):
+    with pytest.raises(errors.InvalidConfig, match=r"run of 1 row\(s\) of zeros at load: unavailable"):
         opened(tmp_path, fragile(), FRAGILE_IO + warming("1"))
 
 
@@ -142,64 +135,53 @@ NODE = f"{RUNNING} Conv node. Name:'/fc1/Conv' Status Message: "
 
 @pytest.mark.parametrize("kind", [CUDARuntimeError, CUDADriverError])
 def test_broken_device_of_cupy_is_recognised(kind):
-    lost = run_failure(kind(700, "an illegal memory access"))
+    lost = errors.run_failure(kind(700, "an illegal memory access"))
 
     assert str(lost) == f"unavailable: device failed: {kind.__name__}: an illegal memory access"
-    assert type(run_failure(kind(1, "invalid argument"))) is RuntimeFailed
+    assert type(errors.run_failure(kind(1, "invalid argument"))) is errors.RuntimeFailed
 
 
 def test_failed_allocation_in_python_is_a_lack_of_memory():
     """NumPy, and ONNX Runtime's binding, raise Python's own error."""
-    assert type(run_failure(MemoryError("std::bad_alloc"))) is OutOfMemory
-    assert type(run_failure(MemoryError())) is OutOfMemory
+    assert type(errors.run_failure(MemoryError("std::bad_alloc"))) is errors.OutOfMemory
+    assert type(errors.run_failure(MemoryError())) is errors.OutOfMemory
+
+
+LACK = errors.OutOfMemory, "onnx runtime error "
+BROKEN = errors.DeviceFailed, "unavailable: device failed: onnx runtime error 1: "
+OTHER = errors.RuntimeFailed, ""
 
 
 @cases(
-    "text",
-    arena_issue_22702=f"{EXCEPTION}{NODE}\n{ARENA} Failed to allocate memory for requested buffer",
-    without_an_arena_ONNX_Runtime_1_31=f"{EXCEPTION}{NODE}std::bad_alloc",
-    gpu_mem_limit=f"{FAIL}{NODE}{ARENA} Available memory of 3 is smaller than requested bytes of 9",
-    CUDA_Deep_Live_Cam_issue_584=f"{FAIL}{CALL}CUDA failure 2: out of memory ; GPU=0 ; hostname=h",
-    cuBLAS_issue_16512=f"{EXCEPTION}{NODE}{CALL}CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0",
-    cuDNN_9=f"{FAIL}{NODE}CUDNN failure 4: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ;",
+    arena_issue_22702=(LACK, f"{EXCEPTION}{NODE}\n{ARENA} Failed to allocate memory for requested buffer"),
+    without_an_arena_ONNX_Runtime_1_31=(LACK, f"{EXCEPTION}{NODE}std::bad_alloc"),
+    gpu_mem_limit=(LACK, f"{FAIL}{NODE}{ARENA} Available memory of 3 is smaller than requested bytes of 9"),
+    CUDA_Deep_Live_Cam_issue_584=(LACK, f"{FAIL}{CALL}CUDA failure 2: out of memory ; GPU=0 ; hostname=h"),
+    cuBLAS_issue_16512=(LACK, f"{EXCEPTION}{NODE}{CALL}CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0"),
+    cuDNN_9=(LACK, f"{FAIL}{NODE}CUDNN failure 4: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ;"),
+    failed_kernel_roop_unleashed_issue_32=(BROKEN, f"{FAIL}CUDA failure 719: unspecified launch failure ;"),
+    illegal_address_pykeio_ort_issue_321=(
+        BROKEN,
+        f"{CALL}CUDA failure 700: an illegal memory access ; GPU=0",
+    ),
+    unknown_error_issue_14211=(BROKEN, f"{CALL}CUDA failure 999: unknown error ; GPU=192915439"),
+    no_device_issue_11561=(BROKEN, f"{CALL}CUDA failure 100: no CUDA-capable device is detected ; GPU=32712"),
+    cuDNN_issue_23497=(BROKEN, f"{FAIL}{NODE}CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED ; GPU=0"),
+    ComfyUI_issue_5562=(BROKEN, f"{FAIL}{NODE}CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0"),
+    cuDNN_frontend_issue_23301=(BROKEN, f"{FAIL}{NODE}CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED ; GPU=0"),
+    TensorRT_VSGAN_issue_74=(BROKEN, f"{FAIL}{NODE}TensorRT EP execution context enqueue failed."),
+    text_from_the_request=(OTHER, f"{INVALID}Got invalid dimensions for input: CUDA failure 700: x for"),
+    invalid_argument=(OTHER, f"{FAIL}{CALL}CUDA failure 1: invalid argument ; GPU=0"),
+    built_for_other_devices=(OTHER, f"{FAIL}CUDA failure 209: no kernel image is available on the device"),
+    not_supported=(OTHER, f"{FAIL}{NODE}CUDNN failure 3000: CUDNN_STATUS_NOT_SUPPORTED ; GPU=0"),
+    bad_parameter_issue_1606=(OTHER, f"{FAIL}CUDNN failure 3: CUDNN_STATUS_BAD_PARAM ; GPU=0"),
+    reshape=(OTHER, f"{EXCEPTION}{RUNNING} Reshape node. Name:'r' Status Message: cannot be reshaped"),
 )
-def test_lack_of_memory_is_recognised(text):
+def test_failure_of_a_run_has_its_kind(kind, text):
     """A text about memory is a lack of memory, though it may name a failure of CUDA."""
-    failure = run_failure(RuntimeError(text))
+    failure = errors.run_failure(RuntimeError(text))
 
-    assert type(failure) is OutOfMemory
-    assert str(failure).startswith("onnx runtime error ")
-
-
-@cases(
-    "text",
-    failed_kernel_roop_unleashed_issue_32=f"{FAIL}CUDA failure 719: unspecified launch failure ;",
-    illegal_address_pykeio_ort_issue_321=f"{CALL}CUDA failure 700: an illegal memory access ; GPU=0",
-    unknown_error_issue_14211=f"{CALL}CUDA failure 999: unknown error ; GPU=192915439",
-    no_device_issue_11561=f"{CALL}CUDA failure 100: no CUDA-capable device is detected ; GPU=32712",
-    cuDNN_issue_23497=f"{FAIL}{NODE}CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED ; GPU=0",
-    ComfyUI_issue_5562=f"{FAIL}{NODE}CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0",
-    cuDNN_frontend_issue_23301=f"{FAIL}{NODE}CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED ; GPU=0",
-    TensorRT_VSGAN_issue_74=f"{FAIL}{NODE}TensorRT EP execution context enqueue failed.",
-)
-def test_broken_device_is_recognised(text):
-    failure = run_failure(RuntimeError(text))
-
-    assert type(failure) is DeviceFailed
-    assert str(failure).startswith("unavailable: device failed: onnx runtime error 1: ")
-
-
-@cases(
-    "text",
-    text_from_the_request=f"{INVALID}Got invalid dimensions for input: CUDA failure 700: x for",
-    invalid_argument=f"{FAIL}{CALL}CUDA failure 1: invalid argument ; GPU=0",
-    built_for_other_devices=f"{FAIL}CUDA failure 209: no kernel image is available on the device",
-    not_supported=f"{FAIL}{NODE}CUDNN failure 3000: CUDNN_STATUS_NOT_SUPPORTED ; GPU=0",
-    bad_parameter_issue_1606=f"{FAIL}CUDNN failure 3: CUDNN_STATUS_BAD_PARAM ; GPU=0",
-    reshape=f"{EXCEPTION}{RUNNING} Reshape node. Name:'r' Status Message: cannot be reshaped",
-)
-def test_other_failures_stay_those_of_the_run(text):
-    assert type(run_failure(RuntimeError(text))) is RuntimeFailed
+    assert (type(failure), str(failure).startswith(kind[1])) == (kind[0], True)
 
 
 OPTIONS = onnxruntime.RunOptions()
@@ -261,7 +243,9 @@ def test_output_without_a_row_for_each_input_is_refused(session):
     model = written("(float[N,M] x) => (float[K,M] y) { y = Concat<axis = 0>(x, x) }")
     twice = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
-    with pytest.raises(InferenceFailed, match=r"'y' .*: expected 4 rows for 4 rows .*, got shape \[8, 3"):
+    with pytest.raises(
+        errors.InferenceFailed, match=r"'y' .*: expected 4 rows for 4 rows .*, got shape \[8, 3"
+    ):
         RecordedRuns(np, "cpu", 0, sizes=[4])(twice, {"x": rows(3)}, ["y"], OPTIONS)
 
     (y,) = RecordedRuns(np, "cpu", 0)(twice, {"x": rows(3)}, ["y"], OPTIONS)

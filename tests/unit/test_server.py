@@ -31,8 +31,8 @@ from nereid.server.installation import (
     find_installation,
 )
 from nereid.server.ports import Ports, check_ports, free_ports
-from nereid.server.ready_line import announcement
 from nereid.server.run_dir import ServerRecord
+from nereid.server.serve import announcement
 from nereid.server.server_log import MAX_REPETITIONS, PERIOD_S, ServerLog
 from tests.tables import cases, rows
 
@@ -359,11 +359,9 @@ def test_unchanged_versions_are_served(repository):
     assert reasons(repository, "cpu") == reasons(repository, "ensemble") == {}
 
 
-@pytest.mark.parametrize(
-    ("profile", "models"), [("cpu", {"classify_v1"}), ("ensemble", {"classify_v1", "classify_v2", NETWORK})]
-)
+@rows(("cpu", {"classify_v1"}), ("ensemble", {"classify_v1", "classify_v2", NETWORK}))
 @pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "changed"])
-def test_models_that_run_a_damaged_version_are_not_served(repository, profile, models, is_missing):
+def test_models_that_run_a_damaged_version_are_not_served(profile, models, repository, is_missing):
     path = repository / NETWORK / "1" / "model.onnx"
     path.write_text("3")
     if is_missing:

@@ -188,17 +188,12 @@ def open_ragged(open_model):
     return make
 
 
-@pytest.mark.parametrize(
-    ("run_batch_size", "requests", "answers"),
-    [
-        (0, [[[1, 2]], [[3]]], [([[1, 2, 3]], [[2]]), ([[1, 2, 3]], [[3]])]),
-        (1, [[[1, 2]], [[3]]], [([[1, 2]], [[2]]), ([[3]], [[1]])]),
-        # One run, so one pair of answers, which is all the only request's.
-        (1, [[[1], [2]]], [([[1, 2]], [[2]])]),
-    ],
-    ids=["joined", "apart", "longer than a run"],
+@cases(
+    joined=(0, [[[1, 2]], [[3]]], [([[1, 2, 3]], [[2]]), ([[1, 2, 3]], [[3]])]),
+    apart=(1, [[[1, 2]], [[3]]], [([[1, 2]], [[2]]), ([[3]], [[1]])]),
+    longer_than_a_run=(1, [[[1], [2]]], [([[1, 2]], [[2]])]),
 )
-def test_ragged_requests_are_joined_flat_and_never_divided(open_ragged, run_batch_size, requests, answers):
+def test_ragged_requests_are_joined_flat_and_never_divided(run_batch_size, requests, answers, open_ragged):
     session = open_ragged(run_batch_size)
     arrays = [{"x": np.array(x, np.float32)} for x in requests]
 

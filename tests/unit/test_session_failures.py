@@ -12,6 +12,7 @@ from nereid.vision.inference.session import Session, SessionEvents
 from tests.faulty_networks import FRAGILE_IO, ILLEGAL_ACCESS, MEBIBYTE, WIDE_IO, fragile, wide
 from tests.limited_memory import run_limited
 from tests.networks import ONE_INSTANCE, store
+from tests.tables import cases
 
 pytestmark = pytest.mark.process
 ROW_MEBIBYTES, ROWS = 30, 8
@@ -33,13 +34,7 @@ def store_wide(tmp_path):
     return store_with
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        pytest.param(HALVES, id="arena"),
-        pytest.param(HALVES + NO_ARENA, id="no arena", marks=pytest.mark.slow),
-    ],
-)
+@cases("parameters", arena=HALVES, no_arena=pytest.param(HALVES + NO_ARENA, marks=pytest.mark.slow))
 def test_batch_that_does_not_fit_is_run_in_halves(store_wide, parameters):
     found = run_limited(store_wide(parameters), before=[1], rows=ROWS, mebibytes=FITS_HALF)
 

@@ -70,10 +70,7 @@ def unreadable(text: str, kind: str = "integral number") -> str:
     return f"failed to convert '{text}' to {kind}"
 
 
-@pytest.mark.parametrize(
-    ("level", "expected"),
-    [(None, "ORT_ENABLE_ALL"), (-1, "ORT_ENABLE_BASIC"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL")],
-)
+@rows((None, "ORT_ENABLE_ALL"), (-1, "ORT_ENABLE_BASIC"), (1, "ORT_ENABLE_EXTENDED"), (2, "ORT_DISABLE_ALL"))
 def test_graph_level_is_tritons_numbering(level, expected):
     """Triton's levels are not ONNX Runtime's: 2 disables all."""
     optimization = {} if level is None else {"optimization": {"graph": {"level": level}}}
@@ -102,9 +99,7 @@ def test_execution_mode(text, expected):
 
 
 @pytest.mark.parametrize("text", ["1", "TRUE", "on", "0", "Off"])
-@pytest.mark.parametrize(
-    ("key", "name"), [("enable_mem_arena", "enable_cpu_mem_arena"), ("enable_mem_pattern",) * 2]
-)
+@rows(("enable_mem_arena", "enable_cpu_mem_arena"), ("enable_mem_pattern",) * 2)
 def test_memory_switches(key, name, text):
     options = session_settings(config({key: text})).options
 

@@ -15,15 +15,8 @@ from onnx import TensorProto, helper
 from nereid.base import files
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.errors import InvalidConfig
-from nereid.vision.inference import network_file, shared_weights
+from nereid.vision.inference import network_file, session_options, shared_weights
 from nereid.vision.inference.session import Session
-from nereid.vision.inference.session_options import (
-    CPU,
-    CUDA,
-    SHARED_WEIGHTS,
-    BackendSettings,
-    session_settings,
-)
 from tests.networks import constant, network, store, tensor, value, written
 from tests.tables import cases
 
@@ -43,7 +36,7 @@ def opened(path):
 
     def open_instance(filename="model.onnx", **changes) -> onnxruntime.InferenceSession:
         file = path.with_name(filename)
-        settings = replace(session_settings(config), **changes)
+        settings = replace(session_options.session_settings(config), **changes)
         return shared_weights.open_shared(file, place(path), settings, opener)
 
     def opener(file, settings):
@@ -78,7 +71,7 @@ def test_instance_waits_while_another_one_writes(path, opened):
 def test_first_instance_writes_and_all_open_the_copy(path, opened):
     """The model itself is opened once, to write the copy that every instance then runs."""
     inputs = {"x": np.ones((2, 64), np.float32)}
-    expected = onnxruntime.InferenceSession(path, providers=[CPU]).run(None, inputs)
+    expected = onnxruntime.InferenceSession(path, providers=[session_options.CPU]).run(None, inputs)
 
     answers = [opened().run(None, inputs), opened().run(None, inputs)]
 
@@ -139,9 +132,9 @@ def test_old_copies_are_removed(path, opened):
 def test_instance_that_cannot_share_has_its_own_weights(path, text):
     place(path).parent.mkdir(parents=True)
     place(path).write_text("a file where a folder should be")
-    backend = BackendSettings(shares_weights=True)
+    backend = session_options.BackendSettings(shares_weights=True)
     config = ModelConfig.from_file(path.parents[1], 1)
-    config = replace(config, parameters={SHARED_WEIGHTS: text} if text else {})
+    config = replace(config, parameters={session_options.SHARED_WEIGHTS: text} if text else {})
     reason = "expected a writable folder"
 
     if text:
@@ -151,13 +144,16 @@ def test_instance_that_cannot_share_has_its_own_weights(path, text):
     session = Session.from_config(config, backend)
 
     assert session.run({"x": np.ones((1, 64), np.float32)}, ["y"])[0].shape == (1, 64)
-    assert f"each with its own weights: {SHARED_WEIGHTS}: {reason}" in str(session)
+    assert f"each with its own weights: {session_options.SHARED_WEIGHTS}: {reason}" in str(session)
 
 
 def test_weights_on_a_gpu_are_refused(opened):
     """Processes cannot map memory of a GPU."""
-    with pytest.raises(InvalidConfig, match=f"nereid.shared_weights: expected {CPU} only, got {CUDA}"):
-        opened(providers=((CUDA, {}), (CPU, {})))
+    with pytest.raises(
+        InvalidConfig,
+        match=f"nereid.shared_weights: expected {session_options.CPU} only, got {session_options.CUDA}",
+    ):
+        opened(providers=((session_options.CUDA, {}), (session_options.CPU, {})))
 
 
 def linear(rows: int, columns: int, op: str = "MatMul"):
@@ -235,10 +231,10 @@ def test_networks_of_any_kind_give_the_same_answers(tmp_path, model):
     path = store(tmp_path / "models", "odd", model)
     shape = [dim.dim_value or 2 for dim in model.graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-    expected = onnxruntime.InferenceSession(path, providers=[CPU]).run(None, {"x": x})
+    expected = onnxruntime.InferenceSession(path, providers=[session_options.CPU]).run(None, {"x": x})
     config = ModelConfig.from_file(path.parents[1], 1)
 
     for _ in range(2):
-        settings = session_settings(config)
+        settings = session_options.session_settings(config)
         session = shared_weights.open_shared(path, place(path), settings, network_file.open_file)
         np.testing.assert_array_equal(session.run(None, {"x": x}), expected)

@@ -23,7 +23,7 @@ def test_without_a_server_the_models_are_shown_and_the_command_fails(tmp_path):
     shown = CliRunner().invoke(app, words, env=environment)
     document = json.loads(CliRunner().invoke(app, [*words, "--json"], env=environment).stdout)
 
-    error = f"error: no server of '{REPOSITORY}' runs; fix: nereid serve"
+    error = f"error: no server is running for '{REPOSITORY}'; fix: nereid serve"
     assert (shown.exit_code, shown.stderr.splitlines()[-1]) == (1, error)
     assert "1, 2 not served" in shown.stdout
     assert (document["server"], document["gateways"]) == (None, [])

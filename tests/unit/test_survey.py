@@ -7,13 +7,7 @@ import pytest
 from nereid.models.publish.add import AddRequest
 from nereid.models.publish.candidate import read_description
 from nereid.models.publish.examination import NetworkInput, image_pair
-from nereid.tasks.classify.examination import (
-    INDEPENDENT,
-    NUMBER,
-    PROBABILITIES,
-    VECTOR,
-    meaning_of,
-)
+from nereid.tasks.classify import examination
 from tests.networks import written
 from tests.publishing import propose
 from tests.tables import cases
@@ -27,20 +21,20 @@ LOGITS = [[7.0, -2.0, 0.1], [1.0, 4.0, 0.3]]
 
 
 @cases(
-    softmax=(SHARES, "Softmax", ("none", PROBABILITIES)),
-    softmax_of_another_kind=(SHARES, "Div", ("none", PROBABILITIES)),
-    sigmoid=(LABELS, "Sigmoid", ("none", INDEPENDENT)),
-    logits=(LOGITS, "Gemm", ("softmax", PROBABILITIES)),
-    small_logits=(LABELS, "Gemm", ("softmax", PROBABILITIES)),
-    log_softmax=([[-0.1, -2.4, -7.0]], "LogSoftmax", ("softmax", PROBABILITIES)),
-    embedding=([[0.6, -0.8], [-1.0, 0.0]], "Div", ("none", VECTOR)),
-    no_embedding=([[0.6, -0.8], [-1.0, 0.1]], "Gemm", ("softmax", PROBABILITIES)),
-    one_class_logits=([[3.0], [-2.0]], "Gemm", ("sigmoid", NUMBER)),
-    one_class_sigmoid=([[0.9], [0.2]], "Sigmoid", ("none", INDEPENDENT)),
+    softmax=(SHARES, "Softmax", ("none", examination.PROBABILITIES)),
+    softmax_of_another_kind=(SHARES, "Div", ("none", examination.PROBABILITIES)),
+    sigmoid=(LABELS, "Sigmoid", ("none", examination.INDEPENDENT)),
+    logits=(LOGITS, "Gemm", ("softmax", examination.PROBABILITIES)),
+    small_logits=(LABELS, "Gemm", ("softmax", examination.PROBABILITIES)),
+    log_softmax=([[-0.1, -2.4, -7.0]], "LogSoftmax", ("softmax", examination.PROBABILITIES)),
+    embedding=([[0.6, -0.8], [-1.0, 0.0]], "Div", ("none", examination.VECTOR)),
+    no_embedding=([[0.6, -0.8], [-1.0, 0.1]], "Gemm", ("softmax", examination.PROBABILITIES)),
+    one_class_logits=([[3.0], [-2.0]], "Gemm", ("sigmoid", examination.NUMBER)),
+    one_class_sigmoid=([[0.9], [0.2]], "Sigmoid", ("none", examination.INDEPENDENT)),
 )
 def test_meaning_is_recognised(rows, operator, expected):
     """Rows that sum to 1 are probabilities, a sigmoid makes independent ones, and the rest are logits."""
-    assert meaning_of(np.array(rows), operator) == expected
+    assert examination.meaning_of(np.array(rows), operator) == expected
 
 
 def test_one_photo_is_paired_with_its_mirror_image():

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nereid.base.errors import (
-    DeadlineExceeded,
-    InferenceFailed,
-    InvalidImage,
-    InvalidRequest,
-    ServingError,
-)
+from nereid.base import errors
 from nereid.tasks.read.characters import Characters, RecognisedLine
 from nereid.tasks.read.reader import Networks, TextReader
 from nereid.tasks.read.stages import STAGES
@@ -26,7 +20,7 @@ from tests.tables import cases
 ROTATION = 0x0112
 
 
-def texts(outcome: list[RecognisedLine] | ServingError) -> list[str]:
+def texts(outcome: list[RecognisedLine] | errors.ServingError) -> list[str]:
     assert isinstance(outcome, list), outcome
     return [line.text.replace(" ", "") for line in outcome]
 
@@ -148,16 +142,16 @@ def test_large_image_is_read_from_fewer_pixels():
 
 
 def test_bad_images_fail_alone():
-    refused = InvalidRequest("expected one image per request, got 2")
+    refused = errors.InvalidRequest("expected one image per request, got 2")
 
     good, damaged, error, too_large = reader(Limits(max_image_pixels=150 * 640 * 3)).read(
         [encoded(page()), b"no image", refused, encoded(Image.new("1", (2000, 2000)))]
     )
 
     assert texts(good) == EXPECTED
-    assert isinstance(damaged, InvalidImage)
+    assert isinstance(damaged, errors.InvalidImage)
     assert error is refused
-    assert isinstance(too_large, InvalidImage)
+    assert isinstance(too_large, errors.InvalidImage)
 
 
 def noting(note: Callable[[str, np.ndarray], None]) -> Networks:
@@ -190,7 +184,7 @@ def test_image_beyond_the_budget_is_refused_before_its_lines_are_read(budget, me
 
     refused, empty = limited.read([image, encoded(Image.new("RGB", (64, 64)))])
 
-    assert isinstance(refused, InvalidImage)
+    assert isinstance(refused, errors.InvalidImage)
     assert message in str(refused)
     assert empty == []
 
@@ -210,12 +204,12 @@ def test_images_share_batches_of_lines():
 
 
 def expired() -> None:
-    raise DeadlineExceeded("expired while queued for an instance")
+    raise errors.DeadlineExceeded("expired while queued for an instance")
 
 
 def failing_recogniser() -> TextReader:
     def fail(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        raise InferenceFailed("out of memory")
+        raise errors.InferenceFailed("out of memory")
 
     return reader(other=Networks(networks().detect, networks().direction, fail))
 
@@ -227,11 +221,11 @@ def test_failing_recogniser_fails_the_images_with_lines():
         [label, blank, label, label[:50]], [lambda: None, lambda: None, expired, lambda: None]
     )
 
-    assert isinstance(with_text, InferenceFailed)
+    assert isinstance(with_text, errors.InferenceFailed)
     assert empty == []
     # Their own errors say whose fault it is.
-    assert isinstance(late, DeadlineExceeded)
-    assert isinstance(damaged, InvalidImage)
+    assert isinstance(late, errors.DeadlineExceeded)
+    assert isinstance(damaged, errors.InvalidImage)
 
 
 def test_request_that_expires_before_its_lines_are_read_keeps_its_error():
@@ -242,8 +236,8 @@ def test_request_that_expires_before_its_lines_are_read_keeps_its_error():
         [image, image], [lambda: expired() if next(looks) else None, lambda: None]
     )
 
-    assert isinstance(late, DeadlineExceeded)
-    assert isinstance(waiting, InferenceFailed)
+    assert isinstance(late, errors.DeadlineExceeded)
+    assert isinstance(waiting, errors.InferenceFailed)
 
 
 def test_stages_and_signals_are_reported():

@@ -75,14 +75,11 @@ async def are_closed(readers, expected: int) -> list[bool]:
 
 @pytest.mark.parametrize("loop", LOOPS)
 @cases(
-    ("limits", "sources", "closed"),
-    {
-        "of an address": ({"MAX_OF_PEER": 2}, [OTHERS] * 4 + [MINE], [True, True, False, False, False]),
-        "of all": ({"MAX_HANDSHAKES": 3}, [MINE, *[OTHERS] * 3], [False, True, False, False]),
-        "not reached": ({"MAX_OF_PEER": 4}, [OTHERS] * 4 + [MINE], [False] * 5),
-    },
+    of_an_address=({"MAX_OF_PEER": 2}, [OTHERS] * 4 + [MINE], [True, True, False, False, False]),
+    of_all=({"MAX_HANDSHAKES": 3}, [MINE, *[OTHERS] * 3], [False, True, False, False]),
+    not_reached=({"MAX_OF_PEER": 4}, [OTHERS] * 4 + [MINE], [False] * 5),
 )
-def test_unfinished_handshakes_are_limited(certificate, monkeypatch, loop, limits, sources, closed):
+def test_unfinished_handshakes_are_limited(limits, sources, closed, certificate, monkeypatch, loop):
     """The oldest ones of the address end; clients that finish theirs are served, from any address."""
     for name, value in limits.items():
         monkeypatch.setattr(tls, name, value)

@@ -77,10 +77,8 @@ def test_letterbox_fits_and_centres(size_wh, rows, columns):
 
 @pytest.mark.parametrize("interpolation", ["box", "bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("transform", [SHORTER, EXACT, LETTERBOX], ids=lambda transform: transform.resize)
-@pytest.mark.parametrize(
-    ("height", "width"), [(1, 1), (301, 451), (427, 640), (700, 263), (33, 47), (50, 2_003)], ids=str
-)
-def test_resize_agrees_with_pillow(transform, height, width, interpolation):
+@rows((1, 1), (301, 451), (427, 640), (700, 263), (33, 47), (50, 2_003), ids=str)
+def test_resize_agrees_with_pillow(height, width, transform, interpolation):
     image, transform = Image.fromarray(noise(height, width)), replace(transform, interpolation=interpolation)
 
     levels = apply(transform, save(image)).transpose(1, 2, 0)

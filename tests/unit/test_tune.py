@@ -8,21 +8,11 @@ import pytest
 
 from nereid.insight.tune import search
 from nereid.insight.tune.load_generator import Load
-from nereid.insight.tune.search import (
-    DEFAULT,
-    Candidate,
-    Duel,
-    NotMeasured,
-    Objective,
-    Search,
-    median,
-    pareto_front,
-)
 from nereid.insight.tune.tuning import TuneReport
 from nereid.repository.pbtxt import parse
 from tests.tables import cases
 
-THROUGHPUT, LATENCY = Objective("throughput"), Objective("latency")
+THROUGHPUT, LATENCY = search.Objective("throughput"), search.Objective("latency")
 GRID = {"instances": (1, 2, 3, 4), "delay": (0, 1, 2, 3)}
 POINTS = list(search.points(GRID, cores=4))
 # Time of each measurement beyond its load.
@@ -33,7 +23,7 @@ def load(rate: float, p99_ms: float = 10.0, p50_ms: float = 5.0) -> Load:
     return Load(rate, p50_ms, p99_ms, p99_ms, 100, 0)
 
 
-def rate_of(candidate: Candidate) -> float:
+def rate_of(candidate: search.Candidate) -> float:
     value = {"instances": 2, "delay": 2} | dict(candidate)
     return 100.0 - 10 * abs(value["instances"] - 3) - 5 * value["delay"]
 
@@ -46,34 +36,40 @@ class Machine:
     """
 
     noise: float = 0.0
-    rejects: frozenset[Candidate] = frozenset()
+    rejects: frozenset[search.Candidate] = frozenset()
     after: int = 0
     p99_ms: float = 10.0
     now_s: float = 0.0
-    measured: list[tuple[Candidate, float, float]] = field(default_factory=list)
+    measured: list[tuple[search.Candidate, float, float]] = field(default_factory=list)
     draw: random.Random = field(default_factory=lambda: random.Random(1))
 
     def clock(self) -> float:
         return self.now_s
 
-    def measure(self, candidate: Candidate, seconds: float) -> dict[int, Load]:
+    def measure(self, candidate: search.Candidate, seconds: float) -> dict[int, Load]:
         self.now_s += OVERHEAD_S + 2 * seconds
         self.measured.append((candidate, seconds, self.now_s))
         if candidate in self.rejects and sum(each == candidate for each, *_ in self.measured) > self.after:
-            raise NotMeasured("rejected")
+            raise search.NotMeasured("rejected")
         rate = rate_of(candidate) * (1 + self.draw.uniform(-self.noise, self.noise))
         return {1: load(rate / 4, 2.0, 1e3 / rate), 8: load(rate, self.p99_ms, 1e3 / rate)}
 
 
-def searched(machine: Machine, objective: Objective = THROUGHPUT, until_s: float = 300.0, points=POINTS):
-    searching = Search(machine.measure, objective, 2, machine.clock, until_s)
+def searched(
+    machine: Machine, objective: search.Objective = THROUGHPUT, until_s: float = 300.0, points=POINTS
+):
+    searching = search.Search(machine.measure, objective, 2, machine.clock, until_s)
     found = searching.run(lambda count: search.sample(points, GRID, count, 0, ()))
     return searching, found
 
 
-def report(searching: Search, found: tuple[Candidate, Duel]) -> TuneReport:
+def report(searching: search.Search, found: tuple[search.Candidate, search.Duel]) -> TuneReport:
     default = (("instances", 2), ("delay", 2))
     return TuneReport("net", searching.objective, default, *found, searching.seen, searching.failures)
+
+
+def verdict(objective: search.Objective, duel: search.Duel, seen: dict) -> str:
+    return TuneReport("net", objective, (), (("instances", 3),), duel, seen, {}).verdict
 
 
 @pytest.mark.parametrize("objective", [THROUGHPUT, LATENCY], ids=["throughput", "latency"])
@@ -104,28 +100,25 @@ def test_deadline_is_held(until_s):
 def test_gain_within_the_noise_keeps_the_default():
     twin = [{1: load(100 + stray)} for stray in (-3, 2, 4, -2, 3)]
     default, best = [{1: load(100)}] * 5, [{1: load(101)}] * 5
-    seen = {DEFAULT: default[0], (("instances", 3),): best[0]}
+    seen = {search.DEFAULT: default[0], (("instances", 3),): best[0]}
 
-    def verdict(twin):
-        return TuneReport(
-            "net", THROUGHPUT, (), (("instances", 3),), Duel(default, twin, best), seen, {}
-        ).verdict
+    calm = [{1: load(100 + stray)} for stray in (-0.3, 0.2, 0.4, -0.2, 0.3)]
+    duels = [search.Duel(default, each, best) for each in (twin, calm)]
 
-    assert verdict(twin) == "kept"
-    assert verdict([{1: load(100 + stray)} for stray in (-0.3, 0.2, 0.4, -0.2, 0.3)]) == "better"
+    assert [verdict(THROUGHPUT, duel, seen) for duel in duels] == ["kept", "better"]
 
 
 def test_p99_limits_the_concurrency_that_counts():
     sample = {1: load(40, 5), 8: load(90, 40), 32: load(100, 160)}
 
-    assert Objective("throughput").concurrency(sample) == 32
-    assert Objective("throughput", 50).concurrency(sample) == 8
-    assert Objective("throughput", 1).concurrency(sample) == 1
-    assert Objective("latency", 50).concurrency(sample) == 1
+    assert search.Objective("throughput").concurrency(sample) == 32
+    assert search.Objective("throughput", 50).concurrency(sample) == 8
+    assert search.Objective("throughput", 1).concurrency(sample) == 1
+    assert search.Objective("latency", 50).concurrency(sample) == 1
 
 
 def test_missed_p99_is_infeasible():
-    searching, found = searched(Machine(p99_ms=500), Objective("throughput", 1.5))
+    searching, found = searched(Machine(p99_ms=500), search.Objective("throughput", 1.5))
 
     result = report(searching, found)
 
@@ -169,18 +162,18 @@ def test_best_that_fails_in_the_duel_is_not_chosen(rounds):
 
 def test_default_that_rarely_misses_the_p99_still_counts():
     """Only a default that nearly always misses the p99 is replaced without a gain."""
-    strict = Objective("throughput", 50)
+    strict = search.Objective("throughput", 50)
     best = [{1: load(100, 49)}] * 3
     late, near = {1: load(120, 51)}, {1: load(120, 45)}
 
-    def verdict(default, twin):
+    def judged(default, twin):
         """Return the verdict on a faster default and a candidate that meets the p99."""
-        seen = {DEFAULT: median(default), (("instances", 3),): median(best)}
-        return TuneReport("net", strict, (), (("instances", 3),), Duel(default, twin, best), seen, {}).verdict
+        seen = {search.DEFAULT: search.median(default), (("instances", 3),): search.median(best)}
+        return verdict(strict, search.Duel(default, twin, best), seen)
 
-    assert verdict([late, late, near], [near, near, near]) == "kept"
-    assert verdict([late, late, near], [near, late, late]) == "kept"
-    assert verdict([late, late, late], [late, late, late]) == "better"
+    assert judged([late, late, near], [near, near, near]) == "kept"
+    assert judged([late, late, near], [near, late, late]) == "kept"
+    assert judged([late, late, late], [late, late, late]) == "better"
 
 
 def test_front_has_the_points_that_none_beats():
@@ -191,7 +184,7 @@ def test_front_has_the_points_that_none_beats():
         c: {1: load(12, 30), 8: load(50, 40)},
     }
 
-    assert pareto_front(seen) == [(b, 8), (c, 1), (a, 1)]
+    assert search.pareto_front(seen) == [(b, 8), (c, 1), (a, 1)]
 
 
 READS_IN_PROCESS = 'parameters { key: "networks" value { string_value: "in_process" } }'

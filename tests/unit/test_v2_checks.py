@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import gzip
 import json
 import re
 from contextlib import nullcontext
@@ -17,14 +18,8 @@ from tritonclient.grpc import service_pb2 as v2
 
 from nereid.gateway.failures import Failure
 from nereid.gateway.settings import Settings
-from nereid.gateway.v2.inference_body import (
-    ELEMENT_BYTES,
-    CheckedBody,
-    check_body,
-    check_body_apart,
-    check_classification,
-    check_parameters,
-)
+from nereid.gateway.v2 import inference_body
+from nereid.gateway.v2.http_front import unpack
 from nereid.gateway.v2.message import CONTENTS, MAX_NUMBERS, read_request
 from tests.gateways import asynchronous
 from tests.tables import cases, rows
@@ -32,7 +27,7 @@ from tests.tables import cases, rows
 SETTINGS = Settings()
 # Values that Triton 24.10 ends or blocks on, among harmless ones.
 NAMES = st.sampled_from(["x", "image", "scores", "", "a" * 2000, "\0", "shared_memory_region", "é"])
-DATATYPES = st.sampled_from([*ELEMENT_BYTES, "BYTES", "", "FP8"])
+DATATYPES = st.sampled_from([*inference_body.ELEMENT_BYTES, "BYTES", "", "FP8"])
 SIZES = st.sampled_from([1, 2, 3, 0, -1, 2**31, 2**32 + 1, 2**62, 2**63 - 1, -(2**63)])
 SHAPES = st.lists(SIZES, max_size=4)
 UNUSUAL = st.one_of(
@@ -48,7 +43,7 @@ UNUSUAL = st.one_of(
 def requests(draw) -> tuple[dict[str, Any], bytes]:
     inputs, binary = [], b""
     for number in range(draw(st.integers(1, 3))):
-        datatype = draw(st.sampled_from([*ELEMENT_BYTES, "BYTES"]))
+        datatype = draw(st.sampled_from([*inference_body.ELEMENT_BYTES, "BYTES"]))
         shape = draw(st.lists(st.integers(1, 3), max_size=3))
         count = prod(shape)
         tensor: dict[str, Any] = {"name": f"x{number}", "shape": shape, "datatype": datatype}
@@ -56,7 +51,11 @@ def requests(draw) -> tuple[dict[str, Any], bytes]:
             element = {"BYTES": ["ab", "", "é"][number], "BOOL": bool(number)}.get(datatype, number)
             tensor["data"] = [element] * count
         else:
-            sent = b"\1\0\0\0x" * count if datatype == "BYTES" else bytes(count * ELEMENT_BYTES[datatype])
+            sent = (
+                b"\1\0\0\0x" * count
+                if datatype == "BYTES"
+                else bytes(count * inference_body.ELEMENT_BYTES[datatype])
+            )
             tensor["parameters"] = {"binary_data_size": len(sent)}
             binary += sent
         inputs.append(tensor)
@@ -70,7 +69,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return [(value, key) for key in keys] + [place for key in keys for place in places(value[key])]
 
 
-def checked_or_none(check, *given) -> CheckedBody | None:
+def checked_or_none(check, *given) -> inference_body.CheckedBody | None:
     """Return the result of a check; None for a rejection, which is the only error that it may raise."""
     try:
         return check(SETTINGS, *given)
@@ -78,15 +77,15 @@ def checked_or_none(check, *given) -> CheckedBody | None:
         return None
 
 
-def check_message(settings: Settings, message: v2.ModelInferRequest | bytes) -> CheckedBody:
+def check_message(settings: Settings, message: v2.ModelInferRequest | bytes) -> inference_body.CheckedBody:
     encoded = message if isinstance(message, bytes) else message.SerializeToString()
     return asyncio.run(read_request(settings, memoryview(encoded)))[-1]
 
 
-def check_is_safe(checked: CheckedBody) -> None:
+def check_is_safe(checked: inference_body.CheckedBody) -> None:
     """Check that a body has only what Triton may receive, and that a second check changes nothing."""
     body = b"".join(checked.parts)
-    again = check_body(SETTINGS, body, checked.json_bytes)
+    again = inference_body.check_body(SETTINGS, body, checked.json_bytes)
     assert b"".join(again.parts) == body
     if checked.json_bytes == 0:
         return
@@ -102,13 +101,13 @@ def check_is_safe(checked: CheckedBody) -> None:
             continue
         at += size
         if tensor["datatype"] != "BYTES":
-            assert size == prod(tensor["shape"]) * ELEMENT_BYTES[tensor["datatype"]]
+            assert size == prod(tensor["shape"]) * inference_body.ELEMENT_BYTES[tensor["datatype"]]
     assert at == len(body)
 
 
 @given(st.binary(max_size=200), st.one_of(st.none(), st.integers(0, 200)))
 def test_any_body_is_checked_or_rejected(body, json_bytes):
-    if checked := checked_or_none(check_body, body, json_bytes):
+    if checked := checked_or_none(inference_body.check_body, body, json_bytes):
         check_is_safe(checked)
 
 
@@ -116,7 +115,7 @@ def test_empty_dimension_is_refused():
     content = {"inputs": [{"name": "x", "shape": [0], "datatype": "FP32", "data": []}]}
     text = json.dumps(content).encode()
     with pytest.raises(Failure, match="shape"):
-        check_body(SETTINGS, text, len(text))
+        inference_body.check_body(SETTINGS, text, len(text))
 
 
 @cases(
@@ -142,7 +141,7 @@ def test_value_of_another_type_is_refused(datatype, data, reason):
     text = f'{{"inputs": [{{"name": "x", "shape": {shape}, "datatype": "{datatype}", "data": {data}}}]}}'
 
     with pytest.raises(Failure, match=re.escape(reason)) as raised:
-        check_body(SETTINGS, text.encode(), None)
+        inference_body.check_body(SETTINGS, text.encode(), None)
 
     assert raised.value.status == 400
 
@@ -158,7 +157,7 @@ def test_value_of_the_type_is_sent(datatype, data):
     shape = [data.count(",") + 1]
     text = f'{{"inputs": [{{"name": "x", "shape": {shape}, "datatype": "{datatype}", "data": {data}}}]}}'
 
-    assert data in b"".join(check_body(SETTINGS, text.encode(), None).parts).decode()
+    assert data in b"".join(inference_body.check_body(SETTINGS, text.encode(), None).parts).decode()
 
 
 @cases(
@@ -173,7 +172,7 @@ def test_value_of_the_type_is_sent(datatype, data):
 )
 def test_parameter_of_another_type_is_refused(name, value):
     with pytest.raises(Failure, match=f"^parameter '{name}': expected ") as raised:
-        check_parameters("the request", {name: value})
+        inference_body.check_parameters("the request", {name: value})
 
     assert raised.value.status == 400
 
@@ -192,7 +191,7 @@ def test_elements_that_only_take_time_are_refused(name, count, size, reason):
     text = json.dumps({"inputs": [tensor]}).encode()
 
     with pytest.raises(Failure, match=re.escape(reason)) as raised:
-        check_body(SETTINGS, text + data, len(text))
+        inference_body.check_body(SETTINGS, text + data, len(text))
 
     assert raised.value.status == 400
 
@@ -203,7 +202,7 @@ def test_binary_data_have_the_size_of_their_shape(size):
     text = json.dumps({"inputs": [tensor]}).encode()
 
     with pytest.raises(Failure, match=rf"expected 8 bytes for FP32 \[2\], got {size}"):
-        check_body(SETTINGS, text + bytes(size), len(text))
+        inference_body.check_body(SETTINGS, text + bytes(size), len(text))
 
 
 @asynchronous
@@ -212,7 +211,7 @@ async def test_long_check_leaves_the_event_loop():
     text = json.dumps(
         {"inputs": [{"name": "x", "shape": [300_000], "datatype": "FP32", "data": [1] * 300_000}]}
     )
-    checking, turns = asyncio.create_task(check_body_apart(SETTINGS, text.encode(), None)), 0
+    checking, turns = asyncio.create_task(inference_body.check_body_apart(SETTINGS, text.encode(), None)), 0
     while not checking.done():
         await asyncio.sleep(0)
         turns += 1
@@ -224,13 +223,13 @@ async def test_long_check_leaves_the_event_loop():
 def test_any_request_is_checked_or_rejected(request, data):
     content, binary = request
     text = json.dumps(content).encode()
-    check_is_safe(check_body(SETTINGS, text + binary, len(text)))
+    check_is_safe(inference_body.check_body(SETTINGS, text + binary, len(text)))
 
     for _ in range(data.draw(st.integers(1, 2))):
         holder, key = data.draw(st.sampled_from(places(content)))
         holder[key] = copy.deepcopy(data.draw(UNUSUAL))
     text = json.dumps(content).encode()
-    if checked := checked_or_none(check_body, text + binary, len(text)):
+    if checked := checked_or_none(inference_body.check_body, text + binary, len(text)):
         check_is_safe(checked)
 
 
@@ -240,7 +239,7 @@ def test_json_data_fit_their_shape(data, sent, declared):
     values = np.array(flat).reshape(sent or [1]).tolist()
     request = {"inputs": [{"name": "x", "shape": declared, "datatype": "FP32", "data": values}]}
 
-    checked = checked_or_none(check_body, json.dumps(request).encode(), None)
+    checked = checked_or_none(inference_body.check_body, json.dumps(request).encode(), None)
 
     assert (checked is not None) == (prod(sent) == prod(declared))
 
@@ -259,7 +258,7 @@ def test_any_message_is_checked_or_rejected(data):
                 [b"x"] * count if field == "bytes_contents" else [1] * count
             )
         if data.draw(st.booleans()):
-            message.raw_input_contents.append(bytes(count * ELEMENT_BYTES.get(datatype, 4)))
+            message.raw_input_contents.append(bytes(count * inference_body.ELEMENT_BYTES.get(datatype, 4)))
 
     if checked := checked_or_none(check_message, message):
         check_is_safe(checked)
@@ -278,28 +277,27 @@ def test_damaged_message_is_checked_or_rejected(data):
         check_is_safe(checked)
 
 
-def typed_message(count: int, field: str = "int_contents", datatype: str = "INT8") -> v2.ModelInferRequest:
+def typed_message(
+    count: int, field: str = "int_contents", datatype: str = "INT8", value: int = 1
+) -> v2.ModelInferRequest:
     message = v2.ModelInferRequest(model_name="m")
     contents = message.inputs.add(name="x", datatype=datatype, shape=[count]).contents
-    getattr(contents, field).extend([b"" if field == "bytes_contents" else 1] * count)
+    getattr(contents, field).extend([b"" if field == "bytes_contents" else value] * count)
     return message
 
 
 @cases(
-    ("message", "reason"),
-    {
-        "numbers": (typed_message(MAX_NUMBERS + 1), f"at most {MAX_NUMBERS} typed numbers"),
-        "texts": (typed_message(20_000, "bytes_contents", "BYTES"), "at most 16384 fields"),
-        "raw contents": (
-            v2.ModelInferRequest(model_name="m", raw_input_contents=[b""] * 600),
-            "at most 512 fields",
-        ),
-        "inputs": (
-            v2.ModelInferRequest(model_name="m", inputs=[v2.ModelInferRequest.InferInputTensor()] * 600),
-            "at most 512 fields",
-        ),
-        "damaged": (b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "expected a message of"),
-    },
+    numbers=(typed_message(MAX_NUMBERS + 1), f"at most {MAX_NUMBERS} typed numbers"),
+    texts=(typed_message(20_000, "bytes_contents", "BYTES"), "at most 16384 fields"),
+    raw_contents=(
+        v2.ModelInferRequest(model_name="m", raw_input_contents=[b""] * 600),
+        "at most 512 fields",
+    ),
+    inputs=(
+        v2.ModelInferRequest(model_name="m", inputs=[v2.ModelInferRequest.InferInputTensor()] * 600),
+        "at most 512 fields",
+    ),
+    damaged=(b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "expected a message of"),
 )
 def test_message_that_is_slow_to_parse_is_refused_before(message, reason):
     """A message of 32 MiB with ten million texts took three seconds of the event loop."""
@@ -308,12 +306,10 @@ def test_message_that_is_slow_to_parse_is_refused_before(message, reason):
 
 
 @cases(
-    ("message", "expected"),
-    {
-        "a few numbers": (typed_message(1000), ["message", "other"]),
-        "many numbers": (typed_message(100_000), ["other", "message"]),
-        "many texts": (typed_message(8000, "bytes_contents", "BYTES"), ["other", "message"]),
-    },
+    a_few_numbers=(typed_message(1000), ["message", "other"]),
+    many_numbers=(typed_message(100_000), ["other", "message"]),
+    many_texts=(typed_message(8000, "bytes_contents", "BYTES"), ["other", "message"]),
+    numbers_of_ten_bytes=(typed_message(210_000, value=-1), ["other", "message"]),
 )
 @asynchronous
 async def test_long_message_does_not_delay_others(message, expected):
@@ -346,7 +342,7 @@ def test_both_protocols_become_the_same_request(datatype):
     text = json.dumps(request).encode()
 
     checked = [check_message(SETTINGS, each) for each in (typed, message)]
-    checked.append(check_body(SETTINGS, text + raw, len(text)))
+    checked.append(inference_body.check_body(SETTINGS, text + raw, len(text)))
 
     assert len({b"".join(each.parts) for each in checked}) == 1
 
@@ -367,4 +363,16 @@ def test_classes_of_what_may_be_empty_are_refused(name, datatype, shape, reason)
     metadata = {"outputs": [{"name": named, "datatype": datatype, "shape": shape}]}
 
     with pytest.raises(Failure, match=re.escape(reason)) if reason else nullcontext():
-        check_classification(metadata, [name])
+        inference_body.check_classification(metadata, [name])
+
+
+@cases(
+    too_large=(gzip.compress(bytes(1001)), "after unpacking, got more"),
+    cut=(gzip.compress(bytes(900))[:-1], "ends early"),
+    more=(gzip.compress(bytes(900)) + b"x", "followed by other data"),
+    damaged=(b"x" * 20, "is damaged"),
+)
+def test_unpacking_stops_at_the_limit(body, reason):
+    assert len(unpack(gzip.compress(bytes(1000)), 1000)) == 1000
+    with pytest.raises(Failure, match=reason):
+        unpack(body, 1000)

@@ -17,21 +17,11 @@ from typer.testing import CliRunner
 from nereid.base import files
 from nereid.base.errors import InvalidConfig, OperationFailed, WrongUsage
 from nereid.cli.main import app
-from nereid.models.publish import watch
-from nereid.models.publish.drop_folder import (
-    JOURNAL,
-    DropFolder,
-    DropResult,
-    Publish,
-    TemporaryFailure,
-    copied,
-    journal_of,
-    read_entry,
-)
+from nereid.models.publish import drop_folder, watch
 from nereid.models.publish.examination import Gates
 from nereid.server.control import NotReached
 from tests.networks import ONE_INSTANCE, identity, store, tensor
-from tests.tables import cases
+from tests.tables import cases, rows
 
 SETTLE_S = 2.0
 NOW = datetime(2026, 11, 21, 12, 30, 5, tzinfo=UTC)
@@ -63,8 +53,8 @@ class Drop:
     def start(self, **options) -> None:
         """Begin to watch, as a new process would after the end of the last one."""
         self._held.close()
-        append = self._held.enter_context(journal_of(self.folder).locked(0))
-        self.watcher = DropFolder(
+        append = self._held.enter_context(drop_folder.journal_of(self.folder).locked(0))
+        self.watcher = drop_folder.DropFolder(
             self.folder,
             append,
             self.staging,
@@ -107,8 +97,8 @@ class Drop:
         return {name: text for name, text in found.items() if not name.startswith(".")}
 
     @property
-    def results(self) -> tuple[DropResult, ...]:
-        return journal_of(self.folder).read_intact()
+    def results(self) -> tuple[drop_folder.DropResult, ...]:
+        return drop_folder.journal_of(self.folder).read_intact()
 
 
 @pytest.fixture
@@ -133,11 +123,8 @@ def swap(link: Path, target: Path) -> None:
     new.replace(link)
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "option"),
-    [("net.onnx", "net", ""), ("net.v2@a@b.onnx", "net.v2", ""), ("a.onnx", "net", "net")],
-)
-def test_complete_file_is_published_once_and_moved(drop, name, model, option):
+@rows(("net.onnx", "net", ""), ("net.v2@a@b.onnx", "net.v2", ""), ("a.onnx", "net", "net"))
+def test_complete_file_is_published_once_and_moved(name, model, option, drop):
     """An option selects one model for all files."""
     drop.start(model=option)
     modes: list[int] = []
@@ -328,13 +315,13 @@ def test_file_that_is_deleted_while_it_is_handled_may_come_again(drop, failures)
 @cases("change", written=lambda path: path.write_text("b"), deleted=Path.unlink)
 def test_copy_with_other_digests_is_discarded(drop, name, change):
     path = drop.write(name, "a")
-    entry = read_entry(drop.folder / name.partition("/")[0])
+    entry = drop_folder.read_entry(drop.folder / name.partition("/")[0])
     digests = entry.digests()
 
-    with copied(entry, digests, drop.staging) as copy:
+    with drop_folder.copied(entry, digests, drop.staging) as copy:
         assert contents(copy) == {"net.onnx": "a"}
     change(path)
-    with copied(entry, digests, drop.staging) as copy:
+    with drop_folder.copied(entry, digests, drop.staging) as copy:
         assert copy is None
 
     assert not drop.staging.exists()
@@ -397,7 +384,7 @@ def caused(error: Exception) -> OperationFailed:
     "error",
     server=NotReached("the server does not respond"),
     lock=files.LockTimeout("another one publishes"),
-    recovery=TemporaryFailure("recovery failed"),
+    recovery=drop_folder.TemporaryFailure("recovery failed"),
     disk=OSError(28, "No space left on device"),
     disk_in_action=caused(OSError(28, "No space left on device")),
     lock_in_action=caused(files.LockTimeout("another one holds the history")),
@@ -479,12 +466,15 @@ def test_entry_that_becomes_a_link_is_not_followed(drop, tmp_path, name):
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "net.onnx").write_text("a")
     drop.write("net/net.onnx", "a")
-    entry = read_entry(drop.folder / "net")
+    entry = drop_folder.read_entry(drop.folder / "net")
     digests = entry.digests()
 
     (drop.folder / name).rename(drop.folder / ".before")
     (drop.folder / name).symlink_to(tmp_path / name)
-    with pytest.raises(OSError, match="outside of the folder"), copied(entry, digests, drop.staging):
+    with (
+        pytest.raises(OSError, match="outside of the folder"),
+        drop_folder.copied(entry, digests, drop.staging),
+    ):
         pass
     assert not drop.staging.exists()
 
@@ -538,7 +528,7 @@ def test_journal_of_earlier_releases_is_read(drop, tmp_path):
         '"reason":"","stays":true,"terms":""}\n'
     )
     sha256 = hashlib.sha256(f"{hashlib.sha256(b'a').hexdigest()}  net.onnx\n".encode()).hexdigest()
-    (drop.folder / JOURNAL).write_text(line % sha256)
+    (drop.folder / drop_folder.JOURNAL).write_text(line % sha256)
     drop.start()
 
     drop.wait(20)
@@ -573,7 +563,7 @@ def repository(tmp_path):
     return folder
 
 
-def publish_to(repository: Path) -> Publish:
+def publish_to(repository: Path) -> drop_folder.Publish:
     return watch.publication(
         repository, lambda: None, Gates(max_slowdown=100, max_memory_ratio=100), 0, lambda line: None
     )
@@ -619,7 +609,7 @@ def test_failed_recovery_is_a_temporary_failure(repository, tmp_path):
     (tmp_path / ".repository.nereid").mkdir()
     (tmp_path / ".repository.nereid" / "journal.jsonl").write_text('{"event":"commit","operation":7}\n')
 
-    with pytest.raises(TemporaryFailure, match="another release of nereid wrote it"):
+    with pytest.raises(drop_folder.TemporaryFailure, match="another release of nereid wrote it"):
         publish_to(repository)("net", repository / "net" / "1" / "model.onnx")
 
 
@@ -659,5 +649,7 @@ def test_command_that_cannot_watch_writes_nothing(repository, drop, tmp_path):
 
     assert (absent.exit_code, "is not a folder; fix: mkdir" in absent.stderr) == (2, True)
     assert second.exit_code == 1
-    assert f"'{drop.folder / JOURNAL}' is locked by another `nereid watch`; fix: " in second.stderr
-    assert [*tmp_path.rglob(JOURNAL)] == [drop.folder / JOURNAL]
+    assert (
+        f"'{drop.folder / drop_folder.JOURNAL}' is locked by another `nereid watch`; fix: " in second.stderr
+    )
+    assert [*tmp_path.rglob(drop_folder.JOURNAL)] == [drop.folder / drop_folder.JOURNAL]

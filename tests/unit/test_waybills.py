@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from loadtest.reading_score import Passage, errors, has_number, passages
-from nereid.base.assets import TEXT_REPOSITORY
+from loadtest.reading_score import KINDS, Passage, errors, has_number, kind, passages
 from nereid.tasks.read.characters import RecognisedLine
 from nereid.tasks.read.fields.field_search import find_fields
 from nereid.tasks.read.fields.specification import read_specification
 from tests.waybills.generator import CHECKED, LAYOUTS, waybill
+from tests.waybills.labels import FIELDS, collection_label
 from tests.waybills.paper import Printed, missing_fonts, rectangle
 
 pytestmark = pytest.mark.skipif(
     bool(missing_fonts()),
     reason="needs fonts; fix: apt-get install fonts-dejavu-core fonts-liberation fonts-wqy-zenhei",
 )
-WAYBILL = read_specification(TEXT_REPOSITORY / "read_waybill_v1" / "waybill.json")
+WAYBILL = read_specification(FIELDS)
 
 
 @pytest.mark.parametrize("seed", range(len(LAYOUTS)), ids=list(LAYOUTS))
@@ -27,6 +27,14 @@ def test_printed_text_has_the_number(seed):
 
     assert (image.layout, number.value) == (list(LAYOUTS)[seed], image.tracking_number)
     assert number.valid is (True if image.layout in CHECKED else None)
+
+
+@pytest.mark.parametrize("place", range(0, 120, 8))
+def test_label_has_the_number_of_the_collection(place):
+    image = collection_label(place)
+    lines = [RecognisedLine(each.text, 1.0, each.box.astype(np.float32)) for each in image.lines]
+
+    assert find_fields(lines, WAYBILL)[0].value == image.tracking_number
 
 
 def test_lines_are_matched_by_their_boxes():
@@ -44,3 +52,5 @@ def test_lines_are_matched_by_their_boxes():
     assert sum(map(errors, found)) == 6
     assert not has_number("12345678", found)
     assert has_number("1234", found)
+    asked = (("1234", "1234"), (None, "9"), ("1234", "9"), ("1234", None), ("12345678", "9"), ("77", "9"))
+    assert [kind(*each, found) for each in asked] == ["", *KINDS]

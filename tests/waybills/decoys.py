@@ -28,10 +28,11 @@ OTHER_LABELS = (
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Lines of text, and the tracking number without spaces; None if there is none."""
+    """Lines of text, the tracking number without spaces, or None, and digits of another number, or none."""
 
     lines: list[RecognisedLine]
     number: str | None
+    other: str = ""
 
 
 def page(seed: int, forms: Sequence[Form]) -> Page:
@@ -52,12 +53,12 @@ def page(seed: int, forms: Sequence[Form]) -> Page:
         blocks.append([written] if kind < 0.1 else [label, written] if kind < 0.5 else [f"{label} {written}"])
     elif draw.random() < 0.3:
         blocks.append([words.one_of(draw, OWN_LABELS)])
-    if has_decoys:
-        blocks += [_decoy(draw) for _ in range(draw.randint(2, 6))]
+    others = [_decoy(draw) for _ in range(draw.randint(2, 6))] if has_decoys else []
+    blocks += others
     if has_decoys and draw.random() < 0.2:
         blocks.append(_table(draw))
     draw.shuffle(blocks)
-    return Page(_set(draw, blocks), number)
+    return Page(_set(draw, blocks), number, "".join(filter(str.isdigit, others[-1][-1])) if others else "")
 
 
 def _number(draw: Random, form: Format) -> tuple[str, str]:

@@ -32,9 +32,9 @@ class Waybill:
 
     Attributes:
         seed: of its random parts.
-        layout: a key of `LAYOUTS`.
+        layout: a key of `LAYOUTS`, or what else it shows.
         encoded: JPEG.
-        tracking_number: without spaces.
+        tracking_number: without spaces; None if there is none.
         lines: printed text; corners are in pixels of the photo.
         ignored: corners [4, 2] of marks whose text does not count, such as stamps.
     """
@@ -42,7 +42,7 @@ class Waybill:
     seed: int
     layout: str
     encoded: bytes
-    tracking_number: str
+    tracking_number: str | None
     lines: tuple[Printed, ...]
     ignored: tuple[np.ndarray, ...]
 
@@ -54,13 +54,18 @@ def waybill(seed: int, has_barcodes: bool = False) -> Waybill:
     paper, number = LAYOUTS[layout](draw)
     if has_barcodes:
         paper.print_numbers()
+    return photo(seed, layout, paper, number, draw)
+
+
+def photo(seed: int, layout: str, paper: Paper, number: str | None, draw: Random) -> Waybill:
+    """Return the photo of a sheet that was printed, stamped and folded."""
     bad_print(paper, draw)
     label = folded(stamped(paper, draw), draw)
-    photo, matrix = photographed(label, draw)
+    image, matrix = photographed(label, draw)
     return Waybill(
         seed,
         layout,
-        recorded(photo, draw),
+        recorded(image, draw),
         number,
         tuple(Printed(each.text, mapped(matrix, each.box)) for each in paper.lines),
         tuple(mapped(matrix, each) for each in paper.ignored),

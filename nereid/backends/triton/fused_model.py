@@ -25,7 +25,7 @@ from nereid.backends.triton.model_trace import BatchTrace, ModelTracer
 from nereid.backends.triton.onnx_model import backend_settings, open_session
 from nereid.backends.triton.overlap import SLOTS, Overlap
 from nereid.backends.triton.post_processing import Images, Outcome, open_post_processing
-from nereid.backends.triton.tensors import log_error, read_images, reject, respond, send
+from nereid.backends.triton.tensors import answer, log_error, read_images, reject, send
 from nereid.base.config.model_config import FusedSettings, ModelConfig
 from nereid.base.errors import DeviceFailed, InvalidConfig, ServingError, from_exception
 from nereid.vision.imaging.pipeline import Pipeline
@@ -101,7 +101,7 @@ class FusedModel:
                 self._metrics.rejected(outcome)
         if trace:
             trace.end(outcomes)
-        return [reject(each) if isinstance(each, ServingError) else respond(**each) for each in outcomes]
+        return [answer(outcome) for outcome in outcomes]
 
     def _run_bound(
         self, job: FusedJob, lanes: Lanes

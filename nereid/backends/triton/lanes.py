@@ -221,7 +221,7 @@ class FusedJob:
         if stages:
             self._ran((stages.computed_ns - stages.begun_ns) / 1e9, good)
         for image in self._times:
-            image.end(*stages[:2]) if stages else image.end()
+            image.end(stages.decoded_ns, stages.prepared_ns) if stages else image.end()
         rows, times = by_request(self._requests, self._errors, self._times)
         if self._trace:
             self._trace.prepared(times)

@@ -5,7 +5,7 @@ from typing import Any
 
 from nereid.backends.triton.model_trace import ModelTracer
 from nereid.backends.triton.post_processing import Outcome, find_step, only_one, run_step
-from nereid.backends.triton.tensors import read_images, read_tensors, reject, respond
+from nereid.backends.triton.tensors import answer, read_images, read_tensors
 from nereid.base.config.model_config import ModelConfig
 from nereid.base.contract import IMAGE
 from nereid.base.errors import ServingError, from_exception
@@ -26,10 +26,7 @@ class StepModel:
         outcomes = [self._run(request) for request in requests]
         if trace:
             trace.end(outcomes)
-        return [
-            reject(outcome) if isinstance(outcome, ServingError) else respond(**outcome)
-            for outcome in outcomes
-        ]
+        return [answer(outcome) for outcome in outcomes]
 
     def close(self) -> None:
         """Report the end of the instance."""

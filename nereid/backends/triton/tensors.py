@@ -71,6 +71,11 @@ def reject(error: ServingError) -> Any:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
 
 
+def answer(outcome: Mapping[str, Any] | ServingError) -> Any:
+    """Build the response of one request: its tensors, or its error."""
+    return reject(outcome) if isinstance(outcome, ServingError) else respond(**outcome)
+
+
 def send(sender: Any, response: Any) -> None:
     """Send the only response of a request, from any thread, after `execute` has returned None."""
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,18 +1,20 @@
 """Model configurations: `config.pbtxt` as Triton passes it at load, or read from a file."""
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import util
 from pathlib import Path
 from typing import Any
 
-from nereid.base.config import triton_messages
 from nereid.base.config.parameters import Settings, parse_parameters
 from nereid.base.config.server_flags import FITTED_INSTANCES, backend_settings, server_command_line
 from nereid.base.errors import InvalidConfig
 
 # The folder of a model with the configs of its profiles.
 CONFIGS = "configs"
+_MESSAGES = "tritonclient.grpc.model_config_pb2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +281,7 @@ def read_pbtxt(path: Path) -> dict[str, Any]:
     from google.protobuf import json_format, text_format
 
     try:
-        message = text_format.Parse(path.read_text(encoding="utf-8"), triton_messages.model_config())
+        message = text_format.Parse(path.read_text(encoding="utf-8"), empty_config())
     except FileNotFoundError:
         raise InvalidConfig(f"unable to find '{path}'") from None
     except (text_format.ParseError, UnicodeDecodeError) as error:
@@ -309,3 +311,19 @@ def _tensor(entry: Mapping[str, Any]) -> TensorSpec:
         is_optional=bool(entry.get("optional", False)),
         is_ragged=bool(entry.get("allow_ragged_batch", False)),
     )
+
+
+def empty_config() -> Any:
+    """Return an empty ModelConfig of Triton, without its gRPC client, which takes 10 MB in every process."""
+    if _MESSAGES not in sys.modules:
+        # The import system would load the whole package `tritonclient.grpc` first.
+        package = util.find_spec("tritonclient")
+        assert package is not None, "tritonclient is a dependency"
+        assert package.submodule_search_locations, "tritonclient is a package"
+        path = Path(package.submodule_search_locations[0], *_MESSAGES.split(".")[1:]).with_suffix(".py")
+        spec = util.spec_from_file_location(_MESSAGES, path)
+        assert spec is not None, path
+        assert spec.loader is not None, path
+        sys.modules[_MESSAGES] = module = util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[_MESSAGES].ModelConfig()

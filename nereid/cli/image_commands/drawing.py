@@ -4,66 +4,67 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import ExifTags, Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 
 from nereid.base.errors import InvalidImage, WrongUsage
 from nereid.cli.image_commands.view import Mark
-from nereid.cli.options import SUFFIXES
-from nereid.vision.imaging.decode import Buffers, Limits, open_image
+from nereid.vision.imaging.decode import Limits, upright_picture
 
 COLOURS = ("#0b7a8f", "#c2570c", "#6741d9", "#2f7d32", "#c2255c")
-BACKGROUND = (255, 255, 255)
 # Fonts with Chinese characters, then one with many others; Pillow's own font has only Latin letters.
 FONTS = ("NotoSansCJK-Regular.ttc", "DroidSansFallbackFull.ttf", "wqy-zenhei.ttc", "DejaVuSans.ttf")
 
 
-class Drawings:
-    """The images that a command draws.
+class OutputFiles:
+    """The files that a command writes for its images.
 
     Args:
+        option: that names the target.
         target: a file for one image, or a folder.
+        suffixes: those by which a target is a file; a folder gets files of the first one.
         images: number of images; 0 if it is not known.
 
     Raises:
         WrongUsage: the target is a file, but several images may come.
     """
 
-    def __init__(self, target: Path, images: int) -> None:
-        self._target, self._names = target, Counter[str]()
-        self._is_file = target.suffix.lower() in SUFFIXES and not target.is_dir()
+    def __init__(self, option: str, target: Path, suffixes: Sequence[str], images: int) -> None:
+        self._target, self._suffix, self._names = target, suffixes[0], Counter[str]()
+        self._is_file = target.suffix.lower() in suffixes and not target.is_dir()
         if self._is_file and images != 1:
-            raise WrongUsage(f"--draw: '{target}' is a file, expected a folder for several images")
+            raise WrongUsage(f"{option}: '{target}' is a file, expected a folder for several images")
 
-    def draw(self, image: Path, marks: Sequence[Mark]) -> None:
-        """Draw boxes and texts on the upright image, and save it; a folder gets PNG files.
+    def path_of(self, image: Path) -> Path:
+        """Return the file for an image, whose folder exists.
 
         Raises:
-            OSError: the image cannot be read again, or the drawing cannot be written.
+            OSError: the image cannot be read again, or the folder cannot be made.
         """
         if not image.is_file():
             raise OSError(f"'{image}' is not a regular file")
         path = self._target if self._is_file else self._target / self._unique(image.name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture = _upright(image.read_bytes())
-        draw_marks(picture, marks)
-        picture.save(path)
+        return path
 
     def _unique(self, name: str) -> str:
-        """Return the file for an image; images of several folders may have one name."""
+        """Return the name of the file for an image; images of several folders may have one name."""
         self._names[name] += 1
         count = self._names[name]
-        return f"{name}.png" if count == 1 else f"{name}-{count}.png"
+        return f"{name}{'' if count == 1 else f'-{count}'}{self._suffix}"
 
 
-def _upright(encoded: bytes) -> Image.Image:
-    """Decode a file as the server does, which reads some that Pillow alone refuses."""
-    try:
-        opened = open_image(encoded, Limits())
-        picture = Image.fromarray(opened.pixels(1, BACKGROUND, Buffers()))
+def draw(image: Path, marks: Sequence[Mark], path: Path) -> None:
+    """Draw boxes and texts on an upright image, and save it.
+
+    Raises:
+        OSError: the image cannot be read again, or the drawing cannot be written.
+    """
+    try:  # as the server decodes it, which reads some files that Pillow alone refuses
+        picture = upright_picture(image.read_bytes(), Limits())
     except InvalidImage as error:
-        raise OSError(str(error)) from None
-    picture.getexif()[ExifTags.Base.Orientation] = opened.orientation
-    return ImageOps.exif_transpose(picture)
+        raise OSError(f"cannot be drawn: {error}") from None
+    draw_marks(picture, marks)
+    picture.save(path)
 
 
 def draw_marks(picture: Image.Image, marks: Sequence[Mark]) -> None:

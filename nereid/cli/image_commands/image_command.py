@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from nereid.application.chosen_models import find_model
+from nereid.base import files
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import OperationFailed, WrongUsage, invalid_values
+from nereid.base.errors import OperationFailed, ServingError, WrongUsage, invalid_values
 from nereid.cli.options import DEFAULT_REPOSITORY, complete_model
 from nereid.cli.server_options import find_server
 from nereid.tasks import TASKS
@@ -18,8 +19,10 @@ from nereid.tasks.task import CommandTexts, Task
 
 if TYPE_CHECKING:
     from nereid.cli.image_commands.outcomes import Format
+    from nereid.cli.image_commands.view import View
 
 FAILURES = "An image that fails is reported on stderr, and the others continue. The exit code is then 1."
+PDF = ".pdf"
 # As `nereid.client.request.ProtocolName`; importing the client would slow down the start of every command.
 Protocol = Literal["grpc", "http"]
 
@@ -57,6 +60,13 @@ Draw: TypeAlias = Annotated[
     Path | None,
     typer.Option(
         help="Draw boxes and texts on a copy of each image: a folder, or a file for one image.",
+        metavar="OUT",
+    ),
+]
+Pdf: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="Save each file as a PDF whose text can be searched: a folder, or a file for one image.",
         metavar="OUT",
     ),
 ]
@@ -113,6 +123,7 @@ def _options(task: Task, texts: CommandTexts) -> dict[str, tuple[Any, Any]]:
         "as_jsonl": (JsonLines, False),
         "as_csv": (Annotated[bool, typer.Option("--csv", help=texts.csv)], False),
         **({"draw": (Draw, None)} if texts.draws else {}),
+        **({"pdf": (Pdf, None)} if texts.writes_pdf else {}),
         "repository": (Annotated[Path, repository], task.default_repository),
     }
 
@@ -134,6 +145,7 @@ class Wanted:
     as_csv: bool
     repository: Path
     draw: Path | None = None
+    pdf: Path | None = None
 
     def output_format(self, task: Task) -> "Format":
         """Check the options, and return the format that they choose.
@@ -162,28 +174,62 @@ def run(context: typer.Context, task: Task, wanted: Wanted, options: Mapping[str
         OperationFailed: images failed.
     """
     from nereid.cli.image_commands import outcomes
-    from nereid.cli.image_commands.drawing import Drawings
     from nereid.cli.options import collect
 
     output_format = wanted.output_format(task)
-    watch = wanted.watch
+    watch, more = wanted.watch, task.command.suffixes if task.command else ()
     # Listed before the first image is sent, so that no image is missed that arrives meanwhile.
-    arrivals = outcomes.arrivals_in(watch) if watch else None
+    arrivals = outcomes.arrivals_in(watch, more) if watch else None
     with invalid_values():
-        paths = collect(wanted.images or [])
-    drawings = Drawings(wanted.draw, 0 if watch else len(paths)) if wanted.draw else None
-    view, client = task.face("view"), _connect(context, task, wanted)
+        paths = collect(wanted.images or [], more)
+    view = task.face("view")
+    savers = _savers(wanted, view, 0 if watch else len(paths))
+    client = _connect(context, task, wanted)
     failed = 0
     with client, outcomes.printing(output_format, view) as write:
-        printed = outcomes.Outcomes(
-            lambda images: client.infer_many(images, **options), write, view, drawings
-        )
+        printed = outcomes.Outcomes(lambda images: client.infer_many(images, **options), write, savers)
         if paths:
             failed = printed.all_of(paths, task.present)
         if watch and arrivals:
             printed.watched(watch, arrivals)
     if failed:
         raise OperationFailed(f"{failed} of {len(paths)} images could not be {task.past}")
+
+
+def _savers(wanted: Wanted, view: "View", images: int) -> list[Callable[[Path, Any], None]]:
+    """Return what writes the files of `--draw` and `--pdf`.
+
+    Raises:
+        WrongUsage: a target is a file, but several images may come.
+    """
+    from nereid.cli.image_commands.drawing import OutputFiles, draw
+    from nereid.cli.options import SUFFIXES
+
+    savers: list[Callable[[Path, Any], None]] = []
+    if wanted.draw:
+        drawings = OutputFiles("--draw", wanted.draw, (".png", *SUFFIXES), images)
+
+        def save_drawing(image: Path, result: Any) -> None:
+            if image.suffix.lower() != PDF:  # it is no image
+                draw(image, view.marks(result), drawings.path_of(image))
+
+        savers.append(save_drawing)
+    if wanted.pdf and (searchable := view.searchable):
+        if wanted.watch and wanted.pdf.resolve().is_relative_to(wanted.watch.resolve()):
+            raise WrongUsage(f"--pdf: '{wanted.pdf}' is inside the folder that --watch reads")
+        documents = OutputFiles("--pdf", wanted.pdf, (PDF,), images)
+
+        def save_document(image: Path, result: Any) -> None:
+            path = documents.path_of(image)
+            if path.exists() and path.samefile(image):
+                raise OSError("cannot be saved as a PDF: --pdf names the same file")
+            try:
+                files.replace(path, searchable(image.read_bytes(), result))
+            except ServingError as error:
+                raise OSError(f"cannot be saved as a PDF: {error}") from None
+
+        savers.append(save_document)
+    return savers
 
 
 def _connect(context: typer.Context, task: Task, wanted: Wanted) -> Any:

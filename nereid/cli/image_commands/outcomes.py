@@ -26,7 +26,6 @@ from nereid.base.errors import OperationFailed
 from nereid.base.processes import StopFlag
 from nereid.base.units import format_ms
 from nereid.base.watched_folder import Arrivals, changes
-from nereid.cli.image_commands.drawing import Drawings
 from nereid.cli.image_commands.view import View
 from nereid.cli.options import images_in, show_progress
 from nereid.cli.tables import console
@@ -47,8 +46,8 @@ def printing(output_format: Format, view: View) -> AbstractContextManager[Write]
     return contextmanager(_FORMATS[output_format])(view)
 
 
-def arrivals_in(folder: Path) -> Arrivals:
-    """List the images of a folder, so that only later ones count as new.
+def arrivals_in(folder: Path, more: Sequence[str] = ()) -> Arrivals:
+    """List the images of a folder, and files of `more` suffixes, so that only later ones count as new.
 
     Raises:
         OperationFailed: a package is missing.
@@ -57,7 +56,7 @@ def arrivals_in(folder: Path) -> Arrivals:
         raise OperationFailed(
             "--watch needs the package 'watchfiles'; fix: pip install 'nereid-serving[publish]'"
         )
-    return Arrivals(lambda: images_in(folder), SETTLE_S)
+    return Arrivals(lambda: images_in(folder, more), SETTLE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +66,12 @@ class Outcomes:
     Attributes:
         infer_many: returns the outcomes of images, in their order.
         write: prints an outcome.
-        view: of the kind of results.
-        drawings: where results are drawn; None draws nothing.
+        savers: write a file for each result, from the path of its image; raise OSError.
     """
 
     infer_many: InferMany
     write: Write
-    view: View
-    drawings: Drawings | None = None
+    savers: Sequence[Callable[[Path, Outcome], None]] = ()
 
     def all_of(self, images: Sequence[Path], label: str) -> int:
         """Print the outcomes of images, with progress; returns the number that failed."""
@@ -103,13 +100,14 @@ class Outcomes:
         if isinstance(outcome, ClassifierError):
             show_progress(f"{name}: {outcome}")
             return True
-        try:
-            if self.drawings:
-                self.drawings.draw(Path(outcome.image), self.view.marks(outcome))
-        except OSError as error:
-            show_progress(f"{name}: cannot be drawn: {error}")
-            return True
-        return False
+        is_saved = True
+        for save in self.savers:
+            try:
+                save(Path(outcome.image), outcome)
+            except OSError as error:
+                show_progress(f"{name}: {error}")
+                is_saved = False
+        return not is_saved
 
 
 def _as_table(view: View) -> Iterator[Write]:

@@ -18,9 +18,11 @@ class View:
         rows: returns the rows of CSV; a result without rows becomes one row of empty cells.
         show: prints the tables of a terminal.
         marks: returns the boxes to draw.
+        searchable: returns a file, whose bytes it gets, as a PDF with its text; raises InvalidImage.
     """
 
     columns: tuple[str, ...]
     rows: Callable[[Any], Sequence[Cells]]
     show: Callable[[Any], None]
     marks: Callable[[Any], Sequence[Mark]] = lambda result: ()
+    searchable: Callable[[bytes, Any], bytes] | None = None

@@ -13,7 +13,7 @@ from nereid.application.chosen_models import own_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import WrongUsage
 from nereid.base.units import format_bytes, format_ms
-from nereid.cli.options import AsJson, Repository, complete_preset, show_progress
+from nereid.cli.options import AsJson, Repository, complete_preset, network_file, show_progress
 from nereid.cli.server_options import find_server
 from nereid.tasks import TASKS
 
@@ -85,12 +85,7 @@ def _text(value: Any) -> str:
 
 def add(
     context: typer.Context,
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="ONNX file, or a folder with the file and its external data.", metavar="MODEL.onnx|DIR"
-        ),
-    ],
+    source: Annotated[Path, network_file("MODEL.onnx|DIR")],
     name: Annotated[str, typer.Option(help="Public name of the new model.")],
     preset: Annotated[
         str,
@@ -104,15 +99,15 @@ def add(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE|FILE.json",
-            help="Parameter of the preprocessing, such as `mean=127.5,127.5,127.5`, or a JSON file with "
-            "several. May be repeated.",
-            show_default="those of the preset",
+            help="Preprocessing parameter, such as `mean=127.5,127.5,127.5`, or a JSON file with several. "
+            "May be repeated.",
+            show_default="the preset's",
         ),
     ] = None,
     labels: Annotated[
         Path | None,
         typer.Option(
-            help="Text file with one class name per line, or one character for a recogniser of text.",
+            help="Text file with one class name per line; for a text recogniser, one character per line.",
             show_default="from the file's metadata",
         ),
     ] = None,
@@ -120,15 +115,14 @@ def add(
         str,
         typer.Option(
             help="Function to append to the scores: `softmax`, `sigmoid`, `none`, or `auto` to decide "
-            "after a run.",
+            "after a test run.",
         ),
     ] = "auto",
     size: Annotated[
         str,
         typer.Option(
-            help="Height and width of the input in pixels, for a network that accepts any size: `640` or "
-            "`480x640`.",
-            show_default="that of the network, or of its metadata",
+            help="Input height and width in pixels, for a network that accepts any size: `640` or `480x640`.",
+            show_default="from the network or its metadata",
             metavar="PIXELS",
         ),
     ] = "",
@@ -136,24 +130,24 @@ def add(
         str,
         typer.Option(
             help=f"Kind of the outputs: {', '.join(f'`{each.name}` for {each.network}' for each in ADDED)}.",
-            show_default="found from the file",
+            show_default="detected from the file",
         ),
     ] = "",
     head: Annotated[
         str,
         typer.Option(
             help="Layout of a detector's outputs, such as `yolov8`.",
-            show_default="found from names and shapes",
+            show_default="detected from names and shapes",
         ),
     ] = "",
     score_threshold: Annotated[
         float | None,
-        typer.Option(help="Smallest score of an object.", min=0, max=1, show_default="0.25"),
+        typer.Option(help="Minimum score of a detected object.", min=0, max=1, show_default="0.25"),
     ] = None,
     iou_threshold: Annotated[
         float | None,
         typer.Option(
-            help="Largest overlap of two objects of one class, intersection over union.",
+            help="Maximum overlap (intersection over union) of two objects of the same class.",
             min=0,
             max=1,
             show_default="0.45",
@@ -162,14 +156,15 @@ def add(
     output: Annotated[
         str,
         typer.Option(
-            help="Output with the scores, for a network with several outputs.", show_default="the only output"
+            help="Output with the scores or the embedding, for a network with several outputs.",
+            show_default="the only output",
         ),
     ] = "",
     images: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Photo whose top classes, objects or lines of text are shown. May be repeated.",
-            show_default="samples of the task",
+            help="Photo to show results for. May be repeated.",
+            show_default="the task's sample images",
         ),
     ] = None,
     preview: Annotated[
@@ -185,17 +180,17 @@ def add(
     instances: Annotated[
         int | None,
         typer.Option(
-            help="Processes that compute on a CPU; 1 saves memory.", min=1, show_default="fitted to the cores"
+            help="Number of instances on a CPU; 1 saves memory.", min=1, show_default="based on CPU cores"
         ),
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Remove the models of that name first, all versions.")
+        bool, typer.Option("--replace", help="First remove all versions of the models of that name.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Add the model without a question.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Add the model without asking.")] = False,
     as_json: AsJson = False,
     repository: Repository = REPOSITORY,
 ) -> None:
-    """Add an ONNX network under a new name: examine it, show what it will be, ask, and serve it."""
+    """Add an ONNX network under a new name: inspect it, show a summary, and serve it after you confirm."""
     from nereid.models.publish import add as adding
     from nereid.models.publish.add import PROFILES, AddRequest
     from nereid.models.publish.publisher import served
@@ -204,7 +199,7 @@ def add(
         raise WrongUsage(f"invalid activation: expected one of {', '.join(known)}, got '{activation}'")
     if not (yes or as_json or sys.stdin.isatty()):
         raise WrongUsage(
-            "cannot ask without a terminal; fix: --yes to add the model, or --json to see what it would be"
+            "cannot ask without a terminal", "--yes to add the model, or --json to see the summary"
         )
     request = AddRequest(
         source,

@@ -10,7 +10,7 @@ from nereid.application.chosen_models import own_repository
 from nereid.base.assets import REPOSITORY
 from nereid.base.errors import invalid_values
 from nereid.base.units import parse_share
-from nereid.cli.options import Model, Repository, complete_model, show_progress
+from nereid.cli.options import Model, Repository, complete_model, network_file, show_progress
 from nereid.cli.server_options import find_server
 
 
@@ -25,22 +25,20 @@ def _share(value: str | float) -> float:
 Share = Annotated[
     float,
     typer.Option(
-        help="Initial share of the traffic, such as `10%`; 0 serves the version only on request.",
+        help="Initial traffic share, such as `10%`; 0 serves only requests that name the version.",
         parser=_share,
         metavar="SHARE",
     ),
 ]
 AcceptChange = Annotated[
     bool,
-    typer.Option(
-        "--accept-change", help="Publish although scores or text differ from the current version's."
-    ),
+    typer.Option("--accept-change", help="Publish even if the outputs differ from the current version's."),
 ]
 Tolerance = Annotated[
     float,
     typer.Option(
-        help="Maximum difference of scores from the current version, as a share of the largest score; for a "
-        "reader, the share of characters that differ.",
+        help="Maximum difference from the current version: for scores, relative to the largest score; "
+        "for text, the fraction of characters that differ; for embeddings, (1 - cosine) / 2.",
         min=0,
     ),
 ]
@@ -55,32 +53,27 @@ MaxMemory = Annotated[
 def publish(
     context: typer.Context,
     model: Model,
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="ONNX file, or a folder with the file and its external data.", metavar="NEW.onnx|DIR"
-        ),
-    ],
+    source: Annotated[Path, network_file("NEW.onnx|DIR")],
     share: Share = 0,
     accept_change: AcceptChange = False,
     tolerance: Tolerance = 0.05,
     max_slowdown: MaxSlowdown = 1.5,
     max_memory: MaxMemory = 1.5,
     against: Annotated[
-        int, typer.Option(help="Version to compare with.", show_default="that of the default variant", min=0)
+        int, typer.Option(help="Version to compare with.", show_default="the default variant's", min=0)
     ] = 0,
     images: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Image file, or folder with images, for the comparison. May be repeated.",
-            show_default="samples of the task",
+            help="Image file, or folder with images, to compare on. May be repeated.",
+            show_default="the task's sample images",
         ),
     ] = None,
     precision: Annotated[
         Literal["fp16"] | None,
         typer.Option(
-            help="Convert an FP32 network first; inputs and outputs stay FP32. FP16 is for GPUs with tensor "
-            "cores; a CPU is slower with it.",
+            help="Convert an FP32 network first; inputs and outputs stay FP32. FP16 is for GPUs with "
+            "tensor cores; it is slower on a CPU.",
             show_default="no conversion",
         ),
     ] = None,
@@ -123,7 +116,7 @@ def retire(
     version: Annotated[int, typer.Argument(help="Version number.", metavar="VERSION", min=1)],
     repository: Repository = REPOSITORY,
 ) -> None:
-    """Retire a version without traffic: unload it when it is idle, then delete it."""
+    """Retire a version that gets no traffic: unload it once it is idle, then delete it."""
     from nereid.models.publish import publisher
 
     publisher.retire(
@@ -146,7 +139,7 @@ def watch(
         ),
     ] = "",
     settle_s: Annotated[
-        float, typer.Option(help="Seconds without a change after which a file counts as complete.", min=0.1)
+        float, typer.Option(help="Seconds a file must stay unchanged before it counts as complete.", min=0.1)
     ] = 2.0,
     poll: Annotated[
         bool,
@@ -161,7 +154,7 @@ def watch(
     max_memory: MaxMemory = 1.5,
     repository: Repository = REPOSITORY,
 ) -> None:
-    """Publish every complete ONNX file, or folder with one, that appears in DIR, until Ctrl-C.
+    """Publish each complete ONNX file, or folder containing one, that appears in DIR, until Ctrl-C.
 
     `classify.onnx`, or `classify@monday.onnx`, becomes the next version of `classify`. Published files move
     to DIR/published. Rejected files move to DIR/rejected, with the reason. Links inside DIR

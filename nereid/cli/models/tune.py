@@ -54,12 +54,12 @@ def tune(
         typer.Option(help="Maximum duration of the whole search, in minutes.", min=0.2, callback=_finite),
     ] = 5.0,
     profile: Annotated[
-        str, typer.Option(help="Profile that the search starts from.", autocompletion=complete_profile)
+        str, typer.Option(help="Profile to start the search from.", autocompletion=complete_profile)
     ] = DEFAULT_PROFILE,
     concurrency: Annotated[
         str | None,
         typer.Option(
-            help="Requests in flight at the same time; several values with commas.", show_default="1,8,32"
+            help="Requests in flight at the same time; separate values with commas.", show_default="1,8,32"
         ),
     ] = None,
     images: Annotated[
@@ -69,15 +69,15 @@ def tune(
             show_default="the sample photo, 640x427; for a reader a parcel label",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed for the settings that are tried.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for the settings to try.", min=0)] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, but write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all measurements as JSON.")] = False,
     repository: Repository = REPOSITORY,
 ) -> None:
     """Find the best settings of a model for this machine, and write them as the profile `tuned`.
 
-    The search uses its own server on a copy of the repository. It writes a setting only if the gain over
-    the present settings exceeds the noise of the measurement.
+    The search uses its own server on a copy of the repository. It writes a setting only if the gain over the
+    current settings exceeds the measurement noise.
     """
     from nereid.insight.tune import tuning
 

@@ -10,10 +10,10 @@ import typer
 
 from nereid.application.chosen_models import own_repository
 from nereid.base.assets import REPOSITORY
-from nereid.base.errors import OperationFailed, WrongUsage
+from nereid.base.errors import WrongUsage
 from nereid.base.units import format_bytes
 from nereid.cli.options import AsJson, Model, Repository, show_progress
-from nereid.cli.server_options import find_server
+from nereid.cli.server_options import find_server, no_server
 from nereid.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -25,17 +25,17 @@ COLUMNS = ("version", "state", "traffic", "pinned as", "size", "SHA-256", "publi
 def remove(
     context: typer.Context,
     model: Model,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove the models without a question.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove the models without asking.")] = False,
     repository: Repository = REPOSITORY,
 ) -> None:
-    """Remove a model from server and repository; with a route, also the models behind it."""
+    """Remove a model from the server and the repository; for a route, also the models behind it."""
     from nereid.models.publish import remove as removal
 
     record = find_server(context, own_repository(repository))
     names = removal.find_parts(repository, model).models or (model,)
     if not yes:
         if not sys.stdin.isatty():
-            raise WrongUsage(f"cannot ask without a terminal; fix: --yes to remove {', '.join(names)}")
+            raise WrongUsage("cannot ask without a terminal", f"--yes to remove {', '.join(names)}")
         if not typer.confirm(f"Remove {', '.join(names)} with all versions?"):
             print("nothing has changed", file=sys.stderr)
             return
@@ -44,20 +44,20 @@ def remove(
 
 
 def reload(context: typer.Context, model: Model, repository: Repository = REPOSITORY) -> None:
-    """Load a model again whose config or files you edited, without interrupting its requests."""
+    """Reload a model after you edit its config or files, without interrupting its requests."""
     from nereid.models.publish import remove as removal
 
     record = find_server(context, own_repository(repository))
     if record is None:
-        raise OperationFailed(f"no server runs for '{repository}'; fix: nereid serve")
+        raise no_server(repository)
     removal.reload(repository, model, record)
-    print(f"{model}: loaded again")
+    print(f"{model}: reloaded")
 
 
 def versions(
     context: typer.Context, model: Model, as_json: AsJson = False, repository: Repository = REPOSITORY
 ) -> None:
-    """List the versions of a model: state, share of the traffic, size, time and source of the publication."""
+    """List a model's versions: state, share of the traffic, size, and time and source of the publication."""
     from nereid.models.publish.network import versions as listed
 
     name, states = listed(repository, model, find_server(context, repository))

@@ -1,6 +1,7 @@
 """HTTP/1.1 of the gateway's connections, with limits on time and size."""
 
 import asyncio
+from ipaddress import ip_address
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -27,6 +28,17 @@ _HEAD_TOO_LARGE = (
 )
 
 
+def peer_of(address: Any) -> str:
+    """Return what stands for a client's address: of IPv6 its network of 64 bits, which one client has."""
+    if not address:
+        return ""
+    found = ip_address(str(address[0]).partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None)
+    if found.version == 6 and mapped is None:
+        return str(int(found) >> 64)
+    return str(mapped or found)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP with limits that uvicorn lacks: for heads, trailers, tiny pieces, and late heads and bodies."""
 
@@ -39,7 +51,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Limit the time of the first head, and the number of connections."""
         super().connection_made(transport)
         self._wait_for_head()
-        self._peer = self.client[0] if self.client else ""
+        self._peer = peer_of(self.client)
         of_peer = _OPEN.setdefault(self._peer, {})
         of_peer[self] = None
         if len(of_peer) > MAX_OF_PEER or sum(map(len, _OPEN.values())) > MAX_CONNECTIONS:
@@ -120,9 +132,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Restart the counts of bytes, and end the wait for the head."""
-        if self._head_timer:
-            self._head_timer.cancel()
-            self._head_timer = None
+        self._stop_waiting()
         self._head_bytes = self._pieces = self._piece_bytes = 0
         before = self.cycle
         super().on_headers_complete()

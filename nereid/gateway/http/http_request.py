@@ -48,9 +48,9 @@ encode = msgspec.json.Encoder().encode
 MAX_ID_LENGTH = 128
 
 
-def is_word(value: str, max_length: int = MAX_ID_LENGTH) -> bool:
+def is_word(value: str) -> bool:
     """Return whether a value is printable ASCII and not too long."""
-    return 0 < len(value) <= max_length and value.isascii() and value.isprintable()
+    return 0 < len(value) <= MAX_ID_LENGTH and value.isascii() and value.isprintable()
 
 
 class GatewayRequest:
@@ -92,12 +92,11 @@ class GatewayRequest:
         assert self.offered
         return self.offered
 
-    def end_stage(self, stage: str, began_s: float = 0.0) -> float:
-        """Record the duration of a stage that ends now, and return the seconds since the request arrived."""
-        now_s = time.perf_counter() - self.began_s
-        self.stages_s[stage] = now_s - began_s
+    def end_stage(self, stage: str) -> float:
+        """Record the time from the arrival to the end of a stage, which is now, and return its seconds."""
+        self.stages_s[stage] = now_s = time.perf_counter() - self.began_s
         if self.spans.is_traced:
-            self.spans.add(stage, now_s - began_s)
+            self.spans.add(stage, now_s)
         return now_s
 
     def reject_repeats(self) -> None:

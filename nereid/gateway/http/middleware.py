@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nereid.base.contract import OPTION_HEADERS
-from nereid.gateway.failures import CLIENT_CLOSED, STATUS, Failure, invalid_request
-from nereid.gateway.failures import FAULTS as FAULTS
-from nereid.gateway.failures import GATEWAY_FAILED as GATEWAY_FAILED
+from nereid.gateway.failures import CLIENT_CLOSED, FAULTS, GATEWAY_FAILED, STATUS, Failure, invalid_request
 from nereid.gateway.gateway_metrics import OTHER
 from nereid.gateway.http.http_request import ROUTE_PREFIX, GatewayRequest, GatewayResponse, failure_response
 from nereid.gateway.http.upload import ClientClosed

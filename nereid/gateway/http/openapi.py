@@ -92,6 +92,8 @@ def _responses(operation: Operation, answer: Any, more: tuple[Code, ...]) -> dic
     plain = _FILE if operation.response_type.startswith("image/") else _TEXT
     kind, schema = (operation.response_type, plain) if answer is None else (JSON, answer)
     content = {kind: {"schema": schema}}
+    if operation.other_type:
+        content[operation.other_type] = {"schema": _FILE}
     good = {"description": "The requested result.", "headers": _HEADERS, "content": content}
     responses: dict[str, Any] = {"200": good}
     if operation.path == "/readyz":

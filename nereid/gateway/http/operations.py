@@ -1,29 +1,20 @@
 """The operations of the gateway: one table for paths, required keys and the OpenAPI page."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
 
 from nereid.gateway.endpoint import BODY_ERRORS, ONE_IMAGE, Operation, operations_of
 from nereid.gateway.endpoints import PUBLISH_PARAMETERS, preview, publish
-from nereid.gateway.failures import Failure, invalid_request
+from nereid.gateway.failures import Failure
 from nereid.gateway.gateway_metrics import CONTENT_TYPE, LiveState
 from nereid.gateway.http.http_request import GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.http.upload import JSON, ImageBody
 from nereid.gateway.keys import Scope
 from nereid.gateway.models import PublishAnswer
 from nereid.gateway.readiness import Health, Ready
-from nereid.gateway.route_control import (
-    RolloutOrder,
-    RouteConflict,
-    RouteFailed,
-    RouteRefused,
-    RouteState,
-    RouteView,
-)
+from nereid.gateway.route_control import RolloutOrder, RouteState, RouteView
 from nereid.gateway.state import Gateway
 from nereid.tasks import TASKS
 
@@ -93,43 +84,32 @@ async def live(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 
 async def show_route(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Return the variants and weights of the route."""
-    with _controlled(request, "the route cannot be read") as (route, _):
-        return json_response(await route.show())
+    return json_response(await _route(request).show())
 
 
 async def set_weights(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Change the weights of the route's variants."""
-    failed = "the server does not serve the change; see the route and the log"
-    with _controlled(request, failed) as (route, author):
-        change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Weights)
-        return json_response(await route.set_weights(change.weights, change.generation, author))
+    route = _route(request)
+    change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, Weights)
+    return json_response(await route.set_weights(change.weights, change.generation, _author(request)))
 
 
 async def order_rollout(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     """Start, pause, resume, promote or abort a rollout of the route."""
-    with _controlled(request, "the rollout cannot be changed now; see the log") as (route, author):
-        change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, RolloutChange)
-        order = change.order, change.candidate, change.steps
-        return json_response(await route.order_rollout(*order, author))
+    route = _route(request)
+    change = await gateway.uploads.json(request, gateway.settings.default_timeout_s, RolloutChange)
+    order = change.order, change.candidate, change.steps
+    return json_response(await route.order_rollout(*order, _author(request)))
 
 
-@contextmanager
-def _controlled(request: GatewayRequest, failed: str) -> Iterator[tuple[RouteView, str]]:
-    """Provide the route of a request, and the name of its author.
-
-    Raises:
-        Failure: there is no such route, or `RouteControl` raised an error; `failed` is what a fault says.
-    """
+def _route(request: GatewayRequest) -> RouteView:
     if request.model.route is None:
         raise Failure("no_route_control", f"this gateway does not control a route '{request.model.name}'")
-    try:
-        yield request.model.route, request.key.name if request.key else ""
-    except RouteConflict as error:
-        raise Failure("conflict", str(error)) from None
-    except RouteRefused as error:
-        raise invalid_request(str(error)) from None
-    except RouteFailed as error:
-        raise Failure("unavailable", failed, 1.0) from error
+    return request.model.route
+
+
+def _author(request: GatewayRequest) -> str:
+    return request.key.name if request.key else ""
 
 
 async def access(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:

@@ -18,7 +18,7 @@ RAW: Kind = "raw"
 FORM: Kind = "multipart/form-data"
 JSON: Kind = "application/json"
 # The last one is the default of `curl --data-binary`.
-OCTETS = ("", "application/octet-stream", "application/x-www-form-urlencoded")
+OCTETS = ("", "application/octet-stream", "application/pdf", "application/x-www-form-urlencoded")
 MAX_TOP_K = 1000
 MAX_PART_HEAD_BYTES = 8192
 # Smaller bodies are decoded without counting quotation marks first.
@@ -140,7 +140,7 @@ class Uploads:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         max_bytes = settings.max_buffered_bytes
-        self.buffers = UploadBuffers(max_bytes, max(max_bytes // 2, settings.max_body_bytes))
+        self.buffers = UploadBuffers(max_bytes, max(max_bytes // 4, settings.max_body_bytes))
 
     async def one(self, request: GatewayRequest, remaining_s: float) -> memoryview:
         """Read the body of a request for one image.

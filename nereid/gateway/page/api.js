@@ -21,7 +21,7 @@ import { DEFAULT } from "./tasks.js";
  *   isPreviewed?: boolean, comparison?: Comparison}} TaskPage
  */
 /** `path` is that of its endpoint. @typedef {TaskPage & {name: string, path: string}} Task */
-/** @typedef {{variant?: string, route_key?: string, top_k?: number}} Options */
+/** @typedef {{variant?: string, route_key?: string, top_k?: number, format?: string}} Options */
 /**
  * `version` is that of the model, `share` that of new requests, `breaker` empty while unknown.
  * @typedef {{name: string, model: string, version: string, weight: number, share: number,
@@ -167,6 +167,12 @@ export function orderRollout(order, candidate) {
 export async function preview(/** @type {Blob} */ file) {
   const headers = { "Content-Type": contentType(file) };
   return (await send(modelAddress("preview"), { method: "POST", body: file, headers })).blob();
+}
+
+/** Read a file again, and return it as a PDF whose text can be searched. */
+export async function searchable(/** @type {Blob} */ file) {
+  const headers = { "Content-Type": contentType(file) };
+  return (await send(predictAddress({ format: "pdf" }), { method: "POST", body: file, headers })).blob();
 }
 
 /** Return the bytes of a sample. */

@@ -4,8 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from ipaddress import ip_address
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from h2.config import H2Configuration
@@ -26,7 +25,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame
 
-from nereid.gateway.http.bounded_protocol import HEAD_S
+from nereid.gateway.http.bounded_protocol import HEAD_S, peer_of
 
 if TYPE_CHECKING:
     from nereid.gateway.v2.grpc_front import GrpcCall, GrpcFront
@@ -146,15 +145,8 @@ PEER = Allowance(
     begins=200,
     begins_per_s=50,
 )
-KEY = Allowance(
-    connections=256,
-    calls=1024,
-    frames=20_000,
-    frames_per_s=2000,
-    resets=1000,
-    resets_per_s=200,
-    begins=200,
-    begins_per_s=50,
+KEY = replace(
+    PEER, connections=256, calls=1024, frames=20_000, frames_per_s=2000, resets=1000, resets_per_s=200
 )
 # Names that are remembered although they hold nothing.
 MAX_IDLE = 4096
@@ -230,17 +222,6 @@ class Holders:
         return holder
 
 
-def peer_of(address: Any) -> str:
-    """Return what stands for a client's address: of IPv6 its network of 64 bits, which one client has."""
-    if not address:
-        return ""
-    found = ip_address(str(address[0]).partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None)
-    if found.version == 6 and mapped is None:
-        return str(int(found) >> 64)
-    return str(mapped or found)
-
-
 # Bytes of a connection without a key cost as much as a frame.
 BYTES_PER_FRAME = 4096
 # h2 keeps a frame until it is complete. Before a valid key, frames have the smallest size that HTTP/2 allows.
@@ -249,6 +230,8 @@ KEY_FRAME_BYTES = 2**18
 FREE_FRAMES = 64
 # Each frame takes up to 0.3 ms: of more, a piece is parsed in one turn of the loop.
 MAX_FRAMES_AT_ONCE, PIECE_BYTES = 16, 512
+# After a piece of this size other connections have their turn; uvloop would read 32 of them first.
+TURN_BYTES = 2**15
 # What each answered call of a key returns: its headers, its message, windows and pings.
 FRAMES_PER_CALL = 20
 # Answers to a client that does not read them, such as to its pings.
@@ -347,18 +330,23 @@ class GrpcConnection(asyncio.Protocol):
             self._unparsed += data
         else:
             self._parse(data)
+            if len(data) >= TURN_BYTES and not self._is_deaf:
+                self._transport.pause_reading()
+                self._loop.call_soon(self._resume_reading)
+
+    def _resume_reading(self) -> None:
+        if not (self._is_deaf or self._transport.is_closing()):
+            self._transport.resume_reading()
 
     def _parse_piece(self) -> None:
         piece = bytes(self._unparsed[:PIECE_BYTES])
         del self._unparsed[:PIECE_BYTES]
         if not self._is_deaf:
             self._parse(piece)
-        if self._is_deaf or self._transport.is_closing():
-            return
-        if self._unparsed:
+        if self._unparsed and not (self._is_deaf or self._transport.is_closing()):
             self._loop.call_soon(self._parse_piece)
         else:
-            self._transport.resume_reading()
+            self._resume_reading()
 
     def _parse(self, data: bytes) -> None:
         try:

@@ -7,20 +7,28 @@ import ssl
 from functools import partial
 from http import HTTPStatus
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2 as v2
 
 from nereid.base.units import format_bytes
 from nereid.gateway import inference
-from nereid.gateway.failures import Failure, GrpcStatus, invalid_request
+from nereid.gateway.failures import (
+    CLIENT_CLOSED,
+    FAULTS,
+    GATEWAY_FAILED,
+    Failure,
+    GrpcStatus,
+    invalid_request,
+)
 from nereid.gateway.http.http_request import GatewayRequest
-from nereid.gateway.http.middleware import FAULTS, GATEWAY_FAILED, record
+from nereid.gateway.http.middleware import record
 from nereid.gateway.keys import Need, identify
-from nereid.gateway.state import CLIENT_CLOSED, Gateway
+from nereid.gateway.state import Gateway
 from nereid.gateway.tls import BACKLOG, TlsListener
 from nereid.gateway.v2.grpc_connection import (
     GRACE_S,
@@ -99,7 +107,7 @@ def _path(name: str, given: Any) -> str:
         return "/v2"
     if name == "ModelStatistics" and not given.name:
         return "/v2/models/stats"
-    return inference.path_of(given.name, given.version) + _PARTS.get(name, "")
+    return inference.checked_path(given.name, given.version) + _PARTS.get(name, "")
 
 
 # Before each message: whether it is compressed, and its length. Source: grpc/doc/PROTOCOL-HTTP2.md.
@@ -115,15 +123,6 @@ def trailers(status: GrpcStatus, message: str = "", more: Headers | None = None)
 
 
 OK = trailers(GrpcStatus.OK)
-
-
-class Front(Protocol):
-    """What answers complete calls; it knows how many of them show no key."""
-
-    keyless_calls: int
-
-    async def handle(self, call: "GrpcCall") -> None:
-        """Answer a call."""
 
 
 class GrpcCall:
@@ -154,12 +153,13 @@ class GrpcCall:
         self.request, self.holder = request, holder
         self.is_identified = self.is_complete = self._is_over = False
         self.headers, self.timeout_s = Headers(), 0.0
-        self._message, self._length, self._max_bytes, self._answer_bytes = bytearray(), 0, 0, 0
-        self._front: Front | None = None
+        self._prefix, self._message = bytearray(), memoryview(b"")
+        self._length = self._max_bytes = self._answer_bytes = 0
+        self._front: GrpcFront | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def expect(self, front: Front, timeout_s: float, max_bytes: int) -> None:
+    def expect(self, front: "GrpcFront", timeout_s: float, max_bytes: int) -> None:
         """Receive the message within a time and size."""
         self._front, self.timeout_s, self._max_bytes = front, timeout_s, max_bytes
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._end_late)
@@ -172,34 +172,41 @@ class GrpcCall:
             if not self.is_identified:
                 self._front.keyless_calls += change
 
-    def receive(self, data: bytes) -> None:
+    def receive(self, data: bytes | bytearray) -> None:
         """Count and keep the next bytes of the message; too many end the call."""
+        begin, end = self.request.body_bytes, self.request.body_bytes + len(data)
         try:
             self._gateway.uploads.buffers.take(self.request.key, len(data))
-            self.request.body_bytes += len(data)
-            self._message += data
-            if not self._length and len(self._message) >= PREFIX_BYTES:
-                self._read_prefix()
-            if len(self._message) > (self._length or PREFIX_BYTES):
+            self.request.body_bytes = end
+            if not self._length:
+                self._prefix += data
+                begin, data = 0, self._prefix
+                if end >= PREFIX_BYTES:
+                    self._read_prefix()
+            if end > (self._length or PREFIX_BYTES):
                 raise invalid_request("expected one message, got more")
+            if self._length:
+                self._message[begin:end] = data
         except Failure as failure:
             self.fail(failure)
 
     def _read_prefix(self) -> None:
-        size = int.from_bytes(self._message[1:PREFIX_BYTES])
-        if self._message[0]:
+        size = int.from_bytes(self._prefix[1:PREFIX_BYTES])
+        if self._prefix[0]:
             raise Failure("unsupported_media_type", "expected a message without compression")
         if size > self._max_bytes:
             raise Failure(
                 "too_large", f"expected at most {format_bytes(self._max_bytes)}, got {format_bytes(size)}"
             )
         self._length = PREFIX_BYTES + size
+        # Takes no memory before its bytes come, and no copies as it grows.
+        self._message = np.empty(self._length, np.uint8).data
         self._connection.widen(self._stream, self._length)
 
     def complete(self) -> None:
         """Answer the call; its message has ended."""
         self._stop_timer()
-        if not self._length or len(self._message) < self._length:
+        if not self._length or self.request.body_bytes < self._length:
             self.fail(invalid_request("expected one message, got none"))
             return
         self.is_complete = True
@@ -211,8 +218,8 @@ class GrpcCall:
 
     def take_message(self) -> memoryview:
         """Return the message, which this call then no longer keeps."""
-        message, self._message = self._message, bytearray()
-        return memoryview(message)[PREFIX_BYTES:]
+        message, self._message = self._message, memoryview(b"")
+        return message[PREFIX_BYTES:]
 
     def answer(self, message: bytes) -> None:
         """Send the answer; what the client's window does not allow yet counts as held by the caller.
@@ -256,7 +263,7 @@ class GrpcCall:
         self._is_over = True
         self._stop_timer()
         self._count(-1)
-        self._message = bytearray()
+        self._message = memoryview(b"")
         self._gateway.uploads.buffers.give_back(self.request.key, self._answer_bytes)
         task = self._task
         if task and not task.done() and task is not asyncio.current_task():
@@ -344,11 +351,11 @@ class GrpcFront:
 
     def begin(self, connection: GrpcConnection, stream: int, headers: Headers) -> None:
         """Begin a call, or reject it before its message is received."""
-        fields = dict(headers)
-        name = fields.get(b":path", b"").decode("latin-1").removeprefix(SERVICE)
+        request = GatewayRequest({"method": "gRPC", "headers": headers}, _nothing, self._tracer)
+        fields = request.headers
+        name = request.scope["path"] = fields.get(b":path", b"").decode("latin-1").removeprefix(SERVICE)
         is_call = fields.get(b":method") == b"POST" and fields.get(b"content-type", b"").startswith(CONTENT)
         peer = self.holders.find(connection.peer, PEER)
-        request = GatewayRequest({"method": "gRPC", "path": name, "headers": headers}, _nothing, self._tracer)
         request.endpoint, request.is_inference = name, name == INFER
         call = GrpcCall(self._gateway, connection, stream, request, peer)
         failure = self._identify(call, connection) if is_call and (name in READ or name == INFER) else None
@@ -362,17 +369,17 @@ class GrpcFront:
             try:
                 if failure:
                     raise failure
-                self._admit(call, fields)
+                self._admit(call)
             except Failure as failure:
                 call.fail(failure)
 
     def _identify(self, call: GrpcCall, connection: GrpcConnection) -> Failure | None:
         """Find the key of a call; return what is wrong with it."""
-        request, settings = call.request, self._gateway.settings
+        request, gateway = call.request, self._gateway
         need: Need = "open" if request.endpoint in OPEN else "infer"
         try:
             request.reject_repeats()
-            request.key = identify(self._gateway.keys, settings.requires_keys, request.headers, need)
+            request.key = identify(gateway.keys, gateway.keys_needed, request.headers, need)
         except Failure as failure:
             return failure
         if need == "infer":
@@ -381,13 +388,14 @@ class GrpcFront:
             connection.identify(call.holder)
         return None
 
-    def _admit(self, call: GrpcCall, fields: dict[bytes, bytes]) -> None:
+    def _admit(self, call: GrpcCall) -> None:
         """Let a call send its message.
 
         Raises:
             Failure: the call is invalid, or over a limit.
         """
         gateway, settings, request = self._gateway, self._gateway.settings, call.request
+        fields = request.headers
         encoding = fields.get(b"grpc-encoding", b"identity")
         if encoding != b"identity":  # unpacking has no limit of its own
             expected = "expected a message without compression"

@@ -15,8 +15,6 @@ from nereid.gateway.inference import LENGTH
 from nereid.gateway.state import Gateway
 from nereid.gateway.v2.inference_body import check_body_apart
 
-# JSON for an image of the largest size.
-MAX_HEAD_BYTES = 2**20
 # zlib's value for gzip and zlib, told apart by their heads.
 _ANY_WINDOW = 47
 
@@ -27,11 +25,10 @@ async def infer(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
     left_s = request.start_timeout(settings.max_timeout_s, settings.max_timeout_s)
     path, headers = _path(request), request.forwarded()
     gateway.admission.check(left_s, request.owner)
-    max_bytes = settings.max_body_bytes + MAX_HEAD_BYTES
-    body = await gateway.uploads.whole(request, left_s, max_bytes)
+    body = await gateway.uploads.whole(request, left_s)
     request.end_stage("receive")
     if b"content-encoding" in request.headers:
-        body = await _unpacked(gateway, request, body, max_bytes)
+        body = await _unpacked(gateway, request, body)
     checked = await check_body_apart(settings, body, _json_bytes(request))
     with CancelOnDisconnect(request):
         response = await inference.run_tensors(gateway, request, path, headers, checked)
@@ -56,7 +53,7 @@ async def read(gateway: Gateway, request: GatewayRequest) -> GatewayResponse:
 def _path(request: GatewayRequest) -> str:
     """Return Triton's path of the model, with its version if the request has one."""
     found = request.scope["path_params"]
-    return inference.path_of(found["model"], found.get("version", ""))
+    return inference.checked_path(found["model"], found.get("version", ""))
 
 
 def _json_bytes(request: GatewayRequest) -> int | None:
@@ -68,9 +65,7 @@ def _json_bytes(request: GatewayRequest) -> int | None:
     return int(text)
 
 
-async def _unpacked(
-    gateway: Gateway, request: GatewayRequest, body: memoryview, max_bytes: int
-) -> memoryview:
+async def _unpacked(gateway: Gateway, request: GatewayRequest, body: memoryview) -> memoryview:
     """Return the body without compression; one body at a time is unpacked, and keys take turns.
 
     Raises:
@@ -90,7 +85,7 @@ async def _unpacked(
         ) from None
     began_s = time.monotonic()
     try:
-        unpacked = await asyncio.to_thread(unpack, body, max_bytes)
+        unpacked = await asyncio.to_thread(unpack, body, gateway.settings.max_body_bytes)
     finally:
         gateway.unpacking.leave(request.owner, time.monotonic() - began_s)
     gateway.uploads.buffers.take(request.key, len(unpacked))

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as v2
 
 from nereid.gateway.failures import invalid_request
-from nereid.gateway.inference import path_of
+from nereid.gateway.inference import checked_path
 from nereid.gateway.settings import Settings
 from nereid.gateway.v2.inference_body import (
     BINARY_SIZE,
@@ -99,7 +99,7 @@ async def read_request(settings: Settings, message: memoryview) -> tuple[str, st
                 f"expected at most {MAX_NUMBERS} typed numbers, got more; send raw contents"
             )
         given = parse(v2.ModelInferRequest, b"".join(other))
-        path = path_of(given.model_name, given.model_version)
+        path = checked_path(given.model_name, given.model_version)
         return given.model_name, path, check_message(settings, given, raw)
 
     if sum(map(len, inputs)) <= PIECE:

@@ -1,13 +1,18 @@
-"""Why requests were slow or failed: their recorded stages, compared with those of typical requests. Pure."""
+"""Why requests were slow or failed: their recorded stages, compared with those of typical requests."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from nereid.base.tracing.request_lines import in_order
+from nereid.base.errors import OperationFailed
+from nereid.base.tracing.collector import read_records
+from nereid.base.tracing.records import Record
+from nereid.base.tracing.request_lines import in_order, request_lines
 from nereid.insight.observe.contention import Contention
+from nereid.server.run_dir import ServerRecord
 from nereid.tasks import TASKS
 
 Line = Mapping[str, Any]
@@ -242,3 +247,24 @@ def _dominant(lines: Sequence[Line], slow: Sequence[Line]) -> str:
     share = sum(each.get("variant", "") == name for each in lines) / max(1, len(lines))
     is_dominant = name and count >= VARIANT_SHARE * len(slow) and share <= MAX_USUAL_SHARE
     return name if is_dominant else ""
+
+
+def recorded_requests(record: ServerRecord, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
+    """Yield the line of each request that `nereid serve` recorded; damaged records are left out.
+
+    Args:
+        since_s: only requests that ended after this Unix time, in seconds.
+
+    Raises:
+        OperationFailed: the server records no requests.
+    """
+    if not record.records:
+        raise OperationFailed(
+            "this server records no requests: expected one that `nereid serve` started without --no-trace"
+        )
+    traces: dict[str, list[Record]] = defaultdict(list)
+    for trace_record in read_records(Path(record.records)):
+        if trace_record["end"] >= since_s * 1e9:
+            traces[trace_record["trace"]].append(trace_record)
+    for records in traces.values():
+        yield from request_lines(records)

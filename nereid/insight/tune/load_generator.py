@@ -86,7 +86,6 @@ async def send_repeatedly(
     opened: Callable[[], AbstractAsyncContextManager[Send[T]]],
     is_over: Callable[[], bool],
     record: Callable[[float, float, T], None],
-    pause_s: float = 0.0,
 ) -> None:
     """Send one request after the other until `is_over`: one caller of a closed loop.
 
@@ -94,7 +93,6 @@ async def send_repeatedly(
         opened: gives a connection, as a function that sends a request. A connection that cannot send
             another one is replaced.
         record: takes begin and end (seconds, monotonic clock) and the outcome of each request.
-        pause_s: between a response and the next request.
     """
     while not is_over():
         async with opened() as send:
@@ -103,8 +101,6 @@ async def send_repeatedly(
                 begin_s = time.monotonic()
                 outcome, is_usable = await send()
                 record(begin_s, time.monotonic(), outcome)
-                if pause_s:
-                    await asyncio.sleep(pause_s)
 
 
 def closed_loop(host: str, port: int, requests: Sequence[bytes], concurrency: int, seconds: float) -> Load:

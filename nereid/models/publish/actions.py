@@ -1,6 +1,6 @@
 """Actions on a model repository, each of which can be repeated and undone.
 
-A recovery that finds some actions done repeats all of them, or undoes all of them. Their order keeps the
+If some actions are done, a recovery repeats all of them or undoes all of them. Their order keeps the
 repository loadable for a server that starts at any moment.
 """
 
@@ -217,7 +217,7 @@ class AddVariant(Struct, frozen=True, tag="Vary", omit_defaults=True):
         self._change(workspace, self.added)
 
     def undo(self, workspace: Workspace) -> None:
-        """Remove the variant, and give requests that chose it time; VariantInUse if it has other traffic."""
+        """Remove the variant, giving requests that chose it time; VariantInUse if it has other traffic."""
         if (workspace.repository / self.route).exists():
             self._change(workspace, self.removed)
             if workspace.server:
@@ -275,7 +275,7 @@ def _wait(is_done: Callable[[], bool], failure: str) -> None:
 
 
 def reason_in_use(variant: Variant, is_default: bool, weight: float, is_fallback: bool) -> str:
-    """Return the reason for which requests can reach a variant; empty if it has only its first `weight`."""
+    """Return why requests can reach a variant; empty if it has only its first `weight`."""
     if variant.weight != weight:
         return (
             f"expected weight {weight:g}, got {variant.weight:g}; "

@@ -21,6 +21,7 @@ from nereid.models.publish.examination import (
     Measurements,
     examine,
     survey,
+    titles,
 )
 from nereid.models.publish.intake import network_facts
 from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
@@ -60,8 +61,8 @@ class AddRequest:
         labels: a file with one class or character per line; None for the names in the file's metadata.
         activation, size, output, head, last_step: as in `NetworkChoices`.
         profiles: hardware profiles to write configs for.
-        instances: processes of the pinned model on a CPU; None for those that fit the machine.
-        images: photos for which is shown what the network finds; () for those of the task.
+        instances: processes of the pinned model on a CPU; None for as many as fit the machine.
+        images: photos whose results are shown; () for those of the task.
         is_replacing: whether models of that name are removed first.
         preview: PNG file to write, with what the network sees of the photos.
         task: name of the task; empty to find it from the file.
@@ -101,10 +102,10 @@ class AddProposal:
             a preprocessing of its own.
         labels: class names, or characters; empty if there are none.
         changes: what is changed in the file, one sentence each.
-        processes, memory_bytes: those that a server with the profile `cpu` gets.
-        results: what was found, by image; the intake shows it.
+        processes, memory_bytes: what a server with the profile `cpu` needs.
+        results: what was found, by image; the intake formats it.
         models: those behind the route, in the order of their loading.
-        shared: default models that are used, too, and are in the repository already.
+        shared: default models that are also used and already in the repository.
     """
 
     intake: Intake
@@ -251,7 +252,7 @@ class StagedAddition:
     def __init__(self, request: AddRequest, names: ModelNames, staged: StagedOperation) -> None:
         """Copy the network, and choose its task."""
         self._request, self._names, self._user = request, names, staged.operation.user
-        self._repository, self._report = staged.workspace.repository, staged.workspace.report
+        self._repository, self._report = staged.workspace.repository, _once(staged.workspace.report)
         self._new = staged.workspace.staging / "new"
         self._version = self._new / names.network / "1"
         self._network = self._version / "model.onnx"
@@ -323,18 +324,17 @@ class StagedAddition:
             report=measured,
             processes=processes,
             memory_bytes=memory_bytes,
-            results=dict(zip(_titles(self._images), seen.results, strict=False)),
+            results=dict(zip(titles(self._images), seen.results, strict=False)),
             models=(*missing, *[*models.configs()][:-1]),
             shared=tuple(name for name in companions if (self._repository / name).exists()),
         )
 
     def _settings(self, adapted: Adapted) -> ServingSettings:
         signature = onnx_file.read(self._network).signature
-        labels = len(self._choices.labels or self._facts.labels)
-        return self._intake.settings(self._facts, signature, adapted.outputs, self._choices, labels)
+        return self._intake.settings(self._facts, signature, adapted.outputs, self._choices)
 
     def _labels(self, classes: int) -> tuple[tuple[str, ...], str]:
-        """Return the labels and their origin; those of the metadata that do not fit are left out."""
+        """Return the labels and their origin; labels from the metadata that do not fit are left out."""
         path, (labels, origin) = self._request.labels, self._intake.input.labels(self._facts)
         if path:
             labels, origin = read_lines(path, classes), f"'{path.name}'"
@@ -444,7 +444,13 @@ class StagedAddition:
         self._report(f"examination: {line}")
 
 
-def _titles(images: Sequence[Path]) -> list[str]:
-    """Return the names of files; if two of them are equal, their paths as given."""
-    names = [image.name for image in images]
-    return [name if names.count(name) == 1 else str(image) for name, image in zip(names, images, strict=True)]
+def _once(report: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that reports each line once, as a network may be examined again with other files."""
+    lines: set[str] = set()
+
+    def report_new(line: str) -> None:
+        if line not in lines:
+            lines.add(line)
+            report(line)
+
+    return report_new

@@ -64,7 +64,7 @@ LABELS = "labels.txt"
 
 
 def stage(source: Path, version_folder: Path, filename: str) -> None:
-    """Copy an ONNX file, or that of a folder, and its external data into a new version folder.
+    """Copy an ONNX file, or the one in a folder, and its external data into a new version folder.
 
     Raises:
         WrongUsage: the file or folder does not exist, or does not contain exactly one network.

@@ -1,7 +1,7 @@
-"""A process of its own for code that may crash with a user's network, or never end.
+"""A separate process for code that may crash on a user's network, or never end.
 
 The child reads one request from stdin. It writes JSON lines to stdout: `{"progress": …}` for each step, then
-its result under another word.
+its result under another key.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class NoResult(Exception):
 
     Args:
         status: its exit status; negative for a signal.
-        is_late: whether it was killed after the time.
+        is_late: whether it was killed because it exceeded the time.
         last: its last step.
         output: the last line that it wrote to stderr.
     """

@@ -7,7 +7,7 @@ from google.protobuf import json_format
 
 from nereid.backends.routing.assignment import DEADLINE_MS
 from nereid.base import contract
-from nereid.base.config import triton_messages
+from nereid.base.config.model_config import empty_config
 from nereid.models.publish.intake.serving_settings import ServedTensor, ServingSettings
 from nereid.repository import pbtxt
 
@@ -118,7 +118,7 @@ class Addition(NamedTuple):
             comments["instance_group"] = ALONE
         if document.get("dynamic_batching"):
             comments["dynamic_batching"] = SMALL
-        message = json_format.ParseDict(document, triton_messages.model_config())
+        message = json_format.ParseDict(document, empty_config())
         return pbtxt.write(message, f"# {head}", comments)
 
     def _batch(self, group: Mapping[str, Any]) -> int:
@@ -227,7 +227,7 @@ class Addition(NamedTuple):
 
 
 def _kind(tensor: ServedTensor) -> Document:
-    """Return datatype and dims of a tensor; a config cannot have no dims."""
+    """Return datatype and dims of a tensor; a config must have dims."""
     if tensor.dims:
         return {"data_type": tensor.datatype, "dims": list(tensor.dims)}
     return {"data_type": tensor.datatype, "dims": [1], "reshape": {"shape": []}}

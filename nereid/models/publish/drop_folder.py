@@ -38,14 +38,14 @@ Publish = Callable[[str, Path], tuple[str, int]]
 
 
 class TemporaryFailure(OperationFailed):
-    """No publication is possible now; the file is not the cause."""
+    """Nothing can be published now, for a reason other than the file."""
 
 
 TEMPORARY = (TemporaryFailure, NotReached, files.LockTimeout, OSError)
 
 
 class OutsideFolder(OSError):
-    """A link in a drop folder leads out of it."""
+    """A link in a drop folder points outside it."""
 
     def __init__(self, path: Path, target: Path) -> None:
         super().__init__(f"'{path.name}' is a link to '{target}', outside of the folder; fix: copy the file")
@@ -174,7 +174,7 @@ def _opened_inside(path: Path, folder: Path) -> Iterator[BufferedReader]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Return all paths below a folder; OSError if too many folders are in each other."""
+    """Return all paths below a folder; OSError if folders are nested too deeply."""
     paths, folders = list[Path](), [folder]
     for _ in range(MAX_DEPTH):
         inside = [path for each in folders for path in each.iterdir()]
@@ -193,7 +193,7 @@ def _check_inside(path: Path, folder: Path, target: Path | None = None) -> None:
 
 
 class DropResult(Struct, frozen=True):
-    """The result for one entry: a version of a model, or version 0 and the reason of a rejection.
+    """The result for one entry: a version of a model, or version 0 and the reason for a rejection.
 
     `stays` is true if the entry is still in the folder; `terms` are the limits of its examination.
     """
@@ -416,7 +416,7 @@ class DropFolder:
 
 
 def _why(error: Exception) -> str:
-    """Return the reason of any error; those of a class that is not expected are named."""
+    """Return the reason for any error; an unexpected one is named by its class."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return str(error) if isinstance(error, OperationFailed) else f"{type(error).__name__}: {error}"

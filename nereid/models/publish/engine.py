@@ -1,8 +1,8 @@
-"""Changes of a repository that are completed or undone, also after a kill or an error.
+"""Changes of a repository that are completed or undone, even after a kill or an error.
 
 Every change is first written to the repository's journal, so that a later command can finish it. The journal
 and the staged files are in a folder next to the repository, on the same filesystem: Triton takes every folder
-inside the repository for a model. The file is also the lock of the set of models.
+inside the repository for a model. The file is also the lock for the set of models.
 """
 
 import contextlib
@@ -120,7 +120,7 @@ def opened_journal(repository: Path, timeout_s: float = files.LOCK_TIMEOUT_S) ->
 
 
 def _reserve(path: Path) -> None:
-    """Take the space for operations on a full disk, as far as there is any."""
+    """Reserve space for operations on a full disk, as far as there is any."""
     with contextlib.suppress(OSError):
         if not path.exists() or path.stat().st_size < RESERVE_BYTES:
             path.write_bytes(os.urandom(RESERVE_BYTES))  # a file system may compress zeros
@@ -141,7 +141,7 @@ class LockedRepository:
     workspace: Workspace
 
     def begin(self, kind: Kind, model: str, version: int) -> StagedOperation:
-        """Write the begin of an operation to the journal."""
+        """Write the start of an operation to the journal."""
         operation = RepositoryOperation(secrets.token_hex(8), kind, model, version, user_name(os.getuid()))
         self.log.write("begin", operation)
         return self._staged(operation)
@@ -157,7 +157,7 @@ class LockedRepository:
             raise
 
     def commit(self, staged: StagedOperation, actions: tuple[Action, ...]) -> None:
-        """Do the actions of an operation; if one fails, undo all of them.
+        """Carry out the actions of an operation; if one fails, undo all of them.
 
         Raises:
             OperationFailed: an action failed, and all are undone; `NotReached`: the server has gone away.

@@ -141,8 +141,8 @@ class Survey:
     Args:
         can_batch: whether the rows of a batch get the same outputs as alone.
         activation: the function that turns scores into probabilities; `none` if they are.
-        meaning: of the scores, in words.
-        results: per image what was found, as JSON; `nereid add --json` prints it.
+        meaning: what the scores mean, in words.
+        results: what was found in each image, as JSON; `nereid add --json` prints it.
         claimed_by: task whose networks return such outputs, if the default task examines them; else empty.
     """
 
@@ -236,7 +236,7 @@ def examine(
 
 
 def survey(request: ExaminationRequest, progress: Callable[[str], None]) -> Survey:
-    """Run a network for the first time; arguments and errors as `examine`."""
+    """Run a network for the first time; arguments and errors as for `examine`."""
     return msgspec.convert(_run(replace(request, is_survey=True), None, progress), Survey)
 
 
@@ -288,16 +288,22 @@ def golden_samples(request: ExaminationRequest, config: ModelConfig) -> list[Net
         raise Rejected(
             f"preprocessing '{preprocess.name}' returns {output.kind}, but the network's inputs are {inputs}"
         )
-    samples = []
-    for image in request.gates.images or SAMPLES:
+    samples, images = [], request.gates.images or SAMPLES
+    for title, image in zip(titles(images), images, strict=True):
         encoded = image.read_bytes()
         batch = pipeline.run([[encoded]])
         if isinstance(batch.outcomes[0], ServingError):
             raise Rejected(f"golden image '{image}': {batch.outcomes[0]}")
         shape = (*([1] if config.max_batch_size else []), *wanted.network_dims)
         tensor = batch.tensor.copy().reshape(shape)
-        samples.append(NetworkInput(image.name, {wanted.name: tensor}, encoded))
+        samples.append(NetworkInput(title, {wanted.name: tensor}, encoded))
     return samples
+
+
+def titles(images: Sequence[Path]) -> list[str]:
+    """Return the names of files; if two of them are equal, their paths as given."""
+    names = [image.name for image in images]
+    return [name if names.count(name) == 1 else str(image) for name, image in zip(names, images, strict=True)]
 
 
 def random_samples(config: ModelConfig) -> list[NetworkInput]:
@@ -326,7 +332,7 @@ def _random(tensor: TensorSpec, config: ModelConfig, rng: np.random.Generator) -
 
 
 def image_pair(samples: Sequence[NetworkInput]) -> tuple[NetworkInput, NetworkInput]:
-    """Return the first and the last sample if they have one shape, or the first one and its mirror image."""
+    """Return the first and last sample if they have the same shape, or the first one and its mirror image."""
     first, last = samples[0], samples[-1]
     (name,) = first.inputs
     if first is not last and first.inputs[name].shape == last.inputs[name].shape:
@@ -336,7 +342,7 @@ def image_pair(samples: Sequence[NetworkInput]) -> tuple[NetworkInput, NetworkIn
 
 
 def is_close(alone: Sequence[Arrays], together: Sequence[Arrays]) -> bool:
-    """Return whether all numbers are equal, apart from the rounding of other kernels."""
+    """Return whether all numbers are equal, apart from rounding by different kernels."""
     for name in alone[0]:
         before, after = ([row[name] for row in rows] for rows in (alone, together))
         if len({array.shape for array in (*before, *after)}) != 1:

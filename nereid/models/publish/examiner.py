@@ -149,7 +149,7 @@ def check_labels(labels: Path | None, config: ModelConfig) -> None:
 
 
 class OpenedNetwork:
-    """The network in a version folder, opened like the backend does, for runs on one thread of the CPU.
+    """The network in a version folder, opened as the backend opens it, to run on one CPU thread.
 
     `label` is its name in messages. It must fit the config of its model.
     """
@@ -254,7 +254,7 @@ def check_memory(after: int, before: int, max_memory_ratio: float) -> float | No
 
 
 def check_headroom(memory_bytes: int, instances: int, available: int) -> None:
-    """Reject a network for whose instances this machine does not have the memory."""
+    """Reject a network whose instances do not fit in this machine's memory."""
     needed = HEADROOM * memory_bytes * instances
     if needed > available:
         mb = 2**20
@@ -269,7 +269,7 @@ def check_half_range(path: Path, samples: Sequence[NetworkInput]) -> None:
     """Reject a network with an FP16 tensor that overflows on a sample; minus infinity may be a mask.
 
     On a CPU, ONNX Runtime computes an FP16 network in FP32 and removes the conversions between its operators,
-    so its outputs do not show that a number in between exceeds FP16. A tensor that is an output is really
+    so its outputs do not show that an intermediate number exceeds FP16. A tensor that is an output is really
     converted.
     """
     import onnx

@@ -74,14 +74,14 @@ class Published:
     seconds: float
 
     def line(self, record: ServerRecord | None) -> str:
-        """Return what has happened, for a person; `record` is the running server."""
+        """Describe what has happened, for a person; `record` is the running server."""
         behind = f" as {', '.join(self.pinned)}" if self.pinned else ""
         return f"{self.model} {self.version}: {served(record)}{behind}, after {self.seconds:.1f} s"
 
 
 def served(record: ServerRecord | None) -> str:
-    """Return whether a server serves a change already."""
-    return "served" if record else "in the repository (no server runs)"
+    """Say whether a server already serves a change."""
+    return "served" if record else "in the repository (no server running)"
 
 
 def publish(
@@ -131,7 +131,7 @@ def publish(
 
 
 def check_share(share: float) -> None:
-    """Check the part of the traffic that a new version gets at first; WrongUsage if it is all."""
+    """Check the initial share of a new version; WrongUsage if it is all of the traffic."""
     if not 0 <= share <= MAX_SHARE:
         raise WrongUsage(
             f"invalid share: expected 0 to {MAX_SHARE:.0%} of the traffic, got {share * 100:.4g}%"
@@ -201,7 +201,7 @@ def _roll_back(location: RouteLocation, propose: Propose, record: ServerRecord |
 
 
 def _rollback_change(location: RouteLocation, network: PublishedNetwork, newest: int) -> Propose:
-    """Return the change that gives earlier variants the weights from before those of a version had any.
+    """Return the change that restores the weights of earlier variants from before a version had any.
 
     Without such weights in the history, the latest of them gets all traffic. WrongUsage: there is none.
     """

@@ -56,7 +56,7 @@ def remove(
 
 
 def remove_parts(locked: LockedRepository, name: str, parts: Parts) -> None:
-    """Remove models under the lock of the repository; errors as `remove`."""
+    """Remove models under the lock of the repository; errors as for `remove`."""
     *behind, last = parts.models
     actions: tuple[Action, ...] = (
         *(Install(model, model) for model in behind),
@@ -159,7 +159,7 @@ def _check_there(repository: Path, name: str) -> None:
 
 
 def reload(repository: Path, name: str, record: ServerRecord) -> None:
-    """Load a model again whose config or files were edited, after the checks of `nereid check`.
+    """Reload a model whose config or files were edited, after the checks of `nereid check`.
 
     Raises:
         WrongUsage: the model does not exist.

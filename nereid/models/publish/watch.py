@@ -73,7 +73,7 @@ def _find_published(network: PublishedNetwork, source: Path) -> int:
 
 
 def check(folder: Path, repository: Path, model: str, share: float = 0) -> None:
-    """Refuse a folder, repository, model or share with which every file would be rejected.
+    """Refuse a folder, repository, model or share that would cause every file to be rejected.
 
     Raises:
         WrongUsage: one of them does not exist, or one folder contains the other, or the share is invalid.
@@ -117,8 +117,8 @@ def watch(
 ) -> None:
     """Publish networks that appear in a folder until SIGINT or SIGTERM; finish a running publication first.
 
-    A second signal ends it immediately; the next command repairs the repository by its journal. Without
-    `is_polling`, it waits for events of the filesystem. `staging` is a private folder for published copies.
+    A second signal ends it immediately; the next command repairs the repository from its journal. Without
+    `is_polling`, it waits for filesystem events. `staging` is a private folder for published copies.
 
     Raises:
         OperationFailed: another `nereid watch` watches the folder.

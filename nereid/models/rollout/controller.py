@@ -1,7 +1,7 @@
 """The controller of a route's rollout: it measures, judges, and changes the weights.
 
-Every event is in the journal before its effect, and every effect can be repeated. So a controller that was
-killed continues where it was. Only one controller of a route works at a time.
+Every event is in the journal before its effect, and every effect can be repeated, so a killed controller
+continues where it stopped. Only one controller of a route is active at a time.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ FindServer = Callable[[], ServerRecord | None]
 
 
 def run_hook(hook: str, event: str, rollout: Rollout) -> None:
-    """Run a hook and wait for its end; an empty one does nothing.
+    """Run a hook and wait until it ends; an empty one does nothing.
 
     Args:
         hook: a command, without a shell, that gets the JSON on stdin; or a URL that gets it as a POST.
@@ -86,14 +86,14 @@ def _post(url: str, body: bytes) -> None:
 
 
 class ControlGone(OperationFailed):
-    """The route has no control any more, so there is nobody to get the candidate's traffic."""
+    """The route no longer has a control that could take over the candidate's traffic."""
 
 
 def compared(table: Table, candidate: str, control: str = "") -> Pair:
     """Return the candidate and its control: the only other variant with traffic, or the given one.
 
     Raises:
-        WrongUsage: the candidate does not exist, or not exactly one other variant has traffic.
+        WrongUsage: the candidate does not exist, or none or several of the other variants have traffic.
     """
     variants = table.route.variants
     known = ", ".join(variant.name for variant in variants)
@@ -348,7 +348,7 @@ class Controller:
     def _record(self) -> ServerRecord:
         record = self._find_server()
         if record is None:
-            raise NotReached("no server runs for this repository")
+            raise NotReached("no server is running for this repository")
         return record
 
     def _decide(self, rollout: Rollout, verdict: Verdict) -> None:

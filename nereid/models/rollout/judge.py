@@ -28,7 +28,7 @@ MAX_NEEDED, MAX_POLLS = 1e9, 100_000
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Requests, and those of them with an event such as an error."""
+    """Requests, and how many of them had an event such as an error."""
 
     requests: int
     events: int
@@ -217,7 +217,7 @@ class PairCounts:
     """The counts since the last poll.
 
     `events` has the tallies of candidate and control by event; `latencies` has the requests per bucket;
-    `drawn` has the requests that each of both got by weight.
+    `drawn` has the requests that each of them got by weight.
     """
 
     events: Mapping[str, tuple[Tally, Tally]]
@@ -262,7 +262,7 @@ class Sums:
         return found
 
     def needed(self, share: float, risk: float) -> str:
-        """Return in words about how many requests the decision needs at the control's present rate."""
+        """Describe roughly how many requests the decision needs at the control's current rate."""
         if self.objective.increase is None:
             return ""
         if self.objective.is_in_phases:
@@ -327,7 +327,7 @@ class Step:
         return Verdict(Outcome.CONTINUE, tuple(waits) or ("the minimum duration is not over",))
 
     def _risk(self) -> float:
-        """Return the part of the risk that each test has; the test of the latencies is one more."""
+        """Return each test's part of the risk; the latency test is one more."""
         return self.objectives.risk / (1 + sum(sums.tests for sums in self._sums))
 
     def _waits(self) -> list[str]:
@@ -382,7 +382,7 @@ def _percent(tally: Tally) -> str:
 
 @cache
 def requests_needed(objective: Objective, share: float, rate: float, risk: float) -> int:
-    """Return about how many requests, both together, show that an equal candidate is not worse."""
+    """Return roughly how many requests to both together show that an equal candidate is not worse."""
     increase = objective.increase or objective.limit
     low, high = 1.0, 1.0
     while high < MAX_NEEDED and not _shows(high, share, rate, risk, increase):

@@ -126,7 +126,7 @@ class Measurement:
         self._was_closed = False
 
     def is_of(self, rollout: Rollout) -> bool:
-        """Return whether this measures the present step of a rollout."""
+        """Return whether this measures the current step of a rollout."""
         mine = self.rollout
         return (mine.number, mine.step, mine.sha256) == (rollout.number, rollout.step, rollout.sha256)
 
@@ -134,7 +134,7 @@ class Measurement:
         """Add a page; return whether it counts: the first ones after a change belong to the old weights.
 
         Raises:
-            NotReached: the server has restarted since the page before.
+            NotReached: the server has restarted since the previous page.
         """
         before, self._page = self._page, page
         passed_s, self._last_s = now_s - self._last_s, now_s
@@ -178,7 +178,7 @@ class Measurement:
         """Return whether the candidate's breaker had the time and the requests to close.
 
         While it is open, requests of the candidate are not counted, so those of the control are the measure.
-        In the last step, without a control, only the time counts. Copies for a shadow pass no breaker.
+        In the last step, without a control, only the time counts. Copies for a shadow bypass the breaker.
         """
         measured_s, share = self._last_s - self._began_s, self.rollout.share
         if not share or measured_s < max(self.rollout.plan.hold_s, MIN_TRIALS * self._open_s):

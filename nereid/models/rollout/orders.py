@@ -50,7 +50,7 @@ class OrderRefused(OperationFailed):
 
 
 class Forecast(Struct, frozen=True):
-    """The need of a step at the present traffic: requests of all callers, and seconds (may be infinite)."""
+    """What a step needs at the current traffic: requests of all callers, and seconds (may be infinite)."""
 
     step: str
     requests: int
@@ -127,7 +127,7 @@ def wait_controlled(location: RouteLocation) -> bool:
     """Return whether a controller works for the route's repository; one that runs needs some seconds.
 
     Raises:
-        OSError: the folder of the journals cannot be made.
+        OSError: the folder of the journals cannot be created.
     """
     folder_of(location.repository).mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + CONTROLLED_S
@@ -139,7 +139,7 @@ def wait_controlled(location: RouteLocation) -> bool:
 def forecast(
     location: RouteLocation, plan: RolloutPlan, record: ServerRecord | None, seconds: float = FORECAST_S
 ) -> list[Forecast]:
-    """Measure the present traffic, and return what each step needs for an equally good candidate.
+    """Measure the current traffic, and return what each step needs for an equally good candidate.
 
     Raises:
         WrongUsage: the candidate or the route does not fit.
@@ -198,5 +198,5 @@ def _slow_s(plan: RolloutPlan, page: Snapshot, pair: Pair) -> float:
 
 def _page(location: RouteLocation, record: ServerRecord | None) -> Snapshot:
     if record is None:
-        raise OperationFailed("no server runs for this repository", "nereid serve")
+        raise OperationFailed("no server is running for this repository", "nereid serve")
     return read_page(record, location.name)

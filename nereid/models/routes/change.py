@@ -358,7 +358,7 @@ def change(
         return _nothing_to_change(target, planned.present, server)
     if server is None and not is_offline:
         raise OperationFailed(
-            f"no server runs for repository '{target.repository}'; "
+            f"no server is running for repository '{target.repository}'; "
             "fix: nereid serve, or write the route with --offline"
         )
     with target.history.locked() as append:

@@ -1,6 +1,6 @@
 """Routes of a repository: their locations, files and histories.
 
-A history has every content of its route file. Its lock is also the lock for changes of that file.
+A history records every content of its route file. Its lock also guards changes of that file.
 """
 
 import os
@@ -157,7 +157,7 @@ def find_routes(repository: Path) -> list[RouteLocation]:
 
 
 def models_with(repository: Path, outputs: Sequence[str]) -> list[str]:
-    """Return the models of a task by its outputs: its routes, or without a route all from `image` to them."""
+    """Return the models with a task's outputs: its routes, or without any, all that take an `image`."""
     found = {name: config for name, config in _configs(repository) if {*outputs} <= output_names(config)}
     routes = [name for name, config in found.items() if config.get("backend") == ROUTE]
     return routes or list(found)

@@ -1,1 +1,1 @@
-"""Supervision of a running server: what is dead is found, reported and replaced."""
+"""Supervision of a running server: dead parts are found, reported and replaced."""

@@ -101,7 +101,7 @@ class Health:
             self._models = {name: self._models.get(name, (NOT_PROBED, self._clock())) for name in models}
 
     def answered(self, models: Collection[str], seen_s: float) -> None:
-        """Store that models have answered requests of others."""
+        """Record that models have answered requests from other callers."""
         with self._lock:
             self._models |= {name: (None, seen_s) for name in models if name in self._models}
 

@@ -1,8 +1,8 @@
 """Decisions about a running server: which stubs are dead, when to reload a model, when to restart.
 
-A state machine without clock, threads and effects; `watchdog` feeds it and carries out its commands. A repair
-makes the files of the version newer and loads the model: Triton then starts new stubs while the old ones
-still run, and moves the requests over.
+A state machine without clock, threads or effects; `watchdog` feeds it and carries out its commands. A repair
+touches the files of the version and reloads the model: Triton then starts new stubs while the old ones are
+still running, and moves the requests over.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class IndexRead(Struct, frozen=True):
 
 
 class Reloaded(Struct, frozen=True):
-    """Event: Triton has loaded a model again, or rejected that for the reason `refusal`."""
+    """Event: Triton has reloaded a model, or refused to for the reason `refusal`."""
 
     refusal: str = ""
 
@@ -159,7 +159,7 @@ Commands = list[Command]
 class KnownStubs:
     """Known stubs, and which of them have died, from successive observations.
 
-    A killed stub stays as a zombie; one that Triton ends is collected within milliseconds.
+    A killed stub remains as a zombie; one that Triton ends is reaped within milliseconds.
     """
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class KnownStubs:
 
 
 class ProbeStrikes:
-    """Counts how often Triton called an instance unhealthy: a single one may be a pause of the machine.
+    """Counts how often Triton called an instance unhealthy: once may just be a pause of the machine.
 
     `dead` has the instances with two strikes in a short time, or one for a stopped process.
     """
@@ -270,7 +270,7 @@ class ProcessesToKill:
 class ReplacedProcesses:
     """Processes of old instances after a change of their number; they end after their last request.
 
-    Triton gives no new request to them, so the death of one is not repaired.
+    Triton sends them no new requests, so the death of one is not repaired.
     """
 
     def __init__(self) -> None:
@@ -298,7 +298,7 @@ class ReplacedProcesses:
 
 
 def touch(folder: Path) -> bool:
-    """Update a version's file times, so that Triton loads it again; returns whether that is permitted."""
+    """Update a version's file times so that Triton reloads it; return whether that is permitted."""
     paths = [folder, *folder.rglob("*")]
     times = []
     for path in paths:

@@ -80,7 +80,7 @@ class ExitWaiter:
         os.eventfd_write(self._interrupted, 1)
 
     def close(self) -> None:
-        """Wait for no process any more."""
+        """Stop waiting for processes."""
         for pid in [*self._files]:
             self._forget(pid)
         os.close(self._interrupted)
@@ -147,8 +147,8 @@ class Activity:
     def take_due(self, now_s: float) -> set[str]:
         """Return the models to probe now.
 
-        Those that failed, or never answered, come all together. Of the others, only as many come as keep the
-        pace: a probe of a route is also an answer of its variant, which is then no longer due.
+        Those that failed, or never answered, are all returned; of the others, only as many as keep the pace.
+        A probe of a route is also an answer of its variant, which is then no longer due.
         """
         due = [name for name, model in self._models.items() if model.due_s() <= now_s]
         due.sort(key=lambda name: (self._models[name].due_s(), name))
@@ -275,7 +275,7 @@ class Watchdog:
     def _is_signalled(self) -> bool:
         """Return whether a signal ends the server, which then accepts no connection.
 
-        Models write to the same log, so a line of it does not suffice.
+        Models write to the same log, so one of its lines does not suffice.
         """
         return self._server.log.has_signal and self._server.probe_server(PROBE_TIMEOUT_S) is not None
 
@@ -327,7 +327,7 @@ class Watchdog:
             self._handle(supervisor.ProbeEnded(probe, failure, began_s))
 
     def _adapt(self) -> None:
-        """Start the thread that adapts numbers of instances, unless it runs."""
+        """Start the thread that adapts numbers of instances, unless it is running."""
         if self._is_adapting or self._is_closed.is_set():
             return
         self._is_adapting = True

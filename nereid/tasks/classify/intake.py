@@ -1,6 +1,7 @@
 """Classification: one output with a score for each class."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from nereid.base.errors import WrongUsage
 from nereid.models.publish.configs import Addition, ModelNames
 from nereid.models.publish.examination import Survey
 from nereid.models.publish.intake import adaptation
-from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.intake.chosen_task import InputKind
 from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import (
@@ -19,14 +20,7 @@ from nereid.models.publish.intake.network_facts import (
     Size,
     ultralytics_size,
 )
-from nereid.models.publish.intake.serving_settings import (
-    Images,
-    ServedTensor,
-    ServingSettings,
-    is_grey,
-    read_input,
-)
-from nereid.repository.onnx_file import describe
+from nereid.models.publish.intake.serving_settings import Images, ServingSettings, read_rows
 from nereid.tasks.classify.examination import NUMBER
 from nereid.vision.inference.signature import Signature
 
@@ -55,34 +49,18 @@ class ClassifierIntake:
         return facts.task == self.name or (len(shapes) == 1 and len(shapes[0]) == 2)
 
     def adapt(
-        self,
-        path: Path,
-        choices: NetworkChoices,
-        activation: Activation = "none",
-        names: Sequence[str] | None = None,
+        self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
         """Change a file to [N,3,H,W] in and FP32 [N,classes] out."""
         return adaptation.adapt_file(path, choices.output, activation, names)
 
     def settings(
-        self,
-        facts: NetworkFacts,
-        signature: Signature,
-        outputs: Sequence[str],
-        choices: NetworkChoices,
-        labels: int,
+        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
         """Read input and scores, one number per class."""
-        scores = signature.outputs[outputs[0]]
-        if len(scores.shape) != 2 or scores.shape[1] < 1 or scores.datatype != "TYPE_FP32":
-            raise WrongUsage(
-                f"output '{outputs[0]}': expected scores as FP32 [N,classes], got {describe(scores)}; "
-                "fix: name another output with --output, or export the network with a fixed number of "
-                "classes, or --task detect if it returns boxes"
-            )
-        image, is_last = read_input(signature.inputs, choices.size)
-        used = ServedTensor(outputs[0], scores.datatype, scores.shape[1:])
-        return ServingSettings(image, (used,), is_last, is_grey(facts.signature), scores.shape[1])
+        fix = ", or --task detect if it returns boxes"
+        settings = read_rows(facts, signature, outputs[0], choices.size, ("scores", "classes"), 1, fix)
+        return replace(settings, classes=settings.outputs[0].dims[0])
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
         """Return an ensemble: the scores are those of the network."""

@@ -10,7 +10,7 @@ from nereid.models.publish.candidate import LABELS
 from nereid.models.publish.configs import Addition, LastStep, ModelNames
 from nereid.models.publish.examination import Survey
 from nereid.models.publish.intake import adaptation
-from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.intake.chosen_task import InputKind
 from nereid.models.publish.intake.graph_edits import COLOURS, Activation, add_batch
 from nereid.models.publish.intake.network_facts import (
@@ -111,11 +111,7 @@ class DetectorIntake:
         return True
 
     def adapt(
-        self,
-        path: Path,
-        choices: NetworkChoices,
-        activation: Activation = "none",
-        names: Sequence[str] | None = None,
+        self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
         """Change a file to [N,3,H,W] in and outputs of N rows; numbers become FP32."""
         is_unbatched = returns_one_image(onnx_file.read(path).signature)
@@ -129,15 +125,10 @@ class DetectorIntake:
         return Adapted(tuple(names[1:]), [*changes, *adaptation.rename_file(path, present, names)])
 
     def settings(
-        self,
-        facts: NetworkFacts,
-        signature: Signature,
-        outputs: Sequence[str],
-        choices: NetworkChoices,
-        labels: int,
+        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
         """Read the input, and the outputs that the head uses."""
-        image, head, is_last = _read(signature, choices, labels)
+        image, head, is_last = _read(signature, choices, len(choices.labels or facts.labels))
         for output in head.outputs:
             if not signature.outputs[output.name].can_batch:
                 given = onnx_file.describe(signature.outputs[output.name])

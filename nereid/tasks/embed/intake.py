@@ -9,17 +9,10 @@ from nereid.base.errors import WrongUsage
 from nereid.models.publish.configs import Addition, ModelNames
 from nereid.models.publish.examination import Survey
 from nereid.models.publish.intake import adaptation
-from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
-from nereid.models.publish.intake.serving_settings import (
-    Images,
-    ServedTensor,
-    ServingSettings,
-    is_grey,
-    read_input,
-)
-from nereid.repository.onnx_file import describe
+from nereid.models.publish.intake.serving_settings import Images, ServingSettings, read_rows
 from nereid.vision.inference.signature import Signature
 
 
@@ -53,38 +46,20 @@ class Embeddings:
         return facts.task == self.name
 
     def adapt(
-        self,
-        path: Path,
-        choices: NetworkChoices,
-        activation: Activation = "none",
-        names: Sequence[str] | None = None,
+        self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
         """Change a file to [N,3,H,W] in and FP32 [N,D] out."""
         return adaptation.adapt_file(path, choices.output, activation, names)
 
     def settings(
-        self,
-        facts: NetworkFacts,
-        signature: Signature,
-        outputs: Sequence[str],
-        choices: NetworkChoices,
-        labels: int,
+        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
         """Read input and vectors.
 
         Raises:
             WrongUsage: the output is not one vector per image, or the input is no image.
         """
-        vectors = signature.outputs[outputs[0]]
-        if len(vectors.shape) != 2 or vectors.shape[1] < 2 or vectors.datatype != "TYPE_FP32":
-            raise WrongUsage(
-                f"output '{outputs[0]}': expected embeddings as FP32 [N,dimensions], got "
-                f"{describe(vectors)}; fix: name another output with --output, or export the network with a "
-                "fixed number of dimensions"
-            )
-        image, is_last = read_input(signature.inputs, choices.size)
-        served = ServedTensor(outputs[0], vectors.datatype, vectors.shape[1:])
-        return ServingSettings(image, (served,), is_last, is_grey(facts.signature))
+        return read_rows(facts, signature, outputs[0], choices.size, ("embeddings", "dimensions"), 2)
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> Addition:
         """Return an ensemble: the vectors are those of the network."""

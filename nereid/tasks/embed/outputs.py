@@ -40,7 +40,7 @@ class EmbeddingOutputs:
     def signals(self, outputs: Arrays) -> Signals | None:
         """Return the part of the components that carries each vector; None if it has no direction.
 
-        An embedding has neither a confidence nor a best class, and its length is always 1. What one vector
+        An embedding has neither a confidence nor a best class, and its length is usually 1. What one vector
         shows on its own is how its length is spread: the squared components, divided by their sum, are shares
         with an entropy H. exp(H) / D is 1 / D if one component has all, and 1 if all are equal; unlike H, it
         uses the whole range of the metric.

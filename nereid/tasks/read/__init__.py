@@ -27,10 +27,12 @@ READ = Task(
     backend=TaskBackend("text_reader", PARTS, SERVED, READER_BYTES),
     sample=PARCEL_LABEL,
     command=CommandTexts(
-        help="Read the text of images on a running server; a model for documents prints its fields, too.",
+        help="Read the text of images and PDF files on a running server, and the fields of documents.",
         csv="Print one row per line of text, and per field.",
         note="An image without text is not a failure.",
         draws=True,
+        suffixes=(".pdf",),
+        writes_pdf=True,
     ),
     network="the characters of lines",
     faces={
@@ -44,7 +46,7 @@ READ = Task(
         "examination": "read.examination:ComparedLines",
         "settings": "read.reading_settings:ReadingSettings",
         "check": "read.intake:check",
-        "metrics": "read.metrics:METRICS",
+        "metrics": "read.stages:METRICS",
         "stages": "read.stages:MEANINGS",
     },
     public={"client": ("Reader", "AsyncReader"), "result": ("Correction", "Field", "Reading", "TextLine")},

@@ -3,8 +3,11 @@
 The networks run in the same process, or as models of the server; the code around them is the same.
 """
 
+import importlib.util
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,28 +18,46 @@ from nereid.backends.triton.metric_reporter import ImageSignals, MetricReporter
 from nereid.backends.triton.model_trace import ModelTracer
 from nereid.backends.triton.onnx_model import LocalNetwork, ServedNetwork
 from nereid.backends.triton.post_processing import Outcome, only_one
-from nereid.backends.triton.tensors import read_request, reject, respond
+from nereid.backends.triton.tensors import log_error, read_request, reject, respond, send
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.contract import BARCODE, BARCODE_BOX, BOX, CONFIDENCE, FIELD, SYMBOLOGY, TEXT
-from nereid.base.errors import InvalidConfig, ServingError, from_exception
+from nereid.base.contract import (
+    BARCODE,
+    BARCODE_BOX,
+    BARCODE_PAGE,
+    BOX,
+    CONFIDENCE,
+    FIELD,
+    PAGE,
+    PAGE_SIZE,
+    SYMBOLOGY,
+    TEXT,
+)
+from nereid.base.errors import InvalidConfig, Overloaded, ServingError, from_exception
+from nereid.tasks.read import PARTS
 from nereid.tasks.read.characters import Characters, RecognisedLine
 from nereid.tasks.read.fields.field_search import FoundField, find_fields, missing_fields
 from nereid.tasks.read.fields.specification import read_specification
-from nereid.tasks.read.metrics import FAMILIES, PREFIX
 from nereid.tasks.read.reading_settings import (
     ReadingSettings,
     fields_path,
+    has_output,
     own_problems,
-    reads_barcodes,
     tensor_problems,
 )
-from nereid.tasks.read.stages import StageTimes
+from nereid.tasks.read.stages import FAMILIES, PREFIX, StageTimes
 from nereid.vision.imaging.decode import Limits
+from nereid.vision.imaging.formats.size import has_pages
 from nereid.vision.imaging.image_times import ProbeImage
 from nereid.vision.inference import network_file
 
 if TYPE_CHECKING:
     from nereid.tasks.read.barcodes import FoundBarcode
+    from nereid.tasks.read.reader import Networks, TextReader
+
+# Documents that wait for an instance; one is read at a time.
+MAX_WAITING_DOCUMENTS = 16
+# The image of a request, or its error; and the check of its deadline.
+_Read = tuple[bytes | ServingError, Callable[[], None]]
 
 
 class ReaderMetrics(MetricReporter):
@@ -59,11 +80,18 @@ class ReaderMetrics(MetricReporter):
 
 
 class ReaderModel:
-    """One instance: one image per request, one outcome per request; raises InvalidConfig."""
+    """One instance: one image or document per request, one outcome per request; raises InvalidConfig.
+
+    A thread reads documents, page by page, so that images need not wait for their ends.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
+        self._reads_barcodes, self._reads_pages = has_output(config, BARCODE), has_output(config, PAGE)
         try:  # here, because OpenCV and ZXing are installed only where text is read
-            from nereid.tasks.read.reader import Networks, TextReader
+            from nereid.tasks.read.reader import TextReader
+
+            if self._reads_pages and not importlib.util.find_spec("pypdfium2"):
+                raise ImportError("No module named 'pypdfium2'")
         except ImportError as error:
             raise InvalidConfig(
                 f"model '{config.name}': {error}; fix: pip install 'nereid-serving[text]'"
@@ -71,7 +99,6 @@ class ReaderModel:
         settings = config.settings(ReadingSettings)
         path = fields_path(config, settings)
         self._specification = read_specification(path) if path else None
-        self._reads_barcodes = reads_barcodes(config)
         if problem := next(own_problems(config, settings), ""):
             raise InvalidConfig(f"model '{config.name}': {problem}")
         siblings = {part: config.sibling(*pinned) for part, pinned in settings.parts.items()}
@@ -84,19 +111,11 @@ class ReaderModel:
             else ServedNetwork(network)
             for part, network in siblings.items()
         }
-        detect, direction, recognise = (self._networks[part] for part in ("detect", "direction", "network"))
-
-        def networks(traceparent: str = "") -> Networks:
-            return Networks(
-                lambda tensor: detect(tensor, traceparent)[0],
-                lambda tensor: direction(tensor, traceparent)[0],
-                lambda tensor: _pair(recognise(tensor, traceparent)),
-            )
-
-        self._networks_in = networks
+        self._parts = [self._alone(self._networks[part]) for part in PARTS]
         self._signals = ImageSignals(config)
-        self._reader = TextReader(
-            networks(),
+        readers = partial(
+            TextReader,
+            self._networks_in(),
             Characters.from_file(network_file.path_of(siblings["network"])),
             Limits(settings.max_image_bytes, settings.max_image_pixels, settings.max_image_side_px),
             settings.min_confidence,
@@ -107,25 +126,93 @@ class ReaderModel:
         )
         self._is_batching = config.max_batch_size > 0
         self._metrics = ReaderMetrics(config.name, config.version)
-        self._tracer = ModelTracer(config, begins=True)
+        self._images = readers(), ModelTracer(config, begins=True)
+        self._documents = readers(settings.max_pages), ModelTracer(config, begins=True)
+        self._thread = ThreadPoolExecutor(1, "documents")
+        self._places = threading.BoundedSemaphore(MAX_WAITING_DOCUMENTS)
 
-    def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """Read the images of all requests together."""
-        trace = self._tracer.begin(requests)
+    def _networks_in(self, traceparent: str = "") -> "Networks":
+        """Return the networks, whose requests continue a span."""
+        from nereid.tasks.read.reader import Networks
+
+        detect, direction, recognise = self._parts
+        return Networks(
+            lambda tensor: detect(tensor, traceparent)[0],
+            lambda tensor: direction(tensor, traceparent)[0],
+            lambda tensor: _pair(recognise(tensor, traceparent)),
+        )
+
+    def _alone(self, network: Callable[..., Sequence[np.ndarray]]) -> Callable[..., Sequence[np.ndarray]]:
+        """Return a network that one thread runs at a time, and whose outputs are the caller's."""
+        if not self._reads_pages:
+            return network
+        lock = threading.Lock()
+
+        def run(tensor: np.ndarray, traceparent: str) -> Sequence[np.ndarray]:
+            with lock:
+                return [np.array(output) for output in network(tensor, traceparent)]
+
+        return run
+
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Read the images of all requests together; None if responses are sent, because one is a document."""
         read = [*map(_read, requests)]
+        documents = [self._reads_pages and has_pages(image) for image, _ in read]
+        if not any(documents):
+            return self._responses(requests, read, *self._images)
+        for request, one, is_document in zip(requests, read, documents, strict=True):
+            if is_document:
+                self._begin(request, one)
+        images = [place for place, is_document in enumerate(documents) if not is_document]
+        others = [requests[place] for place in images]
+        responses = (
+            self._responses(others, [read[place] for place in images], *self._images) if others else []
+        )
+        for request, response in zip(others, responses, strict=True):
+            send(request.get_response_sender(), response)
+        return None
+
+    def _begin(self, request: Any, read: _Read) -> None:
+        """Let the thread read a document, and respond."""
+        sender = request.get_response_sender()
+        if self._places.acquire(blocking=False):
+            self._thread.submit(self._read_document, request, read, sender)
+        else:
+            error = Overloaded(f"{MAX_WAITING_DOCUMENTS} documents wait for this instance; retry later")
+            self._metrics.rejected(error)
+            send(sender, reject(error))
+
+    def _read_document(self, request: Any, read: _Read, sender: Any) -> None:
+        try:
+            (response,) = self._responses([request], [read], *self._documents)
+        except Exception as error:  # every request needs a response
+            response = reject(from_exception(error))
+        self._places.release()
+        try:
+            send(sender, response)
+        except Exception as error:
+            log_error(f"a response was not sent: {type(error).__name__}: {error}")
+
+    def _responses(
+        self, requests: Sequence[Any], read: Sequence[_Read], reader: "TextReader", tracer: ModelTracer
+    ) -> list[Any]:
+        """Read the images of requests together; one thread at a time uses a reader and its tracer."""
+        trace = tracer.begin(requests)
         images, checks = [image for image, _ in read], [check for _, check in read]
         networks = [*map(self._networks_in, trace.traceparents)] if trace else None
-        found = self._reader.read(images, checks, networks)
-        outcomes = [*map(self._outcome, images, found, self._reader.barcodes, self._reader.times)]
-        responses = [self._respond(each) for each in outcomes]
+        found = reader.read(images, checks, networks)
+        outcomes = [*map(self._outcome, images, found, reader.barcodes, reader.sizes_wh, reader.times)]
+        responses = [self._respond(outcome) for outcome in outcomes]
         if trace:
-            trace.prepared([[times] for times in self._reader.times])
+            trace.prepared([[times] for times in reader.times])
             trace.end(outcomes)
         return responses
 
     def close(self) -> None:
         """Report the end of the instance."""
-        self._tracer.close()
+        self._thread.shutdown()
+        for _, tracer in (self._images, self._documents):
+            tracer.close()
         self._metrics.close()
         self._signals.close()
         for network in self._networks.values():
@@ -136,6 +223,7 @@ class ReaderModel:
         image: bytes | ServingError,
         found: list[RecognisedLine] | ServingError,
         barcodes: Sequence["FoundBarcode"],
+        sizes_wh: Sequence[tuple[int, int]],
         times: StageTimes,
     ) -> Outcome:
         try:
@@ -144,13 +232,15 @@ class ReaderModel:
             tensors, missing = _tensors(found), list[str]()
             if self._reads_barcodes:
                 tensors |= _barcode_tensors(barcodes)
+            if self._reads_pages:
+                tensors |= _page_tensors(found, barcodes, sizes_wh)
             if self._specification:
                 with times.stage("fields"):
-                    fields = find_fields(
-                        found, self._specification, [(each.text, each.box) for each in barcodes]
-                    )
-                    tensors[FIELD] = _texts(map(_json, fields))
-                    missing = missing_fields(fields, self._specification)
+                    fields = [
+                        self._fields_of(number, found, barcodes) for number in range(1, len(sizes_wh) + 1)
+                    ]
+                tensors[FIELD] = _texts(_json(entry, n) for n, page in enumerate(fields, 1) for entry in page)
+                missing = missing_fields([entry for page in fields for entry in page], self._specification)
         except Exception as raised:  # an exception that leaves `execute` fails the whole batch
             error = from_exception(raised)
             self._metrics.rejected(error)
@@ -158,6 +248,14 @@ class ReaderModel:
         if not isinstance(image, ProbeImage):
             self._metrics.read(times.milliseconds(), len(found), missing)
         return tensors
+
+    def _fields_of(
+        self, number: int, lines: Sequence[RecognisedLine], barcodes: Sequence["FoundBarcode"]
+    ) -> list[FoundField]:
+        assert self._specification
+        on_page = [line for line in lines if line.page == number]
+        codes = [(barcode.text, barcode.box) for barcode in barcodes if barcode.page == number]
+        return find_fields(on_page, self._specification, codes)
 
     def _respond(self, outcome: Outcome) -> Any:
         if isinstance(outcome, ServingError):
@@ -190,11 +288,23 @@ def _texts(texts: Iterable[str]) -> np.ndarray:
     return np.array([text.encode() for text in texts], object)
 
 
-def _json(field: FoundField) -> str:
-    return json.dumps(field.document(), ensure_ascii=False)
+def _page_tensors(
+    lines: Sequence[RecognisedLine],
+    barcodes: Sequence["FoundBarcode"],
+    sizes_wh: Sequence[tuple[int, int]],
+) -> dict[str, np.ndarray]:
+    return {
+        PAGE: np.array([line.page for line in lines], np.int32),
+        BARCODE_PAGE: np.array([barcode.page for barcode in barcodes], np.int32),
+        PAGE_SIZE: np.array(sizes_wh, np.int32).reshape(-1, 2),
+    }
 
 
-def _read(request: Any) -> tuple[bytes | ServingError, Callable[[], None]]:
+def _json(field: FoundField, page: int) -> str:
+    return json.dumps(field.document() | {"page": page}, ensure_ascii=False)
+
+
+def _read(request: Any) -> _Read:
     found, parameters = read_request(request)
     images = only_one(found)
     return images if isinstance(images, ServingError) else images[0], partial(deadline.check, parameters)

@@ -1,4 +1,4 @@
-"""The barcodes on a page. ZXing (zxing-cpp) reads them."""
+"""The barcodes on a page. ZXing (zxing-cpp) reads them, and `blurred_bars` what it cannot read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ import cv2
 import numpy as np
 import zxingcpp
 
+from nereid.tasks.read.blurred_bars import read_blurred
 from nereid.tasks.read.line_images import UprightImage
 
 # Bars are searched on at most this many pixels per side: an A4 page at 210 dpi.
 MAX_SIDE_PX = 2500
-BLUR_PX = 15
 # A page of a document has fewer; further ones are left out.
 MAX_BARCODES = 64
 # Without Codabar, whose missing check digit finds bars in tables. ZXing reads MaxiCode only on images that
@@ -32,11 +32,13 @@ class FoundBarcode:
         text: what it says. Application identifiers of GS1 are in parentheses, as below the bars: `(00)3401…`.
         symbology: such as `Code 128`, `QR Code` or `GS1-128`.
         box: corners float32[4, 2] in pixels of the upright original, clockwise from the symbol's top left.
+        page: number of its page, from 1.
     """
 
     text: str
     symbology: str
     box: np.ndarray
+    page: int = 1
 
     def has(self, box: np.ndarray) -> bool:
         """Return whether the middle of a box, corners float32[4, 2], is inside the symbol: it is no text."""
@@ -50,23 +52,23 @@ def find_barcodes(image: UprightImage) -> Sequence[FoundBarcode]:
     room = MAX_SIDE_PX / max(grey.shape)
     scale = 2.0 if room >= 2 else min(room, 1.0)
     if scale != 1:
-        way = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
-        grey = cv2.resize(grey, None, fx=scale, fy=scale, interpolation=way)
-    # The mean along upright bars has less noise, and keeps their edges.
-    found = _read(grey) or _read(cv2.blur(grey, (1, BLUR_PX)))
+        grey = _scaled(grey, scale)
+    found = [(each, _corners(each.position)) for each in zxingcpp.read_barcodes(grey, formats=_FORMATS)]
+    found += read_blurred(grey, [corners for _, corners in found])
     barcodes = [
         FoundBarcode(
             each.text,
             _GS1.get(each.symbology_identifier, str(each.format)),
-            _corners(each.position) * image.scale_xy / np.float32(scale),
+            corners * image.scale_xy / np.float32(scale),
         )
-        for each in found
+        for each, corners in found
     ]
     return sorted(barcodes, key=lambda each: float(each.box[:, 1].mean()))[:MAX_BARCODES]
 
 
-def _read(grey: np.ndarray) -> list[zxingcpp.Barcode]:
-    return zxingcpp.read_barcodes(grey, formats=_FORMATS)
+def _scaled(grey: np.ndarray, scale: float) -> np.ndarray:
+    height, width = (max(round(side * scale), 1) for side in grey.shape)
+    return cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
 
 
 def _corners(position: zxingcpp.Position) -> np.ndarray:

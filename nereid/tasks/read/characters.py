@@ -19,11 +19,13 @@ class RecognisedLine:
         text: its characters.
         confidence: mean probability of the characters, 0..1.
         box: corners float32[4, 2] (x, y) in pixels of the upright image, clockwise from the text's top left.
+        page: number of its page, from 1.
     """
 
     text: str
     confidence: float
     box: np.ndarray
+    page: int = 1
 
 
 BLANK = 0

@@ -9,11 +9,20 @@ from msgspec import Meta, Struct
 
 from nereid.base.assets import PARCEL_LABEL
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.errors import InvalidConfig
-from nereid.gateway.endpoint import ROUTE_PARAMETERS, Answered, Endpoint, Operation, TimingsMs
-from nereid.gateway.failures import Failure
+from nereid.base.errors import InferenceFailed, InvalidConfig, InvalidImage
+from nereid.gateway.endpoint import (
+    ONE_IMAGE,
+    ROUTE_PARAMETERS,
+    Answered,
+    Endpoint,
+    Operation,
+    TimingsMs,
+    run_beside,
+)
+from nereid.gateway.failures import Failure, invalid_request
 from nereid.gateway.http.http_request import JSON, GatewayRequest, GatewayResponse, json_response
 from nereid.gateway.state import Gateway
+from nereid.tasks.read import pdf
 from nereid.tasks.read.fields.specification import read_specification
 from nereid.tasks.read.reading_settings import ReadingSettings, fields_path
 
@@ -50,6 +59,7 @@ class TextLineAnswer(Struct):
     text: str
     confidence: float
     box: Box
+    page: int
 
 
 class CorrectionAnswer(Struct, rename={"read": "from", "value": "to"}):
@@ -76,6 +86,7 @@ class FieldAnswer(Struct):
     carrier: str | None
     certain: bool
     candidates: list[str]
+    page: int
 
 
 class BarcodeAnswer(Struct):
@@ -85,6 +96,14 @@ class BarcodeAnswer(Struct):
     symbology: str
     box: Box
     elements: dict[str, str]
+    page: int
+
+
+class PageAnswer(Struct):
+    """The size of a page in pixels; boxes are in these."""
+
+    width: int
+    height: int
 
 
 class ReadAnswer(Answered):
@@ -92,6 +111,7 @@ class ReadAnswer(Answered):
 
     lines: list[TextLineAnswer]
     barcodes: list[BarcodeAnswer]
+    pages: list[PageAnswer]
     timings_ms: TimingsMs
 
 
@@ -101,6 +121,7 @@ class WaybillAnswer(Answered):
     fields: list[FieldAnswer]
     lines: list[TextLineAnswer]
     barcodes: list[BarcodeAnswer]
+    pages: list[PageAnswer]
     timings_ms: TimingsMs
 
 
@@ -134,12 +155,21 @@ def fields_of(config: ModelConfig) -> list[DocumentField]:
     ]
 
 
-def _encoded(answer: Any, given: Mapping[str, str]) -> GatewayResponse:
-    """Return an answer as JSON in an encoding.
+async def _respond(
+    gateway: Gateway,
+    request: GatewayRequest,
+    answer: Any,
+    given: Mapping[str, str],
+    image: memoryview,
+    work: int,
+) -> GatewayResponse:
+    """Return an answer as JSON in an encoding, or as a PDF whose text can be searched.
 
     Raises:
-        Failure: the encoding has no form for a character of the text.
+        Failure: the encoding has no form for a character of the text; the PDF cannot be made.
     """
+    if given.get("format") == "pdf":
+        return await _searchable(gateway, request, answer, image, work)
     response = json_response(answer)
     if given.get("encoding", UTF_8) == UTF_8:
         return response
@@ -150,8 +180,21 @@ def _encoded(answer: Any, given: Mapping[str, str]) -> GatewayResponse:
     return GatewayResponse(body, JSON + b"; charset=gbk", headers=[(b"cache-control", b"no-store")])
 
 
+async def _searchable(
+    gateway: Gateway, request: GatewayRequest, answer: Any, image: memoryview, work: int
+) -> GatewayResponse:
+    try:
+        body = await run_beside(gateway, request, work, lambda: pdf.searchable(bytes(image), answer))
+    except InvalidImage as error:
+        raise invalid_request(f"format=pdf: {error.args[0]}") from None
+    except InferenceFailed as error:
+        raise Failure("inference_failed", str(error)) from None
+    return GatewayResponse(body, PDF.encode(), headers=[(b"cache-control", b"no-store")])
+
+
+PDF = "application/pdf"
 READ = Endpoint(
-    "Read the text of one image.",
+    "Read the text of one image or document.",
     ReadAnswer,
     parameters={
         **ROUTE_PARAMETERS,
@@ -159,10 +202,16 @@ READ = Endpoint(
             "Encoding of the JSON: utf-8, or gbk, which has not all characters.",
             {"type": "string", "enum": list(ENCODINGS)},
         ),
+        "format": (
+            "Format of the response: json, or pdf, the image or document with text that can be searched.",
+            {"type": "string", "enum": ["json", "pdf"]},
+        ),
     },
     errors=("unencodable_text",),
     photos={PARCEL_LABEL: "rendered for Nereid"},
-    respond=_encoded,
+    kinds=(*ONE_IMAGE, PDF),
+    respond=_respond,
+    other_type=PDF,
 )
 _FIELDS = Operation(
     *("GET", "/v1/fields", fields, "infer", list[DocumentField]), errors=("not_found",), is_of_model=True

@@ -11,7 +11,7 @@ from nereid.base.errors import InvalidConfig, WrongUsage
 from nereid.models.publish.candidate import Description
 from nereid.models.publish.configs import ModelNames
 from nereid.models.publish.examination import Survey
-from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.intake.chosen_task import InputKind
 from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
@@ -215,11 +215,7 @@ class ReaderIntake:
         return facts.task == self.name or (bool(facts.characters) and has_steps)
 
     def adapt(
-        self,
-        path: Path,
-        choices: NetworkChoices,
-        activation: Activation = "none",
-        names: Sequence[str] | None = None,
+        self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
         """Change a file to lines [N, 3, 48, W] in, index and probability of the best characters out."""
         if any(choices.size) or choices.head or choices.last_step:
@@ -230,12 +226,7 @@ class ReaderIntake:
         return recogniser.adapt_file(path, choices, activation, names)
 
     def settings(
-        self,
-        facts: NetworkFacts,
-        signature: Signature,
-        outputs: Sequence[str],
-        choices: NetworkChoices,
-        labels: int,
+        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
         """Read the names of the tensors; their kinds are those that the reader needs."""
         (image,) = signature.inputs

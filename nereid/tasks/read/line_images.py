@@ -1,13 +1,17 @@
 """The inputs of the networks: a page for the search, and rectified lines of text in batches."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import cv2
 import numpy as np
 
+from nereid.base.errors import InvalidImage
+from nereid.base.units import format_bytes
+from nereid.tasks.read import pdf
 from nereid.tasks.read.stages import StageTimes
-from nereid.vision.imaging.decode import SHRINKS, Buffers, EncodedImage, Limits, open_image
+from nereid.vision.imaging.decode import SHRINKS, Buffers, EncodedImage, Limits, open_image, pages_of
+from nereid.vision.imaging.formats.size import is_pdf
 from nereid.vision.imaging.transform import TURNS, Turn
 
 BACKGROUND = (255, 255, 255)
@@ -31,18 +35,35 @@ class UprightImage:
 
 
 class UprightDecoder:
-    """Decodes untrusted files, one at a time, within `limits`; for one thread."""
+    """Decodes untrusted files, one at a time, within `limits`; for one thread.
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits, self._buffers = limits, Buffers()
+    Without `max_pages` it opens only images, and of each its first page.
+    """
 
-    def __call__(self, encoded: bytes, times: StageTimes) -> UprightImage:
-        """Decode one file; a large one is reduced.
+    def __init__(self, limits: Limits, max_pages: int = 0) -> None:
+        self._limits, self._buffers, self._max_pages = limits, Buffers(), max_pages
+
+    def pages(self, encoded: bytes, times: StageTimes) -> Generator[UprightImage, None, None]:
+        """Yield the pages of one file, each decoded when it is asked for; large ones are reduced.
 
         Raises:
-            InvalidImage: the file is not an image, is damaged, or exceeds the limits.
+            InvalidImage: the file is not an image or a PDF, is damaged, or exceeds the limits.
         """
-        image = open_image(encoded, self._limits)
+        if self._max_pages and is_pdf(encoded):
+            if len(encoded) > self._limits.max_image_bytes:
+                limit, size = format_bytes(self._limits.max_image_bytes), format_bytes(len(encoded))
+                raise InvalidImage(f"expected at most {limit}, got {size}")
+            for pixels in pdf.pages(encoded, self._max_pages):
+                height, width = pixels.shape[:2]
+                times.about |= {"format": "PDF", "width": width, "height": height}
+                yield UprightImage(pixels, (width, height))
+            return
+        for frame in pages_of(encoded, self._max_pages) if self._max_pages else [0]:
+            yield self(encoded, times, frame)
+
+    def __call__(self, encoded: bytes, times: StageTimes, frame: int = 0) -> UprightImage:
+        """Decode an image; `frame` is one of `pages_of`, and errors are as of `pages`."""
+        image = open_image(encoded, self._limits, frame=frame)
         times.opened(image)
         stored = image.pixels(_shrink(image), BACKGROUND, self._buffers)
         turn = TURNS[image.orientation]

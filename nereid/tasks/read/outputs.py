@@ -73,9 +73,9 @@ def _text(outputs: Arrays) -> str:
     return "\n".join(each.decode(errors="replace") for each in outputs[TEXT].ravel())
 
 
-def _values(outputs: Arrays) -> dict[str, Any]:
-    fields = [json.loads(each) for each in outputs[FIELD].ravel()]
-    return {each["name"]: each["value"] for each in fields}
+def _values(outputs: Arrays) -> dict[tuple[str, int], Any]:
+    fields = [json.loads(entry) for entry in outputs[FIELD].ravel()]
+    return {(field["name"], field.get("page", 1)): field["value"] for field in fields}
 
 
 def outputs_of(outputs: Sequence[str], class_names: Sequence[str]) -> ReadingOutputs:

@@ -2,8 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
 
 import cv2
 import numpy as np
@@ -56,26 +56,71 @@ class Networks:
 
 
 @dataclass(slots=True)
-class _Page:
-    """One image while it is read.
+class _File:
+    """One file while it is read.
 
     Attributes:
         check: raises the error of a request that nobody waits for any more.
         networks: that read it.
         times: of its stages.
-        found: its lines.
-        barcodes: that it has.
-        texts: by the place of the line, text and confidence.
+        is_probe: whether it is that of a health check.
+        images: its pages, decoded one after the other.
+        sizes_wh: of the pages so far, in pixels.
+        lines, barcodes: of these pages.
+        begun_ms: time of the stages before the present page.
         error: why it is not read on.
     """
 
     check: Check
     networks: Networks
     times: StageTimes
-    found: FoundLines = field(default_factory=FoundLines)
-    barcodes: Sequence[FoundBarcode] = ()
-    texts: dict[int, tuple[str, float]] = field(default_factory=dict)
+    is_probe: bool
+    images: Generator[UprightImage, None, None]
+    sizes_wh: list[tuple[int, int]] = field(default_factory=list)
+    lines: list[RecognisedLine] = field(default_factory=list)
+    barcodes: list[FoundBarcode] = field(default_factory=list)
+    begun_ms: float = 0.0
     error: ServingError | None = None
+
+    @property
+    def spent_ms(self) -> float:
+        """The time of all stages so far, in milliseconds."""
+        return sum(self.times.milliseconds().values())
+
+    def decode_next(self) -> UprightImage | None:
+        """Return the next page; None at the end."""
+        begin_ns, is_end = time.time_ns(), False
+        try:
+            image = next(self.images, None)
+            is_end = image is None
+            return image
+        finally:
+            if not is_end:
+                self.times.add("decode", begin_ns, time.time_ns())
+
+    def fail(self, error: Exception, number: int) -> None:
+        """Read no further page, because of this one."""
+        self.images.close()
+        if number > 1 and isinstance(error, InvalidImage):
+            error = InvalidImage(f"page {number}: {error.args[0]}")
+        self.error = from_exception(error)
+
+
+@dataclass(slots=True)
+class _Page:
+    """One page while it is read.
+
+    Attributes:
+        file: that it is in.
+        found: its lines.
+        barcodes: that it has.
+        texts: by the place of the line, text and confidence.
+    """
+
+    file: _File
+    found: FoundLines
+    barcodes: Sequence[FoundBarcode]
+    texts: dict[int, tuple[str, float]] = field(default_factory=dict)
 
 
 class TextReader:
@@ -88,8 +133,9 @@ class TextReader:
         max_read_s: an image whose stages take longer is rejected.
         sink: receives the signals of each image, for the comparison with a reference.
         reads_barcodes: whether barcodes are searched.
+        max_pages: a file with more pages is rejected; 0 reads only images, and of each its first page.
 
-    `times` and `barcodes` have those of each image of the last batch.
+    `times`, `barcodes` and `sizes_wh` (of the pages, in pixels) have those of each file of the last batch.
     """
 
     def __init__(
@@ -102,14 +148,16 @@ class TextReader:
         max_lines: int = DEFAULT_MAX_LINES,
         max_read_s: float = DEFAULT_MAX_READ_S,
         reads_barcodes: bool = False,
+        max_pages: int = 0,
     ) -> None:
         self._max_lines, self._max_read_s = max_lines, max_read_s
         self._networks, self._characters = networks, characters
-        self._decode = UprightDecoder(limits or Limits())
+        self._decode = UprightDecoder(limits or Limits(), max_pages)
         self._min_confidence, self._sink = min_confidence, sink
         self._reads_barcodes = reads_barcodes
         self.times: list[StageTimes] = []
-        self.barcodes: list[Sequence[FoundBarcode]] = []
+        self.barcodes: list[list[FoundBarcode]] = []
+        self.sizes_wh: list[list[tuple[int, int]]] = []
 
     def read(
         self,
@@ -127,78 +175,99 @@ class TextReader:
         """
         checks = checks or [_no_check] * len(images)
         networks = networks or [self._networks] * len(images)
-        pages = [self._prepare(*each) for each in zip(images, checks, networks, strict=True)]
-        self.times, self.barcodes = [page.times for page in pages], [page.barcodes for page in pages]
-        self._recognise(pages)
-        return [page.error or self._lines(page) for page in pages]
+        files = [self._open(*each) for each in zip(images, checks, networks, strict=True)]
+        self.times, self.barcodes = [file.times for file in files], [file.barcodes for file in files]
+        self.sizes_wh = [file.sizes_wh for file in files]
+        self._recognise([page for file in files if (page := self._next_page(file))])
+        for file in files:  # lines of one page are in memory at a time
+            while page := self._next_page(file):
+                self._recognise([page])
+        return [file.error or file.lines for file in files]
 
-    def _prepare(self, encoded: bytes | ServingError, check: Check, networks: Networks) -> _Page:
-        """Find the lines of one image: its pixels are in memory only here."""
-        page = _Page(check, networks, StageTimes())
+    def _open(self, encoded: bytes | ServingError, check: Check, networks: Networks) -> _File:
+        times = StageTimes()
         if isinstance(encoded, ServingError):
-            page.error = encoded
-            return page
-        page.times.begin(encoded)
-        is_large = False
+            return _File(check, networks, times, False, (_ for _ in ()), error=encoded)
+        times.begin(encoded)
+        is_probe = isinstance(encoded, ProbeImage)
+        return _File(check, networks, times, is_probe, self._decode.pages(encoded, times))
+
+    def _next_page(self, file: _File) -> _Page | None:
+        """Find the lines of the next page, whose pixels are in memory only here; None if there is none."""
+        if file.error:
+            return None
+        is_large, number = False, len(file.sizes_wh) + 1
+        file.begun_ms = file.spent_ms
         try:
-            with page.times.stage("decode"):
-                image = self._decode(encoded, page.times)
+            image = file.decode_next()
+            if image is None:
+                return None
+            file.sizes_wh.append(image.size_wh)
             is_large = image.size_wh[0] * image.size_wh[1] > LARGE_PIXELS
-            check()
-            if isinstance(encoded, ProbeImage):
-                page.found = _probe(image, networks)
-            else:
-                if self._sink:
-                    _measure(image, self._sink)
-                if self._reads_barcodes:
-                    with page.times.stage("barcodes"):
-                        page.barcodes = find_barcodes(image)
-                page.found = find_lines(
-                    image, networks.detect, networks.direction, page.times, self._max_lines
-                )
+            file.check()
+            if file.is_probe:
+                return _Page(file, _probe(image, file.networks), ())
+            if self._sink and number == 1:
+                _measure(image, self._sink)
+            barcodes: Sequence[FoundBarcode] = ()
+            if self._reads_barcodes:
+                with file.times.stage("barcodes"):
+                    barcodes = find_barcodes(image)
+            detect, direction = file.networks.detect, file.networks.direction
+            found = find_lines(image, detect, direction, file.times, self._max_lines)
+            if number > 1 and not len(found):  # others are checked before their lines are recognised
+                self._check_time(file)
+            return _Page(file, found, barcodes)
         except Exception as error:  # a bad image must not fail the others
-            page.error = from_exception(error)
+            file.fail(error, number)
+            return None
         finally:
             if is_large:
-                image = None  # type: ignore[assignment]
+                image = None
                 return_memory()
-        return page
 
     def _recognise(self, pages: Sequence[_Page]) -> None:
-        places = [(page, line) for page in pages if not page.error for line in range(len(page.found.crops))]
+        """Read the lines of pages together, and add them to their files."""
+        places = [(page, line) for page in pages for line in range(len(page.found.crops))]
         for group, width in batches([page.found.crops[line].shape[1] for page, line in places]):
             self._recognise_group([places[each] for each in group], width)
+        for page in pages:
+            if not page.file.error:
+                number = len(page.file.sizes_wh)
+                page.file.lines += [replace(line, page=number) for line in self._lines(page)]
+                page.file.barcodes += [replace(barcode, page=number) for barcode in page.barcodes]
 
     def _recognise_group(self, group: Sequence[tuple[_Page, int]], width: int) -> None:
-        pages = {id(page): page for page, _ in group if not page.error}.values()
+        pages = {id(page): page for page, _ in group if not page.file.error}.values()
         for page in pages:
             try:
-                page.check()
-                self._check_time(page)
+                page.file.check()
+                self._check_time(page.file, len(page.found), len(page.texts))
             except Exception as error:
-                page.error = from_exception(error)
-        alive = [(page, line) for page, line in group if not page.error]
+                page.file.fail(error, len(page.file.sizes_wh))
+        alive = [(page, line) for page, line in group if not page.file.error]
         if not alive:
             return
         begin_ns, failure = time.time_ns(), None
         try:
-            recognise = alive[0][0].networks.recognise
+            recognise = alive[0][0].file.networks.recognise
             outputs = recognise(stacked([page.found.crops[line] for page, line in alive], width))
             for (page, line), text in zip(alive, self._characters.decode(*outputs), strict=True):
                 page.texts[line] = text
         except Exception as error:  # the pages of other groups may be read
-            failure = from_exception(error)
+            failure = error
         end_ns = time.time_ns()
         for page in pages:
-            page.error = page.error or failure
-            page.times.add("recognise", begin_ns, end_ns)
+            if failure and not page.file.error:
+                page.file.fail(failure, len(page.file.sizes_wh))
+            page.file.times.add("recognise", begin_ns, end_ns)
 
-    def _check_time(self, page: _Page) -> None:
-        if sum(page.times.milliseconds().values()) > self._max_read_s * 1e3:
-            count = len(page.found)
+    def _check_time(self, file: _File, found: int = 0, done: int = 0) -> None:
+        """Reject a file whose present page has taken too long."""
+        if file.spent_ms - file.begun_ms > self._max_read_s * 1e3:
             raise InvalidImage(
                 f"expected text that is read within {self._max_read_s:g} s, "
-                f"got {min(len(page.texts), count)} of {count} lines in this time; fix: send parts of it"
+                f"got {min(done, found)} of {found} lines in this time; fix: send parts of it"
             )
 
     def _lines(self, page: _Page) -> list[RecognisedLine]:

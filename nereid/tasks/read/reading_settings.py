@@ -8,12 +8,15 @@ from nereid.base.config.model_config import ModelConfig, TensorSpec
 from nereid.base.contract import (
     BARCODE,
     BARCODE_BOX,
+    BARCODE_PAGE,
     BOX,
     CONFIDENCE,
     FIELD,
     IMAGE,
     MAX_IMAGE_BYTES,
     MAX_LINES,
+    PAGE,
+    PAGE_SIZE,
     SYMBOLOGY,
     TEXT,
 )
@@ -21,8 +24,9 @@ from nereid.tasks.read import PARTS, READ
 from nereid.tasks.task import IN_PROCESS, SERVED
 
 BACKEND = READ.backend.name if READ.backend else ""
+MAX_PAGES = 1000
 # A page of a newspaper has about 400 lines, a dense letter 60; a page of 1,000 takes 8 s of a core.
-DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S = 500, 30.0
+DEFAULT_MAX_LINES, DEFAULT_MAX_READ_S, DEFAULT_MAX_PAGES = 500, 30.0, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,9 @@ class ReadingSettings:
 
     `networks` is `in_process` or `served`: as models of the same server. `intra_op_thread_count` replaces
     that of networks in the process; 0 keeps their own. Lines below `min_confidence` are left out. `fields`
-    names a file with the fields of a document, in the version's folder or in the model's. An image with more
-    than `max_lines` regions of text, or that takes the reader more than `max_read_s`, is rejected.
+    names a file with the fields of a document, in the version's folder or in the model's. A file is rejected
+    if a page has more than `max_lines` regions of text, if its pages take more than `max_read_s` each, or if
+    it has more than `max_pages`.
     """
 
     network: str
@@ -47,6 +52,7 @@ class ReadingSettings:
     fields: str = ""
     max_lines: int = DEFAULT_MAX_LINES
     max_read_s: float = DEFAULT_MAX_READ_S
+    max_pages: int = DEFAULT_MAX_PAGES
     max_image_bytes: int = MAX_IMAGE_BYTES
     max_image_pixels: int = 64_000_000
     max_image_side_px: int = 16_384
@@ -58,6 +64,8 @@ class ReadingSettings:
             raise ValueError(f"min_confidence: expected 0 to 1, got {self.min_confidence}")
         if not 1 <= self.max_lines <= MAX_LINES:
             raise ValueError(f"max_lines: expected 1 to {MAX_LINES}, got {self.max_lines}")
+        if not 1 <= self.max_pages <= MAX_PAGES:
+            raise ValueError(f"max_pages: expected 1 to {MAX_PAGES}, got {self.max_pages}")
         if self.max_read_s <= 0:
             raise ValueError(f"max_read_s: expected more than 0, got {self.max_read_s}")
         if self.fields != Path(self.fields).name:
@@ -92,6 +100,11 @@ BARCODE_OUTPUTS = (
     _tensor(SYMBOLOGY, "STRING", -1),
     _tensor(BARCODE_BOX, "FP32", -1, 4, 2),
 )
+PAGE_OUTPUTS = (
+    _tensor(PAGE, "INT32", -1),
+    _tensor(BARCODE_PAGE, "INT32", -1),
+    _tensor(PAGE_SIZE, "INT32", -1, 2),
+)
 # Input and outputs of each network, in their order; their names are free.
 TENSORS = {
     "detect": (_tensor("", "FP32", 3, -1, -1), [_tensor("", "FP32", 1, -1, -1)]),
@@ -105,7 +118,8 @@ def own_problems(config: ModelConfig, settings: ReadingSettings) -> Iterator[str
     outputs = (
         *LINE_OUTPUTS,
         *(FIELD_OUTPUTS if settings.fields else ()),
-        *(BARCODE_OUTPUTS if reads_barcodes(config) else ()),
+        *(BARCODE_OUTPUTS if has_output(config, BARCODE) else ()),
+        *(PAGE_OUTPUTS if has_output(config, PAGE) else ()),
     )
     for side, wanted, given in (("input", INPUTS, config.inputs), ("output", outputs, config.outputs)):
         expected, got = (
@@ -115,9 +129,9 @@ def own_problems(config: ModelConfig, settings: ReadingSettings) -> Iterator[str
             yield f"expected the {side}s {expected}, got {got or 'none'}"
 
 
-def reads_barcodes(config: ModelConfig) -> bool:
-    """Return whether a reader has the outputs for barcodes."""
-    return any(each.name == BARCODE for each in config.outputs)
+def has_output(config: ModelConfig, name: str) -> bool:
+    """Return whether a reader has an output, such as that for barcodes, or for pages."""
+    return any(output.name == name for output in config.outputs)
 
 
 def fields_path(config: ModelConfig, settings: ReadingSettings) -> Path | None:

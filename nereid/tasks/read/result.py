@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from nereid.base.contract import BARCODE_OUTPUTS, BOX, CONFIDENCE, FIELD, TEXT
+from nereid.base.contract import BARCODE_OUTPUTS, BOX, CONFIDENCE, FIELD, PAGE_OUTPUTS, TEXT
 from nereid.client.result_kind import ResultKind, Timings
 from nereid.tasks.read import READ
 
@@ -26,11 +26,13 @@ class TextLine:
         text: its characters.
         confidence: mean probability of the characters, 0..1.
         box: its four corners (x, y) in pixels of the upright image, clockwise from the text's top left.
+        page: number of its page, from 1.
     """
 
     text: str
     confidence: float
     box: Corners
+    page: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Field:
         carrier: whose number it is; None if not known.
         certain: whether the value is proven, and no other one is about as likely.
         candidates: the values that are about equally likely, this one first; none if it has no rival.
+        page: number of the page that was searched, from 1.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Field:
     carrier: str | None = None
     certain: bool = False
     candidates: tuple[str, ...] = ()
+    page: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +84,13 @@ class Barcode:
         text: what it says. GS1's application identifiers are in parentheses, as printed below the bars.
         symbology: such as `Code 128`, `QR Code` or `GS1-128`.
         box: its four corners, as those of a line, clockwise from the symbol's top left.
+        page: number of its page, from 1.
     """
 
     text: str
     symbology: str
     box: Corners
+    page: int = 1
 
     @property
     def elements(self) -> dict[str, str]:
@@ -94,14 +100,23 @@ class Barcode:
 
 
 @dataclass(frozen=True, slots=True)
+class PageSize:
+    """The size of a page in pixels; boxes are in these."""
+
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
-    """The text of one image, and the model that read it.
+    """The text of one image or document, and the model that read it.
 
     Attributes:
-        lines: in reading order; none if the image has no text.
-        fields: those of the document; none from a model that reads only lines.
+        lines: page by page in reading order; none if there is no text.
+        fields: those of each page; none from a model that reads only lines.
         barcodes: from top to bottom; none from a model that reads only text.
         model, version, variant, reason, request_id, timings, image: as of a `Prediction`.
+        pages: the sizes of the pages that were read; none from a model that reads only images.
     """
 
     lines: tuple[TextLine, ...]
@@ -114,6 +129,11 @@ class Reading:
     request_id: str
     timings: Timings
     image: str = ""
+    pages: tuple[PageSize, ...] = ()
+
+
+def _reading(pages: tuple[PageSize, ...], *values: Any) -> Reading:
+    return replace(Reading(*values), pages=pages)
 
 
 def _count(result: Any) -> int:
@@ -122,31 +142,44 @@ def _count(result: Any) -> int:
     return len(text) if is_sound else -1
 
 
-def _values(result: Any) -> list[tuple[tuple[TextLine, ...], tuple[Field, ...], tuple[Barcode, ...]]]:
-    text, confidence, box = (result.as_numpy(name) for name in (TEXT, CONFIDENCE, BOX))
-    field = result.as_numpy(FIELD)
-    fields = [()] * len(text) if field is None else field
-    columns = [result.as_numpy(name) for name in BARCODE_OUTPUTS]
-    has_barcodes = all(column is not None for column in columns)
-    barcodes = [*zip(*columns, strict=True)] if has_barcodes else [((), (), ())] * len(text)
-    return [
-        (
-            tuple(map(_line, texts, confidences, boxes)),
-            tuple(_field(json.loads(entry)) for entry in entries),
-            tuple(map(_barcode, *found)),
-        )
-        for texts, confidences, boxes, entries, found in zip(
-            text, confidence, box, fields, barcodes, strict=True
-        )
-    ]
+def _values(result: Any) -> list[tuple[tuple[Any, ...], ...]]:
+    """Return pages, lines, fields and barcodes of each file; outputs that a model lacks have no entries."""
+    names = (TEXT, CONFIDENCE, BOX, FIELD, *BARCODE_OUTPUTS, *PAGE_OUTPUTS)
+    columns = [result.as_numpy(name) for name in names]
+    count = len(columns[0])
+    files = zip(*([()] * count if column is None else column for column in columns), strict=True)
+    return [_file(*columns_of_file) for columns_of_file in files]
 
 
-def _line(text: bytes, confidence: np.float32, box: np.ndarray) -> TextLine:
-    return TextLine(text.decode(), float(confidence), _corners(box.tolist()))
+def _file(
+    texts: Sequence[bytes],
+    confidences: Sequence[np.float32],
+    boxes: Sequence[np.ndarray],
+    fields: Sequence[bytes],
+    codes: Sequence[bytes],
+    symbologies: Sequence[bytes],
+    code_boxes: Sequence[np.ndarray],
+    line_pages: Sequence[np.int32],
+    code_pages: Sequence[np.int32],
+    sizes: Sequence[np.ndarray],
+) -> tuple[tuple[Any, ...], ...]:
+    has_pages = len(sizes) > 0
+    line_pages = line_pages if has_pages else [np.int32(1)] * len(texts)
+    code_pages = code_pages if has_pages else [np.int32(1)] * len(codes)
+    return (
+        tuple(PageSize(int(width), int(height)) for width, height in sizes),
+        tuple(map(_line, texts, confidences, boxes, line_pages)),
+        tuple(_field(json.loads(entry)) for entry in fields),
+        tuple(map(_barcode, codes, symbologies, code_boxes, code_pages)),
+    )
 
 
-def _barcode(text: bytes, symbology: bytes, box: np.ndarray) -> Barcode:
-    return Barcode(text.decode(), symbology.decode(), _corners(box.tolist()))
+def _line(text: bytes, confidence: np.float32, box: np.ndarray, page: np.int32) -> TextLine:
+    return TextLine(text.decode(), float(confidence), _corners(box.tolist()), int(page))
+
+
+def _barcode(text: bytes, symbology: bytes, box: np.ndarray, page: np.int32) -> Barcode:
+    return Barcode(text.decode(), symbology.decode(), _corners(box.tolist()), int(page))
 
 
 def _field(entry: Mapping[str, Any]) -> Field:
@@ -162,6 +195,7 @@ def _field(entry: Mapping[str, Any]) -> Field:
         entry.get("carrier"),
         entry.get("certain", False),
         tuple(entry.get("candidates", ())),
+        entry.get("page", 1),
     )
 
 
@@ -170,6 +204,7 @@ def _corners(box: list[list[float]]) -> Corners:
 
 
 READINGS = ResultKind(
-    *(READ.name, READ.model, READ.outputs, (FIELD, *BARCODE_OUTPUTS), _count, _values, Reading),
+    *(READ.name, READ.model, READ.outputs, (FIELD, *BARCODE_OUTPUTS, *PAGE_OUTPUTS), _count, _values),
+    _reading,
     has_equal_shapes=False,
 )

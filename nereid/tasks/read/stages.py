@@ -1,10 +1,11 @@
-"""The times of the stages of reading."""
+"""The stages of reading and their times, and the metrics of the backend `text_reader`."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from nereid.backends.triton.metrics import DURATIONS_S, MetricKind
 from nereid.vision.imaging.decode import EncodedImage
 
 # In their order. The last stage runs for the lines of several images together.
@@ -32,6 +33,27 @@ MEANINGS = {
     ),
     "fields": ("searching the lines for fields takes long", "look at the number of lines and fields"),
 }
+
+# Metrics by their names without the prefix.
+PREFIX, LABELS = "nereid_reader_", ("model", "version")
+FAMILIES: Mapping[str, MetricKind] = {
+    "stage_duration_seconds": MetricKind(
+        "TALLY",
+        "Seconds of a stage for one image; the recognition of lines of several images counts for each",
+        (*DURATIONS_S, 4.0, 8.0),
+        labels=("stage",),
+    ),
+    "lines": MetricKind("TALLY", "Lines of text of one image", (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)),
+    "missing_fields_total": MetricKind(
+        "COUNTER",
+        "Images on which a required field was not found, or its checksum does not hold",
+        labels=("field",),
+    ),
+    "rejected_total": MetricKind(
+        "COUNTER", "Rejected requests, by the code of the error", labels=("reason",)
+    ),
+}
+METRICS = PREFIX, LABELS, FAMILIES
 
 
 class StageTimes:

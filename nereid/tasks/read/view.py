@@ -1,28 +1,35 @@
 """Text, fields and barcodes on a terminal, in CSV and on the image."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from nereid.cli.image_commands.view import Cells, Mark, View
 from nereid.cli.tables import print_table
+from nereid.tasks.read import pdf
 from nereid.tasks.read.result import Corners, Field, Reading
 
 # Boxes of fields are rounded to a tenth of a pixel.
 ROUNDING_PX = 0.1
-COLUMNS = ("entry", "name", "text", "confidence", "valid", "box", "proof", "carrier", "certain")
+COLUMNS = ("entry", "name", "text", "confidence", "valid", "box", "proof", "carrier", "certain", "page")
 
 
 def _rows(result: Reading) -> list[Cells]:
     empty = ("", "", "")
-    lines = [("line", "", line.text, line.confidence, "", _flat(line.box), *empty) for line in result.lines]
+    lines = [
+        ("line", "", line.text, line.confidence, "", _flat(line.box), *empty, line.page)
+        for line in result.lines
+    ]
     barcodes = [
-        ("barcode", code.symbology, code.text, "", "", _flat(code.box), *empty) for code in result.barcodes
+        ("barcode", code.symbology, code.text, "", "", _flat(code.box), *empty, code.page)
+        for code in result.barcodes
     ]
     return [*lines, *map(_field_row, result.fields), *barcodes]
 
 
 def _field_row(field: Field) -> Cells:
     box = "" if field.box is None else _flat(field.box)
-    return "field", field.name, field.value or "", field.confidence, _verdict(field), box, *_proof(field)
+    about = field.value or "", field.confidence, _verdict(field), box
+    return "field", field.name, *about, *_proof(field), field.page
 
 
 def _proof(field: Field) -> tuple[str, str, str]:
@@ -41,6 +48,22 @@ def _flat(box: Corners) -> str:
 
 
 def _show_texts(result: Reading) -> None:
+    for number in range(1, max(len(result.pages), 1) + 1):
+        if len(result.pages) > 1:
+            print(f"page {number}")
+        _show_page(_on_page(result, number))
+
+
+def _on_page(result: Reading, number: int) -> Reading:
+    return replace(
+        result,
+        lines=tuple(line for line in result.lines if line.page == number),
+        fields=tuple(field for field in result.fields if field.page == number),
+        barcodes=tuple(barcode for barcode in result.barcodes if barcode.page == number),
+    )
+
+
+def _show_page(result: Reading) -> None:
     if result.lines:
         rows = [(line.text, f"{line.confidence:.3f}", _place(line.box)) for line in result.lines]
         print_table("text", "confidence", "left, top", rows=rows)
@@ -65,7 +88,8 @@ def _place(box: Corners) -> str:
     return ", ".join(f"{min(side):.0f}" for side in zip(*box, strict=True))
 
 
-def _marked_texts(result: Reading) -> list[Mark]:
+def _marked_texts(reading: Reading) -> list[Mark]:
+    result = _on_page(reading, 1)
     fields = [(field.box, f"{field.name}: {field.value}") for field in result.fields if field.box]
     named = [box for box, _ in fields]
     barcodes = [(code.box, code.text) for code in result.barcodes]
@@ -85,4 +109,4 @@ def _is_any(box: Corners, others: Sequence[Corners]) -> bool:
     )
 
 
-VIEW = View(COLUMNS, _rows, _show_texts, _marked_texts)
+VIEW = View(COLUMNS, _rows, _show_texts, _marked_texts, pdf.searchable)

@@ -8,13 +8,14 @@ from functools import partial
 
 import numpy as np
 import simplejpeg
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from nereid.base.contract import MAX_IMAGE_BYTES
 from nereid.base.errors import InvalidImage
 from nereid.base.units import format_bytes
 from nereid.vision.imaging.formats import jpeg, png
+from nereid.vision.imaging.formats.size import TIFF_MAGIC
 
 
 class Buffers:
@@ -64,6 +65,9 @@ EXIF = b"Exif\0\0"
 # TIFF's tags; PHOTOMETRIC is PhotometricInterpretation.
 IMAGE_WIDTH, IMAGE_LENGTH, BITS_PER_SAMPLE = 256, 257, 258
 PHOTOMETRIC, TILE_WIDTH, TILE_LENGTH = 262, 322, 323
+SUBFILE_TYPE, REDUCED = 254, 1
+# Images of one TIFF that are looked at.
+MAX_FRAMES = 1000
 BLACK_IS_ZERO = 1
 
 
@@ -135,12 +139,15 @@ class EncodedImage:
             raise InvalidImage(f"file of {len(self.encoded)} bytes is damaged: {error}") from None
 
 
-def open_image(encoded: bytes, limits: Limits, is_header_enough: bool = False) -> EncodedImage:
+def open_image(
+    encoded: bytes, limits: Limits, is_header_enough: bool = False, frame: int = 0
+) -> EncodedImage:
     """Read the header of an image file.
 
     Args:
         limits: those that it must not exceed.
         is_header_enough: whether the pixels of a TIFF are not wanted; else they are decoded, and turned.
+        frame: image of a TIFF with several, from 0; one of `pages_of`.
 
     Raises:
         InvalidImage: the file has an unknown format, is damaged, or exceeds `limits`, which are checked
@@ -155,7 +162,42 @@ def open_image(encoded: bytes, limits: Limits, is_header_enough: bool = False) -
         return _open_jpeg(encoded, limits)
     got = f"{len(encoded)} bytes starting with {encoded[:8]!r}"
     unknown = f"expected an image file ({', '.join(FORMATS)}), got {got}"
-    return _open_other(encoded, limits, unknown, is_header_enough)
+    return _open_other(encoded, limits, unknown, is_header_enough, frame)
+
+
+def pages_of(encoded: bytes, max_pages: int) -> list[int]:
+    """Return the frames of an image file that are pages: the first one, and further ones of a TIFF.
+
+    Raises:
+        InvalidImage: it has more than `max_pages`.
+    """
+    pages = [0]
+    if not encoded.startswith(TIFF_MAGIC):
+        return pages
+    try:
+        with Image.open(io.BytesIO(encoded), formats=["TIFF"]) as image:
+            for frame in range(1, MAX_FRAMES + 1):
+                image.seek(frame)
+                tags = getattr(image, "tag_v2", {})
+                if not tags.get(SUBFILE_TYPE, 0) & REDUCED:
+                    pages.append(frame)
+                if len(pages) > max_pages:
+                    break
+    except Exception:  # the end; viewers, too, ignore a directory that cannot be read
+        return pages
+    raise InvalidImage(f"expected a TIFF of at most {max_pages} pages, got more")
+
+
+def upright_picture(encoded: bytes, limits: Limits, frame: int = 0) -> Image.Image:
+    """Return the upright pixels of an image file, RGB on white, in their full size.
+
+    Raises:
+        InvalidImage: as `open_image`.
+    """
+    opened = open_image(encoded, limits, frame=frame)
+    picture = Image.fromarray(opened.pixels(1, (255, 255, 255), Buffers()))
+    picture.getexif()[ExifTags.Base.Orientation] = opened.orientation
+    return ImageOps.exif_transpose(picture)
 
 
 def read_upright_size(encoded: bytes, limits: Limits, turns: bool = True) -> tuple[int, int]:
@@ -259,13 +301,17 @@ def _damaged(image: EncodedImage, error: object) -> InvalidImage:
     return InvalidImage(f"JPEG of {len(image.encoded)} bytes is damaged: {error}")
 
 
-def _open_other(encoded: bytes, limits: Limits, unknown: str, is_header_enough: bool = False) -> EncodedImage:
+def _open_other(
+    encoded: bytes, limits: Limits, unknown: str, is_header_enough: bool = False, frame: int = 0
+) -> EncodedImage:
     """Read a header with Pillow; `unknown` is the message for an unknown format."""
     if encoded.startswith(png.MAGIC):
         png.check_chunks(encoded)
         encoded = png.without_extras(encoded)
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
+        if frame:
+            image.seek(frame)
         _check_size(*image.size, limits)
         _check_mode(image)
         size_wh, orientation = image.size, _known_orientation(image.getexif)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nereid.base.config.model_config import ModelConfig
-from nereid.base.contract import IMAGE as IMAGE_NAME
-from nereid.base.contract import format_bad_images
+from nereid.base.contract import IMAGE, format_bad_images
 from nereid.base.errors import (
     DeviceFailed,
     InferenceFailed,
@@ -20,6 +19,9 @@ from nereid.vision.imaging.image_signals import Sink
 from nereid.vision.imaging.image_times import ImageTimes
 from nereid.vision.imaging.preprocess_settings import PreprocessSettings
 from nereid.vision.imaging.preprocessor import CpuPreprocessor, Preprocessor
+
+# Name, datatype and dimensions of the only input.
+_INPUT = (IMAGE, "TYPE_STRING", (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Pipeline:
             InvalidConfig: a parameter is invalid, or contradicts another parameter or the tensors.
         """
         settings = PreprocessSettings.from_config(config)
-        if [(tensor.name, tensor.datatype, tensor.dims) for tensor in config.inputs] != [IMAGE]:
+        if [(tensor.name, tensor.datatype, tensor.dims) for tensor in config.inputs] != [_INPUT]:
             got = ", ".join(f"'{tensor.name}' {tensor.kind}" for tensor in config.inputs)
             raise InvalidConfig(
                 f"model '{config.name}': expected one input, 'image' TYPE_STRING [1], got {got or 'none'}"
@@ -108,9 +110,6 @@ class Pipeline:
         except Exception as error:  # if the device fails, every request fails
             self.preprocessor.times = ()
             return [from_exception(error)] * len(images)
-
-
-IMAGE = (IMAGE_NAME, "TYPE_STRING", (1,))
 
 
 def images_of(requests: Sequence[Sequence[bytes] | ServingError]) -> list[bytes]:

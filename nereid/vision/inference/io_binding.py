@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from nereid.base.errors import InferenceFailed
-from nereid.vision.inference.run_failures import run_failure
+from nereid.base.errors import InferenceFailed, run_failure
 
 # ONNX's element types are NumPy's names, but for these.
 FLOATS = {"float": "float32", "double": "float64"}

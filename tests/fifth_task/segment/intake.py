@@ -8,7 +8,7 @@ from nereid.base.errors import WrongUsage
 from nereid.models.publish.configs import Addition, ModelNames
 from nereid.models.publish.examination import Survey
 from nereid.models.publish.intake import adaptation
-from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
 from nereid.models.publish.intake.serving_settings import Images, ServedTensor, ServingSettings, read_input
@@ -34,11 +34,7 @@ class Segmentation:
         return not others and output.datatype == "TYPE_UINT8" and len(output.shape) == 3
 
     def adapt(
-        self,
-        path: Path,
-        choices: NetworkChoices,
-        activation: Activation = "none",
-        names: Sequence[str] | None = None,
+        self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
         """Leave the file as it is."""
         signature = onnx_file.read(path).signature
@@ -47,12 +43,7 @@ class Segmentation:
         return Adapted(tuple((names or present)[1:]), changes)
 
     def settings(
-        self,
-        facts: NetworkFacts,
-        signature: Signature,
-        outputs: Sequence[str],
-        choices: NetworkChoices,
-        labels: int,
+        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
         """Read input and mask."""
         mask = signature.outputs[outputs[0]]

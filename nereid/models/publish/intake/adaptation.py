@@ -1,6 +1,6 @@
 """Changes of an ONNX file that make it a network for image batches: [N,3,H,W] in, FP32 [N,...] out.
 
-Some of them only a first run on two images can confirm. It is done in a child process, so that a network
+Only a first run on two images can confirm some of them. It happens in a child process, so that a network
 cannot harm the command. The description of a version records its choices; the next version gets the same.
 """
 
@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -51,6 +51,8 @@ TO_FP16 = "weights and computation are converted to FP16, inputs and outputs sta
 # A larger ModelProto cannot be written as one file.
 MAX_BYTES = 2**31 - 1
 Result = TypeVar("Result")
+# Names of input and outputs in the order of a config; None for those in the file.
+Names: TypeAlias = Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,7 @@ class Adapted(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def adapt_file(
-    path: Path, output: str = "", activation: Activation = "none", names: Sequence[str] | None = None
-) -> Adapted:
+def adapt_file(path: Path, output: str = "", activation: Activation = "none", names: Names = None) -> Adapted:
     """Change an ONNX file as `adapt`, so that this machine's and the container's runtimes open it."""
 
     def change(model: Any) -> tuple[str, list[str]]:
@@ -100,7 +100,7 @@ def adapt_file(
 
 
 def adapt(
-    model: Any, output: str = "", activation: Activation = "none", names: Sequence[str] | None = None
+    model: Any, output: str = "", activation: Activation = "none", names: Names = None
 ) -> tuple[str, list[str]]:
     """Change a ModelProto in place; return the name of the scores, and a line for each change.
 
@@ -157,7 +157,7 @@ def adapt_outputs_of_file(path: Path, size: Size = ANY_SIZE) -> list[str]:
 
 
 def edit_file(path: Path, edit: Callable[[Any], Iterable[str]]) -> list[str]:
-    """Edit the ModelProto of a file in place; without a sentence about a change, the file stays as it is."""
+    """Edit the ModelProto of a file in place; if no change is reported, the file stays as it is."""
     import onnx
 
     model = onnx.load(path, load_external_data=False)
@@ -178,7 +178,7 @@ def rename_file(path: Path, present: Sequence[str], wanted: Sequence[str]) -> li
 
 
 def change_file(path: Path, change: Callable[[Any], tuple[Result, list[str]]]) -> tuple[Result, list[str]]:
-    """Change an ONNX file; without a sentence about a change, it stays as it is.
+    """Change an ONNX file; if no change is reported, it stays as it is.
 
     `change` edits a ModelProto in place, and returns its result and a sentence for each change. If a fixed
     batch cannot be freed, the network computes one image at a time.
@@ -216,7 +216,7 @@ def _save(model: Any, path: Path) -> None:
 
 
 def _declare_outputs(path: Path) -> None:
-    """Declare the dims of an ONNX file's outputs behind the batch, as a run returns them.
+    """Declare the dims of an ONNX file's outputs after the batch, as a run returns them.
 
     A network with NMS inside returns as many rows as it finds, so it gets the dims that ONNX Runtime infers.
     """
@@ -239,7 +239,7 @@ class NetworkTrial:
     Args:
         shapes: those for one image.
         inferred: those that ONNX Runtime knows before a run, -1 for variable dims.
-        computes_rows: whether each row of a batch gets what it gets alone.
+        computes_rows: whether each row of a batch gets the same outputs as alone.
     """
 
     shapes: dict[str, list[int]]

@@ -9,7 +9,7 @@ from nereid.base.errors import WrongUsage
 from nereid.models.publish.candidate import Description
 from nereid.models.publish.configs import ModelNames
 from nereid.models.publish.examination import Survey
-from nereid.models.publish.intake.adaptation import Adapted, NetworkChoices
+from nereid.models.publish.intake.adaptation import Adapted, Names, NetworkChoices
 from nereid.models.publish.intake.graph_edits import Activation
 from nereid.models.publish.intake.network_facts import NetworkFacts, Noted, Size
 from nereid.models.publish.intake.serving_settings import ServingSettings
@@ -52,9 +52,9 @@ class InputKind(Protocol):
         """Return all parameters of the preprocessing, and the origin of those that were not given."""
 
     def copy_companions(self, public: str, repository: Path, target: Path) -> dict[str, int]:
-        """Copy the default models that the pinned model uses, too, to `target`; return their versions.
+        """Copy the default models that the pinned model also uses to `target`; return their versions.
 
-        WrongUsage: `public`, the added name, is one of theirs, or `repository` has others of their names.
+        WrongUsage: `public`, the added name, is one of theirs, or `repository` has others by those names.
         """
 
     def repeated(
@@ -112,11 +112,7 @@ class Intake(Protocol):
         """Return whether a file is of this task; `size` is height and width in pixels, zeros if unknown."""
 
     def adapt(
-        self,
-        path: Path,
-        choices: NetworkChoices,
-        activation: Activation = "none",
-        names: Sequence[str] | None = None,
+        self, path: Path, choices: NetworkChoices, activation: Activation = "none", names: Names = None
     ) -> Adapted:
         """Change a file into the form that is served, with `activation` appended to the scores.
 
@@ -125,17 +121,11 @@ class Intake(Protocol):
         """
 
     def settings(
-        self,
-        facts: NetworkFacts,
-        signature: Signature,
-        outputs: Sequence[str],
-        choices: NetworkChoices,
-        labels: int,
+        self, facts: NetworkFacts, signature: Signature, outputs: Sequence[str], choices: NetworkChoices
     ) -> ServingSettings:
         """Read input and outputs of a changed file, whose `outputs` by role `adapt` returned.
 
-        `facts` are those of the file before its changes, `labels` is the number of class names. WrongUsage:
-        the network cannot be served.
+        `facts` are those of the file before its changes. WrongUsage: the network cannot be served.
         """
 
     def models(self, names: ModelNames, settings: ServingSettings, choices: NetworkChoices) -> AddedModels:

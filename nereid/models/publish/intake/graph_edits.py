@@ -39,7 +39,7 @@ def dims(value: Any) -> list[int]:
 
 
 def add_constant(model: Any, tensor: Any) -> None:
-    """Add an initializer; the IR version becomes one in which that is not an input."""
+    """Add an initializer; the IR version becomes one in which it need not be an input."""
     model.graph.initializer.append(tensor)
     model.ir_version = max(model.ir_version, FREE_INITIALIZERS)
 
@@ -51,7 +51,7 @@ def fixed_batch(model: Any) -> int:
 
 
 def free_batch(model: Any) -> Iterator[str]:
-    """Make a fixed first dim of images and outputs variable, also where operators have it as a number."""
+    """Make a fixed first dim of images and outputs variable, also where operators hard-code it."""
     if not (size := fixed_batch(model)):
         return
     (image,) = inputs(model)
@@ -81,7 +81,7 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
     for output in single:
         # ONNX Runtime cannot see through the shape, and takes the first dim for variable.
         shape = _shape(model, rows, [1] * (len(dims(output)) - 1))
-        before = take_name(model, output, "alone")
+        before = take_name(model, output.name, "alone")
         model.graph.node.append(helper.make_node("Expand", [before, shape], [output.name]))
     places: dict[str, Any] = {"starts": [0], "ends": [1], "axes": [0]}
     if onnx_graph.opsets(model).get("", 0) >= 10:  # they became inputs
@@ -96,7 +96,7 @@ def take_one_image(model: Any, inferred: Mapping[str, Sequence[int]]) -> Iterato
 
 
 def add_batch(model: Any) -> Iterator[str]:
-    """Give results of one image a batch of 1, and its image, too, if it has none."""
+    """Give the results of one image a batch of 1, and the image as well if it has none."""
     from onnx import TensorProto, helper
 
     (image,) = inputs(model)
@@ -108,7 +108,7 @@ def add_batch(model: Any) -> Iterator[str]:
         declare(image, [1, *dims(image)])
     declare(image, [1, *dims(image)[1:]])
     for output in model.graph.output:
-        before = take_name(model, output, "unbatched")
+        before = take_name(model, output.name, "unbatched")
         model.graph.node.append(with_axes(model, "Unsqueeze", before, output.name, [0]))
         declare(output, [1, *dims(output)])
     yield "its image and results get a batch of 1"
@@ -142,7 +142,7 @@ def declare(value: Any, shape: Sequence[int]) -> None:
 
 
 def _free_shapes(model: Any, image: str, size: int) -> None:
-    """Let shapes begin with the number of images, where they begin with a fixed batch as a number."""
+    """Make shapes begin with the number of images where they begin with a fixed batch."""
     from onnx import helper
 
     known, rows = _small_constants(model), ""
@@ -243,18 +243,18 @@ def to_fp32(model: Any, scores: Any) -> Iterator[str]:
     element = scores.type.tensor_type.elem_type
     if element not in (TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16):
         return
-    before = take_name(model, scores, "uncast")
+    before = take_name(model, scores.name, "uncast")
     model.graph.node.append(helper.make_node("Cast", [before], [scores.name], to=TensorProto.FLOAT))
     scores.type.tensor_type.elem_type = TensorProto.FLOAT
     yield f"output '{scores.name}' is converted from {TensorProto.DataType.Name(element)} to FP32"
 
 
-def take_name(model: Any, output: Any, suffix: str) -> str:
-    """Rename the inner tensor of an output, so that another node can return the output."""
-    inner = free_name(model, f"{output.name}_{suffix}")
-    _redirect(model, output.name, inner)
+def take_name(model: Any, name: str, suffix: str) -> str:
+    """Rename the inner tensor with the name of an output, so that another node can return the output."""
+    inner = free_name(model, f"{name}_{suffix}")
+    _redirect(model, name, inner)
     for node in operators(model):
-        node.output[:] = [inner if name == output.name else name for name in node.output]
+        node.output[:] = [inner if present == name else present for present in node.output]
     return inner
 
 
@@ -278,7 +278,7 @@ def free_name(model: Any, wanted: str) -> str:
 
 
 def fit_runtimes(model: Any, runtimes: Sequence[Runtime] | None = None) -> list[str]:
-    """Lower the opset and IR version of a ModelProto if no operator changes by that; return the changes.
+    """Lower the opset and IR version of a ModelProto if that changes no operator; return the changes.
 
     The runtimes are by default those of the embedded server and of the container.
     A network that needs the newer operators stays as it is, and the check of runtimes reports it.
@@ -346,14 +346,14 @@ def accept_colours(model: Any) -> Iterator[str]:
 
 
 def flatten(model: Any, scores: Any) -> Iterator[str]:
-    """Remove dims of 1 beside the classes, as in [N,C,1,1] or [N,1,C]; rows, such as boxes, are no scores."""
+    """Remove dims of 1 beside the classes, as in [N,C,1,1] or [N,1,C]; rows such as boxes are not scores."""
     from onnx import helper
 
     shape, declared = dims(scores), scores.type.tensor_type.shape.dim
     classes = [dim for dim in declared[1:] if dim.dim_value != 1]
     if len(shape) < 3 or len(classes) > 1:
         return
-    before = take_name(model, scores, "unflattened")
+    before = take_name(model, scores.name, "unflattened")
     model.graph.node.append(helper.make_node("Flatten", [before], [scores.name], axis=1))
     if classes:
         declared[1].CopyFrom(classes[0])
@@ -396,7 +396,7 @@ def _normalize(model: Any, vectors: Any) -> Iterator[str]:
 
 
 def rename(model: Any, scores: Any, names: Sequence[str]) -> Iterator[str]:
-    """Give the input and the scores other names, with a copy of the tensor; used names stay as they are."""
+    """Give the input and the scores other names, with a copy of the tensor; a weight keeps its name."""
     from onnx import helper
 
     nodes, (given, wanted) = model.graph.node, names
@@ -405,6 +405,9 @@ def rename(model: Any, scores: Any, names: Sequence[str]) -> Iterator[str]:
         yield f"input '{image[0].name}' is named '{given}'"
         nodes.insert(0, helper.make_node("Identity", [given], [image[0].name]))
         image[0].name = given
+    computed = {name for node in nodes for name in node.output}
+    if scores.name != wanted and wanted in computed - {output.name for output in model.graph.output}:
+        take_name(model, wanted, "inner")  # such as logits in front of an appended softmax
     if scores.name != wanted and free_name(model, wanted) == wanted:
         yield f"output '{scores.name}' is named '{wanted}'"
         nodes.append(helper.make_node("Identity", [scores.name], [wanted]))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nereid.base.errors import WrongUsage
+from nereid.base.units import split_lines
 from nereid.repository import onnx_graph
 from nereid.repository.onnx_file import OnnxFile
 from nereid.tasks import TASKS
@@ -48,7 +49,7 @@ class Noted:
         origin: for messages.
         size: height and width of the input in pixels; zeros if unknown.
         head: layout of a detector's outputs; empty if unknown.
-        problem: why the noted preprocessing cannot be had; empty if it can.
+        problem: why the noted preprocessing cannot be reproduced; empty if it can.
     """
 
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -82,13 +83,13 @@ class NetworkFacts:
 
 
 def read(folder: Path, file: OnnxFile) -> NetworkFacts:
-    """Read the facts of a file, which exporters wrote to `folder`; unknown metadata is skipped."""
+    """Read the facts of a file, and those that exporters wrote to `folder`; unknown metadata is skipped."""
     metadata = onnx_graph.metadata(file.model)
     documents = {name: _document(folder / name) for name in CONFIG_FILES}
     labels, labels_from = _labels(folder, metadata, documents)
     noted, task, words = _noted(metadata, documents), metadata.get("task", ""), metadata.get(WORDS, "")
     task = task if TASK.fullmatch(task) else ""
-    characters = tuple(words.replace("\r\n", "\n").rstrip("\n").split("\n")) if words else ()
+    characters = tuple(split_lines(words)) if words else ()
     if 2 * sum(len(word) > 1 for word in characters) > len(characters):
         labels, labels_from = (
             (labels, labels_from) if labels else (characters, f"the file's metadata '{WORDS}'")
@@ -246,6 +247,6 @@ def _sides(size: Any) -> Size:
 
 
 def _numbers(mean: Sequence[float], std: Sequence[float], unit: float = 255) -> dict[str, str]:
-    """Return mean and std in levels of a pixel, of which `unit` make 1 for the exporter."""
+    """Return mean and std in pixel levels, `unit` of which are 1 for the exporter."""
     named = {"mean": mean, "std": std}
     return {key: ", ".join(f"{unit * float(value):g}" for value in values) for key, values in named.items()}

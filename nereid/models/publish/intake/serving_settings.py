@@ -41,7 +41,7 @@ class ServingSettings:
 
     Args:
         image: the input of the network.
-        outputs: those that are served, by role; the first one of a classifier are its scores.
+        outputs: those that are served, by role; the first one of a classifier holds its scores.
         is_last: whether the layout is NHWC.
         is_grey: whether the network had one channel before its changes.
         classes: the number of classes; 0 if the shapes do not have it.
@@ -50,8 +50,8 @@ class ServingSettings:
         parameters: all of the preprocessing.
         has_labels: whether there are class names.
         can_batch: whether the network computes several rows at a time.
-        instances: processes of the pinned model on a CPU; None for those that fit the machine.
-        companions: default models that the pinned model uses, too, and their versions.
+        instances: processes of the pinned model on a CPU; None for as many as fit the machine.
+        companions: default models that the pinned model also uses, and their versions.
     """
 
     image: ServedTensor
@@ -109,6 +109,30 @@ def read_input(inputs: Mapping[str, NetworkTensor], size: Size) -> tuple[ServedT
     return ServedTensor(name, tensor.datatype, dims), is_last
 
 
+def read_rows(
+    facts: NetworkFacts,
+    signature: Signature,
+    output: str,
+    size: Size,
+    words: tuple[str, str],
+    least: int,
+    fix: str = "",
+) -> ServingSettings:
+    """Read the input, and an output with at least `least` numbers for each image.
+
+    `words` name its rows and its columns, and `fix` is a further remedy. WrongUsage: it has another form.
+    """
+    tensor, (rows, columns) = signature.outputs[output], words
+    if len(tensor.shape) != 2 or tensor.shape[1] < least or tensor.datatype != "TYPE_FP32":
+        raise WrongUsage(
+            f"output '{output}': expected {rows} as FP32 [N,{columns}], got {describe(tensor)}; fix: name "
+            f"another output with --output, or export the network with a fixed number of {columns}{fix}"
+        )
+    image, is_last = read_input(signature.inputs, size)
+    served = ServedTensor(output, tensor.datatype, tensor.shape[1:])
+    return ServingSettings(image, (served,), is_last, is_grey(facts.signature))
+
+
 @dataclass(slots=True)
 class Images:
     """Whole images, as a preprocess model converts them; an `InputKind`.
@@ -163,7 +187,7 @@ class Images:
             raise WrongUsage("color_order: expected RGB for a network with one channel, got BGR")
         is_normalised = any(parameters.get(key) for key in NORMALISATION)
         if settings.image.datatype != "TYPE_UINT8" and not is_normalised:
-            reason = f"{noted.problem}, which cannot be had; " if noted.problem else ""
+            reason = f"{noted.problem}, which cannot be reproduced; " if noted.problem else ""
             raise WrongUsage(
                 f"{reason}expected the preprocessing that the network was trained with; fix: name a --preset "
                 f"({', '.join(PRESETS)}), or its numbers with --preprocess mean=… --preprocess std=…"

@@ -62,12 +62,14 @@ class NumberReading:
         value: without separators, in upper case; of a format that is not joined, as it was read.
         valid: whether the checksum holds; None without one.
         corrections: replaced characters; there are some only if the checksum proves them.
+        covered: whether the checksum covers all characters that may differ.
     """
 
     value: str
     valid: bool | None
     corrections: tuple[CharacterCorrection, ...] = ()
     evidence: float = field(default=0.0, compare=False)
+    covered: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ def _read(text: str, form: Format) -> NumberReading | None:
     judgement = judge(form, text)
     if judgement:
         rarity = min((each for shape in shapes if (each := _rarity(shape, kinds)) is not None), default=0.0)
-        return NumberReading(*judgement, evidence=rarity + _proof(form, judgement[1]))
+        evidence = rarity + _proof(form, judgement[1])
+        return NumberReading(*judgement, evidence=evidence, covered=_covers(form, len(text)))
     if form.checksum == "none":
         return None
     checksum = CHECKSUMS[form.checksum]
@@ -131,13 +134,28 @@ def _read(text: str, form: Format) -> NumberReading | None:
             if checksum.holds(form.checksum_prefix + checked) and not is_repeated(value):
                 rarity = _rarity(shape, kinds) or 0.0
                 evidence = rarity + _proof(form, True) + _cost(corrections)
-                reading = NumberReading(value, True, corrections, evidence)
+                reading = NumberReading(value, True, corrections, evidence, _covers(form, len(text)))
                 by_value[value] = min(reading, by_value.get(value, reading), key=_corrections)
     if not is_near:
         return None
     fewest = min(map(_corrections, by_value.values()), default=0)
     proven = [each for each in by_value.values() if _corrections(each) == fewest]
     return proven[0] if len(proven) == 1 else NumberReading(text.upper(), False, evidence=WRONG_CHECKSUM)
+
+
+@cache
+def _covers(form: Format, length: int) -> bool:
+    """Return whether a checksum covers all characters of a value that the pattern does not fix."""
+    if form.checksum == "none":
+        return False
+    for shape in shapes_by_length(form).get(length, ()):
+        count, position = sum(is_checked for *_, is_checked in shape), 0
+        for accepted, is_value, is_checked in shape:
+            is_covered = is_checked and CHECKSUMS[form.checksum].covers(position, count)
+            if is_value and len(accepted) > 1 and not is_covered:
+                return False
+            position += is_checked
+    return True
 
 
 def _corrections(reading: NumberReading) -> int:

@@ -1,8 +1,8 @@
 """The fields of a document: candidates for each, ranked by the evidence for them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ from nereid.tasks.read.fields.specification import (
     is_repeated,
     joined_by_length,
 )
+from nereid.tasks.read.outputs import edit_distance
 
 # Groups of characters that one number may have, such as `1Z 999 AA1 01 2345 6784`; or one character each.
 MAX_GROUPS, MAX_SINGLE_CHARACTERS = 16, 40
@@ -94,9 +95,12 @@ CORRECTED = 1.5
 # A number whose checksum does not hold is not the number as it was read.
 NOT_VALID = -4.0
 # Bars that a printed number of so many characters agrees with, and what must speak for it to be certain.
-BARCODE, MIN_CODE, AGREED = 5.0, 8, 2.0
+BARCODE, MIN_CODE, AGREED = 5.0, 8, 3.0
+# A number was misread if at most this fraction of its characters differs from those of bars. Only the nearest
+# ones to labels are compared.
+MISREAD, MAX_MISREAD = 0.34, 4
 # A value is certain if so much more speaks for it than for any other, and its line is read well.
-CERTAIN, AHEAD, CONFIDENT = 3.5, 1.5, 0.9
+CERTAIN, AHEAD, CONFIDENT = 3.5, 1.5, 0.98
 # Evidence of about one check digit: so much names a carrier.
 CHECK_DIGIT = 0.9
 # Row, start and end of a candidate.
@@ -160,10 +164,11 @@ class FieldCandidate:
         """Whether this value would be certain on a page without another one."""
         if is_repeated(self.reading.value) or self.reading.valid is False:
             return False
+        is_valid = self.reading.valid is True
         if len(self.sources) > 1:
-            return self.evidence >= BARCODE + AGREED
-        is_clear = self.evidence >= CERTAIN and self.confidence >= CONFIDENT
-        return self.reading.valid is True and self.base >= CHECK_DIGIT and is_clear
+            return self.evidence >= BARCODE + AGREED and (is_valid or self.nearness.is_labelled)
+        is_read = self.sources == _BARS or (self.reading.covered and self.confidence >= CONFIDENT)
+        return is_valid and is_read and self.base >= CHECK_DIGIT and self.evidence >= CERTAIN
 
     def agrees(self, other: "FieldCandidate") -> bool:
         """Return whether one has the other's value, as FedEx's 34 digits have the 12 of the parcel."""
@@ -270,7 +275,7 @@ def find_candidates(
 
 def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> Mapping[Span, FieldCandidate]:
     labels = Labels(rows, rule)
-    texts = [_ALPHANUMERIC.sub("", row.text).upper() for row in codes]
+    said = frozenset(part for row in codes for part in _said(row.text))
     found: dict[Span, FieldCandidate] = {}
     readings = (
         (number, row, each)
@@ -285,8 +290,10 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
         else:
             nearness = labels.nearness(row, number, start, end)
             is_long = match.form.joined and len(match.reading.value) >= MIN_CODE
-            agrees = is_long and any(match.reading.value in text for text in texts)
-            sources = (*_BARS, *_TEXT) if agrees and nearness.evidence >= 0 else _TEXT
+            agrees = is_long and _agrees(match.reading, said)
+            # If bars confirm a number whose checksum does not hold, it is a number of another kind.
+            counts = nearness.is_labelled or (nearness.evidence == 0 and match.reading.valid is not False)
+            sources = (*_BARS, *_TEXT) if agrees and counts else _TEXT
         carrier = match.carrier.name if match.carrier else ""
         candidate = FieldCandidate(
             match.reading,
@@ -299,14 +306,66 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
             sources,
         )
         is_named = carrier in labels.named and match.reading.valid is True and nearness.evidence == 0
-        if nearness.is_labelled or is_named or len(sources) > 1 or not _needs_label(candidate):
+        is_kept = nearness.is_labelled or is_named or len(sources) > 1 or not _needs_label(candidate)
+        if is_kept or sources == _BARS:
             found[number, start, end] = candidate
-    read = {each.reading.value for (number, *_), each in found.items() if number < len(rows)}
-    return {
-        key: each
-        for key, each in _without_parts(found).items()
-        if key[0] < len(rows) or not any(value in each.reading.value for value in read)
-    }
+    is_open = labels.has_own and not any(each.nearness.is_labelled for each in found.values())
+    return _joined(_without_parts(found), is_open)
+
+
+def _said(text: str) -> tuple[str, ...]:
+    """Return letters and digits of bars, and of each of their parts, such as the elements of GS1."""
+    return tuple(_ALPHANUMERIC.sub("", each).upper() for each in (text, *_ALPHANUMERIC.split(text)))
+
+
+def _agrees(reading: NumberReading, said: Collection[str]) -> bool:
+    """Return whether bars say a number, or end with it: FedEx and USPS put long ones before it.
+
+    The end proves nothing without a checksum, because a part of a number may be all that was read.
+    """
+    value = reading.value
+    return value in said or (
+        reading.valid is True
+        and any(each.endswith(value) and len(each) >= len(value) + MIN_CODE for each in said)
+    )
+
+
+def _joined(found: Mapping[Span, FieldCandidate], is_open: bool) -> Mapping[Span, FieldCandidate]:
+    """Join what bars and text say of the same number.
+
+    A labelled number without a valid checksum that differs from that of bars in few characters, or is a part
+    of it, was misread: bars have a checksum of their own. Other bars count as they would without a label; or
+    beside one, if a label on the page is open: no number was read beside it.
+    """
+    texts = {key: each for key, each in found.items() if each.sources != _BARS}
+    kept, agreed = dict(texts), {each.reading.value for each in texts.values() if len(each.sources) > 1}
+    doubtful = [
+        key
+        for key, each in texts.items()
+        if each.nearness.is_labelled and not each.reading.valid and len(each.sources) == 1
+    ]
+    doubtful = sorted(doubtful, key=lambda key: texts[key].nearness.distance)[:MAX_MISREAD]
+    for key, code in found.items():
+        value = code.reading.value
+        if key in texts or any(each in value for each in agreed):
+            continue
+        misread = [each for each in doubtful if _is_misread(texts[each].reading.value, value)]
+        for each in misread:
+            kept.pop(each, None)
+        if misread:
+            kept[key] = replace(code, nearness=texts[misread[0]].nearness)
+        elif not any(each.reading.value in value for each in kept.values()) and (
+            not _needs_label(code) or (is_open and code.reading.valid and not is_repeated(value))
+        ):
+            kept[key] = code
+    return kept
+
+
+def _is_misread(text: str, code: str) -> bool:
+    if len(code) < MIN_CODE or len(text) > 2 * len(code):
+        return False
+    is_part = code in text or (len(text) >= MIN_CODE and text in code)
+    return is_part or edit_distance(text, code) <= len(code) * MISREAD
 
 
 def _needs_label(candidate: FieldCandidate) -> bool:

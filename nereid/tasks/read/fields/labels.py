@@ -50,6 +50,7 @@ class Labels:
 
     Attributes:
         named: names of the carriers whose words are on the page.
+        has_own: whether a label of the field is on the page.
     """
 
     def __init__(self, rows: Sequence[Row], rule: FieldRule) -> None:
@@ -63,6 +64,7 @@ class Labels:
         self._own, self._other = (
             np.array(places[is_own][:MAX_LABELS_FOUND], np.float64).reshape(-1, 5) for is_own in (True, False)
         )
+        self.has_own = bool(len(self._own))
         carriers = {each.name: label_expression(each.labels) for each in rule.carriers if each.labels}
         self.named = frozenset(
             name for name, words in carriers.items() if any(words.search(row.text) for row in rows)

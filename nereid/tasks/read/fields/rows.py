@@ -16,7 +16,7 @@ MAX_LINE_CHARACTERS = 256
 # A box continues a row if the gap, the offset and the ratio of heights are small, in heights of the text.
 MAX_GAP, MAX_OFFSET, MAX_HEIGHT_RATIO = 1.5, 0.5, 1.8
 # How far the next box may begin before the end of this one.
-MAX_OVERLAP = 0.5
+MAX_OVERLAP = 0.8
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,4 +276,4 @@ def label_expression(labels: tuple[str, ...]) -> re.Pattern[str]:
     """
     words = sorted((re.sub(r"\s", "", each) for each in labels), key=len, reverse=True)
     texts = [r"\s?".join(each if each.isalnum() else r"\S?" for each in word) for word in words]
-    return re.compile(rf"(?<![0-9A-Za-z/@])(?:{'|'.join(texts)})(?![A-Za-z])", re.IGNORECASE)
+    return re.compile(rf"(?<![0-9A-Za-z/@])(?:{'|'.join(texts)})(?!(?<=[A-Za-z])[A-Za-z])", re.IGNORECASE)

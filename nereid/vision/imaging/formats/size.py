@@ -11,7 +11,7 @@ CORE_HEADER_BYTES = 12
 MAX_PARTS = 4_096
 _GIF = (b"GIF87a", b"GIF89a")
 # Those of Pillow's TIFF and WebP decoders.
-_TIFF = (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+")
+TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+")
 _WEBP = (b"VP8X", b"VP8L", b"VP8 ")
 
 
@@ -22,7 +22,7 @@ class FileSize:
     Attributes:
         is_jpeg: whether the decoder can shrink it while it decodes.
         size_wh: width and height of the largest image that the decoder may make of it; None if only the
-            decoder can tell, as with TIFF, whose directory is anywhere in the file.
+            decoder can tell, as with TIFF and PDF, whose directories are anywhere in the file.
         passes: how often the decoder passes over all pixels.
     """
 
@@ -50,7 +50,19 @@ def read_size(encoded: bytes | memoryview) -> FileSize | None:
         return FileSize(size_wh=_bmp_wh(head))
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP" and head[12:16] in _WEBP:
         return FileSize(size_wh=_webp_wh(head))
-    return FileSize() if head.startswith(_TIFF) else None
+    return FileSize() if has_pages(encoded) else None
+
+
+def has_pages(encoded: bytes | memoryview | object) -> bool:
+    """Return whether a file may have several pages: a PDF or a TIFF."""
+    return isinstance(encoded, (bytes, memoryview)) and (
+        bytes(encoded[:4]).startswith(TIFF_MAGIC) or is_pdf(encoded)
+    )
+
+
+def is_pdf(encoded: bytes | memoryview) -> bool:
+    """Return whether a file is a PDF, perhaps after a byte order mark and spaces."""
+    return bytes(encoded[:1024]).lstrip(b"\xef\xbb\xbf\0 \t\r\n").startswith(b"%PDF-")
 
 
 def _largest(sizes: Iterator[tuple[int, int] | None]) -> tuple[int, int] | None:

@@ -1,0 +1,292 @@
+"""Code 128 that is too blurred or worn for ZXing: its symbols are compared with what each would look like.
+
+OpenCV finds the bars, whose rows become one profile. For a number of symbols, a place and a blur, each part
+of the profile is compared with all symbols, blurred alike. The least sum of squares with a right check symbol
+wins. It counts if it wins without the check symbol too, and by far.
+
+Source: Gallo and Manduchi, Reading 1D barcodes with mobile phones using deformable templates, 2011.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+import cv2
+import numpy as np
+import zxingcpp
+
+# Widths of the bars and spaces of all symbols, and of the stop. Source: ISO/IEC 15417, table 1.
+_WIDTHS = (
+    "212222222122222221121223121322131222122213122312132212221213221312231212112232122132122231113222"
+    "123122123221223211221132221231213212223112312131311222321122321221312212322112322211212123212321"
+    "232121111323131123131321112313132113132311211313231113231311112133112331132131113123113321133121"
+    "313121211331231131213113213311213131311123311321331121312113312311332111314111221411431111111224"
+    "111422121124121421141122141221112214112412122114122411142112142211241211221114413111241112134111"
+    "111242121142121241114212124112124211411212421112421211212141214121412121111143111341131141114113"
+    "114311411113411311113141114131311141411131211412211214211232"
+)
+_STOP = "2331112"
+# Symbols that carry data, and the first of the three that begin a code; modules of a symbol and of the stop.
+_DATA, _START, _SYMBOL, _STOP_MODULES = 103, 103, 11, 13
+# Samples of a module, and modules of a neighbour that blur may mix in.
+_SAMPLES, _PAD = 5, 3
+# Widths of blur in modules: standard deviations of a lens, and lengths of a movement.
+_SIGMAS, _LENGTHS = (0.3, 0.5, 0.7, 0.95), (1.5, 2.0, 2.6, 3.2)
+# Symbols of one code, without start and stop: data and the check symbol. A parcel's have 8 to 24.
+_COUNTS, MAX_COUNTS = range(6, 27), 2
+MAX_REGIONS, MIN_WIDTH_PX = 4, 60
+# Longer sides of images on which bars are searched, until some are found: small ones show blurred bars.
+SIDES_PX = (400, 900)
+# Ink that is paler than this part of paper is none.
+MIN_SLOPE = 0.02
+# The mean square of what remains, in levels between paper (0) and ink (1): the most at first and at the end.
+# How far the next reading must be, as a part of it; what the check symbol may cost, as a part of the latter.
+MAX_FIRST, MAX_REST, MIN_AHEAD, MAX_CHECK = 0.065, 0.04, 0.5, 0.15
+_ROWS, _OVERSAMPLED, _MARGIN, _SHEARS = 24, 2.0, 1.3, range(-32, 33, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class _Templates:
+    """The symbols under one blur: data float32[103, N], and [3, M] for each start with the stop."""
+
+    data: np.ndarray
+    ends: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """How well a place of a code fits: `costs` [symbols, 103] are mean squares, `rest` their least mean."""
+
+    rest: float
+    start: int
+    costs: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    """Where a code may be: its symbols, its ends in the profile, how much it narrows, and its blur."""
+
+    count: int
+    ends: tuple[float, float]
+    warp: float
+    blur: int
+
+
+def read_blurred(grey: np.ndarray, known: list[np.ndarray]) -> Iterator[tuple[zxingcpp.Barcode, np.ndarray]]:
+    """Yield what blurred bars say, and their corners float32[4, 2]; known ones are left out."""
+    regions = _regions(grey)
+    for region in regions[:MAX_REGIONS]:
+        middles = [tuple(map(float, each.mean(axis=0))) for each in known]
+        if any(cv2.pointPolygonTest(region, middle, measureDist=False) >= 0 for middle in middles):
+            continue
+        if barcode := _read_region(grey, region):
+            yield barcode
+
+
+def _regions(grey: np.ndarray) -> list[np.ndarray]:
+    """Return the corners float32[4, 2] of what looks like bars, the largest first."""
+    for side in SIDES_PX:
+        scale = min(1.0, side / max(grey.shape))
+        size = [max(1, round(each * scale)) for each in grey.shape[::-1]]
+        _, found = cv2.barcode.BarcodeDetector().detect(cv2.resize(grey, size, interpolation=cv2.INTER_AREA))
+        if found is not None:
+            return sorted(found / np.float32(scale), key=cv2.contourArea, reverse=True)
+    return []
+
+
+def _read_region(grey: np.ndarray, region: np.ndarray) -> tuple[zxingcpp.Barcode, np.ndarray] | None:
+    center = region.mean(axis=0)
+    sides = sorted((region[1] - region[0], region[2] - region[1]), key=lambda side: -np.linalg.norm(side))
+    width, height = (float(np.linalg.norm(side)) for side in sides)
+    if width < MIN_WIDTH_PX:
+        return None
+    along = sides[0] / width * (1 if sides[0][0] >= 0 else -1)
+    across = np.array([-along[1], along[0]], np.float32)
+    profile = _profile(grey, center, along * width * _MARGIN, across * height * 0.7)
+    dark = np.flatnonzero(profile > max(0.08, 0.35 * np.percentile(profile, 95)))
+    if len(dark) < _SYMBOL:
+        return None
+    parts = np.split(dark, np.flatnonzero(np.diff(dark) > 0.06 * len(profile)) + 1)
+    longest = max(parts, key=lambda part: int(part[-1] - part[0]))
+    first, last = int(longest[0]), int(longest[-1]) + 1
+    for is_reversed in (False, True):
+        levels = profile[::-1] if is_reversed else profile
+        ends = (len(profile) - last, len(profile) - first) if is_reversed else (first, last)
+        if symbols := _decode(levels, ends):
+            shares = np.array([first, last]) / len(profile) - 0.5
+            left, right = (center + along * width * _MARGIN * share for share in shares)
+            half = across * height / 2
+            corners = np.array([left - half, right - half, right + half, left + half], np.float32)
+            barcode = _as_barcode(symbols)
+            return (barcode, np.roll(corners, 2, axis=0) if is_reversed else corners) if barcode else None
+    return None
+
+
+def _profile(grey: np.ndarray, center: np.ndarray, along: np.ndarray, across: np.ndarray) -> np.ndarray:
+    """Return the levels along bars, 0 for paper and more for ink: the mean along the bars."""
+    size = int(np.linalg.norm(along) * _OVERSAMPLED)
+    source = np.array(
+        [center - along / 2 - across / 2, center + along / 2 - across / 2, center - along / 2 + across / 2]
+    )
+    matrix = cv2.getAffineTransform(
+        source.astype(np.float32), np.array([[0, 0], [size, 0], [0, _ROWS]], np.float32)
+    )
+    means = []
+    for shear in _SHEARS:
+        sheared = matrix.copy()
+        sheared[0] += shear / _ROWS * (matrix[1] - [0, 0, _ROWS / 2])
+        rows = cv2.warpAffine(grey, sheared, (size, _ROWS), borderMode=cv2.BORDER_REPLICATE)
+        means.append(rows.mean(axis=0, dtype=np.float32))
+    mean = max(means, key=lambda each: float(np.square(np.diff(each)).sum()))
+    reach = max(3, size // 9) | 1
+    paper = cv2.GaussianBlur(cv2.dilate(mean[None], np.ones((1, reach))), (0, 0), reach / 3)[0]
+    levels: np.ndarray = 1 - mean / np.maximum(paper, 1)
+    return levels
+
+
+def _decode(levels: np.ndarray, ends: tuple[int, int]) -> list[int] | None:
+    """Return the symbols between two ends, with start and check symbol; None if they are not clear."""
+    guesses = [_Guess(count, ends, 0.0, blur) for count in _COUNTS for blur in (1, 3, 6)]
+    rests = [_fit(levels, guess).rest for guess in guesses]
+    order = [guesses[place] for place in np.argsort(rests) if rests[place] <= MAX_FIRST]
+    first = {guess.count: guess for guess in reversed(order)}  # the best one of each count
+    likely = list(dict.fromkeys(guess.count for guess in order))[:MAX_COUNTS]
+    fits = [_refined(levels, first[count]) for count in likely]
+    return _symbols(min(fits, key=lambda fit: fit.rest)) if fits else None
+
+
+def _refined(levels: np.ndarray, guess: _Guess) -> _Fit:
+    """Return the best fit near a guess."""
+    module = (guess.ends[1] - guess.ends[0]) / _modules(guess.count)
+    best, fit = guess, _fit(levels, guess)
+    blurs = range(len(_SIGMAS) + len(_LENGTHS))
+    for step, warp in ((0.5, 0.0), (0.5, 0.03), (0.25, 0.015), (0.12, 0.008)):
+        tried = [
+            _Guess(
+                guess.count,
+                (best.ends[0] + left * step * module, best.ends[1] + right * step * module),
+                best.warp + bend * warp,
+                blur,
+            )
+            for left, right in product((-1, 0, 1), repeat=2)
+            for bend in ((-1, 0, 1) if warp else (0,))
+            for blur in (blurs if not warp else (best.blur,))
+        ]
+        for each in tried:
+            found = _fit(levels, each)
+            if found.rest < fit.rest:
+                best, fit = each, found
+    return fit
+
+
+def _modules(count: int) -> int:
+    return _SYMBOL * (count + 1) + _STOP_MODULES
+
+
+def _fit(levels: np.ndarray, guess: _Guess) -> _Fit:
+    """Compare a part of the profile with all symbols."""
+    templates, size = _templates()[guess.blur], _modules(guess.count) * _SAMPLES
+    place = (np.arange(size, dtype=np.float32) + 0.5) / size
+    place += guess.warp * place * (1 - place)
+    first, last = guess.ends
+    read = np.interp(first + place * (last - first) - 0.5, np.arange(len(levels)), levels).astype(np.float32)
+    head, tail = _SYMBOL * _SAMPLES, _STOP_MODULES * _SAMPLES
+    known, expected = np.concatenate([read[:head], read[-tail:]]), templates.ends
+    middle, middles = known.sum() / len(known), expected.sum(axis=1, keepdims=True) / len(known)
+    above, shape = known - middle, expected - middles
+    slopes = np.maximum(shape @ above / np.square(shape).sum(axis=1), MIN_SLOPE)
+    rests = np.square(above - slopes[:, None] * shape).sum(axis=1) / len(known) / slopes**2
+    start = int(rests.argmin())
+    rest, gain, base = float(rests[start]), slopes[start], middle - slopes[start] * middles[start]
+    symbols = (read[head:-tail].reshape(guess.count, head) - base) / gain
+    squares = np.square(symbols).sum(axis=1)[:, None] + np.square(templates.data).sum(axis=1)
+    costs = (squares - 2 * symbols @ templates.data.T) / head
+    return _Fit((float(costs.min(axis=1).sum()) + 2 * rest) / (guess.count + 2), start, costs)
+
+
+def _symbols(fit: _Fit) -> list[int] | None:
+    least = float(fit.costs.min(axis=1).sum())
+    total, symbols = _checked(fit.costs, fit.start)
+    rest = total / len(symbols)
+    if rest > MAX_REST:
+        return None
+    ahead = np.inf
+    for place, symbol in enumerate(symbols):
+        others = fit.costs.copy()
+        others[place, symbol] = np.inf
+        ahead = min(ahead, _checked(others, fit.start)[0] - total)
+    if ahead < MIN_AHEAD * rest or total - least > MAX_CHECK * ahead:
+        return None
+    return [_START + fit.start, *symbols]
+
+
+def _checked(costs: np.ndarray, start: int) -> tuple[float, list[int]]:
+    """Return the symbols of the least cost whose last one is the right check symbol, and that cost."""
+    residues = np.arange(_DATA)
+    least = np.full(_DATA, np.inf)
+    least[(_START + start) % _DATA] = 0.0
+    steps = []
+    for place, cost in enumerate(costs[:-1], 1):
+        before = (residues[:, None] - place * residues) % _DATA
+        sums = least[before] + cost
+        chosen = sums.argmin(axis=1)
+        steps.append((before[residues, chosen], chosen))
+        least = sums[residues, chosen]
+    sums = least + costs[-1]
+    residue = int(sums.argmin())
+    symbols = [residue]
+    total = float(sums[residue])
+    for before, chosen in reversed(steps):
+        symbols.append(int(chosen[residue]))
+        residue = int(before[residue])
+    return total, symbols[::-1]
+
+
+def _as_barcode(symbols: list[int]) -> zxingcpp.Barcode | None:
+    """Return what symbols say: ZXing reads them without blur."""
+    modules = np.concatenate([*(_patterns()[each] for each in symbols), _pattern(_STOP)])
+    row = np.pad(np.where(modules > 0, 0, 255).astype(np.uint8), 12, constant_values=255).repeat(3)
+    found = zxingcpp.read_barcodes(
+        np.tile(row, (40, 1)), formats=zxingcpp.barcode_formats_from_str("Code128")
+    )
+    return found[0] if found else None
+
+
+def _pattern(widths: str) -> np.ndarray:
+    """Return the modules of a symbol, 1 for ink."""
+    return np.concatenate([np.full(int(width), 1.0 - place % 2) for place, width in enumerate(widths)])
+
+
+@cache
+def _patterns() -> list[np.ndarray]:
+    return [_pattern(_WIDTHS[at : at + 6]) for at in range(0, len(_WIDTHS), 6)]
+
+
+@cache
+def _templates() -> list[_Templates]:
+    at = np.arange(-_PAD * _SAMPLES, _PAD * _SAMPLES + 1) / _SAMPLES
+    blurs = [np.exp(-((at / sigma) ** 2) / 2) for sigma in _SIGMAS]
+    blurs += [np.clip((length / 2 - np.abs(at)) * _SAMPLES + 0.5, 0, 1) for length in _LENGTHS]
+
+    def blurred(before: list[float], modules: np.ndarray, after: list[float], blur: np.ndarray) -> np.ndarray:
+        levels = np.repeat(np.concatenate([before, modules, after]), _SAMPLES)
+        mixed: np.ndarray = np.convolve(levels, blur / blur.sum(), "same")
+        return mixed[_PAD * _SAMPLES : -_PAD * _SAMPLES].astype(np.float32)
+
+    # A symbol begins with ink and ends with paper; what is further away is not known.
+    paper, last, first = [0.0] * _PAD, [0.4, 0.3, 0.0], [1.0, 0.5, 0.5]
+    return [
+        _Templates(
+            np.array([blurred(last, each, first, blur) for each in _patterns()[:_DATA]]),
+            np.array(
+                [
+                    np.concatenate(
+                        [blurred(paper, each, first, blur), blurred(last, _pattern(_STOP), paper, blur)]
+                    )
+                    for each in _patterns()[_START:]
+                ]
+            ),
+        )
+        for blur in blurs
+    ]

@@ -1,0 +1,242 @@
+"""Pages of PDF files and TIFFs: which are read, what is refused, and PDF files whose text can be searched."""
+
+import io
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.TiffImagePlugin import AppendingTiffWriter
+
+from nereid.base.errors import InvalidImage
+from nereid.client.result_kind import Timings
+from nereid.tasks.read.result import PageSize, Reading, TextLine
+from nereid.vision.imaging.decode import Limits, upright_picture
+from tests.readers import encoded, page, reader
+from tests.tables import cases
+
+pytest.importorskip("cv2", reason="opencv is not installed: extra text")
+pypdfium2 = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: extra text")
+pdf = pytest.importorskip("nereid.tasks.read.pdf")
+
+WIDE, HIGH = page(("HELLO WORLD 2026",)), page(("second row", "third row"), width=400)
+BLANK = Image.new("RGB", (300, 200), "white")
+# Sides of a line, in parts of the page.
+LEFT, TOP, RIGHT, BOTTOM = 0.1, 0.3, 0.6, 0.6
+SOURCE = ("read_text", "1", "", "", "", Timings(0, 0))
+
+
+def document(*images: Image.Image, form: str = "PDF", **options: str) -> bytes:
+    first, *more = (image.copy() for image in images)  # a format leaves its options on an image
+    return encoded(first, form, save_all=True, append_images=more, **options)
+
+
+def written(*objects: bytes, trailer: bytes = b"") -> bytes:
+    """Return a PDF file of objects, numbered from 1; the first one is its catalogue."""
+    body = b"".join(b"%d 0 obj\n%b\nendobj\n" % numbered for numbered in enumerate(objects, 1))
+    return b"%PDF-1.7\n" + body + b"trailer << /Root 1 0 R " + trailer + b" >>\n%%EOF\n"
+
+
+def one_page(about: bytes, content: bytes, *objects: bytes) -> bytes:
+    stream = b"<< /Length %d >>\nstream\n%b\nendstream" % (len(content), content)
+    kids = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 300 200] /Contents 4 0 R " + about + b" >>"
+    pages = b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>"
+    return written(b"<< /Type /Catalog /Pages 2 0 R >>", pages, kids, stream, *objects)
+
+
+def endless() -> bytes:
+    """Draw forms that draw forms: 10 ** 12 of them."""
+    forms, calls = [], b"/F Do " * 10
+    for number in range(5, 17):
+        inner = b"/Resources << /XObject << /F %d 0 R >> >> " % (number + 1)
+        forms.append(
+            b"<< /Subtype /Form /BBox [0 0 9 9] %b/Length %d >>\nstream\n%b\nendstream"
+            % (inner, len(calls), calls)
+        )
+    forms.append(b"<< /Subtype /Form /BBox [0 0 9 9] /Length 11 >>\nstream\n0 0 9 9 re f\nendstream")
+    return one_page(b"/Resources << /XObject << /F 5 0 R >> >>", b"/F Do", *forms)
+
+
+def encrypted() -> bytes:
+    key = b"<" + b"00" * 32 + b">"
+    lock = b"<< /Filter /Standard /V 1 /R 2 /P -4 /O " + key + b" /U " + key + b" >>"
+    catalogue = b"<< /Type /Catalog /Pages 2 0 R >>"
+    return written(catalogue, b"<< /Kids [] /Count 0 >>", trailer=b"/Encrypt " + lock + b" /ID [<00> <00>]")
+
+
+@pytest.mark.parametrize("form", ["PDF", "TIFF"])
+def test_every_page_is_read_and_tells_its_number(form):
+    reads = reader(max_pages=3)
+
+    (lines, other, single) = reads.read([document(WIDE, BLANK, HIGH, form=form), b"no image", encoded(HIGH)])
+
+    expected = [("HELLO WORLD 2026", 1), ("second row", 3), ("third row", 3)]
+    assert [(line.text, line.page) for line in lines] == expected
+    assert (str(other)[:14], [line.page for line in single]) == ("invalid image:", [1, 1])
+    ratios = [width / height for width, height in reads.sizes_wh[0]]
+    assert ratios == pytest.approx([image.width / image.height for image in (WIDE, BLANK, HIGH)], rel=0.01)
+    assert [len(sizes) for sizes in reads.sizes_wh] == [3, 0, 1]
+
+
+def test_thumbnail_in_a_tiff_is_no_page():
+    target = io.BytesIO()
+    with AppendingTiffWriter(target, True) as tiff:
+        for image, subfile in ((WIDE, 0), (WIDE.resize((64, 8)), 1), (HIGH, 0)):
+            image.copy().save(tiff, "TIFF", tiffinfo={254: subfile})
+            tiff.newFrame()
+    reads = reader(max_pages=2)
+
+    (lines,) = reads.read([target.getvalue()])
+
+    assert ([line.page for line in lines], len(reads.sizes_wh[0])) == ([1, 2, 2], 2)
+
+
+def test_reader_of_images_reads_the_first_page_of_a_tiff_and_no_pdf():
+    first, refused = reader().read([document(WIDE, HIGH, form="TIFF"), document(WIDE)])
+
+    assert [line.text for line in first] == ["HELLO WORLD 2026"]
+    assert "expected an image file" in str(refused)
+
+
+@cases(
+    pdf_of_many_pages=(document(BLANK, BLANK, BLANK), "expected a PDF of 1 to 2 pages, got 3"),
+    tiff_of_many_pages=(document(BLANK, BLANK, BLANK, form="TIFF"), "a TIFF of at most 2 pages, got more"),
+    no_page=(
+        written(b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Kids [] /Count 0 >>"),
+        "PDF: Failed to load document",
+    ),
+    encrypted=(encrypted(), "password"),
+    damaged=(b"%PDF-1.7\n" + bytes(300), "PDF: Failed to load document"),
+    large=(b"%PDF-1.7\n" + bytes(9_000_000), "expected at most 8 MiB"),
+    endless=(endless(), "opens within 2 s a page and 1024 MiB, got an end of its process by SIGKILL"),
+)
+def test_document_that_is_refused(content, message, monkeypatch):
+    monkeypatch.setattr(pdf, "MAX_PAGE_S", 2)
+
+    (error,) = reader(Limits(max_image_bytes=8 * 2**20), max_pages=2).read([content])
+
+    assert isinstance(error, InvalidImage)
+    assert message in str(error)
+
+
+def test_memory_of_a_document_is_bounded(monkeypatch):
+    monkeypatch.setattr(pdf, "MAX_BYTES", 2**20)
+
+    (error,) = reader(max_pages=1).read([document(WIDE)])
+
+    assert re.search("MemoryError|and 1 MiB, got an end of its process by SIG", str(error)), error
+
+
+def test_process_that_cannot_start_is_no_fault_of_the_file(monkeypatch):
+    monkeypatch.setattr(pdf, "_PROCESS", Path("/nonexistent.py"))
+
+    (error,) = reader(max_pages=1).read([document(WIDE)])
+
+    assert "the process that opens PDF files ended with status 2" in str(error)
+
+
+def damaged(place: int) -> bytes:
+    """Return a TIFF of three pages with other data in one of them."""
+    file = document(WIDE, HIGH, WIDE, form="TIFF", compression="tiff_lzw")
+    with Image.open(io.BytesIO(file)) as image:
+        image.seek(place)
+        (offset, *_) = image.tag_v2[273]
+    return file[:offset] + b"\xff" * 64 + file[offset + 64 :]
+
+
+@cases(
+    second=(damaged(1), {}, "page 2: file of"),
+    third=(damaged(2), {}, "page 3: file of"),
+    lines=(document(WIDE, HIGH), {"max_lines": 1}, "page 2: expected at most 1"),
+    time=(document(BLANK, BLANK), {"max_read_s": 0.001}, "page 2: expected text that is read within 0.001 s"),
+)
+def test_error_names_its_page(content, limits, message):
+    (error,) = reader(max_pages=3, **limits).read([content])
+
+    assert message in str(error)
+
+
+def test_directory_that_cannot_be_read_ends_a_tiff():
+    file = bytearray(document(WIDE, form="TIFF"))
+    (directory,) = struct.unpack_from("<I", file, 4)
+    (entries,) = struct.unpack_from("<H", file, directory)
+    struct.pack_into("<I", file, directory + 2 + 12 * entries, len(file) + 99)
+
+    (lines,) = reader(max_pages=3).read([bytes(file)])
+
+    assert [line.text for line in lines] == ["HELLO WORLD 2026"]
+
+
+def turned(encoded_pdf: bytes) -> bytes:
+    made = pypdfium2.PdfDocument(encoded_pdf)
+    made[0].set_rotation(90)
+    made.save(target := io.BytesIO())
+    return target.getvalue()
+
+
+EXIF = Image.Exif()
+EXIF[274] = 6
+
+
+@cases(
+    image=(encoded(WIDE), WIDE.size, 1),
+    turned_image=(encoded(WIDE, "JPEG", exif=EXIF), WIDE.size[::-1], 1),
+    tiff=(document(WIDE, HIGH, form="TIFF"), WIDE.size, 2),
+    pdf=(document(WIDE), WIDE.size, 1),
+    turned_pdf=(turned(document(WIDE)), WIDE.size[::-1], 1),
+)
+def test_text_of_a_searchable_pdf_is_where_it_was_read(content, size_wh, count):
+    corners = (LEFT, TOP), (RIGHT, TOP), (RIGHT, BOTTOM), (LEFT, BOTTOM)
+    box = tuple((x * size_wh[0], y * size_wh[1]) for x, y in corners)
+    lines = [TextLine(f"快递 A7 ☕ {number}", 1.0, box, number) for number in range(1, count + 1)]
+    sizes = tuple(PageSize(*size_wh) for _ in range(count))
+    reading = Reading(tuple(lines), (), (), *SOURCE, pages=sizes)
+
+    made = pypdfium2.PdfDocument(pdf.searchable(content, reading))
+
+    assert len(made) == count
+    for found, line in zip(made, lines, strict=True):
+        texts = found.get_textpage()
+        assert texts.get_text_range() == line.text
+        begin, end = (texts.get_charbox(place, loose=True) for place in (0, texts.count_chars() - 1))
+        left, right = sorted((begin, end))[0][0], max(begin[2], end[2])
+        bottom, top = min(begin[1], end[1]), max(begin[3], end[3])
+        picture = found.render(scale=1).to_pil()
+        if found.get_rotation():
+            high = found.get_height()
+            (left, right), (bottom, top) = (bottom, top), (high - right, high - left)
+        box = left / picture.width, top / picture.height, right / picture.width, bottom / picture.height
+        assert box == pytest.approx((LEFT, 1 - TOP, RIGHT, 1 - BOTTOM), abs=0.02)
+
+
+def test_pixels_of_a_searchable_pdf_are_those_of_the_image():
+    reading = Reading((), (), (), *SOURCE, pages=(PageSize(*WIDE.size),))
+    made = pypdfium2.PdfDocument(pdf.searchable(encoded(WIDE), reading))
+
+    shown = made[0].render(scale=WIDE.width / made[0].get_width()).to_pil().convert("L")
+
+    wanted = upright_picture(encoded(WIDE), Limits()).convert("L").resize(shown.size)
+    assert np.abs(np.asarray(shown, float) - np.asarray(wanted, float)).mean() < 4
+
+
+def test_text_is_not_added_twice():
+    line = TextLine("word", 1.0, ((9.0, 9.0), (99.0, 9.0), (99.0, 29.0), (9.0, 29.0)))
+    empty, endless = replace(line, text=""), replace(line, box=((float("nan"),) * 2,) * 4)
+    reading = Reading((line, empty, endless), (), (), *SOURCE, pages=(PageSize(*WIDE.size),))
+
+    twice = pdf.searchable(pdf.searchable(encoded(WIDE), reading), reading)
+
+    assert pypdfium2.PdfDocument(twice)[0].get_textpage().get_text_range() == "word"
+
+
+@cases(
+    no_pages=(encoded(WIDE), (), "the output 'page_size'"),
+    damaged=(b"%PDF-1.7 nothing", (PageSize(9, 9),), "Failed to load document"),
+)
+def test_what_cannot_become_a_pdf_is_named(content, pages, message):
+    reading = replace(Reading((), (), (), *SOURCE), pages=pages)
+    with pytest.raises(InvalidImage, match=message):
+        pdf.searchable(content, reading)
