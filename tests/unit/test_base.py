@@ -318,6 +318,54 @@ def test_child_of_a_dead_parent_ends_itself():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1
 
 
+FORKS = """
+import subprocess, sys, threading
+from contextlib import suppress
+from nereid.base.processes import end_with_parent
+
+{prepare}
+
+def use_grpc():
+    while not is_over.is_set():
+        with suppress(Exception):
+            {ask}
+
+is_over = threading.Event()
+for _ in range(2):
+    threading.Thread(target=use_grpc).start()
+prepare = end_with_parent()
+print({{subprocess.run(["true"], preexec_fn=prepare).returncode for _ in range(300)}})
+is_over.set()
+"""
+CONTROL = """
+from nereid.server.control import Control
+from nereid.server.run_dir import ServerRecord
+from nereid.server.ports import Ports
+control = Control(ServerRecord(1, "127.0.0.1", Ports(1, 1, 1), "", "", ""))
+"""
+CLIENT = """
+import loadtest.servers
+from tritonclient.grpc import InferenceServerClient
+client = InferenceServerClient("127.0.0.1:1")
+"""
+
+
+@cases(
+    ["prepare", "ask"],
+    control=(CONTROL, "control.is_ready('a', 1)"),
+    tests=(CLIENT, "client.is_server_live()"),
+)
+def test_children_start_while_grpc_is_used(prepare, ask):
+    """gRPC's handlers of a fork ended one of thirty before it became another program."""
+    program = FORKS.format(prepare=prepare, ask=ask)
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=WATCHDOG_S
+    )
+
+    assert done.stdout == "{0}\n"
+
+
 @cases(
     fails_before_it_is_calm=([0, 59, 59, 59, 59], [0.2, 1, 4, 4, 4]),
     was_calm_once=([0, 0, 60, 0, 0], [0.2, 1, 0.2, 1, 4]),

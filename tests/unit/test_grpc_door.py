@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import grpc
 import pytest
+import uvloop
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
@@ -22,18 +23,19 @@ from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame
 from tritonclient.grpc import service_pb2 as v2
 
 from loadtest.attack.attacks import SERVICE, Front
-from loadtest.attack.floods import FLOODS, flood, head, headers
+from loadtest.attack.floods import FLOODS, flood, head, headers, messages
 from nereid.base.http_connection import HttpConnections
 from nereid.gateway.http.bounded_protocol import peer_of
 from nereid.gateway.settings import Settings
 from nereid.gateway.tls import http2_context
 from nereid.gateway.v2 import grpc_connection, grpc_front
 from nereid.gateway.v2.grpc_connection import KEY as OF_KEY
-from nereid.gateway.v2.grpc_connection import MAX_FRAMES_AT_ONCE, PEER
+from nereid.gateway.v2.grpc_connection import MAX_FRAMES_AT_ONCE, PEER, TURN_BYTES, GrpcConnection
 from nereid.gateway.v2.grpc_front import GrpcFront
-from tests.gateways import RING, Ring, Upstream, asynchronous, gateway, key
+from tests.gateways import RING, WATCHDOG_S, Ring, Upstream, asynchronous, gateway, key
 from tests.tables import cases
 
+LOCAL = ("127.0.0.1", 0)
 KEY = (("x-api-key", "infer"),)
 SETTINGS = Settings(url="127.0.0.1:1", keys_needed=True)
 KEYS = Ring({**RING, "other": key("other", "infer")})
@@ -44,7 +46,7 @@ LONG = [("grpc.max_send_message_length", -1)]
 async def door(settings: Settings = SETTINGS, keep_alive_s: float = 90, tls: ssl.SSLContext | None = None):
     """Serve gRPC on a free port of loopback."""
     made = gateway(HttpConnections(settings.url), settings, KEYS)
-    front, opened = GrpcFront(made, keep_alive_s), socket.create_server(("127.0.0.1", 0))
+    front, opened = GrpcFront(made, keep_alive_s), socket.create_server(LOCAL)
     await front.start(opened, tls)
     try:
         yield made, front, Front(0, opened.getsockname()[1], "infer")
@@ -124,13 +126,15 @@ async def test_other_limits_of_a_connection(frames, expected):
 
 
 @asynchronous
-async def test_flood_costs_only_its_own_address(monkeypatch):
+async def test_budget_is_that_of_one_address(monkeypatch):
     """While one address is over its budget, another one without a key is served."""
     restrict(monkeypatch, PEER, {"begins": 5, "begins_per_s": 0})
     async with held_server() as (url, gate, _), door(replace(SETTINGS, url=url)) as (_, _, at):
         gate.set()
-        calls = next(each.send for each in FLOODS if each.name == "gRPC: calls")
-        await asyncio.to_thread(calls, at, source="127.0.0.2")
+        spender = await Client.connect(at, source="127.0.0.2")
+        for _ in range(6):
+            spender.begin("ServerLive", "", is_complete=True)
+        await until(lambda: spender.is_closed)
         client, other = await Client.connect(at), await Client.connect(at, source="127.0.0.2")
         stream = client.begin("ServerLive", "", is_complete=True)
         other.begin("ServerLive", "", is_complete=True)
@@ -282,7 +286,7 @@ async def test_many_frames_are_parsed_in_pieces(name):
     """Two hundred calls in one piece took 100 ms, for which all others waited."""
     front, opened = (
         CountingFront(gateway(Upstream(), SETTINGS, KEYS), 90),
-        socket.create_server(("127.0.0.1", 0)),
+        socket.create_server(LOCAL),
     )
     await front.start(opened, None)
     counting = asyncio.create_task(front.turns())
@@ -295,6 +299,29 @@ async def test_many_frames_are_parsed_in_pieces(name):
     assert ended in attack.expected
     assert front.begun.total() > 2 * MAX_FRAMES_AT_ONCE
     assert max(front.begun.values()) <= MAX_FRAMES_AT_ONCE
+
+
+def test_connection_takes_turns(monkeypatch):
+    """uvloop would read 32 pieces of one connection before it serves another one."""
+    pieces, receive = Counter(), GrpcConnection.data_received
+
+    def count(self, data) -> None:
+        pieces[self._front.turn] += len(data) >= TURN_BYTES
+        receive(self, data)
+
+    async def run() -> None:
+        front, opened = CountingFront(gateway(Upstream(), SETTINGS, KEYS), 90), socket.create_server(LOCAL)
+        await front.start(opened, None)
+        counting = asyncio.create_task(front.turns())
+        await asyncio.to_thread(messages, Front(0, opened.getsockname()[1]), "ModelInfer", "infer")
+        counting.cancel()
+        await front.stop(0)
+
+    monkeypatch.setattr(GrpcConnection, "data_received", count)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(run(), WATCHDOG_S))
+    assert pieces.total() > 10
+    assert max(pieces.values()) == 1
 
 
 @asynchronous

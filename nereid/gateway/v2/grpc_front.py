@@ -10,7 +10,6 @@ from math import inf
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2 as v2
@@ -153,8 +152,7 @@ class GrpcCall:
         self.request, self.holder = request, holder
         self.is_identified = self.is_complete = self._is_over = False
         self.headers, self.timeout_s = Headers(), 0.0
-        self._prefix, self._message = bytearray(), memoryview(b"")
-        self._length = self._max_bytes = self._answer_bytes = 0
+        self._message, self._length, self._max_bytes, self._answer_bytes = bytearray(), 0, 0, 0
         self._front: GrpcFront | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -174,39 +172,32 @@ class GrpcCall:
 
     def receive(self, data: bytes | bytearray) -> None:
         """Count and keep the next bytes of the message; too many end the call."""
-        begin, end = self.request.body_bytes, self.request.body_bytes + len(data)
         try:
             self._gateway.uploads.buffers.take(self.request.key, len(data))
-            self.request.body_bytes = end
-            if not self._length:
-                self._prefix += data
-                begin, data = 0, self._prefix
-                if end >= PREFIX_BYTES:
-                    self._read_prefix()
-            if end > (self._length or PREFIX_BYTES):
+            self.request.body_bytes += len(data)
+            self._message += data  # no memory for bytes that may never come
+            if not self._length and len(self._message) >= PREFIX_BYTES:
+                self._read_prefix()
+            if len(self._message) > (self._length or PREFIX_BYTES):
                 raise invalid_request("expected one message, got more")
-            if self._length:
-                self._message[begin:end] = data
         except Failure as failure:
             self.fail(failure)
 
     def _read_prefix(self) -> None:
-        size = int.from_bytes(self._prefix[1:PREFIX_BYTES])
-        if self._prefix[0]:
+        size = int.from_bytes(self._message[1:PREFIX_BYTES])
+        if self._message[0]:
             raise Failure("unsupported_media_type", "expected a message without compression")
         if size > self._max_bytes:
             raise Failure(
                 "too_large", f"expected at most {format_bytes(self._max_bytes)}, got {format_bytes(size)}"
             )
         self._length = PREFIX_BYTES + size
-        # Takes no memory before its bytes come, and no copies as it grows.
-        self._message = np.empty(self._length, np.uint8).data
         self._connection.widen(self._stream, self._length)
 
     def complete(self) -> None:
         """Answer the call; its message has ended."""
         self._stop_timer()
-        if not self._length or self.request.body_bytes < self._length:
+        if not self._length or len(self._message) < self._length:
             self.fail(invalid_request("expected one message, got none"))
             return
         self.is_complete = True
@@ -218,8 +209,8 @@ class GrpcCall:
 
     def take_message(self) -> memoryview:
         """Return the message, which this call then no longer keeps."""
-        message, self._message = self._message, memoryview(b"")
-        return message[PREFIX_BYTES:]
+        message, self._message = self._message, bytearray()
+        return memoryview(message)[PREFIX_BYTES:]
 
     def answer(self, message: bytes) -> None:
         """Send the answer; what the client's window does not allow yet counts as held by the caller.
@@ -263,7 +254,7 @@ class GrpcCall:
         self._is_over = True
         self._stop_timer()
         self._count(-1)
-        self._message = memoryview(b"")
+        self._message = bytearray()
         self._gateway.uploads.buffers.give_back(self.request.key, self._answer_bytes)
         task = self._task
         if task and not task.done() and task is not asyncio.current_task():
