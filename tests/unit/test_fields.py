@@ -83,6 +83,7 @@ def test_ways_are_counted():
 NUMBER = Specification(fields=WAYBILL.fields[:1])
 ZTO, ORDER_LIKE_UPS = "73100012345678", "120101199003074513"
 STO, ZIP_USPS = "771675250812506", "4206187370069129606601845628057166"
+USPS = "9400111206206406260787"
 # FedEx's 34 digits end with the number of the parcel.
 OTHER_FEDEX, LONG_FEDEX = "986578788855", f"9622001900000000000000{FEDEX}"
 
@@ -122,6 +123,21 @@ def test_examples_are_found_beside_their_label(form, carrier):
         [STO],
         (STO, None, "barcode", "STO Express", False),
     ),
+    bars_have_a_part_that_was_read=(
+        [f"单号 {STO[:12]}"],
+        [STO],
+        (STO, None, "barcode", "STO Express", False),
+    ),
+    other_bars_were_not_misread=([f"单号 {STO}"], [ZTO], (STO, None, "label", "STO Express", False)),
+    bars_beside_a_label_without_number=(["TRK#"], [FEDEX], (FEDEX, True, "barcode+checksum")),
+    bars_without_a_label=(["TO: A"], [FEDEX], (None, None)),
+    bars_beside_a_label_with_number=([f"TRK# {OTHER_FEDEX}"], [FEDEX], (OTHER_FEDEX, True, "label+checksum")),
+    bars_without_a_check=(["TRK#"], [ZTO], (None, None)),
+    group_beside_the_number=(
+        ["N° de suivi", "4843 7431 3561 024"],
+        [],
+        ("484374313561024", True, "label+checksum", "DPD", False),
+    ),
     bars_end_with_it_by_chance=(["622 348 2646"], ["1356223482646"], (None, None)),
     bars_of_a_number_without_check=(["Vorgang: 7730387146"], ["7730387146"], (None, None)),
     digits_without_a_check=(["TRACKING #", ZIP_USPS], [], (ZIP_USPS, True, "label+checksum", "USPS", False)),
@@ -153,6 +169,11 @@ def test_two_numbers_with_equal_evidence_are_both_returned():
 
     assert (answer.value, answer.certain) == (FEDEX, False)
     assert answer.candidates == (FEDEX, OTHER_FEDEX)
+
+
+@rows((0.97, False), (0.98, True))
+def test_checksum_of_a_line_that_was_read_badly_proves_nothing(confidence, certain):
+    assert find_fields([line(f"TRK# {FEDEX}", confidence=confidence)], NUMBER)[0].certain == certain
 
 
 def test_the_same_number_in_a_longer_one_is_no_rival():

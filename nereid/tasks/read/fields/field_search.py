@@ -36,14 +36,19 @@ _OTHER_KINDS = re.compile(
 )
 
 
-def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tuple[int, int, Match]]:
-    """Yield start, end and reading of every value in a row."""
+def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tuple[int, int, Match, bool]]:
+    """Yield start, end and reading of every value in a row, and whether it can only be a part of a number."""
     for form, carrier in forms_of(rule):
         if not form.joined:
             for match in expression(form).finditer(row.text):
                 start, end = match.span(VALUE if VALUE in match.re.groupindex else 0)
                 if end > start:
-                    yield start, end, Match(NumberReading(row.text[start:end], None), form, carrier, 0.0)
+                    yield (
+                        start,
+                        end,
+                        Match(NumberReading(row.text[start:end], None), form, carrier, 0.0),
+                        False,
+                    )
     by_length = joined_by_length(rule)
     longest = max(by_length, default=0)
     groups = list(_GROUP.finditer(row.text))
@@ -63,12 +68,12 @@ def readings_in(row: Row, rule: FieldRule, named: frozenset[str]) -> Iterator[tu
             is_part = bool(forms) and _goes_on(row, groups, first, last)
             if is_part:
                 # Letters and a checksum that holds tell a number from what stands beside it.
-                forms = () if text.isdigit() else tuple(filter(_is_clear, forms))
+                forms = tuple(each for each in forms if _is_clear(each) or text.isdigit())
             elif text.isdigit() and _OTHER_KINDS.fullmatch(row.text[max(start - 1, 0) : end].strip()):
                 continue
             read = read_number(text, forms, named) if forms else None
             if read and (read.reading.valid or not is_part):
-                yield start, end, read
+                yield start, end, read, is_part and text.isdigit()
 
 
 def _is_clear(form: Form) -> bool:
@@ -125,6 +130,7 @@ class FieldCandidate:
         carrier: whose number it is; "" if not known.
         base: evidence of the format and the checksum.
         sources: where it was read: `text`, `barcode` or both of them.
+        part: evidence of a part of it with a checksum that holds, which may be the number, too.
     """
 
     reading: NumberReading
@@ -135,6 +141,7 @@ class FieldCandidate:
     carrier: str = ""
     base: float = 0.0
     sources: tuple[str, ...] = _TEXT
+    part: float = -np.inf
 
     @property
     def claim(self) -> tuple[bool, float]:
@@ -167,6 +174,8 @@ class FieldCandidate:
         is_valid = self.reading.valid is True
         if len(self.sources) > 1:
             return self.evidence >= BARCODE + AGREED and (is_valid or self.nearness.is_labelled)
+        if self.part > self.evidence - AHEAD:
+            return False
         is_read = self.sources == _BARS or (self.reading.covered and self.confidence >= CONFIDENT)
         return is_valid and is_read and self.base >= CHECK_DIGIT and self.evidence >= CERTAIN
 
@@ -277,12 +286,13 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
     labels = Labels(rows, rule)
     said = frozenset(part for row in codes for part in _said(row.text))
     found: dict[Span, FieldCandidate] = {}
+    parts: dict[int, dict[tuple[int, int], FieldCandidate]] = {}
     readings = (
         (number, row, each)
         for number, row in enumerate((*rows, *codes))
         for each in readings_in(row, rule, labels.named)
     )
-    for number, row, (start, end, match) in islice(readings, MAX_CANDIDATES):
+    for number, row, (start, end, match, is_part) in islice(readings, MAX_CANDIDATES):
         if match.reading.corrections and match.evidence < 0:
             continue
         if number >= len(rows):
@@ -307,10 +317,12 @@ def _candidates(rows: Sequence[Row], codes: Sequence[Row], rule: FieldRule) -> M
         )
         is_named = carrier in labels.named and match.reading.valid is True and nearness.evidence == 0
         is_kept = nearness.is_labelled or is_named or len(sources) > 1 or not _needs_label(candidate)
-        if is_kept or sources == _BARS:
+        if is_part:
+            parts.setdefault(number, {})[start, end] = candidate
+        elif is_kept or sources == _BARS:
             found[number, start, end] = candidate
     is_open = labels.has_own and not any(each.nearness.is_labelled for each in found.values())
-    return _joined(_without_parts(found), is_open)
+    return _joined(_without_parts(found, parts), is_open)
 
 
 def _said(text: str) -> tuple[str, ...]:
@@ -374,10 +386,13 @@ def _needs_label(candidate: FieldCandidate) -> bool:
     return candidate.needs_label or is_poor or is_repeated(candidate.reading.value)
 
 
-def _without_parts(found: Mapping[Span, FieldCandidate]) -> Mapping[Span, FieldCandidate]:
+def _without_parts(
+    found: Mapping[Span, FieldCandidate], parts: Mapping[int, Mapping[tuple[int, int], FieldCandidate]]
+) -> Mapping[Span, FieldCandidate]:
     """Leave out what is a part of a longer candidate, unless only the part has a checksum that holds.
 
-    A part of a format that needs a label is always left out: its checksum may hold by chance.
+    A part of a format that needs a label is always left out: its checksum may hold by chance. So may that of
+    the longer one, if it is a number and what stands beside it.
     """
     kept: dict[Span, FieldCandidate] = {}
     ends: dict[tuple[int, bool], int] = {}
@@ -387,4 +402,11 @@ def _without_parts(found: Mapping[Span, FieldCandidate]) -> Mapping[Span, FieldC
         if end > ends.get((number, True), 0) and (is_valid or end > ends.get((number, False), 0)):
             kept[number, start, end] = candidate
             ends[number, is_valid] = end
+    for (number, start, end), whole in kept.items():
+        inside = [
+            part.evidence
+            for (first, last), part in parts.get(number, {}).items()
+            if start <= first and last <= end and part.reading.value != whole.reading.value
+        ]
+        kept[number, start, end] = replace(whole, part=max(inside, default=-np.inf))
     return kept
