@@ -2,18 +2,22 @@
 
 One caller with a key of its own sends all known attacks in a loop, on several connections, together with
 images of 64 megapixels. The steady clients have another key: one uses REST, one Triton's HTTP, one its gRPC.
-Their answers are compared with the right one. Attackers are processes of their own.
+Their answers are compared with the right one. Attackers are processes of their own. Rounds with and
+without attackers alternate.
 
-    python -m loadtest.attack [--seconds 60] [--cases 20000]
+    python -m loadtest.attack [--rounds 3] [--seconds 60] [--cases 20000]
 """
 
 import os
 import re
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from http import HTTPStatus
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import uvloop
@@ -75,7 +79,16 @@ def peak_mb(pid: int) -> int:
     return int(found[1]) // 1000 if found else 0
 
 
-def measured(front: Front, key: str, pid: int, count: int, seconds: float) -> record.Row:
+class Outcome(NamedTuple):
+    """What the steady clients saw; `peak_mb` is that of the gateway since its start."""
+
+    statuses: Counter[str]
+    failed: int
+    answered_ms: list[float]
+    peak_mb: int
+
+
+def measured(front: Front, key: str, pid: int, count: int, seconds: float) -> Outcome:
     """Return what the steady clients saw while attackers were at work."""
     answered: list[Span] = []
     with attackers(front, count) as statuses, Traffic(clients(front, key, answered)) as traffic:
@@ -84,16 +97,26 @@ def measured(front: Front, key: str, pid: int, count: int, seconds: float) -> re
         time.sleep(seconds)
     for text in traffic.faults():
         print(text)
-    failed = len(traffic.faults())
-    ordered_ms = sorted((end_s - begin_s) * 1e3 for begin_s, end_s in answered)
+    answered_ms = [(end_s - begin_s) * 1e3 for begin_s, end_s in answered]
+    return Outcome(statuses, len(traffic.faults()), answered_ms, peak_mb(pid))
+
+
+def summed(count: int, outcomes: Sequence[Outcome]) -> record.Row:
+    """Return the row of all rounds with so many attackers."""
+    statuses = sum((each.statuses for each in outcomes), Counter[str]())
+    ordered_ms = sorted(each for one in outcomes for each in one.answered_ms)
+    failed = sum(each.failed for each in outcomes)
     p50_ms, p99_ms = (round(percentile(ordered_ms, percent), 1) for percent in (50, 99))
-    values = count, statuses.total(), len(answered) + failed, failed, p50_ms, p99_ms, peak_mb(pid)
+    # Without attackers, only the first round is one of a gateway that has seen none.
+    peak = outcomes[-1 if count else 0].peak_mb
+    values = count, statuses.total(), len(ordered_ms) + failed, failed, p50_ms, p99_ms, peak
     return {**dict(zip(FIELDS, values, strict=True)), "statuses": dict(sorted(statuses.items()))}
 
 
 def main() -> int:
     """Measure, print and record."""
-    args = record.parsed(record.parser(__doc__ or "", seconds=60.0, cases=20_000, seed=1))
+    args = record.parsed(record.parser(__doc__ or "", rounds=3, seconds=60.0, cases=20_000, seed=1))
+    outcomes: dict[int, list[Outcome]] = {0: [], ATTACKERS: []}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         keys = folder / "keys.json"
@@ -102,23 +125,26 @@ def main() -> int:
         with servers.supervised(REPOSITORY, folder, os.environ, words) as running:
             ports = running.record.ports
             front = Front(ports.http, ports.grpc, secret)
-            rows = [measured(front, steady, running.pid, count, args.seconds) for count in (0, ATTACKERS)]
+            for _ in range(args.rounds):
+                for count, rounds in outcomes.items():
+                    rounds.append(measured(front, steady, running.pid, count, args.seconds))
             pids = [each.pid for each in resource_usage.tree(running.pid)]
-            outcome = uvloop.run(fuzz(front, pids, args.cases, args.seed))
+            fuzz_outcome = uvloop.run(fuzz(front, pids, args.cases, args.seed))
+    rows = [summed(*each) for each in outcomes.items()]
     print(record.table(COLUMNS, rows))
-    print(*(f"{status}: {number}" for status, number in sorted(outcome.statuses.items())), sep="\n")
-    print(*(f"wrong status {status}: {case}" for status, case in outcome.wrong), sep="\n")
+    print(*(f"{status}: {number}" for status, number in sorted(fuzz_outcome.statuses.items())), sep="\n")
+    print(*(f"wrong status {status}: {case}" for status, case in fuzz_outcome.wrong), sep="\n")
     ratio = round(rows[1]["p99 ms"] / rows[0]["p99 ms"], 2)
     peak = rows[1][FIELDS[-1]]
     problems = {
         "the steady clients had failed requests": rows[1]["failed"],
         f"the gateway took {peak} MB, at most {MAX_GATEWAY_MB} expected": peak > MAX_GATEWAY_MB,
         f"p99 x {ratio}, at most {MAX_P99_RATIO:g} expected": ratio > MAX_P99_RATIO,
-        "random requests got wrong statuses": outcome.wrong,
+        "random requests got wrong statuses": fuzz_outcome.wrong,
     }
     missed = [text for text, is_so in problems.items() if is_so]
-    statuses = dict(sorted(outcome.statuses.items()))
-    fuzzed = {"seed": args.seed, "cases": args.cases, "wrong": len(outcome.wrong), "statuses": statuses}
+    statuses = dict(sorted(fuzz_outcome.statuses.items()))
+    fuzzed = {"seed": args.seed, "cases": args.cases, "wrong": len(fuzz_outcome.wrong), "statuses": statuses}
     return record.finish(args.record, {"steady": rows, "p99_ratio": ratio, "fuzz": fuzzed}, missed)
 
 

@@ -228,7 +228,7 @@ class BackOff:
     """
 
     def __init__(
-        self, delays_s: Sequence[float] = (0.1, 1.0, 5.0, 30.0), calm_s: float = RESTART_CALM_S
+        self, delays_s: Sequence[float] = (0.1, 1.0, 2.0, 5.0), calm_s: float = RESTART_CALM_S
     ) -> None:
         self._delays_s, self._calm_s = delays_s, calm_s
         self._failures, self._began_s = 0, -inf

@@ -47,7 +47,6 @@ UNGUARDED = (
 )
 # A signal that another thread receives, or that arrives just before a wait, does not end that wait.
 SIGNAL_POLL_S = 1.0
-RESTART_DELAYS_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # The ports of a killed server are free immediately, those of a server that ends itself after about 3 s.
 PORTS_FREE_S = 10.0
 # Seconds for the last requests of a server that got SIGTERM from another program. Clients with open
@@ -220,7 +219,7 @@ class _Service:
     )
 
     def run(self) -> NoReturn:
-        among, back_off = None, BackOff(RESTART_DELAYS_S)
+        among, back_off = None, BackOff()
         back_off.began(time.monotonic())
         server, failed = self._start()
         with contextlib.ExitStack() as stack:

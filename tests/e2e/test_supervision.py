@@ -249,10 +249,11 @@ def test_every_repair_ends_after_an_addition(tmp_path):
         assert added.returncode == 0, added.stderr
         wait_until(served.is_ready, "ready")
         models = sorted({each.model for each in stub_processes.find(served.record.pid, repository)})
+        for model in [model for model in models for _ in range(KILLS)]:
+            kill_and_wait(newest(served, model).process.pid, f"a stub of '{model}'")
         for _ in range(KILLS):
-            for model in models:
-                kill_and_wait(newest(served, model).process.pid, f"a stub of '{model}'")
             kill_and_wait(served.record.pid, "tritonserver")
+        for _ in range(KILLS):
             (gateway,) = run_dir.find_gateways(served.base, repository)
             kill_and_wait(gateway.pid, "the gateway")
 

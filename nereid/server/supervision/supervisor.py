@@ -22,6 +22,8 @@ from nereid.base.processes import BackOff
 # The second strike of an instance settles its case, but a probe meets one of several instances at random.
 MAX_ATTEMPTS, MAX_PROBES = 4, 4
 REPAIR_DELAYS_S, RESET_AFTER_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0), 30.0
+# The longest one after a repair that Triton accepted: the model answers again.
+MAX_ACCEPTED_S = 5.0
 # The server is restarted before the threads of dead instances, about 150 for each, fill it.
 MAX_DEAD_PROCESSES = 16
 # In the poll mode, Triton checks every 15 s what has changed.
@@ -540,7 +542,8 @@ class Supervisor:
     def _end_repair(self, event: Reloaded, now_s: float) -> Commands:
         repair = self._repair
         assert repair is not None, "no model is being loaded"
-        order, pause_s = repair.order, repair.pause_s
+        order = repair.order
+        pause_s = repair.pause_s if event.refusal else min(repair.pause_s, MAX_ACCEPTED_S)
         named = f"model '{order.model}' version {', '.join(map(str, sorted(order.versions)))}"
         took_s = now_s - repair.began_s
         trouble = "a failed device" if order.cause == DEVICE else "a dead stub"
