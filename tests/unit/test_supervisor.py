@@ -432,6 +432,20 @@ def test_too_many_dead_instances_restart_the_server(count, ends):
     assert [each for each in commands if isinstance(each, End)] == expected * ends
 
 
+def test_one_dead_instance_too_many_is_not_repaired_before_the_restart():
+    old = tuple(Stub(Process(100 + n, n), "eyes", 1, f"eyes_0_{n}") for n in range(MAX_DEAD_PROCESSES - 1))
+    driver = Driver(stubs=(*old, OTHER))
+    driver.die(old[0])
+    driver.step(IndexRead(READY))
+    driver.step(Reloaded())
+    driver.see(**{f"pid{stub.process.pid}": ENDED for stub in old})
+
+    commands = driver.die(OTHER)
+
+    assert End(f"{MAX_DEAD_PROCESSES} dead instances hold its threads and memory") in commands
+    assert ReadIndex() not in commands
+
+
 def test_retired_instance_that_dies_is_not_repaired(driver):
     """After a change to fewer instances, no new stub takes the place of an old one."""
     driver.step(InstancesChanged("eyes", [each.process for each in BOTH]))

@@ -412,11 +412,12 @@ class Supervisor:
         self._to_kill.add([process for process in stuck if process not in self._to_kill.due_s], now_s)
         late, count = self._to_kill.update(states, now_s)
         commands: Commands = [Kill(process) for process in late]
-        if count >= MAX_DEAD_PROCESSES:
-            commands += self._end(f"{count} dead instances hold its threads and memory")
         if dead and not has_found:  # a new stub may have taken its place meanwhile
             return [*commands, FindStubs()]
         self._dead = dead
+        count += sum(stub.process not in self._to_kill.due_s for stub in dead)  # a repair would not free them
+        if count >= MAX_DEAD_PROCESSES:
+            commands += self._end(f"{count} dead instances hold its threads and memory")
         stopped = {process for process, state in states.items() if state == stub_processes.STOPPED}
         self._stopped = self._stubs.instances(
             stopped
