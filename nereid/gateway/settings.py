@@ -46,7 +46,7 @@ class Settings:
         burst: images that a key may send in one moment.
         max_body_bytes: limit of one request.
         max_buffered_bytes: limit of all requests together.
-        max_pixels: limit of one image, from its header.
+        max_pixels: limit of one image, as its structure says.
         max_images: limit of one batch.
         traces: socket of the server's collector of traces, "" for none.
         sampling: the traces to keep.

@@ -257,10 +257,10 @@ def test_every_repair_ends_after_an_addition(tmp_path):
             (gateway,) = run_dir.find_gateways(served.base, repository)
             kill_and_wait(gateway.pid, "the gateway")
 
-        assert {model: served.metric("repairs_total", model=model) for model in models} == dict.fromkeys(
-            models, KILLS
-        )
-        assert served.metric("restarts_total") == KILLS
+        # A restart repairs the last of too many dead instances.
+        repairs = [served.metric("repairs_total", model=model) for model in models]
+        assert sum(repairs) + served.metric("restarts_total") == KILLS * (len(models) + 1)
+        assert max(repairs) <= KILLS
         assert served.is_ready(), served.log
 
 

@@ -137,7 +137,7 @@ def test_request_that_kills_processes_kills_two():
     world.fail("m1", errors.Died("x"))
     world.fail("m2", errors.Died("x"))
 
-    assert world.send(test_router.KEY_V2).outcome == "unavailable: x"
+    assert world.send(test_router.KEY_V2).outcome == "inference failed: x"
     assert world.called == ["m2", "m1"]
 
 

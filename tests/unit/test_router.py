@@ -425,7 +425,7 @@ def test_request_that_may_have_killed_its_variant_is_not_retried(world):
     """The first request that finds a process dead may be the cause; a later one cannot be."""
     world.fail("m2", errors.Died("x"))
 
-    assert world.send(KEY_V2).outcome == "unavailable: x"
+    assert world.send(KEY_V2).outcome == "inference failed: x"
     world.now += 5.0
     assert world.send(KEY_V2).outcome == ("v1", "11", "retry")
     assert world.called == ["m2", "m2", "m1"]
@@ -434,7 +434,7 @@ def test_request_that_may_have_killed_its_variant_is_not_retried(world):
     world.now += 5.0
     world.send(KEY_V2)
     world.fail("m2", errors.Died("x"))
-    assert world.send(KEY_V2).outcome == "unavailable: x"
+    assert world.send(KEY_V2).outcome == "inference failed: x"
 
 
 def dead(instance: str = "m2_0_0") -> errors.Died:
@@ -445,7 +445,7 @@ def dead(instance: str = "m2_0_0") -> errors.Died:
     key=(KEY_V2, 1, ("v2", "12", "route-key")),
     forced=(TO_V2, 1, ("v2", "12", "variant")),
     # The request had each of the instances when they died; a third one might be the last.
-    both=(KEY_V2, 2, "unavailable: Stub process 'm2_0_1' is not healthy."),
+    both=(KEY_V2, 2, "inference failed: Stub process 'm2_0_1' is not healthy."),
 )
 def test_one_dead_instance_is_not_a_dead_variant(parameters, deaths, outcome, world):
     world.replaced |= {"m2_0_0", "m2_0_1"}

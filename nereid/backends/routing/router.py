@@ -25,6 +25,7 @@ from nereid.base.errors import (
     Cancelled,
     DeadlineExceeded,
     Died,
+    InferenceFailed,
     Overloaded,
     ServingError,
     Unavailable,
@@ -203,7 +204,7 @@ class Router:
         try:
             error = Died(f"a process of variant '{attempt.variant.name}' has died")
             if not self._may_go_on(attempt, error):
-                raise error
+                raise self._final(attempt, error)
         except Exception as raised:
             self._free_slot(admitted)
             self._responses.fail(admitted, queue, from_exception(raised))
@@ -306,9 +307,9 @@ class Router:
                         queue.repeat(VariantChoice(attempt.variant, attempt.reason))
                         continue
                     if not attempt.has_fallbacks:
-                        raise
+                        raise self._final(attempt, error) from None
                 if not self._may_go_on(attempt, error):
-                    raise
+                    raise self._final(attempt, error) from None
                 queue.retry()
 
     def _may_try_again(self, attempt: Attempt, error: Died) -> bool:
@@ -327,10 +328,8 @@ class Router:
         """
         if not attempt.queue:
             return False
-        instance = read_unhealthy_instance(str(error))
         with self._lock:
-            is_new_death = isinstance(error, Died) and not attempt.was_dead
-            if is_new_death and attempt.served.could_have_received(attempt, instance):
+            if self._is_suspect(attempt, error):
                 may_go_on = attempt.has_fallbacks and attempt.served.may_send_suspect(
                     attempt.admitted, self._clock()
                 )
@@ -340,6 +339,20 @@ class Router:
         if may_go_on:
             self._check_client(attempt.admitted)
         return may_go_on
+
+    @staticmethod
+    def _is_suspect(attempt: Attempt, error: Unavailable) -> bool:
+        """Return whether a process has died that could have received the request before."""
+        is_new_death = isinstance(error, Died) and not attempt.was_dead
+        return is_new_death and attempt.served.could_have_received(
+            attempt, read_unhealthy_instance(str(error))
+        )
+
+    def _final(self, attempt: Attempt, error: Unavailable) -> ServingError:
+        """Return the error for the client, which may repeat a request only if it has killed no process."""
+        with self._lock:
+            is_suspect = attempt.admitted.is_suspect or self._is_suspect(attempt, error)
+        return InferenceFailed(*error.args) if is_suspect else error
 
     def _check_client(self, admitted: AdmittedRequest) -> None:
         if admitted.request.is_cancelled():

@@ -39,7 +39,10 @@ RESERVE, RESERVE_BYTES = "reserve", 2**17
 
 
 class RepositoryOperation(Struct, frozen=True):
-    """One change of the repository; `actions` are known from the event `commit` on."""
+    """One change of the repository; `actions` are known from the event `commit` on.
+
+    It is a file format: earlier releases wrote no new fields, so that these need a default.
+    """
 
     id: str
     kind: Kind
