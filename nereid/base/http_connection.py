@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -179,9 +180,10 @@ class HttpConnections:
             OSError: no response came; TimeoutError without a number: not in time.
             HTTPException: the peer does not send HTTP.
         """
-        head = self.head(method, path, headers, sum(map(len, body)))
+        head, began_s = self.head(method, path, headers, sum(map(len, body))), time.monotonic()
         async with TakenConnection(self._url, self._idle, self._busy, timeout_s) as connection:
-            return await connection.send([head, *filter(len, body)], timeout_s)
+            left_s = None if timeout_s is None else timeout_s - (time.monotonic() - began_s)
+            return await connection.send([head, *filter(len, body)], left_s)
 
     def close(self) -> None:
         """Close all connections; requests in flight fail."""

@@ -10,7 +10,7 @@ from typer._click.exceptions import ClickException  # Typer's copy of Click; not
 from typer.core import TyperCommand, TyperGroup
 
 from nereid.application import exit_codes
-from nereid.base.errors import WrongUsage
+from nereid.base.errors import OperationFailed, WrongUsage
 from nereid.cli import check, demo, drift, gateway, keys, rollout, route, serve, status, top, why
 from nereid.cli.image_commands.image_command import IMAGE_COMMANDS
 from nereid.cli.models import add, publish, tune, versions
@@ -47,6 +47,8 @@ class CommandGroup(TyperGroup):
         with exit_codes.program():
             try:
                 code = super().main(*args, **options | {"standalone_mode": False})
+            except typer.Abort:  # Ctrl-C at a question, or no terminal
+                raise OperationFailed("cancelled; nothing has changed") from None
             except ClickException as error:
                 context = getattr(error, "ctx", None)
                 fix = f"see `{context.command_path} --help`" if context else ""

@@ -108,7 +108,7 @@ async def _upload_folder(repository: Path) -> AsyncIterator[Path]:
     try:
         state.mkdir(exist_ok=True)
         with files.locked_file(state / "upload.lock", "POST /v1/publish", 0):
-            shutil.rmtree(folder, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             folder.mkdir(mode=0o700)
             try:
                 yield folder

@@ -147,6 +147,7 @@ class Failure(Exception):
     Attributes:
         is_repeatable: whether the gateway may send the image again.
         is_by_status: whether only the status of Triton's response decided the code.
+        is_not_served: whether the model, or what the gateway asks of it, does not exist.
         more_headers: further headers of the response.
     """
 
@@ -156,7 +157,7 @@ class Failure(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.is_repeatable = KINDS[code].is_repeatable
-        self.is_by_status = False
+        self.is_by_status = self.is_not_served = False
         self.more_headers: list[tuple[bytes, bytes]] = []
 
     @property

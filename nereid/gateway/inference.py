@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -139,7 +140,7 @@ async def run_tensors(
         Failure: the request was not admitted, or failed, or no response came in time.
     """
     if checked.classified:
-        described = await read(gateway, path)
+        described = await read(gateway, path, request.left_s())
         if described.status != HTTPStatus.OK:
             raise failure_of(described)
         check_classification(json.loads(described.body), checked.classified)
@@ -147,14 +148,15 @@ async def run_tensors(
     return response
 
 
-async def read(gateway: "Gateway", path: str) -> HttpResponse:
-    """Return Triton's response to GET.
+async def read(gateway: "Gateway", path: str, timeout_s: float = inf) -> HttpResponse:
+    """Return Triton's response to GET within a time, at most the default timeout of requests.
 
     Raises:
         Failure: no response came.
     """
     try:
-        return await request(gateway.triton, "GET", path, timeout_s=gateway.settings.default_timeout_s)
+        timeout_s = min(timeout_s, gateway.settings.default_timeout_s)
+        return await request(gateway.triton, "GET", path, timeout_s=timeout_s)
     except TimeoutError:
         raise Failure("deadline_exceeded", "the server does not respond") from None
 
@@ -290,7 +292,7 @@ class ImageCall:
 
 def _not_served() -> Failure:
     failure = Failure("unavailable", _MESSAGES["unavailable"], UNAVAILABLE_RETRY_S)
-    failure.is_repeatable = False
+    failure.is_repeatable, failure.is_not_served = False, True
     return failure
 
 
@@ -317,6 +319,8 @@ async def run(gateway: "Gateway", request: "GatewayRequest", call: "TensorCall |
         outcome, variant = "ok", getattr(result, "variant", "")
     except Failure as failure:
         outcome = failure.code
+        if call.offered and failure.is_not_served:
+            gateway.models.forget(call.offered)
         raise
     except asyncio.CancelledError:
         outcome = CLIENT_CLOSED

@@ -220,6 +220,12 @@ class Models:
             await model.find_task(self.source.outputs)
         return model.task
 
+    def forget(self, model: OfferedModel) -> None:
+        """Forget the task and outputs of a model that rejects them: it was replaced, or removed."""
+        model.task = None
+        model.outputs.clear()
+        self._first = {task: first for task, first in self._first.items() if first is not model}
+
     async def names(self) -> list[str]:
         """Return the names of all models, the default one first."""
         found = await asyncio.to_thread(self.source.names)

@@ -45,7 +45,7 @@ class GatewayProcess:
         self._launch_process, self._log = launch, log
         self._process: subprocess.Popen[str] | None = None
         self._back_off = BackOff()
-        self._has_listened = False
+        self._has_listened, self._began_s = False, 0.0
 
     def start(self) -> None:
         """Start the gateway of a running server unless it is running already, and wait until it listens.
@@ -65,14 +65,22 @@ class GatewayProcess:
         """Restart a gateway that has ended, with growing pauses; return why it does not listen, if so."""
         if self._process is None:
             return None
-        if (status := self._process.poll()) is None:
-            return None if self._is_listening(0) else "the gateway starts"
         now_s = time.monotonic()
+        if (status := self._process.poll()) is None:
+            if self._is_listening(0):
+                return None
+            if now_s > self._began_s + START_S:
+                self._process.kill()
+            return "the gateway is starting"
         if self._back_off.due_s is None:
             pause_s = self._back_off.failed(now_s)
             self._log(f"supervisor: the gateway ended with status {status}; it starts again in {pause_s:g} s")
         elif now_s >= self._back_off.due_s:
-            self._launch()
+            try:
+                self._launch()
+            except OSError as error:
+                pause_s = self._back_off.failed(now_s)
+                self._log(f"supervisor: the gateway cannot be started: {error}; next try in {pause_s:g} s")
         return f"the gateway ended with status {status}"
 
     def stop(self, is_hurried: Callable[[], bool] = lambda: False) -> None:
@@ -84,8 +92,14 @@ class GatewayProcess:
         while self._process.poll() is None and time.monotonic() < deadline and not is_hurried():
             time.sleep(STOP_POLL_S)
         self._process.kill()
-        self._process.wait()
+        self._end()
         self._process = None
+
+    def _end(self) -> None:
+        """Wait for the end of the process, and close its pipe."""
+        if self._process:
+            with self._process:
+                pass
 
     def _is_listening(self, timeout_s: float) -> bool:
         assert self._process
@@ -95,7 +109,9 @@ class GatewayProcess:
         return self._has_listened
 
     def _launch(self) -> None:
-        self._back_off.began(time.monotonic())
+        self._began_s = time.monotonic()
+        self._back_off.began(self._began_s)
+        self._end()
         self._process, self._has_listened = self._launch_process(), False
 
 

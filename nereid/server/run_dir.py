@@ -159,8 +159,10 @@ def occupy(base: Path, repository: Path) -> Iterator[Path]:
     with contextlib.ExitStack() as held:
         with files.locked_folder(folder):
             for left_over in folder.iterdir():
-                if not files.is_locked(left_over):
-                    shutil.rmtree(left_over, ignore_errors=True)
+                # Its process may be removing it.
+                with contextlib.suppress(FileNotFoundError):
+                    if not files.is_locked(left_over):
+                        shutil.rmtree(left_over, ignore_errors=True)
             run_dir = Path(tempfile.mkdtemp(dir=folder))
             held.enter_context(files.locked_folder(run_dir))
         try:

@@ -244,7 +244,7 @@ class _Service:
                     log(f"supervisor: tritonserver is ready again after {time.monotonic() - began_s:.1f} s")
                     ready, reason = self._supervise(server)
                     among = None
-            except ServerError as error:
+            except (ServerError, OSError, RuntimeError) as error:  # such as a full disk, or a lack of threads
                 reason = f"tritonserver cannot be started: {error}"
                 # A changed model on disk may prevent the start: try all models, then those that were ready.
                 among = ready if among is None and ready else None
@@ -334,7 +334,7 @@ def _check_is_first(options: ServerOptions, environment: Mapping[str, str], heal
     for server in run_dir.find_servers(run_dir.root(environment), options.repository):
         if shared := wanted & {*server.all_ports.values()}:
             raise ServerError(
-                f"a server of '{options.repository}' runs already on port {min(filter(None, shared))}: "
+                f"a server of '{options.repository}' is already running on port {min(filter(None, shared))}: "
                 f"pid {server.pid}",
                 "nereid status shows it; a second one needs other ports: --http-port 0 --grpc-port 0 "
                 "--metrics-port 0",

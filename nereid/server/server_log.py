@@ -167,7 +167,8 @@ class ServerLog:
 
     def _fail(self, model: str, reason: str, detail: str = "") -> None:
         first, named = _first_line(reason), f"model '{model}': "
-        self._reasons.add(first)
+        if first:  # every line contains an empty one
+            self._reasons.add(first)
         self.failures.setdefault(model, named + first.removeprefix(named) + detail)
 
 

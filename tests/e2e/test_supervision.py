@@ -264,6 +264,24 @@ def test_every_repair_ends_after_an_addition(tmp_path):
         assert served.is_ready(), served.log
 
 
+@pytest.mark.slow
+def test_restart_that_the_system_refuses_is_tried_again(tmp_path):
+    """It refuses to write the run directory, as on a full disk."""
+    store_eyes(tmp_path / "repository", "eyes", 1)
+    with serving(tmp_path / "repository", tmp_path / "run") as served:
+        wait_until(served.is_ready, "ready")
+        (folder,) = {each.parent for each in served.base.rglob("server.json")}
+        aside, pid = folder.with_name("aside"), served.record.pid
+        folder.rename(aside)
+        folder.touch()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "tritonserver cannot be started: [Errno " in served.log, "refused")
+        folder.unlink()
+        aside.rename(folder)
+
+        wait_until(served.is_ready, "ready again")
+
+
 def command_of(served: Served) -> list[str]:
     return Path(f"/proc/{served.record.pid}/cmdline").read_bytes().decode().split("\0")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -145,6 +146,21 @@ def test_closed_pipe_is_not_a_traceback(words):
         process.stdout.close()
 
         assert process.stderr.read() == b""
+
+
+def test_cancelled_question_is_one_line(tmp_path):
+    repository = shutil.copytree(assets.REPOSITORY, tmp_path / "repository")
+    words = [sys.executable, "-m", "nereid", "remove", "classify", "--repository", str(repository)]
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, b"\x04")
+
+    done = subprocess.run(words, stdin=terminal, capture_output=True, text=True, timeout=60)
+
+    os.close(keyboard)
+    os.close(terminal)
+    assert done.returncode == 1
+    assert done.stderr == "error: cancelled; nothing has changed\n"
+    assert (repository / "classify").exists()
 
 
 def test_init_copies_the_default_models_and_nothing_else(tmp_path, monkeypatch):

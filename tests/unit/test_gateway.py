@@ -431,6 +431,23 @@ async def test_disconnect_cancels_the_request(is_complete):
 
 
 @asynchronous
+async def test_request_that_a_stop_of_the_gateway_cuts_off_is_not_ok():
+    upstream = Upstream()
+    made = gateway(upstream)
+    upstream.gate.clear()
+    task = Caller(made).start()
+    await until(lambda: made.admission.in_flight)
+
+    task.cancel()
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+
+    assert 'requests_total{endpoint="/predict",model="classify",outcome="client_closed"' in (
+        made.metrics.page().decode()
+    )
+
+
+@asynchronous
 async def test_late_body_is_rejected():
     caller = Caller(gateway(Upstream()), is_complete=False, headers=[(b"x-request-timeout-ms", b"30")])
 

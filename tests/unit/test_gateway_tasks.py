@@ -213,6 +213,19 @@ def test_model_of_another_task_is_not_served():
     assert statuses == {"/predict": 503, "/v1/read": 200}
 
 
+def test_model_that_no_longer_does_its_task_gives_way_to_another(monkeypatch):
+    """It was replaced or removed while the gateway ran."""
+    monkeypatch.setitem(OUTPUTS, "ships", OUTPUTS["cars"])
+    ship = replace(DETECTION.objects[0], label="ship")
+    made = gateway("classify", "cars", "ships", ships=replace(DETECTION, objects=(ship,)))
+    answers = [send(made, "POST", "/v1/detect", content=IMAGE)]
+    made.models.triton["cars"].outcome = RequestRefused("unexpected inference output 'boxes'")
+    answers += [send(made, "POST", "/v1/detect", content=IMAGE) for _ in range(2)]
+
+    assert [each.status_code for each in answers] == [200, 503, 200]
+    assert answers[2].json()["objects"][0]["label"] == "ship"
+
+
 @pytest.mark.parametrize(
     ("name", "result", "is_ready"),
     [("read_text", READING, True), ("cars", DETECTION, True), ("cars", RequestRefused("gone"), False)],

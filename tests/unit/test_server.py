@@ -83,6 +83,16 @@ def test_settings_are_those_of_one_backend(words, settings):
     assert backend_settings(["tritonserver", *words], "onnxruntime") == settings
 
 
+def test_run_directory_may_vanish_while_the_next_one_is_made(tmp_path):
+    """A process that ends removes its own."""
+    base = run_dir.root({"XDG_RUNTIME_DIR": str(tmp_path)})
+    with run_dir.occupy(base, REPOSITORY) as one:
+        (one.parent / "vanished").symlink_to("nothing")
+
+    with run_dir.occupy(base, REPOSITORY) as other:
+        assert other.is_dir()
+
+
 def test_further_servers_of_the_repository_are_named(tmp_path):
     environment = {"XDG_RUNTIME_DIR": str(tmp_path)}
     base = run_dir.root(environment)
@@ -495,6 +505,13 @@ def test_each_failure_is_logged_once():
 
     assert shown == [NO_FILE, table[0], LOADING, NO_FILE]
     assert str(log.failure()) == f"model 'net': {reason}"
+
+
+def test_failure_without_a_reason_hides_no_other_line():
+    empty = "E1121 10:00:00.1 1 model.cc:1] failed to load 'net' version 1: Internal: "
+    line = 'W1121 10:00:00.1 1 memory.cc:30] "something else"'
+
+    assert read(LOADING, empty, line)[1][-1] == line
 
 
 def test_last_error_has_the_reasons_of_models_that_were_never_loaded():

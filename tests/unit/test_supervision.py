@@ -13,7 +13,9 @@ from nereid.application.child import command
 from nereid.application.gateway_program import gateway
 from nereid.backends.triton.stub_processes import Process
 from nereid.base.metrics_page import Snapshot
+from nereid.server import gateway_process
 from nereid.server.embedded_server import EnvironmentFolders
+from nereid.server.gateway_process import GatewayProcess
 from nereid.server.supervision.process_usage import (
     TICKS_PER_S,
     ProcessMetrics,
@@ -32,6 +34,57 @@ from nereid.server.supervision.watchdog import (
     RequestCounts,
     read_counts,
 )
+
+
+def kept(launch) -> tuple[GatewayProcess, list[str]]:
+    lines: list[str] = []
+    return GatewayProcess(launch, lines.append), lines
+
+
+def silent() -> subprocess.Popen[str]:
+    return subprocess.Popen(["sleep", "600"], stdout=subprocess.PIPE, text=True)
+
+
+def test_gateway_that_never_listens_is_started_again(monkeypatch):
+    made, lines = kept(silent)
+    made._launch()
+    assert made.keep() == "the gateway is starting"
+    monkeypatch.setattr(gateway_process, "START_S", 0.0)
+
+    made.keep()
+    made._process.wait()
+
+    assert made.keep() == "the gateway ended with status -9"
+    assert lines == ["supervisor: the gateway ended with status -9; it starts again in 0.1 s"]
+    made.stop()
+
+
+def test_gateway_that_the_system_does_not_start_is_tried_again():
+    """For example for lack of processes."""
+    launches = [lambda: subprocess.Popen(["false"], stdout=subprocess.PIPE, text=True), silent]
+
+    def launch() -> subprocess.Popen[str]:
+        if not launches:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return launches.pop(0)()
+
+    made, lines = kept(launch)
+    made._launch()
+    made._process.wait()
+    held, launches[:] = launches[:], []
+    made.keep()
+    time.sleep(0.1)
+    made.keep()
+    assert lines[-1] == (
+        "supervisor: the gateway cannot be started: [Errno 11] Resource temporarily unavailable; "
+        "next try in 1 s"
+    )
+    launches[:] = held
+    made._back_off.due_s = 0.0
+    made.keep()
+
+    assert made.keep() == "the gateway is starting"
+    made.stop()
 
 
 class Models:

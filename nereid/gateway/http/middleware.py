@@ -103,22 +103,17 @@ class RequestMiddleware:
             if len(request.headers) != len(scope["headers"]):
                 request.reject_repeats()
             own += self._origin_guard.check(request)
-            reply = self._origin_guard.preflight(request) if scope["method"] == "OPTIONS" else None
-            if not reply and (operation := self._find(scope)):
-                self._admit(operation, request)
-                if operation.is_of_model:
-                    name = scope.get("path_params", {}).get("model")
-                    request.offered = await self._gateway.models.find(name, operation.task)
-                reply = await operation.run(self._gateway, request)
-            if reply is None:
+            if (reply := await self._reply(scope, request)) is None:
                 await self._pages(scope, receive, send_with_headers)
                 return
             request.status = reply.status
             head = [*reply.headers, *own]
             await send({"type": "http.response.start", "status": reply.status, "headers": head})
             await send({"type": "http.response.body", "body": reply.body})
-        except ClientClosed:
+        except (ClientClosed, asyncio.CancelledError) as error:
             request.outcome, request.status = CLIENT_CLOSED, CLIENT_CLOSED_STATUS
+            if isinstance(error, asyncio.CancelledError):
+                raise
         except Exception as error:
             failure = _logged(request, error)
             if request.status and failure is not error:
@@ -131,6 +126,18 @@ class RequestMiddleware:
             asyncio.get_running_loop().call_soon(record, self._gateway, request)
             # Breaks a reference cycle, which would wait for Python's garbage collector.
             del scope["nereid.request"]
+
+    async def _reply(self, scope: Scope, request: GatewayRequest) -> GatewayResponse | None:
+        """Return the response of an operation; None for other paths."""
+        if scope["method"] == "OPTIONS" and (preflight := self._origin_guard.preflight(request)):
+            return preflight
+        if (operation := self._find(scope)) is None:
+            return None
+        self._admit(operation, request)
+        if operation.is_of_model:
+            name = scope.get("path_params", {}).get("model")
+            request.offered = await self._gateway.models.find(name, operation.task)
+        return await operation.run(self._gateway, request)
 
     def _admit(self, operation: "Operation", request: GatewayRequest) -> None:
         """Check key and quota.

@@ -401,8 +401,10 @@ class Watchdog:
             case supervisor.ReadIndex() | supervisor.Reload():
                 self._orders.put(command)
             case supervisor.Kill():
-                if stub_processes.states([command.process]):
-                    os.kill(command.process.pid, signal.SIGKILL)
+                # It may have ended meanwhile, and further commands follow.
+                with contextlib.suppress(ProcessLookupError):
+                    if stub_processes.states([command.process]):
+                        os.kill(command.process.pid, signal.SIGKILL)
             case supervisor.ReportBroken():
                 self._health.observed(command.models)
             case supervisor.Log():
